@@ -1,0 +1,1 @@
+"""Bookkeeping of blocks and slots. Imports no torch."""

@@ -1,0 +1,57 @@
+"""The four kinds of error that a user can meet, each with its remedies as data.
+
+A message says what was asked, what is possible and what to change. A remedy names one setting and the nearest
+value of it that works; where a planner computed it, planning again with that value succeeds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Remedy:
+    """One change that would make the request possible."""
+
+    setting: str
+    value: Any
+
+    def __str__(self) -> str:
+        return f"set {self.setting} to {self.value}"
+
+
+class OstinatoError(Exception):
+    """Base of all errors that are the caller's to act on; anything else that is raised is a bug."""
+
+    def __init__(self, message: str, remedies: Iterable[Remedy] = ()) -> None:
+        super().__init__(message)
+        self.message = message
+        self.remedies = tuple(remedies)
+
+    def to_json(self) -> dict[str, Any]:
+        """The error as plain data, in the form that every `--json` command prints."""
+        return {
+            "error": {
+                "type": type(self).__name__,
+                "message": self.message,
+                "remedies": [{"setting": remedy.setting, "value": remedy.value} for remedy in self.remedies],
+            }
+        }
+
+
+class ConfigError(OstinatoError):
+    """A setting is unknown, malformed, or contradicts another one."""
+
+
+class CapacityError(OstinatoError):
+    """What was asked for does not fit into the memory of the device."""
+
+
+class ModelError(OstinatoError):
+    """A checkpoint cannot be used: not found, incomplete, damaged, or of an unsupported kind."""
+
+
+class RequestError(OstinatoError):
+    """One request cannot be served; the engine goes on serving the others."""

@@ -1,0 +1,132 @@
+"""ModelSpec: everything that the plan needs to know of a model, read from its config.json alone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+
+
+@dataclass(frozen=True)
+class AttentionSpec:
+    """The attention of one layer; its keys and values live in blocks."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+
+    @property
+    def kv_elements_per_token(self) -> int:
+        """Elements of key and value that one token adds to the cache in this layer."""
+        return 2 * self.num_kv_heads * self.head_dim
+
+
+@dataclass(frozen=True)
+class Mamba2Spec:
+    """The Mamba-2 mixer of one layer; its conv and SSM state live in slots."""
+
+    num_heads: int
+    head_dim: int
+    state_size: int
+    num_groups: int
+    conv_kernel: int
+    chunk_size: int
+
+    @property
+    def intermediate_size(self) -> int:
+        return self.num_heads * self.head_dim
+
+    @property
+    def conv_dim(self) -> int:
+        """Channels of the convolution: x, B and C side by side."""
+        return self.intermediate_size + 2 * self.num_groups * self.state_size
+
+    @property
+    def in_proj_size(self) -> int:
+        """Output of the input projection: gate, convolution channels and one time step per head."""
+        return self.intermediate_size + self.conv_dim + self.num_heads
+
+    @property
+    def conv_state_elements(self) -> int:
+        return (self.conv_kernel - 1) * self.conv_dim
+
+    @property
+    def ssm_state_elements(self) -> int:
+        return self.num_heads * self.head_dim * self.state_size
+
+
+@dataclass(frozen=True)
+class LayerSpec:
+    """One layer of the stack. A layer may hold attention, a state mixer, both (Falcon-H1) or neither (an MLP).
+
+    `parameters` are stored in the model's dtype, `float32_parameters` in float32 whatever that dtype is (the
+    decay, skip and time-step vectors of a state mixer, the correction bias of a router). `activation_elements`
+    is the number of elements per token of the layer's widest intermediate results alive at once, without the
+    residual stream.
+    """
+
+    kind: str
+    attention: AttentionSpec | None
+    mamba2: Mamba2Spec | None
+    parameters: int
+    float32_parameters: int
+    activation_elements: int
+
+
+@dataclass(frozen=True)
+class RopeSpec:
+    """Rotary position embedding as the checkpoint asks for it.
+
+    `kind` is one of `default`, `linear`, `llama3`, `yarn`, `dynamic`; `parameters` holds that kind's own factors
+    under the names that config.json uses. `rotary_dim` is the number of rotated elements of each head.
+    """
+
+    kind: str
+    theta: float
+    rotary_dim: int
+    original_max_position: int
+    parameters: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class ModelSpec:
+    """A model as the plan sees it. `hyperparameters` is the architecture's own dataclass, for its models/ file."""
+
+    architecture: str
+    dtype: str
+    vocab_size: int
+    hidden_size: int
+    max_position_embeddings: int | None
+    tied_embeddings: bool
+    layers: tuple[LayerSpec, ...]
+    outer_parameters: int
+    """Parameters outside the layers: embedding, final norm and, when not tied, the LM head."""
+    ssm_state_dtype: str | None
+    """`mamba_ssm_cache_dtype` of the checkpoint, where it names one."""
+    rope: RopeSpec | None
+    ops: tuple[str, ...]
+    """Names of the ops/ functions that the model calls."""
+    hyperparameters: Any
+
+    @property
+    def num_layers(self) -> int:
+        return len(self.layers)
+
+    @property
+    def attention_layers(self) -> tuple[AttentionSpec, ...]:
+        return tuple(layer.attention for layer in self.layers if layer.attention is not None)
+
+    @property
+    def state_layers(self) -> tuple[Mamba2Spec, ...]:
+        return tuple(layer.mamba2 for layer in self.layers if layer.mamba2 is not None)
+
+    @property
+    def num_parameters(self) -> int:
+        """All parameters, each counted once."""
+        return self.outer_parameters + sum(layer.parameters + layer.float32_parameters for layer in self.layers)
+
+    def weight_bytes(self, dtype: str) -> int:
+        """Bytes of the weights when the model runs in `dtype`."""
+        float32 = sum(layer.float32_parameters for layer in self.layers)
+        return (self.num_parameters - float32) * DTYPE_BYTES[dtype] + float32 * 4

@@ -1,0 +1,1 @@
+"""Sampling: parameters, logits processing, counter-based noise, log-probabilities."""

@@ -1,0 +1,84 @@
+"""What travels between the scheduler and the runner: rows, the batch of one step, and its result."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One request's part in a step.
+
+    The step computes `token_ids` at positions `start`, `start + 1`, ... Their keys and values go into the blocks
+    of `block_table`, whose entry i holds positions `i * block_size` to `(i + 1) * block_size - 1`. The state is
+    read from `read_slot` (0: the zero state, nothing is read) and the state after the row's last token is written
+    to `write_slots[0]`; with drafts, the state after input token i goes to `write_slots[i]`.
+    """
+
+    request_id: str
+    token_ids: tuple[int, ...]
+    start: int
+    block_table: tuple[int, ...]
+    read_slot: int = 0
+    write_slots: tuple[int, ...] = (0,)
+    checkpoints: tuple[tuple[int, int], ...] = ()
+    """(position, slot): the state after the first `position` tokens of the request is also written to `slot`."""
+    num_drafts: int = 0
+    """Drafts to propose for this row in this step: 0 or k."""
+    num_logits: int = 0
+    """How many of the row's trailing positions need logits. A row that samples needs at least one."""
+    samples: bool = False
+    """Whether the row's last known token is computed in this step, so that its next token is sampled."""
+    payload: Any = None
+    """What the runner needs beyond tokens and memory (sampling state); the scheduler does not look into it."""
+
+    @property
+    def end(self) -> int:
+        """Position after the row's last token, which is also its context length after the step."""
+        return self.start + len(self.token_ids)
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """The rows of one step, decode rows first.
+
+    A decode row has at least one token computed before and computes exactly one known token (and its drafts);
+    every other row is a prefill row.
+    """
+
+    rows: tuple[Row, ...]
+    num_decode_rows: int
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(len(row.token_ids) for row in self.rows)
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """Log-probabilities at one position: of the token that stands there, its rank (1 is best), and of the best ones."""
+
+    token_id: int
+    logprob: float
+    rank: int
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class RowResult:
+    """What one row's step gave: the accepted tokens (none for a prompt chunk that is not the last)."""
+
+    request_id: str
+    token_ids: tuple[int, ...] = ()
+    logprobs: tuple[TokenLogprobs, ...] | None = None
+    """One per accepted token, if the request asked for them."""
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
+    """Of the prompt tokens that follow the positions computed in this step, if the request asked for them."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """One result per row of the batch, in its order."""
+
+    rows: tuple[RowResult, ...] = field(default_factory=tuple)
