@@ -1,0 +1,54 @@
+"""Ostinato: an inference engine for hybrid language models.
+
+What is exported here is imported on first use, so that planning and `--help` never import torch.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ostinato.config import EngineConfig
+    from ostinato.engine.llm import LLM
+    from ostinato.engine.outputs import RequestOutput
+    from ostinato.errors import CapacityError, ConfigError, ModelError, OstinatoError, RequestError
+    from ostinato.sample.params import SamplingParams
+
+_HOMES = {
+    "LLM": "ostinato.engine.llm",
+    "RequestOutput": "ostinato.engine.outputs",
+    "SamplingParams": "ostinato.sample.params",
+    "EngineConfig": "ostinato.config",
+    "CapacityError": "ostinato.errors",
+    "ConfigError": "ostinato.errors",
+    "ModelError": "ostinato.errors",
+    "OstinatoError": "ostinato.errors",
+    "RequestError": "ostinato.errors",
+}
+
+__all__ = [
+    "LLM",
+    "CapacityError",
+    "ConfigError",
+    "EngineConfig",
+    "ModelError",
+    "OstinatoError",
+    "RequestError",
+    "RequestOutput",
+    "SamplingParams",
+]
+
+__version__ = "0.1.0"
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'ostinato' has no attribute {name!r}")
+    value = getattr(import_module(_HOMES[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

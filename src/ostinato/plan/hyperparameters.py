@@ -1,0 +1,100 @@
+"""Helpers for the architecture files: reading a config.json, and counting parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ostinato.errors import ModelError
+from ostinato.plan.model import AttentionSpec, Mamba2Spec
+
+
+def require(config: Mapping[str, Any], name: str) -> Any:
+    """The value of `name`; ModelError if config.json has no such key or has null there."""
+    value = config.get(name)
+    if value is None:
+        raise ModelError(f"config.json has no {name!r}, which a {config.get('model_type')} model needs")
+    return value
+
+
+def integer(config: Mapping[str, Any], name: str, default: int | None = None) -> int:
+    """A whole number of at least 0. Without a default the key is required; null counts as absent."""
+    value = _value(config, name, default)
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise _malformed(name, value, "a whole number of at least 0")
+    return value
+
+
+def number(config: Mapping[str, Any], name: str, default: float | None = None) -> float:
+    """A number, as float. Without a default the key is required; null counts as absent."""
+    value = _value(config, name, default)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise _malformed(name, value, "a number")
+    return float(value)
+
+
+def flag(config: Mapping[str, Any], name: str, default: bool | None = None) -> bool:
+    """True or false. Without a default the key is required; null counts as absent."""
+    value = _value(config, name, default)
+    if not isinstance(value, bool):
+        raise _malformed(name, value, "true or false")
+    return value
+
+
+def text(config: Mapping[str, Any], name: str, default: str | None = None) -> str:
+    """A string. Without a default the key is required; null counts as absent."""
+    value = _value(config, name, default)
+    if not isinstance(value, str):
+        raise _malformed(name, value, "a string")
+    return value
+
+
+def linear_parameters(in_features: int, out_features: int, bias: bool = False) -> int:
+    return in_features * out_features + (out_features if bias else 0)
+
+
+def attention_parameters(
+    hidden_size: int, attention: AttentionSpec, bias: bool = False, qk_norm: bool = False
+) -> int:
+    """Query, key, value and output projections, all with a bias or none, and the norms over heads, if any."""
+    query_size = attention.num_heads * attention.head_dim
+    kv_size = attention.num_kv_heads * attention.head_dim
+    return (
+        linear_parameters(hidden_size, query_size, bias)
+        + 2 * linear_parameters(hidden_size, kv_size, bias)
+        + linear_parameters(query_size, hidden_size, bias)
+        + (2 * attention.head_dim if qk_norm else 0)
+    )
+
+
+def mamba2_parameters(
+    hidden_size: int, mamba2: Mamba2Spec, proj_bias: bool = False, conv_bias: bool = True, norm: bool = True
+) -> tuple[int, int]:
+    """(parameters in the model's dtype, parameters in float32) of one Mamba-2 mixer, its block's norm aside.
+
+    The first: input and output projection, convolution and gated norm; the second: A_log, D and dt_bias.
+    """
+    parameters = (
+        linear_parameters(hidden_size, mamba2.in_proj_size, proj_bias)
+        + mamba2.conv_dim * (mamba2.conv_kernel + (1 if conv_bias else 0))
+        + (mamba2.intermediate_size if norm else 0)
+        + linear_parameters(mamba2.intermediate_size, hidden_size, proj_bias)
+    )
+    return parameters, 3 * mamba2.num_heads
+
+
+def mlp_parameters(hidden_size: int, intermediate_size: int, gated: bool = True, bias: bool = False) -> int:
+    """Up and down projection, and the gate's if there is one."""
+    inward = linear_parameters(hidden_size, intermediate_size, bias)
+    return (2 if gated else 1) * inward + linear_parameters(intermediate_size, hidden_size, bias)
+
+
+def _value(config: Mapping[str, Any], name: str, default: Any) -> Any:
+    if default is None:
+        return require(config, name)
+    value = config.get(name)
+    return default if value is None else value
+
+
+def _malformed(name: str, value: Any, expected: str) -> ModelError:
+    return ModelError(f"config.json has {name} = {value!r}, which should be {expected}")

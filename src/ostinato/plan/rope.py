@@ -1,0 +1,165 @@
+"""Rotary position embedding: what a config.json asks for, and the frequencies that it means.
+
+Two spellings exist: `rope_theta`, `rope_scaling` and `partial_rotary_factor` side by side, and one dict
+`rope_parameters` that holds all of them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from ostinato.errors import ModelError
+from ostinato.plan.decision import Decision
+from ostinato.plan.hyperparameters import integer, number
+from ostinato.plan.model import RopeSpec
+
+DEFAULT_THETA = 10000.0
+ROPE_KINDS = ("default", "linear", "llama3", "yarn", "dynamic")
+
+_REQUIRED = {
+    "default": (),
+    "linear": ("factor",),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
+    "yarn": (),
+    "dynamic": ("factor",),
+}
+_OPTIONAL = {
+    "yarn": ("factor", "attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate")
+}
+
+
+def parse_rope(config: Mapping[str, Any], head_dim: int, default_partial: float = 1.0) -> RopeSpec:
+    """The rotary embedding of a model with heads of `head_dim` elements, `default_partial` of them rotated.
+
+    ModelError for a kind that is not supported, for one that differs between layers, for a missing factor.
+    """
+    scaling = config.get("rope_scaling") or config.get("rope_parameters") or {}
+    if not isinstance(scaling, Mapping) or any(isinstance(value, Mapping) for value in scaling.values()):
+        raise ModelError(
+            "config.json gives each kind of layer its own rotary embedding; one for all is supported"
+        )
+    kind = scaling.get("rope_type") or scaling.get("type") or "default"
+    if kind not in ROPE_KINDS:
+        known = ", ".join(ROPE_KINDS)
+        raise ModelError(f"rope type {kind!r} is not supported; the supported ones are {known}")
+    merged = {**config, **{name: value for name, value in scaling.items() if value is not None}}
+    partial = number(merged, "partial_rotary_factor", default_partial)
+    theta = number(merged, "rope_theta", DEFAULT_THETA)
+    parameters = {name: number(scaling, name) for name in _REQUIRED[kind]}
+    parameters |= {name: scaling[name] for name in _OPTIONAL.get(kind, ()) if scaling.get(name) is not None}
+    original = _original_max_position(config, scaling, kind)
+    if kind == "yarn" and "factor" not in parameters:
+        parameters["factor"] = integer(config, "max_position_embeddings") / original
+    return RopeSpec(kind, theta, int(head_dim * partial), original, parameters)
+
+
+def resolve_rope(rope: RopeSpec, max_model_len: int) -> tuple[RopeSpec, Decision | None]:
+    """The embedding that serves requests of up to `max_model_len` tokens, with frequencies that stay fixed.
+
+    Only `dynamic` depends on length. Up to its original length it equals `default`; beyond that, theta is
+    enlarged for the longest request and kept for all: theta * (factor * length / original - (factor - 1)) **
+    (dim / (dim - 2)), the NTK-aware scaling that transformers computes for a sequence of that length.
+    """
+    if rope.kind != "dynamic":
+        return rope, None
+    original, factor, dim = rope.original_max_position, rope.parameters["factor"], rope.rotary_dim
+    plain = replace(rope, kind="default", parameters={})
+    if max_model_len <= original:
+        reason = f"max_model_len {max_model_len} is within the original {original} positions"
+        return plain, Decision("rope", "dynamic", "default", reason)
+    theta = rope.theta * (factor * max_model_len / original - (factor - 1)) ** (dim / (dim - 2))
+    reason = (
+        f"max_model_len {max_model_len} is beyond the original {original} positions: theta is fixed for that "
+        "length, for all requests, so that cached keys stay valid while a request grows"
+    )
+    return replace(plain, theta=theta), Decision("rope", "dynamic", f"default with theta {theta:.6g}", reason)
+
+
+def inverse_frequencies(rope: RopeSpec) -> tuple[list[float], float]:
+    """(radians per position for each pair of rotated elements, factor on cosine and sine).
+
+    `dynamic` must have been resolved. The definitions are those of transformers: linear
+    divides all frequencies; llama3 (Llama 3.1) divides the low ones and blends in between by wavelength; yarn
+    (Peng et al. 2023, arXiv 2309.00071, section 3) blends by the rotations within the original length.
+    """
+    assert rope.kind != "dynamic", "resolve_rope comes first"
+    dim = rope.rotary_dim
+    plain = [rope.theta ** (-i / dim) for i in range(0, dim, 2)]
+    if rope.kind == "linear":
+        return [frequency / rope.parameters["factor"] for frequency in plain], 1.0
+    if rope.kind == "llama3":
+        return [_llama3_frequency(frequency, rope) for frequency in plain], 1.0
+    if rope.kind == "yarn":
+        return _yarn_frequencies(plain, rope), _yarn_attention_factor(rope.parameters)
+    return plain, 1.0
+
+
+def _llama3_frequency(frequency: float, rope: RopeSpec) -> float:
+    factor: float = rope.parameters["factor"]
+    low: float = rope.parameters["low_freq_factor"]
+    high: float = rope.parameters["high_freq_factor"]
+    rotations = rope.original_max_position * frequency / (2 * math.pi)
+    if rotations > high:
+        return frequency
+    if rotations < low:
+        return frequency / factor
+    blend = (rotations - low) / (high - low)
+    return (1 - blend) * frequency / factor + blend * frequency
+
+
+def _yarn_frequencies(plain: list[float], rope: RopeSpec) -> list[float]:
+    low, high = _yarn_ramp(rope)
+    factor = rope.parameters["factor"]
+    frequencies = []
+    for i, frequency in enumerate(plain):
+        ramp = min(max((i - low) / (high - low), 0.0), 1.0)
+        frequencies.append(frequency / factor * ramp + frequency * (1 - ramp))
+    return frequencies
+
+
+def _yarn_ramp(rope: RopeSpec) -> tuple[float, float]:
+    """The pairs between which extrapolation gives way to interpolation: those that make beta rotations."""
+
+    def pair_with(rotations: float) -> float:
+        wavelength_ratio = rope.original_max_position / (rotations * 2 * math.pi)
+        return rope.rotary_dim * math.log(wavelength_ratio) / (2 * math.log(rope.theta))
+
+    low = pair_with(rope.parameters.get("beta_fast") or 32)
+    high = pair_with(rope.parameters.get("beta_slow") or 1)
+    if rope.parameters.get("truncate", True):
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, rope.rotary_dim - 1)
+    # A ramp of no width would divide by zero.
+    return low, high + 0.001 if low == high else high
+
+
+def _yarn_attention_factor(parameters: Mapping[str, Any]) -> float:
+    given = parameters.get("attention_factor")
+    if given is not None:
+        return float(given)
+    factor: float = parameters["factor"]
+
+    def magnitude(scale: float) -> float:
+        return 0.1 * scale * math.log(factor) + 1.0 if factor > 1 else 1.0
+
+    mscale, mscale_all_dim = parameters.get("mscale"), parameters.get("mscale_all_dim")
+    if mscale and mscale_all_dim:
+        return magnitude(mscale) / magnitude(mscale_all_dim)
+    return magnitude(1.0)
+
+
+def _original_max_position(config: Mapping[str, Any], scaling: Mapping[str, Any], kind: str) -> int:
+    """The length that the unscaled frequencies were trained for; 0 where the kind does not depend on it and
+    config.json does not say."""
+    if kind in ("llama3", "yarn"):
+        # transformers lets the outer spelling win over the one among the scaling's own keys.
+        for source in (config, scaling):
+            if source.get("original_max_position_embeddings") is not None:
+                return integer(source, "original_max_position_embeddings")
+        return integer(config, "max_position_embeddings")
+    if kind == "dynamic":
+        return integer(config, "max_position_embeddings")
+    return integer(config, "max_position_embeddings", 0)
