@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -49,6 +50,23 @@ def text(config: Mapping[str, Any], name: str, default: str | None = None) -> st
     return value
 
 
+def time_step_limit(config: Mapping[str, Any], name: str = "time_step_limit") -> tuple[float, float]:
+    """The range of a state layer's time step. JSON has no infinity: it may be null, a word, or transformers' dict."""
+    limit = config.get(name)
+    if limit is None:
+        return 0.0, math.inf
+    low, high = (_maybe_infinite(name, value) for value in limit)
+    return low, high
+
+
+def activation(config: Mapping[str, Any], name: str, default: str, supported: tuple[str, ...]) -> str:
+    """The name of an activation function; ModelError unless it is one of `supported`."""
+    value = text(config, name, default)
+    if value not in supported:
+        raise ModelError(f"config.json has {name} = {value!r}; supported: {', '.join(supported)}")
+    return value
+
+
 def linear_parameters(in_features: int, out_features: int, bias: bool = False) -> int:
     return in_features * out_features + (out_features if bias else 0)
 
@@ -87,6 +105,15 @@ def mlp_parameters(hidden_size: int, intermediate_size: int, gated: bool = True,
     """Up and down projection, and the gate's if there is one."""
     inward = linear_parameters(hidden_size, intermediate_size, bias)
     return (2 if gated else 1) * inward + linear_parameters(intermediate_size, hidden_size, bias)
+
+
+def _maybe_infinite(name: str, value: Any) -> float:
+    if value is None:
+        return math.inf
+    try:
+        return float(value["__float__"] if isinstance(value, Mapping) else value)
+    except (KeyError, TypeError, ValueError) as error:
+        raise _malformed(name, value, "a number or Infinity") from error
 
 
 def _value(config: Mapping[str, Any], name: str, default: Any) -> Any:

@@ -1,0 +1,32 @@
+"""The cache's memory: every layer's part of the blocks and slots that the plan counted."""
+
+from __future__ import annotations
+
+import torch
+
+from ostinato.layers.step import LayerMemory
+from ostinato.plan.model import LayerSpec, ModelSpec
+from ostinato.plan.plan import Plan
+
+
+def allocate_memory(spec: ModelSpec, plan: Plan, device: torch.device) -> list[LayerMemory]:
+    """One LayerMemory per layer, unwritten: on a CPU the operating system backs a page when it is first used."""
+    return [_allocate_layer(layer, plan, device) for layer in spec.layers]
+
+
+def _allocate_layer(layer: LayerSpec, plan: Plan, device: torch.device) -> LayerMemory:
+    settings, memory = plan.settings, plan.memory
+    dtype = getattr(torch, settings.dtype)
+    parts: dict[str, torch.Tensor] = {}
+    if layer.attention is not None:
+        heads = (layer.attention.num_kv_heads, layer.attention.head_dim)
+        shape = (memory.num_blocks, settings.block_size, *heads)
+        parts["k_cache"] = torch.empty(shape, dtype=dtype, device=device)
+        parts["v_cache"] = torch.empty(shape, dtype=dtype, device=device)
+    if layer.mamba2 is not None:
+        spec, slots = layer.mamba2, memory.num_slots
+        ssm_dtype = getattr(torch, settings.ssm_state_dtype)
+        conv, ssm = (spec.conv_kernel - 1, spec.conv_dim), (spec.num_heads, spec.head_dim, spec.state_size)
+        parts["conv_states"] = torch.empty(slots, *conv, dtype=dtype, device=device)
+        parts["ssm_states"] = torch.empty(slots, *ssm, dtype=ssm_dtype, device=device)
+    return LayerMemory(**parts)

@@ -1,0 +1,1 @@
+"""What models are built from. A layer owns weights; kernels, memory and the step's inputs are passed to it."""

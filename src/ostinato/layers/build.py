@@ -1,0 +1,50 @@
+"""What every layer is built with, and how its weights are named in a checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+import torch
+from torch import nn
+
+from ostinato.ops import Ops
+
+
+@dataclass(frozen=True)
+class Build:
+    """Kernels to call, and where and in which dtype to allocate weights."""
+
+    ops: Ops
+    dtype: torch.dtype
+    device: torch.device
+
+    def weight(self, *shape: int, dtype: torch.dtype | None = None) -> nn.Parameter:
+        """An unwritten weight; loading fills it."""
+        empty = torch.empty(shape, dtype=dtype or self.dtype, device=self.device)
+        return nn.Parameter(empty, requires_grad=False)
+
+
+@runtime_checkable
+class HasCheckpointViews(Protocol):
+    """A module whose checkpoint tensors are not simply its parameters under their own names."""
+
+    def checkpoint_views(self, prefix: str) -> Iterator[tuple[str, torch.Tensor]]:
+        """(name in the checkpoint, the part of a weight that holds it); `prefix` is the module's own name."""
+        ...
+
+
+def checkpoint_views(module: nn.Module, prefix: str = "") -> Iterator[tuple[str, torch.Tensor]]:
+    """Every tensor that a checkpoint of `module` holds, as a view into the weight where its values go."""
+    if isinstance(module, HasCheckpointViews):
+        yield from module.checkpoint_views(prefix)
+        return
+    for name, parameter in module.named_parameters(recurse=False):
+        yield _join(prefix, name), parameter.data
+    for name, child in module.named_children():
+        yield from checkpoint_views(child, _join(prefix, name))
+
+
+def _join(prefix: str, name: str) -> str:
+    return f"{prefix}.{name}" if prefix else name

@@ -1,0 +1,141 @@
+"""The Mamba-2 mixer (Dao and Gu 2024, arXiv 2405.21060): projection, short convolution, recurrence, gated norm."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from ostinato.layers.build import Build
+from ostinato.layers.linear import Linear
+from ostinato.layers.norm import GatedRMSNorm
+from ostinato.layers.step import LayerMemory, StepInputs
+from ostinato.plan.model import Mamba2Spec
+
+
+class CausalConv(nn.Module):
+    """Weights of the depthwise convolution, time first in memory; a checkpoint has them as [channels, 1, width]."""
+
+    def __init__(self, build: Build, channels: int, width: int, bias: bool) -> None:
+        super().__init__()
+        self.weight = build.weight(width, channels)
+        self.bias = build.weight(channels) if bias else None
+
+    def checkpoint_views(self, prefix: str) -> Iterator[tuple[str, torch.Tensor]]:
+        yield f"{prefix}.weight", self.weight.data.t().unsqueeze(1)
+        if self.bias is not None:
+            yield f"{prefix}.bias", self.bias.data
+
+
+class Mamba2Mixer(nn.Module):
+    """One state layer's mixer.
+
+    `norm_group_size` is the number of channels that the gated norm averages over; None leaves the norm out, so
+    that only the gate is applied. `dt_limit` clamps the time step, in prefill and decode alike. `in_scale`
+    [in_proj_size] multiplies the projected input (Falcon-H1).
+    """
+
+    def __init__(
+        self,
+        build: Build,
+        hidden_size: int,
+        spec: Mamba2Spec,
+        *,
+        eps: float,
+        norm_group_size: int | None,
+        norm_before_gate: bool = False,
+        proj_bias: bool = False,
+        conv_bias: bool = True,
+        dt_limit: tuple[float, float] = (0.0, float("inf")),
+        in_scale: torch.Tensor | None = None,
+    ) -> None:
+        super().__init__()
+        self.ops = build.ops
+        self.spec = spec
+        self.dt_limit = dt_limit
+        self.in_scale = in_scale
+        self.in_proj = Linear(build, hidden_size, spec.in_proj_size, proj_bias)
+        self.conv1d = CausalConv(build, spec.conv_dim, spec.conv_kernel, conv_bias)
+        self.A_log = build.weight(spec.num_heads, dtype=torch.float32)
+        self.D = build.weight(spec.num_heads, dtype=torch.float32)
+        self.dt_bias = build.weight(spec.num_heads, dtype=torch.float32)
+        self.norm = (
+            GatedRMSNorm(build, spec.intermediate_size, eps, norm_group_size, norm_before_gate)
+            if norm_group_size is not None
+            else None
+        )
+        self.out_proj = Linear(build, spec.intermediate_size, hidden_size, proj_bias)
+
+    def forward(self, x: torch.Tensor, step: StepInputs, memory: LayerMemory) -> torch.Tensor:
+        """[tokens, hidden] -> [tokens, hidden]"""
+        spec = self.spec
+        projected = self.in_proj(x)
+        if self.in_scale is not None:
+            projected = projected * self.in_scale
+        gate, conv_in, dt = projected.split((spec.intermediate_size, spec.conv_dim, spec.num_heads), dim=-1)
+        convolved = self.ops.causal_conv1d(
+            conv_in,
+            self.conv1d.weight,
+            self.conv1d.bias,
+            memory.conv_states,
+            step.row_starts,
+            step.read_slots,
+            step.write_slots,
+            step.num_decode_rows,
+            step.checkpoints,
+        )
+        y = self._recur(convolved, dt, step, memory).flatten(1)
+        y = self.norm(y, gate) if self.norm is not None else y * F.silu(gate)
+        return self.out_proj(y)
+
+    def _recur(
+        self, convolved: torch.Tensor, dt: torch.Tensor, step: StepInputs, memory: LayerMemory
+    ) -> torch.Tensor:
+        """Decode rows by the recurrence, prefill rows by the chunked scan. -> [tokens, heads, head_dim]"""
+        spec = self.spec
+        bc_size = spec.num_groups * spec.state_size
+        x, B, C = convolved.split((spec.intermediate_size, bc_size, bc_size), dim=-1)
+        x = x.unflatten(-1, (spec.num_heads, spec.head_dim))
+        B, C = B.unflatten(-1, (spec.num_groups, -1)), C.unflatten(-1, (spec.num_groups, -1))
+        A = -torch.exp(self.A_log)
+        rows, tokens = step.num_decode_rows, step.num_decode_tokens
+        parts = []
+        if rows:
+            parts.append(
+                self.ops.state_update(
+                    x[:tokens],
+                    dt[:tokens],
+                    A,
+                    B[:tokens],
+                    C[:tokens],
+                    self.D,
+                    self.dt_bias,
+                    self.dt_limit,
+                    memory.ssm_states,
+                    step.read_slots[:rows],
+                    step.write_slots[:rows],
+                )
+            )
+        if rows < step.read_slots.shape[0]:
+            parts.append(
+                self.ops.ssd_scan(
+                    x[tokens:],
+                    dt[tokens:],
+                    A,
+                    B[tokens:],
+                    C[tokens:],
+                    self.D,
+                    self.dt_bias,
+                    self.dt_limit,
+                    spec.chunk_size,
+                    memory.ssm_states,
+                    step.row_starts[rows:] - tokens,
+                    step.start_positions[rows:],
+                    step.read_slots[rows:],
+                    step.write_slots[rows:, 0],
+                    [(row - rows, offset, slot) for row, offset, slot in step.checkpoints],
+                )
+            )
+        return parts[0] if len(parts) == 1 else torch.cat(parts)

@@ -1,0 +1,40 @@
+"""Normalisation layers."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from ostinato.layers.build import Build
+
+
+class RMSNorm(nn.Module):
+    """RMS norm over the last dimension."""
+
+    def __init__(self, build: Build, size: int, eps: float) -> None:
+        super().__init__()
+        self.op = build.ops.rms_norm
+        self.weight = build.weight(size)
+        self.eps = eps
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[..., size] -> [..., size] in the weight's dtype"""
+        return self.op(x, self.weight, self.eps)
+
+
+class GatedRMSNorm(nn.Module):
+    """RMS norm over groups of channels with a SiLU gate, as Mamba-2 mixers end with."""
+
+    def __init__(
+        self, build: Build, size: int, eps: float, group_size: int, norm_before_gate: bool = False
+    ) -> None:
+        super().__init__()
+        self.op = build.ops.gated_rms_norm
+        self.weight = build.weight(size)
+        self.eps = eps
+        self.group_size = group_size
+        self.norm_before_gate = norm_before_gate
+
+    def forward(self, x: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
+        """Both [tokens, size] -> [tokens, size] in the gate's dtype"""
+        return self.op(x, gate, self.weight, self.eps, self.group_size, self.norm_before_gate)

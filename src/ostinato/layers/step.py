@@ -1,0 +1,63 @@
+"""What the layers get in a step: the batch as tensors, and each layer's part of the cache memory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+
+import torch
+
+
+@dataclass(frozen=True)
+class StepInputs:
+    """One batch, as the kernels read it. Decode rows come first, `write_slots.shape[1]` tokens each.
+
+    Row r owns the tokens `row_starts[r]:row_starts[r + 1]`. Slot 0 and block 0 are null: padding rows and tokens
+    point at them, and a padding row has a `kv_len` of 0.
+    """
+
+    token_ids: torch.Tensor
+    """[tokens] int64"""
+    positions: torch.Tensor
+    """[tokens] int64, counted from the request's first token"""
+    row_starts: torch.Tensor
+    """[rows + 1] int32"""
+    start_positions: torch.Tensor
+    """[rows] int32: position of each row's first token"""
+    kv_lens: torch.Tensor
+    """[rows] int32: each row's context length after the step"""
+    block_tables: torch.Tensor
+    """[rows, max_blocks] int32"""
+    kv_cells: torch.Tensor
+    """[tokens] int64: block id * block_size + offset in the block, where a token's key and value go"""
+    read_slots: torch.Tensor
+    """[rows] int32, 0 being the zero state"""
+    write_slots: torch.Tensor
+    """[rows, 1 + k] int32"""
+    num_decode_rows: int
+    checkpoints: Sequence[tuple[int, int, int]] = ()
+    """(row, offset, slot): the state after `offset` tokens of a prefill row also goes to `slot`."""
+
+    @property
+    def num_decode_tokens(self) -> int:
+        return self.num_decode_rows * self.write_slots.shape[1]
+
+    def to(self, device: torch.device) -> StepInputs:
+        """The same inputs on another device."""
+        tensors = {f.name: getattr(self, f.name) for f in fields(self)}
+        moved = {name: value.to(device) for name, value in tensors.items() if isinstance(value, torch.Tensor)}
+        return replace(self, **moved)
+
+
+@dataclass(frozen=True)
+class LayerMemory:
+    """The part of the cache that belongs to one layer; absent parts are None."""
+
+    k_cache: torch.Tensor | None = None
+    """[blocks, block_size, kv_heads, head_dim]"""
+    v_cache: torch.Tensor | None = None
+    """[blocks, block_size, kv_heads, head_dim]"""
+    conv_states: torch.Tensor | None = None
+    """[slots, width - 1, channels]"""
+    ssm_states: torch.Tensor | None = None
+    """[slots, heads, head_dim, state]"""

@@ -1,0 +1,52 @@
+"""What the runner needs of a model, whatever its architecture."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+
+from ostinato.layers.build import Build
+from ostinato.layers.linear import Embedding, Linear
+from ostinato.layers.step import LayerMemory, StepInputs
+from ostinato.plan.model import ModelSpec
+
+
+class CausalLM(nn.Module):
+    """A language model over paged blocks and slots.
+
+    An architecture's class adds its layers and `forward`. Its weights carry the names that the checkpoint has;
+    where they differ, `checkpoint_name` translates.
+    """
+
+    logits_scale: float = 1.0
+    """Multiplies the logits; an architecture with such a multiplier sets it."""
+
+    def __init__(self, build: Build, spec: ModelSpec) -> None:
+        super().__init__()
+        self.build = build
+        self.spec = spec
+        if not spec.tied_embeddings:
+            self.lm_head = Linear(build, spec.hidden_size, spec.vocab_size)
+
+    @property
+    def embedding(self) -> Embedding:
+        """The token embedding, under whatever name the architecture keeps it."""
+        raise TypeError(f"{type(self).__name__} does not say where its embedding is")
+
+    def forward(self, step: StepInputs, memory: Sequence[LayerMemory]) -> torch.Tensor:
+        """One step: writes keys, values and states of all layers, -> final normed hidden states [tokens, hidden]."""
+        raise TypeError(f"{type(self).__name__} has no forward")
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """[positions, hidden] -> [positions, vocab] float32"""
+        weight = self.embedding.weight if self.spec.tied_embeddings else self.lm_head.weight
+        logits = self.build.ops.linear(hidden, weight, None).float()
+        return logits if self.logits_scale == 1.0 else logits * self.logits_scale
+
+    def checkpoint_name(self, name: str) -> str | None:
+        """The name under which this model knows the checkpoint's tensor `name`; None: known, and not loaded."""
+        if self.spec.tied_embeddings and name == "lm_head.weight":
+            return None
+        return name

@@ -1,0 +1,103 @@
+"""Weights from safetensors files into a model, with one error for everything that does not match."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from ostinato.errors import ModelError
+from ostinato.layers.build import checkpoint_views
+from ostinato.models.base import CausalLM
+
+INDEX = "model.safetensors.index.json"
+SINGLE = "model.safetensors"
+
+
+def load_weights(
+    model: CausalLM, directory: Path, progress: Callable[[int, int], None] = lambda done, total: None
+) -> None:
+    """Streams every tensor of the checkpoint into the model, converting its dtype.
+
+    `progress` is called with (tensors done, tensors in all). Raises ModelError, before anything is read, that
+    lists all tensors missing, left over or of the wrong shape.
+    """
+    places = dict(checkpoint_views(model))
+    files = checkpoint_files(directory)
+    sources, unexpected, misshapen = _match(model, files, places)
+    missing = sorted(places.keys() - sources.keys())
+    if missing or unexpected or misshapen:
+        raise ModelError(_mismatch(directory, missing, unexpected, misshapen))
+    done = 0
+    for file in files:
+        with _opened(file) as tensors:
+            for name, (source, source_name) in sources.items():
+                if source != file:
+                    continue
+                places[name].copy_(tensors.get_tensor(source_name))
+                done += 1
+                progress(done, len(sources))
+
+
+def checkpoint_files(directory: Path) -> list[Path]:
+    """The safetensors files of a checkpoint, by its index if it is sharded."""
+    index = directory / INDEX
+    if index.exists():
+        try:
+            names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
+        except (ValueError, KeyError, TypeError) as error:
+            raise ModelError(f"{index} is not a safetensors index: {error}. Download the checkpoint again.") from error
+        absent = [name for name in names if not (directory / name).exists()]
+        if absent:
+            raise ModelError(f"{directory} lacks weight files named in {INDEX}: {', '.join(absent)}.")
+        return [directory / name for name in names]
+    if (directory / SINGLE).exists():
+        return [directory / SINGLE]
+    raise ModelError(
+        f"{directory} holds no weights: neither {SINGLE} nor {INDEX}. "
+        "Only safetensors checkpoints are read; `ostinato plan` and `--random-weights` need none."
+    )
+
+
+def _match(
+    model: CausalLM, files: list[Path], places: dict[str, torch.Tensor]
+) -> tuple[dict[str, tuple[Path, str]], list[str], list[str]]:
+    """Which file and name each place is read from; tensors without a place; tensors of another shape."""
+    sources: dict[str, tuple[Path, str]] = {}
+    unexpected, misshapen = [], []
+    for file in files:
+        with _opened(file) as tensors:
+            for source_name in tensors.keys():  # noqa: SIM118 (safe_open is no mapping)
+                name = model.checkpoint_name(source_name)
+                if name is None:
+                    continue
+                if name not in places:
+                    unexpected.append(source_name)
+                    continue
+                found, expected = tuple(tensors.get_slice(source_name).get_shape()), tuple(places[name].shape)
+                if found != expected:
+                    misshapen.append(f"{source_name} is {list(found)}, expected {list(expected)}")
+                sources[name] = (file, source_name)
+    return sources, sorted(unexpected), misshapen
+
+
+@contextmanager
+def _opened(file: Path) -> Iterator[Any]:
+    try:
+        with safe_open(file, framework="pt", device="cpu") as tensors:
+            yield tensors
+    except (SafetensorError, OSError) as error:
+        raise ModelError(f"{file} cannot be read: {error}. It may be truncated; download it again.") from error
+
+
+def _mismatch(directory: Path, missing: list[str], unexpected: list[str], misshapen: list[str]) -> str:
+    parts = [f"The weights in {directory} do not match its config.json."]
+    for title, names in (("missing", missing), ("left over", unexpected), ("wrong shape", misshapen)):
+        if names:
+            parts.append(f"{title} ({len(names)}): {', '.join(names)}.")
+    return "\n".join(parts)

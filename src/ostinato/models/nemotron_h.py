@@ -1,0 +1,145 @@
+"""Nemotron-H (model_type `nemotron_h`): blocks of one norm and one mixer each, in the pattern of the checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from ostinato.layers.attention import Attention
+from ostinato.layers.build import Build
+from ostinato.layers.linear import Embedding, Linear
+from ostinato.layers.mamba2 import Mamba2Mixer
+from ostinato.layers.mlp import MLP
+from ostinato.layers.moe import Experts, route_grouped_sigmoid
+from ostinato.layers.norm import RMSNorm
+from ostinato.layers.step import LayerMemory, StepInputs
+from ostinato.models.base import CausalLM
+from ostinato.plan.architectures.nemotron_h import MoeHyperparameters, NemotronHHyperparameters
+from ostinato.plan.model import ModelSpec
+
+
+class Router(nn.Module):
+    """Scores experts in float32; its correction bias influences the choice, not the weights."""
+
+    def __init__(self, build: Build, hidden_size: int, moe: MoeHyperparameters) -> None:
+        super().__init__()
+        self.moe = moe
+        self.weight = build.weight(moe.num_experts, hidden_size)
+        self.e_score_correction_bias = build.weight(moe.num_experts, dtype=torch.float32)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """[tokens, hidden] -> expert ids and weights, each [tokens, top_k]"""
+        return route_grouped_sigmoid(
+            F.linear(x.float(), self.weight.float()),
+            self.e_score_correction_bias,
+            top_k=self.moe.top_k,
+            num_groups=self.moe.num_groups,
+            top_groups=self.moe.top_groups,
+            normalize=self.moe.normalize,
+            scaling=self.moe.scaling,
+        )
+
+
+class MoE(nn.Module):
+    """Routed experts, in a latent space where the checkpoint has one, beside one shared expert."""
+
+    def __init__(self, build: Build, hidden_size: int, hyper: NemotronHHyperparameters) -> None:
+        super().__init__()
+        moe = hyper.moe
+        assert moe is not None
+        self.gate = Router(build, hidden_size, moe)
+        inner = moe.latent_size or hidden_size
+        self.experts = Experts(build, moe.num_experts, inner, moe.intermediate_size, hyper.mlp_activation)
+        shared = (moe.shared_intermediate_size, hyper.mlp_activation, hyper.mlp_bias)
+        self.shared_experts = MLP(build, hidden_size, *shared)
+        self.latent = moe.latent_size is not None
+        if self.latent:
+            self.fc1_latent_proj = Linear(build, hidden_size, inner, hyper.mlp_bias)
+            self.fc2_latent_proj = Linear(build, inner, hidden_size, hyper.mlp_bias)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[tokens, hidden] -> [tokens, hidden]"""
+        ids, weights = self.gate(x)
+        routed = self.experts(self.fc1_latent_proj(x) if self.latent else x, ids, weights)
+        if self.latent:
+            routed = self.fc2_latent_proj(routed)
+        return routed + self.shared_experts(x)
+
+
+class Block(nn.Module):
+    """x + mixer(norm(x))."""
+
+    def __init__(self, build: Build, hidden_size: int, kind: str, hyper: NemotronHHyperparameters) -> None:
+        super().__init__()
+        self.kind = kind
+        self.norm = RMSNorm(build, hidden_size, hyper.norm_eps)
+        if kind == "mamba2":
+            self.mixer: nn.Module = Mamba2Mixer(
+                build,
+                hidden_size,
+                hyper.mamba2,
+                eps=hyper.norm_eps,
+                norm_group_size=hyper.mamba2.intermediate_size // hyper.mamba2.num_groups,
+                proj_bias=hyper.mamba_proj_bias,
+                conv_bias=hyper.conv_bias,
+                dt_limit=hyper.dt_limit,
+            )
+        elif kind == "attention":
+            self.mixer = Attention(build, hidden_size, hyper.attention)
+        elif kind == "mlp":
+            self.mixer = MLP(build, hidden_size, hyper.intermediate_size, hyper.mlp_activation, hyper.mlp_bias)
+        else:
+            self.mixer = MoE(build, hidden_size, hyper)
+
+    def forward(self, x: torch.Tensor, step: StepInputs, memory: LayerMemory) -> torch.Tensor:
+        """[tokens, hidden] -> [tokens, hidden]"""
+        y = self.norm(x)
+        if self.kind == "mamba2":
+            return x + self.mixer(y, step, memory)
+        if self.kind == "attention":
+            return x + self.mixer(y, None, step, memory)
+        return x + self.mixer(y)
+
+
+class Backbone(nn.Module):
+    """Embedding, blocks and final norm."""
+
+    def __init__(self, build: Build, spec: ModelSpec) -> None:
+        super().__init__()
+        hyper: NemotronHHyperparameters = spec.hyperparameters
+        self.embeddings = Embedding(build, spec.vocab_size, spec.hidden_size)
+        self.layers = nn.ModuleList(Block(build, spec.hidden_size, kind, hyper) for kind in hyper.kinds)
+        self.norm_f = RMSNorm(build, spec.hidden_size, hyper.norm_eps)
+
+    def forward(self, step: StepInputs, memory: Sequence[LayerMemory]) -> torch.Tensor:
+        """-> [tokens, hidden]"""
+        x = self.embeddings(step.token_ids)
+        for block, layer_memory in zip(self.layers, memory, strict=True):
+            x = block(x, step, layer_memory)
+        return self.norm_f(x)
+
+
+class NemotronH(CausalLM):
+    """The language model."""
+
+    def __init__(self, build: Build, spec: ModelSpec) -> None:
+        super().__init__(build, spec)
+        self.model = Backbone(build, spec)
+
+    @property
+    def embedding(self) -> Embedding:
+        return self.model.embeddings
+
+    def forward(self, step: StepInputs, memory: Sequence[LayerMemory]) -> torch.Tensor:
+        return self.model(step, memory)
+
+    def checkpoint_name(self, name: str) -> str | None:
+        """The backbone has two names; tensors of a prediction head are known, and not loaded."""
+        if name.startswith("mtp."):
+            return None
+        if name.startswith("backbone."):
+            name = "model." + name.removeprefix("backbone.")
+        return super().checkpoint_name(name)

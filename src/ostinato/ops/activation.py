@@ -1,0 +1,24 @@
+"""activation: the elementwise functions between the two matrices of an MLP."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+
+
+def _relu2(x: torch.Tensor) -> torch.Tensor:
+    return F.relu(x).square()
+
+
+def _swiglu(x: torch.Tensor) -> torch.Tensor:
+    """`x` [..., 2 * size], gates first -> [..., size] (Shazeer 2020, arXiv 2002.05202)."""
+    gate, up = x.chunk(2, dim=-1)
+    return F.silu(gate) * up
+
+
+ACTIVATIONS = {"silu": F.silu, "relu2": _relu2, "swiglu": _swiglu}
+
+
+def reference(x: torch.Tensor, name: str) -> torch.Tensor:
+    """Applies the activation `name`: `silu`, `relu2` (squared ReLU) or `swiglu` (halves the last dimension)."""
+    return ACTIVATIONS[name](x)

@@ -1,0 +1,68 @@
+"""attention: causal attention over paged keys and values, for decode rows and prefill rows alike."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+
+
+def reference(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    kv_cells: torch.Tensor,
+    row_starts: torch.Tensor,
+    kv_lens: torch.Tensor,
+    block_tables: torch.Tensor,
+    scale: float,
+) -> torch.Tensor:
+    """Writes the new keys and values into the cache, then attends from each token to its row's whole context.
+
+    `q` [tokens, heads, head_dim]; `k`, `v` [tokens, kv_heads, head_dim]; `k_cache`, `v_cache` [blocks, block_size,
+    kv_heads, head_dim]; `kv_cells` [tokens] int64, where each token's key goes: block id * block_size + offset.
+    Row r owns the tokens `row_starts[r]:row_starts[r + 1]`, which are the last of its `kv_lens[r]` positions; a
+    `kv_len` of 0 (a padding row) gives zeros. `block_tables` [rows, max_blocks]. -> [tokens, heads, head_dim].
+
+    Only the first `kv_len` positions of a row are read, so what stands in the rest of a block does not matter.
+    """
+    k_cache.flatten(0, 1).index_copy_(0, kv_cells, k)
+    v_cache.flatten(0, 1).index_copy_(0, kv_cells, v)
+    out = torch.zeros_like(q)
+    block_size = k_cache.shape[1]
+    starts, lengths = row_starts.tolist(), kv_lens.tolist()
+    for row, kv_len in enumerate(lengths):
+        start, end = starts[row], starts[row + 1]
+        if kv_len == 0 or start == end:
+            continue
+        blocks = block_tables[row, : -(-kv_len // block_size)]
+        keys = k_cache.index_select(0, blocks).flatten(0, 1)[:kv_len].transpose(0, 1)
+        values = v_cache.index_select(0, blocks).flatten(0, 1)[:kv_len].transpose(0, 1)
+        out[start:end] = _attend(q[start:end], keys, values, scale)
+    return out
+
+
+def _attend(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scale: float) -> torch.Tensor:
+    """`q` [new, heads, head_dim] at the end of `keys`, `values` [kv_heads, length, head_dim] -> like `q`."""
+    new, heads, head_dim = q.shape
+    kv_heads, length, _ = keys.shape
+    if new == 1:
+        # One token sees every key: the query heads of a group are just more queries of their key head.
+        grouped = q.view(1, kv_heads, heads // kv_heads, head_dim)
+        out = F.scaled_dot_product_attention(grouped, keys.unsqueeze(0), values.unsqueeze(0), scale=scale)
+        return out.view(1, heads, head_dim)
+    mask = None
+    if new < length:
+        position = torch.arange(length, device=q.device)
+        mask = position <= position[length - new :, None]
+    out = F.scaled_dot_product_attention(
+        q.transpose(0, 1).unsqueeze(0),
+        keys.unsqueeze(0),
+        values.unsqueeze(0),
+        attn_mask=mask,
+        is_causal=mask is None,
+        scale=scale,
+        enable_gqa=heads != kv_heads,
+    )
+    return out.squeeze(0).transpose(0, 1)

@@ -1,0 +1,26 @@
+"""gated_rms_norm: the norm of a Mamba-2 mixer, with a SiLU gate before or after it."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+
+
+def reference(
+    x: torch.Tensor,
+    gate: torch.Tensor,
+    weight: torch.Tensor,
+    eps: float,
+    group_size: int,
+    norm_before_gate: bool = False,
+) -> torch.Tensor:
+    """RMS norm over each group of `group_size` channels, gated by silu(`gate`); computed in float32.
+
+    `x` and `gate` [tokens, size], `weight` [size] -> [tokens, size] in the dtype of `gate`. The gate multiplies
+    the input of the norm, or with `norm_before_gate` its output.
+    """
+    silu = F.silu(gate.float())
+    y = x.float() if norm_before_gate else x.float() * silu
+    grouped = y.unflatten(-1, (-1, group_size))
+    y = F.rms_norm(grouped, (group_size,), None, eps).flatten(-2) * weight.float()
+    return (y * silu if norm_before_gate else y).to(gate.dtype)

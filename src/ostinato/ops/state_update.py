@@ -1,0 +1,109 @@
+"""state_update: the Mamba-2 recurrence for decode rows, token by token, from read slot to write slots.
+
+h_t = exp(dt_t A) h_{t-1} + dt_t x_t B_t^T,  y_t = h_t C_t + D x_t,  dt_t = softplus(dt_raw + dt_bias)
+(Dao and Gu 2024, arXiv 2405.21060, sections 2 and 6: A is one scalar per head.)
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+
+
+def reference(
+    x: torch.Tensor,
+    dt: torch.Tensor,
+    A: torch.Tensor,
+    B: torch.Tensor,
+    C: torch.Tensor,
+    D: torch.Tensor,
+    dt_bias: torch.Tensor,
+    dt_limit: tuple[float, float],
+    ssm_states: torch.Tensor,
+    read_slots: torch.Tensor,
+    write_slots: torch.Tensor,
+) -> torch.Tensor:
+    """Row r's tokens are `r * n` to `r * n + n - 1`, n being `write_slots.shape[1]`.
+
+    `x` [rows * n, heads, head_dim]; `dt` [rows * n, heads] before bias and softplus; `A`, `D`, `dt_bias` [heads]
+    float32, A negative; `B`, `C` [rows * n, groups, state]; `ssm_states` [slots, heads, head_dim, state];
+    `read_slots` [rows], 0 being the zero state; `write_slots` [rows, n], where the state after token i goes.
+    -> [rows * n, heads, head_dim] in the dtype of `x`. All arithmetic is in float32. Padding rows read and write
+    slot 0, which nobody reads.
+    """
+    step = step_sizes(dt, dt_bias, dt_limit)
+    decay = torch.exp(step * A)
+    scaled = step.unsqueeze(-1) * x.float()
+    update = _gathered if x.is_cuda else _row_by_row
+    y = update(decay, scaled, B.float(), C.float(), ssm_states, read_slots, write_slots)
+    return y.addcmul_(x.float(), D.unsqueeze(-1)).to(x.dtype)
+
+
+def step_sizes(dt: torch.Tensor, dt_bias: torch.Tensor, dt_limit: tuple[float, float]) -> torch.Tensor:
+    """softplus(dt + bias) in float32, clamped to `dt_limit` where the checkpoint narrows it."""
+    step = F.softplus(dt.float() + dt_bias)
+    return step if dt_limit == (0.0, float("inf")) else step.clamp(*dt_limit)
+
+
+def _row_by_row(
+    decay: torch.Tensor,
+    scaled: torch.Tensor,
+    B: torch.Tensor,
+    C: torch.Tensor,
+    ssm_states: torch.Tensor,
+    read_slots: torch.Tensor,
+    write_slots: torch.Tensor,
+) -> torch.Tensor:
+    """Each state is updated where it lies: read once and written once, while it stays in the core's cache."""
+    heads, head_dim, state_size = ssm_states.shape[1:]
+    groups = B.shape[1]
+    in_place = ssm_states.dtype == torch.float32
+    y = torch.empty_like(scaled)
+    token = 0
+    for read, writes in zip(read_slots.tolist(), write_slots.tolist(), strict=True):
+        previous = ssm_states[read] if read else None
+        for write in writes:
+            target = ssm_states[write]
+            state = target if in_place else torch.empty_like(target, dtype=torch.float32)
+            if previous is None:
+                state.zero_()
+            else:
+                torch.mul(previous, decay[token].view(heads, 1, 1), out=state)
+            state_by_group = state.view(groups, -1, state_size)
+            # Heads of one group share B and C, so the group's heads and channels form one matrix.
+            state_by_group.baddbmm_(scaled[token].view(groups, -1, 1), B[token].view(groups, 1, state_size))
+            torch.bmm(
+                state_by_group, C[token].view(groups, state_size, 1), out=y[token].view(groups, -1, 1)
+            )
+            if not in_place:
+                target.copy_(state)
+            previous = target  # as rounded to the slot's dtype: the next step would read the same
+            token += 1
+    return y
+
+
+def _gathered(
+    decay: torch.Tensor,
+    scaled: torch.Tensor,
+    B: torch.Tensor,
+    C: torch.Tensor,
+    ssm_states: torch.Tensor,
+    read_slots: torch.Tensor,
+    write_slots: torch.Tensor,
+) -> torch.Tensor:
+    """All rows at once, without reading a value on the host; for devices where one call costs more than a copy."""
+    rows, tokens_per_row = write_slots.shape
+    heads_per_group = scaled.shape[1] // B.shape[1]
+    by_row = (rows, tokens_per_row)
+    decay, scaled = decay.unflatten(0, by_row), scaled.unflatten(0, by_row)
+    B = B.repeat_interleave(heads_per_group, dim=1).unflatten(0, by_row)
+    C = C.repeat_interleave(heads_per_group, dim=1).unflatten(0, by_row)
+    state = torch.where((read_slots == 0).view(-1, 1, 1, 1), 0, ssm_states[read_slots].float())
+    outputs = []
+    for i in range(tokens_per_row):
+        state = state * decay[:, i, :, None, None] + scaled[:, i, :, :, None] * B[:, i, :, None, :]
+        outputs.append((state @ C[:, i, :, :, None]).squeeze(-1))
+        rounded = state.to(ssm_states.dtype)
+        ssm_states[write_slots[:, i]] = rounded
+        state = rounded.float()
+    return torch.stack(outputs, dim=1).flatten(0, 1)
