@@ -1,0 +1,157 @@
+"""Tiny random checkpoints of every architecture, made with transformers, which is also the oracle.
+
+A recipe leaves no multiplier, bias, group count or limit at a value that would hide a mistake in it. A new
+architecture is one recipe here: every test that is parametrised over `RECIPES` then covers it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from tempfile import mkdtemp
+
+import torch
+import transformers
+from transformers import PretrainedConfig, PreTrainedModel
+
+transformers.logging.set_verbosity_error()
+
+VOCAB_SIZE = 131
+EOS = 1
+"""An end token that random prompts do not contain and tests switch off with `ignore_eos`."""
+
+COMMON = {
+    "vocab_size": VOCAB_SIZE,
+    "hidden_size": 64,
+    "bos_token_id": 0,
+    "eos_token_id": EOS,
+    "pad_token_id": 0,
+    "max_position_embeddings": 512,
+}
+
+
+def llama() -> PretrainedConfig:
+    return transformers.LlamaConfig(
+        **COMMON,
+        intermediate_size=96,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=24,
+        attention_bias=True,
+        mlp_bias=True,
+        rms_norm_eps=1e-4,
+        tie_word_embeddings=True,
+        rope_parameters={
+            "rope_type": "llama3",
+            "rope_theta": 5000.0,
+            "factor": 4.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 3.0,
+            "original_max_position_embeddings": 64,
+        },
+    )
+
+
+def nemotron_h() -> PretrainedConfig:
+    return transformers.NemotronHConfig(
+        **COMMON,
+        layers_block_type=["linear_attention", "moe", "full_attention", "mlp", "linear_attention", "moe"],
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=24,
+        intermediate_size=96,
+        mlp_bias=True,
+        use_bias=True,
+        ssm_state_size=16,
+        mamba_num_heads=8,
+        mamba_head_dim=12,
+        n_groups=2,
+        chunk_size=32,
+        # transformers clamps the time step at this value in its chunked form only; 0 fails in a logarithm.
+        time_step_min=1e-9,
+        layer_norm_epsilon=1e-4,
+        n_routed_experts=8,
+        num_experts_per_tok=3,
+        moe_intermediate_size=20,
+        moe_shared_expert_intermediate_size=40,
+        moe_latent_size=48,
+        n_group=4,
+        topk_group=2,
+        routed_scaling_factor=2.5,
+    )
+
+
+def nemotron_h_dense() -> PretrainedConfig:
+    """No experts, no latent space, no biases, tied embeddings; the layer kinds in their older spelling."""
+    return transformers.NemotronHConfig(
+        **COMMON,
+        layers_block_type=["mamba", "attention", "mlp", "mamba", "mlp"],
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=32,
+        intermediate_size=80,
+        ssm_state_size=8,
+        mamba_num_heads=6,
+        mamba_head_dim=16,
+        n_groups=3,
+        conv_kernel=3,
+        use_conv_bias=False,
+        chunk_size=64,
+        time_step_min=1e-9,
+    )
+
+
+RECIPES: dict[str, Callable[[], PretrainedConfig]] = {
+    recipe.__name__: recipe for recipe in (llama, nemotron_h, nemotron_h_dense)
+}
+
+
+def randomize(model: PreTrainedModel, seed: int) -> None:
+    """Weights that make every part matter: no norm left at 1, no bias at 0, states that remember."""
+    generator = torch.Generator().manual_seed(seed)
+    for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
+        kind = name.rpartition(".")[2]
+        if not tensor.is_floating_point() or "rotary" in name or kind == "embed_scale":
+            continue
+        if kind == "A_log":
+            tensor.data.uniform_(-1.5, 1.5, generator=generator)
+        elif kind == "dt_bias":
+            tensor.data.uniform_(-3, 1, generator=generator)
+        elif tensor.dim() == 1:
+            centre = 0.0 if "bias" in kind else 1.0
+            tensor.data.normal_(centre, 0.3, generator=generator)
+        elif kind == "weight" and "conv1d" in name:
+            tensor.data.normal_(0, 0.5, generator=generator)
+        else:
+            tensor.data.normal_(0, 1.4 * tensor.shape[-1] ** -0.5, generator=generator)
+
+
+@cache
+def oracle(name: str, seed: int = 0) -> PreTrainedModel:
+    """transformers' model of a recipe, float32, with random weights. Treat it as read-only."""
+    config = RECIPES[name]()
+    model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    randomize(model, seed)
+    return model.eval()
+
+
+@cache
+def checkpoint(name: str, seed: int = 0) -> Path:
+    """A directory with the oracle's weights, saved by transformers. Treat it as read-only."""
+    directory = Path(mkdtemp(prefix=f"ostinato-{name}-"))
+    oracle(name, seed).save_pretrained(directory)
+    return directory
+
+
+def random_prompt(length: int, seed: int) -> list[int]:
+    """Token ids without the special ones."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(2, VOCAB_SIZE, (length,), generator=generator).tolist()
+
+
+@torch.inference_mode()
+def oracle_logits(name: str, token_ids: list[int], seed: int = 0) -> torch.Tensor:
+    """[tokens, vocab] of the whole prompt at once."""
+    return oracle(name, seed)(torch.tensor([token_ids])).logits[0]
