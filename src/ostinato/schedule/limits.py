@@ -1,0 +1,70 @@
+"""The limits that a scheduler keeps, and the requests that it refuses because of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from ..cache.manager import CacheManager
+from ..errors import Remedy, RequestError
+from .request import Request
+
+Policy = Literal["fcfs", "priority"]
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerLimits:
+    """How much a step may hold. All values come from the plan."""
+
+    max_num_seqs: int
+    """Requests that run at the same time, and so rows of a step."""
+    max_num_batched_tokens: int
+    """Tokens of a step. Activations were planned for this many: no step exceeds it."""
+    max_model_len: int
+    """Tokens of a request, prompt and output together."""
+    enable_chunked_prefill: bool = True
+    policy: Policy = "fcfs"
+
+
+def max_length(request: Request, limits: SchedulerLimits) -> int:
+    """The number of tokens, prompt and output together, at which `request` ends in any case."""
+    return min(len(request.prompt_token_ids) + request.stop.max_tokens, limits.max_model_len)
+
+
+def check_arrival(request: Request, limits: SchedulerLimits, cache: CacheManager) -> None:
+    """Raise RequestError, which says what to change, if `request` could never be served to its end.
+
+    A prompt must leave room for one token of output, so it has at most `max_model_len - 1`. The last token of
+    an output is never computed, so a request needs memory for one token less than its length.
+    """
+    num_prompt = len(request.prompt_token_ids)
+    name = f"request {request.request_id!r}"
+    if num_prompt == 0:
+        raise RequestError(f"{name} has an empty prompt; give at least one token, such as the BOS token")
+    if request.stop.max_tokens < 1:
+        raise RequestError(
+            f"{name} asks for {request.stop.max_tokens} tokens; max_tokens must be at least 1",
+            [Remedy("max_tokens", 1)],
+        )
+    if num_prompt >= limits.max_model_len:
+        raise RequestError(
+            f"{name} has a prompt of {num_prompt} tokens, and max_model_len is {limits.max_model_len}, of "
+            f"which one must be left for the output; shorten the prompt to {limits.max_model_len - 1} tokens"
+        )
+    if not limits.enable_chunked_prefill and num_prompt > limits.max_num_batched_tokens:
+        raise RequestError(
+            f"{name} has a prompt of {num_prompt} tokens, which without chunked prefill must be computed "
+            f"in one step of {limits.max_num_batched_tokens} (max_num_batched_tokens); shorten it, or "
+            "turn enable_chunked_prefill on",
+            [Remedy("enable_chunked_prefill", True)],
+        )
+    most = cache.max_tokens_ever()
+    if max_length(request, limits) - 1 > most:
+        max_tokens = most + 1 - num_prompt
+        advice = f"lower max_tokens to at most {max_tokens}" if max_tokens >= 1 else "shorten the prompt"
+        raise RequestError(
+            f"{name} may grow to {max_length(request, limits)} tokens ({num_prompt} of prompt and up to "
+            f"{request.stop.max_tokens} of output), and the whole cache serves at most "
+            f"{most + 1 if most else 0}; {advice}, or give the cache more memory",
+            [Remedy("max_tokens", max_tokens)] if max_tokens >= 1 else [],
+        )

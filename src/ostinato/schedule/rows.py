@@ -1,0 +1,68 @@
+"""From a request to its row in a step, and what that row's result must hold."""
+
+from __future__ import annotations
+
+from ..cache.manager import Holding
+from .batch import Row, RowResult
+from .request import Request
+
+_NULL_SLOT = (0,)
+
+
+def make_row(request: Request, holding: Holding, count: int) -> Row:
+    """The row that computes the next `count` known tokens of `request` in the memory of `holding`.
+
+    The state is written in place: the slot that a step writes is the one that the next step reads, and the
+    first step reads nothing. Logits are wanted where the row samples, and where prompt log-probabilities are
+    owed: of all positions from the first one owed to the row's end.
+    """
+    start = request.num_computed_tokens
+    end = start + count
+    samples = end == request.num_tokens
+    num_logits = 1 if samples else 0
+    if num_prompt_logprobs_owed(request, start, end) > 0:
+        num_logits = end - max(start, request.num_prompt_logprobs)
+    write_slots = holding.slots or _NULL_SLOT
+    return Row(
+        request.request_id,
+        request.tokens(start, end),
+        start,
+        holding.block_table,
+        read_slot=write_slots[0] if start > 0 else 0,
+        write_slots=write_slots,
+        num_logits=num_logits,
+        samples=samples,
+        payload=request.payload,
+    )
+
+
+def is_decoding(request: Request) -> bool:
+    """At least one token is computed, and exactly one is not; also where that one is the last of a prompt."""
+    return 0 < request.num_computed_tokens == request.num_tokens - 1
+
+
+def num_prompt_logprobs_owed(request: Request, start: int, end: int) -> int:
+    """How many prompt log-probabilities the positions `start` to `end - 1` must still give.
+
+    Position p gives that of prompt token p + 1, so the prompt's last position gives none; those before
+    `num_prompt_logprobs` were delivered before a preemption.
+    """
+    if not request.wants_prompt_logprobs:
+        return 0
+    return max(0, min(end, len(request.prompt_token_ids) - 1) - max(start, request.num_prompt_logprobs))
+
+
+def check_result(request: Request, row: Row, result: RowResult) -> None:
+    """Raise AssertionError if the runner's result is not one for this row."""
+    id = row.request_id
+    assert result.request_id == id, f"the result of request {result.request_id} stands where {id} is due"
+    assert bool(result.token_ids) == row.samples, (
+        f"request {id} gets {len(result.token_ids)} tokens from a row with samples={row.samples}"
+    )
+    assert result.logprobs is None or len(result.logprobs) == len(result.token_ids), (
+        f"request {id} gets {len(result.logprobs or ())} log-probabilities for {len(result.token_ids)} tokens"
+    )
+    owed = num_prompt_logprobs_owed(request, row.start, row.end)
+    assert len(result.prompt_logprobs) == owed, (
+        f"request {id} gets {len(result.prompt_logprobs)} prompt log-probabilities instead of {owed}"
+    )

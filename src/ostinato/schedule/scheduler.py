@@ -1,0 +1,299 @@
+"""The scheduler: which tokens of which requests a step computes, and what its result means for them."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from dataclasses import dataclass, field
+from operator import attrgetter
+
+from ..cache.manager import CacheManager
+from ..errors import RequestError
+from .batch import Batch, Row, StepResult
+from .limits import SchedulerLimits, check_arrival, max_length
+from .request import FinishReason, Request, RequestStatus, RequestUpdate
+from .rows import check_result, is_decoding, make_row
+
+_rank = attrgetter("rank")
+
+
+@dataclass(slots=True)
+class SchedulerCounters:
+    """What happened since the scheduler was made."""
+
+    steps: int = 0
+    failed_steps: int = 0
+    preemptions: int = 0
+    recomputed_tokens: int = 0
+    """Computed tokens that preemptions threw away."""
+    cut_recomputations: int = 0
+    """Without chunked prefill: preempted requests that were computed again in more than one step."""
+    finished: dict[FinishReason, int] = field(default_factory=lambda: dict.fromkeys(FinishReason, 0))
+
+
+class Scheduler:
+    """Continuous batching over a bounded cache. One step at a time, from one thread:
+
+        batch = schedule() -> run it -> update(result), or fail(batch, error)
+
+    `add`, `abort` and `finish` may be called at any time, also while a step is in flight.
+
+    Order of service is `Request.rank`. A step holds one token of every request that is decoding, then prompt
+    chunks of running requests, then of waiting ones. On admission a request gets blocks for all tokens that
+    it knows, so only decoding makes it grow. If no block is free for that, the running request that is last
+    in rank is preempted, possibly the one that grows: it loses its memory and waits, with its outputs, to
+    compute all its tokens again. So the first in rank is never preempted for another, and alone it always
+    fits, because `add` refuses what does not: every step has a row, and nobody waits for ever but for those
+    of lower rank. Nobody who runs is preempted for somebody who waits.
+
+    Without chunked prefill a prompt waits until it fits into a step whole. The one exception is a preempted
+    request whose prompt and outputs have outgrown `max_num_batched_tokens`: it is computed again in chunks,
+    since no step may exceed that budget, and `counters.cut_recomputations` says so.
+    """
+
+    def __init__(self, limits: SchedulerLimits, cache: CacheManager) -> None:
+        self.limits = limits
+        self.cache = cache
+        self.counters = SchedulerCounters()
+        self._requests: dict[str, Request] = {}
+        # Both sorted by rank.
+        self._waiting: list[Request] = []
+        self._running: list[Request] = []
+        self._num_arrived = 0
+        self._in_flight: Batch | None = None
+        self._in_flight_requests: list[Request] = []
+        # Ended while a step that writes to their memory was in flight; released when it is over.
+        self._ended_in_flight: set[str] = set()
+
+    @property
+    def has_unfinished(self) -> bool:
+        return bool(self._requests)
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def num_running(self) -> int:
+        return len(self._running)
+
+    def add(self, request: Request) -> None:
+        """Let `request` wait for its first step.
+
+        Raises RequestError, and changes nothing, if it could never be served (see `check_arrival`), or if its
+        id is in use, which it is until the request has ended and no step in flight writes for it.
+        """
+        if request.request_id in self._requests or request.request_id in self._ended_in_flight:
+            raise RequestError(f"the request id {request.request_id!r} is in use; choose another one")
+        check_arrival(request, self.limits, self.cache)
+        request.arrival = self._num_arrived
+        request.rank = (request.priority if self.limits.policy == "priority" else 0, request.arrival)
+        request.max_num_tokens = max_length(request, self.limits)
+        self._num_arrived += 1
+        self._requests[request.request_id] = request
+        insort(self._waiting, request, key=_rank)
+
+    def schedule(self) -> Batch:
+        """Choose the next step and give its rows their memory.
+
+        The batch has at least one row while a request is unfinished. One without rows is not in flight: it
+        needs no `update`. A row's block table may be longer than the row needs.
+        """
+        assert self._in_flight is None, "the last step needs update() or fail() before the next is scheduled"
+        scheduled: list[Request] = []
+        preemptions = self.counters.preemptions
+        decode_rows = self._decode_rows(scheduled)
+        budget = self.limits.max_num_batched_tokens - len(decode_rows)
+        prefill_rows: list[Row] = []
+        for request in self._running:
+            if budget > 0 and not is_decoding(request):
+                chunk = min(budget, request.num_tokens - request.num_computed_tokens)
+                budget -= chunk
+                prefill_rows.append(make_row(request, self.cache.holding(request.request_id), chunk))
+                scheduled.append(request)
+        # While memory is short, nobody is let in to make it shorter.
+        if self.counters.preemptions == preemptions:
+            self._admit(budget, prefill_rows, scheduled)
+        batch = Batch((*decode_rows, *prefill_rows), len(decode_rows))
+        assert batch.rows or not self._requests, "no row was scheduled although requests are unfinished"
+        if batch.rows:
+            self._in_flight, self._in_flight_requests = batch, scheduled
+            self.counters.steps += 1
+        return batch
+
+    def update(self, result: StepResult) -> list[RequestUpdate]:
+        """Take in the result of the step in flight; returns what it gave to each request that gained by it.
+
+        Several tokens per row are allowed; those after the one that ends a request are dropped. Results for
+        requests that ended meanwhile are ignored. AssertionError if the result does not match the batch;
+        nothing is changed then, so the step can still be failed.
+        """
+        batch = self._in_flight
+        assert batch is not None, "there is no step in flight"
+        assert len(result.rows) == len(batch.rows), "the result has another number of rows than the batch"
+        steps = list(zip(self._in_flight_requests, batch.rows, result.rows, strict=True))
+        for request, row, row_result in steps:
+            check_result(request, row, row_result)
+        self._end_step()
+        updates = []
+        for request, row, row_result in steps:
+            if request.status is RequestStatus.FINISHED:
+                continue
+            if row_result.prompt_logprobs:
+                request.num_prompt_logprobs += len(row_result.prompt_logprobs)
+            if not row.samples:
+                request.num_computed_tokens = row.end
+                if row_result.prompt_logprobs:
+                    updates.append(
+                        RequestUpdate(request.request_id, prompt_logprobs=row_result.prompt_logprobs)
+                    )
+                continue
+            num_kept, reason = request.accept(row_result.token_ids)
+            request.num_computed_tokens = request.num_tokens - 1
+            if reason is not None:
+                self._end(request, reason)
+            updates.append(
+                RequestUpdate(
+                    request.request_id,
+                    row_result.token_ids[:num_kept],
+                    None if row_result.logprobs is None else row_result.logprobs[:num_kept],
+                    row_result.prompt_logprobs,
+                    reason,
+                    request.stop_reason,
+                )
+            )
+        return updates
+
+    def fail(self, batch: Batch, error: Exception) -> list[RequestUpdate]:
+        """End the requests of the step in flight, which raised `error`, and free their memory.
+
+        State is written in place, so the step cannot be run again. Requests that were not in it go on.
+        """
+        assert batch is self._in_flight, "only the step in flight can fail"
+        requests = self._in_flight_requests
+        self._end_step()
+        self.counters.failed_steps += 1
+        updates = []
+        for request in requests:
+            if request.status is not RequestStatus.FINISHED:
+                self._end(request, FinishReason.ERROR)
+                updates.append(
+                    RequestUpdate(request.request_id, finish_reason=FinishReason.ERROR, error=error)
+                )
+        return updates
+
+    def abort(self, request_id: str) -> bool:
+        """End a request whose output nobody wants; False if none of that id is unfinished."""
+        return self.finish(request_id, FinishReason.ABORT)
+
+    def finish(self, request_id: str, reason: FinishReason) -> bool:
+        """End a request for a reason found outside, such as a stop string; False if it is not unfinished.
+
+        If a step in flight computes it, the result is ignored and the memory is freed when the step is over.
+        """
+        request = self._requests.get(request_id)
+        if request is None:
+            return False
+        self._end(request, reason)
+        return True
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError unless queues, requests and cache agree with each other."""
+        self.cache.check_integrity()
+        for queue, status in (
+            (self._waiting, RequestStatus.WAITING),
+            (self._running, RequestStatus.RUNNING),
+        ):
+            ranks = [request.rank for request in queue]
+            assert ranks == sorted(set(ranks)), f"the {status} requests are not in order of rank"
+            for request in queue:
+                assert request.status is status, (
+                    f"request {request.request_id} is {request.status}, not {status}"
+                )
+                assert self._requests.get(request.request_id) is request, "a queue holds an unknown request"
+        assert len(self._waiting) + len(self._running) == len(self._requests), "a request is in no queue"
+        assert len(self._running) <= self.limits.max_num_seqs, "more requests run than may"
+        for request in self._waiting:
+            assert request.num_computed_tokens == 0, (
+                f"request {request.request_id} waits with computed tokens"
+            )
+        for request in self._running:
+            assert request.num_computed_tokens < request.num_tokens, (
+                f"request {request.request_id} has nothing to compute"
+            )
+            assert request.num_computed_tokens <= self.cache.holding(request.request_id).capacity, (
+                f"request {request.request_id} has computed tokens without a block"
+            )
+        holders = {request.request_id for request in self._running} | self._ended_in_flight
+        assert self.cache.holders() == holders, (
+            "memory is held by a request that neither runs nor is in flight"
+        )
+        assert self._in_flight is not None or not self._ended_in_flight, "memory of ended requests was kept"
+
+    def _decode_rows(self, scheduled: list[Request]) -> list[Row]:
+        """A row for each request that is decoding, in order of rank; preempts from the other end."""
+        rows: list[Row] = []
+        index = 0
+        # Preemption shortens the list only behind `index` or at it, so no row is made in vain.
+        while index < len(self._running) and len(rows) < self.limits.max_num_batched_tokens:
+            request = self._running[index]
+            index += 1
+            if is_decoding(request) and self._make_room(request):
+                rows.append(make_row(request, self.cache.holding(request.request_id), 1))
+                scheduled.append(request)
+        return rows
+
+    def _make_room(self, request: Request) -> bool:
+        """Find `request` the block of its next token, by preemption if need be; False if it was its own."""
+        while not self.cache.grow(request.request_id, request.num_tokens):
+            victim = self._running.pop()
+            self.counters.preemptions += 1
+            self.counters.recomputed_tokens += victim.num_computed_tokens
+            self.cache.release(victim.request_id)
+            victim.num_preemptions += 1
+            victim.num_computed_tokens = 0
+            victim.status = RequestStatus.WAITING
+            insort(self._waiting, victim, key=_rank)
+            if victim is request:
+                return False
+        return True
+
+    def _admit(self, budget: int, rows: list[Row], scheduled: list[Request]) -> None:
+        """Start waiting requests, in order of rank, until one finds no row, no tokens or no memory."""
+        while self._waiting and budget > 0 and len(self._running) < self.limits.max_num_seqs:
+            request = self._waiting[0]
+            chunk = min(budget, request.num_tokens)
+            is_cut = False
+            if chunk < request.num_tokens and not self.limits.enable_chunked_prefill:
+                if request.num_tokens <= self.limits.max_num_batched_tokens:
+                    return
+                is_cut = True
+            # A block is left for each running request, else it would soon preempt the one admitted here.
+            if not self.cache.grow(request.request_id, request.num_tokens, spare_blocks=len(self._running)):
+                return
+            self._waiting.pop(0)
+            request.status = RequestStatus.RUNNING
+            insort(self._running, request, key=_rank)
+            self.counters.cut_recomputations += is_cut
+            budget -= chunk
+            rows.append(make_row(request, self.cache.holding(request.request_id), chunk))
+            scheduled.append(request)
+
+    def _end_step(self) -> None:
+        self._in_flight, self._in_flight_requests = None, []
+        for request_id in self._ended_in_flight:
+            self.cache.release(request_id)
+        self._ended_in_flight.clear()
+
+    def _end(self, request: Request, reason: FinishReason) -> None:
+        """Take `request` out; its memory is freed now, or after a step in flight, which may write to it."""
+        queue = self._running if request.status is RequestStatus.RUNNING else self._waiting
+        del queue[bisect_left(queue, request.rank, key=_rank)]
+        del self._requests[request.request_id]
+        if queue is self._running:
+            if self._in_flight is not None:
+                self._ended_in_flight.add(request.request_id)
+            else:
+                self.cache.release(request.request_id)
+        request.status = RequestStatus.FINISHED
+        request.finish_reason = reason
+        self.counters.finished[reason] += 1
