@@ -56,29 +56,37 @@ def _row_by_row(
 ) -> torch.Tensor:
     """Each state is updated where it lies: read once and written once, while it stays in the core's cache."""
     heads, head_dim, state_size = ssm_states.shape[1:]
-    groups = B.shape[1]
+    tokens, groups = B.shape[:2]
     in_place = ssm_states.dtype == torch.float32
     y = torch.empty_like(scaled)
-    token = 0
+    product = scaled.new_empty(groups, heads * head_dim // groups, state_size)
+    # Heads of one group share B and C, so the group's heads and channels form one matrix [channels, state].
+    by_token = zip(
+        decay.view(tokens, heads, 1, 1).unbind(),
+        scaled.view(tokens, groups, -1, 1).unbind(),
+        B.unsqueeze(2).unbind(),
+        C.unsqueeze(2).unbind(),
+        y.view(tokens, groups, -1).unbind(),
+        strict=True,
+    )
     for read, writes in zip(read_slots.tolist(), write_slots.tolist(), strict=True):
         previous = ssm_states[read] if read else None
         for write in writes:
+            decay_t, scaled_t, B_t, C_t, y_t = next(by_token)
             target = ssm_states[write]
             state = target if in_place else torch.empty_like(target, dtype=torch.float32)
             if previous is None:
                 state.zero_()
             else:
-                torch.mul(previous, decay[token].view(heads, 1, 1), out=state)
-            state_by_group = state.view(groups, -1, state_size)
-            # Heads of one group share B and C, so the group's heads and channels form one matrix.
-            state_by_group.baddbmm_(scaled[token].view(groups, -1, 1), B[token].view(groups, 1, state_size))
-            torch.bmm(
-                state_by_group, C[token].view(groups, state_size, 1), out=y[token].view(groups, -1, 1)
-            )
+                torch.mul(previous, decay_t, out=state)
+            by_group = state.view(groups, -1, state_size)
+            by_group.addcmul_(scaled_t, B_t)
+            # Elementwise: a batched matrix-vector product is five times slower on a state that is in cache.
+            torch.mul(by_group, C_t, out=product)
+            torch.sum(product, dim=-1, out=y_t)
             if not in_place:
                 target.copy_(state)
             previous = target  # as rounded to the slot's dtype: the next step would read the same
-            token += 1
     return y
 
 
