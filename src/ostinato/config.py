@@ -1,0 +1,154 @@
+"""EngineConfig: what the user asks for, validated. What is made of it is the plan's business.
+
+A setting that is left out is open: the plan chooses its value, and may lower it to what fits. A setting that
+is given is never changed.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from difflib import get_close_matches
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic_core import ErrorDetails, PydanticCustomError
+
+from ostinato.errors import ConfigError, Remedy
+from ostinato.plan.units import parse_bytes
+
+ALIASES = {
+    "mamba_ssm_cache_dtype": "ssm_state_dtype",
+    "gpu_memory_utilization": "memory_utilization",
+    "kv_cache_memory_bytes": "cache_memory",
+}
+"""Names that vLLM has for settings of the same meaning; they work wherever a setting is named."""
+
+BLOCK_SIZES = (16, 32, 64, 128, 256)
+
+
+class EngineConfig(BaseModel):
+    """The settings of an engine. The descriptions below are also the help of the command line.
+
+    An unknown name, a bad value, or a setting given under both its names is a ConfigError.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    model: str = Field("demo", description="`demo`, a checkpoint directory, or a hub id.")
+    revision: str | None = Field(None, description="Branch, tag or commit, for a hub id.")
+    dtype: Literal["auto", "bfloat16", "float16", "float32"] = Field(
+        "auto", description="Of weights and activations; auto is the checkpoint's own."
+    )
+    ssm_state_dtype: Literal["auto", "bfloat16", "float16", "float32"] = Field(
+        "auto", description="Of the SSM state in slots; auto is the checkpoint's wish, else float32."
+    )
+    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="Auto is a GPU if there is one.")
+    max_num_seqs: int | None = Field(
+        None, ge=1, description="Most requests running at once (256; 32 on a CPU; less if less fits)."
+    )
+    max_num_batched_tokens: int | None = Field(
+        None, ge=1, description="Most tokens in one step (8192; 1024 on a CPU; less if less fits)."
+    )
+    max_model_len: int | None = Field(
+        None, ge=2, description="Most tokens of one request, its output included (the model's maximum)."
+    )
+    block_size: int = Field(16, description="Tokens in a block of keys and values: 16, 32, 64, 128 or 256.")
+    enable_chunked_prefill: bool = Field(
+        True, description="Long prompts are computed in parts, beside requests that are decoding."
+    )
+    memory_utilization: float | None = Field(
+        None, gt=0.0, le=1.0, description="Part of the device's memory to use (0.9 of a GPU; 1.0 on a CPU)."
+    )
+    cache_memory: int | None = Field(
+        None,
+        ge=1,
+        description="Bytes for blocks and slots, such as 4GiB (open: what is left; 4GiB on a CPU).",
+    )
+    scheduling_policy: Literal["fcfs", "priority"] = Field(
+        "fcfs", description="First come, first served; or by priority, then as they came."
+    )
+    seed: int = Field(0, ge=0, lt=2**64, description="Of requests that bring no seed of their own.")
+    threads: int | None = Field(None, ge=1, description="CPU threads (the cores that the process may use).")
+    random_weights: bool = Field(
+        False, description="Random weights in place of the checkpoint's: a config.json is enough."
+    )
+
+    def __init__(self, **settings: Any) -> None:
+        try:
+            super().__init__(**_by_canonical_name(settings))
+        except ValidationError as error:
+            raise _config_error(error.errors(include_url=False)) from None
+
+    @field_validator("model", mode="before")
+    @classmethod
+    def _accept_a_path(cls, value: Any) -> Any:
+        return os.fspath(value) if isinstance(value, os.PathLike) else value
+
+    @field_validator("cache_memory", mode="before")
+    @classmethod
+    def _accept_a_size(cls, value: Any) -> Any:
+        if not isinstance(value, str):
+            return value
+        try:
+            return parse_bytes(value)
+        except ConfigError as error:
+            raise PydanticCustomError("size", "{message}", {"message": error.message}) from None
+
+    @field_validator("block_size")
+    @classmethod
+    def _is_a_block_size(cls, value: int) -> int:
+        if value not in BLOCK_SIZES:
+            nearest = min(BLOCK_SIZES, key=lambda size: abs(size - value))
+            message = "Input should be 16, 32, 64, 128 or 256"
+            raise PydanticCustomError("block_size", message, {"nearest": nearest})
+        return value
+
+    def is_given(self, setting: str) -> bool:
+        """Whether the user gave `setting`, so that its value must not be changed."""
+        return setting in self.model_fields_set and getattr(self, setting) is not None
+
+    def with_settings(self, **changes: Any) -> EngineConfig:
+        """This config with some settings given other values. ConfigError as at construction."""
+        given = {name: getattr(self, name) for name in self.model_fields_set}
+        return EngineConfig(**(given | changes))
+
+
+def _by_canonical_name(settings: Mapping[str, Any]) -> dict[str, Any]:
+    named: dict[str, Any] = {}
+    for name, value in settings.items():
+        canonical = ALIASES.get(name, name)
+        if canonical in named:
+            alias = next(alias for alias, setting in ALIASES.items() if setting == canonical)
+            raise ConfigError(f"{canonical} and {alias} are two names of one setting; give one of them")
+        named[canonical] = value
+    return named
+
+
+def _config_error(problems: list[ErrorDetails]) -> ConfigError:
+    """All problems, one per line, and the nearest legal value where there is one."""
+    lines, remedies = [], []
+    for problem in problems:
+        name = ".".join(str(part) for part in problem["loc"])
+        if problem["type"] == "extra_forbidden":
+            lines.append(_unknown_setting(name))
+            continue
+        lines.append(f"{name} = {problem['input']!r}: {_lower_first(problem['msg'])}")
+        context = problem.get("ctx", {})
+        nearest = next((context[key] for key in ("nearest", "ge", "le") if key in context), None)
+        if name == "memory_utilization" and nearest is None and "gt" in context:
+            nearest = 0.01
+        if nearest is not None:
+            remedies.append(Remedy(name, nearest))
+    return ConfigError("\n".join(lines), remedies)
+
+
+def _unknown_setting(name: str) -> str:
+    known = [*EngineConfig.model_fields, *ALIASES]
+    close = get_close_matches(name, known, n=3, cutoff=0.5)
+    hint = f"did you mean {' or '.join(close)}?" if close else f"the known ones are {', '.join(known)}"
+    return f"{name} is not a setting: {hint}"
+
+
+def _lower_first(message: str) -> str:
+    return message[:1].lower() + message[1:]

@@ -1,0 +1,72 @@
+"""Limits that cgroups (version 1 and 2) put on this process, read from /proc and /sys. No limit is None."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+
+def memory_limit(root: Path = Path("/")) -> int | None:
+    """Bytes of memory that the process may use: the least of its cgroup and all those above it."""
+    values = [
+        *(_number(path / "memory.max") for path in _unified(root)),
+        *(_number(path / "memory.limit_in_bytes") for path in _controller(root, "memory")),
+    ]
+    return min((int(value) for value in values if value is not None), default=None)
+
+
+def core_limit(root: Path = Path("/")) -> int | None:
+    """Cores that the process's CPU quota is worth, rounded up."""
+    quotas = [
+        *(_quota(path / "cpu.max") for path in _unified(root)),
+        *(_quota(path / "cpu.cfs_quota_us", path / "cpu.cfs_period_us") for path in _controller(root, "cpu")),
+    ]
+    return min((max(1, -int(-quota // 1)) for quota in quotas if quota is not None), default=None)
+
+
+def _unified(root: Path) -> Iterator[Path]:
+    """Directories of the version 2 hierarchy from the process's own upwards. In a container the path that /proc
+    names may lie outside the mount; the mount's top is then the container's own group."""
+    for line in _lines(root / "proc/self/cgroup"):
+        if line.startswith("0::"):
+            yield from _upwards(root / "sys/fs/cgroup", line[3:])
+            yield from _upwards(root / "sys/fs/cgroup/unified", line[3:])
+
+
+def _controller(root: Path, controller: str) -> Iterator[Path]:
+    """Directories of a version 1 controller, from the process's own upwards."""
+    for line in _lines(root / "proc/self/cgroup"):
+        _, names, path = line.split(":", 2)
+        if controller in names.split(","):
+            for mount in dict.fromkeys((controller, names)):
+                yield from _upwards(root / "sys/fs/cgroup" / mount, path)
+
+
+def _upwards(mount: Path, path: str) -> Iterator[Path]:
+    directory = mount / path.strip("/")
+    while directory != mount:
+        yield directory
+        directory = directory.parent
+    yield mount
+
+
+def _number(path: Path) -> int | None:
+    """The number in a file; None for `max`, for version 1's nearly 2**63, and where there is no file."""
+    text = " ".join(_lines(path))
+    value = int(text) if text.isdigit() else None
+    return value if value is not None and value < 2**60 else None
+
+
+def _quota(path: Path, period_path: Path | None = None) -> float | None:
+    """CPU time per time: version 2 has `quota period` in one file, version 1 two files, and -1 for no limit."""
+    words = " ".join(_lines(path) + (_lines(period_path) if period_path else [])).split()
+    if len(words) != 2 or not all(word.isdigit() for word in words):
+        return None
+    return int(words[0]) / int(words[1])
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        return path.read_text().splitlines()
+    except OSError:
+        return []

@@ -1,0 +1,175 @@
+"""DeviceSpec: what the plan knows of a device; a catalogue to plan for absent ones, and detection of the present.
+
+Nothing here imports torch: a GPU is found through `nvidia-smi` or /proc, memory and cores of a CPU through /proc
+and the cgroups that limit the process.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from importlib import metadata
+from pathlib import Path
+
+from ostinato.errors import ConfigError
+from ostinato.plan.cgroup import core_limit, memory_limit
+from ostinato.plan.units import KiB, MiB
+
+
+@dataclass(frozen=True)
+class DeviceSpec:
+    """`kind` is `cpu` or `cuda`. Rates that nobody has measured or published are None.
+
+    `peak_rates` are dense matrix products in FLOP/s by dtype; `bandwidth` is in bytes/s; `cores` are the cores that
+    the process may use, or a GPU's multiprocessors; `source` says where all this is from.
+    """
+
+    name: str
+    kind: str
+    memory_bytes: int
+    cores: int
+    bandwidth: float | None
+    peak_rates: dict[str, float] | None
+    source: str
+
+
+def _gpu(
+    name: str, memory_mib: int, cores: int, bandwidth: float, half_rate: float, float32_rate: float
+) -> DeviceSpec:
+    rates = {"bfloat16": half_rate, "float16": half_rate, "float32": float32_rate}
+    return DeviceSpec(name, "cuda", memory_mib * MiB, cores, bandwidth, rates, "catalogue")
+
+
+CATALOGUE = {
+    gpu.name: gpu
+    for gpu in (
+        _gpu("a100-80gb", 81920, 108, 2.039e12, 312e12, 19.5e12),
+        _gpu("h100-80gb", 81559, 132, 3.35e12, 989e12, 67e12),
+        _gpu("h200-141gb", 143771, 132, 4.8e12, 989e12, 67e12),
+        _gpu("b200-192gb", 183359, 148, 8.0e12, 2250e12, 75e12),
+        _gpu("l4-24gb", 23034, 58, 0.3e12, 121e12, 30.3e12),
+        _gpu("l40s-48gb", 46068, 142, 0.864e12, 362e12, 91.6e12),
+        _gpu("rtx4090-24gb", 24564, 128, 1.008e12, 165e12, 82.6e12),
+    )
+}
+"""GPUs by name. Memory is what the driver reports, which is less than what the name says; the rates are those of
+the vendor's data sheets (the SXM variants), without sparsity, sums in float32."""
+
+DEVICE_NAMES = ("cpu", *CATALOGUE)
+"""All that `find_device` knows; `cpu` is the CPU of this machine."""
+
+
+def find_device(name: str) -> DeviceSpec:
+    """A device of the catalogue, or what `detect` finds for auto, cpu and cuda. ConfigError for other names."""
+    if name in CATALOGUE:
+        return CATALOGUE[name]
+    if name in ("auto", "cpu", "cuda"):
+        return detect(name)
+    raise ConfigError(
+        f"device {name!r} is not known; the known ones are auto, cuda, {', '.join(DEVICE_NAMES)}"
+    )
+
+
+def detect(
+    device: str = "auto", root: Path = Path("/"), environ: Mapping[str, str] = os.environ
+) -> DeviceSpec:
+    """The device of this machine: `cpu`, `cuda`, or `auto`, a GPU if there is one that torch can use.
+
+    `root` is where /proc and /sys are looked for. ConfigError if `cuda` is asked for and there is none.
+    """
+    gpu = None if device == "cpu" else _detect_gpu(root, environ)
+    usable = _torch_supports_cuda()
+    if gpu is not None and usable:
+        return gpu
+    if device == "cuda":
+        reason = "torch is built for the CPU only" if gpu is not None else "no NVIDIA GPU was found"
+        raise ConfigError(f"device cuda cannot be used: {reason}; set device to cpu or auto")
+    cpu = _detect_cpu(root)
+    if gpu is None:
+        return cpu
+    return replace(cpu, source=f"{cpu.source}; {gpu.name} is not used, since torch is built for the CPU only")
+
+
+def _detect_cpu(root: Path) -> DeviceSpec:
+    memory, limit = _installed_memory(root), memory_limit(root)
+    source = f"this machine ({_cpu_model(root)})"
+    if limit is not None and limit < memory:
+        memory, source = limit, f"{source}, memory limited by its cgroup"
+    cores, quota = len(os.sched_getaffinity(0)), core_limit(root)
+    if quota is not None and quota < cores:
+        cores, source = quota, f"{source}, cores limited by its cgroup"
+    return DeviceSpec("cpu", "cpu", memory, cores, None, None, source)
+
+
+def _installed_memory(root: Path) -> int:
+    """Bytes of RAM, from /proc/meminfo, whose unit is KiB."""
+    for line in (root / "proc/meminfo").read_text().splitlines():
+        if line.startswith("MemTotal:"):
+            return int(line.split()[1]) * KiB
+    raise ConfigError("/proc/meminfo does not say how much memory there is; give --device-memory")
+
+
+def _cpu_model(root: Path) -> str:
+    try:
+        lines = (root / "proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return "CPU"
+    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), "CPU")
+
+
+def _detect_gpu(root: Path, environ: Mapping[str, str]) -> DeviceSpec | None:
+    """The first GPU that the process may see; None if there is none."""
+    visible = environ.get("CUDA_VISIBLE_DEVICES")
+    chosen = None if visible is None else visible.split(",")[0].strip()
+    if chosen in ("", "-1"):
+        return None
+    return _ask_nvidia_smi(chosen) or _read_driver(root)
+
+
+def _ask_nvidia_smi(chosen: str | None) -> DeviceSpec | None:
+    command = ["nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader,nounits"]
+    if chosen is not None:
+        command.append(f"--id={chosen}")
+    try:
+        answer = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True).stdout
+        name, memory_mib = answer.splitlines()[0].rsplit(",", 1)
+        memory = int(memory_mib) * MiB
+    except (OSError, subprocess.SubprocessError, IndexError, ValueError):
+        return None
+    known = _known_gpu(name)
+    if known is None:
+        return DeviceSpec(name.strip(), "cuda", memory, 0, None, None, "this machine (nvidia-smi)")
+    return replace(known, memory_bytes=memory, source=f"this machine (nvidia-smi: {name.strip()})")
+
+
+def _read_driver(root: Path) -> DeviceSpec | None:
+    """A GPU of the catalogue that the driver lists in /proc, which says its name but not its memory."""
+    for path in sorted(root.glob("proc/driver/nvidia/gpus/*/information")):
+        for line in path.read_text().splitlines():
+            if line.startswith("Model:"):
+                name = line.split(":", 1)[1].strip()
+                known = _known_gpu(name)
+                return known and replace(known, source=f"this machine (driver: {name}; memory by catalogue)")
+    return None
+
+
+def _known_gpu(name: str) -> DeviceSpec | None:
+    """The catalogue's entry for a product name such as `NVIDIA A100-SXM4-80GB`."""
+    words = name.lower().replace("-", " ").split()
+    for key, spec in CATALOGUE.items():
+        product, size = key.split("-")
+        if product == "a100" and size not in words:
+            continue  # there is one of 40 GB, too
+        if product in words or product.replace("rtx", "") in words:
+            return spec
+    return None
+
+
+def _torch_supports_cuda() -> bool:
+    """Whether the installed torch was built with CUDA, by its version alone: importing it takes seconds."""
+    try:
+        return "+cpu" not in metadata.version("torch")
+    except metadata.PackageNotFoundError:
+        return True

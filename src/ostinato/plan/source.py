@@ -1,0 +1,99 @@
+"""Where a model comes from, and which architecture its config.json names."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from ostinato.demo import checkpoint_dir
+from ostinato.errors import ConfigError, ModelError, Remedy
+from ostinato.plan.model import DTYPE_BYTES, ModelSpec
+
+ARCHITECTURES = {
+    name: f"ostinato.plan.architectures.{name}"
+    for name in ("bamba", "falcon_h1", "granitemoehybrid", "llama", "mamba2", "nemotron_h", "qwen3")
+}
+"""`model_type` of a config.json -> the module whose `model_spec` reads it; imported when it is needed."""
+
+CHECKPOINT_FILES = ("*.json", "*.safetensors", "*.jinja")
+
+
+def resolve_model_dir(
+    model: str, revision: str | None = None, files: tuple[str, ...] = CHECKPOINT_FILES
+) -> Path:
+    """The directory of `model`: `demo` (the embedded one), a directory, or a hub id, which is fetched.
+
+    `files` are the patterns to fetch from a hub. ModelError if there is no such directory or model;
+    ConfigError if a `revision` is given for what is not a hub id.
+    """
+    directory = checkpoint_dir() if model == "demo" else Path(model).expanduser()
+    if directory.is_dir():
+        if revision is not None:
+            message = f"revision {revision!r} is for hub ids, and {model!r} is a directory"
+            raise ConfigError(message, [Remedy("revision", None)])
+        return directory
+    if directory.exists():
+        raise ModelError(f"{model!r} is a file; give the directory of a checkpoint, with its config.json")
+    if re.fullmatch(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", model) is None or model == "demo":
+        raise ModelError(f"there is no directory {str(directory)!r}")
+    return _fetch(model, revision, files)
+
+
+def read_config(directory: Path) -> dict[str, Any]:
+    """The config.json of a checkpoint directory. ModelError if it is missing or broken."""
+    path = directory / "config.json"
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ModelError(f"{directory} holds no config.json, so it is no checkpoint") from None
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise ModelError(f"{path} cannot be read: {error}") from None
+    if not isinstance(config, dict):
+        raise ModelError(f"{path} should hold an object, not a {type(config).__name__}")
+    return config
+
+
+def model_spec(config: dict[str, Any]) -> ModelSpec:
+    """What config.json describes. ModelError for an architecture that is missing or unknown, or quantization."""
+    known = ", ".join(sorted(ARCHITECTURES))
+    architecture = config.get("model_type")
+    if not architecture:
+        raise ModelError(f"config.json names no architecture (model_type); the known ones are {known}")
+    if architecture not in ARCHITECTURES:
+        raise ModelError(f"architecture {architecture!r} is not known; the known ones are {known}")
+    quantization = config.get("quantization_config")
+    if quantization:
+        method = quantization.get("quant_method") if isinstance(quantization, Mapping) else None
+        raise ModelError(
+            f"the checkpoint is quantized with {method or 'an unnamed method'}; none is supported yet"
+        )
+    spec: ModelSpec = import_module(ARCHITECTURES[architecture]).model_spec(config)
+    return spec
+
+
+def checkpoint_dtype(config: Mapping[str, Any]) -> str:
+    """What config.json names as `dtype` or `torch_dtype`; float32 where it names neither, as transformers does."""
+    dtype = str(config.get("dtype") or config.get("torch_dtype") or "float32").removeprefix("torch.")
+    if dtype not in DTYPE_BYTES:
+        raise ModelError(f"config.json has dtype {dtype!r}; the supported ones are {', '.join(DTYPE_BYTES)}")
+    return dtype
+
+
+def _fetch(model: str, revision: str | None, files: tuple[str, ...]) -> Path:
+    try:
+        from huggingface_hub import snapshot_download
+    except ImportError:
+        raise ModelError(
+            f"there is no directory {model!r}; if it is a hub id, fetching it needs an extra: "
+            "pip install 'ostinato[hub]'"
+        ) from None
+    try:
+        return Path(snapshot_download(model, revision=revision, allow_patterns=list(files)))
+    except Exception as error:  # the hub's client raises many kinds, from HTTP errors to failed look-ups
+        raise ModelError(
+            f"there is no directory {model!r}, and it could not be fetched from the hub: {error}"
+        ) from error

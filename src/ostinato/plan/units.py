@@ -1,0 +1,39 @@
+"""Sizes of memory as people write them."""
+
+from __future__ import annotations
+
+import re
+
+from ostinato.errors import ConfigError
+
+KiB, MiB, GiB = 2**10, 2**20, 2**30
+
+_UNITS = {
+    "": 1, "b": 1,
+    "kib": KiB, "mib": MiB, "gib": GiB, "tib": 2**40,
+    "k": KiB, "m": MiB, "g": GiB, "t": 2**40,
+    "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12,
+}  # fmt: skip
+
+
+def parse_bytes(text: str) -> int:
+    """Bytes of `40GiB`, `512 MiB`, `1.5g`, `2GB` (decimal) or a plain number; else ConfigError."""
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", text)
+    if match is None or match[2].lower() not in _UNITS:
+        raise ConfigError(f"{text!r} is not a size; write it like 4GiB, 512MiB or 2GB")
+    unit = _UNITS[match[2].lower()]
+    return int(match[1]) * unit if match[1].isdigit() else int(float(match[1]) * unit)
+
+
+def format_bytes(count: int) -> str:
+    """A size to read, in binary units, with three digits or so: `4 GiB`, `1.25 GiB`, `100 MiB`, `17 B`."""
+    size, unit = float(count), "B"
+    for larger in ("KiB", "MiB", "GiB", "TiB"):
+        if abs(size) < 1024:
+            break
+        size, unit = size / 1024, larger
+    digits = 0 if size >= 100 or unit == "B" else 1 if size >= 10 else 2
+    number = f"{size:.{digits}f}"
+    if "." in number:
+        number = number.rstrip("0").rstrip(".")
+    return f"{number} {unit}"
