@@ -1,0 +1,92 @@
+"""Sampling noise as a pure function of (seed, position, token id), without generator state.
+
+A token is sampled as the argmax of `logits / temperature + gumbel`. As the noise of one token at one position
+of one request depends on nothing else, the sampled tokens do not depend on the rest of the batch, on how the
+prompt was cut, on which tokens were ruled out before, or on whether a token was first guessed by a proposer.
+
+`key(seed, position)` is two 32-bit words from the splitmix64 finaliser (Steele, Lea, Flood: "Fast Splittable
+Pseudorandom Number Generators", OOPSLA 2014). Each token id is mixed with both by 32-bit integer steps (the
+constants are those of Wellons' `lowbias32`), which wrap around and are the same on every device; only the
+logarithms at the end may differ in the last bit between devices.
+
+Resolution: of the 32 bits, one picks the half of the unit interval and 31 the distance w = (m + 1/2) / 2^32
+from its outer end, so both tails are resolved down to 2^-33. With E = -log(1 - w) or -log(w), the noise g =
+-log(E) lies between `GUMBEL_MIN` = -3.13 and `GUMBEL_MAX` = 22.88: a token less likely than about 2^-32 is
+sampled too rarely. Two tokens at one position never share a hash, as the mix is a bijection.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+GUMBEL_MAX = -math.log(-math.log1p(-(2.0**-33)))
+GUMBEL_MIN = -math.log(-math.log(2.0**-33))
+
+_MASK64 = 2**64 - 1
+_GOLDEN = 0x9E3779B97F4A7C15
+# Multipliers above 2^31, as the signed 32-bit integers that torch's int32 needs.
+_MULTIPLY = (0x7FEB352D, 0x846CA68B - 2**32)
+_SHIFT = (16, 15, 16)
+
+
+def mix64(value: int) -> int:
+    """The finaliser of splitmix64: a bijection of the 64-bit integers."""
+    value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK64
+    value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _MASK64
+    return value ^ (value >> 31)
+
+
+def derive_seed(seed: int, index: int) -> int:
+    """The seed of sample `index` of a request; sample 0 uses the request's own."""
+    return seed & _MASK64 if index == 0 else mix64((mix64(seed & _MASK64) + index * _GOLDEN) & _MASK64)
+
+
+def key(seed: int, position: int) -> tuple[int, int]:
+    """The two words that make the noise of one position, as signed 32-bit integers."""
+    word = mix64((mix64((seed + _GOLDEN) & _MASK64) + (position + 1) * _GOLDEN) & _MASK64)
+    return _signed(word & 0xFFFFFFFF), _signed(word >> 32)
+
+
+def keys(seeds_and_positions: list[tuple[int, int]], device: torch.device | str = "cpu") -> torch.Tensor:
+    """`key` of each (seed, position): [rows, 2] int32."""
+    words = [key(seed, position) for seed, position in seeds_and_positions]
+    return torch.tensor(words, dtype=torch.int32, device=device).view(-1, 2)
+
+
+def gumbel(row_keys: torch.Tensor, token_ids: torch.Tensor) -> torch.Tensor:
+    """Standard Gumbel noise, float32.
+
+    `row_keys` is [..., 2] int32 (from `keys`) and `token_ids` int32; the result has the shape of
+    `row_keys[..., 0]` broadcast with `token_ids`: for [rows, 2], give tokens as [vocab] through `row_keys[:,
+    None]`, or one pair each.
+    """
+    return _to_gumbel(_mix(_mix(token_ids ^ row_keys[..., 0]).add_(row_keys[..., 1])))
+
+
+def _mix(x: torch.Tensor) -> torch.Tensor:
+    """A bijection of the 32-bit integers that spreads every input bit, in place on int32."""
+    scratch = torch.empty_like(x)
+    for step, shift in enumerate(_SHIFT):
+        # torch shifts signed integers arithmetically: the mask takes the copies of the sign bit away.
+        torch.bitwise_right_shift(x, shift, out=scratch)
+        x.bitwise_xor_(scratch.bitwise_and_(2 ** (32 - shift) - 1))
+        if step < len(_MULTIPLY):
+            x.mul_(_MULTIPLY[step])
+    return x
+
+
+def _to_gumbel(bits: torch.Tensor) -> torch.Tensor:
+    """Gumbel variates from uniform 32-bit integers; a sign bit of 1 is the half with E above log 2."""
+    far = bits.lt(0).to(torch.float32)
+    distance = (bits & 0x7FFFFFFF).to(torch.float32).add_(0.5).mul_(2.0**-32)
+    # Both logarithms are finite, so products with 0 and 1 select exactly; torch.where is several times
+    # slower.
+    log_far = distance.log().mul_(far)
+    log_survival = distance.neg_().log1p_().mul_(far.neg_().add_(1)).add_(log_far)
+    return log_survival.neg_().log_().neg_()
+
+
+def _signed(word: int) -> int:
+    return word - 2**32 if word >= 2**31 else word

@@ -1,0 +1,169 @@
+"""What a request asks of sampling: `SamplingParams`, checked when it is made. Imports no torch."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from ostinato.errors import Remedy, RequestError
+
+
+class SamplingParams(BaseModel):
+    """How the tokens of one request are chosen and when it ends.
+
+    An unknown name or an illegal value is a RequestError. The order in which the settings act on the logits
+    is in `sample.processing`.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+    temperature: float = Field(1.0, ge=0)
+    """Logits are divided by it; 0 takes the most likely token (greedy)."""
+    top_k: int = Field(0, ge=0)
+    """Keep the k most likely tokens, and those as likely as the k-th; 0 (or -1) keeps all."""
+    top_p: float = Field(1.0, gt=0, le=1)
+    """Keep the most likely tokens that together reach this probability."""
+    min_p: float = Field(0.0, ge=0, le=1)
+    """Keep tokens at least this likely, relative to the most likely one."""
+    repetition_penalty: float = Field(1.0, gt=0)
+    """Logits of tokens in the prompt or the output: positive ones are divided by it, negative ones
+    multiplied."""
+    presence_penalty: float = Field(0.0, ge=-2, le=2)
+    """Subtracted from the logits of tokens in the output."""
+    frequency_penalty: float = Field(0.0, ge=-2, le=2)
+    """Subtracted from the logits of tokens in the output, once per occurrence."""
+    logit_bias: dict[int, float] = Field(default_factory=dict)
+    """Token id -> a number from -100 to 100 that is added to its logit."""
+    seed: int | None = Field(None, ge=-(2**63), lt=2**64)
+    """Same seed, same tokens, whatever else is in the batch. None: one is drawn for the request."""
+    stop: tuple[str, ...] = ()
+    """Strings that end the output; also given as one string."""
+    stop_token_ids: tuple[int, ...] = ()
+    """Token ids that end the output, besides the model's end tokens."""
+    min_tokens: int = Field(0, ge=0)
+    """Before so many tokens, neither end tokens nor `stop_token_ids` nor `stop` end the output."""
+    max_tokens: int | None = Field(256, ge=1)
+    """Most tokens of output; None: as many as `max_model_len` leaves."""
+    ignore_eos: bool = False
+    """Go on after the model's end tokens."""
+    n: int = Field(1, ge=1)
+    """How many outputs to sample for the prompt."""
+    logprobs: int | None = Field(None, ge=0)
+    """Give the log-probability of each output token and of so many most likely ones."""
+    prompt_logprobs: int | None = Field(None, ge=0)
+    """The same for the tokens of the prompt."""
+    skip_special_tokens: bool = True
+    """Leave special tokens out of the text."""
+    include_stop_str_in_output: bool = False
+    """Whether the text ends with the stop string that ended it."""
+
+    def __init__(self, **settings: Any) -> None:
+        try:
+            super().__init__(**settings)
+        except ValidationError as error:
+            raise _request_error(error, type(self).model_fields) from None
+
+    @field_validator("top_k", mode="before")
+    @classmethod
+    def _minus_one_means_all(cls, value: Any) -> Any:
+        return 0 if value == -1 else value
+
+    @field_validator("stop", mode="before")
+    @classmethod
+    def _strings_to_tuple(cls, value: Any) -> Any:
+        if value is None:
+            return ()
+        if isinstance(value, str):
+            return (value,)
+        return tuple(value) if isinstance(value, list) else value
+
+    @field_validator("stop_token_ids", mode="before")
+    @classmethod
+    def _ids_to_tuple(cls, value: Any) -> Any:
+        if value is None:
+            return ()
+        return tuple(value) if isinstance(value, (list, set, frozenset)) else value
+
+    @field_validator("logit_bias", mode="before")
+    @classmethod
+    def _read_json_keys(cls, value: Any) -> Any:
+        """JSON objects have string keys, so `"17"` is token 17."""
+        if value is None:
+            return {}
+        if not isinstance(value, dict):
+            return value
+        return {int(key) if isinstance(key, str) and key.isdecimal() else key: v for key, v in value.items()}
+
+    @field_validator("stop")
+    @classmethod
+    def _no_empty_stop(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        if "" in value:
+            raise ValueError("an empty string would stop at once; leave it out")
+        return value
+
+    @field_validator("logit_bias")
+    @classmethod
+    def _bias_in_range(cls, value: dict[int, float]) -> dict[int, float]:
+        for token, bias in value.items():
+            if not -100 <= bias <= 100:
+                raise ValueError(f"the bias of token {token} must lie between -100 and 100, not {bias}")
+        return value
+
+    @model_validator(mode="after")
+    def _min_within_max(self) -> SamplingParams:
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise ValueError(f"min_tokens ({self.min_tokens}) is above max_tokens ({self.max_tokens})")
+        return self
+
+    @property
+    def greedy(self) -> bool:
+        return self.temperature == 0
+
+    @property
+    def has_penalties(self) -> bool:
+        """Whether the tokens seen so far change the logits."""
+        return self.repetition_penalty != 1 or self.presence_penalty != 0 or self.frequency_penalty != 0
+
+    def replace(self, **changes: Any) -> SamplingParams:
+        """A checked copy with `changes`; what was not set stays not set."""
+        return SamplingParams(**{**self.model_dump(exclude_unset=True), **changes})
+
+
+def check_token_ids(params: SamplingParams, vocab_size: int) -> None:
+    """Raise RequestError if `logit_bias` or `stop_token_ids` names a token that the model does not have."""
+    for setting, ids in (("logit_bias", params.logit_bias), ("stop_token_ids", params.stop_token_ids)):
+        outside = sorted(token for token in ids if not 0 <= token < vocab_size)
+        if outside:
+            raise RequestError(
+                f"{setting} names token ids {_shortened(outside)}; "
+                f"the model's lie between 0 and {vocab_size - 1}"
+            )
+
+
+def _shortened(ids: list[int]) -> str:
+    shown = ", ".join(str(token) for token in ids[:8])
+    return shown if len(ids) <= 8 else f"{shown} and {len(ids) - 8} more"
+
+
+def _request_error(error: ValidationError, known: Iterable[str]) -> RequestError:
+    """One error for everything that is wrong, with the nearest legal value of each number out of range."""
+    problems: list[str] = []
+    remedies: list[Remedy] = []
+    known = list(known)
+    for detail in error.errors():
+        setting = str(detail["loc"][0]) if detail["loc"] else ""
+        if detail["type"] == "extra_forbidden":
+            close = difflib.get_close_matches(setting, known, n=1)
+            meant = f" (did you mean {close[0]}?)" if close else ""
+            problems.append(f"unknown sampling parameter {setting}{meant}; known are {', '.join(known)}")
+            continue
+        message = detail["msg"].removeprefix("Value error, ")
+        problems.append(f"{setting}={detail['input']!r}: {message}" if setting else message)
+        context = detail.get("ctx", {})
+        for bound in ("ge", "le"):
+            if bound in context:
+                remedies.append(Remedy(setting, context[bound]))
+    return RequestError("; ".join(problems), remedies)

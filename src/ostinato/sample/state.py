@@ -1,0 +1,97 @@
+"""What sampling has to know of one request: the payload of its rows."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Collection, Sequence
+
+import numpy as np
+
+from ostinato.sample.noise import derive_seed
+from ostinato.sample.params import SamplingParams
+
+
+class TokenCounts:
+    """Which tokens a request has seen, and how often each was put out; brought up to date at O(new tokens).
+
+    It depends on the prompt and the output alone, so preemption does not disturb it.
+    """
+
+    def __init__(self, prompt_token_ids: Sequence[int]) -> None:
+        prompt = np.unique(np.asarray(prompt_token_ids, dtype=np.int64))
+        self._index = {int(token): place for place, token in enumerate(prompt)}
+        self._ids = prompt
+        self._counts = np.zeros(len(prompt), dtype=np.float32)
+        self._num_output = 0
+
+    def update(self, output_token_ids: Sequence[int]) -> None:
+        """Count the output tokens that were added since the last call; output never shrinks."""
+        for token in output_token_ids[self._num_output :]:
+            place = self._index.setdefault(token, len(self._index))
+            if place >= len(self._ids):
+                size = max(64, 2 * place)
+                self._ids = np.resize(self._ids, size)
+                self._counts = np.concatenate([self._counts, np.zeros(size - len(self._counts), np.float32)])
+            self._ids[place] = token
+            self._counts[place] += 1
+        self._num_output = len(output_token_ids)
+
+    @property
+    def token_ids(self) -> np.ndarray:
+        """The distinct tokens of prompt and output: [seen] int64."""
+        return self._ids[: len(self._index)]
+
+    @property
+    def output_counts(self) -> np.ndarray:
+        """How often each of `token_ids` is in the output: [seen] float32."""
+        return self._counts[: len(self._index)]
+
+
+class SamplingState:
+    """The parameters, the seed and the tokens of one request, as `Row.payload` carries them.
+
+    `prompt_token_ids` and `output_token_ids` are the request's own lists, read and never written here.
+    `eos_token_ids` are the model's end tokens, which `min_tokens` holds back. For `n` outputs there are n
+    requests, the i-th with `sample_index` i. Without a seed in `params` one is drawn, so pass `seed` to share
+    it among the n.
+    """
+
+    __slots__ = ("_counts", "held_back_token_ids", "output_token_ids", "params", "prompt_token_ids", "seed")
+
+    def __init__(
+        self,
+        params: SamplingParams,
+        prompt_token_ids: Sequence[int],
+        output_token_ids: Sequence[int],
+        eos_token_ids: Collection[int] = (),
+        sample_index: int = 0,
+        seed: int | None = None,
+    ) -> None:
+        if seed is None:
+            seed = params.seed if params.seed is not None else secrets.randbits(64)
+        self.params = params
+        self.prompt_token_ids = prompt_token_ids
+        self.output_token_ids = output_token_ids
+        self.seed = derive_seed(seed, sample_index)
+        self.held_back_token_ids = (
+            sorted({*eos_token_ids, *params.stop_token_ids}) if params.min_tokens else []
+        )
+        self._counts: TokenCounts | None = None
+
+    @property
+    def plain(self) -> bool:
+        """Whether this step's logits need no processing before temperature."""
+        params = self.params
+        return not (params.logit_bias or params.has_penalties or self.holds_back)
+
+    @property
+    def holds_back(self) -> bool:
+        """Whether end tokens are still ruled out by `min_tokens`."""
+        return bool(self.held_back_token_ids) and len(self.output_token_ids) < self.params.min_tokens
+
+    def counts(self) -> TokenCounts:
+        """The tokens seen so far, counted up to the present output."""
+        if self._counts is None:
+            self._counts = TokenCounts(self.prompt_token_ids)
+        self._counts.update(self.output_token_ids)
+        return self._counts
