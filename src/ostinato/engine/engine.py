@@ -1,0 +1,170 @@
+"""The engine: one model, its plan, and the loop that turns requests into outputs."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from ostinato.cache.manager import CacheManager
+from ostinato.config import EngineConfig
+from ostinato.engine.generation import Generation
+from ostinato.engine.outputs import RequestOutput
+from ostinato.engine.runner import Runner
+from ostinato.engine.stats import EngineStats
+from ostinato.engine.tokenizer import Tokenizer, load_tokenizer
+from ostinato.errors import RequestError
+from ostinato.plan.device import detect
+from ostinato.plan.plan import Plan, make_plan
+from ostinato.plan.source import model_spec, read_config, resolve_model_dir
+from ostinato.sample.params import SamplingParams
+from ostinato.schedule.limits import SchedulerLimits
+from ostinato.schedule.scheduler import Scheduler
+
+
+class Engine:
+    """Serves requests on one model. One thread calls it: `add` at any time, `step` while `has_unfinished`."""
+
+    def __init__(
+        self, config: EngineConfig, progress: Callable[[int, int], None] = lambda done, total: None
+    ) -> None:
+        """Plans, then loads the weights; `progress` is called with (tensors loaded, tensors in all).
+
+        Raises ModelError, ConfigError or CapacityError, the latter two before any weight is read.
+        """
+        self.directory = resolve_model_dir(config.model, config.revision)
+        self.spec = model_spec(read_config(self.directory))
+        plan = make_plan(config, self.spec, detect(config.device))
+        self.tokenizer: Tokenizer = load_tokenizer(self.directory)
+        self.runner = Runner(plan, self.spec, None if config.random_weights else self.directory, progress)
+        self.plan: Plan = replace(plan, measured=self.runner.measured)
+        settings, memory = plan.settings, plan.memory
+        self.scheduler = Scheduler(
+            SchedulerLimits(
+                max_num_seqs=settings.max_num_seqs,
+                max_num_batched_tokens=settings.max_num_batched_tokens,
+                max_model_len=settings.max_model_len,
+                enable_chunked_prefill=settings.enable_chunked_prefill,
+                policy=settings.scheduling_policy,
+            ),
+            CacheManager(memory.num_blocks, memory.num_slots, settings.block_size, memory.slots_per_request),
+        )
+        self._stats = EngineStats()
+        self._generations: dict[str, Generation] = {}
+        self._of_sequence: dict[str, Generation] = {}
+        self._num_added = 0
+
+    @property
+    def has_unfinished(self) -> bool:
+        return self.scheduler.has_unfinished
+
+    def add(
+        self,
+        prompt: str | Sequence[int],
+        params: SamplingParams | None = None,
+        *,
+        request_id: str | None = None,
+        priority: int = 0,
+        add_special_tokens: bool = True,
+    ) -> str:
+        """Takes in a request and returns its id.
+
+        `prompt` is text or token ids. Without `params`, those of `default_params` apply. `add_special_tokens` is
+        for text that already holds them, such as a rendered chat template. Raises RequestError, and changes
+        nothing, if the request can never be served.
+        """
+        params = params or self.default_params()
+        text = prompt if isinstance(prompt, str) else None
+        token_ids = self.tokenizer.encode(prompt, add_special_tokens) if isinstance(prompt, str) else list(prompt)
+        self._check_vocabulary(token_ids)
+        if request_id is None:
+            request_id = f"request-{self._num_added}"
+        if request_id in self._generations:
+            raise RequestError(f"a request with the id {request_id!r} is unfinished; choose another id")
+        generation = Generation(
+            request_id,
+            text,
+            token_ids,
+            params,
+            self.tokenizer,
+            vocab_size=self.spec.vocab_size,
+            max_model_len=self.plan.settings.max_model_len,
+            priority=priority,
+            engine_seed=self.plan.settings.seed,
+            arrival_index=self._num_added,
+        )
+        added = []
+        try:
+            for request in generation.requests:
+                self.scheduler.add(request)
+                added.append(request.request_id)
+        except RequestError:
+            for sequence_id in added:
+                self.scheduler.abort(sequence_id)
+            raise
+        self._num_added += 1
+        self._generations[request_id] = generation
+        self._of_sequence |= dict.fromkeys(added, generation)
+        self._stats.requests += 1
+        self._stats.prompt_tokens += len(token_ids)
+        return request_id
+
+    def step(self) -> list[RequestOutput]:
+        """Runs one step; returns the outputs that it changed.
+
+        An exception while the batch is computed ends the requests of that batch, whose outputs then carry it; the
+        others go on.
+        """
+        begin = time.perf_counter()
+        batch = self.scheduler.schedule()
+        if not batch.rows:
+            return []
+        try:
+            updates = self.scheduler.update(self.runner.run(batch))
+        except Exception as error:
+            updates = self.scheduler.fail(batch, error)
+        changed: dict[str, Generation] = {}
+        for update in updates:
+            generation = self._of_sequence[update.request_id]
+            stop_string_found = generation.take(update)
+            if stop_string_found:
+                self.scheduler.finish(update.request_id, stop_string_found)
+            changed[generation.output.request_id] = generation
+        for generation in changed.values():
+            if generation.output.finished:
+                self._forget(generation)
+        self._stats.count_step(batch, sum(len(update.token_ids) for update in updates), time.perf_counter() - begin)
+        return [generation.output for generation in changed.values()]
+
+    def abort(self, request_id: str) -> RequestOutput | None:
+        """Ends a request at once and returns what it has so far; None if no such request is unfinished."""
+        generation = self._generations.get(request_id)
+        if generation is None:
+            return None
+        for request in generation.requests:
+            self.scheduler.abort(request.request_id)
+        generation.abort()
+        self._forget(generation)
+        return generation.output
+
+    def default_params(self) -> SamplingParams:
+        """What generation_config.json asks for; greedy where it does not ask for sampling."""
+        return SamplingParams(**self.tokenizer.sampling_defaults)
+
+    def stats(self) -> dict[str, Any]:
+        """Counts since the start, and the cache's present use, as plain data."""
+        return self._stats.to_json(self.scheduler)
+
+    def _check_vocabulary(self, token_ids: Sequence[int]) -> None:
+        outside = [token for token in token_ids if not 0 <= token < self.spec.vocab_size]
+        if outside:
+            raise RequestError(
+                f"the prompt holds token ids outside the model's vocabulary, such as {outside[0]}; "
+                f"they must be from 0 to {self.spec.vocab_size - 1}"
+            )
+
+    def _forget(self, generation: Generation) -> None:
+        del self._generations[generation.output.request_id]
+        for request in generation.requests:
+            del self._of_sequence[request.request_id]

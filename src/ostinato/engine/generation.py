@@ -1,0 +1,136 @@
+"""A request as the caller made it: its n sequences in the scheduler, and the output that they build up."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from ostinato.engine.detokenizer import Detokenizer, StopChecker
+from ostinato.engine.outputs import CompletionOutput, RequestOutput, RequestTimes
+from ostinato.engine.tokenizer import Tokenizer
+from ostinato.sample.noise import derive_seed
+from ostinato.sample.params import SamplingParams
+from ostinato.sample.state import SamplingState
+from ostinato.schedule.request import FinishReason, Request, RequestUpdate, StopConditions
+
+
+class Generation:
+    """One request's life in the engine. `requests` are what the scheduler sees, `output` what the caller gets."""
+
+    def __init__(
+        self,
+        request_id: str,
+        prompt: str | None,
+        prompt_token_ids: list[int],
+        params: SamplingParams,
+        tokenizer: Tokenizer | None,
+        *,
+        eos_token_ids: frozenset[int],
+        max_model_len: int,
+        priority: int,
+        default_seed: int,
+    ) -> None:
+        """`default_seed` is for a request whose parameters bring none. `tokenizer` may be None if `params` needs
+        no text; then outputs have none."""
+        self.params = params
+        stop = StopConditions(
+            max_tokens=max_model_len if params.max_tokens is None else params.max_tokens,
+            min_tokens=params.min_tokens,
+            stop_token_ids=frozenset(params.stop_token_ids),
+            eos_token_ids=eos_token_ids,
+            ignore_eos=params.ignore_eos,
+        )
+        seed = default_seed if params.seed is None else params.seed
+        self.requests: list[Request] = []
+        self._texts: dict[str, _Text] = {}
+        outputs = []
+        for index in range(params.n):
+            sequence_id = request_id if params.n == 1 else f"{request_id}/{index}"
+            request = Request(
+                sequence_id,
+                prompt_token_ids,
+                stop,
+                priority=priority,
+                # All samples have the same prompt, so the first alone scores it.
+                wants_prompt_logprobs=params.prompt_logprobs is not None and index == 0,
+            )
+            request.payload = SamplingState(
+                params, prompt_token_ids, request.output_token_ids, eos_token_ids, sample_index=index, seed=seed
+            )
+            output = CompletionOutput(index)
+            if params.logprobs is not None:
+                output.logprobs, output.cumulative_logprob = [], 0.0
+            self.requests.append(request)
+            self._texts[sequence_id] = _Text(output, params, tokenizer)
+            outputs.append(output)
+        self.output = RequestOutput(
+            request_id, prompt, prompt_token_ids, outputs, RequestTimes(arrival=time.monotonic())
+        )
+        if params.prompt_logprobs is not None:
+            self.output.prompt_logprobs = [None]
+
+    def take(self, update: RequestUpdate) -> bool:
+        """Adds what a step gave to one sequence. True if a stop string ends it, which the scheduler cannot see."""
+        if update.prompt_logprobs and self.output.prompt_logprobs is not None:
+            self.output.prompt_logprobs.extend(update.prompt_logprobs)
+        if update.token_ids:
+            self.output.times.last_token = time.monotonic()
+            if self.output.times.first_token is None:
+                self.output.times.first_token = self.output.times.last_token
+        if update.error is not None:
+            self.output.error = update.error
+        return self._texts[update.request_id].take(update)
+
+    def abort(self) -> None:
+        """Marks every unfinished output as aborted; what it has stays."""
+        for text in self._texts.values():
+            text.finish(FinishReason.ABORT)
+
+
+class _Text:
+    """One sequence's output: tokens to text, up to a stop string."""
+
+    def __init__(self, output: CompletionOutput, params: SamplingParams, tokenizer: Tokenizer | None) -> None:
+        self.output = output
+        self.min_tokens = params.min_tokens
+        self.detokenizer = Detokenizer(tokenizer, params.skip_special_tokens) if tokenizer is not None else None
+        self.stop = StopChecker(params.stop, params.include_stop_str_in_output)
+
+    def take(self, update: RequestUpdate) -> bool:
+        """Adds the update's tokens; True if a stop string was found among them."""
+        output = self.output
+        stop_string = self._append(update.token_ids)
+        kept = len(output.token_ids)
+        if update.logprobs is not None and output.logprobs is not None:
+            new = update.logprobs[: kept - len(output.logprobs)]
+            output.logprobs.extend(new)
+            output.cumulative_logprob = (output.cumulative_logprob or 0.0) + sum(each.logprob for each in new)
+        if stop_string is not None:
+            output.finish_reason, output.stop_reason = FinishReason.STOP.value, stop_string
+            return update.finish_reason is None
+        if update.finish_reason is not None:
+            output.stop_reason = update.stop_reason
+            self.finish(update.finish_reason)
+        return False
+
+    def _append(self, token_ids: Sequence[int]) -> str | None:
+        """Adds tokens up to the one that completes a stop string, which is returned."""
+        for token_id in token_ids:
+            self.output.token_ids.append(token_id)
+            if self.detokenizer is None:
+                continue
+            piece = self.detokenizer.append([token_id])
+            text, found = self.stop.append(piece)
+            self.output.text += text
+            if found is not None:
+                return found
+        return None
+
+    def finish(self, reason: FinishReason) -> None:
+        """Ends the output unless it has ended, and gives out the text that was held back."""
+        if self.output.finished:
+            return
+        self.output.finish_reason = reason.value
+        if self.detokenizer is not None:
+            text, _ = self.stop.append(self.detokenizer.flush())
+            self.output.text += text + self.stop.flush()

@@ -1,0 +1,148 @@
+"""LLM: the engine for use from Python, one call at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from ostinato.config import EngineConfig
+from ostinato.engine.engine import Engine
+from ostinato.engine.outputs import RequestOutput
+from ostinato.engine.progress import generation_progress, loading_progress
+from ostinato.errors import RequestError
+from ostinato.plan.plan import Plan
+from ostinato.sample.params import SamplingParams
+
+Prompt = str | Sequence[int]
+Message = Mapping[str, Any]
+
+
+class LLM:
+    """A model, ready to generate.
+
+        llm = LLM("demo")
+        [output] = llm.generate("Q: Ava has 17 apples and buys 25 more. How many has she?\\nA:")
+        print(output.outputs[0].text)
+
+    Settings are those of EngineConfig. Raises ModelError, ConfigError or CapacityError.
+    """
+
+    def __init__(self, model: str = "demo", **settings: Any) -> None:
+        with loading_progress() as progress:
+            self.engine = Engine(EngineConfig(model=model, **settings), progress)
+
+    @property
+    def plan(self) -> Plan:
+        """What was decided, and what was measured at start-up."""
+        return self.engine.plan
+
+    def generate(
+        self, prompts: Prompt | Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None = None
+    ) -> list[RequestOutput]:
+        """Continues each prompt; outputs come in the order of the prompts.
+
+        A prompt is text or a list of token ids, and one alone needs no list around it. `params` is for all, or
+        one for each; without it, generation_config.json decides, and where that asks for no sampling the output is
+        greedy. Raises RequestError, before anything runs, if one of the prompts cannot be served.
+        """
+        listed = _as_list(prompts)
+        return self._run([(prompt, True) for prompt in listed], params)
+
+    def chat(
+        self,
+        messages: Sequence[Message] | Sequence[Sequence[Message]],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        **chat_template_kwargs: Any,
+    ) -> list[RequestOutput]:
+        """Answers one conversation, or each of several.
+
+        A message is `{"role": ..., "content": ...}`. The checkpoint's chat template makes the prompt;
+        `chat_template_kwargs` are handed to it. Raises RequestError as `generate`, and if the template refuses.
+        """
+        conversations = [messages] if messages and isinstance(messages[0], Mapping) else messages
+        prompts = [self.engine.render_chat(conversation, **chat_template_kwargs) for conversation in conversations]
+        return self._run([(prompt, False) for prompt in prompts], params)
+
+    def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[str]:
+        """The output's text, piece by piece as it is generated, never cut inside a character.
+
+        Leaving the iterator early aborts the request. Text needs a tokenizer; `n` must be 1.
+        """
+        yield from self._stream(prompt, params, add_special_tokens=True)
+
+    def stream_chat(
+        self, messages: Sequence[Message], params: SamplingParams | None = None, **chat_template_kwargs: Any
+    ) -> Iterator[str]:
+        """The answer to a conversation, piece by piece; see `chat` and `stream`."""
+        prompt = self.engine.render_chat(messages, **chat_template_kwargs)
+        yield from self._stream(prompt, params, add_special_tokens=False)
+
+    def stats(self) -> dict[str, Any]:
+        """What the engine has done since its start, as plain data."""
+        return self.engine.stats()
+
+    def _run(
+        self, prompts: list[tuple[Prompt, bool]], params: SamplingParams | Sequence[SamplingParams] | None
+    ) -> list[RequestOutput]:
+        each = _one_each(params, len(prompts))
+        ids: list[str] = []
+        try:
+            for (prompt, add_special_tokens), own_params in zip(prompts, each, strict=True):
+                ids.append(self.engine.add(prompt, own_params, add_special_tokens=add_special_tokens))
+            outputs = self._finish(set(ids))
+        except BaseException:
+            for request_id in ids:
+                self.engine.abort(request_id)
+            raise
+        for output in outputs.values():
+            if output.error is not None:
+                raise output.error
+        return [outputs[request_id] for request_id in ids]
+
+    def _finish(self, ids: set[str]) -> dict[str, RequestOutput]:
+        finished: dict[str, RequestOutput] = {}
+        with generation_progress(len(ids)) as advance:
+            while len(finished) < len(ids):
+                for output in self.engine.step():
+                    if output.finished and output.request_id in ids:
+                        finished[output.request_id] = output
+                        advance(sum(len(each.token_ids) for each in output.outputs))
+        return finished
+
+    def _stream(self, prompt: Prompt, params: SamplingParams | None, add_special_tokens: bool) -> Iterator[str]:
+        if params is not None and params.n != 1:
+            raise RequestError(f"stream gives one output, and n is {params.n}; use generate for several")
+        request_id = self.engine.add(prompt, params, add_special_tokens=add_special_tokens)
+        given = 0
+        try:
+            finished = False
+            while not finished:
+                for output in self.engine.step():
+                    if output.request_id != request_id:
+                        continue
+                    finished = output.finished
+                    if output.error is not None:
+                        raise output.error
+                    text = output.outputs[0].text
+                    if len(text) > given:
+                        yield text[given:]
+                        given = len(text)
+        finally:
+            self.engine.abort(request_id)
+
+
+def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    """One prompt is a string, or token ids, which an empty list is as well."""
+    if isinstance(prompts, str) or all(isinstance(item, int) for item in prompts):
+        return [prompts]  # type: ignore[list-item]
+    return list(prompts)  # type: ignore[arg-type]
+
+
+def _one_each(
+    params: SamplingParams | Sequence[SamplingParams] | None, count: int
+) -> Sequence[SamplingParams | None]:
+    if params is None or isinstance(params, SamplingParams):
+        return [params] * count
+    if len(params) != count:
+        raise RequestError(f"{count} prompts came with {len(params)} sampling parameters; give one, or one for each")
+    return params

@@ -1,0 +1,58 @@
+"""What a request gives back."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from ostinato.schedule.batch import TokenLogprobs
+
+
+@dataclass(slots=True)
+class CompletionOutput:
+    """One output of a request; a request with `n` samples has n of them."""
+
+    index: int
+    text: str = ""
+    """Empty where the checkpoint has no tokenizer. Never ends inside a character or a possible stop string."""
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] | None = None
+    """One per token, if `logprobs` was asked for."""
+    cumulative_logprob: float | None = None
+    """Sum of the tokens' log-probabilities, if `logprobs` was asked for."""
+    finish_reason: str | None = None
+    """`stop`, `length`, `abort` or `error`; None while it goes on."""
+    stop_reason: int | str | None = None
+    """With `stop`: the token id or the stop string that ended it."""
+
+    @property
+    def finished(self) -> bool:
+        return self.finish_reason is not None
+
+
+@dataclass(slots=True)
+class RequestTimes:
+    """Moments in seconds of a monotonic clock."""
+
+    arrival: float
+    first_token: float | None = None
+    last_token: float | None = None
+
+
+@dataclass(slots=True)
+class RequestOutput:
+    """All outputs of one request so far. The engine updates it in place until `finished`."""
+
+    request_id: str
+    prompt: str | None
+    """The prompt's text; None if it was given as token ids."""
+    prompt_token_ids: list[int]
+    outputs: list[CompletionOutput]
+    times: RequestTimes
+    prompt_logprobs: list[TokenLogprobs | None] | None = None
+    """One per prompt token, if asked for; None for the first, which follows nothing."""
+    error: Exception | None = None
+    """What the step raised that computed it, if an output ended with `error`."""
+
+    @property
+    def finished(self) -> bool:
+        return all(output.finished for output in self.outputs)

@@ -1,0 +1,40 @@
+"""What the engine has done so far."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from ostinato.schedule.batch import Batch
+from ostinato.schedule.scheduler import Scheduler
+
+
+@dataclass(slots=True)
+class EngineStats:
+    """Counts since the engine was made; times in seconds."""
+
+    requests: int = 0
+    prompt_tokens: int = 0
+    generated_tokens: int = 0
+    computed_tokens: int = 0
+    """Tokens that went through the model, those computed again after a preemption included."""
+    decode_rows: int = 0
+    prefill_rows: int = 0
+    step_seconds: float = 0.0
+
+    def count_step(self, batch: Batch, generated: int, seconds: float) -> None:
+        self.generated_tokens += generated
+        self.computed_tokens += batch.num_tokens
+        self.decode_rows += batch.num_decode_rows
+        self.prefill_rows += len(batch.rows) - batch.num_decode_rows
+        self.step_seconds += seconds
+
+    def to_json(self, scheduler: Scheduler) -> dict[str, Any]:
+        """These counts, the scheduler's, and the cache's present use."""
+        return {
+            **asdict(self),
+            **asdict(scheduler.counters),
+            "waiting": scheduler.num_waiting,
+            "running": scheduler.num_running,
+            "cache": asdict(scheduler.cache.usage()),
+        }

@@ -1,0 +1,160 @@
+"""Fast equals slow: every way of running a prompt gives the tokens of transformers, for every architecture.
+
+A new architecture is a recipe in checkpoints.py; a new mode is an entry in MODES.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+
+import pytest
+import torch
+
+from ostinato import EngineConfig, SamplingParams
+from ostinato.engine.engine import Engine
+from tests.checkpoints import RECIPES, checkpoint, oracle_logits, random_prompt
+
+PROMPT = 150
+NEW = 64
+GAP = 1e-3
+"""Of the largest logit: what the two best tokens of every oracle step must differ by, so that the test decides."""
+OTHER_LENGTHS = (3, 16, 47, 81)
+
+
+@cache
+def decided_case(name: str, length: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """A prompt and its 64 greedy tokens by transformers, each step computed whole, without a cache.
+
+    Prompts with a step too close to call are passed over.
+    """
+    for seed in range(40):
+        prompt = random_prompt(length, seed)
+        tokens = list(prompt)
+        for _ in range(NEW):
+            logits = oracle_logits(name, tokens)[-1]
+            best, second = logits.topk(2).values.tolist()
+            if best - second <= GAP * logits.abs().max().item():
+                break
+            tokens.append(int(logits.argmax()))
+        else:
+            return tuple(prompt), tuple(tokens[length:])
+    raise AssertionError(f"no prompt of {length} tokens is decided at every step for {name}")
+
+
+def make_engine(name: str, **settings: object) -> Engine:
+    defaults = {"max_model_len": 256, "max_num_seqs": 4, "cache_memory": "64MiB", "threads": 1}
+    return Engine(EngineConfig(model=str(checkpoint(name)), dtype="float32", **(defaults | settings)))
+
+
+def greedy(**changes: object) -> SamplingParams:
+    return SamplingParams(temperature=0, max_tokens=NEW, ignore_eos=True, **changes)
+
+
+def run(engine: Engine) -> dict[str, tuple[int, ...]]:
+    """Steps until nothing is left; tokens by request."""
+    done = {}
+    while engine.has_unfinished:
+        for output in engine.step():
+            assert output.error is None, output.error
+            if output.finished:
+                done[output.request_id] = tuple(output.outputs[0].token_ids)
+        engine.scheduler.check_integrity()
+    return done
+
+
+def alone(name: str, **settings: object) -> None:
+    prompt, expected = decided_case(name, PROMPT)
+    engine = make_engine(name, **settings)
+    request = engine.add(list(prompt), greedy())
+    assert run(engine)[request] == expected
+
+
+def batch_that_joins_and_leaves(name: str, **settings: object) -> None:
+    """Unequal prompts arrive one by one, some of them while others decode, and one is aborted."""
+    engine = make_engine(name, **settings)
+    cases = [decided_case(name, length) for length in (PROMPT, *OTHER_LENGTHS)]
+    expected, done = {}, {}
+    for prompt, tokens in cases:
+        expected[engine.add(list(prompt), greedy())] = tokens
+        aborted = engine.add(list(prompt), greedy())
+        for _ in range(4):
+            done |= {o.request_id: tuple(o.outputs[0].token_ids) for o in engine.step() if o.finished}
+        engine.abort(aborted)
+    done |= run(engine)
+    assert done == expected
+
+
+def preempted(name: str) -> None:
+    """Requests lose their memory in the middle of the prompt and twice while decoding."""
+    engine = make_engine(name, max_num_batched_tokens=64)
+    cases = {engine.add(list(prompt), greedy()): tokens for prompt, tokens in map(lambda n: decided_case(name, n), (PROMPT, 47))}
+    done, step = {}, 0
+    while engine.has_unfinished:
+        done |= {o.request_id: tuple(o.outputs[0].token_ids) for o in engine.step() if o.finished}
+        step += 1
+        if step in (2, 20, 33):
+            for request_id in cases:
+                engine.scheduler.preempt(request_id)
+        engine.scheduler.check_integrity()
+    assert engine.scheduler.counters.preemptions >= 5
+    assert done == cases
+
+
+def short_of_blocks(name: str) -> None:
+    """So few blocks that the requests can only take turns."""
+    engine = make_engine(name)
+    memory = engine.plan.memory
+    if memory.num_blocks == 0:
+        pytest.skip("the model has no attention, so it never runs out of blocks")
+    small = memory.kv_block * 18 + memory.state_slot * memory.num_slots
+    engine = make_engine(name, cache_memory=small)
+    cases = {}
+    for length in (PROMPT, 47, 81):
+        prompt, tokens = decided_case(name, length)
+        cases[engine.add(list(prompt), greedy())] = tokens
+    assert run(engine) == cases
+    assert engine.scheduler.counters.preemptions > 0
+
+
+MODES: dict[str, Callable[[str], None]] = {
+    "whole": alone,
+    "chunks of 37": lambda name: alone(name, max_num_batched_tokens=37),
+    "chunks of 21": lambda name: alone(name, max_num_batched_tokens=21),
+    "blocks of 32": lambda name: alone(name, block_size=32),
+    "batch": batch_that_joins_and_leaves,
+    "batch in chunks of 29": lambda name: batch_that_joins_and_leaves(name, max_num_batched_tokens=29),
+    "preempted": preempted,
+    "short of blocks": short_of_blocks,
+}
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("name", RECIPES)
+def test_greedy_tokens_equal_transformers(name: str, mode: str) -> None:
+    MODES[mode](name)
+
+
+@pytest.mark.parametrize("max_num_batched_tokens", [256, 41])
+@pytest.mark.parametrize("name", RECIPES)
+def test_prompt_logprobs_equal_transformers(name: str, max_num_batched_tokens: int) -> None:
+    prompt = random_prompt(PROMPT, seed=3)
+    engine = make_engine(name, max_num_batched_tokens=max_num_batched_tokens)
+    params = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=3, logprobs=3)
+    engine.add(prompt, params)
+    outputs = []
+    while engine.has_unfinished:
+        outputs = engine.step() or outputs
+    [output] = outputs
+    expected = oracle_logits(name, prompt).log_softmax(-1)
+    assert output.prompt_logprobs is not None
+    assert output.prompt_logprobs[0] is None
+    for position, given in enumerate(output.prompt_logprobs[1:]):
+        assert given is not None
+        assert given.token_id == prompt[position + 1]
+        assert given.logprob == pytest.approx(expected[position, given.token_id].item(), abs=1e-4)
+        values = torch.tensor([logprob for _, logprob in given.top])
+        torch.testing.assert_close(values, expected[position].topk(3).values, atol=1e-4, rtol=0)
+    [last] = output.outputs[0].logprobs or []
+    assert last.logprob == pytest.approx(expected[-1].max().item(), abs=1e-4)
+    assert last.rank == 1
