@@ -25,8 +25,11 @@ def core_limit(root: Path = Path("/")) -> int | None:
 
 
 def _unified(root: Path) -> Iterator[Path]:
-    """Directories of the version 2 hierarchy from the process's own upwards. In a container the path that /proc
-    names may lie outside the mount; the mount's top is then the container's own group."""
+    """Directories of the version 2 hierarchy, from the process's own upwards.
+
+    In a container the path that /proc names may lie outside the mount, whose top is then the container's
+    group.
+    """
     for line in _lines(root / "proc/self/cgroup"):
         if line.startswith("0::"):
             yield from _upwards(root / "sys/fs/cgroup", line[3:])
@@ -58,7 +61,8 @@ def _number(path: Path) -> int | None:
 
 
 def _quota(path: Path, period_path: Path | None = None) -> float | None:
-    """CPU time per time: version 2 has `quota period` in one file, version 1 two files, and -1 for no limit."""
+    """Cores' worth of time: version 2 has `quota period` in one file, version 1 two files, -1 being no
+    limit."""
     words = " ".join(_lines(path) + (_lines(period_path) if period_path else [])).split()
     if len(words) != 2 or not all(word.isdigit() for word in words):
         return None

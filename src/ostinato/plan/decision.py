@@ -8,7 +8,8 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Decision:
-    """`topic` is a setting or a part of the plan; `requested` is null where the user left it open."""
+    """`topic` is a setting or a part of the plan; `requested` is what the user gave, else the default, if
+    any."""
 
     topic: str
     requested: Any

@@ -1,7 +1,7 @@
-"""DeviceSpec: what the plan knows of a device; a catalogue to plan for absent ones, and detection of the present.
+"""DeviceSpec: what the plan knows of a device; a catalogue of absent ones, and detection of the present.
 
-Nothing here imports torch: a GPU is found through `nvidia-smi` or /proc, memory and cores of a CPU through /proc
-and the cgroups that limit the process.
+Nothing here imports torch: a GPU is found through `nvidia-smi` or /proc, memory and cores of a CPU through
+/proc and the cgroups that limit the process.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from ostinato.plan.units import KiB, MiB
 class DeviceSpec:
     """`kind` is `cpu` or `cuda`. Rates that nobody has measured or published are None.
 
-    `peak_rates` are dense matrix products in FLOP/s by dtype; `bandwidth` is in bytes/s; `cores` are the cores that
-    the process may use, or a GPU's multiprocessors; `source` says where all this is from.
+    `peak_rates` are dense matrix products in FLOP/s by dtype; `bandwidth` is in bytes/s; `cores` are the
+    cores that the process may use, or a GPU's multiprocessors; `source` says where all this is from.
     """
 
     name: str
@@ -54,15 +54,15 @@ CATALOGUE = {
         _gpu("rtx4090-24gb", 24564, 128, 1.008e12, 165e12, 82.6e12),
     )
 }
-"""GPUs by name. Memory is what the driver reports, which is less than what the name says; the rates are those of
-the vendor's data sheets (the SXM variants), without sparsity, sums in float32."""
+"""GPUs by name. Memory is what the driver reports, which is less than what the name says; the rates are those
+of the vendor's data sheets (the SXM variants), without sparsity, sums in float32."""
 
 DEVICE_NAMES = ("cpu", *CATALOGUE)
 """All that `find_device` knows; `cpu` is the CPU of this machine."""
 
 
 def find_device(name: str) -> DeviceSpec:
-    """A device of the catalogue, or what `detect` finds for auto, cpu and cuda. ConfigError for other names."""
+    """A device of the catalogue, or what `detect` finds for auto, cpu and cuda; else ConfigError."""
     if name in CATALOGUE:
         return CATALOGUE[name]
     if name in ("auto", "cpu", "cuda"):

@@ -58,7 +58,7 @@ def read_config(directory: Path) -> dict[str, Any]:
 
 
 def model_spec(config: dict[str, Any]) -> ModelSpec:
-    """What config.json describes. ModelError for an architecture that is missing or unknown, or quantization."""
+    """What config.json describes. ModelError for a missing or unknown architecture, and for quantization."""
     known = ", ".join(sorted(ARCHITECTURES))
     architecture = config.get("model_type")
     if not architecture:
@@ -76,7 +76,8 @@ def model_spec(config: dict[str, Any]) -> ModelSpec:
 
 
 def checkpoint_dtype(config: Mapping[str, Any]) -> str:
-    """What config.json names as `dtype` or `torch_dtype`; float32 where it names neither, as transformers does."""
+    """What config.json names as `dtype` or `torch_dtype`; float32 where it names neither, as in
+    transformers."""
     dtype = str(config.get("dtype") or config.get("torch_dtype") or "float32").removeprefix("torch.")
     if dtype not in DTYPE_BYTES:
         raise ModelError(f"config.json has dtype {dtype!r}; the supported ones are {', '.join(DTYPE_BYTES)}")

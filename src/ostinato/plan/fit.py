@@ -1,0 +1,185 @@
+"""Fitting: which limits and which split of the memory a config comes to on a device, or why none fits."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from ostinato.config import EngineConfig
+from ostinato.errors import CapacityError
+from ostinato.plan.decision import Decision
+from ostinato.plan.device import DeviceSpec
+from ostinato.plan.limits import Limits, lower_limits, wanted_limits
+from ostinato.plan.memory import (
+    Budget,
+    MemoryPlan,
+    activation_bytes,
+    cache_need,
+    cache_room,
+    fit_memory,
+    kv_block_bytes,
+    slots_per_request,
+    state_slot_bytes,
+)
+from ostinato.plan.model import ModelSpec
+from ostinato.plan.settings import choose_dtype, choose_ssm_state_dtype
+from ostinato.plan.units import GiB, format_bytes
+
+DEFAULT_MEMORY_UTILIZATION = {"cuda": 0.9, "cpu": 1.0}
+DEFAULT_CPU_CACHE = 4 * GiB
+
+
+@dataclass(frozen=True)
+class Fit:
+    """The outcome: what was lowered or chosen is in `decisions`."""
+
+    dtype: str
+    ssm_state_dtype: str
+    limits: Limits
+    memory: MemoryPlan
+    decisions: tuple[Decision, ...]
+
+
+class DoesNotFit(CapacityError):
+    """A CapacityError together with what was tried, from which remedies are searched."""
+
+    def __init__(self, message: str, wanted: Limits, limits: Limits, budget: Budget) -> None:
+        super().__init__(message)
+        self.wanted = wanted
+        self.limits = limits
+        self.budget = budget
+
+
+def fit(config: EngineConfig, model: ModelSpec, device: DeviceSpec) -> Fit:
+    """Raises DoesNotFit if nothing fits, ConfigError if given values contradict each other or the model."""
+    dtype, decisions = choose_dtype(config, model)
+    ssm_state_dtype, ssm_decisions = choose_ssm_state_dtype(config, model)
+    per_request = slots_per_request()
+    wanted, limit_decisions = wanted_limits(config, model, device.kind, per_request)
+    budget = _budget(config, model, device, dtype, ssm_state_dtype)
+    # A step's peak is that of its greediest layer, so one of each kind is enough to find it.
+    kinds = replace(model, layers=tuple(dict.fromkeys(model.layers)))
+
+    def activations(limits: Limits) -> int:
+        return activation_bytes(
+            kinds,
+            dtype,
+            tokens=limits.max_num_batched_tokens,
+            rows=limits.max_num_seqs,
+            max_model_len=limits.max_model_len,
+            gathers_states=device.kind == "cuda",
+        )
+
+    def fits(limits: Limits, rows: int) -> bool:
+        return cache_need(budget, rows, limits.max_model_len) <= cache_room(budget, activations(limits))
+
+    limits, _ = lower_limits(config, wanted, per_request, fits)
+    memory = fit_memory(budget, activations(limits), limits.max_num_seqs, limits.max_model_len)
+    if memory is None:
+        message = _even_if_lowered(wanted, limits) + _explain(budget, activations(limits), limits, device)
+        raise DoesNotFit(message, wanted, limits, budget)
+    return Fit(
+        dtype,
+        ssm_state_dtype,
+        limits,
+        memory,
+        (
+            *decisions,
+            *ssm_decisions,
+            *_limit_decisions(limit_decisions, wanted, limits, memory),
+            *_cache_decisions(budget, memory),
+        ),
+    )
+
+
+def _budget(
+    config: EngineConfig, model: ModelSpec, device: DeviceSpec, dtype: str, ssm_state_dtype: str
+) -> Budget:
+    utilization = config.memory_utilization or DEFAULT_MEMORY_UTILIZATION[device.kind]
+    cache_size = config.cache_memory
+    if cache_size is None and device.kind == "cpu":
+        cache_size = min(DEFAULT_CPU_CACHE, device.memory_bytes // 4)
+    return Budget(
+        available=int(device.memory_bytes * utilization),
+        weights=model.weight_bytes(dtype),
+        graphs=0,
+        cache_size=cache_size,
+        cache_is_given=config.cache_memory is not None,
+        block_size=config.block_size,
+        kv_block=kv_block_bytes(model, config.block_size, dtype),
+        state_slot=state_slot_bytes(model, dtype, ssm_state_dtype),
+        slots_per_request=slots_per_request(),
+    )
+
+
+def _limit_decisions(
+    before: list[Decision], wanted: Limits, limits: Limits, memory: MemoryPlan
+) -> list[Decision]:
+    """`before` and what was lowered to fit, as one decision where a setting was changed twice."""
+    changes = {decision.topic: decision for decision in before}
+    reason = (
+        f"the most that fits into {format_bytes(memory.available)} beside {format_bytes(memory.weights)} of "
+        f"weights and {format_bytes(memory.activations)} of activations"
+    )
+    for setting in ("max_num_seqs", "max_num_batched_tokens", "max_model_len"):
+        first, last = getattr(wanted, setting), getattr(limits, setting)
+        if first == last:
+            continue
+        earlier = changes.get(setting)
+        if earlier is None:
+            changes[setting] = Decision(setting, first, last, reason)
+        else:
+            changes[setting] = replace(earlier, effective=last, reason=f"{earlier.reason}; then {reason}")
+    return list(changes.values())
+
+
+def _cache_decisions(budget: Budget, memory: MemoryPlan) -> list[Decision]:
+    decisions = []
+    room = cache_room(budget, memory.activations)
+    if budget.cache_size is not None and room < budget.cache_size:
+        reason = "the default is more than weights and activations leave of the memory"
+        decisions.append(Decision("cache_memory", budget.cache_size, room, reason))
+    if memory.kv_block:
+        possible = (room - memory.num_slots * memory.state_slot) // memory.kv_block
+        if possible > memory.num_blocks:
+            reason = "no more can be used: the null block, and max_num_seqs requests of max_model_len tokens"
+            decisions.append(Decision("num_blocks", possible, memory.num_blocks, reason))
+    return decisions
+
+
+def _even_if_lowered(wanted: Limits, limits: Limits) -> str:
+    """Says which open values were lowered in vain."""
+    lowered = [
+        f"{setting} at {getattr(limits, setting)}"
+        for setting in ("max_num_seqs", "max_num_batched_tokens", "max_model_len")
+        if getattr(limits, setting) != getattr(wanted, setting)
+    ]
+    return f"even with {' and '.join(lowered)}, " if lowered else ""
+
+
+def _explain(budget: Budget, activations: int, limits: Limits, device: DeviceSpec) -> str:
+    """What is needed, part by part, against what there is."""
+    need = cache_need(budget, limits.max_num_seqs, limits.max_model_len)
+    parts = []
+    if budget.state_slot:
+        slots = limits.max_num_seqs * budget.slots_per_request + 1
+        size = format_bytes(budget.state_slot)
+        parts.append(f"{slots} slots of {size} for max_num_seqs {limits.max_num_seqs}")
+    if budget.kv_block:
+        blocks = -(-limits.max_model_len // budget.block_size) + 1
+        size = format_bytes(budget.kv_block)
+        parts.append(f"{blocks} blocks of {size} for one request of max_model_len {limits.max_model_len}")
+    what_for = " and ".join(parts)
+    if budget.cache_size is not None and need > budget.cache_size:
+        cache = f"the cache of {format_bytes(budget.cache_size)} (cache_memory)"
+        return f"{cache} is less than the {format_bytes(need)} that it must hold: {what_for}"
+    cache = f"cache {format_bytes(need)} ({what_for})"
+    if budget.cache_size is not None and budget.cache_is_given:
+        need, cache = budget.cache_size, f"cache_memory {format_bytes(budget.cache_size)}"
+    total = budget.weights + budget.graphs + activations + need
+    return (
+        f"{format_bytes(total)} are needed, and {format_bytes(budget.available)} of the "
+        f"{format_bytes(device.memory_bytes)} of {device.name} may be used: "
+        f"weights {format_bytes(budget.weights)}, "
+        f"activations {format_bytes(activations)} (max_num_batched_tokens {limits.max_num_batched_tokens}), "
+        f"{cache}"
+    )

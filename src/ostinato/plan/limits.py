@@ -1,0 +1,154 @@
+"""Limits: rows, tokens of a step and tokens of a request; as asked for or by default, and lowered to what
+fits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from ostinato.config import EngineConfig
+from ostinato.errors import ConfigError, Remedy
+from ostinato.plan.decision import Decision
+from ostinato.plan.model import ModelSpec
+from ostinato.plan.search import largest
+
+DEFAULT_MAX_NUM_SEQS = {"cuda": 256, "cpu": 32}
+DEFAULT_MAX_NUM_BATCHED_TOKENS = {"cuda": 8192, "cpu": 1024}
+DEFAULT_MAX_MODEL_LEN = 32768
+"""Where config.json names no maximum."""
+LOWEST_BATCHED_TOKENS = 256
+"""Below this an open `max_num_batched_tokens` is not lowered, since prefill would become slow."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """The three settings that memory depends on and that may be lowered."""
+
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    max_model_len: int
+
+
+def least_batched_tokens(max_num_seqs: int, slots_per_request: int, block_size: int) -> int:
+    """The least `max_num_batched_tokens`: a full decode step, and a block's worth of prefill beside it."""
+    return max_num_seqs * slots_per_request + block_size
+
+
+def wanted_limits(
+    config: EngineConfig, model: ModelSpec, kind: str, slots_per_request: int
+) -> tuple[Limits, list[Decision]]:
+    """The given values, defaults of a device of `kind` for open ones. ConfigError if given ones
+    contradict."""
+    max_model_len, decisions = _wanted_model_len(config, model)
+    rows, tokens, row_decisions = _wanted_rows_and_tokens(config, kind, slots_per_request)
+    return Limits(rows, tokens, max_model_len), [*row_decisions, *decisions]
+
+
+def lower_limits(
+    config: EngineConfig,
+    wanted: Limits,
+    slots_per_request: int,
+    fits: Callable[[Limits, int], bool],
+) -> tuple[Limits, bool]:
+    """(limits, whether they fit): open values are lowered, only as far as needed, given ones are kept.
+
+    `fits(limits, rows)` tells whether activations of `limits`, the slots of `rows` rows and the blocks of
+    one request fit. Lowered are `max_num_seqs`, then `max_num_batched_tokens`, then `max_model_len`; the
+    last two only while one request with the slots of one row does not fit. What lowering one of them turns
+    out not to need of those before it is then given back.
+    """
+    if fits(wanted, wanted.max_num_seqs):
+        return wanted, True
+    block_size = config.block_size
+    limits = wanted if config.is_given("max_num_seqs") else replace(wanted, max_num_seqs=1)
+    if not fits(limits, 1):
+        limits = _lower_for_one_request(config, limits, slots_per_request, fits)
+    if not config.is_given("max_num_seqs"):
+        most = (limits.max_num_batched_tokens - block_size) // slots_per_request
+        rows = largest(
+            1,
+            min(wanted.max_num_seqs, most),
+            lambda rows: fits(replace(limits, max_num_seqs=rows), rows),
+        )
+        limits = replace(limits, max_num_seqs=rows or 1)
+    return limits, fits(limits, limits.max_num_seqs)
+
+
+def _lower_for_one_request(
+    config: EngineConfig, wanted: Limits, slots_per_request: int, fits: Callable[[Limits, int], bool]
+) -> Limits:
+    """`wanted` with the open ones of its two token limits lowered until one request fits, if it ever does."""
+    block_size, limits = config.block_size, wanted
+    floor = max(
+        LOWEST_BATCHED_TOKENS, least_batched_tokens(wanted.max_num_seqs, slots_per_request, block_size)
+    )
+    if not config.is_given("max_num_batched_tokens"):
+        limits = replace(limits, max_num_batched_tokens=min(floor, wanted.max_num_batched_tokens))
+    if not config.is_given("max_model_len") and not fits(limits, 1):
+        blocks = largest(
+            1,
+            -(-wanted.max_model_len // block_size) - 1,
+            lambda blocks: fits(replace(limits, max_model_len=blocks * block_size), 1),
+        )
+        limits = replace(limits, max_model_len=min((blocks or 1) * block_size, wanted.max_model_len))
+    if not config.is_given("max_num_batched_tokens"):
+        tokens = largest(
+            limits.max_num_batched_tokens,
+            wanted.max_num_batched_tokens,
+            lambda tokens: fits(replace(limits, max_num_batched_tokens=tokens), 1),
+        )
+        limits = replace(limits, max_num_batched_tokens=tokens or limits.max_num_batched_tokens)
+    return limits
+
+
+def _wanted_rows_and_tokens(
+    config: EngineConfig, kind: str, slots_per_request: int
+) -> tuple[int, int, list[Decision]]:
+    default_rows, default_tokens = DEFAULT_MAX_NUM_SEQS[kind], DEFAULT_MAX_NUM_BATCHED_TOKENS[kind]
+    rows, tokens = config.max_num_seqs or default_rows, config.max_num_batched_tokens or default_tokens
+    least = least_batched_tokens(rows, slots_per_request, config.block_size)
+    if tokens >= least:
+        return rows, tokens, []
+    most_rows = (tokens - config.block_size) // slots_per_request
+    rule = (
+        "max_num_batched_tokens holds one token of each of max_num_seqs requests and a block of "
+        f"{config.block_size} tokens for prefill"
+    )
+    if not config.is_given("max_num_batched_tokens"):
+        decision = Decision("max_num_batched_tokens", default_tokens, least, f"raised, since {rule}")
+        return rows, least, [decision]
+    if not config.is_given("max_num_seqs") and most_rows >= 1:
+        return (
+            most_rows,
+            tokens,
+            [Decision("max_num_seqs", default_rows, most_rows, f"lowered, since {rule}")],
+        )
+    given_rows = rows if config.is_given("max_num_seqs") else 1
+    least = least_batched_tokens(given_rows, slots_per_request, config.block_size)
+    remedies = [Remedy("max_num_batched_tokens", least)]
+    if config.is_given("max_num_seqs") and most_rows >= 1:
+        remedies.append(Remedy("max_num_seqs", most_rows))
+    raise ConfigError(
+        f"max_num_batched_tokens {tokens} is too small for max_num_seqs {given_rows}: {rule}", remedies
+    )
+
+
+def _wanted_model_len(config: EngineConfig, model: ModelSpec) -> tuple[int, list[Decision]]:
+    maximum = model.max_position_embeddings
+    if maximum is None:
+        if config.max_model_len is not None:
+            return config.max_model_len, []
+        reason = "config.json names no maximum"
+        return DEFAULT_MAX_MODEL_LEN, [Decision("max_model_len", None, DEFAULT_MAX_MODEL_LEN, reason)]
+    if config.max_model_len is None:
+        return maximum, []
+    highest, of_what = maximum, "max_position_embeddings"
+    if model.rope is not None and model.rope.kind == "dynamic":
+        highest = int(model.rope.parameters["factor"] * model.rope.original_max_position)
+        of_what = "the original length times the factor of its dynamic rope"
+    if config.max_model_len > highest:
+        message = (
+            f"max_model_len {config.max_model_len} is beyond what the model can do: {highest}, {of_what}"
+        )
+        raise ConfigError(message, [Remedy("max_model_len", highest)])
+    return config.max_model_len, []

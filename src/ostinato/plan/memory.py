@@ -1,0 +1,174 @@
+"""How the memory of a device is split: weights, activations, blocks and slots. Pure functions of plain
+numbers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ostinato.plan.model import DTYPE_BYTES, LayerSpec, ModelSpec
+
+LOGIT_COPIES = 7
+"""Floats per logit while sampling: raw, float32 and processed copies, and a sort with its 64-bit indices."""
+
+
+@dataclass(frozen=True)
+class MemoryPlan:
+    """The split. Sizes are in bytes, of one block and one slot for `kv_block` and `state_slot`.
+
+    The counts include the null block and the null slot; a model without attention has no blocks, one
+    without state layers no slots. `cache` is what all blocks and slots take, `available` what the plan may
+    use in all.
+    """
+
+    weights: int
+    activations: int
+    graphs: int
+    kv_block: int
+    state_slot: int
+    num_blocks: int
+    num_slots: int
+    slots_per_request: int
+    max_num_seqs: int
+    cache: int
+    available: int
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What a split is made from, whatever the limits on rows and tokens are. Sizes in bytes.
+
+    `cache_size` is the size that the cache should have: exactly if `cache_is_given`, else less where there
+    is less room; None if it may take all that is left.
+    """
+
+    available: int
+    weights: int
+    graphs: int
+    cache_size: int | None
+    cache_is_given: bool
+    block_size: int
+    kv_block: int
+    state_slot: int
+    slots_per_request: int
+
+
+def slots_per_request(num_speculative_tokens: int = 0) -> int:
+    """Slots that a running request writes in one step: one for the state after each of its input tokens."""
+    return 1 + num_speculative_tokens
+
+
+def kv_block_bytes(model: ModelSpec, block_size: int, dtype: str) -> int:
+    """Bytes of one block: keys and values of `block_size` tokens in all attention layers."""
+    elements = sum(attention.kv_elements_per_token for attention in model.attention_layers)
+    return elements * block_size * DTYPE_BYTES[dtype]
+
+
+def state_slot_bytes(model: ModelSpec, dtype: str, ssm_state_dtype: str) -> int:
+    """Bytes of one slot: in each state layer a conv state in the model's dtype and an SSM state in its
+    own."""
+    return sum(
+        mamba2.conv_state_elements * DTYPE_BYTES[dtype]
+        + mamba2.ssm_state_elements * DTYPE_BYTES[ssm_state_dtype]
+        for mamba2 in model.state_layers
+    )
+
+
+def activation_bytes(
+    model: ModelSpec, dtype: str, tokens: int, rows: int, max_model_len: int, gathers_states: bool
+) -> int:
+    """An upper bound of what one step of `tokens` tokens in `rows` rows needs beside weights and cache, in
+    bytes.
+
+    Counted are, as alive at once: the residual stream, its normed form and their float32 copies; the
+    greediest layer's intermediate results, in `dtype` and as float32 copies, with what its kernel allocates
+    (see `_attention_scratch` and `_scan_scratch`); or, after the last layer, the logits of one position per
+    row and their copies while sampling. `gathers_states`: whether a decode step gathers all rows' states
+    into one tensor, as the references do on a GPU.
+    """
+    width = DTYPE_BYTES[dtype]
+    residual = tokens * model.hidden_size * 2 * (width + 4)
+    layer_bytes = max(
+        (
+            tokens * layer.activation_elements * (width + 4)
+            + max(
+                _attention_scratch(layer, width, tokens, max_model_len),
+                _scan_scratch(layer, rows if gathers_states else 1),
+            )
+            for layer in dict.fromkeys(model.layers)
+        ),
+        default=0,
+    )
+    logits = min(rows, tokens) * model.vocab_size * LOGIT_COPIES * 4
+    return residual + max(layer_bytes, logits)
+
+
+def cache_need(budget: Budget, max_num_seqs: int, max_model_len: int) -> int:
+    """Bytes of the working slots of `max_num_seqs` rows and the blocks of one request of `max_model_len`
+    tokens, with the null slot and the null block: the least cache that a plan may have."""
+    return (
+        _slots(budget, max_num_seqs) * budget.state_slot + _blocks(budget, 1, max_model_len) * budget.kv_block
+    )
+
+
+def cache_room(budget: Budget, activations: int) -> int:
+    """Bytes that the cache gets; negative if what must be there beside it does not fit."""
+    left = budget.available - budget.weights - budget.graphs - activations
+    if budget.cache_size is None:
+        return left
+    if budget.cache_is_given:
+        return budget.cache_size if left >= budget.cache_size else -1
+    return min(budget.cache_size, left)
+
+
+def fit_memory(budget: Budget, activations: int, max_num_seqs: int, max_model_len: int) -> MemoryPlan | None:
+    """The split for these limits, or None if it does not fit.
+
+    Slots are counted for `max_num_seqs` rows. All the rest of the cache goes to blocks, but no more of them
+    than so many requests of `max_model_len` tokens can use.
+    """
+    room = cache_room(budget, activations)
+    if cache_need(budget, max_num_seqs, max_model_len) > room:
+        return None
+    num_slots = _slots(budget, max_num_seqs)
+    num_blocks = _blocks(budget, max_num_seqs, max_model_len)
+    if num_blocks:
+        num_blocks = min(num_blocks, (room - num_slots * budget.state_slot) // budget.kv_block)
+    return MemoryPlan(
+        weights=budget.weights,
+        activations=activations,
+        graphs=budget.graphs,
+        kv_block=budget.kv_block,
+        state_slot=budget.state_slot,
+        num_blocks=num_blocks,
+        num_slots=num_slots,
+        slots_per_request=budget.slots_per_request,
+        max_num_seqs=max_num_seqs,
+        cache=num_blocks * budget.kv_block + num_slots * budget.state_slot,
+        available=budget.available,
+    )
+
+
+def _slots(budget: Budget, rows: int) -> int:
+    return rows * budget.slots_per_request + 1 if budget.state_slot else 0
+
+
+def _blocks(budget: Budget, requests: int, max_model_len: int) -> int:
+    return requests * -(-max_model_len // budget.block_size) + 1 if budget.kv_block else 0
+
+
+def _attention_scratch(layer: LayerSpec, width: int, tokens: int, max_model_len: int) -> int:
+    """Of one row at a time: its gathered keys and values, and the causal mask, as bool and as float32."""
+    if layer.attention is None:
+        return 0
+    gathered = max_model_len * layer.attention.kv_elements_per_token * width
+    return gathered + min(tokens, max_model_len) * max_model_len * (1 + 4)
+
+
+def _scan_scratch(layer: LayerSpec, states: int) -> int:
+    """Of one chunk: decay and weights [heads, chunk, chunk] and scores [groups, chunk, chunk]; and three
+    copies of `states` SSM states (before, added, after); all in float32."""
+    if layer.mamba2 is None:
+        return 0
+    mamba2 = layer.mamba2
+    chunk = (2 * mamba2.num_heads + mamba2.num_groups) * mamba2.chunk_size**2
+    return 4 * (chunk + 3 * states * mamba2.ssm_state_elements)

@@ -1,0 +1,159 @@
+"""Plan: all that the engine will do, decided before any weight is loaded, and why."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ostinato.config import EngineConfig
+from ostinato.errors import CapacityError, ConfigError
+from ostinato.plan.decision import Decision
+from ostinato.plan.device import DeviceSpec
+from ostinato.plan.fit import DoesNotFit, Fit, fit
+from ostinato.plan.memory import MemoryPlan
+from ostinato.plan.model import ModelSpec, RopeSpec
+from ostinato.plan.remedies import advice, capacity_remedies, working_remedies
+from ostinato.plan.rope import resolve_rope
+from ostinato.plan.settings import EffectiveSettings, choose_threads
+
+JSON_SECTIONS = (
+    "model",
+    "device",
+    "settings",
+    "capture",
+    "memory",
+    "state_cache",
+    "speculative",
+    "encoder",
+    "kernels",
+    "decisions",
+    "measured",
+)
+"""The top level of a plan's JSON. A section that the engine does not have yet is null."""
+
+
+@dataclass(frozen=True)
+class ModelSummary:
+    """The model in figures. `layers` counts them by kind; the byte counts are in the dtypes that it runs
+    with."""
+
+    architecture: str
+    checkpoint_dtype: str
+    parameters: int
+    hidden_size: int
+    vocab_size: int
+    max_position_embeddings: int | None
+    layers: dict[str, int]
+    kv_bytes_per_token: int
+    state_bytes_per_request: int
+
+
+@dataclass(frozen=True)
+class KernelChoice:
+    """`implementation` is `reference`, `native` or `triton`."""
+
+    implementation: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What the engine does. `measured` is empty until start-up has measured; nothing else changes
+    afterwards."""
+
+    model: ModelSummary
+    device: DeviceSpec
+    settings: EffectiveSettings
+    memory: MemoryPlan
+    kernels: dict[str, KernelChoice]
+    decisions: tuple[Decision, ...]
+    measured: dict[str, Any] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        """The plan as plain data, ready for `json.dumps`."""
+        sections = asdict(self) | {"decisions": [asdict(decision) for decision in self.decisions]}
+        return {name: sections.get(name) for name in JSON_SECTIONS}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Plan:
+        """The plan that `to_json` gave."""
+        settings = dict(data["settings"])
+        if settings["rope"] is not None:
+            settings["rope"] = RopeSpec(**settings["rope"])
+        return cls(
+            model=ModelSummary(**data["model"]),
+            device=DeviceSpec(**data["device"]),
+            settings=EffectiveSettings(**settings),
+            memory=MemoryPlan(**data["memory"]),
+            kernels={op: KernelChoice(**choice) for op, choice in data["kernels"].items()},
+            decisions=tuple(Decision(**decision) for decision in data["decisions"]),
+            measured=dict(data["measured"]),
+        )
+
+    def save(self, path: Path) -> None:
+        """Writes the plan as JSON."""
+        path.write_text(json.dumps(self.to_json(), indent=2) + "\n", encoding="utf-8")
+
+    @classmethod
+    def load(cls, path: Path) -> Plan:
+        """Reads what `save` wrote."""
+        return cls.from_json(json.loads(path.read_text(encoding="utf-8")))
+
+
+def make_plan(config: EngineConfig, model: ModelSpec, device: DeviceSpec) -> Plan:
+    """The plan for a model on a device: pure, without weights, GPU or torch.
+
+    Raises CapacityError if what was given does not fit, with the nearest value of each setting that alone
+    would do; ConfigError if what was given contradicts itself or the model.
+    """
+    try:
+        fitted = fit(config, model, device)
+    except DoesNotFit as failure:
+        remedies = capacity_remedies(failure, config, model, device)
+        raise CapacityError(f"{failure.message}; {advice(failure, remedies)}", remedies) from None
+    except ConfigError as error:
+        raise ConfigError(error.message, working_remedies(error.remedies, config, model, device)) from None
+    decisions = list(fitted.decisions)
+    rope = model.rope
+    if rope is not None:
+        rope, decision = resolve_rope(rope, fitted.limits.max_model_len)
+        decisions += [decision] if decision is not None else []
+    return Plan(
+        model=_summary(model, config, fitted),
+        device=device,
+        settings=EffectiveSettings(
+            dtype=fitted.dtype,
+            ssm_state_dtype=fitted.ssm_state_dtype,
+            device=device.kind,
+            max_num_seqs=fitted.limits.max_num_seqs,
+            max_num_batched_tokens=fitted.limits.max_num_batched_tokens,
+            max_model_len=fitted.limits.max_model_len,
+            block_size=config.block_size,
+            enable_chunked_prefill=config.enable_chunked_prefill,
+            scheduling_policy=config.scheduling_policy,
+            seed=config.seed,
+            threads=choose_threads(config, device),
+            rope=rope,
+        ),
+        memory=fitted.memory,
+        kernels={op: KernelChoice("reference", "no other implementation is built") for op in model.ops},
+        decisions=tuple(decisions),
+    )
+
+
+def _summary(model: ModelSpec, config: EngineConfig, fitted: Fit) -> ModelSummary:
+    return ModelSummary(
+        architecture=model.architecture,
+        checkpoint_dtype=model.dtype,
+        parameters=model.num_parameters,
+        hidden_size=model.hidden_size,
+        vocab_size=model.vocab_size,
+        max_position_embeddings=model.max_position_embeddings,
+        layers=dict(Counter(layer.kind for layer in model.layers)),
+        kv_bytes_per_token=fitted.memory.kv_block // config.block_size,
+        state_bytes_per_request=fitted.memory.state_slot * fitted.memory.slots_per_request,
+    )

@@ -1,0 +1,107 @@
+"""Remedies: for a config that does not fit, the nearest value of each setting that alone makes it fit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from ostinato.config import EngineConfig
+from ostinato.errors import OstinatoError, Remedy
+from ostinato.plan.device import DeviceSpec
+from ostinato.plan.fit import DEFAULT_MEMORY_UTILIZATION, DoesNotFit, fit
+from ostinato.plan.limits import least_batched_tokens
+from ostinato.plan.memory import cache_need
+from ostinato.plan.model import ModelSpec
+from ostinato.plan.search import largest, smallest
+
+Works = Callable[[str, int | float], bool]
+
+
+def working_remedies(
+    remedies: Iterable[Remedy], config: EngineConfig, model: ModelSpec, device: DeviceSpec
+) -> list[Remedy]:
+    """Those of `remedies` that make the config fit, found by planning again with each of them."""
+    works = _works_with(config, model, device)
+    return [remedy for remedy in remedies if works(remedy.setting, remedy.value)]
+
+
+def capacity_remedies(
+    failure: DoesNotFit, config: EngineConfig, model: ModelSpec, device: DeviceSpec
+) -> list[Remedy]:
+    """One remedy for each setting that has a value that works, all else being as the user gave it or left
+    it."""
+    works = _works_with(config, model, device)
+    found: dict[str, int | float | None] = {
+        "max_num_seqs": _max_num_seqs(config, works),
+        "max_num_batched_tokens": _max_num_batched_tokens(failure, config, works),
+        "max_model_len": largest(
+            2, failure.limits.max_model_len - 1, lambda value: works("max_model_len", value)
+        ),
+        "memory_utilization": _memory_utilization(config, device, works),
+        "cache_memory": _cache_memory(failure, config, works),
+    }
+    return [Remedy(setting, value) for setting, value in found.items() if value is not None]
+
+
+def advice(failure: DoesNotFit, remedies: list[Remedy]) -> str:
+    """The remedies as one sentence, such as "lower max_num_seqs to at most 512, or raise ..."."""
+    tried = {
+        "max_num_seqs": failure.limits.max_num_seqs,
+        "max_num_batched_tokens": failure.limits.max_num_batched_tokens,
+        "max_model_len": failure.limits.max_model_len,
+        "cache_memory": failure.budget.cache_size or 0,
+    }
+    phrases = []
+    for remedy in remedies:
+        if remedy.setting in tried and remedy.value < tried[remedy.setting]:
+            phrases.append(f"lower {remedy.setting} to at most {remedy.value}")
+        elif remedy.setting == "cache_memory" and not failure.budget.cache_size:
+            phrases.append(f"set {remedy.setting} to {remedy.value}")
+        else:
+            phrases.append(f"raise {remedy.setting} to at least {remedy.value}")
+    if not phrases:
+        return "no single setting can make it fit: it needs a larger device or a smaller model"
+    return ", or ".join(phrases)
+
+
+def _works_with(config: EngineConfig, model: ModelSpec, device: DeviceSpec) -> Works:
+    def works(setting: str, value: int | float) -> bool:
+        try:
+            fit(config.with_settings(**{setting: value}), model, device)
+        except OstinatoError:
+            return False
+        return True
+
+    return works
+
+
+def _max_num_seqs(config: EngineConfig, works: Works) -> int | None:
+    """An open one was lowered to 1 already, so only a given one can be."""
+    if config.max_num_seqs is None:
+        return None
+    return largest(1, config.max_num_seqs - 1, lambda value: works("max_num_seqs", value))
+
+
+def _max_num_batched_tokens(failure: DoesNotFit, config: EngineConfig, works: Works) -> int | None:
+    budget = failure.budget
+    least = least_batched_tokens(config.max_num_seqs or 1, budget.slots_per_request, budget.block_size)
+    highest = failure.limits.max_num_batched_tokens - 1
+    return largest(least, highest, lambda value: works("max_num_batched_tokens", value))
+
+
+def _memory_utilization(config: EngineConfig, device: DeviceSpec, works: Works) -> float | None:
+    """In whole percents, since nobody tunes it finer."""
+    current = config.memory_utilization or DEFAULT_MEMORY_UTILIZATION[device.kind]
+    percent = smallest(int(current * 100) + 1, 100, lambda value: works("memory_utilization", value / 100))
+    return None if percent is None else percent / 100
+
+
+def _cache_memory(failure: DoesNotFit, config: EngineConfig, works: Works) -> int | None:
+    """The least that works, if it is more than now; else the most that leaves room for the rest."""
+    budget, rows = failure.budget, config.max_num_seqs or 1
+    # An open max_model_len is lowered where one request does not fit, but not to make room for slots.
+    lengths = (config.max_model_len or budget.block_size, failure.wanted.max_model_len)
+    needs = [cache_need(budget, rows, length) for length in lengths]
+    need = next((need for need in needs if works("cache_memory", need)), None)
+    if need is None or budget.cache_size is None or budget.cache_size < need:
+        return need
+    return largest(need, budget.cache_size - 1, lambda value: works("cache_memory", value))
