@@ -103,8 +103,85 @@ def nemotron_h_dense() -> PretrainedConfig:
     )
 
 
+def bamba() -> PretrainedConfig:
+    """Half of each head is rotated, which the architecture fixes."""
+    return transformers.BambaConfig(
+        **COMMON,
+        num_hidden_layers=4,
+        attn_layer_indices=[1, 3],
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        intermediate_size=96,
+        attention_bias=True,
+        mlp_bias=True,
+        mamba_n_heads=8,
+        mamba_n_groups=2,
+        mamba_d_state=16,
+        mamba_chunk_size=32,
+        mamba_proj_bias=True,
+        rms_norm_eps=1e-3,
+        rope_theta=500.0,
+    )
+
+
+def granitemoehybrid() -> PretrainedConfig:
+    """Experts, and attention without positions."""
+    return transformers.GraniteMoeHybridConfig(
+        **COMMON,
+        layer_types=["linear_attention", "full_attention", "linear_attention", "full_attention"],
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        attention_bias=True,
+        intermediate_size=24,
+        shared_intermediate_size=40,
+        num_local_experts=6,
+        num_experts_per_tok=3,
+        embedding_multiplier=6.0,
+        attention_multiplier=0.4,
+        residual_multiplier=0.7,
+        logits_scaling=3.0,
+        mamba_n_heads=8,
+        mamba_n_groups=2,
+        mamba_d_state=16,
+        mamba_chunk_size=32,
+        mamba_proj_bias=True,
+        rms_norm_eps=1e-3,
+        position_embedding_type="nope",
+    )
+
+
+def granitemoehybrid_dense() -> PretrainedConfig:
+    """No experts, rotary positions, no biases, tied embeddings; the layer types in their older spelling."""
+    return transformers.GraniteMoeHybridConfig(
+        **{**COMMON, "hidden_size": 48},
+        layer_types=["mamba", "attention", "mamba"],
+        num_hidden_layers=3,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        shared_intermediate_size=80,
+        num_local_experts=0,
+        embedding_multiplier=0.6,
+        attention_multiplier=0.15,
+        residual_multiplier=0.8,
+        logits_scaling=0.3,
+        mamba_n_heads=6,
+        mamba_n_groups=3,
+        mamba_d_state=8,
+        mamba_d_conv=3,
+        mamba_expand=1,
+        mamba_chunk_size=64,
+        mamba_conv_bias=False,
+        rms_norm_eps=1e-3,
+        position_embedding_type="rope",
+        rope_theta=700.0,
+        tie_word_embeddings=True,
+    )
+
+
 RECIPES: dict[str, Callable[[], PretrainedConfig]] = {
-    recipe.__name__: recipe for recipe in (llama, nemotron_h, nemotron_h_dense)
+    recipe.__name__: recipe
+    for recipe in (bamba, granitemoehybrid, granitemoehybrid_dense, llama, nemotron_h, nemotron_h_dense)
 }
 
 

@@ -51,7 +51,7 @@ def text(config: Mapping[str, Any], name: str, default: str | None = None) -> st
 
 
 def time_step_limit(config: Mapping[str, Any], name: str = "time_step_limit") -> tuple[float, float]:
-    """The range of a state layer's time step. JSON has no infinity: it may be null, a word, or transformers' dict."""
+    """The range of a state layer's time step; infinity is null, a word, or the dict transformers writes."""
     limit = config.get(name)
     if limit is None:
         return 0.0, math.inf
@@ -65,6 +65,30 @@ def activation(config: Mapping[str, Any], name: str, default: str, supported: tu
     if value not in supported:
         raise ModelError(f"config.json has {name} = {value!r}; supported: {', '.join(supported)}")
     return value
+
+
+def expanded_mamba2_spec(config: Mapping[str, Any]) -> Mamba2Spec:
+    """The mixer as Bamba and Granite spell it: `mamba_*` keys, `mamba_expand` times the hidden size inside.
+
+    ModelError if heads and head size do not multiply to the inner size.
+    """
+    inner_size = integer(config, "mamba_expand", 2) * integer(config, "hidden_size")
+    num_heads = integer(config, "mamba_n_heads", 128)
+    automatic = config.get("mamba_d_head") in (None, "auto")
+    head_dim = inner_size // max(num_heads, 1) if automatic else integer(config, "mamba_d_head")
+    if num_heads * head_dim != inner_size:
+        raise ModelError(
+            f"config.json has mamba_n_heads = {num_heads} and mamba_d_head = {config.get('mamba_d_head')!r}; "
+            f"their product should be mamba_expand * hidden_size = {inner_size}"
+        )
+    return Mamba2Spec(
+        num_heads=num_heads,
+        head_dim=head_dim,
+        state_size=integer(config, "mamba_d_state", 256),
+        num_groups=integer(config, "mamba_n_groups", 1),
+        conv_kernel=integer(config, "mamba_d_conv", 4),
+        chunk_size=integer(config, "mamba_chunk_size", 256),
+    )
 
 
 def linear_parameters(in_features: int, out_features: int, bias: bool = False) -> int:

@@ -1,0 +1,158 @@
+"""Granite 4 (model_type `granitemoehybrid`): a mixer, then a shared MLP beside experts; four multipliers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import nn
+
+from ostinato.layers.attention import Attention
+from ostinato.layers.build import Build
+from ostinato.layers.linear import Embedding, Linear
+from ostinato.layers.mamba2 import Mamba2Mixer
+from ostinato.layers.moe import Experts, route_softmax
+from ostinato.layers.norm import RMSNorm
+from ostinato.layers.rotary import Rotary
+from ostinato.layers.step import LayerMemory, StepInputs
+from ostinato.models.base import CausalLM
+from ostinato.plan.architectures.granitemoehybrid import GraniteMoeHybridHyperparameters, MoeHyperparameters
+from ostinato.plan.model import ModelSpec
+
+
+class StackedExperts(Experts):
+    """Experts that the checkpoint holds stacked too: one tensor inward, gates first, and one outward."""
+
+    def checkpoint_views(self, prefix: str) -> Iterator[tuple[str, torch.Tensor]]:
+        parent = prefix.rpartition(".")[0]
+        yield f"{parent}.input_linear.weight", self.up.data
+        yield f"{parent}.output_linear.weight", self.down.data
+
+
+class Router(nn.Module):
+    """Scores of the experts, and the choice by them."""
+
+    def __init__(self, build: Build, hidden_size: int, moe: MoeHyperparameters) -> None:
+        super().__init__()
+        self.top_k = moe.top_k
+        self.layer = Linear(build, hidden_size, moe.num_experts)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """[tokens, hidden] -> expert ids and weights, each [tokens, top_k]"""
+        return route_softmax(self.layer(x).float(), self.top_k)
+
+
+class MoE(nn.Module):
+    """The routed experts."""
+
+    def __init__(self, build: Build, hidden_size: int, moe: MoeHyperparameters) -> None:
+        super().__init__()
+        self.router = Router(build, hidden_size, moe)
+        self.experts = StackedExperts(build, moe.num_experts, hidden_size, moe.intermediate_size, "swiglu")
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[tokens, hidden] -> [tokens, hidden]"""
+        return self.experts(x, *self.router(x))
+
+
+class SharedMLP(nn.Module):
+    """The gated MLP that every token passes; gate and up projection are one tensor in the checkpoint."""
+
+    def __init__(self, build: Build, hidden_size: int, intermediate_size: int) -> None:
+        super().__init__()
+        self.op = build.ops.activation
+        self.input_linear = Linear(build, hidden_size, 2 * intermediate_size)
+        self.output_linear = Linear(build, intermediate_size, hidden_size)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[tokens, hidden] -> [tokens, hidden]"""
+        return self.output_linear(self.op(self.input_linear(x), "swiglu"))
+
+
+class Block(nn.Module):
+    """The mixer, then MLP and experts, each on a norm of the residual stream and added to it, scaled."""
+
+    def __init__(
+        self, build: Build, hidden_size: int, kind: str, hyper: GraniteMoeHybridHyperparameters
+    ) -> None:
+        super().__init__()
+        self.kind = kind
+        self.residual_multiplier = hyper.residual_multiplier
+        self.input_layernorm = RMSNorm(build, hidden_size, hyper.norm_eps)
+        if kind == "mamba2":
+            self.mamba = Mamba2Mixer(
+                build,
+                hidden_size,
+                hyper.mamba2,
+                eps=hyper.norm_eps,
+                norm_group_size=hyper.mamba2.intermediate_size // hyper.mamba2.num_groups,
+                proj_bias=hyper.mamba_proj_bias,
+                conv_bias=hyper.conv_bias,
+                dt_limit=hyper.dt_limit,
+            )
+        else:
+            bias, scale = hyper.attention_bias, hyper.attention_multiplier
+            self.self_attn = Attention(
+                build, hidden_size, hyper.attention, bias=bias, out_bias=bias, scale=scale
+            )
+        self.post_attention_layernorm = RMSNorm(build, hidden_size, hyper.norm_eps)
+        self.shared_mlp = SharedMLP(build, hidden_size, hyper.shared_intermediate_size)
+        self.block_sparse_moe = MoE(build, hidden_size, hyper.moe) if hyper.moe is not None else None
+
+    def forward(
+        self,
+        x: torch.Tensor,
+        rotation: tuple[torch.Tensor, torch.Tensor] | None,
+        step: StepInputs,
+        memory: LayerMemory,
+    ) -> torch.Tensor:
+        """[tokens, hidden] -> [tokens, hidden]"""
+        y = self.input_layernorm(x)
+        if self.kind == "mamba2":
+            y = self.mamba(y, step, memory)
+        else:
+            y = self.self_attn(y, rotation, step, memory)
+        x = torch.add(x, y, alpha=self.residual_multiplier)
+        y = self.post_attention_layernorm(x)
+        if self.block_sparse_moe is None:
+            y = self.shared_mlp(y)
+        else:
+            y = self.block_sparse_moe(y) + self.shared_mlp(y)
+        return torch.add(x, y, alpha=self.residual_multiplier)
+
+
+class Backbone(nn.Module):
+    """Embedding, layers and final norm."""
+
+    def __init__(self, build: Build, spec: ModelSpec) -> None:
+        super().__init__()
+        hyper: GraniteMoeHybridHyperparameters = spec.hyperparameters
+        self.embedding_multiplier = hyper.embedding_multiplier
+        self.embed_tokens = Embedding(build, spec.vocab_size, spec.hidden_size)
+        self.layers = nn.ModuleList(Block(build, spec.hidden_size, kind, hyper) for kind in hyper.kinds)
+        self.norm = RMSNorm(build, spec.hidden_size, hyper.norm_eps)
+        self.rotary = Rotary(spec.rope, build.device) if spec.rope is not None else None
+
+    def forward(self, step: StepInputs, memory: Sequence[LayerMemory]) -> torch.Tensor:
+        """-> [tokens, hidden]"""
+        x = self.embed_tokens(step.token_ids) * self.embedding_multiplier
+        rotation = self.rotary(step.positions) if self.rotary is not None else None
+        for block, layer_memory in zip(self.layers, memory, strict=True):
+            x = block(x, rotation, step, layer_memory)
+        return self.norm(x)
+
+
+class GraniteMoeHybrid(CausalLM):
+    """The language model."""
+
+    def __init__(self, build: Build, spec: ModelSpec) -> None:
+        super().__init__(build, spec)
+        self.model = Backbone(build, spec)
+        self.logits_scale = 1.0 / spec.hyperparameters.logits_scaling
+
+    @property
+    def embedding(self) -> Embedding:
+        return self.model.embed_tokens
+
+    def forward(self, step: StepInputs, memory: Sequence[LayerMemory]) -> torch.Tensor:
+        return self.model(step, memory)
