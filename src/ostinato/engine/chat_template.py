@@ -1,0 +1,229 @@
+"""Conversations to prompts: a checkpoint's Jinja chat template, rendered in an immutable sandbox.
+
+Templates come with checkpoints, from strangers, and expect the environment that Hugging Face documents for
+them ("Chat templates", docs of transformers): blocks are trimmed, `break` and `continue` work in loops,
+`tojson` leaves HTML characters alone, and `raise_exception`, `strftime_now` and `{% generation %}` exist.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import jinja2.exceptions
+import jinja2.ext
+import jinja2.nodes
+import jinja2.parser
+import jinja2.sandbox
+
+from ostinato.engine.tokenizer import read_json
+from ostinato.errors import ModelError, RequestError
+
+# Stands after a message that is to be continued, to find its end in the rendered text. The space after it
+# shows whether the template trims messages.
+_MARK = "\N{OBJECT REPLACEMENT CHARACTER}continue here\N{OBJECT REPLACEMENT CHARACTER}"
+_CONTINUE_HERE = _MARK + " "
+
+Message = Mapping[str, Any]
+
+
+class ChatTemplate:
+    """The chat templates of one checkpoint, by name; `default` and, if there are tools, `tool_use` are
+    chosen."""
+
+    def __init__(self, templates: Mapping[str, str], special_tokens: Mapping[str, str] | None = None) -> None:
+        """`special_tokens` (name -> text) are variables of the template. Nothing is compiled before it is
+        used."""
+        self._templates = dict(templates)
+        self._special_tokens = dict(special_tokens or {})
+        self._compiled: dict[str, jinja2.Template] = {}
+
+    def render(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        documents: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        template_name: str | None = None,
+        **chat_template_kwargs: Any,
+    ) -> str:
+        """The prompt of a conversation, with all special tokens in it.
+
+        `messages` are objects with a `role`; `tools` are JSON schemas of functions. The prompt ends with
+        the header of the answer, or, with `continue_final_message`, within the last message.
+        `chat_template_kwargs` are further variables of the template. RequestError if the checkpoint has no
+        such template, the template refuses the conversation or fails, or it tries to leave the sandbox.
+        """
+        messages = _checked_messages(messages)
+        if continue_final_message:
+            if add_generation_prompt:
+                raise RequestError("continue_final_message needs add_generation_prompt to be false")
+            messages[-1] = _marked(messages[-1])
+        name = template_name or ("tool_use" if tools and "tool_use" in self._templates else "default")
+        variables = {
+            **self._special_tokens,
+            "messages": messages,
+            "tools": _plain(tools),
+            "documents": _plain(documents),
+            "add_generation_prompt": add_generation_prompt,
+            **{key: _plain(value) for key, value in chat_template_kwargs.items()},
+        }
+        text = _guarded(lambda: self._template(name).render(variables))
+        return _cut_at_mark(text) if continue_final_message else text
+
+    def _template(self, name: str) -> jinja2.Template:
+        if name not in self._compiled:
+            if not self._templates:
+                raise RequestError(
+                    "this checkpoint has no chat template, so it cannot chat; "
+                    "give a prompt to generate instead"
+                )
+            if name not in self._templates:
+                known = ", ".join(sorted(self._templates))
+                raise RequestError(f"this checkpoint has no chat template {name!r}; it has {known}")
+            self._compiled[name] = _environment().from_string(self._templates[name])
+        return self._compiled[name]
+
+
+def load_chat_template(directory: Path, special_tokens: Mapping[str, str] | None = None) -> ChatTemplate:
+    """The chat templates of a checkpoint directory, none if it has none.
+
+    They stand in `chat_template.jinja` and `additional_chat_templates/NAME.jinja`, else under
+    `chat_template` in tokenizer_config.json: one text, or a list of objects with `name` and `template`.
+    ModelError if a file is damaged.
+    """
+    found: dict[str, str] = {}
+    value = read_json(directory / "tokenizer_config.json").get("chat_template")
+    if isinstance(value, str):
+        found["default"] = value
+    elif isinstance(value, list):
+        named = [entry for entry in value if isinstance(entry, dict) and {"name", "template"} <= entry.keys()]
+        found |= {entry["name"]: entry["template"] for entry in named}
+    files = {path.stem: path for path in sorted((directory / "additional_chat_templates").glob("*.jinja"))}
+    if (directory / "chat_template.jinja").is_file():
+        files["default"] = directory / "chat_template.jinja"
+    for name, path in files.items():
+        try:
+            found[name] = path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ModelError(f"{path} cannot be read: {error}") from None
+    return ChatTemplate(found, special_tokens)
+
+
+class _GenerationBlocks(jinja2.ext.Extension):
+    """`{% generation %}` marks answers for training; here its content is rendered as if it were not
+    marked."""
+
+    tags = {"generation"}  # noqa: RUF012 (jinja2's own interface)
+
+    def parse(self, parser: jinja2.parser.Parser) -> list[jinja2.nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+def _environment() -> jinja2.sandbox.ImmutableSandboxedEnvironment:
+    environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[jinja2.ext.loopcontrols, _GenerationBlocks]
+    )
+    environment.filters["tojson"] = _to_json
+    environment.globals["raise_exception"] = _raise_exception
+    environment.globals["strftime_now"] = _strftime_now
+    # A function has no methods that a template could reach, unlike the class.
+    environment.globals["dict"] = _make_dict
+    return environment
+
+
+def _guarded(render: Callable[[], str]) -> str:
+    """A template can fail with any exception: all of them are the request's."""
+    try:
+        return render()
+    except RequestError:
+        raise
+    except jinja2.TemplateSyntaxError as error:
+        raise RequestError(
+            f"the chat template is not valid, at line {error.lineno}: {error.message}"
+        ) from None
+    except jinja2.exceptions.SecurityError as error:
+        raise RequestError(f"the chat template tried to leave its sandbox: {error}") from None
+    except jinja2.TemplateError as error:
+        raise RequestError(f"the chat template refused the conversation: {error.message}") from None
+    except Exception as error:
+        raise RequestError(
+            f"the chat template failed on the conversation: {type(error).__name__}: {error}"
+        ) from None
+
+
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | str | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    return json.dumps(
+        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+    )
+
+
+def _raise_exception(message: str) -> None:
+    raise jinja2.TemplateError(message)
+
+
+def _strftime_now(form: str) -> str:
+    return datetime.now().strftime(form)
+
+
+def _make_dict(*args: Any, **kwargs: Any) -> dict[Any, Any]:
+    return dict(*args, **kwargs)
+
+
+def _checked_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
+    if isinstance(messages, (str, bytes, Mapping)) or not all(isinstance(m, Mapping) for m in messages):
+        raise RequestError('messages must be a list of objects such as {"role": "user", "content": "Hello"}')
+    if not messages:
+        raise RequestError("a conversation needs at least one message")
+    for index, message in enumerate(messages):
+        if not isinstance(message.get("role"), str):
+            raise RequestError(f"message {index} has no role, such as system, user or assistant")
+    return [_plain(message) for message in messages]
+
+
+def _plain(value: Any) -> Any:
+    """A copy from plain JSON types, so that a template meets no object with methods that do something."""
+    if value is None or type(value) in (bool, int, float, str):
+        return value
+    if isinstance(value, str):
+        return str.__str__(value)
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    raise RequestError(
+        f"chat templates are given strings, numbers, lists and objects, not a {type(value).__name__}"
+    )
+
+
+def _marked(message: dict[str, Any]) -> dict[str, Any]:
+    """The message with a mark at the end of its text."""
+    content = message.get("content")
+    if isinstance(content, str):
+        return {**message, "content": content + _CONTINUE_HERE}
+    if isinstance(content, list):
+        for index in range(len(content) - 1, -1, -1):
+            if isinstance(content[index], dict) and isinstance(content[index].get("text"), str):
+                part = {**content[index], "text": content[index]["text"] + _CONTINUE_HERE}
+                return {**message, "content": [*content[:index], part, *content[index + 1 :]]}
+    raise RequestError("continue_final_message needs a last message with text")
+
+
+def _cut_at_mark(text: str) -> str:
+    end = text.rfind(_MARK)
+    if end < 0:
+        raise RequestError("the chat template does not give out the last message, so it cannot be continued")
+    return text[:end] if text.startswith(_CONTINUE_HERE, end) else text[:end].rstrip()

@@ -1,0 +1,192 @@
+"""Text to token ids and back, straight from a checkpoint's `tokenizer.json`, and its generation defaults."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+
+from ostinato.errors import ModelError, RequestError
+
+_BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>")
+_SAMPLING_SETTINGS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
+
+
+@dataclass(frozen=True)
+class GenerationDefaults:
+    """What a checkpoint's generation_config.json and config.json say of generating."""
+
+    eos_token_ids: frozenset[int] = frozenset()
+    sampling: dict[str, float] = field(default_factory=dict)
+    """Settings of SamplingParams: those it names if it asks for sampling, else a temperature of 0."""
+
+
+class Tokenizer:
+    """The tokenizer of one checkpoint.
+
+    A checkpoint without tokenizer.json has one too, with `has_text` False: it decodes to nothing, and
+    `encode` is a RequestError, so that requests in token ids still run.
+    """
+
+    def __init__(
+        self,
+        backend: tokenizers.Tokenizer | None,
+        settings: Mapping[str, Any] | None = None,
+        defaults: GenerationDefaults | None = None,
+    ) -> None:
+        """`settings` are those of tokenizer_config.json, with the special tokens of special_tokens_map.json.
+
+        Which tokens `encode` adds is for the post-processor of tokenizer.json to say. Beyond it, only an
+        `add_bos_token` or `add_eos_token` that is true is honoured, where the post-processor did not add
+        the token (older checkpoints rely on it); one that is false takes nothing away that the
+        post-processor adds.
+        """
+        settings = settings or {}
+        defaults = defaults or GenerationDefaults()
+        self._backend = backend
+        self.special_tokens = _special_tokens(settings)
+        """Name -> text, such as `bos_token` -> `<s>`."""
+        self.bos_token, self.bos_token_id = self._named("bos_token")
+        self.eos_token, self.eos_token_id = self._named("eos_token")
+        self.pad_token, self.pad_token_id = self._named("pad_token")
+        self.unk_token, self.unk_token_id = self._named("unk_token")
+        self.eos_token_ids = defaults.eos_token_ids | (
+            frozenset() if self.eos_token_id is None else {self.eos_token_id}
+        )
+        """Every token that ends an output: generation_config.json's, config.json's and `eos_token_id`."""
+        self.sampling_defaults = defaults.sampling
+        self._prefix = [self.bos_token_id] if settings.get("add_bos_token") is True else []
+        self._suffix = [self.eos_token_id] if settings.get("add_eos_token") is True else []
+        self._special_ids: frozenset[int] = frozenset()
+        self._falls_back_to_bytes = False
+        if backend is not None:
+            backend.no_truncation()
+            backend.no_padding()
+            added = backend.get_added_tokens_decoder()
+            self._special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
+            self._falls_back_to_bytes = _has_byte_fallback(backend)
+
+    @property
+    def has_text(self) -> bool:
+        return self._backend is not None
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of tokens with a text; the model's vocabulary may be padded beyond it."""
+        return 0 if self._backend is None else self._backend.get_vocab_size(with_added_tokens=True)
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """Token ids of `text`. RequestError without a tokenizer, or if the text is not valid Unicode."""
+        if self._backend is None:
+            raise RequestError(
+                "this checkpoint has no tokenizer.json: give the prompt as token ids, not as text"
+            )
+        try:
+            ids: list[int] = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+        except (TypeError, UnicodeEncodeError) as error:
+            raise RequestError(f"the prompt is not text that can be encoded in UTF-8: {error}") from None
+        if add_special_tokens:
+            ids = _with_ends(ids, self._prefix, self._suffix)
+        return ids
+
+    def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        """Text of `token_ids`; ids without a text give none."""
+        if self._backend is None:
+            return ""
+        return self._backend.decode(token_ids, skip_special_tokens=skip_special_tokens)
+
+    def token_text(self, token_id: int) -> str | None:
+        """The vocabulary's entry of a token, which is not yet text (a leading space may be `Ġ` or `▁`)."""
+        return None if self._backend is None else self._backend.id_to_token(token_id)
+
+    def token_id(self, text: str) -> int | None:
+        """The id of a vocabulary's entry."""
+        return None if self._backend is None else self._backend.token_to_id(text)
+
+    def has_no_text(self, token_id: int, skip_special_tokens: bool) -> bool:
+        """Whether `decode` leaves the token out, whatever stands beside it."""
+        if skip_special_tokens and token_id in self._special_ids:
+            return True
+        return self.token_text(token_id) is None
+
+    def is_byte(self, token_id: int) -> bool:
+        """Whether the token is one byte, to be decoded together with the bytes beside it."""
+        if not self._falls_back_to_bytes:
+            return False
+        return _BYTE_TOKEN.fullmatch(self.token_text(token_id) or "") is not None
+
+    def _named(self, name: str) -> tuple[str | None, int | None]:
+        text = self.special_tokens.get(name)
+        return text, None if text is None else self.token_id(text)
+
+
+def load_tokenizer(directory: Path) -> Tokenizer:
+    """The tokenizer of a checkpoint directory. ModelError if one of its files is damaged."""
+    path = directory / "tokenizer.json"
+    backend = None
+    if path.is_file():
+        try:
+            backend = tokenizers.Tokenizer.from_file(str(path))
+        except Exception as error:  # the library raises nothing more specific
+            raise ModelError(f"{path} cannot be read as a tokenizer: {error}") from None
+    settings = read_json(directory / "special_tokens_map.json") | read_json(
+        directory / "tokenizer_config.json"
+    )
+    return Tokenizer(backend, settings, generation_defaults(directory))
+
+
+def generation_defaults(directory: Path) -> GenerationDefaults:
+    """End tokens and sampling settings that a checkpoint directory names. ModelError if a file is damaged."""
+    config = read_json(directory / "config.json")
+    generation = read_json(directory / "generation_config.json")
+    ends: set[int] = set()
+    for source in (generation, config, config.get("text_config") or {}):
+        value = source.get("eos_token_id")
+        ends.update(value if isinstance(value, list) else [] if value is None else [value])
+    sampling = {name: generation[name] for name in _SAMPLING_SETTINGS if generation.get(name) is not None}
+    if not generation.get("do_sample"):
+        sampling = {name: sampling[name] for name in sampling if name == "repetition_penalty"}
+        sampling["temperature"] = 0.0
+    return GenerationDefaults(frozenset(ends), sampling)
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in a JSON file, empty if there is no such file. ModelError if it holds anything else."""
+    if not path.is_file():
+        return {}
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ModelError(f"{path} cannot be read: {error}") from None
+    if not isinstance(value, dict):
+        raise ModelError(f"{path} should hold an object, not a {type(value).__name__}")
+    return value
+
+
+def _special_tokens(settings: Mapping[str, Any]) -> dict[str, str]:
+    """The entries named `*_token`, each a string or an object that has it as `content`."""
+    found = {}
+    for name, value in settings.items():
+        text = value.get("content") if isinstance(value, dict) else value
+        if name.endswith("_token") and isinstance(text, str):
+            found[name] = text
+    return found
+
+
+def _with_ends(ids: list[int], prefix: list[int | None], suffix: list[int | None]) -> list[int]:
+    before = [token for token in prefix if token is not None and ids[:1] != [token]]
+    after = [token for token in suffix if token is not None and ids[-1:] != [token]]
+    return before + ids + after
+
+
+def _has_byte_fallback(backend: tokenizers.Tokenizer) -> bool:
+    """Whether the decoder joins tokens such as `<0xE2>` into characters."""
+    if backend.decoder is None:
+        return False
+    decoder = json.loads(backend.decoder.__getstate__())
+    return any(part["type"] == "ByteFallback" for part in decoder.get("decoders", [decoder]))

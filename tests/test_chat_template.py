@@ -1,0 +1,236 @@
+"""Chat templates render as transformers renders them, and cannot do harm."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tokenizers import Tokenizer, models
+from transformers import PreTrainedTokenizerFast
+
+from ostinato.engine.chat_template import ChatTemplate, load_chat_template
+from ostinato.errors import ModelError, RequestError
+
+SPECIAL = {"bos_token": "<s>", "eos_token": "</s>"}
+
+CHATML = """\
+{%- if messages[0].role != 'system' %}
+    {{- '<|im_start|>system\\nBe brief.<|im_end|>\\n' }}
+{%- endif %}
+{% for message in messages %}
+    {% if message.role == 'assistant' and not loop.last %}
+        {%- set content = message.content.split('</think>')[-1].lstrip('\\n') %}
+    {% else %}
+        {%- set content = message['content'] %}
+    {% endif %}
+    {%- generation %}
+    {{- '<|im_start|>' ~ message.role + '\\n' + content + '<|im_end|>' + '\\n' }}
+    {%- endgeneration %}
+{%- endfor %}
+{% if add_generation_prompt %}
+{{ '<|im_start|>assistant\\n' }}{% if enable_thinking is defined and not enable_thinking %}<think></think>
+{% endif %}
+{% endif %}
+"""
+
+LLAMA = """\
+{{- bos_token }}
+{%- if not date_string is defined %}
+    {%- set date_string = strftime_now("%d %b %Y") %}
+{%- endif %}
+{%- if messages[0]['role'] == 'system' %}
+    {%- set system = messages[0]['content'] | trim %}
+    {%- set messages = messages[1:] %}
+{%- else %}
+    {%- set system = "" %}
+{%- endif %}
+{{- "<|header|>system<|end|>\\n\\nToday: " + date_string + "\\n" }}
+{%- if tools is not none %}
+    {{- "Functions:\\n" }}
+    {%- for t in tools %}
+        {{- t | tojson(indent=4) }}
+        {{- "\\n" }}
+    {%- endfor %}
+{%- endif %}
+{{- system + "<|eot|>" }}
+{%- for message in messages %}
+    {%- if message.tool_calls %}
+        {%- set call = message.tool_calls[0].function %}
+        {{- '{"name": "' + call.name + '", "parameters": ' }}{{ call.arguments | tojson }}{{ "}<|eot|>" }}
+    {%- elif message.role == "tool" or message.role == "ipython" %}
+        {%- if message.content is mapping or message.content is iterable and message.content is not string %}
+            {{- message.content | tojson }}
+        {%- else %}
+            {{- message.content }}
+        {%- endif %}
+    {%- else %}
+        {{- '<|header|>' + message['role'] + '<|end|>\\n\\n' + message['content'] | trim + '<|eot|>' }}
+    {%- endif %}
+{%- endfor %}
+{%- if documents %}
+    {%- for document in documents %}{{ document.title }}: {{ document.text }};{% endfor %}
+{%- endif %}
+{%- if add_generation_prompt %}
+    {{- '<|header|>assistant<|end|>\\n\\n' }}
+{%- endif %}
+"""
+
+MACROS = """\
+{% macro turn(role, text, tag='turn') -%}
+<{{ tag }} {{ role }}>{{ caller() if caller else '' }}{{ text | upper }}</{{ tag }}>
+{%- endmacro %}
+{% set ns = namespace(users=0, seen=[]) %}
+{% for message in messages %}
+    {% if message.role == 'system' %}{% continue %}{% endif %}
+    {% if message.role not in ['user', 'assistant'] %}
+        {{ raise_exception('Unknown role: ' + message.role) }}
+    {% endif %}
+    {% if (message.role == 'user') != (ns.users % 2 == 0) %}
+        {{ raise_exception('Roles must alternate') }}
+    {% endif %}
+    {% set ns.users = ns.users + 1 %}
+    {% if ns.users > 3 %}{% break %}{% endif %}
+    {% set options = dict(number=ns.users, role=message.role) %}
+{{ turn(options.role, message.content) }}{{ options | tojson(sort_keys=true, separators=(',', ':')) }}
+{% endfor %}{{ eos_token }}
+"""
+
+WEATHER = {
+    "type": "function",
+    "function": {
+        "name": "weather",
+        "description": 'Weather <b>today</b> & "tomorrow" in Zürich\'s lanes',
+        "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
+    },
+}
+USER = {"role": "user", "content": "  Hello <you> & 🎼\n"}
+ANSWER = {"role": "assistant", "content": "<think>hm</think>\n\nHi."}
+SYSTEM = {"role": "system", "content": " Be kind. "}
+CALL = {
+    "role": "assistant",
+    "tool_calls": [{"function": {"name": "weather", "arguments": {"city": "Zürich", "n": 1.5}}}],
+}
+REPLY = {"role": "tool", "content": {"sky": "<blue>"}}
+
+
+def oracle(template: str, messages: list[Any], **settings: Any) -> str:
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer(models.BPE(vocab={"<s>": 0, "</s>": 1}, merges=[])), **SPECIAL
+    )
+    text = tokenizer.apply_chat_template(messages, chat_template=template, tokenize=False, **settings)
+    assert isinstance(text, str)
+    return text
+
+
+@pytest.mark.parametrize(
+    ("template", "messages", "settings"),
+    [
+        (CHATML, [USER], {}),
+        (CHATML, [SYSTEM, USER, ANSWER, USER], {}),
+        (CHATML, [USER], {"enable_thinking": False}),
+        (CHATML, [USER, ANSWER], {"add_generation_prompt": False}),
+        (CHATML, [USER, ANSWER], {"add_generation_prompt": False, "continue_final_message": True}),
+        (LLAMA, [SYSTEM, USER, ANSWER], {}),
+        (LLAMA, [USER], {"date_string": "26 Jul 2024"}),
+        (LLAMA, [USER, CALL, REPLY], {"tools": [WEATHER]}),
+        (LLAMA, [USER], {"documents": [{"title": "A", "text": "b"}]}),
+        (
+            LLAMA,
+            [SYSTEM, {"role": "assistant", "content": "So far "}],
+            {"add_generation_prompt": False, "continue_final_message": True},
+        ),
+        (MACROS, [SYSTEM, USER, ANSWER, USER, ANSWER], {}),
+    ],
+)
+def test_a_template_renders_as_in_transformers(
+    template: str, messages: list[dict[str, Any]], settings: dict[str, Any]
+) -> None:
+    settings = {"add_generation_prompt": True, **settings}
+    text = ChatTemplate({"default": template}, SPECIAL).render(messages, **settings)
+    assert text == oracle(template, messages, **settings)
+    assert "Hello" in text.title() or "So far" in text
+
+
+def test_a_list_of_content_parts_is_continued_after_its_last_text() -> None:
+    template = ChatTemplate({"default": "{% for p in messages[-1].content %}[{{ p.text }}]{% endfor %}"})
+    parts = [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]
+    messages = [{"role": "assistant", "content": parts}]
+    assert template.render(messages, add_generation_prompt=False) == "[one][two]"
+    text = template.render(messages, add_generation_prompt=False, continue_final_message=True)
+    assert text == "[one][two"
+    assert parts[1]["text"] == "two"
+
+
+def test_a_template_says_itself_why_it_refuses() -> None:
+    template = ChatTemplate({"default": MACROS}, SPECIAL)
+    with pytest.raises(RequestError, match="Roles must alternate"):
+        template.render([USER, USER])
+    with pytest.raises(RequestError, match="Unknown role: owl"):
+        template.render([{"role": "owl", "content": "hoo"}])
+    assert "HI." in template.render([USER, ANSWER])
+
+
+@pytest.mark.parametrize(
+    ("template", "message"),
+    [
+        ("{% if %}", "not valid, at line 1"),
+        ("{{ messages[0].content.undefined.deeper }}", "has no attribute 'undefined'"),
+        ("{{ 1 + 'a' }}", "TypeError"),
+        ("{{ ''.__class__.__mro__[1].__subclasses__() }}", "leave its sandbox.*__class__"),
+        ("{{ messages.append(1) }}", "leave its sandbox.*append"),
+        ("{{ messages[0].update(role='x') }}", "leave its sandbox.*update"),
+        ("{{ dict.__subclasses__() }}", "leave its sandbox|refused"),
+        ("{{ raise_exception.__globals__['__builtins__'] }}", "leave its sandbox"),
+        ("{{ '%s'.__mod__.__self__.__class__() }}", "leave its sandbox"),
+        ("{% for i in range(999999999) %}{% endfor %}", "OverflowError"),
+    ],
+)
+def test_a_broken_or_malicious_template_is_an_error_of_the_request(template: str, message: str) -> None:
+    with pytest.raises(RequestError, match=message):
+        ChatTemplate({"default": template}).render([USER])
+
+
+@pytest.mark.parametrize(
+    "messages", ["Hello", [], [{"content": "Hello"}], ["Hello"], [{"role": "user", "content": object()}]]
+)
+def test_what_is_no_conversation_is_refused(messages: Any) -> None:
+    with pytest.raises(RequestError):
+        ChatTemplate({"default": CHATML}).render(messages)
+
+
+def test_a_continued_message_and_a_new_answer_exclude_each_other() -> None:
+    with pytest.raises(RequestError, match="add_generation_prompt"):
+        ChatTemplate({"default": CHATML}).render([USER, ANSWER], continue_final_message=True)
+    with pytest.raises(RequestError, match="cannot be continued"):
+        ChatTemplate({"default": "nothing"}).render(
+            [USER], add_generation_prompt=False, continue_final_message=True
+        )
+
+
+def test_templates_are_found_where_checkpoints_keep_them(tmp_path: Path) -> None:
+    def rendered(**settings: Any) -> str:
+        return load_chat_template(tmp_path, SPECIAL).render([USER], **settings)
+
+    with pytest.raises(RequestError, match="has no chat template"):
+        rendered()
+    config = tmp_path / "tokenizer_config.json"
+    config.write_text(json.dumps({"chat_template": "text {{ bos_token }}"}))
+    assert rendered() == "text <s>"
+    named = [{"name": "default", "template": "plain"}, {"name": "tool_use", "template": "with tools"}]
+    config.write_text(json.dumps({"chat_template": named}))
+    assert rendered() == "plain"
+    assert rendered(tools=[WEATHER]) == "with tools"
+    assert rendered(template_name="tool_use") == "with tools"
+    with pytest.raises(RequestError, match="'rag'; it has default, tool_use"):
+        rendered(template_name="rag")
+    (tmp_path / "chat_template.jinja").write_text("from the file")
+    extra = tmp_path / "additional_chat_templates"
+    extra.mkdir()
+    (extra / "rag.jinja").write_text("{{ documents[0].text }}")
+    assert rendered() == "from the file"
+    assert rendered(template_name="rag", documents=[{"text": "facts"}]) == "facts"
+    config.write_text("{")
+    with pytest.raises(ModelError, match=r"tokenizer_config\.json"):
+        rendered()
