@@ -9,17 +9,20 @@ from typing import Any
 
 from ostinato.cache.manager import CacheManager
 from ostinato.config import EngineConfig
+from ostinato.engine.chat_template import Message, load_chat_template
 from ostinato.engine.generation import Generation
 from ostinato.engine.outputs import RequestOutput
 from ostinato.engine.runner import Runner
 from ostinato.engine.stats import EngineStats
-from ostinato.engine.tokenizer import Tokenizer, load_tokenizer
+from ostinato.engine.tokenizer import load_tokenizer
 from ostinato.errors import RequestError
 from ostinato.plan.device import detect
 from ostinato.plan.plan import Plan, make_plan
 from ostinato.plan.source import model_spec, read_config, resolve_model_dir
-from ostinato.sample.params import SamplingParams
+from ostinato.sample.noise import derive_seed
+from ostinato.sample.params import SamplingParams, check_token_ids
 from ostinato.schedule.limits import SchedulerLimits
+from ostinato.schedule.request import FinishReason
 from ostinato.schedule.scheduler import Scheduler
 
 
@@ -36,7 +39,8 @@ class Engine:
         self.directory = resolve_model_dir(config.model, config.revision)
         self.spec = model_spec(read_config(self.directory))
         plan = make_plan(config, self.spec, detect(config.device))
-        self.tokenizer: Tokenizer = load_tokenizer(self.directory)
+        self.tokenizer = load_tokenizer(self.directory)
+        self.chat_template = load_chat_template(self.directory, self.tokenizer.special_tokens)
         self.runner = Runner(plan, self.spec, None if config.random_weights else self.directory, progress)
         self.plan: Plan = replace(plan, measured=self.runner.measured)
         settings, memory = plan.settings, plan.memory
@@ -78,6 +82,7 @@ class Engine:
         text = prompt if isinstance(prompt, str) else None
         token_ids = self.tokenizer.encode(prompt, add_special_tokens) if isinstance(prompt, str) else list(prompt)
         self._check_vocabulary(token_ids)
+        check_token_ids(params, self.spec.vocab_size)
         if request_id is None:
             request_id = f"request-{self._num_added}"
         if request_id in self._generations:
@@ -88,11 +93,9 @@ class Engine:
             token_ids,
             params,
             self.tokenizer,
-            vocab_size=self.spec.vocab_size,
             max_model_len=self.plan.settings.max_model_len,
             priority=priority,
-            engine_seed=self.plan.settings.seed,
-            arrival_index=self._num_added,
+            default_seed=derive_seed(self.plan.settings.seed, self._num_added),
         )
         added = []
         try:
@@ -127,9 +130,8 @@ class Engine:
         changed: dict[str, Generation] = {}
         for update in updates:
             generation = self._of_sequence[update.request_id]
-            stop_string_found = generation.take(update)
-            if stop_string_found:
-                self.scheduler.finish(update.request_id, stop_string_found)
+            if generation.take(update):
+                self.scheduler.finish(update.request_id, FinishReason.STOP)
             changed[generation.output.request_id] = generation
         for generation in changed.values():
             if generation.output.finished:
@@ -151,6 +153,10 @@ class Engine:
     def default_params(self) -> SamplingParams:
         """What generation_config.json asks for; greedy where it does not ask for sampling."""
         return SamplingParams(**self.tokenizer.sampling_defaults)
+
+    def render_chat(self, messages: Sequence[Message], **chat_template_kwargs: Any) -> str:
+        """The prompt that the checkpoint's chat template makes of a conversation, special tokens included."""
+        return self.chat_template.render(messages, **chat_template_kwargs)
 
     def stats(self) -> dict[str, Any]:
         """Counts since the start, and the cache's present use, as plain data."""

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from ostinato.engine.detokenizer import Detokenizer, StopChecker
 from ostinato.engine.outputs import CompletionOutput, RequestOutput, RequestTimes
 from ostinato.engine.tokenizer import Tokenizer
-from ostinato.sample.noise import derive_seed
 from ostinato.sample.params import SamplingParams
 from ostinato.sample.state import SamplingState
 from ostinato.schedule.request import FinishReason, Request, RequestUpdate, StopConditions
@@ -23,21 +22,19 @@ class Generation:
         prompt: str | None,
         prompt_token_ids: list[int],
         params: SamplingParams,
-        tokenizer: Tokenizer | None,
+        tokenizer: Tokenizer,
         *,
-        eos_token_ids: frozenset[int],
         max_model_len: int,
         priority: int,
         default_seed: int,
     ) -> None:
-        """`default_seed` is for a request whose parameters bring none. `tokenizer` may be None if `params` needs
-        no text; then outputs have none."""
+        """`default_seed` is for a request whose parameters bring none."""
         self.params = params
         stop = StopConditions(
             max_tokens=max_model_len if params.max_tokens is None else params.max_tokens,
             min_tokens=params.min_tokens,
             stop_token_ids=frozenset(params.stop_token_ids),
-            eos_token_ids=eos_token_ids,
+            eos_token_ids=tokenizer.eos_token_ids,
             ignore_eos=params.ignore_eos,
         )
         seed = default_seed if params.seed is None else params.seed
@@ -55,13 +52,18 @@ class Generation:
                 wants_prompt_logprobs=params.prompt_logprobs is not None and index == 0,
             )
             request.payload = SamplingState(
-                params, prompt_token_ids, request.output_token_ids, eos_token_ids, sample_index=index, seed=seed
+                params,
+                prompt_token_ids,
+                request.output_token_ids,
+                () if params.ignore_eos else tokenizer.eos_token_ids,
+                sample_index=index,
+                seed=seed,
             )
             output = CompletionOutput(index)
             if params.logprobs is not None:
                 output.logprobs, output.cumulative_logprob = [], 0.0
             self.requests.append(request)
-            self._texts[sequence_id] = _Text(output, params, tokenizer)
+            self._texts[sequence_id] = _Text(output, params, tokenizer, prompt_token_ids)
             outputs.append(output)
         self.output = RequestOutput(
             request_id, prompt, prompt_token_ids, outputs, RequestTimes(arrival=time.monotonic())
@@ -90,19 +92,20 @@ class Generation:
 class _Text:
     """One sequence's output: tokens to text, up to a stop string."""
 
-    def __init__(self, output: CompletionOutput, params: SamplingParams, tokenizer: Tokenizer | None) -> None:
+    def __init__(
+        self, output: CompletionOutput, params: SamplingParams, tokenizer: Tokenizer, prompt: Sequence[int]
+    ) -> None:
         self.output = output
         self.min_tokens = params.min_tokens
-        self.detokenizer = Detokenizer(tokenizer, params.skip_special_tokens) if tokenizer is not None else None
+        self.detokenizer = Detokenizer(tokenizer, params.skip_special_tokens, context=prompt)
         self.stop = StopChecker(params.stop, params.include_stop_str_in_output)
 
     def take(self, update: RequestUpdate) -> bool:
         """Adds the update's tokens; True if a stop string was found among them."""
         output = self.output
         stop_string = self._append(update.token_ids)
-        kept = len(output.token_ids)
         if update.logprobs is not None and output.logprobs is not None:
-            new = update.logprobs[: kept - len(output.logprobs)]
+            new = update.logprobs[: len(output.token_ids) - len(output.logprobs)]
             output.logprobs.extend(new)
             output.cumulative_logprob = (output.cumulative_logprob or 0.0) + sum(each.logprob for each in new)
         if stop_string is not None:
@@ -115,13 +118,12 @@ class _Text:
 
     def _append(self, token_ids: Sequence[int]) -> str | None:
         """Adds tokens up to the one that completes a stop string, which is returned."""
+        output = self.output
         for token_id in token_ids:
-            self.output.token_ids.append(token_id)
-            if self.detokenizer is None:
-                continue
-            piece = self.detokenizer.append([token_id])
-            text, found = self.stop.append(piece)
-            self.output.text += text
+            output.token_ids.append(token_id)
+            armed = len(output.token_ids) >= self.min_tokens
+            text, found = self.stop.append(self.detokenizer.append([token_id]), armed=armed)
+            output.text += text
             if found is not None:
                 return found
         return None
@@ -131,6 +133,5 @@ class _Text:
         if self.output.finished:
             return
         self.output.finish_reason = reason.value
-        if self.detokenizer is not None:
-            text, _ = self.stop.append(self.detokenizer.flush())
-            self.output.text += text + self.stop.flush()
+        text, _ = self.stop.append(self.detokenizer.flush(), armed=False)
+        self.output.text += text

@@ -61,6 +61,5 @@ class Runner:
     def run(self, batch: Batch) -> StepResult:
         """Computes the batch, writes its keys, values and states, and samples where a row's next token is due."""
         hidden = self.model(step_inputs(batch, self.block_size, self.device), self.memory)
-        positions = logit_positions(batch)
-        logits = self.model.logits(hidden[positions]) if positions else hidden.new_empty(0, 0)
+        logits = self.model.logits(hidden[logit_positions(batch)])
         return StepResult(tuple(sample(logits, batch.rows)))
