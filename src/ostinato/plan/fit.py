@@ -153,7 +153,7 @@ def _even_if_lowered(wanted: Limits, limits: Limits) -> str:
         for setting in ("max_num_seqs", "max_num_batched_tokens", "max_model_len")
         if getattr(limits, setting) != getattr(wanted, setting)
     ]
-    return f"even with {' and '.join(lowered)}, " if lowered else ""
+    return f"even with {', '.join(lowered)}: " if lowered else ""
 
 
 def _explain(budget: Budget, activations: int, limits: Limits, device: DeviceSpec) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import partial
 
 from ostinato.config import EngineConfig
 from ostinato.errors import OstinatoError, Remedy
@@ -15,13 +16,23 @@ from ostinato.plan.search import largest, smallest
 
 Works = Callable[[str, int | float], bool]
 
+LOWEST = {"max_num_seqs": 1, "max_model_len": 2}
+"""Settings of which less always fits where more does, with the least that they may be."""
+
 
 def working_remedies(
     remedies: Iterable[Remedy], config: EngineConfig, model: ModelSpec, device: DeviceSpec
 ) -> list[Remedy]:
-    """Those of `remedies` that make the config fit, found by planning again with each of them."""
+    """`remedies` with values that also fit: each the nearest one that does, left out if there is none."""
     works = _works_with(config, model, device)
-    return [remedy for remedy in remedies if works(remedy.setting, remedy.value)]
+    found = []
+    for remedy in remedies:
+        value = remedy.value
+        if not works(remedy.setting, value) and remedy.setting in LOWEST:
+            value = _largest_below(value, remedy.setting, works)
+        if value is not None and works(remedy.setting, value):
+            found.append(Remedy(remedy.setting, value))
+    return found
 
 
 def capacity_remedies(
@@ -33,9 +44,7 @@ def capacity_remedies(
     found: dict[str, int | float | None] = {
         "max_num_seqs": _max_num_seqs(config, works),
         "max_num_batched_tokens": _max_num_batched_tokens(failure, config, works),
-        "max_model_len": largest(
-            2, failure.limits.max_model_len - 1, lambda value: works("max_model_len", value)
-        ),
+        "max_model_len": _largest_below(failure.limits.max_model_len, "max_model_len", works),
         "memory_utilization": _memory_utilization(config, device, works),
         "cache_memory": _cache_memory(failure, config, works),
     }
@@ -74,18 +83,22 @@ def _works_with(config: EngineConfig, model: ModelSpec, device: DeviceSpec) -> W
     return works
 
 
+def _largest_below(value: int, setting: str, works: Works) -> int | None:
+    return largest(LOWEST[setting], value - 1, partial(works, setting))
+
+
 def _max_num_seqs(config: EngineConfig, works: Works) -> int | None:
     """An open one was lowered to 1 already, so only a given one can be."""
     if config.max_num_seqs is None:
         return None
-    return largest(1, config.max_num_seqs - 1, lambda value: works("max_num_seqs", value))
+    return _largest_below(config.max_num_seqs, "max_num_seqs", works)
 
 
 def _max_num_batched_tokens(failure: DoesNotFit, config: EngineConfig, works: Works) -> int | None:
     budget = failure.budget
     least = least_batched_tokens(config.max_num_seqs or 1, budget.slots_per_request, budget.block_size)
     highest = failure.limits.max_num_batched_tokens - 1
-    return largest(least, highest, lambda value: works("max_num_batched_tokens", value))
+    return largest(least, highest, partial(works, "max_num_batched_tokens"))
 
 
 def _memory_utilization(config: EngineConfig, device: DeviceSpec, works: Works) -> float | None:
@@ -104,4 +117,4 @@ def _cache_memory(failure: DoesNotFit, config: EngineConfig, works: Works) -> in
     need = next((need for need in needs if works("cache_memory", need)), None)
     if need is None or budget.cache_size is None or budget.cache_size < need:
         return need
-    return largest(need, budget.cache_size - 1, lambda value: works("cache_memory", value))
+    return largest(need, budget.cache_size - 1, partial(works, "cache_memory"))

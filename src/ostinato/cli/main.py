@@ -1,0 +1,73 @@
+"""The `ostinato` command: its subcommands, and how errors reach the person who typed it."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.text import Text
+
+from ostinato import __version__
+from ostinato.cli.plan import plan
+from ostinato.errors import ConfigError, OstinatoError
+
+EXIT_BAD_REQUEST = 2
+
+app = typer.Typer(
+    help="An inference engine for hybrid language models.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,  # plain help shows every name in full, boxes cut them at 80 columns
+    pretty_exceptions_enable=False,
+)
+app.command()(plan)
+
+UsageError = typer.BadParameter.__base__
+"""What typer raises for flags that it cannot parse; typer itself exports only this one kind."""
+
+
+@app.callback(invoke_without_command=True)
+def root(
+    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
+) -> None:
+    if version:
+        print(f"ostinato {__version__}")
+        raise typer.Exit()
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Runs the command line. Errors that are the caller's to act on end it with status 2.
+
+    They go to stderr, or with `--json` to stdout as `{"error": {"type", "message", "remedies"}}`.
+    """
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    as_json = "--json" in arguments
+    try:
+        status = app(arguments, prog_name="ostinato", standalone_mode=not as_json)
+    except OstinatoError as error:
+        _report(error, as_json)
+        sys.exit(EXIT_BAD_REQUEST)
+    except Exception as error:
+        if UsageError is None or not isinstance(error, UsageError) or not as_json:
+            raise
+        _report(ConfigError(error.format_message()), as_json)  # type: ignore[attr-defined]
+        sys.exit(EXIT_BAD_REQUEST)
+    sys.exit(status if isinstance(status, int) else 0)
+
+
+def _report(error: OstinatoError, as_json: bool) -> None:
+    if as_json:
+        print(json.dumps(error.to_json(), indent=2))
+        return
+    console = Console(stderr=True)
+    console.print(Text.assemble((type(error).__name__, "bold red"), f": {error.message}"))
+    for remedy in error.remedies:
+        console.print(Text(f"  - {remedy}"))
+
+
+if __name__ == "__main__":
+    main()

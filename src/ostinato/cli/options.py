@@ -1,0 +1,83 @@
+"""Engine settings as command-line flags: one for each field of EngineConfig, in every command that wants
+them."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator
+from typing import Annotated, Any, Literal, get_args, get_origin
+
+import typer
+from pydantic.fields import FieldInfo
+
+from ostinato.config import ALIASES, EngineConfig
+
+
+def engine_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Gives a command a flag for every engine setting, and its other names as hidden flags.
+
+    The command takes `settings: dict[str, Any]`, which receives the flags that were given, ready for
+    `EngineConfig(**settings)`. Where the command has a parameter of a setting's own name, that one stands.
+
+        @engine_options
+        def generate(settings: dict[str, Any], prompt: str) -> None: ...
+    """
+    own = [
+        parameter
+        for parameter in inspect.signature(command, eval_str=True).parameters.values()
+        if parameter.name != "settings"
+    ]
+    taken = {parameter.name for parameter in own}
+    flags = [flag for flag in _flags() if flag.name not in taken]
+
+    def with_settings(**arguments: Any) -> None:
+        values = {flag.name: arguments.pop(flag.name) for flag in flags}
+        settings = {name: value for name, value in values.items() if value is not None}
+        command(settings=settings, **arguments)
+
+    parameters = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in (*own, *flags)]
+    with_settings.__name__, with_settings.__doc__ = command.__name__, command.__doc__
+    with_settings.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    with_settings.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    return with_settings
+
+
+def _flags() -> Iterator[inspect.Parameter]:
+    """Keyword parameters as typer reads them. All default to None, which means not given."""
+    for name, field in EngineConfig.model_fields.items():
+        aliases = [alias for alias, setting in ALIASES.items() if setting == name]
+        also = f" (also {', '.join(_flag_name(alias) for alias in aliases)})" if aliases else ""
+        yield _parameter(name, field, f"{field.description}{also}", hidden=False)
+        for alias in aliases:
+            # A flag of its own, so that giving both names is noticed.
+            yield _parameter(alias, field, "", hidden=True)
+
+
+def _parameter(name: str, field: FieldInfo, text: str, hidden: bool) -> inspect.Parameter:
+    kind, metavar = _kind(name, field)
+    flag = _flag_name(name)
+    default = "" if field.default is None else f" [default: {str(field.default).lower()}]"
+    option = typer.Option(
+        f"{flag}/--no-{flag[2:]}" if kind is bool else flag,
+        help=text + default,
+        metavar=metavar,
+        hidden=hidden,
+        show_default=False,
+    )
+    annotation = Annotated[kind | None, option]  # type: ignore[valid-type]
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
+
+
+def _kind(name: str, field: FieldInfo) -> tuple[type, str | None]:
+    """The type that typer parses, and what help shows for it. EngineConfig itself checks choices and
+    sizes."""
+    if ALIASES.get(name, name) == "cache_memory":
+        return str, "SIZE"
+    if get_origin(field.annotation) is Literal:
+        return str, "|".join(get_args(field.annotation))
+    plain = [kind for kind in get_args(field.annotation) or (field.annotation,) if kind is not type(None)]
+    return plain[0], None
+
+
+def _flag_name(setting: str) -> str:
+    return "--" + setting.replace("_", "-")

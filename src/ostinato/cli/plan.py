@@ -1,0 +1,66 @@
+"""`ostinato plan`: what an engine would do, without weights and without a GPU."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from ostinato.cli.options import engine_options
+from ostinato.config import EngineConfig
+from ostinato.errors import ConfigError
+from ostinato.plan.device import DEVICE_NAMES, DeviceSpec, find_device
+from ostinato.plan.plan import make_plan
+from ostinato.plan.render import print_plan
+from ostinato.plan.source import model_spec, read_config, resolve_model_dir
+from ostinato.plan.units import format_bytes, parse_bytes
+
+
+@engine_options
+def plan(
+    settings: dict[str, Any],
+    target: Annotated[str | None, typer.Argument(metavar="MODEL", help="As --model.")] = None,
+    device: Annotated[
+        str, typer.Option(help=f"auto and cuda (this machine), or one of {', '.join(DEVICE_NAMES)}.")
+    ] = "auto",
+    device_memory: Annotated[
+        str | None, typer.Option(metavar="SIZE", help="Memory of the device in place of its own.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the plan as JSON.")] = False,
+    output: Annotated[Path | None, typer.Option(help="Also save the plan, as JSON, to this file.")] = None,
+) -> None:
+    """Show what an engine would do: memory, limits, kernels, and every decision with its reason.
+
+    MODEL is `demo`, a directory that holds at least a config.json, or a hub id. Nothing is loaded.
+
+    Example: ostinato plan demo --device l4-24gb --max-num-seqs 64
+    """
+    if target is not None:
+        if "model" in settings:
+            raise ConfigError(f"the model is given twice: {target!r} and --model {settings['model']!r}")
+        settings["model"] = target
+    config = EngineConfig(**settings)
+    directory = resolve_model_dir(config.model, config.revision, files=("config.json",))
+    made = make_plan(config, model_spec(read_config(directory)), _device(device, device_memory))
+    if output is not None:
+        try:
+            made.save(output)
+        except OSError as error:
+            raise ConfigError(f"the plan cannot be saved to {output}: {error.strerror}") from None
+    if as_json:
+        print(json.dumps(made.to_json(), indent=2))
+    else:
+        print_plan(made, Console())
+
+
+def _device(name: str, memory: str | None) -> DeviceSpec:
+    device = find_device(name)
+    if memory is None:
+        return device
+    size = parse_bytes(memory)
+    source = f"{device.source}; memory as given, in place of {format_bytes(device.memory_bytes)}"
+    return replace(device, memory_bytes=size, source=source)
