@@ -196,6 +196,15 @@ class Scheduler:
         self._end(request, reason)
         return True
 
+    def preempt(self, request_id: str) -> bool:
+        """Preempt a running request between two steps, as lack of memory would; False if it is not running."""
+        assert self._in_flight is None, "a request cannot lose its memory while a step writes to it"
+        request = self._requests.get(request_id)
+        if request is None or request.status is not RequestStatus.RUNNING:
+            return False
+        self._preempt(request)
+        return True
+
     def check_integrity(self) -> None:
         """Raise AssertionError unless queues, requests and cache agree with each other."""
         self.cache.check_integrity()
@@ -245,17 +254,22 @@ class Scheduler:
     def _make_room(self, request: Request) -> bool:
         """Find `request` the block of its next token, by preemption if need be; False if it was its own."""
         while not self.cache.grow(request.request_id, request.num_tokens):
-            victim = self._running.pop()
-            self.counters.preemptions += 1
-            self.counters.recomputed_tokens += victim.num_computed_tokens
-            self.cache.release(victim.request_id)
-            victim.num_preemptions += 1
-            victim.num_computed_tokens = 0
-            victim.status = RequestStatus.WAITING
-            insort(self._waiting, victim, key=_rank)
+            victim = self._running[-1]
+            self._preempt(victim)
             if victim is request:
                 return False
         return True
+
+    def _preempt(self, request: Request) -> None:
+        """Take a running request's memory; it waits, with its outputs, to compute all its tokens again."""
+        self._running.remove(request)
+        self.counters.preemptions += 1
+        self.counters.recomputed_tokens += request.num_computed_tokens
+        self.cache.release(request.request_id)
+        request.num_preemptions += 1
+        request.num_computed_tokens = 0
+        request.status = RequestStatus.WAITING
+        insort(self._waiting, request, key=_rank)
 
     def _admit(self, budget: int, rows: list[Row], scheduled: list[Request]) -> None:
         """Start waiting requests, in order of rank, until one finds no row, no tokens or no memory."""
