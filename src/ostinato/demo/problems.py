@@ -1,0 +1,77 @@
+"""Arithmetic word problems of one to three steps, with worked answers: what the embedded model answers.
+
+A worked answer is a chain of equations and a result: `17 + 25 = 42. 42 - 9 = 33. #### 33`. Problems whose
+chain of equations hashes to a fixed residue are held out: training never draws them, evaluation no others.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from .families import FAMILIES
+from .sheet import Draw, OutOfRange, Sheet
+
+HELD_OUT_MODULUS = 16
+HARD_SHARE = 0.35
+RESULT_MARK = "####"
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A question, its worked answer, the number that the answer states, and the family it was made by."""
+
+    question: str
+    answer: str
+    result: int
+    family: str
+
+
+def is_held_out(equations: str) -> bool:
+    """Whether a chain of equations, such as `17 + 25 = 42. 42 - 9 = 33`, is kept from training."""
+    return zlib.crc32(equations.encode()) % HELD_OUT_MODULUS == 0
+
+
+def equations_of(answer: str) -> str:
+    """The chain of equations of a worked answer, without its result."""
+    return answer.split(f". {RESULT_MARK}")[0]
+
+
+def extract_result(text: str) -> int | None:
+    """The number that a generated answer states after `####`, the first if several; None if there is none."""
+    found = re.search(rf"{RESULT_MARK} ?(\d+)", text)
+    return int(found.group(1)) if found else None
+
+
+def training_problem(rng: random.Random, unseen: float = 0.25) -> Problem:
+    """One problem that is not held out. `unseen`: how likely a name or thing is a rare or invented word."""
+    return _draw(rng, unseen, lambda equations: not is_held_out(equations))
+
+
+def held_out(seed: int, count: int) -> list[Problem]:
+    """`count` different problems that training never saw, the same ones for the same seed."""
+    rng = random.Random(f"held-out {seed}")
+    problems: dict[str, Problem] = {}
+    while len(problems) < count:
+        problem = _draw(rng, 0.25, is_held_out)
+        problems.setdefault(problem.question, problem)
+    return list(problems.values())
+
+
+def _draw(rng: random.Random, unseen: float, wanted: Callable[[str], bool]) -> Problem:
+    """Draws until the numbers stay in range and the equations are wanted."""
+    names, weights = list(FAMILIES), [weight for _, weight in FAMILIES.values()]
+    while True:
+        family = rng.choices(names, weights)[0]
+        draw = Draw(rng, hard=rng.random() < HARD_SHARE, unseen=unseen)
+        sheet = Sheet()
+        try:
+            question, result = FAMILIES[family][0](draw, sheet)
+        except OutOfRange:
+            continue
+        equations = ". ".join(sheet.lines)
+        if wanted(equations):
+            return Problem(question, f"{equations}. {RESULT_MARK} {result}", result, family)

@@ -1,0 +1,142 @@
+"""Training sequences: questions with worked answers, conversations, bare questions, and drills of equations.
+
+A sequence is token ids and a loss weight per token. Batches hold sequences of similar length and about
+the same number of tokens, padding included.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+
+import torch
+from tokenizers import Tokenizer
+from torch import Tensor
+
+from ostinato.demo.problems import is_held_out, training_problem
+from ostinato.demo.sheet import Draw, OutOfRange, Sheet
+
+from .tokenizer import END, spellings
+
+PROMPT_WEIGHT = 0.1
+CONVERSATIONS, BARE, SPELLED, LOWER_CASE = 0.15, 0.25, 0.10, 0.02
+PAIRS_PER_POOL = 16
+
+
+@dataclass
+class Sequence:
+    ids: list[int]
+    weights: list[float]
+
+
+class Encoder:
+    """Turns generated problems into sequences."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self.tokenizer = tokenizer
+        self.end = tokenizer.token_to_id(END)
+        self.spellings = spellings(tokenizer)
+
+    def sequence(self, rng: random.Random, drills: float) -> Sequence:
+        """One sequence; with probability `drills` one of unrelated equations."""
+        if rng.random() < drills:
+            return self._join([("", _drill(rng))], 0.0, rng)
+        spelled = 0.15 if rng.random() < SPELLED else 0.0
+        roll = rng.random()
+        if roll < CONVERSATIONS:
+            turns = [_turn(rng) for _ in range(rng.randint(2, 4))]
+            parts = [
+                (("\n" if index else "") + f"Q: {question}\nA:", f" {answer}")
+                for index, (question, answer) in enumerate(turns)
+            ]
+            return self._join(parts, spelled, rng)
+        question, answer = _turn(rng)
+        if roll < CONVERSATIONS + BARE:
+            start = "Q: " if rng.random() < 0.1 else ""
+            return self._join([(start + question, f"\nA: {answer}")], spelled, rng)
+        return self._join([(f"Q: {question}\nA:", f" {answer}")], spelled, rng)
+
+    def _join(self, parts: list[tuple[str, str]], spelled: float, rng: random.Random) -> Sequence:
+        """Sequence of (prompt, answer) parts. The weights mark the answers and the end token after each."""
+        ids: list[int] = []
+        weights: list[float] = []
+        for prompt, answer in parts:
+            prompt_ids = self._spell(self.tokenizer.encode(prompt).ids, spelled, rng)
+            answer_ids = self.tokenizer.encode(answer).ids
+            ids += prompt_ids + answer_ids + [self.end]
+            weights += [PROMPT_WEIGHT] * len(prompt_ids) + [1.0] * (len(answer_ids) + 1)
+        return Sequence(ids, weights)
+
+    def _spell(self, ids: list[int], probability: float, rng: random.Random) -> list[int]:
+        if not probability:
+            return ids
+        return [
+            part
+            for index in ids
+            for part in (
+                self.spellings[index] if index in self.spellings and rng.random() < probability else [index]
+            )
+        ]
+
+
+def _turn(rng: random.Random) -> tuple[str, str]:
+    problem = training_problem(rng)
+    question = problem.question.lower() if rng.random() < LOWER_CASE else problem.question
+    return question, problem.answer
+
+
+def _drill(rng: random.Random) -> str:
+    """Six unrelated equations, none of them held out."""
+    draw = Draw(rng, hard=rng.random() < 0.5, unseen=0.0)
+    lines: list[str] = []
+    while len(lines) < 6:
+        sheet = Sheet()
+        try:
+            kind = rng.randrange(3)
+            if kind == 0:
+                sheet.add(draw.number(), draw.number())
+            elif kind == 1:
+                total = draw.number() + draw.number()
+                sheet.subtract(total, draw.at_most(total))
+            else:
+                factors = [draw.factor(), draw.multiplicand()]
+                rng.shuffle(factors)
+                sheet.multiply(*factors)
+        except OutOfRange:
+            continue
+        if not is_held_out(sheet.lines[0]):
+            lines += sheet.lines
+    return ". ".join(lines)
+
+
+def batches(
+    encoder: Encoder, pad: int, seed: int, pool: int, rank: int, tokens: int, drills: float
+) -> list[tuple[Tensor, Tensor]]:
+    """One pool of batches of one of two ranks: ids and weights [rows, length], at most `tokens` in all.
+
+    Both ranks cut the same pool and take every other batch, so that theirs have alike lengths in each step.
+    """
+    rng = random.Random(f"training {seed} {pool}")
+    sequences: list[Sequence] = []
+    drawn = 0
+    while drawn < 2 * PAIRS_PER_POOL * tokens:
+        sequences.append(encoder.sequence(rng, drills))
+        drawn += len(sequences[-1].ids)
+    sequences.sort(key=lambda sequence: len(sequence.ids))
+    groups: list[list[Sequence]] = [[]]
+    for sequence in sequences:
+        if (len(groups[-1]) + 1) * len(sequence.ids) > tokens:
+            groups.append([])
+        groups[-1].append(sequence)
+    pairs = [groups[index : index + 2] for index in range(0, len(groups) - 1, 2)]
+    rng.shuffle(pairs)
+    return [_pad(pair[rank], pad) for pair in pairs]
+
+
+def _pad(group: list[Sequence], pad: int) -> tuple[Tensor, Tensor]:
+    length = max(len(sequence.ids) for sequence in group)
+    ids = torch.tensor([sequence.ids + [pad] * (length - len(sequence.ids)) for sequence in group])
+    weights = torch.tensor(
+        [sequence.weights + [0.0] * (length - len(sequence.weights)) for sequence in group]
+    )
+    return ids, weights
