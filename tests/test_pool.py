@@ -1,0 +1,170 @@
+"""Pools hand out ids, and the cache manager hands them to requests."""
+
+from __future__ import annotations
+
+import pytest
+
+from ostinato.cache.manager import CacheManager
+from ostinato.cache.pool import Pool
+
+
+def test_a_new_pool_hands_out_every_id_but_the_null_one_lowest_first() -> None:
+    pool = Pool("block", 5)
+    assert (pool.capacity, pool.num_free) == (4, 4)
+    assert pool.allocate(4) == [1, 2, 3, 4]
+    assert (pool.num_free, pool.num_used) == (0, 4)
+
+
+def test_an_allocation_that_cannot_be_met_takes_nothing() -> None:
+    pool = Pool("block", 4)
+    assert pool.allocate(4) is None
+    assert pool.allocate(2) == [1, 2]
+    assert pool.allocate(2) is None
+    assert pool.allocate(1) == [3]
+    pool.check_integrity()
+
+
+@pytest.mark.parametrize("count", [0, 1])
+def test_a_pool_of_nothing_gives_nothing_and_needs_nothing(count: int) -> None:
+    pool = Pool("slot", count)
+    assert pool.allocate(0) == []
+    assert pool.allocate(1) is None
+    assert pool.capacity == 0
+    pool.check_integrity()
+
+
+def test_what_was_released_last_is_handed_out_first_in_the_same_order() -> None:
+    pool = Pool("block", 10)
+    first, second = pool.allocate(3), pool.allocate(3)
+    assert first is not None
+    assert second is not None
+    pool.release(second)
+    pool.release(first)
+    assert pool.allocate(6) == [1, 2, 3, 4, 5, 6]
+
+
+def test_a_shared_id_is_free_only_when_its_last_reference_is_released() -> None:
+    pool = Pool("block", 4)
+    pool.allocate(2)
+    pool.retain([1])
+    pool.release([1, 2])
+    assert pool.references(1) == 1
+    assert pool.num_free == 2
+    pool.check_integrity()
+    pool.release([1])
+    assert pool.num_free == 3
+    pool.check_integrity()
+
+
+@pytest.mark.parametrize("id", [0, 2, 7, -1])
+def test_handing_back_or_sharing_what_is_not_in_use_is_an_error(id: int) -> None:
+    pool = Pool("block", 4)
+    pool.allocate(1)
+    with pytest.raises(AssertionError, match=f"block {id} is not"):
+        pool.release([id])
+    with pytest.raises(AssertionError, match=f"block {id} is not"):
+        pool.retain([id])
+    pool.check_integrity()
+
+
+def test_the_check_finds_an_id_that_leaked_is_free_twice_or_is_free_and_referenced() -> None:
+    leaked, twice, both, null = (Pool("block", 4) for _ in range(4))
+    leaked._free.remove(2)
+    twice._free.append(2)
+    both._references[2] = 1
+    null._free.append(0)
+    for pool, message in ((leaked, "leaked"), (twice, "twice"), (both, "both free"), (null, "null block")):
+        with pytest.raises(AssertionError, match=message):
+            pool.check_integrity()
+
+
+def test_a_request_keeps_its_blocks_and_its_slot_while_it_grows() -> None:
+    cache = CacheManager(num_blocks=10, num_slots=3, block_size=4)
+    assert cache.grow("a", 5)
+    before = cache.holding("a").block_table
+    slots = cache.holding("a").slots
+    assert len(before) == 2
+    assert len(slots) == 1
+    assert cache.grow("a", 8)
+    assert cache.holding("a").block_table == before
+    assert cache.grow("a", 9)
+    assert cache.holding("a").block_table[:2] == before
+    assert len(cache.holding("a").block_table) == 3
+    assert cache.holding("a").slots == slots
+    cache.check_integrity()
+
+
+def test_a_request_that_finds_too_few_blocks_or_no_slot_takes_neither() -> None:
+    cache = CacheManager(num_blocks=4, num_slots=2, block_size=4)
+    assert not cache.grow("a", 13)
+    assert cache.usage().slots_used == 0
+    assert cache.grow("a", 4)
+    assert not cache.grow("a", 13)
+    assert len(cache.holding("a").block_table) == 1
+    assert not cache.grow("b", 1)
+    assert cache.usage().blocks_used == 1
+    assert cache.holders() == {"a"}
+    cache.check_integrity()
+
+
+def test_spare_blocks_stay_free_when_blocks_are_taken_and_do_not_matter_when_none_is() -> None:
+    cache = CacheManager(num_blocks=4, num_slots=0, block_size=4)
+    assert not cache.grow("a", 8, spare_blocks=2)
+    assert cache.grow("a", 8, spare_blocks=1)
+    assert cache.grow("a", 7, spare_blocks=99)
+
+
+def test_released_memory_serves_the_next_request() -> None:
+    cache = CacheManager(num_blocks=4, num_slots=2, block_size=4)
+    assert cache.grow("a", 12)
+    cache.release("a")
+    usage = cache.usage()
+    assert (usage.blocks_used, usage.blocks_total, usage.slots_used, usage.slots_total) == (0, 3, 0, 1)
+    assert cache.grow("b", 12)
+    cache.check_integrity()
+
+
+def test_a_model_without_attention_needs_no_blocks() -> None:
+    cache = CacheManager(num_blocks=0, num_slots=2, block_size=16)
+    assert cache.blocks_needed(10**9) == 0
+    assert cache.grow("a", 10**9)
+    assert cache.holding("a").block_table == ()
+    assert cache.max_tokens_ever() >= 10**9
+    cache.check_integrity()
+
+
+def test_a_model_without_state_layers_needs_no_slots() -> None:
+    cache = CacheManager(num_blocks=3, num_slots=0, block_size=16)
+    assert cache.grow("a", 16)
+    assert cache.grow("b", 16)
+    assert cache.holding("a").slots == ()
+    assert cache.max_tokens_ever() == 32
+    cache.check_integrity()
+
+
+def test_nothing_ever_fits_where_there_are_fewer_slots_than_one_request_needs() -> None:
+    assert CacheManager(num_blocks=9, num_slots=2, block_size=4, slots_per_request=2).max_tokens_ever() == 0
+    assert CacheManager(num_blocks=9, num_slots=3, block_size=4, slots_per_request=2).max_tokens_ever() == 32
+
+
+def test_each_request_holds_as_many_slots_as_a_step_of_it_writes() -> None:
+    cache = CacheManager(num_blocks=9, num_slots=6, block_size=4, slots_per_request=2)
+    assert cache.grow("a", 1)
+    assert cache.grow("b", 1)
+    assert not cache.grow("c", 1)
+    assert len({*cache.holding("a").slots, *cache.holding("b").slots}) == 4
+    cache.check_integrity()
+
+
+def test_the_check_finds_a_block_with_two_writers_and_one_that_nobody_holds() -> None:
+    shared = CacheManager(num_blocks=9, num_slots=3, block_size=4)
+    shared.grow("a", 4)
+    shared.grow("b", 4)
+    shared.holding("b").block_table = shared.holding("a").block_table
+    with pytest.raises(AssertionError, match="2 writers"):
+        shared.check_integrity()
+    lost = CacheManager(num_blocks=9, num_slots=3, block_size=4)
+    lost.grow("a", 8)
+    lost.holding("a").block_table = lost.holding("a").block_table[:1]
+    with pytest.raises(AssertionError, match="1 references and 0 holders"):
+        lost.check_integrity()
