@@ -30,6 +30,18 @@ COMMON = {
     "max_position_embeddings": 512,
 }
 
+FALCON_MULTIPLIERS = {
+    "embedding_multiplier": 5.0,
+    "lm_head_multiplier": 0.3,
+    "key_multiplier": 0.6,
+    "attention_in_multiplier": 1.3,
+    "attention_out_multiplier": 0.8,
+    "ssm_in_multiplier": 1.2,
+    "ssm_out_multiplier": 0.7,
+    "ssm_multipliers": [0.9, 1.4, 0.55, 1.1, 0.45],
+    "mlp_multipliers": [1.6, 0.65],
+}
+
 
 def llama() -> PretrainedConfig:
     return transformers.LlamaConfig(
@@ -179,9 +191,108 @@ def granitemoehybrid_dense() -> PretrainedConfig:
     )
 
 
+def qwen3() -> PretrainedConfig:
+    return transformers.Qwen3Config(
+        **COMMON,
+        intermediate_size=96,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=24,
+        attention_bias=True,
+        rms_norm_eps=1e-3,
+        rope_parameters={
+            "rope_type": "yarn",
+            "rope_theta": 3000.0,
+            "factor": 4.0,
+            "original_max_position_embeddings": 32,
+        },
+    )
+
+
+def mamba2() -> PretrainedConfig:
+    """Layers of state alone."""
+    config = {name: value for name, value in COMMON.items() if name != "max_position_embeddings"}
+    return transformers.Mamba2Config(
+        **config,
+        num_hidden_layers=4,
+        num_heads=8,
+        head_dim=24,
+        expand=3,
+        state_size=16,
+        n_groups=2,
+        conv_kernel=3,
+        use_bias=True,
+        chunk_size=32,
+        layer_norm_epsilon=1e-3,
+        tie_word_embeddings=True,
+    )
+
+
+def falcon_h1() -> PretrainedConfig:
+    """No norm in the mixer, and a bias on its input projection only."""
+    return transformers.FalconH1Config(
+        **COMMON,
+        **FALCON_MULTIPLIERS,
+        intermediate_size=96,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=24,
+        attention_bias=True,
+        mlp_bias=True,
+        mamba_d_ssm=96,
+        mamba_n_heads=8,
+        mamba_d_head=12,
+        mamba_n_groups=2,
+        mamba_d_state=16,
+        mamba_chunk_size=32,
+        mamba_proj_bias=True,
+        rms_norm_eps=1e-3,
+        rope_parameters={"rope_type": "default", "rope_theta": 700.0},
+    )
+
+
+def falcon_h1_normed() -> PretrainedConfig:
+    """A norm before the gate, a bias on the output projection only, the inner size from the hidden one."""
+    return transformers.FalconH1Config(
+        **COMMON,
+        **FALCON_MULTIPLIERS,
+        intermediate_size=80,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        mamba_d_ssm=None,
+        mamba_expand=3,
+        mamba_n_heads=6,
+        mamba_n_groups=3,
+        mamba_d_state=8,
+        mamba_d_conv=3,
+        mamba_chunk_size=48,
+        mamba_conv_bias=False,
+        mamba_rms_norm=True,
+        mamba_norm_before_gate=True,
+        projectors_bias=True,
+        rms_norm_eps=1e-2,
+        rope_parameters={"rope_type": "linear", "rope_theta": 900.0, "factor": 3.0},
+        tie_word_embeddings=True,
+    )
+
+
 RECIPES: dict[str, Callable[[], PretrainedConfig]] = {
     recipe.__name__: recipe
-    for recipe in (bamba, granitemoehybrid, granitemoehybrid_dense, llama, nemotron_h, nemotron_h_dense)
+    for recipe in (
+        bamba,
+        falcon_h1,
+        falcon_h1_normed,
+        granitemoehybrid,
+        granitemoehybrid_dense,
+        llama,
+        mamba2,
+        nemotron_h,
+        nemotron_h_dense,
+        qwen3,
+    )
 }
 
 
@@ -190,7 +301,7 @@ def randomize(model: PreTrainedModel, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
         kind = name.rpartition(".")[2]
-        if not tensor.is_floating_point() or "rotary" in name or kind == "embed_scale":
+        if not tensor.is_floating_point() or "rotary" in name or kind in ("embed_scale", "mup_vector"):
             continue
         if kind == "A_log":
             tensor.data.uniform_(-1.5, 1.5, generator=generator)

@@ -1,4 +1,4 @@
-"""The Mamba-2 mixer (Dao and Gu 2024, arXiv 2405.21060): projection, short convolution, recurrence, gated norm."""
+"""The Mamba-2 mixer (Dao and Gu 2024, arXiv 2405.21060): projection, convolution, recurrence, gated norm."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ostinato.plan.model import Mamba2Spec
 
 
 class CausalConv(nn.Module):
-    """Weights of the depthwise convolution, time first in memory; a checkpoint has them as [channels, 1, width]."""
+    """Weights of the depthwise convolution, time first in memory; in checkpoints [channels, 1, width]."""
 
     def __init__(self, build: Build, channels: int, width: int, bias: bool) -> None:
         super().__init__()
@@ -32,9 +32,10 @@ class CausalConv(nn.Module):
 class Mamba2Mixer(nn.Module):
     """One state layer's mixer.
 
-    `norm_group_size` is the number of channels that the gated norm averages over; None leaves the norm out, so
-    that only the gate is applied. `dt_limit` clamps the time step, in prefill and decode alike. `in_scale`
-    [in_proj_size] multiplies the projected input (Falcon-H1).
+    `norm_group_size` is the number of channels that the gated norm averages over; None leaves the norm out,
+    so that only the gate is applied. `proj_bias` is for both projections, unless `out_bias` is given for the
+    output's. `dt_limit` clamps the time step, in prefill and decode alike. `in_scale` [in_proj_size]
+    multiplies the projected input (Falcon-H1).
     """
 
     def __init__(
@@ -47,6 +48,7 @@ class Mamba2Mixer(nn.Module):
         norm_group_size: int | None,
         norm_before_gate: bool = False,
         proj_bias: bool = False,
+        out_bias: bool | None = None,
         conv_bias: bool = True,
         dt_limit: tuple[float, float] = (0.0, float("inf")),
         in_scale: torch.Tensor | None = None,
@@ -66,7 +68,8 @@ class Mamba2Mixer(nn.Module):
             if norm_group_size is not None
             else None
         )
-        self.out_proj = Linear(build, spec.intermediate_size, hidden_size, proj_bias)
+        out_bias = proj_bias if out_bias is None else out_bias
+        self.out_proj = Linear(build, spec.intermediate_size, hidden_size, out_bias)
 
     def forward(self, x: torch.Tensor, step: StepInputs, memory: LayerMemory) -> torch.Tensor:
         """[tokens, hidden] -> [tokens, hidden]"""

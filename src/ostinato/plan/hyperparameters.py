@@ -67,19 +67,23 @@ def activation(config: Mapping[str, Any], name: str, default: str, supported: tu
     return value
 
 
-def expanded_mamba2_spec(config: Mapping[str, Any]) -> Mamba2Spec:
-    """The mixer as Bamba and Granite spell it: `mamba_*` keys, `mamba_expand` times the hidden size inside.
+def expanded_mamba2_spec(config: Mapping[str, Any], inner_size: int | None = None) -> Mamba2Spec:
+    """The mixer as Bamba, Granite and Falcon-H1 spell it, in `mamba_*` keys.
 
-    ModelError if heads and head size do not multiply to the inner size.
+    `inner_size` is Falcon-H1's `mamba_d_ssm`; without it, `mamba_expand` times the hidden size. ModelError if
+    heads and head size do not multiply to it.
     """
-    inner_size = integer(config, "mamba_expand", 2) * integer(config, "hidden_size")
+    name = "mamba_d_ssm"
+    if inner_size is None:
+        name = "mamba_expand * hidden_size"
+        inner_size = integer(config, "mamba_expand", 2) * integer(config, "hidden_size")
     num_heads = integer(config, "mamba_n_heads", 128)
     automatic = config.get("mamba_d_head") in (None, "auto")
     head_dim = inner_size // max(num_heads, 1) if automatic else integer(config, "mamba_d_head")
     if num_heads * head_dim != inner_size:
         raise ModelError(
             f"config.json has mamba_n_heads = {num_heads} and mamba_d_head = {config.get('mamba_d_head')!r}; "
-            f"their product should be mamba_expand * hidden_size = {inner_size}"
+            f"their product should be {name} = {inner_size}"
         )
     return Mamba2Spec(
         num_heads=num_heads,
@@ -110,17 +114,24 @@ def attention_parameters(
 
 
 def mamba2_parameters(
-    hidden_size: int, mamba2: Mamba2Spec, proj_bias: bool = False, conv_bias: bool = True, norm: bool = True
+    hidden_size: int,
+    mamba2: Mamba2Spec,
+    proj_bias: bool = False,
+    conv_bias: bool = True,
+    norm: bool = True,
+    out_bias: bool | None = None,
 ) -> tuple[int, int]:
     """(parameters in the model's dtype, parameters in float32) of one Mamba-2 mixer, its block's norm aside.
 
     The first: input and output projection, convolution and gated norm; the second: A_log, D and dt_bias.
+    `out_bias` is the output projection's, where it differs from `proj_bias`.
     """
+    out_bias = proj_bias if out_bias is None else out_bias
     parameters = (
         linear_parameters(hidden_size, mamba2.in_proj_size, proj_bias)
         + mamba2.conv_dim * (mamba2.conv_kernel + (1 if conv_bias else 0))
         + (mamba2.intermediate_size if norm else 0)
-        + linear_parameters(mamba2.intermediate_size, hidden_size, proj_bias)
+        + linear_parameters(mamba2.intermediate_size, hidden_size, out_bias)
     )
     return parameters, 3 * mamba2.num_heads
 
