@@ -39,7 +39,7 @@ def _unified(root: Path) -> Iterator[Path]:
 def _controller(root: Path, controller: str) -> Iterator[Path]:
     """Directories of a version 1 controller, from the process's own upwards."""
     for line in _lines(root / "proc/self/cgroup"):
-        _, names, path = line.split(":", 2)
+        names, _, path = line.partition(":")[2].partition(":")
         if controller in names.split(","):
             for mount in dict.fromkeys((controller, names)):
                 yield from _upwards(root / "sys/fs/cgroup" / mount, path)

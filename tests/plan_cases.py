@@ -1,0 +1,64 @@
+"""Models and devices of plain numbers, to plan for."""
+
+from __future__ import annotations
+
+from ostinato.plan.device import DeviceSpec
+from ostinato.plan.model import AttentionSpec, LayerSpec, Mamba2Spec, ModelSpec, RopeSpec
+
+MIB = 2**20
+GIB = 2**30
+
+ATTENTION = AttentionSpec(num_heads=8, num_kv_heads=2, head_dim=64)
+"""256 elements of keys and values per token."""
+MAMBA2 = Mamba2Spec(num_heads=16, head_dim=64, state_size=128, num_groups=1, conv_kernel=4, chunk_size=128)
+"""Conv state 3 x 1280 elements, SSM state 131,072 elements."""
+
+
+def attention_layer(attention: AttentionSpec = ATTENTION, parameters: int = 1_000_000) -> LayerSpec:
+    return LayerSpec("attention", attention, None, parameters, 0, 2 * 512 + 256)
+
+
+def mamba2_layer(mamba2: Mamba2Spec = MAMBA2, parameters: int = 3_000_000) -> LayerSpec:
+    return LayerSpec("mamba2", None, mamba2, parameters, 48, mamba2.in_proj_size + mamba2.conv_dim)
+
+
+def mlp_layer(parameters: int = 2_000_000) -> LayerSpec:
+    return LayerSpec("mlp", None, None, parameters, 0, 2 * 2048)
+
+
+def model(
+    *layers: LayerSpec,
+    dtype: str = "bfloat16",
+    vocab_size: int = 1000,
+    max_position_embeddings: int | None = 4096,
+    ssm_state_dtype: str | None = None,
+    rope: RopeSpec | None = None,
+) -> ModelSpec:
+    return ModelSpec(
+        architecture="nemotron_h",
+        dtype=dtype,
+        vocab_size=vocab_size,
+        hidden_size=512,
+        max_position_embeddings=max_position_embeddings,
+        tied_embeddings=False,
+        layers=layers,
+        outer_parameters=2 * vocab_size * 512 + 512,
+        ssm_state_dtype=ssm_state_dtype,
+        rope=rope,
+        ops=("linear", "rms_norm"),
+        hyperparameters=None,
+    )
+
+
+def hybrid(**changes: object) -> ModelSpec:
+    """Four state layers, two of attention and two MLPs."""
+    layers = (mamba2_layer(), mlp_layer(), mamba2_layer(), attention_layer()) * 2
+    return model(*layers, **changes)  # type: ignore[arg-type]
+
+
+def gpu(memory_bytes: int) -> DeviceSpec:
+    return DeviceSpec("gpu", "cuda", memory_bytes, 100, None, None, "a test")
+
+
+def cpu(memory_bytes: int, cores: int = 4) -> DeviceSpec:
+    return DeviceSpec("cpu", "cpu", memory_bytes, cores, None, None, "a test")

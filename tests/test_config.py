@@ -1,0 +1,189 @@
+"""EngineConfig: what is accepted, what is refused, and what the refusal says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+
+from ostinato import ConfigError, EngineConfig
+from ostinato.config import ALIASES
+from ostinato.plan.units import format_bytes, parse_bytes
+
+
+def remedies(error: ConfigError) -> dict[str, object]:
+    return {remedy.setting: remedy.value for remedy in error.remedies}
+
+
+def test_everything_is_open_or_has_a_default() -> None:
+    config = EngineConfig()
+    assert config.model == "demo"
+    assert (config.max_num_seqs, config.max_num_batched_tokens, config.max_model_len) == (None, None, None)
+    assert (config.memory_utilization, config.cache_memory, config.threads) == (None, None, None)
+    assert (config.dtype, config.ssm_state_dtype, config.device) == ("auto", "auto", "auto")
+    assert (config.block_size, config.enable_chunked_prefill, config.scheduling_policy) == (16, True, "fcfs")
+    assert (config.seed, config.random_weights, config.revision) == (0, False, None)
+
+
+def test_every_setting_is_described() -> None:
+    assert all(field.description for field in EngineConfig.model_fields.values())
+
+
+@pytest.mark.parametrize(
+    ("unknown", "close"),
+    [("max_num_seqz", "max_num_seqs"), ("gpu_memory_utilisation", "gpu_memory_utilization")],
+)
+def test_an_unknown_setting_names_the_closest_known_ones(unknown: str, close: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        EngineConfig(**{unknown: 1})
+    assert unknown in error.value.message
+    assert close in error.value.message.split("did you mean")[1]
+
+
+def test_a_setting_like_no_other_lists_the_known_ones() -> None:
+    with pytest.raises(ConfigError, match="max_model_len"):
+        EngineConfig(zzz=1)
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        "enable_prefix_caching",
+        "graph_mode",
+        "state_cache_mode",
+        "num_speculative_tokens",
+        "quantization",
+    ],
+)
+def test_settings_of_what_is_not_built_are_unknown(setting: str) -> None:
+    with pytest.raises(ConfigError, match=f"{setting} is not a setting"):
+        EngineConfig(**{setting: 1})
+
+
+@pytest.mark.parametrize(
+    ("settings", "nearest"),
+    [
+        ({"max_num_seqs": 0}, 1),
+        ({"max_num_batched_tokens": -5}, 1),
+        ({"max_model_len": 1}, 2),
+        ({"block_size": 20}, 16),
+        ({"block_size": 1000}, 256),
+        ({"memory_utilization": 0}, 0.01),
+        ({"memory_utilization": 1.5}, 1.0),
+        ({"threads": 0}, 1),
+        ({"seed": -1}, 0),
+        ({"cache_memory": 0}, 1),
+    ],
+)
+def test_a_value_out_of_range_is_refused_with_the_nearest_that_is_legal(settings, nearest) -> None:
+    with pytest.raises(ConfigError) as error:
+        EngineConfig(**settings)
+    [(name, _)] = settings.items()
+    assert remedies(error.value) == {name: nearest}
+    assert name in error.value.message
+    assert EngineConfig(**remedies(error.value)).is_given(name)
+
+
+@pytest.mark.parametrize(
+    ("settings", "word"),
+    [
+        ({"max_num_seqs": "many"}, "integer"),
+        ({"max_num_seqs": True}, "integer"),
+        ({"max_num_seqs": 2.5}, "integer"),
+        ({"dtype": "int8"}, "bfloat16"),
+        ({"ssm_state_dtype": "int8"}, "float32"),
+        ({"device": "tpu"}, "cuda"),
+        ({"scheduling_policy": "lifo"}, "priority"),
+        ({"cache_memory": "4 floppies"}, "4GiB"),
+        ({"enable_chunked_prefill": "yes"}, "boolean"),
+        ({"seed": 2**64}, "less than"),
+    ],
+)
+def test_a_value_of_the_wrong_kind_is_refused_with_what_is_possible(settings: dict, word: str) -> None:
+    with pytest.raises(ConfigError, match=word) as error:
+        EngineConfig(**settings)
+    assert next(iter(settings)) in error.value.message
+
+
+def test_all_problems_are_listed_at_once() -> None:
+    with pytest.raises(ConfigError) as error:
+        EngineConfig(max_num_seqs=0, dtype="int8", zzz=1)
+    assert len(error.value.message.splitlines()) == 3
+
+
+@pytest.mark.parametrize(
+    ("alias", "value"),
+    [
+        ("mamba_ssm_cache_dtype", "bfloat16"),
+        ("gpu_memory_utilization", 0.5),
+        ("kv_cache_memory_bytes", 1000),
+    ],
+)
+def test_the_names_of_vllm_work_but_not_beside_our_own(alias: str, value: object) -> None:
+    config = EngineConfig(**{alias: value})
+    assert getattr(config, ALIASES[alias]) == value
+    assert config.is_given(ALIASES[alias])
+    with pytest.raises(ConfigError, match=f"{ALIASES[alias]} and {alias}"):
+        EngineConfig(**{alias: value, ALIASES[alias]: value})
+
+
+def test_none_leaves_a_setting_open() -> None:
+    assert not EngineConfig(max_num_seqs=None).is_given("max_num_seqs")
+    assert EngineConfig(max_num_seqs=None).max_num_seqs is None
+
+
+def test_changing_settings_keeps_the_others_and_checks_again() -> None:
+    config = EngineConfig(max_num_seqs=4, cache_memory="1GiB")
+    changed = config.with_settings(max_num_seqs=8)
+    assert (changed.max_num_seqs, changed.cache_memory) == (8, 2**30)
+    assert not changed.is_given("max_model_len")
+    with pytest.raises(ConfigError):
+        config.with_settings(max_num_seqs=0)
+
+
+def test_a_config_cannot_be_changed_in_place() -> None:
+    with pytest.raises(ValidationError):
+        EngineConfig().max_num_seqs = 3  # type: ignore[misc]
+
+
+def test_a_path_is_a_model() -> None:
+    assert EngineConfig(model=Path("some/dir")).model == "some/dir"
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        ("4GiB", 4 * 2**30),
+        ("512 MiB", 512 * 2**20),
+        ("1.5g", 3 * 2**29),
+        ("2GB", 2 * 10**9),
+        ("123", 123),
+        ("1 TiB", 2**40),
+    ],
+)
+def test_sizes_are_read_in_their_units(text: str, size: int) -> None:
+    assert parse_bytes(text) == size
+    assert EngineConfig(cache_memory=text).cache_memory == size
+
+
+@pytest.mark.parametrize("text", ["", "GiB", "-4GiB", "4 XiB", "4GiB more", "1e9"])
+def test_what_is_no_size_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError):
+        parse_bytes(text)
+
+
+@pytest.mark.parametrize(
+    ("size", "text"),
+    [
+        (0, "0 B"),
+        (1023, "1023 B"),
+        (2048, "2 KiB"),
+        (1536 * 1024, "1.5 MiB"),
+        (100 * 2**20, "100 MiB"),
+        (5 * 2**40, "5 TiB"),
+        (int(12.34 * 2**30), "12.3 GiB"),
+    ],
+)
+def test_sizes_are_written_to_be_read(size: int, text: str) -> None:
+    assert format_bytes(size) == text

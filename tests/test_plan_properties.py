@@ -1,0 +1,163 @@
+"""For any model, device and settings: a plan fits, keeps what was given, and lowers the rest no further than
+needed; and where there is none, every remedy works and is the nearest that does."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ostinato.config import EngineConfig
+from ostinato.errors import CapacityError, ConfigError, OstinatoError, Remedy
+from ostinato.plan.device import DeviceSpec
+from ostinato.plan.model import AttentionSpec, Mamba2Spec, ModelSpec
+from ostinato.plan.plan import Plan, make_plan
+from tests.plan_cases import MIB, attention_layer, cpu, gpu, mamba2_layer, mlp_layer, model
+
+DEFAULTS = {"cuda": {"memory_utilization": 0.9}, "cpu": {"memory_utilization": 1.0}}
+LIMITS = ("max_num_seqs", "max_num_batched_tokens", "max_model_len")
+
+
+@st.composite
+def models(draw: st.DrawFn) -> ModelSpec:
+    attention = AttentionSpec(16, draw(st.sampled_from([1, 4, 16])), 64)
+    mamba2 = Mamba2Spec(16, 64, draw(st.sampled_from([16, 128])), 1, 4, 128)
+    parameters = st.integers(1000, 10_000_000)
+    kinds = [
+        attention_layer(attention, draw(parameters)),
+        mamba2_layer(mamba2, draw(parameters)),
+        mlp_layer(draw(parameters)),
+    ]
+    layers = draw(st.lists(st.sampled_from(kinds), min_size=1, max_size=8))
+    maximum = draw(st.sampled_from([None, 100, 2048, 131072]))
+    return model(*layers, vocab_size=draw(st.sampled_from([100, 50_000])), max_position_embeddings=maximum)
+
+
+@st.composite
+def devices(draw: st.DrawFn) -> DeviceSpec:
+    memory = draw(st.integers(20, 4000)) * MIB + draw(st.integers(0, 1000))
+    return draw(st.sampled_from([cpu, gpu]))(memory)
+
+
+@st.composite
+def configs(draw: st.DrawFn) -> EngineConfig:
+    values: dict[str, Any] = {
+        "max_num_seqs": draw(st.integers(1, 2000)),
+        "max_num_batched_tokens": draw(st.integers(17, 10_000)),
+        "max_model_len": draw(st.integers(2, 200_000)),
+        "memory_utilization": draw(st.integers(1, 100)) / 100,
+        "cache_memory": draw(st.integers(1, 4000)) * MIB,
+        "block_size": draw(st.sampled_from([16, 64])),
+    }
+    chosen = draw(st.lists(st.sampled_from(sorted(values)), unique=True, max_size=4))
+    return EngineConfig(**{name: values[name] for name in chosen})
+
+
+def outcome(config: EngineConfig, spec: ModelSpec, device: DeviceSpec) -> Plan | OstinatoError:
+    try:
+        return make_plan(config, spec, device)
+    except (CapacityError, ConfigError) as error:
+        return error
+
+
+def works(config: EngineConfig, spec: ModelSpec, device: DeviceSpec, **changes: Any) -> bool:
+    try:
+        return isinstance(outcome(config.with_settings(**changes), spec, device), Plan)
+    except ConfigError:
+        return False
+
+
+def closer(config: EngineConfig, device: DeviceSpec, remedy: Remedy) -> float | int | None:
+    """The value next to a remedy's, on the side of what was asked for; None if that is what was asked for.
+
+    What was asked for by leaving a setting open is more of it, except for the cache, which was left small.
+    """
+    if remedy.setting == "memory_utilization":
+        asked = config.memory_utilization or DEFAULTS[device.kind]["memory_utilization"]
+        below = round(remedy.value - 0.01, 2)
+        return below if below > asked else None
+    asked = getattr(config, remedy.setting)
+    if asked is None:
+        return remedy.value - 1 if remedy.setting == "cache_memory" else remedy.value + 1
+    step = 1 if asked > remedy.value else -1
+    return remedy.value + step if remedy.value + step != asked else None
+
+
+@settings(max_examples=400, deadline=None)
+@given(configs(), models(), devices())
+def test_a_plan_fits_and_keeps_what_was_given(config, spec, device) -> None:
+    plan = outcome(config, spec, device)
+    if not isinstance(plan, Plan):
+        return
+    memory, effective = plan.memory, plan.settings
+    assert memory.weights + memory.activations + memory.graphs + memory.cache <= memory.available
+    assert memory.available <= device.memory_bytes * (config.memory_utilization or 1)
+    assert memory.cache == memory.num_blocks * memory.kv_block + memory.num_slots * memory.state_slot
+    assert config.cache_memory is None or memory.cache <= config.cache_memory
+    if spec.state_layers:
+        assert memory.num_slots == effective.max_num_seqs * memory.slots_per_request + 1
+    if spec.attention_layers:
+        one_request = -(-effective.max_model_len // effective.block_size)
+        assert one_request < memory.num_blocks <= effective.max_num_seqs * one_request + 1
+    least = effective.max_num_seqs * memory.slots_per_request + effective.block_size
+    assert effective.max_num_batched_tokens >= least
+    for name in LIMITS:
+        if config.is_given(name):
+            assert getattr(effective, name) == getattr(config, name)
+    assert Plan.from_json(json.loads(json.dumps(plan.to_json()))) == plan
+
+
+@settings(max_examples=400, deadline=None)
+@given(configs(), models(), devices())
+def test_every_remedy_works_and_is_the_nearest_that_does(config, spec, device) -> None:
+    error = outcome(config, spec, device)
+    if isinstance(error, Plan):
+        return
+    assert len({remedy.setting for remedy in error.remedies}) == len(error.remedies)
+    for remedy in error.remedies:
+        assert works(config, spec, device, **{remedy.setting: remedy.value})
+        next_value = closer(config, device, remedy)
+        if next_value is not None:
+            assert not works(config, spec, device, **{remedy.setting: next_value})
+
+
+@settings(max_examples=300, deadline=None)
+@given(configs(), models(), devices())
+def test_no_remedy_is_left_out_that_a_coarse_search_finds(config, spec, device) -> None:
+    error = outcome(config, spec, device)
+    if not isinstance(error, CapacityError):
+        return
+    candidates: dict[str, list[Any]] = {
+        "max_num_seqs": [1, 4, 30, 200, 500],
+        "max_num_batched_tokens": [17, 100, 1000, 3000],
+        "max_model_len": [2, 50, 1000, 20_000],
+        "memory_utilization": [1.0],
+        "cache_memory": [size * MIB for size in (1, 8, 32, 128, 512, 1024, 2048)],
+    }
+    named = {remedy.setting for remedy in error.remedies}
+    for setting, values in candidates.items():
+        if setting not in named:
+            assert not any(works(config, spec, device, **{setting: value}) for value in values), setting
+
+
+@settings(max_examples=300, deadline=None)
+@given(models(), devices())
+def test_open_values_are_lowered_in_order_and_only_as_far_as_needed(spec, device) -> None:
+    plan = outcome(EngineConfig(), spec, device)
+    if not isinstance(plan, Plan):
+        return
+    wanted = {decision.topic: decision.requested for decision in plan.decisions}
+    found = {name: getattr(plan.settings, name) for name in LIMITS}
+    lowered = {name for name in LIMITS if name in wanted and wanted[name] != found[name] and wanted[name]}
+    given_so = EngineConfig(**found)
+    assert works(given_so, spec, device)
+    if "max_num_seqs" in lowered and found["max_num_seqs"] + 1 + 16 <= found["max_num_batched_tokens"]:
+        assert not works(given_so, spec, device, max_num_seqs=found["max_num_seqs"] + 1)
+    if "max_num_batched_tokens" in lowered:
+        one_more = found["max_num_batched_tokens"] + 1
+        assert not works(given_so, spec, device, max_num_seqs=1, max_num_batched_tokens=one_more)
+    if "max_model_len" in lowered:
+        longer = EngineConfig(max_num_seqs=1, max_model_len=found["max_model_len"] + 16)
+        assert not works(longer, spec, device, max_num_batched_tokens=272)
