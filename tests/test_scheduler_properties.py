@@ -122,18 +122,6 @@ def make_harness(
     )
 
 
-def test_programs_of_requests_keep_the_cache_sound_and_give_every_request_what_it_would_get_alone() -> None:
-    run_state_machine_as_test(
-        Program,
-        settings=settings(
-            max_examples=100,
-            stateful_step_count=30,
-            deadline=None,
-            suppress_health_check=list(HealthCheck),
-        ),
-    )
-
-
 def run_crowded_program(seed: int) -> Harness:
     """Requests arrive faster than they are served, and most could fill the cache alone."""
     rng = random.Random(seed)
@@ -171,3 +159,15 @@ def test_crowded_programs_preempt_often_and_still_give_every_request_what_it_wou
     assert sum(c.preemptions > 0 for c in counters) >= 30
     assert sum(c.cut_recomputations for c in counters) >= 1
     assert sum(c.failed_steps for c in counters) >= 30
+
+
+def test_programs_of_requests_keep_the_cache_sound_and_give_every_request_what_it_would_get_alone() -> None:
+    run_state_machine_as_test(
+        Program,
+        settings=settings(
+            max_examples=60,
+            stateful_step_count=30,
+            deadline=None,
+            suppress_health_check=list(HealthCheck),
+        ),
+    )

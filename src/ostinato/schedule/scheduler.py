@@ -197,7 +197,7 @@ class Scheduler:
         return True
 
     def preempt(self, request_id: str) -> bool:
-        """Preempt a running request between two steps, as lack of memory would; False if it is not running."""
+        """Preempt a request between two steps, as lack of memory would; False if it is not running."""
         assert self._in_flight is None, "a request cannot lose its memory while a step writes to it"
         request = self._requests.get(request_id)
         if request is None or request.status is not RequestStatus.RUNNING:
