@@ -115,6 +115,39 @@ def test_the_pieces_of_any_tokens_join_to_the_text_of_all(make, data) -> None:  
     assert "".join(stream(tokenizer, token_ids, skip, sizes)) == tokenizer.decode(token_ids, skip)
 
 
+@settings(max_examples=150, deadline=None)
+@given(
+    data=st.lists(
+        st.sampled_from([0xE2, 0x82, 0xAC, 0xF0, 0x9F, 0x98, 0x80, 0x61]), min_size=30, max_size=90
+    ),
+    steps=st.integers(1, 3),
+)
+def test_the_pieces_of_a_long_run_of_broken_bytes_join_to_the_text_of_all(
+    data: list[int], steps: int
+) -> None:
+    fallback, level = byte_fallback(), byte_level()
+    # How the byte-level alphabet writes these bytes.
+    letters = {0xE2: "â", 0x82: "Ĥ", 0xAC: "¬", 0xF0: "ð", 0x9F: "Ł", 0x98: "ĺ", 0x80: "Ģ", 0x61: "a"}
+    level_ids = [token for byte in data if (token := level.token_id(letters[byte])) is not None]
+    assert level.decode(level_ids) == bytes(data).decode("utf-8", "replace")
+    for tokenizer, token_ids in ((level, level_ids), (fallback, data)):
+        assert "".join(stream(tokenizer, token_ids, True, [steps])) == tokenizer.decode(token_ids)
+
+
+def test_a_special_token_that_is_left_out_does_not_part_the_bytes_beside_it() -> None:
+    tokenizer = byte_fallback()
+    end = tokenizer.token_id("<|end|>")
+    assert end is not None
+    token_ids = [0xE2, end, 0x82, 0xAC, 257]
+    assert stream(tokenizer, token_ids, True, [1]) == ["", "", "", "", "€ the", ""]
+    spoilt = [0xE2, 0x82, 0xAC, end, 0xFF, 257]
+    assert (
+        "".join(stream(tokenizer, spoilt, True, [1])) == tokenizer.decode(spoilt) == 4 * REPLACEMENT + " the"
+    )
+    pieces = stream(tokenizer, token_ids, False, [1])
+    assert "".join(pieces) == tokenizer.decode(token_ids, False)
+
+
 @pytest.mark.parametrize("make", TOKENIZERS)
 @settings(max_examples=100, deadline=None)
 @given(
@@ -190,7 +223,7 @@ def run(checker: StopChecker, pieces: Sequence[str]) -> tuple[list[str], str | N
     return [*given_out, checker.flush()], None
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(
     pieces=st.lists(st.text("ab ", max_size=4), max_size=12),
     stop=st.lists(st.text("ab ", min_size=1, max_size=4), max_size=3, unique=True),

@@ -318,6 +318,18 @@ def test_the_seed_and_the_position_choose_the_token() -> None:
     assert by_seed == tokens_of(logits, [state(seed=i) for i in range(40)])
 
 
+def test_a_token_is_the_same_after_its_request_was_computed_again_from_the_start() -> None:
+    logits = random_logits(20, 500)
+    for i in range(20):
+        payload = state([3, 1, 4], seed=i, repetition_penalty=1.3)
+        known = (*PROMPT, 3, 1, 4)
+        again = Row("r", known, 0, block_table=(1,), num_logits=1, samples=True, payload=payload)
+        tail = Row("r", known[2:], 2, block_table=(1,), num_logits=1, samples=True, payload=payload)
+        rows = [decode_row(payload), again, tail]
+        results = [sample(logits[i : i + 1], [row])[0].token_ids for row in rows]
+        assert results[0] == results[1] == results[2]
+
+
 @pytest.mark.parametrize(
     "settings",
     [{"temperature": 0.7}, {"top_k": 5}, {"top_p": 0.8, "temperature": 1.3}, {"min_p": 0.1, "top_k": 12}],
