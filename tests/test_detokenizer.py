@@ -179,6 +179,13 @@ def test_a_context_keeps_the_space_between_prompt_and_output() -> None:
     assert Detokenizer(tokenizer, context=prompt).append(output) == " the quick"
 
 
+def test_a_context_of_many_byte_tokens_does_not_spoil_the_bytes_after_it() -> None:
+    tokenizer = byte_fallback()
+    prompt = [257, *"本語本語本語".encode()]
+    detokenizer = Detokenizer(tokenizer, context=prompt)
+    assert detokenizer.append([*"語".encode()]) + detokenizer.append([257]) == "語 the"
+
+
 @pytest.mark.parametrize("make", TOKENIZERS)
 def test_a_token_costs_the_same_early_and_late(make) -> None:  # type: ignore[no-untyped-def]
     tokenizer = make()

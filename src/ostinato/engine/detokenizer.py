@@ -32,7 +32,10 @@ class Detokenizer:
         theirs, and the decoder does not strip a leading space."""
         self._tokenizer = tokenizer
         self._skip_special_tokens = skip_special_tokens
-        self._window = self._with_text(context[-_CONTEXT:])
+        first = max(0, len(context) - _CONTEXT)
+        while first > 0 and tokenizer.is_byte(context[first]):
+            first -= 1
+        self._window = self._with_text(context[first:])
         self._num_known = len(self._window)
         self._known = self._decode(self._window)
 
