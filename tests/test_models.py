@@ -37,7 +37,12 @@ def poisoned_memory(spec: ModelSpec) -> list[LayerMemory]:
     for layer in spec.layers:
         parts = {}
         if layer.attention is not None:
-            shape = (PROMPT // BLOCK_SIZE + 2, BLOCK_SIZE, layer.attention.num_kv_heads, layer.attention.head_dim)
+            shape = (
+                PROMPT // BLOCK_SIZE + 2,
+                BLOCK_SIZE,
+                layer.attention.num_kv_heads,
+                layer.attention.head_dim,
+            )
             parts |= {"k_cache": torch.full(shape, nan), "v_cache": torch.full(shape, nan)}
         if layer.mamba2 is not None:
             mamba2 = layer.mamba2

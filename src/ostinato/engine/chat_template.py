@@ -42,6 +42,11 @@ class ChatTemplate:
         self._special_tokens = dict(special_tokens or {})
         self._compiled: dict[str, jinja2.Template] = {}
 
+    @property
+    def has_default(self) -> bool:
+        """Whether a conversation without tools can be rendered."""
+        return "default" in self._templates
+
     def render(
         self,
         messages: Sequence[Message],

@@ -80,7 +80,9 @@ class Engine:
         """
         params = params or self.default_params()
         text = prompt if isinstance(prompt, str) else None
-        token_ids = self.tokenizer.encode(prompt, add_special_tokens) if isinstance(prompt, str) else list(prompt)
+        token_ids = (
+            self.tokenizer.encode(prompt, add_special_tokens) if isinstance(prompt, str) else list(prompt)
+        )
         self._check_vocabulary(token_ids)
         check_token_ids(params, self.spec.vocab_size)
         if request_id is None:
@@ -136,7 +138,9 @@ class Engine:
         for generation in changed.values():
             if generation.output.finished:
                 self._forget(generation)
-        self._stats.count_step(batch, sum(len(update.token_ids) for update in updates), time.perf_counter() - begin)
+        self._stats.count_step(
+            batch, sum(len(update.token_ids) for update in updates), time.perf_counter() - begin
+        )
         return [generation.output for generation in changed.values()]
 
     def abort(self, request_id: str) -> RequestOutput | None:

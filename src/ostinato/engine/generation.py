@@ -133,5 +133,8 @@ class _Text:
         if self.output.finished:
             return
         self.output.finish_reason = reason.value
-        text, _ = self.stop.append(self.detokenizer.flush(), armed=False)
-        self.output.text += text
+        armed = len(self.output.token_ids) >= self.min_tokens
+        text, found = self.stop.append(self.detokenizer.flush(), armed=armed)
+        self.output.text += text + self.stop.flush()
+        if found is not None:
+            self.output.finish_reason, self.output.stop_reason = FinishReason.STOP.value, found

@@ -35,7 +35,9 @@ def step_inputs(batch: Batch, block_size: int, device: torch.device) -> StepInpu
         write_slots=torch.tensor([row.write_slots for row in rows], dtype=torch.int32),
         num_decode_rows=batch.num_decode_rows,
         checkpoints=tuple(
-            (i, position - row.start, slot) for i, row in enumerate(rows) for position, slot in row.checkpoints
+            (i, position - row.start, slot)
+            for i, row in enumerate(rows)
+            for position, slot in row.checkpoints
         ),
     )
     return inputs if device.type == "cpu" else inputs.to(device)
@@ -43,7 +45,8 @@ def step_inputs(batch: Batch, block_size: int, device: torch.device) -> StepInpu
 
 def logit_positions(batch: Batch) -> list[int]:
     """Indices of the batch's tokens whose logits are wanted: each row's `num_logits` trailing ones."""
-    wanted, end = [], 0
+    wanted: list[int] = []
+    end = 0
     for row in batch.rows:
         end += len(row.token_ids)
         wanted.extend(range(end - row.num_logits, end))

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Generator, Mapping, Sequence
+from typing import Any, cast
 
 from ostinato.config import EngineConfig
 from ostinato.engine.engine import Engine
@@ -37,7 +37,9 @@ class LLM:
         return self.engine.plan
 
     def generate(
-        self, prompts: Prompt | Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None = None
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
     ) -> list[RequestOutput]:
         """Continues each prompt; outputs come in the order of the prompts.
 
@@ -59,23 +61,29 @@ class LLM:
         A message is `{"role": ..., "content": ...}`. The checkpoint's chat template makes the prompt;
         `chat_template_kwargs` are handed to it. Raises RequestError as `generate`, and if the template refuses.
         """
-        conversations = [messages] if messages and isinstance(messages[0], Mapping) else messages
-        prompts = [self.engine.render_chat(conversation, **chat_template_kwargs) for conversation in conversations]
+        alone = not messages or isinstance(messages[0], Mapping)
+        conversations = cast(Sequence[Sequence[Message]], [messages] if alone else messages)
+        prompts = [
+            self.engine.render_chat(conversation, **chat_template_kwargs) for conversation in conversations
+        ]
         return self._run([(prompt, False) for prompt in prompts], params)
 
-    def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[str]:
+    def stream(
+        self, prompt: Prompt, params: SamplingParams | None = None
+    ) -> Generator[str, None, RequestOutput]:
         """The output's text, piece by piece as it is generated, never cut inside a character.
 
-        Leaving the iterator early aborts the request. Text needs a tokenizer; `n` must be 1.
+        Leaving the generator early aborts the request; its value is the whole output. Text needs a tokenizer;
+        `n` must be 1.
         """
-        yield from self._stream(prompt, params, add_special_tokens=True)
+        return (yield from self._stream(prompt, params, add_special_tokens=True))
 
     def stream_chat(
         self, messages: Sequence[Message], params: SamplingParams | None = None, **chat_template_kwargs: Any
-    ) -> Iterator[str]:
+    ) -> Generator[str, None, RequestOutput]:
         """The answer to a conversation, piece by piece; see `chat` and `stream`."""
         prompt = self.engine.render_chat(messages, **chat_template_kwargs)
-        yield from self._stream(prompt, params, add_special_tokens=False)
+        return (yield from self._stream(prompt, params, add_special_tokens=False))
 
     def stats(self) -> dict[str, Any]:
         """What the engine has done since its start, as plain data."""
@@ -109,24 +117,26 @@ class LLM:
                         advance(sum(len(each.token_ids) for each in output.outputs))
         return finished
 
-    def _stream(self, prompt: Prompt, params: SamplingParams | None, add_special_tokens: bool) -> Iterator[str]:
+    def _stream(
+        self, prompt: Prompt, params: SamplingParams | None, add_special_tokens: bool
+    ) -> Generator[str, None, RequestOutput]:
         if params is not None and params.n != 1:
             raise RequestError(f"stream gives one output, and n is {params.n}; use generate for several")
         request_id = self.engine.add(prompt, params, add_special_tokens=add_special_tokens)
         given = 0
         try:
-            finished = False
-            while not finished:
+            while True:
                 for output in self.engine.step():
                     if output.request_id != request_id:
                         continue
-                    finished = output.finished
                     if output.error is not None:
                         raise output.error
                     text = output.outputs[0].text
                     if len(text) > given:
                         yield text[given:]
                         given = len(text)
+                    if output.finished:
+                        return output
         finally:
             self.engine.abort(request_id)
 
@@ -144,5 +154,7 @@ def _one_each(
     if params is None or isinstance(params, SamplingParams):
         return [params] * count
     if len(params) != count:
-        raise RequestError(f"{count} prompts came with {len(params)} sampling parameters; give one, or one for each")
+        raise RequestError(
+            f"{count} prompts came with {len(params)} sampling parameters; give one, or one for each"
+        )
     return params

@@ -23,7 +23,9 @@ class Experts(nn.Module):
         self.up = build.weight(num_experts, inner_size, in_size)
         self.down = build.weight(num_experts, in_size, intermediate_size)
 
-    def forward(self, x: torch.Tensor, expert_ids: torch.Tensor, expert_weights: torch.Tensor) -> torch.Tensor:
+    def forward(
+        self, x: torch.Tensor, expert_ids: torch.Tensor, expert_weights: torch.Tensor
+    ) -> torch.Tensor:
         """`x` [tokens, in], `expert_ids` and `expert_weights` [tokens, k] -> [tokens, in]"""
         return self.op(x, expert_ids, expert_weights, self.up, self.down, self.activation)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import torch
 
@@ -45,7 +46,9 @@ class StepInputs:
     def to(self, device: torch.device) -> StepInputs:
         """The same inputs on another device."""
         tensors = {f.name: getattr(self, f.name) for f in fields(self)}
-        moved = {name: value.to(device) for name, value in tensors.items() if isinstance(value, torch.Tensor)}
+        moved: dict[str, Any] = {
+            name: value.to(device) for name, value in tensors.items() if isinstance(value, torch.Tensor)
+        }
         return replace(self, **moved)
 
 

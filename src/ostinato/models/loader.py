@@ -46,15 +46,13 @@ def load_weights(
 
 def checkpoint_files(directory: Path) -> list[Path]:
     """The safetensors files of a checkpoint, by its index if it is sharded."""
-    index = directory / INDEX
-    if index.exists():
-        try:
-            names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
-        except (ValueError, KeyError, TypeError) as error:
-            raise ModelError(f"{index} is not a safetensors index: {error}. Download the checkpoint again.") from error
+    if (directory / INDEX).exists():
+        names = _indexed_files(directory / INDEX)
         absent = [name for name in names if not (directory / name).exists()]
         if absent:
-            raise ModelError(f"{directory} lacks weight files named in {INDEX}: {', '.join(absent)}.")
+            raise ModelError(
+                f"{directory} lacks weight files named in {INDEX}: {', '.join(absent)}. Download them."
+            )
         return [directory / name for name in names]
     if (directory / SINGLE).exists():
         return [directory / SINGLE]
@@ -62,6 +60,18 @@ def checkpoint_files(directory: Path) -> list[Path]:
         f"{directory} holds no weights: neither {SINGLE} nor {INDEX}. "
         "Only safetensors checkpoints are read; `ostinato plan` and `--random-weights` need none."
     )
+
+
+def _indexed_files(index: Path) -> list[str]:
+    try:
+        names = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+        if not all(isinstance(name, str) for name in names):
+            raise TypeError("a file's name is not a string")
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ModelError(
+            f"{index} is not a safetensors index: {error}. Download the checkpoint again."
+        ) from error
+    return sorted(names)
 
 
 def _match(
@@ -92,7 +102,9 @@ def _opened(file: Path) -> Iterator[Any]:
         with safe_open(file, framework="pt", device="cpu") as tensors:
             yield tensors
     except (SafetensorError, OSError) as error:
-        raise ModelError(f"{file} cannot be read: {error}. It may be truncated; download it again.") from error
+        raise ModelError(
+            f"{file} cannot be read: {error}. It may be truncated; download it again."
+        ) from error
 
 
 def _mismatch(directory: Path, missing: list[str], unexpected: list[str], misshapen: list[str]) -> str:

@@ -63,6 +63,7 @@ def select_ops(choices: Mapping[str, str]) -> Ops:
     """
     return Ops(
         **{
-            field.name: IMPLEMENTATIONS[field.name][choices.get(field.name, "reference")] for field in fields(Ops)
+            field.name: IMPLEMENTATIONS[field.name][choices.get(field.name, "reference")]
+            for field in fields(Ops)
         }
     )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 
@@ -16,7 +18,11 @@ def _swiglu(x: torch.Tensor) -> torch.Tensor:
     return F.silu(gate) * up
 
 
-ACTIVATIONS = {"silu": F.silu, "relu2": _relu2, "swiglu": _swiglu}
+ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "silu": F.silu,
+    "relu2": _relu2,
+    "swiglu": _swiglu,
+}
 
 
 def reference(x: torch.Tensor, name: str) -> torch.Tensor:

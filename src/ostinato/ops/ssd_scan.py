@@ -39,10 +39,6 @@ def reference(
     `x`; the arithmetic is in float32.
     """
     out = torch.empty_like(x)
-    step = step_sizes(dt, dt_bias, dt_limit)
-    log_decay = step * A
-    scaled = step.unsqueeze(-1) * x.float()
-    B, C = B.float(), C.float()
     starts, positions = row_starts.tolist(), start_positions.tolist()
     reads, writes = read_slots.tolist(), write_slots.tolist()
     for row in range(len(starts) - 1):
@@ -50,16 +46,23 @@ def reference(
         if token == end:
             continue
         wanted = {starts[row] + offset: slot for of_row, offset, slot in checkpoints if of_row == row}
-        state = ssm_states[reads[row]].float() if reads[row] else torch.zeros_like(ssm_states[0], dtype=torch.float32)
+        state = (
+            ssm_states[reads[row]].float()
+            if reads[row]
+            else torch.zeros_like(ssm_states[0], dtype=torch.float32)
+        )
         while token < end:
             position = positions[row] + token - starts[row]
             stop = min(end, token + chunk_size - position % chunk_size)
             span = slice(token, stop)
+            # Per chunk and not for all tokens at once: a vectorised softplus rounds the last elements of a tensor
+            # differently, and the same chunk must give the same bits wherever its row began.
+            step = step_sizes(dt[span], dt_bias, dt_limit)
+            chunk = (step * A, step.unsqueeze(-1) * x[span].float(), B[span].float())
             for at in [at for at in wanted if token < at < stop]:
-                part = slice(token, at)
-                ssm_states[wanted[at]] = _advance(state, log_decay[part], scaled[part], B[part])
-            out[span] = _chunk_output(state, log_decay[span], scaled[span], B[span], C[span], x[span], D)
-            state = _advance(state, log_decay[span], scaled[span], B[span])
+                ssm_states[wanted[at]] = _advance(state, *(part[: at - token] for part in chunk))
+            out[span] = _chunk_output(state, *chunk, C[span].float(), x[span], D)
+            state = _advance(state, *chunk)
             if stop in wanted:
                 ssm_states[wanted[stop]] = state
             token = stop
@@ -79,23 +82,37 @@ def _chunk_output(
     """Outputs of one chunk of `n` tokens that begins with `state` [heads, head_dim, state] -> [n, heads, head_dim]."""
     tokens, heads, head_dim = scaled.shape
     groups, state_size = B.shape[1:]
-    total = log_decay.cumsum(0).transpose(0, 1)  # [heads, n]: log of the decay from the chunk's begin to after t
-    decay = (total.unsqueeze(2) - total.unsqueeze(1)).tril_().exp_().tril_()  # [heads, t, s]: from s to t, s <= t
+    total = _total(log_decay).transpose(0, 1)  # [heads, n]
+    decay = (
+        (total.unsqueeze(2) - total.unsqueeze(1)).float().tril_().exp_().tril_()
+    )  # [heads, t, s <= t]: from s to t
     by_group_B, by_group_C = B.transpose(0, 1), C.transpose(0, 1)  # [groups, n, state]
     scores = torch.bmm(by_group_C, by_group_B.transpose(1, 2))  # [groups, t, s]
     weights = decay.unflatten(0, (groups, -1)).mul_(scores.unsqueeze(1)).flatten(0, 1)
     y = torch.bmm(weights, scaled.transpose(0, 1))  # [heads, n, head_dim]
     carried = torch.bmm(by_group_C, state.reshape(groups, -1, state_size).transpose(1, 2))
     carried = carried.unflatten(2, (-1, head_dim)).transpose(1, 2).flatten(0, 1)  # [heads, n, head_dim]
-    y.addcmul_(carried, total.exp().unsqueeze(-1))
+    y.addcmul_(carried, total.float().exp().unsqueeze(-1))
     return y.transpose(0, 1).addcmul(x.float(), D.unsqueeze(-1))
 
 
-def _advance(state: torch.Tensor, log_decay: torch.Tensor, scaled: torch.Tensor, B: torch.Tensor) -> torch.Tensor:
+def _advance(
+    state: torch.Tensor, log_decay: torch.Tensor, scaled: torch.Tensor, B: torch.Tensor
+) -> torch.Tensor:
     """The state after the tokens of a chunk, given the one before it. -> a new [heads, head_dim, state]."""
     groups, state_size = B.shape[1:]
-    total = log_decay.cumsum(0)
-    remaining = (total[-1] - total).exp_()  # decay from after token t to the end
-    weighted = (scaled * remaining.unsqueeze(-1)).unflatten(1, (groups, -1)).flatten(2)  # [n, groups, heads * dim]
-    added = torch.bmm(weighted.permute(1, 2, 0), B.transpose(0, 1))  # [groups, heads of the group * dim, state]
-    return added.view_as(state).addcmul(state, total[-1].exp().view(-1, 1, 1))
+    total = _total(log_decay)
+    remaining = (total[-1] - total).float().exp_()  # decay from after token t to the end
+    weighted = (
+        (scaled * remaining.unsqueeze(-1)).unflatten(1, (groups, -1)).flatten(2)
+    )  # [n, groups, heads * dim]
+    added = torch.bmm(
+        weighted.permute(1, 2, 0), B.transpose(0, 1)
+    )  # [groups, heads of the group * dim, state]
+    return added.view_as(state).addcmul(state, total[-1].float().exp().view(-1, 1, 1))
+
+
+def _total(log_decay: torch.Tensor) -> torch.Tensor:
+    """[n, heads] -> the log of the decay from the chunk's begin to after each token, in float64: the differences that
+    are made of it are small where the sums are large."""
+    return log_decay.double().cumsum(0)
