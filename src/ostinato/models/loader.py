@@ -50,9 +50,7 @@ def checkpoint_files(directory: Path) -> list[Path]:
         names = _indexed_files(directory / INDEX)
         absent = [name for name in names if not (directory / name).exists()]
         if absent:
-            raise ModelError(
-                f"{directory} lacks weight files named in {INDEX}: {', '.join(absent)}. Download them."
-            )
+            raise ModelError(f"{directory} lacks weight files named in {INDEX}: {', '.join(absent)}. Download them.")
         return [directory / name for name in names]
     if (directory / SINGLE).exists():
         return [directory / SINGLE]
@@ -68,9 +66,7 @@ def _indexed_files(index: Path) -> list[str]:
         if not all(isinstance(name, str) for name in names):
             raise TypeError("a file's name is not a string")
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ModelError(
-            f"{index} is not a safetensors index: {error}. Download the checkpoint again."
-        ) from error
+        raise ModelError(f"{index} is not a safetensors index: {error}. Download the checkpoint again.") from error
     return sorted(names)
 
 
@@ -102,9 +98,7 @@ def _opened(file: Path) -> Iterator[Any]:
         with safe_open(file, framework="pt", device="cpu") as tensors:
             yield tensors
     except (SafetensorError, OSError) as error:
-        raise ModelError(
-            f"{file} cannot be read: {error}. It may be truncated; download it again."
-        ) from error
+        raise ModelError(f"{file} cannot be read: {error}. It may be truncated; download it again.") from error
 
 
 def _mismatch(directory: Path, missing: list[str], unexpected: list[str], misshapen: list[str]) -> str:

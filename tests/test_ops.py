@@ -1,0 +1,290 @@
+"""The reference kernels against their formulas, written out as loops in float64: all but those with a state."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ostinato.layers.moe import route_grouped_sigmoid, route_softmax
+from ostinato.ops import activation, attention, gated_rms_norm, moe, rms_norm, rotary
+
+few = settings(max_examples=25, deadline=None, derandomize=True)
+seeds = st.integers(0, 2**31)
+
+NAN = float("nan")
+FLOAT32 = {"atol": 2e-5, "rtol": 1e-5}
+
+
+def normal(generator: torch.Generator, *shape: int) -> torch.Tensor:
+    return torch.randn(shape, generator=generator)
+
+
+def silu(x: float) -> float:
+    return x / (1 + math.exp(-x))
+
+
+@dataclass
+class PagedCase:
+    """Rows of a step over a paged cache whose every cell outside of the rows' contexts is NaN."""
+
+    q: torch.Tensor
+    k: torch.Tensor
+    v: torch.Tensor
+    k_cache: torch.Tensor
+    v_cache: torch.Tensor
+    kv_cells: torch.Tensor
+    row_starts: torch.Tensor
+    kv_lens: torch.Tensor
+    block_tables: torch.Tensor
+    contexts: list[tuple[torch.Tensor, torch.Tensor]]
+    """Each row's keys and values in order of position, those of the step included."""
+
+    def run(self, scale: float) -> torch.Tensor:
+        return attention.reference(
+            self.q,
+            self.k,
+            self.v,
+            self.k_cache,
+            self.v_cache,
+            self.kv_cells,
+            self.row_starts,
+            self.kv_lens,
+            self.block_tables,
+            scale,
+        )
+
+
+def paged_case(
+    rows: list[tuple[int, int]], kv_heads: int, group: int, head_dim: int, block_size: int, seed: int
+) -> PagedCase:
+    """`rows` are (tokens computed before, new tokens); a row with -1 before is padding, with a kv_len of 0."""
+    generator = torch.Generator().manual_seed(seed)
+    tokens = sum(new for _, new in rows)
+    lengths = [0 if before < 0 else before + new for before, new in rows]
+    needed = [-(-length // block_size) for length in lengths]
+    ids = (torch.randperm(sum(needed) + 3, generator=generator) + 1).tolist()
+    shape = (len(ids) + 1, block_size, kv_heads, head_dim)
+    case = PagedCase(
+        normal(generator, tokens, kv_heads * group, head_dim),
+        normal(generator, tokens, kv_heads, head_dim),
+        normal(generator, tokens, kv_heads, head_dim),
+        torch.full(shape, NAN),
+        torch.full(shape, NAN),
+        torch.zeros(tokens, dtype=torch.int64),
+        torch.zeros(len(rows) + 1, dtype=torch.int32),
+        torch.tensor(lengths, dtype=torch.int32),
+        torch.zeros(len(rows), max([1, *needed]) + 1, dtype=torch.int32),
+        [],
+    )
+    token = 0
+    for row, (before, new) in enumerate(rows):
+        blocks = [ids.pop() for _ in range(needed[row])]
+        case.block_tables[row, : len(blocks)] = torch.tensor(blocks, dtype=torch.int32)
+        span = slice(token, token + new)
+        old_k, old_v = (normal(generator, max(before, 0), kv_heads, head_dim) for _ in range(2))
+        for position in range(lengths[row]):
+            block, offset = blocks[position // block_size], position % block_size
+            if position < before:
+                case.k_cache[block, offset], case.v_cache[block, offset] = old_k[position], old_v[position]
+            else:
+                case.kv_cells[token + position - before] = block * block_size + offset
+        case.contexts.append((torch.cat((old_k, case.k[span])), torch.cat((old_v, case.v[span]))))
+        token += new
+        case.row_starts[row + 1] = token
+    return case
+
+
+def attend(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scale: float) -> torch.Tensor:
+    """`q` [new, heads, head_dim], the last of the positions of `keys`, `values` [length, kv_heads, head_dim]."""
+    q, keys, values = q.double(), keys.double(), values.double()
+    group = q.shape[1] // keys.shape[1]
+    out = torch.zeros_like(q)
+    for t in range(len(q)):
+        visible = len(keys) - len(q) + t + 1
+        for head in range(q.shape[1]):
+            scores = [float(q[t, head] @ keys[s, head // group]) * scale for s in range(visible)]
+            weights = [math.exp(score - max(scores)) for score in scores]
+            for s in range(visible):
+                out[t, head] += weights[s] / sum(weights) * values[s, head // group]
+    return out
+
+
+ROWS = st.lists(
+    st.one_of(
+        st.tuples(st.integers(0, 20), st.integers(1, 9)),
+        st.tuples(st.integers(1, 40), st.just(1)),
+        st.tuples(st.just(-1), st.integers(1, 3)),
+    ),
+    min_size=1,
+    max_size=4,
+)
+
+
+@few
+@given(ROWS, st.sampled_from([1, 2, 3]), st.sampled_from([1, 2]), st.sampled_from([4, 16]), seeds)
+def test_attention_reads_the_whole_context_of_a_row_and_nothing_else(
+    rows: list[tuple[int, int]], kv_heads: int, group: int, block_size: int, seed: int
+) -> None:
+    case = paged_case(rows, kv_heads, group, 6, block_size, seed)
+    out = case.run(scale=0.3)
+    for row, (before, _) in enumerate(rows):
+        span = slice(*case.row_starts[row : row + 2].tolist())
+        expected = attend(case.q[span], *case.contexts[row], 0.3) if before >= 0 else torch.zeros_like(out[span])
+        torch.testing.assert_close(out[span], expected.float(), **FLOAT32)
+
+
+def test_attention_writes_each_key_and_value_into_its_own_cell_only() -> None:
+    case = paged_case([(5, 1), (0, 9), (14, 3)], kv_heads=2, group=2, head_dim=4, block_size=4, seed=1)
+    before = case.k_cache.clone(), case.v_cache.clone()
+    case.run(scale=1.0)
+    for cache, old, new in zip((case.k_cache, case.v_cache), before, (case.k, case.v), strict=True):
+        expected = old.flatten(0, 1)
+        expected[case.kv_cells] = new
+        torch.testing.assert_close(cache.flatten(0, 1), expected, atol=0, rtol=0, equal_nan=True)
+
+
+@few
+@given(st.sampled_from([2, 6, 8]), st.integers(0, 3), st.sampled_from([torch.float32, torch.bfloat16]), seeds)
+def test_rotary_turns_pairs_of_the_first_part_of_a_head_and_passes_the_rest(
+    rotated: int, rest: int, dtype: torch.dtype, seed: int
+) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    x = normal(generator, 3, 2, rotated + rest).to(dtype)
+    angles = normal(generator, 3, rotated // 2) * 3
+    out = rotary.reference(x, angles.cos(), angles.sin())
+    expected = x.double()
+    half = rotated // 2
+    for token in range(3):
+        for i in range(half):
+            angle = float(angles[token, i])
+            first, second = x[token, :, i].double(), x[token, :, half + i].double()
+            expected[token, :, i] = first * math.cos(angle) - second * math.sin(angle)
+            expected[token, :, half + i] = second * math.cos(angle) + first * math.sin(angle)
+    assert out.dtype == dtype
+    torch.testing.assert_close(out.double(), expected, atol=1e-6, rtol=1e-6 if dtype is torch.float32 else 1e-2)
+    assert torch.equal(out[..., rotated:], x[..., rotated:])
+
+
+@few
+@given(st.integers(1, 4), st.integers(1, 12), seeds)
+def test_rms_norm_divides_by_the_root_of_the_mean_square(tokens: int, size: int, seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    x, weight = normal(generator, tokens, size) * 3, normal(generator, size)
+    for token in range(tokens):
+        root = math.sqrt(sum(float(value) ** 2 for value in x[token]) / size + 0.01)
+        expected = torch.tensor([float(x[token, i]) / root * float(weight[i]) for i in range(size)])
+        torch.testing.assert_close(rms_norm.reference(x, weight, 0.01)[token], expected, **FLOAT32)
+
+
+@pytest.mark.parametrize("norm_before_gate", [False, True])
+@few
+@given(st.integers(1, 3), st.integers(1, 4), st.integers(1, 5), seeds)
+def test_gated_rms_norm_averages_each_group_of_channels_alone(
+    norm_before_gate: bool, tokens: int, groups: int, group_size: int, seed: int
+) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    size = groups * group_size
+    x, gate, weight = normal(generator, tokens, size), normal(generator, tokens, size), normal(generator, size)
+    out = gated_rms_norm.reference(x, gate, weight, 0.01, group_size, norm_before_gate)
+    for token in range(tokens):
+        gates = [silu(float(value)) for value in gate[token]]
+        inner = [float(value) * (1 if norm_before_gate else gates[i]) for i, value in enumerate(x[token])]
+        for i in range(size):
+            begin = i // group_size * group_size
+            mean = sum(value**2 for value in inner[begin : begin + group_size]) / group_size
+            expected = inner[i] / math.sqrt(mean + 0.01) * float(weight[i])
+            expected *= gates[i] if norm_before_gate else 1
+            assert float(out[token, i]) == pytest.approx(expected, abs=2e-5)
+
+
+def test_gated_rms_norm_gives_the_dtype_of_the_gate() -> None:
+    x, gate, weight = torch.randn(2, 4), torch.randn(2, 4).bfloat16(), torch.ones(4).bfloat16()
+    assert gated_rms_norm.reference(x, gate, weight, 1e-5, 2).dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("name", ["silu", "relu2", "swiglu"])
+def test_activations_are_their_formulas(name: str) -> None:
+    x = torch.tensor([[-2.0, -0.5, 0.0, 0.5, 1.0, 3.0]])
+    values = x[0].tolist()
+    expected = {
+        "silu": [silu(value) for value in values],
+        "relu2": [max(value, 0.0) ** 2 for value in values],
+        "swiglu": [silu(gate) * up for gate, up in zip(values[:3], values[3:], strict=True)],
+    }[name]
+    torch.testing.assert_close(activation.reference(x, name), torch.tensor([expected]))
+
+
+@pytest.mark.parametrize("name", ["relu2", "swiglu"])
+@few
+@given(st.integers(1, 7), st.integers(1, 3), seeds)
+def test_moe_adds_up_what_each_chosen_expert_gives(name: str, tokens: int, top_k: int, seed: int) -> None:
+    """Expert 4 is chosen by no token; a token may be there twice, and may choose an expert twice."""
+    generator = torch.Generator().manual_seed(seed)
+    x = normal(generator, tokens, 5)
+    x[-1] = x[0]
+    ids = torch.randint(0, 4, (tokens, top_k), generator=generator)
+    weights = normal(generator, tokens, top_k)
+    up = normal(generator, 5, 12 if name == "swiglu" else 6, 5)
+    down = normal(generator, 5, 5, 6)
+    up[4] = down[4] = NAN
+    out = moe.reference(x, ids, weights, up, down, name)
+    for token in range(tokens):
+        expected = torch.zeros(5, dtype=torch.float64)
+        for expert, weight in zip(ids[token].tolist(), weights[token].tolist(), strict=True):
+            inner = up[expert].double() @ x[token].double()
+            inner = silu_gated(inner) if name == "swiglu" else inner.clamp(min=0) ** 2
+            expected += weight * (down[expert].double() @ inner)
+        torch.testing.assert_close(out[token], expected.float(), atol=1e-3, rtol=1e-4)
+
+
+def silu_gated(inner: torch.Tensor) -> torch.Tensor:
+    gate, up = inner.chunk(2)
+    return torch.tensor([silu(float(g)) * float(u) for g, u in zip(gate, up, strict=True)], dtype=torch.float64)
+
+
+@pytest.mark.parametrize("normalize", [False, True])
+@few
+@given(st.sampled_from([(1, 1), (2, 1), (4, 2), (4, 3)]), st.integers(1, 3), seeds)
+def test_the_sigmoid_router_chooses_within_the_best_groups_and_weighs_without_the_bias(
+    normalize: bool, groups: tuple[int, int], top_k: int, seed: int
+) -> None:
+    num_groups, top_groups = groups
+    generator = torch.Generator().manual_seed(seed)
+    scores, bias = normal(generator, 4, 12), normal(generator, 12)
+    ids, weights = route_grouped_sigmoid(
+        scores,
+        bias,
+        top_k=top_k,
+        num_groups=num_groups,
+        top_groups=top_groups,
+        normalize=normalize,
+        scaling=2.5,
+    )
+    size = 12 // num_groups
+    for token in range(4):
+        sigmoid = [1 / (1 + math.exp(-float(score))) for score in scores[token]]
+        choice = [probability + float(b) for probability, b in zip(sigmoid, bias, strict=True)]
+        of_group = [sum(sorted(choice[g * size : g * size + size])[-2:]) for g in range(num_groups)]
+        best_groups = sorted(range(num_groups), key=lambda g: -of_group[g])[:top_groups]
+        allowed = [expert for expert in range(12) if expert // size in best_groups]
+        expected = sorted(allowed, key=lambda expert: -choice[expert])[:top_k]
+        total = sum(sigmoid[expert] for expert in expected) if normalize else 1.0
+        assert ids[token].tolist() == expected
+        assert weights[token].tolist() == pytest.approx([2.5 * sigmoid[e] / total for e in expected], rel=1e-5)
+
+
+@few
+@given(st.integers(1, 5), seeds)
+def test_the_softmax_router_weighs_the_chosen_experts_among_themselves(top_k: int, seed: int) -> None:
+    scores = normal(torch.Generator().manual_seed(seed), 3, 5)
+    ids, weights = route_softmax(scores, top_k)
+    for token in range(3):
+        expected = sorted(range(5), key=lambda expert: -float(scores[token, expert]))[:top_k]
+        powers = [math.exp(float(scores[token, expert])) for expert in expected]
+        assert ids[token].tolist() == expected
+        assert weights[token].tolist() == pytest.approx([power / sum(powers) for power in powers], rel=1e-5)

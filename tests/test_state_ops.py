@@ -1,0 +1,442 @@
+"""The kernels with a state (causal_conv1d, state_update, ssd_scan) against their recurrences, as loops in float64."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ostinato.ops import causal_conv1d, ssd_scan, state_update
+
+few = settings(max_examples=25, deadline=None, derandomize=True)
+seeds = st.integers(0, 2**31)
+
+NAN = float("nan")
+FLOAT32 = {"atol": 1e-4, "rtol": 1e-4}
+NO_LIMIT = (0.0, math.inf)
+
+
+def normal(generator: torch.Generator, *shape: int) -> torch.Tensor:
+    return torch.randn(shape, generator=generator)
+
+
+def int32(*values: Any) -> torch.Tensor:
+    return torch.tensor(values, dtype=torch.int32)
+
+
+def row_starts(lengths: list[int]) -> torch.Tensor:
+    return int32(0, *torch.tensor(lengths).cumsum(0).tolist())
+
+
+def same(given: torch.Tensor, expected: torch.Tensor) -> bool:
+    """Bit for bit, NaN being equal to NaN."""
+    return torch.equal(given.nan_to_num(1e30), expected.nan_to_num(1e30))
+
+
+# causal_conv1d
+
+
+def convolve(history: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    """silu(bias + sum_j weight[j] x[t - width + 1 + j]) at every t of `history` [time, channels], zeros before it."""
+    time, channels = history.shape
+    width = len(weight)
+    out = torch.zeros(time, channels, dtype=torch.float64)
+    for t in range(time):
+        for c in range(channels):
+            total = 0.0 if bias is None else float(bias[c])
+            for j in range(width):
+                if t - width + 1 + j >= 0:
+                    total += float(weight[j, c]) * float(history[t - width + 1 + j, c])
+            out[t, c] = total / (1 + math.exp(-total))
+    return out
+
+
+def conv_state(history: torch.Tensor, width: int) -> torch.Tensor:
+    """The last `width - 1` inputs, zeros before the first: [width - 1, channels]."""
+    return torch.cat((torch.zeros(width - 1, history.shape[1]), history))[len(history) :]
+
+
+@few
+@given(
+    width=st.integers(2, 4),
+    per_decode_row=st.integers(1, 3),
+    decode_pasts=st.lists(st.integers(0, 5), max_size=3),
+    prefills=st.lists(st.tuples(st.integers(0, 5), st.integers(0, 7)), max_size=3),
+    has_bias=st.booleans(),
+    seed=seeds,
+)
+def test_convolution_continues_each_row_from_its_read_slot(
+    width: int,
+    per_decode_row: int,
+    decode_pasts: list[int],
+    prefills: list[tuple[int, int]],
+    has_bias: bool,
+    seed: int,
+) -> None:
+    """Read slots differ from write slots, except for the last row; a row without a past reads slot 0, which is NaN.
+
+    A prefill row leaves one state behind in the middle. All slots that nobody writes keep their bits.
+    """
+    rows = [(past, per_decode_row) for past in decode_pasts] + prefills
+    if not rows:
+        return
+    generator = torch.Generator().manual_seed(seed)
+    channels = 3
+    weight = normal(generator, width, channels)
+    bias = normal(generator, channels) if has_bias else None
+    histories = [normal(generator, past + new, channels) for past, new in rows]
+    slots = iter((torch.randperm(6 * len(rows), generator=generator) + 1).tolist())
+    states = torch.full((6 * len(rows) + 1, width - 1, channels), NAN)
+    expected_states = states.clone()
+    reads, writes, checkpoints = [], [], []
+    for row, ((past, new), history) in enumerate(zip(rows, histories, strict=True)):
+        read, own = (next(slots) if past else 0), [next(slots) for _ in range(per_decode_row)]
+        if row == len(rows) - 1 and past:
+            own[0] = read
+        if past:
+            states[read] = expected_states[read] = conv_state(history[:past], width)
+        reads.append(read)
+        writes.append(own)
+        if row < len(decode_pasts):
+            for i in range(per_decode_row):
+                expected_states[own[i]] = conv_state(history[: past + i + 1], width)
+        elif new:
+            if new > 1:
+                checkpoints.append((row, new // 2, next(slots)))
+                expected_states[checkpoints[-1][2]] = conv_state(history[: past + new // 2], width)
+            expected_states[own[0]] = conv_state(history, width)
+    out = causal_conv1d.reference(
+        torch.cat([history[past:] for (past, _), history in zip(rows, histories, strict=True)]),
+        weight,
+        bias,
+        states,
+        row_starts([new for _, new in rows]),
+        int32(*reads),
+        int32(*writes),
+        len(decode_pasts),
+        checkpoints,
+    )
+    expected = [convolve(h, weight, bias)[past:] for (past, _), h in zip(rows, histories, strict=True)]
+    torch.testing.assert_close(out, torch.cat(expected).float(), atol=1e-5, rtol=1e-5)
+    assert same(states, expected_states)
+
+
+@few
+@given(st.lists(st.integers(1, 6), min_size=1, max_size=6), st.booleans(), seeds)
+def test_convolution_does_not_depend_on_where_a_prompt_is_cut(lengths: list[int], decode: bool, seed: int) -> None:
+    """With `decode`, one-token parts are decode rows."""
+    generator = torch.Generator().manual_seed(seed)
+    x, weight = normal(generator, sum(lengths), 4), normal(generator, 4, 4)
+    states, parts, begin = torch.full((2, 3, 4), NAN), [], 0
+    for length in lengths:
+        arguments = (row_starts([length]), int32(1 if begin else 0), int32([1]), int(decode and length == 1))
+        part = x[begin : begin + length]
+        parts.append(causal_conv1d.reference(part, weight, None, states, *arguments))
+        begin += length
+    whole = causal_conv1d.reference(
+        x, weight, None, torch.full((2, 3, 4), NAN), row_starts([begin]), int32(0), int32([1]), 0
+    )
+    torch.testing.assert_close(torch.cat(parts), whole, atol=1e-6, rtol=1e-6)
+
+
+# The recurrence
+
+
+@dataclass
+class Recurrence:
+    """Inputs of the Mamba-2 recurrence for some tokens, as the kernels take them."""
+
+    x: torch.Tensor
+    dt: torch.Tensor
+    A: torch.Tensor
+    B: torch.Tensor
+    C: torch.Tensor
+    D: torch.Tensor
+    dt_bias: torch.Tensor
+    dt_limit: tuple[float, float]
+
+    def tokens(self, begin: int, end: int) -> tuple[Any, ...]:
+        """The kernels' first eight arguments for a part of the tokens."""
+        part = slice(begin, end)
+        per_head = (self.D, self.dt_bias, self.dt_limit)
+        return (self.x[part], self.dt[part], self.A, self.B[part], self.C[part], *per_head)
+
+    def follow(
+        self,
+        begin: int,
+        end: int,
+        state: torch.Tensor | None = None,
+        dtype: torch.dtype = torch.float64,
+    ) -> tuple[torch.Tensor, list[torch.Tensor]]:
+        """Outputs of tokens `begin` to `end - 1` after `state`, and the state after each, kept in `dtype`."""
+        heads, head_dim = self.x.shape[1:]
+        groups, size = self.B.shape[1:]
+        h = torch.zeros(heads, head_dim, size, dtype=torch.float64) if state is None else state.double()
+        out, states = [], []
+        for t in range(begin, end):
+            y = torch.zeros(heads, head_dim, dtype=torch.float64)
+            new = torch.zeros_like(h)
+            for head in range(heads):
+                group = head // (heads // groups)
+                raw = float(self.dt[t, head]) + float(self.dt_bias[head])
+                step = min(max(math.log1p(math.exp(raw)), self.dt_limit[0]), self.dt_limit[1])
+                for p in range(head_dim):
+                    added = step * float(self.x[t, head, p]) * self.B[t, group].double()
+                    new[head, p] = math.exp(step * float(self.A[head])) * h[head, p] + added
+                    y[head, p] = new[head, p] @ self.C[t, group].double()
+                    y[head, p] += float(self.D[head]) * float(self.x[t, head, p])
+            h = new.to(dtype).double()
+            out.append(y)
+            states.append(h)
+        return torch.stack(out), states
+
+
+def recurrence(
+    tokens: int, groups: int, heads_per_group: int, seed: int, dt_limit: tuple[float, float] = NO_LIMIT
+) -> Recurrence:
+    generator = torch.Generator().manual_seed(seed)
+    heads, head_dim, size = groups * heads_per_group, 3, 4
+    return Recurrence(
+        normal(generator, tokens, heads, head_dim),
+        normal(generator, tokens, heads),
+        -normal(generator, heads).exp(),
+        normal(generator, tokens, groups, size),
+        normal(generator, tokens, groups, size),
+        normal(generator, heads),
+        normal(generator, heads) - 1,
+        dt_limit,
+    )
+
+
+def slots_of(case: Recurrence, count: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    """`count` slots, all NaN."""
+    return torch.full((count, *case.x.shape[1:], case.B.shape[-1]), NAN, dtype=dtype)
+
+
+# state_update
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("form", ["_row_by_row", "_gathered"])
+@few
+@given(
+    pasts=st.lists(st.booleans(), min_size=1, max_size=4),
+    per_row=st.integers(1, 3),
+    groups=st.integers(1, 3),
+    heads_per_group=st.integers(1, 2),
+    in_place=st.booleans(),
+    dt_limit=st.sampled_from([NO_LIMIT, (0.2, 0.7)]),
+    seed=seeds,
+)
+def test_state_update_follows_the_recurrence_from_read_slot_to_write_slots(
+    dtype: torch.dtype,
+    form: str,
+    pasts: list[bool],
+    per_row: int,
+    groups: int,
+    heads_per_group: int,
+    in_place: bool,
+    dt_limit: tuple[float, float],
+    seed: int,
+) -> None:
+    """A row without a past reads slot 0, which is NaN. A read slot that is not written keeps its bits."""
+    case = recurrence(len(pasts) * per_row, groups, heads_per_group, seed, dt_limit)
+    generator = torch.Generator().manual_seed(seed)
+    slots = iter((torch.randperm(4 * len(pasts), generator=generator) + 1).tolist())
+    states = slots_of(case, 4 * len(pasts) + 1, dtype)
+    reads, writes = [], []
+    for past in pasts:
+        own = [next(slots) for _ in range(per_row)]
+        writes.append(own)
+        reads.append((own[0] if in_place else next(slots)) if past else 0)
+        if past:
+            states[reads[-1]] = normal(generator, *states.shape[1:]).to(dtype)
+    before = states.clone()
+    out = run_form(form, case, states, int32(*reads), int32(*writes))
+    written = {slot for own in writes for slot in own}
+    # A state in bfloat16 may round to the other side of a tie, and what follows it.
+    tolerance = FLOAT32 if dtype is torch.float32 else {"atol": 3e-2, "rtol": 2e-2}
+    for row, (read, own) in enumerate(zip(reads, writes, strict=True)):
+        begin, end = row * per_row, (row + 1) * per_row
+        expected, after = case.follow(begin, end, before[read] if read else None, dtype)
+        torch.testing.assert_close(out[begin:end].double(), expected, **tolerance)
+        for slot, state in zip(own, after, strict=True):
+            torch.testing.assert_close(states[slot].double(), state, **tolerance)
+    untouched = [slot for slot in range(len(states)) if slot not in written]
+    assert same(states[untouched].float(), before[untouched].float())
+
+
+def run_form(
+    form: str, case: Recurrence, states: torch.Tensor, reads: torch.Tensor, writes: torch.Tensor
+) -> torch.Tensor:
+    """`_row_by_row` is what the kernel does on a CPU; `_gathered`, for other devices, must do the same here."""
+    patch = pytest.MonkeyPatch()
+    with patch.context() as context:
+        if form == "_gathered":
+            context.setattr(state_update, "_row_by_row", state_update._gathered)
+        return state_update.reference(*case.tokens(0, len(case.x)), states, reads, writes)
+
+
+def test_padding_rows_of_a_decode_step_disturb_nobody() -> None:
+    """Rows of padding read and write slot 0, which is NaN, between rows that count."""
+    case = recurrence(4, 2, 2, seed=3)
+    states = slots_of(case, 3)
+    states[1] = 1.0
+    out = state_update.reference(*case.tokens(0, 4), states, int32(0, 1, 0, 0), int32([0], [1], [0], [2]))
+    expected, [state] = case.follow(1, 2, torch.ones_like(states[1]))
+    torch.testing.assert_close(out[1:2].double(), expected, **FLOAT32)
+    torch.testing.assert_close(states[1].double(), state, **FLOAT32)
+    assert out.isfinite().all()
+    assert states[2].isfinite().all()
+
+
+# ssd_scan
+
+
+def scan(
+    case: Recurrence,
+    states: torch.Tensor,
+    spans: list[tuple[int, int]],
+    positions: list[int],
+    reads: list[int],
+    writes: list[int],
+    chunk_size: int,
+    checkpoints: list[tuple[int, int, int]] | None = None,
+) -> torch.Tensor:
+    """Rows on adjacent spans of the tokens of `case`."""
+    return ssd_scan.reference(
+        *case.tokens(spans[0][0], spans[-1][1]),
+        chunk_size,
+        states,
+        row_starts([end - begin for begin, end in spans]),
+        int32(*positions),
+        int32(*reads),
+        int32(*writes),
+        checkpoints or [],
+    )
+
+
+@few
+@given(
+    rows=st.lists(st.tuples(st.integers(0, 21), st.integers(0, 20)), min_size=1, max_size=3),
+    chunk_size=st.sampled_from([1, 4, 16]),
+    groups=st.integers(1, 3),
+    heads_per_group=st.integers(1, 2),
+    dt_limit=st.sampled_from([NO_LIMIT, (0.2, 0.7)]),
+    seed=seeds,
+)
+def test_the_scan_equals_the_recurrence_from_any_position(
+    rows: list[tuple[int, int]],
+    chunk_size: int,
+    groups: int,
+    heads_per_group: int,
+    dt_limit: tuple[float, float],
+    seed: int,
+) -> None:
+    """`rows` are (position of the first token, tokens). A row leaves checkpoints at a third and two thirds, off and
+    on the multiples of the chunk size; one without tokens writes nothing; slot 0 and all unwritten slots are NaN."""
+    spans, total = [], 0
+    for _, length in rows:
+        spans.append((total, total + length))
+        total += length
+    if total == 0:
+        return
+    case = recurrence(total, groups, heads_per_group, seed, dt_limit)
+    states = slots_of(case, 4 * len(rows) + 1)
+    reads, writes, checkpoints = [], [], []
+    for row, (position, length) in enumerate(rows):
+        reads.append(4 * row + 1 if position else 0)
+        writes.append(4 * row + 2)
+        if position:
+            states[reads[-1]] = normal(torch.Generator().manual_seed(seed + row), *states.shape[1:])
+        at = sorted({length // 3, 2 * length // 3} - {0, length})
+        checkpoints += [(row, offset, 4 * row + 3 + i) for i, offset in enumerate(at)]
+    before = states.clone()
+    out = scan(case, states, spans, [position for position, _ in rows], reads, writes, chunk_size, checkpoints)
+    written = {slot for *_, slot in checkpoints}
+    for row, (begin, end) in enumerate(spans):
+        if begin == end:
+            continue
+        expected, after = case.follow(begin, end, before[reads[row]] if reads[row] else None)
+        torch.testing.assert_close(out[begin:end].double(), expected, **FLOAT32)
+        torch.testing.assert_close(states[writes[row]].double(), after[-1], **FLOAT32)
+        written.add(writes[row])
+        for of_row, offset, slot in checkpoints:
+            if of_row == row:
+                torch.testing.assert_close(states[slot].double(), after[offset - 1], **FLOAT32)
+    untouched = [slot for slot in range(len(states)) if slot not in written]
+    assert same(states[untouched], before[untouched])
+
+
+@few
+@given(st.lists(st.integers(1, 9), min_size=2, max_size=8), st.integers(1, 2), seeds)
+def test_the_scan_of_a_cut_prompt_is_bit_equal_if_the_cuts_are_multiples_of_the_chunk_size(
+    chunks_per_part: list[int], groups: int, seed: int
+) -> None:
+    chunk_size = 8
+    tail = 5
+    case = recurrence(chunk_size * sum(chunks_per_part) + tail, groups, 2, seed)
+    whole_states, states = slots_of(case, 2), slots_of(case, 2)
+    total = len(case.x)
+    whole = scan(case, whole_states, [(0, total)], [0], [0], [1], chunk_size)
+    parts, begin = [], 0
+    for chunks in [*chunks_per_part, None]:
+        end = total if chunks is None else begin + chunks * chunk_size
+        parts.append(scan(case, states, [(begin, end)], [begin], [1 if begin else 0], [1], chunk_size))
+        begin = end
+    assert torch.equal(torch.cat(parts), whole)
+    assert torch.equal(states[1], whole_states[1])
+
+
+@few
+@given(st.lists(st.integers(1, 12), min_size=2, max_size=6), seeds)
+def test_the_scan_and_the_update_continue_each_other_wherever_a_prompt_is_cut(lengths: list[int], seed: int) -> None:
+    """Parts of one token are decode rows."""
+    case = recurrence(sum(lengths), 2, 2, seed)
+    states, parts, begin = slots_of(case, 2), [], 0
+    for length in lengths:
+        read, end = (1 if begin else 0), begin + length
+        if length == 1:
+            part = state_update.reference(*case.tokens(begin, end), states, int32(read), int32([1]))
+        else:
+            part = scan(case, states, [(begin, end)], [begin], [read], [1], 8)
+        parts.append(part)
+        begin = end
+    expected, after = case.follow(0, begin)
+    torch.testing.assert_close(torch.cat(parts).double(), expected, **FLOAT32)
+    torch.testing.assert_close(states[1].double(), after[-1], **FLOAT32)
+
+
+def test_a_checkpoint_on_a_multiple_of_the_chunk_size_is_the_state_that_a_cut_there_leaves() -> None:
+    """Bit for bit, so that a request that starts at the checkpoint goes on as the first one did."""
+    case = recurrence(40, 2, 2, seed=5)
+    states, cut = slots_of(case, 3), slots_of(case, 2)
+    scan(case, states, [(0, 40)], [0], [0], [1], 8, [(0, 24, 2)])
+    scan(case, cut, [(0, 24)], [0], [0], [1], 8)
+    assert torch.equal(states[2], cut[1])
+
+
+def test_a_state_in_bfloat16_is_rounded_once_per_step_of_the_scan() -> None:
+    case = recurrence(20, 1, 2, seed=6)
+    states = slots_of(case, 2, torch.bfloat16)
+    out = scan(case, states, [(0, 20)], [0], [0], [1], 8)
+    expected, after = case.follow(0, 20)
+    torch.testing.assert_close(out.double(), expected, **FLOAT32)
+    torch.testing.assert_close(states[1].double(), after[-1], atol=1e-2, rtol=2**-8)
+
+
+def test_large_decays_neither_overflow_nor_forget_the_newest_token() -> None:
+    """A sum of logarithms far below the range of exp, as A of -16 and large time steps give."""
+    case = recurrence(64, 1, 1, seed=7)
+    case.A = torch.tensor([-16.0])
+    case.dt = case.dt + 3
+    states = slots_of(case, 2)
+    out = scan(case, states, [(0, 64)], [0], [0], [1], 32)
+    expected, after = case.follow(0, 64)
+    torch.testing.assert_close(out.double(), expected, atol=1e-3, rtol=1e-3)
+    torch.testing.assert_close(states[1].double(), after[-1], atol=1e-3, rtol=1e-3)
