@@ -88,10 +88,8 @@ def batch_that_joins_and_leaves(name: str, **settings: object) -> None:
 def preempted(name: str) -> None:
     """Requests lose their memory in the middle of the prompt and twice while decoding."""
     engine = make_engine(name, max_num_batched_tokens=64)
-    cases = {
-        engine.add(list(prompt), greedy()): tokens
-        for prompt, tokens in map(lambda n: decided_case(name, n), (PROMPT, 47))
-    }
+    decided = [decided_case(name, length) for length in (PROMPT, 47)]
+    cases = {engine.add(list(prompt), greedy()): tokens for prompt, tokens in decided}
     done, step = {}, 0
     while engine.has_unfinished:
         done |= {o.request_id: tuple(o.outputs[0].token_ids) for o in engine.step() if o.finished}

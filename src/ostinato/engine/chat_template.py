@@ -86,8 +86,7 @@ class ChatTemplate:
         if name not in self._compiled:
             if not self._templates:
                 raise RequestError(
-                    "this checkpoint has no chat template, so it cannot chat; "
-                    "give a prompt to generate instead"
+                    "this checkpoint has no chat template, so it cannot chat; give a prompt to generate instead"
                 )
             if name not in self._templates:
                 known = ", ".join(sorted(self._templates))
@@ -151,17 +150,13 @@ def _guarded(render: Callable[[], str]) -> str:
     except RequestError:
         raise
     except jinja2.TemplateSyntaxError as error:
-        raise RequestError(
-            f"the chat template is not valid, at line {error.lineno}: {error.message}"
-        ) from None
+        raise RequestError(f"the chat template is not valid, at line {error.lineno}: {error.message}") from None
     except jinja2.exceptions.SecurityError as error:
         raise RequestError(f"the chat template tried to leave its sandbox: {error}") from None
     except jinja2.TemplateError as error:
         raise RequestError(f"the chat template refused the conversation: {error.message}") from None
     except Exception as error:
-        raise RequestError(
-            f"the chat template failed on the conversation: {type(error).__name__}: {error}"
-        ) from None
+        raise RequestError(f"the chat template failed on the conversation: {type(error).__name__}: {error}") from None
 
 
 def _to_json(
@@ -171,9 +166,7 @@ def _to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    return json.dumps(
-        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
-    )
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
 def _raise_exception(message: str) -> None:
@@ -209,9 +202,7 @@ def _plain(value: Any) -> Any:
         return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
         return [_plain(item) for item in value]
-    raise RequestError(
-        f"chat templates are given strings, numbers, lists and objects, not a {type(value).__name__}"
-    )
+    raise RequestError(f"chat templates are given strings, numbers, lists and objects, not a {type(value).__name__}")
 
 
 def _marked(message: dict[str, Any]) -> dict[str, Any]:

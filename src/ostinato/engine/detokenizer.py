@@ -25,9 +25,7 @@ class Detokenizer:
     decoder replace them all.
     """
 
-    def __init__(
-        self, tokenizer: Tokenizer, skip_special_tokens: bool = True, context: Sequence[int] = ()
-    ) -> None:
+    def __init__(self, tokenizer: Tokenizer, skip_special_tokens: bool = True, context: Sequence[int] = ()) -> None:
         """`context` are tokens before the output, such as the prompt's: with them, the text is what follows
         theirs, and the decoder does not strip a leading space."""
         self._tokenizer = tokenizer
@@ -80,9 +78,7 @@ class Detokenizer:
 
     def _with_text(self, token_ids: Sequence[int]) -> list[int]:
         """Without the tokens that `decode` leaves out: the others are neighbours to it."""
-        return [
-            token for token in token_ids if not self._tokenizer.has_no_text(token, self._skip_special_tokens)
-        ]
+        return [token for token in token_ids if not self._tokenizer.has_no_text(token, self._skip_special_tokens)]
 
     def _decode(self, token_ids: Sequence[int]) -> str:
         return self._tokenizer.decode(token_ids, self._skip_special_tokens)

@@ -29,9 +29,7 @@ from ostinato.schedule.scheduler import Scheduler
 class Engine:
     """Serves requests on one model. One thread calls it: `add` at any time, `step` while `has_unfinished`."""
 
-    def __init__(
-        self, config: EngineConfig, progress: Callable[[int, int], None] = lambda done, total: None
-    ) -> None:
+    def __init__(self, config: EngineConfig, progress: Callable[[int, int], None] = lambda done, total: None) -> None:
         """Plans, then loads the weights; `progress` is called with (tensors loaded, tensors in all).
 
         Raises ModelError, ConfigError or CapacityError, the latter two before any weight is read.
@@ -80,9 +78,7 @@ class Engine:
         """
         params = params or self.default_params()
         text = prompt if isinstance(prompt, str) else None
-        token_ids = (
-            self.tokenizer.encode(prompt, add_special_tokens) if isinstance(prompt, str) else list(prompt)
-        )
+        token_ids = self.tokenizer.encode(prompt, add_special_tokens) if isinstance(prompt, str) else list(prompt)
         self._check_vocabulary(token_ids)
         check_token_ids(params, self.spec.vocab_size)
         if request_id is None:
@@ -138,9 +134,7 @@ class Engine:
         for generation in changed.values():
             if generation.output.finished:
                 self._forget(generation)
-        self._stats.count_step(
-            batch, sum(len(update.token_ids) for update in updates), time.perf_counter() - begin
-        )
+        self._stats.count_step(batch, sum(len(update.token_ids) for update in updates), time.perf_counter() - begin)
         return [generation.output for generation in changed.values()]
 
     def abort(self, request_id: str) -> RequestOutput | None:

@@ -35,9 +35,7 @@ def step_inputs(batch: Batch, block_size: int, device: torch.device) -> StepInpu
         write_slots=torch.tensor([row.write_slots for row in rows], dtype=torch.int32),
         num_decode_rows=batch.num_decode_rows,
         checkpoints=tuple(
-            (i, position - row.start, slot)
-            for i, row in enumerate(rows)
-            for position, slot in row.checkpoints
+            (i, position - row.start, slot) for i, row in enumerate(rows) for position, slot in row.checkpoints
         ),
     )
     return inputs if device.type == "cpu" else inputs.to(device)

@@ -63,14 +63,10 @@ class LLM:
         """
         alone = not messages or isinstance(messages[0], Mapping)
         conversations = cast(Sequence[Sequence[Message]], [messages] if alone else messages)
-        prompts = [
-            self.engine.render_chat(conversation, **chat_template_kwargs) for conversation in conversations
-        ]
+        prompts = [self.engine.render_chat(conversation, **chat_template_kwargs) for conversation in conversations]
         return self._run([(prompt, False) for prompt in prompts], params)
 
-    def stream(
-        self, prompt: Prompt, params: SamplingParams | None = None
-    ) -> Generator[str, None, RequestOutput]:
+    def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Generator[str, None, RequestOutput]:
         """The output's text, piece by piece as it is generated, never cut inside a character.
 
         Leaving the generator early aborts the request; its value is the whole output. Text needs a tokenizer;
@@ -148,13 +144,9 @@ def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     return list(prompts)  # type: ignore[arg-type]
 
 
-def _one_each(
-    params: SamplingParams | Sequence[SamplingParams] | None, count: int
-) -> Sequence[SamplingParams | None]:
+def _one_each(params: SamplingParams | Sequence[SamplingParams] | None, count: int) -> Sequence[SamplingParams | None]:
     if params is None or isinstance(params, SamplingParams):
         return [params] * count
     if len(params) != count:
-        raise RequestError(
-            f"{count} prompts came with {len(params)} sampling parameters; give one, or one for each"
-        )
+        raise RequestError(f"{count} prompts came with {len(params)} sampling parameters; give one, or one for each")
     return params

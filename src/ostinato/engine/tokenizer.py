@@ -83,9 +83,7 @@ class Tokenizer:
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Token ids of `text`. RequestError without a tokenizer, or if the text is not valid Unicode."""
         if self._backend is None:
-            raise RequestError(
-                "this checkpoint has no tokenizer.json: give the prompt as token ids, not as text"
-            )
+            raise RequestError("this checkpoint has no tokenizer.json: give the prompt as token ids, not as text")
         try:
             ids: list[int] = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
         except (TypeError, UnicodeEncodeError) as error:
@@ -134,9 +132,7 @@ def load_tokenizer(directory: Path) -> Tokenizer:
             backend = tokenizers.Tokenizer.from_file(str(path))
         except Exception as error:  # the library raises nothing more specific
             raise ModelError(f"{path} cannot be read as a tokenizer: {error}") from None
-    settings = read_json(directory / "special_tokens_map.json") | read_json(
-        directory / "tokenizer_config.json"
-    )
+    settings = read_json(directory / "special_tokens_map.json") | read_json(directory / "tokenizer_config.json")
     return Tokenizer(backend, settings, generation_defaults(directory))
 
 

@@ -31,9 +31,7 @@ class PackedLinear(Linear):
     An instance called `attn.qkv` with parts `q_proj`, `k_proj` holds the tensors `attn.q_proj.weight` and so on.
     """
 
-    def __init__(
-        self, build: Build, in_size: int, parts: Sequence[tuple[str, int]], bias: bool = False
-    ) -> None:
+    def __init__(self, build: Build, in_size: int, parts: Sequence[tuple[str, int]], bias: bool = False) -> None:
         super().__init__(build, in_size, sum(size for _, size in parts), bias)
         self.parts = tuple(parts)
 

@@ -93,9 +93,7 @@ class Mamba2Mixer(nn.Module):
         y = self.norm(y, gate) if self.norm is not None else y * F.silu(gate)
         return self.out_proj(y)
 
-    def _recur(
-        self, convolved: torch.Tensor, dt: torch.Tensor, step: StepInputs, memory: LayerMemory
-    ) -> torch.Tensor:
+    def _recur(self, convolved: torch.Tensor, dt: torch.Tensor, step: StepInputs, memory: LayerMemory) -> torch.Tensor:
         """Decode rows by the recurrence, prefill rows by the chunked scan. -> [tokens, heads, head_dim]"""
         spec = self.spec
         bc_size = spec.num_groups * spec.state_size

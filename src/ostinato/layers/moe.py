@@ -13,9 +13,7 @@ from ostinato.layers.build import Build
 class Experts(nn.Module):
     """The experts of a layer, stacked. Each has its own tensors in the checkpoint: `{i}.up_proj.weight` and so on."""
 
-    def __init__(
-        self, build: Build, num_experts: int, in_size: int, intermediate_size: int, activation: str
-    ) -> None:
+    def __init__(self, build: Build, num_experts: int, in_size: int, intermediate_size: int, activation: str) -> None:
         super().__init__()
         self.op = build.ops.moe
         self.activation = activation
@@ -23,9 +21,7 @@ class Experts(nn.Module):
         self.up = build.weight(num_experts, inner_size, in_size)
         self.down = build.weight(num_experts, in_size, intermediate_size)
 
-    def forward(
-        self, x: torch.Tensor, expert_ids: torch.Tensor, expert_weights: torch.Tensor
-    ) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, expert_ids: torch.Tensor, expert_weights: torch.Tensor) -> torch.Tensor:
         """`x` [tokens, in], `expert_ids` and `expert_weights` [tokens, k] -> [tokens, in]"""
         return self.op(x, expert_ids, expert_weights, self.up, self.down, self.activation)
 

@@ -25,9 +25,7 @@ class RMSNorm(nn.Module):
 class GatedRMSNorm(nn.Module):
     """RMS norm over groups of channels with a SiLU gate, as Mamba-2 mixers end with."""
 
-    def __init__(
-        self, build: Build, size: int, eps: float, group_size: int, norm_before_gate: bool = False
-    ) -> None:
+    def __init__(self, build: Build, size: int, eps: float, group_size: int, norm_before_gate: bool = False) -> None:
         super().__init__()
         self.op = build.ops.gated_rms_norm
         self.weight = build.weight(size)

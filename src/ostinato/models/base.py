@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
 import torch
@@ -13,7 +14,7 @@ from ostinato.layers.step import LayerMemory, StepInputs
 from ostinato.plan.model import ModelSpec
 
 
-class CausalLM(nn.Module):
+class CausalLM(nn.Module, ABC):
     """A language model over paged blocks and slots.
 
     An architecture's class adds its layers and `forward`. Its weights carry the names that the checkpoint has;
@@ -31,13 +32,13 @@ class CausalLM(nn.Module):
             self.lm_head = Linear(build, spec.hidden_size, spec.vocab_size)
 
     @property
+    @abstractmethod
     def embedding(self) -> Embedding:
         """The token embedding, under whatever name the architecture keeps it."""
-        raise TypeError(f"{type(self).__name__} does not say where its embedding is")
 
+    @abstractmethod
     def forward(self, step: StepInputs, memory: Sequence[LayerMemory]) -> torch.Tensor:
         """One step: writes keys, values and states of all layers, -> final normed hidden states [tokens, hidden]."""
-        raise TypeError(f"{type(self).__name__} has no forward")
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """[positions, hidden] -> [positions, vocab] float32"""

@@ -26,9 +26,7 @@ class Block(nn.Module):
     `ssm_scale` [in_proj_size] multiplies the mixer's projected input.
     """
 
-    def __init__(
-        self, build: Build, hidden_size: int, hyper: FalconH1Hyperparameters, ssm_scale: torch.Tensor
-    ) -> None:
+    def __init__(self, build: Build, hidden_size: int, hyper: FalconH1Hyperparameters, ssm_scale: torch.Tensor) -> None:
         super().__init__()
         self.multipliers = hyper.multipliers
         self.input_layernorm = RMSNorm(build, hidden_size, hyper.norm_eps)

@@ -72,9 +72,7 @@ class SharedMLP(nn.Module):
 class Block(nn.Module):
     """The mixer, then MLP and experts, each on a norm of the residual stream and added to it, scaled."""
 
-    def __init__(
-        self, build: Build, hidden_size: int, kind: str, hyper: GraniteMoeHybridHyperparameters
-    ) -> None:
+    def __init__(self, build: Build, hidden_size: int, kind: str, hyper: GraniteMoeHybridHyperparameters) -> None:
         super().__init__()
         self.kind = kind
         self.residual_multiplier = hyper.residual_multiplier
@@ -92,9 +90,7 @@ class Block(nn.Module):
             )
         else:
             bias, scale = hyper.attention_bias, hyper.attention_multiplier
-            self.self_attn = Attention(
-                build, hidden_size, hyper.attention, bias=bias, out_bias=bias, scale=scale
-            )
+            self.self_attn = Attention(build, hidden_size, hyper.attention, bias=bias, out_bias=bias, scale=scale)
         self.post_attention_layernorm = RMSNorm(build, hidden_size, hyper.norm_eps)
         self.shared_mlp = SharedMLP(build, hidden_size, hyper.shared_intermediate_size)
         self.block_sparse_moe = MoE(build, hidden_size, hyper.moe) if hyper.moe is not None else None

@@ -90,9 +90,7 @@ class Block(nn.Module):
         elif kind == "attention":
             self.mixer = Attention(build, hidden_size, hyper.attention)
         elif kind == "mlp":
-            self.mixer = MLP(
-                build, hidden_size, hyper.intermediate_size, hyper.mlp_activation, hyper.mlp_bias
-            )
+            self.mixer = MLP(build, hidden_size, hyper.intermediate_size, hyper.mlp_activation, hyper.mlp_bias)
         else:
             self.mixer = MoE(build, hidden_size, hyper)
 

@@ -62,8 +62,5 @@ def select_ops(choices: Mapping[str, str]) -> Ops:
     A kernel that is not named (the model does not use it) is its reference.
     """
     return Ops(
-        **{
-            field.name: IMPLEMENTATIONS[field.name][choices.get(field.name, "reference")]
-            for field in fields(Ops)
-        }
+        **{field.name: IMPLEMENTATIONS[field.name][choices.get(field.name, "reference")] for field in fields(Ops)}
     )

@@ -57,9 +57,7 @@ def _initial(conv_states: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
     return torch.where((slots == 0).view(-1, 1, 1), 0, conv_states[slots])
 
 
-def _convolve(
-    window: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, tokens: int
-) -> torch.Tensor:
+def _convolve(window: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, tokens: int) -> torch.Tensor:
     """`window` [rows, width - 1 + tokens, channels] -> [rows, tokens, channels]."""
     y = window[:, :tokens].float() * weight[0].float()
     for j in range(1, weight.shape[0]):

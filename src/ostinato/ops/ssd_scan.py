@@ -46,11 +46,7 @@ def reference(
         if token == end:
             continue
         wanted = {starts[row] + offset: slot for of_row, offset, slot in checkpoints if of_row == row}
-        state = (
-            ssm_states[reads[row]].float()
-            if reads[row]
-            else torch.zeros_like(ssm_states[0], dtype=torch.float32)
-        )
+        state = ssm_states[reads[row]].float() if reads[row] else torch.zeros_like(ssm_states[0], dtype=torch.float32)
         while token < end:
             position = positions[row] + token - starts[row]
             stop = min(end, token + chunk_size - position % chunk_size)
@@ -80,12 +76,10 @@ def _chunk_output(
     D: torch.Tensor,
 ) -> torch.Tensor:
     """Outputs of one chunk of `n` tokens that begins with `state` [heads, head_dim, state] -> [n, heads, head_dim]."""
-    tokens, heads, head_dim = scaled.shape
+    head_dim = scaled.shape[2]
     groups, state_size = B.shape[1:]
     total = _total(log_decay).transpose(0, 1)  # [heads, n]
-    decay = (
-        (total.unsqueeze(2) - total.unsqueeze(1)).float().tril_().exp_().tril_()
-    )  # [heads, t, s <= t]: from s to t
+    decay = (total.unsqueeze(2) - total.unsqueeze(1)).float().tril_().exp_().tril_()  # [heads, t, s <= t]: from s to t
     by_group_B, by_group_C = B.transpose(0, 1), C.transpose(0, 1)  # [groups, n, state]
     scores = torch.bmm(by_group_C, by_group_B.transpose(1, 2))  # [groups, t, s]
     weights = decay.unflatten(0, (groups, -1)).mul_(scores.unsqueeze(1)).flatten(0, 1)
@@ -96,19 +90,13 @@ def _chunk_output(
     return y.transpose(0, 1).addcmul(x.float(), D.unsqueeze(-1))
 
 
-def _advance(
-    state: torch.Tensor, log_decay: torch.Tensor, scaled: torch.Tensor, B: torch.Tensor
-) -> torch.Tensor:
+def _advance(state: torch.Tensor, log_decay: torch.Tensor, scaled: torch.Tensor, B: torch.Tensor) -> torch.Tensor:
     """The state after the tokens of a chunk, given the one before it. -> a new [heads, head_dim, state]."""
-    groups, state_size = B.shape[1:]
+    groups = B.shape[1]
     total = _total(log_decay)
     remaining = (total[-1] - total).float().exp_()  # decay from after token t to the end
-    weighted = (
-        (scaled * remaining.unsqueeze(-1)).unflatten(1, (groups, -1)).flatten(2)
-    )  # [n, groups, heads * dim]
-    added = torch.bmm(
-        weighted.permute(1, 2, 0), B.transpose(0, 1)
-    )  # [groups, heads of the group * dim, state]
+    weighted = (scaled * remaining.unsqueeze(-1)).unflatten(1, (groups, -1)).flatten(2)  # [n, groups, heads * dim]
+    added = torch.bmm(weighted.permute(1, 2, 0), B.transpose(0, 1))  # [groups, heads of the group * dim, state]
     return added.view_as(state).addcmul(state, total[-1].float().exp().view(-1, 1, 1))
 
 

@@ -90,8 +90,7 @@ def _kinds(config: dict[str, Any]) -> tuple[str, ...]:
     indices = config.get("attn_layer_indices") or []
     if not isinstance(indices, list) or not all(index in range(count) for index in indices):
         raise ModelError(
-            f"config.json has attn_layer_indices = {indices!r}, "
-            f"which should be a list of layers from 0 to {count - 1}"
+            f"config.json has attn_layer_indices = {indices!r}, which should be a list of layers from 0 to {count - 1}"
         )
     return tuple("attention" if i in indices else "mamba2" for i in range(count))
 

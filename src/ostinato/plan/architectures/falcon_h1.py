@@ -159,6 +159,4 @@ def _layer(hyper: FalconH1Hyperparameters, hidden_size: int) -> LayerSpec:
     attention_width = 2 * attention.num_heads * attention.head_dim + attention.kv_elements_per_token
     # The mixer's result waits while attention runs, and both read a scaled copy of the normed input.
     width = 2 * hidden_size + max(mixer_width, attention_width)
-    return LayerSpec(
-        "hybrid", attention, mamba2, parameters, float32, max(width, 3 * hyper.intermediate_size)
-    )
+    return LayerSpec("hybrid", attention, mamba2, parameters, float32, max(width, 3 * hyper.intermediate_size))

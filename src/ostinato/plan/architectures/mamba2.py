@@ -38,9 +38,7 @@ def model_spec(config: dict[str, Any]) -> ModelSpec:
     """
     activation(config, "hidden_act", "silu", ("silu",))
     if not flag(config, "rms_norm", True):
-        raise ModelError(
-            "config.json has rms_norm = false; supported: true, mixers that end with a gated norm"
-        )
+        raise ModelError("config.json has rms_norm = false; supported: true, mixers that end with a gated norm")
     hidden_size, vocab_size = integer(config, "hidden_size"), integer(config, "vocab_size")
     hyper = Mamba2Hyperparameters(
         mamba2=_mixer(config, hidden_size),

@@ -104,7 +104,9 @@ def _hyperparameters(config: dict[str, Any]) -> NemotronHHyperparameters:
         attention=AttentionSpec(
             num_heads=num_heads,
             num_kv_heads=integer(config, "num_key_value_heads", num_heads),
-            head_dim=integer(config, "head_dim", config.get("attention_head_dim") or config["hidden_size"] // num_heads),
+            head_dim=integer(
+                config, "head_dim", integer(config, "attention_head_dim", config["hidden_size"] // num_heads)
+            ),
         ),
         mamba2=Mamba2Spec(
             num_heads=integer(config, "mamba_num_heads"),
