@@ -343,3 +343,12 @@ def random_prompt(length: int, seed: int) -> list[int]:
 def oracle_logits(name: str, token_ids: list[int], seed: int = 0) -> torch.Tensor:
     """[tokens, vocab] of the whole prompt at once."""
     return oracle(name, seed)(torch.tensor([token_ids])).logits[0]
+
+
+@torch.inference_mode()
+def oracle_generate(name: str, token_ids: list[int], count: int, seed: int = 0) -> list[int]:
+    """`count` greedy tokens after the prompt, by transformers' own generation with a cache."""
+    prompt = torch.tensor([token_ids])
+    settings = {"min_new_tokens": count, "max_new_tokens": count, "eos_token_id": VOCAB_SIZE + 1}
+    output = oracle(name, seed).generate(prompt, attention_mask=torch.ones_like(prompt), do_sample=False, **settings)
+    return output[0, len(token_ids) :].tolist()

@@ -13,7 +13,7 @@ import torch
 
 from ostinato import EngineConfig, SamplingParams
 from ostinato.engine.engine import Engine
-from tests.checkpoints import RECIPES, checkpoint, oracle_logits, random_prompt
+from tests.checkpoints import RECIPES, checkpoint, oracle_generate, oracle_logits, random_prompt
 
 PROMPT = 150
 NEW = 64
@@ -24,21 +24,19 @@ OTHER_LENGTHS = (3, 16, 47, 81)
 
 @cache
 def decided_case(name: str, length: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """A prompt and its 64 greedy tokens by transformers, each step computed whole, without a cache.
+    """A prompt and its 64 greedy tokens by transformers.
 
-    Prompts with a step too close to call are passed over.
+    transformers proposes the tokens with its cache, and its logits of the whole text at once decide: each token must
+    be the best there. Prompts with a step that is too close to call are passed over.
     """
     for seed in range(40):
         prompt = random_prompt(length, seed)
-        tokens = list(prompt)
-        for _ in range(NEW):
-            logits = oracle_logits(name, tokens)[-1]
-            best, second = logits.topk(2).values.tolist()
-            if best - second <= GAP * logits.abs().max().item():
-                break
-            tokens.append(int(logits.argmax()))
-        else:
-            return tuple(prompt), tuple(tokens[length:])
+        tokens = oracle_generate(name, prompt, NEW)
+        logits = oracle_logits(name, prompt + tokens)[length - 1 : -1]
+        best, second = logits.topk(2).values.unbind(-1)
+        decided = (best - second > GAP * logits.abs().amax(-1)).all().item()
+        if decided and logits.argmax(-1).tolist() == tokens:
+            return tuple(prompt), tuple(tokens)
     raise AssertionError(f"no prompt of {length} tokens is decided at every step for {name}")
 
 
