@@ -100,7 +100,6 @@ class Scheduler:
         """
         assert self._in_flight is None, "the last step needs update() or fail() before the next is scheduled"
         scheduled: list[Request] = []
-        preemptions = self.counters.preemptions
         decode_rows = self._decode_rows(scheduled)
         budget = self.limits.max_num_batched_tokens - len(decode_rows)
         prefill_rows: list[Row] = []
@@ -110,9 +109,7 @@ class Scheduler:
                 budget -= chunk
                 prefill_rows.append(make_row(request, self.cache.holding(request.request_id), chunk))
                 scheduled.append(request)
-        # While memory is short, nobody is let in to make it shorter.
-        if self.counters.preemptions == preemptions:
-            self._admit(budget, prefill_rows, scheduled)
+        self._admit(budget, prefill_rows, scheduled)
         batch = Batch((*decode_rows, *prefill_rows), len(decode_rows))
         assert batch.rows or not self._requests, "no row was scheduled although requests are unfinished"
         if batch.rows:
