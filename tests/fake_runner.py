@@ -81,9 +81,7 @@ class FakeRunner:
             for position, token_id in enumerate(row.token_ids, start=row.start):
                 self.keys[self._place(row, position)] = (position, token_id)
             found = [self.keys[self._place(row, position)] for position in range(row.end)]
-            assert [position for position, _ in found] == list(range(row.end)), (
-                "a block holds another position"
-            )
+            assert [position for position, _ in found] == list(range(row.end)), "a block holds another position"
             sums.append(checksum([token_id for _, token_id in found]))
         if self.has_state:
             before = 0 if row.read_slot == 0 else self.states[row.read_slot]

@@ -137,9 +137,7 @@ def test_without_chunked_prefill_a_prompt_waits_until_it_fits_whole() -> None:
     assert [step(scheduler, runner) for _ in range(3)] == [[("a", 0, 5)], [("a", 5, 1)], [("b", 0, 8)]]
 
 
-def test_without_chunked_prefill_a_preempted_request_that_outgrew_a_step_is_computed_again_in_chunks() -> (
-    None
-):
+def test_without_chunked_prefill_a_preempted_request_that_outgrew_a_step_is_computed_again_in_chunks() -> None:
     scheduler, runner = (
         make_scheduler(num_blocks=8, max_num_batched_tokens=8, enable_chunked_prefill=False),
         FakeRunner(BLOCK),

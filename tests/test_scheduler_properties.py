@@ -63,9 +63,7 @@ class Program(RuleBasedStateMachine):
         block_size=st.sampled_from([1, 2, 4]),
         kind=st.sampled_from(KINDS),
     )
-    def start(
-        self, limits: SchedulerLimits, num_blocks: int, num_slots: int, block_size: int, kind: str
-    ) -> None:
+    def start(self, limits: SchedulerLimits, num_blocks: int, num_slots: int, block_size: int, kind: str) -> None:
         self.harness = make_harness(limits, num_blocks, num_slots, block_size, kind)
 
     @rule(wishes=st.lists(wishes, min_size=1, max_size=4))
@@ -114,12 +112,8 @@ class Program(RuleBasedStateMachine):
             self.harness.finish_all()
 
 
-def make_harness(
-    limits: SchedulerLimits, num_blocks: int, num_slots: int, block_size: int, kind: str
-) -> Harness:
-    return Harness(
-        limits, 0 if kind == "state" else num_blocks, 0 if kind == "attention" else num_slots, block_size
-    )
+def make_harness(limits: SchedulerLimits, num_blocks: int, num_slots: int, block_size: int, kind: str) -> Harness:
+    return Harness(limits, 0 if kind == "state" else num_blocks, 0 if kind == "attention" else num_slots, block_size)
 
 
 def run_crowded_program(seed: int) -> Harness:
@@ -127,9 +121,7 @@ def run_crowded_program(seed: int) -> Harness:
     rng = random.Random(seed)
     policy: Policy = rng.choice(["fcfs", "priority"])
     limits = SchedulerLimits(rng.randint(2, 6), rng.randint(3, 16), 40, rng.random() < 0.7, policy)
-    harness = make_harness(
-        limits, rng.randint(6, 12), rng.randint(3, 7), rng.choice([2, 4]), rng.choice(KINDS)
-    )
+    harness = make_harness(limits, rng.randint(6, 12), rng.randint(3, 7), rng.choice([2, 4]), rng.choice(KINDS))
     for _ in range(60):
         chance = rng.random()
         if harness.batch is not None:

@@ -80,9 +80,7 @@ class CacheManager:
         taken = self.blocks.allocate(missing)
         assert taken is not None, "the free blocks were counted above"
         holding.block_table += tuple(taken)
-        holding.capacity = (
-            len(holding.block_table) * self.block_size if self.blocks.count > 0 else sys.maxsize
-        )
+        holding.capacity = len(holding.block_table) * self.block_size if self.blocks.count > 0 else sys.maxsize
         return True
 
     def release(self, request_id: str) -> None:
@@ -100,9 +98,7 @@ class CacheManager:
         return set(self._holdings)
 
     def usage(self) -> CacheUsage:
-        return CacheUsage(
-            self.blocks.num_used, self.blocks.capacity, self.slots.num_used, self.slots.capacity
-        )
+        return CacheUsage(self.blocks.num_used, self.blocks.capacity, self.slots.num_used, self.slots.capacity)
 
     def check_integrity(self) -> None:
         """Raise AssertionError unless every block and slot in use is held by exactly one request, once."""
@@ -118,6 +114,4 @@ class CacheManager:
                 )
             assert holders[0] == 0, f"the null {pool.name} was handed out"
         for request_id, holding in self._holdings.items():
-            assert len(holding.slots) == self._slots_per_request, (
-                f"request {request_id} has {len(holding.slots)} slots"
-            )
+            assert len(holding.slots) == self._slots_per_request, f"request {request_id} has {len(holding.slots)} slots"

@@ -140,9 +140,7 @@ class Scheduler:
             if not row.samples:
                 request.num_computed_tokens = row.end
                 if row_result.prompt_logprobs:
-                    updates.append(
-                        RequestUpdate(request.request_id, prompt_logprobs=row_result.prompt_logprobs)
-                    )
+                    updates.append(RequestUpdate(request.request_id, prompt_logprobs=row_result.prompt_logprobs))
                 continue
             num_kept, reason = request.accept(row_result.token_ids)
             request.num_computed_tokens = request.num_tokens - 1
@@ -173,9 +171,7 @@ class Scheduler:
         for request in requests:
             if request.status is not RequestStatus.FINISHED:
                 self._end(request, FinishReason.ERROR)
-                updates.append(
-                    RequestUpdate(request.request_id, finish_reason=FinishReason.ERROR, error=error)
-                )
+                updates.append(RequestUpdate(request.request_id, finish_reason=FinishReason.ERROR, error=error))
         return updates
 
     def abort(self, request_id: str) -> bool:
@@ -212,16 +208,12 @@ class Scheduler:
             ranks = [request.rank for request in queue]
             assert ranks == sorted(set(ranks)), f"the {status} requests are not in order of rank"
             for request in queue:
-                assert request.status is status, (
-                    f"request {request.request_id} is {request.status}, not {status}"
-                )
+                assert request.status is status, f"request {request.request_id} is {request.status}, not {status}"
                 assert self._requests.get(request.request_id) is request, "a queue holds an unknown request"
         assert len(self._waiting) + len(self._running) == len(self._requests), "a request is in no queue"
         assert len(self._running) <= self.limits.max_num_seqs, "more requests run than may"
         for request in self._waiting:
-            assert request.num_computed_tokens == 0, (
-                f"request {request.request_id} waits with computed tokens"
-            )
+            assert request.num_computed_tokens == 0, f"request {request.request_id} waits with computed tokens"
         for request in self._running:
             assert request.num_computed_tokens < request.num_tokens, (
                 f"request {request.request_id} has nothing to compute"
@@ -230,9 +222,7 @@ class Scheduler:
                 f"request {request.request_id} has computed tokens without a block"
             )
         holders = {request.request_id for request in self._running} | self._ended_in_flight
-        assert self.cache.holders() == holders, (
-            "memory is held by a request that neither runs nor is in flight"
-        )
+        assert self.cache.holders() == holders, "memory is held by a request that neither runs nor is in flight"
         assert self._in_flight is not None or not self._ended_in_flight, "memory of ended requests was kept"
 
     def _decode_rows(self, scheduled: list[Request]) -> list[Row]:
