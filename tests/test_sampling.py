@@ -10,13 +10,18 @@ import torch
 from transformers.generation import logits_process as oracle
 
 from ostinato.errors import ModelError, Remedy, RequestError
+from ostinato.sample import sampler
 from ostinato.sample.params import SamplingParams, check_token_ids
 from ostinato.sample.processing import adjust, restrict
-from ostinato.sample.sampler import sample
 from ostinato.sample.state import SamplingState, TokenCounts
-from ostinato.schedule.batch import Row
+from ostinato.schedule.batch import Row, RowResult
 
 PROMPT = (5, 9, 9, 2)
+
+
+def sample(logits: torch.Tensor, rows: list[Row]) -> list[RowResult]:
+    """The sampler, given logits that are there already."""
+    return sampler.sample(lambda places: logits[places], rows)
 
 
 def state(
@@ -29,9 +34,7 @@ def state(
 def decode_row(payload: SamplingState, name: str = "r") -> Row:
     """The row that computes the last known token."""
     known = [*payload.prompt_token_ids, *payload.output_token_ids]
-    return Row(
-        name, (known[-1],), len(known) - 1, block_table=(1,), num_logits=1, samples=True, payload=payload
-    )
+    return Row(name, (known[-1],), len(known) - 1, block_table=(1,), num_logits=1, samples=True, payload=payload)
 
 
 def tokens_of(logits: torch.Tensor, payloads: list[SamplingState]) -> list[int]:
@@ -94,9 +97,7 @@ def test_min_tokens_above_max_tokens_is_refused() -> None:
 
 
 def test_the_forms_that_requests_in_json_use_are_read() -> None:
-    params = SamplingParams(
-        stop="END", stop_token_ids=[3, 4], logit_bias={"17": -100, 4: 2}, top_k=-1, temperature=0
-    )
+    params = SamplingParams(stop="END", stop_token_ids=[3, 4], logit_bias={"17": -100, 4: 2}, top_k=-1, temperature=0)
     assert params.stop == ("END",)
     assert params.stop_token_ids == (3, 4)
     assert params.logit_bias == {17: -100.0, 4: 2.0}
@@ -198,9 +199,7 @@ def test_extreme_temperatures_neither_overflow_nor_lose_the_best_token() -> None
 def test_repetition_penalty_is_that_of_transformers_over_prompt_and_output() -> None:
     logits = random_logits(1, 50)
     output = [3, 9, 3, 30]
-    expected = oracle.RepetitionPenaltyLogitsProcessor(1.3)(
-        torch.tensor([[*PROMPT, *output]]), logits.clone()
-    )
+    expected = oracle.RepetitionPenaltyLogitsProcessor(1.3)(torch.tensor([[*PROMPT, *output]]), logits.clone())
     actual = logits.clone()
     adjust(actual, [state(output, repetition_penalty=1.3)])
     torch.testing.assert_close(actual, expected, rtol=1e-6, atol=0)
@@ -337,9 +336,7 @@ def test_a_token_is_the_same_after_its_request_was_computed_again_from_the_start
 def test_sampled_tokens_follow_the_processed_distribution(settings: dict[str, Any]) -> None:
     draws = 8000
     logits = random_logits(1, 30, seed=3, scale=1.5)
-    tokens = tokens_of(
-        logits.expand(draws, -1).contiguous(), [state(seed=i, **settings) for i in range(draws)]
-    )
+    tokens = tokens_of(logits.expand(draws, -1).contiguous(), [state(seed=i, **settings) for i in range(draws)])
     expected = restricted(logits, **settings)[0].softmax(-1) * draws
     observed = torch.bincount(torch.tensor(tokens), minlength=30).float()
     possible = expected > 0
@@ -428,3 +425,20 @@ def test_a_prefill_row_samples_from_its_last_position_beside_rows_without_logits
     assert [result.token_ids for result in results] == [(best[0],), (), (best[2],), (best[3],)]
     assert [len(result.prompt_logprobs) for result in results] == [0, 0, 1, 0]
     assert results[0].logprobs is None
+
+
+def test_a_long_prompt_is_scored_in_parts() -> None:
+    prompt = list(range(20)) * 10
+    payload = SamplingState(SamplingParams(prompt_logprobs=0, temperature=0), prompt, [])
+    logits = random_logits(200, 20)
+    asked: list[int] = []
+
+    def project(places: list[int]) -> torch.Tensor:
+        asked.append(len(places))
+        return logits[places]
+
+    row = Row("p", tuple(prompt), 0, block_table=(1,), num_logits=200, samples=True, payload=payload)
+    [result] = sampler.sample(project, [row])
+    assert max(asked) <= 64
+    assert len(result.prompt_logprobs) == 199
+    assert result.token_ids == (int(logits[-1].argmax()),)

@@ -61,5 +61,7 @@ class Runner:
     def run(self, batch: Batch) -> StepResult:
         """Computes the batch, writes its keys, values and states, and samples where a row's next token is due."""
         hidden = self.model(step_inputs(batch, self.block_size, self.device), self.memory)
-        logits = self.model.logits(hidden[logit_positions(batch)])
-        return StepResult(tuple(sample(logits, batch.rows)))
+        positions = logit_positions(batch)
+        return StepResult(
+            tuple(sample(lambda places: self.model.logits(hidden[[positions[i] for i in places]]), batch.rows))
+        )

@@ -30,9 +30,7 @@ def score(
     return scored
 
 
-def _score_slab(
-    logits: torch.Tensor, token_ids: Sequence[int], num_top: Sequence[int]
-) -> list[TokenLogprobs]:
+def _score_slab(logits: torch.Tensor, token_ids: Sequence[int], num_top: Sequence[int]) -> list[TokenLogprobs]:
     logprobs = logits.log_softmax(dim=-1)
     ids = torch.tensor(token_ids, device=logits.device)[:, None]
     ranks = ((logits > logits.gather(1, ids)).sum(dim=-1) + 1).tolist()

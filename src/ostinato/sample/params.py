@@ -18,7 +18,9 @@ class SamplingParams(BaseModel):
     is in `sample.processing`.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", strict=True, allow_inf_nan=False, use_attribute_docstrings=True
+    )
 
     temperature: float = Field(1.0, ge=0)
     """Logits are divided by it; 0 takes the most likely token (greedy)."""
@@ -138,8 +140,7 @@ def check_token_ids(params: SamplingParams, vocab_size: int) -> None:
         outside = sorted(token for token in ids if not 0 <= token < vocab_size)
         if outside:
             raise RequestError(
-                f"{setting} names token ids {_shortened(outside)}; "
-                f"the model's lie between 0 and {vocab_size - 1}"
+                f"{setting} names token ids {_shortened(outside)}; the model's lie between 0 and {vocab_size - 1}"
             )
 
 

@@ -41,13 +41,9 @@ def restrict(logits: torch.Tensor, params: Sequence[SamplingParams]) -> torch.Te
     # The best logit is taken off first, so that no temperature makes it overflow.
     scaled = (logits - logits.amax(dim=-1, keepdim=True)).div_(temperature[:, None])
     vocab_size = logits.shape[-1]
-    _apply(
-        scaled, [(row, p.top_k) for row, p in enumerate(params) if 0 < p.top_k < vocab_size], _top_k_threshold
-    )
+    _apply(scaled, [(row, p.top_k) for row, p in enumerate(params) if 0 < p.top_k < vocab_size], _top_k_threshold)
     _apply(scaled, [(row, p.top_p) for row, p in enumerate(params) if p.top_p < 1], _top_p_threshold)
-    _apply(
-        scaled, [(row, math.log(p.min_p)) for row, p in enumerate(params) if p.min_p > 0], _min_p_threshold
-    )
+    _apply(scaled, [(row, math.log(p.min_p)) for row, p in enumerate(params) if p.min_p > 0], _min_p_threshold)
     return scaled
 
 
@@ -66,9 +62,7 @@ def _add_bias(logits: torch.Tensor, states: Sequence[SamplingState]) -> None:
 
 def _rule_out_ends(logits: torch.Tensor, states: Sequence[SamplingState]) -> None:
     held = [
-        _flat(row, logits.shape[-1], state.held_back_token_ids)
-        for row, state in enumerate(states)
-        if state.holds_back
+        _flat(row, logits.shape[-1], state.held_back_token_ids) for row, state in enumerate(states) if state.holds_back
     ]
     if held:
         logits.view(-1)[torch.from_numpy(np.concatenate(held)).to(logits.device)] = -math.inf
@@ -82,9 +76,7 @@ def _penalise(logits: torch.Tensor, states: Sequence[SamplingState]) -> None:
         return
     seen = [states[row].counts() for row in rows]
     lengths = [len(counts.token_ids) for counts in seen]
-    places = np.concatenate(
-        [_flat(row, logits.shape[-1], c.token_ids) for row, c in zip(rows, seen, strict=True)]
-    )
+    places = np.concatenate([_flat(row, logits.shape[-1], c.token_ids) for row, c in zip(rows, seen, strict=True)])
     params = [states[row].params for row in rows]
     repetition, frequency, presence = (
         _on(logits, np.repeat(np.asarray([getattr(p, name) for p in params], dtype=np.float32), lengths))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -20,22 +20,39 @@ _HOPELESS = noise.GUMBEL_MIN - noise.GUMBEL_MAX - 1
 _NOISE_SLAB = 2**17
 
 
+# So many prompt positions have logits at a time: a prompt's logits at once could outweigh all that was planned.
+_PROMPT_SLAB = 64
+
+Project = Callable[[list[int]], torch.Tensor]
+"""Places among the batch's positions with logits -> their logits [places, vocab] float32."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Pick:
-    """One token to be chosen: from which row of the logits, for which row of the batch."""
+    """One token to be chosen, for a row of the batch; its logits stand at `place`."""
 
-    logits_row: int
+    place: int
     row: Row
     state: SamplingState
 
 
-def sample(logits: torch.Tensor, rows: Sequence[Row]) -> list[RowResult]:
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """One token of a prompt to be scored by the logits at `place`, those of the position before it."""
+
+    row_index: int
+    place: int
+    token_id: int
+    num_top: int
+
+
+def sample(project: Project, rows: Sequence[Row]) -> list[RowResult]:
     """Sample the next token of each row that `samples`, and score what is asked for.
 
-    `logits` is [sum of num_logits, vocab] float32: each row's trailing positions, rows in order; it is not
-    changed. The payload of every row with logits is its SamplingState. Log-probabilities are those of the
-    model itself, before any processing. A sampled token stands at position `row.end`, which selects its
-    noise. Raises ModelError if a row has no finite best logit.
+    Places count the positions with logits: each row's `num_logits` trailing ones, rows in order. The payload of
+    every row with logits is its SamplingState. Log-probabilities are those of the model itself, before any
+    processing. A sampled token stands at position `row.end`, which selects its noise. Raises ModelError if a row
+    has no finite best logit.
     """
     picks: dict[int, _Pick] = {}
     prompt_positions: list[_Known] = []
@@ -46,41 +63,46 @@ def sample(logits: torch.Tensor, rows: Sequence[Row]) -> list[RowResult]:
             if row.samples:
                 picks[index] = _Pick(first + row.num_logits - 1, row, row.payload)
         first += row.num_logits
-    tokens = dict(zip(picks, _choose(logits, list(picks.values())), strict=True))
-    wanted = [index for index, pick in picks.items() if pick.state.params.logprobs is not None]
-    scored = score(
-        logits,
-        [picks[i].logits_row for i in wanted] + [known.logits_row for known in prompt_positions],
-        [tokens[i] for i in wanted] + [known.token_id for known in prompt_positions],
-        [picks[i].state.params.logprobs or 0 for i in wanted] + [known.num_top for known in prompt_positions],
-    )
-    of_token = dict(zip(wanted, scored, strict=False))
-    of_prompt: dict[int, list[TokenLogprobs]] = {}
-    for known, logprobs in zip(prompt_positions, scored[len(wanted) :], strict=True):
-        of_prompt.setdefault(known.row_index, []).append(logprobs)
+    tokens, logprobs = _sample_picks(project, picks)
+    of_prompt = _score_prompts(project, prompt_positions)
     return [
         RowResult(
             request_id=row.request_id,
             token_ids=(tokens[index],) if index in tokens else (),
-            logprobs=(of_token[index],) if index in of_token else None,
+            logprobs=(logprobs[index],) if index in logprobs else None,
             prompt_logprobs=tuple(of_prompt.get(index, ())),
         )
         for index, row in enumerate(rows)
     ]
 
 
-@dataclass(frozen=True, slots=True)
-class _Known:
-    """One token of a prompt to be scored by the logits of the position before it."""
+def _sample_picks(project: Project, picks: dict[int, _Pick]) -> tuple[dict[int, int], dict[int, TokenLogprobs]]:
+    """The token of each pick, and its log-probabilities where they are asked for, by index of the row."""
+    if not picks:
+        return {}, {}
+    logits = project([pick.place for pick in picks.values()])
+    tokens = _choose(logits, list(picks.values()))
+    wanted = [i for i, pick in enumerate(picks.values()) if pick.state.params.logprobs is not None]
+    num_top = [pick.state.params.logprobs or 0 for pick in picks.values()]
+    scored = score(logits, wanted, [tokens[i] for i in wanted], [num_top[i] for i in wanted])
+    indices = list(picks)
+    return dict(zip(picks, tokens, strict=True)), dict(zip((indices[i] for i in wanted), scored, strict=True))
 
-    row_index: int
-    logits_row: int
-    token_id: int
-    num_top: int
+
+def _score_prompts(project: Project, known: list[_Known]) -> dict[int, list[TokenLogprobs]]:
+    """The log-probabilities of known prompt tokens, by index of the row."""
+    of_prompt: dict[int, list[TokenLogprobs]] = {}
+    for start in range(0, len(known), _PROMPT_SLAB):
+        slab = known[start : start + _PROMPT_SLAB]
+        logits = project([each.place for each in slab])
+        scored = score(logits, range(len(slab)), [each.token_id for each in slab], [each.num_top for each in slab])
+        for each, logprobs in zip(slab, scored, strict=True):
+            of_prompt.setdefault(each.row_index, []).append(logprobs)
+    return of_prompt
 
 
 def _known_tokens(row_index: int, row: Row, first: int) -> list[_Known]:
-    """The prompt tokens that follow the row's positions with logits; `first` is their first row of logits."""
+    """The prompt tokens that follow the row's positions with logits; `first` is the place of the first of these."""
     state: SamplingState = row.payload
     num_top = state.params.prompt_logprobs
     if num_top is None:
@@ -91,14 +113,14 @@ def _known_tokens(row_index: int, row: Row, first: int) -> list[_Known]:
 
 
 def _choose(logits: torch.Tensor, picks: Sequence[_Pick]) -> list[int]:
-    """The token of each pick, in their order."""
+    """The token of each pick, in their order, which is also that of `logits` [picks, vocab], left unchanged."""
     chosen = [0] * len(picks)
     for greedy in (True, False):
         places = [i for i, pick in enumerate(picks) if pick.state.params.greedy == greedy]
         if not places:
             continue
         group = [picks[i] for i in places]
-        values = _take(logits, [pick.logits_row for pick in group])
+        values = _take(logits, places)
         if not all(pick.state.plain for pick in group):
             values = values.clone() if values is logits else values
             adjust(values, [pick.state for pick in group])
@@ -113,11 +135,11 @@ def _choose(logits: torch.Tensor, picks: Sequence[_Pick]) -> list[int]:
     return chosen
 
 
-def _take(logits: torch.Tensor, logits_rows: list[int]) -> torch.Tensor:
+def _take(logits: torch.Tensor, rows: list[int]) -> torch.Tensor:
     """Those rows of the logits: `logits` itself if they are all of it."""
-    if logits_rows == list(range(len(logits))):
+    if len(rows) == len(logits):
         return logits
-    return logits[torch.tensor(logits_rows, device=logits.device)]
+    return logits[torch.tensor(rows, device=logits.device)]
 
 
 def _add_noise(values: torch.Tensor, picks: Sequence[_Pick]) -> None:

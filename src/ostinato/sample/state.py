@@ -73,9 +73,7 @@ class SamplingState:
         self.prompt_token_ids = prompt_token_ids
         self.output_token_ids = output_token_ids
         self.seed = derive_seed(seed, sample_index)
-        self.held_back_token_ids = (
-            sorted({*eos_token_ids, *params.stop_token_ids}) if params.min_tokens else []
-        )
+        self.held_back_token_ids = sorted({*eos_token_ids, *params.stop_token_ids}) if params.min_tokens else []
         self._counts: TokenCounts | None = None
 
     @property
