@@ -228,9 +228,11 @@ def test_random_weights_give_finite_logits_over_200_steps_in_bfloat16(name: str)
         return values
 
     model.logits = logits  # type: ignore[method-assign]
-    engine.add(random_prompt(40, seed=0), SamplingParams(temperature=1, max_tokens=200, ignore_eos=True))
+    request = engine.add(random_prompt(40, seed=0), SamplingParams(temperature=1, max_tokens=200, ignore_eos=True))
+    output = engine.output(request)
     while engine.has_unfinished:
-        for output in engine.step():
-            assert output.error is None
-    assert len(largest) == 200
+        engine.step()
+    assert output is not None
+    assert len(output.outputs[0].token_ids) == 200
+    assert output.error is None
     assert 0 < max(largest) < 1e3

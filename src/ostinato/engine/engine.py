@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import operator
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -22,7 +24,7 @@ from ostinato.plan.source import model_spec, read_config, resolve_model_dir
 from ostinato.sample.noise import derive_seed
 from ostinato.sample.params import SamplingParams, check_token_ids
 from ostinato.schedule.limits import SchedulerLimits
-from ostinato.schedule.request import FinishReason
+from ostinato.schedule.request import FinishReason, RequestUpdate
 from ostinato.schedule.scheduler import Scheduler
 
 
@@ -52,6 +54,8 @@ class Engine:
             ),
             CacheManager(memory.num_blocks, memory.num_slots, settings.block_size, memory.slots_per_request),
         )
+        # A tokenizer may know end tokens that the model cannot give.
+        self._eos_token_ids = frozenset(i for i in self.tokenizer.eos_token_ids if i < self.spec.vocab_size)
         self._stats = EngineStats()
         self._generations: dict[str, Generation] = {}
         self._of_sequence: dict[str, Generation] = {}
@@ -78,23 +82,25 @@ class Engine:
         """
         params = params or self.default_params()
         text = prompt if isinstance(prompt, str) else None
-        token_ids = self.tokenizer.encode(prompt, add_special_tokens) if isinstance(prompt, str) else list(prompt)
+        token_ids = self.tokenizer.encode(prompt, add_special_tokens) if isinstance(prompt, str) else _as_ids(prompt)
         self._check_vocabulary(token_ids)
         check_token_ids(params, self.spec.vocab_size)
-        if request_id is None:
-            request_id = f"request-{self._num_added}"
-        if request_id in self._generations:
-            raise RequestError(f"a request with the id {request_id!r} is unfinished; choose another id")
+        request_id = self._free_id() if request_id is None else request_id
         generation = Generation(
             request_id,
             text,
             token_ids,
             params,
             self.tokenizer,
+            self._eos_token_ids,
             max_model_len=self.plan.settings.max_model_len,
             priority=priority,
-            default_seed=derive_seed(self.plan.settings.seed, self._num_added),
+            # Derived twice: a request's samples derive theirs from its own, and none may be another request's.
+            default_seed=derive_seed(derive_seed(self.plan.settings.seed, 1), self._num_added + 1),
         )
+        # The scheduler forgets a sample that has ended; its id stays in use until its request has ended.
+        if request_id in self._generations or any(r.request_id in self._of_sequence for r in generation.requests):
+            raise RequestError(f"a request with the id {request_id!r} is unfinished; choose another id")
         added = []
         try:
             for request in generation.requests:
@@ -115,7 +121,7 @@ class Engine:
         """Runs one step; returns the outputs that it changed.
 
         An exception while the batch is computed ends the requests of that batch, whose outputs then carry it; the
-        others go on.
+        others go on. What interrupts it (a KeyboardInterrupt) ends them too, and is raised again.
         """
         begin = time.perf_counter()
         batch = self.scheduler.schedule()
@@ -125,17 +131,17 @@ class Engine:
             updates = self.scheduler.update(self.runner.run(batch))
         except Exception as error:
             updates = self.scheduler.fail(batch, error)
-        changed: dict[str, Generation] = {}
-        for update in updates:
-            generation = self._of_sequence[update.request_id]
-            if generation.take(update):
-                self.scheduler.finish(update.request_id, FinishReason.STOP)
-            changed[generation.output.request_id] = generation
-        for generation in changed.values():
-            if generation.output.finished:
-                self._forget(generation)
+        except BaseException as error:
+            self._deliver(self.scheduler.fail(batch, RuntimeError(f"the step was interrupted: {error!r}")))
+            raise
+        changed = self._deliver(updates)
         self._stats.count_step(batch, sum(len(update.token_ids) for update in updates), time.perf_counter() - begin)
-        return [generation.output for generation in changed.values()]
+        return changed
+
+    def output(self, request_id: str) -> RequestOutput | None:
+        """The output of an unfinished request, which steps update in place; None if there is no such request."""
+        generation = self._generations.get(request_id)
+        return None if generation is None else generation.output
 
     def abort(self, request_id: str) -> RequestOutput | None:
         """Ends a request at once and returns what it has so far; None if no such request is unfinished."""
@@ -160,6 +166,24 @@ class Engine:
         """Counts since the start, and the cache's present use, as plain data."""
         return self._stats.to_json(self.scheduler)
 
+    def _deliver(self, updates: Sequence[RequestUpdate]) -> list[RequestOutput]:
+        """Adds what a step gave to the outputs, and returns those that it changed."""
+        changed: dict[str, Generation] = {}
+        for update in updates:
+            generation = self._of_sequence[update.request_id]
+            if generation.take(update):
+                self.scheduler.finish(update.request_id, FinishReason.STOP)
+            changed[generation.output.request_id] = generation
+        for generation in changed.values():
+            if generation.output.finished:
+                self._forget(generation)
+        return [generation.output for generation in changed.values()]
+
+    def _free_id(self) -> str:
+        """An id for a request that came without one; a caller may have used the next by name."""
+        numbered = (f"request-{number}" for number in itertools.count(self._num_added))
+        return next(name for name in numbered if name not in self._generations)
+
     def _check_vocabulary(self, token_ids: Sequence[int]) -> None:
         outside = [token for token in token_ids if not 0 <= token < self.spec.vocab_size]
         if outside:
@@ -172,3 +196,10 @@ class Engine:
         del self._generations[generation.output.request_id]
         for request in generation.requests:
             del self._of_sequence[request.request_id]
+
+
+def _as_ids(prompt: Sequence[int]) -> list[int]:
+    try:
+        return [operator.index(token) for token in prompt]
+    except TypeError as error:
+        raise RequestError(f"a prompt is text or a list of token ids, which are integers: {error}") from None

@@ -23,6 +23,7 @@ class Generation:
         prompt_token_ids: list[int],
         params: SamplingParams,
         tokenizer: Tokenizer,
+        eos_token_ids: frozenset[int],
         *,
         max_model_len: int,
         priority: int,
@@ -34,7 +35,7 @@ class Generation:
             max_tokens=max_model_len if params.max_tokens is None else params.max_tokens,
             min_tokens=params.min_tokens,
             stop_token_ids=frozenset(params.stop_token_ids),
-            eos_token_ids=tokenizer.eos_token_ids,
+            eos_token_ids=eos_token_ids,
             ignore_eos=params.ignore_eos,
         )
         seed = default_seed if params.seed is None else params.seed
@@ -55,7 +56,7 @@ class Generation:
                 params,
                 prompt_token_ids,
                 request.output_token_ids,
-                () if params.ignore_eos else tokenizer.eos_token_ids,
+                () if params.ignore_eos else eos_token_ids,
                 sample_index=index,
                 seed=seed,
             )

@@ -119,20 +119,22 @@ class LLM:
         if params is not None and params.n != 1:
             raise RequestError(f"stream gives one output, and n is {params.n}; use generate for several")
         request_id = self.engine.add(prompt, params, add_special_tokens=add_special_tokens)
+        # Looked at where it lies, and not awaited from `step`: another call may run steps between two pieces.
+        output = self.engine.output(request_id)
+        assert output is not None
         given = 0
         try:
             while True:
-                for output in self.engine.step():
-                    if output.request_id != request_id:
-                        continue
-                    if output.error is not None:
-                        raise output.error
-                    text = output.outputs[0].text
-                    if len(text) > given:
-                        yield text[given:]
-                        given = len(text)
-                    if output.finished:
-                        return output
+                if output.error is not None:
+                    raise output.error
+                text = output.outputs[0].text
+                if len(text) > given:
+                    yield text[given:]
+                    given = len(text)
+                elif output.finished:
+                    return output
+                else:
+                    self.engine.step()
         finally:
             self.engine.abort(request_id)
 

@@ -31,9 +31,11 @@ class EngineStats:
 
     def to_json(self, scheduler: Scheduler) -> dict[str, Any]:
         """These counts, the scheduler's, and the cache's present use."""
+        counters = asdict(scheduler.counters)
+        counters["finished"] = {reason.value: count for reason, count in counters["finished"].items()}
         return {
             **asdict(self),
-            **asdict(scheduler.counters),
+            **counters,
             "waiting": scheduler.num_waiting,
             "running": scheduler.num_running,
             "cache": asdict(scheduler.cache.usage()),

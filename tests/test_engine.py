@@ -1,0 +1,432 @@
+"""The engine's promises to each request: what it gives, when it ends, and that nobody else is disturbed."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from ostinato import EngineConfig, RequestError, SamplingParams
+from ostinato.engine.engine import Engine
+from ostinato.engine.outputs import RequestOutput
+from ostinato.schedule.batch import Batch, StepResult
+from tests.checkpoints import EOS, VOCAB_SIZE, checkpoint, oracle_logits, random_prompt
+
+NAME = "nemotron_h"
+PROMPT = random_prompt(40, seed=5)
+
+
+def make_engine(name: str = NAME, **settings: Any) -> Engine:
+    defaults = {"max_model_len": 96, "max_num_seqs": 4, "cache_memory": "8MiB", "threads": 1, "dtype": "float32"}
+    return Engine(EngineConfig(model=str(checkpoint(name)), **(defaults | settings)))
+
+
+@pytest.fixture(scope="module")
+def shared() -> Engine:
+    return make_engine()
+
+
+@pytest.fixture
+def engine(shared: Engine) -> Engine:
+    """An engine that the test before has left without requests."""
+    assert_empty(shared)
+    return shared
+
+
+def assert_empty(engine: Engine) -> None:
+    """No request is left, and no memory is held."""
+    assert not engine.has_unfinished
+    engine.scheduler.check_integrity()
+    usage = engine.scheduler.cache.usage()
+    assert usage.blocks_used == usage.slots_used == 0
+
+
+def greedy(**changes: Any) -> SamplingParams:
+    return SamplingParams(**{"temperature": 0, "max_tokens": 12, "ignore_eos": True, **changes})
+
+
+def sampled(**changes: Any) -> SamplingParams:
+    return SamplingParams(**{"temperature": 1.0, "max_tokens": 12, "ignore_eos": True, "seed": 7, **changes})
+
+
+def run(engine: Engine) -> dict[str, RequestOutput]:
+    """Steps until nothing is left."""
+    done = {}
+    while engine.has_unfinished:
+        done |= {output.request_id: output for output in engine.step() if output.finished}
+        engine.scheduler.check_integrity()
+    assert_empty(engine)
+    return done
+
+
+def complete(engine: Engine, prompt: Sequence[int], params: SamplingParams) -> RequestOutput:
+    request_id = engine.add(prompt, params)
+    output = run(engine)[request_id]
+    assert output.error is None
+    return output
+
+
+def tokens_of(engine: Engine, params: SamplingParams, prompt: Sequence[int] = PROMPT) -> list[int]:
+    return complete(engine, prompt, params).outputs[0].token_ids
+
+
+# Requests that cannot be served
+
+
+BAD_REQUESTS: dict[str, tuple[Any, dict[str, Any], str]] = {
+    "empty": ([], {}, "empty prompt; give at least one token"),
+    "too long": ([5] * 96, {}, "max_model_len is 96.*shorten the prompt to 95"),
+    "id too high": ([5, VOCAB_SIZE], {}, f"such as {VOCAB_SIZE}; they must be from 0 to {VOCAB_SIZE - 1}"),
+    "id below 0": ([5, -1], {}, f"such as -1; they must be from 0 to {VOCAB_SIZE - 1}"),
+    "not integers": ([5, 1.5], {}, "token ids, which are integers"),
+    "no list": (17, {}, "a prompt is text or a list of token ids"),
+    "text": ("hello", {}, "no tokenizer.json: give the prompt as token ids"),
+    "bias": ([5], {"logit_bias": {VOCAB_SIZE: 1.0}}, f"logit_bias .* between 0 and {VOCAB_SIZE - 1}"),
+    "stop id": ([5], {"stop_token_ids": [-3]}, f"stop_token_ids .* between 0 and {VOCAB_SIZE - 1}"),
+}
+
+
+@pytest.mark.parametrize("case", BAD_REQUESTS)
+def test_a_request_that_cannot_be_served_is_refused_and_the_others_go_on(engine: Engine, case: str) -> None:
+    prompt, settings, message = BAD_REQUESTS[case]
+    expected = tokens_of(engine, greedy())
+    before = engine.stats()["requests"]
+    good = engine.add(PROMPT, greedy())
+    engine.step()
+    with pytest.raises(RequestError, match=message):
+        engine.add(prompt, SamplingParams(**settings))
+    assert run(engine)[good].outputs[0].token_ids == expected
+    assert engine.stats()["requests"] == before + 1
+
+
+# Steps that fail
+
+
+def fail_once(monkeypatch: pytest.MonkeyPatch, engine: Engine, call: int, error: BaseException, before: bool) -> None:
+    """Makes the `call`-th step raise, before or after it wrote to the cache."""
+    run_batch, calls = engine.runner.run, 0
+
+    def flaky(batch: Batch) -> StepResult:
+        nonlocal calls
+        calls += 1
+        if calls != call:
+            return run_batch(batch)
+        if not before:
+            run_batch(batch)
+        raise error
+
+    monkeypatch.setattr(engine.runner, "run", flaky)
+
+
+@pytest.mark.parametrize("before", [True, False], ids=["before writing", "after writing"])
+@pytest.mark.parametrize("call", [1, 2, 5])
+def test_a_step_that_fails_ends_its_requests_and_frees_their_memory_for_those_that_wait(
+    monkeypatch: pytest.MonkeyPatch, call: int, before: bool
+) -> None:
+    engine = make_engine(max_num_seqs=2)
+    prompts = [random_prompt(length, seed=length) for length in (20, 33, 27, 5)]
+    expected = [tokens_of(engine, greedy(), prompt) for prompt in prompts]
+    boom = RuntimeError("boom")
+    fail_once(monkeypatch, engine, call, boom, before)
+    ids = [engine.add(prompt, greedy()) for prompt in prompts]
+    done = run(engine)
+    for request_id in ids[:2]:
+        assert done[request_id].error is boom
+        assert done[request_id].outputs[0].finish_reason == "error"
+    for request_id, tokens in zip(ids[2:], expected[2:], strict=True):
+        assert done[request_id].error is None
+        assert done[request_id].outputs[0].token_ids == tokens
+    assert engine.stats()["failed_steps"] == 1
+
+
+def test_an_interrupted_step_ends_its_requests_and_leaves_the_engine_able_to_serve(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    engine = make_engine(max_num_seqs=1)
+    expected = tokens_of(engine, greedy())
+    fail_once(monkeypatch, engine, 3, KeyboardInterrupt(), before=False)
+    interrupted = engine.add(PROMPT, greedy())
+    output = engine.output(interrupted)
+    waiting = engine.add(PROMPT, greedy())
+    with pytest.raises(KeyboardInterrupt):
+        run(engine)
+    assert output is not None
+    assert output.outputs[0].finish_reason == "error"
+    assert run(engine)[waiting].outputs[0].token_ids == expected
+
+
+def test_a_model_whose_logits_are_not_finite_is_an_error_that_names_the_dtype(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    engine = make_engine()
+    logits = engine.runner.model.logits
+    monkeypatch.setattr(engine.runner.model, "logits", lambda hidden: logits(hidden) * float("nan"))
+    failed = engine.add(PROMPT, greedy())
+    error = run(engine)[failed].error
+    assert "overflow in this dtype" in str(error)
+
+
+# When an output ends
+
+
+def test_an_end_token_ends_the_output_unless_it_is_to_be_ignored(engine: Engine) -> None:
+    forced = {"logit_bias": {EOS: 100.0}}
+    [output] = complete(engine, PROMPT, greedy(ignore_eos=False, **forced)).outputs
+    assert (output.token_ids, output.finish_reason, output.stop_reason) == ([EOS], "stop", EOS)
+    [output] = complete(engine, PROMPT, greedy(**forced)).outputs
+    assert (output.token_ids, output.finish_reason, output.stop_reason) == ([EOS] * 12, "length", None)
+
+
+def test_a_stop_token_of_the_request_ends_the_output_even_if_end_tokens_are_ignored(engine: Engine) -> None:
+    tokens = tokens_of(engine, sampled())
+    stop = tokens[5]
+    [output] = complete(engine, PROMPT, sampled(stop_token_ids=[stop])).outputs
+    assert output.token_ids == tokens[: tokens.index(stop) + 1]
+    assert (output.finish_reason, output.stop_reason) == ("stop", stop)
+
+
+def test_min_tokens_holds_end_and_stop_tokens_back(engine: Engine) -> None:
+    params = greedy(min_tokens=5, ignore_eos=False, logit_bias={EOS: 100.0, 9: 90.0}, stop_token_ids=[9])
+    [output] = complete(engine, PROMPT, params).outputs
+    assert len(output.token_ids) == 6
+    assert output.token_ids[5] == EOS
+    assert not {EOS, 9} & set(output.token_ids[:5])
+
+
+@pytest.mark.parametrize("max_tokens", [500, None])
+def test_an_output_ends_where_the_model_length_is_reached(engine: Engine, max_tokens: int | None) -> None:
+    prompt = random_prompt(90, seed=1)
+    [output] = complete(engine, prompt, greedy(max_tokens=max_tokens)).outputs
+    assert len(output.token_ids) == 6
+    assert output.finish_reason == "length"
+
+
+def test_an_end_token_beyond_the_vocabulary_of_the_model_disturbs_nobody(tmp_path: Path) -> None:
+    """A tokenizer may have more tokens than the model; `min_tokens` rules the end tokens out."""
+    directory = tmp_path / "model"
+    shutil.copytree(checkpoint(NAME), directory)
+    for name in ("config.json", "generation_config.json"):
+        config = json.loads((directory / name).read_text())
+        (directory / name).write_text(json.dumps(config | {"eos_token_id": [EOS, VOCAB_SIZE + 2]}))
+    settings = {"max_model_len": 96, "max_num_seqs": 4, "cache_memory": "8MiB", "threads": 1}
+    engine = Engine(EngineConfig(model=str(directory), **settings))
+    favourite = greedy(ignore_eos=False, logit_bias={2: 100.0})
+    held_back = engine.add(PROMPT, favourite.replace(min_tokens=8))
+    other = engine.add(PROMPT, favourite)
+    done = run(engine)
+    assert done[held_back].outputs[0].token_ids == done[other].outputs[0].token_ids == [2] * 12
+
+
+# What is sampled
+
+
+def test_a_seed_gives_the_same_tokens_alone_in_a_batch_in_other_chunks_and_after_preemption() -> None:
+    params = sampled(max_tokens=30, top_p=0.95)
+    engine = make_engine()
+    expected = tokens_of(engine, params)
+    assert tokens_of(engine, params) == expected
+    assert tokens_of(engine, params.replace(seed=8)) != expected
+
+    for length in (3, 17, 60):
+        engine.add(random_prompt(length, seed=length), sampled(seed=length))
+    request_id = engine.add(PROMPT, params)
+    assert run(engine)[request_id].outputs[0].token_ids == expected
+
+    for chunk in (17, 23):
+        assert tokens_of(make_engine(max_num_seqs=1, max_num_batched_tokens=chunk), params) == expected
+
+    request_id = engine.add(PROMPT, params)
+    done: dict[str, RequestOutput] = {}
+    for step in range(200):
+        if step in (1, 9, 10, 25):
+            assert engine.scheduler.preempt(request_id)
+        done |= {output.request_id: output for output in engine.step() if output.finished}
+        if not engine.has_unfinished:
+            break
+    assert done[request_id].outputs[0].token_ids == expected
+
+
+def test_samples_of_a_request_differ_and_the_first_is_that_of_a_request_for_one(engine: Engine) -> None:
+    output = complete(engine, PROMPT, sampled(n=4, prompt_logprobs=0))
+    assert [each.index for each in output.outputs] == [0, 1, 2, 3]
+    assert output.outputs[0].token_ids == tokens_of(engine, sampled())
+    assert len({tuple(each.token_ids) for each in output.outputs}) == 4
+    assert output.prompt_logprobs is not None
+    assert [None if p is None else p.token_id for p in output.prompt_logprobs] == [None, *PROMPT[1:]]
+
+
+def test_greedy_samples_are_all_the_same(engine: Engine) -> None:
+    output = complete(engine, PROMPT, greedy(n=3))
+    assert len({tuple(each.token_ids) for each in output.outputs}) == 1
+
+
+def test_without_a_seed_no_two_samples_of_equal_requests_are_alike() -> None:
+    engine = make_engine()
+    ids = [engine.add(PROMPT, sampled(seed=None, n=3)) for _ in range(3)]
+    done = run(engine)
+    samples = [tuple(each.token_ids) for request_id in ids for each in done[request_id].outputs]
+    assert len(set(samples)) == 9
+
+
+@pytest.mark.parametrize("seeds", [(3, 3), (3, 4)])
+def test_the_seed_of_the_engine_decides_for_requests_without_one(seeds: tuple[int, int]) -> None:
+    first, second = (tokens_of(make_engine(seed=seed), sampled(seed=None)) for seed in seeds)
+    assert (first == second) == (seeds[0] == seeds[1])
+
+
+def test_a_bias_rules_tokens_in_and_out(engine: Engine) -> None:
+    plain = tokens_of(engine, greedy())
+    assert tokens_of(engine, greedy(logit_bias={77: 100.0})) == [77] * 12
+    without = tokens_of(engine, greedy(logit_bias=dict.fromkeys(plain, -100.0)))
+    assert not set(plain) & set(without)
+
+
+@pytest.mark.parametrize(
+    ("repetition", "presence", "frequency"), [(1.3, 0.0, 0.0), (1.0, 2.0, 0.0), (1.0, 0.0, 1.0), (0.9, -1.0, 0.5)]
+)
+def test_penalties_change_the_logits_as_their_formulas_say(
+    engine: Engine, repetition: float, presence: float, frequency: float
+) -> None:
+    """Against the oracle's logits, with the formulas of the three penalties written out."""
+    expected: list[int] = []
+    for _ in range(12):
+        logits = oracle_logits(NAME, [*PROMPT, *expected])[-1].clone()
+        logits[77] += 2.0
+        for token in {*PROMPT, *expected}:
+            logits[token] *= repetition if logits[token] < 0 else 1 / repetition
+            logits[token] -= presence * (token in expected) + frequency * expected.count(token)
+        expected.append(int(logits.argmax()))
+    penalties = {"repetition_penalty": repetition, "presence_penalty": presence, "frequency_penalty": frequency}
+    assert tokens_of(engine, greedy(logit_bias={77: 2.0}, **penalties)) == expected
+    assert tokens_of(engine, greedy(logit_bias={77: 2.0})) != expected
+
+
+def test_logprobs_add_up_to_those_of_transformers(engine: Engine) -> None:
+    params = greedy(logprobs=2, logit_bias={9: 3.0}, temperature=0)
+    [output] = complete(engine, PROMPT, params).outputs
+    expected = oracle_logits(NAME, [*PROMPT, *output.token_ids]).log_softmax(-1)[len(PROMPT) - 1 : -1]
+    assert output.logprobs is not None
+    for given, row, token in zip(output.logprobs, expected, output.token_ids, strict=True):
+        assert given.token_id == token
+        assert given.logprob == pytest.approx(row[token].item(), abs=1e-3)
+        assert given.rank == 1 + int((row > row[token]).sum())
+        assert [token for token, _ in given.top] == row.topk(2).indices.tolist()
+    total = sum(each.logprob for each in output.logprobs)
+    assert output.cumulative_logprob == pytest.approx(total)
+    chosen = torch.tensor(output.token_ids)
+    assert total == pytest.approx(expected[torch.arange(12), chosen].sum().item(), abs=1e-2)
+
+
+# Who runs, and who leaves
+
+
+@pytest.mark.parametrize("n", [1, 2])
+@pytest.mark.parametrize("steps", range(6))
+def test_a_request_can_be_aborted_at_any_time(n: int, steps: int) -> None:
+    """While it waits, between the chunks of its prompt, and while it decodes."""
+    engine = make_engine(max_num_batched_tokens=24)
+    expected = tokens_of(engine, greedy())
+    other = engine.add(PROMPT, greedy())
+    victim = engine.add(PROMPT, greedy(n=n))
+    for _ in range(steps):
+        engine.step()
+    output = engine.abort(victim)
+    assert output is not None
+    assert output.finished
+    assert {each.finish_reason for each in output.outputs} == {"abort"}
+    assert all(each.token_ids == expected[: len(each.token_ids)] for each in output.outputs)
+    assert engine.abort(victim) is None
+    assert run(engine).keys() == {other}
+
+
+def test_a_request_can_be_aborted_while_a_step_computes_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = make_engine()
+    expected = tokens_of(engine, greedy())
+    other, victim = engine.add(PROMPT, greedy()), engine.add(PROMPT, greedy())
+    run_batch: Callable[[Batch], StepResult] = engine.runner.run
+
+    def run_and_abort(batch: Batch) -> StepResult:
+        engine.abort(victim)
+        return run_batch(batch)
+
+    monkeypatch.setattr(engine.runner, "run", run_and_abort)
+    done = run(engine)
+    assert done.keys() == {other}
+    assert done[other].outputs[0].token_ids == expected
+
+
+@pytest.mark.parametrize(("policy", "order"), [("fcfs", "abcd"), ("priority", "acdb")])
+def test_the_policy_decides_who_is_served_next(policy: str, order: str) -> None:
+    """Lower priorities first, then as they came; who runs is not interrupted."""
+    engine = make_engine(max_num_seqs=1, scheduling_policy=policy)
+    engine.add(PROMPT, greedy(), request_id="a", priority=9)
+    engine.step()
+    for request_id, priority in (("b", 5), ("c", -1), ("d", -1)):
+        engine.add(PROMPT, greedy(), request_id=request_id, priority=priority)
+    assert "".join(run(engine)) == order
+
+
+def test_an_id_can_be_used_again_only_when_its_request_has_ended(engine: Engine) -> None:
+    engine.add(PROMPT, greedy(n=2), request_id="a")
+    for taken in ("a", "a/0"):
+        with pytest.raises(RequestError, match="choose another"):
+            engine.add(PROMPT, greedy(), request_id=taken)
+    run(engine)
+    assert engine.add(PROMPT, greedy(), request_id="a") == "a"
+    run(engine)
+
+
+def test_the_id_of_an_ended_sample_stays_in_use_until_its_request_ends(engine: Engine) -> None:
+    """One sample meets its stop token early; the other goes on."""
+    tokens = [each.token_ids for each in complete(engine, PROMPT, sampled(n=2)).outputs]
+    early = next(token for token in tokens[0][:6] if token not in tokens[1])
+    engine.add(PROMPT, sampled(n=2, stop_token_ids=[early]), request_id="a")
+    output = engine.output("a")
+    assert output is not None
+    while not output.outputs[0].finished:
+        engine.step()
+    assert not output.finished
+    with pytest.raises(RequestError, match="choose another"):
+        engine.add(PROMPT, greedy(), request_id="a/0")
+    run(engine)
+    assert output.outputs[1].token_ids == tokens[1]
+
+
+def test_a_generated_id_avoids_those_that_callers_chose() -> None:
+    engine = make_engine()
+    first = engine.add(PROMPT, greedy(), request_id="request-1")
+    second = engine.add(PROMPT, greedy())
+    assert run(engine).keys() == {first, second}
+
+
+def test_stats_count_what_was_done() -> None:
+    engine = make_engine(max_num_batched_tokens=24)
+    engine.add(PROMPT, greedy())
+    engine.add(PROMPT, greedy(n=2), request_id="aborted")
+    engine.step()
+    running = engine.stats()
+    assert running["running"] + running["waiting"] == 3
+    assert running["cache"]["blocks_used"] > 0
+    engine.abort("aborted")
+    run(engine)
+    stats = json.loads(json.dumps(engine.stats()))
+    assert stats.keys() == {
+        *("requests", "prompt_tokens", "generated_tokens", "computed_tokens", "decode_rows", "prefill_rows"),
+        *("step_seconds", "steps", "failed_steps", "preemptions", "recomputed_tokens", "cut_recomputations"),
+        *("finished", "waiting", "running", "cache"),
+    }
+    assert stats["requests"] == 2
+    assert stats["prompt_tokens"] == 2 * len(PROMPT)
+    assert stats["generated_tokens"] == 12
+    assert stats["computed_tokens"] == len(PROMPT) + 11
+    assert stats["decode_rows"] == 11
+    assert stats["prefill_rows"] == 2
+    assert stats["finished"] == {"stop": 0, "length": 1, "abort": 2, "error": 0}
+    assert stats["cache"] == asdict(engine.scheduler.cache.usage())
+    assert stats["step_seconds"] > 0
