@@ -12,6 +12,10 @@ from rich.console import Console
 from rich.text import Text
 
 from ostinato import __version__
+from ostinato.cli import bench
+from ostinato.cli.chat import chat
+from ostinato.cli.eval import evaluate
+from ostinato.cli.generate import generate
 from ostinato.cli.plan import plan
 from ostinato.errors import ConfigError, OstinatoError
 
@@ -24,7 +28,9 @@ app = typer.Typer(
     rich_markup_mode=None,  # plain help shows every name in full, boxes cut them at 80 columns
     pretty_exceptions_enable=False,
 )
-app.command()(plan)
+for name, command in {"generate": generate, "chat": chat, "plan": plan, "eval": evaluate}.items():
+    app.command(name)(command)
+app.add_typer(bench.app, name="bench")
 
 UsageError = typer.BadParameter.__base__
 """What typer raises for flags that it cannot parse; typer itself exports only this one kind."""

@@ -4,13 +4,14 @@ them."""
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Annotated, Any, Literal, get_args, get_origin
 
 import typer
 from pydantic.fields import FieldInfo
 
 from ostinato.config import ALIASES, EngineConfig
+from ostinato.errors import ConfigError
 
 
 def engine_options(command: Callable[..., None]) -> Callable[..., None]:
@@ -22,24 +23,38 @@ def engine_options(command: Callable[..., None]) -> Callable[..., None]:
         @engine_options
         def generate(settings: dict[str, Any], prompt: str) -> None: ...
     """
-    own = [
-        parameter
-        for parameter in inspect.signature(command, eval_str=True).parameters.values()
-        if parameter.name != "settings"
-    ]
-    taken = {parameter.name for parameter in own}
-    flags = [flag for flag in _flags() if flag.name not in taken]
+    return with_flags(command, "settings", _flags())
 
-    def with_settings(**arguments: Any) -> None:
-        values = {flag.name: arguments.pop(flag.name) for flag in flags}
-        settings = {name: value for name, value in values.items() if value is not None}
-        command(settings=settings, **arguments)
 
-    parameters = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in (*own, *flags)]
-    with_settings.__name__, with_settings.__doc__ = command.__name__, command.__doc__
-    with_settings.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    with_settings.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
-    return with_settings
+def with_flags(command: Callable[..., None], collector: str, flags: Iterable[inspect.Parameter]) -> Callable[..., None]:
+    """`command` with more flags; its parameter `collector` receives those that were given, by name.
+
+    Flags default to None, which means not given. Where the command has a parameter of a flag's name, that one
+    stands.
+    """
+    parameters = inspect.signature(command, eval_str=True).parameters
+    own = [parameter for parameter in parameters.values() if parameter.name != collector]
+    added = [flag for flag in flags if flag.name not in parameters]
+
+    def with_collected(**arguments: Any) -> None:
+        values = {flag.name: arguments.pop(flag.name) for flag in added}
+        given = {name: value for name, value in values.items() if value is not None}
+        command(**{collector: given}, **arguments)
+
+    every = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in (*own, *added)]
+    with_collected.__name__, with_collected.__doc__ = command.__name__, command.__doc__
+    with_collected.__signature__ = inspect.Signature(every)  # type: ignore[attr-defined]
+    with_collected.__annotations__ = {parameter.name: parameter.annotation for parameter in every}
+    return with_collected
+
+
+def name_model(settings: dict[str, Any], target: str | None) -> None:
+    """Sets the model to `target`, a command's positional MODEL, if it was given. ConfigError if both were."""
+    if target is None:
+        return
+    if "model" in settings:
+        raise ConfigError(f"the model is given twice: {target!r} and --model {settings['model']!r}")
+    settings["model"] = target
 
 
 def _flags() -> Iterator[inspect.Parameter]:

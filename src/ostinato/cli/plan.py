@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from ostinato.cli.options import engine_options
+from ostinato.cli.options import engine_options, name_model
 from ostinato.config import EngineConfig
 from ostinato.errors import ConfigError
 from ostinato.plan.device import DEVICE_NAMES, DeviceSpec, find_device
@@ -39,10 +39,7 @@ def plan(
 
     Example: ostinato plan demo --device l4-24gb --max-num-seqs 64
     """
-    if target is not None:
-        if "model" in settings:
-            raise ConfigError(f"the model is given twice: {target!r} and --model {settings['model']!r}")
-        settings["model"] = target
+    name_model(settings, target)
     config = EngineConfig(**settings)
     directory = resolve_model_dir(config.model, config.revision, files=("config.json",))
     made = make_plan(config, model_spec(read_config(directory)), _device(device, device_memory))

@@ -94,7 +94,7 @@ def detect(
 
 def _detect_cpu(root: Path) -> DeviceSpec:
     memory, limit = _installed_memory(root), memory_limit(root)
-    source = f"this machine ({_cpu_model(root)})"
+    source = f"this machine ({cpu_model(root)})"
     if limit is not None and limit < memory:
         memory, source = limit, f"{source}, memory limited by its cgroup"
     cores, quota = len(os.sched_getaffinity(0)), core_limit(root)
@@ -111,7 +111,8 @@ def _installed_memory(root: Path) -> int:
     raise ConfigError("/proc/meminfo does not say how much memory there is; give --device-memory")
 
 
-def _cpu_model(root: Path) -> str:
+def cpu_model(root: Path = Path("/")) -> str:
+    """The processor's name, from /proc/cpuinfo."""
     try:
         lines = (root / "proc/cpuinfo").read_text().splitlines()
     except OSError:

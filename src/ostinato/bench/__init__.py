@@ -1,0 +1,1 @@
+"""Benchmarks: throughput, latency and start-up of a model on this machine."""

@@ -1,0 +1,103 @@
+"""The floor of a decode step: the bytes that it must move, over the memory's bandwidth."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ostinato.plan.memory import MemoryPlan
+from ostinato.plan.model import DTYPE_BYTES, ModelSpec
+
+if TYPE_CHECKING:
+    import torch
+
+PROBE_BYTES = 2**29
+"""Well above the caches of a CPU or a GPU."""
+PROBE_PASSES = 7
+
+
+@dataclass(frozen=True)
+class DecodeBytes:
+    """What a decode step must read and write at the least, in bytes."""
+
+    weights: int
+    """Read once, whatever the number of rows; of an embedding that is not the LM head, nothing."""
+    states: int
+    """Read and written for each row."""
+    keys_and_values: int
+    """Read for each row."""
+
+    @property
+    def total(self) -> int:
+        return self.weights + self.states + self.keys_and_values
+
+
+@dataclass(frozen=True)
+class Bandwidth:
+    """Of memory, in bytes/s, as simple loops over a large tensor reach it."""
+
+    read: float
+    copy: float
+    """Bytes read and bytes written together."""
+
+    @property
+    def best(self) -> float:
+        return max(self.read, self.copy)
+
+
+def decode_bytes(
+    spec: ModelSpec, dtype: str, memory: MemoryPlan, block_size: int, rows: int, context: float
+) -> DecodeBytes | None:
+    """Of a step with `rows` rows of `context` tokens on average.
+
+    None for a model with experts: a step reads those that its tokens choose, which is not known beforehand.
+    """
+    if "moe" in spec.ops:
+        return None
+    embedding = 0 if spec.tied_embeddings else spec.vocab_size * spec.hidden_size * DTYPE_BYTES[dtype]
+    return DecodeBytes(
+        weights=spec.weight_bytes(dtype) - embedding,
+        states=2 * rows * memory.state_slot,
+        keys_and_values=round(rows * context * memory.kv_block / block_size),
+    )
+
+
+def floor_figures(needed: DecodeBytes, bandwidth: Bandwidth, step_seconds: float) -> dict[str, Any]:
+    """The least seconds of a decode step, and the part of them in `step_seconds`, the measured ones."""
+    seconds = needed.total / bandwidth.best
+    return {
+        "step_bytes": {
+            "weights": needed.weights,
+            "states": needed.states,
+            "keys_and_values": needed.keys_and_values,
+            "total": needed.total,
+        },
+        "step_seconds": seconds,
+        "fraction_reached": seconds / step_seconds,
+    }
+
+
+def measure_bandwidth(device: torch.device, size: int = PROBE_BYTES) -> Bandwidth:
+    """The best of several sums over, and copies of, a float32 tensor of `size` bytes."""
+    import torch
+
+    source = torch.ones(size // 4, dtype=torch.float32, device=device)
+    target = torch.empty_like(source)
+
+    def wait() -> None:
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+
+    def best_seconds(work: Callable[[], object]) -> float:
+        seconds = []
+        for _ in range(PROBE_PASSES):
+            wait()
+            begin = time.perf_counter()
+            work()
+            wait()
+            seconds.append(time.perf_counter() - begin)
+        return min(seconds)
+
+    return Bandwidth(read=size / best_seconds(source.sum), copy=2 * size / best_seconds(lambda: target.copy_(source)))

@@ -1,0 +1,59 @@
+"""One measurement in a process of its own: a job on stdin, its result on stdout, both JSON.
+
+So engines that are compared share neither memory nor threads, and a start-up is a whole one.
+"""
+
+from __future__ import annotations
+
+import json
+import resource
+import subprocess
+import sys
+import time
+from importlib import import_module
+from typing import Any
+
+from ostinato import errors
+from ostinato.errors import OstinatoError, Remedy
+
+ENTERED = time.monotonic()
+
+JOBS = {
+    "ostinato": "ostinato.bench.compare",
+    "transformers": "ostinato.bench.peer",
+    "startup": "ostinato.bench.startup",
+}
+"""Kind of job -> the module whose `work` does it."""
+
+
+def ask(kind: str, job: dict[str, Any]) -> dict[str, Any]:
+    """Has a fresh process do `job` and returns its result, with `peak_memory_bytes` of that process.
+
+    An OstinatoError in the process is raised here; any other failure is a CalledProcessError, its
+    traceback on stderr.
+    """
+    request = json.dumps({"kind": kind, "began": time.monotonic(), **job})
+    command = [sys.executable, "-m", "ostinato.bench.worker"]
+    answer = subprocess.run(command, input=request, stdout=subprocess.PIPE, text=True, check=True).stdout
+    result: dict[str, Any] = json.loads(answer.splitlines()[-1])
+    if "error" in result:
+        error = result["error"]
+        remedies = [Remedy(remedy["setting"], remedy["value"]) for remedy in error["remedies"]]
+        raise getattr(errors, error["type"])(error["message"], remedies)
+    return result
+
+
+def main() -> None:
+    job = json.loads(sys.stdin.read())
+    try:
+        result = import_module(JOBS[job["kind"]]).work({"entered": ENTERED, **job})
+    except OstinatoError as error:
+        print(json.dumps(error.to_json()))
+        return
+    # Linux counts in KiB.
+    result["peak_memory_bytes"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    print(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,141 @@
+"""`ostinato chat`: a conversation, typed or piped."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from types import FrameType, TracebackType
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ostinato.cli.options import engine_options
+from ostinato.cli.output import note, note_cut, print_pieces, print_stats
+from ostinato.cli.requests import PANEL, TemplateVariables, as_message, sampling_options, template_variables
+from ostinato.errors import RequestError
+
+if TYPE_CHECKING:
+    from ostinato.engine.llm import LLM
+    from ostinato.sample.params import SamplingParams
+
+HELP = """\
+/reset  start a new conversation
+/help   show this
+/exit   leave (or Ctrl-D)
+Ctrl-C  stop an answer; what it has so far stays in the conversation"""
+
+
+@engine_options
+@sampling_options(leave_out=("n", "logprobs", "prompt_logprobs"))
+def chat(
+    settings: dict[str, Any],
+    sampling: dict[str, Any],
+    system: Annotated[str | None, typer.Option(help="The system prompt of every conversation.")] = None,
+    chat_template_kwargs: TemplateVariables = None,
+    max_tokens: Annotated[int, typer.Option(help="Most tokens of an answer.", rich_help_panel=PANEL)] = 1024,
+    stats: Annotated[bool, typer.Option("--stats", help="Print what the engine did, to stderr.")] = False,
+) -> None:
+    """Talk with a model that has a chat template: type a line, read the answer as it comes.
+
+    /reset starts a new conversation, /help lists the commands, /exit leaves. Without a terminal, each line of
+    stdin is a message.
+
+    Example: ostinato chat --system "Answer in one line."
+    """
+    variables = template_variables(chat_template_kwargs)
+    if "seed" in sampling:
+        settings["seed"] = sampling["seed"]  # random weights have one, too
+    from ostinato.engine.llm import LLM
+
+    llm = LLM(**settings)
+    params = llm.engine.default_params().replace(max_tokens=max_tokens, **sampling)
+    talk = Conversation(llm, params, system, variables)
+    interactive = sys.stdin.isatty() and sys.stdout.isatty()
+    if interactive:
+        note("/help lists the commands")
+    while (line := _read(interactive)) is not None:
+        command = line.strip()
+        if command in ("/exit", "/quit"):
+            break
+        if command == "/reset":
+            talk.reset()
+            note("(a new conversation)")
+        elif command == "/help":
+            note(HELP)
+        elif command.startswith("/") and command.removeprefix("/").isalpha():
+            note(f"{command} is not a command; /help lists them")
+        elif command:
+            talk.answer(line)
+    if stats:
+        print_stats(llm.stats())
+
+
+class Conversation:
+    """The messages so far; they stay valid whatever happens to an answer."""
+
+    def __init__(self, llm: LLM, params: SamplingParams, system: str | None, variables: dict[str, Any]) -> None:
+        """Raises RequestError if the checkpoint has no chat template or it refuses the system prompt."""
+        self.llm = llm
+        self.params = params
+        self.variables = variables
+        self.opening = [] if system is None else [as_message(system, "system")]
+        self.messages = list(self.opening)
+        llm.engine.render_chat([*self.opening, as_message("Hello")], **variables)
+
+    def reset(self) -> None:
+        self.messages = list(self.opening)
+
+    def answer(self, text: str) -> None:
+        """Prints the answer to the next message. One that cannot be answered is not kept."""
+        asked = [*self.messages, as_message(text)]
+        try:
+            with StopRequest() as stop:
+                pieces = self.llm.stream_chat(asked, self.params, **self.variables)
+                answered, output = print_pieces(pieces, stop.asked)
+        except RequestError as error:
+            note(f"{error.message}; this message was not answered, and /reset starts a new conversation")
+            return
+        if output is None:
+            note("(stopped)")
+        else:
+            note_cut(output.outputs[0], self.params)
+        self.messages = [*asked, as_message(answered, "assistant")]
+
+
+class StopRequest:
+    """While entered, the first Ctrl-C is a wish to stop, granted between steps; the second acts as usual."""
+
+    def __init__(self) -> None:
+        self._asked = False
+
+    def asked(self) -> bool:
+        return self._asked
+
+    def __enter__(self) -> StopRequest:
+        self._before = signal.signal(signal.SIGINT, self._ask)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        signal.signal(signal.SIGINT, self._before)
+
+    def _ask(self, _number: int, _frame: FrameType | None) -> None:
+        self._asked = True
+        signal.signal(signal.SIGINT, self._before)
+
+
+def _read(interactive: bool) -> str | None:
+    """The next line; None at the end of input."""
+    if not interactive:
+        line = sys.stdin.readline()
+        return line.rstrip("\n") if line else None
+    try:
+        return input("> ")
+    except EOFError:
+        print()
+        return None
+    except KeyboardInterrupt:
+        print()
+        note("(/exit or Ctrl-D leaves)")
+        return ""

@@ -1,0 +1,118 @@
+"""`ostinato eval`: word problems with a known result."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.text import Text
+
+from ostinato.cli.options import engine_options
+from ostinato.cli.output import figures_table
+from ostinato.cli.requests import as_message
+from ostinato.demo.problems import Problem, extract_result, held_out
+
+if TYPE_CHECKING:
+    from ostinato.engine.llm import LLM
+    from ostinato.engine.outputs import CompletionOutput
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """How a model did. `seconds` are those of generating, without loading."""
+
+    problems: list[Problem]
+    answers: list[CompletionOutput]
+    seconds: float
+
+    @property
+    def wrong(self) -> list[tuple[Problem, CompletionOutput]]:
+        return [
+            (problem, answer)
+            for problem, answer in zip(self.problems, self.answers, strict=True)
+            if extract_result(answer.text) != problem.result
+        ]
+
+    @property
+    def accuracy(self) -> float:
+        """From 0 to 1."""
+        return 1 - len(self.wrong) / len(self.problems)
+
+    @property
+    def tokens_per_second(self) -> float:
+        return sum(len(answer.token_ids) for answer in self.answers) / self.seconds
+
+
+@engine_options
+def evaluate(
+    settings: dict[str, Any],
+    num_problems: Annotated[int, typer.Option(min=1, help="How many problems.")] = 200,
+    seed: Annotated[int, typer.Option(help="Which problems: the same seed draws the same ones.")] = 0,
+    max_tokens: Annotated[int, typer.Option(min=1, help="Most tokens of an answer.")] = 128,
+    show_wrong: Annotated[bool, typer.Option("--show-wrong", help="List the wrong answers.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")] = False,
+) -> None:
+    """Measure how many arithmetic word problems a model gets right.
+
+    The problems are generated, and held out: the embedded model was not trained on them. An answer is right
+    if the number that it states after #### is the result. Answers are greedy; the chat template is used if
+    there is one.
+
+    Example: ostinato eval --num-problems 50 --show-wrong
+    """
+    from ostinato.engine.llm import LLM
+
+    llm = LLM(**settings)
+    evaluation = _evaluate(llm, held_out(seed, num_problems), max_tokens)
+    if as_json:
+        run = {"seed": seed, "max_tokens": max_tokens, **asdict(llm.plan.settings)}
+        model = settings.get("model", "demo")
+        print(json.dumps(_to_json(evaluation, model, run, show_wrong), indent=2, ensure_ascii=False))
+        return
+    console = Console(highlight=False)
+    if show_wrong:
+        for problem, answer in evaluation.wrong:
+            console.print(Text(f"> {problem.question}", style="bold"), soft_wrap=True)
+            console.print(Text(f"{answer.text.strip()} (right: {problem.answer})\n"), soft_wrap=True)
+    right = len(evaluation.problems) - len(evaluation.wrong)
+    table = figures_table("eval")
+    table.add_row("accuracy", f"{evaluation.accuracy:.1%}")
+    table.add_row("right", f"{right} of {len(evaluation.problems)}")
+    table.add_row("seconds", f"{evaluation.seconds:.1f}")
+    table.add_row("tokens per second", f"{evaluation.tokens_per_second:,.0f}")
+    console.print(table)
+
+
+def _evaluate(llm: LLM, problems: list[Problem], max_tokens: int) -> Evaluation:
+    from ostinato.sample.params import SamplingParams
+
+    params = SamplingParams(temperature=0, max_tokens=max_tokens)
+    questions = [problem.question for problem in problems]
+    begin = time.perf_counter()
+    if llm.engine.chat_template.has_default:
+        outputs = llm.chat([[as_message(question)] for question in questions], params)
+    else:
+        outputs = llm.generate(questions, params)
+    return Evaluation(problems, [output.outputs[0] for output in outputs], time.perf_counter() - begin)
+
+
+def _to_json(evaluation: Evaluation, model: str, settings: dict[str, Any], show_wrong: bool) -> dict[str, Any]:
+    data: dict[str, Any] = {
+        "accuracy": evaluation.accuracy,
+        "num_problems": len(evaluation.problems),
+        "correct": len(evaluation.problems) - len(evaluation.wrong),
+        "seconds": round(evaluation.seconds, 3),
+        "tokens_per_second": round(evaluation.tokens_per_second, 1),
+        "model": model,
+        "settings": settings,
+    }
+    if show_wrong:
+        data["wrong"] = [
+            {"question": problem.question, "expected": problem.answer, "text": answer.text}
+            for problem, answer in evaluation.wrong
+        ]
+    return data

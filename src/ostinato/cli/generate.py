@@ -1,0 +1,143 @@
+"""`ostinato generate`: prompts in, text out."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict
+from itertools import chain
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.text import Text
+
+from ostinato.cli.options import engine_options
+from ostinato.cli.output import note_cut, print_pieces, print_stats
+from ostinato.cli.requests import TemplateVariables, as_message, sampling_options, template_variables
+from ostinato.errors import RequestError
+
+if TYPE_CHECKING:
+    from ostinato.engine.llm import LLM
+    from ostinato.engine.outputs import RequestOutput
+    from ostinato.sample.params import SamplingParams
+
+
+@engine_options
+@sampling_options()
+def generate(
+    settings: dict[str, Any],
+    sampling: dict[str, Any],
+    prompts: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[PROMPT]...", help="To answer or continue; - is stdin."),
+    ] = None,
+    file: Annotated[
+        Path | None, typer.Option(help="More prompts, one per line, blank lines passed over; - is stdin.")
+    ] = None,
+    raw: Annotated[
+        bool, typer.Option("--raw", help="Prompts go to the model as they are, past the chat template.")
+    ] = False,
+    chat_template_kwargs: TemplateVariables = None,
+    stats: Annotated[bool, typer.Option("--stats", help="Print what the engine did, to stderr.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print a list of outputs as JSON, one per line.")] = False,
+) -> None:
+    """Generate text: one prompt is streamed, several run as one batch.
+
+    If the checkpoint has a chat template, each prompt is a user's message, unless --raw is given.
+
+    Example: ostinato generate "Ava has 17 apples and buys 25 more. How many apples does she have?"
+    """
+    asked = [*_read_arguments(prompts or []), *_read_file(file)]
+    if not asked:
+        raise RequestError('there is no prompt: give one, as in ostinato generate "...", or --file')
+    if "" in asked:
+        raise RequestError(f"prompt {asked.index('') + 1} is empty; leave it out, or say something")
+    if not as_json and {"logprobs", "prompt_logprobs"} & sampling.keys():
+        raise RequestError("log-probabilities are printed as JSON only: add --json, or leave them out")
+    variables = template_variables(chat_template_kwargs)
+    if "seed" in sampling:
+        settings["seed"] = sampling["seed"]  # random weights have one, too
+    from ostinato.engine.llm import LLM
+
+    llm = LLM(**settings)
+    params = llm.engine.default_params().replace(**sampling)
+    raw = raw or not llm.engine.chat_template.has_default
+    if len(asked) == 1 and params.n == 1 and not as_json:
+        _stream(llm, asked[0], params, raw, variables)
+    else:
+        outputs = _run(llm, asked, params, raw, variables)
+        if as_json:
+            entries = [_entries(*pair) for pair in zip(asked, outputs, strict=True)]
+            print("[\n" + ",\n".join(json.dumps(entry, ensure_ascii=False) for entry in chain(*entries)) + "\n]")
+        else:
+            _print(asked, outputs, params)
+    if stats:
+        print_stats(llm.stats())
+
+
+def _read_arguments(prompts: list[str]) -> Iterator[str]:
+    for prompt in prompts:
+        yield sys.stdin.read().rstrip("\n") if prompt == "-" else prompt
+
+
+def _read_file(file: Path | None) -> list[str]:
+    if file is None:
+        return []
+    try:
+        text = sys.stdin.read() if str(file) == "-" else file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise RequestError(f"the prompts in {file} cannot be read: {error}") from None
+    return [line for line in text.splitlines() if line.strip()]
+
+
+def _stream(llm: LLM, prompt: str, params: SamplingParams, raw: bool, variables: dict[str, Any]) -> None:
+    message = [as_message(prompt)]
+    pieces = llm.stream(prompt, params) if raw else llm.stream_chat(message, params, **variables)
+    _, output = print_pieces(pieces)
+    if output is not None:
+        note_cut(output.outputs[0], params)
+
+
+def _run(
+    llm: LLM, prompts: list[str], params: SamplingParams, raw: bool, variables: dict[str, Any]
+) -> list[RequestOutput]:
+    if raw:
+        return llm.generate(prompts, params)
+    return llm.chat([[as_message(prompt)] for prompt in prompts], params, **variables)
+
+
+def _entries(prompt: str, output: RequestOutput) -> Iterator[dict[str, Any]]:
+    """One object per sample; log-probabilities where they were asked for."""
+    for completion in output.outputs:
+        entry = {
+            "prompt": prompt,
+            "index": completion.index,
+            "text": completion.text,
+            "token_ids": completion.token_ids,
+            "finish_reason": completion.finish_reason,
+            "stop_reason": completion.stop_reason,
+            "num_prompt_tokens": len(output.prompt_token_ids),
+        }
+        if completion.logprobs is not None:
+            entry["cumulative_logprob"] = completion.cumulative_logprob
+            entry["logprobs"] = [asdict(each) for each in completion.logprobs]
+        if output.prompt_logprobs is not None:
+            entry["prompt_logprobs"] = [each and asdict(each) for each in output.prompt_logprobs]
+        yield entry
+
+
+def _print(prompts: list[str], outputs: list[RequestOutput], params: SamplingParams) -> None:
+    """Each prompt and, below it, what was generated."""
+    console = Console(highlight=False)
+    for number, (prompt, output) in enumerate(zip(prompts, outputs, strict=True)):
+        if number:
+            console.print()
+        console.print(Text(f"> {prompt}", style="bold"), soft_wrap=True)
+        for completion in output.outputs:
+            if len(output.outputs) > 1:
+                console.print(Text(f"[{completion.index}]", style="cyan"), end=" ")
+            console.print(Text(completion.text.strip()), soft_wrap=True)
+            note_cut(completion, params)

@@ -1,0 +1,71 @@
+"""What the commands print: text as it comes, and tables."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Literal
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+if TYPE_CHECKING:
+    from ostinato.engine.outputs import CompletionOutput, RequestOutput
+    from ostinato.sample.params import SamplingParams
+
+
+def print_pieces(
+    pieces: Generator[str, None, RequestOutput], asked_to_stop: Callable[[], bool] = lambda: False
+) -> tuple[str, RequestOutput | None]:
+    """Prints text as it comes; returns it, and the whole output, or None if it was stopped before."""
+    text = ""
+    while not asked_to_stop():
+        try:
+            piece = next(pieces)
+        except StopIteration as end:
+            print(flush=True)
+            return text, end.value
+        print(piece, end="", flush=True)
+        text += piece
+    pieces.close()
+    print(flush=True)
+    return text, None
+
+
+def note_cut(completion: CompletionOutput, params: SamplingParams) -> None:
+    """Names, on stderr, the limit that ended an output, if one did."""
+    if completion.finish_reason != "length":
+        return
+    limit = "max_model_len"
+    if params.max_tokens is not None and len(completion.token_ids) >= params.max_tokens:
+        limit = f"max_tokens ({params.max_tokens})"
+    note(f"(cut off at {limit})")
+
+
+def note(text: str) -> None:
+    """A remark on stderr."""
+    Console(stderr=True).print(Text(text, style="dim"))
+
+
+def print_stats(stats: Mapping[str, Any]) -> None:
+    """The engine's counts as a table on stderr; nested ones as `outer.inner`."""
+    table = figures_table("stats")
+    for name, value in _flat(stats):
+        table.add_row(name, f"{value:,.3f}" if isinstance(value, float) else f"{value:,}")
+    Console(stderr=True).print(table)
+
+
+def figures_table(title: str, justify: Literal["left", "right"] = "right") -> Table:
+    """A table of names and what belongs to them."""
+    table = Table(title=title, title_justify="left", title_style="bold", box=None, show_header=False)
+    table.add_column(style="cyan", no_wrap=True)
+    table.add_column(justify=justify)
+    return table
+
+
+def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value

@@ -1,0 +1,108 @@
+"""What the commands that make requests share: sampling settings as flags, and chat templates."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Callable, Collection, Iterator
+from types import UnionType
+from typing import Annotated, Any, get_args, get_origin
+
+import typer
+
+from ostinato.cli.options import with_flags
+from ostinato.errors import RequestError
+from ostinato.sample.params import SamplingParams
+
+PANEL = "Sampling (left open: as generation_config.json says, else greedy)"
+
+TemplateVariables = Annotated[
+    str | None,
+    typer.Option(
+        "--chat-template-kwargs",
+        metavar="JSON",
+        help="Variables of the chat template, such as '{\"enable_thinking\": false}'.",
+    ),
+]
+
+
+def sampling_options(
+    leave_out: Collection[str] = (),
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Gives a command a flag for every sampling setting but those in `leave_out`.
+
+    The command takes `sampling: dict[str, Any]`, which receives the settings that were given. Lists are given
+    by repeating the flag; a logit bias is written ID=BIAS.
+    """
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        def with_values(sampling: dict[str, Any], **arguments: Any) -> None:
+            command(sampling=_values(sampling), **arguments)
+
+        with_values.__name__, with_values.__doc__ = command.__name__, command.__doc__
+        with_values.__signature__ = inspect.signature(command, eval_str=True)  # type: ignore[attr-defined]
+        return with_flags(with_values, "sampling", _flags(leave_out))
+
+    return decorate
+
+
+def as_message(text: str, role: str = "user") -> dict[str, str]:
+    """A message of a conversation."""
+    return {"role": role, "content": text}
+
+
+def template_variables(text: str | None) -> dict[str, Any]:
+    """The object that `--chat-template-kwargs` holds; RequestError if it is anything else."""
+    if text is None:
+        return {}
+    try:
+        value = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise RequestError(f"--chat-template-kwargs is not JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise RequestError(f"--chat-template-kwargs should be a JSON object, not {text}")
+    return value
+
+
+def _flags(leave_out: Collection[str]) -> Iterator[inspect.Parameter]:
+    for name, field in SamplingParams.model_fields.items():
+        if name in leave_out:
+            continue
+        kind, metavar = _kind(field.annotation)
+        flag = "--" + name.replace("_", "-")
+        option = typer.Option(
+            f"{flag}/--no-{flag[2:]}" if kind is bool else flag,
+            help=" ".join((field.description or "").split()),
+            metavar=metavar,
+            show_default=str(field.default) if name == "max_tokens" else False,
+            rich_help_panel=PANEL,
+        )
+        annotation = Annotated[kind | None, option]  # type: ignore[valid-type]
+        yield inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
+
+
+def _kind(annotation: Any) -> tuple[Any, str | None]:
+    """The type that typer parses, and what help shows for it."""
+    if isinstance(annotation, UnionType):
+        annotation = next(kind for kind in get_args(annotation) if kind is not type(None))
+    if get_origin(annotation) is dict:
+        return list[str], "ID=BIAS"
+    if get_origin(annotation) is tuple:
+        return list[get_args(annotation)[0]], None  # type: ignore[misc]
+    return annotation, None
+
+
+def _values(given: dict[str, Any]) -> dict[str, Any]:
+    """The given flags as SamplingParams takes them. An empty list is a flag that was not given."""
+    values = {name: value for name, value in given.items() if value != []}
+    if "logit_bias" in values:
+        values["logit_bias"] = dict(_bias(entry) for entry in values["logit_bias"])
+    return values
+
+
+def _bias(entry: str) -> tuple[int, float]:
+    token_id, _, bias = entry.partition("=")
+    try:
+        return int(token_id), float(bias)
+    except ValueError:
+        raise RequestError(f"--logit-bias {entry!r} should be ID=BIAS, such as 17=-5") from None
