@@ -14,6 +14,8 @@ from tokenizers import decoders, models, pre_tokenizers
 from tests.checkpoints import EOS, VOCAB_SIZE, checkpoint
 
 RECIPE = "nemotron_h_dense"
+SETTINGS = {"max_model_len": 96, "max_num_seqs": 4, "cache_memory": "8MiB", "threads": 1}
+"""Of the engines that tests run it in."""
 CHARACTERS = [*map(chr, range(32, 127)), "\n", "é", "漢", "🙂"]
 """What the tokenizer can encode. Those of several bytes take several tokens, so text can end inside of them."""
 CHAT_TEMPLATE = "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}answer:"
