@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import sys
+from contextlib import suppress
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -52,6 +53,8 @@ def chat(
     talk = Conversation(llm, params, system, variables)
     interactive = sys.stdin.isatty() and sys.stdout.isatty()
     if interactive:
+        with suppress(ImportError):  # not every system has it
+            import readline  # noqa: F401 (gives input() line editing and a history)
         note("/help lists the commands")
     while (line := _read(interactive)) is not None:
         command = line.strip()
