@@ -10,8 +10,7 @@ from ostinato.schedule.batch import Batch, Row
 from ostinato.schedule.limits import SchedulerLimits
 from ostinato.schedule.request import FinishReason, Request, RequestUpdate, StopConditions
 from ostinato.schedule.scheduler import Scheduler
-
-from .fake_runner import FakeRunner, continuation
+from tests.fake_runner import FakeRunner, continuation
 
 
 @dataclass

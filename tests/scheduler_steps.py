@@ -10,8 +10,7 @@ from ostinato.schedule.batch import Batch, RowResult, StepResult
 from ostinato.schedule.limits import SchedulerLimits
 from ostinato.schedule.request import Request, RequestUpdate, StopConditions
 from ostinato.schedule.scheduler import Scheduler
-
-from .fake_runner import VOCABULARY, FakeRunner
+from tests.fake_runner import VOCABULARY, FakeRunner
 
 BLOCK = 4
 

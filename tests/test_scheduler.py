@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from ostinato.schedule.batch import Batch, RowResult, StepResult
 from ostinato.schedule.request import Request, StopConditions
-
-from .fake_runner import FakeRunner, continuation
-from .scheduler_steps import BLOCK, answer, make_request, make_scheduler, run_all, shape, step
+from tests.fake_runner import FakeRunner, continuation
+from tests.scheduler_steps import BLOCK, answer, make_request, make_scheduler, run_all, shape, step
 
 # What a step holds
 
@@ -107,6 +106,14 @@ def test_nobody_overtakes_a_request_that_finds_no_memory() -> None:
     assert step(scheduler, runner) == [("a", 0, 12)]
     assert step(scheduler, runner) == [("a", 12, 1)]
     run_all(scheduler, runner)
+
+
+def test_requests_that_can_grow_no_further_need_no_spare_block() -> None:
+    scheduler, runner = make_scheduler(num_blocks=5), FakeRunner(BLOCK)
+    for name in "ab":
+        scheduler.add(make_request(name, 2 * BLOCK - 1, max_tokens=2))
+    assert step(scheduler, runner) == [("a", 0, 2 * BLOCK - 1), ("b", 0, 2 * BLOCK - 1)]
+    assert scheduler.counters.preemptions == 0
 
 
 def test_an_empty_scheduler_gives_an_empty_batch_that_needs_no_update() -> None:

@@ -6,9 +6,8 @@ import pytest
 
 from ostinato.schedule.batch import Batch, RowResult, StepResult, TokenLogprobs
 from ostinato.schedule.request import FinishReason, StopConditions
-
-from .fake_runner import FakeRunner
-from .scheduler_steps import BLOCK, answer, give, make_request, make_scheduler, run_all, step
+from tests.fake_runner import FakeRunner
+from tests.scheduler_steps import BLOCK, answer, give, make_request, make_scheduler, run_all, step
 
 
 def test_a_stop_token_ends_a_request_and_tokens_after_it_are_dropped_with_their_logprobs() -> None:

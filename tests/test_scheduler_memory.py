@@ -8,9 +8,8 @@ import pytest
 
 from ostinato.errors import RequestError
 from ostinato.schedule.request import Request
-
-from .fake_runner import FakeRunner, continuation
-from .scheduler_steps import BLOCK, answer, make_request, make_scheduler, run_all, step
+from tests.fake_runner import FakeRunner, continuation
+from tests.scheduler_steps import BLOCK, answer, make_request, make_scheduler, run_all, step
 
 # Memory that runs short
 

@@ -22,9 +22,8 @@ from hypothesis.stateful import (
 
 from ostinato.schedule.limits import Policy, SchedulerLimits
 from ostinato.schedule.request import FinishReason, StopConditions
-
-from .fake_runner import VOCABULARY
-from .scheduler_harness import Harness, Wish
+from tests.fake_runner import VOCABULARY
+from tests.scheduler_harness import Harness, Wish
 
 KINDS = ["hybrid", "hybrid", "attention", "state"]
 

@@ -374,20 +374,24 @@ def test_the_scan_equals_the_recurrence_from_any_position(
 
 
 @few
-@given(st.lists(st.integers(1, 9), min_size=2, max_size=8), st.integers(1, 2), seeds)
+@given(st.integers(0, 20), st.lists(st.integers(1, 4), min_size=1, max_size=5), st.integers(1, 2), seeds)
 def test_the_scan_of_a_cut_prompt_is_bit_equal_if_the_cuts_are_multiples_of_the_chunk_size(
-    chunks_per_part: list[int], groups: int, seed: int
+    first: int, chunks_per_part: list[int], groups: int, seed: int
 ) -> None:
-    chunk_size = 8
-    tail = 5
-    case = recurrence(chunk_size * sum(chunks_per_part) + tail, groups, 2, seed)
+    """Also if the first token, at position `first`, is none: it is the positions that count."""
+    chunk_size, cuts = 8, [first // 8 * 8]
+    for chunks in chunks_per_part:
+        cuts.append(cuts[-1] + chunks * chunk_size)
+    total = cuts[-1] + 5 - first
+    case = recurrence(total, groups, 2, seed)
     whole_states, states = slots_of(case, 2), slots_of(case, 2)
-    total = len(case.x)
-    whole = scan(case, whole_states, [(0, total)], [0], [0], [1], chunk_size)
+    if first:
+        whole_states[1] = states[1] = normal(torch.Generator().manual_seed(seed), *states.shape[1:])
+    whole = scan(case, whole_states, [(0, total)], [first], [1 if first else 0], [1], chunk_size)
     parts, begin = [], 0
-    for chunks in [*chunks_per_part, None]:
-        end = total if chunks is None else begin + chunks * chunk_size
-        parts.append(scan(case, states, [(begin, end)], [begin], [1 if begin else 0], [1], chunk_size))
+    for end in [*(cut - first for cut in cuts[1:]), total]:
+        position = first + begin
+        parts.append(scan(case, states, [(begin, end)], [position], [1 if position else 0], [1], chunk_size))
         begin = end
     assert torch.equal(torch.cat(parts), whole)
     assert torch.equal(states[1], whole_states[1])

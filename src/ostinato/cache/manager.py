@@ -6,7 +6,7 @@ import sys
 from collections import Counter
 from dataclasses import dataclass
 
-from .pool import Pool
+from ostinato.cache.pool import Pool
 
 
 @dataclass(slots=True)

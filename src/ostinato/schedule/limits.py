@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from ..cache.manager import CacheManager
-from ..errors import Remedy, RequestError
-from .request import Request
+from ostinato.cache.manager import CacheManager
+from ostinato.errors import Remedy, RequestError
+from ostinato.schedule.request import Request
 
 Policy = Literal["fcfs", "priority"]
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from .batch import TokenLogprobs
+from ostinato.schedule.batch import TokenLogprobs
 
 
 class FinishReason(StrEnum):

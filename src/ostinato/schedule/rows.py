@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from ..cache.manager import Holding
-from .batch import Row, RowResult
-from .request import Request
+from ostinato.cache.manager import Holding
+from ostinato.schedule.batch import Row, RowResult
+from ostinato.schedule.request import Request
 
 _NULL_SLOT = (0,)
 

@@ -6,12 +6,12 @@ from bisect import bisect_left, insort
 from dataclasses import dataclass, field
 from operator import attrgetter
 
-from ..cache.manager import CacheManager
-from ..errors import RequestError
-from .batch import Batch, Row, StepResult
-from .limits import SchedulerLimits, check_arrival, max_length
-from .request import FinishReason, Request, RequestStatus, RequestUpdate
-from .rows import check_result, is_decoding, make_row
+from ostinato.cache.manager import CacheManager
+from ostinato.errors import RequestError
+from ostinato.schedule.batch import Batch, Row, StepResult
+from ostinato.schedule.limits import SchedulerLimits, check_arrival, max_length
+from ostinato.schedule.request import FinishReason, Request, RequestStatus, RequestUpdate
+from ostinato.schedule.rows import check_result, is_decoding, make_row
 
 _rank = attrgetter("rank")
 
@@ -268,8 +268,9 @@ class Scheduler:
                 if request.num_tokens <= self.limits.max_num_batched_tokens:
                     return
                 is_cut = True
-            # A block is left for each running request, else it would soon preempt the one admitted here.
-            if not self.cache.grow(request.request_id, request.num_tokens, spare_blocks=len(self._running)):
+            # A block is left for each running request that may need one, else it would soon preempt this one.
+            spare_blocks = sum(map(self._may_outgrow, self._running))
+            if not self.cache.grow(request.request_id, request.num_tokens, spare_blocks):
                 return
             self._waiting.pop(0)
             request.status = RequestStatus.RUNNING
@@ -278,6 +279,10 @@ class Scheduler:
             budget -= chunk
             rows.append(make_row(request, self.cache.holding(request.request_id), chunk))
             scheduled.append(request)
+
+    def _may_outgrow(self, request: Request) -> bool:
+        """Whether the blocks that a running request holds are too few for its greatest length."""
+        return request.max_num_tokens - 1 > self.cache.holding(request.request_id).capacity
 
     def _end_step(self) -> None:
         self._in_flight, self._in_flight_requests = None, []
