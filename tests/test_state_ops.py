@@ -282,6 +282,22 @@ def run_form(
         return state_update.reference(*case.tokens(0, len(case.x)), states, reads, writes)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_both_forms_of_the_update_agree(dtype: torch.dtype) -> None:
+    """Also in what they round to the state's dtype between the tokens of a row."""
+    case = recurrence(12, 2, 2, seed=4)
+    by_row, gathered = slots_of(case, 14, dtype), slots_of(case, 14, dtype)
+    by_row[13] = gathered[13] = 0.7
+    reads, writes = int32(13, 0, 7), int32([1, 2, 3, 4], [5, 6, 8, 9], [7, 10, 11, 12])
+    by_row[7] = gathered[7] = -0.3
+    outputs = [
+        run_form("_row_by_row", case, by_row, reads, writes),
+        run_form("_gathered", case, gathered, reads, writes),
+    ]
+    torch.testing.assert_close(*outputs, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(by_row, gathered, atol=1e-5, rtol=1e-5, equal_nan=True)
+
+
 def test_padding_rows_of_a_decode_step_disturb_nobody() -> None:
     """Rows of padding read and write slot 0, which is NaN, between rows that count."""
     case = recurrence(4, 2, 2, seed=3)
