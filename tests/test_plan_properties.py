@@ -79,13 +79,17 @@ def closer(config: EngineConfig, device: DeviceSpec, remedy: Remedy) -> float | 
         below = round(remedy.value - 0.01, 2)
         return below if below > asked else None
     asked = getattr(config, remedy.setting)
+    if asked is None and remedy.setting == "cache_memory" and device.kind == "cpu":
+        asked = min(4 * 1024 * MIB, device.memory_bytes // 4)
+        if asked == remedy.value:
+            return None
     if asked is None:
         return remedy.value - 1 if remedy.setting == "cache_memory" else remedy.value + 1
     step = 1 if asked > remedy.value else -1
     return remedy.value + step if remedy.value + step != asked else None
 
 
-@settings(max_examples=2500, deadline=None)
+@settings(max_examples=300, deadline=None)
 @given(configs(), models(), devices())
 def test_a_plan_fits_and_keeps_what_was_given(config, spec, device) -> None:
     plan = outcome(config, spec, device)
@@ -109,7 +113,7 @@ def test_a_plan_fits_and_keeps_what_was_given(config, spec, device) -> None:
     assert Plan.from_json(json.loads(json.dumps(plan.to_json()))) == plan
 
 
-@settings(max_examples=2500, deadline=None)
+@settings(max_examples=300, deadline=None)
 @given(configs(), models(), devices())
 def test_every_remedy_works_and_is_the_nearest_that_does(config, spec, device) -> None:
     error = outcome(config, spec, device)
@@ -123,7 +127,7 @@ def test_every_remedy_works_and_is_the_nearest_that_does(config, spec, device) -
             assert not works(config, spec, device, **{remedy.setting: next_value})
 
 
-@settings(max_examples=2500, deadline=None)
+@settings(max_examples=300, deadline=None)
 @given(configs(), models(), devices())
 def test_no_remedy_is_left_out_that_a_coarse_search_finds(config, spec, device) -> None:
     error = outcome(config, spec, device)
@@ -143,7 +147,7 @@ def test_no_remedy_is_left_out_that_a_coarse_search_finds(config, spec, device) 
             assert not any(works(config, spec, device, **{setting: value}) for value in values), setting
 
 
-@settings(max_examples=2500, deadline=None)
+@settings(max_examples=300, deadline=None)
 @given(models(), devices())
 def test_open_values_are_lowered_in_order_and_only_as_far_as_needed(spec, device) -> None:
     plan = outcome(EngineConfig(), spec, device)

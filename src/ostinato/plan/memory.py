@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 from ostinato.plan.model import DTYPE_BYTES, LayerSpec, ModelSpec
 
-LOGIT_COPIES = 7
-"""Floats per logit while sampling: raw, float32 and processed copies, and a sort with its 64-bit indices."""
+LOGIT_COPIES = 9
+"""Floats per logit while sampling: raw, float32 and processed copies, and a sort with its 64-bit indices; 8
+were seen with top-p."""
 
 
 @dataclass(frozen=True)
@@ -67,8 +68,7 @@ def state_slot_bytes(model: ModelSpec, dtype: str, ssm_state_dtype: str) -> int:
     """Bytes of one slot: in each state layer a conv state in the model's dtype and an SSM state in its
     own."""
     return sum(
-        mamba2.conv_state_elements * DTYPE_BYTES[dtype]
-        + mamba2.ssm_state_elements * DTYPE_BYTES[ssm_state_dtype]
+        mamba2.conv_state_elements * DTYPE_BYTES[dtype] + mamba2.ssm_state_elements * DTYPE_BYTES[ssm_state_dtype]
         for mamba2 in model.state_layers
     )
 
@@ -76,14 +76,14 @@ def state_slot_bytes(model: ModelSpec, dtype: str, ssm_state_dtype: str) -> int:
 def activation_bytes(
     model: ModelSpec, dtype: str, tokens: int, rows: int, max_model_len: int, gathers_states: bool
 ) -> int:
-    """An upper bound of what one step of `tokens` tokens in `rows` rows needs beside weights and cache, in
-    bytes.
+    """Bytes that one step of `tokens` tokens in `rows` rows needs at most, beside weights and cache.
 
     Counted are, as alive at once: the residual stream, its normed form and their float32 copies; the
     greediest layer's intermediate results, in `dtype` and as float32 copies, with what its kernel allocates
     (see `_attention_scratch` and `_scan_scratch`); or, after the last layer, the logits of one position per
-    row and their copies while sampling. `gathers_states`: whether a decode step gathers all rows' states
-    into one tensor, as the references do on a GPU.
+    row and their copies while sampling; and a quarter more, since allocators hold on to some of what was
+    freed. `gathers_states`: whether a decode step gathers all rows' states into one tensor, as the
+    references do on a GPU.
     """
     width = DTYPE_BYTES[dtype]
     residual = tokens * model.hidden_size * 2 * (width + 4)
@@ -94,20 +94,19 @@ def activation_bytes(
                 _attention_scratch(layer, width, tokens, max_model_len),
                 _scan_scratch(layer, rows if gathers_states else 1),
             )
-            for layer in dict.fromkeys(model.layers)
+            for layer in model.layers
         ),
         default=0,
     )
     logits = min(rows, tokens) * model.vocab_size * LOGIT_COPIES * 4
-    return residual + max(layer_bytes, logits)
+    peak = residual + max(layer_bytes, logits)
+    return peak + peak // 4
 
 
 def cache_need(budget: Budget, max_num_seqs: int, max_model_len: int) -> int:
     """Bytes of the working slots of `max_num_seqs` rows and the blocks of one request of `max_model_len`
     tokens, with the null slot and the null block: the least cache that a plan may have."""
-    return (
-        _slots(budget, max_num_seqs) * budget.state_slot + _blocks(budget, 1, max_model_len) * budget.kv_block
-    )
+    return _slots(budget, max_num_seqs) * budget.state_slot + _blocks(budget, 1, max_model_len) * budget.kv_block
 
 
 def cache_room(budget: Budget, activations: int) -> int:

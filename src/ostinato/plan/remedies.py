@@ -16,6 +16,9 @@ from ostinato.plan.search import largest, smallest
 
 Works = Callable[[str, int | float], bool]
 
+CACHE_STEPS = 32
+"""Sizes of the cache that are tried before bisecting between two of them."""
+
 LOWEST = {"max_num_seqs": 1, "max_model_len": 2}
 """Settings of which less always fits where more does, with the least that they may be."""
 
@@ -35,9 +38,7 @@ def working_remedies(
     return found
 
 
-def capacity_remedies(
-    failure: DoesNotFit, config: EngineConfig, model: ModelSpec, device: DeviceSpec
-) -> list[Remedy]:
+def capacity_remedies(failure: DoesNotFit, config: EngineConfig, model: ModelSpec, device: DeviceSpec) -> list[Remedy]:
     """One remedy for each setting that has a value that works, all else being as the user gave it or left
     it."""
     works = _works_with(config, model, device)
@@ -61,10 +62,10 @@ def advice(failure: DoesNotFit, remedies: list[Remedy]) -> str:
     }
     phrases = []
     for remedy in remedies:
-        if remedy.setting in tried and remedy.value < tried[remedy.setting]:
-            phrases.append(f"lower {remedy.setting} to at most {remedy.value}")
-        elif remedy.setting == "cache_memory" and not failure.budget.cache_size:
+        if remedy.setting == "cache_memory" and not failure.budget.cache_is_given:
             phrases.append(f"set {remedy.setting} to {remedy.value}")
+        elif remedy.setting in tried and remedy.value < tried[remedy.setting]:
+            phrases.append(f"lower {remedy.setting} to at most {remedy.value}")
         else:
             phrases.append(f"raise {remedy.setting} to at least {remedy.value}")
     if not phrases:
@@ -111,10 +112,19 @@ def _memory_utilization(config: EngineConfig, device: DeviceSpec, works: Works) 
 def _cache_memory(failure: DoesNotFit, config: EngineConfig, works: Works) -> int | None:
     """The least that works, if it is more than now; else the most that leaves room for the rest."""
     budget, rows = failure.budget, config.max_num_seqs or 1
-    # An open max_model_len is lowered where one request does not fit, but not to make room for slots.
+    # An open max_model_len is lowered where one request does not fit, but not to make room for slots: so what
+    # works begins somewhere between the shortest and the longest request.
     lengths = (config.max_model_len or budget.block_size, failure.wanted.max_model_len)
-    needs = [cache_need(budget, rows, length) for length in lengths]
-    need = next((need for need in needs if works("cache_memory", need)), None)
+    needs = (cache_need(budget, rows, length) for length in lengths)
+    low, high = (max(1, min(need, budget.available)) for need in needs)
+    points = sorted({low + (high - low) * step // CACHE_STEPS for step in range(CACHE_STEPS + 1)})
+    first = next((index for index, size in enumerate(points) if works("cache_memory", size)), None)
+    if first is None:
+        return None
+    above = points[first - 1] + 1 if first else points[0]
+    need = smallest(above, points[first], partial(works, "cache_memory"))
     if need is None or budget.cache_size is None or budget.cache_size < need:
         return need
-    return largest(need, budget.cache_size - 1, partial(works, "cache_memory"))
+    # A default shrinks to what is left, so the same size may work when it is given.
+    highest = budget.cache_size - 1 if budget.cache_is_given else budget.cache_size
+    return largest(need, highest, partial(works, "cache_memory"))
