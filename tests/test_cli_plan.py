@@ -102,9 +102,7 @@ def test_the_help_names_every_setting_and_alias_in_full_and_has_an_example(capsy
 def test_the_names_of_vllm_are_flags_too_but_not_beside_our_own(capsys, checkpoint) -> None:
     _, data = run_json(capsys, checkpoint, "--device", "l4-24gb", "--gpu-memory-utilization", "0.5")
     assert data["memory"]["available"] == data["device"]["memory_bytes"] // 2
-    status, data = run_json(
-        capsys, checkpoint, "--gpu-memory-utilization", "0.5", "--memory-utilization", "0.6"
-    )
+    status, data = run_json(capsys, checkpoint, "--gpu-memory-utilization", "0.5", "--memory-utilization", "0.6")
     assert status == 2
     assert "two names" in data["error"]["message"]
 

@@ -161,9 +161,7 @@ def test_remedies_of_a_contradiction_also_fit_the_memory() -> None:
 def test_tokens_too_few_for_one_row_are_refused() -> None:
     with pytest.raises(ConfigError) as error:
         make_plan(EngineConfig(max_num_batched_tokens=16), hybrid(), cpu(64 * GIB))
-    assert [(remedy.setting, remedy.value) for remedy in error.value.remedies] == [
-        ("max_num_batched_tokens", 17)
-    ]
+    assert [(remedy.setting, remedy.value) for remedy in error.value.remedies] == [("max_num_batched_tokens", 17)]
 
 
 def test_a_length_beyond_the_models_is_refused_with_the_longest() -> None:

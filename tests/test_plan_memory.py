@@ -37,9 +37,7 @@ def test_a_request_has_one_slot_and_one_more_for_each_speculative_token() -> Non
 
 
 @pytest.mark.parametrize(("block_size", "dtype", "size"), [(16, "bfloat16", 2), (32, "float32", 4)])
-def test_a_block_holds_keys_and_values_of_all_attention_layers(
-    block_size: int, dtype: str, size: int
-) -> None:
+def test_a_block_holds_keys_and_values_of_all_attention_layers(block_size: int, dtype: str, size: int) -> None:
     two_layers = hybrid()
     assert kv_block_bytes(two_layers, block_size, dtype) == 2 * (2 * 2 * 64) * block_size * size
 
@@ -52,9 +50,7 @@ def test_a_slot_holds_conv_states_in_the_models_dtype_and_ssm_states_in_their_ow
 
 def test_a_layer_with_attention_and_state_counts_in_both_pools() -> None:
     parallel = model(LayerSpec("hybrid", ATTENTION, MAMBA2, 1, 1, 1))
-    assert kv_block_bytes(parallel, 16, "bfloat16") == kv_block_bytes(
-        model(attention_layer()), 16, "bfloat16"
-    )
+    assert kv_block_bytes(parallel, 16, "bfloat16") == kv_block_bytes(model(attention_layer()), 16, "bfloat16")
     assert state_slot_bytes(parallel, "bfloat16", "float32") == state_slot_bytes(
         model(mamba2_layer()), "bfloat16", "float32"
     )
@@ -88,9 +84,7 @@ def test_activations_hold_at_least_the_logits_and_the_widest_layer() -> None:
     size = activation_bytes(wide, "bfloat16", tokens=1024, rows=32, max_model_len=4096, gathers_states=False)
     assert size >= 32 * 200_000 * 4 * 3
     narrow = model(mlp_layer(), vocab_size=10)
-    size = activation_bytes(
-        narrow, "bfloat16", tokens=1024, rows=32, max_model_len=4096, gathers_states=False
-    )
+    size = activation_bytes(narrow, "bfloat16", tokens=1024, rows=32, max_model_len=4096, gathers_states=False)
     assert size >= 1024 * (4096 + 512) * 2
 
 

@@ -35,9 +35,7 @@ class DeviceSpec:
     source: str
 
 
-def _gpu(
-    name: str, memory_mib: int, cores: int, bandwidth: float, half_rate: float, float32_rate: float
-) -> DeviceSpec:
+def _gpu(name: str, memory_mib: int, cores: int, bandwidth: float, half_rate: float, float32_rate: float) -> DeviceSpec:
     rates = {"bfloat16": half_rate, "float16": half_rate, "float32": float32_rate}
     return DeviceSpec(name, "cuda", memory_mib * MiB, cores, bandwidth, rates, "catalogue")
 
@@ -67,14 +65,10 @@ def find_device(name: str) -> DeviceSpec:
         return CATALOGUE[name]
     if name in ("auto", "cpu", "cuda"):
         return detect(name)
-    raise ConfigError(
-        f"device {name!r} is not known; the known ones are auto, cuda, {', '.join(DEVICE_NAMES)}"
-    )
+    raise ConfigError(f"device {name!r} is not known; the known ones are auto, cuda, {', '.join(DEVICE_NAMES)}")
 
 
-def detect(
-    device: str = "auto", root: Path = Path("/"), environ: Mapping[str, str] = os.environ
-) -> DeviceSpec:
+def detect(device: str = "auto", root: Path = Path("/"), environ: Mapping[str, str] = os.environ) -> DeviceSpec:
     """The device of this machine: `cpu`, `cuda`, or `auto`, a GPU if there is one that torch can use.
 
     `root` is where /proc and /sys are looked for. ConfigError if `cuda` is asked for and there is none.

@@ -91,9 +91,7 @@ def fit(config: EngineConfig, model: ModelSpec, device: DeviceSpec) -> Fit:
     )
 
 
-def _budget(
-    config: EngineConfig, model: ModelSpec, device: DeviceSpec, dtype: str, ssm_state_dtype: str
-) -> Budget:
+def _budget(config: EngineConfig, model: ModelSpec, device: DeviceSpec, dtype: str, ssm_state_dtype: str) -> Budget:
     utilization = config.memory_utilization or DEFAULT_MEMORY_UTILIZATION[device.kind]
     cache_size = config.cache_memory
     if cache_size is None and device.kind == "cpu":
@@ -111,9 +109,7 @@ def _budget(
     )
 
 
-def _limit_decisions(
-    before: list[Decision], wanted: Limits, limits: Limits, memory: MemoryPlan
-) -> list[Decision]:
+def _limit_decisions(before: list[Decision], wanted: Limits, limits: Limits, memory: MemoryPlan) -> list[Decision]:
     """`before` and what was lowered to fit, as one decision where a setting was changed twice."""
     changes = {decision.topic: decision for decision in before}
     reason = (

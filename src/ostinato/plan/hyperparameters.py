@@ -99,9 +99,7 @@ def linear_parameters(in_features: int, out_features: int, bias: bool = False) -
     return in_features * out_features + (out_features if bias else 0)
 
 
-def attention_parameters(
-    hidden_size: int, attention: AttentionSpec, bias: bool = False, qk_norm: bool = False
-) -> int:
+def attention_parameters(hidden_size: int, attention: AttentionSpec, bias: bool = False, qk_norm: bool = False) -> int:
     """Query, key, value and output projections, all with a bias or none, and the norms over heads, if any."""
     query_size = attention.num_heads * attention.head_dim
     kv_size = attention.num_kv_heads * attention.head_dim

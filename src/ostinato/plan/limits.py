@@ -79,9 +79,7 @@ def _lower_for_one_request(
 ) -> Limits:
     """`wanted` with the open ones of its two token limits lowered until one request fits, if it ever does."""
     block_size, limits = config.block_size, wanted
-    floor = max(
-        LOWEST_BATCHED_TOKENS, least_batched_tokens(wanted.max_num_seqs, slots_per_request, block_size)
-    )
+    floor = max(LOWEST_BATCHED_TOKENS, least_batched_tokens(wanted.max_num_seqs, slots_per_request, block_size))
     if not config.is_given("max_num_batched_tokens"):
         limits = replace(limits, max_num_batched_tokens=min(floor, wanted.max_num_batched_tokens))
     if not config.is_given("max_model_len") and not fits(limits, 1):
@@ -101,9 +99,7 @@ def _lower_for_one_request(
     return limits
 
 
-def _wanted_rows_and_tokens(
-    config: EngineConfig, kind: str, slots_per_request: int
-) -> tuple[int, int, list[Decision]]:
+def _wanted_rows_and_tokens(config: EngineConfig, kind: str, slots_per_request: int) -> tuple[int, int, list[Decision]]:
     default_rows, default_tokens = DEFAULT_MAX_NUM_SEQS[kind], DEFAULT_MAX_NUM_BATCHED_TOKENS[kind]
     rows, tokens = config.max_num_seqs or default_rows, config.max_num_batched_tokens or default_tokens
     least = least_batched_tokens(rows, slots_per_request, config.block_size)
@@ -128,9 +124,7 @@ def _wanted_rows_and_tokens(
     remedies = [Remedy("max_num_batched_tokens", least)]
     if config.is_given("max_num_seqs") and most_rows >= 1:
         remedies.append(Remedy("max_num_seqs", most_rows))
-    raise ConfigError(
-        f"max_num_batched_tokens {tokens} is too small for max_num_seqs {given_rows}: {rule}", remedies
-    )
+    raise ConfigError(f"max_num_batched_tokens {tokens} is too small for max_num_seqs {given_rows}: {rule}", remedies)
 
 
 def _wanted_model_len(config: EngineConfig, model: ModelSpec) -> tuple[int, list[Decision]]:
@@ -147,8 +141,6 @@ def _wanted_model_len(config: EngineConfig, model: ModelSpec) -> tuple[int, list
         highest = int(model.rope.parameters["factor"] * model.rope.original_max_position)
         of_what = "the original length times the factor of its dynamic rope"
     if config.max_model_len > highest:
-        message = (
-            f"max_model_len {config.max_model_len} is beyond what the model can do: {highest}, {of_what}"
-        )
+        message = f"max_model_len {config.max_model_len} is beyond what the model can do: {highest}, {of_what}"
         raise ConfigError(message, [Remedy("max_model_len", highest)])
     return config.max_model_len, []

@@ -26,9 +26,7 @@ _REQUIRED = {
     "yarn": (),
     "dynamic": ("factor",),
 }
-_OPTIONAL = {
-    "yarn": ("factor", "attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate")
-}
+_OPTIONAL = {"yarn": ("factor", "attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate")}
 
 
 def parse_rope(config: Mapping[str, Any], head_dim: int, default_partial: float = 1.0) -> RopeSpec:
@@ -38,9 +36,7 @@ def parse_rope(config: Mapping[str, Any], head_dim: int, default_partial: float 
     """
     scaling = config.get("rope_scaling") or config.get("rope_parameters") or {}
     if not isinstance(scaling, Mapping) or any(isinstance(value, Mapping) for value in scaling.values()):
-        raise ModelError(
-            "config.json gives each kind of layer its own rotary embedding; one for all is supported"
-        )
+        raise ModelError("config.json gives each kind of layer its own rotary embedding; one for all is supported")
     kind = scaling.get("rope_type") or scaling.get("type") or "default"
     if kind not in ROPE_KINDS:
         known = ", ".join(ROPE_KINDS)

@@ -22,9 +22,7 @@ ARCHITECTURES = {
 CHECKPOINT_FILES = ("*.json", "*.safetensors", "*.jinja")
 
 
-def resolve_model_dir(
-    model: str, revision: str | None = None, files: tuple[str, ...] = CHECKPOINT_FILES
-) -> Path:
+def resolve_model_dir(model: str, revision: str | None = None, files: tuple[str, ...] = CHECKPOINT_FILES) -> Path:
     """The directory of `model`: `demo` (the embedded one), a directory, or a hub id, which is fetched.
 
     `files` are the patterns to fetch from a hub. ModelError if there is no such directory or model;
@@ -68,9 +66,7 @@ def model_spec(config: dict[str, Any]) -> ModelSpec:
     quantization = config.get("quantization_config")
     if quantization:
         method = quantization.get("quant_method") if isinstance(quantization, Mapping) else None
-        raise ModelError(
-            f"the checkpoint is quantized with {method or 'an unnamed method'}; none is supported yet"
-        )
+        raise ModelError(f"the checkpoint is quantized with {method or 'an unnamed method'}; none is supported yet")
     spec: ModelSpec = import_module(ARCHITECTURES[architecture]).model_spec(config)
     return spec
 
