@@ -18,7 +18,7 @@ from tokenizers import Tokenizer  # noqa: E402
 
 from ostinato.demo import checkpoint_dir  # noqa: E402
 
-HELD_OUT_SEED = 1
+HELD_OUT_SEED = 0
 
 
 def arguments() -> argparse.Namespace:
@@ -30,18 +30,12 @@ def arguments() -> argparse.Namespace:
     )
     parser.add_argument("--stage", choices=["all", "train", "export", "evaluate"], default="all")
     parser.add_argument("--steps", type=int, help="joint steps; without it, --minutes bounds the run")
-    parser.add_argument(
-        "--minutes", type=float, default=40.0, help="wall-clock minutes of joint training (40)"
-    )
+    parser.add_argument("--minutes", type=float, default=40.0, help="wall-clock minutes of joint training (40)")
     parser.add_argument("--mtp-minutes", type=float, default=3.0, help="minutes on the unrolled head (3)")
     parser.add_argument("--tokens", type=int, default=2400, help="tokens per step and process (2400)")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument(
-        "--state", type=Path, default=ROOT / ".train", help="where a run keeps its state (.train)"
-    )
-    parser.add_argument(
-        "--checkpoint", type=Path, default=checkpoint_dir(), help="the directory to export to"
-    )
+    parser.add_argument("--state", type=Path, default=ROOT / ".train", help="where a run keeps its state (.train)")
+    parser.add_argument("--checkpoint", type=Path, default=checkpoint_dir(), help="the directory to export to")
     parser.add_argument("--problems", type=int, default=500, help="held-out problems to measure on (500)")
     return parser.parse_args()
 

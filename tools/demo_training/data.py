@@ -73,9 +73,7 @@ class Encoder:
         return [
             part
             for index in ids
-            for part in (
-                self.spellings[index] if index in self.spellings and rng.random() < probability else [index]
-            )
+            for part in (self.spellings[index] if index in self.spellings and rng.random() < probability else [index])
         ]
 
 
@@ -136,7 +134,5 @@ def batches(
 def _pad(group: list[Sequence], pad: int) -> tuple[Tensor, Tensor]:
     length = max(len(sequence.ids) for sequence in group)
     ids = torch.tensor([sequence.ids + [pad] * (length - len(sequence.ids)) for sequence in group])
-    weights = torch.tensor(
-        [sequence.weights + [0.0] * (length - len(sequence.weights)) for sequence in group]
-    )
+    weights = torch.tensor([sequence.weights + [0.0] * (length - len(sequence.weights)) for sequence in group])
     return ids, weights

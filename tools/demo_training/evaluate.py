@@ -68,17 +68,13 @@ def _continue(model: torch.nn.Module, tokenizer: Tokenizer, prompts: list[str]) 
     ids = torch.tensor([[pad] * (width - len(row)) + row for row in encoded])
     mask = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in encoded])
     with torch.inference_mode():
-        output = model.generate(
-            input_ids=ids, attention_mask=mask, do_sample=False, max_new_tokens=ANSWER_TOKENS
-        )
+        output = model.generate(input_ids=ids, attention_mask=mask, do_sample=False, max_new_tokens=ANSWER_TOKENS)
     rows = output[:, width:].tolist()
     return [tokenizer.decode(row[: row.index(end)] if end in row else row) for row in rows]
 
 
 @torch.inference_mode()
-def acceptance(
-    model: DemoModel, tokenizer: Tokenizer, problems: list[Problem], depths: int = 3
-) -> list[float]:
+def acceptance(model: DemoModel, tokenizer: Tokenizer, problems: list[Problem], depths: int = 3) -> list[float]:
     """For each depth, how often its draft is right, given that the drafts before it are, on worked answers.
 
     The worked answer stands for the target's own tokens, which it equals where the target is right.

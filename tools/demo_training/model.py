@@ -68,9 +68,7 @@ class Mamba(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         batch, length, _ = x.shape
         shape = self.shape
-        gate, mixed, dt = self.in_proj(x).split(
-            [self.inner, self.inner + 2 * shape.state, shape.mamba_heads], -1
-        )
+        gate, mixed, dt = self.in_proj(x).split([self.inner, self.inner + 2 * shape.state, shape.mamba_heads], -1)
         mixed = F.silu(self.conv(mixed))
         values, b, c = mixed.split([self.inner, shape.state, shape.state], -1)
         values = values.view(batch, length, shape.mamba_heads, shape.mamba_head_dim).transpose(1, 2)
@@ -80,9 +78,7 @@ class Mamba(nn.Module):
         mask = torch.exp((decay[..., :, None] - decay[..., None, :]).masked_fill(future, -math.inf))
         weights = (c @ b.transpose(1, 2))[:, None] * mask.to(values.dtype) * dt[..., None, :].to(values.dtype)
         y = weights @ values + self.D[:, None, None] * values
-        return self.out_proj(
-            self.norm(y.transpose(1, 2).reshape(batch, length, self.inner), gate).to(x.dtype)
-        )
+        return self.out_proj(self.norm(y.transpose(1, 2).reshape(batch, length, self.inner), gate).to(x.dtype))
 
     def conv(self, x: Tensor) -> Tensor:
         """The causal depthwise convolution, as shifted products: faster on a CPU than grouped convolution."""

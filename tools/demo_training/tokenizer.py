@@ -35,9 +35,7 @@ def build_tokenizer(seed: int = 0, problems: int = 20_000, vocabulary: int = VOC
     entries = [PAD, END, *sorted(pre_tokenizers.ByteLevel.alphabet())]
     entries += [splitter.pre_tokenize_str(mark + "1")[0][0] for mark in MARKS]
     known = set(entries)
-    words = sorted(
-        (piece for piece in counts if piece not in known), key=lambda piece: (-counts[piece], piece)
-    )
+    words = sorted((piece for piece in counts if piece not in known), key=lambda piece: (-counts[piece], piece))
     entries += words[: vocabulary - len(entries)]
     tokenizer = Tokenizer(
         models.BPE(vocab={entry: index for index, entry in enumerate(entries)}, merges=[], ignore_merges=True)
@@ -53,8 +51,5 @@ def spellings(tokenizer: Tokenizer) -> dict[int, list[int]]:
     return {
         index: [tokenizer.token_to_id(character) for character in entry]
         for entry, index in tokenizer.get_vocab().items()
-        if len(entry) > 1
-        and any(map(str.isalpha, entry[1:]))
-        and entry not in (PAD, END)
-        and ":" not in entry
+        if len(entry) > 1 and any(map(str.isalpha, entry[1:])) and entry not in (PAD, END) and ":" not in entry
     }

@@ -25,7 +25,7 @@ from .tokenizer import PAD
 RANKS = 2
 MTP_WEIGHT = 0.3
 WARM_UP, DECAY_FROM = 0.02, 0.60
-DRILLS_AT_FIRST, DRILLS_END = 0.5, 0.30
+DRILLS_AT_FIRST, DRILLS_LATER = 0.5, 0.2
 MUON_RATE, ADAM_RATE = 5e-3, 3e-3
 
 
@@ -51,8 +51,8 @@ def rate_factor(progress: float) -> float:
 
 
 def drill_share(progress: float) -> float:
-    """How many of the sequences are drills: half at first, none after `DRILLS_END`."""
-    return DRILLS_AT_FIRST * max(0.0, 1.0 - progress / DRILLS_END)
+    """How many of the sequences are drills: half at first, a fifth later."""
+    return max(DRILLS_LATER, DRILLS_AT_FIRST * (1.0 - 2 * progress))
 
 
 def weighted_loss(logits: Tensor, targets: Tensor, weights: Tensor) -> Tensor:
@@ -78,9 +78,7 @@ def unrolled_loss(model: DemoModel, ids: Tensor, weights: Tensor) -> tuple[Tenso
         embedded = model.model.embeddings(ids)
         hidden = model.model(ids)
     length = ids.shape[1] - depths - 1
-    drafted = model.mtp.unroll(
-        hidden[:, :length], [embedded[:, 1 + d : 1 + d + length] for d in range(depths)]
-    )
+    drafted = model.mtp.unroll(hidden[:, :length], [embedded[:, 1 + d : 1 + d + length] for d in range(depths)])
     losses = [
         weighted_loss(model.lm_head(x), ids[:, 2 + d : 2 + d + length], weights[:, 2 + d : 2 + d + length])
         for d, x in enumerate(drafted)
@@ -91,13 +89,9 @@ def unrolled_loss(model: DemoModel, ids: Tensor, weights: Tensor) -> tuple[Tenso
 def optimizers(model: DemoModel, factor: float) -> list[torch.optim.Optimizer]:
     """Muon for the matrices inside the layers, AdamW for everything else that is trained."""
     trained = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
-    matrices = [
-        p for name, p in trained if p.ndim == 2 and "embeddings" not in name and "lm_head" not in name
-    ]
+    matrices = [p for name, p in trained if p.ndim == 2 and "embeddings" not in name and "lm_head" not in name]
     others = [p for _, p in trained if all(p is not matrix for matrix in matrices)]
-    result: list[torch.optim.Optimizer] = [
-        torch.optim.Muon(matrices, lr=MUON_RATE * factor, weight_decay=0.02)
-    ]
+    result: list[torch.optim.Optimizer] = [torch.optim.Muon(matrices, lr=MUON_RATE * factor, weight_decay=0.02)]
     if others:
         result.append(torch.optim.AdamW(others, lr=ADAM_RATE * factor, betas=(0.9, 0.98), weight_decay=0.0))
     for optimizer in result:
@@ -108,9 +102,7 @@ def optimizers(model: DemoModel, factor: float) -> list[torch.optim.Optimizer]:
 
 def train(run: Run, shape: Shape, tokenizer_path: Path) -> None:
     """Runs to the end of the schedule on two processes. The result is the state file's `model`."""
-    os.environ["MALLOC_MMAP_THRESHOLD_"] = os.environ["MALLOC_TRIM_THRESHOLD_"] = str(
-        2**32
-    )  # reuse, not return
+    os.environ["MALLOC_MMAP_THRESHOLD_"] = os.environ["MALLOC_TRIM_THRESHOLD_"] = str(2**32)  # reuse, not return
     rendezvous = run.directory / "rendezvous"
     rendezvous.unlink(missing_ok=True)
     mp.spawn(_work, args=(run, shape, str(tokenizer_path), f"file://{rendezvous}"), nprocs=RANKS)
@@ -171,7 +163,7 @@ def _work(rank: int, run: Run, shape: Shape, tokenizer_path: str, rendezvous: st
             if progress >= 1.0:
                 break
         pool += 1
-        if rank == 0 and (pool % 10 == 0 or progress >= 1.0):
+        if rank == 0 and (pool % 4 == 0 or progress >= 1.0):
             _save(run, model, steppers, {"step": step, "pool": pool, "spent": spent, "progress": progress})
     dist.barrier()
     dist.destroy_process_group()
@@ -190,9 +182,7 @@ def _share(parameters: list[nn.Parameter], elapsed: float) -> float:
     return float(flat[-1])
 
 
-def _save(
-    run: Run, model: DemoModel, steppers: list[torch.optim.Optimizer], counters: dict[str, float]
-) -> None:
+def _save(run: Run, model: DemoModel, steppers: list[torch.optim.Optimizer], counters: dict[str, float]) -> None:
     state = {
         "model": model.state_dict(),
         "optimizers": [optimizer.state_dict() for optimizer in steppers],

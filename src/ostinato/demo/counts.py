@@ -17,7 +17,7 @@ def compare(draw: Draw, sheet: Sheet) -> tuple[str, int]:
     text = f"{people[0].name} {have} {amounts[0]} {thing}."
     for index in range(1, len(people)):
         known = draw.rng.randrange(index)
-        relation, amount = _related(draw, sheet, amounts[known], thing, people[known])
+        relation, amount = _related(draw, sheet, amounts[known], thing, people[known], index > 1 or draw.chance(0.8))
         text += f" {people[index].name} {have} {relation}."
         amounts.append(amount)
     if draw.chance(0.25):
@@ -38,8 +38,8 @@ def compare(draw: Draw, sheet: Sheet) -> tuple[str, int]:
     return text, total
 
 
-def _related(draw: Draw, sheet: Sheet, known: int, thing: str, person: Person) -> tuple[str, int]:
-    """An amount told by another person's, and what it comes to."""
+def _related(draw: Draw, sheet: Sheet, known: int, thing: str, person: Person, name_other: bool) -> tuple[str, int]:
+    """An amount told by another person's, who may go unnamed in a multiple; and what it comes to."""
     kind = draw.rng.choices(["more", "fewer", "times"], [4, 4, 3])[0]
     noun = draw.pick([f" {thing}", "", "", f" {thing.split()[-1]}"])
     if kind == "more":
@@ -52,7 +52,8 @@ def _related(draw: Draw, sheet: Sheet, known: int, thing: str, person: Person) -
         )
     factor = draw.factor()
     often = f"{factor} times" if factor > 2 or draw.chance(0.3) else "twice"
-    return f"{often} as many{noun} as {person.name}", sheet.multiply(known, factor)
+    than = f" as {person.name}" if name_other else ""
+    return f"{often} as many{noun}{than}", sheet.multiply(known, factor)
 
 
 def transfer(draw: Draw, sheet: Sheet) -> tuple[str, int]:

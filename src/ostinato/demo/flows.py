@@ -27,9 +27,7 @@ def saving(draw: Draw, sheet: Sheet) -> tuple[str, int]:
         plural = person.plural and subject != person.name
         if draw.chance(0.4):
             amount = draw.number()
-            verb = draw.pick([("earns", "earn"), ("finds", "find"), ("gets", "get"), ("saves", "save")])[
-                plural
-            ]
+            verb = draw.pick([("earns", "earn"), ("finds", "find"), ("gets", "get"), ("saves", "save")])[plural]
             text += f" {subject} {verb} {amount} {draw.pick(['dollars', 'more dollars', 'dollars more'])}."
             total = sheet.add(total, amount)
         else:
@@ -141,9 +139,7 @@ def week(draw: Draw, sheet: Sheet) -> tuple[str, int]:
     for amount in amounts[1:]:
         total = sheet.add(total, amount)
     text = (
-        f"{person.name} {verb} "
-        + (", ".join(parts_told[:-1]) + draw.pick([" and ", ", and "]) + parts_told[-1])
-        + "."
+        f"{person.name} {verb} " + (", ".join(parts_told[:-1]) + draw.pick([" and ", ", and "]) + parts_told[-1]) + "."
     )
     if noun == "pages" and draw.chance(0.5):
         whole = total + draw.number()

@@ -9,9 +9,7 @@ from .words import CONTAINERS, TOTALS
 def cost(draw: Draw, sheet: Sheet) -> tuple[str, int]:
     """`Mia buys 4 pens for 3 dollars each and pays with 50 dollars. How much change does she get?`"""
     person, thing = draw.person(), draw.thing()
-    count, price = (
-        (draw.factor(), draw.multiplicand()) if draw.chance(0.6) else (draw.multiplicand(), draw.factor())
-    )
+    count, price = (draw.factor(), draw.multiplicand()) if draw.chance(0.6) else (draw.multiplicand(), draw.factor())
     do = "do" if person.plural else "does"
     start = draw.number() if draw.chance(0.5) else 0
     spent = sheet.multiply(count, price)
@@ -120,8 +118,7 @@ def two_products(draw: Draw, sheet: Sheet) -> tuple[str, int]:
     (one, many), (other_one, others) = draw.pick(CONTAINERS), draw.pick(CONTAINERS)
     text = draw.pick(
         [
-            f"{name} has {count} {many} of {each} {first} "
-            f"and {other_count} {others} of {other_each} {first}.",
+            f"{name} has {count} {many} of {each} {first} and {other_count} {others} of {other_each} {first}.",
             f"{name} has {count} {many} with {each} {first} each "
             f"and {other_count} {others} with {other_each} {first} each.",
             f"There are {count} {many} with {each} {first} in each {one} "

@@ -16,7 +16,7 @@ from .families import FAMILIES
 from .sheet import Draw, OutOfRange, Sheet
 
 HELD_OUT_MODULUS = 16
-HARD_SHARE = 0.35
+HARD_SHARE = 0.25
 RESULT_MARK = "####"
 
 

@@ -55,7 +55,7 @@ class Draw:
 
     def number(self) -> int:
         """An amount: of one or two digits, in a hard problem of up to three."""
-        digits = self.rng.choices([1, 2, 3], [15, 35, 50] if self.hard else [30, 70, 0])[0]
+        digits = self.rng.choices([1, 2, 3], [15, 45, 40] if self.hard else [30, 70, 0])[0]
         return self.rng.randint(2 if digits == 1 else 10 ** (digits - 1), 10**digits - 1)
 
     def at_most(self, limit: int) -> int:

@@ -90,9 +90,7 @@ def change(
     if gain:
         what = draw.pick([" more", " more", " more", f" more {noun}", f" {noun}", "", f" other {noun}"])
     else:
-        what = draw.pick(
-            ["", "", "", f" {noun}", f" of the {thing}", " of them", f" of {person.possessive} {thing}"]
-        )
+        what = draw.pick(["", "", "", f" {noun}", f" of the {thing}", " of them", f" of {person.possessive} {thing}"])
     other = draw.person()
     tail = verb[3].format(
         o=draw.pick([other.name, other.name, "a friend"]), p=person.possessive, place=draw.pick(PLACES)
@@ -103,15 +101,11 @@ def change(
     return text, (sheet.add if gain else sheet.subtract)(total, amount)
 
 
-def _multiplied(
-    draw: Draw, sheet: Sheet, total: int, person: Person, thing: str, form: int
-) -> tuple[str, int]:
+def _multiplied(draw: Draw, sheet: Sheet, total: int, person: Person, thing: str, form: int) -> tuple[str, int]:
     """The amount becomes a multiple of itself. `form`: the verb in third person, plain or past."""
     if draw.chance(0.5):
         verb = draw.pick([("doubles", "double", "doubled"), ("triples", "triple", "tripled")])
-        whose = draw.pick(
-            [f"{person.possessive} {thing}", "the number", "that number", f"the number of {thing}"]
-        )
+        whose = draw.pick([f"{person.possessive} {thing}", "the number", "that number", f"the number of {thing}"])
         return f"{verb[form]} {whose}", sheet.multiply(total, 2 if verb[0] == "doubles" else 3)
     ends = ("ends up with", "end up with", "ended up with")[form]
     factor = draw.factor()
@@ -128,9 +122,7 @@ def given(draw: Draw, sheet: Sheet, total: int, person: Person, thing: str, past
     if draw.chance(0.5):
         amount = draw.number()
         what = draw.pick([" more", f" more {thing}", f" {thing}", ""])
-        verb = draw.pick([("gives", "gave"), ("sends", "sent"), ("brings", "brought"), ("buys", "bought")])[
-            past
-        ]
+        verb = draw.pick([("gives", "gave"), ("sends", "sent"), ("brings", "brought"), ("buys", "bought")])[past]
         return f"{other} {verb} {person.object} {amount}{what}.", sheet.add(total, amount)
     amount = draw.at_most(total)
     verb = draw.pick([("takes", "took"), ("eats", "ate"), ("borrows", "borrowed"), ("breaks", "broke")])[past]

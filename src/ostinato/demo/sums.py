@@ -32,9 +32,7 @@ def bare_sum(draw: Draw, sheet: Sheet) -> tuple[str, int]:
                 amount = draw.at_most(total)
                 text += f"{minus}{amount}"
                 total = sheet.subtract(total, amount)
-    form = draw.pick(
-        ["What is {}?", "What is {}?", "How much is {}?", "Calculate {}?", "What's {}?", "{} = ?"]
-    )
+    form = draw.pick(["What is {}?", "What is {}?", "How much is {}?", "Calculate {}?", "What's {}?", "{} = ?"])
     return form.format(text), total
 
 

@@ -72,9 +72,7 @@ CONTAINERS = [
 ]
 PLACES = _words("shop store school farm garden library kitchen market room warehouse bakery park")
 TOTALS = ["in total", "altogether", "in all", "together"]
-ROLES = _words(
-    "farmer baker teacher gardener painter cook girl boy man woman child student clerk doctor driver"
-)
+ROLES = _words("farmer baker teacher gardener painter cook girl boy man woman child student clerk doctor driver")
 DAYS = _words("Monday Tuesday Wednesday Thursday Friday Saturday Sunday")
 
 
