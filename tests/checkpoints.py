@@ -16,6 +16,7 @@ import transformers
 from transformers import PretrainedConfig, PreTrainedModel
 
 transformers.logging.set_verbosity_error()
+transformers.logging.disable_progress_bar()
 
 VOCAB_SIZE = 131
 EOS = 1
@@ -96,7 +97,8 @@ def nemotron_h() -> PretrainedConfig:
 
 
 def nemotron_h_dense() -> PretrainedConfig:
-    """No experts, no latent space, no biases, tied embeddings; the layer kinds in their older spelling."""
+    """No experts, no latent space, no biases, a flag for tied embeddings, which the architecture does not follow; the
+    layer kinds in their older spelling."""
     return transformers.NemotronHConfig(
         **COMMON,
         layers_block_type=["mamba", "attention", "mlp", "mamba", "mlp"],
@@ -112,6 +114,7 @@ def nemotron_h_dense() -> PretrainedConfig:
         use_conv_bias=False,
         chunk_size=64,
         time_step_min=1e-9,
+        tie_word_embeddings=True,
     )
 
 

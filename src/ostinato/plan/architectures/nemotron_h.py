@@ -67,7 +67,6 @@ def model_spec(config: dict[str, Any]) -> ModelSpec:
     activation(config, "mamba_hidden_act", "silu", ("silu",))
     hyper = _hyperparameters(config)
     hidden_size, vocab_size = integer(config, "hidden_size"), integer(config, "vocab_size")
-    tied = flag(config, "tie_word_embeddings", False)
     ops = {"linear", "rms_norm"}
     uses = {
         "mamba2": {"causal_conv1d", "ssd_scan", "state_update", "gated_rms_norm"},
@@ -83,9 +82,10 @@ def model_spec(config: dict[str, Any]) -> ModelSpec:
         vocab_size=vocab_size,
         hidden_size=hidden_size,
         max_position_embeddings=config.get("max_position_embeddings"),
-        tied_embeddings=tied,
+        # The head has its own weights, whatever tie_word_embeddings says; transformers does not tie it either.
+        tied_embeddings=False,
         layers=tuple(_layer(kind, hyper, hidden_size) for kind in hyper.kinds),
-        outer_parameters=vocab_size * hidden_size * (1 if tied else 2) + hidden_size,
+        outer_parameters=2 * vocab_size * hidden_size + hidden_size,
         ssm_state_dtype=config.get("mamba_ssm_cache_dtype"),
         rope=None,
         ops=tuple(sorted(ops)),
