@@ -204,9 +204,7 @@ def test_a_continued_message_and_a_new_answer_exclude_each_other() -> None:
     with pytest.raises(RequestError, match="add_generation_prompt"):
         ChatTemplate({"default": CHATML}).render([USER, ANSWER], continue_final_message=True)
     with pytest.raises(RequestError, match="cannot be continued"):
-        ChatTemplate({"default": "nothing"}).render(
-            [USER], add_generation_prompt=False, continue_final_message=True
-        )
+        ChatTemplate({"default": "nothing"}).render([USER], add_generation_prompt=False, continue_final_message=True)
 
 
 def test_templates_are_found_where_checkpoints_keep_them(tmp_path: Path) -> None:

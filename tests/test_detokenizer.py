@@ -117,14 +117,10 @@ def test_the_pieces_of_any_tokens_join_to_the_text_of_all(make, data) -> None:  
 
 @settings(max_examples=150, deadline=None)
 @given(
-    data=st.lists(
-        st.sampled_from([0xE2, 0x82, 0xAC, 0xF0, 0x9F, 0x98, 0x80, 0x61]), min_size=30, max_size=90
-    ),
+    data=st.lists(st.sampled_from([0xE2, 0x82, 0xAC, 0xF0, 0x9F, 0x98, 0x80, 0x61]), min_size=30, max_size=90),
     steps=st.integers(1, 3),
 )
-def test_the_pieces_of_a_long_run_of_broken_bytes_join_to_the_text_of_all(
-    data: list[int], steps: int
-) -> None:
+def test_the_pieces_of_a_long_run_of_broken_bytes_join_to_the_text_of_all(data: list[int], steps: int) -> None:
     fallback, level = byte_fallback(), byte_level()
     # How the byte-level alphabet writes these bytes.
     letters = {0xE2: "â", 0x82: "Ĥ", 0xAC: "¬", 0xF0: "ð", 0x9F: "Ł", 0x98: "ĺ", 0x80: "Ģ", 0x61: "a"}
@@ -141,20 +137,14 @@ def test_a_special_token_that_is_left_out_does_not_part_the_bytes_beside_it() ->
     token_ids = [0xE2, end, 0x82, 0xAC, 257]
     assert stream(tokenizer, token_ids, True, [1]) == ["", "", "", "", "€ the", ""]
     spoilt = [0xE2, 0x82, 0xAC, end, 0xFF, 257]
-    assert (
-        "".join(stream(tokenizer, spoilt, True, [1])) == tokenizer.decode(spoilt) == 4 * REPLACEMENT + " the"
-    )
+    assert "".join(stream(tokenizer, spoilt, True, [1])) == tokenizer.decode(spoilt) == 4 * REPLACEMENT + " the"
     pieces = stream(tokenizer, token_ids, False, [1])
     assert "".join(pieces) == tokenizer.decode(token_ids, False)
 
 
 @pytest.mark.parametrize("make", TOKENIZERS)
 @settings(max_examples=100, deadline=None)
-@given(
-    text=st.text(
-        alphabet=st.one_of(st.sampled_from("ab .,'é日😀👩\u200d𝄞\n  "), st.characters(codec="utf-8"))
-    )
-)
+@given(text=st.text(alphabet=st.one_of(st.sampled_from("ab .,'é日😀👩\u200d𝄞\n  "), st.characters(codec="utf-8"))))
 def test_no_piece_of_a_text_splits_a_character(make, text) -> None:  # type: ignore[no-untyped-def]
     tokenizer = make()
     token_ids = tokenizer.encode(text)

@@ -23,9 +23,7 @@ from tests.checkpoints import RECIPES, checkpoint, oracle_logits, random_prompt
 from tests.test_models import BLOCK_SIZE, CPU, PROMPT, logits_in_steps, poisoned_memory
 
 NAMES = ("falcon_h1", "falcon_h1_normed", "mamba2", "qwen3")
-CUTS = pytest.mark.parametrize(
-    "cuts", [[], [37, 38, 101, 149]], ids=["whole", "in odd chunks and single tokens"]
-)
+CUTS = pytest.mark.parametrize("cuts", [[], [37, 38, 101, 149]], ids=["whole", "in odd chunks and single tokens"])
 
 
 def spec_with(name: str, **changes: Any) -> ModelSpec:
@@ -112,9 +110,7 @@ def test_the_spec_names_the_kernels_that_the_model_calls(name: str) -> None:
 
 
 @pytest.mark.parametrize(("in_float32", "dtype"), [(True, torch.float32), (False, torch.bfloat16)])
-def test_the_residual_of_a_mamba_is_float32_where_the_config_says_so(
-    in_float32: bool, dtype: torch.dtype
-) -> None:
+def test_the_residual_of_a_mamba_is_float32_where_the_config_says_so(in_float32: bool, dtype: torch.dtype) -> None:
     spec = spec_with("mamba2", residual_in_fp32=in_float32)
     model = build_model(Build(select_ops({}), torch.bfloat16, CPU), spec)
     load_weights(model, checkpoint("mamba2"))

@@ -90,8 +90,6 @@ def test_granite_without_layer_types_has_state_layers_only() -> None:
         ("granitemoehybrid_dense", {"partial_rotary_factor": 0.5}, "rotates all of them"),
     ],
 )
-def test_what_is_not_supported_is_refused_with_what_is(
-    name: str, changes: dict[str, Any], expected: str
-) -> None:
+def test_what_is_not_supported_is_refused_with_what_is(name: str, changes: dict[str, Any], expected: str) -> None:
     with pytest.raises(ModelError, match=expected):
         spec_with(name, **changes)

@@ -61,9 +61,7 @@ def test_vectorised_noise_is_the_scalar_definition() -> None:
         (2**64 - 1, 131_071, 151_935, 0x298D462F, 1.7309873),
     ],
 )
-def test_noise_of_given_inputs_never_changes(
-    seed: int, position: int, token: int, bits: int, value: float
-) -> None:
+def test_noise_of_given_inputs_never_changes(seed: int, position: int, token: int, bits: int, value: float) -> None:
     assert scalar_hash(seed, position, token) == bits
     assert gumbel(seed, position, torch.tensor([token])).item() == pytest.approx(value, rel=1e-6)
 
