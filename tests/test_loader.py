@@ -173,6 +173,13 @@ def test_a_head_beside_tied_embeddings_is_known_and_not_loaded(name: str, tmp_pa
     assert_equal(load(copy_of(name, tmp_path, add_head)), load(checkpoint(name)))
 
 
+def test_rotary_frequencies_of_older_checkpoints_are_known_and_not_loaded(tmp_path: Path) -> None:
+    def add_frequencies(tensors: dict[str, torch.Tensor]) -> None:
+        tensors["model.layers.0.self_attn.rotary_emb.inv_freq"] = torch.ones(12)
+
+    assert_equal(load(copy_of("llama", tmp_path, add_frequencies)), load(checkpoint("llama")))
+
+
 def test_a_head_that_is_not_tied_must_be_there(tmp_path: Path) -> None:
     directory = copy_of(UNTIED, tmp_path, lambda tensors: tensors.pop("lm_head.weight"))
     with pytest.raises(ModelError, match=r"missing \(1\): lm_head.weight"):

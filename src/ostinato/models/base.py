@@ -50,4 +50,7 @@ class CausalLM(nn.Module, ABC):
         """The name under which this model knows the checkpoint's tensor `name`; None: known, and not loaded."""
         if self.spec.tied_embeddings and name == "lm_head.weight":
             return None
+        # Older checkpoints hold the rotary frequencies of each layer, which follow from config.json.
+        if name.endswith(".rotary_emb.inv_freq"):
+            return None
         return name
