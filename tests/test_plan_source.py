@@ -76,7 +76,8 @@ def test_a_hub_id_is_fetched_with_its_revision(tmp_path: Path, monkeypatch: pyte
     hub = FakeHub(tmp_path)
     monkeypatch.setitem(sys.modules, "huggingface_hub", hub)
     assert resolve_model_dir("someone/some-model", "v2", files=("config.json",)) == tmp_path
-    assert hub.asked == {"model": "someone/some-model", "revision": "v2", "allow_patterns": ["config.json"]}
+    asked = {"model": "someone/some-model", "revision": "v2", "allow_patterns": ["config.json"]}
+    assert hub.asked == asked | {"ignore_patterns": ["original/*", "consolidated*"]}
 
 
 def test_a_failed_fetch_says_what_the_hub_said(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,6 +20,8 @@ ARCHITECTURES = {
 """`model_type` of a config.json -> the module whose `model_spec` reads it; imported when it is needed."""
 
 CHECKPOINT_FILES = ("*.json", "*.safetensors", "*.jinja")
+SECOND_COPIES = ("original/*", "consolidated*")
+"""The same weights in their author's own format, which some repositories hold beside those that are read."""
 
 
 def resolve_model_dir(model: str, revision: str | None = None, files: tuple[str, ...] = CHECKPOINT_FILES) -> Path:
@@ -88,8 +90,9 @@ def _fetch(model: str, revision: str | None, files: tuple[str, ...]) -> Path:
             f"there is no directory {model!r}; if it is a hub id, fetching it needs an extra: "
             "pip install 'ostinato[hub]'"
         ) from None
+    allow, ignore = list(files), list(SECOND_COPIES)
     try:
-        return Path(snapshot_download(model, revision=revision, allow_patterns=list(files)))
+        return Path(snapshot_download(model, revision=revision, allow_patterns=allow, ignore_patterns=ignore))
     except Exception as error:  # the hub's client raises many kinds, from HTTP errors to failed look-ups
         raise ModelError(
             f"there is no directory {model!r}, and it could not be fetched from the hub: {error}"
