@@ -85,6 +85,10 @@ def test_help_shows_an_example_and_a_flag_for_every_engine_setting(run: Callable
         assert re.search(rf"--{setting.replace('_', '-')}\b", shown.out), f"--help of {command} lacks {setting}"
 
 
+def test_help_of_the_benchmarks_shows_an_example(run: Callable[..., Outcome]) -> None:
+    assert "Example: ostinato bench" in run("bench", "--help").out
+
+
 @pytest.mark.parametrize("command", ["generate", "chat"])
 def test_help_shows_a_flag_for_the_sampling_settings(run: Callable[..., Outcome], command: str) -> None:
     shown = run(command, "--help").out

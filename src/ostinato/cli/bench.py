@@ -22,7 +22,8 @@ from ostinato.errors import ConfigError
 from ostinato.plan.units import format_bytes
 
 app = typer.Typer(
-    help="Measure throughput, latency or start-up, on a checkpoint or on random weights.",
+    help="Measure throughput, latency or start-up, on a checkpoint or on random weights.\n\n"
+    "Example: ostinato bench latency demo --batch-sizes 1,8",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
