@@ -59,7 +59,8 @@ def random_logits(rows: int, vocab_size: int, seed: int = 0, scale: float = 2.0)
         ({"min_p": 2}, Remedy("min_p", 1)),
         ({"presence_penalty": 3}, Remedy("presence_penalty", 2)),
         ({"frequency_penalty": -3}, Remedy("frequency_penalty", -2)),
-        ({"repetition_penalty": 0}, None),
+        ({"repetition_penalty": 0}, Remedy("repetition_penalty", 0.01)),
+        ({"repetition_penalty": 1e39}, Remedy("repetition_penalty", 100)),
         ({"temperature": math.nan}, None),
         ({"temperature": "hot"}, None),
         ({"max_tokens": 0}, Remedy("max_tokens", 1)),
@@ -120,6 +121,16 @@ def test_token_ids_outside_the_vocabulary_are_refused(settings: dict[str, Any]) 
     with pytest.raises(RequestError, match="between 0 and 99"):
         check_token_ids(SamplingParams(**settings), vocab_size=100)
     check_token_ids(SamplingParams(logit_bias={99: 1.0}, stop_token_ids=[0]), vocab_size=100)
+
+
+def test_min_tokens_is_refused_where_every_token_ends_the_output() -> None:
+    params = SamplingParams(min_tokens=2, stop_token_ids=[0, 1, 2])
+    with pytest.raises(RequestError, match="stop_token_ids") as caught:
+        check_token_ids(params, vocab_size=4, eos_token_ids={3})
+    assert caught.value.remedies == (Remedy("min_tokens", 0),)
+    check_token_ids(params, vocab_size=4)
+    check_token_ids(params.replace(ignore_eos=True), vocab_size=4, eos_token_ids={3})
+    check_token_ids(params.replace(min_tokens=0), vocab_size=4, eos_token_ids={3})
 
 
 # Processing, against definitions and against transformers
@@ -188,7 +199,8 @@ def test_each_row_is_restricted_by_its_own_parameters_only() -> None:
 
 def test_extreme_temperatures_neither_overflow_nor_lose_the_best_token() -> None:
     logits = random_logits(3, 100) * 1000
-    for temperature in (1e-300, 1e-6, 1e30):
+    logits[:, 7] = -math.inf
+    for temperature in (1e-300, 1e-6, 1e30, 1e300):
         scaled = restricted(logits, temperature=temperature)
         assert not scaled.isnan().any()
         assert torch.equal(scaled.amax(-1), torch.zeros(3))

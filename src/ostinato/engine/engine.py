@@ -84,7 +84,7 @@ class Engine:
         text = prompt if isinstance(prompt, str) else None
         token_ids = self.tokenizer.encode(prompt, add_special_tokens) if isinstance(prompt, str) else _as_ids(prompt)
         self._check_vocabulary(token_ids)
-        check_token_ids(params, self.spec.vocab_size)
+        check_token_ids(params, self.spec.vocab_size, self._eos_token_ids)
         request_id = self._free_id() if request_id is None else request_id
         generation = Generation(
             request_id,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
@@ -30,7 +30,7 @@ class SamplingParams(BaseModel):
     """Keep the most likely tokens that together reach this probability."""
     min_p: float = Field(0.0, ge=0, le=1)
     """Keep tokens at least this likely, relative to the most likely one."""
-    repetition_penalty: float = Field(1.0, gt=0)
+    repetition_penalty: float = Field(1.0, ge=0.01, le=100)
     """Logits of tokens in the prompt or the output: positive ones are divided by it, negative ones
     multiplied."""
     presence_penalty: float = Field(0.0, ge=-2, le=2)
@@ -40,7 +40,8 @@ class SamplingParams(BaseModel):
     logit_bias: dict[int, float] = Field(default_factory=dict)
     """Token id -> a number from -100 to 100 that is added to its logit."""
     seed: int | None = Field(None, ge=-(2**63), lt=2**64)
-    """Same seed, same tokens, whatever else is in the batch. None: one is drawn for the request."""
+    """Same seed, same tokens, whatever else is in the batch. None: made of the engine's seed and the number of the
+    request."""
     stop: tuple[str, ...] = ()
     """Strings that end the output; also given as one string."""
     stop_token_ids: tuple[int, ...] = ()
@@ -134,14 +135,21 @@ class SamplingParams(BaseModel):
         return SamplingParams(**{**self.model_dump(exclude_unset=True), **changes})
 
 
-def check_token_ids(params: SamplingParams, vocab_size: int) -> None:
-    """Raise RequestError if `logit_bias` or `stop_token_ids` names a token that the model does not have."""
+def check_token_ids(params: SamplingParams, vocab_size: int, eos_token_ids: Collection[int] = ()) -> None:
+    """Raise RequestError if `logit_bias` or `stop_token_ids` names a token that the model does not have, or if
+    `min_tokens` would rule out all tokens."""
     for setting, ids in (("logit_bias", params.logit_bias), ("stop_token_ids", params.stop_token_ids)):
         outside = sorted(token for token in ids if not 0 <= token < vocab_size)
         if outside:
             raise RequestError(
                 f"{setting} names token ids {_shortened(outside)}; the model's lie between 0 and {vocab_size - 1}"
             )
+    ends = {*params.stop_token_ids, *(() if params.ignore_eos else eos_token_ids)}
+    if params.min_tokens and len(ends) == vocab_size:
+        raise RequestError(
+            f"every token ends the output, and min_tokens is {params.min_tokens}: leave a token out of stop_token_ids",
+            [Remedy("min_tokens", 0)],
+        )
 
 
 def _shortened(ids: list[int]) -> str:

@@ -20,8 +20,9 @@ from ostinato.sample.state import SamplingState
 # How many of the best tokens top-p looks at first; eight times more, and so on, while they do not reach
 # top_p.
 _TOP_P_WINDOW = 256
-# Smallest divisor of logits; below it nothing but the best tokens survives anyway.
-_MIN_TEMPERATURE = 1e-30
+# Divisors of logits, within what float32 holds; below the least nothing but the best tokens survives anyway, and
+# above the greatest all tokens are alike.
+_MIN_TEMPERATURE, _MAX_TEMPERATURE = 1e-30, 1e30
 
 
 def adjust(logits: torch.Tensor, states: Sequence[SamplingState]) -> None:
@@ -37,7 +38,8 @@ def restrict(logits: torch.Tensor, params: Sequence[SamplingParams]) -> torch.Te
     What is not to be sampled is -inf. A row whose best logit is not finite becomes NaN.
     """
     device = logits.device
-    temperature = torch.tensor([max(p.temperature, _MIN_TEMPERATURE) for p in params], device=device)
+    clamped = [min(max(p.temperature, _MIN_TEMPERATURE), _MAX_TEMPERATURE) for p in params]
+    temperature = torch.tensor(clamped, device=device)
     # The best logit is taken off first, so that no temperature makes it overflow.
     scaled = (logits - logits.amax(dim=-1, keepdim=True)).div_(temperature[:, None])
     vocab_size = logits.shape[-1]
