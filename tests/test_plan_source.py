@@ -28,6 +28,15 @@ LLAMA = {
     "num_hidden_layers": 2,
     "intermediate_size": 128,
 }
+MAMBA2 = {
+    "model_type": "mamba2",
+    "hidden_size": 64,
+    "vocab_size": 100,
+    "num_hidden_layers": 2,
+    "num_heads": 8,
+    "head_dim": 16,
+    "n_groups": 2,
+}
 
 
 def test_demo_is_the_embedded_model_and_a_directory_is_itself(tmp_path: Path) -> None:
@@ -107,6 +116,14 @@ def test_a_missing_or_broken_config_is_refused(tmp_path: Path) -> None:
         ({**LLAMA, "quantization_config": {"quant_method": "awq"}}, ["awq"]),
         ({**LLAMA, "hidden_size": None}, ["hidden_size"]),
         ({**LLAMA, "hidden_size": "64"}, ["hidden_size", "whole number"]),
+        ({"model_type": ["llama"]}, ["llama", "known"]),
+        ({**LLAMA, "max_position_embeddings": "8192"}, ["max_position_embeddings", "8192"]),
+        ({**LLAMA, "num_attention_heads": 0}, ["llama", "config.json"]),
+        ({**LLAMA, "num_attention_heads": 4, "num_key_value_heads": 3}, ["4 attention heads", "3"]),
+        ({**LLAMA, "head_dim": 7}, ["7", "pairs"]),
+        ({**LLAMA, "vocab_size": 0}, ["0 tokens"]),
+        ({**MAMBA2, "time_step_limit": 3}, ["mamba2", "config.json"]),
+        ({**MAMBA2, "n_groups": 3}, ["3 groups"]),
     ],
 )
 def test_a_config_that_cannot_be_used_is_refused_by_name(config: dict, words: list[str]) -> None:

@@ -58,18 +58,24 @@ def read_config(directory: Path) -> dict[str, Any]:
 
 
 def model_spec(config: dict[str, Any]) -> ModelSpec:
-    """What config.json describes. ModelError for a missing or unknown architecture, and for quantization."""
+    """What config.json describes. ModelError for a missing or unknown architecture, for quantization, and for values
+    that no such model can have."""
     known = ", ".join(sorted(ARCHITECTURES))
     architecture = config.get("model_type")
     if not architecture:
         raise ModelError(f"config.json names no architecture (model_type); the known ones are {known}")
-    if architecture not in ARCHITECTURES:
+    if not isinstance(architecture, str) or architecture not in ARCHITECTURES:
         raise ModelError(f"architecture {architecture!r} is not known; the known ones are {known}")
     quantization = config.get("quantization_config")
     if quantization:
         method = quantization.get("quant_method") if isinstance(quantization, Mapping) else None
         raise ModelError(f"the checkpoint is quantized with {method or 'an unnamed method'}; none is supported yet")
-    spec: ModelSpec = import_module(ARCHITECTURES[architecture]).model_spec(config)
+    reader = import_module(ARCHITECTURES[architecture])
+    try:
+        spec: ModelSpec = reader.model_spec(config)
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        raise ModelError(f"config.json is not one of a {architecture} model: {error}") from error
+    _check_sizes(spec)
     return spec
 
 
@@ -80,6 +86,30 @@ def checkpoint_dtype(config: Mapping[str, Any]) -> str:
     if dtype not in DTYPE_BYTES:
         raise ModelError(f"config.json has dtype {dtype!r}; the supported ones are {', '.join(DTYPE_BYTES)}")
     return dtype
+
+
+def _check_sizes(spec: ModelSpec) -> None:
+    """ModelError for sizes that do not go together."""
+    longest = spec.max_position_embeddings
+    if longest is not None and (isinstance(longest, bool) or not isinstance(longest, int) or longest < 2):
+        raise ModelError(f"config.json has max_position_embeddings = {longest!r}; it should be a whole number above 1")
+    if spec.vocab_size < 1 or not spec.layers:
+        raise ModelError(f"config.json describes {spec.vocab_size} tokens and {spec.num_layers} layers")
+    for attention in set(spec.attention_layers):
+        heads, kv_heads = attention.num_heads, attention.num_kv_heads
+        if min(heads, kv_heads, attention.head_dim) < 1 or heads % kv_heads:
+            raise ModelError(
+                f"config.json has {heads} attention heads, which cannot share {kv_heads} of keys and values"
+            )
+    for mamba2 in set(spec.state_layers):
+        if min(mamba2.num_heads, mamba2.num_groups, mamba2.conv_kernel, mamba2.chunk_size) < 1:
+            raise ModelError("config.json has a state layer without heads, groups, convolution or chunks")
+        if mamba2.num_heads % mamba2.num_groups:
+            raise ModelError(
+                f"config.json has {mamba2.num_heads} state heads, which {mamba2.num_groups} groups cannot share"
+            )
+    if spec.rope is not None and spec.rope.rotary_dim % 2:
+        raise ModelError(f"config.json rotates {spec.rope.rotary_dim} elements of a head; they should be pairs")
 
 
 def _fetch(model: str, revision: str | None, files: tuple[str, ...]) -> Path:
