@@ -4,27 +4,18 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from ostinato import EngineConfig, RequestError, SamplingParams
 from ostinato.engine.engine import Engine
-from ostinato.engine.outputs import RequestOutput
 from ostinato.schedule.batch import Batch, StepResult
-from tests.checkpoints import EOS, VOCAB_SIZE, checkpoint, oracle_logits, random_prompt
-
-NAME = "nemotron_h"
-PROMPT = random_prompt(40, seed=5)
-
-
-def make_engine(name: str = NAME, **settings: Any) -> Engine:
-    defaults = {"max_model_len": 96, "max_num_seqs": 4, "cache_memory": "8MiB", "threads": 1, "dtype": "float32"}
-    return Engine(EngineConfig(model=str(checkpoint(name)), **(defaults | settings)))
+from tests.checkpoints import EOS, VOCAB_SIZE, checkpoint, random_prompt
+from tests.engines import NAME, PROMPT, assert_empty, complete, greedy, make_engine, run, sampled, tokens_of
 
 
 @pytest.fixture(scope="module")
@@ -37,43 +28,6 @@ def engine(shared: Engine) -> Engine:
     """An engine that the test before has left without requests."""
     assert_empty(shared)
     return shared
-
-
-def assert_empty(engine: Engine) -> None:
-    """No request is left, and no memory is held."""
-    assert not engine.has_unfinished
-    engine.scheduler.check_integrity()
-    usage = engine.scheduler.cache.usage()
-    assert usage.blocks_used == usage.slots_used == 0
-
-
-def greedy(**changes: Any) -> SamplingParams:
-    return SamplingParams(**{"temperature": 0, "max_tokens": 12, "ignore_eos": True, **changes})
-
-
-def sampled(**changes: Any) -> SamplingParams:
-    return SamplingParams(**{"temperature": 1.0, "max_tokens": 12, "ignore_eos": True, "seed": 7, **changes})
-
-
-def run(engine: Engine) -> dict[str, RequestOutput]:
-    """Steps until nothing is left."""
-    done = {}
-    while engine.has_unfinished:
-        done |= {output.request_id: output for output in engine.step() if output.finished}
-        engine.scheduler.check_integrity()
-    assert_empty(engine)
-    return done
-
-
-def complete(engine: Engine, prompt: Sequence[int], params: SamplingParams) -> RequestOutput:
-    request_id = engine.add(prompt, params)
-    output = run(engine)[request_id]
-    assert output.error is None
-    return output
-
-
-def tokens_of(engine: Engine, params: SamplingParams, prompt: Sequence[int] = PROMPT) -> list[int]:
-    return complete(engine, prompt, params).outputs[0].token_ids
 
 
 # Requests that cannot be served
@@ -221,106 +175,6 @@ def test_an_end_token_beyond_the_vocabulary_of_the_model_disturbs_nobody(tmp_pat
     other = engine.add(PROMPT, favourite)
     done = run(engine)
     assert done[held_back].outputs[0].token_ids == done[other].outputs[0].token_ids == [2] * 12
-
-
-# What is sampled
-
-
-def test_a_seed_gives_the_same_tokens_alone_in_a_batch_in_other_chunks_and_after_preemption() -> None:
-    params = sampled(max_tokens=30, top_p=0.95)
-    engine = make_engine()
-    expected = tokens_of(engine, params)
-    assert tokens_of(engine, params) == expected
-    assert tokens_of(engine, params.replace(seed=8)) != expected
-
-    for length in (3, 17, 60):
-        engine.add(random_prompt(length, seed=length), sampled(seed=length))
-    request_id = engine.add(PROMPT, params)
-    assert run(engine)[request_id].outputs[0].token_ids == expected
-
-    for chunk in (17, 23):
-        assert tokens_of(make_engine(max_num_seqs=1, max_num_batched_tokens=chunk), params) == expected
-
-    request_id = engine.add(PROMPT, params)
-    done: dict[str, RequestOutput] = {}
-    for step in range(200):
-        if step in (1, 9, 10, 25):
-            assert engine.scheduler.preempt(request_id)
-        done |= {output.request_id: output for output in engine.step() if output.finished}
-        if not engine.has_unfinished:
-            break
-    assert done[request_id].outputs[0].token_ids == expected
-
-
-def test_samples_of_a_request_differ_and_the_first_is_that_of_a_request_for_one(engine: Engine) -> None:
-    output = complete(engine, PROMPT, sampled(n=4, prompt_logprobs=0))
-    assert [each.index for each in output.outputs] == [0, 1, 2, 3]
-    assert output.outputs[0].token_ids == tokens_of(engine, sampled())
-    assert len({tuple(each.token_ids) for each in output.outputs}) == 4
-    assert output.prompt_logprobs is not None
-    assert [None if p is None else p.token_id for p in output.prompt_logprobs] == [None, *PROMPT[1:]]
-
-
-def test_greedy_samples_are_all_the_same(engine: Engine) -> None:
-    output = complete(engine, PROMPT, greedy(n=3))
-    assert len({tuple(each.token_ids) for each in output.outputs}) == 1
-
-
-def test_without_a_seed_no_two_samples_of_equal_requests_are_alike() -> None:
-    engine = make_engine()
-    ids = [engine.add(PROMPT, sampled(seed=None, n=3)) for _ in range(3)]
-    done = run(engine)
-    samples = [tuple(each.token_ids) for request_id in ids for each in done[request_id].outputs]
-    assert len(set(samples)) == 9
-
-
-@pytest.mark.parametrize("seeds", [(3, 3), (3, 4)])
-def test_the_seed_of_the_engine_decides_for_requests_without_one(seeds: tuple[int, int]) -> None:
-    first, second = (tokens_of(make_engine(seed=seed), sampled(seed=None)) for seed in seeds)
-    assert (first == second) == (seeds[0] == seeds[1])
-
-
-def test_a_bias_rules_tokens_in_and_out(engine: Engine) -> None:
-    plain = tokens_of(engine, greedy())
-    assert tokens_of(engine, greedy(logit_bias={77: 100.0})) == [77] * 12
-    without = tokens_of(engine, greedy(logit_bias=dict.fromkeys(plain, -100.0)))
-    assert not set(plain) & set(without)
-
-
-@pytest.mark.parametrize(
-    ("repetition", "presence", "frequency"), [(1.3, 0.0, 0.0), (1.0, 2.0, 0.0), (1.0, 0.0, 1.0), (0.9, -1.0, 0.5)]
-)
-def test_penalties_change_the_logits_as_their_formulas_say(
-    engine: Engine, repetition: float, presence: float, frequency: float
-) -> None:
-    """Against the oracle's logits, with the formulas of the three penalties written out."""
-    expected: list[int] = []
-    for _ in range(12):
-        logits = oracle_logits(NAME, [*PROMPT, *expected])[-1].clone()
-        logits[77] += 2.0
-        for token in {*PROMPT, *expected}:
-            logits[token] *= repetition if logits[token] < 0 else 1 / repetition
-            logits[token] -= presence * (token in expected) + frequency * expected.count(token)
-        expected.append(int(logits.argmax()))
-    penalties = {"repetition_penalty": repetition, "presence_penalty": presence, "frequency_penalty": frequency}
-    assert tokens_of(engine, greedy(logit_bias={77: 2.0}, **penalties)) == expected
-    assert tokens_of(engine, greedy(logit_bias={77: 2.0})) != expected
-
-
-def test_logprobs_add_up_to_those_of_transformers(engine: Engine) -> None:
-    params = greedy(logprobs=2, logit_bias={9: 3.0}, temperature=0)
-    [output] = complete(engine, PROMPT, params).outputs
-    expected = oracle_logits(NAME, [*PROMPT, *output.token_ids]).log_softmax(-1)[len(PROMPT) - 1 : -1]
-    assert output.logprobs is not None
-    for given, row, token in zip(output.logprobs, expected, output.token_ids, strict=True):
-        assert given.token_id == token
-        assert given.logprob == pytest.approx(row[token].item(), abs=1e-3)
-        assert given.rank == 1 + int((row > row[token]).sum())
-        assert [token for token, _ in given.top] == row.topk(2).indices.tolist()
-    total = sum(each.logprob for each in output.logprobs)
-    assert output.cumulative_logprob == pytest.approx(total)
-    chosen = torch.tensor(output.token_ids)
-    assert total == pytest.approx(expected[torch.arange(12), chosen].sum().item(), abs=1e-2)
 
 
 # Who runs, and who leaves
