@@ -7,6 +7,7 @@ import operator
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from ostinato.cache.manager import CacheManager
@@ -16,8 +17,8 @@ from ostinato.engine.generation import Generation
 from ostinato.engine.outputs import RequestOutput
 from ostinato.engine.runner import Runner
 from ostinato.engine.stats import EngineStats
-from ostinato.engine.tokenizer import load_tokenizer
-from ostinato.errors import RequestError
+from ostinato.engine.tokenizer import Tokenizer, load_tokenizer
+from ostinato.errors import ModelError, RequestError
 from ostinato.plan.device import detect
 from ostinato.plan.plan import Plan, make_plan
 from ostinato.plan.source import model_spec, read_config, resolve_model_dir
@@ -41,6 +42,7 @@ class Engine:
         plan = make_plan(config, self.spec, detect(config.device))
         self.tokenizer = load_tokenizer(self.directory)
         self.chat_template = load_chat_template(self.directory, self.tokenizer.special_tokens)
+        self._default_params = _default_params(self.tokenizer, self.directory)
         self.runner = Runner(plan, self.spec, None if config.random_weights else self.directory, progress)
         self.plan: Plan = replace(plan, measured=self.runner.measured)
         settings, memory = plan.settings, plan.memory
@@ -80,6 +82,8 @@ class Engine:
         for text that already holds them, such as a rendered chat template. Raises RequestError, and changes
         nothing, if the request can never be served.
         """
+        if not isinstance(priority, int):
+            raise RequestError(f"priority {priority!r} should be a whole number; lower ones come first")
         params = params or self.default_params()
         text = prompt if isinstance(prompt, str) else None
         token_ids = self.tokenizer.encode(prompt, add_special_tokens) if isinstance(prompt, str) else _as_ids(prompt)
@@ -156,7 +160,7 @@ class Engine:
 
     def default_params(self) -> SamplingParams:
         """What generation_config.json asks for; greedy where it does not ask for sampling."""
-        return SamplingParams(**self.tokenizer.sampling_defaults)
+        return self._default_params
 
     def render_chat(self, messages: Sequence[Message], **chat_template_kwargs: Any) -> str:
         """The prompt that the checkpoint's chat template makes of a conversation, special tokens included."""
@@ -198,7 +202,17 @@ class Engine:
             del self._of_sequence[request.request_id]
 
 
+def _default_params(tokenizer: Tokenizer, directory: Path) -> SamplingParams:
+    try:
+        return SamplingParams(**tokenizer.sampling_defaults)
+    except RequestError as error:
+        path = directory / "generation_config.json"
+        raise ModelError(f"{path} asks for sampling that cannot be done: {error.message}") from None
+
+
 def _as_ids(prompt: Sequence[int]) -> list[int]:
+    if isinstance(prompt, bytes):  # its items are integers, but no token ids
+        raise RequestError("a prompt is text or a list of token ids, not bytes; decode it first")
     try:
         return [operator.index(token) for token in prompt]
     except TypeError as error:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping, Sequence
-from typing import Any, cast
+from collections.abc import Generator, Iterable, Mapping, Sequence
+from typing import Any, SupportsIndex, cast
 
 from ostinato.config import EngineConfig
 from ostinato.engine.engine import Engine
@@ -38,7 +38,7 @@ class LLM:
 
     def generate(
         self,
-        prompts: Prompt | Sequence[Prompt],
+        prompts: Prompt | Iterable[Prompt],
         params: SamplingParams | Sequence[SamplingParams] | None = None,
     ) -> list[RequestOutput]:
         """Continues each prompt; outputs come in the order of the prompts.
@@ -61,6 +61,8 @@ class LLM:
         A message is `{"role": ..., "content": ...}`. The checkpoint's chat template makes the prompt;
         `chat_template_kwargs` are handed to it. Raises RequestError as `generate`, and if the template refuses.
         """
+        if isinstance(messages, Mapping):
+            raise RequestError("a conversation is a list of messages; put the one message into a list")
         alone = not messages or isinstance(messages[0], Mapping)
         conversations = cast(Sequence[Sequence[Message]], [messages] if alone else messages)
         prompts = [self.engine.render_chat(conversation, **chat_template_kwargs) for conversation in conversations]
@@ -139,16 +141,26 @@ class LLM:
             self.engine.abort(request_id)
 
 
-def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    """One prompt is a string, or token ids, which an empty list is as well."""
-    if isinstance(prompts, str) or all(isinstance(item, int) for item in prompts):
-        return [prompts]  # type: ignore[list-item]
-    return list(prompts)  # type: ignore[arg-type]
+def _as_list(prompts: Prompt | Iterable[Prompt]) -> list[Prompt]:
+    """One prompt is a string, or token ids (of any integer type), which an empty list is as well."""
+    if isinstance(prompts, str):
+        return [prompts]
+    if isinstance(prompts, bytes | Mapping) or not isinstance(prompts, Iterable):
+        raise RequestError(
+            f"a prompt is text or a list of token ids, and several come in a list, not as a {type(prompts).__name__}"
+        )
+    items: list[Any] = list(prompts)
+    # A row of an array has `__index__`, too, and is a prompt.
+    if all(isinstance(item, SupportsIndex) and getattr(item, "ndim", 0) == 0 for item in items):
+        return [items]
+    return items
 
 
 def _one_each(params: SamplingParams | Sequence[SamplingParams] | None, count: int) -> Sequence[SamplingParams | None]:
     if params is None or isinstance(params, SamplingParams):
         return [params] * count
+    if not isinstance(params, list | tuple) or not all(isinstance(each, SamplingParams | None) for each in params):
+        raise RequestError(f"params should be SamplingParams or a list of them, one for each prompt, not {params!r}")
     if len(params) != count:
         raise RequestError(f"{count} prompts came with {len(params)} sampling parameters; give one, or one for each")
     return params

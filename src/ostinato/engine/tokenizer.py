@@ -143,7 +143,10 @@ def generation_defaults(directory: Path) -> GenerationDefaults:
     ends: set[int] = set()
     for source in (generation, config, config.get("text_config") or {}):
         value = source.get("eos_token_id")
-        ends.update(value if isinstance(value, list) else [] if value is None else [value])
+        ids = value if isinstance(value, list) else [] if value is None else [value]
+        if not all(type(token_id) is int for token_id in ids):
+            raise ModelError(f"{directory} has eos_token_id = {value!r}, which should be a token id or a list of them")
+        ends.update(ids)
     sampling = {name: generation[name] for name in _SAMPLING_SETTINGS if generation.get(name) is not None}
     if not generation.get("do_sample"):
         sampling = {name: sampling[name] for name in sampling if name == "repetition_penalty"}
