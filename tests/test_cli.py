@@ -194,6 +194,7 @@ def test_stats_go_to_stderr(ask: Callable[..., Outcome], llm: LLM) -> None:
         ([APPLES, "--temperature", "-1"], "temperature"),
         ([APPLES, "--logit-bias", "seven"], "ID=BIAS"),
         ([APPLES, "--chat-template-kwargs", "[1]"], "JSON object"),
+        ([APPLES, "--chat-template-kwargs", '{"messages": []}'], "cannot hold messages"),
         (["--file", "/nowhere/prompts"], "/nowhere/prompts"),
         ([APPLES, "--model", "/nowhere"], "/nowhere"),
         ([APPLES, "--max-model-len", "8"], "max_model_len"),
@@ -205,6 +206,12 @@ def test_what_cannot_be_done_ends_with_status_2_and_says_why(
     outcome = ask("generate", *arguments)
     assert (outcome.status, outcome.out) == (2, "")
     assert said in outcome.err
+
+
+def test_an_error_is_one_line_however_long_it_is(ask: Callable[..., Outcome]) -> None:
+    outcome = ask("generate", APPLES, "--model", f"/nowhere/{'very_' * 40}long")
+    assert outcome.err.count("\n") == 1
+    assert outcome.err.endswith("long'\n")
 
 
 def test_errors_are_json_where_the_output_is(ask: Callable[..., Outcome]) -> None:

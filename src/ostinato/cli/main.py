@@ -70,9 +70,10 @@ def _report(error: OstinatoError, as_json: bool) -> None:
         print(json.dumps(error.to_json(), indent=2))
         return
     console = Console(stderr=True)
-    console.print(Text.assemble((type(error).__name__, "bold red"), f": {error.message}"))
+    # Lines are as long as they are: in a log, a message that was cut at 80 columns is not found again.
+    console.print(Text.assemble((type(error).__name__, "bold red"), f": {error.message}"), soft_wrap=True)
     for remedy in error.remedies:
-        console.print(Text(f"  - {remedy}"))
+        console.print(Text(f"  - {remedy}"), soft_wrap=True)
 
 
 if __name__ == "__main__":

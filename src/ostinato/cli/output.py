@@ -44,7 +44,7 @@ def note_cut(completion: CompletionOutput, params: SamplingParams) -> None:
 
 def note(text: str) -> None:
     """A remark on stderr."""
-    Console(stderr=True).print(Text(text, style="dim"))
+    Console(stderr=True).print(Text(text, style="dim"), soft_wrap=True)
 
 
 def print_stats(stats: Mapping[str, Any]) -> None:

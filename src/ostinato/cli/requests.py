@@ -61,6 +61,8 @@ def template_variables(text: str | None) -> dict[str, Any]:
         raise RequestError(f"--chat-template-kwargs is not JSON: {error}") from None
     if not isinstance(value, dict):
         raise RequestError(f"--chat-template-kwargs should be a JSON object, not {text}")
+    if taken := {"messages", "params"} & value.keys():
+        raise RequestError(f"--chat-template-kwargs cannot hold {' or '.join(sorted(taken))}, which the command sets")
     return value
 
 
