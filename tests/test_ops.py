@@ -138,6 +138,15 @@ def test_attention_reads_the_whole_context_of_a_row_and_nothing_else(
         torch.testing.assert_close(out[span], expected.float(), **FLOAT32)
 
 
+def test_a_chunk_of_several_slabs_attends_like_a_whole_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ostinato.ops.attention.ATTENTION_SLAB", 4)
+    case = paged_case([(7, 4), (5, 9), (0, 10), (3, 8)], kv_heads=2, group=2, head_dim=6, block_size=4, seed=2)
+    out = case.run(scale=0.3)
+    for row, context in enumerate(case.contexts):
+        span = slice(*case.row_starts[row : row + 2].tolist())
+        torch.testing.assert_close(out[span], attend(case.q[span], *context, 0.3).float(), **FLOAT32)
+
+
 def test_attention_writes_each_key_and_value_into_its_own_cell_only() -> None:
     case = paged_case([(5, 1), (0, 9), (14, 3)], kv_heads=2, group=2, head_dim=4, block_size=4, seed=1)
     before = case.k_cache.clone(), case.v_cache.clone()

@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
+from ostinato.plan.memory import ATTENTION_SLAB
+
 
 def reference(
     q: torch.Tensor,
@@ -52,10 +54,22 @@ def _attend(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scale: fl
         grouped = q.view(1, kv_heads, heads // kv_heads, head_dim)
         out = F.scaled_dot_product_attention(grouped, keys.unsqueeze(0), values.unsqueeze(0), scale=scale)
         return out.view(1, heads, head_dim)
-    mask = None
-    if new < length:
-        position = torch.arange(length, device=q.device)
-        mask = position <= position[length - new :, None]
+    if new == length:
+        return _masked(q, keys, values, None, scale)
+    position = torch.arange(length, device=q.device)
+    out = torch.empty_like(q)
+    for begin in range(0, new, ATTENTION_SLAB):
+        end = min(begin + ATTENTION_SLAB, new)
+        first, seen = length - new + begin, length - new + end
+        mask = position[:seen] <= position[first:seen, None]
+        out[begin:end] = _masked(q[begin:end], keys[:, :seen], values[:, :seen], mask, scale)
+    return out
+
+
+def _masked(
+    q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor | None, scale: float
+) -> torch.Tensor:
+    """As `_attend`; `mask` [new, length] is true where a token sees a key, None: each sees those up to its own."""
     out = F.scaled_dot_product_attention(
         q.transpose(0, 1).unsqueeze(0),
         keys.unsqueeze(0),
@@ -63,6 +77,6 @@ def _attend(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scale: fl
         attn_mask=mask,
         is_causal=mask is None,
         scale=scale,
-        enable_gqa=heads != kv_heads,
+        enable_gqa=q.shape[1] != keys.shape[0],
     )
     return out.squeeze(0).transpose(0, 1)

@@ -11,6 +11,9 @@ LOGIT_COPIES = 9
 """Floats per logit while sampling: raw, float32 and processed copies, and a sort with its 64-bit indices; 8
 were seen with top-p."""
 
+ATTENTION_SLAB = 256
+"""Tokens of a prompt chunk that attend at a time, so that a causal mask has no more rows than these."""
+
 
 @dataclass(frozen=True)
 class MemoryPlan:
@@ -156,11 +159,11 @@ def _blocks(budget: Budget, requests: int, max_model_len: int) -> int:
 
 
 def _attention_scratch(layer: LayerSpec, width: int, tokens: int, max_model_len: int) -> int:
-    """Of one row at a time: its gathered keys and values, and the causal mask, as bool and as float32."""
+    """Of one row at a time: its gathered keys and values, and a slab's causal mask, as bool and as float32."""
     if layer.attention is None:
         return 0
     gathered = max_model_len * layer.attention.kv_elements_per_token * width
-    return gathered + min(tokens, max_model_len) * max_model_len * (1 + 4)
+    return gathered + min(tokens, ATTENTION_SLAB, max_model_len) * max_model_len * (1 + 4)
 
 
 def _scan_scratch(layer: LayerSpec, states: int) -> int:
