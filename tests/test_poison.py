@@ -39,6 +39,18 @@ def poison(engine: Engine) -> None:
             layer.ssm_states[slots] = NAN
 
 
+def spoil(engine: Engine, request_id: str) -> None:
+    """NaN into the blocks and the slot that a request holds."""
+    holding = engine.scheduler.cache.holding(request_id)
+    for layer in engine.runner.memory:
+        if layer.k_cache is not None and layer.v_cache is not None:
+            layer.k_cache[list(holding.block_table)] = NAN
+            layer.v_cache[list(holding.block_table)] = NAN
+        if layer.conv_states is not None and layer.ssm_states is not None:
+            layer.conv_states[list(holding.slots)] = NAN
+            layer.ssm_states[list(holding.slots)] = NAN
+
+
 def record_logits(engine: Engine) -> list[torch.Tensor]:
     """All logits that the model gives from now on."""
     model, seen = engine.runner.model, []
@@ -100,6 +112,33 @@ def test_what_nobody_has_written_never_reaches_a_logit(name: str) -> None:
         assert torch.equal(given, wanted)
     preemptions = poisoned.scheduler.counters.preemptions
     assert preemptions >= (4 if poisoned.plan.memory.num_blocks else 3)
+
+
+def test_a_request_whose_memory_is_spoiled_ends_alone() -> None:
+    """Its rows overflow in every layer; the other request of the batch has the tokens that it has alone."""
+    params = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)
+    prompts = {"other": random_prompt(30, seed=1), "spoiled": random_prompt(20, seed=0)}
+    engine = small_engine("nemotron_h")
+    alone = engine.output(engine.add(prompts["other"], params))
+    while engine.has_unfinished:
+        engine.step()
+    for name, prompt in prompts.items():
+        engine.add(prompt, params, request_id=name)
+    other, spoiled = engine.output("other"), engine.output("spoiled")
+    assert alone is not None
+    assert other is not None
+    assert spoiled is not None
+    while len(spoiled.outputs[0].token_ids) < 3:
+        engine.step()
+    spoil(engine, "spoiled")
+    engine.step()
+    assert (spoiled.outputs[0].finish_reason, len(spoiled.outputs[0].token_ids)) == ("error", 3)
+    assert "request spoiled;" in str(spoiled.error)
+    while engine.has_unfinished:
+        engine.step()
+        engine.scheduler.check_integrity()
+    assert other.error is None
+    assert other.outputs == alone.outputs
 
 
 def test_the_poison_is_where_the_other_tests_believe_it_to_be() -> None:

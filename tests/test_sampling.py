@@ -358,14 +358,19 @@ def test_sampled_tokens_follow_the_processed_distribution(settings: dict[str, An
     assert statistic < freedom + 4.5 * math.sqrt(2 * freedom)
 
 
-def test_logits_that_are_not_finite_are_an_error_that_names_the_request() -> None:
-    for bad in (math.nan, math.inf):
-        for temperature in (0.0, 1.0):
-            logits = random_logits(2, 20)
-            logits[1, 4] = bad
-            rows = [decode_row(state(temperature=temperature), name) for name in ("fine", "broken")]
-            with pytest.raises(ModelError, match="request broken;"):
-                sample(logits, rows)
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_logits_that_are_not_finite_are_the_error_of_that_row_alone(bad: float, temperature: float) -> None:
+    logits = random_logits(3, 20)
+    payloads = [state(temperature=temperature, logprobs=2), state(temperature=temperature, logprobs=0), state()]
+    rows = [decode_row(payload, name) for payload, name in zip(payloads, ("a", "broken", "c"), strict=True)]
+    expected = sample(logits, rows)
+    logits[1, 4] = bad
+    first, broken, last = sample(logits, rows)
+    assert [first, last] == [expected[0], expected[2]]
+    assert isinstance(broken.error, ModelError)
+    assert "request broken;" in broken.error.message
+    assert broken == RowResult("broken", error=broken.error)
 
 
 # Log-probabilities

@@ -115,6 +115,24 @@ def test_a_failed_step_ends_its_requests_with_the_error_and_spares_the_others() 
     assert scheduler.counters.failed_steps == 1
 
 
+def test_a_row_with_an_error_ends_its_request_alone_and_frees_its_memory() -> None:
+    scheduler, runner = make_scheduler(max_num_batched_tokens=8), FakeRunner(BLOCK)
+    requests = [make_request("a", 5), make_request("b", 5)]
+    for request in requests:
+        scheduler.add(request)
+    for name in "ba":
+        batch, error = scheduler.schedule(), ValueError("no luck")
+        good = runner.run(batch).rows
+        rows = [RowResult(name, error=error) if row.request_id == name else row for row in good]
+        updates = {update.request_id: update for update in scheduler.update(StepResult(tuple(rows)))}
+        assert (updates[name].finish_reason, updates[name].error) == ("error", error)
+        scheduler.check_integrity()
+        assert scheduler.cache.holders() == {"a", "b"} - {r.request_id for r in requests if r.finish_reason}
+    assert [len(request.output_token_ids) for request in requests] == [1, 0]
+    assert not scheduler.has_unfinished
+    assert scheduler.counters.failed_steps == 0
+
+
 def test_a_result_that_does_not_match_the_batch_changes_nothing_and_the_step_can_be_failed() -> None:
     scheduler = make_scheduler(max_num_batched_tokens=8)
     requests = [make_request("a", 5), make_request("b", 5)]
@@ -128,6 +146,7 @@ def test_a_result_that_does_not_match_the_batch_changes_nothing_and_the_step_can
         (RowResult("a"), good[1]),
         (good[0], RowResult("b", (3,))),
         (RowResult("a", (1,), logprobs=()), good[1]),
+        (RowResult("a", (1,), error=ValueError()), good[1]),
         (RowResult("a", (1,), prompt_logprobs=(TokenLogprobs(1, 0.0, 1),)), good[1]),
     ):
         with pytest.raises(AssertionError):

@@ -51,7 +51,7 @@ class RequestOutput:
     prompt_logprobs: list[TokenLogprobs | None] | None = None
     """One per prompt token, if asked for; None for the first, which follows nothing."""
     error: Exception | None = None
-    """What the step raised that computed it, if an output ended with `error`."""
+    """Why, if an output ended with `error`."""
 
     @property
     def finished(self) -> bool:

@@ -51,8 +51,8 @@ def sample(project: Project, rows: Sequence[Row]) -> list[RowResult]:
 
     Places count the positions with logits: each row's `num_logits` trailing ones, rows in order. The payload of
     every row with logits is its SamplingState. Log-probabilities are those of the model itself, before any
-    processing. A sampled token stands at position `row.end`, which selects its noise. Raises ModelError if a row
-    has no finite best logit.
+    processing. A sampled token stands at position `row.end`, which selects its noise. A row that samples and has
+    no finite best logit gets a ModelError, and nothing else, as its result; the others are not disturbed.
     """
     picks: dict[int, _Pick] = {}
     prompt_positions: list[_Known] = []
@@ -66,7 +66,9 @@ def sample(project: Project, rows: Sequence[Row]) -> list[RowResult]:
     tokens, logprobs = _sample_picks(project, picks)
     of_prompt = _score_prompts(project, prompt_positions)
     return [
-        RowResult(
+        RowResult(row.request_id, error=_not_finite(row.request_id))
+        if index in picks and index not in tokens
+        else RowResult(
             request_id=row.request_id,
             token_ids=(tokens[index],) if index in tokens else (),
             logprobs=(logprobs[index],) if index in logprobs else None,
@@ -77,16 +79,19 @@ def sample(project: Project, rows: Sequence[Row]) -> list[RowResult]:
 
 
 def _sample_picks(project: Project, picks: dict[int, _Pick]) -> tuple[dict[int, int], dict[int, TokenLogprobs]]:
-    """The token of each pick, and its log-probabilities where they are asked for, by index of the row."""
+    """The token of each pick, and its log-probabilities where they are asked for, by index of the row.
+
+    Picks whose logits are not finite are left out.
+    """
     if not picks:
         return {}, {}
-    logits = project([pick.place for pick in picks.values()])
-    tokens = _choose(logits, list(picks.values()))
-    wanted = [i for i, pick in enumerate(picks.values()) if pick.state.params.logprobs is not None]
-    num_top = [pick.state.params.logprobs or 0 for pick in picks.values()]
-    scored = score(logits, wanted, [tokens[i] for i in wanted], [num_top[i] for i in wanted])
-    indices = list(picks)
-    return dict(zip(picks, tokens, strict=True)), dict(zip((indices[i] for i in wanted), scored, strict=True))
+    indices, ordered = list(picks), list(picks.values())
+    logits = project([pick.place for pick in ordered])
+    tokens = _choose(logits, ordered)
+    num_top = {i: top for i in tokens if (top := ordered[i].state.params.logprobs) is not None}
+    scored = score(logits, list(num_top), [tokens[i] for i in num_top], list(num_top.values()))
+    logprobs = {indices[i]: each for i, each in zip(num_top, scored, strict=True)}
+    return {indices[i]: token for i, token in tokens.items()}, logprobs
 
 
 def _score_prompts(project: Project, known: list[_Known]) -> dict[int, list[TokenLogprobs]]:
@@ -112,9 +117,12 @@ def _known_tokens(row_index: int, row: Row, first: int) -> list[_Known]:
     return [_Known(row_index, first + i, token, num_top) for i, token in enumerate(following)]
 
 
-def _choose(logits: torch.Tensor, picks: Sequence[_Pick]) -> list[int]:
-    """The token of each pick, in their order, which is also that of `logits` [picks, vocab], left unchanged."""
-    chosen = [0] * len(picks)
+def _choose(logits: torch.Tensor, picks: Sequence[_Pick]) -> dict[int, int]:
+    """Place of a pick in `picks`, and in `logits` [picks, vocab], left unchanged -> its token.
+
+    Picks without a finite best logit are left out.
+    """
+    chosen: dict[int, int] = {}
     for greedy in (True, False):
         places = [i for i, pick in enumerate(picks) if pick.state.params.greedy == greedy]
         if not places:
@@ -129,9 +137,9 @@ def _choose(logits: torch.Tensor, picks: Sequence[_Pick]) -> list[int]:
             _add_noise(values, group)
         # The first, so lowest, id wins a tie.
         best, tokens = values.max(dim=-1)
-        _check_finite(best, group)
-        for place, token in zip(places, tokens.tolist(), strict=True):
-            chosen[place] = token
+        for place, token, is_finite in zip(places, tokens.tolist(), best.isfinite().tolist(), strict=True):
+            if is_finite:
+                chosen[place] = token
     return chosen
 
 
@@ -159,12 +167,9 @@ def _add_noise(values: torch.Tensor, picks: Sequence[_Pick]) -> None:
         values[start : start + slab] += noise.gumbel(row_keys[start : start + slab, None], token_ids)
 
 
-def _check_finite(best: torch.Tensor, picks: Sequence[_Pick]) -> None:
-    bad = (~best.isfinite()).nonzero().squeeze(1).tolist()
-    if bad:
-        names = ", ".join(picks[i].row.request_id for i in bad)
-        raise ModelError(
-            f"the model gave logits that are not finite for request {names}; "
-            "its numbers overflow in this dtype, or its weights are damaged",
-            [Remedy("dtype", "float32")],
-        )
+def _not_finite(request_id: str) -> ModelError:
+    return ModelError(
+        f"the model gave logits that are not finite for request {request_id}; "
+        "its numbers overflow in this dtype, or its weights are damaged",
+        [Remedy("dtype", "float32")],
+    )

@@ -75,6 +75,9 @@ class RowResult:
     """One per accepted token, if the request asked for them."""
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
     """Of the prompt tokens that follow the positions computed in this step, if the request asked for them."""
+    error: Exception | None = None
+    """Why this row alone has no result: it then gives nothing else, and its request ends. What ends all rows of a
+    step is raised instead."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ class FinishReason(StrEnum):
     """`max_tokens` tokens were generated, or the request reached `max_model_len`."""
     ABORT = "abort"
     ERROR = "error"
-    """The step that computed it failed."""
+    """The step that computed it failed, or the step's result for it alone."""
 
 
 class RequestStatus(StrEnum):
@@ -122,4 +122,4 @@ class RequestUpdate:
     finish_reason: FinishReason | None = None
     stop_reason: int | None = None
     error: Exception | None = None
-    """With `finish_reason` "error": what the step raised."""
+    """With `finish_reason` "error": why."""

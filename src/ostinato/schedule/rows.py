@@ -56,6 +56,10 @@ def check_result(request: Request, row: Row, result: RowResult) -> None:
     """Raise AssertionError if the runner's result is not one for this row."""
     id = row.request_id
     assert result.request_id == id, f"the result of request {result.request_id} stands where {id} is due"
+    if result.error is not None:
+        given = bool(result.token_ids or result.prompt_logprobs or result.logprobs)
+        assert not given, f"request {id} gets a result from a row that ended with an error"
+        return
     assert bool(result.token_ids) == row.samples, (
         f"request {id} gets {len(result.token_ids)} tokens from a row with samples={row.samples}"
     )

@@ -120,9 +120,9 @@ class Scheduler:
     def update(self, result: StepResult) -> list[RequestUpdate]:
         """Take in the result of the step in flight; returns what it gave to each request that gained by it.
 
-        Several tokens per row are allowed; those after the one that ends a request are dropped. Results for
-        requests that ended meanwhile are ignored. AssertionError if the result does not match the batch;
-        nothing is changed then, so the step can still be failed.
+        Several tokens per row are allowed; those after the one that ends a request are dropped. A row with an
+        error ends its request. Results for requests that ended meanwhile are ignored. AssertionError if the
+        result does not match the batch; nothing is changed then, so the step can still be failed.
         """
         batch = self._in_flight
         assert batch is not None, "there is no step in flight"
@@ -134,6 +134,9 @@ class Scheduler:
         updates = []
         for request, row, row_result in steps:
             if request.status is RequestStatus.FINISHED:
+                continue
+            if row_result.error is not None:
+                updates.append(self._end_with(request, row_result.error))
                 continue
             if row_result.prompt_logprobs:
                 request.num_prompt_logprobs += len(row_result.prompt_logprobs)
@@ -170,8 +173,7 @@ class Scheduler:
         updates = []
         for request in requests:
             if request.status is not RequestStatus.FINISHED:
-                self._end(request, FinishReason.ERROR)
-                updates.append(RequestUpdate(request.request_id, finish_reason=FinishReason.ERROR, error=error))
+                updates.append(self._end_with(request, error))
         return updates
 
     def abort(self, request_id: str) -> bool:
@@ -289,6 +291,10 @@ class Scheduler:
         for request_id in self._ended_in_flight:
             self.cache.release(request_id)
         self._ended_in_flight.clear()
+
+    def _end_with(self, request: Request, error: Exception) -> RequestUpdate:
+        self._end(request, FinishReason.ERROR)
+        return RequestUpdate(request.request_id, finish_reason=FinishReason.ERROR, error=error)
 
     def _end(self, request: Request, reason: FinishReason) -> None:
         """Take `request` out; its memory is freed now, or after a step in flight, which may write to it."""
