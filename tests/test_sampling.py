@@ -27,8 +27,8 @@ def sample(logits: torch.Tensor, rows: list[Row]) -> list[RowResult]:
 def state(
     output: list[int] | None = None, eos: tuple[int, ...] = (), sample_index: int = 0, **settings: Any
 ) -> SamplingState:
-    settings.setdefault("seed", 7)
-    return SamplingState(SamplingParams(**settings), PROMPT, output or [], eos, sample_index)
+    seed = settings.pop("seed", 7)
+    return SamplingState(SamplingParams(**settings), PROMPT, output or [], eos, sample_index, seed=seed)
 
 
 def decode_row(payload: SamplingState, name: str = "r") -> Row:
@@ -322,8 +322,7 @@ def test_the_seed_and_the_position_choose_the_token() -> None:
     by_seed = tokens_of(logits, [state(seed=i) for i in range(40)])
     by_position = tokens_of(logits, [state([0] * i) for i in range(40)])
     by_sample = tokens_of(logits, [state(sample_index=i) for i in range(40)])
-    unseeded = tokens_of(logits, [state(seed=None) for _ in range(40)])
-    for tokens in (by_seed, by_position, by_sample, unseeded):
+    for tokens in (by_seed, by_position, by_sample):
         assert len(set(tokens)) > 30
     assert by_sample[0] == by_position[0]
     assert by_seed == tokens_of(logits, [state(seed=i) for i in range(40)])
@@ -412,7 +411,7 @@ def test_prompt_logprobs_score_each_token_by_the_position_before_it() -> None:
     prompt = [4, 8, 15, 16, 23, 42, 4]
     logits = random_logits(len(prompt), 50)
     raw = logits.log_softmax(-1)
-    payload = SamplingState(SamplingParams(prompt_logprobs=2, temperature=0), prompt, [])
+    payload = SamplingState(SamplingParams(prompt_logprobs=2, temperature=0), prompt, [], seed=7)
     whole = sample(logits, [prefill_row(payload, 0, 7, 7, samples=True)])[0]
     assert whole.token_ids == (int(logits[6].argmax()),)
     assert [scored.token_id for scored in whole.prompt_logprobs] == prompt[1:]
@@ -427,8 +426,8 @@ def test_prompt_logprobs_score_each_token_by_the_position_before_it() -> None:
 
 def test_a_prefill_row_samples_from_its_last_position_beside_rows_without_logits() -> None:
     logits = random_logits(4, 60)
-    asks = SamplingState(SamplingParams(prompt_logprobs=0, temperature=0), list(range(20)), [])
-    quiet = SamplingState(SamplingParams(temperature=0), list(range(20)), [])
+    asks = SamplingState(SamplingParams(prompt_logprobs=0, temperature=0), list(range(20)), [], seed=7)
+    quiet = SamplingState(SamplingParams(temperature=0), list(range(20)), [], seed=7)
     results = sample(
         logits,
         [
@@ -446,7 +445,7 @@ def test_a_prefill_row_samples_from_its_last_position_beside_rows_without_logits
 
 def test_a_long_prompt_is_scored_in_parts() -> None:
     prompt = list(range(20)) * 10
-    payload = SamplingState(SamplingParams(prompt_logprobs=0, temperature=0), prompt, [])
+    payload = SamplingState(SamplingParams(prompt_logprobs=0, temperature=0), prompt, [], seed=7)
     logits = random_logits(200, 20)
     asked: list[int] = []
 

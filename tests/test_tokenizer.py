@@ -93,8 +93,6 @@ def test_special_tokens_are_read_in_both_forms_and_the_config_wins(tmp_path: Pat
     tokenizer = load_tokenizer(tmp_path)
     assert (tokenizer.bos_token, tokenizer.bos_token_id) == ("<s>", 0)
     assert (tokenizer.eos_token, tokenizer.eos_token_id) == ("<|im_end|>", 2)
-    assert (tokenizer.pad_token, tokenizer.pad_token_id) == ("</s>", 1)
-    assert (tokenizer.unk_token, tokenizer.unk_token_id) == (None, None)
     assert tokenizer.special_tokens == {"bos_token": "<s>", "eos_token": "<|im_end|>", "pad_token": "</s>"}
     assert tokenizer.token_text(2) == "<|im_end|>"
     assert tokenizer.token_id("<|im_end|>") == 2

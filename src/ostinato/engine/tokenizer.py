@@ -53,8 +53,6 @@ class Tokenizer:
         """Name -> text, such as `bos_token` -> `<s>`."""
         self.bos_token, self.bos_token_id = self._named("bos_token")
         self.eos_token, self.eos_token_id = self._named("eos_token")
-        self.pad_token, self.pad_token_id = self._named("pad_token")
-        self.unk_token, self.unk_token_id = self._named("unk_token")
         self.eos_token_ids = defaults.eos_token_ids | (
             frozenset() if self.eos_token_id is None else {self.eos_token_id}
         )

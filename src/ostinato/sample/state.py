@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Collection, Sequence
 
 import numpy as np
@@ -52,8 +51,8 @@ class SamplingState:
 
     `prompt_token_ids` and `output_token_ids` are the request's own lists, read and never written here.
     `eos_token_ids` are the model's end tokens, which `min_tokens` holds back. For `n` outputs there are n
-    requests, the i-th with `sample_index` i. Without a seed in `params` one is drawn, so pass `seed` to share
-    it among the n.
+    requests, the i-th with `sample_index` i and all with the same `seed`, which is the one of `params` where
+    these bring one.
     """
 
     __slots__ = ("_counts", "held_back_token_ids", "output_token_ids", "params", "prompt_token_ids", "seed")
@@ -65,10 +64,9 @@ class SamplingState:
         output_token_ids: Sequence[int],
         eos_token_ids: Collection[int] = (),
         sample_index: int = 0,
-        seed: int | None = None,
+        *,
+        seed: int,
     ) -> None:
-        if seed is None:
-            seed = params.seed if params.seed is not None else secrets.randbits(64)
         self.params = params
         self.prompt_token_ids = prompt_token_ids
         self.output_token_ids = output_token_ids
