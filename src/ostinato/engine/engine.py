@@ -60,7 +60,7 @@ class Engine:
         self._eos_token_ids = frozenset(i for i in self.tokenizer.eos_token_ids if i < self.spec.vocab_size)
         self._stats = EngineStats()
         self._generations: dict[str, Generation] = {}
-        self._of_sequence: dict[str, Generation] = {}
+        self._of_sample: dict[str, Generation] = {}
         self._num_added = 0
 
     @property
@@ -103,7 +103,7 @@ class Engine:
             default_seed=derive_seed(derive_seed(self.plan.settings.seed, 1), self._num_added + 1),
         )
         # The scheduler forgets a sample that has ended; its id stays in use until its request has ended.
-        if request_id in self._generations or any(r.request_id in self._of_sequence for r in generation.requests):
+        if request_id in self._generations or any(r.request_id in self._of_sample for r in generation.requests):
             raise RequestError(f"a request with the id {request_id!r} is unfinished; choose another id")
         added = []
         try:
@@ -111,12 +111,12 @@ class Engine:
                 self.scheduler.add(request)
                 added.append(request.request_id)
         except RequestError:
-            for sequence_id in added:
-                self.scheduler.abort(sequence_id)
+            for sample_id in added:
+                self.scheduler.abort(sample_id)
             raise
         self._num_added += 1
         self._generations[request_id] = generation
-        self._of_sequence |= dict.fromkeys(added, generation)
+        self._of_sample |= dict.fromkeys(added, generation)
         self._stats.requests += 1
         self._stats.prompt_tokens += len(token_ids)
         return request_id
@@ -125,7 +125,8 @@ class Engine:
         """Runs one step; returns the outputs that it changed.
 
         An exception while the batch is computed ends the requests of that batch, whose outputs then carry it; the
-        others go on. What interrupts it (a KeyboardInterrupt) ends them too, and is raised again.
+        others go on. What interrupts it (a KeyboardInterrupt) ends them too, and is raised again. Logits that are
+        not finite end only the request that they are for.
         """
         begin = time.perf_counter()
         batch = self.scheduler.schedule()
@@ -174,7 +175,7 @@ class Engine:
         """Adds what a step gave to the outputs, and returns those that it changed."""
         changed: dict[str, Generation] = {}
         for update in updates:
-            generation = self._of_sequence[update.request_id]
+            generation = self._of_sample[update.request_id]
             if generation.take(update):
                 self.scheduler.finish(update.request_id, FinishReason.STOP)
             changed[generation.output.request_id] = generation
@@ -199,7 +200,7 @@ class Engine:
     def _forget(self, generation: Generation) -> None:
         del self._generations[generation.output.request_id]
         for request in generation.requests:
-            del self._of_sequence[request.request_id]
+            del self._of_sample[request.request_id]
 
 
 def _default_params(tokenizer: Tokenizer, directory: Path) -> SamplingParams:

@@ -1,4 +1,4 @@
-"""A request as the caller made it: its n sequences in the scheduler, and the output that they build up."""
+"""A request as the caller made it: its n samples in the scheduler, and the output that they build up."""
 
 from __future__ import annotations
 
@@ -43,9 +43,9 @@ class Generation:
         self._texts: dict[str, _Text] = {}
         outputs = []
         for index in range(params.n):
-            sequence_id = request_id if params.n == 1 else f"{request_id}/{index}"
+            sample_id = request_id if params.n == 1 else f"{request_id}/{index}"
             request = Request(
-                sequence_id,
+                sample_id,
                 prompt_token_ids,
                 stop,
                 priority=priority,
@@ -64,7 +64,7 @@ class Generation:
             if params.logprobs is not None:
                 output.logprobs, output.cumulative_logprob = [], 0.0
             self.requests.append(request)
-            self._texts[sequence_id] = _Text(output, params, tokenizer, prompt_token_ids)
+            self._texts[sample_id] = _Text(output, params, tokenizer, prompt_token_ids)
             outputs.append(output)
         self.output = RequestOutput(
             request_id, prompt, prompt_token_ids, outputs, RequestTimes(arrival=time.monotonic())
@@ -73,7 +73,7 @@ class Generation:
             self.output.prompt_logprobs = [None]
 
     def take(self, update: RequestUpdate) -> bool:
-        """Adds what a step gave to one sequence. True if a stop string ends it, which the scheduler cannot see."""
+        """Adds what a step gave to one sample. True if a stop string ends it, which the scheduler cannot see."""
         if update.prompt_logprobs and self.output.prompt_logprobs is not None:
             self.output.prompt_logprobs.extend(update.prompt_logprobs)
         if update.token_ids:
@@ -91,7 +91,7 @@ class Generation:
 
 
 class _Text:
-    """One sequence's output: tokens to text, up to a stop string."""
+    """One sample's output: tokens to text, up to a stop string."""
 
     def __init__(
         self, output: CompletionOutput, params: SamplingParams, tokenizer: Tokenizer, prompt: Sequence[int]
