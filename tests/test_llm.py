@@ -155,6 +155,13 @@ def test_leaving_a_stream_early_aborts_its_request(llm: LLM) -> None:
     assert_empty(llm)
 
 
+def test_a_stream_that_nobody_reads_is_a_request_until_it_is_left(llm: LLM) -> None:
+    stream = llm.stream(PROMPT, sampled(0))
+    assert llm.engine.has_unfinished
+    del stream
+    assert_empty(llm)
+
+
 def test_streams_can_be_read_side_by_side_and_generate_be_called_between(llm: LLM) -> None:
     expected = [text_of(llm, sampled(seed, max_tokens=10 + 8 * seed)) for seed in range(3)]
     streams = [llm.stream(PROMPT, sampled(seed, max_tokens=10 + 8 * seed)) for seed in range(3)]
@@ -197,7 +204,7 @@ def test_a_bad_prompt_among_others_is_refused_before_any_runs(llm: LLM, case: st
     assert_empty(llm)
     assert llm.stats()["steps"] == steps
     with pytest.raises(RequestError, match=message):
-        next(llm.stream(prompt, sampled(0)))
+        llm.stream(prompt, sampled(0))
     assert_empty(llm)
     assert len(text_of(llm, sampled(0))) > 10
 
@@ -225,7 +232,7 @@ def test_as_many_parameters_as_prompts_are_needed(llm: LLM) -> None:
 
 def test_a_stream_gives_one_output_only(llm: LLM) -> None:
     with pytest.raises(RequestError, match="n is 2"):
-        next(llm.stream(PROMPT, sampled(0, n=2)))
+        llm.stream(PROMPT, sampled(0, n=2))
 
 
 def test_a_prompt_without_room_for_an_answer_says_how_long_it_may_be(llm: LLM) -> None:

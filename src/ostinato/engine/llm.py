@@ -72,16 +72,16 @@ class LLM:
         """The output's text, piece by piece as it is generated, never cut inside a character.
 
         Leaving the generator early aborts the request; its value is the whole output. Text needs a tokenizer;
-        `n` must be 1.
+        `n` must be 1. Raises RequestError at once, not at the first piece, if the prompt cannot be served.
         """
-        return (yield from self._stream(prompt, params, add_special_tokens=True))
+        return self._stream(prompt, params, add_special_tokens=True)
 
     def stream_chat(
         self, messages: Sequence[Message], params: SamplingParams | None = None, **chat_template_kwargs: Any
     ) -> Generator[str, None, RequestOutput]:
         """The answer to a conversation, piece by piece; see `chat` and `stream`."""
         prompt = self.engine.render_chat(messages, **chat_template_kwargs)
-        return (yield from self._stream(prompt, params, add_special_tokens=False))
+        return self._stream(prompt, params, add_special_tokens=False)
 
     def stats(self) -> dict[str, Any]:
         """What the engine has done since its start, as plain data."""
@@ -120,12 +120,19 @@ class LLM:
     ) -> Generator[str, None, RequestOutput]:
         if params is not None and params.n != 1:
             raise RequestError(f"stream gives one output, and n is {params.n}; use generate for several")
-        request_id = self.engine.add(prompt, params, add_special_tokens=add_special_tokens)
+        pieces = self._pieces(self.engine.add(prompt, params, add_special_tokens=add_special_tokens))
+        # Up to its first, empty piece: a generator that has not begun would not abort its request when it is left.
+        next(pieces)
+        return pieces
+
+    def _pieces(self, request_id: str) -> Generator[str, None, RequestOutput]:
+        """The text of a request that was added, after an empty piece."""
         # Looked at where it lies, and not awaited from `step`: another call may run steps between two pieces.
         output = self.engine.output(request_id)
         assert output is not None
         given = 0
         try:
+            yield ""
             while True:
                 if output.error is not None:
                     raise output.error
