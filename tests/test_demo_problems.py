@@ -95,9 +95,7 @@ def test_most_problems_of_a_family_are_phrased_differently():
 def test_unseen_words_are_drawn_only_when_wanted():
     rng = random.Random(1)
     words = Counter(word for _ in range(3000) for word in training_problem(rng, unseen=0.0).question.split())
-    rare = [
-        word for problem in training_problems(500) for word in problem.question.split() if word not in words
-    ]
+    rare = [word for problem in training_problems(500) for word in problem.question.split() if word not in words]
     assert len(set(rare)) > 100
 
 
