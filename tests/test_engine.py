@@ -13,6 +13,7 @@ import pytest
 
 from ostinato import EngineConfig, RequestError, SamplingParams
 from ostinato.engine.engine import Engine
+from ostinato.errors import Remedy
 from ostinato.schedule.batch import Batch, StepResult
 from tests.checkpoints import EOS, VOCAB_SIZE, checkpoint, random_prompt
 from tests.engines import NAME, PROMPT, assert_empty, complete, greedy, make_engine, run, sampled, tokens_of
@@ -215,15 +216,20 @@ def test_a_request_can_be_aborted_while_a_step_computes_it(monkeypatch: pytest.M
     assert done[other].outputs[0].token_ids == expected
 
 
-@pytest.mark.parametrize(("policy", "order"), [("fcfs", "abcd"), ("priority", "acdb")])
-def test_the_policy_decides_who_is_served_next(policy: str, order: str) -> None:
-    """Lower priorities first, then as they came; who runs is not interrupted."""
-    engine = make_engine(max_num_seqs=1, scheduling_policy=policy)
+def test_under_the_priority_policy_lower_ones_are_served_first_then_as_they_came() -> None:
+    """Who runs is not interrupted."""
+    engine = make_engine(max_num_seqs=1, scheduling_policy="priority")
     engine.add(PROMPT, greedy(), request_id="a", priority=9)
     engine.step()
     for request_id, priority in (("b", 5), ("c", -1), ("d", -1)):
         engine.add(PROMPT, greedy(), request_id=request_id, priority=priority)
-    assert "".join(run(engine)) == order
+    assert "".join(run(engine)) == "acdb"
+
+
+def test_a_priority_that_would_have_no_effect_is_refused(engine: Engine) -> None:
+    with pytest.raises(RequestError, match="no effect") as caught:
+        engine.add(PROMPT, greedy(), priority=3)
+    assert caught.value.remedies == (Remedy("scheduling_policy", "priority"),)
 
 
 def test_an_id_can_be_used_again_only_when_its_request_has_ended(engine: Engine) -> None:

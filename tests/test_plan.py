@@ -189,6 +189,14 @@ def test_dynamic_rope_allows_its_factor_and_is_fixed_for_the_length() -> None:
     assert make_plan(EngineConfig(), hybrid(rope=rope), gpu(80 * GIB)).settings.max_model_len == 4096
 
 
+def test_yarn_allows_its_factor_beyond_the_maximum_in_the_config() -> None:
+    rope = RopeSpec("yarn", 10000.0, 64, 4096, {"factor": 4.0})
+    plan = make_plan(EngineConfig(max_model_len=16384), hybrid(rope=rope), gpu(80 * GIB))
+    assert plan.settings.max_model_len == 16384
+    with pytest.raises(ConfigError):
+        make_plan(EngineConfig(max_model_len=16385), hybrid(rope=rope), gpu(80 * GIB))
+
+
 def test_a_dtype_other_than_the_checkpoints_is_a_decision() -> None:
     assert "dtype" not in decided(make_plan(EngineConfig(dtype="bfloat16"), hybrid(), gpu(80 * GIB)))
     plan = make_plan(EngineConfig(dtype="float16"), hybrid(), gpu(80 * GIB))
@@ -270,3 +278,10 @@ def test_the_model_is_summed_up_in_figures() -> None:
     assert summary.parameters == hybrid().num_parameters
     assert summary.kv_bytes_per_token == 2 * 256 * 2
     assert summary.state_bytes_per_request == 4 * (3 * 1280 * 2 + 131072 * 4)
+
+
+def test_without_chunked_prefill_the_plan_says_which_prompts_will_be_refused() -> None:
+    config = EngineConfig(enable_chunked_prefill=False, max_num_batched_tokens=512, max_num_seqs=4)
+    plan = make_plan(config, hybrid(), gpu(80 * GIB))
+    assert plan.settings.max_model_len > 512
+    assert decided(plan)["enable_chunked_prefill"] == (False, False)

@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 def print_pieces(
     pieces: Generator[str, None, RequestOutput], asked_to_stop: Callable[[], bool] = lambda: False
 ) -> tuple[str, RequestOutput | None]:
-    """Prints text as it comes; returns it, and the whole output, or None if it was stopped before."""
+    """Prints text as it comes, without white space before it; returns it as it came, and the whole output, or None
+    if it was stopped before."""
     text = ""
     while not asked_to_stop():
         try:
@@ -25,7 +26,7 @@ def print_pieces(
         except StopIteration as end:
             print(flush=True)
             return text, end.value
-        print(piece, end="", flush=True)
+        print(piece if text.strip() else piece.lstrip(), end="", flush=True)
         text += piece
     pieces.close()
     print(flush=True)

@@ -18,7 +18,7 @@ from ostinato.engine.outputs import RequestOutput
 from ostinato.engine.runner import Runner
 from ostinato.engine.stats import EngineStats
 from ostinato.engine.tokenizer import Tokenizer, load_tokenizer
-from ostinato.errors import ModelError, RequestError
+from ostinato.errors import ModelError, Remedy, RequestError
 from ostinato.plan.device import detect
 from ostinato.plan.plan import Plan, make_plan
 from ostinato.plan.source import model_spec, read_config, resolve_model_dir
@@ -84,6 +84,9 @@ class Engine:
         """
         if not isinstance(priority, int):
             raise RequestError(f"priority {priority!r} should be a whole number; lower ones come first")
+        if priority != 0 and self.plan.settings.scheduling_policy == "fcfs":
+            message = f"priority {priority} has no effect under scheduling_policy fcfs; choose the policy priority"
+            raise RequestError(message, [Remedy("scheduling_policy", "priority")])
         params = params or self.default_params()
         text = prompt if isinstance(prompt, str) else None
         token_ids = self.tokenizer.encode(prompt, add_special_tokens) if isinstance(prompt, str) else _as_ids(prompt)

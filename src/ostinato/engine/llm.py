@@ -94,7 +94,13 @@ class LLM:
         ids: list[str] = []
         try:
             for (prompt, add_special_tokens), own_params in zip(prompts, each, strict=True):
-                ids.append(self.engine.add(prompt, own_params, add_special_tokens=add_special_tokens))
+                try:
+                    ids.append(self.engine.add(prompt, own_params, add_special_tokens=add_special_tokens))
+                except RequestError as error:
+                    if len(prompts) == 1:
+                        raise
+                    which = f"prompt {len(ids) + 1} of {len(prompts)}"
+                    raise RequestError(f"{which}: {error.message}", error.remedies) from error
             outputs = self._finish(set(ids))
         except BaseException:
             for request_id in ids:

@@ -137,9 +137,10 @@ def _wanted_model_len(config: EngineConfig, model: ModelSpec) -> tuple[int, list
     if config.max_model_len is None:
         return maximum, []
     highest, of_what = maximum, "max_position_embeddings"
-    if model.rope is not None and model.rope.kind == "dynamic":
-        highest = int(model.rope.parameters["factor"] * model.rope.original_max_position)
-        of_what = "the original length times the factor of its dynamic rope"
+    if model.rope is not None and model.rope.kind in ("dynamic", "yarn"):
+        scaled = int(model.rope.parameters["factor"] * model.rope.original_max_position)
+        if scaled > maximum:
+            highest, of_what = scaled, f"the original length times the factor of its {model.rope.kind} rope"
     if config.max_model_len > highest:
         message = f"max_model_len {config.max_model_len} is beyond what the model can do: {highest}, {of_what}"
         raise ConfigError(message, [Remedy("max_model_len", highest)])

@@ -118,6 +118,12 @@ def make_plan(config: EngineConfig, model: ModelSpec, device: DeviceSpec) -> Pla
     except ConfigError as error:
         raise ConfigError(error.message, working_remedies(error.remedies, config, model, device)) from None
     decisions = list(fitted.decisions)
+    if not config.enable_chunked_prefill and fitted.limits.max_num_batched_tokens < fitted.limits.max_model_len:
+        reason = (
+            f"without chunked prefill a prompt of more than {fitted.limits.max_num_batched_tokens} tokens "
+            "(max_num_batched_tokens) is refused when it arrives, whatever max_model_len"
+        )
+        decisions.append(Decision("enable_chunked_prefill", False, False, reason))
     rope = model.rope
     if rope is not None:
         rope, decision = resolve_rope(rope, fitted.limits.max_model_len)

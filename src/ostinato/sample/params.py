@@ -52,7 +52,7 @@ class SamplingParams(BaseModel):
     """Most tokens of output; None: as many as `max_model_len` leaves."""
     ignore_eos: bool = False
     """Go on after the model's end tokens."""
-    n: int = Field(1, ge=1)
+    n: int = Field(1, ge=1, le=1024)
     """How many outputs to sample for the prompt."""
     logprobs: int | None = Field(None, ge=0)
     """Give the log-probability of each output token and of so many most likely ones."""

@@ -105,7 +105,7 @@ def _hyperparameters(config: dict[str, Any]) -> NemotronHHyperparameters:
             num_heads=num_heads,
             num_kv_heads=integer(config, "num_key_value_heads", num_heads),
             head_dim=integer(
-                config, "head_dim", integer(config, "attention_head_dim", config["hidden_size"] // num_heads)
+                config, "head_dim", integer(config, "attention_head_dim", integer(config, "hidden_size") // num_heads)
             ),
         ),
         mamba2=Mamba2Spec(
