@@ -1,4 +1,4 @@
-"""Fast equals slow: every way of running a prompt gives the tokens of transformers, for every architecture.
+"""Fast equals slow: every way of running a prompt gives the tokens and logits of transformers, for every architecture.
 
 A new architecture is a recipe in checkpoints.py; a new mode is an entry in MODES.
 """
@@ -6,6 +6,7 @@ A new architecture is a recipe in checkpoints.py; a new mode is an entry in MODE
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cache
 
 import pytest
@@ -13,18 +14,31 @@ import torch
 
 from ostinato import EngineConfig, SamplingParams
 from ostinato.engine.engine import Engine
+from ostinato.engine.outputs import RequestOutput
 from tests.checkpoints import RECIPES, checkpoint, oracle_generate, oracle_logits, random_prompt
 
 PROMPT = 150
 NEW = 64
 GAP = 1e-3
 """Of the largest logit: what the two best tokens of every oracle step must differ by, so that the test decides."""
+TOLERANCE = 1e-4
+"""Of the largest logit: what log-probabilities may differ by."""
+TOP = 3
 OTHER_LENGTHS = (3, 16, 47, 81)
 
 
+@dataclass(frozen=True)
+class Case:
+    """A prompt, its 64 greedy tokens by transformers, and the logits of each position but the last."""
+
+    prompt: list[int]
+    tokens: list[int]
+    logits: torch.Tensor
+
+
 @cache
-def decided_case(name: str, length: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """A prompt and its 64 greedy tokens by transformers.
+def decided_case(name: str, length: int) -> Case:
+    """A prompt whose tokens do not depend on rounding.
 
     transformers proposes the tokens with its cache, and its logits of the whole text at once decide: each token must
     be the best there. Prompts with a step that is too close to call are passed over.
@@ -32,11 +46,12 @@ def decided_case(name: str, length: int) -> tuple[tuple[int, ...], tuple[int, ..
     for seed in range(40):
         prompt = random_prompt(length, seed)
         tokens = oracle_generate(name, prompt, NEW)
-        logits = oracle_logits(name, prompt + tokens)[length - 1 : -1]
+        whole = oracle_logits(name, prompt + tokens)[:-1]
+        logits = whole[length - 1 :]
         best, second = logits.topk(2).values.unbind(-1)
         decided = (best - second > GAP * logits.abs().amax(-1)).all().item()
         if decided and logits.argmax(-1).tolist() == tokens:
-            return tuple(prompt), tuple(tokens)
+            return Case(prompt, tokens, whole)
     raise AssertionError(f"no prompt of {length} tokens is decided at every step for {name}")
 
 
@@ -45,59 +60,85 @@ def make_engine(name: str, **settings: object) -> Engine:
     return Engine(EngineConfig(model=str(checkpoint(name)), dtype="float32", **(defaults | settings)))
 
 
-def greedy(**changes: object) -> SamplingParams:
-    return SamplingParams(temperature=0, max_tokens=NEW, ignore_eos=True, **changes)
+def add(engine: Engine, case: Case, prompt_logprobs: bool = False) -> RequestOutput:
+    """A request for the case's tokens and log-probabilities -> its output, which steps update."""
+    params = SamplingParams(
+        temperature=0,
+        max_tokens=NEW,
+        ignore_eos=True,
+        logprobs=TOP,
+        prompt_logprobs=TOP if prompt_logprobs else None,
+    )
+    output = engine.output(engine.add(case.prompt, params))
+    assert output is not None
+    return output
 
 
-def run(engine: Engine) -> dict[str, tuple[int, ...]]:
-    """Steps until nothing is left; tokens by request."""
-    done = {}
+def run(engine: Engine) -> None:
+    """Steps until nothing is left."""
     while engine.has_unfinished:
-        for output in engine.step():
-            assert output.error is None, output.error
-            if output.finished:
-                done[output.request_id] = tuple(output.outputs[0].token_ids)
+        engine.step()
         engine.scheduler.check_integrity()
-    return done
+
+
+def check(case: Case, output: RequestOutput) -> None:
+    """The tokens, and the log-probabilities of each position that has them, are those of the whole text at once."""
+    assert output.error is None
+    [only] = output.outputs
+    assert only.token_ids == case.tokens
+    scored = [*(output.prompt_logprobs or [])[1:], *(only.logprobs or [])]
+    assert len(scored) == NEW + (0 if output.prompt_logprobs is None else len(case.prompt) - 1)
+    given = [each for each in scored if each is not None]
+    text = (case.prompt + case.tokens)[-len(scored) :]
+    assert [each.token_id for each in given] == text
+    logits = case.logits[-len(scored) :]
+    expected, atol = logits.log_softmax(-1), TOLERANCE * logits.abs().max().item()
+    own = torch.tensor([each.logprob for each in given])
+    torch.testing.assert_close(own, expected[torch.arange(len(text)), text], atol=atol, rtol=0)
+    top = torch.tensor([[logprob for _, logprob in each.top] for each in given])
+    torch.testing.assert_close(top, expected.topk(TOP).values, atol=atol, rtol=0)
 
 
 def alone(name: str, **settings: object) -> None:
-    prompt, expected = decided_case(name, PROMPT)
+    case = decided_case(name, PROMPT)
     engine = make_engine(name, **settings)
-    request = engine.add(list(prompt), greedy())
-    assert run(engine)[request] == expected
+    output = add(engine, case)
+    run(engine)
+    check(case, output)
 
 
 def batch_that_joins_and_leaves(name: str, **settings: object) -> None:
     """Unequal prompts arrive one by one, some of them while others decode, and one is aborted."""
     engine = make_engine(name, **settings)
     cases = [decided_case(name, length) for length in (PROMPT, *OTHER_LENGTHS)]
-    expected, done = {}, {}
-    for prompt, tokens in cases:
-        expected[engine.add(list(prompt), greedy())] = tokens
-        aborted = engine.add(list(prompt), greedy())
+    outputs = []
+    for case in cases:
+        outputs.append(add(engine, case, prompt_logprobs=True))
+        aborted = add(engine, case)
         for _ in range(4):
-            done |= {o.request_id: tuple(o.outputs[0].token_ids) for o in engine.step() if o.finished}
-        engine.abort(aborted)
-    done |= run(engine)
-    assert done == expected
+            engine.step()
+        engine.abort(aborted.request_id)
+    run(engine)
+    for case, output in zip(cases, outputs, strict=True):
+        check(case, output)
 
 
 def preempted(name: str) -> None:
     """Requests lose their memory in the middle of the prompt and twice while decoding."""
     engine = make_engine(name, max_num_batched_tokens=64)
-    decided = [decided_case(name, length) for length in (PROMPT, 47)]
-    cases = {engine.add(list(prompt), greedy()): tokens for prompt, tokens in decided}
-    done, step = {}, 0
+    cases = [decided_case(name, length) for length in (PROMPT, 47)]
+    outputs = [add(engine, case, prompt_logprobs=True) for case in cases]
+    step = 0
     while engine.has_unfinished:
-        done |= {o.request_id: tuple(o.outputs[0].token_ids) for o in engine.step() if o.finished}
+        engine.step()
         step += 1
         if step in (2, 20, 33):
-            for request_id in cases:
-                engine.scheduler.preempt(request_id)
+            for output in outputs:
+                engine.scheduler.preempt(output.request_id)
         engine.scheduler.check_integrity()
     assert engine.scheduler.counters.preemptions >= 5
-    assert done == cases
+    for case, output in zip(cases, outputs, strict=True):
+        check(case, output)
 
 
 def short_of_blocks(name: str) -> None:
@@ -108,12 +149,12 @@ def short_of_blocks(name: str) -> None:
         pytest.skip("the model has no attention, so it never runs out of blocks")
     small = memory.kv_block * 18 + memory.state_slot * memory.num_slots
     engine = make_engine(name, cache_memory=small)
-    cases = {}
-    for length in (PROMPT, 47, 81):
-        prompt, tokens = decided_case(name, length)
-        cases[engine.add(list(prompt), greedy())] = tokens
-    assert run(engine) == cases
+    cases = [decided_case(name, length) for length in (PROMPT, 47, 81)]
+    outputs = [add(engine, case) for case in cases]
+    run(engine)
     assert engine.scheduler.counters.preemptions > 0
+    for case, output in zip(cases, outputs, strict=True):
+        check(case, output)
 
 
 MODES: dict[str, Callable[[str], None]] = {
@@ -130,7 +171,7 @@ MODES: dict[str, Callable[[str], None]] = {
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("name", RECIPES)
-def test_greedy_tokens_equal_transformers(name: str, mode: str) -> None:
+def test_greedy_tokens_and_their_logprobs_equal_transformers(name: str, mode: str) -> None:
     MODES[mode](name)
 
 
