@@ -1,4 +1,4 @@
-"""Training sequences: questions with worked answers, conversations, bare questions, and drills of equations.
+"""Training sequences: questions with worked answers, conversations, bare questions, and drills.
 
 A sequence is token ids and a loss weight per token. Batches hold sequences of similar length and about
 the same number of tokens, padding included.
@@ -13,13 +13,15 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from ostinato.demo.problems import is_held_out, training_problem
+from ostinato.demo.counts import compare, transfer
+from ostinato.demo.problems import RESULT_MARK, is_held_out, training_problem
 from ostinato.demo.sheet import Draw, OutOfRange, Sheet
 
 from .tokenizer import END, spellings
 
 PROMPT_WEIGHT = 0.1
 CONVERSATIONS, BARE, SPELLED, LOWER_CASE = 0.15, 0.25, 0.10, 0.02
+SUMS = 0.4  # of the drills
 PAIRS_PER_POOL = 16
 
 
@@ -38,18 +40,15 @@ class Encoder:
         self.spellings = spellings(tokenizer)
 
     def sequence(self, rng: random.Random, drills: float) -> Sequence:
-        """One sequence; with probability `drills` one of unrelated equations."""
+        """One sequence; with probability `drills` one of unrelated equations or of questions about who has what."""
         if rng.random() < drills:
-            return self._join([("", _drill(rng))], 0.0, rng)
+            if rng.random() < SUMS:
+                return self._join([("", _sums(rng))], 0.0, rng)
+            return self._join(_conversation([_who_has_what(rng) for _ in range(3)]), 0.0, rng)
         spelled = 0.15 if rng.random() < SPELLED else 0.0
         roll = rng.random()
         if roll < CONVERSATIONS:
-            turns = [_turn(rng) for _ in range(rng.randint(2, 4))]
-            parts = [
-                (("\n" if index else "") + f"Q: {question}\nA:", f" {answer}")
-                for index, (question, answer) in enumerate(turns)
-            ]
-            return self._join(parts, spelled, rng)
+            return self._join(_conversation([_turn(rng) for _ in range(rng.randint(2, 4))]), spelled, rng)
         question, answer = _turn(rng)
         if roll < CONVERSATIONS + BARE:
             start = "Q: " if rng.random() < 0.1 else ""
@@ -77,13 +76,20 @@ class Encoder:
         ]
 
 
+def _conversation(turns: list[tuple[str, str]]) -> list[tuple[str, str]]:
+    """Questions and answers as the chat template writes them: prompts, each with what follows it."""
+    return [
+        (("\n" if index else "") + f"Q: {question}\nA:", f" {answer}") for index, (question, answer) in enumerate(turns)
+    ]
+
+
 def _turn(rng: random.Random) -> tuple[str, str]:
     problem = training_problem(rng)
     question = problem.question.lower() if rng.random() < LOWER_CASE else problem.question
     return question, problem.answer
 
 
-def _drill(rng: random.Random) -> str:
+def _sums(rng: random.Random) -> str:
     """Six unrelated equations, none of them held out."""
     draw = Draw(rng, hard=rng.random() < 0.5, unseen=0.0)
     lines: list[str] = []
@@ -105,6 +111,44 @@ def _drill(rng: random.Random) -> str:
         if not is_held_out(sheet.lines[0]):
             lines += sheet.lines
     return ". ".join(lines)
+
+
+def _who_has_what(rng: random.Random) -> tuple[str, str]:
+    """A short question about one of several people, which only telling them apart answers."""
+    while True:
+        draw, sheet = Draw(rng, hard=False, unseen=0.25), Sheet()
+        try:
+            kind = rng.random()
+            if kind < 0.4:
+                question, result = transfer(draw, sheet)
+            elif kind < 0.6:
+                question, result = compare(draw, sheet)
+            else:
+                question, result = _bystanders(draw, sheet)
+        except OutOfRange:
+            continue
+        equations = ". ".join(sheet.lines)
+        if not is_held_out(equations):
+            return question, f"{equations}. {RESULT_MARK} {result}"
+
+
+def _bystanders(draw: Draw, sheet: Sheet) -> tuple[str, int]:
+    """Several people have something, and what one of them has changes."""
+    people, thing = draw.people(draw.rng.randint(2, 4)), draw.thing()
+    amounts = [draw.number() for _ in people]
+    told = [f"{person.name} has {amount}" for person, amount in zip(people, amounts, strict=True)]
+    chosen = draw.rng.randrange(len(people))
+    text = f"{told[0]} {thing}{draw.pick(['. ', ', ', ' and '])}" + draw.pick([". ", " and "]).join(told[1:])
+    if draw.chance(0.5):
+        amount = draw.number()
+        change = f"{draw.pick(['finds', 'buys', 'gets'])} {amount}{draw.pick(['', ' more'])}"
+        result = sheet.add(amounts[chosen], amount)
+    else:
+        amount = draw.at_most(amounts[chosen])
+        change = f"{draw.pick(['loses', 'sells', 'eats'])} {amount}"
+        result = sheet.subtract(amounts[chosen], amount)
+    name = people[chosen].name
+    return f"{text}. {name} {change}. How many does {name} have?", result
 
 
 def batches(

@@ -25,7 +25,7 @@ from .tokenizer import PAD
 RANKS = 2
 MTP_WEIGHT = 0.3
 WARM_UP, DECAY_FROM = 0.02, 0.60
-DRILLS_AT_FIRST, DRILLS_LATER = 0.5, 0.2
+DRILLS_AT_FIRST, DRILLS_LATER = 0.5, 0.35
 MUON_RATE, ADAM_RATE = 5e-3, 3e-3
 
 
@@ -51,7 +51,7 @@ def rate_factor(progress: float) -> float:
 
 
 def drill_share(progress: float) -> float:
-    """How many of the sequences are drills: half at first, a fifth later."""
+    """How many of the sequences are drills: half at first, a third later."""
     return max(DRILLS_LATER, DRILLS_AT_FIRST * (1.0 - 2 * progress))
 
 
