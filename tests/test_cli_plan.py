@@ -74,14 +74,17 @@ def test_every_setting_is_a_flag_and_reaches_the_plan(capsys, checkpoint) -> Non
         "bfloat16", "--max-num-seqs", "7", "--max-num-batched-tokens", "300", "--max-model-len", "500",
         "--block-size", "32", "--no-enable-chunked-prefill", "--memory-utilization", "0.5",
         "--cache-memory", "1GiB", "--scheduling-policy", "priority", "--seed", "9", "--threads", "3",
-        "--random-weights",
+        "--random-weights", "--no-enable-prefix-caching", "--state-cache-mode", "none", "--state-block-size",
+        "320", "--checkpoint-policy", "boundaries", "--eviction-policy", "lru", "--expected-prefix-tokens", "100",
     )  # fmt: skip
     assert status == 0
     settings = data["settings"]
     assert settings == {
         "dtype": "float16", "ssm_state_dtype": "bfloat16", "device": "cuda", "max_num_seqs": 7,
         "max_num_batched_tokens": 300, "max_model_len": 500, "block_size": 32,
-        "enable_chunked_prefill": False, "scheduling_policy": "priority", "seed": 9, "threads": 3,
+        "enable_chunked_prefill": False, "enable_prefix_caching": False, "state_cache_mode": "none",
+        "state_block_size": 320, "checkpoint_policy": "boundaries", "eviction_policy": "lru",
+        "scheduling_policy": "priority", "seed": 9, "threads": 3,
         "rope": None,
     }  # fmt: skip
     assert data["memory"]["cache"] <= 2**30

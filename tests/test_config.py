@@ -23,6 +23,9 @@ def test_everything_is_open_or_has_a_default() -> None:
     assert (config.memory_utilization, config.cache_memory, config.threads) == (None, None, None)
     assert (config.dtype, config.ssm_state_dtype, config.device) == ("auto", "auto", "auto")
     assert (config.block_size, config.enable_chunked_prefill, config.scheduling_policy) == (16, True, "fcfs")
+    assert (config.enable_prefix_caching, config.state_cache_mode) == (True, "auto")
+    assert (config.checkpoint_policy, config.eviction_policy) == ("boundaries+branches", "marconi")
+    assert (config.state_block_size, config.expected_prefix_tokens) == (None, None)
     assert (config.seed, config.random_weights, config.revision) == (0, False, None)
 
 
@@ -49,9 +52,7 @@ def test_a_setting_like_no_other_lists_the_known_ones() -> None:
 @pytest.mark.parametrize(
     "setting",
     [
-        "enable_prefix_caching",
         "graph_mode",
-        "state_cache_mode",
         "num_speculative_tokens",
         "quantization",
     ],
@@ -74,6 +75,8 @@ def test_settings_of_what_is_not_built_are_unknown(setting: str) -> None:
         ({"threads": 0}, 1),
         ({"seed": -1}, 0),
         ({"cache_memory": 0}, 1),
+        ({"state_block_size": 0}, 1),
+        ({"expected_prefix_tokens": 0}, 1),
     ],
 )
 def test_a_value_out_of_range_is_refused_with_the_nearest_that_is_legal(settings, nearest) -> None:
@@ -95,6 +98,11 @@ def test_a_value_out_of_range_is_refused_with_the_nearest_that_is_legal(settings
         ({"ssm_state_dtype": "int8"}, "float32"),
         ({"device": "tpu"}, "cuda"),
         ({"scheduling_policy": "lifo"}, "priority"),
+        ({"state_cache_mode": "some"}, "'auto', 'none', 'align' or 'all'"),
+        ({"state_cache_mode": None}, "'auto', 'none', 'align' or 'all'"),
+        ({"checkpoint_policy": "never"}, "boundaries"),
+        ({"eviction_policy": "random"}, "lru"),
+        ({"enable_prefix_caching": None}, "boolean"),
         ({"cache_memory": "4 floppies"}, "4GiB"),
         ({"enable_chunked_prefill": "yes"}, "boolean"),
         ({"seed": 2**64}, "less than"),
@@ -118,6 +126,8 @@ def test_all_problems_are_listed_at_once() -> None:
         ("mamba_ssm_cache_dtype", "bfloat16"),
         ("gpu_memory_utilization", 0.5),
         ("kv_cache_memory_bytes", 1000),
+        ("mamba_cache_mode", "align"),
+        ("mamba_block_size", 512),
     ],
 )
 def test_the_names_of_vllm_work_but_not_beside_our_own(alias: str, value: object) -> None:

@@ -21,6 +21,8 @@ ALIASES = {
     "mamba_ssm_cache_dtype": "ssm_state_dtype",
     "gpu_memory_utilization": "memory_utilization",
     "kv_cache_memory_bytes": "cache_memory",
+    "mamba_cache_mode": "state_cache_mode",
+    "mamba_block_size": "state_block_size",
 }
 """Names that vLLM has for settings of the same meaning; they work wherever a setting is named."""
 
@@ -64,6 +66,32 @@ class EngineConfig(BaseModel):
         None,
         ge=1,
         description="Bytes for blocks and slots, such as 4GiB (open: what is left; 4GiB on a CPU).",
+    )
+    enable_prefix_caching: bool = Field(
+        True, description="What was computed for a prompt is kept, and found again by prompts that begin alike."
+    )
+    state_cache_mode: Literal["auto", "none", "align", "all"] = Field(
+        "auto",
+        description="Where the state of a prompt is kept: nowhere, at ends of prefill chunks (align), or also inside "
+        "them (all); auto is the finest that the model can do.",
+    )
+    state_block_size: int | None = Field(
+        None,
+        ge=1,
+        description="Tokens between kept states, a multiple of block_size (256, or more where the model's chunk size "
+        "asks for it).",
+    )
+    checkpoint_policy: Literal["boundaries", "boundaries+branches"] = Field(
+        "boundaries+branches", description="Whether a state is also kept where a prompt leaves a cached prefix."
+    )
+    eviction_policy: Literal["marconi", "lru"] = Field(
+        "marconi", description="What leaves the cache first: what saves the least work per byte, or what is oldest."
+    )
+    expected_prefix_tokens: int | None = Field(
+        None,
+        ge=1,
+        description="Mean length of the prefixes that prompts share; it splits the cache into blocks and kept states "
+        "(1024, or max_model_len if that is less).",
     )
     scheduling_policy: Literal["fcfs", "priority"] = Field(
         "fcfs", description="First come, first served; or by priority, then as they came."

@@ -22,6 +22,7 @@ from ostinato.plan.memory import (
 )
 from ostinato.plan.model import ModelSpec
 from ostinato.plan.settings import choose_dtype, choose_ssm_state_dtype
+from ostinato.plan.state import StateCacheMode, choose_state_block_size, choose_state_cache_mode
 from ostinato.plan.units import GiB, format_bytes
 
 DEFAULT_MEMORY_UTILIZATION = {"cuda": 0.9, "cpu": 1.0}
@@ -34,6 +35,8 @@ class Fit:
 
     dtype: str
     ssm_state_dtype: str
+    state_cache_mode: StateCacheMode
+    state_block_size: int
     limits: Limits
     memory: MemoryPlan
     decisions: tuple[Decision, ...]
@@ -53,6 +56,8 @@ def fit(config: EngineConfig, model: ModelSpec, device: DeviceSpec) -> Fit:
     """Raises DoesNotFit if nothing fits, ConfigError if given values contradict each other or the model."""
     dtype, decisions = choose_dtype(config, model)
     ssm_state_dtype, ssm_decisions = choose_ssm_state_dtype(config, model)
+    mode = choose_state_cache_mode(config, model)
+    state_block_size = choose_state_block_size(config, model)
     per_request = slots_per_request()
     wanted, limit_decisions = wanted_limits(config, model, device.kind, per_request)
     budget = _budget(config, model, device, dtype, ssm_state_dtype)
@@ -80,11 +85,14 @@ def fit(config: EngineConfig, model: ModelSpec, device: DeviceSpec) -> Fit:
     return Fit(
         dtype,
         ssm_state_dtype,
+        mode.effective,
+        state_block_size,
         limits,
         memory,
         (
             *decisions,
             *ssm_decisions,
+            *([mode] if mode.effective != config.state_cache_mode else []),
             *_limit_decisions(limit_decisions, wanted, limits, memory),
             *_cache_decisions(budget, memory),
         ),

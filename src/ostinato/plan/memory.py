@@ -22,6 +22,10 @@ class MemoryPlan:
     The counts include the null block and the null slot; a model without attention has no blocks, one
     without state layers no slots. `cache` is what all blocks and slots take, `available` what the plan may
     use in all.
+
+    `num_checkpoints` slots are planned beyond the null one and the working ones of `max_num_seqs` rows. Beside
+    that many running requests of `expected_prefix_tokens` tokens each, the cache holds `prefix_tokens` tokens of
+    distinct prefixes of that length; None and 0 where no prompt can hit.
     """
 
     weights: int
@@ -33,6 +37,9 @@ class MemoryPlan:
     num_slots: int
     slots_per_request: int
     max_num_seqs: int
+    num_checkpoints: int
+    expected_prefix_tokens: int | None
+    prefix_tokens: int
     cache: int
     available: int
 
@@ -145,6 +152,9 @@ def fit_memory(budget: Budget, activations: int, max_num_seqs: int, max_model_le
         num_slots=num_slots,
         slots_per_request=budget.slots_per_request,
         max_num_seqs=max_num_seqs,
+        num_checkpoints=0,
+        expected_prefix_tokens=None,
+        prefix_tokens=0,
         cache=num_blocks * budget.kv_block + num_slots * budget.state_slot,
         available=budget.available,
     )

@@ -32,6 +32,8 @@ class Mamba2Spec:
     num_groups: int
     conv_kernel: int
     chunk_size: int
+    scan_writes_states: bool = True
+    """Whether the scan of a prompt can write out states that it passes on its way."""
 
     @property
     def intermediate_size(self) -> int:
@@ -120,6 +122,11 @@ class ModelSpec:
     @property
     def state_layers(self) -> tuple[Mamba2Spec, ...]:
         return tuple(layer.mamba2 for layer in self.layers if layer.mamba2 is not None)
+
+    @property
+    def supports_all_checkpoints(self) -> bool:
+        """Whether every state layer can give its state at any block boundary of a prompt, as mode `all` needs."""
+        return all(mamba2.scan_writes_states for mamba2 in self.state_layers)
 
     @property
     def num_parameters(self) -> int:

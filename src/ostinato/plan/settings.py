@@ -25,6 +25,11 @@ class EffectiveSettings:
     max_model_len: int
     block_size: int
     enable_chunked_prefill: bool
+    enable_prefix_caching: bool
+    state_cache_mode: Literal["none", "align", "all"]
+    state_block_size: int
+    checkpoint_policy: Literal["boundaries", "boundaries+branches"]
+    eviction_policy: Literal["marconi", "lru"]
     scheduling_policy: Literal["fcfs", "priority"]
     seed: int
     threads: int | None

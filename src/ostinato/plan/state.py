@@ -1,0 +1,132 @@
+"""The state cache: in which mode checkpoints are taken, and how far apart."""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+from ostinato.config import EngineConfig
+from ostinato.errors import ConfigError, Remedy
+from ostinato.plan.decision import Decision
+from ostinato.plan.model import ModelSpec
+
+StateCacheMode = Literal["none", "align", "all"]
+
+MODES = ("auto", "none", "align", "all")
+LEAST_STATE_BLOCK_SIZE = 256
+"""Tokens between checkpoints, at the least, where the user does not say: a slot weighs as much as hundreds of tokens
+of keys and values."""
+
+
+def resolve_state_cache_mode(
+    requested: str | None,
+    *,
+    prefix_caching: bool,
+    chunked_prefill: bool,
+    supports_all: bool,
+    num_speculative_tokens: int = 0,
+) -> Decision:
+    """The mode of a model with state layers: the requested one, or what `auto` (or None) comes to.
+
+    `supports_all`: whether every state layer's scan can write states out. ConfigError if the mode is unknown or
+    needs what there is not; each of its remedies works alone, all else being as it is.
+    """
+    asked = "auto" if requested is None else requested
+    if asked not in MODES:
+        message = f"state_cache_mode = {asked!r} is unknown; the modes are {', '.join(MODES)}"
+        raise ConfigError(message, [Remedy("state_cache_mode", "auto")])
+    if asked == "auto":
+        effective, reason = _automatic(prefix_caching, chunked_prefill, supports_all)
+        if num_speculative_tokens > 0:
+            reason += f"; num_speculative_tokens {num_speculative_tokens} makes no difference"
+        return Decision("state_cache_mode", asked, effective, reason)
+    problems = _problems(asked, prefix_caching, chunked_prefill, supports_all)
+    if problems:
+        raise _contradiction(asked, problems, prefix_caching, chunked_prefill, supports_all)
+    return Decision("state_cache_mode", asked, asked, "as given")
+
+
+def choose_state_cache_mode(config: EngineConfig, model: ModelSpec) -> Decision:
+    """The mode that `config` comes to on `model`. ConfigError as `resolve_state_cache_mode`; never without state
+    layers, where there is nothing to keep."""
+    if not model.state_layers:
+        reason = "the model has no state layers, so there is no state to keep"
+        return Decision("state_cache_mode", config.state_cache_mode, "none", reason)
+    return resolve_state_cache_mode(
+        config.state_cache_mode,
+        prefix_caching=config.enable_prefix_caching,
+        chunked_prefill=config.enable_chunked_prefill,
+        supports_all=model.supports_all_checkpoints,
+    )
+
+
+def choose_state_block_size(config: EngineConfig, model: ModelSpec) -> int:
+    """Tokens between checkpoints: the given number, else the least common multiple of `block_size` and the state
+    layers' chunk sizes that is at least 256.
+
+    At multiples of the chunk size the scan has the state anyway. ConfigError if the given one is no multiple of
+    `block_size`.
+    """
+    block_size, given = config.block_size, config.state_block_size
+    if given is None:
+        unit = math.lcm(block_size, *(mamba2.chunk_size for mamba2 in model.state_layers if mamba2.chunk_size))
+        return _round_up(LEAST_STATE_BLOCK_SIZE, unit)
+    if given % block_size == 0:
+        return given
+    above = _round_up(given, block_size)
+    below = above - block_size
+    nearest = below if below and given - below <= above - given else above
+    multiples = f"multiples are {below} and {above}" if below else f"multiple is {above}"
+    message = (
+        f"state_block_size {given} is not a multiple of block_size {block_size}: states are kept at block boundaries; "
+        f"the nearest {multiples}"
+    )
+    raise ConfigError(message, [Remedy("state_block_size", nearest)])
+
+
+def _automatic(prefix_caching: bool, chunked_prefill: bool, supports_all: bool) -> tuple[StateCacheMode, str]:
+    """What `auto` comes to, and why."""
+    if not prefix_caching:
+        return "none", "without enable_prefix_caching no checkpoint would be found again"
+    if supports_all:
+        return "all", "every state layer can write its state out inside a prefill chunk"
+    if chunked_prefill:
+        return "align", "a state layer cannot write its state out inside a prefill chunk, but chunks can be cut"
+    return "none", (
+        "a state layer cannot write its state out inside a prefill chunk, and without enable_chunked_prefill no chunk "
+        "can be cut"
+    )
+
+
+def _problems(mode: str, prefix_caching: bool, chunked_prefill: bool, supports_all: bool) -> list[str]:
+    """What a mode needs and there is not, each as the end of a sentence."""
+    problems = []
+    if mode != "none" and not prefix_caching:
+        problems.append("needs enable_prefix_caching, which is off, so that its checkpoints are found again")
+    if mode == "align" and not chunked_prefill:
+        problems.append("needs enable_chunked_prefill, which is off, since its checkpoints stand where chunks are cut")
+    if mode == "all" and not supports_all:
+        problems.append("needs state layers that can write their state out inside a prefill chunk, and one cannot")
+    return problems
+
+
+def _contradiction(
+    mode: str, problems: list[str], prefix_caching: bool, chunked_prefill: bool, supports_all: bool
+) -> ConfigError:
+    """The error, with each change of one setting that mends all problems at once."""
+    remedies = []
+    if not prefix_caching and not _problems(mode, True, chunked_prefill, supports_all):
+        remedies.append(Remedy("enable_prefix_caching", True))
+    if not chunked_prefill and not _problems(mode, prefix_caching, True, supports_all):
+        remedies.append(Remedy("enable_chunked_prefill", True))
+    # The mode that keeps the most; `none` works anywhere.
+    other = next(
+        mode for mode in ("all", "align", "none") if not _problems(mode, prefix_caching, chunked_prefill, supports_all)
+    )
+    remedies.append(Remedy("state_cache_mode", other))
+    ways = ", or ".join(str(remedy) for remedy in remedies)
+    return ConfigError(f"state_cache_mode {mode} {', and '.join(problems)}; {ways}", remedies)
+
+
+def _round_up(value: int, multiple: int) -> int:
+    return -(-value // multiple) * multiple
