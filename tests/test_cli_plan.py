@@ -49,7 +49,7 @@ def test_the_plan_of_a_directory_with_only_a_config_is_printed_as_json(capsys, c
     assert list(data) == list(JSON_SECTIONS)
     assert data["device"]["name"] == "h200-141gb"
     assert data["settings"]["max_num_seqs"] == data["memory"]["max_num_seqs"] == 256
-    assert data["memory"]["num_slots"] == 257
+    assert data["memory"]["num_slots"] == 257 + data["state_cache"]["num_checkpoints"]
     assert Plan.from_json(data).to_json() == data
 
 
@@ -58,7 +58,8 @@ def test_the_tables_fit_80_columns_and_carry_no_colour(capsys, checkpoint) -> No
     assert status == 0
     assert max(len(line) for line in out.splitlines()) <= 80
     assert "\x1b" not in out
-    for word in ("weights", "activations", "101 of", "reference", "max_num_batched_tokens", "decisions"):
+    words = ("weights", "activations", "reference", "max_num_batched_tokens", "state_cache_mode", "decisions")
+    for word in words:
         assert word in out
 
 

@@ -59,14 +59,15 @@ def test_the_default_cache_of_a_cpu_shrinks_beside_large_weights_as_a_decision()
 
 
 def test_counts_include_null_block_and_null_slot() -> None:
-    config = EngineConfig(max_num_seqs=4, max_model_len=100)
+    config = EngineConfig(max_num_seqs=4, max_model_len=100, enable_prefix_caching=False)
     memory = make_plan(config, hybrid(), gpu(10 * GIB)).memory
     assert (memory.num_slots, memory.num_blocks) == (4 + 1, 4 * 7 + 1)
     assert (memory.slots_per_request, memory.max_num_seqs, memory.graphs) == (1, 4, 0)
 
 
 def test_blocks_that_no_request_could_use_are_left_out_as_a_decision() -> None:
-    plan = make_plan(EngineConfig(max_num_seqs=1, max_model_len=32), hybrid(), gpu(10 * GIB))
+    config = EngineConfig(max_num_seqs=1, max_model_len=32, enable_prefix_caching=False)
+    plan = make_plan(config, hybrid(), gpu(10 * GIB))
     possible, effective = decided(plan)["num_blocks"]
     assert effective == plan.memory.num_blocks == 3
     assert possible > 1000
@@ -251,7 +252,7 @@ def test_the_json_has_all_sections_and_null_for_those_that_are_not_built() -> No
         "speculative", "encoder", "kernels", "decisions", "measured",
     ]  # fmt: skip
     assert [name for name, section in data.items() if section is None] == [
-        "capture", "state_cache", "speculative", "encoder",
+        "capture", "speculative", "encoder",
     ]  # fmt: skip
     assert {"weights", "activations", "graphs", "kv_block", "state_slot", "num_blocks"} <= set(data["memory"])
     assert set(data["decisions"][0]) == {"topic", "requested", "effective", "reason"}

@@ -50,8 +50,10 @@ def configs(draw: st.DrawFn) -> EngineConfig:
         "memory_utilization": draw(st.integers(1, 100)) / 100,
         "cache_memory": draw(st.integers(1, 4000)) * MIB,
         "block_size": draw(st.sampled_from([16, 64])),
+        "expected_prefix_tokens": draw(st.integers(1, 10_000)),
+        "enable_prefix_caching": False,
     }
-    chosen = draw(st.lists(st.sampled_from(sorted(values)), unique=True, max_size=4))
+    chosen = draw(st.lists(st.sampled_from(sorted(values)), unique=True, max_size=5))
     return EngineConfig(**{name: values[name] for name in chosen})
 
 
@@ -101,10 +103,12 @@ def test_a_plan_fits_and_keeps_what_was_given(config, spec, device) -> None:
     assert memory.cache == memory.num_blocks * memory.kv_block + memory.num_slots * memory.state_slot
     assert config.cache_memory is None or memory.cache <= config.cache_memory
     if spec.state_layers:
-        assert memory.num_slots == effective.max_num_seqs * memory.slots_per_request + 1
+        assert memory.num_slots == effective.max_num_seqs * memory.slots_per_request + 1 + memory.num_checkpoints
     if spec.attention_layers:
         one_request = -(-effective.max_model_len // effective.block_size)
-        assert one_request < memory.num_blocks <= effective.max_num_seqs * one_request + 1
+        assert one_request < memory.num_blocks
+        if not config.enable_prefix_caching:
+            assert memory.num_blocks <= effective.max_num_seqs * one_request + 1
     least = effective.max_num_seqs * memory.slots_per_request + effective.block_size
     assert effective.max_num_batched_tokens >= least
     for name in LIMITS:

@@ -10,13 +10,16 @@ from ostinato.plan.decision import Decision
 from ostinato.plan.device import DeviceSpec
 from ostinato.plan.limits import Limits, lower_limits, wanted_limits
 from ostinato.plan.memory import (
+    MOST_CACHED_TOKENS,
     Budget,
     MemoryPlan,
     activation_bytes,
     cache_need,
     cache_room,
+    expected_prefix,
     fit_memory,
     kv_block_bytes,
+    prefixes_that_fit,
     slots_per_request,
     state_slot_bytes,
 )
@@ -60,7 +63,9 @@ def fit(config: EngineConfig, model: ModelSpec, device: DeviceSpec) -> Fit:
     state_block_size = choose_state_block_size(config, model)
     per_request = slots_per_request()
     wanted, limit_decisions = wanted_limits(config, model, device.kind, per_request)
-    budget = _budget(config, model, device, dtype, ssm_state_dtype)
+    # A model without state layers needs no checkpoints to hit.
+    hits = config.enable_prefix_caching and (mode.effective != "none" or not model.state_layers)
+    budget = _budget(config, model, device, dtype, ssm_state_dtype, hits)
     # A step's peak is that of its greediest layer, so one of each kind is enough to find it.
     kinds = replace(model, layers=tuple(dict.fromkeys(model.layers)))
 
@@ -82,6 +87,12 @@ def fit(config: EngineConfig, model: ModelSpec, device: DeviceSpec) -> Fit:
     if memory is None:
         message = _even_if_lowered(wanted, limits) + _explain(budget, activations(limits), limits, device)
         raise DoesNotFit(message, wanted, limits, budget)
+    if config.expected_prefix_tokens is not None and config.expected_prefix_tokens > limits.max_model_len:
+        message = (
+            f"max_model_len {limits.max_model_len} is the most that fits, and expected_prefix_tokens "
+            f"{config.expected_prefix_tokens} is more"
+        )
+        raise DoesNotFit(message, wanted, limits, budget)
     return Fit(
         dtype,
         ssm_state_dtype,
@@ -94,12 +105,14 @@ def fit(config: EngineConfig, model: ModelSpec, device: DeviceSpec) -> Fit:
             *ssm_decisions,
             *([mode] if mode.effective != config.state_cache_mode else []),
             *_limit_decisions(limit_decisions, wanted, limits, memory),
-            *_cache_decisions(budget, memory),
+            *_cache_decisions(budget, memory, limits),
         ),
     )
 
 
-def _budget(config: EngineConfig, model: ModelSpec, device: DeviceSpec, dtype: str, ssm_state_dtype: str) -> Budget:
+def _budget(
+    config: EngineConfig, model: ModelSpec, device: DeviceSpec, dtype: str, ssm_state_dtype: str, hits: bool
+) -> Budget:
     utilization = config.memory_utilization or DEFAULT_MEMORY_UTILIZATION[device.kind]
     cache_size = config.cache_memory
     if cache_size is None and device.kind == "cpu":
@@ -114,6 +127,8 @@ def _budget(config: EngineConfig, model: ModelSpec, device: DeviceSpec, dtype: s
         kv_block=kv_block_bytes(model, config.block_size, dtype),
         state_slot=state_slot_bytes(model, dtype, ssm_state_dtype),
         slots_per_request=slots_per_request(),
+        holds_prefixes=hits,
+        expected_prefix_tokens=config.expected_prefix_tokens,
     )
 
 
@@ -136,18 +151,33 @@ def _limit_decisions(before: list[Decision], wanted: Limits, limits: Limits, mem
     return list(changes.values())
 
 
-def _cache_decisions(budget: Budget, memory: MemoryPlan) -> list[Decision]:
-    decisions = []
+def _cache_decisions(budget: Budget, memory: MemoryPlan, limits: Limits) -> list[Decision]:
+    decisions: list[Decision] = []
     room = cache_room(budget, memory.activations)
     if budget.cache_size is not None and room < budget.cache_size:
         reason = "the default is more than weights and activations leave of the memory"
         decisions.append(Decision("cache_memory", budget.cache_size, room, reason))
-    if memory.kv_block:
+    if memory.kv_block and not budget.holds_prefixes:
         possible = (room - memory.num_slots * memory.state_slot) // memory.kv_block
         if possible > memory.num_blocks:
             reason = "no more can be used: the null block, and max_num_seqs requests of max_model_len tokens"
             decisions.append(Decision("num_blocks", possible, memory.num_blocks, reason))
+    if memory.expected_prefix_tokens is not None:
+        decisions += _prefix_decisions(budget, memory, limits, room)
     return decisions
+
+
+def _prefix_decisions(budget: Budget, memory: MemoryPlan, limits: Limits, room: int) -> list[Decision]:
+    """What the split for prefixes assumes, or that there are more than are worth planning for."""
+    expected = expected_prefix(budget, limits.max_model_len)
+    possible = expected * prefixes_that_fit(budget, room, limits.max_num_seqs, limits.max_model_len)
+    if possible > memory.prefix_tokens:
+        reason = f"the cache is planned for no more than {MOST_CACHED_TOKENS} tokens of prefixes"
+        return [Decision("prefix_tokens", possible, memory.prefix_tokens, reason)]
+    if budget.expected_prefix_tokens is not None or not (memory.kv_block and memory.state_slot):
+        return []
+    reason = "what running requests leave of the cache is split into blocks and checkpoints for prefixes so long"
+    return [Decision("expected_prefix_tokens", None, expected, reason)]
 
 
 def _even_if_lowered(wanted: Limits, limits: Limits) -> str:

@@ -40,6 +40,10 @@ def wanted_limits(
     """The given values, defaults of a device of `kind` for open ones. ConfigError if given ones
     contradict."""
     max_model_len, decisions = _wanted_model_len(config, model)
+    prefix = config.expected_prefix_tokens
+    if prefix is not None and prefix > max_model_len:
+        message = f"expected_prefix_tokens {prefix} is more than a request may have: max_model_len {max_model_len}"
+        raise ConfigError(message, [Remedy("expected_prefix_tokens", max_model_len), Remedy("max_model_len", prefix)])
     rows, tokens, row_decisions = _wanted_rows_and_tokens(config, kind, slots_per_request)
     return Limits(rows, tokens, max_model_len), [*row_decisions, *decisions]
 

@@ -15,6 +15,15 @@ ATTENTION_SLAB = 256
 """Tokens of a prompt chunk that attend at a time, so that a causal mask has no more rows than these."""
 
 
+DEFAULT_PREFIX_TOKENS = 1024
+"""Mean length of the prefixes that the cache is split for, where the user does not say: a system prompt with some
+examples, or a few turns of a conversation."""
+
+MOST_CACHED_TOKENS = 2**22
+"""Tokens of prefixes that are planned for at most: memory for more is better left to others, since every block and
+slot is also an id to keep."""
+
+
 @dataclass(frozen=True)
 class MemoryPlan:
     """The split. Sizes are in bytes, of one block and one slot for `kv_block` and `state_slot`.
@@ -49,7 +58,8 @@ class Budget:
     """What a split is made from, whatever the limits on rows and tokens are. Sizes in bytes.
 
     `cache_size` is the size that the cache should have: exactly if `cache_is_given`, else less where there
-    is less room; None if it may take all that is left.
+    is less room; None if it may take all that is left. `holds_prefixes`: whether a prompt can hit, so that the
+    cache is split for prefixes, of `expected_prefix_tokens` tokens if the user gave it.
     """
 
     available: int
@@ -61,6 +71,8 @@ class Budget:
     kv_block: int
     state_slot: int
     slots_per_request: int
+    holds_prefixes: bool = False
+    expected_prefix_tokens: int | None = None
 
 
 def slots_per_request(num_speculative_tokens: int = 0) -> int:
@@ -132,16 +144,26 @@ def cache_room(budget: Budget, activations: int) -> int:
 def fit_memory(budget: Budget, activations: int, max_num_seqs: int, max_model_len: int) -> MemoryPlan | None:
     """The split for these limits, or None if it does not fit.
 
-    Slots are counted for `max_num_seqs` rows. All the rest of the cache goes to blocks, but no more of them
-    than so many requests of `max_model_len` tokens can use.
+    Working slots are counted for `max_num_seqs` rows. If prompts can hit, the rest is for running requests and
+    prefixes (see `prefixes_that_fit`), of which there are no more than `most_prefixes`; what is left over goes to
+    blocks. There are no more blocks than all those prefixes and `max_num_seqs` requests of `max_model_len`
+    tokens can use, save for a remainder that holds no further prefix.
     """
     room = cache_room(budget, activations)
     if cache_need(budget, max_num_seqs, max_model_len) > room:
         return None
-    num_slots = _slots(budget, max_num_seqs)
-    num_blocks = _blocks(budget, max_num_seqs, max_model_len)
-    if num_blocks:
-        num_blocks = min(num_blocks, (room - num_slots * budget.state_slot) // budget.kv_block)
+    expected = expected_prefix(budget, max_model_len)
+    most = most_prefixes(budget, expected) if budget.holds_prefixes else 0
+    possible = prefixes_that_fit(budget, room, max_num_seqs, max_model_len)
+    prefixes = min(possible, most)
+    checkpoints = prefixes if budget.state_slot else 0
+    num_slots = _slots(budget, max_num_seqs) + checkpoints
+    num_blocks = 0
+    if budget.kv_block:
+        num_blocks = (room - num_slots * budget.state_slot) // budget.kv_block
+        if possible > most or not budget.holds_prefixes:
+            used = prefixes * _blocks_of(expected, budget.block_size)
+            num_blocks = min(num_blocks, _blocks(budget, max_num_seqs, max_model_len) + used)
     return MemoryPlan(
         weights=budget.weights,
         activations=activations,
@@ -152,12 +174,37 @@ def fit_memory(budget: Budget, activations: int, max_num_seqs: int, max_model_le
         num_slots=num_slots,
         slots_per_request=budget.slots_per_request,
         max_num_seqs=max_num_seqs,
-        num_checkpoints=0,
-        expected_prefix_tokens=None,
-        prefix_tokens=0,
+        num_checkpoints=checkpoints,
+        expected_prefix_tokens=expected if budget.holds_prefixes else None,
+        prefix_tokens=prefixes * expected,
         cache=num_blocks * budget.kv_block + num_slots * budget.state_slot,
         available=budget.available,
     )
+
+
+def expected_prefix(budget: Budget, max_model_len: int) -> int:
+    """Tokens of the prefixes that the cache is split for."""
+    return budget.expected_prefix_tokens or min(DEFAULT_PREFIX_TOKENS, max_model_len)
+
+
+def prefixes_that_fit(budget: Budget, room: int, max_num_seqs: int, max_model_len: int) -> int:
+    """How many distinct prefixes `room` bytes hold, each its blocks and one checkpoint, beside what runs.
+
+    That is the working slots of `max_num_seqs` rows, and the blocks of as many requests of a prefix's length; of
+    these no more than half of the blocks there could be, but always those of one request of `max_model_len`.
+    """
+    blocks = _blocks_of(expected_prefix(budget, max_model_len), budget.block_size)
+    each = blocks * budget.kv_block + budget.state_slot
+    rest = room - _slots(budget, max_num_seqs) * budget.state_slot - budget.kv_block
+    if budget.kv_block:
+        running = min(max_num_seqs * blocks, rest // budget.kv_block // 2)
+        rest -= max(running, _blocks_of(max_model_len, budget.block_size)) * budget.kv_block
+    return rest // each if each else 0
+
+
+def most_prefixes(budget: Budget, expected: int) -> int:
+    """How many prefixes of `expected` tokens are planned for at the most."""
+    return max(1, MOST_CACHED_TOKENS // (_blocks_of(expected, budget.block_size) * budget.block_size))
 
 
 def _slots(budget: Budget, rows: int) -> int:
@@ -165,7 +212,11 @@ def _slots(budget: Budget, rows: int) -> int:
 
 
 def _blocks(budget: Budget, requests: int, max_model_len: int) -> int:
-    return requests * -(-max_model_len // budget.block_size) + 1 if budget.kv_block else 0
+    return requests * _blocks_of(max_model_len, budget.block_size) + 1 if budget.kv_block else 0
+
+
+def _blocks_of(tokens: int, block_size: int) -> int:
+    return -(-tokens // block_size)
 
 
 def _attention_scratch(layer: LayerSpec, width: int, tokens: int, max_model_len: int) -> int:

@@ -65,7 +65,8 @@ class LayerSpec:
     `parameters` are stored in the model's dtype, `float32_parameters` in float32 whatever that dtype is (the
     decay, skip and time-step vectors of a state mixer, the correction bias of a router). `activation_elements`
     is the number of elements per token of the layer's widest intermediate results alive at once, without the
-    residual stream.
+    residual stream. `inactive_parameters` are those of `parameters` that a token does not meet: the experts that
+    its router does not choose.
     """
 
     kind: str
@@ -74,6 +75,7 @@ class LayerSpec:
     parameters: int
     float32_parameters: int
     activation_elements: int
+    inactive_parameters: int = 0
 
 
 @dataclass(frozen=True)

@@ -14,11 +14,14 @@ from ostinato.errors import CapacityError, ConfigError
 from ostinato.plan.decision import Decision
 from ostinato.plan.device import DeviceSpec
 from ostinato.plan.fit import DoesNotFit, Fit, fit
+from ostinato.plan.flops import PrefillFlops, prefill_flops
 from ostinato.plan.memory import MemoryPlan
 from ostinato.plan.model import ModelSpec, RopeSpec
+from ostinato.plan.prefixes import prefix_decisions
 from ostinato.plan.remedies import advice, capacity_remedies, working_remedies
 from ostinato.plan.rope import resolve_rope
 from ostinato.plan.settings import EffectiveSettings, choose_threads
+from ostinato.plan.state import StateCachePlan
 
 JSON_SECTIONS = (
     "model",
@@ -69,6 +72,7 @@ class Plan:
     device: DeviceSpec
     settings: EffectiveSettings
     memory: MemoryPlan
+    state_cache: StateCachePlan
     kernels: dict[str, KernelChoice]
     decisions: tuple[Decision, ...]
     measured: dict[str, Any] = field(default_factory=dict)
@@ -84,11 +88,14 @@ class Plan:
         settings = dict(data["settings"])
         if settings["rope"] is not None:
             settings["rope"] = RopeSpec(**settings["rope"])
+        state_cache = dict(data["state_cache"])
+        state_cache["prefill_flops"] = PrefillFlops(**state_cache["prefill_flops"])
         return cls(
             model=ModelSummary(**data["model"]),
             device=DeviceSpec(**data["device"]),
             settings=EffectiveSettings(**settings),
             memory=MemoryPlan(**data["memory"]),
+            state_cache=StateCachePlan(**state_cache),
             kernels={op: KernelChoice(**choice) for op, choice in data["kernels"].items()},
             decisions=tuple(Decision(**decision) for decision in data["decisions"]),
             measured=dict(data["measured"]),
@@ -117,7 +124,7 @@ def make_plan(config: EngineConfig, model: ModelSpec, device: DeviceSpec) -> Pla
         raise CapacityError(f"{failure.message}; {advice(failure, remedies)}", remedies) from None
     except ConfigError as error:
         raise ConfigError(error.message, working_remedies(error.remedies, config, model, device)) from None
-    decisions = list(fitted.decisions)
+    decisions = [*fitted.decisions, *prefix_decisions(config, model, device, fitted)]
     if not config.enable_chunked_prefill and fitted.limits.max_num_batched_tokens < fitted.limits.max_model_len:
         reason = (
             f"without chunked prefill a prompt of more than {fitted.limits.max_num_batched_tokens} tokens "
@@ -151,6 +158,7 @@ def make_plan(config: EngineConfig, model: ModelSpec, device: DeviceSpec) -> Pla
             rope=rope,
         ),
         memory=fitted.memory,
+        state_cache=_state_cache(model, config, fitted),
         kernels={op: KernelChoice("reference", "no other implementation is built") for op in model.ops},
         decisions=tuple(decisions),
     )
@@ -167,4 +175,18 @@ def _summary(model: ModelSpec, config: EngineConfig, fitted: Fit) -> ModelSummar
         layers=dict(Counter(layer.kind for layer in model.layers)),
         kv_bytes_per_token=fitted.memory.kv_block // config.block_size,
         state_bytes_per_request=fitted.memory.state_slot * fitted.memory.slots_per_request,
+    )
+
+
+def _state_cache(model: ModelSpec, config: EngineConfig, fitted: Fit) -> StateCachePlan:
+    return StateCachePlan(
+        mode=fitted.state_cache_mode,
+        enable_prefix_caching=config.enable_prefix_caching,
+        state_block_size=fitted.state_block_size,
+        checkpoint_policy=config.checkpoint_policy,
+        eviction_policy=config.eviction_policy,
+        num_checkpoints=fitted.memory.num_checkpoints,
+        expected_prefix_tokens=fitted.memory.expected_prefix_tokens,
+        prefix_tokens=fitted.memory.prefix_tokens,
+        prefill_flops=prefill_flops(model),
     )

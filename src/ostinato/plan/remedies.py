@@ -19,7 +19,7 @@ Works = Callable[[str, int | float], bool]
 CACHE_STEPS = 32
 """Sizes of the cache that are tried before bisecting between two of them."""
 
-LOWEST = {"max_num_seqs": 1, "max_model_len": 2}
+LOWEST = {"max_num_seqs": 1, "max_model_len": 2, "expected_prefix_tokens": 1}
 """Settings of which less always fits where more does, with the least that they may be."""
 
 
@@ -32,7 +32,7 @@ def working_remedies(
     for remedy in remedies:
         value = remedy.value
         if not works(remedy.setting, value) and remedy.setting in LOWEST:
-            value = _largest_below(value, remedy.setting, works)
+            value = _largest_below(value, remedy.setting, config, works)
         if value is not None and works(remedy.setting, value):
             found.append(Remedy(remedy.setting, value))
     return found
@@ -45,7 +45,8 @@ def capacity_remedies(failure: DoesNotFit, config: EngineConfig, model: ModelSpe
     found: dict[str, int | float | None] = {
         "max_num_seqs": _max_num_seqs(config, works),
         "max_num_batched_tokens": _max_num_batched_tokens(failure, config, works),
-        "max_model_len": _largest_below(failure.limits.max_model_len, "max_model_len", works),
+        "max_model_len": _largest_below(failure.limits.max_model_len, "max_model_len", config, works),
+        "expected_prefix_tokens": _expected_prefix_tokens(config, works),
         "memory_utilization": _memory_utilization(config, device, works),
         "cache_memory": _cache_memory(failure, config, works),
     }
@@ -58,6 +59,7 @@ def advice(failure: DoesNotFit, remedies: list[Remedy]) -> str:
         "max_num_seqs": failure.limits.max_num_seqs,
         "max_num_batched_tokens": failure.limits.max_num_batched_tokens,
         "max_model_len": failure.limits.max_model_len,
+        "expected_prefix_tokens": failure.budget.expected_prefix_tokens or 0,
         "cache_memory": failure.budget.cache_size or 0,
     }
     phrases = []
@@ -84,15 +86,24 @@ def _works_with(config: EngineConfig, model: ModelSpec, device: DeviceSpec) -> W
     return works
 
 
-def _largest_below(value: int, setting: str, works: Works) -> int | None:
-    return largest(LOWEST[setting], value - 1, partial(works, setting))
+def _largest_below(value: int, setting: str, config: EngineConfig, works: Works) -> int | None:
+    low = LOWEST[setting]
+    if setting == "max_model_len":
+        low = max(low, config.expected_prefix_tokens or 0)
+    return largest(low, value - 1, partial(works, setting))
 
 
 def _max_num_seqs(config: EngineConfig, works: Works) -> int | None:
     """An open one was lowered to 1 already, so only a given one can be."""
     if config.max_num_seqs is None:
         return None
-    return _largest_below(config.max_num_seqs, "max_num_seqs", works)
+    return _largest_below(config.max_num_seqs, "max_num_seqs", config, works)
+
+
+def _expected_prefix_tokens(config: EngineConfig, works: Works) -> int | None:
+    if config.expected_prefix_tokens is None:
+        return None
+    return _largest_below(config.expected_prefix_tokens, "expected_prefix_tokens", config, works)
 
 
 def _max_num_batched_tokens(failure: DoesNotFit, config: EngineConfig, works: Works) -> int | None:

@@ -30,6 +30,7 @@ def render_plan(plan: Plan) -> RenderableType:
         _section("device", _device_rows(plan)),
         _section("settings", _settings_rows(plan)),
         _memory(plan),
+        _section("prefix cache", _prefix_cache_rows(plan)),
         _section("kernels", _kernel_rows(plan)),
         _decisions(plan),
     ]
@@ -105,6 +106,24 @@ def _memory(plan: Plan) -> RenderableType:
         table.add_row(name, format_bytes(size), f"{size:,} B", note)
     table.add_row("slots per request", str(memory.slots_per_request), "", "")
     return Padding(table, (0, 0, 1, 0))
+
+
+def _prefix_cache_rows(plan: Plan) -> Iterator[tuple[str, str]]:
+    cache, has_state = plan.state_cache, plan.memory.state_slot > 0
+    yield "enable_prefix_caching", "on" if cache.enable_prefix_caching else "off"
+    if has_state:
+        yield "state_cache_mode", cache.mode
+    if cache.expected_prefix_tokens is None:
+        return
+    if has_state:
+        yield "state_block_size", f"{cache.state_block_size} tokens"
+        yield "checkpoint_policy", cache.checkpoint_policy
+    yield "eviction_policy", cache.eviction_policy
+    if has_state:
+        yield "checkpoints", f"{cache.num_checkpoints:,} slots beyond the working ones"
+    count, rows = cache.prefix_tokens // cache.expected_prefix_tokens, plan.settings.max_num_seqs
+    prefixes = f"{count:,} prefixes of {cache.expected_prefix_tokens:,} tokens"
+    yield "holds", f"{prefixes} ({cache.prefix_tokens:,} tokens) beside {rows} running requests"
 
 
 def _kernel_rows(plan: Plan) -> Iterator[tuple[str, str]]:

@@ -155,20 +155,22 @@ def _rope(config: dict[str, Any], head_dim: int) -> RopeSpec | None:
 
 def _layer(kind: str, hyper: GraniteMoeHybridHyperparameters, hidden_size: int) -> LayerSpec:
     parameters = mlp_parameters(hidden_size, hyper.shared_intermediate_size) + 2 * hidden_size
-    mlp_width = 3 * hyper.shared_intermediate_size
+    mlp_width, inactive = 3 * hyper.shared_intermediate_size, 0
     if hyper.moe is not None:
         moe = hyper.moe
-        parameters += moe.num_experts * mlp_parameters(hidden_size, moe.intermediate_size)
+        expert = mlp_parameters(hidden_size, moe.intermediate_size)
+        inactive = (moe.num_experts - moe.top_k) * expert
+        parameters += moe.num_experts * expert
         parameters += linear_parameters(hidden_size, moe.num_experts)
         mlp_width += moe.top_k * (3 * moe.intermediate_size + hidden_size)
     if kind == "attention":
         attention = hyper.attention
         parameters += attention_parameters(hidden_size, attention, hyper.attention_bias)
         width = 2 * attention.num_heads * attention.head_dim + attention.kv_elements_per_token
-        return LayerSpec(kind, attention, None, parameters, 0, max(width, mlp_width))
+        return LayerSpec(kind, attention, None, parameters, 0, max(width, mlp_width), inactive)
     spec = hyper.mamba2
     mixer, float32 = mamba2_parameters(
         hidden_size, spec, proj_bias=hyper.mamba_proj_bias, conv_bias=hyper.conv_bias, norm=True
     )
     width = spec.in_proj_size + spec.conv_dim + 2 * spec.intermediate_size
-    return LayerSpec(kind, None, spec, parameters + mixer, float32, max(width, mlp_width))
+    return LayerSpec(kind, None, spec, parameters + mixer, float32, max(width, mlp_width), inactive)

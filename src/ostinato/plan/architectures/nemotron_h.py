@@ -170,10 +170,12 @@ def _layer(kind: str, hyper: NemotronHHyperparameters, hidden_size: int) -> Laye
     moe = hyper.moe
     assert moe is not None
     inner = moe.latent_size or hidden_size
-    parameters = moe.num_experts * (2 * inner * moe.intermediate_size + hidden_size)
+    expert = mlp_parameters(inner, moe.intermediate_size, gated=False)
+    parameters = moe.num_experts * (expert + hidden_size)
     parameters += mlp_parameters(hidden_size, moe.shared_intermediate_size, gated=False, bias=hyper.mlp_bias)
     if moe.latent_size is not None:
         parameters += linear_parameters(hidden_size, inner, hyper.mlp_bias)
         parameters += linear_parameters(inner, hidden_size, hyper.mlp_bias)
     width = 2 * moe.shared_intermediate_size + moe.top_k * (2 * moe.intermediate_size + inner)
-    return LayerSpec(kind, None, None, parameters + norm, moe.num_experts, width)
+    inactive = (moe.num_experts - moe.top_k) * expert
+    return LayerSpec(kind, None, None, parameters + norm, moe.num_experts, width, inactive)
