@@ -20,7 +20,14 @@ def bench_config(settings: dict[str, Any], workload: Workload) -> EngineConfig:
 
     ConfigError where they give less than it needs.
     """
-    needed = {"max_num_seqs": max(workload.batch_sizes), "max_model_len": workload.max_model_len}
+    return with_room(settings, max_num_seqs=max(workload.batch_sizes), max_model_len=workload.max_model_len)
+
+
+def with_room(settings: dict[str, Any], **needed: int) -> EngineConfig:
+    """`settings` with `needed`, the least value of each limit, where they leave it open.
+
+    ConfigError where they give less.
+    """
     config = EngineConfig(**settings)
     for name, least in needed.items():
         if not config.is_given(name):
