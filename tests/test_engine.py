@@ -279,7 +279,7 @@ def test_stats_count_what_was_done() -> None:
     assert stats.keys() == {
         *("requests", "prompt_tokens", "generated_tokens", "computed_tokens", "decode_rows", "prefill_rows"),
         *("step_seconds", "steps", "failed_steps", "preemptions", "recomputed_tokens", "cut_recomputations"),
-        *("finished", "waiting", "running", "cache"),
+        *("finished", "waiting", "running", "cache", "prefix_cache"),
     }
     assert stats["requests"] == 2
     assert stats["prompt_tokens"] == 2 * len(PROMPT)

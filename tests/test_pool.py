@@ -80,7 +80,7 @@ def test_the_check_finds_an_id_that_leaked_is_free_twice_or_is_free_and_referenc
 
 def test_a_request_keeps_its_blocks_and_its_slot_while_it_grows() -> None:
     cache = CacheManager(num_blocks=10, num_slots=3, block_size=4)
-    assert cache.grow("a", 5)
+    assert cache.admit("a", 5)
     before = cache.holding("a").block_table
     slots = cache.holding("a").slots
     assert len(before) == 2
@@ -96,12 +96,12 @@ def test_a_request_keeps_its_blocks_and_its_slot_while_it_grows() -> None:
 
 def test_a_request_that_finds_too_few_blocks_or_no_slot_takes_neither() -> None:
     cache = CacheManager(num_blocks=4, num_slots=2, block_size=4)
-    assert not cache.grow("a", 13)
+    assert not cache.admit("a", 13)
     assert cache.usage().slots_used == 0
-    assert cache.grow("a", 4)
+    assert cache.admit("a", 4)
     assert not cache.grow("a", 13)
     assert len(cache.holding("a").block_table) == 1
-    assert not cache.grow("b", 1)
+    assert not cache.admit("b", 1)
     assert cache.usage().blocks_used == 1
     assert cache.holders() == {"a"}
     cache.check_integrity()
@@ -109,25 +109,25 @@ def test_a_request_that_finds_too_few_blocks_or_no_slot_takes_neither() -> None:
 
 def test_spare_blocks_stay_free_when_blocks_are_taken_and_do_not_matter_when_none_is() -> None:
     cache = CacheManager(num_blocks=4, num_slots=0, block_size=4)
-    assert not cache.grow("a", 8, spare_blocks=2)
-    assert cache.grow("a", 8, spare_blocks=1)
+    assert not cache.admit("a", 8, spare_blocks=2)
+    assert cache.admit("a", 8, spare_blocks=1)
     assert cache.grow("a", 7, spare_blocks=99)
 
 
 def test_released_memory_serves_the_next_request() -> None:
     cache = CacheManager(num_blocks=4, num_slots=2, block_size=4)
-    assert cache.grow("a", 12)
+    assert cache.admit("a", 12)
     cache.release("a")
     usage = cache.usage()
     assert (usage.blocks_used, usage.blocks_total, usage.slots_used, usage.slots_total) == (0, 3, 0, 1)
-    assert cache.grow("b", 12)
+    assert cache.admit("b", 12)
     cache.check_integrity()
 
 
 def test_a_model_without_attention_needs_no_blocks() -> None:
     cache = CacheManager(num_blocks=0, num_slots=2, block_size=16)
     assert cache.blocks_needed(10**9) == 0
-    assert cache.grow("a", 10**9)
+    assert cache.admit("a", 10**9)
     assert cache.holding("a").block_table == ()
     assert cache.max_tokens_ever() >= 10**9
     cache.check_integrity()
@@ -135,8 +135,8 @@ def test_a_model_without_attention_needs_no_blocks() -> None:
 
 def test_a_model_without_state_layers_needs_no_slots() -> None:
     cache = CacheManager(num_blocks=3, num_slots=0, block_size=16)
-    assert cache.grow("a", 16)
-    assert cache.grow("b", 16)
+    assert cache.admit("a", 16)
+    assert cache.admit("b", 16)
     assert cache.holding("a").slots == ()
     assert cache.max_tokens_ever() == 32
     cache.check_integrity()
@@ -149,22 +149,22 @@ def test_nothing_ever_fits_where_there_are_fewer_slots_than_one_request_needs() 
 
 def test_each_request_holds_as_many_slots_as_a_step_of_it_writes() -> None:
     cache = CacheManager(num_blocks=9, num_slots=6, block_size=4, slots_per_request=2)
-    assert cache.grow("a", 1)
-    assert cache.grow("b", 1)
-    assert not cache.grow("c", 1)
+    assert cache.admit("a", 1)
+    assert cache.admit("b", 1)
+    assert not cache.admit("c", 1)
     assert len({*cache.holding("a").slots, *cache.holding("b").slots}) == 4
     cache.check_integrity()
 
 
 def test_the_check_finds_a_block_with_two_writers_and_one_that_nobody_holds() -> None:
     shared = CacheManager(num_blocks=9, num_slots=3, block_size=4)
-    shared.grow("a", 4)
-    shared.grow("b", 4)
+    shared.admit("a", 4)
+    shared.admit("b", 4)
     shared.holding("b").block_table = shared.holding("a").block_table
-    with pytest.raises(AssertionError, match="2 writers"):
+    with pytest.raises(AssertionError, match="1 references and 2 holders"):
         shared.check_integrity()
     lost = CacheManager(num_blocks=9, num_slots=3, block_size=4)
-    lost.grow("a", 8)
+    lost.admit("a", 8)
     lost.holding("a").block_table = lost.holding("a").block_table[:1]
     with pytest.raises(AssertionError, match="1 references and 0 holders"):
         lost.check_integrity()

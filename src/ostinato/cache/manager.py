@@ -1,52 +1,88 @@
-"""What each request holds of the cache: blocks for its tokens, and slots for its state."""
+"""What each request holds of the cache: blocks for its tokens, slots for its state, and its place in the index."""
 
 from __future__ import annotations
 
 import sys
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
 
-from ostinato.cache.pool import Pool
+from ostinato.cache.chain import Chain
+from ostinato.cache.eviction import EvictionCosts, EvictionPolicy
+from ostinato.cache.index import Checkpoint, Entry
+from ostinato.cache.placement import Placement
+from ostinato.cache.store import CacheStore, Match
+
+_NO_COSTS = EvictionCosts()
 
 
 @dataclass(slots=True)
 class Holding:
     """The memory of one request.
 
-    Entry i of `block_table` is for positions `i * block_size` to `(i + 1) * block_size - 1`. `slots` are what
-    its steps write to, none in a model without state layers. It has blocks for `capacity` tokens.
+    Entry i of `block_table` is for positions `i * block_size` to `(i + 1) * block_size - 1`; it has blocks for
+    `capacity` tokens. The first `num_indexed` of them are in the index, the last one as `tip`, and may be other
+    requests' too: they are only read.
     """
 
-    block_table: tuple[int, ...]
-    slots: tuple[int, ...]
-    capacity: int
+    block_table: tuple[int, ...] = ()
+    capacity: int = 0
+    slots: tuple[int, ...] = ()
+    """The request's own, which its steps write to: `slots_per_request` of them when a row is made."""
+    read_slot: int = 0
+    """Where the next step reads its state: one of `slots`, or a checkpoint, or 0 for the zero state."""
+    reserved: tuple[tuple[int, int], ...] = ()
+    """(position, slot): checkpoints that the step in flight writes out on its way."""
+    tip: Entry | None = None
+    num_indexed: int = 0
+    trailing: Checkpoint | None = None
+    """The checkpoint at the last block boundary that decoding passed."""
+
+    def references(self) -> tuple[int, ...]:
+        """The slots on which the request holds a reference."""
+        read = () if self.read_slot in self.slots or self.read_slot == 0 else (self.read_slot,)
+        return (*self.slots, *read, *(slot for _, slot in self.reserved))
 
 
 @dataclass(frozen=True, slots=True)
 class CacheUsage:
-    """Blocks and slots held by requests, and how many there are to be held (the null ones do not count)."""
+    """Blocks and slots held by requests, those that only the index holds, and how many there are (the null ones do
+    not count)."""
 
     blocks_used: int
+    blocks_cached: int
     blocks_total: int
     slots_used: int
+    slots_cached: int
     slots_total: int
 
 
 class CacheManager:
-    """Gives requests their blocks and slots, and takes them back.
+    """Gives requests their blocks and slots, takes them back, and enters what they computed into the index.
 
     `num_blocks` and `num_slots` are the planned counts and include the null block and the null slot; 0 blocks
-    is a model without attention, 0 slots one without state layers, and then none are needed. A request holds
-    the same `slots_per_request` slots from its first `grow` to its `release`.
+    is a model without attention, 0 slots one without state layers, and then none are needed.
+
+    Normally a request reads its state from the slot that it writes. Where a checkpoint is taken, the slot just
+    written stays behind for the index, is read once more, and the next step writes to a fresh one. So no checkpoint
+    is ever copied, and none is ever written.
     """
 
-    def __init__(self, num_blocks: int, num_slots: int, block_size: int, slots_per_request: int = 1) -> None:
+    def __init__(
+        self,
+        num_blocks: int,
+        num_slots: int,
+        block_size: int,
+        slots_per_request: int = 1,
+        eviction: EvictionPolicy = "marconi",
+        costs: EvictionCosts = _NO_COSTS,
+    ) -> None:
         assert block_size > 0, f"a block cannot hold {block_size} tokens"
         assert slots_per_request > 0, f"a request cannot have {slots_per_request} slots"
         self.block_size = block_size
-        self.blocks = Pool("block", num_blocks)
-        self.slots = Pool("slot", num_slots)
-        self._slots_per_request = slots_per_request if num_slots > 0 else 0
+        self.store = CacheStore(num_blocks, num_slots, eviction, costs)
+        self.blocks, self.slots = self.store.blocks, self.store.slots
+        self.slots_per_request = slots_per_request if num_slots > 0 else 0
         self._holdings: dict[str, Holding] = {}
 
     def blocks_needed(self, num_tokens: int) -> int:
@@ -55,39 +91,124 @@ class CacheManager:
 
     def max_tokens_ever(self) -> int:
         """The most tokens that a request can have when alone; `sys.maxsize` where nothing limits it."""
-        if self._slots_per_request > self.slots.capacity:
+        if self.slots_per_request > self.slots.capacity:
             return 0
         return self.blocks.capacity * self.block_size if self.blocks.count > 0 else sys.maxsize
 
-    def grow(self, request_id: str, num_tokens: int, spare_blocks: int = 0) -> bool:
-        """Give the request blocks for its first `num_tokens` tokens, and its slots if it has none yet.
+    def admit(
+        self, request_id: str, num_tokens: int, match: Match | None = None, spare_blocks: int = 0, spare_slots: int = 0
+    ) -> bool:
+        """Give a new request what the index has for it, blocks for its first `num_tokens` tokens, and its slots.
 
-        Returns False, and changes nothing, if not enough are free. When blocks have to be taken,
-        `spare_blocks` must stay free beyond them. The block table is extended at its end, and a row made
+        Returns False, and changes nothing, if that is not available. Beyond the blocks, `spare_blocks` must stay
+        available; for `spare_slots` see `take_write_slots`.
+        """
+        match = match or Match()
+        # Referenced before anything is taken, so that what is hit is not evicted for it.
+        holding = self._attach(match.path)
+        self._holdings[request_id] = holding
+        if not self.grow(request_id, num_tokens, spare_blocks) or not self.take_write_slots(request_id, spare_slots):
+            self.release(request_id)
+            return False
+        self.store.touch(holding.tip)
+        checkpoint = self.store.index.checkpoint_of(holding.read_slot)
+        if checkpoint is not None:
+            checkpoint.hits += 1
+            checkpoint.last_use = self.store.now
+        return True
+
+    def grow(self, request_id: str, num_tokens: int, spare_blocks: int = 0) -> bool:
+        """Give the request blocks for its first `num_tokens` tokens.
+
+        Returns False, and changes nothing, if not enough are free or evictable. When blocks have to be taken,
+        `spare_blocks` must stay available beyond them. The block table is extended at its end, and a row made
         earlier keeps the one it has. A call that needs no new block costs one look-up.
         """
-        holding = self._holdings.get(request_id)
-        if holding is not None and num_tokens <= holding.capacity:
+        holding = self._holdings[request_id]
+        if num_tokens <= holding.capacity:
             return True
-        missing = self.blocks_needed(num_tokens) - (len(holding.block_table) if holding else 0)
-        if missing > 0 and missing + spare_blocks > self.blocks.num_free:
+        missing = self.blocks_needed(num_tokens) - len(holding.block_table)
+        if missing > 0 and missing + spare_blocks > self.blocks.num_available:
             return False
-        if holding is None:
-            slots = self.slots.allocate(self._slots_per_request)
-            if slots is None:
-                return False
-            holding = self._holdings[request_id] = Holding((), tuple(slots), 0)
-        taken = self.blocks.allocate(missing)
-        assert taken is not None, "the free blocks were counted above"
-        holding.block_table += tuple(taken)
+        if missing > 0:
+            holding.block_table += tuple(self.store.take_blocks(missing))
         holding.capacity = len(holding.block_table) * self.block_size if self.blocks.count > 0 else sys.maxsize
         return True
+
+    def take_write_slots(self, request_id: str, spare_slots: int = 0) -> bool:
+        """See that the request has all the slots that its next step writes to. Between steps it may lack one that
+        became a checkpoint. False if they are not available: its row then waits a step.
+
+        If taking one would leave fewer than `spare_slots` available, the request takes the checkpoint that it reads
+        over instead, in place, unless another request reads it too; the checkpoint leaves the index.
+        """
+        holding = self._holdings[request_id]
+        missing = self.slots_per_request - len(holding.slots)
+        if missing == 0:
+            return True
+        available = self.slots.num_available
+        if missing + spare_slots > available:
+            checkpoint = self.store.index.checkpoint_of(holding.read_slot)
+            is_shared = self.slots.references(holding.read_slot) > 1
+            if checkpoint is not None and not is_shared and missing - 1 <= available:
+                self.store.evict_checkpoint(checkpoint)
+                self.store.counters.checkpoints_not_taken += checkpoint is holding.trailing
+                holding.slots += (holding.read_slot,)
+                missing -= 1
+            elif missing > available:
+                return False
+        holding.slots += tuple(self.store.take_slots(missing))
+        return True
+
+    def reserve(self, request_id: str, positions: Iterable[int], spare_slots: int = 0) -> None:
+        """Take slots for checkpoints that the next step writes out on its way, as far as they are available."""
+        holding = self._holdings[request_id]
+        reserved = []
+        for position in positions:
+            if self.slots.num_available <= spare_slots:
+                self.store.counters.checkpoints_not_taken += 1
+                continue
+            reserved.append((position, self.store.take_slots(1)[0]))
+        holding.reserved = tuple(reserved)
+
+    def advance(self, request_id: str, anchor: int = 0) -> None:
+        """A step of the request succeeded: its state is in write slot `anchor` now, and nothing reads the old one."""
+        holding = self._holdings[request_id]
+        if not holding.slots:
+            return
+        if holding.read_slot and holding.read_slot not in holding.slots:
+            self.slots.release((holding.read_slot,))
+        holding.read_slot = holding.slots[anchor]
+
+    def has_news(self, request_id: str, num_computed: int) -> bool:
+        """Whether, with `num_computed` tokens computed, the request has something to `enter`."""
+        holding = self._holdings[request_id]
+        return num_computed >= (holding.num_indexed + 1) * self.block_size
+
+    def enter(self, request_id: str, chain: Chain, num_computed: int, placement: Placement, samples: bool) -> None:
+        """Enter what a step computed into the index: full blocks, and the checkpoints that are due.
+
+        The first `num_computed` tokens of the request, which `chain` knows, are computed. `samples`: the step
+        reached the end of what was known, so that the state now written is where the text goes on.
+        """
+        holding = self._holdings[request_id]
+        entered = self._enter_blocks(holding, chain, num_computed)
+        self._place_reserved(holding, placement, entered)
+        if holding.slots and placement.mode != "none" and holding.num_indexed * self.block_size == num_computed:
+            self._place_last_written(holding, placement, num_computed, samples)
+        for checkpoint in placement.settle():
+            if checkpoint.entry.checkpoint is checkpoint and checkpoint.hits == 0:
+                self.store.give_up(checkpoint)
+        self.store.trim()
 
     def release(self, request_id: str) -> None:
         """Take back all that the request holds. No step may still be writing to it."""
         holding = self._holdings.pop(request_id)
+        if holding.tip is not None:
+            holding.tip.num_pins -= 1
+            self.store.touch(holding.tip)
         self.blocks.release(holding.block_table)
-        self.slots.release(holding.slots)
+        self.slots.release(holding.references())
 
     def holding(self, request_id: str) -> Holding:
         """What the request holds, for reading; only this class changes it."""
@@ -98,20 +219,126 @@ class CacheManager:
         return set(self._holdings)
 
     def usage(self) -> CacheUsage:
-        return CacheUsage(self.blocks.num_used, self.blocks.capacity, self.slots.num_used, self.slots.capacity)
+        blocks, slots = self.blocks, self.slots
+        return CacheUsage(
+            blocks_used=blocks.num_used,
+            blocks_cached=blocks.num_idle,
+            blocks_total=blocks.capacity,
+            slots_used=slots.num_used,
+            slots_cached=slots.num_idle,
+            slots_total=slots.capacity,
+        )
 
     def check_integrity(self) -> None:
-        """Raise AssertionError unless every block and slot in use is held by exactly one request, once."""
-        self.blocks.check_integrity()
-        self.slots.check_integrity()
-        block_holders = Counter(id for holding in self._holdings.values() for id in holding.block_table)
-        slot_holders = Counter(id for holding in self._holdings.values() for id in holding.slots)
-        for pool, holders in ((self.blocks, block_holders), (self.slots, slot_holders)):
+        """Raise AssertionError unless references are exact, and what is shared cannot be written."""
+        self.store.check_integrity()
+        tables = Counter(id for holding in self._holdings.values() for id in holding.block_table)
+        slots = Counter(id for holding in self._holdings.values() for id in holding.references())
+        for pool, holders in ((self.blocks, tables), (self.slots, slots)):
+            assert holders[0] == 0, f"the null {pool.name} was handed out"
             for id in range(1, pool.count):
-                assert holders[id] <= 1, f"{pool.name} {id} has {holders[id]} writers"
                 assert holders[id] == pool.references(id), (
                     f"{pool.name} {id} has {pool.references(id)} references and {holders[id]} holders"
                 )
-            assert holders[0] == 0, f"the null {pool.name} was handed out"
+        pins = Counter(holding.tip for holding in self._holdings.values() if holding.tip is not None)
+        for entry in self.store.index:
+            assert entry.num_pins == pins[entry], "an entry has another number of pins than requests that stand there"
         for request_id, holding in self._holdings.items():
-            assert len(holding.slots) == self._slots_per_request, f"request {request_id} has {len(holding.slots)} slots"
+            self._check_holding(request_id, holding)
+
+    def _attach(self, path: tuple[Entry, ...]) -> Holding:
+        holding = Holding()
+        if not path:
+            return holding
+        if self.blocks.count > 0:
+            holding.block_table = tuple(entry.block for entry in path)
+            self.blocks.retain(holding.block_table)
+        holding.tip, holding.num_indexed = path[-1], len(path)
+        holding.tip.num_pins += 1
+        holding.capacity = len(path) * self.block_size
+        if holding.tip.checkpoint is not None:
+            holding.read_slot = holding.tip.checkpoint.slot
+            self.slots.retain((holding.read_slot,))
+        return holding
+
+    def _enter_blocks(self, holding: Holding, chain: Chain, num_computed: int) -> dict[int, Entry]:
+        """Index the blocks that are full now, or give them up for equal ones. -> {end: entry} of them."""
+        entered: dict[int, Entry] = {}
+        swapped: dict[int, int] = {}
+        for index in range(holding.num_indexed, num_computed // self.block_size):
+            own = holding.block_table[index] if self.blocks.count > 0 else 0
+            entry = self.store.index.child(holding.tip, chain, index)
+            if entry is None:
+                entry = self.store.enter(holding.tip, chain, index, own)
+                if entry is None:
+                    break
+            elif entry.block != own:
+                self.blocks.retain((entry.block,))
+                self.blocks.release((own,))
+                swapped[index] = entry.block
+            entry.num_pins += 1
+            if holding.tip is not None:
+                holding.tip.num_pins -= 1
+            holding.tip = entered[entry.end] = entry
+            holding.num_indexed += 1
+        if swapped:
+            self.store.counters.shared_blocks += len(swapped)
+            holding.block_table = tuple(swapped.get(i, block) for i, block in enumerate(holding.block_table))
+        return entered
+
+    def _place_reserved(self, holding: Holding, placement: Placement, entered: dict[int, Entry]) -> None:
+        for position, slot in holding.reserved:
+            entry = entered.get(position)
+            if entry is not None:
+                self._place(placement, entry, slot, placement.is_interior(position))
+        self.slots.release(tuple(slot for _, slot in holding.reserved))
+        holding.reserved = ()
+
+    def _place_last_written(self, holding: Holding, placement: Placement, position: int, samples: bool) -> None:
+        """The state just written stands at an indexed boundary: keep it if a checkpoint belongs there."""
+        assert holding.tip is not None, "a boundary that is indexed has an entry"
+        if not samples:
+            if placement.is_interior(position) and not placement.claims(position):
+                return
+            if self._place(placement, holding.tip, holding.read_slot, placement.is_interior(position)) is not None:
+                self._leave_behind(holding)
+            return
+        before, holding.trailing = holding.trailing, None
+        if before is not None and before.entry.checkpoint is before:
+            if placement.mode == "all" and placement.claims(before.entry.end):
+                before.is_interior = True
+                placement.placed[before.entry.end] = before
+            elif before.hits == 0:
+                self.store.give_up(before)
+        holding.trailing = self.store.place(holding.tip, holding.read_slot, is_interior=False)
+        if holding.trailing is not None:
+            self._leave_behind(holding)
+
+    def _place(self, placement: Placement, entry: Entry, slot: int, is_interior: bool) -> Checkpoint | None:
+        checkpoint = self.store.place(entry, slot, is_interior)
+        if checkpoint is not None and entry.end in placement.placed:
+            placement.placed[entry.end] = checkpoint
+        return checkpoint
+
+    def _leave_behind(self, holding: Holding) -> None:
+        """The slot just written became a checkpoint: it is read once more, and no longer the request's to write."""
+        holding.slots = tuple(slot for slot in holding.slots if slot != holding.read_slot)
+
+    def _check_holding(self, request_id: str, holding: Holding) -> None:
+        entry, path = holding.tip, []
+        while entry is not None:
+            path.append(entry)
+            entry = entry.parent
+        assert len(path) == holding.num_indexed, f"request {request_id} stands elsewhere in the index"
+        if self.blocks.count > 0:
+            shared = tuple(entry.block for entry in reversed(path))
+            assert holding.block_table[: len(path)] == shared, f"request {request_id} has blocks beside the index"
+            for block in holding.block_table[len(path) :]:
+                assert not self.blocks.is_kept(block), f"request {request_id} may write to block {block} of the index"
+                assert self.blocks.references(block) == 1, f"block {block} has two writers"
+        for slot in (*holding.slots, *(slot for _, slot in holding.reserved)):
+            assert not self.slots.is_kept(slot), f"request {request_id} may write to slot {slot} of the index"
+            assert self.slots.references(slot) == 1, f"slot {slot} has two writers"
+        assert len(set(holding.slots)) == len(holding.slots), f"request {request_id} has a slot twice"
+        lacks = self.slots_per_request - len(holding.slots)
+        assert 0 <= lacks <= (holding.read_slot not in holding.slots), f"request {request_id} lacks {lacks} slots"

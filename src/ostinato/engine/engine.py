@@ -10,12 +10,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ostinato.cache.manager import CacheManager
 from ostinato.config import EngineConfig
 from ostinato.engine.chat_template import Message, load_chat_template
 from ostinato.engine.generation import Generation
 from ostinato.engine.outputs import RequestOutput
 from ostinato.engine.runner import Runner
+from ostinato.engine.scheduling import make_scheduler
 from ostinato.engine.stats import EngineStats
 from ostinato.engine.tokenizer import Tokenizer, load_tokenizer
 from ostinato.errors import ModelError, Remedy, RequestError
@@ -24,9 +24,7 @@ from ostinato.plan.plan import Plan, make_plan
 from ostinato.plan.source import model_spec, read_config, resolve_model_dir
 from ostinato.sample.noise import derive_seed
 from ostinato.sample.params import SamplingParams, check_token_ids
-from ostinato.schedule.limits import SchedulerLimits
 from ostinato.schedule.request import FinishReason, RequestUpdate
-from ostinato.schedule.scheduler import Scheduler
 
 
 class Engine:
@@ -45,17 +43,7 @@ class Engine:
         self._default_params = _default_params(self.tokenizer, self.directory)
         self.runner = Runner(plan, self.spec, None if config.random_weights else self.directory, progress)
         self.plan: Plan = replace(plan, measured=self.runner.measured)
-        settings, memory = plan.settings, plan.memory
-        self.scheduler = Scheduler(
-            SchedulerLimits(
-                max_num_seqs=settings.max_num_seqs,
-                max_num_batched_tokens=settings.max_num_batched_tokens,
-                max_model_len=settings.max_model_len,
-                enable_chunked_prefill=settings.enable_chunked_prefill,
-                policy=settings.scheduling_policy,
-            ),
-            CacheManager(memory.num_blocks, memory.num_slots, settings.block_size, memory.slots_per_request),
-        )
+        self.scheduler = make_scheduler(plan)
         # A tokenizer may know end tokens that the model cannot give.
         self._eos_token_ids = frozenset(i for i in self.tokenizer.eos_token_ids if i < self.spec.vocab_size)
         self._stats = EngineStats()
@@ -75,13 +63,17 @@ class Engine:
         request_id: str | None = None,
         priority: int = 0,
         add_special_tokens: bool = True,
+        cache_salt: str | None = None,
     ) -> str:
         """Takes in a request and returns its id.
 
         `prompt` is text or token ids. Without `params`, those of `default_params` apply. `add_special_tokens` is
-        for text that already holds them, such as a rendered chat template. Raises RequestError, and changes
+        for text that already holds them, such as a rendered chat template. Requests find in the prefix cache what
+        requests of the same `cache_salt` have left there, and nothing else. Raises RequestError, and changes
         nothing, if the request can never be served.
         """
+        if cache_salt is not None and not (isinstance(cache_salt, str) and cache_salt):
+            raise RequestError(f"cache_salt {cache_salt!r} should be text that is not empty, or left out")
         if not isinstance(priority, int):
             raise RequestError(f"priority {priority!r} should be a whole number; lower ones come first")
         if priority != 0 and self.plan.settings.scheduling_policy == "fcfs":
@@ -102,6 +94,7 @@ class Engine:
             self._eos_token_ids,
             max_model_len=self.plan.settings.max_model_len,
             priority=priority,
+            cache_salt=cache_salt,
             # Derived twice: a request's samples derive theirs from its own, and none may be another request's.
             default_seed=derive_seed(derive_seed(self.plan.settings.seed, 1), self._num_added + 1),
         )

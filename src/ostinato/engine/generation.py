@@ -27,6 +27,7 @@ class Generation:
         *,
         max_model_len: int,
         priority: int,
+        cache_salt: str | None,
         default_seed: int,
     ) -> None:
         """`default_seed` is for a request whose parameters bring none."""
@@ -51,6 +52,7 @@ class Generation:
                 priority=priority,
                 # All samples have the same prompt, so the first alone scores it.
                 wants_prompt_logprobs=params.prompt_logprobs is not None and index == 0,
+                cache_salt=cache_salt,
             )
             request.payload = SamplingState(
                 params,
@@ -74,6 +76,8 @@ class Generation:
 
     def take(self, update: RequestUpdate) -> bool:
         """Adds what a step gave to one sample. True if a stop string ends it, which the scheduler cannot see."""
+        # All samples have the same prompt, and the first one tells what the cache gave to it.
+        self.output.cache = self.requests[0].cache_report
         if update.prompt_logprobs and self.output.prompt_logprobs is not None:
             self.output.prompt_logprobs.extend(update.prompt_logprobs)
         if update.token_ids:

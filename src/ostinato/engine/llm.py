@@ -40,20 +40,25 @@ class LLM:
         self,
         prompts: Prompt | Iterable[Prompt],
         params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        cache_salt: str | None = None,
     ) -> list[RequestOutput]:
         """Continues each prompt; outputs come in the order of the prompts.
 
         A prompt is text or a list of token ids, and one alone needs no list around it. `params` is for all, or
-        one for each; without it, generation_config.json decides, and where that asks for no sampling the output is
-        greedy. Raises RequestError, before anything runs, if one of the prompts cannot be served.
+        one for each; without it, generation_config.json decides, and where that asks for no sampling the output
+        is greedy. Only prompts of the same `cache_salt` share what the prefix cache holds. Raises RequestError,
+        before anything runs, if one of the prompts cannot be served.
         """
         listed = _as_list(prompts)
-        return self._run([(prompt, True) for prompt in listed], params)
+        return self._run([(prompt, True) for prompt in listed], params, cache_salt)
 
     def chat(
         self,
         messages: Sequence[Message] | Sequence[Sequence[Message]],
         params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        cache_salt: str | None = None,
         **chat_template_kwargs: Any,
     ) -> list[RequestOutput]:
         """Answers one conversation, or each of several.
@@ -66,7 +71,7 @@ class LLM:
         alone = not messages or isinstance(messages[0], Mapping)
         conversations = cast(Sequence[Sequence[Message]], [messages] if alone else messages)
         prompts = [self.engine.render_chat(conversation, **chat_template_kwargs) for conversation in conversations]
-        return self._run([(prompt, False) for prompt in prompts], params)
+        return self._run([(prompt, False) for prompt in prompts], params, cache_salt)
 
     def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Generator[str, None, RequestOutput]:
         """The output's text, piece by piece as it is generated, never cut inside a character.
@@ -88,14 +93,21 @@ class LLM:
         return self.engine.stats()
 
     def _run(
-        self, prompts: list[tuple[Prompt, bool]], params: SamplingParams | Sequence[SamplingParams] | None
+        self,
+        prompts: list[tuple[Prompt, bool]],
+        params: SamplingParams | Sequence[SamplingParams] | None,
+        cache_salt: str | None,
     ) -> list[RequestOutput]:
         each = _one_each(params, len(prompts))
         ids: list[str] = []
         try:
             for (prompt, add_special_tokens), own_params in zip(prompts, each, strict=True):
                 try:
-                    ids.append(self.engine.add(prompt, own_params, add_special_tokens=add_special_tokens))
+                    ids.append(
+                        self.engine.add(
+                            prompt, own_params, add_special_tokens=add_special_tokens, cache_salt=cache_salt
+                        )
+                    )
                 except RequestError as error:
                     if len(prompts) == 1:
                         raise

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from ostinato.cache.report import CacheReport
 from ostinato.schedule.batch import TokenLogprobs
 
 
@@ -50,6 +51,8 @@ class RequestOutput:
     times: RequestTimes
     prompt_logprobs: list[TokenLogprobs | None] | None = None
     """One per prompt token, if asked for; None for the first, which follows nothing."""
+    cache: CacheReport | None = None
+    """What the prefix cache gave to the prompt, and why not more; of the first of n samples. None until it began."""
     error: Exception | None = None
     """Why, if an output ended with `error`."""
 

@@ -39,4 +39,8 @@ class EngineStats:
             "waiting": scheduler.num_waiting,
             "running": scheduler.num_running,
             "cache": asdict(scheduler.cache.usage()),
+            "prefix_cache": {
+                **asdict(scheduler.prefix_counters),
+                **asdict(scheduler.cache.store.counters),
+            },
         }

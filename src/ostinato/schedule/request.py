@@ -7,6 +7,9 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
+from ostinato.cache.chain import Chain, MediaSpan
+from ostinato.cache.placement import Placement
+from ostinato.cache.report import CacheReport
 from ostinato.schedule.batch import TokenLogprobs
 
 
@@ -49,7 +52,7 @@ class StopConditions:
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """One sequence to be continued. The caller gives the first six fields; the scheduler owns the rest."""
+    """One sequence to be continued. The caller gives the first eight fields; the scheduler owns the rest."""
 
     request_id: str
     prompt_token_ids: Sequence[int]
@@ -59,6 +62,10 @@ class Request:
     wants_prompt_logprobs: bool = False
     payload: Any = None
     """What the runner needs beyond tokens and memory; it travels in the request's rows."""
+    cache_salt: str | None = None
+    """Only requests of the same salt find each other's blocks."""
+    media: Sequence[MediaSpan] = ()
+    """The images that tokens of the prompt stand for."""
 
     output_token_ids: list[int] = field(default_factory=list)
     status: RequestStatus = RequestStatus.WAITING
@@ -76,6 +83,12 @@ class Request:
     """Order of service, lowest first: (priority or 0, arrival). Unique."""
     max_num_tokens: int = 0
     """Length of prompt and output at which the request ends with `length`."""
+    chain: Chain | None = None
+    """Its full blocks, hashed; made by the first look into the index, if there is prefix caching."""
+    placement: Placement | None = None
+    """Where its checkpoints go, while it runs."""
+    cache_report: CacheReport | None = None
+    """What the prefix cache gave to the prompt, once it was admitted."""
 
     @property
     def num_tokens(self) -> int:

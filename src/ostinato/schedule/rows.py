@@ -12,9 +12,8 @@ _NULL_SLOT = (0,)
 def make_row(request: Request, holding: Holding, count: int) -> Row:
     """The row that computes the next `count` known tokens of `request` in the memory of `holding`.
 
-    The state is written in place: the slot that a step writes is the one that the next step reads, and the
-    first step reads nothing. Logits are wanted where the row samples, and where prompt log-probabilities are
-    owed: of all positions from the first one owed to the row's end.
+    Logits are wanted where the row samples, and where prompt log-probabilities are owed: of all positions from
+    the first one owed to the row's end.
     """
     start = request.num_computed_tokens
     end = start + count
@@ -22,14 +21,14 @@ def make_row(request: Request, holding: Holding, count: int) -> Row:
     num_logits = 1 if samples else 0
     if num_prompt_logprobs_owed(request, start, end) > 0:
         num_logits = end - max(start, request.num_prompt_logprobs)
-    write_slots = holding.slots or _NULL_SLOT
     return Row(
         request.request_id,
         request.tokens(start, end),
         start,
         holding.block_table,
-        read_slot=write_slots[0] if start > 0 else 0,
-        write_slots=write_slots,
+        read_slot=holding.read_slot,
+        write_slots=holding.slots or _NULL_SLOT,
+        checkpoints=holding.reserved,
         num_logits=num_logits,
         samples=samples,
         payload=request.payload,

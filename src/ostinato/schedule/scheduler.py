@@ -7,11 +7,15 @@ from dataclasses import dataclass, field
 from operator import attrgetter
 
 from ostinato.cache.manager import CacheManager
+from ostinato.cache.placement import CachePolicy
 from ostinato.errors import RequestError
+from ostinato.schedule.admission import PrefixCounters, find_match, place, report
 from ostinato.schedule.batch import Batch, Row, StepResult
 from ostinato.schedule.limits import SchedulerLimits, check_arrival, max_length
 from ostinato.schedule.request import FinishReason, Request, RequestStatus, RequestUpdate
 from ostinato.schedule.rows import check_result, is_decoding, make_row
+
+_NO_PREFIX_CACHE = CachePolicy()
 
 _rank = attrgetter("rank")
 
@@ -38,22 +42,26 @@ class Scheduler:
     `add`, `abort` and `finish` may be called at any time, also while a step is in flight.
 
     Order of service is `Request.rank`. A step holds one token of every request that is decoding, then prompt
-    chunks of running requests, then of waiting ones. On admission a request gets blocks for all tokens that
-    it knows, so only decoding makes it grow. If no block is free for that, the running request that is last
-    in rank is preempted, possibly the one that grows: it loses its memory and waits, with its outputs, to
-    compute all its tokens again. So the first in rank is never preempted for another, and alone it always
-    fits, because `add` refuses what does not: every step has a row, and nobody waits for ever but for those
-    of lower rank. Nobody who runs is preempted for somebody who waits.
+    chunks of running requests, then of waiting ones. On admission a request gets what the prefix index has of
+    it, and blocks for all tokens that it knows, so only decoding makes it grow. If no block is available for
+    that, the running request that is last in rank is preempted, possibly the one that grows: it loses its
+    memory and waits, with its outputs, to compute all its tokens again. So the first in rank is never preempted
+    for another, and alone it always fits, because `add` refuses what does not: every step has a row, and nobody
+    waits for ever but for those of lower rank. Nobody who runs is preempted for somebody who waits. What is
+    cached makes room for both. What a step computed enters the index in `update`, so only if the step
+    succeeded.
 
     Without chunked prefill a prompt waits until it fits into a step whole. The one exception is a preempted
     request whose prompt and outputs have outgrown `max_num_batched_tokens`: it is computed again in chunks,
     since no step may exceed that budget, and `counters.cut_recomputations` says so.
     """
 
-    def __init__(self, limits: SchedulerLimits, cache: CacheManager) -> None:
+    def __init__(self, limits: SchedulerLimits, cache: CacheManager, policy: CachePolicy = _NO_PREFIX_CACHE) -> None:
         self.limits = limits
         self.cache = cache
+        self.policy = policy
         self.counters = SchedulerCounters()
+        self.prefix_counters = PrefixCounters()
         self._requests: dict[str, Request] = {}
         # Both sorted by rank.
         self._waiting: list[Request] = []
@@ -99,21 +107,23 @@ class Scheduler:
         needs no `update`. A row's block table may be longer than the row needs.
         """
         assert self._in_flight is None, "the last step needs update() or fail() before the next is scheduled"
-        scheduled: list[Request] = []
-        decode_rows = self._decode_rows(scheduled)
-        budget = self.limits.max_num_batched_tokens - len(decode_rows)
-        prefill_rows: list[Row] = []
+        decoding = self._schedule_decoding()
+        budget = self.limits.max_num_batched_tokens - len(decoding)
+        others: list[tuple[Request, Row]] = []
         for request in self._running:
             if budget > 0 and not is_decoding(request):
-                chunk = min(budget, request.num_tokens - request.num_computed_tokens)
-                budget -= chunk
-                prefill_rows.append(make_row(request, self.cache.holding(request.request_id), chunk))
-                scheduled.append(request)
-        self._admit(budget, prefill_rows, scheduled)
-        batch = Batch((*decode_rows, *prefill_rows), len(decode_rows))
+                row = self._next_row(request, budget)
+                if row is not None:
+                    budget -= len(row.token_ids)
+                    others.append((request, row))
+        others += self._admit(budget)
+        # Where all but a prompt's last token was cached, that one is computed as if it were decoding.
+        decoding += [pair for pair in others if is_decoding(pair[0])]
+        scheduled = decoding + [pair for pair in others if not is_decoding(pair[0])]
+        batch = Batch(tuple(row for _, row in scheduled), len(decoding))
         assert batch.rows or not self._requests, "no row was scheduled although requests are unfinished"
         if batch.rows:
-            self._in_flight, self._in_flight_requests = batch, scheduled
+            self._in_flight, self._in_flight_requests = batch, [request for request, _ in scheduled]
             self.counters.steps += 1
         return batch
 
@@ -142,11 +152,13 @@ class Scheduler:
                 request.num_prompt_logprobs += len(row_result.prompt_logprobs)
             if not row.samples:
                 request.num_computed_tokens = row.end
+                self._enter(request, row)
                 if row_result.prompt_logprobs:
                     updates.append(RequestUpdate(request.request_id, prompt_logprobs=row_result.prompt_logprobs))
                 continue
             num_kept, reason = request.accept(row_result.token_ids)
             request.num_computed_tokens = request.num_tokens - 1
+            self._enter(request, row)
             if reason is not None:
                 self._end(request, reason)
             updates.append(
@@ -227,18 +239,36 @@ class Scheduler:
         assert self.cache.holders() == holders, "memory is held by a request that neither runs nor is in flight"
         assert self._in_flight is not None or not self._ended_in_flight, "memory of ended requests was kept"
 
-    def _decode_rows(self, scheduled: list[Request]) -> list[Row]:
+    def _schedule_decoding(self) -> list[tuple[Request, Row]]:
         """A row for each request that is decoding, in order of rank; preempts from the other end."""
-        rows: list[Row] = []
+        scheduled: list[tuple[Request, Row]] = []
         index = 0
         # Preemption shortens the list only behind `index` or at it, so no row is made in vain.
-        while index < len(self._running) and len(rows) < self.limits.max_num_batched_tokens:
+        while index < len(self._running) and len(scheduled) < self.limits.max_num_batched_tokens:
             request = self._running[index]
             index += 1
             if is_decoding(request) and self._make_room(request):
-                rows.append(make_row(request, self.cache.holding(request.request_id), 1))
-                scheduled.append(request)
-        return rows
+                row = self._next_row(request, 1)
+                if row is not None:
+                    scheduled.append((request, row))
+        return scheduled
+
+    def _next_row(self, request: Request, budget: int) -> Row | None:
+        """The row of a running request for at most `budget` tokens; None if it must wait for a slot."""
+        spare_slots = self._spare_slots()
+        if not self.cache.take_write_slots(request.request_id, spare_slots):
+            return None
+        assert request.placement is not None, "a running request knows where its checkpoints go"
+        start = request.num_computed_tokens
+        end = request.placement.chunk_end(start, min(start + budget, request.num_tokens))
+        positions = request.placement.inside(start, end) if end - start > 1 else []
+        if positions:
+            self.cache.reserve(request.request_id, positions, spare_slots)
+        return make_row(request, self.cache.holding(request.request_id), end - start)
+
+    def _spare_slots(self) -> int:
+        """Slots that no checkpoint may take, so that the next request can be admitted."""
+        return self.cache.slots_per_request if self._waiting and len(self._running) < self.limits.max_num_seqs else 0
 
     def _make_room(self, request: Request) -> bool:
         """Find `request` the block of its next token, by preemption if need be; False if it was its own."""
@@ -257,30 +287,50 @@ class Scheduler:
         self.cache.release(request.request_id)
         request.num_preemptions += 1
         request.num_computed_tokens = 0
+        request.placement = None
         request.status = RequestStatus.WAITING
         insort(self._waiting, request, key=_rank)
 
-    def _admit(self, budget: int, rows: list[Row], scheduled: list[Request]) -> None:
+    def _admit(self, budget: int) -> list[tuple[Request, Row]]:
         """Start waiting requests, in order of rank, until one finds no row, no tokens or no memory."""
+        admitted: list[tuple[Request, Row]] = []
         while self._waiting and budget > 0 and len(self._running) < self.limits.max_num_seqs:
             request = self._waiting[0]
-            chunk = min(budget, request.num_tokens)
-            is_cut = False
-            if chunk < request.num_tokens and not self.limits.enable_chunked_prefill:
-                if request.num_tokens <= self.limits.max_num_batched_tokens:
-                    return
+            match = find_match(request, self.cache, self.policy)
+            remaining, is_cut = request.num_tokens - match.hit, False
+            if remaining > budget and not self.limits.enable_chunked_prefill:
+                if remaining <= self.limits.max_num_batched_tokens:
+                    break
                 is_cut = True
+            placement = place(request, match, self.cache, self.policy)
             # A block is left for each running request that may need one, else it would soon preempt this one.
             spare_blocks = sum(map(self._may_outgrow, self._running))
-            if not self.cache.grow(request.request_id, request.num_tokens, spare_blocks):
-                return
+            if not self.cache.admit(request.request_id, request.num_tokens, match, spare_blocks):
+                break
             self._waiting.pop(0)
             request.status = RequestStatus.RUNNING
             insort(self._running, request, key=_rank)
             self.counters.cut_recomputations += is_cut
-            budget -= chunk
-            rows.append(make_row(request, self.cache.holding(request.request_id), chunk))
-            scheduled.append(request)
+            request.num_computed_tokens, request.placement = match.hit, placement
+            if request.cache_report is None:
+                request.cache_report = report(request, match, placement, self.cache)
+                self.prefix_counters.count(request.cache_report)
+            else:
+                self.prefix_counters.restored_tokens += match.hit
+            row = self._next_row(request, budget)
+            assert row is not None, "the slots of a request are taken when it is admitted"
+            budget -= len(row.token_ids)
+            admitted.append((request, row))
+        return admitted
+
+    def _enter(self, request: Request, row: Row) -> None:
+        """The step that computed `row` succeeded: others may find what it computed."""
+        cache, id = self.cache, request.request_id
+        cache.advance(id)
+        if request.chain is not None and cache.has_news(id, request.num_computed_tokens):
+            assert request.placement is not None, "a running request knows where its checkpoints go"
+            request.chain.extend(request.tokens, request.num_computed_tokens)
+            cache.enter(id, request.chain, request.num_computed_tokens, request.placement, row.samples)
 
     def _may_outgrow(self, request: Request) -> bool:
         """Whether the blocks that a running request holds are too few for its greatest length."""

@@ -1,0 +1,70 @@
+"""A request's tokens as the prefix index knows them: full blocks, each hashed together with all before it."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import xxhash
+
+BlockHash = Callable[[int, bytes], int]
+"""(hash of the block before, or 0; what the block holds, as bytes) -> hash of the chain up to this block."""
+
+
+@dataclass(frozen=True, slots=True)
+class MediaSpan:
+    """Tokens `start` to `end - 1` stand for an image; `digest` is a cryptographic one of its pixels and of how
+    they are processed, since the tokens themselves are the same for every image."""
+
+    start: int
+    end: int
+    digest: str
+
+
+def xxh3_hash(before: int, content: bytes) -> int:
+    """Fast and not cryptographic: the index compares what it finds, so a collision costs a hit and no more."""
+    digest: int = xxhash.xxh3_64_intdigest(content, seed=before)
+    return digest
+
+
+class Chain:
+    """The full blocks of one request, as far as `extend` has seen its tokens.
+
+    Block i holds the tokens at `i * block_size` to `(i + 1) * block_size - 1` and the digests of the images in
+    them. `salt` keeps apart requests that must not find each other's blocks.
+    """
+
+    def __init__(
+        self,
+        block_size: int,
+        salt: str | None = None,
+        media: Sequence[MediaSpan] = (),
+        block_hash: BlockHash = xxh3_hash,
+    ) -> None:
+        self.block_size = block_size
+        self.salt = salt
+        self.keys: list[int] = []
+        self.token_ids: list[tuple[int, ...]] = []
+        self._media = tuple(media)
+        self._hash = block_hash
+
+    def extend(self, tokens: Callable[[int, int], tuple[int, ...]], num_tokens: int) -> None:
+        """Append the blocks that `num_tokens` tokens fill; `tokens(start, end)` gives those at these positions."""
+        size = self.block_size
+        for index in range(len(self.keys), num_tokens // size):
+            token_ids = tokens(index * size, (index + 1) * size)
+            content = array("q", token_ids).tobytes()
+            if index == 0 and self.salt is not None:
+                content += b"salt" + self.salt.encode()
+            for digest in self.digests(index):
+                content += b"media" + digest.encode()
+            self.keys.append(self._hash(self.keys[-1] if index else 0, content))
+            self.token_ids.append(token_ids)
+
+    def digests(self, index: int) -> tuple[str, ...]:
+        """Of the images in block `index`, in their order."""
+        if not self._media:
+            return ()
+        start, end = index * self.block_size, (index + 1) * self.block_size
+        return tuple(span.digest for span in self._media if span.start < end and span.end > start)

@@ -1,0 +1,147 @@
+"""What leaves the prefix index first when its memory is needed.
+
+Policy `marconi` follows Pan et al. 2024 (arXiv 2411.19379, section 4.2): the utility of something cached is its
+recency plus the FLOPs that it saves per byte of its memory, each scaled to 0..1 over all candidates, and the least
+useful goes first. Policy `lru` looks at recency alone. Under both, what can save nothing, or never has, goes first.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from itertools import count
+from typing import Generic, Literal, TypeVar
+
+from ostinato.cache.index import Checkpoint, Entry, PrefixIndex
+
+EvictionPolicy = Literal["marconi", "lru"]
+
+EFFICIENCY_WEIGHT = 1.0
+"""What FLOPs saved per byte count for beside recency; 0 would be LRU."""
+
+RANKED_AT_ONCE = 8
+"""One in so many candidates is ranked beforehand, so that a look at all of them serves several evictions."""
+
+T = TypeVar("T", Entry, Checkpoint)
+
+
+@dataclass(frozen=True, slots=True)
+class EvictionCosts:
+    """What it takes to compute a prefix again, and what it takes to keep it.
+
+    The first t tokens of a text cost `flops_per_token * t + flops_per_pair * t * (t + 1) / 2`. Sizes in bytes;
+    0 for what the model does not have.
+    """
+
+    flops_per_token: float = 1.0
+    flops_per_pair: float = 0.0
+    block_bytes: int = 1
+    slot_bytes: int = 1
+
+    def flops(self, start: int, end: int) -> float:
+        """Of the tokens `start` to `end - 1`, those before them being cached."""
+        pairs = (end * (end + 1) - start * (start + 1)) / 2
+        return self.flops_per_token * (end - start) + self.flops_per_pair * pairs
+
+
+@dataclass(frozen=True, slots=True)
+class Worth:
+    """Why something should stay. `tier` 0 goes before any 1; `efficiency` is in FLOPs per byte."""
+
+    tier: int
+    last_use: int
+    efficiency: float
+
+
+def worth_of_leaf(entry: Entry, costs: EvictionCosts, has_state: bool, index: PrefixIndex) -> Worth:
+    """Of a block that no text goes on from. With state layers, only a checkpoint makes it worth anything."""
+    if not has_state:
+        size = entry.end - (0 if entry.parent is None else entry.parent.end)
+        return Worth(1, entry.last_use, costs.flops(entry.end - size, entry.end) / max(costs.block_bytes, 1))
+    checkpoint = entry.checkpoint
+    if checkpoint is None:
+        return Worth(0, entry.last_use, 0.0)
+    saved = costs.flops(index.base_end(checkpoint), entry.end)
+    last_use = max(entry.last_use, checkpoint.last_use)
+    return Worth(_tier(checkpoint), last_use, saved / max(costs.block_bytes + costs.slot_bytes, 1))
+
+
+def worth_of_checkpoint(checkpoint: Checkpoint, costs: EvictionCosts, index: PrefixIndex) -> Worth:
+    """Of the state alone, its block staying: what lies between it and the checkpoint before it."""
+    saved = costs.flops(index.base_end(checkpoint), checkpoint.entry.end)
+    return Worth(_tier(checkpoint), checkpoint.last_use, saved / max(costs.slot_bytes, 1))
+
+
+def _tier(checkpoint: Checkpoint) -> int:
+    return 0 if checkpoint.is_interior and checkpoint.hits == 0 else 1
+
+
+class EvictionQueue(Generic[T]):
+    """Candidates in the order in which they go.
+
+    A look at all of them costs O(candidates), so the first few are remembered. One that was used since, or is no
+    candidate any more, is passed over; what became one since waits for the next look, unless it is `offer`ed.
+    """
+
+    def __init__(
+        self,
+        policy: EvictionPolicy,
+        candidates: Callable[[], Iterable[T]],
+        worth: Callable[[T], Worth],
+        is_candidate: Callable[[T], bool],
+    ) -> None:
+        self._policy = policy
+        self._candidates: Callable[[], Iterable[T]] = candidates
+        self._worth: Callable[[T], Worth] = worth
+        self._is_candidate: Callable[[T], bool] = is_candidate
+        self._heap: list[tuple[tuple[int, float, int], int, int, T]] = []
+        self._number = count()
+        self._score: Callable[[Worth], tuple[int, float, int]] = _by_recency
+        self._highest: tuple[int, float, int] = (0, 0.0, 0)
+
+    def pop(self) -> T | None:
+        """The next to go; None if there is no candidate."""
+        for _ in range(2):
+            while self._heap:
+                _, _, last_use, item = heapq.heappop(self._heap)
+                if self._is_candidate(item) and self._worth(item).last_use == last_use:
+                    return item
+            self._look_at_all()
+        return None
+
+    def offer(self, item: T) -> None:
+        """Let a new candidate take part before the next look at all."""
+        worth = self._worth(item)
+        score = self._score(worth)
+        if self._heap and score <= self._highest:
+            heapq.heappush(self._heap, (score, next(self._number), worth.last_use, item))
+
+    def _look_at_all(self) -> None:
+        found = [(item, self._worth(item)) for item in self._candidates()]
+        if not found:
+            return
+        self._score = _by_recency if self._policy == "lru" else _by_utility([worth for _, worth in found])
+        scored = [(self._score(worth), next(self._number), worth.last_use, item) for item, worth in found]
+        self._heap = heapq.nsmallest(max(1, len(scored) // RANKED_AT_ONCE), scored)
+        self._highest = self._heap[-1][0]
+
+
+def _by_recency(worth: Worth) -> tuple[int, float, int]:
+    return worth.tier, 0.0, worth.last_use
+
+
+def _by_utility(worths: list[Worth]) -> Callable[[Worth], tuple[int, float, int]]:
+    """Recency and efficiency scaled to 0..1 over the candidates that the sum decides about."""
+    judged = [worth for worth in worths if worth.tier == 1] or worths
+    oldest, least = min(w.last_use for w in judged), min(w.efficiency for w in judged)
+    age = max(max(w.last_use for w in judged) - oldest, 1)
+    spread = max(w.efficiency for w in judged) - least
+
+    def score(worth: Worth) -> tuple[int, float, int]:
+        if worth.tier == 0:
+            return _by_recency(worth)
+        efficiency = (worth.efficiency - least) / spread if spread > 0 else 0.0
+        return 1, (worth.last_use - oldest) / age + EFFICIENCY_WEIGHT * efficiency, worth.last_use
+
+    return score

@@ -1,0 +1,199 @@
+"""The prefix index: which blocks and checkpoints hold the beginnings of texts, as a tree of full blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from ostinato.cache.chain import Chain
+
+
+@dataclass(slots=True, eq=False)
+class Checkpoint:
+    """A slot that holds the state after the last token of an entry's block. Nobody writes to it."""
+
+    entry: Entry
+    slot: int
+    is_interior: bool
+    """Placed at a multiple of `state_block_size`, and not where a text has ended or left another one."""
+    last_use: int
+    base: Entry | None = None
+    """The nearest entry before it that had a checkpoint when this was last looked up; None is the root."""
+    hits: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class Entry:
+    """One full block after its parent's. `end` is the position after its last token."""
+
+    key: int
+    parent: Entry | None
+    token_ids: tuple[int, ...]
+    digests: tuple[str, ...]
+    salt: str | None
+    end: int
+    block: int
+    """Block id; 0 in a model without attention."""
+    last_use: int
+    checkpoint: Checkpoint | None = None
+    lost_checkpoint: bool = False
+    """Whether a checkpoint stood here and was evicted."""
+    num_children: int = 0
+    num_pins: int = 0
+    """Running requests whose last indexed block this is."""
+
+    @property
+    def is_evictable(self) -> bool:
+        """Whether no text goes on from here, and no running request stands here."""
+        return self.num_children == 0 and self.num_pins == 0
+
+
+class PrefixIndex:
+    """The tree. It counts children and pins; whose memory blocks and slots are is its owner's business.
+
+    Entries are found by the hash of the chain up to them, and then compared: parent, tokens, digests and salt. So
+    two chains of one hash never share an entry: the one that came later is not indexed from there on.
+    """
+
+    def __init__(self) -> None:
+        self._entries: dict[int, Entry] = {}
+        self._leaves: dict[Entry, None] = {}
+        self._checkpoints: dict[int, Checkpoint] = {}
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __iter__(self) -> Iterator[Entry]:
+        return iter(self._entries.values())
+
+    def __contains__(self, entry: Entry) -> bool:
+        return self._entries.get(entry.key) is entry
+
+    @property
+    def leaves(self) -> Iterator[Entry]:
+        """Entries after which no text goes on."""
+        return iter(self._leaves)
+
+    @property
+    def checkpoints(self) -> Iterator[Checkpoint]:
+        return iter(self._checkpoints.values())
+
+    def checkpoint_of(self, slot: int) -> Checkpoint | None:
+        """The checkpoint that `slot` is, if it is one."""
+        return self._checkpoints.get(slot)
+
+    def child(self, parent: Entry | None, chain: Chain, index: int) -> Entry | None:
+        """The entry of the chain's block `index`, `parent` being that of the block before."""
+        entry = self._entries.get(chain.keys[index])
+        if (
+            entry is not None
+            and entry.parent is parent
+            and entry.token_ids == chain.token_ids[index]
+            and entry.digests == chain.digests(index)
+            and entry.salt == chain.salt
+        ):
+            return entry
+        return None
+
+    def walk(self, chain: Chain, num_blocks: int) -> list[Entry]:
+        """The entries of the chain's first `num_blocks` blocks, up to the first one that is not indexed."""
+        path: list[Entry] = []
+        for index in range(min(num_blocks, len(chain.keys))):
+            entry = self.child(path[-1] if path else None, chain, index)
+            if entry is None:
+                break
+            path.append(entry)
+        return path
+
+    def add(self, parent: Entry | None, chain: Chain, index: int, block: int, now: int) -> Entry | None:
+        """Enter the chain's block `index`; None if another chain has its hash."""
+        key = chain.keys[index]
+        if key in self._entries:
+            return None
+        end = (index + 1) * chain.block_size
+        digests = chain.digests(index)
+        entry = Entry(key, parent, chain.token_ids[index], digests, chain.salt, end, block, now)
+        self._entries[key] = entry
+        self._leaves[entry] = None
+        if parent is not None:
+            parent.num_children += 1
+            self._leaves.pop(parent, None)
+        return entry
+
+    def remove(self, entry: Entry) -> None:
+        """Take out an evictable entry without a checkpoint."""
+        assert entry.is_evictable, "an entry that is needed cannot be removed"
+        assert entry.checkpoint is None, "a checkpoint is taken out before its entry"
+        del self._entries[entry.key]
+        del self._leaves[entry]
+        parent = entry.parent
+        if parent is not None:
+            parent.num_children -= 1
+            if parent.num_children == 0:
+                self._leaves[parent] = None
+
+    def place(self, entry: Entry, slot: int, is_interior: bool, now: int) -> Checkpoint:
+        """Give an entry a checkpoint."""
+        assert entry.checkpoint is None, "an entry has one checkpoint at most"
+        checkpoint = Checkpoint(entry, slot, is_interior, now, base=_nearest(entry.parent))
+        entry.checkpoint = checkpoint
+        entry.lost_checkpoint = False
+        if entry.num_children:
+            self._rebase(checkpoint)
+        self._checkpoints[slot] = checkpoint
+        return checkpoint
+
+    def displace(self, checkpoint: Checkpoint) -> None:
+        """Take an entry's checkpoint away; its block stays."""
+        assert checkpoint.entry.checkpoint is checkpoint, "the checkpoint is not in the index"
+        checkpoint.entry.checkpoint = None
+        del self._checkpoints[checkpoint.slot]
+
+    def base_end(self, checkpoint: Checkpoint) -> int:
+        """The position of the nearest checkpoint before this one; 0 if there is none."""
+        if checkpoint.base is not None and checkpoint.base.checkpoint is None:
+            checkpoint.base = _nearest(checkpoint.base.parent)
+        return 0 if checkpoint.base is None else checkpoint.base.end
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError unless parents, children, leaves and checkpoints agree. O(entries)."""
+        children: dict[Entry | None, int] = {}
+        for key, entry in self._entries.items():
+            assert entry.key == key, "an entry is filed under another hash"
+            parent = entry.parent
+            children[parent] = children.get(parent, 0) + 1
+            size = len(entry.token_ids)
+            assert entry.end == (0 if parent is None else parent.end) + size, "an entry does not follow its parent"
+            assert parent is None or self._entries.get(parent.key) is parent, "an entry outlived its parent"
+            assert parent is None or parent.salt == entry.salt, "an entry has another salt than its parent"
+        for entry in self:
+            assert entry.num_children == children.get(entry, 0), "the children of an entry were miscounted"
+            assert (entry in self._leaves) == (entry.num_children == 0), "the leaves are not the entries at the ends"
+            if entry.checkpoint is not None:
+                checkpoint = entry.checkpoint
+                assert checkpoint.entry is entry, "a checkpoint belongs to another entry"
+                assert self._checkpoints.get(checkpoint.slot) is checkpoint, "a checkpoint cannot be found by its slot"
+                nearest = _nearest(entry.parent)
+                assert self.base_end(checkpoint) == (0 if nearest is None else nearest.end), "a base is out of date"
+        assert len(self._leaves) <= len(self._entries), "a leaf is not in the index"
+        held = sum(entry.checkpoint is not None for entry in self)
+        assert held == len(self._checkpoints), "a checkpoint outlived its entry"
+
+    def _rebase(self, new: Checkpoint) -> None:
+        """Let checkpoints that follow the new one's entry look no further back than there."""
+        end = new.entry.end
+        for checkpoint in self._checkpoints.values():
+            entry: Entry | None = checkpoint.entry
+            if checkpoint.entry.end <= end or self.base_end(checkpoint) >= end:
+                continue
+            while entry is not None and entry.end > end:
+                entry = entry.parent
+            if entry is new.entry:
+                checkpoint.base = entry
+
+
+def _nearest(entry: Entry | None) -> Entry | None:
+    """The nearest entry with a checkpoint, from `entry` towards the root."""
+    while entry is not None and entry.checkpoint is None:
+        entry = entry.parent
+    return entry

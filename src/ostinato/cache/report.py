@@ -1,0 +1,76 @@
+"""What the prefix cache gave to a request, and why it did not give more."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from ostinato.cache.chain import Chain
+from ostinato.cache.index import Entry
+
+
+class MissCause(StrEnum):
+    """Why tokens of a prompt had to be computed."""
+
+    NEVER_SEEN = "never_seen"
+    """No text in memory had them after the tokens before them."""
+    EVICTED_BLOCK = "evicted_block"
+    """Their block was in the index and had to make room."""
+    EVICTED_CHECKPOINT = "evicted_checkpoint"
+    """Their blocks are there; the state after them was, and had to make room."""
+    NO_CHECKPOINT = "no_checkpoint"
+    """Their blocks are there, and the state after them was not kept."""
+    RECOMPUTED_TAIL = "recomputed_tail"
+    """After the last block boundary before the prompt's end: less than a block, or the block of the last token."""
+    NOT_WANTED = "not_wanted"
+    """The cache may not be used: it is off, or the request wants log-probabilities of its prompt."""
+
+
+@dataclass(frozen=True, slots=True)
+class CacheReport:
+    """Of one prompt. `cached_tokens` and `misses` (cause -> tokens) together add up to it."""
+
+    cached_tokens: int
+    misses: dict[str, int] = field(default_factory=dict)
+    checkpoint_spacing: int | None = None
+    """Tokens between the checkpoints inside this prompt, if any are wanted there. It is `state_block_size`, doubled
+    until the request takes no more than its share of the slots."""
+
+
+class EvictedKeys:
+    """The chain hashes of blocks that left the index, the last `most` of them."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._keys: OrderedDict[int, None] = OrderedDict()
+
+    def __contains__(self, key: int) -> bool:
+        return key in self._keys
+
+    def add(self, key: int) -> None:
+        self._keys[key] = None
+        self._keys.move_to_end(key)
+        if len(self._keys) > self._most:
+            self._keys.popitem(last=False)
+
+    def discard(self, key: int) -> None:
+        self._keys.pop(key, None)
+
+
+def explain(num_tokens: int, hit: int, matched: Sequence[Entry], chain: Chain, evicted: EvictedKeys) -> dict[str, int]:
+    """{cause: tokens} of a prompt of `num_tokens` tokens whose first `hit` are taken from the cache.
+
+    `matched` are the entries of its blocks before the last boundary, up to the first that is not indexed.
+    """
+    causes: dict[MissCause, int] = dict.fromkeys(MissCause, 0)
+    size = chain.block_size
+    boundary = (num_tokens - 1) // size * size
+    lost = max((entry.end for entry in matched[hit // size :] if entry.lost_checkpoint), default=hit)
+    causes[MissCause.EVICTED_CHECKPOINT] = lost - hit
+    causes[MissCause.NO_CHECKPOINT] = len(matched) * size - lost
+    for key in chain.keys[len(matched) : boundary // size]:
+        causes[MissCause.EVICTED_BLOCK if key in evicted else MissCause.NEVER_SEEN] += size
+    causes[MissCause.RECOMPUTED_TAIL] = num_tokens - boundary
+    return {cause.value: tokens for cause, tokens in causes.items() if tokens}

@@ -1,0 +1,183 @@
+"""The two pools and the index over them: memory is handed out here, and what is cached makes room for it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ostinato.cache.chain import Chain
+from ostinato.cache.eviction import (
+    EvictionCosts,
+    EvictionPolicy,
+    EvictionQueue,
+    worth_of_checkpoint,
+    worth_of_leaf,
+)
+from ostinato.cache.index import Checkpoint, Entry, PrefixIndex
+from ostinato.cache.pool import Pool
+from ostinato.cache.report import EvictedKeys
+
+MOST_ENTRIES_WITHOUT_BLOCKS = 2**16
+"""Entries of a model without attention, whose blocks have no memory that would bound them."""
+
+MOST_EVICTED_KEYS = 2**16
+
+
+@dataclass(slots=True)
+class StoreCounters:
+    """What happened to cached memory since the start."""
+
+    checkpoints_taken: int = 0
+    checkpoints_not_taken: int = 0
+    """For want of a slot that was free or evictable; those lost again at once to their own request included."""
+    evicted_blocks: int = 0
+    evicted_checkpoints: int = 0
+    shared_blocks: int = 0
+    """Computed blocks that were given up for an equal one in the index."""
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """What the index has of a text. `path` are the entries to attach, up to the hit; `num_matched` counts the tokens
+    of all indexed blocks, which go on beyond the hit where no checkpoint stands."""
+
+    path: tuple[Entry, ...] = ()
+    matched: tuple[Entry, ...] = ()
+
+    @property
+    def hit(self) -> int:
+        """Tokens that need not be computed."""
+        return self.path[-1].end if self.path else 0
+
+    @property
+    def num_matched(self) -> int:
+        return self.matched[-1].end if self.matched else 0
+
+
+class CacheStore:
+    """Blocks and slots, referenced by requests or kept by the index.
+
+    An entry owns its block and its checkpoint's slot as long as it is in the index; requests that use them hold
+    references beside it. Only what nobody references is evicted: blocks from the ends of texts backwards, slots
+    anywhere.
+    """
+
+    def __init__(self, num_blocks: int, num_slots: int, policy: EvictionPolicy, costs: EvictionCosts) -> None:
+        self.blocks = Pool("block", num_blocks)
+        self.slots = Pool("slot", num_slots)
+        self.index = PrefixIndex()
+        self.evicted_keys = EvictedKeys(MOST_EVICTED_KEYS)
+        self.counters = StoreCounters()
+        self._clock = 0
+        index = self.index
+        self._leaves: EvictionQueue[Entry] = EvictionQueue(
+            policy,
+            lambda: (entry for entry in index.leaves if entry.num_pins == 0),
+            lambda entry: worth_of_leaf(entry, costs, num_slots > 0, index),
+            lambda entry: entry.is_evictable and entry in index,
+        )
+        self._checkpoints: EvictionQueue[Checkpoint] = EvictionQueue(
+            policy,
+            lambda: (each for each in index.checkpoints if self.slots.is_idle(each.slot)),
+            lambda checkpoint: worth_of_checkpoint(checkpoint, costs, index),
+            lambda each: index.checkpoint_of(each.slot) is each and self.slots.is_idle(each.slot),
+        )
+
+    @property
+    def now(self) -> int:
+        """A moment, by which recency is told: how often a text was taken up or left."""
+        return self._clock
+
+    def match(self, chain: Chain, limit: int) -> Match:
+        """What the first `limit` tokens of a text can take from the index. Changes nothing."""
+        matched = tuple(self.index.walk(chain, limit // chain.block_size))
+        if not self.slots.count:
+            return Match(matched, matched)
+        depth = len(matched)
+        while depth and matched[depth - 1].checkpoint is None:
+            depth -= 1
+        return Match(matched[:depth], matched)
+
+    def take_blocks(self, count: int) -> list[int]:
+        """`count` blocks, which are available."""
+        while self.blocks.num_free < count:
+            self._evict_leaf()
+        taken = self.blocks.allocate(count)
+        assert taken is not None, "free blocks were counted above"
+        return taken
+
+    def take_slots(self, count: int) -> list[int]:
+        """`count` slots, which are available."""
+        while self.slots.num_free < count:
+            checkpoint = self._checkpoints.pop()
+            assert checkpoint is not None, "no slot is free or evictable, though so many were counted"
+            self.evict_checkpoint(checkpoint)
+        taken = self.slots.allocate(count)
+        assert taken is not None, "free slots were counted above"
+        return taken
+
+    def enter(self, parent: Entry | None, chain: Chain, index: int, block: int) -> Entry | None:
+        """Index the chain's block `index`, computed into `block`; None if another chain has its hash."""
+        entry = self.index.add(parent, chain, index, block, self._clock)
+        if entry is None:
+            return None
+        self.evicted_keys.discard(entry.key)
+        if block:
+            self.blocks.keep(block)
+        return entry
+
+    def trim(self) -> None:
+        """Keep the index of a model without attention within bounds."""
+        while self.blocks.count == 0 and len(self.index) > MOST_ENTRIES_WITHOUT_BLOCKS:
+            self._evict_leaf()
+
+    def place(self, entry: Entry, slot: int, is_interior: bool) -> Checkpoint | None:
+        """Keep `slot`, which a request has written, as the entry's checkpoint; None if it has one already."""
+        if entry.checkpoint is not None:
+            return None
+        self.slots.keep(slot)
+        self.counters.checkpoints_taken += 1
+        return self.index.place(entry, slot, is_interior, self._clock)
+
+    def give_up(self, checkpoint: Checkpoint) -> None:
+        """Take a checkpoint out of the index because it is not wanted any more."""
+        self.index.displace(checkpoint)
+        self.slots.drop(checkpoint.slot)
+
+    def evict_checkpoint(self, checkpoint: Checkpoint) -> None:
+        """Take a checkpoint out of the index because its slot is needed."""
+        self.counters.evicted_checkpoints += 1
+        checkpoint.entry.lost_checkpoint = True
+        self.give_up(checkpoint)
+
+    def touch(self, entry: Entry | None) -> None:
+        """Note that the text up to `entry` was used now. O(its blocks)."""
+        self._clock += 1
+        while entry is not None:
+            entry.last_use = self._clock
+            entry = entry.parent
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError unless pools and index agree. O(blocks + slots + entries)."""
+        self.blocks.check_integrity()
+        self.slots.check_integrity()
+        self.index.check_integrity()
+        blocks = {entry.block for entry in self.index if entry.block}
+        slots = {checkpoint.slot for checkpoint in self.index.checkpoints}
+        assert self.blocks.count or not blocks, "a model without attention has blocks in the index"
+        assert not self.blocks.count or len(blocks) == len(self.index), "two entries have one block, or one has none"
+        for pool, ids in ((self.blocks, blocks), (self.slots, slots)):
+            kept = {id for id in range(pool.count) if pool.is_kept(id)}
+            assert kept == ids, f"the index has other {pool.name}s than the pool keeps for it"
+
+    def _evict_leaf(self) -> None:
+        entry = self._leaves.pop()
+        assert entry is not None, "no block is free or evictable, though so many were counted"
+        if entry.checkpoint is not None:
+            self.evict_checkpoint(entry.checkpoint)
+        self.index.remove(entry)
+        self.evicted_keys.add(entry.key)
+        self.counters.evicted_blocks += 1
+        if entry.block:
+            self.blocks.drop(entry.block)
+        if entry.parent is not None and entry.parent.is_evictable:
+            self._leaves.offer(entry.parent)

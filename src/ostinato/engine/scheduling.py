@@ -1,0 +1,43 @@
+"""The scheduler as the plan wants it."""
+
+from __future__ import annotations
+
+from ostinato.cache.eviction import EvictionCosts
+from ostinato.cache.manager import CacheManager
+from ostinato.cache.placement import CachePolicy
+from ostinato.plan.plan import Plan
+from ostinato.schedule.limits import SchedulerLimits
+from ostinato.schedule.scheduler import Scheduler
+
+
+def make_scheduler(plan: Plan) -> Scheduler:
+    """A scheduler over an empty cache, with the plan's limits, counts and policies."""
+    settings, memory, state = plan.settings, plan.memory, plan.state_cache
+    costs = EvictionCosts(
+        flops_per_token=state.prefill_flops.per_token,
+        flops_per_pair=state.prefill_flops.per_pair,
+        block_bytes=memory.kv_block,
+        slot_bytes=memory.state_slot,
+    )
+    cache = CacheManager(
+        memory.num_blocks,
+        memory.num_slots,
+        settings.block_size,
+        memory.slots_per_request,
+        settings.eviction_policy,
+        costs,
+    )
+    limits = SchedulerLimits(
+        max_num_seqs=settings.max_num_seqs,
+        max_num_batched_tokens=settings.max_num_batched_tokens,
+        max_model_len=settings.max_model_len,
+        enable_chunked_prefill=settings.enable_chunked_prefill,
+        policy=settings.scheduling_policy,
+    )
+    policy = CachePolicy(
+        prefix_caching=settings.enable_prefix_caching,
+        mode=settings.state_cache_mode,
+        state_block_size=settings.state_block_size,
+        branches=settings.checkpoint_policy == "boundaries+branches",
+    )
+    return Scheduler(limits, cache, policy)
