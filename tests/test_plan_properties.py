@@ -142,6 +142,7 @@ def test_no_remedy_is_left_out_that_a_coarse_search_finds(config, spec, device) 
         "max_num_seqs": [1, 4, 30, 200, 500],
         "max_num_batched_tokens": [17, 100, 1000, 3000],
         "max_model_len": [2, 50, 1000, 20_000],
+        "expected_prefix_tokens": [1, 100, 1000],
         "memory_utilization": [1.0],
         "cache_memory": [size * MIB for size in (1, 8, 32, 128, 512, 1024, 2048)],
     }

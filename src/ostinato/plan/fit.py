@@ -176,7 +176,7 @@ def _prefix_decisions(budget: Budget, memory: MemoryPlan, limits: Limits, room: 
         return [Decision("prefix_tokens", possible, memory.prefix_tokens, reason)]
     if budget.expected_prefix_tokens is not None or not (memory.kv_block and memory.state_slot):
         return []
-    reason = "what running requests leave of the cache is split into blocks and checkpoints for prefixes so long"
+    reason = "what running requests leave of the cache is split for prefixes of this mean length"
     return [Decision("expected_prefix_tokens", None, expected, reason)]
 
 

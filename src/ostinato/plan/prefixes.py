@@ -45,17 +45,15 @@ def _without_effect(config: EngineConfig, model: ModelSpec, fitted: Fit) -> list
 
 
 def _no_place(config: EngineConfig, model: ModelSpec, device: DeviceSpec, fitted: Fit) -> Decision:
-    memory, rows = fitted.memory, fitted.limits.max_num_seqs
-    if memory.state_slot:
-        topic, what = "num_checkpoints", "one checkpoint"
-        reason = f"the null slot and the working slots of max_num_seqs {rows} leave no room for one checkpoint"
-        reason += ", so a prompt hits only what lies in working slots that are idle"
-    else:
-        topic, what = "prefix_tokens", "one prefix"
-        reason = f"one request of max_model_len {fitted.limits.max_model_len} leaves no room for one prefix"
-        reason += ", so a prompt hits only what lies in blocks that are idle"
+    held = []
+    if fitted.memory.state_slot:
+        held.append(f"the working slots of max_num_seqs {fitted.limits.max_num_seqs}")
+    if fitted.memory.kv_block:
+        held.append("the blocks of running requests")
+    topic, what = ("num_checkpoints", "checkpoint") if fitted.memory.state_slot else ("prefix_tokens", "prefix")
+    reason = f"{' and '.join(held)} leave no room for one {what}, so prefixes are kept only where that is idle"
     ways = _ways_to_one(config, model, device, fitted)
-    needed = f"{what} needs {', or '.join(ways)}" if ways else f"no single setting makes room for {what}"
+    needed = f"one {what} needs {', or '.join(ways)}" if ways else f"no single setting makes room for one {what}"
     return Decision(topic, None, 0, f"{reason}; {needed}")
 
 

@@ -1,0 +1,190 @@
+"""The two ladders: for which numbers of tokens and of rows a graph is captured.
+
+Mixed batches are bound by tokens, decode by rows, so each has a ladder of its own, and neither shortens the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+from ostinato.errors import ConfigError, Remedy
+from ostinato.plan.decision import Decision
+
+PerformanceMode = Literal["balanced", "interactivity"]
+
+PERFORMANCE_MODES: tuple[str, ...] = get_args(PerformanceMode)
+FIRST_SIZES = (1, 2, 4)
+FINE_STEP, LAST_FINE_SIZE, COARSE_STEP = 8, 256, 16
+LAST_INTERACTIVE_SIZE = 32
+"""Up to here `interactivity` captures every size: few users, and no step of theirs is padded."""
+LARGEST_DEFAULT_SIZE = 512
+
+
+@dataclass(frozen=True)
+class CaptureLadders:
+    """Capture sizes, ascending: `tokens` of piecewise graphs, `rows` of full graphs of uniform decode.
+
+    Each row count is captured for 1 token per row and, with speculation, for 1 + k. `decisions` says what was given
+    and left out.
+    """
+
+    tokens: tuple[int, ...]
+    rows: tuple[int, ...]
+    decisions: tuple[Decision, ...] = ()
+
+
+def capture_ladders(
+    *,
+    max_num_seqs: int,
+    max_num_batched_tokens: int,
+    num_speculative_tokens: int = 0,
+    max_capture_size: int | None = None,
+    capture_sizes: Sequence[int] | None = None,
+    capture_rows: Sequence[int] | None = None,
+    performance_mode: str = "balanced",
+) -> CaptureLadders:
+    """The ladders that the settings come to. None is open.
+
+    By default both are 1, 2, 4, steps of 8 up to 256, then steps of 16. Tokens go up to `max_capture_size`, by default
+    `min(max_num_seqs * (1 + k) * 2, 512)`, and never above `max_num_batched_tokens`, which is a size itself where
+    it is within `max_capture_size`; so is a given `max_capture_size`. Rows go up to `max_num_seqs`, always a size.
+    Given `capture_sizes` are the token ladder and, where `1 + k` divides them, the row ladder; given `capture_rows`
+    are the row ladder. Nothing is added to them, and what no batch can reach is left out, as a decision.
+
+    ConfigError if a value is no whole number or too small, a list is empty, `max_capture_size` is not the largest of
+    `capture_sizes`, or the mode is unknown.
+    """
+    _check_at_least("max_num_seqs", max_num_seqs, 1)
+    _check_at_least("max_num_batched_tokens", max_num_batched_tokens, 1)
+    _check_at_least("num_speculative_tokens", num_speculative_tokens, 0)
+    if performance_mode not in PERFORMANCE_MODES:
+        message = f"performance_mode = {performance_mode!r} is unknown; the modes are {', '.join(PERFORMANCE_MODES)}"
+        raise ConfigError(message, [Remedy("performance_mode", "balanced")])
+    tokens_per_row = 1 + num_speculative_tokens
+    interactive = performance_mode == "interactivity"
+    sizes = None if capture_sizes is None else _checked_sizes("capture_sizes", capture_sizes, max_capture_size)
+    if sizes is not None:
+        tokens, decisions = _reachable("capture_sizes", sizes, max_num_batched_tokens, "max_num_batched_tokens")
+        if interactive:
+            reason = "capture_sizes are given, and nothing is added to them"
+            decisions.append(Decision("performance_mode", performance_mode, "balanced", reason))
+    elif max_capture_size is not None:
+        tokens, decisions = _tokens_up_to(max_capture_size, max_num_batched_tokens, interactive)
+    else:
+        default = min(max_num_seqs * tokens_per_row * 2, LARGEST_DEFAULT_SIZE)
+        tokens, decisions = _token_progression(default, max_num_batched_tokens, interactive), []
+
+    if capture_rows is not None:
+        given_rows = _checked_sizes("capture_rows", capture_rows)
+        rows, row_decisions = _reachable("capture_rows", given_rows, max_num_seqs, "max_num_seqs")
+    elif sizes is not None:
+        rows, row_decisions = _rows_of(sizes, tokens_per_row, max_num_seqs)
+    else:
+        rows, row_decisions = _ascending([*_progression(max_num_seqs, interactive), max_num_seqs]), []
+    return CaptureLadders(tokens, rows, (*decisions, *row_decisions))
+
+
+def _progression(last: int, interactive: bool) -> list[int]:
+    """The sizes up to `last`, which is not one itself where it is off stride."""
+    first = range(1, LAST_INTERACTIVE_SIZE + 1) if interactive else FIRST_SIZES
+    fine = range(FINE_STEP, LAST_FINE_SIZE + 1, FINE_STEP)
+    coarse = range(LAST_FINE_SIZE + COARSE_STEP, last + 1, COARSE_STEP)
+    return [size for size in _ascending([*first, *fine, *coarse]) if size <= last]
+
+
+def _token_progression(last: int, max_num_batched_tokens: int, interactive: bool) -> tuple[int, ...]:
+    if max_num_batched_tokens > last:
+        return tuple(_progression(last, interactive))
+    # A full batch is the most common one while prompts are computed: without a size of its own it would run eagerly.
+    return _ascending([*_progression(max_num_batched_tokens, interactive), max_num_batched_tokens])
+
+
+def _tokens_up_to(
+    max_capture_size: int, max_num_batched_tokens: int, interactive: bool
+) -> tuple[tuple[int, ...], list[Decision]]:
+    """The token ladder for a given largest size, which is a size itself if a batch can reach it."""
+    _check_at_least("max_capture_size", max_capture_size, 1)
+    tokens = _token_progression(max_capture_size, max_num_batched_tokens, interactive)
+    if max_capture_size <= max_num_batched_tokens:
+        return _ascending([*tokens, max_capture_size]), []
+    reason = f"no batch has more than max_num_batched_tokens {max_num_batched_tokens}"
+    return tokens, [Decision("max_capture_size", max_capture_size, max_num_batched_tokens, reason)]
+
+
+def _rows_of(sizes: tuple[int, ...], tokens_per_row: int, max_num_seqs: int) -> tuple[tuple[int, ...], list[Decision]]:
+    """The row ladder that given token sizes come to, and a decision if it is empty."""
+    counts = (size // tokens_per_row for size in sizes if size % tokens_per_row == 0)
+    rows = tuple(count for count in counts if count <= max_num_seqs)
+    if rows:
+        return rows, []
+    times = f"{tokens_per_row} times a row count" if tokens_per_row > 1 else "a row count"
+    reason = (
+        f"none of capture_sizes is {times} of at most max_num_seqs {max_num_seqs}, so decode has no full graph; "
+        "capture_rows would give it some"
+    )
+    return (), [Decision("capture_rows", None, [], reason)]
+
+
+def _reachable(
+    setting: str, sizes: tuple[int, ...], limit: int, limit_name: str
+) -> tuple[tuple[int, ...], list[Decision]]:
+    """The given sizes that a batch can reach, and the decision that leaves the others out, if there are any."""
+    kept = tuple(size for size in sizes if size <= limit)
+    if kept == sizes:
+        return kept, []
+    left_out = ", ".join(str(size) for size in sizes[len(kept) :])
+    reason = f"no batch has more than {limit_name} {limit}, so nothing is captured for {left_out}"
+    return kept, [Decision(setting, list(sizes), list(kept), reason)]
+
+
+def _checked_sizes(setting: str, given: Iterable[int], max_capture_size: int | None = None) -> tuple[int, ...]:
+    """The given sizes, ascending, each once. ConfigError if there are none, one is no size, or the largest is not
+    `max_capture_size`, where that is given too."""
+    if isinstance(given, str | bytes) or not isinstance(given, Iterable):
+        message = f"{setting} = {given!r} is not a list of whole numbers"
+        raise ConfigError(message, [Remedy(setting, _repaired([given], max_capture_size))])
+    values = list(given)
+    repair = Remedy(setting, _repaired(values, max_capture_size))
+    if not values:
+        message = f"{setting} is an empty list; leave it open for the default sizes, or set graph_mode to none"
+        raise ConfigError(message, [repair])
+    wrong = [repr(value) for value in values if not _is_size(value)]
+    if wrong:
+        message = f"{setting} has {', '.join(wrong)}: a capture size is a whole number of at least 1"
+        raise ConfigError(message, [repair])
+    sizes = _ascending(values)
+    if max_capture_size is not None and max_capture_size != sizes[-1]:
+        message = f"max_capture_size {max_capture_size!r} is not the largest of the given {setting}, {sizes[-1]}"
+        remedies = [Remedy("max_capture_size", sizes[-1])]
+        raise ConfigError(message, [*remedies, repair] if _is_size(max_capture_size) else remedies)
+    return sizes
+
+
+def _repaired(given: Iterable[Any], max_capture_size: int | None) -> list[int] | None:
+    """The nearest legal list, whose largest size is `max_capture_size` where that is given; None (open) if no size
+    is left."""
+    sizes = {value for value in given if _is_size(value)}
+    if sizes and max_capture_size is not None and _is_size(max_capture_size):
+        sizes = {size for size in sizes if size < max_capture_size} | {max_capture_size}
+    return sorted(sizes) or None
+
+
+def _is_size(value: Any) -> bool:
+    return _is_whole(value) and value >= 1
+
+
+def _check_at_least(setting: str, value: Any, least: int) -> None:
+    if not _is_whole(value) or value < least:
+        message = f"{setting} = {value!r}: it is a whole number of at least {least}"
+        raise ConfigError(message, [Remedy(setting, least)])
+
+
+def _is_whole(value: Any) -> bool:
+    # True and False are ints to Python, and mistakes here.
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _ascending(sizes: Iterable[int]) -> tuple[int, ...]:
+    return tuple(sorted(set(sizes)))
