@@ -72,17 +72,17 @@ class EngineConfig(BaseModel):
     )
     state_cache_mode: Literal["auto", "none", "align", "all"] = Field(
         "auto",
-        description="Where the state of a prompt is kept: nowhere, at ends of prefill chunks (align), or also inside "
-        "them (all); auto is the finest that the model can do.",
+        description="Where checkpoints of a prompt's state are taken: nowhere, at ends of prefill chunks (align), or "
+        "also inside them (all); auto is the finest that the model can do.",
     )
     state_block_size: int | None = Field(
         None,
         ge=1,
-        description="Tokens between kept states, a multiple of block_size (256, or more where the model's chunk size "
+        description="Tokens between checkpoints, a multiple of block_size (256, or more where the model's chunk size "
         "asks for it).",
     )
     checkpoint_policy: Literal["boundaries", "boundaries+branches"] = Field(
-        "boundaries+branches", description="Whether a state is also kept where a prompt leaves a cached prefix."
+        "boundaries+branches", description="Whether a checkpoint is also taken where a prompt leaves a cached prefix."
     )
     eviction_policy: Literal["marconi", "lru"] = Field(
         "marconi", description="What leaves the cache first: what saves the least work per byte, or what is oldest."
@@ -90,7 +90,7 @@ class EngineConfig(BaseModel):
     expected_prefix_tokens: int | None = Field(
         None,
         ge=1,
-        description="Mean length of the prefixes that prompts share; it splits the cache into blocks and kept states "
+        description="Mean length of the prefixes that prompts share; it splits the cache into blocks and checkpoints "
         "(1024, or max_model_len if that is less).",
     )
     scheduling_policy: Literal["fcfs", "priority"] = Field(
