@@ -1,14 +1,15 @@
 """A runner without tensors, whose cache remembers what was written: a wrong block or slot gives wrong tokens.
 
 Its model is a checksum: the next token depends on all earlier ones and their order, as they are found again
-in the blocks and the slot of the request.
+in the blocks and the slot of the request. What a block holds depends on all tokens before it too, as in a model.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
+from ostinato.cache.index import Entry, PrefixIndex
 from ostinato.schedule.batch import Batch, Row, RowResult, StepResult, TokenLogprobs
 
 VOCABULARY = 50
@@ -40,57 +41,129 @@ class FakeRunner:
     block_size: int
     has_attention: bool = True
     has_state: bool = True
-    keys: dict[tuple[int, int], tuple[int, int]] = field(default_factory=dict)
-    """(block, offset) -> (position, token)."""
+    keys: dict[tuple[int, int], tuple[int, int, int]] = field(default_factory=dict)
+    """(block, offset) -> (position, token, checksum of the tokens up to it)."""
     states: dict[int, int] = field(default_factory=dict)
     """Slot -> checksum of the tokens so far."""
 
-    def run(self, batch: Batch) -> StepResult:
+    def run(self, batch: Batch, broken: Collection[str] = ()) -> StepResult:
+        """The results; rows of the requests in `broken` leave rubbish and an error."""
         self._check_writers(batch)
-        return StepResult(tuple(self._run_row(row) for row in batch.rows))
+        return StepResult(
+            tuple(self._break_row(row) if row.request_id in broken else self._run_row(row) for row in batch.rows)
+        )
 
     def fail(self, batch: Batch) -> None:
         """Leave behind what a step that breaks down may leave: anything, wherever it may write."""
+        self._check_writers(batch)
         for row in batch.rows:
-            for position in range(row.start, row.end):
+            self._break_row(row)
+
+    def written_blocks(self, row: Row) -> tuple[int, ...]:
+        """The blocks that a row writes to; all others of its table it only reads."""
+        if not self.has_attention:
+            return ()
+        return row.block_table[row.start // self.block_size : (row.end - 1) // self.block_size + 1]
+
+    def written_slots(self, row: Row) -> tuple[int, ...]:
+        return (*row.write_slots, *(slot for _, slot in row.checkpoints)) if self.has_state else ()
+
+    def check_writes(self, batch: Batch, index: PrefixIndex) -> None:
+        """Raise AssertionError if a step writes to what the index has."""
+        blocks = {entry.block for entry in index}
+        slots = {checkpoint.slot for checkpoint in index.checkpoints}
+        for row in batch.rows:
+            assert not blocks & set(self.written_blocks(row)), "a row writes to a block that is in the index"
+            assert not slots & set(self.written_slots(row)), "a row writes to a checkpoint"
+
+    def check_reads(self, row: Row, token_ids: Sequence[int]) -> None:
+        """Raise AssertionError unless a row finds exactly the first `row.start` of its request's tokens."""
+        seed = 0
+        for position, token_id in enumerate(token_ids[: row.start]):
+            seed = checksum([token_id], seed)
+            if self.has_attention:
+                found = self.keys.get(self._place(row, position))
+                assert found == (position, token_id, seed), "a row reads a block of another text"
+        if self.has_state:
+            assert (row.read_slot == 0) == (row.start == 0), "only a row that begins reads the zero state"
+            assert row.start == 0 or self.states.get(row.read_slot) == seed, "a row reads the state of another text"
+        else:
+            assert row.read_slot == 0, "a row reads a slot, and the model has no state layers"
+
+    def check_index(self, index: PrefixIndex) -> None:
+        """Raise AssertionError unless blocks and checkpoints hold the texts for which the index has them."""
+        sums: dict[Entry | None, int] = {None: 0}
+        # Whatever order the index has them in, parents come first.
+        for entry in sorted(index, key=lambda each: each.end):
+            seed = sums[entry.parent]
+            start = entry.end - len(entry.token_ids)
+            for offset, token_id in enumerate(entry.token_ids):
+                seed = checksum([token_id], seed)
                 if self.has_attention:
-                    self.keys[self._place(row, position)] = (-1, -1)
-            if self.has_state:
-                self.states[row.write_slots[0]] = -1
+                    found = self.keys.get((entry.block, offset))
+                    assert found == (start + offset, token_id, seed), "a block of the index holds another text"
+            sums[entry] = seed
+            if entry.checkpoint is not None:
+                assert self.states.get(entry.checkpoint.slot) == seed, "a checkpoint holds the state of another text"
 
     def _place(self, row: Row, position: int) -> tuple[int, int]:
         return row.block_table[position // self.block_size], position % self.block_size
 
     def _check_writers(self, batch: Batch) -> None:
-        blocks = [block for row in batch.rows for block in row.block_table]
-        slots = [slot for row in batch.rows for slot in row.write_slots]
-        if self.has_attention:
-            assert len(set(blocks)) == len(blocks), "two rows have a block in common"
-            assert 0 not in blocks, "a row has the null block"
-        else:
-            assert not blocks, "a row has blocks, and the model has no attention"
-        if self.has_state:
-            assert len(set(slots)) == len(slots), "two rows write to one slot"
-            assert 0 not in slots, "a row writes to the null slot"
-        else:
-            assert set(slots) == {0}, "a row has a slot, and the model has no state layers"
+        """Nobody else reads or writes in this step what a row writes to."""
+        for row in batch.rows:
+            others = [other for other in batch.rows if other is not row]
+            if self.has_attention:
+                assert len(row.block_table) * self.block_size >= row.end, "a row has too few blocks"
+                assert 0 not in row.block_table, "a row has the null block"
+                assert len(set(row.block_table)) == len(row.block_table), "a row has a block twice"
+                used = {block for other in others for block in other.block_table}
+                assert not used & set(self.written_blocks(row)), "a row writes to a block that another row has"
+            else:
+                assert not row.block_table, "a row has blocks, and the model has no attention"
+            if self.has_state:
+                written = self.written_slots(row)
+                used = {slot for other in others for slot in (other.read_slot, *self.written_slots(other))}
+                assert 0 not in written, "a row writes to the null slot"
+                assert len(set(written)) == len(written), "a row writes twice to one slot"
+                assert not used & set(written), "a row writes to a slot that another row reads or writes"
+                assert row.read_slot not in written[1:], "a row writes a checkpoint over what it reads"
+                positions = [position for position, _ in row.checkpoints]
+                assert positions == sorted(set(positions)), "the checkpoints of a row are not in order"
+                assert all(row.start < each < row.end for each in positions), "a checkpoint outside of its row"
+            else:
+                assert row.write_slots == (0,), "a row has a slot, and the model has no state layers"
+                assert not row.checkpoints, "a row takes a checkpoint, and the model has no state layers"
 
     def _run_row(self, row: Row) -> RowResult:
         sums = []
         if self.has_attention:
+            seed = self.keys[self._place(row, row.start - 1)][2] if row.start else 0
             for position, token_id in enumerate(row.token_ids, start=row.start):
-                self.keys[self._place(row, position)] = (position, token_id)
+                seed = checksum([token_id], seed)
+                self.keys[self._place(row, position)] = (position, token_id, seed)
             found = [self.keys[self._place(row, position)] for position in range(row.end)]
-            assert [position for position, _ in found] == list(range(row.end)), "a block holds another position"
-            sums.append(checksum([token_id for _, token_id in found]))
+            assert [position for position, _, _ in found] == list(range(row.end)), "a block holds another position"
+            sums.append(checksum([token_id for _, token_id, _ in found]))
+            assert sums[0] == seed, "the blocks of a row are not those of one text"
         if self.has_state:
             before = 0 if row.read_slot == 0 else self.states[row.read_slot]
+            for position, slot in row.checkpoints:
+                self.states[slot] = checksum(row.token_ids[: position - row.start], before)
             self.states[row.write_slots[0]] = checksum(row.token_ids, before)
             sums.append(self.states[row.write_slots[0]])
         assert len(set(sums)) == 1, "blocks and slot tell of different tokens"
         tokens = (sums[0] % VOCABULARY,) if row.samples else ()
         assert row.num_logits >= len(tokens), "a row samples without logits"
         return RowResult(row.request_id, tokens, None, self._prompt_logprobs(row))
+
+    def _break_row(self, row: Row) -> RowResult:
+        if self.has_attention:
+            for position in range(row.start, row.end):
+                self.keys[self._place(row, position)] = (-1, -1, -1)
+        for slot in self.written_slots(row):
+            self.states[slot] = -1
+        return RowResult(row.request_id, error=ValueError("the row broke down"))
 
     def _prompt_logprobs(self, row: Row) -> tuple[TokenLogprobs, ...]:
         prompt = row.payload

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from ostinato.cache.eviction import EvictionCosts, EvictionPolicy
 from ostinato.cache.manager import CacheManager
+from ostinato.cache.placement import CachePolicy
 from ostinato.errors import RequestError
 from ostinato.schedule.batch import Batch, Row
 from ostinato.schedule.limits import SchedulerLimits
@@ -21,6 +23,7 @@ class Wish:
     stop: StopConditions
     priority: int = 0
     prompt_logprobs: bool = False
+    salt: str | None = None
 
 
 @dataclass
@@ -36,6 +39,23 @@ class Follower:
     was_ended: bool = False
     """Ended from outside or by a failed step, not by its own stop conditions."""
     num_computed: int = 0
+    num_preemptions: int = 0
+    """Of those after which it has begun again."""
+    has_begun: bool = False
+
+    @property
+    def known(self) -> list[int]:
+        """The prompt, and what it got so far."""
+        return [*self.request.prompt_token_ids, *self.token_ids]
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Of the cache, with the null block and the null slot; 0 blocks or 0 slots: the model needs none."""
+
+    num_blocks: int
+    num_slots: int
+    block_size: int
 
 
 def expected_output(request: Request, max_model_len: int) -> tuple[list[int], FinishReason]:
@@ -51,14 +71,23 @@ def expected_output(request: Request, max_model_len: int) -> tuple[list[int], Fi
 
 
 class Harness:
-    """A scheduler, and a follower for each request that it took in. 0 blocks or 0 slots: none are needed."""
+    """A scheduler, and a follower for each request that it took in."""
 
-    def __init__(self, limits: SchedulerLimits, num_blocks: int, num_slots: int, block_size: int) -> None:
-        self.limits = limits
-        self.cache = CacheManager(num_blocks, num_slots, block_size)
-        self.capacity = (num_blocks - 1) * block_size if num_blocks > 0 else 1000
-        self.scheduler = Scheduler(limits, self.cache)
-        self.runner = FakeRunner(block_size, num_blocks > 0, num_slots > 0)
+    def __init__(
+        self,
+        limits: SchedulerLimits,
+        sizes: Sizes,
+        policy: CachePolicy,
+        eviction: EvictionPolicy = "marconi",
+        costs: EvictionCosts | None = None,
+    ) -> None:
+        self.limits, self.policy = limits, policy
+        block_size, self.has_attention, has_state = sizes.block_size, sizes.num_blocks > 0, sizes.num_slots > 0
+        costs = costs or EvictionCosts()
+        self.cache = CacheManager(sizes.num_blocks, sizes.num_slots, block_size, eviction=eviction, costs=costs)
+        self.capacity = (sizes.num_blocks - 1) * block_size if self.has_attention else 1000
+        self.scheduler = Scheduler(limits, self.cache, policy)
+        self.runner = FakeRunner(block_size, self.has_attention, has_state)
         self.followers: dict[str, Follower] = {}
         self.batch: Batch | None = None
         self.num_arrived = 0
@@ -67,7 +96,7 @@ class Harness:
         name = f"r{self.num_arrived}"
         self.num_arrived += 1
         payload = wish.prompt if wish.prompt_logprobs else None
-        request = Request(name, wish.prompt, wish.stop, wish.priority, wish.prompt_logprobs, payload)
+        request = Request(name, wish.prompt, wish.stop, wish.priority, wish.prompt_logprobs, payload, wish.salt)
         try:
             self.scheduler.add(request)
         except RequestError:
@@ -82,19 +111,27 @@ class Harness:
         self._check_batch(batch)
         self.batch = batch if batch.rows else None
 
-    def update(self) -> None:
+    def update(self, broken: frozenset[str] = frozenset()) -> None:
+        """Run the step in flight; the rows of the requests in `broken` end with an error."""
         batch = self._take_batch()
-        self._follow(self.scheduler.update(self.runner.run(batch)))
+        unfinished = {row.request_id for row in batch.rows if not self._is_finished(row.request_id)}
+        updates = self.scheduler.update(self.runner.run(batch, broken))
+        assert {update.request_id for update in updates if update.error is not None} == broken & unfinished
+        self._follow(updates)
+        self.check()
 
     def fail(self) -> None:
         batch = self._take_batch()
         unfinished = {row.request_id for row in batch.rows if not self._is_finished(row.request_id)}
+        indexed = self._indexed()
         self.runner.fail(batch)
         error = ValueError("the step broke down")
         updates = self.scheduler.fail(batch, error)
         assert {update.request_id for update in updates} == unfinished
         assert all(u.error is error and u.finish_reason == FinishReason.ERROR for u in updates)
         self._follow(updates)
+        assert self._indexed() == indexed, "a failed step changed the index"
+        self.check()
 
     def end(self, name: str, reason: FinishReason) -> None:
         follower = self.followers[name]
@@ -103,20 +140,25 @@ class Harness:
             follower.finish_reason, follower.was_ended = reason, True
         is_in_flight = self.batch is not None and any(row.request_id == name for row in self.batch.rows)
         assert (name in self.cache.holders()) >= is_in_flight, "memory was freed while a step writes to it"
+        self.check()
 
     def preempt(self, name: str) -> None:
         is_running = self.followers[name].request.status == "running"
         assert self.scheduler.preempt(name) == is_running
+        self.check()
 
     def step(self) -> None:
         self.schedule()
-        self.scheduler.check_integrity()
         if self.batch is not None:
             self.update()
+
+    def check(self) -> None:
+        """The scheduler agrees with itself, and the index with what was computed."""
         self.scheduler.check_integrity()
+        self.runner.check_index(self.cache.store.index)
 
     def finish_all(self) -> None:
-        """Whatever is unfinished ends as it would have ended alone, and then everything is free again."""
+        """Whatever is unfinished ends as it would have ended alone, and then nothing is held but by the index."""
         if self.batch is not None:
             self.update()
         # Each step advances the first in rank, or gives some other request a token, which it keeps.
@@ -133,8 +175,16 @@ class Harness:
                 assert follower.finish_reason == follower.expected_reason
                 if follower.request.wants_prompt_logprobs:
                     assert follower.prompt_logprobs == list(follower.request.prompt_token_ids[1:])
+        self._check_reports()
         usage = self.cache.usage()
         assert (usage.blocks_used, usage.slots_used) == (0, 0)
+        assert self.cache.blocks.num_free + usage.blocks_cached == usage.blocks_total
+        assert self.cache.slots.num_free + usage.slots_cached == usage.slots_total
+
+    def _indexed(self) -> tuple[set[int], set[int]]:
+        """The blocks and slots of the index."""
+        index = self.cache.store.index
+        return {entry.block for entry in index}, {checkpoint.slot for checkpoint in index.checkpoints}
 
     def _take_batch(self) -> Batch:
         batch, self.batch = self.batch, None
@@ -155,32 +205,80 @@ class Harness:
         )
 
     def _check_batch(self, batch: Batch) -> None:
-        """The batch keeps the limits, its rows are in order, and nobody was overtaken."""
+        """The batch keeps the limits, its rows are in order, nobody was overtaken, and nothing shared is written."""
         assert len(batch.rows) <= self.limits.max_num_seqs
         assert batch.num_tokens <= self.limits.max_num_batched_tokens
         assert len({row.request_id for row in batch.rows}) == len(batch.rows)
+        self.scheduler.check_integrity()
+        self.runner.check_index(self.cache.store.index)
+        self.runner.check_writes(batch, self.cache.store.index)
+        begun = []
         for index, row in enumerate(batch.rows):
+            follower = self.followers[row.request_id]
+            if self._begins(row):
+                begun.append(follower.request.rank)
             self._check_row(row, is_decode=index < batch.num_decode_rows)
-        begun = [self.followers[row.request_id].request.rank for row in batch.rows if row.start == 0]
         waiting = [f.request.rank for f in self.followers.values() if f.request.status == "waiting"]
         assert not begun or not waiting or max(begun) < min(waiting), "a waiting request was overtaken"
 
-    def _check_row(self, row: Row, is_decode: bool) -> None:
-        """The row continues where its request stands, or begins again after a preemption."""
+    def _begins(self, row: Row) -> bool:
+        """Whether this is the first row of a request, or the first since it was preempted."""
         follower = self.followers[row.request_id]
-        known = [*follower.request.prompt_token_ids, *follower.token_ids]
-        was_preempted = follower.request.num_preemptions > 0
+        return not follower.has_begun or follower.num_preemptions < follower.request.num_preemptions
+
+    def _check_row(self, row: Row, is_decode: bool) -> None:
+        """The row continues where its request stands, or begins after what others, or it itself, have computed."""
+        follower = self.followers[row.request_id]
+        known = follower.known
         assert follower.finish_reason is None
         assert len(row.token_ids) > 0
         assert list(row.token_ids) == known[row.start : row.end]
-        assert row.start == follower.num_computed or (row.start == 0 and was_preempted)
-        assert (row.read_slot == 0) == (row.start == 0 or not self.runner.has_state)
+        if self._begins(row):
+            self._check_hit(follower, row.start)
+        else:
+            assert row.start == follower.num_computed
+        self.runner.check_reads(row, known)
         assert row.samples == (row.end == len(known))
         assert is_decode == (row.start > 0 and row.start == len(known) - 1)
         if not self.limits.enable_chunked_prefill and not row.samples:
-            assert was_preempted, "a prompt was cut without chunked prefill"
+            assert follower.request.num_preemptions > 0, "a prompt was cut without chunked prefill"
             assert len(known) > self.limits.max_num_batched_tokens
-        follower.num_computed = row.end
+        follower.num_computed, follower.has_begun = row.end, True
+        follower.num_preemptions = follower.request.num_preemptions
+
+    def _check_hit(self, follower: Follower, hit: int) -> None:
+        request, known = follower.request, follower.known
+        assert hit % self.cache.block_size == 0
+        assert hit < len(known)
+        if hit == 0:
+            return
+        assert self.policy.prefix_caching, "a hit though the cache is off"
+        if request.wants_prompt_logprobs:
+            delivered = 1 + len(follower.prompt_logprobs)
+            assert min(hit, len(request.prompt_token_ids)) <= delivered, "tokens were skipped whose logprobs are owed"
+        assert any(
+            other.request.cache_salt == request.cache_salt and other.known[:hit] == known[:hit]
+            for other in self.followers.values()
+            if other.has_begun
+        ), "a hit on what no request of this salt has had"
+
+    def _check_reports(self) -> None:
+        """What requests were told adds up to their prompts, and the statistics to what they were told."""
+        cached, misses = 0, dict.fromkeys(self.scheduler.prefix_counters.misses, 0)
+        for follower in self.followers.values():
+            report = follower.request.cache_report
+            assert (report is not None) == follower.has_begun, "what was admitted has a report, and nothing else"
+            if report is None:
+                continue
+            assert report.cached_tokens + sum(report.misses.values()) == len(follower.request.prompt_token_ids)
+            assert all(tokens > 0 for tokens in report.misses.values())
+            is_unwanted = not self.policy.prefix_caching or follower.request.wants_prompt_logprobs
+            assert ("not_wanted" in report.misses) == is_unwanted
+            cached += report.cached_tokens
+            for cause, tokens in report.misses.items():
+                misses[cause] += tokens
+        counters = self.scheduler.prefix_counters
+        assert (counters.cached_tokens, counters.misses) == (cached, misses)
 
     def _follow(self, updates: list[RequestUpdate]) -> None:
         for update in updates:
