@@ -115,6 +115,12 @@ class Uncovered:
     memory: int
 
 
+def smallest_holding(ladder: Sequence[int], count: int) -> int | None:
+    """The smallest size of an ascending ladder that is at least `count`; None if none is."""
+    index = bisect_left(ladder, count)
+    return ladder[index] if index < len(ladder) else None
+
+
 def dispatch(
     ladders: CaptureLadders, graph_mode: GraphMode, rows: int, tokens_per_row: int | None, tokens: int
 ) -> tuple[StepMode, int | None]:
@@ -124,11 +130,11 @@ def dispatch(
     graph, whose size is in rows, where the mode has them; else a piecewise one, in tokens, as mixed batches do.
     """
     if tokens_per_row is not None and graph_mode in FULL_MODES:
-        size = _smallest_holding(ladders.rows, rows)
+        size = smallest_holding(ladders.rows, rows)
         if size is not None:
             return "full", size
     if graph_mode in PIECEWISE_MODES:
-        size = _smallest_holding(ladders.tokens, tokens)
+        size = smallest_holding(ladders.tokens, tokens)
         if size is not None:
             return "piecewise", size
     return "eager", None
@@ -182,7 +188,7 @@ def uncovered(
     The settings are those that `ladders` came from, as `capture_ladders` takes them, and `max_num_batched_tokens` is at
     least `max_num_seqs * (1 + k)`. `bytes_for(size)` is the memory of one more graph of `size` tokens.
     """
-    limits: dict[str, int] = {
+    limits: dict[str, Any] = {
         "max_num_seqs": max_num_seqs,
         "max_num_batched_tokens": max_num_batched_tokens,
         "num_speculative_tokens": num_speculative_tokens,
@@ -212,11 +218,6 @@ def uncovered(
         sizes = tuple(sorted(size * tokens_per_row for _, size, tokens_per_row in added))
         found.append(Uncovered(batches, tuple(changes), sizes, sum(bytes_for(size) for size in sizes)))
     return tuple(found)
-
-
-def _smallest_holding(ladder: Sequence[int], count: int) -> int | None:
-    index = bisect_left(ladder, count)
-    return ladder[index] if index < len(ladder) else None
 
 
 def _spans(ends: Iterable[int], last: int) -> list[tuple[int, int]]:

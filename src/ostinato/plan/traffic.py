@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from pathlib import Path
@@ -17,7 +17,7 @@ from ostinato.plan.coverage import smallest_holding
 
 @dataclass
 class Traffic:
-    """How many steps had which shape: `decode[tokens_per_row][rows]` of uniform decode, `mixed[tokens]` of all others."""
+    """How many steps had which shape: `decode[tokens_per_row][rows]` of uniform decode, `mixed[tokens]` of others."""
 
     decode: dict[int, Counter[int]] = field(default_factory=dict)
     mixed: Counter[int] = field(default_factory=Counter)
@@ -78,7 +78,7 @@ class Traffic:
 
 
 @dataclass(frozen=True)
-class Padding:
+class LadderPadding:
     """What a ladder makes of counted batches: `covered` and `uncovered` of them, and the `padding` of all covered ones
     together, in the unit of their sizes."""
 
@@ -92,9 +92,11 @@ class Padding:
         return self.padding / self.covered if self.covered else 0.0
 
 
-def expected_padding(counts: Mapping[int, int], ladder: tuple[int, ...]) -> Padding:
-    """The padding of batches, as `{size: count}`, where each takes the smallest size of `ladder` (ascending) that holds
-    it; those above the largest run eagerly and are not padded."""
+def expected_padding(counts: Mapping[int, int], ladder: Sequence[int]) -> LadderPadding:
+    """The padding of batches, as `{size: count}`, if each takes the smallest size of the ladder that holds it.
+
+    The ladder is ascending. Batches above its largest size run eagerly and are not padded.
+    """
     covered = uncovered = padding = 0
     for size, count in counts.items():
         captured = smallest_holding(ladder, size)
@@ -103,7 +105,7 @@ def expected_padding(counts: Mapping[int, int], ladder: tuple[int, ...]) -> Padd
         else:
             covered += count
             padding += (captured - size) * count
-    return Padding(covered, uncovered, padding)
+    return LadderPadding(covered, uncovered, padding)
 
 
 def choose_sizes(counts: Mapping[int, int], num_sizes: int, largest: int | None = None) -> tuple[int, ...]:
@@ -125,16 +127,67 @@ def choose_sizes(counts: Mapping[int, int], num_sizes: int, largest: int | None 
         """Of the batches of sizes[first:end], all padded to the last of these sizes."""
         return sizes[end - 1] * (batches[end] - batches[first]) - (units[end] - units[first])
 
-    # least[end]: the padding of sizes[:end] with as many captured sizes as there were rounds, the last being
-    # sizes[end - 1]. cuts holds, for each further round, where the sizes that its last one serves begin.
+    # least[end]: the least padding of sizes[:end] with as many sizes chosen as there were rounds so far, the last being
+    # sizes[end - 1]; cuts: for each further round, where the batches that the last size serves begin.
     least = [0, *(padding(0, end) for end in range(1, len(sizes) + 1))]
     cuts: list[list[int]] = []
-    for round_ in range(1, num_sizes):
-        least, cut = _one_size_more(least, padding, round_)
+    for chosen in range(1, num_sizes):
+        least, cut = _with_one_more(least, padding, chosen)
         cuts.append(cut)
-    chosen, end = [], len(sizes)
+    ends = [len(sizes)]
     for cut in reversed(cuts):
-        chosen.append(sizes[end - 1])
-        end = cut[end]
-    chosen.append(sizes[end - 1])
-    return tuple(reversed(chosen))
+        ends.append(cut[ends[-1]])
+    return tuple(sizes[end - 1] for end in reversed(ends))
+
+
+def _with_one_more(least: list[int], padding: Callable[[int, int], int], chosen: int) -> tuple[list[int], list[int]]:
+    """(least padding, cut) by end, with one size more than the `chosen` ones that `least` stands for.
+
+    Since a <= b <= c <= d gives padding(a, c) + padding(b, d) <= padding(a, d) + padding(b, c), the best cut moves only
+    up with the end (Yao, 1980, on quadrangle inequalities). So the best cut of the middle end bounds those of all ends
+    on either side, and a round takes n log n steps, not n squared.
+    """
+    last_end = len(least) - 1
+    total, cuts = [0] * len(least), [0] * len(least)
+    open_ends = [(chosen + 1, last_end, chosen, last_end - 1)]
+    while open_ends:
+        first, last, low, high = open_ends.pop()
+        if first > last:
+            continue
+        end = (first + last) // 2
+        total[end], cuts[end] = min((least[cut] + padding(cut, end), cut) for cut in range(low, min(high, end - 1) + 1))
+        open_ends += [(first, end - 1, low, cuts[end]), (end + 1, last, cuts[end], high)]
+    return total, cuts
+
+
+def _object(name: str, data: Any) -> dict[str, Any]:
+    if not isinstance(data, dict):
+        raise ConfigError(f"{name} = {_short(data)}: it is an object")
+    return data
+
+
+def _counts(name: str, data: Any) -> Counter[int]:
+    """`{size: steps}` from an object whose keys are sizes as strings."""
+    counts: Counter[int] = Counter()
+    for key, count in _object(name, data).items():
+        size = _shape(name, key)
+        if not isinstance(count, int) or isinstance(count, bool) or count < 0:
+            raise ConfigError(f"{name}.{key} = {_short(count)}: it is a number of steps")
+        counts[size] = count
+    return counts
+
+
+def _shape(name: str, key: Any) -> int:
+    # In one way of writing only, so that no two keys are one size.
+    if not isinstance(key, str) or re.fullmatch("[1-9][0-9]{0,17}", key) is None:
+        raise ConfigError(f"{name} has the key {_short(key)}: its keys are whole numbers of at least 1")
+    return int(key)
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 40 else f"{text[:37]}..."
+
+
+def _with_string_keys(counts: Mapping[int, int]) -> dict[str, int]:
+    return {str(size): count for size, count in sorted(counts.items())}
