@@ -59,7 +59,14 @@ class Attention(nn.Module):
             k = k * self.key_multiplier
         if rotation is not None:
             q, k = self.ops.rotary(q, *rotation), self.ops.rotary(k, *rotation)
-        out = self.ops.attention(
+        out = self.ops.tap.split(self._attend, (q, k, v), step, memory)
+        return self.o_proj(out.flatten(1))
+
+    def _attend(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, step: StepInputs, memory: LayerMemory
+    ) -> torch.Tensor:
+        """-> [tokens, heads, head_dim]"""
+        return self.ops.attention(
             q,
             k,
             v,
@@ -71,4 +78,3 @@ class Attention(nn.Module):
             step.block_tables,
             self.scale,
         )
-        return self.o_proj(out.flatten(1))

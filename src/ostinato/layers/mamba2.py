@@ -78,6 +78,12 @@ class Mamba2Mixer(nn.Module):
         if self.in_scale is not None:
             projected = projected * self.in_scale
         gate, conv_in, dt = projected.split((spec.intermediate_size, spec.conv_dim, spec.num_heads), dim=-1)
+        y = self.ops.tap.split(self._mix, (conv_in, dt), step, memory).flatten(1)
+        y = self.norm(y, gate) if self.norm is not None else y * F.silu(gate)
+        return self.out_proj(y)
+
+    def _mix(self, conv_in: torch.Tensor, dt: torch.Tensor, step: StepInputs, memory: LayerMemory) -> torch.Tensor:
+        """Convolution and recurrence, along each row. -> [tokens, heads, head_dim]"""
         convolved = self.ops.causal_conv1d(
             conv_in,
             self.conv1d.weight,
@@ -89,9 +95,7 @@ class Mamba2Mixer(nn.Module):
             step.num_decode_rows,
             step.checkpoints,
         )
-        y = self._recur(convolved, dt, step, memory).flatten(1)
-        y = self.norm(y, gate) if self.norm is not None else y * F.silu(gate)
-        return self.out_proj(y)
+        return self._recur(convolved, dt, step, memory)
 
     def _recur(self, convolved: torch.Tensor, dt: torch.Tensor, step: StepInputs, memory: LayerMemory) -> torch.Tensor:
         """Decode rows by the recurrence, prefill rows by the chunked scan. -> [tokens, heads, head_dim]"""

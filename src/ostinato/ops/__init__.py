@@ -1,15 +1,13 @@
 """The kernels: one function per file, its torch reference being the definition.
 
 Layers reach kernels only through an `Ops` that they are given, so one place decides what runs, and one place sees
-every call: a recorder is an `Ops` whose functions note their calls and pass them on.
+every call: there a recorder can note them (`recording.py`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
-
-import torch
+from collections.abc import Mapping
+from dataclasses import dataclass
 
 from ostinato.ops import (
     activation,
@@ -23,8 +21,7 @@ from ostinato.ops import (
     ssd_scan,
     state_update,
 )
-
-Kernel = Callable[..., torch.Tensor]
+from ostinato.ops.recording import Kernel, Tap
 
 IMPLEMENTATIONS: dict[str, dict[str, Kernel]] = {
     "activation": {"reference": activation.reference},
@@ -42,7 +39,10 @@ IMPLEMENTATIONS: dict[str, dict[str, Kernel]] = {
 
 @dataclass(frozen=True)
 class Ops:
-    """The chosen implementation of every kernel. The file of the same name documents each function."""
+    """The chosen implementation of every kernel. The file of the same name documents each function.
+
+    `tap` is where a recorder listens; parts of a layer that depend on which rows a step has go through its `split`.
+    """
 
     activation: Kernel
     attention: Kernel
@@ -54,6 +54,7 @@ class Ops:
     rotary: Kernel
     ssd_scan: Kernel
     state_update: Kernel
+    tap: Tap
 
 
 def select_ops(choices: Mapping[str, str]) -> Ops:
@@ -61,6 +62,6 @@ def select_ops(choices: Mapping[str, str]) -> Ops:
 
     A kernel that is not named (the model does not use it) is its reference.
     """
-    return Ops(
-        **{field.name: IMPLEMENTATIONS[field.name][choices.get(field.name, "reference")] for field in fields(Ops)}
-    )
+    tap = Tap()
+    chosen = {name: made[choices.get(name, "reference")] for name, made in IMPLEMENTATIONS.items()}
+    return Ops(**{name: tap.wrap(name, kernel) for name, kernel in chosen.items()}, tap=tap)

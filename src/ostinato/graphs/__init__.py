@@ -1,0 +1,1 @@
+"""Capture and replay of steps: persistent buffers, recorder, arena, and the backends."""
