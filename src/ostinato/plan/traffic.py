@@ -113,7 +113,8 @@ def choose_sizes(counts: Mapping[int, int], num_sizes: int, largest: int | None 
     those the ones with the least padding in all. Ascending; fewer if fewer sizes occur.
 
     Exact, by dynamic programming over the sizes that occur, since a size that does not occur could be lowered to the
-    next one that does. The last size is the largest that occurs, so all that can be covered is. ConfigError if `num_sizes` is less than 1.
+    next one that does. The last size is the largest that occurs, so all that can be covered is.
+    ConfigError if `num_sizes` is less than 1.
     """
     if num_sizes < 1:
         raise ConfigError(f"num_sizes = {num_sizes}: at least one size is chosen", [Remedy("num_sizes", 1)])
