@@ -211,9 +211,8 @@ def uncovered(
                 "performance_mode": performance_mode,
             } | {change.setting: change.value for change in changes if change.setting != "graph_mode"}
             changed = capture_ladders(**limits, **settings)
-            if settings["max_capture_size"] is None and settings["capture_sizes"] is None:
-                # By default the token ladder follows the max_num_seqs asked for, not the one that fits.
-                changed = CaptureLadders(ladders.tokens, changed.rows)
+        # A default token ladder follows the max_num_seqs asked for, and `changed` the one that fits: its sizes are some
+        # of those present, so none of them counts as added.
         added = _graphs(changed, mode, num_speculative_tokens) - present
         sizes = tuple(sorted(size * tokens_per_row for _, size, tokens_per_row in added))
         found.append(Uncovered(batches, tuple(changes), sizes, sum(bytes_for(size) for size in sizes)))

@@ -112,8 +112,9 @@ def choose_sizes(counts: Mapping[int, int], num_sizes: int, largest: int | None 
     """The `num_sizes` sizes, at most `largest`, that cover the most of the counted batches, as `{size: count}`, and of
     those the ones with the least padding in all. Ascending; fewer if fewer sizes occur.
 
-    Exact, by dynamic programming over the sizes that occur: lowering any other size to the next of them pads less. To
-    cover all that can be, the last size is the largest that occurs. ConfigError if `num_sizes` is less than 1.
+    Exact, by dynamic programming over the sizes that occur, since a size that does not occur could be lowered to the
+    next one that does. The last size is the largest that occurs, so all that can be covered is.
+    ConfigError if `num_sizes` is less than 1.
     """
     if num_sizes < 1:
         raise ConfigError(f"num_sizes = {num_sizes}: at least one size is chosen", [Remedy("num_sizes", 1)])
