@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import fields
+from collections.abc import Iterator, Sequence
 
 import torch
 
@@ -40,8 +39,15 @@ class StepBuffers:
     def num_bytes(self) -> int:
         return sum(buffer.numel() * buffer.element_size() for _, buffer in self.named())
 
-    def view(self, rows: int, tokens: int, tokens_per_row: int, num_decode_rows: int) -> StepInputs:
-        """The first `rows` rows and `tokens` tokens as a step."""
+    def view(
+        self,
+        rows: int,
+        tokens: int,
+        tokens_per_row: int,
+        num_decode_rows: int,
+        checkpoints: Sequence[tuple[int, int, int]] = (),
+    ) -> StepInputs:
+        """The first `rows` rows and `tokens` tokens as a step, whose rows write `tokens_per_row` slots each."""
         return StepInputs(
             token_ids=self.token_ids[:tokens],
             positions=self.positions[:tokens],
@@ -53,27 +59,32 @@ class StepBuffers:
             read_slots=self.read_slots[:rows],
             write_slots=self.write_slots[:rows, :tokens_per_row],
             num_decode_rows=num_decode_rows,
+            checkpoints=checkpoints,
         )
+
+    def clear(self) -> None:
+        """Padding everywhere: a step of it reads and writes nothing but the null block and the null slot."""
+        for _, buffer in self.named():
+            buffer.zero_()
 
     def fill(self, step: StepInputs, rows: int, tokens: int) -> None:
         """Write `step`, padded to `rows` rows and `tokens` tokens."""
         real_rows, real_tokens = step.read_slots.shape[0], step.token_ids.shape[0]
-        for field in fields(StepInputs):
-            buffer, value = getattr(self, field.name, None), getattr(step, field.name)
-            if buffer is None:
-                continue
-            length = value.shape[0]
-            padded = tokens if length == real_tokens and field.name in _PER_TOKEN else rows
-            if field.name == "row_starts":
-                buffer[:length] = value
-                buffer[length : rows + 1] = real_tokens
-            elif buffer.ndim == 2:
-                buffer[:length, : value.shape[1]] = value
-                buffer[length:padded] = 0
-            else:
-                buffer[:length] = value
-                buffer[length:padded] = 0
-        assert real_rows <= rows and real_tokens <= tokens, "a step is larger than what it is padded to"
+        assert real_rows <= rows, "a step has more rows than it is padded to"
+        assert real_tokens <= tokens, "a step has more tokens than it is padded to"
+        for name in ("token_ids", "positions", "kv_cells"):
+            _fill(getattr(self, name), getattr(step, name), tokens)
+        for name in ("start_positions", "kv_lens", "read_slots", "block_tables", "write_slots"):
+            _fill(getattr(self, name), getattr(step, name), rows)
+        self.row_starts[: real_rows + 1] = step.row_starts
+        self.row_starts[real_rows + 1 : rows + 1] = real_tokens
 
 
-_PER_TOKEN = frozenset({"token_ids", "positions", "kv_cells"})
+def _fill(buffer: torch.Tensor, value: torch.Tensor, padded: int) -> None:
+    """`value` at the begin of `buffer`, and zeros behind it up to `padded`; columns beyond its own are not read."""
+    length = value.shape[0]
+    if buffer.ndim == 2:
+        buffer[:length, : value.shape[1]] = value
+    else:
+        buffer[:length] = value
+    buffer[length:padded] = 0

@@ -7,7 +7,7 @@ decided for ever. Both mistakes are found when the step is captured, and named.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -44,17 +44,17 @@ class Call:
 class Recorder(TorchDispatchMode):
     """Notes calls while it is active (`with recorder: ...`) and stands in the tap of the model's kernels.
 
-    `persistent` maps the storage of each buffer that stays where it is to its name. `keeps_splits`: whether the parts
-    that depend on a step's rows are left out, as one call each.
+    `persistent` maps the storage of each buffer that stays where it is to its name. Parts of a layer whose name is
+    in `splits` are left out: each is one call, made with the step of the time when it is replayed.
     """
 
-    def __init__(self, persistent: Mapping[int, str], keeps_splits: bool) -> None:
+    def __init__(self, persistent: Mapping[int, str], splits: Collection[str]) -> None:
         super().__init__()
         self.calls: list[Call] = []
         self.produced: dict[int, torch.UntypedStorage] = {}
         """Storages of what the step computed, kept alive so that no address is given out twice."""
         self._persistent = persistent
-        self._keeps_splits = keeps_splits
+        self._splits = splits
         self._unwritten: set[int] = set()
         self._is_inside = False
 
@@ -95,15 +95,21 @@ class Recorder(TorchDispatchMode):
             return kernel(*args, **kwargs)
         return self._note("kernel", name, kernel, args, kwargs)
 
-    def split(self, function: Kernel, tensors: tuple[torch.Tensor, ...], others: tuple[Any, ...]) -> torch.Tensor:
+    def split(
+        self, name: str, function: Kernel, tensors: tuple[torch.Tensor, ...], others: tuple[Any, ...]
+    ) -> torch.Tensor:
         """See `ops.recording.Recorder`."""
-        if not self._keeps_splits:
+        if name not in self._splits:
             return function(*tensors, *others)
-        name = getattr(function, "__qualname__", str(function))
         return self._note("split", name, function, (tensors, others), {})
 
     def _note(
-        self, kind: Literal["kernel", "split"], name: str, function: Kernel, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self,
+        kind: Literal["kernel", "split"],
+        name: str,
+        function: Kernel,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
     ) -> torch.Tensor:
         self._check_reads(name, args, kwargs, ())
         self._is_inside = True

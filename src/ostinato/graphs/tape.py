@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import torch
@@ -17,6 +17,7 @@ WRITES_INTO = frozenset({"add", "mul", "sub", "neg", "exp", "silu", "cat", "embe
 """Operations that are replayed by their form with an output; the results of others are copied to their place."""
 
 Play = Callable[[StepInputs], None]
+Forward = Callable[[StepInputs], torch.Tensor]
 
 
 class Tape:
@@ -35,29 +36,39 @@ class Tape:
         return self.result
 
 
-def capture(
-    forward: Callable[[StepInputs], torch.Tensor],
-    step: StepInputs,
-    tap: Tap,
-    persistent: Mapping[int, str],
-    arena: Arena,
-    keeps_splits: bool,
-) -> Tape:
-    """Runs `forward(step)` once and notes what it does. CaptureError if a replay could not repeat it."""
-    recorder = Recorder(persistent, keeps_splits)
-    tap.recorder = recorder
-    try:
-        with recorder:
-            result = forward(step)
-    finally:
-        tap.recorder = None
-    pointer = result.untyped_storage().data_ptr()
-    if pointer not in recorder.produced:
-        raise CaptureError("the result of the step is no tensor that the step computed")
-    sizes = {pointer: storage.nbytes() for pointer, storage in recorder.produced.items()}
-    layout = plan_layout(recorder.calls, sizes, [result])
-    calls = arena.bind(recorder.calls, layout)
-    return Tape(calls, arena.bind_tensor(result, layout), step)
+class TapeBackend:
+    """Captures tapes of one model; they share an arena.
+
+    `persistent` maps the storage of each buffer that stays where it is to its name.
+    """
+
+    name = "tape"
+
+    def __init__(self, tap: Tap, persistent: Mapping[int, str], device: torch.device) -> None:
+        self._tap = tap
+        self._persistent = persistent
+        self.arena = Arena(device)
+
+    @property
+    def num_bytes(self) -> int:
+        """What the graphs take beside the persistent buffers."""
+        return self.arena.size
+
+    def capture(self, forward: Forward, step: StepInputs, splits: Collection[str]) -> Tape:
+        """Runs `forward(step)` once and notes what it does. CaptureError if a replay could not repeat it."""
+        recorder = Recorder(self._persistent, splits)
+        self._tap.recorder = recorder
+        try:
+            with recorder:
+                result = forward(step)
+        finally:
+            self._tap.recorder = None
+        sizes = {pointer: storage.nbytes() for pointer, storage in recorder.produced.items()}
+        if result.untyped_storage().data_ptr() not in sizes:
+            raise CaptureError("the result of the step is no tensor that the step computed")
+        layout = plan_layout(recorder.calls, sizes, [result])
+        calls = self.arena.bind(recorder.calls, layout)
+        return Tape(calls, self.arena.bind_tensor(result, layout), step)
 
 
 def _play(call: Call, captured: StepInputs) -> Play:

@@ -59,7 +59,7 @@ class Attention(nn.Module):
             k = k * self.key_multiplier
         if rotation is not None:
             q, k = self.ops.rotary(q, *rotation), self.ops.rotary(k, *rotation)
-        out = self.ops.tap.split(self._attend, (q, k, v), step, memory)
+        out = self.ops.tap.split("attention", self._attend, (q, k, v), step, memory)
         return self.o_proj(out.flatten(1))
 
     def _attend(

@@ -78,7 +78,7 @@ class Mamba2Mixer(nn.Module):
         if self.in_scale is not None:
             projected = projected * self.in_scale
         gate, conv_in, dt = projected.split((spec.intermediate_size, spec.conv_dim, spec.num_heads), dim=-1)
-        y = self.ops.tap.split(self._mix, (conv_in, dt), step, memory).flatten(1)
+        y = self.ops.tap.split("state", self._mix, (conv_in, dt), step, memory).flatten(1)
         y = self.norm(y, gate) if self.norm is not None else y * F.silu(gate)
         return self.out_proj(y)
 

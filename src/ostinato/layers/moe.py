@@ -15,7 +15,7 @@ class Experts(nn.Module):
 
     def __init__(self, build: Build, num_experts: int, in_size: int, intermediate_size: int, activation: str) -> None:
         super().__init__()
-        self.op = build.ops.moe
+        self.ops = build.ops
         self.activation = activation
         inner_size = 2 * intermediate_size if activation == "swiglu" else intermediate_size
         self.up = build.weight(num_experts, inner_size, in_size)
@@ -23,7 +23,10 @@ class Experts(nn.Module):
 
     def forward(self, x: torch.Tensor, expert_ids: torch.Tensor, expert_weights: torch.Tensor) -> torch.Tensor:
         """`x` [tokens, in], `expert_ids` and `expert_weights` [tokens, k] -> [tokens, in]"""
-        return self.op(x, expert_ids, expert_weights, self.up, self.down, self.activation)
+        return self.ops.tap.split("moe", self._run, (x, expert_ids, expert_weights))
+
+    def _run(self, x: torch.Tensor, expert_ids: torch.Tensor, expert_weights: torch.Tensor) -> torch.Tensor:
+        return self.ops.moe(x, expert_ids, expert_weights, self.up, self.down, self.activation)
 
     def checkpoint_views(self, prefix: str) -> Iterator[tuple[str, torch.Tensor]]:
         for i in range(self.up.shape[0]):

@@ -17,8 +17,10 @@ class Recorder(Protocol):
         """Calls a kernel and notes the call as one."""
         ...
 
-    def split(self, function: Kernel, tensors: tuple[torch.Tensor, ...], others: tuple[Any, ...]) -> torch.Tensor:
-        """Calls a part that depends on which rows a step has, and notes it as one, if such parts are left out."""
+    def split(
+        self, name: str, function: Kernel, tensors: tuple[torch.Tensor, ...], others: tuple[Any, ...]
+    ) -> torch.Tensor:
+        """Calls a part of a layer, and notes it as one if parts of that name are left out."""
         ...
 
 
@@ -38,12 +40,13 @@ class Tap:
 
         return call
 
-    def split(self, function: Kernel, tensors: tuple[torch.Tensor, ...], *others: Any) -> torch.Tensor:
-        """`function(*tensors, *others)`: a part that piecewise graphs leave out, since its work depends on the rows.
+    def split(self, name: str, function: Kernel, tensors: tuple[torch.Tensor, ...], *others: Any) -> torch.Tensor:
+        """`function(*tensors, *others)`: a part that piecewise graphs may leave out.
 
-        `tensors` and the result have one entry per token in their first dimension; `others` are the step and what
-        belongs to the layer.
+        It is `attention` or `state`, whose work depends on the rows of a step, or `moe`, whose kernel may not be
+        capturable. `tensors` and the result have one entry per token in their first dimension; `others` are the step
+        and what belongs to the layer.
         """
         if self.recorder is None:
             return function(*tensors, *others)
-        return self.recorder.split(function, tensors, others)
+        return self.recorder.split(name, function, tensors, others)

@@ -1,0 +1,72 @@
+"""check_replay: every replayed step is run eagerly as well, and the results are compared."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+from ostinato.graphs.errors import CaptureError
+from ostinato.layers.step import LayerMemory, StepInputs
+
+Run = Callable[[StepInputs], torch.Tensor]
+
+TOLERANCE = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}
+"""Of the largest value: padding changes the order in which matrix products add up, and so their rounding."""
+
+
+def compare_replay(
+    name: str, replay: Run, forward: Run, step: StepInputs, memory: Sequence[LayerMemory]
+) -> torch.Tensor:
+    """Runs `step` both ways from the same states -> the hidden states of `replay`.
+
+    CaptureError if they differ by more than rounding: in hidden states, or in the states that were written.
+    """
+    before = _states(step, memory)
+    replayed = replay(step).clone()
+    after = _states(step, memory)
+    _restore(step, memory, before)
+    eager = forward(step)
+    expected = _states(step, memory)
+    count = eager.shape[0]
+    _compare(name, "hidden states", replayed[:count], eager)
+    for layer, (own, wanted) in enumerate(zip(after, expected, strict=True)):
+        for kind, given, right in zip(("conv states", "SSM states"), own, wanted, strict=True):
+            _compare(name, f"{kind} of layer {layer}", given, right)
+    _restore(step, memory, after)
+    return replayed
+
+
+def _slots(step: StepInputs) -> torch.Tensor:
+    """Every slot that the step reads or writes, but the null one."""
+    checkpoints = torch.tensor([slot for _, _, slot in step.checkpoints], dtype=torch.int32)
+    named = torch.cat((step.read_slots.flatten().cpu(), step.write_slots.flatten().cpu(), checkpoints))
+    return named[named != 0].unique().long()
+
+
+def _states(step: StepInputs, memory: Sequence[LayerMemory]) -> list[tuple[torch.Tensor, ...]]:
+    slots = _slots(step)
+    return [
+        () if layer.conv_states is None or layer.ssm_states is None
+        else (layer.conv_states[slots].clone(), layer.ssm_states[slots].clone())
+        for layer in memory
+    ]  # fmt: skip
+
+
+def _restore(step: StepInputs, memory: Sequence[LayerMemory], states: list[tuple[torch.Tensor, ...]]) -> None:
+    slots = _slots(step)
+    for layer, saved in zip(memory, states, strict=True):
+        if saved and layer.conv_states is not None and layer.ssm_states is not None:
+            layer.conv_states[slots], layer.ssm_states[slots] = saved
+
+
+def _compare(name: str, what: str, given: torch.Tensor, right: torch.Tensor) -> None:
+    if given.numel() == 0:
+        return
+    difference = (given.float() - right.float()).abs().max().item()
+    largest = right.float().abs().max().item()
+    if not difference <= TOLERANCE[right.dtype] * max(largest, 1e-3):
+        raise CaptureError(
+            f"the graph ({name}) gives other {what} than the eager step: they differ by {difference:.3g} where the "
+            f"largest is {largest:.3g}. A Python value that changes from step to step was probably baked in"
+        )

@@ -1,0 +1,182 @@
+"""All graphs of one model: capture as planned, and in each step the choice among them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import nn
+
+from ostinato.errors import ConfigError, Remedy
+from ostinato.graphs.buffers import StepBuffers
+from ostinato.graphs.check import compare_replay
+from ostinato.graphs.counts import StepCounts
+from ostinato.layers.step import LayerMemory, StepInputs
+from ostinato.plan.coverage import StepMode, dispatch
+from ostinato.plan.capture_plan import CapturePlan
+
+Forward = Callable[[StepInputs], torch.Tensor]
+CaptureProgress = Callable[[int, int, str], None]
+"""(graphs captured, graphs in all, what is captured)"""
+
+
+class Graph(Protocol):
+    """One captured step."""
+
+    def replay(self, step: StepInputs) -> torch.Tensor:
+        """The step again, on what stands in the persistent buffers now. `step` is the same without padding, for the
+        parts that were left out. -> [padded tokens, hidden], valid until the next replay."""
+        ...
+
+
+class Backend(Protocol):
+    """How steps are captured on a kind of device."""
+
+    name: str
+
+    @property
+    def num_bytes(self) -> int:
+        """What all graphs take, beside the persistent buffers."""
+        ...
+
+    def capture(self, forward: Forward, step: StepInputs, splits: Collection[str]) -> Graph:
+        """Runs `forward(step)`, whose tensors lie in persistent buffers, and keeps what it does. Parts of the model
+        named in `splits` are left out and run anew in each replay. CaptureError if a replay could not repeat it."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class GraphKey:
+    """A graph: `size` is in rows for a full one, with `tokens_per_row` tokens each, in tokens for a piecewise one."""
+
+    mode: StepMode
+    size: int
+    tokens_per_row: int = 0
+
+    @property
+    def tokens(self) -> int:
+        return self.size * self.tokens_per_row if self.mode == "full" else self.size
+
+    def __str__(self) -> str:
+        if self.mode == "full":
+            return f"full, {self.size} rows of {self.tokens_per_row}"
+        return f"piecewise, {self.size} tokens"
+
+
+class Graphs:
+    """Runs every step: replayed where the plan has a graph for it, else eagerly, and counted either way."""
+
+    def __init__(
+        self,
+        plan: CapturePlan,
+        backend: Backend,
+        forward: Forward,
+        buffers: StepBuffers,
+        memory: Sequence[LayerMemory],
+        *,
+        strict: bool = False,
+        check_replay: bool = False,
+    ) -> None:
+        self.counts = StepCounts()
+        self.capture_seconds = 0.0
+        self._plan = plan
+        self._ladders = plan.ladders()
+        self._backend = backend
+        self._forward = forward
+        self._buffers = buffers
+        self._memory = memory
+        self._strict = strict
+        self._check_replay = check_replay
+        self._graphs: dict[GraphKey, Graph] = {}
+
+    @property
+    def num_bytes(self) -> int:
+        """Persistent buffers and graphs."""
+        return self._buffers.num_bytes + self._backend.num_bytes
+
+    def planned(self) -> list[GraphKey]:
+        """Every graph of the plan, largest first, so that the first one makes the arena large enough."""
+        piecewise = [GraphKey("piecewise", size) for size in self._ladders.tokens]
+        full = [GraphKey("full", rows, count) for rows in self._ladders.rows for count in self._plan.tokens_per_row]
+        return sorted(piecewise + full, key=lambda key: (-key.tokens, key.mode))
+
+    def capture_all(self, progress: CaptureProgress = lambda done, total, what: None) -> None:
+        """Captures every planned graph that there is not yet."""
+        missing = [key for key in self.planned() if key not in self._graphs]
+        for done, key in enumerate(missing):
+            progress(done, len(missing), f"{key}, {self.num_bytes} bytes so far")
+            self._capture(key)
+        progress(len(missing), len(missing), "done")
+
+    def run(self, step: StepInputs) -> torch.Tensor:
+        """Computes a step -> hidden states of its tokens and then of padding, [padded tokens, hidden]."""
+        rows, tokens = step.read_slots.shape[0], step.token_ids.shape[0]
+        tokens_per_row = step.write_slots.shape[1] if step.num_decode_rows == rows else None
+        self.counts.traffic.count(rows, tokens_per_row, tokens)
+        mode, size = dispatch(self._ladders, self._plan.graph_mode, rows, tokens_per_row, tokens)
+        if size is None:
+            return self._run_eagerly(step, rows, tokens_per_row, tokens)
+        key = GraphKey(mode, size, (tokens_per_row or 0) if mode == "full" else 0)
+        graph = self._graphs.get(key) or self._capture(key)
+        self.counts.count_replay(mode, size, key.tokens_per_row or None, tokens, key.tokens)
+        self._buffers.fill(step, size if mode == "full" else rows, key.tokens)
+        now = self._buffers.view(rows, tokens, step.write_slots.shape[1], step.num_decode_rows, step.checkpoints)
+        if self._check_replay:
+            return compare_replay(str(key), graph.replay, self._forward, now, self._memory)
+        return graph.replay(now)
+
+    def _run_eagerly(
+        self, step: StepInputs, rows: int, tokens_per_row: int | None, tokens: int
+    ) -> torch.Tensor:
+        shape = f"{rows} rows of {tokens_per_row} tokens" if tokens_per_row else f"{tokens} tokens in {rows} rows"
+        was_planned = self._plan.is_eager(rows, tokens_per_row, tokens)
+        if not was_planned and self._strict:
+            raise ConfigError(
+                f"strict: a step of {shape} has no graph, though the plan has one", [Remedy("strict", False)]
+            )
+        if self._plan.graph_mode == "none":
+            reason = "graph_mode is none"
+        elif tokens_per_row is not None:
+            reason = "decode: no graph of so many rows"
+        else:
+            reason = "mixed: no graph of so many tokens"
+        self.counts.count_eager(reason, tokens, was_planned)
+        device = self._buffers.token_ids.device
+        return self._forward(step if device.type == "cpu" else step.to(device))
+
+    def _capture(self, key: GraphKey) -> Graph:
+        begin = time.perf_counter()
+        self._buffers.clear()
+        if key.mode == "full":
+            step = self._buffers.view(key.size, key.tokens, key.tokens_per_row, key.size)
+            graph = self._backend.capture(self._forward, step, ())
+        else:
+            step = self._buffers.view(1, key.tokens, 1, 0)
+            graph = self._backend.capture(self._forward, step, self._plan.splits)
+        self._graphs[key] = graph
+        self.capture_seconds += time.perf_counter() - begin
+        return graph
+
+
+def persistent_storages(
+    buffers: StepBuffers, model: nn.Module, memory: Sequence[LayerMemory]
+) -> Mapping[int, str]:
+    """Storage pointer -> name, of everything that stays where it is: step buffers, weights and constants, cache."""
+    named: dict[int, str] = {}
+
+    def note(name: str, value: object) -> None:
+        if isinstance(value, torch.Tensor):
+            named[value.untyped_storage().data_ptr()] = name
+
+    for name, buffer in buffers.named():
+        note(f"step buffers.{name}", buffer)
+    for path, module in model.named_modules():
+        for name, value in (*vars(module).items(), *module.named_parameters(recurse=False)):
+            note(f"weights.{path}.{name}", value)
+    for index, layer in enumerate(memory):
+        for name, value in vars(layer).items():
+            note(f"cache memory.{index}.{name}", value)
+    return named
