@@ -52,7 +52,6 @@ def test_a_setting_like_no_other_lists_the_known_ones() -> None:
 @pytest.mark.parametrize(
     "setting",
     [
-        "graph_mode",
         "num_speculative_tokens",
         "quantization",
     ],

@@ -158,7 +158,7 @@ def test_no_two_neighbouring_ranges_could_be_one(request, mode) -> None:
 def test_every_eager_range_comes_with_settings_that_cover_it_and_their_memory(request, mode) -> None:
     ladders = capture_ladders(**request)
     found = coverage(ladders, mode, **limits(request))
-    entries = uncovered(ladders, mode, **request, bytes_for=lambda size: 100 + size)
+    entries = uncovered(ladders, mode, **request, bytes_for=lambda sizes: sum(100 + size for size in sizes))
     eager = [entry for entry in (*found.decode, *found.mixed) if entry.mode == "eager"]
     assert [entry.batches for entry in entries] == eager
     for entry in entries:
@@ -227,7 +227,7 @@ def test_every_eager_range_comes_with_settings_that_cover_it_and_their_memory(re
     ],
 )
 def test_what_covers_a_range_is_the_setting_that_bounds_it(mode, request_, batches, changes, sizes) -> None:
-    entries = uncovered(capture_ladders(**request_), mode, **request_, bytes_for=lambda size: 1)
+    entries = uncovered(capture_ladders(**request_), mode, **request_, bytes_for=len)
     (entry,) = [entry for entry in entries if entry.batches == batches]
     assert {change.setting: change.value for change in entry.changes} == changes
     assert (entry.sizes, entry.memory) == (sizes, len(sizes))
@@ -239,8 +239,8 @@ def test_a_lowered_max_num_seqs_does_not_change_which_graphs_a_change_adds() -> 
     request = {"max_num_seqs": 4, "max_num_batched_tokens": 100, "capture_rows": [2]}
     ladders = CaptureLadders(asked.tokens, capture_ladders(**request).rows)
     (mixed, decode) = (
-        uncovered(ladders, "full_and_piecewise", **request, bytes_for=lambda size: 1),
-        uncovered(ladders, "full_decode_only", **request, bytes_for=lambda size: 1),
+        uncovered(ladders, "full_and_piecewise", **request, bytes_for=len),
+        uncovered(ladders, "full_decode_only", **request, bytes_for=len),
     )
     assert [(entry.batches.from_, entry.sizes) for entry in mixed] == [(81, (88, 96, 100))]
     assert [entry.sizes for entry in decode if isinstance(entry.batches, DecodeRange)] == [(4,)]

@@ -22,7 +22,6 @@ from tests.plan_cases import ATTENTION, MAMBA2, MIB, attention_layer, hybrid, ma
 BUDGET = Budget(
     available=1000,
     weights=300,
-    graphs=0,
     cache_size=None,
     cache_is_given=False,
     block_size=16,

@@ -22,7 +22,6 @@ from tests.plan_cases import GIB, MIB, attention_layer, cpu, gpu, hybrid, mamba2
 BUDGET = Budget(
     available=10_000,
     weights=0,
-    graphs=0,
     cache_size=None,
     cache_is_given=False,
     block_size=16,

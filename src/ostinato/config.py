@@ -11,10 +11,11 @@ from collections.abc import Mapping
 from difflib import get_close_matches
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 from pydantic_core import ErrorDetails, PydanticCustomError
 
 from ostinato.errors import ConfigError, Remedy
+from ostinato.plan.capture import checked_sizes
 from ostinato.plan.units import parse_bytes
 
 ALIASES = {
@@ -23,6 +24,8 @@ ALIASES = {
     "kv_cache_memory_bytes": "cache_memory",
     "mamba_cache_mode": "state_cache_mode",
     "mamba_block_size": "state_block_size",
+    "cudagraph_capture_sizes": "capture_sizes",
+    "max_cudagraph_capture_size": "max_capture_size",
 }
 """Names that vLLM has for settings of the same meaning; they work wherever a setting is named."""
 
@@ -93,6 +96,41 @@ class EngineConfig(BaseModel):
         description="Mean length of the prefixes that prompts share; it splits the cache into blocks and checkpoints "
         "(1024, or max_model_len if that is less).",
     )
+    graph_mode: Literal["none", "piecewise", "full_decode_only", "full_and_piecewise"] = Field(
+        "full_and_piecewise",
+        description="Which steps are captured as graphs and replayed: any, without the parts that depend on its rows "
+        "(piecewise), or those that only decode, whole (full).",
+    )
+    capture_sizes: tuple[int, ...] | None = Field(
+        None,
+        description="Token counts that piecewise graphs are captured for, such as 1,2,4,64 (1, 2, 4, steps of 8 up to "
+        "256, then of 16, up to max_capture_size).",
+    )
+    capture_rows: tuple[int, ...] | None = Field(
+        None,
+        description="Row counts that full graphs are captured for (as capture_sizes, if those are given; else the same "
+        "steps, up to max_num_seqs).",
+    )
+    max_capture_size: int | None = Field(
+        None,
+        ge=1,
+        description="Largest token count of a piecewise graph (twice the tokens of max_num_seqs decoding requests, at "
+        "most 512).",
+    )
+    performance_mode: Literal["balanced", "interactivity"] = Field(
+        "balanced",
+        description="With interactivity, every size up to 32 is captured, so that few users wait for no padding.",
+    )
+    capture: Literal["startup", "lazy"] = Field(
+        "startup", description="When graphs are captured: all before the first request, or each when first needed."
+    )
+    prefer_graph_sizes: bool = Field(
+        True, description="Batches are composed to fit a graph with less padding, where nobody waits for it."
+    )
+    strict: bool = Field(False, description="A step that runs without a graph, though the plan has one, is an error.")
+    check_replay: bool = Field(
+        False, description="For debugging: what a graph computes is computed without it too, and compared."
+    )
     scheduling_policy: Literal["fcfs", "priority"] = Field(
         "fcfs", description="First come, first served; or by priority, then as they came."
     )
@@ -123,6 +161,18 @@ class EngineConfig(BaseModel):
         except ConfigError as error:
             raise PydanticCustomError("size", "{message}", {"message": error.message}) from None
 
+    @field_validator("capture_sizes", "capture_rows", mode="before")
+    @classmethod
+    def _accept_a_list(cls, value: Any, info: ValidationInfo) -> Any:
+        if value is None:
+            return None
+        try:
+            return checked_sizes(str(info.field_name), _listed(value))
+        except ConfigError as error:
+            nearest = next((remedy.value for remedy in error.remedies), None)
+            context = {"message": error.message, "nearest": nearest}
+            raise PydanticCustomError("capture_sizes", "{message}", context) from None
+
     @field_validator("block_size")
     @classmethod
     def _is_a_block_size(cls, value: int) -> int:
@@ -140,6 +190,14 @@ class EngineConfig(BaseModel):
         """This config with some settings given other values. ConfigError as at construction."""
         given = {name: getattr(self, name) for name in self.model_fields_set}
         return EngineConfig(**(given | changes))
+
+
+def _listed(sizes: Any) -> Any:
+    """Sizes as the command line gives them, `1,2,4`, as a list; whatever is no string as it is."""
+    if not isinstance(sizes, str):
+        return sizes
+    words = [word.strip() for word in sizes.split(",") if word.strip()]
+    return [int(word) if word.isdecimal() else word for word in words]
 
 
 def _by_canonical_name(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -161,7 +219,10 @@ def _config_error(problems: list[ErrorDetails]) -> ConfigError:
         if problem["type"] == "extra_forbidden":
             lines.append(_unknown_setting(name))
             continue
-        lines.append(f"{name} = {problem['input']!r}: {_lower_first(problem['msg'])}")
+        if problem["type"] == "capture_sizes":
+            lines.append(problem["msg"])
+        else:
+            lines.append(f"{name} = {problem['input']!r}: {_lower_first(problem['msg'])}")
         context = problem.get("ctx", {})
         nearest = next((context[key] for key in ("nearest", "ge", "le") if key in context), None)
         if name == "memory_utilization" and nearest is None and "gt" in context:

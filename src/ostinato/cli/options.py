@@ -88,6 +88,8 @@ def _kind(name: str, field: FieldInfo) -> tuple[type, str | None]:
     sizes."""
     if ALIASES.get(name, name) == "cache_memory":
         return str, "SIZE"
+    if ALIASES.get(name, name) in ("capture_sizes", "capture_rows"):
+        return str, "N,N,..."
     if get_origin(field.annotation) is Literal:
         return str, "|".join(get_args(field.annotation))
     plain = [kind for kind in get_args(field.annotation) or (field.annotation,) if kind is not type(None)]

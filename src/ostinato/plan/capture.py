@@ -64,7 +64,7 @@ def capture_ladders(
         raise ConfigError(message, [Remedy("performance_mode", "balanced")])
     tokens_per_row = 1 + num_speculative_tokens
     interactive = performance_mode == "interactivity"
-    sizes = None if capture_sizes is None else _checked_sizes("capture_sizes", capture_sizes, max_capture_size)
+    sizes = None if capture_sizes is None else checked_sizes("capture_sizes", capture_sizes, max_capture_size)
     if sizes is not None:
         tokens, decisions = _reachable("capture_sizes", sizes, max_num_batched_tokens, "max_num_batched_tokens")
         if interactive:
@@ -77,7 +77,7 @@ def capture_ladders(
         tokens, decisions = _token_progression(default, max_num_batched_tokens, interactive), []
 
     if capture_rows is not None:
-        given_rows = _checked_sizes("capture_rows", capture_rows)
+        given_rows = checked_sizes("capture_rows", capture_rows)
         rows, row_decisions = _reachable("capture_rows", given_rows, max_num_seqs, "max_num_seqs")
     elif sizes is not None:
         rows, row_decisions = _rows_of(sizes, tokens_per_row, max_num_seqs)
@@ -139,7 +139,7 @@ def _reachable(
     return kept, [Decision(setting, list(sizes), list(kept), reason)]
 
 
-def _checked_sizes(setting: str, given: Iterable[int], max_capture_size: int | None = None) -> tuple[int, ...]:
+def checked_sizes(setting: str, given: Iterable[int], max_capture_size: int | None = None) -> tuple[int, ...]:
     """The given sizes, ascending, each once. ConfigError if there are none, one is no size, or the largest is not
     `max_capture_size`, where that is given too."""
     if isinstance(given, str | bytes) or not isinstance(given, Iterable):

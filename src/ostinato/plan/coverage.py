@@ -86,6 +86,16 @@ class Coverage:
     decode: tuple[DecodeRange, ...]
     mixed: tuple[MixedRange, ...]
 
+    def mode_of(self, rows: int, tokens_per_row: int | None, tokens: int) -> StepMode | None:
+        """What is promised to a batch, described as for `dispatch`; None if the ranges do not reach it."""
+        for decode in self.decode:
+            if tokens_per_row == decode.tokens_per_row and decode.from_ <= rows <= decode.to:
+                return decode.mode
+        for mixed in self.mixed:
+            if tokens_per_row is None and mixed.from_ <= tokens <= mixed.to:
+                return mixed.mode
+        return None
+
     def to_json(self) -> dict[str, Any]:
         return {
             "decode": [entry.to_json() for entry in self.decode],
@@ -113,6 +123,22 @@ class Uncovered:
     changes: tuple[Remedy, ...]
     sizes: tuple[int, ...]
     memory: int
+
+    def to_json(self) -> dict[str, Any]:
+        changes = [{"setting": change.setting, "value": change.value} for change in self.changes]
+        return {
+            "kind": "decode" if isinstance(self.batches, DecodeRange) else "mixed",
+            "batches": self.batches.to_json(),
+            "changes": changes,
+            "sizes": list(self.sizes),
+            "memory": self.memory,
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Uncovered:
+        kind = DecodeRange if data["kind"] == "decode" else MixedRange
+        changes = tuple(Remedy(**change) for change in data["changes"])
+        return cls(kind.from_json(data["batches"]), changes, tuple(data["sizes"]), data["memory"])
 
 
 def smallest_holding(ladder: Sequence[int], count: int) -> int | None:
@@ -181,12 +207,14 @@ def uncovered(
     capture_sizes: Sequence[int] | None = None,
     capture_rows: Sequence[int] | None = None,
     performance_mode: str = "balanced",
-    bytes_for: Callable[[int], int],
+    bytes_for: Callable[[tuple[int, ...]], int],
+    full_graphs_work: bool = True,
 ) -> tuple[Uncovered, ...]:
     """The ranges of `coverage` that run eagerly, each with the settings that would cover it.
 
     The settings are those that `ladders` came from, as `capture_ladders` takes them, and `max_num_batched_tokens` is at
-    least `max_num_seqs * (1 + k)`. `bytes_for(size)` is the memory of one more graph of `size` tokens.
+    least `max_num_seqs * (1 + k)`. `bytes_for(sizes)` is the memory of more graphs, of so many tokens each.
+    `full_graphs_work`: whether the kernels of a decode step can be captured, so that a mode may have full graphs.
     """
     limits: dict[str, Any] = {
         "max_num_seqs": max_num_seqs,
@@ -200,7 +228,7 @@ def uncovered(
     for batches in ranges:
         if batches.mode != "eager":
             continue
-        mode, changes = _mode_for(batches, graph_mode)
+        mode, changes = _mode_for(batches, graph_mode, full_graphs_work)
         changed = ladders
         if _serves(ladders, mode, batches)[0] == "eager":
             changes += _size_changes(batches, mode, ladders, max_capture_size, capture_sizes)
@@ -215,7 +243,7 @@ def uncovered(
         # of those present, so none of them counts as added.
         added = _graphs(changed, mode, num_speculative_tokens) - present
         sizes = tuple(sorted(size * tokens_per_row for _, size, tokens_per_row in added))
-        found.append(Uncovered(batches, tuple(changes), sizes, sum(bytes_for(size) for size in sizes)))
+        found.append(Uncovered(batches, tuple(changes), sizes, bytes_for(sizes)))
     return tuple(found)
 
 
@@ -232,11 +260,14 @@ def _serves(ladders: CaptureLadders, mode: GraphMode, batches: DecodeRange | Mix
     return dispatch(ladders, mode, batches.to, batches.tokens_per_row, batches.to * batches.tokens_per_row)
 
 
-def _mode_for(batches: DecodeRange | MixedRange, graph_mode: GraphMode) -> tuple[GraphMode, list[Remedy]]:
+def _mode_for(
+    batches: DecodeRange | MixedRange, graph_mode: GraphMode, full_graphs_work: bool
+) -> tuple[GraphMode, list[Remedy]]:
     """A mode that has graphs for such batches, `graph_mode` itself if it has, and the change to it."""
     if graph_mode in PIECEWISE_MODES or (graph_mode in FULL_MODES and isinstance(batches, DecodeRange)):
         return graph_mode, []
-    return "full_and_piecewise", [Remedy("graph_mode", "full_and_piecewise")]
+    mode: GraphMode = "full_and_piecewise" if full_graphs_work else "piecewise"
+    return mode, [Remedy("graph_mode", mode)]
 
 
 def _size_changes(

@@ -6,9 +6,19 @@ from dataclasses import dataclass, replace
 
 from ostinato.config import EngineConfig
 from ostinato.errors import CapacityError
+from ostinato.plan.capture_plan import (
+    CapturePlan,
+    choose_graph_mode,
+    choose_ladders,
+    most_captured_tokens,
+    plan_capture,
+)
+from ostinato.plan.coverage import FULL_MODES
 from ostinato.plan.decision import Decision
 from ostinato.plan.device import DeviceSpec
-from ostinato.plan.limits import Limits, lower_limits, wanted_limits
+from ostinato.plan.graph_memory import graph_bytes
+from ostinato.plan.kernels import KernelChoice, backend_of, choose_kernels
+from ostinato.plan.limits import DEFAULT_MAX_NUM_SEQS, Limits, lower_limits, wanted_limits
 from ostinato.plan.memory import (
     MOST_CACHED_TOKENS,
     Budget,
@@ -42,14 +52,20 @@ class Fit:
     state_block_size: int
     limits: Limits
     memory: MemoryPlan
+    kernels: dict[str, KernelChoice]
+    capture: CapturePlan
     decisions: tuple[Decision, ...]
 
 
 class DoesNotFit(CapacityError):
-    """A CapacityError together with what was tried, from which remedies are searched."""
+    """A CapacityError together with what was tried, from which remedies are searched.
 
-    def __init__(self, message: str, wanted: Limits, limits: Limits, budget: Budget) -> None:
+    `captured_tokens` are those of the largest graph; 0 if there is none.
+    """
+
+    def __init__(self, message: str, wanted: Limits, limits: Limits, budget: Budget, captured_tokens: int) -> None:
         super().__init__(message)
+        self.captured_tokens = captured_tokens
         self.wanted = wanted
         self.limits = limits
         self.budget = budget
@@ -66,6 +82,11 @@ def fit(config: EngineConfig, model: ModelSpec, device: DeviceSpec) -> Fit:
     # A model without state layers needs no checkpoints to hit.
     hits = config.enable_prefix_caching and (mode.effective != "none" or not model.state_layers)
     budget = _budget(config, model, device, dtype, ssm_state_dtype, hits)
+    backend = backend_of(device.kind)
+    kernels = choose_kernels(model, backend)
+    graph_mode, graph_decisions = choose_graph_mode(config, kernels, backend)
+    asked_rows = config.max_num_seqs or DEFAULT_MAX_NUM_SEQS[device.kind]
+    choose_ladders(config, graph_mode, asked_rows, wanted, per_request)  # a contradiction is told before what fits
     # A step's peak is that of its greediest layer, so one of each kind is enough to find it.
     kinds = replace(model, layers=tuple(dict.fromkeys(model.layers)))
 
@@ -79,20 +100,42 @@ def fit(config: EngineConfig, model: ModelSpec, device: DeviceSpec) -> Fit:
             gathers_states=device.kind == "cuda",
         )
 
+    def captured_tokens(limits: Limits) -> int:
+        return most_captured_tokens(config, graph_mode, asked_rows, limits, per_request)
+
+    def graphs(limits: Limits, tokens: int) -> int:
+        return graph_bytes(
+            kinds,
+            dtype,
+            tokens=tokens,
+            rows=limits.max_num_seqs,
+            max_model_len=limits.max_model_len,
+            block_size=config.block_size,
+            slots_per_request=per_request,
+            gathers_states=device.kind == "cuda" and graph_mode in FULL_MODES,
+        )
+
     def fits(limits: Limits, rows: int) -> bool:
-        return cache_need(budget, rows, limits.max_model_len) <= cache_room(budget, activations(limits))
+        room = cache_room(budget, activations(limits), graphs(limits, captured_tokens(limits)))
+        return cache_need(budget, rows, limits.max_model_len) <= room
 
     limits, _ = lower_limits(config, wanted, per_request, fits)
-    memory = fit_memory(budget, activations(limits), limits.max_num_seqs, limits.max_model_len)
+    tokens = captured_tokens(limits)
+    of_activations, of_graphs = activations(limits), graphs(limits, tokens)
+    memory = fit_memory(budget, of_activations, limits.max_num_seqs, limits.max_model_len, of_graphs)
     if memory is None:
-        message = _even_if_lowered(wanted, limits) + _explain(budget, activations(limits), limits, device)
-        raise DoesNotFit(message, wanted, limits, budget)
+        message = _even_if_lowered(wanted, limits) + _explain(budget, of_activations, of_graphs, tokens, limits, device)
+        raise DoesNotFit(message, wanted, limits, budget, tokens)
     if config.expected_prefix_tokens is not None and config.expected_prefix_tokens > limits.max_model_len:
         message = (
             f"max_model_len {limits.max_model_len} is the most that fits, and expected_prefix_tokens "
             f"{config.expected_prefix_tokens} is more"
         )
-        raise DoesNotFit(message, wanted, limits, budget)
+        raise DoesNotFit(message, wanted, limits, budget, tokens)
+    ladders = choose_ladders(config, graph_mode, asked_rows, limits, per_request)
+    capture = plan_capture(
+        config, kernels, backend, graph_mode, ladders, limits, per_request, lambda tokens: graphs(limits, tokens)
+    )
     return Fit(
         dtype,
         ssm_state_dtype,
@@ -100,11 +143,15 @@ def fit(config: EngineConfig, model: ModelSpec, device: DeviceSpec) -> Fit:
         state_block_size,
         limits,
         memory,
+        kernels,
+        capture,
         (
             *decisions,
             *ssm_decisions,
             *([mode] if mode.effective != config.state_cache_mode else []),
             *_limit_decisions(limit_decisions, wanted, limits, memory),
+            *graph_decisions,
+            *ladders.decisions,
             *_cache_decisions(budget, memory, limits),
         ),
     )
@@ -120,7 +167,6 @@ def _budget(
     return Budget(
         available=int(device.memory_bytes * utilization),
         weights=model.weight_bytes(dtype),
-        graphs=0,
         cache_size=cache_size,
         cache_is_given=config.cache_memory is not None,
         block_size=config.block_size,
@@ -137,7 +183,7 @@ def _limit_decisions(before: list[Decision], wanted: Limits, limits: Limits, mem
     changes = {decision.topic: decision for decision in before}
     reason = (
         f"the most that fits into {format_bytes(memory.available)} beside {format_bytes(memory.weights)} of "
-        f"weights and {format_bytes(memory.activations)} of activations"
+        f"weights and {format_bytes(memory.activations + memory.graphs)} of activations and graphs"
     )
     for setting in ("max_num_seqs", "max_num_batched_tokens", "max_model_len"):
         first, last = getattr(wanted, setting), getattr(limits, setting)
@@ -153,9 +199,9 @@ def _limit_decisions(before: list[Decision], wanted: Limits, limits: Limits, mem
 
 def _cache_decisions(budget: Budget, memory: MemoryPlan, limits: Limits) -> list[Decision]:
     decisions: list[Decision] = []
-    room = cache_room(budget, memory.activations)
+    room = cache_room(budget, memory.activations, memory.graphs)
     if budget.cache_size is not None and room < budget.cache_size:
-        reason = "the default is more than weights and activations leave of the memory"
+        reason = "the default is more than weights, activations and graphs leave of the memory"
         decisions.append(Decision("cache_memory", budget.cache_size, room, reason))
     if memory.kv_block and not budget.holds_prefixes:
         possible = (room - memory.num_slots * memory.state_slot) // memory.kv_block
@@ -190,7 +236,9 @@ def _even_if_lowered(wanted: Limits, limits: Limits) -> str:
     return f"even with {', '.join(lowered)}: " if lowered else ""
 
 
-def _explain(budget: Budget, activations: int, limits: Limits, device: DeviceSpec) -> str:
+def _explain(
+    budget: Budget, activations: int, graphs: int, captured_tokens: int, limits: Limits, device: DeviceSpec
+) -> str:
     """What is needed, part by part, against what there is."""
     need = cache_need(budget, limits.max_num_seqs, limits.max_model_len)
     parts = []
@@ -209,11 +257,12 @@ def _explain(budget: Budget, activations: int, limits: Limits, device: DeviceSpe
     cache = f"cache {format_bytes(need)} ({what_for})"
     if budget.cache_size is not None and budget.cache_is_given:
         need, cache = budget.cache_size, f"cache_memory {format_bytes(budget.cache_size)}"
-    total = budget.weights + budget.graphs + activations + need
+    total = budget.weights + graphs + activations + need
+    of_graphs = f"graphs {format_bytes(graphs)} (of up to {captured_tokens} tokens), " if graphs else ""
     return (
         f"{format_bytes(total)} are needed, and {format_bytes(budget.available)} of the "
         f"{format_bytes(device.memory_bytes)} of {device.name} may be used: "
         f"weights {format_bytes(budget.weights)}, "
         f"activations {format_bytes(activations)} (max_num_batched_tokens {limits.max_num_batched_tokens}), "
-        f"{cache}"
+        f"{of_graphs}{cache}"
     )

@@ -64,7 +64,6 @@ class Budget:
 
     available: int
     weights: int
-    graphs: int
     cache_size: int | None
     cache_is_given: bool
     block_size: int
@@ -131,9 +130,9 @@ def cache_need(budget: Budget, max_num_seqs: int, max_model_len: int) -> int:
     return _slots(budget, max_num_seqs) * budget.state_slot + _blocks(budget, 1, max_model_len) * budget.kv_block
 
 
-def cache_room(budget: Budget, activations: int) -> int:
+def cache_room(budget: Budget, activations: int, graphs: int = 0) -> int:
     """Bytes that the cache gets; negative if what must be there beside it does not fit."""
-    left = budget.available - budget.weights - budget.graphs - activations
+    left = budget.available - budget.weights - graphs - activations
     if budget.cache_size is None:
         return left
     if budget.cache_is_given:
@@ -141,7 +140,9 @@ def cache_room(budget: Budget, activations: int) -> int:
     return min(budget.cache_size, left)
 
 
-def fit_memory(budget: Budget, activations: int, max_num_seqs: int, max_model_len: int) -> MemoryPlan | None:
+def fit_memory(
+    budget: Budget, activations: int, max_num_seqs: int, max_model_len: int, graphs: int = 0
+) -> MemoryPlan | None:
     """The split for these limits, or None if it does not fit.
 
     Working slots are counted for `max_num_seqs` rows. If prompts can hit, the rest is for running requests and
@@ -149,7 +150,7 @@ def fit_memory(budget: Budget, activations: int, max_num_seqs: int, max_model_le
     blocks. There are no more blocks than all those prefixes and `max_num_seqs` requests of `max_model_len`
     tokens can use, save for a remainder that holds no further prefix.
     """
-    room = cache_room(budget, activations)
+    room = cache_room(budget, activations, graphs)
     if cache_need(budget, max_num_seqs, max_model_len) > room:
         return None
     expected = expected_prefix(budget, max_model_len)
@@ -167,7 +168,7 @@ def fit_memory(budget: Budget, activations: int, max_num_seqs: int, max_model_le
     return MemoryPlan(
         weights=budget.weights,
         activations=activations,
-        graphs=budget.graphs,
+        graphs=graphs,
         kv_block=budget.kv_block,
         state_slot=budget.state_slot,
         num_blocks=num_blocks,

@@ -11,10 +11,12 @@ from typing import Any
 
 from ostinato.config import EngineConfig
 from ostinato.errors import CapacityError, ConfigError
+from ostinato.plan.capture_plan import CapturePlan
 from ostinato.plan.decision import Decision
 from ostinato.plan.device import DeviceSpec
 from ostinato.plan.fit import DoesNotFit, Fit, fit
 from ostinato.plan.flops import PrefillFlops, prefill_flops
+from ostinato.plan.kernels import KernelChoice
 from ostinato.plan.memory import MemoryPlan
 from ostinato.plan.model import ModelSpec, RopeSpec
 from ostinato.plan.prefixes import prefix_decisions
@@ -56,14 +58,6 @@ class ModelSummary:
 
 
 @dataclass(frozen=True)
-class KernelChoice:
-    """`implementation` is `reference`, `native` or `triton`."""
-
-    implementation: str
-    reason: str
-
-
-@dataclass(frozen=True)
 class Plan:
     """What the engine does. `measured` is empty until start-up has measured; nothing else changes
     afterwards."""
@@ -71,6 +65,7 @@ class Plan:
     model: ModelSummary
     device: DeviceSpec
     settings: EffectiveSettings
+    capture: CapturePlan
     memory: MemoryPlan
     state_cache: StateCachePlan
     kernels: dict[str, KernelChoice]
@@ -79,7 +74,10 @@ class Plan:
 
     def to_json(self) -> dict[str, Any]:
         """The plan as plain data, ready for `json.dumps`."""
-        sections = asdict(self) | {"decisions": [asdict(decision) for decision in self.decisions]}
+        sections = asdict(self) | {
+            "capture": self.capture.to_json(),
+            "decisions": [asdict(decision) for decision in self.decisions],
+        }
         return {name: sections.get(name) for name in JSON_SECTIONS}
 
     @classmethod
@@ -94,6 +92,7 @@ class Plan:
             model=ModelSummary(**data["model"]),
             device=DeviceSpec(**data["device"]),
             settings=EffectiveSettings(**settings),
+            capture=CapturePlan.from_json(data["capture"]),
             memory=MemoryPlan(**data["memory"]),
             state_cache=StateCachePlan(**state_cache),
             kernels={op: KernelChoice(**choice) for op, choice in data["kernels"].items()},
@@ -152,14 +151,20 @@ def make_plan(config: EngineConfig, model: ModelSpec, device: DeviceSpec) -> Pla
             state_block_size=fitted.state_block_size,
             checkpoint_policy=config.checkpoint_policy,
             eviction_policy=config.eviction_policy,
+            graph_mode=fitted.capture.graph_mode,
+            capture=config.capture,
+            prefer_graph_sizes=config.prefer_graph_sizes,
+            strict=config.strict,
+            check_replay=config.check_replay,
             scheduling_policy=config.scheduling_policy,
             seed=config.seed,
             threads=choose_threads(config, device),
             rope=rope,
         ),
+        capture=fitted.capture,
         memory=fitted.memory,
         state_cache=_state_cache(model, config, fitted),
-        kernels={op: KernelChoice("reference", "no other implementation is built") for op in model.ops},
+        kernels=fitted.kernels,
         decisions=tuple(decisions),
     )
 

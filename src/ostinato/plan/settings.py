@@ -7,6 +7,7 @@ from typing import Literal
 
 from ostinato.config import EngineConfig
 from ostinato.errors import ModelError
+from ostinato.plan.coverage import GraphMode
 from ostinato.plan.decision import Decision
 from ostinato.plan.device import DeviceSpec
 from ostinato.plan.model import DTYPE_BYTES, ModelSpec, RopeSpec
@@ -30,6 +31,11 @@ class EffectiveSettings:
     state_block_size: int
     checkpoint_policy: Literal["boundaries", "boundaries+branches"]
     eviction_policy: Literal["marconi", "lru"]
+    graph_mode: GraphMode
+    capture: Literal["startup", "lazy"]
+    prefer_graph_sizes: bool
+    strict: bool
+    check_replay: bool
     scheduling_policy: Literal["fcfs", "priority"]
     seed: int
     threads: int | None

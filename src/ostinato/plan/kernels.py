@@ -1,0 +1,69 @@
+"""Kernels: which implementation of each operation runs, and whether a graph can hold it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from ostinato.plan.model import ModelSpec
+
+Backend = Literal["tape", "cuda"]
+
+READS_ON_HOST = frozenset(
+    {
+        ("attention", "reference"),
+        ("causal_conv1d", "reference"),
+        ("moe", "reference"),
+        ("ssd_scan", "reference"),
+    }
+)
+"""(operation, implementation) that look at values on the host while they run. A tape calls them anew in each replay; a
+CUDA graph cannot hold them."""
+
+PREFILL_ONLY = frozenset({"ssd_scan"})
+"""Operations that a step of decode rows alone does not call."""
+
+SPLITS = {"attention": ("attention",), "state": ("causal_conv1d", "ssd_scan", "state_update"), "moe": ("moe",)}
+"""Parts of a model that piecewise graphs may leave out, and the operations in each."""
+
+
+@dataclass(frozen=True)
+class KernelChoice:
+    """`implementation` is `reference`, `native` or `triton`; `capturable`: whether a graph can hold it."""
+
+    implementation: str
+    reason: str
+    capturable: bool = True
+
+
+def backend_of(device_kind: str) -> Backend:
+    """How steps are captured on a device of this kind."""
+    return "cuda" if device_kind == "cuda" else "tape"
+
+
+def choose_kernels(model: ModelSpec, backend: Backend) -> dict[str, KernelChoice]:
+    """The implementation of each operation that the model calls."""
+    return {
+        op: KernelChoice("reference", "no other implementation is built", is_capturable(op, "reference", backend))
+        for op in model.ops
+    }
+
+
+def is_capturable(op: str, implementation: str, backend: Backend) -> bool:
+    return backend == "tape" or (op, implementation) not in READS_ON_HOST
+
+
+def not_capturable_in_decode(kernels: Mapping[str, KernelChoice]) -> list[str]:
+    """Operations of a decode step that no graph can hold; where there are any, there are no full graphs."""
+    return [op for op, choice in kernels.items() if not choice.capturable and op not in PREFILL_ONLY]
+
+
+def splits_of(kernels: Mapping[str, KernelChoice]) -> tuple[str, ...]:
+    """The parts that piecewise graphs leave out, of `SPLITS`: attention and state, whose work depends on the rows, and
+    experts if no graph can hold them."""
+    return tuple(
+        part
+        for part, ops in SPLITS.items()
+        if any(op in kernels and (part != "moe" or not kernels[op].capturable) for op in ops)
+    )
