@@ -53,7 +53,22 @@ def print_stats(stats: Mapping[str, Any]) -> None:
     table = figures_table("stats")
     for name, value in _flat(stats):
         table.add_row(name, f"{value:,.3f}" if isinstance(value, float) else f"{value:,}")
-    Console(stderr=True).print(table)
+    console = Console(stderr=True)
+    console.print(table)
+    console.print(steps_table(stats["graphs"]))
+
+
+def steps_table(graphs: Mapping[str, Any]) -> Table:
+    """How the steps ran: by graph with their padding, and the eager ones by reason."""
+    table = Table(title="steps", title_justify="left", title_style="bold", box=None)
+    for name in ("mode", "size", "steps", "tokens", "padding"):
+        table.add_column(name, justify="left" if name == "mode" else "right", style="cyan" if name == "mode" else None)
+    for graph in graphs["graphs"]:
+        size = f"{graph['size']} rows" if graph["mode"] == "full" else f"{graph['size']} tokens"
+        table.add_row(graph["mode"], size, f"{graph['steps']:,}", f"{graph['tokens']:,}", f"{graph['padding']:,}")
+    for reason, steps in graphs["eager_reasons"].items():
+        table.add_row(f"eager ({reason})", "", f"{steps:,}", "", "")
+    return table
 
 
 def figures_table(title: str, justify: Literal["left", "right"] = "right") -> Table:
@@ -66,6 +81,8 @@ def figures_table(title: str, justify: Literal["left", "right"] = "right") -> Ta
 
 def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     for name, value in values.items():
+        if name in ("graphs", "traffic", "eager_reasons"):
+            continue
         if isinstance(value, Mapping):
             yield from _flat(value, f"{prefix}{name}.")
         else:

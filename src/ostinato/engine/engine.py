@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import operator
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from ostinato.config import EngineConfig
 from ostinato.engine.chat_template import Message, load_chat_template
 from ostinato.engine.generation import Generation
 from ostinato.engine.outputs import RequestOutput
-from ostinato.engine.runner import Runner
+from ostinato.engine.runner import Runner, StartProgress
 from ostinato.engine.scheduling import make_scheduler
 from ostinato.engine.stats import EngineStats
 from ostinato.engine.tokenizer import Tokenizer, load_tokenizer
@@ -30,10 +30,11 @@ from ostinato.schedule.request import FinishReason, RequestUpdate
 class Engine:
     """Serves requests on one model. One thread calls it: `add` at any time, `step` while `has_unfinished`."""
 
-    def __init__(self, config: EngineConfig, progress: Callable[[int, int], None] = lambda done, total: None) -> None:
-        """Plans, then loads the weights; `progress` is called with (tensors loaded, tensors in all).
+    def __init__(self, config: EngineConfig, progress: StartProgress = lambda what, done, total: None) -> None:
+        """Plans, loads the weights, and captures the graphs of the plan, unless that is left to their first use.
 
-        Raises ModelError, ConfigError or CapacityError, the latter two before any weight is read.
+        Raises ModelError, ConfigError or CapacityError, the latter two before any weight is read but where the graphs
+        take more memory than was planned; CaptureError if a step of the model cannot be captured.
         """
         self.directory = resolve_model_dir(config.model, config.revision)
         self.spec = model_spec(read_config(self.directory))
@@ -42,6 +43,8 @@ class Engine:
         self.chat_template = load_chat_template(self.directory, self.tokenizer.special_tokens)
         self._default_params = _default_params(self.tokenizer, self.directory)
         self.runner = Runner(plan, self.spec, None if config.random_weights else self.directory, progress)
+        if plan.settings.capture == "startup":
+            self.runner.capture(progress)
         self.plan: Plan = replace(plan, measured=self.runner.measured)
         self.scheduler = make_scheduler(plan)
         # A tokenizer may know end tokens that the model cannot give.
@@ -165,7 +168,7 @@ class Engine:
 
     def stats(self) -> dict[str, Any]:
         """Counts since the start, and the cache's present use, as plain data."""
-        return self._stats.to_json(self.scheduler)
+        return self._stats.to_json(self.scheduler, self.runner.graphs.counts)
 
     def _deliver(self, updates: Sequence[RequestUpdate]) -> list[RequestOutput]:
         """Adds what a step gave to the outputs, and returns those that it changed."""

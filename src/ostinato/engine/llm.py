@@ -8,7 +8,7 @@ from typing import Any, SupportsIndex, cast
 from ostinato.config import EngineConfig
 from ostinato.engine.engine import Engine
 from ostinato.engine.outputs import RequestOutput
-from ostinato.engine.progress import generation_progress, loading_progress
+from ostinato.engine.progress import generation_progress, start_progress
 from ostinato.errors import RequestError
 from ostinato.plan.plan import Plan
 from ostinato.sample.params import SamplingParams
@@ -28,7 +28,7 @@ class LLM:
     """
 
     def __init__(self, model: str = "demo", **settings: Any) -> None:
-        with loading_progress() as progress:
+        with start_progress() as progress:
             self.engine = Engine(EngineConfig(model=model, **settings), progress)
 
     @property

@@ -8,17 +8,17 @@ from contextlib import contextmanager
 
 
 @contextmanager
-def loading_progress() -> Iterator[Callable[[int, int], None]]:
-    """A bar of tensors loaded; yields a function of (done, total)."""
+def start_progress() -> Iterator[Callable[[str, int, int], None]]:
+    """A bar of tensors loaded, then of graphs captured; yields a function of (what is done, done, total)."""
     if not sys.stderr.isatty():
-        yield lambda done, total: None
+        yield lambda what, done, total: None
         return
     from rich.console import Console
     from rich.progress import Progress
 
     with Progress(console=Console(stderr=True), transient=True) as progress:
         task = progress.add_task("Loading weights", total=None)
-        yield lambda done, total: progress.update(task, completed=done, total=total)
+        yield lambda what, done, total: progress.update(task, description=what, completed=done, total=total)
 
 
 @contextmanager

@@ -33,6 +33,7 @@ def make_scheduler(plan: Plan) -> Scheduler:
         max_model_len=settings.max_model_len,
         enable_chunked_prefill=settings.enable_chunked_prefill,
         policy=settings.scheduling_policy,
+        graph_tokens=_graph_tokens(plan),
     )
     policy = CachePolicy(
         prefix_caching=settings.enable_prefix_caching,
@@ -41,3 +42,12 @@ def make_scheduler(plan: Plan) -> Scheduler:
         branches=settings.checkpoint_policy == "boundaries+branches",
     )
     return Scheduler(limits, cache, policy)
+
+
+def _graph_tokens(plan: Plan) -> int:
+    """The step that the scheduler should prefer to one of `max_num_batched_tokens`, or 0."""
+    fitting = [size for size in plan.capture.tokens if size <= plan.settings.max_num_batched_tokens]
+    largest = max(fitting, default=0)
+    if not plan.settings.prefer_graph_sizes or largest == plan.settings.max_num_batched_tokens:
+        return 0
+    return largest

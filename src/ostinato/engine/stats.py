@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from ostinato.graphs.counts import StepCounts
 from ostinato.schedule.batch import Batch
 from ostinato.schedule.scheduler import Scheduler
 
@@ -29,13 +30,14 @@ class EngineStats:
         self.prefill_rows += len(batch.rows) - batch.num_decode_rows
         self.step_seconds += seconds
 
-    def to_json(self, scheduler: Scheduler) -> dict[str, Any]:
-        """These counts, the scheduler's, and the cache's present use."""
+    def to_json(self, scheduler: Scheduler, graphs: StepCounts) -> dict[str, Any]:
+        """These counts, those of scheduler and graphs, and the cache's present use."""
         counters = asdict(scheduler.counters)
         counters["finished"] = {reason.value: count for reason, count in counters["finished"].items()}
         return {
             **asdict(self),
             **counters,
+            "graphs": graphs.to_json(),
             "waiting": scheduler.num_waiting,
             "running": scheduler.num_running,
             "cache": asdict(scheduler.cache.usage()),

@@ -17,10 +17,11 @@ from ostinato.graphs.counts import StepCounts
 from ostinato.layers.step import LayerMemory, StepInputs
 from ostinato.plan.coverage import StepMode, dispatch
 from ostinato.plan.capture_plan import CapturePlan
+from ostinato.plan.units import format_bytes
 
 Forward = Callable[[StepInputs], torch.Tensor]
-CaptureProgress = Callable[[int, int, str], None]
-"""(graphs captured, graphs in all, what is captured)"""
+CaptureProgress = Callable[[str, int, int], None]
+"""(what is being captured, graphs captured, graphs in all)"""
 
 
 class Graph(Protocol):
@@ -103,13 +104,13 @@ class Graphs:
         full = [GraphKey("full", rows, count) for rows in self._ladders.rows for count in self._plan.tokens_per_row]
         return sorted(piecewise + full, key=lambda key: (-key.tokens, key.mode))
 
-    def capture_all(self, progress: CaptureProgress = lambda done, total, what: None) -> None:
+    def capture_all(self, progress: CaptureProgress = lambda what, done, total: None) -> None:
         """Captures every planned graph that there is not yet."""
         missing = [key for key in self.planned() if key not in self._graphs]
         for done, key in enumerate(missing):
-            progress(done, len(missing), f"{key}, {self.num_bytes} bytes so far")
+            progress(f"Capturing graphs ({key}; {format_bytes(self.num_bytes)})", done, len(missing))
             self._capture(key)
-        progress(len(missing), len(missing), "done")
+        progress("Capturing graphs", len(missing), len(missing))
 
     def run(self, step: StepInputs) -> torch.Tensor:
         """Computes a step -> hidden states of its tokens and then of padding, [padded tokens, hidden]."""
@@ -132,10 +133,10 @@ class Graphs:
         self, step: StepInputs, rows: int, tokens_per_row: int | None, tokens: int
     ) -> torch.Tensor:
         shape = f"{rows} rows of {tokens_per_row} tokens" if tokens_per_row else f"{tokens} tokens in {rows} rows"
-        was_planned = self._plan.is_eager(rows, tokens_per_row, tokens)
+        was_planned = self._plan.coverage.mode_of(rows, tokens_per_row, tokens) == "eager"
         if not was_planned and self._strict:
             raise ConfigError(
-                f"strict: a step of {shape} has no graph, though the plan has one", [Remedy("strict", False)]
+                f"strict: a step of {shape} has no graph, and the plan did not foresee that", [Remedy("strict", False)]
             )
         if self._plan.graph_mode == "none":
             reason = "graph_mode is none"

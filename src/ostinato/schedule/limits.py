@@ -24,6 +24,8 @@ class SchedulerLimits:
     """Tokens of a request, prompt and output together."""
     enable_chunked_prefill: bool = True
     policy: Policy = "fcfs"
+    graph_tokens: int = 0
+    """The largest step that has a graph of its own size, where `max_num_batched_tokens` has none; 0: no preference."""
 
 
 def max_length(request: Request, limits: SchedulerLimits) -> int:
