@@ -14,6 +14,10 @@ from ostinato.plan.plan import Plan, make_plan
 from tests.plan_cases import GIB, MIB, attention_layer, cpu, gpu, hybrid, mamba2_layer, mlp_layer, model
 
 
+AS_PLANNED = {"max_capture_size": 512}
+"""The graphs of the default max_num_seqs of a GPU, which a given one would have fewer of."""
+
+
 def decided(plan: Plan) -> dict[str, tuple[object, object]]:
     assert len({decision.topic for decision in plan.decisions}) == len(plan.decisions)
     assert all(decision.reason for decision in plan.decisions)
@@ -54,7 +58,7 @@ def test_the_default_cache_of_a_cpu_shrinks_beside_large_weights_as_a_decision()
     plan = make_plan(EngineConfig(), large, cpu(4 * GIB))
     requested, effective = decided(plan)["cache_memory"]
     assert requested == GIB
-    assert effective == 4 * GIB - plan.memory.weights - plan.memory.activations
+    assert effective == 4 * GIB - plan.memory.weights - plan.memory.activations - plan.memory.graphs
     assert plan.memory.cache <= effective < requested
 
 
@@ -62,7 +66,7 @@ def test_counts_include_null_block_and_null_slot() -> None:
     config = EngineConfig(max_num_seqs=4, max_model_len=100, enable_prefix_caching=False)
     memory = make_plan(config, hybrid(), gpu(10 * GIB)).memory
     assert (memory.num_slots, memory.num_blocks) == (4 + 1, 4 * 7 + 1)
-    assert (memory.slots_per_request, memory.max_num_seqs, memory.graphs) == (1, 4, 0)
+    assert (memory.slots_per_request, memory.max_num_seqs) == (1, 4)
 
 
 def test_blocks_that_no_request_could_use_are_left_out_as_a_decision() -> None:
@@ -81,7 +85,7 @@ def test_open_rows_are_lowered_first_and_only_as_far_as_needed() -> None:
     assert plan.settings.max_num_seqs == plan.memory.max_num_seqs == rows
     assert (plan.settings.max_num_batched_tokens, plan.settings.max_model_len) == (8192, 4096)
     with pytest.raises(CapacityError):
-        make_plan(EngineConfig(max_num_seqs=rows + 1), hybrid(), gpu(GIB // 2))
+        make_plan(EngineConfig(max_num_seqs=rows + 1, **AS_PLANNED), hybrid(), gpu(GIB // 2))
 
 
 def test_tokens_are_lowered_after_rows_and_before_the_length() -> None:
@@ -91,7 +95,7 @@ def test_tokens_are_lowered_after_rows_and_before_the_length() -> None:
     assert plan.settings.max_model_len == 4096
     with pytest.raises(CapacityError):
         make_plan(
-            EngineConfig(max_num_seqs=1, max_num_batched_tokens=tokens + 1, max_model_len=4096),
+            EngineConfig(max_num_seqs=1, max_num_batched_tokens=tokens + 1, max_model_len=4096, **AS_PLANNED),
             hybrid(),
             gpu(200 * MIB),
         )
@@ -104,7 +108,7 @@ def test_the_length_is_lowered_only_if_one_request_still_does_not_fit() -> None:
     assert requested == 10**6
     assert length % 16 == 0
     assert plan.settings.max_num_batched_tokens <= 272
-    one_request = EngineConfig(max_num_seqs=1, max_num_batched_tokens=256, max_model_len=length + 16)
+    one_request = EngineConfig(max_num_seqs=1, max_num_batched_tokens=256, max_model_len=length + 16, **AS_PLANNED)
     with pytest.raises(CapacityError):
         make_plan(one_request, long, gpu(300 * MIB))
 
@@ -251,9 +255,7 @@ def test_the_json_has_all_sections_and_null_for_those_that_are_not_built() -> No
         "model", "device", "settings", "capture", "memory", "state_cache",
         "speculative", "encoder", "kernels", "decisions", "measured",
     ]  # fmt: skip
-    assert [name for name, section in data.items() if section is None] == [
-        "capture", "speculative", "encoder",
-    ]  # fmt: skip
+    assert [name for name, section in data.items() if section is None] == ["speculative", "encoder"]
     assert {"weights", "activations", "graphs", "kv_block", "state_slot", "num_blocks"} <= set(data["memory"])
     assert set(data["decisions"][0]) == {"topic", "requested", "effective", "reason"}
     assert set(data["kernels"]) == {"linear", "rms_norm"}

@@ -113,7 +113,6 @@ BUDGETS = st.builds(
     Budget,
     available=st.integers(0, 10**6),
     weights=st.integers(0, 1000),
-    graphs=st.just(0),
     cache_size=st.none() | st.integers(1, 10**6),
     cache_is_given=st.booleans(),
     block_size=st.sampled_from([16, 64]),
@@ -202,7 +201,7 @@ def test_the_most_tokens_that_are_planned_for_are_a_decision() -> None:
 @pytest.mark.parametrize(
     ("spec", "settings", "device", "topic"),
     [
-        (hybrid(), {}, gpu(GIB // 2), "num_checkpoints"),
+        (hybrid(), {"graph_mode": "none"}, gpu(GIB // 2), "num_checkpoints"),
         (hybrid(), {"cache_memory": "20MiB"}, cpu(64 * GIB), "num_checkpoints"),
         (model(mamba2_layer()), {"cache_memory": 5 * MIB, "max_num_seqs": 8}, cpu(64 * GIB), "num_checkpoints"),
         (model(attention_layer()), {"cache_memory": "2200KiB"}, cpu(64 * GIB), "prefix_tokens"),

@@ -52,6 +52,9 @@ def configs(draw: st.DrawFn) -> EngineConfig:
         "block_size": draw(st.sampled_from([16, 64])),
         "expected_prefix_tokens": draw(st.integers(1, 10_000)),
         "enable_prefix_caching": False,
+        "graph_mode": draw(st.sampled_from(["none", "piecewise", "full_decode_only", "full_and_piecewise"])),
+        "max_capture_size": draw(st.integers(1, 3000)),
+        "capture_rows": draw(st.lists(st.integers(1, 3000), min_size=1, max_size=4)),
     }
     chosen = draw(st.lists(st.sampled_from(sorted(values)), unique=True, max_size=5))
     return EngineConfig(**{name: values[name] for name in chosen})
@@ -80,6 +83,8 @@ def closer(config: EngineConfig, device: DeviceSpec, remedy: Remedy) -> float | 
         asked = config.memory_utilization or DEFAULTS[device.kind]["memory_utilization"]
         below = round(remedy.value - 0.01, 2)
         return below if below > asked else None
+    if remedy.setting == "graph_mode":
+        return None
     asked = getattr(config, remedy.setting)
     if asked is None and remedy.setting == "cache_memory" and device.kind == "cpu":
         asked = min(4 * 1024 * MIB, device.memory_bytes // 4)
@@ -144,6 +149,8 @@ def test_no_remedy_is_left_out_that_a_coarse_search_finds(config, spec, device) 
         "max_model_len": [2, 50, 1000, 20_000],
         "expected_prefix_tokens": [1, 100, 1000],
         "memory_utilization": [1.0],
+        "graph_mode": ["none"],
+        "max_capture_size": [1, 10, 100, 1000] if config.graph_mode != "full_decode_only" else [],
         "cache_memory": [size * MIB for size in (1, 8, 32, 128, 512, 1024, 2048)],
     }
     named = {remedy.setting for remedy in error.remedies}
@@ -161,7 +168,9 @@ def test_open_values_are_lowered_in_order_and_only_as_far_as_needed(spec, device
     wanted = {decision.topic: decision.requested for decision in plan.decisions}
     found = {name: getattr(plan.settings, name) for name in LIMITS}
     lowered = {name for name in LIMITS if name in wanted and wanted[name] != found[name] and wanted[name]}
-    given_so = EngineConfig(**found)
+    # The graphs of the open max_num_seqs, since a given one would have fewer.
+    top = {"cuda": 512, "cpu": 64}[device.kind]
+    given_so = EngineConfig(**found, max_capture_size=top)
     assert works(given_so, spec, device)
     if "max_num_seqs" in lowered and found["max_num_seqs"] + 1 + 16 <= found["max_num_batched_tokens"]:
         assert not works(given_so, spec, device, max_num_seqs=found["max_num_seqs"] + 1)
@@ -169,5 +178,5 @@ def test_open_values_are_lowered_in_order_and_only_as_far_as_needed(spec, device
         one_more = found["max_num_batched_tokens"] + 1
         assert not works(given_so, spec, device, max_num_seqs=1, max_num_batched_tokens=one_more)
     if "max_model_len" in lowered:
-        longer = EngineConfig(max_num_seqs=1, max_model_len=found["max_model_len"] + 16)
+        longer = EngineConfig(max_num_seqs=1, max_model_len=found["max_model_len"] + 16, max_capture_size=top)
         assert not works(longer, spec, device, max_num_batched_tokens=272)

@@ -193,7 +193,8 @@ def _without_effect(config: EngineConfig, graph_mode: GraphMode) -> list[Decisio
         idle = ["capture_rows"]
     elif graph_mode == "full_decode_only":
         idle = ["max_capture_size", *(["capture_sizes"] if config.capture_rows is not None else [])]
+    values = {name: getattr(config, name) for name in idle if config.is_given(name)}
+    plain = {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
     return [
-        Decision(name, value, value, f"without effect: graph_mode is {graph_mode}")
-        for name, value in ((name, getattr(config, name)) for name in idle if config.is_given(name))
+        Decision(name, value, value, f"without effect: graph_mode is {graph_mode}") for name, value in plain.items()
     ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ostinato.plan.limits import Limits
 from ostinato.plan.model import DTYPE_BYTES, ModelSpec
 
 
@@ -10,20 +11,21 @@ def graph_bytes(
     dtype: str,
     *,
     tokens: int,
-    rows: int,
-    max_model_len: int,
+    limits: Limits,
     block_size: int,
     slots_per_request: int,
     gathers_states: bool,
 ) -> int:
-    """Bytes of all graphs of up to `tokens` tokens together, for steps of up to `rows` rows; 0 if `tokens` is.
+    """Bytes of all graphs of up to `tokens` tokens together, with the buffers for any step within `limits`; 0 if
+    `tokens` is.
 
     One arena serves all graphs, so the largest decides.
     """
     if tokens == 0:
         return 0
-    buffers = buffer_bytes(tokens, rows, -(-max_model_len // block_size), slots_per_request)
-    return buffers + arena_bytes(model, dtype, tokens, rows if gathers_states else 0)
+    max_blocks = -(-limits.max_model_len // block_size)
+    buffers = buffer_bytes(limits.max_num_batched_tokens, limits.max_num_seqs, max_blocks, slots_per_request)
+    return buffers + arena_bytes(model, dtype, tokens, limits.max_num_seqs if gathers_states else 0)
 
 
 def buffer_bytes(tokens: int, rows: int, max_blocks: int, slots_per_request: int) -> int:

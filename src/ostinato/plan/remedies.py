@@ -7,6 +7,7 @@ from functools import partial
 
 from ostinato.config import EngineConfig
 from ostinato.errors import OstinatoError, Remedy
+from ostinato.plan.coverage import PIECEWISE_MODES
 from ostinato.plan.device import DeviceSpec
 from ostinato.plan.fit import DEFAULT_MEMORY_UTILIZATION, DoesNotFit, fit
 from ostinato.plan.limits import least_batched_tokens
@@ -14,7 +15,7 @@ from ostinato.plan.memory import cache_need
 from ostinato.plan.model import ModelSpec
 from ostinato.plan.search import largest, smallest
 
-Works = Callable[[str, int | float], bool]
+Works = Callable[[str, int | float | str], bool]
 
 CACHE_STEPS = 32
 """Sizes of the cache that are tried before bisecting between two of them."""
@@ -42,13 +43,15 @@ def capacity_remedies(failure: DoesNotFit, config: EngineConfig, model: ModelSpe
     """One remedy for each setting that has a value that works, all else being as the user gave it or left
     it."""
     works = _works_with(config, model, device)
-    found: dict[str, int | float | None] = {
+    found: dict[str, int | float | str | None] = {
         "max_num_seqs": _max_num_seqs(config, works),
         "max_num_batched_tokens": _max_num_batched_tokens(failure, config, works),
         "max_model_len": _largest_below(failure.limits.max_model_len, "max_model_len", config, works),
         "expected_prefix_tokens": _expected_prefix_tokens(config, works),
         "memory_utilization": _memory_utilization(config, device, works),
         "cache_memory": _cache_memory(failure, config, works),
+        "max_capture_size": _max_capture_size(failure, config, works),
+        "graph_mode": "none" if failure.captured_tokens and works("graph_mode", "none") else None,
     }
     return [Remedy(setting, value) for setting, value in found.items() if value is not None]
 
@@ -61,10 +64,12 @@ def advice(failure: DoesNotFit, remedies: list[Remedy]) -> str:
         "max_model_len": failure.limits.max_model_len,
         "expected_prefix_tokens": failure.budget.expected_prefix_tokens or 0,
         "cache_memory": failure.budget.cache_size or 0,
+        "max_capture_size": failure.captured_tokens,
     }
     phrases = []
     for remedy in remedies:
-        if remedy.setting == "cache_memory" and not failure.budget.cache_is_given:
+        is_new = remedy.setting == "cache_memory" and not failure.budget.cache_is_given
+        if is_new or remedy.setting == "graph_mode":
             phrases.append(f"set {remedy.setting} to {remedy.value}")
         elif remedy.setting in tried and remedy.value < tried[remedy.setting]:
             phrases.append(f"lower {remedy.setting} to at most {remedy.value}")
@@ -76,7 +81,7 @@ def advice(failure: DoesNotFit, remedies: list[Remedy]) -> str:
 
 
 def _works_with(config: EngineConfig, model: ModelSpec, device: DeviceSpec) -> Works:
-    def works(setting: str, value: int | float) -> bool:
+    def works(setting: str, value: int | float | str) -> bool:
         try:
             fit(config.with_settings(**{setting: value}), model, device)
         except OstinatoError:
@@ -111,6 +116,13 @@ def _max_num_batched_tokens(failure: DoesNotFit, config: EngineConfig, works: Wo
     least = least_batched_tokens(config.max_num_seqs or 1, budget.slots_per_request, budget.block_size)
     highest = failure.limits.max_num_batched_tokens - 1
     return largest(least, highest, partial(works, "max_num_batched_tokens"))
+
+
+def _max_capture_size(failure: DoesNotFit, config: EngineConfig, works: Works) -> int | None:
+    """Given sizes have their largest already."""
+    if config.capture_sizes is not None or config.graph_mode not in PIECEWISE_MODES:
+        return None
+    return largest(1, failure.captured_tokens - 1, partial(works, "max_capture_size"))
 
 
 def _memory_utilization(config: EngineConfig, device: DeviceSpec, works: Works) -> float | None:
