@@ -84,6 +84,8 @@ class Runner:
         Raises CaptureError if a step cannot be captured, CapacityError if the graphs take more than was planned.
         """
         self.graphs.capture_all(progress)
+        if not self.graphs.planned():
+            return
         planned, observed = self.plan.memory.graphs, self.graphs.num_bytes
         self.measured["graphs"] = {
             "captured": len(self.graphs.planned()),

@@ -31,7 +31,7 @@ def compare_replay(
     count = eager.shape[0]
     _compare(name, "hidden states", replayed[:count], eager)
     for layer, (own, wanted) in enumerate(zip(after, expected, strict=True)):
-        for kind, given, right in zip(("conv states", "SSM states"), own, wanted, strict=True):
+        for kind, given, right in zip(("conv states", "SSM states"), own, wanted, strict=False):
             _compare(name, f"{kind} of layer {layer}", given, right)
     _restore(step, memory, after)
     return replayed
