@@ -51,6 +51,11 @@ def make_request(name: str, prompt: int = 3, max_tokens: int = 5, **fields: Any)
     return Request(name, tokens, fields.pop("stop", StopConditions(max_tokens)), **fields)
 
 
+def request_of(name: str, prompt: Sequence[int], max_tokens: int = 5, **fields: Any) -> Request:
+    """A request with this prompt."""
+    return Request(name, tuple(prompt), StopConditions(max_tokens), **fields)
+
+
 def shape(batch: Batch) -> list[tuple[str, int, int]]:
     """(request, start, tokens) of each row."""
     return [(row.request_id, row.start, len(row.token_ids)) for row in batch.rows]
@@ -85,8 +90,7 @@ def serve(
     scheduler: Scheduler, runner: FakeRunner, prompt: Sequence[int], max_tokens: int = 1, **fields: Any
 ) -> Request:
     """Serve a request to its end, which is checked, before the next one."""
-    name = f"request {scheduler.counters.steps}"
-    request = Request(name, tuple(prompt), StopConditions(max_tokens), **fields)
+    request = request_of(f"request {scheduler.counters.steps}", prompt, max_tokens, **fields)
     scheduler.add(request)
     run_all(scheduler, runner)
     assert request.output_token_ids == continuation(request.prompt_token_ids, max_tokens)
