@@ -40,7 +40,7 @@ def show(
 
 def throughput_tables(report: dict[str, Any]) -> list[Table]:
     rates = columns("batch", "tokens/s", "median", "min", "max")
-    steps = columns("batch", "decode steps", "p50", "p99", "floor", "reached")
+    steps = columns("batch", "decode steps", "p50", "p99", "floor", "reached", "bookkeeping")
     for result in report["results"]:
         for rate in RATES:
             rates.add_row(str(result["batch_size"]), _name(rate), *_spread(result[rate]))
@@ -51,6 +51,7 @@ def throughput_tables(report: dict[str, Any]) -> list[Table]:
             *(milliseconds(seconds and seconds[name]) for name in ("p50", "p99")),
             milliseconds(floor and floor["step_seconds"]),
             "-" if floor is None else f"{floor['fraction_reached']:.0%}",
+            f"{result['bookkeeping_share']:.2%}",
         )
     return [rates, steps]
 
