@@ -15,7 +15,8 @@ from ostinato.bench.workload import Workload
 def throughput(settings: dict[str, Any], workload: Workload, report: Callable[[str], None]) -> dict[str, Any]:
     """The report: for each batch size rates, steps, and how far decode steps are from their floor.
 
-    `bookkeeping_share` is the part of all steps that went into choosing batches and taking results in. `floor` is None for a model whose floor is not known beforehand; see `decode_bytes`.
+    `bookkeeping_share` is the part of all steps that went into choosing batches and taking results in. `floor`
+    is None for a model whose floor is not known beforehand; see `decode_bytes`.
     """
     from ostinato.engine.engine import Engine
 
