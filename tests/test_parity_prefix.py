@@ -213,6 +213,26 @@ def test_preempted_requests_find_what_they_have_computed(name: str, mode: str, s
         check(case, output)
 
 
+@caching
+def test_requests_with_no_slot_to_spare_take_over_the_checkpoints_that_they_read(name: str, mode: str) -> None:
+    engine = make_engine(name, state_cache_mode=mode, max_num_seqs=3, max_num_batched_tokens=64)
+    shrink(engine, num_blocks=40, num_slots=3)
+    first = decided_case(name, PROMPT)
+    cases = [
+        first,
+        decided_case(name, 131, tuple(first.prompt[:96])),
+        decided_case(name, 117, tuple(first.prompt[:96])),
+    ]
+    warm(engine, first.prompt)
+    run(engine)
+    outputs = [add(engine, case) for case in (*cases, *cases)]
+    run(engine)
+    for case, output in zip((*cases, *cases), outputs, strict=True):
+        check(case, output)
+    assert cached(outputs[0]) == 144
+    assert (engine.stats()["prefix_cache"]["checkpoints_not_taken"] > 0) == has_state(name)
+
+
 # Chunks
 
 
