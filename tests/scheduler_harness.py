@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from ostinato.cache.chain import Chain, xxh3_hash
 from ostinato.cache.eviction import EvictionCosts, EvictionPolicy
 from ostinato.cache.manager import CacheManager
 from ostinato.cache.placement import CachePolicy
@@ -71,7 +72,10 @@ def expected_output(request: Request, max_model_len: int) -> tuple[list[int], Fi
 
 
 class Harness:
-    """A scheduler, and a follower for each request that it took in."""
+    """A scheduler, and a follower for each request that it took in.
+
+    If `num_hashes` is given, the blocks of all texts have no more hashes than that, so that many collide.
+    """
 
     def __init__(
         self,
@@ -80,7 +84,9 @@ class Harness:
         policy: CachePolicy,
         eviction: EvictionPolicy = "marconi",
         costs: EvictionCosts | None = None,
+        num_hashes: int | None = None,
     ) -> None:
+        self.num_hashes = num_hashes
         self.limits, self.policy = limits, policy
         block_size, self.has_attention, has_state = sizes.block_size, sizes.num_blocks > 0, sizes.num_slots > 0
         costs = costs or EvictionCosts()
@@ -97,6 +103,8 @@ class Harness:
         self.num_arrived += 1
         payload = wish.prompt if wish.prompt_logprobs else None
         request = Request(name, wish.prompt, wish.stop, wish.priority, wish.prompt_logprobs, payload, wish.salt)
+        if self.num_hashes is not None and self.policy.prefix_caching:
+            request.chain = Chain(self.cache.block_size, wish.salt, (), self._hash)
         try:
             self.scheduler.add(request)
         except RequestError:
@@ -180,6 +188,10 @@ class Harness:
         assert (usage.blocks_used, usage.slots_used) == (0, 0)
         assert self.cache.blocks.num_free + usage.blocks_cached == usage.blocks_total
         assert self.cache.slots.num_free + usage.slots_cached == usage.slots_total
+
+    def _hash(self, before: int, content: bytes) -> int:
+        assert self.num_hashes is not None
+        return xxh3_hash(before, content) % self.num_hashes
 
     def _indexed(self) -> tuple[set[int], set[int]]:
         """The blocks and slots of the index."""

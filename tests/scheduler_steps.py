@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from ostinato.cache.eviction import EvictionPolicy
 from ostinato.cache.manager import CacheManager
+from ostinato.cache.placement import CachePolicy, StateCacheMode
 from ostinato.schedule.batch import Batch, RowResult, StepResult
 from ostinato.schedule.limits import SchedulerLimits
 from ostinato.schedule.request import Request, RequestUpdate, StopConditions
 from ostinato.schedule.scheduler import Scheduler
-from tests.fake_runner import VOCABULARY, FakeRunner
+from tests.fake_runner import VOCABULARY, FakeRunner, continuation
 
 BLOCK = 4
 
@@ -18,6 +20,27 @@ BLOCK = 4
 def make_scheduler(num_blocks: int = 100, num_slots: int = 100, **limits: Any) -> Scheduler:
     values = {"max_num_seqs": 8, "max_num_batched_tokens": 32, "max_model_len": 200, **limits}
     return Scheduler(SchedulerLimits(**values), CacheManager(num_blocks, num_slots, BLOCK))
+
+
+def make_caching_scheduler(
+    mode: StateCacheMode = "all",
+    num_blocks: int = 100,
+    num_slots: int = 100,
+    spacing: int = 2 * BLOCK,
+    branches: bool = True,
+    eviction: EvictionPolicy = "marconi",
+    block_size: int = BLOCK,
+    **limits: Any,
+) -> Scheduler:
+    """A scheduler with a prefix cache. 0 blocks: a model without attention; 0 slots: one without state layers."""
+    values = {"max_num_seqs": 8, "max_num_batched_tokens": 200, "max_model_len": 200, **limits}
+    cache = CacheManager(num_blocks, num_slots, block_size, eviction=eviction)
+    return Scheduler(SchedulerLimits(**values), cache, CachePolicy(True, mode, spacing, branches))
+
+
+def runner_for(scheduler: Scheduler) -> FakeRunner:
+    cache = scheduler.cache
+    return FakeRunner(cache.block_size, cache.blocks.count > 0, cache.slots.count > 0)
 
 
 def make_request(name: str, prompt: int = 3, max_tokens: int = 5, **fields: Any) -> Request:
@@ -28,6 +51,11 @@ def make_request(name: str, prompt: int = 3, max_tokens: int = 5, **fields: Any)
     return Request(name, tokens, fields.pop("stop", StopConditions(max_tokens)), **fields)
 
 
+def request_of(name: str, prompt: Sequence[int], max_tokens: int = 5, **fields: Any) -> Request:
+    """A request with this prompt."""
+    return Request(name, tuple(prompt), StopConditions(max_tokens), **fields)
+
+
 def shape(batch: Batch) -> list[tuple[str, int, int]]:
     """(request, start, tokens) of each row."""
     return [(row.request_id, row.start, len(row.token_ids)) for row in batch.rows]
@@ -36,8 +64,10 @@ def shape(batch: Batch) -> list[tuple[str, int, int]]:
 def step(scheduler: Scheduler, runner: FakeRunner) -> list[tuple[str, int, int]]:
     """Schedule and run a step; returns its shape."""
     batch = scheduler.schedule()
+    runner.check_writes(batch, scheduler.cache.store.index)
     scheduler.update(runner.run(batch))
     scheduler.check_integrity()
+    runner.check_index(scheduler.cache.store.index)
     return shape(batch)
 
 
@@ -49,9 +79,33 @@ def run_all(scheduler: Scheduler, runner: FakeRunner, limit: int = 1000) -> list
             return updates
         batch = scheduler.schedule()
         assert batch.num_tokens <= scheduler.limits.max_num_batched_tokens
+        runner.check_writes(batch, scheduler.cache.store.index)
         updates += scheduler.update(runner.run(batch))
         scheduler.check_integrity()
+        runner.check_index(scheduler.cache.store.index)
     raise AssertionError(f"requests are unfinished after {limit} steps")
+
+
+def serve(
+    scheduler: Scheduler, runner: FakeRunner, prompt: Sequence[int], max_tokens: int = 1, **fields: Any
+) -> Request:
+    """Serve a request to its end, which is checked, before the next one."""
+    request = request_of(f"request {scheduler.counters.steps}", prompt, max_tokens, **fields)
+    scheduler.add(request)
+    run_all(scheduler, runner)
+    assert request.output_token_ids == continuation(request.prompt_token_ids, max_tokens)
+    return request
+
+
+def report_of(request: Request) -> tuple[int, dict[str, int]]:
+    """(cached tokens, {cause: tokens computed}) of a request."""
+    assert request.cache_report is not None
+    return request.cache_report.cached_tokens, request.cache_report.misses
+
+
+def text(length: int, seed: int = 0) -> tuple[int, ...]:
+    """Tokens that differ from those of other seeds from the first one on."""
+    return tuple((seed * 13 + index * 11) % VOCABULARY for index in range(length))
 
 
 def give(scheduler: Scheduler, *token_ids: Sequence[int], **fields: Any) -> list[RequestUpdate]:

@@ -3,52 +3,67 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
 
-from ostinato import EngineConfig, SamplingParams
+from ostinato import SamplingParams
+from ostinato.cache.manager import Holding
 from ostinato.cache.pool import Pool
 from ostinato.engine.engine import Engine
-from tests.checkpoints import RECIPES, checkpoint, random_prompt
+from tests.checkpoints import RECIPES, random_prompt
+from tests.parity import CACHING, has_state, make_engine, shrink
 
 NAN = float("nan")
 
+SMALL_ENGINES = [
+    *((name, mode, num_slots) for name, mode in CACHING for num_slots in ((3, 6) if has_state(name) else (0,))),
+    *((name, "none", 3) for name in RECIPES if has_state(name)),
+]
+"""Recipe, mode of the state cache, and slots: as many as rows, or some more."""
+
 
 def nobody_s(pool: Pool) -> list[int]:
-    """The null id and those that are free."""
+    """The null id and those that are free: no request holds them, and the index does not know them."""
     return [0, *pool._free] if pool.count else []
 
 
+def unread_slots(holding: Holding) -> list[int]:
+    """Those that a request will write and not read before: its state still stands in a checkpoint."""
+    return [slot for slot in holding.slots if slot != holding.read_slot]
+
+
 def poison(engine: Engine) -> None:
-    """NaN into null block and null slot, every free block and slot, and the unwritten end of every block table."""
+    """NaN into null block and null slot, every free block and slot, and what requests hold and have not written: the
+    ends of their block tables, and write slots beside their state."""
     cache, block_size = engine.scheduler.cache, engine.runner.block_size
     blocks, slots = nobody_s(cache.blocks), nobody_s(cache.slots)
-    cells = [block * block_size + offset for block in blocks for offset in range(block_size)]
+    cells: list[int] = []
     for request in engine.scheduler._running:
-        table = cache.holding(request.request_id).block_table
-        for position in range(request.num_computed_tokens, len(table) * block_size):
-            cells.append(table[position // block_size] * block_size + position % block_size)
+        holding = cache.holding(request.request_id)
+        slots += unread_slots(holding)
+        for position in range(request.num_computed_tokens, len(holding.block_table) * block_size):
+            cells.append(holding.block_table[position // block_size] * block_size + position % block_size)
     for layer in engine.runner.memory:
         if layer.k_cache is not None and layer.v_cache is not None:
-            layer.k_cache.flatten(0, 1)[cells] = NAN
-            layer.v_cache.flatten(0, 1)[cells] = NAN
+            for kept in (layer.k_cache, layer.v_cache):
+                kept[blocks] = NAN
+                kept.flatten(0, 1)[cells] = NAN
         if layer.conv_states is not None and layer.ssm_states is not None:
             layer.conv_states[slots] = NAN
             layer.ssm_states[slots] = NAN
 
 
 def spoil(engine: Engine, request_id: str) -> None:
-    """NaN into the blocks and the slot that a request holds."""
+    """NaN into the blocks and the slots that a request holds."""
     holding = engine.scheduler.cache.holding(request_id)
     for layer in engine.runner.memory:
         if layer.k_cache is not None and layer.v_cache is not None:
             layer.k_cache[list(holding.block_table)] = NAN
             layer.v_cache[list(holding.block_table)] = NAN
         if layer.conv_states is not None and layer.ssm_states is not None:
-            layer.conv_states[list(holding.slots)] = NAN
-            layer.ssm_states[list(holding.slots)] = NAN
+            layer.conv_states[list(holding.references())] = NAN
+            layer.ssm_states[list(holding.references())] = NAN
 
 
 def record_logits(engine: Engine) -> list[torch.Tensor]:
@@ -64,25 +79,41 @@ def record_logits(engine: Engine) -> list[torch.Tensor]:
     return seen
 
 
-def small_engine(name: str) -> Engine:
+def small_engine(name: str, mode: str = "auto", num_blocks: int = 8, num_slots: int = 6) -> Engine:
     """With three rows and, if the model has blocks, too few of them for three requests."""
-    settings: dict[str, Any] = {"max_model_len": 96, "max_num_seqs": 3, "max_num_batched_tokens": 24, "threads": 1}
-    config = EngineConfig(model=str(checkpoint(name)), dtype="float32", cache_memory="4MiB", **settings)
-    memory = Engine(config).plan.memory
-    few = memory.kv_block * 9 + memory.state_slot * 4
-    return Engine(config.with_settings(cache_memory=few))
+    settings = {"max_model_len": 96, "max_num_seqs": 3, "max_num_batched_tokens": 24, "state_block_size": 16}
+    engine = make_engine(name, state_cache_mode=mode, cache_memory="1MiB", **settings)
+    shrink(engine, num_blocks, num_slots)
+    return engine
+
+
+TEXT = random_prompt(64, seed=50)
+OTHER = random_prompt(64, seed=51)
+
+ARRIVALS: dict[int, tuple[str, list[int], int]] = {
+    0: ("a", TEXT[:50], 40),
+    2: ("b", OTHER[:7], 60),
+    3: ("c", TEXT[:33], 12),
+    9: ("d", OTHER[:20], 20),
+    11: ("e", TEXT[:40] + OTHER[:5], 3),
+    90: ("f", OTHER[:60], 20),
+    92: ("g", OTHER[:60], 10),
+    125: ("h", TEXT[:50], 20),
+    126: ("i", TEXT[:50] + OTHER[:3], 20),
+    170: ("j", TEXT[:50], 6),
+}
+"""Step -> name, prompt and number of tokens. Their prompts have beginnings in common."""
 
 
 def run(engine: Engine, after_step: Callable[[Engine], None]) -> dict[str, tuple[str | None, list[int]]]:
-    """Requests of unequal length join, leave, are aborted and preempted. -> how each ended, and its tokens."""
+    """Requests join, leave, are aborted and preempted, hit and are evicted. -> how each ended, and its tokens."""
     after_step(engine)
-    arrivals = {0: ("a", 50, 40), 2: ("b", 7, 60), 3: ("c", 33, 12), 9: ("d", 20, 20), 11: ("e", 40, 3)}
     ended: dict[str, tuple[str | None, list[int]]] = {}
-    for step in range(300):
-        if step in arrivals:
-            name, length, new = arrivals[step]
+    for step in range(400):
+        if step in ARRIVALS:
+            name, prompt, new = ARRIVALS[step]
             params = SamplingParams(temperature=0, max_tokens=new, ignore_eos=True)
-            engine.add(random_prompt(length, seed=length), params, request_id=name)
+            engine.add(prompt, params, request_id=name)
         if step in (2, 12, 20):
             engine.scheduler.preempt("a")
         if step == 15:
@@ -93,25 +124,48 @@ def run(engine: Engine, after_step: Callable[[Engine], None]) -> dict[str, tuple
                 ended[output.request_id] = only.finish_reason, only.token_ids
         engine.scheduler.check_integrity()
         after_step(engine)
-        if step > max(arrivals) and not engine.has_unfinished:
+        if step > max(ARRIVALS) and not engine.has_unfinished:
             return ended
     raise AssertionError("the requests did not come to an end")
 
 
-@pytest.mark.parametrize("name", RECIPES)
-def test_what_nobody_has_written_never_reaches_a_logit(name: str) -> None:
+@pytest.mark.parametrize(("name", "mode", "num_slots"), SMALL_ENGINES)
+def test_what_nobody_has_written_never_reaches_a_logit(name: str, mode: str, num_slots: int) -> None:
     """The same steps with and without poison after each of them give the same bits."""
-    plain, poisoned = small_engine(name), small_engine(name)
+    plain, poisoned = (small_engine(name, mode, num_slots=num_slots) for _ in range(2))
     expected_logits, logits = record_logits(plain), record_logits(poisoned)
     expected = run(plain, lambda _: None)
     assert run(poisoned, poison) == expected
-    assert {name: len(tokens) for name, (_, tokens) in expected.items()} == {"a": 40, "b": 60, "c": 12, "e": 3}
+    assert {name: len(tokens) for name, (_, tokens) in expected.items()} == {
+        name: new for name, _, new in ARRIVALS.values() if name != "d"
+    }
     assert {reason for reason, _ in expected.values()} == {"length"}
     for given, wanted in zip(logits, expected_logits, strict=True):
         assert given.isfinite().all()
         assert torch.equal(given, wanted)
-    preemptions = poisoned.scheduler.counters.preemptions
-    assert preemptions >= (4 if poisoned.plan.memory.num_blocks else 3)
+    memory = poisoned.plan.memory
+    assert poisoned.scheduler.counters.preemptions >= (4 if memory.num_blocks else 3)
+    prefix = poisoned.stats()["prefix_cache"]
+    hits = mode != "none" or not has_state(name)
+    assert (prefix["cached_tokens"] > 0) == (prefix["restored_tokens"] > 0) == hits
+    assert (prefix["evicted_blocks"] > 0) == (memory.num_blocks > 0)
+    assert (prefix["evicted_checkpoints"] > 0) == (hits and has_state(name))
+    assert_written(poisoned)
+
+
+def assert_written(engine: Engine) -> None:
+    """What the index holds is finite."""
+    index = engine.scheduler.cache.store.index
+    blocks = [entry.block for entry in index]
+    slots = [checkpoint.slot for checkpoint in index.checkpoints]
+    assert blocks
+    for layer in engine.runner.memory:
+        if layer.k_cache is not None and layer.v_cache is not None:
+            assert layer.k_cache[blocks].isfinite().all()
+            assert layer.v_cache[blocks].isfinite().all()
+        if layer.conv_states is not None and layer.ssm_states is not None:
+            assert layer.conv_states[slots].isfinite().all()
+            assert layer.ssm_states[slots].isfinite().all()
 
 
 def test_a_request_whose_memory_is_spoiled_ends_alone() -> None:

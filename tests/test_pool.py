@@ -56,6 +56,52 @@ def test_a_shared_id_is_free_only_when_its_last_reference_is_released() -> None:
     pool.check_integrity()
 
 
+def test_an_id_that_the_index_keeps_stays_when_its_last_reference_goes_and_can_be_referenced_again() -> None:
+    pool = Pool("block", 4)
+    pool.allocate(2)
+    pool.keep(1)
+    assert (pool.num_used, pool.num_idle, pool.num_free) == (2, 0, 1)
+    pool.release([1, 2])
+    assert (pool.num_used, pool.num_idle, pool.num_free, pool.num_available) == (0, 1, 2, 3)
+    assert pool.is_idle(1)
+    assert pool.allocate(3) is None
+    pool.retain([1])
+    assert (pool.num_used, pool.num_idle, pool.num_available) == (1, 0, 2)
+    assert not pool.is_idle(1)
+    pool.check_integrity()
+
+
+def test_an_id_that_the_index_drops_is_free_at_once_unless_it_is_referenced() -> None:
+    pool = Pool("block", 4)
+    pool.allocate(2)
+    for id in (1, 2):
+        pool.keep(id)
+    pool.release([1])
+    pool.drop(1)
+    pool.drop(2)
+    assert (pool.num_used, pool.num_idle, pool.num_free) == (1, 0, 2)
+    pool.check_integrity()
+    pool.release([2])
+    assert pool.num_free == 3
+    pool.check_integrity()
+
+
+def test_keeping_what_is_not_referenced_or_kept_already_and_dropping_what_is_not_kept_is_an_error() -> None:
+    pool = Pool("slot", 4)
+    pool.allocate(1)
+    with pytest.raises(AssertionError, match="slot 2 is not in use"):
+        pool.keep(2)
+    pool.keep(1)
+    with pytest.raises(AssertionError, match="slot 1 is in the index already"):
+        pool.keep(1)
+    with pytest.raises(AssertionError, match="slot 3 is not in the index"):
+        pool.drop(3)
+    pool.release([1])
+    with pytest.raises(AssertionError, match="slot 1 is not in use"):
+        pool.release([1])
+    pool.check_integrity()
+
+
 @pytest.mark.parametrize("id", [0, 2, 7, -1])
 def test_handing_back_or_sharing_what_is_not_in_use_is_an_error(id: int) -> None:
     pool = Pool("block", 4)
@@ -68,12 +114,15 @@ def test_handing_back_or_sharing_what_is_not_in_use_is_an_error(id: int) -> None
 
 
 def test_the_check_finds_an_id_that_leaked_is_free_twice_or_is_free_and_referenced() -> None:
-    leaked, twice, both, null = (Pool("block", 4) for _ in range(4))
+    leaked, twice, both, null, kept, counted = (Pool("block", 4) for _ in range(6))
     leaked._free.remove(2)
     twice._free.append(2)
     both._references[2] = 1
     null._free.append(0)
-    for pool, message in ((leaked, "leaked"), (twice, "twice"), (both, "both free"), (null, "null block")):
+    kept._kept[0] = 1
+    counted._num_idle = 1
+    cases = ((leaked, "leaked"), (twice, "twice"), (both, "both free"), (null, "null block"))
+    for pool, message in (*cases, (kept, "null block is in the index"), (counted, "1 were counted")):
         with pytest.raises(AssertionError, match=message):
             pool.check_integrity()
 

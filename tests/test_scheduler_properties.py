@@ -165,7 +165,8 @@ def make_harness(limits: SchedulerLimits, sizes: Sizes, kind: str, choose: Choos
     policy = CachePolicy(is_on, choose(modes), spacing, branches=choose([True, True, False]))
     eviction: EvictionPolicy = choose(["marconi", "lru"])
     costs = EvictionCosts(choose([1.0, 5.0]), choose([0.0, 0.1]), choose([1, 10]), choose([1, 100]))
-    return Harness(limits, Sizes(num_blocks, num_slots, sizes.block_size), policy, eviction, costs)
+    num_hashes = choose([None, None, None, None, 20, 3])
+    return Harness(limits, Sizes(num_blocks, num_slots, sizes.block_size), policy, eviction, costs, num_hashes)
 
 
 def next_turn(harness: Harness, name: str, text: list[int], max_tokens: int) -> Wish:

@@ -15,7 +15,8 @@ from ostinato.bench.workload import Workload
 def throughput(settings: dict[str, Any], workload: Workload, report: Callable[[str], None]) -> dict[str, Any]:
     """The report: for each batch size rates, steps, and how far decode steps are from their floor.
 
-    `floor` is None for a model whose floor is not known beforehand; see `decode_bytes`.
+    `bookkeeping_share` is the part of all steps that went into choosing batches and taking results in. `floor`
+    is None for a model whose floor is not known beforehand; see `decode_bytes`.
     """
     from ostinato.engine.engine import Engine
 
@@ -24,10 +25,19 @@ def throughput(settings: dict[str, Any], workload: Workload, report: Callable[[s
     plan = engine.plan
     results = []
     for batch_size in workload.batch_sizes:
-        preemptions = engine.stats()["preemptions"]
+        before = engine.stats()
         figures = throughput_figures(run_rounds(engine, workload, batch_size, report=report))
-        preemptions = engine.stats()["preemptions"] - preemptions
-        results.append({"batch_size": batch_size, **figures, "preemptions": preemptions, "floor": None})
+        after = engine.stats()
+        spent = {name: after[name] - before[name] for name in ("preemptions", "bookkeeping_seconds", "step_seconds")}
+        results.append(
+            {
+                "batch_size": batch_size,
+                **figures,
+                "preemptions": spent["preemptions"],
+                "bookkeeping_share": spent["bookkeeping_seconds"] / spent["step_seconds"],
+                "floor": None,
+            }
+        )
     report("measuring the memory's bandwidth")
     bandwidth = measure_bandwidth(engine.runner.device)
     for result in results:

@@ -108,7 +108,7 @@ class CacheManager:
         holding = self._attach(match.path)
         self._holdings[request_id] = holding
         if not self.grow(request_id, num_tokens, spare_blocks) or not self.take_write_slots(request_id, spare_slots):
-            self.release(request_id)
+            self._give_back(self._holdings.pop(request_id))
             return False
         self.store.touch(holding.tip)
         checkpoint = self.store.index.checkpoint_of(holding.read_slot)
@@ -205,10 +205,8 @@ class CacheManager:
         """Take back all that the request holds. No step may still be writing to it."""
         holding = self._holdings.pop(request_id)
         if holding.tip is not None:
-            holding.tip.num_pins -= 1
             self.store.touch(holding.tip)
-        self.blocks.release(holding.block_table)
-        self.slots.release(holding.references())
+        self._give_back(holding)
 
     def holding(self, request_id: str) -> Holding:
         """What the request holds, for reading; only this class changes it."""
@@ -260,6 +258,12 @@ class CacheManager:
             holding.read_slot = holding.tip.checkpoint.slot
             self.slots.retain((holding.read_slot,))
         return holding
+
+    def _give_back(self, holding: Holding) -> None:
+        if holding.tip is not None:
+            holding.tip.num_pins -= 1
+        self.blocks.release(holding.block_table)
+        self.slots.release(holding.references())
 
     def _enter_blocks(self, holding: Holding, chain: Chain, num_computed: int) -> dict[int, Entry]:
         """Index the blocks that are full now, or give them up for equal ones. -> {end: entry} of them."""

@@ -100,7 +100,9 @@ class CacheStore:
     def take_blocks(self, count: int) -> list[int]:
         """`count` blocks, which are available."""
         while self.blocks.num_free < count:
-            self._evict_leaf()
+            entry = self._leaves.pop()
+            assert entry is not None, "no block is free or evictable, though so many were counted"
+            self._evict(entry)
         taken = self.blocks.allocate(count)
         assert taken is not None, "free blocks were counted above"
         return taken
@@ -126,9 +128,12 @@ class CacheStore:
         return entry
 
     def trim(self) -> None:
-        """Keep the index of a model without attention within bounds."""
+        """Keep the index of a model without attention within bounds, as far as running requests let it."""
         while self.blocks.count == 0 and len(self.index) > MOST_ENTRIES_WITHOUT_BLOCKS:
-            self._evict_leaf()
+            entry = self._leaves.pop()
+            if entry is None:
+                break
+            self._evict(entry)
 
     def place(self, entry: Entry, slot: int, is_interior: bool) -> Checkpoint | None:
         """Keep `slot`, which a request has written, as the entry's checkpoint; None if it has one already."""
@@ -169,9 +174,8 @@ class CacheStore:
             kept = {id for id in range(pool.count) if pool.is_kept(id)}
             assert kept == ids, f"the index has other {pool.name}s than the pool keeps for it"
 
-    def _evict_leaf(self) -> None:
-        entry = self._leaves.pop()
-        assert entry is not None, "no block is free or evictable, though so many were counted"
+    def _evict(self, entry: Entry) -> None:
+        """Take a leaf out of the index because its block is needed."""
         if entry.checkpoint is not None:
             self.evict_checkpoint(entry.checkpoint)
         self.index.remove(entry)

@@ -4,22 +4,27 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args
 
 import typer
 from rich.console import Console
 
 from ostinato.bench.compare import PEERS, compare
 from ostinato.bench.latency import latency
+from ostinato.bench.prefix import PrefixBench, prefix
+from ostinato.bench.prefix_variants import MODES
+from ostinato.bench.prefix_workloads import WORKLOADS, Sizes
 from ostinato.bench.startup import startup
 from ostinato.bench.throughput import throughput
 from ostinato.bench.workload import Workload
+from ostinato.cli.bench_prefix_tables import LENGTHS, prefix_tables
 from ostinato.cli.bench_tables import compare_tables, latency_tables, show, startup_tables, throughput_tables
 from ostinato.cli.options import engine_options, name_model
+from ostinato.config import EngineConfig
 from ostinato.errors import ConfigError
 
 app = typer.Typer(
-    help="Measure throughput, latency or start-up, on a checkpoint or on random weights.\n\n"
+    help="Measure throughput, latency, start-up or the prefix cache, on a checkpoint or on random weights.\n\n"
     "Example: ostinato bench latency demo --batch-sizes 1,8",
     no_args_is_help=True,
     rich_markup_mode=None,
@@ -99,9 +104,77 @@ def startup_command(
     show(startup(settings, workload, _report()), as_json, startup_tables)
 
 
+def prefix_command(
+    settings: dict[str, Any],
+    target: Model = None,
+    workloads: Annotated[
+        str, typer.Option(metavar="NAME[,NAME...]", help="What is asked: some of those above.")
+    ] = ",".join(WORKLOADS),
+    modes: Annotated[
+        str | None,
+        typer.Option(
+            metavar="MODE[,MODE...]",
+            help="Modes of the state cache; off is without prefix caching. [default: all that the model can do]",
+            show_default=False,
+        ),
+    ] = None,
+    checkpoint_policies: Annotated[
+        str, typer.Option(metavar="POLICY[,POLICY...]", help="Values of checkpoint_policy.")
+    ] = "boundaries,boundaries+branches",
+    eviction_policies: Annotated[
+        str, typer.Option(metavar="POLICY[,POLICY...]", help="Values of eviction_policy: marconi, lru.")
+    ] = "marconi",
+    shared_len: Annotated[
+        int, typer.Option(min=1, help="Tokens of a system prompt, a set of examples, the agents' context.")
+    ] = 300,
+    new_len: Annotated[int, typer.Option(min=1, help="Tokens of a question, message or tail, on average.")] = 32,
+    output_len: Annotated[int, typer.Option(min=1, help="Tokens of an answer.")] = 16,
+    sessions: Annotated[
+        int, typer.Option(min=1, help="Conversations, example sets, or agents that go on from one level.")
+    ] = 4,
+    turns: Annotated[int, typer.Option(min=1, help="Of a conversation, of an example set; levels of agents.")] = 3,
+    conversation_len: Annotated[
+        int, typer.Option("--conversation-len", "--second-turn", min=2, help="Tokens before the second turn.")
+    ] = 2000,
+    concurrency: Annotated[int, typer.Option(min=1, help="Requests at once, at most.")] = 2,
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds, each with prompts of its own.")] = 3,
+    as_json: AsJson = False,
+) -> None:
+    """What the prefix cache finds and how soon first tokens come, per mode and policy, side by side.
+
+    system: one system prompt, many questions. chat: conversations in turns. thinking: chat whose template
+    takes earlier thinking out of the prompt. few-shot: sets of examples with varying tails. agents: a tree of
+    contexts, each going on from a point inside its parent's. second-turn: one long conversation, whose second
+    prompt is asked warm and cold.
+
+    A request is asked when fewer than --concurrency are unanswered; a turn waits for the turn before. All
+    configurations run the same workloads in turns, round by round, and share the memory for the cache equally
+    unless --cache-memory is given, which is the size of each. Every round asks for new tokens, and finds the
+    cache full of earlier rounds' ones. Policies of eviction differ where too little room is left; the second
+    example shows them.
+
+    Example: ostinato bench prefix benchmarks/models/nemotron-h-300m --random-weights --workloads second-turn
+
+    Example: ostinato bench prefix demo --workloads chat,thinking --modes none,all --checkpoint-policies
+    boundaries+branches --eviction-policies marconi,lru --cache-memory 8MiB
+    """
+    name_model(settings, target)
+    bench = PrefixBench(
+        workloads=_names("--workloads", workloads, tuple(WORKLOADS)),
+        modes=None if modes is None else _names("--modes", modes, MODES),
+        checkpoint_policies=_policies("--checkpoint-policies", checkpoint_policies, "checkpoint_policy"),
+        eviction_policies=_policies("--eviction-policies", eviction_policies, "eviction_policy"),
+        sizes=Sizes(shared_len, new_len, output_len, sessions, turns, conversation_len),
+        concurrency=concurrency,
+        rounds=rounds,
+    )
+    show(prefix(settings, bench, _report()), as_json, prefix_tables, LENGTHS)
+
+
 app.command("throughput")(engine_options(throughput_command))
 app.command("latency")(engine_options(latency_command))
 app.command("startup")(engine_options(startup_command))
+app.command("prefix")(engine_options(prefix_command))
 
 
 def _sizes(text: str) -> tuple[int, ...]:
@@ -112,6 +185,18 @@ def _sizes(text: str) -> tuple[int, ...]:
     if not sizes or min(sizes) < 1:
         raise ConfigError(f"--batch-sizes {text!r} should be whole numbers of at least 1, such as 1,8,32")
     return sizes
+
+
+def _policies(option: str, text: str, setting: str) -> tuple[str, ...]:
+    return _names(option, text, get_args(EngineConfig.model_fields[setting].annotation))
+
+
+def _names(option: str, text: str, known: tuple[str, ...]) -> tuple[str, ...]:
+    names = tuple(part.strip() for part in text.split(","))
+    unknown = [name for name in names if name not in known]
+    if unknown:
+        raise ConfigError(f"{option} {text!r} has {unknown[0]!r}; the known ones are {', '.join(known)}")
+    return tuple(dict.fromkeys(names))
 
 
 def _report() -> Callable[[str], None]:

@@ -13,9 +13,13 @@ from ostinato.bench.compare import RATES
 from ostinato.cli.output import figures_table
 from ostinato.plan.units import format_bytes
 
+LENGTHS = "{prompt_len} prompt tokens, {output_len} new"
 
-def show(report: dict[str, Any], as_json: bool, tables: Callable[[dict[str, Any]], list[Table]]) -> None:
-    """Prints a report, as JSON or as what it is about and its tables."""
+
+def show(
+    report: dict[str, Any], as_json: bool, tables: Callable[[dict[str, Any]], list[Table]], lengths: str = LENGTHS
+) -> None:
+    """Prints a report, as JSON or as what it is about and its tables. `lengths` is filled in from its settings."""
     if as_json:
         print(json.dumps(report, indent=2))
         return
@@ -25,8 +29,8 @@ def show(report: dict[str, Any], as_json: bool, tables: Callable[[dict[str, Any]
     size = f"{model['architecture']}, {model['parameters'] / 1e6:,.0f} M"
     facts.add_row("model", f"{model['name']} ({size}{', random weights' if model['random_weights'] else ''})")
     facts.add_row("machine", f"{machine['cpu']}, {machine['threads']} threads, torch {machine['torch']}")
-    lengths = f"{settings['prompt_len']} prompt tokens, {settings['output_len']} new"
-    facts.add_row("run", f"{settings['device']}, {settings['dtype']}, {lengths}, {settings['rounds']} rounds")
+    run = f"{settings['device']}, {settings['dtype']}, {lengths.format_map(settings)}, {settings['rounds']} rounds"
+    facts.add_row("run", run)
     if "read_bytes_per_second" in machine:
         read, copy = machine["read_bytes_per_second"] / 1e9, machine["copy_bytes_per_second"] / 1e9
         facts.add_row("memory", f"read {read:.1f} GB/s, copy {copy:.1f} GB/s")
@@ -35,8 +39,8 @@ def show(report: dict[str, Any], as_json: bool, tables: Callable[[dict[str, Any]
 
 
 def throughput_tables(report: dict[str, Any]) -> list[Table]:
-    rates = _columns("batch", "tokens/s", "median", "min", "max")
-    steps = _columns("batch", "decode steps", "p50", "p99", "floor", "reached")
+    rates = columns("batch", "tokens/s", "median", "min", "max")
+    steps = columns("batch", "decode steps", "p50", "p99", "floor", "reached", "bookkeeping")
     for result in report["results"]:
         for rate in RATES:
             rates.add_row(str(result["batch_size"]), _name(rate), *_spread(result[rate]))
@@ -44,16 +48,17 @@ def throughput_tables(report: dict[str, Any]) -> list[Table]:
         steps.add_row(
             str(result["batch_size"]),
             str(result["decode_steps"]),
-            *(_milliseconds(seconds and seconds[name]) for name in ("p50", "p99")),
-            _milliseconds(floor and floor["step_seconds"]),
+            *(milliseconds(seconds and seconds[name]) for name in ("p50", "p99")),
+            milliseconds(floor and floor["step_seconds"]),
             "-" if floor is None else f"{floor['fraction_reached']:.0%}",
+            f"{result['bookkeeping_share']:.2%}",
         )
     return [rates, steps]
 
 
 def compare_tables(report: dict[str, Any]) -> list[Table]:
     peer = report["compare"]["peer"]
-    table = _columns("batch", "tokens/s", "engine", "median", "min", "max", "ratio")
+    table = columns("batch", "tokens/s", "engine", "median", "min", "max", "ratio")
     for result in report["results"]:
         for rate in RATES:
             ratio = result["ratio"][rate]
@@ -64,25 +69,26 @@ def compare_tables(report: dict[str, Any]) -> list[Table]:
 
 
 def latency_tables(report: dict[str, Any]) -> list[Table]:
-    table = _columns("batch", "first token p50", "p99", "between tokens p50", "p99")
+    table = columns("batch", "first token p50", "p99", "between tokens p50", "p99")
     for result in report["results"]:
         cells = []
         for figures in (result["time_to_first_token"], result["inter_token_latency"]):
-            cells += [_milliseconds(figures and figures[name]) for name in ("p50", "p99")]
+            cells += [milliseconds(figures and figures[name]) for name in ("p50", "p99")]
         table.add_row(str(result["batch_size"]), *cells)
     return [table]
 
 
 def startup_tables(report: dict[str, Any]) -> list[Table]:
     [result] = report["results"]
-    table = _columns("seconds", "median", "min", "max")
+    table = columns("seconds", "median", "min", "max")
     for phase, spread in result["seconds"].items():
         table.add_row(phase, *(f"{spread[name]:.2f}" for name in ("median", "min", "max")))
     table.add_row("peak memory", format_bytes(result["peak_memory_bytes"]))
     return [table]
 
 
-def _columns(first: str, *others: str) -> Table:
+def columns(first: str, *others: str) -> Table:
+    """An empty table: names in the first column, figures in the others."""
     table = Table(box=None, header_style="bold")
     table.add_column(first, style="cyan")
     for name in others:
@@ -98,5 +104,5 @@ def _spread(spread: dict[str, float] | None) -> list[str]:
     return ["-"] * 3 if spread is None else [f"{spread[name]:,.0f}" for name in ("median", "min", "max")]
 
 
-def _milliseconds(seconds: float | None) -> str:
+def milliseconds(seconds: float | None) -> str:
     return "-" if seconds is None else f"{seconds * 1000:.1f} ms"

@@ -131,15 +131,20 @@ class Engine:
         batch = self.scheduler.schedule()
         if not batch.rows:
             return []
+        scheduled = finished = time.perf_counter()
         try:
-            updates = self.scheduler.update(self.runner.run(batch))
+            result = self.runner.run(batch)
+            finished = time.perf_counter()
+            updates = self.scheduler.update(result)
         except Exception as error:
             updates = self.scheduler.fail(batch, error)
         except BaseException as error:
             self._deliver(self.scheduler.fail(batch, RuntimeError(f"the step was interrupted: {error!r}")))
             raise
+        bookkeeping = time.perf_counter() - begin - (finished - scheduled)
         changed = self._deliver(updates)
-        self._stats.count_step(batch, sum(len(update.token_ids) for update in updates), time.perf_counter() - begin)
+        generated = sum(len(update.token_ids) for update in updates)
+        self._stats.count_step(batch, generated, time.perf_counter() - begin, bookkeeping)
         return changed
 
     def output(self, request_id: str) -> RequestOutput | None:

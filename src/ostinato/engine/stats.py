@@ -22,13 +22,16 @@ class EngineStats:
     decode_rows: int = 0
     prefill_rows: int = 0
     step_seconds: float = 0.0
+    bookkeeping_seconds: float = 0.0
+    """Of those, what choosing batches and taking their results in took: requests, blocks, slots, the prefix index."""
 
-    def count_step(self, batch: Batch, generated: int, seconds: float) -> None:
+    def count_step(self, batch: Batch, generated: int, seconds: float, bookkeeping: float) -> None:
         self.generated_tokens += generated
         self.computed_tokens += batch.num_tokens
         self.decode_rows += batch.num_decode_rows
         self.prefill_rows += len(batch.rows) - batch.num_decode_rows
         self.step_seconds += seconds
+        self.bookkeeping_seconds += bookkeeping
 
     def to_json(self, scheduler: Scheduler, graphs: StepCounts) -> dict[str, Any]:
         """These counts, those of scheduler and graphs, and the cache's present use."""
