@@ -13,7 +13,6 @@ from ostinato.plan.model import RopeSpec
 from ostinato.plan.plan import Plan, make_plan
 from tests.plan_cases import GIB, MIB, attention_layer, cpu, gpu, hybrid, mamba2_layer, mlp_layer, model
 
-
 AS_PLANNED = {"max_capture_size": 512}
 """The graphs of the default max_num_seqs of a GPU, which a given one would have fewer of."""
 

@@ -16,7 +16,10 @@ from ostinato.errors import ConfigError
 from ostinato.plan.device import DEVICE_NAMES, DeviceSpec, find_device
 from ostinato.plan.plan import make_plan
 from ostinato.plan.render import print_plan
+from ostinato.plan.render_graphs import render_sizing
+from ostinato.plan.sizing import size_for_traffic
 from ostinato.plan.source import model_spec, read_config, resolve_model_dir
+from ostinato.plan.traffic import Traffic
 from ostinato.plan.units import format_bytes, parse_bytes
 
 
@@ -30,15 +33,24 @@ def plan(
     device_memory: Annotated[
         str | None, typer.Option(metavar="SIZE", help="Memory of the device in place of its own.")
     ] = None,
+    traffic: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Choose capture sizes from the batches that an engine counted in this file."),
+    ] = None,
+    num_sizes: Annotated[
+        int | None, typer.Option(metavar="N", help="So many sizes for each ladder (as many as are planned).")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the plan as JSON.")] = False,
     output: Annotated[Path | None, typer.Option(help="Also save the plan, as JSON, to this file.")] = None,
 ) -> None:
-    """Show what an engine would do: memory, limits, kernels, and every decision with its reason.
+    """Show what an engine would do: memory, limits, graphs, kernels, and every decision with its reason.
 
     MODEL is `demo`, a directory that holds at least a config.json, or a hub id. Nothing is loaded.
 
     Example: ostinato plan demo --device l4-24gb --max-num-seqs 64
     """
+    if num_sizes is not None and traffic is None:
+        raise ConfigError("--num-sizes is the number of sizes that --traffic FILE chooses; give both")
     name_model(settings, target)
     config = EngineConfig(**settings)
     directory = resolve_model_dir(config.model, config.revision, files=("config.json",))
@@ -48,10 +60,16 @@ def plan(
             made.save(output)
         except OSError as error:
             raise ConfigError(f"the plan cannot be saved to {output}: {error.strerror}") from None
+    sizing = None
+    if traffic is not None:
+        limits = {name: getattr(made.settings, name) for name in ("max_num_seqs", "max_num_batched_tokens")}
+        sizing = size_for_traffic(Traffic.load(traffic), made.capture, num_sizes=num_sizes, **limits)
     if as_json:
-        print(json.dumps(made.to_json(), indent=2))
-    else:
-        print_plan(made, Console())
+        print(json.dumps(made.to_json() | ({"traffic": sizing.to_json()} if sizing else {}), indent=2))
+        return
+    print_plan(made, Console())
+    if sizing is not None:
+        Console(soft_wrap=True).print(render_sizing(sizing))
 
 
 def _device(name: str, memory: str | None) -> DeviceSpec:

@@ -13,6 +13,7 @@ from rich.text import Text
 
 from ostinato.plan.decision import Decision
 from ostinato.plan.plan import Plan
+from ostinato.plan.render_graphs import graph_rows
 from ostinato.plan.units import format_bytes
 
 BYTE_TOPICS = ("cache_memory",)
@@ -29,6 +30,7 @@ def render_plan(plan: Plan) -> RenderableType:
         _section("model", _model_rows(plan)),
         _section("device", _device_rows(plan)),
         _section("settings", _settings_rows(plan)),
+        _section("graphs", graph_rows(plan.capture, plan.settings)),
         _memory(plan),
         _section("prefix cache", _prefix_cache_rows(plan)),
         _section("kernels", _kernel_rows(plan)),
@@ -97,7 +99,7 @@ def _memory(plan: Plan) -> RenderableType:
     for name, size, note in (
         ("weights", memory.weights, ""),
         ("activations", memory.activations, "at most, in one step"),
-        ("graphs", memory.graphs, ""),
+        ("graphs", memory.graphs, "at most, with their buffers" if memory.graphs else ""),
         ("blocks", memory.num_blocks * memory.kv_block, blocks),
         ("slots", memory.num_slots * memory.state_slot, slots),
         ("together", used, ""),
@@ -130,7 +132,8 @@ def _kernel_rows(plan: Plan) -> Iterator[tuple[str, str]]:
     """One row per implementation and reason, since most operations share them."""
     shared: dict[tuple[str, str], list[str]] = {}
     for op, choice in plan.kernels.items():
-        shared.setdefault((choice.implementation, choice.reason), []).append(op)
+        reason = choice.reason if choice.capturable else f"{choice.reason}; no graph can hold it"
+        shared.setdefault((choice.implementation, reason), []).append(op)
     for (implementation, reason), ops in shared.items():
         yield implementation, f"{', '.join(ops)} ({reason})"
 
