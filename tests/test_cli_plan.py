@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,8 @@ import pytest
 from ostinato.cli.main import main
 from ostinato.config import ALIASES, EngineConfig
 from ostinato.plan.plan import JSON_SECTIONS, Plan
+from ostinato.plan.render_graphs import short_sizes
+from ostinato.plan.traffic import Traffic
 
 CONFIG = {
     "model_type": "nemotron_h", "dtype": "bfloat16", "hidden_size": 1024, "vocab_size": 32000,
@@ -63,6 +66,54 @@ def test_the_tables_fit_80_columns_and_carry_no_colour(capsys, checkpoint) -> No
         assert word in out
 
 
+def test_the_graphs_are_told_with_what_runs_eagerly_and_what_would_cover_it(capsys, checkpoint) -> None:
+    _, out, _ = run(capsys, "plan", checkpoint, "--device", "l4-24gb", "--max-num-seqs", "32")
+    words = " ".join(out.split())
+    assert "piecewise, tokens 1, 2, 4, 8..64 by 8" in words
+    assert "decode 1..32 rows: piecewise, at most 7 padding tokens" in words
+    assert "65..8192 tokens: eager; max_capture_size 8192 would cover them, with" in words
+    assert "cannot hold attention (reference)" in words
+
+
+@pytest.mark.parametrize(
+    ("sizes", "text"),
+    [
+        ((), ""),
+        ((7,), "7"),
+        ((1, 2, 3), "1, 2, 3"),
+        ((1, 2, 3, 4, 9), "1..4, 9"),
+        ((1, 2, 4, *range(8, 257, 8), *range(272, 513, 16), 700), "1, 2, 4, 8..256 by 8, 272..512 by 16, 700"),
+    ],
+)
+def test_sizes_that_are_equally_far_apart_are_written_as_a_range(sizes: tuple[int, ...], text: str) -> None:
+    assert short_sizes(sizes) == text
+
+
+@pytest.fixture
+def traffic(tmp_path: Path) -> str:
+    file = tmp_path / "traffic.json"
+    Traffic(decode={1: Counter({3: 50, 5: 10, 30: 2})}, mixed=Counter({60: 5, 700: 20, 1024: 1})).save(file)
+    return str(file)
+
+
+def test_sizes_are_chosen_from_traffic_and_their_flags_work(capsys, checkpoint, traffic) -> None:
+    asked = (checkpoint, "--device", "cpu", "--device-memory", "16GiB")
+    status, data = run_json(capsys, *asked, "--traffic", traffic, "--num-sizes", "2")
+    assert status == 0
+    assert Plan.from_json(data).to_json() == {name: data[name] for name in JSON_SECTIONS}
+    assert data["traffic"]["flags"] == ["--capture-sizes 700,1024", "--capture-rows 5,30"]
+    assert data["traffic"]["tokens"]["planned"]["eager"] == 21
+    assert data["traffic"]["tokens"]["chosen"] == {
+        "sizes": [700, 1024], "replayed": 26, "eager": 0, "padding": 5 * 640, "mean_padding": 5 * 640 / 26,
+    }  # fmt: skip
+    flags = [word for flag in data["traffic"]["flags"] for word in flag.split()]
+    status, again = run_json(capsys, *asked, *flags)
+    assert (status, again["capture"]["tokens"], again["capture"]["rows"]) == (0, [700, 1024], [5, 30])
+    _, out, _ = run(capsys, "plan", *asked, "--traffic", traffic, "--num-sizes", "2")
+    assert "--capture-sizes 700,1024\n" in out
+    assert max(len(line) for line in out.splitlines()) <= 80
+
+
 def test_decisions_are_told_with_their_reason(capsys, checkpoint) -> None:
     _, out, _ = run(capsys, "plan", checkpoint, "--device", "l4-24gb", "--device-memory", "3GiB")
     assert "max_num_seqs: 256 -> " in out
@@ -77,6 +128,9 @@ def test_every_setting_is_a_flag_and_reaches_the_plan(capsys, checkpoint) -> Non
         "--cache-memory", "1GiB", "--scheduling-policy", "priority", "--seed", "9", "--threads", "3",
         "--random-weights", "--no-enable-prefix-caching", "--state-cache-mode", "none", "--state-block-size",
         "320", "--checkpoint-policy", "boundaries", "--eviction-policy", "lru", "--expected-prefix-tokens", "100",
+        "--graph-mode", "piecewise", "--capture-sizes", "1,2,64", "--capture-rows", "1,4", "--max-capture-size", "64",
+        "--performance-mode", "interactivity", "--capture", "lazy", "--strict", "--check-replay",
+        "--no-prefer-graph-sizes",
     )  # fmt: skip
     assert status == 0
     settings = data["settings"]
@@ -85,9 +139,11 @@ def test_every_setting_is_a_flag_and_reaches_the_plan(capsys, checkpoint) -> Non
         "max_num_batched_tokens": 300, "max_model_len": 500, "block_size": 32,
         "enable_chunked_prefill": False, "enable_prefix_caching": False, "state_cache_mode": "none",
         "state_block_size": 320, "checkpoint_policy": "boundaries", "eviction_policy": "lru",
-        "scheduling_policy": "priority", "seed": 9, "threads": 3,
+        "graph_mode": "piecewise", "capture": "lazy", "prefer_graph_sizes": False, "strict": True,
+        "check_replay": True, "scheduling_policy": "priority", "seed": 9, "threads": 3,
         "rope": None,
     }  # fmt: skip
+    assert data["capture"]["tokens"] == [1, 2, 64]
     assert data["memory"]["cache"] <= 2**30
     assert data["memory"]["available"] == data["device"]["memory_bytes"] // 2
 
@@ -140,6 +196,9 @@ def test_errors_are_told_on_stderr_with_their_remedies(capsys, checkpoint) -> No
         (["--dtype", "int8"], "ConfigError", "bfloat16"),
         (["--device-memory", "lots"], "ConfigError", "4GiB"),
         (["--model", "/no/such/place"], "ConfigError", "twice"),
+        (["--num-sizes", "3"], "ConfigError", "--traffic"),
+        (["--traffic", "/no/such/place.json"], "ConfigError", "cannot be read"),
+        (["--capture-sizes", "1,x"], "ConfigError", "whole number"),
         (["--output", "/no/such/place/plan.json"], "ConfigError", "cannot be saved"),
     ],
 )

@@ -26,6 +26,11 @@ def test_everything_is_open_or_has_a_default() -> None:
     assert (config.enable_prefix_caching, config.state_cache_mode) == (True, "auto")
     assert (config.checkpoint_policy, config.eviction_policy) == ("boundaries+branches", "marconi")
     assert (config.state_block_size, config.expected_prefix_tokens) == (None, None)
+    assert (config.graph_mode, config.performance_mode, config.capture) == (
+        "full_and_piecewise", "balanced", "startup",
+    )  # fmt: skip
+    assert (config.capture_sizes, config.capture_rows, config.max_capture_size) == (None, None, None)
+    assert (config.strict, config.check_replay, config.prefer_graph_sizes) == (False, False, True)
     assert (config.seed, config.random_weights, config.revision) == (0, False, None)
 
 
@@ -76,6 +81,9 @@ def test_settings_of_what_is_not_built_are_unknown(setting: str) -> None:
         ({"cache_memory": 0}, 1),
         ({"state_block_size": 0}, 1),
         ({"expected_prefix_tokens": 0}, 1),
+        ({"max_capture_size": 0}, 1),
+        ({"capture_sizes": [0, 8, 4]}, [4, 8]),
+        ({"capture_rows": "4,-1"}, [4]),
     ],
 )
 def test_a_value_out_of_range_is_refused_with_the_nearest_that_is_legal(settings, nearest) -> None:
@@ -105,6 +113,16 @@ def test_a_value_out_of_range_is_refused_with_the_nearest_that_is_legal(settings
         ({"cache_memory": "4 floppies"}, "4GiB"),
         ({"enable_chunked_prefill": "yes"}, "boolean"),
         ({"seed": 2**64}, "less than"),
+        ({"graph_mode": "full"}, "full_and_piecewise"),
+        ({"performance_mode": "throughput"}, "interactivity"),
+        ({"capture": "never"}, "lazy"),
+        ({"strict": 1}, "boolean"),
+        ({"capture_sizes": []}, "empty list"),
+        ({"capture_sizes": ""}, "empty list"),
+        ({"capture_sizes": 4}, "not a list of whole numbers"),
+        ({"capture_sizes": [1, True]}, "capture_sizes has True"),
+        ({"capture_rows": "1,two"}, "capture_rows has 'two'"),
+        ({"capture_rows": [1, 2.5]}, "whole number"),
     ],
 )
 def test_a_value_of_the_wrong_kind_is_refused_with_what_is_possible(settings: dict, word: str) -> None:
@@ -127,6 +145,8 @@ def test_all_problems_are_listed_at_once() -> None:
         ("kv_cache_memory_bytes", 1000),
         ("mamba_cache_mode", "align"),
         ("mamba_block_size", 512),
+        ("cudagraph_capture_sizes", (1, 2)),
+        ("max_cudagraph_capture_size", 64),
     ],
 )
 def test_the_names_of_vllm_work_but_not_beside_our_own(alias: str, value: object) -> None:
@@ -135,6 +155,12 @@ def test_the_names_of_vllm_work_but_not_beside_our_own(alias: str, value: object
     assert config.is_given(ALIASES[alias])
     with pytest.raises(ConfigError, match=f"{ALIASES[alias]} and {alias}"):
         EngineConfig(**{alias: value, ALIASES[alias]: value})
+
+
+@pytest.mark.parametrize("given", [[8, 1, 2, 2], (1, 2, 8), "1,2,8", " 8, 2,1 ", {1, 2, 8}])
+def test_capture_sizes_are_given_as_a_list_or_as_text(given: object) -> None:
+    assert EngineConfig(capture_sizes=given).capture_sizes == (1, 2, 8)
+    assert EngineConfig(capture_rows=given).capture_rows == (1, 2, 8)
 
 
 def test_none_leaves_a_setting_open() -> None:

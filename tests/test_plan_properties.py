@@ -4,6 +4,7 @@ needed; and where there is none, every remedy works and is the nearest that does
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 from hypothesis import given, settings
@@ -32,7 +33,8 @@ def models(draw: st.DrawFn) -> ModelSpec:
     ]
     layers = draw(st.lists(st.sampled_from(kinds), min_size=1, max_size=8))
     maximum = draw(st.sampled_from([None, 100, 2048, 131072]))
-    return model(*layers, vocab_size=draw(st.sampled_from([100, 50_000])), max_position_embeddings=maximum)
+    spec = model(*layers, vocab_size=draw(st.sampled_from([100, 50_000])), max_position_embeddings=maximum)
+    return replace(spec, ops=draw(st.sampled_from([spec.ops, (*spec.ops, "attention", "ssd_scan", "state_update")])))
 
 
 @st.composite
@@ -128,7 +130,9 @@ def test_every_remedy_works_and_is_the_nearest_that_does(config, spec, device) -
     error = outcome(config, spec, device)
     if isinstance(error, Plan):
         return
-    assert len({remedy.setting for remedy in error.remedies}) == len(error.remedies)
+    # A mode has no order, so that more than one may be near.
+    ordered = [remedy.setting for remedy in error.remedies if remedy.setting != "graph_mode"]
+    assert len(set(ordered)) == len(ordered)
     for remedy in error.remedies:
         assert works(config, spec, device, **{remedy.setting: remedy.value})
         next_value = closer(config, device, remedy)

@@ -16,7 +16,7 @@ from ostinato.errors import ConfigError
 from ostinato.plan.device import DEVICE_NAMES, DeviceSpec, find_device
 from ostinato.plan.plan import make_plan
 from ostinato.plan.render import print_plan
-from ostinato.plan.render_graphs import render_sizing
+from ostinato.plan.render_graphs import print_sizing
 from ostinato.plan.sizing import size_for_traffic
 from ostinato.plan.source import model_spec, read_config, resolve_model_dir
 from ostinato.plan.traffic import Traffic
@@ -69,7 +69,7 @@ def plan(
         return
     print_plan(made, Console())
     if sizing is not None:
-        Console(soft_wrap=True).print(render_sizing(sizing))
+        print_sizing(sizing, Console())
 
 
 def _device(name: str, memory: str | None) -> DeviceSpec:

@@ -6,8 +6,7 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby
 from typing import Any
 
-from rich.console import Group, RenderableType
-from rich.padding import Padding
+from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
@@ -61,18 +60,19 @@ def short_sizes(sizes: Sequence[int]) -> str:
     return ", ".join(words)
 
 
-def render_sizing(sizing: Sizing) -> RenderableType:
-    """A table of what the planned ladders and the chosen ones make of the traffic, and the flags to choose them."""
-    table = Table(box=None, pad_edge=False)
+def print_sizing(sizing: Sizing, console: Console) -> None:
+    """Prints what the planned ladders and the chosen ones make of the traffic, and the flags to choose them, which are
+    never wrapped, so that they can be copied."""
+    table = Table(title="sizes from traffic", title_justify="left", title_style="bold", box=None)
     for heading in ("ladder", "sizes", "replayed", "eager", "padding tokens", "per step"):
         table.add_column(heading, justify="left" if heading == "ladder" else "right", header_style="")
     for name, choice in sizing.choices():
         for which, entry in (("planned", choice.planned), ("chosen", choice.chosen)):
             figures = (len(entry.sizes), entry.replayed, entry.eager, entry.padding)
             table.add_row(f"{name}, {which}", *(f"{figure:,}" for figure in figures), f"{entry.mean:.2f}")
-    flags = Text("\n".join(sizing.flags()), no_wrap=True, overflow="ignore")
-    title = Text("sizes from traffic", style="bold")
-    return Group(title, Padding(table, (0, 0, 0, 2)), Text("  to use what was chosen:"), Padding(flags, (0, 0, 0, 4)))
+    console.print("", table)
+    for flag in sizing.flags():
+        console.print(Text(f" {flag}"), soft_wrap=True)
 
 
 def _lines(
