@@ -1,13 +1,14 @@
-"""The arena: one piece of memory that all graphs share for what they compute on the way."""
+"""The arena: one piece of memory that all tapes share for what they compute on the way."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from ostinato.graphs.places import Place, items_in, map_items
 from ostinato.graphs.recorder import Call
 
 ALIGNMENT = 64
@@ -16,109 +17,67 @@ ALIGNMENT = 64
 
 @dataclass(frozen=True)
 class Layout:
-    """Where each storage lies: data pointer when it was recorded -> offset in bytes. `size` is the bytes of all."""
+    """Where each storage lies: number -> offset in bytes. `size` is the bytes of all."""
 
     offsets: dict[int, int]
     size: int
 
 
-def plan_layout(calls: Sequence[Call], produced: dict[int, int], results: Sequence[torch.Tensor]) -> Layout:
-    """Offsets for the storages in `produced` (pointer -> bytes), so that no two that live at once overlap.
+def plan_layout(calls: Sequence[Call], sizes: Mapping[int, int], results: Sequence[Place]) -> Layout:
+    """Offsets for the storages that the calls name (`sizes`: number -> bytes), so that no two that live at once
+    overlap.
 
     A storage lives from the first call that names it to the last; those of `results` to the end. First fit in the
     order of the calls.
     """
-    last: dict[int, int] = {}
     first: dict[int, int] = {}
-    for number, call in enumerate(calls):
-        for tensor in tensors_of(call):
-            pointer = tensor.untyped_storage().data_ptr()
-            if pointer in produced:
-                first.setdefault(pointer, number)
-                last[pointer] = number
-    for tensor in results:
-        pointer = tensor.untyped_storage().data_ptr()
-        if pointer in produced:
-            first.setdefault(pointer, len(calls))
-            last[pointer] = len(calls)
+    last: dict[int, int] = {}
+    for number, call in enumerate([*calls, None]):
+        named = items_in((call.args, call.kwargs, call.writes) if call else tuple(results), Place)
+        for storage in {place.storage: None for place in named}:
+            first.setdefault(storage, number)
+            last[storage] = number
     begins: dict[int, list[int]] = {}
     ends: dict[int, list[int]] = {}
-    for pointer, number in first.items():
-        begins.setdefault(number, []).append(pointer)
-        ends.setdefault(last[pointer], []).append(pointer)
+    for storage, number in first.items():
+        begins.setdefault(number, []).append(storage)
+        ends.setdefault(last[storage], []).append(storage)
     free = _FreeList()
     offsets: dict[int, int] = {}
     for number in range(len(calls) + 1):
-        for pointer in begins.get(number, ()):
-            offsets[pointer] = free.take(_aligned(produced[pointer]))
-        for pointer in ends.get(number, ()):
-            free.give(offsets[pointer], _aligned(produced[pointer]))
+        for storage in begins.get(number, ()):
+            offsets[storage] = free.take(_aligned(sizes[storage]))
+        for storage in ends.get(number, ()):
+            free.give(offsets[storage], _aligned(sizes[storage]))
     return Layout(offsets, free.size)
 
 
 class Arena:
-    """Memory for graphs of which one runs at a time. It grows for a graph that needs more than those before it."""
+    """Memory for tapes of which one runs at a time. When it grows, tapes must be bound to it again."""
 
     def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._pieces: list[torch.Tensor] = []
+        self.memory = torch.zeros(0, dtype=torch.uint8, device=device)
 
     @property
     def size(self) -> int:
         """Bytes."""
-        return sum(piece.numel() for piece in self._pieces)
+        return self.memory.numel()
 
-    def bind(self, calls: Sequence[Call], layout: Layout) -> list[Call]:
-        """The calls with every tensor that the step computed moved into the arena."""
-        piece = next((piece for piece in self._pieces if piece.numel() >= layout.size), None)
-        if piece is None:
-            piece = torch.zeros(max(layout.size, 1), dtype=torch.uint8, device=self._device)
-            self._pieces.append(piece)
-        return [
-            replace(
-                call,
-                args=_map(call.args, layout, piece),
-                kwargs=_map(call.kwargs, layout, piece),
-                writes=_map(call.writes, layout, piece),
-            )
-            for call in calls
-        ]
+    def reserve(self, size: int) -> bool:
+        """Makes room for `size` bytes -> whether it had to grow, and so lies elsewhere now."""
+        if size <= self.size:
+            return False
+        self.memory = torch.zeros(size, dtype=torch.uint8, device=self.memory.device)
+        return True
 
-    def bind_tensor(self, tensor: torch.Tensor, layout: Layout) -> torch.Tensor:
-        """One tensor, as `bind` placed it."""
-        piece = next(piece for piece in self._pieces if piece.numel() >= layout.size)
-        moved: torch.Tensor = _map(tensor, layout, piece)
-        return moved
+    def poison(self) -> None:
+        """NaN everywhere, whatever the dtype, and -1 in integers: what reads before it writes shows it."""
+        self.memory.fill_(0xFF)
 
 
-def tensors_of(call: Call) -> list[torch.Tensor]:
-    """All tensors that a call names."""
-    found: list[torch.Tensor] = []
-    _collect((call.args, tuple(call.kwargs.values()), call.writes), found)
-    return found
-
-
-def _collect(value: Any, found: list[torch.Tensor]) -> None:
-    if isinstance(value, torch.Tensor):
-        found.append(value)
-    elif isinstance(value, list | tuple):
-        for item in value:
-            _collect(item, found)
-
-
-def _map(value: Any, layout: Layout, piece: torch.Tensor) -> Any:
-    if isinstance(value, torch.Tensor):
-        offset = layout.offsets.get(value.untyped_storage().data_ptr())
-        if offset is None:
-            return value
-        elements = offset // value.element_size() + value.storage_offset()
-        moved = torch.empty(0, dtype=value.dtype, device=value.device)
-        return moved.set_(piece.untyped_storage(), elements, value.shape, value.stride())
-    if isinstance(value, dict):
-        return {name: _map(item, layout, piece) for name, item in value.items()}
-    if type(value) in (list, tuple):
-        return type(value)(_map(item, layout, piece) for item in value)
-    return value
+def bind(value: Any, layout: Layout, memory: torch.Tensor) -> Any:
+    """`value` with every Place in it as a tensor in `memory`."""
+    return map_items(value, Place, lambda place: place.of(memory, layout.offsets[place.storage]))
 
 
 def _aligned(size: int) -> int:

@@ -1,12 +1,17 @@
-"""Persistent buffers: where every step's inputs lie when a graph reads them. Allocated once, as large as the plan says."""
+"""Persistent buffers: where every step's inputs lie when a graph reads them. Allocated once, as the plan says."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields
 
 import torch
 
+from ostinato.graphs.errors import CaptureError
 from ostinato.layers.step import StepInputs
+
+TENSORS = tuple(field.name for field in fields(StepInputs) if field.type == "torch.Tensor")
+"""The inputs of a step that lie in buffers."""
 
 
 class StepBuffers:
@@ -31,9 +36,11 @@ class StepBuffers:
         self.block_tables = of(max_rows, max(max_blocks, 1))
         self.read_slots = of(max_rows)
         self.write_slots = of(max_rows, slots_per_request)
+        self._table_columns = 0  # of block_tables: those behind are 0 in every row
 
     def named(self) -> Iterator[tuple[str, torch.Tensor]]:
-        yield from vars(self).items()
+        for name in TENSORS:
+            yield name, getattr(self, name)
 
     @property
     def num_bytes(self) -> int:
@@ -66,25 +73,60 @@ class StepBuffers:
         """Padding everywhere: a step of it reads and writes nothing but the null block and the null slot."""
         for _, buffer in self.named():
             buffer.zero_()
+        self._table_columns = 0
 
     def fill(self, step: StepInputs, rows: int, tokens: int) -> None:
-        """Write `step`, padded to `rows` rows and `tokens` tokens."""
+        """Write `step`, padded to `rows` rows and `tokens` tokens. Nothing of an earlier step is left in there."""
         real_rows, real_tokens = step.read_slots.shape[0], step.token_ids.shape[0]
         assert real_rows <= rows, "a step has more rows than it is padded to"
         assert real_tokens <= tokens, "a step has more tokens than it is padded to"
         for name in ("token_ids", "positions", "kv_cells"):
             _fill(getattr(self, name), getattr(step, name), tokens)
-        for name in ("start_positions", "kv_lens", "read_slots", "block_tables", "write_slots"):
+        for name in ("start_positions", "kv_lens", "read_slots", "write_slots"):
             _fill(getattr(self, name), getattr(step, name), rows)
         self.row_starts[: real_rows + 1] = step.row_starts
         self.row_starts[real_rows + 1 : rows + 1] = real_tokens
+        # Long contexts make tables wide, so only the columns that were ever used are cleared.
+        self._table_columns = max(self._table_columns, step.block_tables.shape[1])
+        _fill(self.block_tables[:, : self._table_columns], step.block_tables, rows)
+
+
+def addresses(step: StepInputs) -> tuple[int, ...]:
+    """Where the tensors of a step lie."""
+    return tuple([getattr(step, name).data_ptr() for name in TENSORS])
+
+
+def check_addresses(step: StepInputs, captured: tuple[int, ...]) -> None:
+    """CaptureError if `step` does not lie where the captured one did: it would not be what a graph reads."""
+    now = addresses(step)
+    if now == captured:
+        return
+    moved = [name for name, old, new in zip(TENSORS, captured, now, strict=True) if old != new]
+    raise CaptureError(
+        f"step buffers.{', step buffers.'.join(moved)} moved after the graph was captured, which would go on reading "
+        "the old memory. Buffers are written in place, never replaced"
+    )
+
+
+def check_unmoved(captured: Mapping[int, str], now: Mapping[int, str]) -> None:
+    """CaptureError if a persistent buffer is not where it was. Both map a storage to the name of its buffer."""
+    places = {name: pointer for pointer, name in now.items()}
+    moved = sorted(name for pointer, name in captured.items() if places.get(name) != pointer)
+    if moved:
+        raise CaptureError(
+            f"{', '.join(moved[:8])} moved after graphs were captured, which would go on using the old memory. Write "
+            "into persistent buffers, or capture again"
+        )
 
 
 def _fill(buffer: torch.Tensor, value: torch.Tensor, padded: int) -> None:
-    """`value` at the begin of `buffer`, and zeros behind it up to `padded`; columns beyond its own are not read."""
+    """`value` at the begin of `buffer`, and zeros to its right and behind it up to `padded`."""
     length = value.shape[0]
     if buffer.ndim == 2:
         buffer[:length, : value.shape[1]] = value
+        if value.shape[1] < buffer.shape[1]:
+            buffer[:length, value.shape[1] :] = 0
     else:
         buffer[:length] = value
-    buffer[length:padded] = 0
+    if length < padded:
+        buffer[length:padded] = 0

@@ -3,171 +3,257 @@
 A replay makes the same calls on the same addresses. So a tensor that a call reads must be one that another noted call
 wrote, or a buffer that stays where it is; and no value may be read on the host, since what was decided by it would be
 decided for ever. Both mistakes are found when the step is captured, and named.
+
+What no recorder sees: native code that gets an address without torch's knowledge and writes to a tensor that a noted
+call has written as well; and a Python number that changes from step to step. `check_replay` finds both.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ostinato.graphs.errors import CaptureError
+from ostinato.graphs.host import HostGuard, reads_on_host, refuse_read
+from ostinato.graphs.places import Place, has_memory, map_items, place_of, pointer_of, shape_of, tensors_in
+from ostinato.layers.step import StepInputs
 from ostinato.ops.recording import Kernel
 
-HOST_READS = frozenset(
-    {
-        *("_local_scalar_dense", "item", "is_nonzero", "equal", "nonzero", "masked_select", "_unique2", "unique_dim"),
-        # What tolist() and numpy() do first.
-        *("resolve_conj", "resolve_neg"),
-    }
-)
-"""Operations whose result depends on values and is known on the host."""
-
 UNWRITTEN = frozenset({"empty", "empty_like", "new_empty", "empty_strided", "new_empty_strided", "empty_permuted"})
+OVERWRITES = frozenset({"copy_", "fill_", "zero_", "index_copy_", "index_fill_", "index_put_", "scatter_"})
+"""In-place operations that do not use what stood there. One that writes a part counts as writing all."""
+READS_SHAPE = UNWRITTEN | {"zeros_like", "ones_like", "full_like", "new_zeros", "new_ones", "new_full"}
+REPLACES_MEMORY = frozenset({"resize_", "resize_as_", "set_"})
+
+CallKind = Literal["torch", "kernel", "split"]
 
 
 @dataclass(frozen=True)
 class Call:
-    """One noted call. `writes` are the tensors that are filled from its result; none where it writes in place."""
+    """One noted call. Computed tensors in `args` and `kwargs` are Places; all others are persistent.
 
-    kind: Literal["torch", "kernel", "split"]
+    `writes` has one entry per tensor of the result: where it goes, or None if it is a view of an argument.
+    """
+
+    kind: CallKind
     name: str
     function: Any
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
-    writes: tuple[torch.Tensor, ...]
+    writes: tuple[Place | None, ...]
+    returns_tensor: bool
 
 
 class Recorder(TorchDispatchMode):
     """Notes calls while it is active (`with recorder: ...`) and stands in the tap of the model's kernels.
 
     `persistent` maps the storage of each buffer that stays where it is to its name. Parts of a layer whose name is
-    in `splits` are left out: each is one call, made with the step of the time when it is replayed.
+    in `splits` are left out: each is one call, made with the step of the time when it is replayed. With
+    `kernels_may_read` False a kernel outside of such parts must not read values on the host either.
     """
 
-    def __init__(self, persistent: Mapping[int, str], splits: Collection[str]) -> None:
+    def __init__(
+        self, persistent: Mapping[int, str], splits: Collection[str], *, kernels_may_read: bool = True
+    ) -> None:
         super().__init__()
         self.calls: list[Call] = []
-        self.produced: dict[int, torch.UntypedStorage] = {}
-        """Storages of what the step computed, kept alive so that no address is given out twice."""
+        self.sizes: dict[int, int] = {}
+        """Storage of what the step computed, by number -> bytes."""
         self._persistent = persistent
         self._splits = splits
+        self._kernels_may_read = kernels_may_read
+        self._live: dict[int, tuple[StorageWeakRef, int]] = {}  # address -> number; addresses are given out again
+        self._constants: dict[int, torch.Tensor] = {}  # numbers that torch made tensors of, by address
         self._unwritten: set[int] = set()
-        self._is_inside = False
+        self._kernel: str | None = None  # the kernel or part that runs
+        self._may_read = False
+        self._guard = HostGuard(lambda: self._kernel is not None)
+
+    def __enter__(self) -> Recorder:
+        super().__enter__()
+        self._guard.__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._guard.__exit__(*error)
+        super().__exit__(*error)
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        if self._is_inside:
-            return func(*args, **kwargs)
         name = func.overloadpacket.__name__
-        if name in HOST_READS:
-            raise CaptureError(
-                f"{name} reads the values of a tensor of shape {_shape(args[0])} on the host during capture; a replay "
-                "would go on with what was read now. Keep the value on the device, or read it inside a kernel"
-            )
-        reads_in_place = func._schema.is_mutable
-        written = _written(func, args, kwargs) if reads_in_place else ()
-        self._check_reads(name, args, kwargs, written)
+        if self._kernel is not None:
+            if not self._may_read and reads_on_host(func, args, kwargs):
+                raise CaptureError(
+                    f"the kernel {self._kernel} reads values on the host ({name}), which cannot be captured on this "
+                    "device. Choose an implementation that is capturable, or graphs that leave it out (piecewise)"
+                )
+            return func(*args, **kwargs)
+        if reads_on_host(func, args, kwargs):
+            raise refuse_read(name, args[0])
+        if name == "lift_fresh" and args[0].ndim == 0 and args[0].device.type == "cpu":
+            # A Python number in an operation that takes tensors (`x[1:] = 0`): baked in, like every Python number.
+            self._constants[pointer_of(args[0])] = args[0]
+        if torch.Tag.inplace_view in func.tags:
+            return self._change_view(func, name, args, kwargs)
+        written = list(tensors_in(_written(func, args, kwargs)))
+        is_overwritten = name in OVERWRITES or any(argument.is_out for argument in func._schema.arguments)
+        self._check_known(name, args, kwargs)
+        placed_args, placed_kwargs = self._placed(args), self._placed(kwargs)
         result = func(*args, **kwargs)
-        outputs = tuple(_tensors(result))
-        if reads_in_place:
-            for tensor in written:
-                self._unwritten.discard(_storage(tensor))
-            self.calls.append(Call("torch", name, func, args, kwargs, ()))
-            return result
-        known = self._persistent.keys() | self.produced.keys()
-        fresh = tuple(tensor for tensor in outputs if _storage(tensor) not in known)
-        self._produce(fresh)
+        writes = self._place_results(name, (args, kwargs), result)
         if name in UNWRITTEN:
-            self._unwritten.update(map(_storage, fresh))
-        elif fresh:
-            self.calls.append(Call("torch", name, func, args, kwargs, outputs))
+            self._unwritten.update(place.storage for place in writes if place is not None)
+        elif written or any(writes):  # else it is a view
+            if name not in READS_SHAPE:
+                self._check_written(name, (args, kwargs), written if is_overwritten else ())
+            self._unwritten.difference_update(map(self._number, written))
+            is_tensor = isinstance(result, torch.Tensor)
+            self.calls.append(Call("torch", name, func, placed_args, placed_kwargs, writes, is_tensor))
         return result
 
     def kernel(self, name: str, kernel: Kernel, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
         """See `ops.recording.Recorder`."""
-        if self._is_inside:
+        if self._kernel is not None:
             return kernel(*args, **kwargs)
-        return self._note("kernel", name, kernel, args, kwargs)
+        self._check_known(name, args, kwargs)
+        self._check_written(name, (args, kwargs))
+        placed_args, placed_kwargs = self._placed(args), self._placed(kwargs)
+        result = self._run_inside(name, self._kernels_may_read, kernel, args, kwargs)
+        writes = self._place_results(name, (args, kwargs), result)
+        is_tensor = isinstance(result, torch.Tensor)
+        self.calls.append(Call("kernel", name, kernel, placed_args, placed_kwargs, writes, is_tensor))
+        return result
 
     def split(
         self, name: str, function: Kernel, tensors: tuple[torch.Tensor, ...], others: tuple[Any, ...]
     ) -> torch.Tensor:
         """See `ops.recording.Recorder`."""
-        if name not in self._splits:
+        if name not in self._splits or self._kernel is not None:
             return function(*tensors, *others)
-        return self._note("split", name, function, (tensors, others), {})
-
-    def _note(
-        self,
-        kind: Literal["kernel", "split"],
-        name: str,
-        function: Kernel,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-    ) -> torch.Tensor:
-        self._check_reads(name, args, kwargs, ())
-        self._is_inside = True
-        try:
-            result = function(*args[0], *args[1]) if kind == "split" else function(*args, **kwargs)
-        finally:
-            self._is_inside = False
-        fresh = _storage(result) not in self._persistent and _storage(result) not in self.produced
-        self._produce((result,) if fresh else ())
-        self.calls.append(Call(kind, name, function, args, kwargs, (result,) if fresh else ()))
+        self._check_known(name, tensors, {})
+        self._check_written(name, tensors)
+        for tensor in tensors_in(others):
+            if self._number(tensor) is not None:
+                raise CaptureError(
+                    f"{name} gets a computed tensor of shape {shape_of(tensor)} beside its step; one that has an "
+                    "entry per token belongs among the tensors of the part"
+                )
+        placed = tuple(map(self._placed, tensors))
+        result = self._run_inside(name, True, function, (*tensors, *others), {})
+        writes = self._place_results(name, (tensors, others), result)
+        if not isinstance(result, torch.Tensor) or writes[0] is None or result.shape[0] != tensors[0].shape[0]:
+            raise CaptureError(f"{name} must return one new tensor with an entry per token, as it is left out")
+        self.calls.append(Call("split", name, function, (placed, others), {}, writes, True))
         return result
 
-    def _produce(self, tensors: tuple[torch.Tensor, ...]) -> None:
-        for tensor in tensors:
-            self.produced[_storage(tensor)] = tensor.untyped_storage()
+    def result_place(self, result: torch.Tensor) -> Place:
+        """Where the step's result lies. CaptureError if the step did not compute it."""
+        number = self._number(result)
+        if number is None:
+            raise CaptureError("the result of the step is no tensor that the step computed")
+        return place_of(result, number)
 
-    def _check_reads(
-        self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], written: tuple[torch.Tensor, ...]
-    ) -> None:
-        fully_written = set(map(_storage, written))
-        for place, tensor in enumerate(_tensors((args, tuple(kwargs.values())))):
-            storage = _storage(tensor)
-            if storage in self._unwritten and storage not in fully_written:
+    def _run_inside(
+        self, name: str, may_read: bool, function: Kernel, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> torch.Tensor:
+        self._kernel, self._may_read = name, may_read
+        try:
+            return function(*args, **kwargs)
+        finally:
+            self._kernel = None
+
+    def _change_view(self, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Changes the shape of the tensor itself: later calls see it as it is then, so there is nothing to note."""
+        if name in REPLACES_MEMORY:
+            raise CaptureError(f"{name} gives a tensor of shape {shape_of(args[0])} other memory during capture")
+        self._check_known(name, args, kwargs)
+        return func(*args, **kwargs)
+
+    def _number(self, tensor: torch.Tensor) -> int | None:
+        """Of the computed storage that `tensor` is a view of, None for others."""
+        known = self._live.get(pointer_of(tensor))
+        return None if known is None or not has_memory(tensor) or known[0].expired() else known[1]
+
+    def _placed(self, value: Any) -> Any:
+        def place(tensor: torch.Tensor) -> Any:
+            number = self._number(tensor)
+            return tensor if number is None else place_of(tensor, number)
+
+        return map_items(value, torch.Tensor, place)
+
+    def _place_results(self, name: str, arguments: Any, result: Any) -> tuple[Place | None, ...]:
+        """Numbers for new storages. What is no view of an argument is new, also where a kernel gives the same memory
+        twice: each call's result is a value of its own."""
+        given = list(tensors_in(arguments))
+        old = {pointer_of(tensor) for tensor in given}
+        new: dict[int, int] = {}
+        writes: list[Place | None] = []
+        for tensor in tensors_in(result):
+            pointer = pointer_of(tensor)
+            if not has_memory(tensor) or pointer in old or pointer in self._persistent:
+                writes.append(None)
+                continue
+            if given and tensor.device not in {argument.device for argument in given}:
+                raise refuse_read(name, tensor)
+            if pointer not in new:
+                new[pointer] = len(self.sizes)
+                self.sizes[new[pointer]] = tensor.untyped_storage().nbytes()
+                self._live[pointer] = (StorageWeakRef(tensor.untyped_storage()), new[pointer])
+            writes.append(place_of(tensor, new[pointer]))
+        return tuple(writes)
+
+    def _check_known(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """CaptureError for a tensor that is neither computed nor persistent."""
+        arguments: list[tuple[int | str, Any]] = [*enumerate(args), *kwargs.items()]
+        for place, argument in arguments:
+            for tensor in tensors_in(argument):
+                pointer = pointer_of(tensor)
+                is_known = pointer in self._persistent or pointer in self._constants or not has_memory(tensor)
+                if not is_known and self._number(tensor) is None:
+                    raise self._refuse_stranger(name, tensor, place)
+
+    def _check_written(self, name: str, arguments: Any, overwritten: Iterable[torch.Tensor] = ()) -> None:
+        """CaptureError for a tensor that is read and that no noted call has written."""
+        unread = set(map(self._number, overwritten))
+        for tensor in tensors_in(arguments):
+            number = self._number(tensor)
+            if number in self._unwritten and number not in unread:
                 raise CaptureError(
-                    f"{name} reads a tensor of shape {_shape(tensor)} that no recorded call has written; something "
-                    "wrote to it around the recorder. Call native functions through ops/"
-                )
-            if storage not in self.produced and storage not in self._persistent:
-                raise CaptureError(
-                    f"{name} reads a tensor of shape {_shape(tensor)} ({tensor.dtype}, argument {place}) that is no "
-                    f"persistent buffer; a replay would read memory that is gone. The persistent ones are "
-                    f"{', '.join(sorted({known.partition('.')[0] for known in self._persistent.values()}))}"
+                    f"{name} reads a tensor of shape {shape_of(tensor)} that no recorded call has written; something "
+                    "wrote to it around the recorder. Call native functions through ops/, and return what they compute"
                 )
 
-
-def _storage(tensor: torch.Tensor) -> int:
-    return tensor.untyped_storage().data_ptr()
-
-
-def _shape(tensor: Any) -> str:
-    return str(list(tensor.shape)) if isinstance(tensor, torch.Tensor) else str(tensor)
-
-
-def _written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[torch.Tensor, ...]:
-    """The tensors that an in-place operation writes without need of what stood there."""
-    found: list[torch.Tensor] = []
-    for index, argument in enumerate(func._schema.arguments):
-        if argument.alias_info is None or not argument.alias_info.is_write:
-            continue
-        value = args[index] if index < len(args) else kwargs.get(argument.name)
-        found.extend(_tensors(value))
-    return tuple(found)
+    def _refuse_stranger(self, name: str, tensor: torch.Tensor, place: int | str) -> CaptureError:
+        kinds = ", ".join(sorted({known.partition(".")[0] for known in self._persistent.values()}))
+        if name == "lift_fresh":
+            return CaptureError(
+                f"a tensor of shape {shape_of(tensor)} ({tensor.dtype}) is made of Python values during capture; a "
+                "replay would keep these values. Make it once, as an attribute of a module"
+            )
+        return CaptureError(
+            f"{name} reads a tensor of shape {shape_of(tensor)} ({tensor.dtype}, argument {place}) that is "
+            f"no persistent buffer; a replay would read memory that is gone. The persistent ones are {kinds}"
+        )
 
 
-def _tensors(value: Any) -> Iterator[torch.Tensor]:
-    """All tensors in `value`, also in lists and tuples in it."""
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, list | tuple):
-        for item in value:
-            yield from _tensors(item)
+def check_captured_step(others: Iterable[Any], captured: StepInputs) -> None:
+    """A part that is left out must get the step itself: another one would be the same in every replay."""
+    for other in others:
+        if isinstance(other, StepInputs) and other is not captured:
+            raise CaptureError("a part that is left out gets a copy of the step, which a replay could not replace")
+
+
+def _written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+    """The arguments that an in-place operation writes."""
+    return [
+        args[index] if index < len(args) else kwargs.get(argument.name)
+        for index, argument in enumerate(func._schema.arguments)
+        if argument.alias_info is not None and argument.alias_info.is_write
+    ]

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import torch
 
-from ostinato.graphs.arena import Arena, plan_layout
-from ostinato.graphs.errors import CaptureError
+from ostinato.graphs.arena import Arena, Layout, bind, plan_layout
+from ostinato.graphs.buffers import addresses, check_addresses
+from ostinato.graphs.parts import left_out
+from ostinato.graphs.places import Place, tensors_in
 from ostinato.graphs.recorder import Call, Recorder
 from ostinato.layers.step import StepInputs
 from ostinato.ops.recording import Tap
@@ -24,16 +26,50 @@ class Tape:
     """A captured step. `replay` makes its calls again and returns the step's result, which the next replay of any
     tape overwrites."""
 
-    def __init__(self, calls: list[Call], result: torch.Tensor, captured: StepInputs) -> None:
-        self._plays = [_play(call, captured) for call in calls]
-        self.result = result
+    def __init__(self, calls: Sequence[Call], layout: Layout, result: Place, captured: StepInputs) -> None:
         self.num_calls = len(calls)
+        self._calls = calls
+        self._layout = layout
+        self._result_place = result
+        self._captured = captured
+        self._addresses = addresses(captured)
+
+    def bind(self, memory: torch.Tensor) -> None:
+        """Puts what the calls compute into `memory`, as laid out. To be done before the first replay, and again when
+        the arena has grown."""
+        self._plays = [self._play(call, memory) for call in self._calls]
+        self._result: torch.Tensor = bind(self._result_place, self._layout, memory)
 
     def replay(self, step: StepInputs) -> torch.Tensor:
-        """`step` is given to the parts that were left out, as they depend on its rows. -> [padded tokens, hidden]"""
+        """`step`, the real part of what stands in the buffers, is given to the parts that were left out, as they
+        depend on its rows. -> [padded tokens, hidden]. CaptureError if a step buffer has moved since the capture."""
+        check_addresses(step, self._addresses)
         for play in self._plays:
             play(step)
-        return self.result
+        return self._result
+
+    def _play(self, call: Call, memory: torch.Tensor) -> Play:
+        function = call.function
+        args, kwargs, writes = bind((call.args, call.kwargs, call.writes), self._layout, memory)
+        if call.kind == "split":
+            tensors, others = args
+            return left_out(function, tensors, others, writes[0], self._captured)
+        if not any(out is not None for out in writes):
+            return lambda _: function(*args, **kwargs)
+        if call.returns_tensor:
+            [out] = writes
+            with_output = _with_output(call)
+            if with_output is not None:
+                kwargs = kwargs | {"out": out}
+                return lambda _: with_output(*args, **kwargs)
+            return lambda _: out.copy_(function(*args, **kwargs))
+
+        def copy_each(_: StepInputs) -> None:
+            for out, value in zip(writes, tensors_in(function(*args, **kwargs)), strict=True):
+                if out is not None:
+                    out.copy_(value)
+
+        return copy_each
 
 
 class TapeBackend:
@@ -47,6 +83,7 @@ class TapeBackend:
     def __init__(self, tap: Tap, persistent: Mapping[int, str], device: torch.device) -> None:
         self._tap = tap
         self._persistent = persistent
+        self._tapes: list[Tape] = []
         self.arena = Arena(device)
 
     @property
@@ -59,51 +96,19 @@ class TapeBackend:
         recorder = Recorder(self._persistent, splits)
         self._tap.recorder = recorder
         try:
-            with recorder:
-                result = forward(step)
+            # Outside of inference mode torch takes some operations apart before a recorder sees them.
+            with torch.inference_mode(), recorder:
+                result = recorder.result_place(forward(step))
         finally:
             self._tap.recorder = None
-        sizes = {pointer: storage.nbytes() for pointer, storage in recorder.produced.items()}
-        if result.untyped_storage().data_ptr() not in sizes:
-            raise CaptureError("the result of the step is no tensor that the step computed")
-        layout = plan_layout(recorder.calls, sizes, [result])
-        calls = self.arena.bind(recorder.calls, layout)
-        return Tape(calls, self.arena.bind_tensor(result, layout), step)
-
-
-def _play(call: Call, captured: StepInputs) -> Play:
-    if call.kind == "split":
-        return _split_play(call, captured)
-    function, args, kwargs = call.function, call.args, call.kwargs
-    if not call.writes:
-        return lambda _: function(*args, **kwargs)
-    if len(call.writes) == 1:
-        [out] = call.writes
-        with_output = _with_output(call)
-        if with_output is not None:
-            kwargs = kwargs | {"out": out}
-            return lambda _: with_output(*args, **kwargs)
-        return lambda _: out.copy_(function(*args, **kwargs))
-
-    def copy_each(_: StepInputs) -> None:
-        for out, value in zip(call.writes, function(*args, **kwargs), strict=True):
-            out.copy_(value)
-
-    return copy_each
-
-
-def _split_play(call: Call, captured: StepInputs) -> Play:
-    """The part on the real tokens alone, with the step of now in place of the captured one; zeros for padding."""
-    tensors, others = call.args
-    function, [out] = call.function, call.writes
-
-    def play(step: StepInputs) -> None:
-        count = step.token_ids.shape[0]
-        now = [step if other is captured else other for other in others]
-        out[:count] = function(*(tensor[:count] for tensor in tensors), *now)
-        out[count:] = 0
-
-    return play
+        layout = plan_layout(recorder.calls, recorder.sizes, [result])
+        tape = Tape(recorder.calls, layout, result, step)
+        self._tapes.append(tape)
+        with torch.inference_mode():
+            moved = self._tapes if self.arena.reserve(layout.size) else [tape]
+            for one in moved:
+                one.bind(self.arena.memory)
+        return tape
 
 
 def _with_output(call: Call) -> Any:

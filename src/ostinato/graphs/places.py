@@ -1,0 +1,72 @@
+"""Places: computed tensors without their memory. Calls name them, so that nothing is kept alive while recording."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+
+@dataclass(frozen=True)
+class Place:
+    """A view of a piece of memory, which `storage` names; `offset` and `stride` are in elements."""
+
+    storage: int
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    offset: int
+
+    def of(self, memory: torch.Tensor, begin: int = 0) -> torch.Tensor:
+        """The tensor, in `memory` (bytes) where its storage begins at byte `begin`, a multiple of the element size."""
+        assert begin % self.dtype.itemsize == 0, "a storage is not aligned to its elements"
+        tensor = torch.empty(0, dtype=self.dtype, device=memory.device)
+        first = (memory.storage_offset() + begin) // self.dtype.itemsize + self.offset
+        return tensor.set_(memory.untyped_storage(), first, self.shape, self.stride)
+
+
+def place_of(tensor: torch.Tensor, storage: int) -> Place:
+    """`tensor` as a view of the memory that is called `storage`."""
+    return Place(storage, tensor.dtype, tuple(tensor.shape), tensor.stride(), int(tensor.storage_offset()))
+
+
+def pointer_of(tensor: torch.Tensor) -> int:
+    """Address of the memory that `tensor` is a view of."""
+    return tensor.untyped_storage().data_ptr()
+
+
+def has_memory(tensor: torch.Tensor) -> bool:
+    """False for tensors without elements, whose address says nothing."""
+    return tensor.untyped_storage().nbytes() > 0
+
+
+def items_in(value: Any, kind: type) -> Iterator[Any]:
+    """All values of type `kind` in `value`, also in lists, tuples and dicts in it."""
+    if isinstance(value, kind):
+        yield value
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from items_in(item, kind)
+    elif isinstance(value, dict):
+        yield from items_in(tuple(value.values()), kind)
+
+
+def tensors_in(value: Any) -> Iterator[torch.Tensor]:
+    return items_in(value, torch.Tensor)
+
+
+def map_items(value: Any, kind: type, function: Callable[[Any], Any]) -> Any:
+    """`value` with `function` of every value of type `kind` in it; searched as by `items_in`."""
+    if isinstance(value, kind):
+        return function(value)
+    if isinstance(value, dict):
+        return {name: map_items(item, kind, function) for name, item in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(map_items(item, kind, function) for item in value)
+    return value
+
+
+def shape_of(tensor: Any) -> str:
+    return str(list(tensor.shape)) if isinstance(tensor, torch.Tensor) else str(tensor)
