@@ -6,14 +6,9 @@ from dataclasses import dataclass, replace
 
 from ostinato.config import EngineConfig
 from ostinato.errors import CapacityError
-from ostinato.plan.capture_plan import (
-    CapturePlan,
-    choose_graph_mode,
-    choose_ladders,
-    most_captured_tokens,
-    plan_capture,
-)
-from ostinato.plan.coverage import FULL_MODES
+from ostinato.plan.capture import CaptureLadders
+from ostinato.plan.capture_plan import choose_graph_mode, choose_ladders, most_captured_tokens
+from ostinato.plan.coverage import FULL_MODES, GraphMode
 from ostinato.plan.decision import Decision
 from ostinato.plan.device import DeviceSpec
 from ostinato.plan.graph_memory import graph_bytes
@@ -53,7 +48,8 @@ class Fit:
     limits: Limits
     memory: MemoryPlan
     kernels: dict[str, KernelChoice]
-    capture: CapturePlan
+    graph_mode: GraphMode
+    ladders: CaptureLadders
     decisions: tuple[Decision, ...]
 
 
@@ -132,9 +128,6 @@ def fit(config: EngineConfig, model: ModelSpec, device: DeviceSpec) -> Fit:
         )
         raise DoesNotFit(message, wanted, limits, budget, tokens)
     ladders = choose_ladders(config, graph_mode, asked_rows, limits, per_request)
-    capture = plan_capture(
-        config, kernels, backend, graph_mode, ladders, limits, per_request, lambda tokens: graphs(limits, tokens)
-    )
     return Fit(
         dtype,
         ssm_state_dtype,
@@ -143,7 +136,8 @@ def fit(config: EngineConfig, model: ModelSpec, device: DeviceSpec) -> Fit:
         limits,
         memory,
         kernels,
-        capture,
+        graph_mode,
+        ladders,
         (
             *decisions,
             *ssm_decisions,

@@ -11,12 +11,14 @@ from typing import Any
 
 from ostinato.config import EngineConfig
 from ostinato.errors import CapacityError, ConfigError
-from ostinato.plan.capture_plan import CapturePlan
+from ostinato.plan.capture_plan import CapturePlan, plan_capture
+from ostinato.plan.coverage import FULL_MODES
 from ostinato.plan.decision import Decision
 from ostinato.plan.device import DeviceSpec
 from ostinato.plan.fit import DoesNotFit, Fit, fit
 from ostinato.plan.flops import PrefillFlops, prefill_flops
-from ostinato.plan.kernels import KernelChoice
+from ostinato.plan.graph_memory import graph_bytes
+from ostinato.plan.kernels import KernelChoice, backend_of, not_capturable_in_decode
 from ostinato.plan.memory import MemoryPlan
 from ostinato.plan.model import ModelSpec, RopeSpec
 from ostinato.plan.prefixes import prefix_decisions
@@ -151,7 +153,7 @@ def make_plan(config: EngineConfig, model: ModelSpec, device: DeviceSpec) -> Pla
             state_block_size=fitted.state_block_size,
             checkpoint_policy=config.checkpoint_policy,
             eviction_policy=config.eviction_policy,
-            graph_mode=fitted.capture.graph_mode,
+            graph_mode=fitted.graph_mode,
             capture=config.capture,
             prefer_graph_sizes=config.prefer_graph_sizes,
             strict=config.strict,
@@ -161,7 +163,7 @@ def make_plan(config: EngineConfig, model: ModelSpec, device: DeviceSpec) -> Pla
             threads=choose_threads(config, device),
             rope=rope,
         ),
-        capture=fitted.capture,
+        capture=_capture(model, config, device, fitted),
         memory=fitted.memory,
         state_cache=_state_cache(model, config, fitted),
         kernels=fitted.kernels,
@@ -180,6 +182,29 @@ def _summary(model: ModelSpec, config: EngineConfig, fitted: Fit) -> ModelSummar
         layers=dict(Counter(layer.kind for layer in model.layers)),
         kv_bytes_per_token=fitted.memory.kv_block // config.block_size,
         state_bytes_per_request=fitted.memory.state_slot * fitted.memory.slots_per_request,
+    )
+
+
+def _capture(model: ModelSpec, config: EngineConfig, device: DeviceSpec, fitted: Fit) -> CapturePlan:
+    mode = fitted.graph_mode
+    # Without graphs, what would cover a batch is a mode with full graphs, if their kernels can be captured.
+    full = mode in FULL_MODES or (mode == "none" and not not_capturable_in_decode(fitted.kernels))
+
+    def bytes_for(tokens: int) -> int:
+        return graph_bytes(
+            model,
+            fitted.dtype,
+            tokens=tokens,
+            limits=fitted.limits,
+            block_size=config.block_size,
+            slots_per_request=fitted.memory.slots_per_request,
+            gathers_states=device.kind == "cuda" and full,
+        )
+
+    slots_per_request = fitted.memory.slots_per_request
+    backend = backend_of(device.kind)
+    return plan_capture(
+        config, fitted.kernels, backend, mode, fitted.ladders, fitted.limits, slots_per_request, bytes_for
     )
 
 
