@@ -149,6 +149,8 @@ def test_throughput_reports_each_batch_size(monkeypatch: pytest.MonkeyPatch) -> 
         assert 0 < result["floor"]["fraction_reached"] < 1
         assert result["decode_tokens_per_second"]["median"] > 0
         assert result["preemptions"] == 0
+        assert sum(result["step_modes"].values()) > 2 * result["steps"]  # the warm-up has some more
+        assert result["step_modes"]["full"] >= 2 * result["decode_steps"]
 
 
 def test_latency_reports_each_batch_size() -> None:

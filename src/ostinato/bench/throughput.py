@@ -29,11 +29,13 @@ def throughput(settings: dict[str, Any], workload: Workload, report: Callable[[s
         figures = throughput_figures(run_rounds(engine, workload, batch_size, report=report))
         after = engine.stats()
         spent = {name: after[name] - before[name] for name in ("preemptions", "bookkeeping_seconds", "step_seconds")}
+        modes = {mode: steps - before["graphs"]["steps"][mode] for mode, steps in after["graphs"]["steps"].items()}
         results.append(
             {
                 "batch_size": batch_size,
                 **figures,
                 "preemptions": spent["preemptions"],
+                "step_modes": modes,
                 "bookkeeping_share": spent["bookkeeping_seconds"] / spent["step_seconds"],
                 "floor": None,
             }

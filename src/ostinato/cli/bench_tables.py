@@ -40,7 +40,7 @@ def show(
 
 def throughput_tables(report: dict[str, Any]) -> list[Table]:
     rates = columns("batch", "tokens/s", "median", "min", "max")
-    steps = columns("batch", "decode steps", "p50", "p99", "floor", "reached", "bookkeeping")
+    steps = columns("batch", "decode steps", "p50", "p99", "floor", "reached", "bookkeeping", "full/piecewise/eager")
     for result in report["results"]:
         for rate in RATES:
             rates.add_row(str(result["batch_size"]), _name(rate), *_spread(result[rate]))
@@ -52,6 +52,7 @@ def throughput_tables(report: dict[str, Any]) -> list[Table]:
             milliseconds(floor and floor["step_seconds"]),
             "-" if floor is None else f"{floor['fraction_reached']:.0%}",
             f"{result['bookkeeping_share']:.2%}",
+            "/".join(str(steps) for steps in result["step_modes"].values()),
         )
     return [rates, steps]
 

@@ -42,6 +42,10 @@ def generate(
     ] = False,
     chat_template_kwargs: TemplateVariables = None,
     stats: Annotated[bool, typer.Option("--stats", help="Print what the engine did, to stderr.")] = False,
+    save_traffic: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Write the histogram of batch shapes, for `ostinato plan --traffic`."),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print a list of outputs as JSON, one per line.")] = False,
 ) -> None:
     """Generate text: one prompt is streamed, several run as one batch.
@@ -76,6 +80,8 @@ def generate(
             _print(asked, outputs, params)
     if stats:
         print_stats(llm.stats())
+    if save_traffic is not None:
+        llm.save_traffic(save_traffic)
 
 
 def _read_arguments(prompts: list[str]) -> Iterator[str]:

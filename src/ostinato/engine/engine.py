@@ -137,9 +137,12 @@ class Engine:
             finished = time.perf_counter()
             updates = self.scheduler.update(result)
         except Exception as error:
+            if not self.scheduler.is_in_flight(batch):
+                raise  # taking the result in went wrong: a bug, and no step to fail
             updates = self.scheduler.fail(batch, error)
         except BaseException as error:
-            self._deliver(self.scheduler.fail(batch, RuntimeError(f"the step was interrupted: {error!r}")))
+            if self.scheduler.is_in_flight(batch):
+                self._deliver(self.scheduler.fail(batch, RuntimeError(f"the step was interrupted: {error!r}")))
             raise
         bookkeeping = time.perf_counter() - begin - (finished - scheduled)
         changed = self._deliver(updates)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, SupportsIndex, cast
 
 from ostinato.config import EngineConfig
@@ -87,6 +88,14 @@ class LLM:
         """The answer to a conversation, piece by piece; see `chat` and `stream`."""
         prompt = self.engine.render_chat(messages, **chat_template_kwargs)
         return self._stream(prompt, params, add_special_tokens=False)
+
+    def save_traffic(self, path: Path) -> None:
+        """Writes the histogram of the batches since the start as JSON, for `ostinato plan --traffic`. RequestError if
+        the file cannot be written."""
+        try:
+            self.engine.runner.graphs.counts.traffic.save(path)
+        except OSError as error:
+            raise RequestError(f"the traffic cannot be written to {path}: {error.strerror}") from None
 
     def stats(self) -> dict[str, Any]:
         """What the engine has done since its start, as plain data."""

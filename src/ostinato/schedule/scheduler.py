@@ -76,6 +76,10 @@ class Scheduler:
     def has_unfinished(self) -> bool:
         return bool(self._requests)
 
+    def is_in_flight(self, batch: Batch) -> bool:
+        """Whether `batch` was scheduled and is neither updated nor failed."""
+        return self._in_flight is batch
+
     @property
     def num_waiting(self) -> int:
         return len(self._waiting)
