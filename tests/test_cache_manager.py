@@ -124,6 +124,17 @@ def test_the_blocks_of_running_requests_and_of_their_beginnings_are_not_evicted(
     cache.check_integrity()
 
 
+def test_the_text_whose_request_ended_first_is_evicted_first_though_it_was_admitted_and_computed_last() -> None:
+    cache = CacheManager(20, 0, B, eviction="lru")
+    for name, seed in (("a", 1), ("b", 2)):
+        cache.admit(name, 5)
+        compute(cache, name, text(4, seed))
+    cache.release("b")
+    cache.release("a")
+    cache.store.take_blocks(cache.blocks.num_free + 1)
+    assert [len(cache.store.match(chain_of(text(4, seed)), 4).path) for seed in (1, 2)] == [1, 0]
+
+
 # Where no slot is left
 
 

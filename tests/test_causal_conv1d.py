@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -39,6 +40,7 @@ def conv_state(history: torch.Tensor, width: int) -> torch.Tensor:
     decode_pasts=st.lists(st.integers(0, 5), max_size=3),
     prefills=st.lists(st.tuples(st.integers(0, 5), st.integers(0, 7)), max_size=3),
     has_bias=st.booleans(),
+    slab=st.sampled_from([1, 3, 32]),
     seed=seeds,
 )
 def test_convolution_continues_each_row_from_its_read_slot(
@@ -47,11 +49,13 @@ def test_convolution_continues_each_row_from_its_read_slot(
     decode_pasts: list[int],
     prefills: list[tuple[int, int]],
     has_bias: bool,
+    slab: int,
     seed: int,
 ) -> None:
     """Read slots differ from write slots, except for the last row; a row without a past reads slot 0, which is NaN.
 
     A prefill row leaves one state behind in the middle. All slots that nobody writes keep their bits.
+    Rows longer than `slab` tokens are convolved in parts.
     """
     rows = [(past, per_decode_row) for past in decode_pasts] + prefills
     if not rows:
@@ -81,17 +85,19 @@ def test_convolution_continues_each_row_from_its_read_slot(
                 checkpoints.append((row, new // 2, next(slots)))
                 expected_states[checkpoints[-1][2]] = conv_state(history[: past + new // 2], width)
             expected_states[own[0]] = conv_state(history, width)
-    out = causal_conv1d.reference(
-        torch.cat([history[past:] for (past, _), history in zip(rows, histories, strict=True)]),
-        weight,
-        bias,
-        states,
-        row_starts([new for _, new in rows]),
-        int32(*reads),
-        int32(*writes),
-        len(decode_pasts),
-        checkpoints,
-    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(causal_conv1d, "SLAB", slab)
+        out = causal_conv1d.reference(
+            torch.cat([history[past:] for (past, _), history in zip(rows, histories, strict=True)]),
+            weight,
+            bias,
+            states,
+            row_starts([new for _, new in rows]),
+            int32(*reads),
+            int32(*writes),
+            len(decode_pasts),
+            checkpoints,
+        )
     expected = [convolve(h, weight, bias)[past:] for (past, _), h in zip(rows, histories, strict=True)]
     torch.testing.assert_close(out, torch.cat(expected).float(), atol=1e-5, rtol=1e-5)
     assert same(states, expected_states)

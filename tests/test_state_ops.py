@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -91,10 +93,16 @@ class Recurrence:
 
 
 def recurrence(
-    tokens: int, groups: int, heads_per_group: int, seed: int, dt_limit: tuple[float, float] = NO_LIMIT
+    tokens: int,
+    groups: int,
+    heads_per_group: int,
+    seed: int,
+    dt_limit: tuple[float, float] = NO_LIMIT,
+    head_dim: int = 3,
+    size: int = 4,
 ) -> Recurrence:
     generator = torch.Generator().manual_seed(seed)
-    heads, head_dim, size = groups * heads_per_group, 3, 4
+    heads = groups * heads_per_group
     return Recurrence(
         normal(generator, tokens, heads, head_dim),
         normal(generator, tokens, heads),
@@ -234,7 +242,8 @@ def scan(
 @few
 @given(
     rows=st.lists(st.tuples(st.integers(0, 21), st.integers(0, 20)), min_size=1, max_size=3),
-    chunk_size=st.sampled_from([1, 4, 16]),
+    chunk_size=st.sampled_from([1, 4, 12, 16]),
+    longest=st.sampled_from([4, 64]),
     groups=st.integers(1, 3),
     heads_per_group=st.integers(1, 2),
     dt_limit=st.sampled_from([NO_LIMIT, (0.2, 0.7)]),
@@ -243,13 +252,15 @@ def scan(
 def test_the_scan_equals_the_recurrence_from_any_position(
     rows: list[tuple[int, int]],
     chunk_size: int,
+    longest: int,
     groups: int,
     heads_per_group: int,
     dt_limit: tuple[float, float],
     seed: int,
 ) -> None:
     """`rows` are (position of the first token, tokens). A row leaves checkpoints at a third and two thirds, off and
-    on the multiples of the chunk size; one without tokens writes nothing; slot 0 and all unwritten slots are NaN."""
+    on the multiples of the chunk size, and at its end; one without tokens writes nothing; slot 0 and all unwritten
+    slots are NaN. Chunks longer than `longest` are computed as several."""
     spans, total = [], 0
     for _, length in rows:
         spans.append((total, total + length))
@@ -257,17 +268,19 @@ def test_the_scan_equals_the_recurrence_from_any_position(
     if total == 0:
         return
     case = recurrence(total, groups, heads_per_group, seed, dt_limit)
-    states = slots_of(case, 4 * len(rows) + 1)
+    states = slots_of(case, 5 * len(rows) + 1)
     reads, writes, checkpoints = [], [], []
     for row, (position, length) in enumerate(rows):
-        reads.append(4 * row + 1 if position else 0)
-        writes.append(4 * row + 2)
+        reads.append(5 * row + 1 if position else 0)
+        writes.append(5 * row + 2)
         if position:
             states[reads[-1]] = normal(torch.Generator().manual_seed(seed + row), *states.shape[1:])
-        at = sorted({length // 3, 2 * length // 3} - {0, length})
-        checkpoints += [(row, offset, 4 * row + 3 + i) for i, offset in enumerate(at)]
+        at = sorted({length // 3, 2 * length // 3, length} - {0})
+        checkpoints += [(row, offset, 5 * row + 3 + i) for i, offset in enumerate(at)]
     before = states.clone()
-    out = scan(case, states, spans, [position for position, _ in rows], reads, writes, chunk_size, checkpoints)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ssd_scan, "LONGEST_CHUNK", longest)
+        out = scan(case, states, spans, [position for position, _ in rows], reads, writes, chunk_size, checkpoints)
     written = {slot for *_, slot in checkpoints}
     for row, (begin, end) in enumerate(spans):
         if begin == end:
@@ -335,13 +348,82 @@ def test_a_checkpoint_on_a_multiple_of_the_chunk_size_is_the_state_that_a_cut_th
     assert torch.equal(states[2], cut[1])
 
 
+def inputs_of_a_real_model(tokens: int, seed: int) -> Recurrence:
+    """Sizes at which products are blocked and made by several threads; inputs in bfloat16, decays mild and strong."""
+    case = recurrence(tokens, 4, 4, seed, head_dim=64, size=128)
+    case.A = -torch.linspace(1, 16, 16)
+    case.x, case.dt, case.B, case.C = (t.bfloat16() for t in (case.x, case.dt, case.B, case.C))
+    return case
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_a_row_of_the_scan_has_the_same_bits_in_any_batch_and_with_any_checkpoints(threads: int) -> None:
+    lengths, positions = [300, 128, 37, 200, 16], [0, 256, 0, 112, 480]
+    ends = torch.tensor(lengths).cumsum(0).tolist()
+    spans = [(end - length, end) for end, length in zip(ends, lengths, strict=True)]
+    case = inputs_of_a_real_model(ends[-1], seed=8)
+    rows = range(len(lengths))
+    together = slots_of(case, 16)
+    together[1:6] = normal(torch.Generator().manual_seed(9), *together[1:6].shape)
+    before = together.clone()
+    reads = [row + 1 if positions[row] else 0 for row in rows]
+    checkpoints = [(0, 128, 11), (0, 288, 12), (1, 128, 13), (3, 16, 14), (3, 100, 15)]
+    with given_threads(threads):
+        out = scan(case, together, spans, positions, reads, [row + 6 for row in rows], 128, checkpoints)
+        for row in rows:
+            alone = before.clone()
+            given = scan(case, alone, [spans[row]], [positions[row]], [reads[row]], [row + 1], 128)
+            assert torch.equal(given, out[slice(*spans[row])])
+            assert torch.equal(alone[row + 1], together[row + 6])
+    assert torch.equal(together[13], together[7])
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_a_prompt_that_goes_on_from_a_checkpoint_on_a_multiple_of_the_chunk_size_has_the_same_bits(
+    threads: int,
+) -> None:
+    """Also where the model's chunks are computed as several."""
+    case = inputs_of_a_real_model(500, seed=10)
+    states = slots_of(case, 6)
+    with given_threads(threads):
+        whole = scan(case, states, [(0, 500)], [0], [0], [1], 128, [(0, 128, 2), (0, 384, 3)])
+        for position, slot in ((128, 2), (384, 3)):
+            taken = states[slot].clone()
+            rest = scan(case, states, [(position, 500)], [position], [slot], [4], 128)
+            assert torch.equal(rest, whole[position:])
+            assert torch.equal(states[4], states[1])
+            assert torch.equal(states[slot], taken)
+            begin = scan(case, states, [(0, position)], [0], [0], [5], 128)
+            assert torch.equal(begin, whole[:position])
+            assert torch.equal(states[5], taken)
+
+
+@contextmanager
+def given_threads(count: int) -> Iterator[None]:
+    usual = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(usual)
+
+
+@pytest.mark.parametrize(
+    ("chunk_size", "length"), [(1, 1), (16, 16), (64, 64), (96, 48), (100, 50), (128, 64), (256, 64)]
+)
+def test_a_chunk_of_the_model_is_computed_as_equal_chunks(chunk_size: int, length: int) -> None:
+    assert ssd_scan.chunk_length(chunk_size) == length
+
+
 def test_a_state_in_bfloat16_is_rounded_once_per_step_of_the_scan() -> None:
+    """And once per checkpoint, after which the scan goes on with what was not rounded."""
     case = recurrence(20, 1, 2, seed=6)
-    states = slots_of(case, 2, torch.bfloat16)
-    out = scan(case, states, [(0, 20)], [0], [0], [1], 8)
+    states = slots_of(case, 5, torch.bfloat16)
+    out = scan(case, states, [(0, 20)], [0], [0], [1], 8, [(0, 8, 2), (0, 11, 3), (0, 20, 4)])
     expected, after = case.follow(0, 20)
     torch.testing.assert_close(out.double(), expected, **FLOAT32)
-    torch.testing.assert_close(states[1].double(), after[-1], atol=1e-2, rtol=2**-8)
+    for slot, tokens in ((1, 20), (2, 8), (3, 11), (4, 20)):
+        torch.testing.assert_close(states[slot].double(), after[tokens - 1], atol=1e-5, rtol=2**-8)
 
 
 def test_large_decays_neither_overflow_nor_forget_the_newest_token() -> None:
@@ -354,3 +436,22 @@ def test_large_decays_neither_overflow_nor_forget_the_newest_token() -> None:
     expected, after = case.follow(0, 64)
     torch.testing.assert_close(out.double(), expected, atol=1e-3, rtol=1e-3)
     torch.testing.assert_close(states[1].double(), after[-1], atol=1e-3, rtol=1e-3)
+
+
+def test_decays_too_small_to_count_stay_clear_of_denormal_numbers() -> None:
+    """Products with denormal numbers are slow; in a sum in float32 they are as good as none."""
+    logs = torch.tensor([0.0, -1.0, -30.0, -90.0, -1e4, -math.inf], dtype=torch.float64)
+    decays = ssd_scan._decay(logs)
+    torch.testing.assert_close(decays.double(), logs.exp(), atol=1e-25, rtol=1e-6)
+    assert (decays > 1e10 * torch.finfo(torch.float32).tiny).all()
+
+
+def test_no_state_of_a_scan_with_strong_decays_is_denormal() -> None:
+    """Only the first token adds to the state, which after six is e^-95 of that."""
+    case = recurrence(64, 1, 1, seed=11, dt_limit=(1.1875, 1.1875))
+    case.A = torch.tensor([-16.0])
+    case.x[1:] = 0
+    states = slots_of(case, 3)
+    scan(case, states, [(0, 64)], [0], [0], [1], 64, [(0, 6, 2)])
+    tiny = torch.finfo(torch.float32).tiny
+    assert ((states[1:] == 0) | (states[1:].abs() >= tiny)).all()

@@ -7,6 +7,9 @@ from collections.abc import Sequence
 import torch
 import torch.nn.functional as F
 
+SLAB = 32
+"""Tokens of a prefill row that a CPU convolves at once: a pass per tap is cheap while they stay in a core's cache."""
+
 
 def reference(
     x: torch.Tensor,
@@ -28,14 +31,15 @@ def reference(
     are (row, offset, slot): the state after `offset` tokens of a prefill row also goes to `slot`.
     -> [tokens, channels] in the dtype of `x`; summed in float32.
     """
+    weight, bias = weight.float(), None if bias is None else bias.float()
+    kept = conv_states.shape[1]
     tokens_per_row = write_slots.shape[1]
     decode_tokens = num_decode_rows * tokens_per_row
     out = torch.empty_like(x)
     if num_decode_rows:
         decode = x[:decode_tokens].unflatten(0, (num_decode_rows, tokens_per_row))
         window = torch.cat((_initial(conv_states, read_slots[:num_decode_rows]), decode), dim=1)
-        out[:decode_tokens] = _convolve(window, weight, bias, tokens_per_row).flatten(0, 1)
-        kept = conv_states.shape[1]
+        out[:decode_tokens] = _convolve(window.float(), weight, bias).flatten(0, 1)
         for i in range(tokens_per_row):
             conv_states[write_slots[:num_decode_rows, i]] = window[:, i + 1 : i + 1 + kept]
     starts, writes = row_starts.tolist(), write_slots[:, 0].tolist()
@@ -43,12 +47,12 @@ def reference(
         start, end = starts[row], starts[row + 1]
         if start == end:
             continue
-        window = torch.cat((_initial(conv_states, read_slots[row : row + 1]), x[None, start:end]), dim=1)
-        out[start:end] = _convolve(window, weight, bias, end - start)[0]
+        before = _initial(conv_states, read_slots[row : row + 1])[0]
+        _convolve_row(before, x[start:end], weight, bias, out[start:end])
         for of_row, offset, slot in checkpoints:
             if of_row == row:
-                conv_states[slot] = window[0, offset : offset + conv_states.shape[1]]
-        conv_states[writes[row]] = window[0, end - start :]
+                conv_states[slot] = _last_inputs(before, x[start : start + offset])
+        conv_states[writes[row]] = _last_inputs(before, x[start:end])
     return out
 
 
@@ -57,11 +61,32 @@ def _initial(conv_states: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
     return torch.where((slots == 0).view(-1, 1, 1), 0, conv_states[slots])
 
 
-def _convolve(window: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, tokens: int) -> torch.Tensor:
-    """`window` [rows, width - 1 + tokens, channels] -> [rows, tokens, channels]."""
-    y = window[:, :tokens].float() * weight[0].float()
-    for j in range(1, weight.shape[0]):
-        y.addcmul_(window[:, j : j + tokens].float(), weight[j].float())
-    if bias is not None:
-        y += bias.float()
-    return F.silu(y, inplace=True).to(window.dtype)
+def _last_inputs(before: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    """The last `width - 1` inputs up to the end of `x` [tokens, channels], which follows those `before` it."""
+    kept = len(before)
+    return x[len(x) - kept :] if len(x) >= kept else torch.cat((before[len(x) :], x))
+
+
+def _convolve_row(
+    before: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor
+) -> None:
+    """`out` [tokens, channels] becomes the outputs of a row's tokens `x`, after the inputs `before` them."""
+    kept, slab = len(before), len(x) if x.is_cuda else min(SLAB, len(x))
+    window = torch.empty(kept + slab, x.shape[1], dtype=torch.float32, device=x.device)
+    window[:kept] = before
+    for part, out_part in zip(x.split(slab), out.split(slab), strict=True):
+        end = kept + len(part)
+        window[kept:end] = part
+        out_part.copy_(_convolve(window[:end], weight, bias))
+        window[:kept] = window[end - kept : end].clone()
+
+
+def _convolve(window: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    """`window` [..., width - 1 + tokens, channels] -> [..., tokens, channels], all in float32."""
+    width = weight.shape[0]
+    tokens = window.shape[-2] - width + 1
+    taps = [window[..., j : j + tokens, :] for j in range(width)]
+    y = taps[0] * weight[0] if bias is None else torch.addcmul(bias, taps[0], weight[0])
+    for tap, tap_weight in zip(taps[1:], weight[1:], strict=True):
+        y.addcmul_(tap, tap_weight)
+    return F.silu(y, inplace=True)

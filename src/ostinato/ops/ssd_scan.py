@@ -1,17 +1,53 @@
 """ssd_scan: the Mamba-2 recurrence for prefill rows, in chunks (state-space duality).
 
 Dao and Gu 2024, arXiv 2405.21060, section 6 and listing 1: inside a chunk the recurrence is a masked matrix
-product; between chunks one state is carried. Chunks lie on absolute multiples of `chunk_size`, so that the same
-sums are made in the same order wherever a prompt is cut at such a multiple.
+product; between chunks one state is carried. Any length of chunk gives the same sums in another order. Here a chunk
+of the model is computed as equal chunks of at most `LONGEST_CHUNK` tokens, which lie on absolute multiples of their
+length and so of `chunk_size` too: the same sums are made in the same order wherever a prompt is cut at such a
+multiple. A row is computed alone and chunk by chunk, with the same calls on the same shapes in any batch.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 
 from ostinato.ops.state_update import step_sizes
+
+LONGEST_CHUNK = 64
+"""Tokens. The work inside a chunk grows with its square; what is done once per chunk is one pass over the state."""
+
+LEAST_LOG_DECAY = -60.0
+"""A decay below e^-60 is taken as e^-60, which no sum in float32 notices. Smaller ones would make denormal products,
+and a CPU multiplies denormal numbers tens of times slower."""
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Some adjacent tokens of one row, all in float32 but `log_decay`."""
+
+    x: torch.Tensor
+    """[n, heads, head_dim]"""
+    B: torch.Tensor
+    """[groups, n, state]"""
+    C: torch.Tensor
+    """[groups, n, state]"""
+    step: torch.Tensor
+    """[n, heads]: the step sizes"""
+    log_decay: torch.Tensor
+    """[n, heads]: the log of the decay from the chunk's begin to after each token, in float64: the differences that
+    are made of it are small where the sums are large."""
+
+    def first(self, n: int) -> Chunk:
+        """The first `n` tokens."""
+        return Chunk(self.x[:n], self.B[:, :n], self.C[:, :n], self.step[:n], self.log_decay[:n])
+
+
+def chunk_length(chunk_size: int) -> int:
+    """Tokens per chunk of this scan: the largest divisor of the model's `chunk_size` up to `LONGEST_CHUNK`."""
+    return next(n for n in range(min(chunk_size, LONGEST_CHUNK), 0, -1) if chunk_size % n == 0)
 
 
 def reference(
@@ -35,10 +71,11 @@ def reference(
 
     Shapes as in state_update, with `tokens` in place of `rows * n`; `read_slots` [rows] (0: the zero state),
     `write_slots` [rows], where the state after the row's last token goes. `checkpoints` are (row, offset, slot):
-    the state after `offset` tokens of the row also goes to `slot`. -> [tokens, heads, head_dim] in the dtype of
-    `x`; the arithmetic is in float32.
+    the state after `offset` tokens of the row also goes to `slot`. No row may write a slot that another one reads.
+    -> [tokens, heads, head_dim] in the dtype of `x`; the arithmetic is in float32.
     """
     out = torch.empty_like(x)
+    length = chunk_length(chunk_size)
     starts, positions = row_starts.tolist(), start_positions.tolist()
     reads, writes = read_slots.tolist(), write_slots.tolist()
     for row in range(len(starts) - 1):
@@ -46,61 +83,71 @@ def reference(
         if token == end:
             continue
         wanted = {starts[row] + offset: slot for of_row, offset, slot in checkpoints if of_row == row}
-        state = ssm_states[reads[row]].float() if reads[row] else torch.zeros_like(ssm_states[0], dtype=torch.float32)
+        state = ssm_states[reads[row]].float() if reads[row] else None
         while token < end:
             position = positions[row] + token - starts[row]
-            stop = min(end, token + chunk_size - position % chunk_size)
+            stop = min(end, token + length - position % length)
             span = slice(token, stop)
             # Per chunk and not for all tokens at once: a vectorised softplus rounds the last elements of a tensor
             # differently, and the same chunk must give the same bits wherever its row began.
             step = step_sizes(dt[span], dt_bias, dt_limit)
-            chunk = (step * A, step.unsqueeze(-1) * x[span].float(), B[span].float())
+            log_decay = (step * A).double().cumsum(0)
+            by_group = (B[span].float().transpose(0, 1), C[span].float().transpose(0, 1))
+            chunk = Chunk(x[span].float(), *by_group, step, log_decay)
+            _put_outputs(chunk, state, D, out[span])
             for at in [at for at in wanted if token < at < stop]:
-                ssm_states[wanted[at]] = _advance(state, *(part[: at - token] for part in chunk))
-            out[span] = _chunk_output(state, *chunk, C[span].float(), x[span], D)
-            state = _advance(state, *chunk)
-            if stop in wanted:
-                ssm_states[wanted[stop]] = state
+                _advance(chunk.first(at - token), state, ssm_states[wanted[at]])
+            # At a checkpoint its slot stays behind and the next chunk reads it: no state is copied.
+            state = _advance(chunk, state, ssm_states[wanted.get(stop, writes[row])])
             token = stop
-        ssm_states[writes[row]] = state
+        if end in wanted:
+            ssm_states[writes[row]] = ssm_states[wanted[end]]
     return out
 
 
-def _chunk_output(
-    state: torch.Tensor,
-    log_decay: torch.Tensor,
-    scaled: torch.Tensor,
-    B: torch.Tensor,
-    C: torch.Tensor,
-    x: torch.Tensor,
-    D: torch.Tensor,
-) -> torch.Tensor:
-    """Outputs of one chunk of `n` tokens that begins with `state` [heads, head_dim, state] -> [n, heads, head_dim]."""
-    head_dim = scaled.shape[2]
-    groups, state_size = B.shape[1:]
-    total = _total(log_decay).transpose(0, 1)  # [heads, n]
-    decay = (total.unsqueeze(2) - total.unsqueeze(1)).float().tril_().exp_().tril_()  # [heads, t, s <= t]: from s to t
-    by_group_B, by_group_C = B.transpose(0, 1), C.transpose(0, 1)  # [groups, n, state]
-    scores = torch.bmm(by_group_C, by_group_B.transpose(1, 2))  # [groups, t, s]
-    weights = decay.unflatten(0, (groups, -1)).mul_(scores.unsqueeze(1)).flatten(0, 1)
-    y = torch.bmm(weights, scaled.transpose(0, 1))  # [heads, n, head_dim]
-    carried = torch.bmm(by_group_C, state.reshape(groups, -1, state_size).transpose(1, 2))
-    carried = carried.unflatten(2, (-1, head_dim)).transpose(1, 2).flatten(0, 1)  # [heads, n, head_dim]
-    y.addcmul_(carried, total.float().exp().unsqueeze(-1))
-    return y.transpose(0, 1).addcmul(x.float(), D.unsqueeze(-1))
+def _put_outputs(chunk: Chunk, state: torch.Tensor | None, D: torch.Tensor, out: torch.Tensor) -> None:
+    """`out` [n, heads, head_dim] becomes the outputs of a chunk that begins with `state` [heads, head_dim, state], or
+    with the zero state."""
+    groups, n, state_size = chunk.B.shape
+    head_dim = chunk.x.shape[2]
+    by_head = chunk.log_decay.t().contiguous()  # [heads, n]
+    # [heads, t, s]: what token s adds to the output at t >= s, beside x: its decay until t, its step and C_t B_s.
+    weights = _decay(by_head.unsqueeze(2) - by_head.unsqueeze(1))
+    scores = torch.bmm(chunk.C, chunk.B.transpose(1, 2))  # [groups, t, s]
+    weights.view(groups, -1, n, n).mul_(scores.unsqueeze(1))
+    weights.mul_(chunk.step.t().unsqueeze(1)).tril_()
+    weights.diagonal(dim1=1, dim2=2).add_(D.unsqueeze(1))
+    y = torch.bmm(weights, chunk.x.transpose(0, 1))  # [heads, n, head_dim]
+    if state is None:
+        out.copy_(y.transpose(0, 1))
+        return
+    carried = torch.bmm(chunk.C, state.reshape(groups, -1, state_size).transpose(1, 2))
+    torch.addcmul(
+        y.view(groups, -1, n, head_dim).permute(2, 0, 1, 3),
+        carried.view(groups, n, -1, head_dim).transpose(0, 1),
+        _decay(chunk.log_decay).view(n, groups, -1, 1),
+        out=out.view(n, groups, -1, head_dim),
+    )
 
 
-def _advance(state: torch.Tensor, log_decay: torch.Tensor, scaled: torch.Tensor, B: torch.Tensor) -> torch.Tensor:
-    """The state after the tokens of a chunk, given the one before it. -> a new [heads, head_dim, state]."""
-    groups = B.shape[1]
-    total = _total(log_decay)
-    remaining = (total[-1] - total).float().exp_()  # decay from after token t to the end
-    weighted = (scaled * remaining.unsqueeze(-1)).unflatten(1, (groups, -1)).flatten(2)  # [n, groups, heads * dim]
-    added = torch.bmm(weighted.permute(1, 2, 0), B.transpose(0, 1))  # [groups, heads of the group * dim, state]
-    return added.view_as(state).addcmul(state, total[-1].float().exp().view(-1, 1, 1))
+def _advance(chunk: Chunk, state: torch.Tensor | None, slot: torch.Tensor) -> torch.Tensor:
+    """`slot` [heads, head_dim, state] becomes the state after the chunk's tokens, given the one before it, which may be
+    `slot` itself. -> the new state in float32: `slot`, or its values before they were rounded."""
+    groups, n, state_size = chunk.B.shape
+    new = slot if slot.dtype == torch.float32 else torch.empty_like(slot, dtype=torch.float32)
+    by_group = new.view(groups, -1, state_size)
+    remaining = _decay(chunk.log_decay[-1] - chunk.log_decay).mul_(chunk.step)  # from after token t to the end
+    weighted = (chunk.x * remaining.unsqueeze(-1)).view(n, groups, -1).permute(1, 2, 0)  # [groups, heads * dim, n]
+    if state is None:
+        torch.bmm(weighted, chunk.B, out=by_group)
+    else:
+        torch.mul(state, _decay(chunk.log_decay[-1]).view(-1, 1, 1), out=new)
+        by_group.baddbmm_(weighted, chunk.B)
+    if new is not slot:
+        slot.copy_(new)
+    return new
 
 
-def _total(log_decay: torch.Tensor) -> torch.Tensor:
-    """[n, heads] -> the log of the decay from the chunk's begin to after each token, in float64: the differences that
-    are made of it are small where the sums are large."""
-    return log_decay.double().cumsum(0)
+def _decay(log: torch.Tensor) -> torch.Tensor:
+    """exp of `log` (float64, <= 0 where it counts) in float32. Above 0, where it does not count, nothing overflows."""
+    return log.float().clamp_(LEAST_LOG_DECAY, 0.0).exp_()

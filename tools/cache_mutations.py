@@ -1,0 +1,260 @@
+"""Ways to break the prefix cache, for mutate_cache.py. A text that is edited stands exactly once in its file."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Mutation:
+    """`edits` are (text that stands once in `path`, what takes its place)."""
+
+    what: str
+    path: str
+    edits: tuple[tuple[str, str], ...]
+
+
+def mutation(what: str, path: str, *edits: tuple[str, str]) -> Mutation:
+    return Mutation(what, path, edits)
+
+
+MUTATIONS = (
+    # Donation: a state becomes a checkpoint without a copy.
+    mutation(
+        "the slot that became a checkpoint is written on",
+        "cache/manager.py",
+        ("tuple(slot for slot in holding.slots if slot != holding.read_slot)", "tuple(holding.slots)"),
+    ),
+    mutation(
+        "a checkpoint is taken over in place and stays in the index",
+        "cache/manager.py",
+        ("                self.store.evict_checkpoint(checkpoint)\n", ""),
+    ),
+    mutation(
+        "a checkpoint that two requests read is taken over in place",
+        "cache/manager.py",
+        ("is_shared = self.slots.references(holding.read_slot) > 1", "is_shared = False"),
+    ),
+    mutation(
+        "a checkpoint is taken where no block ends",
+        "cache/manager.py",
+        ("and holding.num_indexed * self.block_size == num_computed:", "and holding.tip is not None:"),
+    ),
+    mutation(
+        "a checkpoint that was read stays referenced",
+        "cache/manager.py",
+        ("            self.slots.release((holding.read_slot,))\n", "            pass\n"),
+    ),
+    mutation(
+        "slots of checkpoints that were not taken are not handed back",
+        "cache/manager.py",
+        ("        self.slots.release(tuple(slot for _, slot in holding.reserved))\n", ""),
+    ),
+    mutation(
+        "a trailing checkpoint that was hit is given up",
+        "cache/manager.py",
+        ("            elif before.hits == 0:\n", "            else:\n"),
+    ),
+    mutation(
+        "the trailing checkpoint does not move on",
+        "cache/manager.py",
+        ("            elif before.hits == 0:\n", "            elif False:\n"),
+    ),
+    mutation(
+        "spare slots are not left",
+        "cache/manager.py",
+        ("        if missing + spare_slots > available:\n", "        if missing > available:\n"),
+    ),
+    # Sharing: computed blocks are given up for those of the index, and hits take what is there.
+    mutation(
+        "a block that the index has is not swapped",
+        "cache/manager.py",
+        ("swapped[index] = entry.block", "swapped[index] = own"),
+    ),
+    mutation(
+        "a block that was given up is not released",
+        "cache/manager.py",
+        ("                self.blocks.release((own,))\n", ""),
+    ),
+    mutation(
+        "a block of the index that takes another's place is not referenced",
+        "cache/manager.py",
+        ("                self.blocks.retain((entry.block,))\n", ""),
+    ),
+    mutation(
+        "blocks that are hit are not referenced",
+        "cache/manager.py",
+        ("            self.blocks.retain(holding.block_table)\n", ""),
+    ),
+    mutation(
+        "the checkpoint that is hit is not referenced",
+        "cache/manager.py",
+        ("            self.slots.retain((holding.read_slot,))\n", ""),
+    ),
+    mutation(
+        "the index gains from a failed step",
+        "schedule/scheduler.py",
+        (
+            "        for request in requests:\n            if request.status is not RequestStatus.FINISHED:\n",
+            "        for request, row in zip(requests, batch.rows, strict=True):\n"
+            "            if request.status is not RequestStatus.FINISHED:\n"
+            "                request.num_computed_tokens = row.end\n"
+            "                self._enter(request, row)\n",
+        ),
+    ),
+    mutation(
+        "the index gains from a broken row",
+        "schedule/scheduler.py",
+        (
+            "            if row_result.error is not None:\n",
+            "            if row_result.error is not None:\n"
+            "                request.num_computed_tokens = row.end\n"
+            "                self._enter(request, row)\n",
+        ),
+    ),
+    mutation(
+        "a hit goes beyond the last checkpoint",
+        "cache/store.py",
+        ("        while depth and matched[depth - 1].checkpoint is None:\n", "        while False:\n"),
+    ),
+    mutation(
+        "a hit covers the last token",
+        "schedule/admission.py",
+        ("    limit = request.num_tokens - 1\n", "    limit = request.num_tokens\n"),
+    ),
+    mutation(
+        "a request that is owed log-probabilities of its prompt skips them",
+        "schedule/admission.py",
+        ("        limit = min(limit, request.num_prompt_logprobs)\n", "        pass\n"),
+    ),
+    mutation(
+        "a block is found after another parent",
+        "cache/index.py",
+        ("            and entry.parent is parent\n", ""),
+    ),
+    mutation(
+        "a block is found by its hash alone",
+        "cache/index.py",
+        ("            and entry.token_ids == chain.token_ids[index]\n", ""),
+    ),
+    mutation(
+        "a block of another salt is found",
+        "cache/index.py",
+        ("            and entry.salt == chain.salt\n", ""),
+    ),
+    mutation(
+        "a salt does not change hashes",
+        "cache/chain.py",
+        ("if index == 0 and self.salt is not None:", "if False:"),
+    ),
+    mutation(
+        "images do not change hashes",
+        "cache/chain.py",
+        ('                content += b"media" + digest.encode()\n', "                pass\n"),
+    ),
+    # Eviction: what is referenced stays, and the rest goes in order.
+    mutation(
+        "a slot that is referenced is evicted",
+        "cache/store.py",
+        ("for each in index.checkpoints if self.slots.is_idle(each.slot))", "for each in index.checkpoints)"),
+        ("is each and self.slots.is_idle(each.slot)", "is each"),
+    ),
+    mutation(
+        "an evicted block leaves its checkpoint",
+        "cache/store.py",
+        (
+            "            self.evict_checkpoint(entry.checkpoint)\n        self.index",
+            "            pass\n        self.index",
+        ),
+    ),
+    mutation(
+        "an evicted block is not handed back",
+        "cache/store.py",
+        ("            self.blocks.drop(entry.block)\n", "            pass\n"),
+    ),
+    mutation(
+        "checkpoints inside texts do not go first",
+        "cache/eviction.py",
+        ("return 0 if checkpoint.is_interior and checkpoint.hits == 0 else 1", "return 1"),
+    ),
+    mutation(
+        "leaves without a checkpoint do not go first",
+        "cache/eviction.py",
+        ("        return Worth(0, entry.last_use, 0.0)\n", "        return Worth(1, entry.last_use, 0.0)\n"),
+    ),
+    mutation(
+        "what was used since it was ranked is evicted",
+        "cache/eviction.py",
+        (" and self._worth(item).last_use == last_use:", ":"),
+    ),
+    mutation(
+        "marconi looks at recency alone",
+        "cache/eviction.py",
+        ("EFFICIENCY_WEIGHT = 1.0", "EFFICIENCY_WEIGHT = 0.0"),
+    ),
+    mutation(
+        "a checkpoint's base is not moved when one is placed before it",
+        "cache/index.py",
+        ("            self._rebase(checkpoint)\n", "            pass\n"),
+    ),
+    mutation(
+        "the text that is released is not the one used last",
+        "cache/manager.py",
+        ("        if holding.tip is not None:\n            self.store.touch(holding.tip)\n", ""),
+    ),
+    mutation(
+        "a request takes more than its share of the slots",
+        "cache/placement.py",
+        ("SHARE = 4\n", "SHARE = 1\n"),
+    ),
+    # Pinning: where running requests stand.
+    mutation(
+        "a leaf where a request stands is evicted",
+        "cache/store.py",
+        ("for entry in index.leaves if entry.num_pins == 0)", "for entry in index.leaves)"),
+        (
+            "lambda entry: entry.is_evictable and entry in index",
+            "lambda entry: not entry.num_children and entry in index",
+        ),
+    ),
+    mutation(
+        "the pin stays behind when a request moves on",
+        "cache/manager.py",
+        (
+            "                holding.tip.num_pins -= 1\n            holding.tip = entered",
+            "                pass\n            holding.tip = entered",
+        ),
+    ),
+    mutation(
+        "a hit sets no pin",
+        "cache/manager.py",
+        ("        holding.tip.num_pins += 1\n        holding.capacity", "        holding.capacity"),
+    ),
+    mutation(
+        "a request that ends leaves its pin",
+        "cache/manager.py",
+        (
+            "            holding.tip.num_pins -= 1\n        self.blocks.release",
+            "            pass\n        self.blocks.release",
+        ),
+    ),
+    # Placement and what is told.
+    mutation(
+        "the last checkpoint stands at the prompt's end",
+        "cache/placement.py",
+        (
+            "    last = (num_tokens - 1) // block_size * block_size\n",
+            "    last = num_tokens // block_size * block_size\n",
+        ),
+    ),
+    mutation(
+        "no checkpoint is taken where a prompt leaves a text",
+        "cache/placement.py",
+        ("branch = num_matched if policy.branches and num_matched > hit else 0", "branch = 0"),
+    ),
+    mutation(
+        "evicted blocks are forgotten",
+        "cache/store.py",
+        ("        self.evicted_keys.add(entry.key)\n", ""),
+    ),
+)
