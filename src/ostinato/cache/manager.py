@@ -100,8 +100,8 @@ class CacheManager:
     ) -> bool:
         """Give a new request what the index has for it, blocks for its first `num_tokens` tokens, and its slots.
 
-        Returns False, and changes nothing, if that is not available. Beyond the blocks, `spare_blocks` must stay
-        available; for `spare_slots` see `take_write_slots`.
+        Returns False if that is not available: the request then holds nothing, and at most something idle was evicted
+        for it. Beyond the blocks, `spare_blocks` must stay available; for `spare_slots` see `take_write_slots`.
         """
         match = match or Match()
         # Referenced before anything is taken, so that what is hit is not evicted for it.
