@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Annotated, Any, get_args
 
 import typer
 from rich.console import Console
 
 from ostinato.bench.compare import PEERS, compare
+from ostinato.bench.graph_plot import check_plot, plot_steps
+from ostinato.bench.graphs import GraphBench, graphs
 from ostinato.bench.latency import latency
 from ostinato.bench.prefix import PrefixBench, prefix
 from ostinato.bench.prefix_variants import MODES
@@ -17,14 +20,17 @@ from ostinato.bench.prefix_workloads import WORKLOADS, Sizes
 from ostinato.bench.startup import startup
 from ostinato.bench.throughput import throughput
 from ostinato.bench.workload import Workload
-from ostinato.cli.bench_prefix_tables import LENGTHS, prefix_tables
+from ostinato.cli.bench_graph_tables import LENGTHS as GRAPH_LENGTHS
+from ostinato.cli.bench_graph_tables import graph_tables
+from ostinato.cli.bench_prefix_tables import LENGTHS as PREFIX_LENGTHS
+from ostinato.cli.bench_prefix_tables import prefix_tables
 from ostinato.cli.bench_tables import compare_tables, latency_tables, show, startup_tables, throughput_tables
 from ostinato.cli.options import engine_options, name_model
 from ostinato.config import EngineConfig
 from ostinato.errors import ConfigError
 
 app = typer.Typer(
-    help="Measure throughput, latency, start-up or the prefix cache, on a checkpoint or on random weights.\n\n"
+    help="Measure throughput, latency, start-up, the prefix cache or graphs, on a checkpoint or on random weights.\n\n"
     "Example: ostinato bench latency demo --batch-sizes 1,8",
     no_args_is_help=True,
     rich_markup_mode=None,
@@ -39,6 +45,9 @@ PromptLen = Annotated[int, typer.Option(min=1, help="Random tokens of each promp
 OutputLen = Annotated[int, typer.Option(min=1, help="Tokens generated for each request.")]
 Rounds = Annotated[int, typer.Option(min=1, help="Rounds that are counted, after one to warm up.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the report as JSON.")]
+
+MOST_ROWS = 32
+"""Of the batch sizes that graphs are measured for, where none are named."""
 
 
 def throughput_command(
@@ -168,23 +177,95 @@ def prefix_command(
         concurrency=concurrency,
         rounds=rounds,
     )
-    show(prefix(settings, bench, _report()), as_json, prefix_tables, LENGTHS)
+    show(prefix(settings, bench, _report()), as_json, prefix_tables, PREFIX_LENGTHS)
+
+
+def graphs_command(
+    settings: dict[str, Any],
+    target: Model = None,
+    rows: Annotated[
+        str | None,
+        typer.Option(
+            metavar="N[,N...]",
+            help="Rows of the steps. [default: every number from 1 to 32, or to --max-num-seqs if that is less]",
+            show_default=False,
+        ),
+    ] = None,
+    prompt_len: Annotated[int, typer.Option(min=1, help="Random tokens before each row's.")] = 128,
+    rounds: Annotated[
+        int, typer.Option(min=1, help="Rounds that are counted; each does every step twice both ways.")
+    ] = 6,
+    budgets: Annotated[
+        str | None,
+        typer.Option(
+            "--off-stride",
+            metavar="N,N[,N...]",
+            help="Also compare prefill with these values of max_num_batched_tokens, such as 700,768.",
+        ),
+    ] = None,
+    plot: Annotated[
+        Path | None, typer.Option(metavar="FILE.png", help="Draw step time against batch size (needs matplotlib).")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Milliseconds of a decode step by batch size, eagerly and as a graph, in turns.
+
+    A step is measured from the batch's tensors to its hidden states; logits and sampling, which are the same for
+    both, are left out. The time in kernels is a part that a pass of its own measures; the rest is Python, and torch
+    between kernels. A cliff is how many times longer than its neighbour a batch size takes.
+
+    With --off-stride, prefill runs strictly and with graphs for every step, with one engine for each value.
+
+    Example: ostinato bench graphs demo --plot steps.png
+
+    Example: ostinato bench graphs demo --rows 1,8,32 --off-stride 700,768
+    """
+    name_model(settings, target)
+    if plot is not None:
+        check_plot(plot)
+    bench = GraphBench(
+        rows=_rows(settings, rows),
+        prompt_len=prompt_len,
+        rounds=rounds,
+        off_stride=() if budgets is None else _budgets(budgets),
+    )
+    report = graphs(settings, bench, _report())
+    show(report, as_json, graph_tables, GRAPH_LENGTHS)
+    if plot is not None:
+        plot_steps(report, plot)
 
 
 app.command("throughput")(engine_options(throughput_command))
 app.command("latency")(engine_options(latency_command))
 app.command("startup")(engine_options(startup_command))
 app.command("prefix")(engine_options(prefix_command))
+app.command("graphs")(engine_options(graphs_command))
 
 
-def _sizes(text: str) -> tuple[int, ...]:
+def _sizes(text: str, option: str = "--batch-sizes", example: str = "1,8,32") -> tuple[int, ...]:
     try:
         sizes = tuple(int(part) for part in text.split(","))
     except ValueError:
         sizes = ()
     if not sizes or min(sizes) < 1:
-        raise ConfigError(f"--batch-sizes {text!r} should be whole numbers of at least 1, such as 1,8,32")
+        raise ConfigError(f"{option} {text!r} should be whole numbers of at least 1, such as {example}")
     return sizes
+
+
+def _rows(settings: dict[str, Any], text: str | None) -> tuple[int, ...]:
+    """Row counts, ascending, each once."""
+    if text is not None:
+        return tuple(sorted(set(_sizes(text, "--rows"))))
+    most = EngineConfig(**settings).max_num_seqs
+    return tuple(range(1, min(MOST_ROWS, most or MOST_ROWS) + 1))
+
+
+def _budgets(text: str) -> tuple[int, ...]:
+    """Values of `max_num_batched_tokens`, two at least, each once."""
+    budgets = tuple(dict.fromkeys(_sizes(text, "--off-stride", "700,768")))
+    if len(budgets) < 2:
+        raise ConfigError(f"--off-stride {text!r} should be several sizes to compare, such as 700,768")
+    return budgets
 
 
 def _policies(option: str, text: str, setting: str) -> tuple[str, ...]:

@@ -1,0 +1,134 @@
+"""How much of a step's time is spent in kernels, on a CPU: a stopwatch where the recorder listens."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from ostinato.bench.decode_steps import Work, run_eagerly, seconds_of
+from ostinato.bench.graph_figures import KernelShares
+from ostinato.engine.runner import Runner
+from ostinato.graphs.buffers import StepBuffers
+from ostinato.graphs.graphs import Graphs, persistent_storages
+from ostinato.graphs.tape import TapeBackend
+from ostinato.layers.step import StepInputs
+from ostinato.ops.recording import Kernel, Recorder, Tap
+
+PASSES = 5
+
+
+class Stopwatch:
+    """Adds up the seconds in kernels that run through it; stands in a tap as a recorder that records nothing."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self._is_running = False
+
+    def timed(self, kernel: Kernel) -> Kernel:
+        """`kernel`, under the stopwatch. What one kernel calls belongs to it, and is not counted twice."""
+
+        def call(*args: Any, **kwargs: Any) -> torch.Tensor:
+            if self._is_running:
+                return kernel(*args, **kwargs)
+            self._is_running = True
+            begin = time.perf_counter()
+            try:
+                return kernel(*args, **kwargs)
+            finally:
+                self.seconds += time.perf_counter() - begin
+                self._is_running = False
+
+        return call
+
+    def kernel(self, name: str, kernel: Kernel, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:  # noqa: ARG002
+        return self.timed(kernel)(*args, **kwargs)
+
+    def split(
+        self,
+        name: str,  # noqa: ARG002
+        function: Kernel,
+        tensors: tuple[torch.Tensor, ...],
+        others: tuple[Any, ...],
+    ) -> torch.Tensor:
+        return function(*tensors, *others)
+
+
+class TimedTap(Tap):
+    """A model's tap, for a backend whose tapes are to hold timed kernels: what it records, it records so."""
+
+    def __init__(self, tap: Tap, stopwatch: Stopwatch) -> None:
+        self._tap = tap
+        self._stopwatch = stopwatch
+
+    @property
+    def recorder(self) -> Recorder | None:  # type: ignore[override]
+        return self._tap.recorder
+
+    @recorder.setter
+    def recorder(self, recorder: Recorder | None) -> None:
+        self._tap.recorder = None if recorder is None else _TimedRecorder(recorder, self._stopwatch)
+
+
+class _TimedRecorder:
+    def __init__(self, recorder: Recorder, stopwatch: Stopwatch) -> None:
+        self._recorder = recorder
+        self._stopwatch = stopwatch
+        self.split = recorder.split
+
+    def kernel(self, name: str, kernel: Kernel, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
+        return self._recorder.kernel(name, self._stopwatch.timed(kernel), args, kwargs)
+
+
+@torch.inference_mode()
+def kernel_shares(runner: Runner, steps: Mapping[int, StepInputs], passes: int = PASSES) -> dict[int, KernelShares]:
+    """By number of rows: the part of a step's time that its kernels take, the median over `passes`.
+
+    The stopwatch's own time counts as the rest, which it makes larger by about a microsecond per kernel. Tapes are
+    captured anew, with timed kernels in them.
+    """
+    stopwatch = Stopwatch()
+    tap = runner.model.build.ops.tap
+    replay = _timed_graphs(runner, steps, stopwatch).run
+    for step in steps.values():
+        replay(step)  # captured here, as the tap cannot hold two recorders
+    shares: dict[int, KernelShares] = {}
+    tap.recorder = stopwatch
+    try:
+        for size, step in steps.items():
+            pairs = [
+                (_share(runner, stopwatch, run_eagerly(runner), step), _share(runner, stopwatch, replay, step))
+                for _ in range(passes)
+            ]
+            shares[size] = KernelShares(*(statistics.median(one) for one in zip(*pairs, strict=True)))
+    finally:
+        tap.recorder = None
+    return shares
+
+
+def _share(runner: Runner, stopwatch: Stopwatch, work: Work, step: StepInputs) -> float:
+    stopwatch.seconds = 0.0
+    seconds = seconds_of(runner, work, step)
+    return stopwatch.seconds / seconds
+
+
+def _timed_graphs(runner: Runner, steps: Mapping[int, StepInputs], stopwatch: Stopwatch) -> Graphs:
+    """The runner's graphs once more, each captured when first used."""
+    plan = runner.plan
+    buffers = StepBuffers(
+        plan.settings.max_num_seqs,
+        plan.settings.max_num_batched_tokens,
+        max(step.block_tables.shape[1] for step in steps.values()),
+        plan.memory.slots_per_request,
+        runner.device,
+    )
+    persistent = persistent_storages(buffers, runner.model, runner.memory)
+    backend = TapeBackend(TimedTap(runner.model.build.ops.tap, stopwatch), persistent, runner.device)
+
+    def forward(step: StepInputs) -> torch.Tensor:
+        return runner.model(step, runner.memory)
+
+    return Graphs(plan.capture, backend, forward, buffers, runner.memory)
