@@ -44,14 +44,14 @@ def step_of(
 class Toy:
     """Step buffers for 8 tokens, a weight, a cache, and a backend of tapes: a place to capture small functions."""
 
-    def __init__(self) -> None:
+    def __init__(self, device: torch.device = CPU) -> None:
         generator = torch.Generator().manual_seed(0)
-        self.buffers = StepBuffers(8, 8, 4, 2, CPU)
-        self.table = torch.randn(20, 6, generator=generator)
-        self.weight = torch.randn(6, 6, generator=generator)
-        self.cache = torch.zeros(64, 6)
+        self.buffers = StepBuffers(8, 8, 4, 2, device)
+        self.table = torch.randn(20, 6, generator=generator).to(device)
+        self.weight = torch.randn(6, 6, generator=generator).to(device)
+        self.cache = torch.zeros(64, 6, device=device)
         self.tap = Tap()
-        self.backend = TapeBackend(self.tap, self.persistent(), CPU)
+        self.backend = TapeBackend(self.tap, self.persistent(), device)
 
     def persistent(self) -> dict[int, str]:
         named = {f"step buffers.{name}": buffer for name, buffer in self.buffers.named()}

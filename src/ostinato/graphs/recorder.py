@@ -148,7 +148,7 @@ class Recorder(TorchDispatchMode):
         placed = tuple(map(self._placed, tensors))
         result = self._run_inside(name, True, function, (*tensors, *others), {})
         writes = self._place_results(name, (tensors, others), result)
-        if not isinstance(result, torch.Tensor) or writes[0] is None or result.shape[0] != tensors[0].shape[0]:
+        if not isinstance(result, torch.Tensor) or writes[0] is None or result.shape[:1] != tensors[0].shape[:1]:
             raise CaptureError(f"{name} must return one new tensor with an entry per token, as it is left out")
         self.calls.append(Call("split", name, function, (placed, others), {}, writes, True))
         return result
