@@ -16,6 +16,8 @@ from ostinato.bench.graph_figures import (
     StepTimes,
     capture_figures,
     largest_cliff,
+    least_steps,
+    overall_figures,
     speed_ratio,
     step_figures,
 )
@@ -82,6 +84,17 @@ def test_a_cliff_is_found_whether_it_goes_up_or_down() -> None:
     assert largest_cliff(steps, "eager_ms") == {"ratio": pytest.approx(3), "from": 2, "to": 4}
     assert largest_cliff(steps, "tape_ms") == {"ratio": pytest.approx(2), "from": 1, "to": 2}
     assert largest_cliff(steps[:1], "tape_ms") is None
+
+
+def test_the_same_figures_are_made_of_the_least_times() -> None:
+    times = [TIMES, StepTimes(4, [0.3, 0.9, 0.9], [0.4, 0.5, 0.5])]
+    steps = [step_figures(each, "full", 4, "tape") for each in times]
+    steps.append(step_figures(StepTimes(5, [0.6], [0.1]), "eager", None, "tape"))
+    assert [step["least_ms"].keys() for step in steps] == [{"eager", "tape"}, {"eager", "tape"}, {"eager"}]
+    least = overall_figures(least_steps(steps), "tape")
+    assert least["ratio"] == {"median": pytest.approx(1.375), "worst": pytest.approx(0.75), "worst_rows": 4}
+    assert least["cliff"]["eager"] == {"ratio": pytest.approx(2), "from": 4, "to": 5}
+    assert least["cliff"]["tape"] == {"ratio": pytest.approx(4), "from": 3, "to": 4}
 
 
 def test_capture_is_also_told_per_graph() -> None:
@@ -170,7 +183,7 @@ def test_the_report_tells_every_size_and_what_it_was_padded_to() -> None:
             assert step["kernel_ms"][way] + step["rest_ms"][way] == pytest.approx(total)
     speeds = [step["speed"] for step in report["steps"][:-1]]
     assert report["ratio"]["worst"] == min(speeds)
-    assert report["cliff"].keys() == {"eager_ms", "tape_ms"}
+    assert report["cliff"].keys() == report["least"]["cliff"].keys() == {"eager", "tape"}
     assert report["capture"]["graphs"] == 3
     assert 0 < report["capture"]["observed_bytes"] <= report["capture"]["planned_bytes"]
     assert report["off_stride"] is None
@@ -231,7 +244,7 @@ def test_the_command_prints_tables_or_json(capsys: pytest.CaptureFixture[str]) -
         printed.append(capsys.readouterr().out)
     tables, report = printed
     assert "full 2" in tables
-    assert "largest cliff" in tables
+    assert "largest cliff, tape" in tables
     assert "prefill by step size" in tables
     assert "24 over 32" in tables
     assert [step["rows"] for step in json.loads(report)["steps"]] == [1, 2, 3]

@@ -11,6 +11,8 @@ from typing import Any, Literal
 from ostinato.plan.coverage import StepMode
 
 Way = Literal["eager", "graph"]
+WAYS = ("eager", "tape", "cuda")
+"""How a step can run, as figures name it."""
 
 
 @dataclass(frozen=True)
@@ -26,6 +28,9 @@ class StepTimes:
 
     def median(self, way: Way) -> float:
         return statistics.median(self.eager if way == "eager" else self.graph)
+
+    def least(self, way: Way) -> float:
+        return min(self.eager if way == "eager" else self.graph)
 
 
 @dataclass(frozen=True)
@@ -47,12 +52,13 @@ def step_figures(
     """Medians of one batch size in milliseconds, None for what was not measured.
 
     `speed` is that with the graph over that without, the median over pairs of neighbours in time: above 1 the graph is
-    faster. `kernel_ms` and `rest_ms` split both medians by `shares`, which a pass of its own measured. A step
-    without a graph, whose `size` is None, has figures of its eager form only.
+    faster. `least_ms` are the shortest times. `kernel_ms` and `rest_ms` split both medians by `shares`, which a pass
+    of its own measured. A step without a graph, whose `size` is None, has figures of its eager form only.
     """
     has_graph = size is not None
     eager, graph = times.median("eager") * 1e3, times.median("graph") * 1e3 if has_graph else None
     speeds = [before / after for before, after in zip(times.eager, times.graph, strict=True)] if has_graph else []
+    least = {"eager": times.least("eager") * 1e3} | ({backend: times.least("graph") * 1e3} if has_graph else {})
     split: dict[str, Any] = {"kernel_ms": None, "rest_ms": None}
     if shares is not None:
         parts = {"eager": (eager, shares.eager)} | ({} if graph is None else {backend: (graph, shares.graph)})
@@ -64,12 +70,19 @@ def step_figures(
         "tape_ms": graph if backend == "tape" else None,
         "cuda_ms": graph if backend == "cuda" else None,
         "speed": statistics.median(speeds) if speeds else None,
+        "least_ms": least,
         "mode": mode,
         "graph_rows": size,
         "padding": None if size is None else size - times.rows,
         **split,
         "floor": floor,
     }
+
+
+def overall_figures(steps: Sequence[Mapping[str, Any]], backend: str) -> dict[str, Any]:
+    """The speed with graphs over that without, and the largest cliff of each way, by the times in `steps`."""
+    cliffs = {way: largest_cliff(steps, f"{way}_ms") for way in ("eager", backend)}
+    return {"ratio": speed_ratio(steps), "cliff": cliffs}
 
 
 def speed_ratio(steps: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
@@ -80,6 +93,18 @@ def speed_ratio(steps: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
         return None
     worst = min(speeds, key=lambda rows: speeds[rows])
     return {"median": statistics.median(speeds.values()), "worst": speeds[worst], "worst_rows": worst}
+
+
+def least_steps(steps: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The steps with their shortest times in place of the medians, for the figures that are made of them: what else
+    the machine does makes a step longer, never shorter."""
+    found = []
+    for step in steps:
+        least = step["least_ms"]
+        graph = next((milliseconds for way, milliseconds in least.items() if way != "eager"), None)
+        speed = None if graph is None else least["eager"] / graph
+        found.append({"rows": step["rows"], "speed": speed, **{f"{way}_ms": least.get(way) for way in WAYS}})
+    return found
 
 
 def largest_cliff(steps: Sequence[Mapping[str, Any]], kind: str) -> dict[str, Any] | None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from ostinato.bench.drive import with_room
 from ostinato.bench.facts import machine_facts, model_facts
 from ostinato.bench.floor import decode_bytes, floor_figures, measure_bandwidth
-from ostinato.bench.graph_figures import capture_figures, largest_cliff, speed_ratio, step_figures
+from ostinato.bench.graph_figures import capture_figures, least_steps, overall_figures, step_figures
 from ostinato.bench.off_stride import off_stride
 from ostinato.errors import ConfigError, Remedy
 from ostinato.plan.coverage import StepMode, dispatch
@@ -37,7 +37,8 @@ def graphs(settings: dict[str, Any], bench: GraphBench, report: Callable[[str], 
 
     A step is what lies between a batch's tensors and its hidden states: choosing the graph, filling its buffers and
     the replay on one side, the model's forward pass on the other. Scheduling, making the tensors, logits and sampling
-    are the same on both, and left out. Both compute the same step again and again, in turns.
+    are the same on both, and left out. Both compute the same step again and again, in turns. `least` is made of the
+    shortest times in place of the medians.
     """
     config = with_room(settings, max_num_seqs=max(bench.rows), max_model_len=bench.prompt_len + 1)
     steps, capture, plan = _measure_decode(config, bench, report)
@@ -48,8 +49,8 @@ def graphs(settings: dict[str, Any], bench: GraphBench, report: Callable[[str], 
         "machine": machine_facts(plan),
         "backend": plan.capture.backend,
         "steps": steps,
-        "ratio": speed_ratio(steps),
-        "cliff": {kind: largest_cliff(steps, kind) for kind in ("eager_ms", f"{plan.capture.backend}_ms")},
+        **overall_figures(steps, plan.capture.backend),
+        "least": overall_figures(least_steps(steps), plan.capture.backend),
         "capture": capture,
         # The first engine is gone by then, and its memory free.
         "off_stride": off_stride(config, bench.off_stride, bench.prompt_len, bench.rounds, report)

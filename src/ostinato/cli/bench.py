@@ -191,7 +191,7 @@ def graphs_command(
             show_default=False,
         ),
     ] = None,
-    prompt_len: Annotated[int, typer.Option(min=1, help="Random tokens before each row's.")] = 128,
+    prompt_len: Annotated[int, typer.Option(min=1, help="Random tokens that each row has before it.")] = 128,
     rounds: Annotated[
         int, typer.Option(min=1, help="Rounds that are counted; each does every step twice both ways.")
     ] = 6,
@@ -212,7 +212,8 @@ def graphs_command(
 
     A step is measured from the batch's tensors to its hidden states; logits and sampling, which are the same for
     both, are left out. The time in kernels is a part that a pass of its own measures; the rest is Python, and torch
-    between kernels. A cliff is how many times longer than its neighbour a batch size takes.
+    between kernels. A cliff is how many times longer than its neighbour a batch size takes. On a busy machine the
+    least times tell more than the medians.
 
     With --off-stride, prefill runs strictly and with graphs for every step, with one engine for each value.
 
