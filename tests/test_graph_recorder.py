@@ -108,11 +108,13 @@ def test_what_only_looks_like_a_host_read_is_recorded(use: Function) -> None:
     capture(forward)
 
 
-def test_where_a_device_allows_no_reads_in_kernels_the_kernel_is_named() -> None:
+@pytest.mark.parametrize(("name", "read"), [("item", lambda x: x.sum().item()), ("to", lambda x: x.to("meta"))])
+def test_where_a_device_allows_no_reads_in_kernels_the_kernel_is_named(name: str, read: Function) -> None:
     toy = Toy()
 
     def reads(x: torch.Tensor) -> torch.Tensor:
-        return x * x.sum().item()
+        read(x)
+        return x + 1
 
     kernel = toy.tap.wrap("moe", reads)
 
@@ -123,7 +125,7 @@ def test_where_a_device_allows_no_reads_in_kernels_the_kernel_is_named() -> None
             toy.tap.split("moe", kernel, (toy.table[toy.padding().token_ids],))
 
     run(("moe",))  # A part that is left out may do what it likes.
-    with pytest.raises(CaptureError, match=r"^the kernel moe reads values on the host \(item\).*piecewise"):
+    with pytest.raises(CaptureError, match=rf"^the kernel moe reads values on the host \({name}\).*piecewise"):
         run(())
 
 

@@ -36,6 +36,12 @@ def reads_on_host(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> b
     return False
 
 
+def changes_device(arguments: Any, result: Any) -> bool:
+    """Whether values were copied from the device to the host or back, for which one waits for the other."""
+    devices = {tensor.device for tensor in tensors_in(arguments)}
+    return bool(devices) and any(tensor.device not in devices for tensor in tensors_in(result))
+
+
 def refuse_read(name: str, tensor: Any) -> CaptureError:
     return CaptureError(
         f"{name} reads the values of a tensor of shape {shape_of(tensor)} on the host during capture; a replay would "

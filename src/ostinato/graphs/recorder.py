@@ -19,7 +19,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ostinato.graphs.errors import CaptureError
-from ostinato.graphs.host import HostGuard, reads_on_host, refuse_read
+from ostinato.graphs.host import HostGuard, changes_device, reads_on_host, refuse_read
 from ostinato.graphs.places import Place, has_memory, map_items, place_of, pointer_of, shape_of, tensors_in
 from ostinato.layers.step import StepInputs
 from ostinato.ops.recording import Kernel
@@ -89,12 +89,7 @@ class Recorder(TorchDispatchMode):
         kwargs = kwargs or {}
         name = func.overloadpacket.__name__
         if self._kernel is not None:
-            if not self._may_read and reads_on_host(func, args, kwargs):
-                raise CaptureError(
-                    f"the kernel {self._kernel} reads values on the host ({name}), which cannot be captured on this "
-                    "device. Choose an implementation that is capturable, or graphs that leave it out (piecewise)"
-                )
-            return func(*args, **kwargs)
+            return self._call_inside(func, name, args, kwargs)
         if reads_on_host(func, args, kwargs):
             raise refuse_read(name, args[0])
         if name == "lift_fresh" and args[0].ndim == 0 and args[0].device.type == "cpu":
@@ -169,6 +164,19 @@ class Recorder(TorchDispatchMode):
         finally:
             self._kernel = None
 
+    def _call_inside(self, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """An operation that a kernel or a part makes."""
+        if self._may_read:
+            return func(*args, **kwargs)
+        reads = reads_on_host(func, args, kwargs)
+        result = None if reads else func(*args, **kwargs)
+        if reads or changes_device((args, kwargs), result):
+            raise CaptureError(
+                f"the kernel {self._kernel} reads values on the host ({name}), which this device cannot capture. "
+                "Choose an implementation that is capturable, or graphs that leave it out (piecewise)"
+            )
+        return result
+
     def _change_view(self, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Changes the shape of the tensor itself: later calls see it as it is then, so there is nothing to note."""
         if name in REPLACES_MEMORY:
@@ -191,8 +199,9 @@ class Recorder(TorchDispatchMode):
     def _place_results(self, name: str, arguments: Any, result: Any) -> tuple[Place | None, ...]:
         """Numbers for new storages. What is no view of an argument is new, also where a kernel gives the same memory
         twice: each call's result is a value of its own."""
-        given = list(tensors_in(arguments))
-        old = {pointer_of(tensor) for tensor in given}
+        if changes_device(arguments, result):
+            raise refuse_read(name, result)
+        old = {pointer_of(tensor) for tensor in tensors_in(arguments)}
         new: dict[int, int] = {}
         writes: list[Place | None] = []
         for tensor in tensors_in(result):
@@ -200,8 +209,6 @@ class Recorder(TorchDispatchMode):
             if not has_memory(tensor) or pointer in old or pointer in self._persistent:
                 writes.append(None)
                 continue
-            if given and tensor.device not in {argument.device for argument in given}:
-                raise refuse_read(name, tensor)
             if pointer not in new:
                 new[pointer] = len(self.sizes)
                 self.sizes[new[pointer]] = tensor.untyped_storage().nbytes()
