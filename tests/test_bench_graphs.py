@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from rich.console import Console
 
 from ostinato import CapacityError, ConfigError, EngineConfig
 from ostinato.bench.decode_steps import make_decode_steps, run_eagerly, take_turns
@@ -25,6 +26,7 @@ from ostinato.bench.graph_plot import check_plot, plot_steps
 from ostinato.bench.graphs import GraphBench, graphs
 from ostinato.bench.kernel_time import Stopwatch, kernel_shares
 from ostinato.bench.off_stride import STEPS, off_stride_configs, prompt_lengths
+from ostinato.cli.bench_graph_tables import graph_tables
 from ostinato.cli.main import main
 from tests.checkpoints import VOCAB_SIZE, checkpoint
 from tests.engines import make_engine
@@ -195,13 +197,30 @@ def test_graphs_that_are_left_to_their_first_use_are_captured_all_the_same() -> 
     assert report["capture"]["graphs"] == 3
 
 
+def test_an_open_max_num_seqs_and_its_ladder_stay_as_they_are_without_the_benchmark() -> None:
+    open_sizes = {"capture_sizes": None, "capture_rows": None, "graph_mode": "full_decode_only", "capture": "lazy"}
+    report = measure("llama", GraphBench(rows=(3, 9), prompt_len=4, rounds=1), **open_sizes)
+    assert [step["graph_rows"] for step in report["steps"]] == [4, 16]
+    assert report["settings"]["max_num_seqs"] == 32
+    more = measure("llama", GraphBench(rows=(33,), prompt_len=4, rounds=1), **open_sizes)
+    assert more["settings"]["max_num_seqs"] == more["steps"][0]["graph_rows"] == 33
+
+
 @pytest.mark.parametrize(
-    ("settings", "setting"), [({"graph_mode": "none"}, "graph_mode"), ({"check_replay": True}, "check_replay")]
+    ("settings", "setting"),
+    [
+        ({"graph_mode": "none"}, "graph_mode"),
+        ({"capture_sizes": (1,), "capture_rows": (1,)}, "capture_rows"),
+        ({"check_replay": True}, "check_replay"),
+    ],
 )
-def test_settings_that_leave_nothing_to_measure_are_refused(settings: dict[str, Any], setting: str) -> None:
+def test_settings_that_leave_nothing_to_measure_are_refused_before_a_weight_is_loaded(
+    settings: dict[str, Any], setting: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ostinato.engine.engine.Engine", lambda _: pytest.fail("loaded"))
     with pytest.raises(ConfigError) as refused:
         measure("llama", GraphBench(rows=(2,), prompt_len=4, rounds=1), **settings)
-    assert [remedy.setting for remedy in refused.value.remedies] == [setting]
+    assert refused.value.remedies[0].setting == setting
 
 
 @pytest.mark.parametrize(("budget", "prompt_len"), [(700, 128), (768, 128), (10, 64)])
@@ -248,6 +267,22 @@ def test_the_command_prints_tables_or_json(capsys: pytest.CaptureFixture[str]) -
     assert "prefill by step size" in tables
     assert "24 over 32" in tables
     assert [step["rows"] for step in json.loads(report)["steps"]] == [1, 2, 3]
+
+
+def test_the_tables_of_a_gpu_show_its_floor_and_no_time_in_kernels(capsys: pytest.CaptureFixture[str]) -> None:
+    floor = {"step_seconds": 0.05, "fraction_reached": 0.5}
+    steps = [step_figures(TIMES, "piecewise", 4, "cuda", floor=floor)]
+    steps.append(step_figures(StepTimes(9, [0.3], [0.3]), "eager", None, "cuda"))
+    measured = {"captured": 1, "capture_seconds": 1.0, "planned_bytes": 2**20, "observed_bytes": 2**19}
+    report = {"backend": "cuda", "steps": steps, "capture": capture_figures(measured), "off_stride": None}
+    report |= overall_figures(steps, "cuda") | {"least": overall_figures(least_steps(steps), "cuda")}
+    console = Console(width=100)
+    for table in graph_tables(report):
+        console.print(table)
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    times = "300.00 ms - 100.00 ms - 2.00x 50.00 ms 50%"
+    assert ["3", "piecewise", "4", "1", *times.split()] in lines
+    assert ["9", "eager", "-", "300.00", "ms", "-", "-", "-", "-", "-", "-"] in lines
 
 
 @pytest.mark.parametrize(("option", "value"), [("--rows", "1,,2"), ("--off-stride", "0"), ("--off-stride", "700,700")])

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import gc
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -12,11 +13,13 @@ from ostinato.bench.floor import decode_bytes, floor_figures, measure_bandwidth
 from ostinato.bench.graph_figures import capture_figures, least_steps, overall_figures, step_figures
 from ostinato.bench.off_stride import off_stride
 from ostinato.errors import ConfigError, Remedy
-from ostinato.plan.coverage import StepMode, dispatch
+from ostinato.plan.coverage import DecodeRange, StepMode, dispatch
+from ostinato.plan.device import detect
+from ostinato.plan.plan import Plan, make_plan
+from ostinato.plan.source import model_spec, read_config, resolve_model_dir
 
 if TYPE_CHECKING:
     from ostinato.config import EngineConfig
-    from ostinato.plan.plan import Plan
 
 
 @dataclass(frozen=True)
@@ -40,8 +43,10 @@ def graphs(settings: dict[str, Any], bench: GraphBench, report: Callable[[str], 
     are the same on both, and left out. Both compute the same step again and again, in turns. `least` is made of the
     shortest times in place of the medians.
     """
-    config = with_room(settings, max_num_seqs=max(bench.rows), max_model_len=bench.prompt_len + 1)
+    config = _config_for(settings, bench)
+    _check_measurable(config, bench)
     steps, capture, plan = _measure_decode(config, bench, report)
+    gc.collect()  # the engine, which knows itself, so that the next ones find its memory free
     return {
         "command": "graphs",
         "model": model_facts(config, plan),
@@ -52,11 +57,20 @@ def graphs(settings: dict[str, Any], bench: GraphBench, report: Callable[[str], 
         **overall_figures(steps, plan.capture.backend),
         "least": overall_figures(least_steps(steps), plan.capture.backend),
         "capture": capture,
-        # The first engine is gone by then, and its memory free.
         "off_stride": off_stride(config, bench.off_stride, bench.prompt_len, bench.rounds, report)
         if bench.off_stride
         else None,
     }
+
+
+def _config_for(settings: dict[str, Any], bench: GraphBench) -> EngineConfig:
+    """`settings` with room for the steps. An open `max_num_seqs` stays open where its value is enough, as the sizes of
+    graphs depend on it."""
+    needed = {"max_model_len": bench.prompt_len + 1}
+    config = with_room(settings, **needed)
+    if config.is_given("max_num_seqs") or plan_of(config).settings.max_num_seqs < max(bench.rows):
+        return with_room(settings, **needed, max_num_seqs=max(bench.rows))
+    return config
 
 
 def _measure_decode(
@@ -70,8 +84,6 @@ def _measure_decode(
     report("loading the model and capturing its graphs")
     engine = Engine(config)
     plan, runner = engine.plan, engine.runner
-    chosen = {rows: graph_of(plan, rows) for rows in bench.rows}
-    _check_measurable(config, plan, (size for _, size in chosen.values()))
     if "graphs" not in runner.measured:
         runner.capture()
     report("computing the prompts")
@@ -95,7 +107,9 @@ def _measure_decode(
             if needed is not None:
                 floors[each.rows] = floor_figures(needed, bandwidth, each.median("graph"))
     figures = [
-        step_figures(each, *chosen[each.rows], plan.capture.backend, shares.get(each.rows), floors.get(each.rows))
+        step_figures(
+            each, *graph_of(plan, each.rows), plan.capture.backend, shares.get(each.rows), floors.get(each.rows)
+        )
         for each in times
     ]
     return figures, capture_figures(runner.measured["graphs"]), plan
@@ -106,11 +120,24 @@ def graph_of(plan: Plan, rows: int) -> tuple[StepMode, int | None]:
     return dispatch(plan.capture.ladders(), plan.capture.graph_mode, rows, 1, rows)
 
 
-def _check_measurable(config: EngineConfig, plan: Plan, sizes: Iterable[int | None]) -> None:
+def _check_measurable(config: EngineConfig, bench: GraphBench) -> None:
     """ConfigError if no step has a graph, or the time of those that have says nothing."""
-    if all(size is None for size in sizes):
-        message = f"graph_mode {plan.capture.graph_mode} has no graph for a decode step of the rows asked for"
-        raise ConfigError(f"{message}, so there is nothing to compare", [Remedy("graph_mode", "full_and_piecewise")])
+    plan = plan_of(config)
+    if all(graph_of(plan, rows)[1] is None for rows in bench.rows):
+        first = bench.rows[0]
+        changes = (
+            entry.changes
+            for entry in plan.capture.uncovered
+            if isinstance(entry.batches, DecodeRange) and entry.batches.from_ <= first <= entry.batches.to
+        )
+        message = "no decode step of the rows asked for has a graph, so there is nothing to compare"
+        raise ConfigError(f"{message} (graph_mode {plan.capture.graph_mode})", next(changes, ()))
     if config.check_replay:
         message = "check_replay runs every step twice, so the time of a step says nothing"
         raise ConfigError(message, [Remedy("check_replay", False)])
+
+
+def plan_of(config: EngineConfig) -> Plan:
+    """The plan that an engine with these settings would make."""
+    spec = model_spec(read_config(resolve_model_dir(config.model, config.revision)))
+    return make_plan(config, spec, detect(config.device))
