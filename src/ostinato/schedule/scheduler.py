@@ -264,25 +264,30 @@ class Scheduler:
             return None
         assert request.placement is not None, "a running request knows where its checkpoints go"
         start = request.num_computed_tokens
-        end = min(start + self._chunk(request.num_tokens - start, budget), request.num_tokens)
+        end = min(start + self._chunk(request, budget), request.num_tokens)
         end = request.placement.chunk_end(start, end)
         positions = request.placement.inside(start, end) if end - start > 1 else []
         if positions:
             self.cache.reserve(request.request_id, positions, spare_slots)
         return make_row(request, self.cache.holding(request.request_id), end - start)
 
-    def _chunk(self, remaining: int, budget: int) -> int:
-        """How many of a request's `remaining` tokens a step with room for `budget` more should take at most.
+    def _chunk(self, request: Request, budget: int) -> int:
+        """How many tokens of `request` a step with room for `budget` more should take at most.
 
-        A prompt that does not fit fills the step up. It stops at a size that has a graph if it needs no more steps of
-        such a size than of the full one, so that nobody waits for it.
+        A prompt that does not fit fills the step up. It stops at a size that has a graph if that makes nobody wait: it
+        needs no more steps of such a size than of the full one, and nobody else has a prompt to be computed, who would
+        fill the step up himself.
         """
-        limits = self.limits
+        limits, remaining = self.limits, request.num_tokens - request.num_computed_tokens
         room = budget - (limits.max_num_batched_tokens - limits.graph_tokens)
         if not limits.graph_tokens or room <= 0 or remaining <= budget:
             return budget
-        steps_after = -(-(remaining - budget) // limits.max_num_batched_tokens)
-        return room if remaining - room <= steps_after * limits.graph_tokens else budget
+        if self._waiting or not all(other is request or is_decoding(other) for other in self._running):
+            return budget
+        # Those who decode take a token each of every later step, or none if they end.
+        steps_later = -(-(remaining - budget) // limits.max_num_batched_tokens)
+        room_later = limits.graph_tokens - (len(self._running) - 1)
+        return room if remaining - room <= steps_later * room_later else budget
 
     def _spare_slots(self) -> int:
         """Slots that no checkpoint may take, so that the next request can be admitted."""
