@@ -1,4 +1,5 @@
-"""Padding is harmless: what nobody has written is never read, whatever stands there."""
+"""Padding is harmless: what nobody has written is never read, whatever stands there, and padding writes nothing that
+anybody reads. So it is in every graph mode, also for what graphs compute in and read their inputs from."""
 
 from __future__ import annotations
 
@@ -11,6 +12,8 @@ from ostinato import SamplingParams
 from ostinato.cache.manager import Holding
 from ostinato.cache.pool import Pool
 from ostinato.engine.engine import Engine
+from ostinato.graphs.tape import TapeBackend
+from ostinato.schedule.batch import Batch, StepResult
 from tests.checkpoints import RECIPES, random_prompt
 from tests.parity import CACHING, has_state, make_engine, shrink
 
@@ -21,6 +24,15 @@ SMALL_ENGINES = [
     *((name, "none", 3) for name in RECIPES if has_state(name)),
 ]
 """Recipe, mode of the state cache, and slots: as many as rows, or some more."""
+
+GRAPH_MODES = ("none", "piecewise", "full_decode_only", "full_and_piecewise")
+SMALL_ENGINES_BY_GRAPH_MODE = [
+    *((*engine, "full_and_piecewise") for engine in SMALL_ENGINES),
+    *((*engine, "none") for engine in SMALL_ENGINES if engine[0] in ("llama", "nemotron_h")),
+    # Slots enough for checkpoints in one mode, as few as rows in the other.
+    *((*engine, "piecewise") for engine in SMALL_ENGINES if engine[1:] in (("align", 6), ("none", 0))),
+    *((*engine, "full_decode_only") for engine in SMALL_ENGINES if engine[1:] in (("all", 3), ("none", 0))),
+]
 
 
 def nobody_s(pool: Pool) -> list[int]:
@@ -44,6 +56,7 @@ def poison(engine: Engine) -> None:
         slots += unread_slots(holding)
         for position in range(request.num_computed_tokens, len(holding.block_table) * block_size):
             cells.append(holding.block_table[position // block_size] * block_size + position % block_size)
+    poison_graphs(engine)
     for layer in engine.runner.memory:
         if layer.k_cache is not None and layer.v_cache is not None:
             for kept in (layer.k_cache, layer.v_cache):
@@ -52,6 +65,69 @@ def poison(engine: Engine) -> None:
         if layer.conv_states is not None and layer.ssm_states is not None:
             layer.conv_states[slots] = NAN
             layer.ssm_states[slots] = NAN
+
+
+@torch.inference_mode()
+def poison_graphs(engine: Engine) -> None:
+    """NaN where graphs compute, and in the buffers that they read, rows of a step that would write to what requests
+    hold: to every block and to every slot, in turn."""
+    graphs, memory = engine.runner.graphs, engine.plan.memory
+    backend, buffers = graphs._backend, graphs._buffers
+    assert isinstance(backend, TapeBackend)
+    backend.arena.poison()
+    if not graphs.planned():
+        return
+    numbers = torch.arange(10_000)
+    stale = {
+        "kv_cells": numbers * engine.runner.block_size % (max(memory.num_blocks, 1) * engine.runner.block_size),
+        "row_starts": numbers.clamp(max=24),
+        "kv_lens": torch.full_like(numbers, 17),
+        "block_tables": numbers % max(memory.num_blocks, 1),
+    }
+    for name, buffer in buffers.named():
+        if name == "block_tables":  # columns that no step has used yet are 0 from the start
+            buffer = buffer[:, : buffers._table_columns]
+        values = stale.get(name, numbers % max(memory.num_slots, 1))
+        buffer[:] = values[: buffer.numel()].view(buffer.shape)
+
+
+def watch_writes(engine: Engine) -> None:
+    """From now on, every step is checked to leave alone what is not its rows' to write: cells of other tokens and
+    other slots, whether anybody holds them or not. The null block and the null slot are for padding."""
+    run_batch, block_size = engine.runner.run, engine.runner.block_size
+
+    def watched(batch: Batch) -> StepResult:
+        cells = [
+            row.block_table[position // block_size] * block_size + position % block_size
+            for row in batch.rows
+            for position in range(row.start, row.end)
+            if row.block_table
+        ]
+        slots = [0, *(slot for row in batch.rows for slot in row.write_slots)]
+        slots += [slot for row in batch.rows for _, slot in row.checkpoints]
+        before = others(engine, cells, slots)
+        result = run_batch(batch)
+        for kept, was in zip(others(engine, cells, slots), before, strict=True):
+            assert torch.equal(kept, was), "a step has written what is not its rows' to write"
+        return result
+
+    engine.runner.run = watched  # type: ignore[method-assign]
+
+
+def others(engine: Engine, cells: list[int], slots: list[int]) -> list[torch.Tensor]:
+    """The bits of all cache memory but that of these cells, these slots and the null block."""
+    bits = []
+    for layer in engine.runner.memory:
+        for kept, left_out in (
+            *((cache, [*range(engine.runner.block_size), *cells]) for cache in (layer.k_cache, layer.v_cache)),
+            *((states, slots) for states in (layer.conv_states, layer.ssm_states)),
+        ):
+            if kept is None:
+                continue
+            copy = (kept.flatten(0, 1) if kept is layer.k_cache or kept is layer.v_cache else kept).clone()
+            copy[left_out] = 0
+            bits.append(copy.view(torch.int32))
+    return bits
 
 
 def spoil(engine: Engine, request_id: str) -> None:
@@ -79,13 +155,19 @@ def record_logits(engine: Engine) -> list[torch.Tensor]:
     return seen
 
 
-def small_engine(name: str, mode: str = "auto", num_blocks: int = 8, num_slots: int = 6) -> Engine:
-    """With three rows and, if the model has blocks, too few of them for three requests."""
+def small_engine(
+    name: str, mode: str = "auto", graph_mode: str = "full_and_piecewise", num_blocks: int = 8, num_slots: int = 6
+) -> Engine:
+    """With three rows and, if the model has blocks, too few of them for three requests. Graphs hold every step that
+    the mode has graphs for, most of them with padding."""
     settings = {"max_model_len": 96, "max_num_seqs": 3, "max_num_batched_tokens": 24, "state_block_size": 16}
-    engine = make_engine(name, state_cache_mode=mode, cache_memory="1MiB", **settings)
+    graphs = {"graph_mode": graph_mode} | ({} if graph_mode == "none" else GRAPH_SIZES)
+    engine = make_engine(name, state_cache_mode=mode, cache_memory="1MiB", **settings, **graphs)
     shrink(engine, num_blocks, num_slots)
     return engine
 
+
+GRAPH_SIZES = {"capture_sizes": (3, 24), "capture_rows": (3,)}
 
 TEXT = random_prompt(64, seed=50)
 OTHER = random_prompt(64, seed=51)
@@ -129,10 +211,12 @@ def run(engine: Engine, after_step: Callable[[Engine], None]) -> dict[str, tuple
     raise AssertionError("the requests did not come to an end")
 
 
-@pytest.mark.parametrize(("name", "mode", "num_slots"), SMALL_ENGINES)
-def test_what_nobody_has_written_never_reaches_a_logit(name: str, mode: str, num_slots: int) -> None:
-    """The same steps with and without poison after each of them give the same bits."""
-    plain, poisoned = (small_engine(name, mode, num_slots=num_slots) for _ in range(2))
+@pytest.mark.parametrize(("name", "mode", "num_slots", "graph_mode"), SMALL_ENGINES_BY_GRAPH_MODE)
+def test_what_nobody_has_written_never_reaches_a_logit(name: str, mode: str, num_slots: int, graph_mode: str) -> None:
+    """The same steps with and without poison after each of them give the same bits, and no step writes what is not
+    its rows' to write."""
+    plain, poisoned = (small_engine(name, mode, graph_mode, num_slots=num_slots) for _ in range(2))
+    watch_writes(poisoned)
     expected_logits, logits = record_logits(plain), record_logits(poisoned)
     expected = run(plain, lambda _: None)
     assert run(poisoned, poison) == expected
@@ -150,6 +234,10 @@ def test_what_nobody_has_written_never_reaches_a_logit(name: str, mode: str, num
     assert (prefix["cached_tokens"] > 0) == (prefix["restored_tokens"] > 0) == hits
     assert (prefix["evicted_blocks"] > 0) == (memory.num_blocks > 0)
     assert (prefix["evicted_checkpoints"] > 0) == (hits and has_state(name))
+    steps = poisoned.stats()["graphs"]["steps"]
+    assert (steps["full"] > 0) == graph_mode.startswith("full")
+    assert (steps["piecewise"] > 0) == graph_mode.endswith("piecewise")
+    assert (steps["eager"] > 0) == (graph_mode in ("none", "full_decode_only"))
     assert_written(poisoned)
 
 
