@@ -185,6 +185,20 @@ def test_stats_go_to_stderr(ask: Callable[..., Outcome], llm: LLM) -> None:
     assert re.search(r"prompt_tokens\s+27\b", outcome.err)
 
 
+def test_stats_tell_by_which_graphs_the_steps_ran_and_why_others_had_none(ask: Callable[..., Outcome]) -> None:
+    decode = ask("generate", APPLES, "--stats", "--max-tokens", "5").err
+    assert re.search(r"full\s+1 rows\s+4\s+4\s+0\b", decode)
+    assert re.search(r"eager \(mixed: no graph of so many tokens\)\s+1\b", decode)
+    mixed = ask("generate", APPLES, "--stats", "--max-tokens", "5", "--capture-sizes", "4,32").err
+    assert re.search(r"piecewise\s+32 tokens\s+1\s+27\s+5\b", mixed)
+    assert re.search(r"full\s+4 rows\s+4\s+4\s+12\b", mixed)
+    assert "eager" not in mixed.split("mode")[-1]
+    assert re.search(
+        r"eager \(graph_mode is none\)\s+5\b",
+        ask("generate", APPLES, "--stats", "--max-tokens", "5", "--graph-mode", "none").err,
+    )
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [

@@ -278,8 +278,16 @@ def test_stats_count_what_was_done() -> None:
     stats = json.loads(json.dumps(engine.stats()))
     assert stats.keys() == {
         *("requests", "prompt_tokens", "generated_tokens", "computed_tokens", "decode_rows", "prefill_rows"),
-        *("step_seconds", "bookkeeping_seconds", "steps", "failed_steps", "preemptions", "recomputed_tokens", "cut_recomputations"),
-        *("finished", "waiting", "running", "cache", "prefix_cache"),
+        *(
+            "step_seconds",
+            "bookkeeping_seconds",
+            "steps",
+            "failed_steps",
+            "preemptions",
+            "recomputed_tokens",
+            "cut_recomputations",
+        ),
+        *("finished", "waiting", "running", "cache", "prefix_cache", "graphs"),
     }
     assert stats["requests"] == 2
     assert stats["prompt_tokens"] == 2 * len(PROMPT)
