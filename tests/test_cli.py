@@ -23,7 +23,7 @@ from tests.checkpoints import checkpoint
 
 APPLES = "Ava has 17 apples and buys 25 more. She gives away 9. How many apples are left?"
 STAMPS = "Tom collects 125 stamps. He loses 17 of them. How many stamps does he have now?"
-COMMANDS = ["generate", "chat", "plan", "eval", "bench throughput", "bench latency", "bench startup"]
+COMMANDS = ["generate", "chat", "plan", "eval", "bench throughput", "bench latency", "bench startup", "bench prefix"]
 SMALL = ["--threads", "1", "--max-num-seqs", "4", "--cache-memory", "16MiB"]
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from ostinato.bench.prefix_run import Round
 from ostinato.bench.trace import percentiles, spread
+from ostinato.cache.report import MissCause
 
 
 def prefix_figures(rounds: Sequence[Round], baseline: Sequence[Round] | None) -> dict[str, Any]:
@@ -33,7 +34,7 @@ def prefix_figures(rounds: Sequence[Round], baseline: Sequence[Round] | None) ->
         "prompt_tokens": prompt_tokens,
         "cached_tokens": cached_tokens,
         "hit_rate": cached_tokens / prompt_tokens,
-        "misses": dict(misses),
+        "misses": {cause.value: misses[cause.value] for cause in MissCause if misses[cause.value]},
         "time_to_first_token": times and {"mean": statistics.mean(seconds), **times},
         "first_token_ratio": _ratio(rounds, baseline, _counted_seconds),
         **counters,

@@ -165,7 +165,7 @@ def prefix_command(
     Example: ostinato bench prefix benchmarks/models/nemotron-h-300m --random-weights --workloads second-turn
 
     Example: ostinato bench prefix demo --workloads chat,thinking --modes none,all --checkpoint-policies
-    boundaries+branches --eviction-policies marconi,lru --cache-memory 8MiB
+    boundaries+branches --eviction-policies marconi,lru --cache-memory 7MiB
     """
     name_model(settings, target)
     bench = PrefixBench(
