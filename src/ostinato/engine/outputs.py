@@ -52,7 +52,7 @@ class RequestOutput:
     prompt_logprobs: list[TokenLogprobs | None] | None = None
     """One per prompt token, if asked for; None for the first, which follows nothing."""
     cache: CacheReport | None = None
-    """What the prefix cache gave to the prompt, and why not more; of the first of n samples. None until the first update."""
+    """What the prefix cache gave to the prompt, and why not more. None until the first update."""
     error: Exception | None = None
     """Why, if an output ended with `error`."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -15,6 +15,7 @@ from ostinato.engine.inputs import logit_positions, step_inputs
 from ostinato.engine.memory import allocate_memory
 from ostinato.errors import CapacityError, Remedy
 from ostinato.graphs.buffers import StepBuffers
+from ostinato.graphs.cuda import CudaBackend
 from ostinato.graphs.graphs import Backend, Graphs, persistent_storages
 from ostinato.graphs.tape import TapeBackend
 from ostinato.layers.build import Build
@@ -26,7 +27,6 @@ from ostinato.plan.model import ModelSpec
 from ostinato.plan.plan import Plan
 from ostinato.sample.sampler import sample
 from ostinato.schedule.batch import Batch, StepResult
-
 
 StartProgress = Callable[[str, int, int], None]
 """(what is being done, how much of it is done, how much it is in all)"""
@@ -108,14 +108,19 @@ class Runner:
             memory.slots_per_request,
             self.device,
         )
-        persistent = persistent_storages(buffers, self.model, self.memory)
-        backend: Backend = TapeBackend(self.model.build.ops.tap, persistent, self.device)
+
+        def persistent() -> Mapping[int, str]:
+            return persistent_storages(buffers, self.model, self.memory)
+
+        make_backend = {"tape": TapeBackend, "cuda": CudaBackend}[self.plan.capture.backend]
+        backend: Backend = make_backend(self.model.build.ops.tap, persistent(), self.device)
         return Graphs(
             self.plan.capture,
             backend,
             lambda step: self.model(step, self.memory),
             buffers,
             self.memory,
+            persistent=persistent,
             strict=settings.strict,
             check_replay=settings.check_replay,
         )

@@ -47,7 +47,7 @@ class StepCounts:
 
     def to_json(self) -> dict[str, Any]:
         """As plain data: steps per mode, per graph, and the reasons of eager ones."""
-        graphs = [
+        graphs: list[dict[str, Any]] = [
             {
                 "mode": mode,
                 "size": size,

@@ -11,12 +11,12 @@ import torch
 from torch import nn
 
 from ostinato.errors import ConfigError, Remedy
-from ostinato.graphs.buffers import StepBuffers
+from ostinato.graphs.buffers import StepBuffers, check_unmoved
 from ostinato.graphs.check import compare_replay
 from ostinato.graphs.counts import StepCounts
 from ostinato.layers.step import LayerMemory, StepInputs
-from ostinato.plan.coverage import StepMode, dispatch
 from ostinato.plan.capture_plan import CapturePlan
+from ostinato.plan.coverage import StepMode, dispatch
 from ostinato.plan.units import format_bytes
 
 Forward = Callable[[StepInputs], torch.Tensor]
@@ -78,9 +78,11 @@ class Graphs:
         buffers: StepBuffers,
         memory: Sequence[LayerMemory],
         *,
+        persistent: Callable[[], Mapping[int, str]] = dict,
         strict: bool = False,
         check_replay: bool = False,
     ) -> None:
+        """`persistent` looks up the storages that have to stay where they are, with their names."""
         self.counts = StepCounts()
         self.capture_seconds = 0.0
         self._plan = plan
@@ -91,6 +93,8 @@ class Graphs:
         self._memory = memory
         self._strict = strict
         self._check_replay = check_replay
+        self._persistent = persistent
+        self._captured_at = persistent()
         self._graphs: dict[GraphKey, Graph] = {}
 
     @property
@@ -110,6 +114,7 @@ class Graphs:
         for done, key in enumerate(missing):
             progress(f"Capturing graphs ({key}; {format_bytes(self.num_bytes)})", done, len(missing))
             self._capture(key)
+        check_unmoved(self._captured_at, self._persistent())
         progress("Capturing graphs", len(missing), len(missing))
 
     def run(self, step: StepInputs) -> torch.Tensor:
@@ -126,12 +131,11 @@ class Graphs:
         self._buffers.fill(step, size if mode == "full" else rows, key.tokens)
         now = self._buffers.view(rows, tokens, step.write_slots.shape[1], step.num_decode_rows, step.checkpoints)
         if self._check_replay:
+            check_unmoved(self._captured_at, self._persistent())
             return compare_replay(str(key), graph.replay, self._forward, now, self._memory)
         return graph.replay(now)
 
-    def _run_eagerly(
-        self, step: StepInputs, rows: int, tokens_per_row: int | None, tokens: int
-    ) -> torch.Tensor:
+    def _run_eagerly(self, step: StepInputs, rows: int, tokens_per_row: int | None, tokens: int) -> torch.Tensor:
         shape = f"{rows} rows of {tokens_per_row} tokens" if tokens_per_row else f"{tokens} tokens in {rows} rows"
         was_planned = self._plan.coverage.mode_of(rows, tokens_per_row, tokens) == "eager"
         if not was_planned and self._strict:
@@ -162,9 +166,7 @@ class Graphs:
         return graph
 
 
-def persistent_storages(
-    buffers: StepBuffers, model: nn.Module, memory: Sequence[LayerMemory]
-) -> Mapping[int, str]:
+def persistent_storages(buffers: StepBuffers, model: nn.Module, memory: Sequence[LayerMemory]) -> Mapping[int, str]:
     """Storage pointer -> name, of everything that stays where it is: step buffers, weights and constants, cache."""
     named: dict[int, str] = {}
 
