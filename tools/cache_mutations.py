@@ -193,9 +193,9 @@ MUTATIONS = (
         ("EFFICIENCY_WEIGHT = 1.0", "EFFICIENCY_WEIGHT = 0.0"),
     ),
     mutation(
-        "a checkpoint's base is not moved when one is placed before it",
+        "a checkpoint's base is remembered when one is placed before it",
         "cache/index.py",
-        ("            self._rebase(checkpoint)\n", "            pass\n"),
+        ("            if entry.based_at == self._num_changes:\n", "            if entry.based_at >= 0:\n"),
     ),
     mutation(
         "the text that is released is not the one used last",

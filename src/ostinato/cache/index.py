@@ -17,8 +17,6 @@ class Checkpoint:
     is_interior: bool
     """Placed at a multiple of `state_block_size`, and not where a text has ended or left another one."""
     last_use: int
-    base: Entry | None = None
-    """The nearest entry before it that had a checkpoint when this was last looked up; None is the root."""
     hits: int = 0
 
 
@@ -41,6 +39,9 @@ class Entry:
     num_children: int = 0
     num_pins: int = 0
     """Running requests whose last indexed block this is."""
+    base: Entry | None = None
+    """The nearest entry before it with a checkpoint, None being the root, as of the index's change `based_at`."""
+    based_at: int = -1
 
     @property
     def is_evictable(self) -> bool:
@@ -59,6 +60,8 @@ class PrefixIndex:
         self._entries: dict[int, Entry] = {}
         self._leaves: dict[Entry, None] = {}
         self._checkpoints: dict[int, Checkpoint] = {}
+        self._num_changes = 0
+        """How often a checkpoint came or went."""
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -135,12 +138,11 @@ class PrefixIndex:
     def place(self, entry: Entry, slot: int, is_interior: bool, now: int) -> Checkpoint:
         """Give an entry a checkpoint."""
         assert entry.checkpoint is None, "an entry has one checkpoint at most"
-        checkpoint = Checkpoint(entry, slot, is_interior, now, base=_nearest(entry.parent))
+        checkpoint = Checkpoint(entry, slot, is_interior, now)
         entry.checkpoint = checkpoint
         entry.lost_checkpoint = False
-        if entry.num_children:
-            self._rebase(checkpoint)
         self._checkpoints[slot] = checkpoint
+        self._num_changes += 1
         return checkpoint
 
     def displace(self, checkpoint: Checkpoint) -> None:
@@ -148,12 +150,25 @@ class PrefixIndex:
         assert checkpoint.entry.checkpoint is checkpoint, "the checkpoint is not in the index"
         checkpoint.entry.checkpoint = None
         del self._checkpoints[checkpoint.slot]
+        self._num_changes += 1
 
     def base_end(self, checkpoint: Checkpoint) -> int:
-        """The position of the nearest checkpoint before this one; 0 if there is none."""
-        if checkpoint.base is not None and checkpoint.base.checkpoint is None:
-            checkpoint.base = _nearest(checkpoint.base.parent)
-        return 0 if checkpoint.base is None else checkpoint.base.end
+        """The position of the nearest checkpoint before this one; 0 if there is none.
+
+        Costs one step for each block back to there. What it passes remembers the answer until a checkpoint comes or
+        goes, so that a look at all checkpoints passes no entry twice.
+        """
+        passed: list[Entry] = []
+        entry = checkpoint.entry.parent
+        while entry is not None and entry.checkpoint is None:
+            if entry.based_at == self._num_changes:
+                entry = entry.base
+                break
+            passed.append(entry)
+            entry = entry.parent
+        for each in passed:
+            each.base, each.based_at = entry, self._num_changes
+        return 0 if entry is None else entry.end
 
     def check_integrity(self) -> None:
         """Raise AssertionError unless parents, children, leaves and checkpoints agree. O(entries)."""
@@ -178,18 +193,6 @@ class PrefixIndex:
         assert len(self._leaves) <= len(self._entries), "a leaf is not in the index"
         held = sum(entry.checkpoint is not None for entry in self)
         assert held == len(self._checkpoints), "a checkpoint outlived its entry"
-
-    def _rebase(self, new: Checkpoint) -> None:
-        """Let checkpoints that follow the new one's entry look no further back than there."""
-        end = new.entry.end
-        for checkpoint in self._checkpoints.values():
-            entry: Entry | None = checkpoint.entry
-            if checkpoint.entry.end <= end or self.base_end(checkpoint) >= end:
-                continue
-            while entry is not None and entry.end > end:
-                entry = entry.parent
-            if entry is new.entry:
-                checkpoint.base = entry
 
 
 def _nearest(entry: Entry | None) -> Entry | None:
