@@ -15,7 +15,7 @@ B = BLOCK
 def make_placement(
     mode: StateCacheMode, spacing: int = 16, last: int = 40, branch: int = 0, share: int = 9
 ) -> Placement:
-    return Placement(mode, B, spacing, last, branch, share)
+    return Placement(mode, spacing, last, branch, share)
 
 
 def boundaries(scheduler_steps: list[list[tuple[str, int, int]]]) -> list[int]:
@@ -168,6 +168,34 @@ def test_a_request_places_at_most_a_quarter_of_the_evictable_slots_and_its_spaci
     placed = placement.inside(0, 101)
     assert len([position for position in placed if position != 100]) <= share
     assert len(placed) <= max(1, num_evictable // 4)
+
+
+def test_a_last_boundary_or_branch_that_is_a_multiple_counts_once() -> None:
+    policy = CachePolicy(True, "all", 8)
+    # The multiples are 8 to 96: 96 is the last boundary, and 48 the branch.
+    assert place_checkpoints(policy, B, 97, 0, 0, 48).spacing == 8
+    assert place_checkpoints(policy, B, 97, 0, 48, 48).spacing == 8
+    assert place_checkpoints(policy, B, 97, 0, 0, 44).spacing == 16
+    placement = place_checkpoints(policy, B, 97, 0, 48, 48)
+    placed = placement.inside(0, 97)
+    assert placed == list(range(8, 97, 8))
+    assert len(placed) <= 48 // 4
+
+
+@pytest.mark.parametrize("mode", ["align", "all"])
+def test_a_long_output_gives_up_multiples_but_not_the_prompt_s_last_checkpoint(mode: StateCacheMode) -> None:
+    scheduler = make_caching_scheduler(mode, num_slots=17, spacing=8)
+    runner = runner_for(scheduler)
+    prompt = text(26)
+    told = serve(scheduler, runner, prompt, max_tokens=60).cache_report
+    taken = {each.entry.end for each in scheduler.cache.store.index.checkpoints}
+    assert 24 in taken
+    assert told is not None
+    spacing = told.checkpoint_spacing
+    assert spacing is not None
+    assert all(position % spacing == 0 for position in taken - {24, 84})
+    assert spacing == (32 if mode == "all" else 8)
+    assert report_of(serve(scheduler, runner, prompt))[0] == 24
 
 
 def test_what_a_hit_covers_takes_no_share() -> None:

@@ -207,6 +207,16 @@ MUTATIONS = (
         "cache/placement.py",
         ("SHARE = 4\n", "SHARE = 1\n"),
     ),
+    mutation(
+        "a long output gives up the checkpoint at its prompt's end",
+        "cache/placement.py",
+        (" or not self.is_interior(position):", ":"),
+    ),
+    mutation(
+        "a report keeps the spacing of the start",
+        "schedule/scheduler.py",
+        ("            restate_spacing(request)\n", ""),
+    ),
     # Pinning: where running requests stand.
     mutation(
         "a leaf where a request stands is evicted",

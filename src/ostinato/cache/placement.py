@@ -35,7 +35,6 @@ class Placement:
     """
 
     mode: StateCacheMode
-    block_size: int
     spacing: int
     last: int
     branch: int
@@ -67,8 +66,8 @@ class Placement:
         return sorted(wanted)
 
     def claims(self, position: int) -> bool:
-        """Whether a checkpoint belongs at `position` because it is a multiple; makes room for it if so."""
-        if self.mode == "none" or self.share == 0:
+        """Whether a checkpoint belongs at `position` only because it is a multiple; makes room for it if so."""
+        if self.mode == "none" or self.share == 0 or not self.is_interior(position):
             return False
         if position in self.placed:
             return True
@@ -106,7 +105,11 @@ def place_checkpoints(
     last = (num_tokens - 1) // block_size * block_size
     branch = num_matched if policy.branches and num_matched > hit else 0
     share = max(0, num_evictable // SHARE - (last > hit) - (0 < branch < last))
+    apart = {cut for cut in (last, branch) if cut > hit}
     spacing = policy.state_block_size
-    while share and (num_tokens - 1) // spacing - hit // spacing > share:
+    while share:
+        multiples = (num_tokens - 1) // spacing - hit // spacing
+        if multiples - sum(cut % spacing == 0 for cut in apart) <= share:
+            break
         spacing *= 2
-    return Placement(policy.mode, block_size, spacing, last, branch, share)
+    return Placement(policy.mode, spacing, last, branch, share)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from ostinato.cache.chain import Chain
 from ostinato.cache.manager import CacheManager
@@ -58,3 +58,12 @@ def report(request: Request, match: Match, placement: Placement, cache: CacheMan
     misses = explain(num_tokens, match.hit, match.matched, request.chain, cache.store.evicted_keys)
     has_interior = placement.mode != "none" and placement.share > 0
     return CacheReport(match.hit, misses, placement.spacing if has_interior else None)
+
+
+def restate_spacing(request: Request) -> None:
+    """Let the report follow a placement whose spacing has doubled since, as a long output makes it."""
+    told, placement = request.cache_report, request.placement
+    if told is None or placement is None or told.checkpoint_spacing is None:
+        return
+    if placement.spacing > told.checkpoint_spacing:
+        request.cache_report = replace(told, checkpoint_spacing=placement.spacing)

@@ -9,7 +9,7 @@ from operator import attrgetter
 from ostinato.cache.manager import CacheManager
 from ostinato.cache.placement import CachePolicy
 from ostinato.errors import RequestError
-from ostinato.schedule.admission import PrefixCounters, find_match, place, report
+from ostinato.schedule.admission import PrefixCounters, find_match, place, report, restate_spacing
 from ostinato.schedule.batch import Batch, Row, StepResult
 from ostinato.schedule.limits import SchedulerLimits, check_arrival, max_length
 from ostinato.schedule.request import FinishReason, Request, RequestStatus, RequestUpdate
@@ -354,6 +354,7 @@ class Scheduler:
             assert request.placement is not None, "a running request knows where its checkpoints go"
             request.chain.extend(request.tokens, request.num_computed_tokens)
             cache.enter(id, request.chain, request.num_computed_tokens, request.placement, row.samples)
+            restate_spacing(request)
 
     def _may_outgrow(self, request: Request) -> bool:
         """Whether the blocks that a running request holds are too few for its greatest length."""
