@@ -6,10 +6,22 @@ from typing import Any
 
 import pytest
 
+from ostinato.cache.index import PrefixIndex
 from ostinato.errors import RequestError
 from ostinato.schedule.request import Request
 from tests.fake_runner import FakeRunner, continuation
-from tests.scheduler_steps import BLOCK, answer, make_request, make_scheduler, run_all, step
+from tests.scheduler_steps import (
+    BLOCK,
+    answer,
+    make_caching_scheduler,
+    make_request,
+    make_scheduler,
+    request_of,
+    run_all,
+    runner_for,
+    step,
+    text,
+)
 
 # Memory that runs short
 
@@ -52,6 +64,38 @@ def test_a_preempted_request_runs_again_before_later_ones() -> None:
     while scheduler.has_unfinished:
         begun += [name for name, start, _ in step(scheduler, runner) if start == 0]
     assert begun == ["a", "b", "b", "c"]
+
+
+def test_one_that_waits_for_memory_is_looked_up_anew_only_when_there_is_more_of_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    scheduler = make_caching_scheduler("none", num_blocks=20, num_slots=0)
+    runner = runner_for(scheduler)
+    looked: list[int] = []
+    walk = PrefixIndex.walk
+    monkeypatch.setattr(PrefixIndex, "walk", lambda *args: looked.append(scheduler.counters.steps) or walk(*args))
+    scheduler.add(make_request("short", 9, max_tokens=6))
+    scheduler.add(make_request("long", 20, max_tokens=30))
+    waiting = make_request("waiting", 50, max_tokens=2)
+    scheduler.add(waiting)
+    begun = {}
+    while scheduler.has_unfinished:
+        for name, _, _ in step(scheduler, runner):
+            begun.setdefault(name, scheduler.counters.steps - 1)
+    # At first, after the others' prompts, when the short one has ended, and when the long one has.
+    assert looked == [0, 0, 0, 1, 6, begun["waiting"]]
+    assert begun == {"short": 0, "long": 0, "waiting": 30}
+    assert waiting.output_token_ids == continuation(waiting.prompt_token_ids, 2)
+
+
+def test_one_that_waits_for_memory_begins_as_soon_as_it_can_share_what_another_has_computed() -> None:
+    scheduler = make_caching_scheduler("none", num_blocks=18, num_slots=0)
+    runner = runner_for(scheduler)
+    scheduler.add(request_of("first", text(40), max_tokens=9))
+    scheduler.add(request_of("second", text(43), max_tokens=2))
+    assert step(scheduler, runner) == [("first", 0, 40)]
+    assert step(scheduler, runner) == [("first", 40, 1), ("second", 40, 3)]
+    run_all(scheduler, runner)
 
 
 def test_a_request_preempted_between_steps_loses_its_memory_and_gives_the_same_tokens() -> None:

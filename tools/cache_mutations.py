@@ -217,6 +217,16 @@ MUTATIONS = (
         "schedule/scheduler.py",
         ("            restate_spacing(request)\n", ""),
     ),
+    mutation(
+        "a request that waits does not see what it could share",
+        "schedule/scheduler.py",
+        ("        if batch.num_decode_rows < len(batch.rows):\n", "        if False:\n"),
+    ),
+    mutation(
+        "a request that found too little memory is not asked again",
+        "schedule/admission.py",
+        (" and num_blocks <= self.num_blocks and num_slots <= self.num_slots", ""),
+    ),
     # Pinning: where running requests stand.
     mutation(
         "a leaf where a request stands is evicted",

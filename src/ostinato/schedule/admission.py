@@ -28,6 +28,23 @@ class PrefixCounters:
             self.misses[cause] += tokens
 
 
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """The first in line found too little memory, though so many blocks and slots were there for it.
+
+    Remembered, so that a long prompt that waits while others decode is not looked up in the index in each step.
+    """
+
+    request: Request
+    num_blocks: int
+    num_slots: int
+
+    def stands(self, request: Request, num_blocks: int, num_slots: int) -> bool:
+        """Whether the same request would find no more now. What prompts of others have computed meanwhile, which it
+        may share, is for the caller to see to."""
+        return self.request is request and num_blocks <= self.num_blocks and num_slots <= self.num_slots
+
+
 def find_match(request: Request, cache: CacheManager, policy: CachePolicy) -> Match:
     """What the index has of the request's known tokens. The last of them is computed in any case.
 

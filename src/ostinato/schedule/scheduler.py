@@ -9,7 +9,7 @@ from operator import attrgetter
 from ostinato.cache.manager import CacheManager
 from ostinato.cache.placement import CachePolicy
 from ostinato.errors import RequestError
-from ostinato.schedule.admission import PrefixCounters, find_match, place, report, restate_spacing
+from ostinato.schedule.admission import PrefixCounters, Refusal, find_match, place, report, restate_spacing
 from ostinato.schedule.batch import Batch, Row, StepResult
 from ostinato.schedule.limits import SchedulerLimits, check_arrival, max_length
 from ostinato.schedule.request import FinishReason, Request, RequestStatus, RequestUpdate
@@ -67,6 +67,7 @@ class Scheduler:
         self._waiting: list[Request] = []
         self._running: list[Request] = []
         self._num_arrived = 0
+        self._refusal: Refusal | None = None
         self._in_flight: Batch | None = None
         self._in_flight_requests: list[Request] = []
         # Ended while a step that writes to their memory was in flight; released when it is over.
@@ -145,6 +146,8 @@ class Scheduler:
         for request, row, row_result in steps:
             check_result(request, row, row_result)
         self._end_step()
+        if batch.num_decode_rows < len(batch.rows):
+            self._refusal = None  # a prompt advanced, which the first in line may share
         updates = []
         for request, row, row_result in steps:
             if request.status is RequestStatus.FINISHED:
@@ -319,6 +322,11 @@ class Scheduler:
         admitted: list[tuple[Request, Row]] = []
         while self._waiting and budget > 0 and len(self._running) < self.limits.max_num_seqs:
             request = self._waiting[0]
+            # A block is left for each running request that may need one, else it would soon preempt this one.
+            spare_blocks = sum(map(self._may_outgrow, self._running))
+            room = self.cache.blocks.num_available - spare_blocks, self.cache.slots.num_available
+            if self._refusal is not None and self._refusal.stands(request, *room):
+                break
             match = find_match(request, self.cache, self.policy)
             remaining, is_cut = request.num_tokens - match.hit, False
             if remaining > budget and not self.limits.enable_chunked_prefill:
@@ -326,11 +334,11 @@ class Scheduler:
                     break
                 is_cut = True
             placement = place(request, match, self.cache, self.policy)
-            # A block is left for each running request that may need one, else it would soon preempt this one.
-            spare_blocks = sum(map(self._may_outgrow, self._running))
             if not self.cache.admit(request.request_id, request.num_tokens, match, spare_blocks):
+                self._refusal = Refusal(request, *room)
                 break
             self._waiting.pop(0)
+            self._refusal = None
             request.status = RequestStatus.RUNNING
             insort(self._running, request, key=_rank)
             self.counters.cut_recomputations += is_cut
