@@ -155,6 +155,14 @@ class Harness:
         assert self.scheduler.preempt(name) == is_running
         self.check()
 
+    def forget(self) -> None:
+        """Only what requests hold stays in the index."""
+        is_empty = self.cache.store.forget()
+        assert is_empty == (len(self.cache.store.index) == 0)
+        assert self.cache.blocks.num_idle == self.cache.slots.num_idle == 0
+        assert is_empty or self.cache.holders()
+        self.check()
+
     def step(self) -> None:
         self.schedule()
         if self.batch is not None:

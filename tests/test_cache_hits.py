@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -287,3 +289,37 @@ def test_a_request_that_is_aborted_in_flight_indexes_nothing_of_that_step() -> N
     scheduler.check_integrity()
     assert len(scheduler.cache.store.index) == 2
     assert scheduler.cache.usage().slots_used == 0
+
+
+# Forgetting
+
+
+@pytest.mark.parametrize("mode", ["align", "all"])
+def test_what_is_forgotten_is_as_if_it_had_never_been_seen(mode: StateCacheMode) -> None:
+    scheduler = make_caching_scheduler(mode, num_blocks=14, num_slots=7)
+    runner = runner_for(scheduler)
+    for seed in range(4):  # more than there is room for, so that some of it is evicted
+        serve(scheduler, runner, text(26, seed))
+    counters = replace(scheduler.cache.store.counters)
+    assert counters.evicted_blocks > 0
+    assert scheduler.cache.store.forget()
+    scheduler.check_integrity()
+    assert scheduler.cache.blocks.num_free == 13
+    assert scheduler.cache.slots.num_free == 6
+    assert scheduler.cache.store.counters == counters
+    for seed in range(2):
+        assert report_of(serve(scheduler, runner, text(26, seed))) == (0, {"never_seen": 24, "recomputed_tail": 2})
+
+
+def test_what_a_running_request_holds_is_not_forgotten_but_its_checkpoints_that_nobody_reads_are() -> None:
+    scheduler = make_caching_scheduler("all")
+    runner = runner_for(scheduler)
+    serve(scheduler, runner, text(26, seed=1))
+    scheduler.add(request_of("running", text(26), max_tokens=9))
+    step(scheduler, runner)
+    assert not scheduler.cache.store.forget()
+    scheduler.check_integrity()
+    assert (len(scheduler.cache.store.index), scheduler.cache.blocks.num_idle) == (24 // BLOCK, 0)
+    assert list(scheduler.cache.store.index.checkpoints) == []
+    assert report_of(serve(scheduler, runner, text(26))) == (0, {"no_checkpoint": 24, "recomputed_tail": 2})
+    assert scheduler.cache.store.forget()

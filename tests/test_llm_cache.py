@@ -70,3 +70,33 @@ def test_an_empty_salt_is_refused_before_anything_runs(llm: LLM) -> None:
     with pytest.raises(RequestError, match="cache_salt"):
         llm.generate([TEXT, TEXT], PARAMS, cache_salt="")
     assert llm.stats()["steps"] == 0
+
+
+def test_a_stream_s_salt_keeps_it_apart_too(llm: LLM) -> None:
+    messages = [SYSTEM, {"role": "user", "content": "hi"}]
+    for salt in (None, "one", "one", None):
+        list(llm.stream(TEXT, PARAMS, cache_salt=salt))
+        list(llm.stream_chat(messages, PARAMS, cache_salt=salt))
+    hits = [cached(llm.generate(TEXT, PARAMS, cache_salt=salt)[0]) > 0 for salt in (None, "one", "two")]
+    assert hits == [True, True, False]
+    assert cached(llm.chat(messages, PARAMS, cache_salt="one")[0]) > 0
+    with pytest.raises(RequestError, match="cache_salt"):
+        llm.stream(TEXT, PARAMS, cache_salt="")
+
+
+def test_after_a_reset_the_same_prompt_begins_cold(llm: LLM) -> None:
+    [cold] = llm.generate(TEXT, PARAMS)
+    assert (cold.num_cached_tokens, llm.generate(TEXT, PARAMS)[0].num_cached_tokens) == (
+        0,
+        boundary(len(cold.prompt_token_ids)),
+    )
+    stream = llm.stream(TEXT + "!", PARAMS)
+    next(stream)
+    assert not llm.reset_prefix_cache()
+    stream.close()
+    assert llm.reset_prefix_cache()
+    usage = llm.stats()["cache"]
+    assert (usage["blocks_cached"], usage["slots_cached"], usage["blocks_used"], usage["slots_used"]) == (0, 0, 0, 0)
+    [again] = llm.generate(TEXT, PARAMS)
+    assert again.cache == cold.cache
+    assert again.outputs == cold.outputs

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from ostinato.cache.index import PrefixIndex
+from ostinato.cache.chain import Chain
+from ostinato.cache.index import Entry, PrefixIndex
 from ostinato.errors import RequestError
 from ostinato.schedule.request import Request
 from tests.fake_runner import FakeRunner, continuation
@@ -73,12 +74,17 @@ def test_one_that_waits_for_memory_is_looked_up_anew_only_when_there_is_more_of_
     runner = runner_for(scheduler)
     looked: list[int] = []
     walk = PrefixIndex.walk
-    monkeypatch.setattr(PrefixIndex, "walk", lambda *args: looked.append(scheduler.counters.steps) or walk(*args))
+
+    def counted(index: PrefixIndex, chain: Chain, num_blocks: int) -> list[Entry]:
+        looked.append(scheduler.counters.steps)
+        return walk(index, chain, num_blocks)
+
+    monkeypatch.setattr(PrefixIndex, "walk", counted)
     scheduler.add(make_request("short", 9, max_tokens=6))
     scheduler.add(make_request("long", 20, max_tokens=30))
     waiting = make_request("waiting", 50, max_tokens=2)
     scheduler.add(waiting)
-    begun = {}
+    begun: dict[str, int] = {}
     while scheduler.has_unfinished:
         for name, _, _ in step(scheduler, runner):
             begun.setdefault(name, scheduler.counters.steps - 1)

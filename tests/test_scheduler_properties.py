@@ -63,7 +63,8 @@ wishes = st.builds(
 
 
 class Program(RuleBasedStateMachine):
-    """Arrive, step, fail a step or a row, finish and abort between steps and in flight; after each, all is checked."""
+    """Arrive, step, fail a step or a row, finish, abort and forget, between steps and in flight; after each, all is
+    checked."""
 
     @initialize(
         limits=st.builds(
@@ -142,6 +143,10 @@ class Program(RuleBasedStateMachine):
     @rule(data=st.data())
     def preempt(self, data: st.DataObject) -> None:
         self.harness.preempt(data.draw(st.sampled_from(sorted(self.harness.followers))))
+
+    @rule()
+    def forget(self) -> None:
+        self.harness.forget()
 
     @invariant()
     def everything_is_sound(self) -> None:

@@ -154,6 +154,23 @@ class CacheStore:
         checkpoint.entry.lost_checkpoint = True
         self.give_up(checkpoint)
 
+    def forget(self) -> bool:
+        """Take out all that no request holds, as if it had never been seen; whether nothing is left. O(entries)."""
+        for checkpoint in [each for each in self.index.checkpoints if self.slots.is_idle(each.slot)]:
+            self.give_up(checkpoint)
+        leaves = list(self.index.leaves)
+        while leaves:
+            entry = leaves.pop()
+            if not entry.is_evictable or entry.checkpoint is not None:
+                continue
+            self._remove(entry)
+            if entry.parent is not None:
+                leaves.append(entry.parent)
+        for entry in self.index:
+            entry.lost_checkpoint = False
+        self.evicted_keys = EvictedKeys(MOST_EVICTED_KEYS)
+        return len(self.index) == 0
+
     def touch(self, entry: Entry | None) -> None:
         """Note that the text up to `entry` was used now. O(its blocks)."""
         self._clock += 1
@@ -178,10 +195,13 @@ class CacheStore:
         """Take a leaf out of the index because its block is needed."""
         if entry.checkpoint is not None:
             self.evict_checkpoint(entry.checkpoint)
-        self.index.remove(entry)
+        self._remove(entry)
         self.evicted_keys.add(entry.key)
         self.counters.evicted_blocks += 1
-        if entry.block:
-            self.blocks.drop(entry.block)
         if entry.parent is not None and entry.parent.is_evictable:
             self._leaves.offer(entry.parent)
+
+    def _remove(self, entry: Entry) -> None:
+        self.index.remove(entry)
+        if entry.block:
+            self.blocks.drop(entry.block)

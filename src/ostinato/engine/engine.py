@@ -166,6 +166,10 @@ class Engine:
         self._forget(generation)
         return generation.output
 
+    def reset_prefix_cache(self) -> bool:
+        """Forgets every prefix that no running request holds. False if some are held, and so can still be found."""
+        return self.scheduler.cache.store.forget()
+
     def default_params(self) -> SamplingParams:
         """What generation_config.json asks for; greedy where it does not ask for sampling."""
         return self._default_params

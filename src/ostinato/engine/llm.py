@@ -74,20 +74,32 @@ class LLM:
         prompts = [self.engine.render_chat(conversation, **chat_template_kwargs) for conversation in conversations]
         return self._run([(prompt, False) for prompt in prompts], params, cache_salt)
 
-    def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Generator[str, None, RequestOutput]:
+    def stream(
+        self, prompt: Prompt, params: SamplingParams | None = None, *, cache_salt: str | None = None
+    ) -> Generator[str, None, RequestOutput]:
         """The output's text, piece by piece as it is generated, never cut inside a character.
 
         Leaving the generator early aborts the request; its value is the whole output. Text needs a tokenizer;
         `n` must be 1. Raises RequestError at once, not at the first piece, if the prompt cannot be served.
         """
-        return self._stream(prompt, params, add_special_tokens=True)
+        return self._stream(prompt, params, cache_salt, add_special_tokens=True)
 
     def stream_chat(
-        self, messages: Sequence[Message], params: SamplingParams | None = None, **chat_template_kwargs: Any
+        self,
+        messages: Sequence[Message],
+        params: SamplingParams | None = None,
+        *,
+        cache_salt: str | None = None,
+        **chat_template_kwargs: Any,
     ) -> Generator[str, None, RequestOutput]:
         """The answer to a conversation, piece by piece; see `chat` and `stream`."""
         prompt = self.engine.render_chat(messages, **chat_template_kwargs)
-        return self._stream(prompt, params, add_special_tokens=False)
+        return self._stream(prompt, params, cache_salt, add_special_tokens=False)
+
+    def reset_prefix_cache(self) -> bool:
+        """Forgets every prefix that no running request holds, so that what comes next begins cold. False if some are
+        held (by a stream that is not over), and so can still be found."""
+        return self.engine.reset_prefix_cache()
 
     def save_traffic(self, path: Path) -> None:
         """Writes the histogram of the batches since the start as JSON, for `ostinato plan --traffic`. RequestError if
@@ -143,11 +155,12 @@ class LLM:
         return finished
 
     def _stream(
-        self, prompt: Prompt, params: SamplingParams | None, add_special_tokens: bool
+        self, prompt: Prompt, params: SamplingParams | None, cache_salt: str | None, add_special_tokens: bool
     ) -> Generator[str, None, RequestOutput]:
         if params is not None and params.n != 1:
             raise RequestError(f"stream gives one output, and n is {params.n}; use generate for several")
-        pieces = self._pieces(self.engine.add(prompt, params, add_special_tokens=add_special_tokens))
+        request_id = self.engine.add(prompt, params, add_special_tokens=add_special_tokens, cache_salt=cache_salt)
+        pieces = self._pieces(request_id)
         # Up to its first, empty piece: a generator that has not begun would not abort its request when it is left.
         next(pieces)
         return pieces

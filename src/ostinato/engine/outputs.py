@@ -57,5 +57,10 @@ class RequestOutput:
     """Why, if an output ended with `error`."""
 
     @property
+    def num_cached_tokens(self) -> int | None:
+        """Tokens of the prompt that came from the prefix cache; None until the first update."""
+        return None if self.cache is None else self.cache.cached_tokens
+
+    @property
     def finished(self) -> bool:
         return all(output.finished for output in self.outputs)
