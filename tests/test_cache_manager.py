@@ -185,6 +185,24 @@ def test_a_checkpoint_that_two_requests_read_is_not_taken_over_and_one_of_them_w
     cache.check_integrity()
 
 
+@pytest.mark.parametrize("samples", [False, True])
+def test_a_checkpoint_that_its_own_request_takes_over_counts_as_not_taken_and_one_that_was_hit_does_not(
+    samples: bool,
+) -> None:
+    cache = CacheManager(20, 2, B)
+    cache.admit("a", 9)
+    compute(cache, "a", text(8), samples)
+    counters = cache.store.counters
+    cache.release("a")
+    assert (counters.checkpoints_taken, counters.checkpoints_not_taken) == (1, 0)
+    match = cache.store.match(chain_of(text(9)), 8)
+    assert (match.hit, cache.admit("b", 20, match)) == (8, True)
+    assert (counters.evicted_checkpoints, counters.checkpoints_not_taken) == (1, 0)
+    compute(cache, "b", text(16), samples)
+    assert cache.take_write_slots("b")
+    assert (counters.evicted_checkpoints, counters.checkpoints_not_taken) == (2, 1)
+
+
 def test_spare_slots_are_left_by_taking_the_checkpoint_over_though_a_slot_is_free() -> None:
     for spare_slots, kept in ((0, 1), (1, 0)):
         cache = CacheManager(20, 3, B)

@@ -107,7 +107,7 @@ class CacheManager:
         # Referenced before anything is taken, so that what is hit is not evicted for it.
         holding = self._attach(match.path)
         self._holdings[request_id] = holding
-        if not self.grow(request_id, num_tokens, spare_blocks) or not self.take_write_slots(request_id, spare_slots):
+        if not self.grow(request_id, num_tokens, spare_blocks) or not self._fill_slots(holding, spare_slots):
             self._give_back(self._holdings.pop(request_id))
             return False
         self.store.touch(holding.tip)
@@ -142,23 +142,7 @@ class CacheManager:
         If taking one would leave fewer than `spare_slots` available, the request takes the checkpoint that it reads
         over instead, in place, unless another request reads it too; the checkpoint leaves the index.
         """
-        holding = self._holdings[request_id]
-        missing = self.slots_per_request - len(holding.slots)
-        if missing == 0:
-            return True
-        available = self.slots.num_available
-        if missing + spare_slots > available:
-            checkpoint = self.store.index.checkpoint_of(holding.read_slot)
-            is_shared = self.slots.references(holding.read_slot) > 1
-            if checkpoint is not None and not is_shared and missing - 1 <= available:
-                self.store.evict_checkpoint(checkpoint)
-                self.store.counters.checkpoints_not_taken += checkpoint is holding.trailing
-                holding.slots += (holding.read_slot,)
-                missing -= 1
-            elif missing > available:
-                return False
-        holding.slots += tuple(self.store.take_slots(missing))
-        return True
+        return self._fill_slots(self._holdings[request_id], spare_slots, is_own=True)
 
     def reserve(self, request_id: str, positions: Iterable[int], spare_slots: int = 0) -> None:
         """Take slots for checkpoints that the next step writes out on its way, as far as they are available."""
@@ -258,6 +242,26 @@ class CacheManager:
             holding.read_slot = holding.tip.checkpoint.slot
             self.slots.retain((holding.read_slot,))
         return holding
+
+    def _fill_slots(self, holding: Holding, spare_slots: int, is_own: bool = False) -> bool:
+        """See `take_write_slots`. `is_own`: the checkpoint that is read, if it is one, is of the request's last step,
+        and not one that it hit."""
+        missing = self.slots_per_request - len(holding.slots)
+        if missing == 0:
+            return True
+        available = self.slots.num_available
+        if missing + spare_slots > available:
+            checkpoint = self.store.index.checkpoint_of(holding.read_slot)
+            is_shared = self.slots.references(holding.read_slot) > 1
+            if checkpoint is not None and not is_shared and missing - 1 <= available:
+                self.store.evict_checkpoint(checkpoint)
+                self.store.counters.checkpoints_not_taken += is_own
+                holding.slots += (holding.read_slot,)
+                missing -= 1
+            elif missing > available:
+                return False
+        holding.slots += tuple(self.store.take_slots(missing))
+        return True
 
     def _give_back(self, holding: Holding) -> None:
         if holding.tip is not None:
