@@ -79,7 +79,7 @@ def test_settings_of_what_is_not_built_are_unknown(setting: str) -> None:
         ({"threads": 0}, 1),
         ({"seed": -1}, 0),
         ({"cache_memory": 0}, 1),
-        ({"state_block_size": 0}, 1),
+        ({"state_block_size": 0}, 16),
         ({"expected_prefix_tokens": 0}, 1),
         ({"max_capture_size": 0}, 1),
         ({"capture_sizes": [0, 8, 4]}, [4, 8]),

@@ -197,7 +197,7 @@ def test_a_given_spacing_is_kept_if_it_is_a_multiple_of_the_block_size() -> None
 
 @pytest.mark.parametrize(
     ("given", "block_size", "named", "nearest"),
-    [(50, 16, ("48", "64"), 48), (60, 16, ("48", "64"), 64), (8, 16, ("16",), 16), (100, 64, ("64", "128"), 128)],
+    [(50, 16, ("48", "64"), 48), (60, 16, ("48", "64"), 64), (40, 64, ("64",), 64), (100, 64, ("64", "128"), 128)],
 )
 def test_another_spacing_is_refused_with_the_nearest_multiples(given, block_size, named, nearest) -> None:
     config = EngineConfig(state_block_size=given, block_size=block_size)

@@ -80,7 +80,7 @@ class EngineConfig(BaseModel):
     )
     state_block_size: int | None = Field(
         None,
-        ge=1,
+        ge=16,
         description="Tokens between checkpoints, a multiple of block_size (256, or more where the model's chunk size "
         "asks for it).",
     )

@@ -61,6 +61,8 @@ def generate(
         raise RequestError(f"prompt {asked.index('') + 1} is empty; leave it out, or say something")
     if not as_json and {"logprobs", "prompt_logprobs"} & sampling.keys():
         raise RequestError("log-probabilities are printed as JSON only: add --json, or leave them out")
+    if save_traffic is not None and not save_traffic.parent.is_dir():
+        raise RequestError(f"the traffic cannot be written to {save_traffic}: there is no directory of that name")
     variables = template_variables(chat_template_kwargs)
     if "seed" in sampling:
         settings["seed"] = sampling["seed"]  # random weights have one, too

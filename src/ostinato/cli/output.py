@@ -9,6 +9,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from ostinato.plan.units import format_bytes
+
 if TYPE_CHECKING:
     from ostinato.engine.outputs import CompletionOutput, RequestOutput
     from ostinato.sample.params import SamplingParams
@@ -68,6 +70,9 @@ def steps_table(graphs: Mapping[str, Any]) -> Table:
         table.add_row(graph["mode"], size, f"{graph['steps']:,}", f"{graph['tokens']:,}", f"{graph['padding']:,}")
     for reason, steps in graphs["eager_reasons"].items():
         table.add_row(f"eager ({reason})", "", f"{steps:,}", "", "")
+    observed, planned = format_bytes(graphs["observed_bytes"]), format_bytes(graphs["planned_bytes"])
+    table.caption = f"{graphs['captured']} graphs in {graphs['capture_seconds']:.1f} s; {observed}, {planned} planned"
+    table.caption_justify = "left"
     return table
 
 

@@ -180,7 +180,7 @@ class Engine:
 
     def stats(self) -> dict[str, Any]:
         """Counts since the start, and the cache's present use, as plain data."""
-        return self._stats.to_json(self.scheduler, self.runner.graphs.counts)
+        return self._stats.to_json(self.scheduler, self.runner.graphs.counts.to_json() | self.runner.graph_figures())
 
     def _deliver(self, updates: Sequence[RequestUpdate]) -> list[RequestOutput]:
         """Adds what a step gave to the outputs, and returns those that it changed."""

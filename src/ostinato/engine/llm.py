@@ -101,11 +101,11 @@ class LLM:
         held (by a stream that is not over), and so can still be found."""
         return self.engine.reset_prefix_cache()
 
-    def save_traffic(self, path: Path) -> None:
+    def save_traffic(self, path: str | Path) -> None:
         """Writes the histogram of the batches since the start as JSON, for `ostinato plan --traffic`. RequestError if
         the file cannot be written."""
         try:
-            self.engine.runner.graphs.counts.traffic.save(path)
+            self.engine.runner.graphs.counts.traffic.save(Path(path))
         except OSError as error:
             raise RequestError(f"the traffic cannot be written to {path}: {error.strerror}") from None
 

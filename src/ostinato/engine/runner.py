@@ -86,18 +86,22 @@ class Runner:
         self.graphs.capture_all(progress)
         if not self.graphs.planned():
             return
-        planned, observed = self.plan.memory.graphs, self.graphs.num_bytes
-        self.measured["graphs"] = {
-            "captured": len(self.graphs.planned()),
-            "capture_seconds": round(self.graphs.capture_seconds, 3),
-            "planned_bytes": planned,
-            "observed_bytes": observed,
-        }
+        figures = self.measured["graphs"] = self.graph_figures()
+        planned, observed = figures["planned_bytes"], figures["observed_bytes"]
         if observed > planned:
             raise CapacityError(
                 f"the graphs take {observed} bytes, and {planned} were planned for them",
                 [Remedy("graph_mode", "none")],
             )
+
+    def graph_figures(self) -> dict[str, Any]:
+        """Graphs captured so far, the time that took, and their memory beside the planned."""
+        return {
+            "captured": self.graphs.num_captured,
+            "capture_seconds": round(self.graphs.capture_seconds, 3),
+            "planned_bytes": self.plan.memory.graphs,
+            "observed_bytes": self.graphs.num_bytes if self.graphs.planned() else 0,
+        }
 
     def _make_graphs(self) -> Graphs:
         settings, memory = self.plan.settings, self.plan.memory

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from ostinato.graphs.counts import StepCounts
 from ostinato.schedule.batch import Batch
 from ostinato.schedule.scheduler import Scheduler
 
@@ -33,14 +33,14 @@ class EngineStats:
         self.step_seconds += seconds
         self.bookkeeping_seconds += bookkeeping
 
-    def to_json(self, scheduler: Scheduler, graphs: StepCounts) -> dict[str, Any]:
+    def to_json(self, scheduler: Scheduler, graphs: Mapping[str, Any]) -> dict[str, Any]:
         """These counts, those of scheduler and graphs, and the cache's present use."""
         counters = asdict(scheduler.counters)
         counters["finished"] = {reason.value: count for reason, count in counters["finished"].items()}
         return {
             **asdict(self),
             **counters,
-            "graphs": graphs.to_json(),
+            "graphs": dict(graphs),
             "waiting": scheduler.num_waiting,
             "running": scheduler.num_running,
             "cache": asdict(scheduler.cache.usage()),

@@ -16,7 +16,7 @@ from ostinato.graphs.check import compare_replay
 from ostinato.graphs.counts import StepCounts
 from ostinato.layers.step import LayerMemory, StepInputs
 from ostinato.plan.capture_plan import CapturePlan
-from ostinato.plan.coverage import StepMode, dispatch
+from ostinato.plan.coverage import PIECEWISE_MODES, StepMode, dispatch
 from ostinato.plan.units import format_bytes
 
 Forward = Callable[[StepInputs], torch.Tensor]
@@ -102,6 +102,10 @@ class Graphs:
         """Persistent buffers and graphs."""
         return self._buffers.num_bytes + self._backend.num_bytes
 
+    @property
+    def num_captured(self) -> int:
+        return len(self._graphs)
+
     def planned(self) -> list[GraphKey]:
         """Every graph of the plan, largest first, so that the first one makes the arena large enough."""
         piecewise = [GraphKey("piecewise", size) for size in self._ladders.tokens]
@@ -146,6 +150,8 @@ class Graphs:
             reason = "graph_mode is none"
         elif tokens_per_row is not None:
             reason = "decode: no graph of so many rows"
+        elif self._plan.graph_mode not in PIECEWISE_MODES:
+            reason = f"mixed: {self._plan.graph_mode} has no graphs for it"
         else:
             reason = "mixed: no graph of so many tokens"
         self.counts.count_eager(reason, tokens, was_planned)
