@@ -74,6 +74,11 @@ class Recorder(TorchDispatchMode):
         self._may_read = False
         self._guard = HostGuard(lambda: self._kernel is not None)
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Nothing here is compiled. If this were true, the first call would import torch's compiler, for two seconds."""
+        return False
+
     def __enter__(self) -> Recorder:
         super().__enter__()
         self._guard.__enter__()
