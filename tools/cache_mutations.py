@@ -163,8 +163,8 @@ MUTATIONS = (
         "an evicted block leaves its checkpoint",
         "cache/store.py",
         (
-            "            self.evict_checkpoint(entry.checkpoint)\n        self.index",
-            "            pass\n        self.index",
+            "            self.evict_checkpoint(entry.checkpoint)\n        self._remove",
+            "            pass\n        self._remove",
         ),
     ),
     mutation(
@@ -226,6 +226,11 @@ MUTATIONS = (
         "a request that found too little memory is not asked again",
         "schedule/admission.py",
         (" and num_blocks <= self.num_blocks and num_slots <= self.num_slots", ""),
+    ),
+    mutation(
+        "what is forgotten is told as evicted",
+        "cache/store.py",
+        ("        self.evicted_keys = EvictedKeys(MOST_EVICTED_KEYS)\n        return", "        return"),
     ),
     # Pinning: where running requests stand.
     mutation(
