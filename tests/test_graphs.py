@@ -246,7 +246,7 @@ def test_steps_add_up_and_padding_is_what_sizes_leave_of_tokens(graph_mode: str)
     assert sum(counts["steps"].values()) == stats["steps"] == len(shapes)
     served = counts["graphs"]
     assert all(graph["size"] * graph["steps"] == graph["tokens"] + graph["padding"] for graph in served)
-    assert counts["eager_tokens"] + sum(graph["tokens"] for graph in served) == stats["computed_tokens"]
+    assert sum(counts["eager_tokens"].values()) + sum(graph["tokens"] for graph in served) == stats["computed_tokens"]
     traffic = counts["traffic"]
     decode, mixed = traffic["decode"].get("1", {}), traffic["mixed"]
     assert sum(decode.values()) == sum(rows == decoding for rows, decoding, _ in shapes)

@@ -10,6 +10,7 @@ from ostinato.bench.trace import Trace
 from ostinato.bench.workload import Workload
 from ostinato.config import EngineConfig
 from ostinato.errors import ConfigError, Remedy
+from ostinato.plan.source import model_spec, read_config, resolve_model_dir
 
 if TYPE_CHECKING:
     from ostinato.engine.engine import Engine
@@ -26,9 +27,16 @@ def bench_config(settings: dict[str, Any], workload: Workload) -> EngineConfig:
 def with_room(settings: dict[str, Any], **needed: int) -> EngineConfig:
     """`settings` with `needed`, the least value of each limit, where they leave it open.
 
-    ConfigError where they give less.
+    ConfigError where they give less, or the model cannot have requests of that length.
     """
     config = EngineConfig(**settings)
+    length = needed.get("max_model_len", 0)
+    spec = model_spec(read_config(resolve_model_dir(config.model, config.revision)))
+    longest, can_stretch = spec.max_position_embeddings, spec.rope is not None and spec.rope.kind in ("dynamic", "yarn")
+    if longest is not None and length > longest and not can_stretch:
+        raise ConfigError(
+            f"the benchmark's requests are {length} tokens long, and the model can do {longest}; ask for shorter ones"
+        )
     for name, least in needed.items():
         if not config.is_given(name):
             config = config.with_settings(**{name: least})

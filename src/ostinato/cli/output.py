@@ -69,7 +69,7 @@ def steps_table(graphs: Mapping[str, Any]) -> Table:
         size = f"{graph['size']} rows" if graph["mode"] == "full" else f"{graph['size']} tokens"
         table.add_row(graph["mode"], size, f"{graph['steps']:,}", f"{graph['tokens']:,}", f"{graph['padding']:,}")
     for reason, steps in graphs["eager_reasons"].items():
-        table.add_row(f"eager ({reason})", "", f"{steps:,}", "", "")
+        table.add_row(f"eager ({reason})", "", f"{steps:,}", f"{graphs['eager_tokens'][reason]:,}", "0")
     observed, planned = format_bytes(graphs["observed_bytes"]), format_bytes(graphs["planned_bytes"])
     table.caption = f"{graphs['captured']} graphs in {graphs['capture_seconds']:.1f} s; {observed}, {planned} planned"
     table.caption_justify = "left"
@@ -86,7 +86,7 @@ def figures_table(title: str, justify: Literal["left", "right"] = "right") -> Ta
 
 def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     for name, value in values.items():
-        if name in ("graphs", "traffic", "eager_reasons"):
+        if name == "graphs":  # in a table of its own
             continue
         if isinstance(value, Mapping):
             yield from _flat(value, f"{prefix}{name}.")

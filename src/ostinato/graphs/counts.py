@@ -27,7 +27,8 @@ class StepCounts:
     """(mode, size, tokens per row of a full graph) -> its steps."""
     eager: Counter[str] = field(default_factory=Counter)
     """Reason -> steps without a graph."""
-    eager_tokens: int = 0
+    eager_tokens: Counter[str] = field(default_factory=Counter)
+    """Reason -> their tokens."""
     unplanned: int = 0
     """Eager steps for which the plan had promised a graph."""
     traffic: Traffic = field(default_factory=Traffic)
@@ -42,7 +43,7 @@ class StepCounts:
 
     def count_eager(self, reason: str, tokens: int, was_planned: bool) -> None:
         self.eager[reason] += 1
-        self.eager_tokens += tokens
+        self.eager_tokens[reason] += tokens
         self.unplanned += not was_planned
 
     def to_json(self) -> dict[str, Any]:
@@ -64,7 +65,7 @@ class StepCounts:
             "padding": sum(g["padding"] for g in graphs),
             "graphs": graphs,
             "eager_reasons": dict(self.eager),
-            "eager_tokens": self.eager_tokens,
+            "eager_tokens": dict(self.eager_tokens),
             "unplanned": self.unplanned,
             "traffic": self.traffic.to_json(),
         }

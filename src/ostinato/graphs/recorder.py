@@ -76,7 +76,7 @@ class Recorder(TorchDispatchMode):
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """Nothing here is compiled. If this were true, the first call would import torch's compiler, for two seconds."""
+        """Nothing here is compiled. If true, the first call would import torch's compiler, which takes two seconds."""
         return False
 
     def __enter__(self) -> Recorder:

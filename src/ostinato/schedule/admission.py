@@ -15,7 +15,7 @@ from ostinato.schedule.rows import num_prompt_logprobs_owed
 
 @dataclass(slots=True)
 class PrefixCounters:
-    """Sums over the prompts that were admitted; they add up to the prompts' tokens."""
+    """Sums over the prompts that were admitted, one for each of n samples; they add up to the prompts' tokens."""
 
     cached_tokens: int = 0
     misses: dict[str, int] = field(default_factory=lambda: dict.fromkeys((cause.value for cause in MissCause), 0))
