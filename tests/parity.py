@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
@@ -105,6 +106,18 @@ def run(engine: Engine) -> None:
     """Steps until nothing is left."""
     while engine.has_unfinished:
         engine.step()
+        engine.scheduler.check_integrity()
+
+
+def run_with_preemptions(engine: Engine, outputs: Sequence[RequestOutput]) -> None:
+    """Steps until nothing is left; all requests lose their memory early on and twice while they decode."""
+    step = 0
+    while engine.has_unfinished:
+        engine.step()
+        step += 1
+        if step in (2, 20, 33):
+            for output in outputs:
+                engine.scheduler.preempt(output.request_id)
         engine.scheduler.check_integrity()
 
 

@@ -12,7 +12,7 @@ import torch
 
 from ostinato import SamplingParams
 from tests.checkpoints import RECIPES, oracle_logits, random_prompt
-from tests.parity import PROMPT, add, check, decided_case, make_engine, run, shrink
+from tests.parity import PROMPT, add, check, decided_case, make_engine, run, run_with_preemptions, shrink
 
 OTHER_LENGTHS = (3, 16, 47, 81)
 
@@ -46,14 +46,7 @@ def preempted(name: str, **settings: object) -> None:
     engine = make_engine(name, max_num_batched_tokens=64, **settings)
     cases = [decided_case(name, length) for length in (PROMPT, 47)]
     outputs = [add(engine, case, prompt_logprobs=True) for case in cases]
-    step = 0
-    while engine.has_unfinished:
-        engine.step()
-        step += 1
-        if step in (2, 20, 33):
-            for output in outputs:
-                engine.scheduler.preempt(output.request_id)
-        engine.scheduler.check_integrity()
+    run_with_preemptions(engine, outputs)
     assert engine.scheduler.counters.preemptions >= 5
     for case, output in zip(cases, outputs, strict=True):
         check(case, output)

@@ -26,6 +26,7 @@ from tests.parity import (
     make_engine,
     misses,
     run,
+    run_with_preemptions,
     shrink,
     warm,
 )
@@ -196,14 +197,7 @@ def test_preempted_requests_find_what_they_have_computed(name: str, mode: str, s
     warm(engine, first.prompt[:70], "warm")
     run(engine)
     outputs = [add(engine, case, salt=salt) for case in cases]
-    step = 0
-    while engine.has_unfinished:
-        engine.step()
-        step += 1
-        if step in (2, 20, 33):
-            for output in outputs:
-                engine.scheduler.preempt(output.request_id)
-        engine.scheduler.check_integrity()
+    run_with_preemptions(engine, outputs)
     assert cached(outputs[0]) == (0 if salt is None else 64)
     assert engine.scheduler.counters.preemptions >= 5
     prefix = engine.scheduler.prefix_counters

@@ -95,19 +95,17 @@ class CacheManager:
             return 0
         return self.blocks.capacity * self.block_size if self.blocks.count > 0 else sys.maxsize
 
-    def admit(
-        self, request_id: str, num_tokens: int, match: Match | None = None, spare_blocks: int = 0, spare_slots: int = 0
-    ) -> bool:
+    def admit(self, request_id: str, num_tokens: int, match: Match | None = None, spare_blocks: int = 0) -> bool:
         """Give a new request what the index has for it, blocks for its first `num_tokens` tokens, and its slots.
 
         Returns False if that is not available: the request then holds nothing, and at most something idle was evicted
-        for it. Beyond the blocks, `spare_blocks` must stay available; for `spare_slots` see `take_write_slots`.
+        for it. Beyond the blocks, `spare_blocks` must stay available.
         """
         match = match or Match()
         # Referenced before anything is taken, so that what is hit is not evicted for it.
         holding = self._attach(match.path)
         self._holdings[request_id] = holding
-        if not self.grow(request_id, num_tokens, spare_blocks) or not self._fill_slots(holding, spare_slots):
+        if not self.grow(request_id, num_tokens, spare_blocks) or not self._fill_slots(holding):
             self._give_back(self._holdings.pop(request_id))
             return False
         self.store.touch(holding.tip)
@@ -243,7 +241,7 @@ class CacheManager:
             self.slots.retain((holding.read_slot,))
         return holding
 
-    def _fill_slots(self, holding: Holding, spare_slots: int, is_own: bool = False) -> bool:
+    def _fill_slots(self, holding: Holding, spare_slots: int = 0, is_own: bool = False) -> bool:
         """See `take_write_slots`. `is_own`: the checkpoint that is read, if it is one, is of the request's last step,
         and not one that it hit."""
         missing = self.slots_per_request - len(holding.slots)

@@ -34,6 +34,10 @@ class CaptureLadders:
     rows: tuple[int, ...]
     decisions: tuple[Decision, ...] = ()
 
+    def most_tokens(self, tokens_per_row: int) -> int:
+        """Tokens of the largest graph, rows having up to `tokens_per_row` each; 0 if there is none."""
+        return max((*self.tokens, *(rows * tokens_per_row for rows in self.rows)), default=0)
+
 
 def capture_ladders(
     *,

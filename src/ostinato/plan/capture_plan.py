@@ -48,7 +48,7 @@ class CapturePlan:
     @property
     def max_tokens(self) -> int:
         """Tokens of the largest graph; 0 if there is none."""
-        return max((*self.tokens, *(rows * self.tokens_per_row[-1] for rows in self.rows)), default=0)
+        return self.ladders().most_tokens(self.tokens_per_row[-1])
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -155,7 +155,7 @@ def plan_capture(
         "num_speculative_tokens": slots_per_request - 1,
     }
     captured = CaptureLadders(ladders.tokens if has_piecewise else (), ladders.rows if has_full else ())
-    largest = max((*captured.tokens, *(rows * slots_per_request for rows in captured.rows)), default=0)
+    largest = captured.most_tokens(slots_per_request)
     return CapturePlan(
         backend=backend,
         graph_mode=graph_mode,
