@@ -26,10 +26,27 @@ ALIASES = {
     "mamba_block_size": "state_block_size",
     "cudagraph_capture_sizes": "capture_sizes",
     "max_cudagraph_capture_size": "max_capture_size",
+    "speculative_config": "speculative",
 }
 """Names that vLLM has for settings of the same meaning; they work wherever a setting is named."""
 
 BLOCK_SIZES = (16, 32, 64, 128, 256)
+
+
+class Speculative(BaseModel):
+    """How drafts are made: `method` guesses `num_speculative_tokens` tokens ahead, which one step then verifies.
+
+    `ngram` copies what followed the last occurrence of the text's end, of at most `prompt_lookup_max` and at least
+    `prompt_lookup_min` tokens; `mtp` is the model's own prediction head; `draft` is the smaller checkpoint `model`.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    method: Literal["ngram", "mtp", "draft"]
+    num_speculative_tokens: int = Field(ge=1)
+    model: str | None = None
+    prompt_lookup_max: int = Field(4, ge=1)
+    prompt_lookup_min: int = Field(1, ge=1)
 
 
 class EngineConfig(BaseModel):
@@ -131,6 +148,14 @@ class EngineConfig(BaseModel):
     check_replay: bool = Field(
         False, description="For debugging: what a graph computes is computed without it too, and compared."
     )
+    speculative: Speculative | None = Field(
+        None,
+        description="How tokens are guessed ahead, and how many, to be verified in one step: ngram:4 (copied from the "
+        "text), mtp:3 (by the model's own prediction head), draft:PATH:4 (by a smaller checkpoint).",
+    )
+    speculative_adaptive: Literal["on", "off"] = Field(
+        "on", description="Whether steps do without drafts where these were measured not to pay; off: never."
+    )
     scheduling_policy: Literal["fcfs", "priority"] = Field(
         "fcfs", description="First come, first served; or by priority, then as they came."
     )
@@ -161,6 +186,16 @@ class EngineConfig(BaseModel):
         except ConfigError as error:
             raise PydanticCustomError("size", "{message}", {"message": error.message}) from None
 
+    @field_validator("speculative", mode="before")
+    @classmethod
+    def _accept_a_short_form(cls, value: Any) -> Any:
+        if not isinstance(value, str):
+            return value
+        method, _, rest = value.partition(":")
+        model, _, count = rest.rpartition(":")
+        named: dict[str, Any] = {"method": method, "num_speculative_tokens": int(count) if count.isdecimal() else count}
+        return named | ({"model": model} if model else {})
+
     @field_validator("capture_sizes", "capture_rows", mode="before")
     @classmethod
     def _accept_a_list(cls, value: Any, info: ValidationInfo) -> Any:
@@ -181,6 +216,11 @@ class EngineConfig(BaseModel):
             message = "Input should be 16, 32, 64, 128 or 256"
             raise PydanticCustomError("block_size", message, {"nearest": nearest})
         return value
+
+    @property
+    def num_speculative_tokens(self) -> int:
+        """k; 0 without speculation."""
+        return 0 if self.speculative is None else self.speculative.num_speculative_tokens
 
     def is_given(self, setting: str) -> bool:
         """Whether the user gave `setting`, so that its value must not be changed."""

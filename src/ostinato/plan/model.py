@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
@@ -79,6 +79,27 @@ class LayerSpec:
 
 
 @dataclass(frozen=True)
+class DrafterSpec:
+    """What makes drafts with weights of its own, as the plan sees it: its layers are appended to the model's in block
+    and slot.
+
+    `mtp`: a prediction head, whose `outer_parameters` are those that join a token with a hidden state; slots hold
+    `hidden_elements` of the model's hidden state beside the states. `draft`: a second `model`, `hidden_elements` 0.
+    """
+
+    method: Literal["mtp", "draft"]
+    layers: tuple[LayerSpec, ...]
+    outer_parameters: int
+    hidden_elements: int
+    ops: tuple[str, ...]
+    model: ModelSpec | None = None
+
+    @property
+    def num_parameters(self) -> int:
+        return self.outer_parameters + sum(layer.parameters + layer.float32_parameters for layer in self.layers)
+
+
+@dataclass(frozen=True)
 class RopeSpec:
     """Rotary position embedding as the checkpoint asks for it.
 
@@ -112,18 +133,34 @@ class ModelSpec:
     ops: tuple[str, ...]
     """Names of the ops/ functions that the model calls."""
     hyperparameters: Any
+    head: DrafterSpec | None = None
+    """The prediction head that the checkpoint has."""
+    drafter: DrafterSpec | None = None
+    """What makes drafts, where something with weights does."""
 
     @property
     def num_layers(self) -> int:
         return len(self.layers)
 
     @property
+    def cached_layers(self) -> tuple[LayerSpec, ...]:
+        """All layers with a part in blocks and slots: the model's, and behind them the drafter's."""
+        return self.layers if self.drafter is None else self.layers + self.drafter.layers
+
+    @property
     def attention_layers(self) -> tuple[AttentionSpec, ...]:
-        return tuple(layer.attention for layer in self.layers if layer.attention is not None)
+        """Those of `cached_layers`."""
+        return tuple(layer.attention for layer in self.cached_layers if layer.attention is not None)
 
     @property
     def state_layers(self) -> tuple[Mamba2Spec, ...]:
-        return tuple(layer.mamba2 for layer in self.layers if layer.mamba2 is not None)
+        """Those of `cached_layers`."""
+        return tuple(layer.mamba2 for layer in self.cached_layers if layer.mamba2 is not None)
+
+    @property
+    def keeps_state(self) -> bool:
+        """Whether a request needs slots, so that its prefix can only be found again at a checkpoint."""
+        return bool(self.state_layers) or (self.drafter is not None and self.drafter.hidden_elements > 0)
 
     @property
     def supports_all_checkpoints(self) -> bool:

@@ -25,7 +25,7 @@ class Row:
     checkpoints: tuple[tuple[int, int], ...] = ()
     """(position, slot): the state after the first `position` tokens of the request is also written to `slot`."""
     num_drafts: int = 0
-    """Drafts to propose for this row in this step: 0 or k."""
+    """Most drafts that this row may get in this step, behind its one token: at most the batch's `num_drafts`."""
     num_logits: int = 0
     """How many of the row's trailing positions need logits. A row that samples needs at least one."""
     samples: bool = False
@@ -35,7 +35,7 @@ class Row:
 
     @property
     def end(self) -> int:
-        """Position after the row's last token, which is also its context length after the step."""
+        """Position after the row's last known token: its context length after the step, drafts aside."""
         return self.start + len(self.token_ids)
 
 
@@ -43,16 +43,19 @@ class Row:
 class Batch:
     """The rows of one step, decode rows first.
 
-    A decode row has at least one token computed before and computes exactly one known token (and its drafts);
-    every other row is a prefill row.
+    A decode row has at least one token computed before and computes exactly one known token and `num_drafts` drafts,
+    of which those beyond its own `Row.num_drafts` are padding; every other row is a prefill row.
     """
 
     rows: tuple[Row, ...]
     num_decode_rows: int
+    num_drafts: int = 0
+    """0 or k: the drafts of each decode row."""
 
     @property
     def num_tokens(self) -> int:
-        return sum(len(row.token_ids) for row in self.rows)
+        """Tokens that the step computes at most, drafts among them."""
+        return sum(len(row.token_ids) for row in self.rows) + self.num_decode_rows * self.num_drafts
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,10 +70,13 @@ class TokenLogprobs:
 
 @dataclass(frozen=True, slots=True)
 class RowResult:
-    """What one row's step gave: the accepted tokens (none for a prompt chunk that is not the last)."""
+    """What one row's step gave: the accepted drafts and the token sampled behind them (nothing for a prompt chunk that
+    is not the last)."""
 
     request_id: str
     token_ids: tuple[int, ...] = ()
+    num_drafts: int = 0
+    """Drafts that were proposed for the row."""
     logprobs: tuple[TokenLogprobs, ...] | None = None
     """One per accepted token, if the request asked for them."""
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
