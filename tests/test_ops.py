@@ -39,12 +39,13 @@ class PagedCase:
     v_cache: torch.Tensor
     kv_cells: torch.Tensor
     row_starts: torch.Tensor
+    start_positions: torch.Tensor
     kv_lens: torch.Tensor
     block_tables: torch.Tensor
     contexts: list[tuple[torch.Tensor, torch.Tensor]]
     """Each row's keys and values in order of position, those of the step included."""
 
-    def run(self, scale: float) -> torch.Tensor:
+    def run(self, scale: float, first_key: int = 0) -> torch.Tensor:
         return attention.reference(
             self.q,
             self.k,
@@ -53,9 +54,11 @@ class PagedCase:
             self.v_cache,
             self.kv_cells,
             self.row_starts,
+            self.start_positions,
             self.kv_lens,
             self.block_tables,
             scale,
+            first_key,
         )
 
 
@@ -77,6 +80,7 @@ def paged_case(
         torch.full(shape, NAN),
         torch.zeros(tokens, dtype=torch.int64),
         torch.zeros(len(rows) + 1, dtype=torch.int32),
+        torch.tensor([max(before, 0) for before, _ in rows], dtype=torch.int32),
         torch.tensor(lengths, dtype=torch.int32),
         torch.zeros(len(rows), max([1, *needed]) + 1, dtype=torch.int32),
         [],
@@ -145,6 +149,45 @@ def test_a_chunk_of_several_slabs_attends_like_a_whole_one(monkeypatch: pytest.M
     for row, context in enumerate(case.contexts):
         span = slice(*case.row_starts[row : row + 2].tolist())
         torch.testing.assert_close(out[span], attend(case.q[span], *context, 0.3).float(), **FLOAT32)
+
+
+@few
+@given(st.lists(st.tuples(st.integers(0, 20), st.integers(2, 6), st.integers(0, 5)), min_size=1, max_size=4), seeds)
+def test_tokens_beyond_the_context_of_a_row_give_zeros_and_write_to_the_null_block(
+    rows: list[tuple[int, int, int]], seed: int
+) -> None:
+    case = paged_case([(before, new) for before, new, _ in rows], 2, 2, 6, 4, seed)
+    for row, (before, new, padding) in enumerate(rows):
+        end = case.row_starts[row + 1]
+        real = max(1, new - padding)
+        case.kv_lens[row] = before + real
+        case.kv_cells[end - new + real : end] = 0
+    out = case.run(scale=0.3)
+    for row, (before, new, padding) in enumerate(rows):
+        start, end = case.row_starts[row : row + 2].tolist()
+        real = max(1, new - padding)
+        keys, values = (each[: before + real] for each in case.contexts[row])
+        expected = attend(case.q[start : start + real], keys, values, 0.3).float()
+        torch.testing.assert_close(out[start : start + real], expected, **FLOAT32)
+        assert not out[start + real : end].any()
+
+
+@few
+@given(st.lists(st.tuples(st.integers(0, 9), st.integers(1, 6)), min_size=1, max_size=3), st.integers(1, 3), seeds)
+def test_keys_before_the_first_one_are_left_out(rows: list[tuple[int, int]], first_key: int, seed: int) -> None:
+    case = paged_case(rows, 2, 2, 6, 4, seed)
+    for row, (before, _) in enumerate(rows):  # what is left out may be anything
+        for position in range(min(first_key, before)):
+            block = case.block_tables[row, position // 4]
+            case.k_cache[block, position % 4] = case.v_cache[block, position % 4] = NAN
+    out = case.run(scale=0.3, first_key=first_key)
+    for row, (before, new) in enumerate(rows):
+        start, end = case.row_starts[row : row + 2].tolist()
+        blind = min(new, max(0, first_key - before))
+        keys, values = (each[first_key:] for each in case.contexts[row])
+        expected = attend(case.q[start + blind : end], keys, values, 0.3).float()
+        torch.testing.assert_close(out[start + blind : end], expected, **FLOAT32)
+        assert not out[start : start + blind].any()
 
 
 def test_attention_writes_each_key_and_value_into_its_own_cell_only() -> None:

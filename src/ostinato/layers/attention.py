@@ -15,7 +15,8 @@ from ostinato.plan.model import AttentionSpec
 class Attention(nn.Module):
     """q, k, v projections, optional norm of queries and keys, rotation, attention, output projection.
 
-    `scale` multiplies the scores (default head_dim ** -0.5); `key_multiplier` multiplies the keys (Falcon-H1).
+    `scale` multiplies the scores (default head_dim ** -0.5); `key_multiplier` multiplies the keys (Falcon-H1); keys
+    before position `first_key` are not attended to (a prediction head has none for a text's first token).
     """
 
     def __init__(
@@ -29,6 +30,7 @@ class Attention(nn.Module):
         qk_norm_eps: float | None = None,
         scale: float | None = None,
         key_multiplier: float = 1.0,
+        first_key: int = 0,
     ) -> None:
         super().__init__()
         self.ops = build.ops
@@ -41,6 +43,7 @@ class Attention(nn.Module):
         self.k_norm = RMSNorm(build, spec.head_dim, qk_norm_eps) if qk_norm_eps is not None else None
         self.scale = spec.head_dim**-0.5 if scale is None else scale
         self.key_multiplier = key_multiplier
+        self.first_key = first_key
 
     def forward(
         self,
@@ -62,6 +65,14 @@ class Attention(nn.Module):
         out = self.ops.tap.split("attention", self._attend, (q, k, v), step, memory)
         return self.o_proj(out.flatten(1))
 
+    def store(self, x: torch.Tensor, step: StepInputs, memory: LayerMemory) -> None:
+        """Writes the keys and values of `x` [tokens, hidden], and does not attend. For attention without positions."""
+        assert self.k_norm is None and self.key_multiplier == 1.0, "keys are stored as they are projected"
+        keys, values = self.qkv.part(x, self.q_size, self.q_size + 2 * self.kv_size).split(self.kv_size, dim=-1)
+        for cache, new in ((memory.k_cache, keys), (memory.v_cache, values)):
+            assert cache is not None, "an attention layer has keys and values in the cache"
+            cache.flatten(0, 1).index_copy_(0, step.kv_cells, new.unflatten(-1, (-1, self.spec.head_dim)))
+
     def _attend(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, step: StepInputs, memory: LayerMemory
     ) -> torch.Tensor:
@@ -74,7 +85,9 @@ class Attention(nn.Module):
             memory.v_cache,
             step.kv_cells,
             step.row_starts,
+            step.start_positions,
             step.kv_lens,
             step.block_tables,
             self.scale,
+            self.first_key,
         )

@@ -35,6 +35,10 @@ class PackedLinear(Linear):
         super().__init__(build, in_size, sum(size for _, size in parts), bias)
         self.parts = tuple(parts)
 
+    def part(self, x: torch.Tensor, begin: int, end: int) -> torch.Tensor:
+        """[tokens, in] -> [tokens, end - begin]: these outputs alone."""
+        return self.op(x, self.weight[begin:end], None if self.bias is None else self.bias[begin:end])
+
     def checkpoint_views(self, prefix: str) -> Iterator[tuple[str, torch.Tensor]]:
         parent = prefix.rpartition(".")[0]
         begin = 0

@@ -13,8 +13,8 @@ import torch
 class StepInputs:
     """One batch, as the kernels read it. Decode rows come first, `write_slots.shape[1]` tokens each.
 
-    Row r owns the tokens `row_starts[r]:row_starts[r + 1]`. Slot 0 and block 0 are null: padding rows and tokens
-    point at them, and a padding row has a `kv_len` of 0.
+    Row r owns the tokens `row_starts[r]:row_starts[r + 1]`, of which those beyond position `kv_lens[r] - 1` are
+    padding. Slot 0 and block 0 are null: padding rows and tokens point at them, and a padding row has a `kv_len` of 0.
     """
 
     token_ids: torch.Tensor

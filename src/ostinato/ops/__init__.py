@@ -20,6 +20,7 @@ from ostinato.ops import (
     rotary,
     ssd_scan,
     state_update,
+    token_shift,
 )
 from ostinato.ops.recording import Kernel, Tap
 
@@ -34,6 +35,7 @@ IMPLEMENTATIONS: dict[str, dict[str, Kernel]] = {
     "rotary": {"reference": rotary.reference},
     "ssd_scan": {"reference": ssd_scan.reference},
     "state_update": {"reference": state_update.reference},
+    "token_shift": {"reference": token_shift.reference},
 }
 
 
@@ -54,6 +56,7 @@ class Ops:
     rotary: Kernel
     ssd_scan: Kernel
     state_update: Kernel
+    token_shift: Kernel
     tap: Tap
 
 

@@ -16,31 +16,35 @@ def reference(
     v_cache: torch.Tensor,
     kv_cells: torch.Tensor,
     row_starts: torch.Tensor,
+    start_positions: torch.Tensor,
     kv_lens: torch.Tensor,
     block_tables: torch.Tensor,
     scale: float,
+    first_key: int = 0,
 ) -> torch.Tensor:
     """Writes the new keys and values into the cache, then attends from each token to its row's whole context.
 
     `q` [tokens, heads, head_dim]; `k`, `v` [tokens, kv_heads, head_dim]; `k_cache`, `v_cache` [blocks, block_size,
     kv_heads, head_dim]; `kv_cells` [tokens] int64, where each token's key goes: block id * block_size + offset.
-    Row r owns the tokens `row_starts[r]:row_starts[r + 1]`, which are the last of its `kv_lens[r]` positions; a
-    `kv_len` of 0 (a padding row) gives zeros. `block_tables` [rows, max_blocks]. -> [tokens, heads, head_dim].
+    Row r owns the tokens `row_starts[r]:row_starts[r + 1]`, at positions `start_positions[r]` to `kv_lens[r] - 1`;
+    what it owns beyond them is padding and gives zeros, as all of a row with a `kv_len` of 0 does. `block_tables`
+    [rows, max_blocks]. Keys before position `first_key` are left out. -> [tokens, heads, head_dim].
 
-    Only the first `kv_len` positions of a row are read, so what stands in the rest of a block does not matter.
+    Only positions `first_key` to `kv_len - 1` of a row are read, so what stands elsewhere does not matter.
     """
     k_cache.flatten(0, 1).index_copy_(0, kv_cells, k)
     v_cache.flatten(0, 1).index_copy_(0, kv_cells, v)
     out = torch.zeros_like(q)
     block_size = k_cache.shape[1]
-    starts, lengths = row_starts.tolist(), kv_lens.tolist()
-    for row, kv_len in enumerate(lengths):
-        start, end = starts[row], starts[row + 1]
-        if kv_len == 0 or start == end:
+    starts, positions = row_starts.tolist(), start_positions.tolist()
+    for row, kv_len in enumerate(kv_lens.tolist()):
+        first = max(positions[row], first_key)
+        if kv_len <= first or starts[row] == starts[row + 1]:
             continue
+        start, end = starts[row] + first - positions[row], starts[row] + kv_len - positions[row]
         blocks = block_tables[row, : -(-kv_len // block_size)]
-        keys = k_cache.index_select(0, blocks).flatten(0, 1)[:kv_len].transpose(0, 1)
-        values = v_cache.index_select(0, blocks).flatten(0, 1)[:kv_len].transpose(0, 1)
+        keys = k_cache.index_select(0, blocks).flatten(0, 1)[first_key:kv_len].transpose(0, 1)
+        values = v_cache.index_select(0, blocks).flatten(0, 1)[first_key:kv_len].transpose(0, 1)
         out[start:end] = _attend(q[start:end], keys, values, scale)
     return out
 
