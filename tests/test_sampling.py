@@ -11,9 +11,10 @@ from transformers.generation import logits_process as oracle
 
 from ostinato.errors import ModelError, Remedy, RequestError
 from ostinato.sample import sampler
+from ostinato.sample.choose import choose
 from ostinato.sample.params import SamplingParams, check_token_ids
 from ostinato.sample.processing import adjust, restrict
-from ostinato.sample.state import SamplingState, TokenCounts
+from ostinato.sample.state import Pick, SamplingState, TokenCounts
 from ostinato.schedule.batch import Row, RowResult
 
 PROMPT = (5, 9, 9, 2)
@@ -29,6 +30,13 @@ def state(
 ) -> SamplingState:
     seed = settings.pop("seed", 7)
     return SamplingState(SamplingParams(**settings), PROMPT, output or [], eos, sample_index, seed=seed)
+
+
+def pick(
+    output: list[int] | None = None, eos: tuple[int, ...] = (), ahead: tuple[int, ...] = (), **settings: Any
+) -> Pick:
+    payload = state(output, eos, **settings)
+    return Pick(payload, len(PROMPT) + len(payload.output_token_ids) + len(ahead), ahead)
 
 
 def decode_row(payload: SamplingState, name: str = "r") -> Row:
@@ -213,13 +221,13 @@ def test_repetition_penalty_is_that_of_transformers_over_prompt_and_output() -> 
     output = [3, 9, 3, 30]
     expected = oracle.RepetitionPenaltyLogitsProcessor(1.3)(torch.tensor([[*PROMPT, *output]]), logits.clone())
     actual = logits.clone()
-    adjust(actual, [state(output, repetition_penalty=1.3)])
+    adjust(actual, [pick(output, repetition_penalty=1.3)])
     torch.testing.assert_close(actual, expected, rtol=1e-6, atol=0)
 
 
 def test_frequency_and_presence_penalties_count_the_output_alone() -> None:
     logits = torch.zeros(1, 50)
-    adjust(logits, [state([3, 9, 3, 30], frequency_penalty=0.5, presence_penalty=0.25)])
+    adjust(logits, [pick([3, 9, 3, 30], frequency_penalty=0.5, presence_penalty=0.25)])
     expected = torch.zeros(50)
     expected[3], expected[9], expected[30] = -1.25, -0.75, -0.75
     assert torch.equal(logits[0], expected)
@@ -227,7 +235,7 @@ def test_frequency_and_presence_penalties_count_the_output_alone() -> None:
 
 def test_bias_comes_before_the_repetition_penalty() -> None:
     logits = torch.zeros(1, 50)
-    adjust(logits, [state(logit_bias={5: 2.0, 7: -3.0}, repetition_penalty=2.0)])
+    adjust(logits, [pick(logit_bias={5: 2.0, 7: -3.0}, repetition_penalty=2.0)])
     assert (logits[0, 5].item(), logits[0, 7].item()) == (1.0, -3.0)
     assert logits[0].count_nonzero() == 2
 
@@ -235,7 +243,7 @@ def test_bias_comes_before_the_repetition_penalty() -> None:
 def test_min_tokens_rules_out_end_tokens_until_there_are_enough() -> None:
     logits = torch.zeros(3, 10)
     settings: dict[str, Any] = {"min_tokens": 2, "stop_token_ids": [4], "eos": (1, 3)}
-    adjust(logits, [state([], **settings), state([8], **settings), state([8, 8], **settings)])
+    adjust(logits, [pick([], **settings), pick([8], **settings), pick([8, 8], **settings)])
     for row in (0, 1):
         assert logits[row].isneginf().nonzero().flatten().tolist() == [1, 3, 4]
     assert not logits[2].isneginf().any()
@@ -246,11 +254,16 @@ def test_adjusting_touches_no_other_row() -> None:
     changed = logits.clone()
     adjust(
         changed,
-        [state(), state([1, 2], repetition_penalty=1.5), state(), state(logit_bias={0: 1.0}, min_tokens=1)],
+        [pick(), pick([1, 2], repetition_penalty=1.5), pick(), pick(logit_bias={0: 1.0}, min_tokens=1)],
     )
     assert torch.equal(changed[0], logits[0])
     assert torch.equal(changed[2], logits[2])
     assert (changed != logits).any(-1).tolist() == [False, True, False, True]
+
+
+def counted(counts: TokenCounts, ahead: tuple[int, ...] = ()) -> dict[int, float]:
+    token_ids, output_counts = counts.seen(ahead)
+    return dict(zip(token_ids.tolist(), output_counts.tolist(), strict=True))
 
 
 def test_counts_kept_while_the_output_grows_equal_a_fresh_count() -> None:
@@ -262,8 +275,50 @@ def test_counts_kept_while_the_output_grows_equal_a_fresh_count() -> None:
         output += tokens[start : start + 41]
         kept.update(output)
         kept.update(output)
-        expected = {token: output.count(token) for token in {*PROMPT, *output}}
-        assert dict(zip(kept.token_ids.tolist(), kept.output_counts.tolist(), strict=True)) == expected
+        assert counted(kept) == {token: output.count(token) for token in {*PROMPT, *output}}
+
+
+@pytest.mark.parametrize("ahead", [(9,), (77,), (77, 3, 77, 78), (2, 2, 3)])
+def test_tokens_ahead_count_as_output_and_leave_nothing_behind(ahead: tuple[int, ...]) -> None:
+    output = [3, 9, 3, 30]
+    counts = TokenCounts(PROMPT)
+    counts.update(output)
+    before = counted(counts)
+    guessed = [*output, *ahead]
+    assert counted(counts, ahead) == {token: guessed.count(token) for token in {*PROMPT, *guessed}}
+    assert counted(counts) == before
+    counts.update([*output, 77])
+    assert counted(counts)[77] == 1
+
+
+def test_processing_with_tokens_ahead_is_that_of_an_output_that_ends_with_them() -> None:
+    settings: dict[str, Any] = {
+        "repetition_penalty": 1.3,
+        "presence_penalty": 0.5,
+        "frequency_penalty": 0.25,
+        "logit_bias": {3: 1.5, 8: -2.0},
+        "min_tokens": 4,
+        "eos": (1,),
+    }
+    tokens = [8, 3, 8, 60, 5, 5]
+    shared = state(tokens[:1], **settings)
+    ahead = [Pick(shared, len(PROMPT) + 1 + n, tuple(tokens[1 : 1 + n])) for n in range(6)]
+    actual = random_logits(6, 64)
+    expected = actual.clone()
+    adjust(actual, ahead)
+    adjust(expected, [pick(tokens[: 1 + n], **settings) for n in range(6)])
+    assert torch.equal(actual, expected)
+    assert actual[:, 1].isneginf().tolist() == [True] * 3 + [False] * 3
+
+
+def test_a_proposer_chooses_the_token_that_the_sampler_would() -> None:
+    logits = random_logits(3, 300)
+    payloads = [state(seed=i, temperature=0.9, presence_penalty=1.0) for i in range(3)]
+    drafted = [(4,), (), (8, 15)]
+    picks = [Pick(payload, len(PROMPT) + len(ahead), ahead) for payload, ahead in zip(payloads, drafted, strict=True)]
+    chosen = choose(logits, picks)
+    later = [state(list(ahead), seed=i, temperature=0.9, presence_penalty=1.0) for i, ahead in enumerate(drafted)]
+    assert chosen == dict(enumerate(tokens_of(logits, later)))
 
 
 # Sampling
@@ -312,7 +367,7 @@ def test_noise_for_some_candidates_and_for_all_choose_the_same_token(monkeypatch
     logits = random_logits(64, 3000, scale=8.0)
     payloads = [state(seed=i, temperature=0.9) for i in range(64)]
     few = tokens_of(logits, payloads)
-    monkeypatch.setattr("ostinato.sample.sampler._HOPELESS", -math.inf)
+    monkeypatch.setattr("ostinato.sample.choose._HOPELESS", -math.inf)
     assert tokens_of(logits, payloads) == few
     assert few != logits.argmax(-1).tolist()
 

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from ostinato.sample.params import SamplingParams
-from ostinato.sample.state import SamplingState
+from ostinato.sample.state import Pick
 
 # How many of the best tokens top-p looks at first; eight times more, and so on, while they do not reach
 # top_p.
@@ -25,11 +25,11 @@ _TOP_P_WINDOW = 256
 _MIN_TEMPERATURE, _MAX_TEMPERATURE = 1e-30, 1e30
 
 
-def adjust(logits: torch.Tensor, states: Sequence[SamplingState]) -> None:
-    """Apply bias, `min_tokens` and penalties of each row, in place on `logits` [rows, vocab] float32."""
-    _add_bias(logits, states)
-    _rule_out_ends(logits, states)
-    _penalise(logits, states)
+def adjust(logits: torch.Tensor, picks: Sequence[Pick]) -> None:
+    """Apply bias, `min_tokens` and penalties of each pick, in place on `logits` [picks, vocab] float32."""
+    _add_bias(logits, picks)
+    _rule_out_ends(logits, picks)
+    _penalise(logits, picks)
 
 
 def restrict(logits: torch.Tensor, params: Sequence[SamplingParams]) -> torch.Tensor:
@@ -53,8 +53,8 @@ def _flat(row: int, vocab_size: int, token_ids: Sequence[int] | np.ndarray) -> n
     return row * vocab_size + np.asarray(token_ids, dtype=np.int64)
 
 
-def _add_bias(logits: torch.Tensor, states: Sequence[SamplingState]) -> None:
-    biased = [(row, state.params.logit_bias) for row, state in enumerate(states) if state.params.logit_bias]
+def _add_bias(logits: torch.Tensor, picks: Sequence[Pick]) -> None:
+    biased = [(row, bias) for row, pick in enumerate(picks) if (bias := pick.state.params.logit_bias)]
     if not biased:
         return
     places = np.concatenate([_flat(row, logits.shape[-1], list(bias)) for row, bias in biased])
@@ -62,29 +62,31 @@ def _add_bias(logits: torch.Tensor, states: Sequence[SamplingState]) -> None:
     logits.view(-1)[torch.from_numpy(places).to(logits.device)] += values.to(logits.device)
 
 
-def _rule_out_ends(logits: torch.Tensor, states: Sequence[SamplingState]) -> None:
+def _rule_out_ends(logits: torch.Tensor, picks: Sequence[Pick]) -> None:
     held = [
-        _flat(row, logits.shape[-1], state.held_back_token_ids) for row, state in enumerate(states) if state.holds_back
+        _flat(row, logits.shape[-1], pick.state.held_back_token_ids)
+        for row, pick in enumerate(picks)
+        if pick.holds_back
     ]
     if held:
         logits.view(-1)[torch.from_numpy(np.concatenate(held)).to(logits.device)] = -math.inf
 
 
-def _penalise(logits: torch.Tensor, states: Sequence[SamplingState]) -> None:
+def _penalise(logits: torch.Tensor, picks: Sequence[Pick]) -> None:
     """Repetition penalty as in CTRL (arXiv 1909.05858), with negative logits multiplied; the others as
     OpenAI's."""
-    rows = [row for row, state in enumerate(states) if state.params.has_penalties]
+    rows = [row for row, pick in enumerate(picks) if pick.state.params.has_penalties]
     if not rows:
         return
-    seen = [states[row].counts() for row in rows]
-    lengths = [len(counts.token_ids) for counts in seen]
-    places = np.concatenate([_flat(row, logits.shape[-1], c.token_ids) for row, c in zip(rows, seen, strict=True)])
-    params = [states[row].params for row in rows]
+    seen = [picks[row].state.counts().seen(picks[row].ahead) for row in rows]
+    lengths = [len(token_ids) for token_ids, _ in seen]
+    places = np.concatenate([_flat(row, logits.shape[-1], ids) for row, (ids, _) in zip(rows, seen, strict=True)])
+    params = [picks[row].state.params for row in rows]
     repetition, frequency, presence = (
         _on(logits, np.repeat(np.asarray([getattr(p, name) for p in params], dtype=np.float32), lengths))
         for name in ("repetition_penalty", "frequency_penalty", "presence_penalty")
     )
-    counts = _on(logits, np.concatenate([c.output_counts for c in seen]))
+    counts = _on(logits, np.concatenate([output_counts for _, output_counts in seen]))
     index = _on(logits, places)
     flat = logits.view(-1)
     values = flat[index]

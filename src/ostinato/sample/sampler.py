@@ -1,24 +1,18 @@
-"""Choosing the next token of each row, and the log-probabilities that its request asked for."""
+"""The tokens that each row of a step gains, drafts verified, and the log-probabilities that its request asked for."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
 from ostinato.errors import ModelError, Remedy
-from ostinato.sample import noise
+from ostinato.sample.choose import choose
 from ostinato.sample.logprobs import score
-from ostinato.sample.processing import adjust, restrict
-from ostinato.sample.state import SamplingState
+from ostinato.sample.state import Pick, SamplingState
 from ostinato.schedule.batch import Row, RowResult, TokenLogprobs
-
-# A token so far below the best one cannot win, whatever their noise; 1 is room for rounding.
-_HOPELESS = noise.GUMBEL_MIN - noise.GUMBEL_MAX - 1
-# Noise for whole rows is made for so many tokens at a time, to stay in a core's cache.
-_NOISE_SLAB = 2**17
-
 
 # So many prompt positions have logits at a time: a prompt's logits at once could outweigh all that was planned.
 _PROMPT_SLAB = 64
@@ -27,13 +21,12 @@ Project = Callable[[list[int]], torch.Tensor]
 """Places among the batch's positions with logits -> their logits [places, vocab] float32."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Pick:
-    """One token to be chosen, for a row of the batch; its logits stand at `place`."""
+class _Due(NamedTuple):
+    """One token that a row gains, if what is guessed ahead of it is right; its logits stand at `place`."""
 
+    row_index: int
     place: int
-    row: Row
-    state: SamplingState
+    pick: Pick
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,52 +39,74 @@ class _Known:
     num_top: int
 
 
-def sample(project: Project, rows: Sequence[Row]) -> list[RowResult]:
-    """Sample the next token of each row that `samples`, and score what is asked for.
+def sample(project: Project, rows: Sequence[Row], drafts: Sequence[tuple[int, ...]] = ()) -> list[RowResult]:
+    """Sample the next tokens of each row that `samples`, as far as its drafts are right, and score what is asked for.
 
-    Places count the positions with logits: each row's `num_logits` trailing ones, rows in order. The payload of
-    every row with logits is its SamplingState. Log-probabilities are those of the model itself, before any
-    processing. A sampled token stands at position `row.end`, which selects its noise. A row that samples and has
-    no finite best logit gets a ModelError, and nothing else, as its result; the others are not disturbed.
+    `drafts[i]` are the tokens proposed for `rows[i]`, none for a row that does not sample; `()` for no drafts at all.
+    Places count the positions with logits, rows in order: of each row the `num_logits - num_drafts` trailing ones of
+    its known tokens, then those of the drafts that it was really given, which may be fewer than `num_drafts`. The
+    payload of every row with logits is its SamplingState.
+
+    The place of the last known token and those of the drafts sample the tokens at `row.end`, `row.end + 1`, ...,
+    each with the noise of its own position and with logits processed as if the drafts before it had been put out. A
+    draft is kept if it is the token sampled at its position and all drafts before it are kept. A row gains its kept
+    drafts and the token sampled behind them: the tokens that one step each would have sampled, whatever the drafts.
+    Log-probabilities are those of the model itself, before any processing.
+
+    A row that has no finite best logit behind its known tokens gets a ModelError, and nothing else, as its result;
+    the others are not disturbed. Behind a draft, its tokens end there, and its next step will tell.
     """
-    picks: dict[int, _Pick] = {}
+    drafts = drafts or [()] * len(rows)
+    due: list[_Due] = []
     prompt_positions: list[_Known] = []
-    first = 0
+    place = 0
     for index, row in enumerate(rows):
-        if row.num_logits:
-            prompt_positions += _known_tokens(index, row, first)
-            if row.samples:
-                picks[index] = _Pick(first + row.num_logits - 1, row, row.payload)
-        first += row.num_logits
-    tokens, logprobs = _sample_picks(project, picks)
+        if not row.num_logits:
+            continue
+        prompt_positions += _known_tokens(index, row, place)
+        place += row.num_logits - row.num_drafts
+        if row.samples:
+            due.append(_Due(index, place - 1, Pick(row.payload, row.end)))
+        for count in range(1, len(drafts[index]) + 1):
+            due.append(_Due(index, place, Pick(row.payload, row.end + count, drafts[index][:count])))
+            place += 1
+    tokens, logprobs = _sample_due(project, due)
     of_prompt = _score_prompts(project, prompt_positions)
     return [
         RowResult(row.request_id, error=_not_finite(row.request_id))
-        if index in picks and index not in tokens
+        if tokens.get(index) == ()
         else RowResult(
             request_id=row.request_id,
-            token_ids=(tokens[index],) if index in tokens else (),
-            logprobs=(logprobs[index],) if index in logprobs else None,
+            token_ids=tokens.get(index, ()),
+            num_drafts=len(drafts[index]),
+            logprobs=logprobs.get(index),
             prompt_logprobs=tuple(of_prompt.get(index, ())),
         )
         for index, row in enumerate(rows)
     ]
 
 
-def _sample_picks(project: Project, picks: dict[int, _Pick]) -> tuple[dict[int, int], dict[int, TokenLogprobs]]:
-    """The token of each pick, and its log-probabilities where they are asked for, by index of the row.
-
-    Picks whose logits are not finite are left out.
-    """
-    if not picks:
+def _sample_due(
+    project: Project, due: Sequence[_Due]
+) -> tuple[dict[int, tuple[int, ...]], dict[int, tuple[TokenLogprobs, ...]]]:
+    """The tokens that each row gains, and their log-probabilities where they are asked for, by index of the row."""
+    if not due:
         return {}, {}
-    indices, ordered = list(picks), list(picks.values())
-    logits = project([pick.place for pick in ordered])
-    tokens = _choose(logits, ordered)
-    num_top = {i: top for i in tokens if (top := ordered[i].state.params.logprobs) is not None}
-    scored = score(logits, list(num_top), [tokens[i] for i in num_top], list(num_top.values()))
-    logprobs = {indices[i]: each for i, each in zip(num_top, scored, strict=True)}
-    return {indices[i]: token for i, token in tokens.items()}, logprobs
+    logits = project([each.place for each in due])
+    chosen = choose(logits, [each.pick for each in due])
+    tokens: dict[int, tuple[int, ...]] = {each.row_index: () for each in due}
+    gained: list[int] = []
+    for i, (row_index, _, pick) in enumerate(due):
+        # Other logits are those of a text that the row does not have.
+        if i in chosen and tokens[row_index] == pick.ahead:
+            tokens[row_index] += (chosen[i],)
+            gained.append(i)
+    num_top = {i: top for i in gained if (top := due[i].pick.state.params.logprobs) is not None}
+    scored = score(logits, list(num_top), [chosen[i] for i in num_top], list(num_top.values()))
+    logprobs: dict[int, tuple[TokenLogprobs, ...]] = {}
+    for i, each in zip(num_top, scored, strict=True):
+        logprobs[due[i].row_index] = (*logprobs.get(due[i].row_index, ()), each)
+    return tokens, logprobs
 
 
 def _score_prompts(project: Project, known: list[_Known]) -> dict[int, list[TokenLogprobs]]:
@@ -107,64 +122,14 @@ def _score_prompts(project: Project, known: list[_Known]) -> dict[int, list[Toke
 
 
 def _known_tokens(row_index: int, row: Row, first: int) -> list[_Known]:
-    """The prompt tokens that follow the row's positions with logits; `first` is the place of the first of these."""
+    """The prompt tokens that follow the row's known tokens with logits; `first` is the place of the first of these."""
     state: SamplingState = row.payload
     num_top = state.params.prompt_logprobs
     if num_top is None:
         return []
-    next_position = row.end - row.num_logits + 1
+    next_position = row.end - (row.num_logits - row.num_drafts) + 1
     following = state.prompt_token_ids[next_position : row.end + 1]
     return [_Known(row_index, first + i, token, num_top) for i, token in enumerate(following)]
-
-
-def _choose(logits: torch.Tensor, picks: Sequence[_Pick]) -> dict[int, int]:
-    """Place of a pick in `picks`, and in `logits` [picks, vocab], left unchanged -> its token.
-
-    Picks without a finite best logit are left out.
-    """
-    chosen: dict[int, int] = {}
-    for greedy in (True, False):
-        places = [i for i, pick in enumerate(picks) if pick.state.params.greedy == greedy]
-        if not places:
-            continue
-        group = [picks[i] for i in places]
-        values = _take(logits, places)
-        if not all(pick.state.plain for pick in group):
-            values = values.clone() if values is logits else values
-            adjust(values, [pick.state for pick in group])
-        if not greedy:
-            values = restrict(values, [pick.state.params for pick in group])
-            _add_noise(values, group)
-        # The first, so lowest, id wins a tie.
-        best, tokens = values.max(dim=-1)
-        for place, token, is_finite in zip(places, tokens.tolist(), best.isfinite().tolist(), strict=True):
-            if is_finite:
-                chosen[place] = token
-    return chosen
-
-
-def _take(logits: torch.Tensor, rows: list[int]) -> torch.Tensor:
-    """Those rows of the logits: `logits` itself if they are all of it."""
-    if len(rows) == len(logits):
-        return logits
-    return logits[torch.tensor(rows, device=logits.device)]
-
-
-def _add_noise(values: torch.Tensor, picks: Sequence[_Pick]) -> None:
-    """Add each row's Gumbel noise, in place, where it can matter; the best value of each row is 0."""
-    row_keys = noise.keys([(pick.state.seed, pick.row.end) for pick in picks], values.device)
-    vocab_size = values.shape[-1]
-    flat = values.view(-1)
-    hopeful = (flat >= _HOPELESS).nonzero().squeeze(1)
-    if 4 * len(hopeful) < values.numel():
-        row = hopeful // vocab_size
-        token_ids = (hopeful - row * vocab_size).int()
-        flat[hopeful] += noise.gumbel(row_keys[row], token_ids)
-        return
-    token_ids = torch.arange(vocab_size, dtype=torch.int32, device=values.device)
-    slab = max(1, _NOISE_SLAB // vocab_size)
-    for start in range(0, len(picks), slab):
-        values[start : start + slab] += noise.gumbel(row_keys[start : start + slab, None], token_ids)
 
 
 def _not_finite(request_id: str) -> ModelError:

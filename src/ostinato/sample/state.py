@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -35,15 +36,21 @@ class TokenCounts:
             self._counts[place] += 1
         self._num_output = len(output_token_ids)
 
-    @property
-    def token_ids(self) -> np.ndarray:
-        """The distinct tokens of prompt and output: [seen] int64."""
-        return self._ids[: len(self._index)]
+    def seen(self, ahead: Sequence[int] = ()) -> tuple[np.ndarray, np.ndarray]:
+        """The distinct tokens of prompt and output, [seen] int64, and how often each is in the output, [seen] float32.
 
-    @property
-    def output_counts(self) -> np.ndarray:
-        """How often each of `token_ids` is in the output: [seen] float32."""
-        return self._counts[: len(self._index)]
+        `ahead` counts as output in what is returned; what is kept does not change.
+        """
+        index, num_seen = self._index, len(self._index)
+        ids, counts = self._ids[:num_seen], self._counts[:num_seen]
+        if not ahead:
+            return ids, counts
+        unseen = list(dict.fromkeys(token for token in ahead if token not in index))
+        ids = np.concatenate([ids, np.asarray(unseen, dtype=np.int64)])
+        counts = np.concatenate([counts, np.zeros(len(unseen), np.float32)])
+        for token in ahead:
+            counts[index[token] if token in index else num_seen + unseen.index(token)] += 1
+        return ids, counts
 
 
 class SamplingState:
@@ -74,20 +81,36 @@ class SamplingState:
         self.held_back_token_ids = sorted({*eos_token_ids, *params.stop_token_ids}) if params.min_tokens else []
         self._counts: TokenCounts | None = None
 
-    @property
-    def plain(self) -> bool:
-        """Whether this step's logits need no processing before temperature."""
-        params = self.params
-        return not (params.logit_bias or params.has_penalties or self.holds_back)
-
-    @property
-    def holds_back(self) -> bool:
-        """Whether end tokens are still ruled out by `min_tokens`."""
-        return bool(self.held_back_token_ids) and len(self.output_token_ids) < self.params.min_tokens
-
     def counts(self) -> TokenCounts:
         """The tokens seen so far, counted up to the present output."""
         if self._counts is None:
             self._counts = TokenCounts(self.prompt_token_ids)
         self._counts.update(self.output_token_ids)
         return self._counts
+
+
+@dataclass(frozen=True, slots=True)
+class Pick:
+    """One token to be chosen for a request.
+
+    It stands at `position`, which selects its noise. Its logits are processed as if the output ended with `ahead`,
+    tokens guessed behind the request's output; these enter nothing that is kept for the request.
+    """
+
+    state: SamplingState
+    position: int
+    ahead: tuple[int, ...] = ()
+
+    @property
+    def plain(self) -> bool:
+        """Whether its logits need no processing before temperature."""
+        params = self.state.params
+        return not (params.logit_bias or params.has_penalties or self.holds_back)
+
+    @property
+    def holds_back(self) -> bool:
+        """Whether end tokens are still ruled out by `min_tokens`."""
+        state = self.state
+        return (
+            bool(state.held_back_token_ids) and len(state.output_token_ids) + len(self.ahead) < state.params.min_tokens
+        )
