@@ -127,7 +127,8 @@ class FakeRunner:
                 assert 0 not in written, "a row writes to the null slot"
                 assert len(set(written)) == len(written), "a row writes twice to one slot"
                 assert not used & set(written), "a row writes to a slot that another row reads or writes"
-                assert row.read_slot not in written[1:], "a row writes a checkpoint over what it reads"
+                reserved = [slot for _, slot in row.checkpoints]
+                assert row.read_slot not in reserved, "a row writes a checkpoint over what it reads"
                 positions = [position for position, _ in row.checkpoints]
                 assert positions == sorted(set(positions)), "the checkpoints of a row are not in order"
                 assert all(row.start < each < row.end for each in positions), "a checkpoint outside of its row"

@@ -37,6 +37,8 @@ class Holding:
     num_indexed: int = 0
     trailing: Checkpoint | None = None
     """The checkpoint at the last block boundary that decoding passed."""
+    superseded: tuple[Checkpoint, ...] = ()
+    """Those before it, while the output may still turn out to end before `trailing`."""
 
     def references(self) -> tuple[int, ...]:
         """The slots on which the request holds a reference."""
@@ -134,13 +136,15 @@ class CacheManager:
         return True
 
     def take_write_slots(self, request_id: str, spare_slots: int = 0) -> bool:
-        """See that the request has all the slots that its next step writes to. Between steps it may lack one that
-        became a checkpoint. False if they are not available: its row then waits a step.
+        """See that the request has the slots that its next step writes to. Between steps it may lack some that became
+        checkpoints. False if it has none at all: its row then waits a step; with fewer than `slots_per_request` it
+        has room for fewer drafts.
 
         If taking one would leave fewer than `spare_slots` available, the request takes the checkpoint that it reads
         over instead, in place, unless another request reads it too; the checkpoint leaves the index.
         """
-        return self._fill_slots(self._holdings[request_id], spare_slots, is_own=True)
+        holding = self._holdings[request_id]
+        return self._fill_slots(holding, spare_slots, is_own=True) or bool(holding.slots)
 
     def reserve(self, request_id: str, positions: Iterable[int], spare_slots: int = 0) -> None:
         """Take slots for checkpoints that the next step writes out on its way, as far as they are available."""
@@ -167,20 +171,31 @@ class CacheManager:
         holding = self._holdings[request_id]
         return num_computed >= (holding.num_indexed + 1) * self.block_size
 
-    def enter(self, request_id: str, chain: Chain, num_computed: int, placement: Placement, samples: bool) -> None:
+    def enter(
+        self,
+        request_id: str,
+        chain: Chain,
+        num_computed: int,
+        placement: Placement,
+        samples: bool,
+        anchor: int = 0,
+    ) -> None:
         """Enter what a step computed into the index: full blocks, and the checkpoints that are due.
 
         The first `num_computed` tokens of the request, which `chain` knows, are computed. `samples`: the step
-        reached the end of what was known, so that the state now written is where the text goes on.
+        reached the end of what was known, so that the state now written is where the text goes on. `anchor` is that
+        of `advance`: write slot i then holds the state at position `num_computed - anchor + i`.
         """
         holding = self._holdings[request_id]
         entered = self._enter_blocks(holding, chain, num_computed)
         self._place_reserved(holding, placement, entered)
-        if holding.slots and placement.mode != "none" and holding.num_indexed * self.block_size == num_computed:
-            self._place_last_written(holding, placement, num_computed, samples)
+        if holding.slots and placement.mode != "none":
+            if samples:
+                self._place_trailing(holding, placement, entered, num_computed, anchor)
+            elif holding.num_indexed * self.block_size == num_computed:
+                self._place_last_written(holding, placement, num_computed)
         for checkpoint in placement.settle():
-            if checkpoint.entry.checkpoint is checkpoint and checkpoint.hits == 0:
-                self.store.give_up(checkpoint)
+            self._give_up(checkpoint)
         self.store.trim()
 
     def release(self, request_id: str) -> None:
@@ -242,24 +257,24 @@ class CacheManager:
         return holding
 
     def _fill_slots(self, holding: Holding, spare_slots: int = 0, is_own: bool = False) -> bool:
-        """See `take_write_slots`. `is_own`: the checkpoint that is read, if it is one, is of the request's last step,
-        and not one that it hit."""
+        """Take the slots that are missing, as far as there are any; whether all were there. See `take_write_slots`.
+
+        `is_own`: the checkpoint that is read, if it is one, is of the request's last step, and not one that it hit.
+        """
         missing = self.slots_per_request - len(holding.slots)
         if missing == 0:
             return True
         available = self.slots.num_available
         if missing + spare_slots > available:
             checkpoint = self.store.index.checkpoint_of(holding.read_slot)
-            is_shared = self.slots.references(holding.read_slot) > 1
-            if checkpoint is not None and not is_shared and missing - 1 <= available:
+            if checkpoint is not None and self.slots.references(holding.read_slot) == 1:
                 self.store.evict_checkpoint(checkpoint)
                 self.store.counters.checkpoints_not_taken += is_own
                 holding.slots += (holding.read_slot,)
                 missing -= 1
-            elif missing > available:
-                return False
-        holding.slots += tuple(self.store.take_slots(missing))
-        return True
+        taken = min(missing, available)
+        holding.slots += tuple(self.store.take_slots(taken))
+        return taken == missing
 
     def _give_back(self, holding: Holding) -> None:
         if holding.tip is not None:
@@ -300,25 +315,50 @@ class CacheManager:
         self.slots.release(tuple(slot for _, slot in holding.reserved))
         holding.reserved = ()
 
-    def _place_last_written(self, holding: Holding, placement: Placement, position: int, samples: bool) -> None:
-        """The state just written stands at an indexed boundary: keep it if a checkpoint belongs there."""
+    def _place_last_written(self, holding: Holding, placement: Placement, position: int) -> None:
+        """A prefill chunk ends at an indexed boundary: keep its state if a checkpoint belongs there."""
         assert holding.tip is not None, "a boundary that is indexed has an entry"
-        if not samples:
-            if placement.is_interior(position) and not placement.claims(position):
-                return
-            if self._place(placement, holding.tip, holding.read_slot, placement.is_interior(position)) is not None:
-                self._leave_behind(holding)
+        is_interior = placement.is_interior(position)
+        if is_interior and not placement.claims(position):
             return
-        before, holding.trailing = holding.trailing, None
-        if before is not None and before.entry.checkpoint is before:
-            if placement.mode == "all" and placement.claims(before.entry.end):
-                before.is_interior = True
-                placement.placed[before.entry.end] = before
-            elif before.hits == 0:
-                self.store.give_up(before)
-        holding.trailing = self.store.place(holding.tip, holding.read_slot, is_interior=False)
-        if holding.trailing is not None:
-            self._leave_behind(holding)
+        if self._place(placement, holding.tip, holding.read_slot, is_interior) is not None:
+            self._leave_behind(holding, holding.read_slot)
+
+    def _place_trailing(
+        self, holding: Holding, placement: Placement, entered: dict[int, Entry], num_computed: int, anchor: int
+    ) -> None:
+        """Keep the state at the last boundary that the text's end has passed, in place of the one before it.
+
+        Where accepted drafts passed it, the state there is no longer read, and the output may turn out to end before it
+        (at a stop string): so the one before it stays until the next boundary.
+        """
+        written = holding.slots[: anchor + 1]
+        for checkpoint in holding.superseded:
+            self._give_up(checkpoint)
+        holding.superseded = ()
+        for position in range(num_computed - anchor, num_computed + 1):
+            if position % self.block_size:
+                continue
+            before, holding.trailing = holding.trailing, None
+            if before is not None and before.entry.checkpoint is before:
+                if placement.mode == "all" and placement.claims(before.entry.end):
+                    before.is_interior = True
+                    placement.placed[before.entry.end] = before
+                elif anchor > 0:
+                    holding.superseded += (before,)
+                else:
+                    self._give_up(before)
+            if position not in entered:
+                continue  # its block could not be indexed
+            slot = written[position - num_computed + anchor]
+            holding.trailing = self.store.place(entered[position], slot, is_interior=False)
+            if holding.trailing is not None:
+                self._leave_behind(holding, slot)
+
+    def _give_up(self, checkpoint: Checkpoint) -> None:
+        """A checkpoint that is no longer wanted, unless somebody has hit it, or it is gone already."""
+        if checkpoint.entry.checkpoint is checkpoint and checkpoint.hits == 0:
+            self.store.give_up(checkpoint)
 
     def _place(self, placement: Placement, entry: Entry, slot: int, is_interior: bool) -> Checkpoint | None:
         checkpoint = self.store.place(entry, slot, is_interior)
@@ -326,9 +366,12 @@ class CacheManager:
             placement.placed[entry.end] = checkpoint
         return checkpoint
 
-    def _leave_behind(self, holding: Holding) -> None:
-        """The slot just written became a checkpoint: it is read once more, and no longer the request's to write."""
-        holding.slots = tuple(slot for slot in holding.slots if slot != holding.read_slot)
+    def _leave_behind(self, holding: Holding, slot: int) -> None:
+        """A slot just written became a checkpoint, and is no longer the request's to write. It keeps its reference if
+        it is read once more."""
+        holding.slots = tuple(own for own in holding.slots if own != slot)
+        if slot != holding.read_slot:
+            self.slots.release((slot,))
 
     def _check_holding(self, request_id: str, holding: Holding) -> None:
         entry, path = holding.tip, []
@@ -347,4 +390,5 @@ class CacheManager:
             assert self.slots.references(slot) == 1, f"slot {slot} has two writers"
         assert len(set(holding.slots)) == len(holding.slots), f"request {request_id} has a slot twice"
         lacks = self.slots_per_request - len(holding.slots)
-        assert 0 <= lacks <= (holding.read_slot not in holding.slots), f"request {request_id} lacks {lacks} slots"
+        assert lacks >= 0, f"request {request_id} has {-lacks} slots too many"
+        assert holding.slots or not lacks or holding.read_slot, f"request {request_id} has lost its state"

@@ -67,7 +67,8 @@ class Attention(nn.Module):
 
     def store(self, x: torch.Tensor, step: StepInputs, memory: LayerMemory) -> None:
         """Writes the keys and values of `x` [tokens, hidden], and does not attend. For attention without positions."""
-        assert self.k_norm is None and self.key_multiplier == 1.0, "keys are stored as they are projected"
+        assert self.k_norm is None, "keys are stored as they are projected"
+        assert self.key_multiplier == 1.0, "keys are stored as they are projected"
         keys, values = self.qkv.part(x, self.q_size, self.q_size + 2 * self.kv_size).split(self.kv_size, dim=-1)
         for cache, new in ((memory.k_cache, keys), (memory.v_cache, values)):
             assert cache is not None, "an attention layer has keys and values in the cache"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 import torch
 
@@ -33,7 +34,7 @@ def reference(
     if num_decode_rows == read_slots.shape[0]:
         return out
     starts = row_starts[num_decode_rows:].tolist()
-    for row, (start, end) in enumerate(zip(starts, starts[1:], strict=False), num_decode_rows):
+    for row, (start, end) in enumerate(pairwise(starts), num_decode_rows):
         if start == end:
             continue
         out[start] = first_inputs(states, read_slots[row : row + 1])[0]

@@ -75,8 +75,6 @@ class RowResult:
 
     request_id: str
     token_ids: tuple[int, ...] = ()
-    num_drafts: int = 0
-    """Drafts that were proposed for the row."""
     logprobs: tuple[TokenLogprobs, ...] | None = None
     """One per accepted token, if the request asked for them."""
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
@@ -84,6 +82,8 @@ class RowResult:
     error: Exception | None = None
     """Why this row alone has no result: it then gives nothing else, and its request ends. What ends all rows of a
     step is raised instead."""
+    num_drafts: int = 0
+    """Drafts that were proposed for the row."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,16 +9,17 @@ from ostinato.schedule.request import Request
 _NULL_SLOT = (0,)
 
 
-def make_row(request: Request, holding: Holding, count: int) -> Row:
-    """The row that computes the next `count` known tokens of `request` in the memory of `holding`.
+def make_row(request: Request, holding: Holding, count: int, num_drafts: int = 0) -> Row:
+    """The row that computes the next `count` known tokens of `request` in the memory of `holding`, and up to
+    `num_drafts` drafts behind them.
 
-    Logits are wanted where the row samples, and where prompt log-probabilities are owed: of all positions from
-    the first one owed to the row's end.
+    Logits are wanted where the row samples, which is behind its last token and behind each draft, and where prompt
+    log-probabilities are owed: of all positions from the first one owed to the row's end.
     """
     start = request.num_computed_tokens
     end = start + count
     samples = end == request.num_tokens
-    num_logits = 1 if samples else 0
+    num_logits = 1 + num_drafts if samples else 0
     if num_prompt_logprobs_owed(request, start, end) > 0:
         num_logits = end - max(start, request.num_prompt_logprobs)
     return Row(
@@ -27,8 +28,9 @@ def make_row(request: Request, holding: Holding, count: int) -> Row:
         start,
         holding.block_table,
         read_slot=holding.read_slot,
-        write_slots=holding.slots or _NULL_SLOT,
+        write_slots=holding.slots[: 1 + num_drafts] or _NULL_SLOT,
         checkpoints=holding.reserved,
+        num_drafts=num_drafts,
         num_logits=num_logits,
         samples=samples,
         payload=request.payload,
@@ -59,9 +61,12 @@ def check_result(request: Request, row: Row, result: RowResult) -> None:
         given = bool(result.token_ids or result.prompt_logprobs or result.logprobs)
         assert not given, f"request {id} gets a result from a row that ended with an error"
         return
-    assert bool(result.token_ids) == row.samples, (
-        f"request {id} gets {len(result.token_ids)} tokens from a row with samples={row.samples}"
+    least, most = (1, 1 + result.num_drafts) if row.samples else (0, 0)
+    assert least <= len(result.token_ids) <= most, (
+        f"request {id} gets {len(result.token_ids)} tokens from a row with samples={row.samples} and "
+        f"{result.num_drafts} drafts"
     )
+    assert result.num_drafts <= row.num_drafts, f"request {id} got more drafts than it has room for"
     assert result.logprobs is None or len(result.logprobs) == len(result.token_ids), (
         f"request {id} gets {len(result.logprobs or ())} log-probabilities for {len(result.token_ids)} tokens"
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left, insort
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from operator import attrgetter
 
@@ -11,6 +12,7 @@ from ostinato.cache.placement import CachePolicy
 from ostinato.errors import RequestError
 from ostinato.schedule.admission import PrefixCounters, Refusal, find_match, place, report, restate_spacing
 from ostinato.schedule.batch import Batch, Row, StepResult
+from ostinato.schedule.chunks import chunk_tokens, room_for_drafts
 from ostinato.schedule.limits import SchedulerLimits, check_arrival, max_length
 from ostinato.schedule.request import FinishReason, Request, RequestStatus, RequestUpdate
 from ostinato.schedule.rows import check_result, is_decoding, make_row
@@ -18,6 +20,9 @@ from ostinato.schedule.rows import check_result, is_decoding, make_row
 _NO_PREFIX_CACHE = CachePolicy()
 
 _rank = attrgetter("rank")
+
+ChooseDrafts = Callable[[int], int]
+"""Decoding requests -> drafts for each of them in the next step: 0 or k."""
 
 
 @dataclass(slots=True)
@@ -41,22 +46,29 @@ class Scheduler:
 
     `add`, `abort` and `finish` may be called at any time, also while a step is in flight.
 
-    Order of service is `Request.rank`. A step holds one token of every request that is decoding, then prompt
-    chunks of running requests, then of waiting ones. On admission a request gets what the prefix index has of
-    it, and blocks for all tokens that it knows, so only decoding makes it grow. If no block is available for
-    that, the running request that is last in rank is preempted, possibly the one that grows: it loses its
-    memory and waits, with its outputs, to compute all its tokens again. So the first in rank is never preempted
-    for another, and alone it always fits, because `add` refuses what does not: every step has a row, and nobody
-    waits for ever but for those of lower rank. Nobody who runs is preempted for somebody who waits. What is
-    cached makes room for both. What a step computed enters the index in `update`, so only if the step
-    succeeded.
+    Order of service is `Request.rank`. A step holds one token of every request that is decoding, with 0 or k
+    drafts behind it, then prompt chunks of running requests, then of waiting ones. On admission a request gets
+    what the prefix index has of it, and blocks for all tokens that it knows, so only decoding makes it grow. If no
+    block is available for that, the running request that is last in rank is preempted, possibly the one that
+    grows: it loses its memory and waits, with its outputs, to compute all its tokens again. So the first in rank
+    is never preempted for another, and alone it always fits, because `add` refuses what does not: every step has a
+    row, and nobody waits for ever but for those of lower rank. Nobody who runs is preempted for somebody who
+    waits, or for a draft. What is cached makes room for all. What a step computed enters the index in `update`, so
+    only if the step succeeded.
 
     Without chunked prefill a prompt waits until it fits into a step whole. The one exception is a preempted
     request whose prompt and outputs have outgrown `max_num_batched_tokens`: it is computed again in chunks,
     since no step may exceed that budget, and `counters.cut_recomputations` says so.
     """
 
-    def __init__(self, limits: SchedulerLimits, cache: CacheManager, policy: CachePolicy = _NO_PREFIX_CACHE) -> None:
+    def __init__(
+        self,
+        limits: SchedulerLimits,
+        cache: CacheManager,
+        policy: CachePolicy = _NO_PREFIX_CACHE,
+        choose_drafts: ChooseDrafts = lambda num_decoding: 0,
+    ) -> None:
+        self._choose_drafts = choose_drafts
         self.limits = limits
         self.cache = cache
         self.policy = policy
@@ -112,20 +124,22 @@ class Scheduler:
         needs no `update`. A row's block table may be longer than the row needs.
         """
         assert self._in_flight is None, "the last step needs update() or fail() before the next is scheduled"
-        decoding = self._schedule_decoding()
-        budget = self.limits.max_num_batched_tokens - len(decoding)
+        num_drafts = self._choose_drafts(sum(map(is_decoding, self._running)))
+        decoding = self._schedule_decoding(num_drafts)
+        budget = self.limits.max_num_batched_tokens - len(decoding) * (1 + num_drafts)
         others: list[tuple[Request, Row]] = []
         for request in self._running:
             if budget > 0 and not is_decoding(request):
-                row = self._next_row(request, budget)
+                row = self._next_row(request, budget, num_drafts)
                 if row is not None:
                     budget -= len(row.token_ids)
                     others.append((request, row))
-        others += self._admit(budget)
+        others += self._admit(budget, num_drafts)
         # Where all but a prompt's last token was cached, that one is computed as if it were decoding.
         decoding += [pair for pair in others if is_decoding(pair[0])]
         scheduled = decoding + [pair for pair in others if not is_decoding(pair[0])]
-        batch = Batch(tuple(row for _, row in scheduled), len(decoding))
+        has_drafts = any(row.num_drafts for _, row in decoding)
+        batch = Batch(tuple(row for _, row in scheduled), len(decoding), num_drafts if has_drafts else 0)
         assert batch.rows or not self._requests, "no row was scheduled although requests are unfinished"
         if batch.rows:
             self._in_flight, self._in_flight_requests = batch, [request for request, _ in scheduled]
@@ -165,7 +179,7 @@ class Scheduler:
                 continue
             num_kept, reason = request.accept(row_result.token_ids)
             request.num_computed_tokens = request.num_tokens - 1
-            self._enter(request, row)
+            self._enter(request, row, anchor=num_kept - 1)
             if reason is not None:
                 self._end(request, reason)
             updates.append(
@@ -246,51 +260,50 @@ class Scheduler:
         assert self.cache.holders() == holders, "memory is held by a request that neither runs nor is in flight"
         assert self._in_flight is not None or not self._ended_in_flight, "memory of ended requests was kept"
 
-    def _schedule_decoding(self) -> list[tuple[Request, Row]]:
+    def _schedule_decoding(self, num_drafts: int) -> list[tuple[Request, Row]]:
         """A row for each request that is decoding, in order of rank; preempts from the other end."""
-        scheduled: list[tuple[Request, Row]] = []
+        with_room: list[Request] = []
         index = 0
-        # Preemption shortens the list only behind `index` or at it, so no row is made in vain.
-        while index < len(self._running) and len(scheduled) < self.limits.max_num_batched_tokens:
+        # Preemption shortens the list only behind `index` or at it, so nobody who has room loses it.
+        while (
+            index < len(self._running) and (len(with_room) + 1) * (1 + num_drafts) <= self.limits.max_num_batched_tokens
+        ):
             request = self._running[index]
             index += 1
             if is_decoding(request) and self._make_room(request):
-                row = self._next_row(request, 1)
-                if row is not None:
-                    scheduled.append((request, row))
-        return scheduled
+                with_room.append(request)
+        # Drafts get what is left when everybody has the block of his next token.
+        rows = [(request, self._next_row(request, 1 + num_drafts, num_drafts)) for request in with_room]
+        return [(request, row) for request, row in rows if row is not None]
 
-    def _next_row(self, request: Request, budget: int) -> Row | None:
-        """The row of a running request for at most `budget` tokens; None if it must wait for a slot."""
+    def _next_row(self, request: Request, budget: int, num_drafts: int) -> Row | None:
+        """The row of a running request for at most `budget` tokens; None if it must wait for a slot.
+
+        A row that decodes has up to `num_drafts` drafts besides, for which the budget has room.
+        """
         spare_slots = self._spare_slots()
         if not self.cache.take_write_slots(request.request_id, spare_slots):
             return None
+        if is_decoding(request):
+            num_drafts = room_for_drafts(request, self.cache, num_drafts)
+            return make_row(request, self.cache.holding(request.request_id), 1, num_drafts)
         assert request.placement is not None, "a running request knows where its checkpoints go"
         start = request.num_computed_tokens
-        end = min(start + self._chunk(request, budget), request.num_tokens)
-        end = request.placement.chunk_end(start, end)
+        remaining = request.num_tokens - start
+        chunk = chunk_tokens(remaining, budget, self.limits, self._tokens_of_others(request, num_drafts))
+        end = request.placement.chunk_end(start, start + min(chunk, remaining))
         positions = request.placement.inside(start, end) if end - start > 1 else []
         if positions:
             self.cache.reserve(request.request_id, positions, spare_slots)
         return make_row(request, self.cache.holding(request.request_id), end - start)
 
-    def _chunk(self, request: Request, budget: int) -> int:
-        """How many tokens of `request` a step with room for `budget` more should take at most.
-
-        A prompt that does not fit fills the step up. It stops at a size that has a graph if that makes nobody wait: it
-        needs no more steps of such a size than of the full one, and nobody else has a prompt to be computed, who would
-        fill the step up himself.
-        """
-        limits, remaining = self.limits, request.num_tokens - request.num_computed_tokens
-        room = budget - (limits.max_num_batched_tokens - limits.graph_tokens)
-        if not limits.graph_tokens or room <= 0 or remaining <= budget:
-            return budget
-        if self._waiting or not all(other is request or is_decoding(other) for other in self._running):
-            return budget
-        # Those who decode take a token each of every later step, or none if they end.
-        steps_later = -(-(remaining - budget) // limits.max_num_batched_tokens)
-        room_later = limits.graph_tokens - (len(self._running) - 1)
-        return room if remaining - room <= steps_later * room_later else budget
+    def _tokens_of_others(self, request: Request, num_drafts: int) -> int | None:
+        """Tokens that others than `request` take of each step, if all of them decode; None if one has a prompt."""
+        if not self.limits.graph_tokens or self._waiting:
+            return None
+        if not all(other is request or is_decoding(other) for other in self._running):
+            return None
+        return (len(self._running) - 1) * (1 + num_drafts)
 
     def _spare_slots(self) -> int:
         """Slots that no checkpoint may take, so that the next request can be admitted."""
@@ -317,7 +330,7 @@ class Scheduler:
         request.status = RequestStatus.WAITING
         insort(self._waiting, request, key=_rank)
 
-    def _admit(self, budget: int) -> list[tuple[Request, Row]]:
+    def _admit(self, budget: int, num_drafts: int) -> list[tuple[Request, Row]]:
         """Start waiting requests, in order of rank, until one finds no row, no tokens or no memory."""
         admitted: list[tuple[Request, Row]] = []
         while self._waiting and budget > 0 and len(self._running) < self.limits.max_num_seqs:
@@ -333,6 +346,10 @@ class Scheduler:
                 if remaining <= self.limits.max_num_batched_tokens:
                     break
                 is_cut = True
+            # All but the last token is cached: a decode row at once, with as many tokens as the others.
+            decodes = 0 < match.hit == request.num_tokens - 1
+            if decodes and budget <= num_drafts:
+                break
             placement = place(request, match, self.cache, self.policy)
             if not self.cache.admit(request.request_id, request.num_tokens, match, spare_blocks):
                 self._refusal = Refusal(request, *room)
@@ -348,20 +365,21 @@ class Scheduler:
                 self.prefix_counters.count(request.cache_report)
             else:
                 self.prefix_counters.restored_tokens += match.hit
-            row = self._next_row(request, budget)
+            row = self._next_row(request, budget, num_drafts)
             assert row is not None, "the slots of a request are taken when it is admitted"
-            budget -= len(row.token_ids)
+            budget -= 1 + num_drafts if decodes else len(row.token_ids)
             admitted.append((request, row))
         return admitted
 
-    def _enter(self, request: Request, row: Row) -> None:
-        """The step that computed `row` succeeded: others may find what it computed."""
+    def _enter(self, request: Request, row: Row, anchor: int = 0) -> None:
+        """The step that computed `row` succeeded, `anchor` of its drafts being kept: others may find what it
+        computed."""
         cache, id = self.cache, request.request_id
-        cache.advance(id)
+        cache.advance(id, anchor)
         if request.chain is not None and cache.has_news(id, request.num_computed_tokens):
             assert request.placement is not None, "a running request knows where its checkpoints go"
             request.chain.extend(request.tokens, request.num_computed_tokens)
-            cache.enter(id, request.chain, request.num_computed_tokens, request.placement, row.samples)
+            cache.enter(id, request.chain, request.num_computed_tokens, request.placement, row.samples, anchor)
             restate_spacing(request)
 
     def _may_outgrow(self, request: Request) -> bool:

@@ -1,0 +1,35 @@
+"""How much of a prompt a step should take, and how many drafts a row has room for."""
+
+from __future__ import annotations
+
+from ostinato.cache.manager import CacheManager
+from ostinato.schedule.limits import SchedulerLimits
+from ostinato.schedule.request import Request
+
+
+def chunk_tokens(remaining: int, budget: int, limits: SchedulerLimits, num_later: int | None) -> int:
+    """How many of a prompt's `remaining` tokens a step with room for `budget` more should take at most.
+
+    A prompt that does not fit fills the step up. It stops at a size that has a graph if that makes nobody wait: it
+    needs no more steps of such a size than of the full one, and nobody else has a prompt to be computed, who would
+    fill the step up himself (`num_later` is None then, and else the tokens that others take of every later step, who
+    decode).
+    """
+    room = budget - (limits.max_num_batched_tokens - limits.graph_tokens)
+    if not limits.graph_tokens or room <= 0 or remaining <= budget or num_later is None:
+        return budget
+    steps_later = -(-(remaining - budget) // limits.max_num_batched_tokens)
+    return room if remaining - room <= steps_later * (limits.graph_tokens - num_later) else budget
+
+
+def room_for_drafts(request: Request, cache: CacheManager, num_drafts: int) -> int:
+    """How many of `num_drafts` drafts a decoding request can have: none that its length would cut off anyway, and no
+    more than there are blocks for, which it is given, and write slots, which it has. Nobody is preempted for a draft.
+    """
+    count = min(num_drafts, request.max_num_tokens - request.num_tokens - 1)
+    if count <= 0:
+        return 0
+    holding = cache.holding(request.request_id)
+    if not cache.grow(request.request_id, request.num_tokens + count):
+        count = min(count, holding.capacity - request.num_tokens)
+    return min(count, len(holding.slots) - 1) if holding.slots else count
