@@ -10,7 +10,7 @@ from ostinato.bench.trace import Trace
 from ostinato.bench.workload import Workload
 from ostinato.config import EngineConfig
 from ostinato.errors import ConfigError, Remedy
-from ostinato.plan.source import model_spec, read_config, resolve_model_dir
+from ostinato.plan.source import load_spec
 
 if TYPE_CHECKING:
     from ostinato.engine.engine import Engine
@@ -31,7 +31,7 @@ def with_room(settings: dict[str, Any], **needed: int) -> EngineConfig:
     """
     config = EngineConfig(**settings)
     length = needed.get("max_model_len", 0)
-    spec = model_spec(read_config(resolve_model_dir(config.model, config.revision)))
+    spec = load_spec(config)
     longest, can_stretch = spec.max_position_embeddings, spec.rope is not None and spec.rope.kind in ("dynamic", "yarn")
     if longest is not None and length > longest and not can_stretch:
         raise ConfigError(

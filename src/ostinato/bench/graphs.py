@@ -16,7 +16,7 @@ from ostinato.errors import ConfigError, Remedy
 from ostinato.plan.coverage import DecodeRange, StepMode, dispatch
 from ostinato.plan.device import detect
 from ostinato.plan.plan import Plan, make_plan
-from ostinato.plan.source import model_spec, read_config, resolve_model_dir
+from ostinato.plan.source import load_spec
 
 if TYPE_CHECKING:
     from ostinato.config import EngineConfig
@@ -139,5 +139,5 @@ def _check_measurable(config: EngineConfig, bench: GraphBench) -> None:
 
 def plan_of(config: EngineConfig) -> Plan:
     """The plan that an engine with these settings would make."""
-    spec = model_spec(read_config(resolve_model_dir(config.model, config.revision)))
+    spec = load_spec(config)
     return make_plan(config, spec, detect(config.device))

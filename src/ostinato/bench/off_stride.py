@@ -10,7 +10,7 @@ from ostinato.bench.drive import run_batch
 from ostinato.bench.trace import spread
 from ostinato.plan.device import detect
 from ostinato.plan.plan import make_plan
-from ostinato.plan.source import model_spec, read_config, resolve_model_dir
+from ostinato.plan.source import load_spec
 
 if TYPE_CHECKING:
     from ostinato.config import EngineConfig
@@ -68,7 +68,7 @@ def off_stride_configs(config: EngineConfig, budgets: Sequence[int]) -> dict[int
     configs = {budget: config.with_settings(max_num_batched_tokens=budget, **changes) for budget in budgets}
     if config.is_given("cache_memory"):
         return configs
-    spec = model_spec(read_config(resolve_model_dir(config.model, config.revision)))
+    spec = load_spec(config)
     device = detect(config.device)
     memories = [make_plan(each, spec, device).memory for each in configs.values()]
     part = min(memory.cache for memory in memories) // len(configs)

@@ -16,7 +16,7 @@ from ostinato.bench.prefix_workloads import Ask, Sizes, make_asks
 from ostinato.config import EngineConfig
 from ostinato.plan.device import detect
 from ostinato.plan.plan import Plan
-from ostinato.plan.source import model_spec, read_config, resolve_model_dir
+from ostinato.plan.source import load_spec
 
 if TYPE_CHECKING:
     from ostinato.engine.engine import Engine
@@ -51,7 +51,7 @@ def prefix(settings: dict[str, Any], bench: PrefixBench, report: Callable[[str],
     """
     given = EngineConfig(**settings)
     check_open(given)
-    spec = model_spec(read_config(resolve_model_dir(given.model, given.revision)))
+    spec = load_spec(given)
     asks = bench.asks(spec.vocab_size)
     longest = max((ask for each in asks.values() for ask in each), key=lambda ask: ask.prompt_len + ask.output_len)
     config = with_room(settings, max_num_seqs=bench.concurrency, max_model_len=longest.prompt_len + longest.output_len)

@@ -45,11 +45,11 @@ def work(job: dict[str, Any]) -> dict[str, Any]:
     moments.append(time.monotonic())
     from ostinato.plan.device import detect
     from ostinato.plan.plan import make_plan
-    from ostinato.plan.source import model_spec, read_config, resolve_model_dir
+    from ostinato.plan.source import load_spec
 
     workload = Workload(job["prompt_len"], output_len=1, batch_sizes=(1,), rounds=1)
     config = bench_config(job["settings"], workload)
-    spec = model_spec(read_config(resolve_model_dir(config.model, config.revision)))
+    spec = load_spec(config)
     make_plan(config, spec, detect(config.device))
     moments.append(time.monotonic())
     engine = Engine(config)  # makes the plan once more, in milliseconds

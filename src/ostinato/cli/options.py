@@ -84,12 +84,14 @@ def _parameter(name: str, field: FieldInfo, text: str, hidden: bool) -> inspect.
 
 
 def _kind(name: str, field: FieldInfo) -> tuple[type, str | None]:
-    """The type that typer parses, and what help shows for it. EngineConfig itself checks choices and
-    sizes."""
+    """The type that typer parses, and what help shows for it. EngineConfig itself checks choices, sizes and short
+    forms."""
     if ALIASES.get(name, name) == "cache_memory":
         return str, "SIZE"
     if ALIASES.get(name, name) in ("capture_sizes", "capture_rows"):
         return str, "N,N,..."
+    if ALIASES.get(name, name) == "speculative":
+        return str, "METHOD:K"
     if get_origin(field.annotation) is Literal:
         return str, "|".join(get_args(field.annotation))
     plain = [kind for kind in get_args(field.annotation) or (field.annotation,) if kind is not type(None)]

@@ -18,7 +18,7 @@ from ostinato.plan.plan import make_plan
 from ostinato.plan.render import print_plan
 from ostinato.plan.render_graphs import print_sizing
 from ostinato.plan.sizing import size_for_traffic
-from ostinato.plan.source import model_spec, read_config, resolve_model_dir
+from ostinato.plan.source import load_spec
 from ostinato.plan.traffic import Traffic
 from ostinato.plan.units import format_bytes, parse_bytes
 
@@ -53,8 +53,7 @@ def plan(
         raise ConfigError("--num-sizes is the number of sizes that --traffic FILE chooses; give both")
     name_model(settings, target)
     config = EngineConfig(**settings)
-    directory = resolve_model_dir(config.model, config.revision, files=("config.json",))
-    made = make_plan(config, model_spec(read_config(directory)), _device(device, device_memory))
+    made = make_plan(config, load_spec(config), _device(device, device_memory))
     if output is not None:
         try:
             made.save(output)

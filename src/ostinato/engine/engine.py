@@ -21,7 +21,7 @@ from ostinato.engine.tokenizer import Tokenizer, load_tokenizer
 from ostinato.errors import ModelError, Remedy, RequestError
 from ostinato.plan.device import detect
 from ostinato.plan.plan import Plan, make_plan
-from ostinato.plan.source import model_spec, read_config, resolve_model_dir
+from ostinato.plan.source import load_spec, resolve_model_dir
 from ostinato.sample.noise import derive_seed
 from ostinato.sample.params import SamplingParams, check_token_ids
 from ostinato.schedule.request import FinishReason, RequestUpdate
@@ -36,9 +36,9 @@ class Engine:
         Raises ModelError, ConfigError or CapacityError, the latter two before any weight is read but where the graphs
         take more memory than was planned; CaptureError if a step of the model cannot be captured.
         """
-        self.directory = resolve_model_dir(config.model, config.revision)
-        self.spec = model_spec(read_config(self.directory))
+        self.spec = load_spec(config)
         plan = make_plan(config, self.spec, detect(config.device))
+        self.directory = resolve_model_dir(config.model, config.revision)
         self.tokenizer = load_tokenizer(self.directory)
         self.chat_template = load_chat_template(self.directory, self.tokenizer.special_tokens)
         self._default_params = _default_params(self.tokenizer, self.directory)

@@ -73,10 +73,10 @@ def fit(config: EngineConfig, model: ModelSpec, device: DeviceSpec) -> Fit:
     ssm_state_dtype, ssm_decisions = choose_ssm_state_dtype(config, model)
     mode = choose_state_cache_mode(config, model)
     state_block_size = choose_state_block_size(config, model)
-    per_request = slots_per_request()
+    per_request = slots_per_request(config.num_speculative_tokens)
     wanted, limit_decisions = wanted_limits(config, model, device.kind, per_request)
-    # A model without state layers needs no checkpoints to hit.
-    hits = config.enable_prefix_caching and (mode.effective != "none" or not model.state_layers)
+    # A model without state needs no checkpoints to hit.
+    hits = config.enable_prefix_caching and (mode.effective != "none" or not model.keeps_state)
     budget = _budget(config, model, device, dtype, ssm_state_dtype, hits)
     backend = backend_of(device.kind)
     kernels = choose_kernels(model, backend)
@@ -159,13 +159,13 @@ def _budget(
         cache_size = min(DEFAULT_CPU_CACHE, device.memory_bytes // 4)
     return Budget(
         available=int(device.memory_bytes * utilization),
-        weights=model.weight_bytes(dtype),
+        weights=model.weight_bytes(dtype) + (model.drafter.weight_bytes(dtype) if model.drafter is not None else 0),
         cache_size=cache_size,
         cache_is_given=config.cache_memory is not None,
         block_size=config.block_size,
         kv_block=kv_block_bytes(model, config.block_size, dtype),
         state_slot=state_slot_bytes(model, dtype, ssm_state_dtype),
-        slots_per_request=slots_per_request(),
+        slots_per_request=slots_per_request(config.num_speculative_tokens),
         holds_prefixes=hits,
         expected_prefix_tokens=config.expected_prefix_tokens,
     )

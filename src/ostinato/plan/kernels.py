@@ -16,6 +16,7 @@ READS_ON_HOST = frozenset(
         ("causal_conv1d", "reference"),
         ("moe", "reference"),
         ("ssd_scan", "reference"),
+        ("token_shift", "reference"),
     }
 )
 """(operation, implementation) that look at values on the host while they run. A tape calls them anew in each replay; a
@@ -24,7 +25,11 @@ CUDA graph cannot hold them."""
 PREFILL_ONLY = frozenset({"ssd_scan"})
 """Operations that a step of decode rows alone does not call."""
 
-SPLITS = {"attention": ("attention",), "state": ("causal_conv1d", "ssd_scan", "state_update"), "moe": ("moe",)}
+SPLITS = {
+    "attention": ("attention",),
+    "state": ("causal_conv1d", "ssd_scan", "state_update", "token_shift"),
+    "moe": ("moe",),
+}
 """Parts of a model that piecewise graphs may leave out, and the operations in each."""
 
 
@@ -43,10 +48,11 @@ def backend_of(device_kind: str) -> Backend:
 
 
 def choose_kernels(model: ModelSpec, backend: Backend) -> dict[str, KernelChoice]:
-    """The implementation of each operation that the model calls."""
+    """The implementation of each operation that the model or its drafter calls."""
+    ops = dict.fromkeys((*model.ops, *(model.drafter.ops if model.drafter is not None else ())))
     return {
         op: KernelChoice("reference", "no other implementation is built", is_capturable(op, "reference", backend))
-        for op in model.ops
+        for op in ops
     }
 
 

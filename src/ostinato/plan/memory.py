@@ -80,18 +80,20 @@ def slots_per_request(num_speculative_tokens: int = 0) -> int:
 
 
 def kv_block_bytes(model: ModelSpec, block_size: int, dtype: str) -> int:
-    """Bytes of one block: keys and values of `block_size` tokens in all attention layers."""
+    """Bytes of one block: keys and values of `block_size` tokens in all attention layers, a drafter's among them."""
     elements = sum(attention.kv_elements_per_token for attention in model.attention_layers)
     return elements * block_size * DTYPE_BYTES[dtype]
 
 
 def state_slot_bytes(model: ModelSpec, dtype: str, ssm_state_dtype: str) -> int:
-    """Bytes of one slot: in each state layer a conv state in the model's dtype and an SSM state in its
-    own."""
-    return sum(
+    """Bytes of one slot: in each state layer a conv state in the model's dtype and an SSM state in its own; and what a
+    drafter keeps of the model's hidden state, in the model's dtype."""
+    states = sum(
         mamba2.conv_state_elements * DTYPE_BYTES[dtype] + mamba2.ssm_state_elements * DTYPE_BYTES[ssm_state_dtype]
         for mamba2 in model.state_layers
     )
+    hidden = 0 if model.drafter is None else model.drafter.hidden_elements
+    return states + hidden * DTYPE_BYTES[dtype]
 
 
 def activation_bytes(

@@ -96,7 +96,11 @@ class DrafterSpec:
 
     @property
     def num_parameters(self) -> int:
-        return self.outer_parameters + sum(layer.parameters + layer.float32_parameters for layer in self.layers)
+        return _num_parameters(self.outer_parameters, self.layers)
+
+    def weight_bytes(self, dtype: str) -> int:
+        """Bytes of its own weights when it runs in `dtype`; a head's embedding and LM head are the model's."""
+        return _weight_bytes(self.outer_parameters, self.layers, dtype)
 
 
 @dataclass(frozen=True)
@@ -169,10 +173,18 @@ class ModelSpec:
 
     @property
     def num_parameters(self) -> int:
-        """All parameters, each counted once."""
-        return self.outer_parameters + sum(layer.parameters + layer.float32_parameters for layer in self.layers)
+        """All of the model's own parameters, each counted once; a drafter has its own."""
+        return _num_parameters(self.outer_parameters, self.layers)
 
     def weight_bytes(self, dtype: str) -> int:
-        """Bytes of the weights when the model runs in `dtype`."""
-        float32 = sum(layer.float32_parameters for layer in self.layers)
-        return (self.num_parameters - float32) * DTYPE_BYTES[dtype] + float32 * 4
+        """Bytes of the model's own weights when it runs in `dtype`; a drafter has its own."""
+        return _weight_bytes(self.outer_parameters, self.layers, dtype)
+
+
+def _num_parameters(outer: int, layers: tuple[LayerSpec, ...]) -> int:
+    return outer + sum(layer.parameters + layer.float32_parameters for layer in layers)
+
+
+def _weight_bytes(outer: int, layers: tuple[LayerSpec, ...], dtype: str) -> int:
+    float32 = sum(layer.float32_parameters for layer in layers)
+    return (_num_parameters(outer, layers) - float32) * DTYPE_BYTES[dtype] + float32 * 4

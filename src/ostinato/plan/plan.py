@@ -25,6 +25,7 @@ from ostinato.plan.prefixes import prefix_decisions
 from ostinato.plan.remedies import advice, capacity_remedies, working_remedies
 from ostinato.plan.rope import resolve_rope
 from ostinato.plan.settings import EffectiveSettings, choose_threads
+from ostinato.plan.speculative import SpeculativePlan, plan_speculation, with_drafter
 from ostinato.plan.state import StateCachePlan
 
 JSON_SECTIONS = (
@@ -70,6 +71,7 @@ class Plan:
     capture: CapturePlan
     memory: MemoryPlan
     state_cache: StateCachePlan
+    speculative: SpeculativePlan | None
     kernels: dict[str, KernelChoice]
     decisions: tuple[Decision, ...]
     measured: dict[str, Any] = field(default_factory=dict)
@@ -97,6 +99,7 @@ class Plan:
             capture=CapturePlan.from_json(data["capture"]),
             memory=MemoryPlan(**data["memory"]),
             state_cache=StateCachePlan(**state_cache),
+            speculative=SpeculativePlan.from_json(data["speculative"]) if data["speculative"] is not None else None,
             kernels={op: KernelChoice(**choice) for op, choice in data["kernels"].items()},
             decisions=tuple(Decision(**decision) for decision in data["decisions"]),
             measured=dict(data["measured"]),
@@ -115,9 +118,11 @@ class Plan:
 def make_plan(config: EngineConfig, model: ModelSpec, device: DeviceSpec) -> Plan:
     """The plan for a model on a device: pure, without weights, GPU or torch.
 
+    `model` may be as `plan.source.load_spec` gives it; only a draft model must have been attached to it.
     Raises CapacityError if what was given does not fit, with the nearest value of each setting that alone
     would do; ConfigError if what was given contradicts itself or the model.
     """
+    model = with_drafter(config, model)
     try:
         fitted = fit(config, model, device)
     except DoesNotFit as failure:
@@ -136,6 +141,10 @@ def make_plan(config: EngineConfig, model: ModelSpec, device: DeviceSpec) -> Pla
     if rope is not None:
         rope, decision = resolve_rope(rope, fitted.limits.max_model_len)
         decisions += [decision] if decision is not None else []
+    speculative, of_drafts = plan_speculation(
+        config, model, fitted.dtype, fitted.ssm_state_dtype, fitted.limits.max_model_len
+    )
+    decisions += of_drafts
     return Plan(
         model=_summary(model, config, fitted),
         device=device,
@@ -166,6 +175,7 @@ def make_plan(config: EngineConfig, model: ModelSpec, device: DeviceSpec) -> Pla
         capture=_capture(model, config, device, fitted),
         memory=fitted.memory,
         state_cache=_state_cache(model, config, fitted),
+        speculative=speculative,
         kernels=fitted.kernels,
         decisions=tuple(decisions),
     )

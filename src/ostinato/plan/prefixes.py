@@ -31,7 +31,7 @@ def _without_effect(config: EngineConfig, model: ModelSpec, fitted: Fit) -> list
     idle: dict[str, str] = {}
     if not config.enable_prefix_caching:
         idle = dict.fromkeys((*CHECKPOINT_SETTINGS, *PREFIX_SETTINGS), "enable_prefix_caching is off")
-    elif not model.state_layers:
+    elif not model.keeps_state:
         idle = dict.fromkeys(CHECKPOINT_SETTINGS, "the model has no state layers")
     elif fitted.state_cache_mode == "none":
         reason = "in mode none no state is kept, so no prompt can hit"

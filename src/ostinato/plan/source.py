@@ -9,9 +9,11 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from ostinato.config import EngineConfig
 from ostinato.demo import checkpoint_dir
 from ostinato.errors import ConfigError, ModelError, Remedy
 from ostinato.plan.model import DTYPE_BYTES, ModelSpec
+from ostinato.plan.speculative import with_drafter
 
 ARCHITECTURES = {
     name: f"ostinato.plan.architectures.{name}"
@@ -41,6 +43,19 @@ def resolve_model_dir(model: str, revision: str | None = None, files: tuple[str,
     if re.fullmatch(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", model) is None or model == "demo":
         raise ModelError(f"there is no directory {str(directory)!r}")
     return _fetch(model, revision, files)
+
+
+def load_spec(config: EngineConfig) -> ModelSpec:
+    """The model that `config` names, with what makes its drafts attached. Reads the config.json of each, no more.
+
+    ModelError as `resolve_model_dir`, `read_config` and `model_spec`; ConfigError as `with_drafter`.
+    """
+    only_config = ("config.json",)
+    model = model_spec(read_config(resolve_model_dir(config.model, config.revision, only_config)))
+    draft = None
+    if config.speculative is not None and config.speculative.model is not None:
+        draft = model_spec(read_config(resolve_model_dir(config.speculative.model, files=only_config)))
+    return with_drafter(config, model, draft)
 
 
 def read_config(directory: Path) -> dict[str, Any]:
@@ -95,13 +110,14 @@ def _check_sizes(spec: ModelSpec) -> None:
         raise ModelError(f"config.json has max_position_embeddings = {longest!r}; it should be a whole number above 1")
     if spec.vocab_size < 1 or not spec.layers:
         raise ModelError(f"config.json describes {spec.vocab_size} tokens and {spec.num_layers} layers")
-    for attention in set(spec.attention_layers):
+    layers = (*spec.layers, *(spec.head.layers if spec.head is not None else ()))
+    for attention in {layer.attention for layer in layers if layer.attention is not None}:
         heads, kv_heads = attention.num_heads, attention.num_kv_heads
         if min(heads, kv_heads, attention.head_dim) < 1 or heads % kv_heads:
             raise ModelError(
                 f"config.json has {heads} attention heads, which cannot share {kv_heads} of keys and values"
             )
-    for mamba2 in set(spec.state_layers):
+    for mamba2 in {layer.mamba2 for layer in layers if layer.mamba2 is not None}:
         if min(mamba2.num_heads, mamba2.num_groups, mamba2.conv_kernel, mamba2.chunk_size) < 1:
             raise ModelError("config.json has a state layer without heads, groups, convolution or chunks")
         if mamba2.num_heads % mamba2.num_groups:

@@ -66,7 +66,7 @@ def resolve_state_cache_mode(
 def choose_state_cache_mode(config: EngineConfig, model: ModelSpec) -> Decision:
     """The mode that `config` comes to on `model`. ConfigError as `resolve_state_cache_mode`; never without state
     layers, where there is nothing to keep."""
-    if not model.state_layers:
+    if not model.keeps_state:
         reason = "the model has no state layers, so there is no state to keep"
         return Decision("state_cache_mode", config.state_cache_mode, "none", reason)
     return resolve_state_cache_mode(
@@ -74,6 +74,7 @@ def choose_state_cache_mode(config: EngineConfig, model: ModelSpec) -> Decision:
         prefix_caching=config.enable_prefix_caching,
         chunked_prefill=config.enable_chunked_prefill,
         supports_all=model.supports_all_checkpoints,
+        num_speculative_tokens=config.num_speculative_tokens,
     )
 
 

@@ -17,7 +17,7 @@ from ostinato.plan.hyperparameters import (
     number,
     time_step_limit,
 )
-from ostinato.plan.model import AttentionSpec, LayerSpec, Mamba2Spec, ModelSpec
+from ostinato.plan.model import AttentionSpec, DrafterSpec, LayerSpec, Mamba2Spec, ModelSpec
 from ostinato.plan.source import checkpoint_dtype
 
 KINDS = {
@@ -26,6 +26,14 @@ KINDS = {
     "-": "mlp", "mlp": "mlp",
     "E": "moe", "moe": "moe",
 }  # fmt: skip
+
+OPS = {
+    "mamba2": {"causal_conv1d", "ssd_scan", "state_update", "gated_rms_norm"},
+    "attention": {"attention"},
+    "mlp": {"activation"},
+    "moe": {"moe", "activation"},
+}
+"""The ops/ functions that a layer of each kind calls, beside linear and rms_norm."""
 
 
 @dataclass(frozen=True)
@@ -67,15 +75,6 @@ def model_spec(config: dict[str, Any]) -> ModelSpec:
     activation(config, "mamba_hidden_act", "silu", ("silu",))
     hyper = _hyperparameters(config)
     hidden_size, vocab_size = integer(config, "hidden_size"), integer(config, "vocab_size")
-    ops = {"linear", "rms_norm"}
-    uses = {
-        "mamba2": {"causal_conv1d", "ssd_scan", "state_update", "gated_rms_norm"},
-        "attention": {"attention"},
-        "mlp": {"activation"},
-        "moe": {"moe", "activation"},
-    }
-    for kind in hyper.kinds:
-        ops |= uses[kind]
     return ModelSpec(
         architecture="nemotron_h",
         dtype=checkpoint_dtype(config),
@@ -88,9 +87,26 @@ def model_spec(config: dict[str, Any]) -> ModelSpec:
         outer_parameters=2 * vocab_size * hidden_size + hidden_size,
         ssm_state_dtype=config.get("mamba_ssm_cache_dtype"),
         rope=None,
-        ops=tuple(sorted(ops)),
+        ops=_ops(hyper.kinds),
         hyperparameters=hyper,
+        head=_head(hyper, hidden_size) if hyper.mtp_kinds else None,
     )
+
+
+def _head(hyper: NemotronHHyperparameters, hidden_size: int) -> DrafterSpec:
+    """The prediction head: layers as the model's, behind two norms and a projection that join a token with the hidden
+    state before it, and before a norm of its own."""
+    return DrafterSpec(
+        method="mtp",
+        layers=tuple(_layer(kind, hyper, hidden_size) for kind in hyper.mtp_kinds),
+        outer_parameters=3 * hidden_size + linear_parameters(2 * hidden_size, hidden_size),
+        hidden_elements=hidden_size,
+        ops=_ops(hyper.mtp_kinds, "token_shift"),
+    )
+
+
+def _ops(kinds: tuple[str, ...], *others: str) -> tuple[str, ...]:
+    return tuple(sorted({"linear", "rms_norm", *others}.union(*(OPS[kind] for kind in kinds))))
 
 
 def _hyperparameters(config: dict[str, Any]) -> NemotronHHyperparameters:
@@ -98,7 +114,8 @@ def _hyperparameters(config: dict[str, Any]) -> NemotronHHyperparameters:
     if not kinds:
         raise ModelError("config.json has no layer pattern: neither hybrid_override_pattern nor layers_block_type.")
     num_heads = integer(config, "num_attention_heads")
-    mtp = integer(config, "num_nextn_predict_layers", 0)
+    has_head = integer(config, "num_nextn_predict_layers", 0) > 0
+    mtp_kinds = _pattern(config, "mtp_hybrid_override_pattern", "mtp_layers_block_type") if has_head else ()
     return NemotronHHyperparameters(
         kinds=kinds,
         attention=AttentionSpec(
@@ -116,7 +133,7 @@ def _hyperparameters(config: dict[str, Any]) -> NemotronHHyperparameters:
             conv_kernel=integer(config, "conv_kernel", integer(config, "mamba_d_conv", 4)),
             chunk_size=integer(config, "chunk_size", integer(config, "mamba_chunk_size", 128)),
         ),
-        moe=_moe(config) if "moe" in kinds else None,
+        moe=_moe(config) if "moe" in (*kinds, *mtp_kinds) else None,
         intermediate_size=integer(config, "intermediate_size"),
         mlp_activation=activation(config, "mlp_hidden_act", "relu2", ("relu2", "silu")),
         mlp_bias=flag(config, "mlp_bias", False),
@@ -124,7 +141,7 @@ def _hyperparameters(config: dict[str, Any]) -> NemotronHHyperparameters:
         conv_bias=flag(config, "use_conv_bias", flag(config, "mamba_conv_bias", True)),
         dt_limit=time_step_limit(config),
         norm_eps=number(config, "layer_norm_epsilon", 1e-5),
-        mtp_kinds=_pattern(config, "mtp_hybrid_override_pattern", "mtp_layers_block_type") if mtp else (),
+        mtp_kinds=mtp_kinds,
     )
 
 
