@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 
 import torch
 
@@ -10,29 +11,50 @@ from ostinato.layers.step import StepInputs
 from ostinato.schedule.batch import Batch
 
 
-def step_inputs(batch: Batch, block_size: int, device: torch.device) -> StepInputs:
-    """The kernels' view of `batch`. Models without blocks or slots get null ids there."""
+def step_inputs(
+    batch: Batch, block_size: int, device: torch.device, drafts: Sequence[Sequence[int]] = ()
+) -> StepInputs:
+    """The kernels' view of `batch`. Models without blocks or slots get null ids there.
+
+    `drafts` has the tokens proposed for each row, or nothing. If there are any, each decode row has the batch's
+    `num_drafts` of them behind its own token, the last of which may be padding.
+    """
     rows = batch.rows
-    lengths = [len(row.token_ids) for row in rows]
-    width = max(max(len(row.block_table) for row in rows), 1)
-    tables = torch.zeros(len(rows), width, dtype=torch.int32)
+    counts = [len(each) for each in drafts] if any(drafts) else [0] * len(rows)
+    width = 1 + batch.num_drafts if any(counts) else 1
+    real = [len(row.token_ids) + count for row, count in zip(rows, counts, strict=True)]
+    lengths = [width] * batch.num_decode_rows + real[batch.num_decode_rows :]
+    token_ids: list[int] = []
+    for i, row in enumerate(rows):
+        token_ids += row.token_ids
+        if counts[i]:
+            token_ids += drafts[i]
+        token_ids += [0] * (lengths[i] - real[i])
+    tables = torch.zeros(len(rows), max(max(len(row.block_table) for row in rows), 1), dtype=torch.int32)
     for i, row in enumerate(rows):
         tables[i, : len(row.block_table)] = torch.tensor(row.block_table, dtype=torch.int32)
     starts = torch.tensor([row.start for row in rows], dtype=torch.int32)
     row_starts = torch.tensor([0, *itertools.accumulate(lengths)], dtype=torch.int32)
     row_of_token = torch.repeat_interleave(torch.arange(len(rows)), torch.tensor(lengths))
-    offset = torch.arange(batch.num_tokens) - row_starts[:-1].long()[row_of_token]
+    offset = torch.arange(len(token_ids)) - row_starts[:-1].long()[row_of_token]
     positions = starts.long()[row_of_token] + offset
+    kv_cells = _kv_cells(tables, row_of_token, positions, block_size)
+    if lengths != real:
+        is_padding = offset >= torch.tensor(real)[row_of_token]
+        positions[is_padding] = kv_cells[is_padding] = 0
     inputs = StepInputs(
-        token_ids=torch.tensor([token for row in rows for token in row.token_ids], dtype=torch.int64),
+        token_ids=torch.tensor(token_ids, dtype=torch.int64),
         positions=positions,
         row_starts=row_starts,
         start_positions=starts,
-        kv_lens=torch.tensor([row.end for row in rows], dtype=torch.int32),
+        kv_lens=torch.tensor([row.end + count for row, count in zip(rows, counts, strict=True)], dtype=torch.int32),
         block_tables=tables,
-        kv_cells=_kv_cells(tables, row_of_token, positions, block_size),
+        kv_cells=kv_cells,
         read_slots=torch.tensor([row.read_slot for row in rows], dtype=torch.int32),
-        write_slots=torch.tensor([row.write_slots for row in rows], dtype=torch.int32),
+        write_slots=torch.tensor(
+            [_padded(row.write_slots[: 1 + count], width) for row, count in zip(rows, counts, strict=True)],
+            dtype=torch.int32,
+        ),
         num_decode_rows=batch.num_decode_rows,
         checkpoints=tuple(
             (i, position - row.start, slot) for i, row in enumerate(rows) for position, slot in row.checkpoints
@@ -41,14 +63,22 @@ def step_inputs(batch: Batch, block_size: int, device: torch.device) -> StepInpu
     return inputs if device.type == "cpu" else inputs.to(device)
 
 
-def logit_positions(batch: Batch) -> list[int]:
-    """Indices of the batch's tokens whose logits are wanted: each row's `num_logits` trailing ones."""
+def logit_positions(batch: Batch, drafts: Sequence[Sequence[int]] = ()) -> list[int]:
+    """Indices of the step's tokens whose logits are wanted: of each row's own tokens the trailing ones, and of all of
+    its drafts. `drafts` as for `step_inputs`."""
     wanted: list[int] = []
-    end = 0
-    for row in batch.rows:
-        end += len(row.token_ids)
-        wanted.extend(range(end - row.num_logits, end))
+    has_drafts = any(drafts)
+    start = 0
+    for i, row in enumerate(batch.rows):
+        end = start + len(row.token_ids)
+        num_own = row.num_logits - row.num_drafts
+        wanted.extend(range(end - num_own, end + (len(drafts[i]) if has_drafts else 0)))
+        start = end + (batch.num_drafts if has_drafts and i < batch.num_decode_rows else 0)
     return wanted
+
+
+def _padded(slots: tuple[int, ...], width: int) -> tuple[int, ...]:
+    return slots + (0,) * (width - len(slots))
 
 
 def _kv_cells(

@@ -10,8 +10,14 @@ from ostinato.plan.plan import Plan
 
 
 def allocate_memory(spec: ModelSpec, plan: Plan, device: torch.device) -> list[LayerMemory]:
-    """One LayerMemory per layer, unwritten: on a CPU the operating system backs a page when it is first used."""
-    return [_allocate_layer(layer, plan, device) for layer in spec.layers]
+    """One LayerMemory per layer, the drafter's behind the model's, and behind them one for the hidden state that a
+    prediction head keeps; unwritten: on a CPU the operating system backs a page when it is first used."""
+    memory = [_allocate_layer(layer, plan, device) for layer in spec.cached_layers]
+    if spec.drafter is not None and spec.drafter.hidden_elements:
+        shape = (plan.memory.num_slots, 1, spec.drafter.hidden_elements)
+        dtype = getattr(torch, plan.settings.dtype)
+        memory.append(LayerMemory(conv_states=torch.empty(shape, dtype=dtype, device=device)))
+    return memory
 
 
 def _allocate_layer(layer: LayerSpec, plan: Plan, device: torch.device) -> LayerMemory:

@@ -47,18 +47,18 @@ def _slots(step: StepInputs) -> torch.Tensor:
 
 def _states(step: StepInputs, memory: Sequence[LayerMemory]) -> list[tuple[torch.Tensor, ...]]:
     slots = _slots(step)
-    return [
-        () if layer.conv_states is None or layer.ssm_states is None
-        else (layer.conv_states[slots].clone(), layer.ssm_states[slots].clone())
-        for layer in memory
-    ]  # fmt: skip
+    return [tuple(states[slots].clone() for states in _of_layer(layer)) for layer in memory]
 
 
 def _restore(step: StepInputs, memory: Sequence[LayerMemory], states: list[tuple[torch.Tensor, ...]]) -> None:
     slots = _slots(step)
     for layer, saved in zip(memory, states, strict=True):
-        if saved and layer.conv_states is not None and layer.ssm_states is not None:
-            layer.conv_states[slots], layer.ssm_states[slots] = saved
+        for own, before in zip(_of_layer(layer), saved, strict=True):
+            own[slots] = before
+
+
+def _of_layer(layer: LayerMemory) -> list[torch.Tensor]:
+    return [states for states in (layer.conv_states, layer.ssm_states) if states is not None]
 
 
 def _compare(name: str, what: str, given: torch.Tensor, right: torch.Tensor, tolerance: float) -> None:

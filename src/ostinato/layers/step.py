@@ -61,6 +61,6 @@ class LayerMemory:
     v_cache: torch.Tensor | None = None
     """[blocks, block_size, kv_heads, head_dim]"""
     conv_states: torch.Tensor | None = None
-    """[slots, width - 1, channels]"""
+    """[slots, width - 1, channels]: the last inputs of a convolution, or of a shift by one token"""
     ssm_states: torch.Tensor | None = None
     """[slots, heads, head_dim, state]"""

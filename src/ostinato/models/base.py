@@ -14,6 +14,30 @@ from ostinato.layers.step import LayerMemory, StepInputs
 from ostinato.plan.model import ModelSpec
 
 
+class PredictionHead(nn.Module, ABC):
+    """Predicts the token after next from a hidden state of the model (after its final norm) and the next token.
+
+    Its entry for token p is made of the hidden state at p - 1 and token p, and its keys and values stand at position
+    p; position 0 has none. `memory` is that of its layers, and behind them one whose `conv_states` [slots, 1, hidden]
+    keep the model's last hidden state.
+    """
+
+    @abstractmethod
+    def forward(
+        self, hidden: torch.Tensor, embedded: torch.Tensor, step: StepInputs, memory: Sequence[LayerMemory]
+    ) -> torch.Tensor:
+        """The hidden states before the step's tokens, and the tokens' embeddings, each [tokens, hidden], -> what the
+        LM head turns into logits of the tokens after them, and what stands for the model's hidden state in the next,
+        deeper draft."""
+
+    @abstractmethod
+    def follow(
+        self, hidden: torch.Tensor, embedded: torch.Tensor, step: StepInputs, memory: Sequence[LayerMemory]
+    ) -> None:
+        """Writes what belongs to the step's tokens: their keys and values, from the hidden state that the model has
+        just computed before each (and from the read slot before the first), and the last hidden state of each row."""
+
+
 class CausalLM(nn.Module, ABC):
     """A language model over paged blocks and slots.
 
@@ -35,6 +59,11 @@ class CausalLM(nn.Module, ABC):
     @abstractmethod
     def embedding(self) -> Embedding:
         """The token embedding, under whatever name the architecture keeps it."""
+
+    @property
+    def head(self) -> PredictionHead | None:
+        """What makes drafts, if the model was built to make them itself."""
+        return None
 
     @abstractmethod
     def forward(self, step: StepInputs, memory: Sequence[LayerMemory]) -> torch.Tensor:

@@ -16,7 +16,7 @@ from ostinato.layers.mlp import MLP
 from ostinato.layers.moe import Experts, route_grouped_sigmoid
 from ostinato.layers.norm import RMSNorm
 from ostinato.layers.step import LayerMemory, StepInputs
-from ostinato.models.base import CausalLM
+from ostinato.models.base import CausalLM, PredictionHead
 from ostinato.plan.architectures.nemotron_h import MoeHyperparameters, NemotronHHyperparameters
 from ostinato.plan.model import ModelSpec
 
@@ -70,9 +70,11 @@ class MoE(nn.Module):
 
 
 class Block(nn.Module):
-    """x + mixer(norm(x))."""
+    """x + mixer(norm(x)). Attention leaves out keys before position `first_key`."""
 
-    def __init__(self, build: Build, hidden_size: int, kind: str, hyper: NemotronHHyperparameters) -> None:
+    def __init__(
+        self, build: Build, hidden_size: int, kind: str, hyper: NemotronHHyperparameters, first_key: int = 0
+    ) -> None:
         super().__init__()
         self.kind = kind
         self.norm = RMSNorm(build, hidden_size, hyper.norm_eps)
@@ -88,7 +90,7 @@ class Block(nn.Module):
                 dt_limit=hyper.dt_limit,
             )
         elif kind == "attention":
-            self.mixer = Attention(build, hidden_size, hyper.attention)
+            self.mixer = Attention(build, hidden_size, hyper.attention, first_key=first_key)
         elif kind == "mlp":
             self.mixer = MLP(build, hidden_size, hyper.intermediate_size, hyper.mlp_activation, hyper.mlp_bias)
         else:
@@ -122,24 +124,109 @@ class Backbone(nn.Module):
         return self.norm_f(x)
 
 
+class HeadBlock(Block):
+    """A block of the prediction head: the first one also joins its two inputs, the last one also norms its result."""
+
+    def __init__(
+        self, build: Build, hidden_size: int, kind: str, hyper: NemotronHHyperparameters, is_first: bool, is_last: bool
+    ) -> None:
+        super().__init__(build, hidden_size, kind, hyper, first_key=1)
+        eps = hyper.norm_eps
+        self.enorm = RMSNorm(build, hidden_size, eps) if is_first else None
+        self.hnorm = RMSNorm(build, hidden_size, eps) if is_first else None
+        self.eh_proj = Linear(build, 2 * hidden_size, hidden_size) if is_first else None
+        self.final_layernorm = RMSNorm(build, hidden_size, eps) if is_last else None
+
+    def join(self, hidden: torch.Tensor, embedded: torch.Tensor) -> torch.Tensor:
+        """[tokens, hidden] twice -> [tokens, hidden]"""
+        assert self.enorm is not None, "the first block joins"
+        assert self.hnorm is not None, "the first block joins"
+        assert self.eh_proj is not None, "the first block joins"
+        return self.eh_proj(torch.cat((self.enorm(embedded), self.hnorm(hidden)), dim=-1))
+
+    def norm_result(self, x: torch.Tensor) -> torch.Tensor:
+        """[tokens, hidden] -> [tokens, hidden]"""
+        assert self.final_layernorm is not None, "the last block norms"
+        return self.final_layernorm(x)
+
+
+class Head(PredictionHead):
+    """The multi-token prediction head; its blocks have attention without positions, an MLP or experts."""
+
+    def __init__(self, build: Build, spec: ModelSpec) -> None:
+        super().__init__()
+        hyper: NemotronHHyperparameters = spec.hyperparameters
+        self.tap, self.token_shift = build.ops.tap, build.ops.token_shift
+        kinds = hyper.mtp_kinds
+        last = len(kinds) - 1
+        self._blocks = [
+            HeadBlock(build, spec.hidden_size, kind, hyper, i == 0, i == last) for i, kind in enumerate(kinds)
+        ]
+        self.layers = nn.ModuleList(self._blocks)
+        self.last_attention = max((i for i, kind in enumerate(kinds) if kind == "attention"), default=-1)
+
+    def forward(
+        self, hidden: torch.Tensor, embedded: torch.Tensor, step: StepInputs, memory: Sequence[LayerMemory]
+    ) -> torch.Tensor:
+        x = self._blocks[0].join(hidden, embedded)
+        for block, layer_memory in zip(self._blocks, memory, strict=False):
+            x = block(x, step, layer_memory)
+        return self._blocks[-1].norm_result(x)
+
+    def follow(
+        self, hidden: torch.Tensor, embedded: torch.Tensor, step: StepInputs, memory: Sequence[LayerMemory]
+    ) -> None:
+        previous = self.tap.split("state", self._shift, (hidden,), step, memory[-1])
+        if self.last_attention < 0:
+            return
+        x = self._blocks[0].join(previous, embedded)
+        for block, layer_memory in zip(self._blocks[: self.last_attention], memory, strict=False):
+            x = block(x, step, layer_memory)
+        block = self._blocks[self.last_attention]
+        assert isinstance(block.mixer, Attention), "it was found by its kind"
+        block.mixer.store(block.norm(x), step, memory[self.last_attention])
+
+    def _shift(self, hidden: torch.Tensor, step: StepInputs, memory: LayerMemory) -> torch.Tensor:
+        """The hidden state before each token. -> [tokens, hidden]"""
+        return self.token_shift(
+            hidden,
+            memory.conv_states,
+            step.row_starts,
+            step.read_slots,
+            step.write_slots,
+            step.num_decode_rows,
+            step.checkpoints,
+        )
+
+
 class NemotronH(CausalLM):
-    """The language model."""
+    """The language model, with its prediction head if that makes drafts."""
 
     def __init__(self, build: Build, spec: ModelSpec) -> None:
         super().__init__(build, spec)
         self.model = Backbone(build, spec)
+        drafts = spec.drafter is not None and spec.drafter.method == "mtp"
+        self.mtp = Head(build, spec) if drafts else None
 
     @property
     def embedding(self) -> Embedding:
         return self.model.embeddings
 
+    @property
+    def head(self) -> Head | None:
+        return self.mtp
+
     def forward(self, step: StepInputs, memory: Sequence[LayerMemory]) -> torch.Tensor:
-        return self.model(step, memory)
+        own = len(self.model.layers)
+        hidden = self.model(step, memory[:own])
+        if self.mtp is not None:
+            self.mtp.follow(hidden, self.embedding(step.token_ids), step, memory[own:])
+        return hidden
 
     def checkpoint_name(self, name: str) -> str | None:
-        """The backbone has two names; tensors of a prediction head are known, and not loaded."""
+        """The backbone has two names; tensors of a prediction head that is not used are known, and not loaded."""
         if name.startswith("mtp."):
-            return None
+            return None if self.mtp is None else name
         if name.startswith("backbone."):
             name = "model." + name.removeprefix("backbone.")
         return super().checkpoint_name(name)

@@ -1,0 +1,1 @@
+"""Speculation: what guesses tokens ahead, and whether that pays."""

@@ -1,0 +1,61 @@
+"""Drafts by a second, smaller model of the same vocabulary, whose layers are in the same blocks and slots."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+
+from ostinato.models.base import CausalLM
+from ostinato.sample.choose import choose
+from ostinato.sample.state import Pick
+from ostinato.schedule.batch import Batch, Row
+
+Forward = Callable[[Batch], torch.Tensor]
+"""Runs a batch through the draft model -> hidden states of its tokens, [tokens or more, hidden]."""
+
+
+class DraftProposer:
+    """Runs the draft model on every token that the target computes, and k tokens ahead of it.
+
+    A step with k drafts takes 1 + k steps of one token each: the state after the last draft is needed too, should all
+    be kept. So the draft model's part of a row's read slot and blocks is always where the target's is.
+    """
+
+    def __init__(self, model: CausalLM, forward: Forward) -> None:
+        self._model = model
+        self._forward = forward
+
+    def propose(self, batch: Batch) -> list[tuple[int, ...]]:
+        drafts: list[list[int]] = [[] for _ in batch.rows]
+        if batch.num_drafts == 0:
+            self._forward(batch)
+            return [()] * len(batch.rows)
+        decode, prefill = batch.rows[: batch.num_decode_rows], batch.rows[batch.num_decode_rows :]
+        if prefill:
+            self._forward(Batch(prefill, 0))
+        for depth in range(1 + batch.num_drafts):
+            # A row has one step more than drafts; one whose logits were not finite has fewer drafts than it might.
+            now = [i for i, row in enumerate(decode) if depth <= row.num_drafts and len(drafts[i]) == depth]
+            if not now:
+                break
+            tokens = [drafts[i][-1] if depth else decode[i].token_ids[0] for i in now]
+            steps = tuple(_step(decode[i], token, depth) for i, token in zip(now, tokens, strict=True))
+            hidden = self._forward(Batch(steps, len(steps)))
+            ahead = [place for place, i in enumerate(now) if depth < decode[i].num_drafts]
+            if not ahead:
+                continue
+            picks = [
+                Pick(decode[i].payload, decode[i].end + depth, tuple(drafts[i])) for i in map(now.__getitem__, ahead)
+            ]
+            for place, token in choose(self._model.logits(hidden[ahead]), picks).items():
+                drafts[now[ahead[place]]].append(token)
+        return [tuple(each) for each in drafts]
+
+
+def _step(row: Row, token: int, depth: int) -> Row:
+    """The row's part in the draft model's step `depth`, which computes one token."""
+    slots = (row.read_slot, *row.write_slots)
+    read, write = (slots[depth], slots[depth + 1]) if depth + 1 < len(slots) else (0, 0)
+    return replace(row, token_ids=(token,), start=row.start + depth, read_slot=read, write_slots=(write,), num_drafts=0)
