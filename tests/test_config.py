@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 from pydantic import ValidationError
 
 from ostinato import ConfigError, EngineConfig
-from ostinato.config import ALIASES
+from ostinato.config import ALIASES, Speculative
 from ostinato.plan.units import format_bytes, parse_bytes
 
 
@@ -32,6 +33,7 @@ def test_everything_is_open_or_has_a_default() -> None:
     assert (config.capture_sizes, config.capture_rows, config.max_capture_size) == (None, None, None)
     assert (config.strict, config.check_replay, config.prefer_graph_sizes) == (False, False, True)
     assert (config.seed, config.random_weights, config.revision) == (0, False, None)
+    assert (config.speculative, config.speculative_adaptive, config.num_speculative_tokens) == (None, "on", 0)
 
 
 def test_every_setting_is_described() -> None:
@@ -117,6 +119,7 @@ def test_a_value_out_of_range_is_refused_with_the_nearest_that_is_legal(settings
         ({"performance_mode": "throughput"}, "interactivity"),
         ({"capture": "never"}, "lazy"),
         ({"strict": 1}, "boolean"),
+        ({"speculative_adaptive": True}, "'on' or 'off'"),
         ({"capture_sizes": []}, "empty list"),
         ({"capture_sizes": ""}, "empty list"),
         ({"capture_sizes": 4}, "not a list of whole numbers"),
@@ -147,6 +150,7 @@ def test_all_problems_are_listed_at_once() -> None:
         ("mamba_block_size", 512),
         ("cudagraph_capture_sizes", (1, 2)),
         ("max_cudagraph_capture_size", 64),
+        ("speculative_config", Speculative(method="mtp", num_speculative_tokens=3)),
     ],
 )
 def test_the_names_of_vllm_work_but_not_beside_our_own(alias: str, value: object) -> None:
@@ -161,6 +165,97 @@ def test_the_names_of_vllm_work_but_not_beside_our_own(alias: str, value: object
 def test_capture_sizes_are_given_as_a_list_or_as_text(given: object) -> None:
     assert EngineConfig(capture_sizes=given).capture_sizes == (1, 2, 8)
     assert EngineConfig(capture_rows=given).capture_rows == (1, 2, 8)
+
+
+@pytest.mark.parametrize(
+    ("given", "fields"),
+    [
+        ("mtp:3", ("mtp", 3, None)),
+        (" ngram : 12 ", ("ngram", 12, None)),
+        ("draft:some/dir:4", ("draft", 4, "some/dir")),
+        ("draft:C:\\models\\a:1:4", ("draft", 4, "C:\\models\\a:1")),
+        ({"method": "mtp", "num_speculative_tokens": 3, "model": None}, ("mtp", 3, None)),
+        ({"method": "draft", "num_speculative_tokens": 2, "model": Path("some/dir")}, ("draft", 2, "some/dir")),
+        ('{"method": "ngram", "num_speculative_tokens": 5, "prompt_lookup_max": 4}', ("ngram", 5, None)),
+        (Speculative(method="mtp", num_speculative_tokens=1), ("mtp", 1, None)),
+    ],
+)
+def test_speculation_is_given_as_fields_as_their_json_or_in_short_form(given: object, fields: tuple) -> None:
+    config = EngineConfig(speculative=given)
+    speculative = config.speculative
+    assert speculative is not None
+    assert (speculative.method, speculative.num_speculative_tokens, speculative.model) == fields
+    assert (speculative.prompt_lookup_min, speculative.prompt_lookup_max) == (1, 4)
+    assert config.num_speculative_tokens == fields[1]
+    assert config.with_settings(max_num_seqs=2).speculative == speculative
+
+
+@pytest.mark.parametrize(
+    ("given", "word", "nearest"),
+    [
+        ("eagle:3", "'eagle' is no method (these are ngram, mtp, draft)", None),
+        ("ngrm:4", "'ngrm' is no method", "ngram:4"),
+        ("mtp", "does not say how many tokens are guessed ahead, as mtp:3 does", None),
+        ("ngram:", "as ngram:4 does", None),
+        ("", "no method", None),
+        ("{", "write it as ngram:4, mtp:3 or draft:PATH:4", None),
+        (3, "write it as ngram:4, mtp:3 or draft:PATH:4", None),
+        (["mtp"], "write it as", None),
+        ("mtp:0", "num_speculative_tokens 0 is not a whole number of at least 1", "mtp:1"),
+        ("mtp:-3", "num_speculative_tokens -3", "mtp:1"),
+        ("mtp:x", "num_speculative_tokens 'x'", None),
+        ("mtp:2.5", "num_speculative_tokens '2.5'", None),
+        ("draft:4", "method draft needs a model", None),
+        ("draft:some/dir", "as draft:PATH:4 does", None),
+        ("draft:some/dir:0", "num_speculative_tokens 0", "draft:some/dir:1"),
+        ("mtp:some/dir:3", "mtp takes no model, which is for method draft", "mtp:3"),
+        ({"model": "some/dir", "num_speculative_tokens": 3}, "it names no method", "draft:some/dir:3"),
+        ({"method": "draft", "model": "", "num_speculative_tokens": 3}, "model ''", None),
+        ({"method": "mtp", "num_speculative_tokens": True}, "num_speculative_tokens True", "mtp:1"),
+        ({"method": "mtp", "num_speculative_tokens": "3"}, "num_speculative_tokens '3'", None),
+        ({"method": "ngram", "num_speculative_tokens": 3, "model": "x"}, "ngram takes no model", "ngram:3"),
+        ({"method": "mtp", "num_speculative_tokens": 3, "depth": 1}, "depth is none of method, num_spec", "mtp:3"),
+        (
+            {"method": "mtp", "num_speculative_tokens": 3, "prompt_lookup_max": 3, "prompt_lookup_min": 1},
+            "prompt_lookup_min and prompt_lookup_max are for method ngram",
+            "mtp:3",
+        ),
+        (
+            {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 2, "prompt_lookup_min": 5},
+            "prompt_lookup_min 5 is more than prompt_lookup_max 2",
+            {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 2, "prompt_lookup_min": 2},
+        ),
+        (
+            {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_min": 5},
+            "prompt_lookup_max 4, its default",
+            {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 5, "prompt_lookup_min": 5},
+        ),
+        (
+            {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_min": 5, "prompt_lookup_max": 0},
+            "prompt_lookup_max 0 is not a whole number",
+            {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 1},
+        ),
+    ],
+)
+def test_malformed_speculation_is_refused_with_the_forms_that_work_and_the_nearest(given, word, nearest) -> None:
+    with pytest.raises(ConfigError, match=re.escape(word)) as error:
+        EngineConfig(speculative=given)
+    assert error.value.message.startswith("speculative = ")
+    assert error.value.message.endswith("write it as ngram:4, mtp:3 or draft:PATH:4")
+    assert remedies(error.value) == ({} if nearest is None else {"speculative": nearest})
+    if nearest is not None:
+        assert EngineConfig(speculative=nearest).num_speculative_tokens > 0
+
+
+def test_fields_of_speculation_are_checked_where_they_are_given_alone() -> None:
+    with pytest.raises(ConfigError, match="mtp takes no model"):
+        Speculative(method="mtp", num_speculative_tokens=3, model="some/dir")
+
+
+def test_malformed_speculation_is_told_beside_other_problems() -> None:
+    with pytest.raises(ConfigError) as error:
+        EngineConfig(speculative="mtp:0", max_num_seqs=0)
+    assert remedies(error.value) == {"speculative": "mtp:1", "max_num_seqs": 1}
 
 
 def test_none_leaves_a_setting_open() -> None:

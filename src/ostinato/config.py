@@ -16,6 +16,7 @@ from pydantic_core import ErrorDetails, PydanticCustomError
 
 from ostinato.errors import ConfigError, Remedy
 from ostinato.plan.capture import checked_sizes
+from ostinato.plan.drafting import LOOKUPS, speculative_fields
 from ostinato.plan.units import parse_bytes
 
 ALIASES = {
@@ -38,15 +39,19 @@ class Speculative(BaseModel):
 
     `ngram` copies what followed the last occurrence of the text's end, of at most `prompt_lookup_max` and at least
     `prompt_lookup_min` tokens; `mtp` is the model's own prediction head; `draft` is the smaller checkpoint `model`.
+    Fields that are missing, malformed or another method's are a ConfigError.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
     method: Literal["ngram", "mtp", "draft"]
-    num_speculative_tokens: int = Field(ge=1)
+    num_speculative_tokens: int
     model: str | None = None
-    prompt_lookup_max: int = Field(4, ge=1)
-    prompt_lookup_min: int = Field(1, ge=1)
+    prompt_lookup_max: int = LOOKUPS["prompt_lookup_max"]
+    prompt_lookup_min: int = LOOKUPS["prompt_lookup_min"]
+
+    def __init__(self, **fields: Any) -> None:
+        super().__init__(**speculative_fields(fields))
 
 
 class EngineConfig(BaseModel):
@@ -189,12 +194,12 @@ class EngineConfig(BaseModel):
     @field_validator("speculative", mode="before")
     @classmethod
     def _accept_a_short_form(cls, value: Any) -> Any:
-        if not isinstance(value, str):
+        if value is None or isinstance(value, Speculative):
             return value
-        method, _, rest = value.partition(":")
-        model, _, count = rest.rpartition(":")
-        named: dict[str, Any] = {"method": method, "num_speculative_tokens": int(count) if count.isdecimal() else count}
-        return named | ({"model": model} if model else {})
+        try:
+            return Speculative(**speculative_fields(value))
+        except ConfigError as error:
+            raise _whole_error("speculative", error) from None
 
     @field_validator("capture_sizes", "capture_rows", mode="before")
     @classmethod
@@ -204,9 +209,7 @@ class EngineConfig(BaseModel):
         try:
             return checked_sizes(str(info.field_name), _listed(value))
         except ConfigError as error:
-            nearest = next((remedy.value for remedy in error.remedies), None)
-            context = {"message": error.message, "nearest": nearest}
-            raise PydanticCustomError("capture_sizes", "{message}", context) from None
+            raise _whole_error("capture_sizes", error) from None
 
     @field_validator("block_size")
     @classmethod
@@ -240,6 +243,12 @@ def _listed(sizes: Any) -> Any:
     return [int(word) if word.isdecimal() else word for word in words]
 
 
+def _whole_error(kind: str, error: ConfigError) -> PydanticCustomError:
+    """An error whose message names the setting already, with its nearest legal value."""
+    nearest = next((remedy.value for remedy in error.remedies), None)
+    return PydanticCustomError(kind, "{message}", {"message": error.message, "nearest": nearest})
+
+
 def _by_canonical_name(settings: Mapping[str, Any]) -> dict[str, Any]:
     named: dict[str, Any] = {}
     for name, value in settings.items():
@@ -259,7 +268,7 @@ def _config_error(problems: list[ErrorDetails]) -> ConfigError:
         if problem["type"] == "extra_forbidden":
             lines.append(_unknown_setting(name))
             continue
-        if problem["type"] == "capture_sizes":
+        if problem["type"] in ("capture_sizes", "speculative"):
             lines.append(problem["msg"])
         else:
             lines.append(f"{name} = {problem['input']!r}: {_lower_first(problem['msg'])}")

@@ -1,0 +1,156 @@
+"""The setting `speculative`: its methods, its fields, and the short text that stands for them."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from difflib import get_close_matches
+from typing import Any
+
+from ostinato.errors import ConfigError, Remedy
+
+METHODS = {"ngram": "ngram:4", "mtp": "mtp:3", "draft": "draft:PATH:4"}
+"""Each method with an example of its short form."""
+
+LOOKUPS = {"prompt_lookup_min": 1, "prompt_lookup_max": 4}
+"""Fields of method ngram, with their defaults."""
+
+FIELDS = ("method", "num_speculative_tokens", "model", *LOOKUPS)
+FORMS = "write it as ngram:4, mtp:3 or draft:PATH:4"
+
+
+def speculative_fields(given: Any) -> dict[str, Any]:
+    """The checked fields of `speculative`, which is given as an object, its JSON, or in short form.
+
+    ConfigError that lists all problems; its remedy is the nearest legal value, if there is one.
+    """
+    fields = _of_text(given) if isinstance(given, str) else given
+    if not isinstance(fields, Mapping):
+        raise ConfigError(f"speculative = {given!r}: {FORMS}")
+    fields = {str(name): value for name, value in fields.items() if value is not None}
+    repaired, problems = dict(fields), list[str]()
+    unknown = [name for name in fields if name not in FIELDS]
+    if unknown:
+        problems.append(f"{' and '.join(unknown)} {_are(unknown)} none of {', '.join(FIELDS)}")
+        repaired = {name: value for name, value in fields.items() if name in FIELDS}
+    method = _check_method(fields, repaired, problems)
+    _check_count(fields, repaired, problems, METHODS.get(method or "", "mtp:3"))
+    if method is not None:
+        _check_model(method, fields, repaired, problems)
+        _check_lookups(method, fields, repaired, problems)
+    if problems:
+        remedies = [Remedy("speculative", short_form(repaired))] if _is_complete(repaired) else []
+        raise ConfigError(f"speculative = {given!r}: {'; '.join(problems)}; {FORMS}", remedies)
+    return repaired
+
+
+def short_form(fields: Mapping[str, Any]) -> str | dict[str, Any]:
+    """Legal fields as `mtp:3`; or themselves, without what is as by default, where a text cannot say all of them."""
+    told = {name: value for name, value in fields.items() if value is not None and value != LOOKUPS.get(name)}
+    if told.keys() & LOOKUPS.keys():
+        return told
+    return ":".join(str(told[name]) for name in ("method", "model", "num_speculative_tokens") if name in told)
+
+
+def _of_text(text: str) -> Any:
+    """The fields that a text stands for, unchecked; None if it stands for none."""
+    if text.lstrip().startswith("{"):
+        try:
+            return json.loads(text)
+        except ValueError:
+            return None
+    method, _, rest = (part.strip() for part in text.partition(":"))
+    model, _, count = (part.strip() for part in rest.rpartition(":"))
+    if method == "draft" and not _is_number(count):
+        # Only the number is missing: what there is belongs to the path.
+        model, count = rest, ""
+    named: dict[str, Any] = {"method": method, "model": model or None}
+    return named | ({"num_speculative_tokens": int(count) if _is_number(count) else count} if count else {})
+
+
+def _check_method(fields: Mapping[str, Any], repaired: dict[str, Any], problems: list[str]) -> str | None:
+    """The method, or what was probably meant; None if that cannot be told."""
+    method = fields.get("method")
+    if isinstance(method, str) and method in METHODS:
+        return method
+    known = ", ".join(METHODS)
+    lacks = "it names no method" if method is None else f"{method!r} is no method"
+    problems.append(f"{lacks} (these are {known})")
+    close = get_close_matches(method, METHODS, n=1) if isinstance(method, str) else []
+    guess = close[0] if close else "draft" if "model" in fields else None
+    repaired.pop("method", None)
+    if guess is not None:
+        repaired["method"] = guess
+    return guess
+
+
+def _check_count(fields: Mapping[str, Any], repaired: dict[str, Any], problems: list[str], example: str) -> None:
+    name = "num_speculative_tokens"
+    if name not in fields:
+        problems.append(f"it does not say how many tokens are guessed ahead, as {example} does ({name})")
+        return
+    count = fields[name]
+    if _is_count(count):
+        return
+    problems.append(f"{name} {count!r} is not a whole number of at least 1")
+    del repaired[name]
+    if isinstance(count, int):
+        repaired[name] = 1
+
+
+def _check_model(method: str, fields: Mapping[str, Any], repaired: dict[str, Any], problems: list[str]) -> None:
+    model = fields.get("model")
+    if method != "draft":
+        if model is not None:
+            problems.append(f"{method} takes no model, which is for method draft")
+            repaired.pop("model", None)
+        return
+    if isinstance(model, os.PathLike):
+        model = repaired["model"] = os.fspath(model)
+    if model is None:
+        problems.append("method draft needs a model, a smaller checkpoint of the same vocabulary")
+    elif not isinstance(model, str) or not model:
+        problems.append(f"model {model!r} is no directory and no hub id")
+        del repaired["model"]
+
+
+def _check_lookups(method: str, fields: Mapping[str, Any], repaired: dict[str, Any], problems: list[str]) -> None:
+    if method != "ngram":
+        others = [name for name in LOOKUPS if name in fields]
+        if others:
+            problems.append(f"{' and '.join(others)} {_are(others)} for method ngram")
+        for name in others:
+            del repaired[name]
+        return
+    lengths = LOOKUPS | {name: fields[name] for name in LOOKUPS if name in fields}
+    wrong = [name for name, length in lengths.items() if not _is_count(length)]
+    for name in wrong:
+        problems.append(f"{name} {lengths[name]!r} is not a whole number of at least 1")
+    if wrong:
+        repaired |= dict.fromkeys(wrong, 1) | {"prompt_lookup_min": 1}
+        return
+    low, high = lengths["prompt_lookup_min"], lengths["prompt_lookup_max"]
+    if low > high:
+        is_given = "prompt_lookup_max" in fields
+        default = "" if is_given else ", its default"
+        problems.append(f"prompt_lookup_min {low} is more than prompt_lookup_max {high}{default}")
+        repaired |= {"prompt_lookup_min": high} if is_given else {"prompt_lookup_max": low}
+
+
+def _are(names: list[str]) -> str:
+    return "is" if len(names) == 1 else "are"
+
+
+def _is_count(value: Any) -> bool:
+    # True and False are ints to Python, and mistakes here.
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
+
+
+def _is_number(text: str) -> bool:
+    return text.removeprefix("-").isdecimal()
+
+
+def _is_complete(fields: Mapping[str, Any]) -> bool:
+    needed = {"method", "num_speculative_tokens"} | ({"model"} if fields.get("method") == "draft" else set())
+    return needed <= fields.keys()
