@@ -158,7 +158,7 @@ def test_no_two_neighbouring_ranges_could_be_one(request, mode) -> None:
 def test_every_eager_range_comes_with_settings_that_cover_it_and_their_memory(request, mode) -> None:
     ladders = capture_ladders(**request)
     found = coverage(ladders, mode, **limits(request))
-    entries = uncovered(ladders, mode, **request, bytes_for=lambda sizes: sum(100 + size for size in sizes))
+    entries = uncovered(ladders, mode, **request, bytes_for=lambda graphs: sum(100 + graph.tokens for graph in graphs))
     eager = [entry for entry in (*found.decode, *found.mixed) if entry.mode == "eager"]
     assert [entry.batches for entry in entries] == eager
     for entry in entries:

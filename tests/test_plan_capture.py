@@ -15,7 +15,7 @@ from ostinato.config import EngineConfig
 from ostinato.errors import CapacityError, ConfigError
 from ostinato.plan.capture import capture_ladders
 from ostinato.plan.coverage import FULL_MODES, PIECEWISE_MODES, dispatch
-from ostinato.plan.graph_memory import arena_bytes, buffer_bytes, graph_bytes
+from ostinato.plan.graph_memory import LargestGraphs, arena_bytes, buffer_bytes, graph_bytes
 from ostinato.plan.limits import Limits
 from ostinato.plan.model import ModelSpec
 from ostinato.plan.plan import Plan, make_plan
@@ -279,14 +279,13 @@ def test_graphs_take_their_buffers_and_one_arena_for_the_largest() -> None:
     limits = Limits(max_num_seqs=3, max_num_batched_tokens=100, max_model_len=33)
     buffers = 3 * 8 * 100 + 4 * (4 + 3 + 3 + 3 + 3 * 2 + 3 * 3)
     assert buffer_bytes(100, 3, max_blocks=3, slots_per_request=2) == buffers
-    size = graph_bytes(
-        hybrid(), "float32", tokens=10, limits=limits, block_size=16, slots_per_request=2, gathers_states=False
-    )
-    assert size == buffers + arena_bytes(hybrid(), "float32", 10, 0)
-    no_graph = graph_bytes(
-        hybrid(), "float32", tokens=0, limits=limits, block_size=16, slots_per_request=2, gathers_states=False
-    )
-    assert no_graph == 0
+
+    def size(largest: LargestGraphs) -> int:
+        return graph_bytes(hybrid(), "float32", largest, limits=limits, block_size=16, gathers_states=False)
+
+    assert size(LargestGraphs(10, 3, 2)) == buffers + arena_bytes(hybrid(), "float32", 10, 0)
+    assert size(LargestGraphs(4, 3, 2)) == buffers + arena_bytes(hybrid(), "float32", 6, 0)
+    assert size(LargestGraphs(0, 0, 2)) == 0
 
 
 def test_an_arena_grows_with_tokens_width_and_the_states_that_it_gathers() -> None:

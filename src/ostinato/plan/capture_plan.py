@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,11 +14,13 @@ from ostinato.plan.coverage import (
     PIECEWISE_MODES,
     Coverage,
     GraphMode,
+    GraphShape,
     Uncovered,
     coverage,
     uncovered,
 )
 from ostinato.plan.decision import Decision
+from ostinato.plan.graph_memory import LargestGraphs
 from ostinato.plan.kernels import Backend, KernelChoice, not_capturable_in_decode, splits_of
 from ostinato.plan.limits import Limits
 
@@ -114,17 +116,17 @@ def choose_ladders(
     return CaptureLadders(by_tokens.tokens, by_rows.rows, tuple(decisions))
 
 
-def most_captured_tokens(
+def largest_graphs(
     config: EngineConfig, graph_mode: GraphMode, asked_rows: int, limits: Limits, slots_per_request: int
-) -> int:
-    """Tokens that no graph has more of; 0 if there is none. It never falls as `limits` grow, as the top of a ladder
-    does where it leaves a size that is off stride."""
-    most = 0
+) -> LargestGraphs:
+    """Sizes that no graph is larger than. They never fall as `limits` grow, as the top of a ladder does where it leaves
+    a size that is off stride."""
+    tokens = rows = 0
     if graph_mode in PIECEWISE_MODES:
         default = min(asked_rows * slots_per_request * 2, LARGEST_DEFAULT_SIZE)
         reachable = [size for size in config.capture_sizes or () if size <= limits.max_num_batched_tokens]
         top = min(config.max_capture_size or default, limits.max_num_batched_tokens)
-        most = top if config.capture_sizes is None else max(reachable, default=0)
+        tokens = top if config.capture_sizes is None else max(reachable, default=0)
     if graph_mode in FULL_MODES:
         rows = limits.max_num_seqs
         if config.capture_rows is not None:
@@ -132,8 +134,7 @@ def most_captured_tokens(
         elif config.capture_sizes is not None:
             fitting = (size // slots_per_request for size in config.capture_sizes if size % slots_per_request == 0)
             rows = max((size for size in fitting if size <= rows), default=0)
-        most = max(most, rows * slots_per_request)
-    return most
+    return LargestGraphs(tokens, rows, slots_per_request)
 
 
 def plan_capture(
@@ -144,10 +145,10 @@ def plan_capture(
     ladders: CaptureLadders,
     limits: Limits,
     slots_per_request: int,
-    bytes_for: Callable[[int], int],
+    bytes_for: Callable[[LargestGraphs], int],
 ) -> CapturePlan:
-    """The graphs that there will be. `ladders` are those of `choose_ladders`; `bytes_for(tokens)` is what all graphs
-    take if the largest has so many tokens."""
+    """The graphs that there will be. `ladders` are those of `choose_ladders`; `bytes_for` is what all graphs take if
+    these are the largest."""
     has_piecewise, has_full = graph_mode in PIECEWISE_MODES, graph_mode in FULL_MODES
     reach = {
         "max_num_seqs": limits.max_num_seqs,
@@ -155,7 +156,14 @@ def plan_capture(
         "num_speculative_tokens": slots_per_request - 1,
     }
     captured = CaptureLadders(ladders.tokens if has_piecewise else (), ladders.rows if has_full else ())
-    largest = captured.most_tokens(slots_per_request)
+    largest = LargestGraphs(max(captured.tokens, default=0), max(captured.rows, default=0), slots_per_request)
+
+    def bytes_of_more(graphs: Collection[GraphShape]) -> int:
+        tokens = max((graph.size for graph in graphs if graph.mode == "piecewise"), default=0)
+        rows = max((graph.size for graph in graphs if graph.mode == "full"), default=0)
+        more = LargestGraphs(max(tokens, largest.tokens), max(rows, largest.rows), slots_per_request)
+        return bytes_for(more) - bytes_for(largest)
+
     return CapturePlan(
         backend=backend,
         graph_mode=graph_mode,
@@ -168,7 +176,7 @@ def plan_capture(
             ladders,
             graph_mode,
             **reach | _settings(config, slots_per_request),
-            bytes_for=lambda sizes: max(0, bytes_for(max(sizes, default=0)) - bytes_for(largest)),
+            bytes_for=bytes_of_more,
             full_graphs_work=not not_capturable_in_decode(kernels),
         ),
     )

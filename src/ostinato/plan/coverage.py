@@ -6,10 +6,10 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from ostinato.errors import Remedy
 from ostinato.plan.capture import CaptureLadders, capture_ladders
@@ -19,6 +19,18 @@ StepMode = Literal["full", "piecewise", "eager"]
 
 FULL_MODES = ("full_decode_only", "full_and_piecewise")
 PIECEWISE_MODES = ("piecewise", "full_and_piecewise")
+
+
+class GraphShape(NamedTuple):
+    """A graph: `size` counts rows of `tokens_per_row` tokens each if the mode is `full`, and tokens if `piecewise`."""
+
+    mode: StepMode
+    size: int
+    tokens_per_row: int = 1
+
+    @property
+    def tokens(self) -> int:
+        return self.size * self.tokens_per_row
 
 
 @dataclass(frozen=True)
@@ -207,13 +219,13 @@ def uncovered(
     capture_sizes: Sequence[int] | None = None,
     capture_rows: Sequence[int] | None = None,
     performance_mode: str = "balanced",
-    bytes_for: Callable[[tuple[int, ...]], int],
+    bytes_for: Callable[[Collection[GraphShape]], int],
     full_graphs_work: bool = True,
 ) -> tuple[Uncovered, ...]:
     """The ranges of `coverage` that run eagerly, each with the settings that would cover it.
 
     The settings are those that `ladders` came from, as `capture_ladders` takes them, and `max_num_batched_tokens` is at
-    least `max_num_seqs * (1 + k)`. `bytes_for(sizes)` is the memory of more graphs, of so many tokens each.
+    least `max_num_seqs * (1 + k)`. `bytes_for(graphs)` is the memory of more graphs.
     `full_graphs_work`: whether the kernels of a decode step can be captured, so that a mode may have full graphs.
     """
     limits: dict[str, Any] = {
@@ -242,8 +254,8 @@ def uncovered(
         # A default token ladder follows the max_num_seqs asked for, and `changed` the one that fits: its sizes are some
         # of those present, so none of them counts as added.
         added = _graphs(changed, mode, num_speculative_tokens) - present
-        sizes = tuple(sorted(size * tokens_per_row for _, size, tokens_per_row in added))
-        found.append(Uncovered(batches, tuple(changes), sizes, bytes_for(sizes)))
+        sizes = tuple(sorted(graph.tokens for graph in added))
+        found.append(Uncovered(batches, tuple(changes), sizes, bytes_for(added)))
     return tuple(found)
 
 
@@ -291,12 +303,12 @@ def _size_changes(
     return changes
 
 
-def _graphs(ladders: CaptureLadders, mode: GraphMode, num_speculative_tokens: int) -> set[tuple[StepMode, int, int]]:
-    """(mode, size, tokens per unit of size) of every graph that is captured."""
-    graphs: set[tuple[StepMode, int, int]] = set()
+def _graphs(ladders: CaptureLadders, mode: GraphMode, num_speculative_tokens: int) -> set[GraphShape]:
+    """Every graph that is captured."""
+    graphs: set[GraphShape] = set()
     if mode in PIECEWISE_MODES:
-        graphs |= {("piecewise", size, 1) for size in ladders.tokens}
+        graphs |= {GraphShape("piecewise", size) for size in ladders.tokens}
     if mode in FULL_MODES:
         for tokens_per_row in {1, 1 + num_speculative_tokens}:
-            graphs |= {("full", size, tokens_per_row) for size in ladders.rows}
+            graphs |= {GraphShape("full", size, tokens_per_row) for size in ladders.rows}
     return graphs

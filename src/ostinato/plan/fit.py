@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 from ostinato.config import EngineConfig
 from ostinato.errors import CapacityError
 from ostinato.plan.capture import CaptureLadders
-from ostinato.plan.capture_plan import choose_graph_mode, choose_ladders, most_captured_tokens
+from ostinato.plan.capture_plan import choose_graph_mode, choose_ladders, largest_graphs
 from ostinato.plan.coverage import FULL_MODES, GraphMode
 from ostinato.plan.decision import Decision
 from ostinato.plan.device import DeviceSpec
-from ostinato.plan.graph_memory import graph_bytes
+from ostinato.plan.graph_memory import LargestGraphs, graph_bytes
 from ostinato.plan.kernels import KernelChoice, backend_of, choose_kernels
 from ostinato.plan.limits import DEFAULT_MAX_NUM_SEQS, Limits, lower_limits, wanted_limits
 from ostinato.plan.memory import (
@@ -29,6 +29,7 @@ from ostinato.plan.memory import (
     state_slot_bytes,
 )
 from ostinato.plan.model import ModelSpec
+from ostinato.plan.passes import of_each_kind
 from ostinato.plan.settings import choose_dtype, choose_ssm_state_dtype
 from ostinato.plan.state import StateCacheMode, choose_state_block_size, choose_state_cache_mode
 from ostinato.plan.units import GiB, format_bytes
@@ -84,7 +85,7 @@ def fit(config: EngineConfig, model: ModelSpec, device: DeviceSpec) -> Fit:
     asked_rows = config.max_num_seqs or DEFAULT_MAX_NUM_SEQS[device.kind]
     choose_ladders(config, graph_mode, asked_rows, wanted, per_request)  # a contradiction is told before what fits
     # A step's peak is that of its greediest layer, so one of each kind is enough to find it.
-    kinds = replace(model, layers=tuple(dict.fromkeys(model.layers)))
+    kinds = of_each_kind(model)
 
     def activations(limits: Limits) -> int:
         return activation_bytes(
@@ -94,29 +95,29 @@ def fit(config: EngineConfig, model: ModelSpec, device: DeviceSpec) -> Fit:
             rows=limits.max_num_seqs,
             max_model_len=limits.max_model_len,
             gathers_states=device.kind == "cuda",
+            tokens_per_row=per_request,
         )
 
-    def captured_tokens(limits: Limits) -> int:
-        return most_captured_tokens(config, graph_mode, asked_rows, limits, per_request)
+    def captured(limits: Limits) -> LargestGraphs:
+        return largest_graphs(config, graph_mode, asked_rows, limits, per_request)
 
-    def graphs(limits: Limits, tokens: int) -> int:
+    def graphs(limits: Limits) -> int:
         return graph_bytes(
             kinds,
             dtype,
-            tokens=tokens,
+            captured(limits),
             limits=limits,
             block_size=config.block_size,
-            slots_per_request=per_request,
             gathers_states=device.kind == "cuda" and graph_mode in FULL_MODES,
         )
 
     def fits(limits: Limits, rows: int) -> bool:
-        room = cache_room(budget, activations(limits), graphs(limits, captured_tokens(limits)))
+        room = cache_room(budget, activations(limits), graphs(limits))
         return cache_need(budget, rows, limits.max_model_len) <= room
 
     limits, _ = lower_limits(config, wanted, per_request, fits)
-    tokens = captured_tokens(limits)
-    of_activations, of_graphs = activations(limits), graphs(limits, tokens)
+    tokens = captured(limits).most_tokens
+    of_activations, of_graphs = activations(limits), graphs(limits)
     memory = fit_memory(budget, of_activations, limits.max_num_seqs, limits.max_model_len, of_graphs)
     if memory is None:
         message = _even_if_lowered(wanted, limits) + _explain(budget, of_activations, of_graphs, tokens, limits, device)

@@ -6,6 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ostinato.plan.model import DTYPE_BYTES, LayerSpec, ModelSpec
+from ostinato.plan.passes import Pass, drafter_pass, own_pass
 
 LOGIT_COPIES = 9
 """Floats per logit while sampling: raw, float32 and processed copies, and a sort with its 64-bit indices; 8
@@ -97,32 +98,45 @@ def state_slot_bytes(model: ModelSpec, dtype: str, ssm_state_dtype: str) -> int:
 
 
 def activation_bytes(
-    model: ModelSpec, dtype: str, tokens: int, rows: int, max_model_len: int, gathers_states: bool
+    model: ModelSpec,
+    dtype: str,
+    tokens: int,
+    rows: int,
+    max_model_len: int,
+    gathers_states: bool,
+    tokens_per_row: int = 1,
 ) -> int:
     """Bytes that one step of `tokens` tokens in `rows` rows needs at most, beside weights and cache.
 
     Counted are, as alive at once: the residual stream, its normed form and their float32 copies; the
     greediest layer's intermediate results, in `dtype` and as float32 copies, with what its kernel allocates
-    (see `_attention_scratch` and `_scan_scratch`); or, after the last layer, the logits of one position per
-    row and their copies while sampling; and a quarter more, since allocators hold on to some of what was
-    freed. `gathers_states`: whether a decode step gathers all rows' states into one tensor, as the
-    references do on a GPU.
+    (see `_attention_scratch` and `_scan_scratch`); or, after the last layer, the logits of `tokens_per_row` positions
+    per row, each with its drafts, and their copies while sampling; or as much of the drafter; and a quarter more, since
+    allocators hold on to some of what was freed. `gathers_states`: whether a decode step gathers all rows' states into
+    one tensor, as the references do on a GPU.
     """
     width = DTYPE_BYTES[dtype]
-    residual = tokens * model.hidden_size * 2 * (width + 4)
-    layer_bytes = max(
-        (
-            tokens * layer.activation_elements * (width + 4)
-            + max(
-                _attention_scratch(layer, width, tokens, max_model_len),
-                _scan_scratch(layer, rows if gathers_states else 1),
-            )
-            for layer in model.layers
-        ),
-        default=0,
-    )
-    logits = min(rows, tokens) * model.vocab_size * LOGIT_COPIES * 4
-    peak = residual + max(layer_bytes, logits)
+
+    def layers_of(way: Pass) -> int:
+        widest = max(
+            (
+                tokens * layer.activation_elements * (width + 4)
+                + max(
+                    _attention_scratch(layer, width, tokens, max_model_len),
+                    _scan_scratch(layer, rows if gathers_states else 1),
+                )
+                for layer in way.layers
+            ),
+            default=0,
+        )
+        return max(widest, tokens * way.join_elements * (width + 4))
+
+    own, drafter = own_pass(model), drafter_pass(model)
+    # A drafter's logits are of one position per row, so that they never decide.
+    logits = min(rows * tokens_per_row, tokens) * model.vocab_size * LOGIT_COPIES * 4
+    peak = tokens * own.kept_elements * (width + 4) + max(layers_of(own), logits)
+    if drafter is not None:
+        peak = max(peak, tokens * drafter.kept_elements * (width + 4) + layers_of(drafter))
     return peak + peak // 4
 
 

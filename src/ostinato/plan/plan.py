@@ -17,7 +17,7 @@ from ostinato.plan.decision import Decision
 from ostinato.plan.device import DeviceSpec
 from ostinato.plan.fit import DoesNotFit, Fit, fit
 from ostinato.plan.flops import PrefillFlops, prefill_flops
-from ostinato.plan.graph_memory import graph_bytes
+from ostinato.plan.graph_memory import LargestGraphs, graph_bytes
 from ostinato.plan.kernels import KernelChoice, backend_of, not_capturable_in_decode
 from ostinato.plan.memory import MemoryPlan
 from ostinato.plan.model import ModelSpec, RopeSpec
@@ -200,14 +200,13 @@ def _capture(model: ModelSpec, config: EngineConfig, device: DeviceSpec, fitted:
     # Without graphs, what would cover a batch is a mode with full graphs, if their kernels can be captured.
     full = mode in FULL_MODES or (mode == "none" and not not_capturable_in_decode(fitted.kernels))
 
-    def bytes_for(tokens: int) -> int:
+    def bytes_for(largest: LargestGraphs) -> int:
         return graph_bytes(
             model,
             fitted.dtype,
-            tokens=tokens,
+            largest,
             limits=fitted.limits,
             block_size=config.block_size,
-            slots_per_request=fitted.memory.slots_per_request,
             gathers_states=device.kind == "cuda" and full,
         )
 
