@@ -2,17 +2,23 @@
 
 Its model is a checksum: the next token depends on all earlier ones and their order, as they are found again
 in the blocks and the slot of the request. What a block holds depends on all tokens before it too, as in a model.
+
+Its drafts are the model's own tokens up to where it guesses wrong. What a wrong draft leaves behind, a key and a state
+in the memory of its row, is as wrong as the draft.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
 from ostinato.cache.index import Entry, PrefixIndex
 from ostinato.schedule.batch import Batch, Row, RowResult, StepResult, TokenLogprobs
 
 VOCABULARY = 50
+
+Guess = Callable[[Row], tuple[int, int]]
+"""A row -> (drafts that are proposed for it, of which so many from the first on are right)."""
 
 
 def checksum(token_ids: Sequence[int], seed: int = 0) -> int:
@@ -34,6 +40,14 @@ def continuation(prompt: Sequence[int], count: int) -> list[int]:
     return tokens[len(prompt) :]
 
 
+def any_guess(row: Row) -> tuple[int, int]:
+    """Seldom fewer drafts than the row may have, and any number of them right; the same for the same text."""
+    chance = checksum([row.start, *map(ord, row.request_id), *row.token_ids])
+    most = row.num_drafts
+    num_drafts = most if chance % 4 else chance // 4 % (most + 1)
+    return num_drafts, chance // 64 % (num_drafts + 1)
+
+
 @dataclass
 class FakeRunner:
     """Runs batches whose rows have the prompt as payload, if prompt log-probabilities are wanted."""
@@ -41,6 +55,7 @@ class FakeRunner:
     block_size: int
     has_attention: bool = True
     has_state: bool = True
+    guess: Guess = any_guess
     keys: dict[tuple[int, int], tuple[int, int, int]] = field(default_factory=dict)
     """(block, offset) -> (position, token, checksum of the tokens up to it)."""
     states: dict[int, int] = field(default_factory=dict)
@@ -63,7 +78,8 @@ class FakeRunner:
         """The blocks that a row writes to; all others of its table it only reads."""
         if not self.has_attention:
             return ()
-        return row.block_table[row.start // self.block_size : (row.end - 1) // self.block_size + 1]
+        last = row.end + row.num_drafts - 1
+        return row.block_table[row.start // self.block_size : last // self.block_size + 1]
 
     def written_slots(self, row: Row) -> tuple[int, ...]:
         return (*row.write_slots, *(slot for _, slot in row.checkpoints)) if self.has_state else ()
@@ -110,11 +126,14 @@ class FakeRunner:
         return row.block_table[position // self.block_size], position % self.block_size
 
     def _check_writers(self, batch: Batch) -> None:
-        """Nobody else reads or writes in this step what a row writes to."""
-        for row in batch.rows:
+        """Rows have memory for all that they may write, and nobody else reads or writes it in this step."""
+        for index, row in enumerate(batch.rows):
             others = [other for other in batch.rows if other is not row]
+            most = batch.num_drafts if index < batch.num_decode_rows else 0
+            assert 0 <= row.num_drafts <= most, "a row may have more drafts than the batch gives it"
             if self.has_attention:
-                assert len(row.block_table) * self.block_size >= row.end, "a row has too few blocks"
+                end = row.end + row.num_drafts
+                assert len(row.block_table) * self.block_size >= end, "a row has too few blocks"
                 assert 0 not in row.block_table, "a row has the null block"
                 assert len(set(row.block_table)) == len(row.block_table), "a row has a block twice"
                 used = {block for other in others for block in other.block_table}
@@ -122,6 +141,7 @@ class FakeRunner:
             else:
                 assert not row.block_table, "a row has blocks, and the model has no attention"
             if self.has_state:
+                assert len(row.write_slots) == 1 + row.num_drafts, "a row has not one slot for each of its tokens"
                 written = self.written_slots(row)
                 used = {slot for other in others for slot in (other.read_slot, *self.written_slots(other))}
                 assert 0 not in written, "a row writes to the null slot"
@@ -137,30 +157,51 @@ class FakeRunner:
                 assert not row.checkpoints, "a row takes a checkpoint, and the model has no state layers"
 
     def _run_row(self, row: Row) -> RowResult:
+        num_drafts, num_right = self.guess(row)
+        assert 0 <= num_right <= num_drafts <= row.num_drafts, "more drafts than the row may have"
+        assert row.num_logits >= row.samples * (1 + row.num_drafts), "a row samples without logits"
+        token_ids, seed = list(row.token_ids), self._read(row)
+        sums = []
+        for index in range(len(row.token_ids) + num_drafts):
+            if index >= len(row.token_ids):
+                is_wrong = index - len(row.token_ids) == num_right
+                token_ids.append((seed + is_wrong) % VOCABULARY)
+            seed = checksum([token_ids[index]], seed)
+            sums.append(seed)
+        self._write(row, token_ids, sums)
+        # What the model gives behind the last known token and behind each draft, up to the first wrong one.
+        targets = tuple(seed % VOCABULARY for seed in sums[len(row.token_ids) - 1 :])
+        accepted = targets[: num_right + 1] if row.samples else ()
+        return RowResult(row.request_id, accepted, None, self._prompt_logprobs(row), num_drafts=num_drafts)
+
+    def _read(self, row: Row) -> int:
+        """The checksum of the text before a row, as its blocks and its slot have it."""
         sums = []
         if self.has_attention:
-            seed = self.keys[self._place(row, row.start - 1)][2] if row.start else 0
-            for position, token_id in enumerate(row.token_ids, start=row.start):
-                seed = checksum([token_id], seed)
-                self.keys[self._place(row, position)] = (position, token_id, seed)
-            found = [self.keys[self._place(row, position)] for position in range(row.end)]
-            assert [position for position, _, _ in found] == list(range(row.end)), "a block holds another position"
+            found = [self.keys[self._place(row, position)] for position in range(row.start)]
+            assert [position for position, _, _ in found] == list(range(row.start)), "a block holds another position"
             sums.append(checksum([token_id for _, token_id, _ in found]))
-            assert sums[0] == seed, "the blocks of a row are not those of one text"
+            assert not found or found[-1][2] == sums[0], "the blocks of a row are not those of one text"
         if self.has_state:
-            before = 0 if row.read_slot == 0 else self.states[row.read_slot]
-            for position, slot in row.checkpoints:
-                self.states[slot] = checksum(row.token_ids[: position - row.start], before)
-            self.states[row.write_slots[0]] = checksum(row.token_ids, before)
-            sums.append(self.states[row.write_slots[0]])
+            sums.append(0 if row.read_slot == 0 else self.states[row.read_slot])
         assert len(set(sums)) == 1, "blocks and slot tell of different tokens"
-        tokens = (sums[0] % VOCABULARY,) if row.samples else ()
-        assert row.num_logits >= len(tokens), "a row samples without logits"
-        return RowResult(row.request_id, tokens, None, self._prompt_logprobs(row))
+        return sums[0]
+
+    def _write(self, row: Row, token_ids: Sequence[int], sums: Sequence[int]) -> None:
+        """Keep what a row's tokens and its drafts give; `sums` are of the text up to each of them."""
+        if self.has_attention:
+            for position, (token_id, seed) in enumerate(zip(token_ids, sums, strict=True), start=row.start):
+                self.keys[self._place(row, position)] = (position, token_id, seed)
+        if self.has_state:
+            for position, slot in row.checkpoints:
+                self.states[slot] = sums[position - row.start - 1]
+            # A row that got fewer drafts than it might leaves its last slots as they are.
+            for slot, seed in zip(row.write_slots, sums[len(row.token_ids) - 1 :], strict=False):
+                self.states[slot] = seed
 
     def _break_row(self, row: Row) -> RowResult:
         if self.has_attention:
-            for position in range(row.start, row.end):
+            for position in range(row.start, row.end + row.num_drafts):
                 self.keys[self._place(row, position)] = (-1, -1, -1)
         for slot in self.written_slots(row):
             self.states[slot] = -1
@@ -170,5 +211,5 @@ class FakeRunner:
         prompt = row.payload
         if prompt is None:
             return ()
-        positions = range(row.end - row.num_logits, row.end)
+        positions = range(row.end + row.num_drafts - row.num_logits, row.end)
         return tuple(TokenLogprobs(prompt[p + 1], -1.0, 1) for p in positions if p + 1 < len(prompt))

@@ -8,18 +8,20 @@ from typing import Any
 from ostinato.cache.eviction import EvictionPolicy
 from ostinato.cache.manager import CacheManager
 from ostinato.cache.placement import CachePolicy, StateCacheMode
-from ostinato.schedule.batch import Batch, RowResult, StepResult
+from ostinato.schedule.batch import Batch, Row, RowResult, StepResult
 from ostinato.schedule.limits import SchedulerLimits
 from ostinato.schedule.request import Request, RequestUpdate, StopConditions
 from ostinato.schedule.scheduler import Scheduler
-from tests.fake_runner import VOCABULARY, FakeRunner, continuation
+from tests.fake_runner import VOCABULARY, FakeRunner, Guess, any_guess, continuation
 
 BLOCK = 4
 
 
-def make_scheduler(num_blocks: int = 100, num_slots: int = 100, **limits: Any) -> Scheduler:
-    values = {"max_num_seqs": 8, "max_num_batched_tokens": 32, "max_model_len": 200, **limits}
-    return Scheduler(SchedulerLimits(**values), CacheManager(num_blocks, num_slots, BLOCK))
+def make_scheduler(num_blocks: int = 100, num_slots: int = 100, k: int = 0, **limits: Any) -> Scheduler:
+    """A scheduler without a prefix cache, which gives every decode row `k` drafts."""
+    values = {"max_num_seqs": 8, "max_num_batched_tokens": 32 + 8 * k, "max_model_len": 200, **limits}
+    cache = CacheManager(num_blocks, num_slots, BLOCK, slots_per_request=1 + k)
+    return Scheduler(SchedulerLimits(**values), cache, choose_drafts=lambda num_decoding: k)
 
 
 def make_caching_scheduler(
@@ -30,17 +32,34 @@ def make_caching_scheduler(
     branches: bool = True,
     eviction: EvictionPolicy = "marconi",
     block_size: int = BLOCK,
+    k: int = 0,
     **limits: Any,
 ) -> Scheduler:
-    """A scheduler with a prefix cache. 0 blocks: a model without attention; 0 slots: one without state layers."""
+    """A scheduler with a prefix cache, which gives every decode row `k` drafts. 0 blocks: a model without attention;
+    0 slots: one without state layers."""
     values = {"max_num_seqs": 8, "max_num_batched_tokens": 200, "max_model_len": 200, **limits}
-    cache = CacheManager(num_blocks, num_slots, block_size, eviction=eviction)
-    return Scheduler(SchedulerLimits(**values), cache, CachePolicy(True, mode, spacing, branches))
+    cache = CacheManager(num_blocks, num_slots, block_size, slots_per_request=1 + k, eviction=eviction)
+    policy = CachePolicy(True, mode, spacing, branches)
+    return Scheduler(SchedulerLimits(**values), cache, policy, choose_drafts=lambda num_decoding: k)
 
 
-def runner_for(scheduler: Scheduler) -> FakeRunner:
+def runner_for(scheduler: Scheduler, guess: Guess = any_guess) -> FakeRunner:
     cache = scheduler.cache
-    return FakeRunner(cache.block_size, cache.blocks.count > 0, cache.slots.count > 0)
+    return FakeRunner(cache.block_size, cache.blocks.count > 0, cache.slots.count > 0, guess)
+
+
+def right_guesses(*num_right: int) -> Guess:
+    """All drafts that a row may have; in the row's steps one after the other so many are right, later always the last
+    number. For runners of one request."""
+    rest = list(num_right)
+
+    def guess(row: Row) -> tuple[int, int]:
+        if row.num_drafts == 0:
+            return 0, 0
+        right = rest.pop(0) if len(rest) > 1 else rest[0]
+        return row.num_drafts, min(right, row.num_drafts)
+
+    return guess
 
 
 def make_request(name: str, prompt: int = 3, max_tokens: int = 5, **fields: Any) -> Request:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from ostinato.cache.chain import Chain
@@ -96,6 +98,26 @@ def test_a_request_that_is_not_admitted_leaves_no_trace() -> None:
         [(each.hits, each.last_use) for each in cache.store.index.checkpoints],
     )
     assert cache.holders() == set()
+    cache.check_integrity()
+
+
+def test_a_request_that_lacks_slots_is_not_admitted_and_nothing_is_evicted_for_it() -> None:
+    cache = CacheManager(40, 8, B, slots_per_request=3)
+    for seed in (1, 2):
+        cache.admit("a", 9)
+        compute(cache, "a", text(8, seed))
+        cache.release("a")
+    assert cache.admit("a", 9)
+    assert cache.admit("b", 1)
+    # One slot is left, and the one that it would read.
+    match = cache.store.match(chain_of(text(9, 2)), 8)
+    before = (cache.usage(), [each.entry.end for each in cache.store.index.checkpoints])
+    counters = replace(cache.store.counters)
+    assert (match.hit, len(before[1])) == (8, 1)
+    assert not cache.admit("c", 9, match)
+    assert not cache.admit("c", 9)
+    assert before == (cache.usage(), [each.entry.end for each in cache.store.index.checkpoints])
+    assert cache.store.counters == counters
     cache.check_integrity()
 
 

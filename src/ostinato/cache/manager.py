@@ -107,9 +107,11 @@ class CacheManager:
         # Referenced before anything is taken, so that what is hit is not evicted for it.
         holding = self._attach(match.path)
         self._holdings[request_id] = holding
-        if not self.grow(request_id, num_tokens, spare_blocks) or not self._fill_slots(holding):
+        has_slots = self.slots_per_request <= self.slots.num_available + self._may_take_over(holding)
+        if not has_slots or not self.grow(request_id, num_tokens, spare_blocks):
             self._give_back(self._holdings.pop(request_id))
             return False
+        self._fill_slots(holding)
         self.store.touch(holding.tip)
         checkpoint = self.store.index.checkpoint_of(holding.read_slot)
         if checkpoint is not None:
@@ -135,6 +137,19 @@ class CacheManager:
         holding.capacity = len(holding.block_table) * self.block_size if self.blocks.count > 0 else sys.maxsize
         return True
 
+    def shrink(self, request_id: str, num_tokens: int) -> bool:
+        """Take back the blocks that the request has beyond those of its first `num_tokens` tokens, which are known;
+        whether there were any."""
+        holding = self._holdings[request_id]
+        needed = self.blocks_needed(num_tokens)
+        surplus = holding.block_table[needed:]
+        if not surplus:
+            return False
+        self.blocks.release(surplus)
+        holding.block_table = holding.block_table[:needed]
+        holding.capacity = needed * self.block_size
+        return True
+
     def take_write_slots(self, request_id: str, spare_slots: int = 0) -> bool:
         """See that the request has the slots that its next step writes to. Between steps it may lack some that became
         checkpoints. False if it has none at all: its row then waits a step; with fewer than `slots_per_request` it
@@ -144,7 +159,8 @@ class CacheManager:
         over instead, in place, unless another request reads it too; the checkpoint leaves the index.
         """
         holding = self._holdings[request_id]
-        return self._fill_slots(holding, spare_slots, is_own=True) or bool(holding.slots)
+        self._fill_slots(holding, spare_slots, is_own=True)
+        return bool(holding.slots) or self.slots_per_request == 0
 
     def reserve(self, request_id: str, positions: Iterable[int], spare_slots: int = 0) -> None:
         """Take slots for checkpoints that the next step writes out on its way, as far as they are available."""
@@ -256,25 +272,28 @@ class CacheManager:
             self.slots.retain((holding.read_slot,))
         return holding
 
-    def _fill_slots(self, holding: Holding, spare_slots: int = 0, is_own: bool = False) -> bool:
-        """Take the slots that are missing, as far as there are any; whether all were there. See `take_write_slots`.
+    def _fill_slots(self, holding: Holding, spare_slots: int = 0, is_own: bool = False) -> None:
+        """Take the slots that are missing, as far as there are any. See `take_write_slots`.
 
         `is_own`: the checkpoint that is read, if it is one, is of the request's last step, and not one that it hit.
         """
         missing = self.slots_per_request - len(holding.slots)
         if missing == 0:
-            return True
+            return
         available = self.slots.num_available
-        if missing + spare_slots > available:
+        if missing + spare_slots > available and self._may_take_over(holding):
             checkpoint = self.store.index.checkpoint_of(holding.read_slot)
-            if checkpoint is not None and self.slots.references(holding.read_slot) == 1:
-                self.store.evict_checkpoint(checkpoint)
-                self.store.counters.checkpoints_not_taken += is_own
-                holding.slots += (holding.read_slot,)
-                missing -= 1
-        taken = min(missing, available)
-        holding.slots += tuple(self.store.take_slots(taken))
-        return taken == missing
+            assert checkpoint is not None, "what is taken over is a checkpoint"
+            self.store.evict_checkpoint(checkpoint)
+            self.store.counters.checkpoints_not_taken += is_own
+            holding.slots += (holding.read_slot,)
+            missing -= 1
+        holding.slots += tuple(self.store.take_slots(min(missing, available)))
+
+    def _may_take_over(self, holding: Holding) -> bool:
+        """Whether the request reads a checkpoint that no other request reads."""
+        slot = holding.read_slot
+        return self.store.index.checkpoint_of(slot) is not None and self.slots.references(slot) == 1
 
     def _give_back(self, holding: Holding) -> None:
         if holding.tip is not None:

@@ -24,12 +24,14 @@ def chunk_tokens(remaining: int, budget: int, limits: SchedulerLimits, num_later
 
 def room_for_drafts(request: Request, cache: CacheManager, num_drafts: int) -> int:
     """How many of `num_drafts` drafts a decoding request can have: none that its length would cut off anyway, and no
-    more than there are blocks for, which it is given, and write slots, which it has. Nobody is preempted for a draft.
+    more than there are write slots for, which it has, and blocks, which it is given. Nobody is preempted for a draft.
     """
     count = min(num_drafts, request.max_num_tokens - request.num_tokens - 1)
-    if count <= 0:
-        return 0
     holding = cache.holding(request.request_id)
-    if not cache.grow(request.request_id, request.num_tokens + count):
-        count = min(count, holding.capacity - request.num_tokens)
-    return min(count, len(holding.slots) - 1) if holding.slots else count
+    if holding.slots:
+        count = min(count, len(holding.slots) - 1)
+    most = holding.capacity + cache.blocks.num_available * cache.block_size
+    count = min(count, most - request.num_tokens)
+    has_grown = cache.grow(request.request_id, request.num_tokens + count)
+    assert has_grown, "available blocks were counted above"
+    return count

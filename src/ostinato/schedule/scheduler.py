@@ -66,7 +66,7 @@ class Scheduler:
         limits: SchedulerLimits,
         cache: CacheManager,
         policy: CachePolicy = _NO_PREFIX_CACHE,
-        choose_drafts: ChooseDrafts = lambda num_decoding: 0,
+        choose_drafts: ChooseDrafts | None = None,
     ) -> None:
         self._choose_drafts = choose_drafts
         self.limits = limits
@@ -124,7 +124,7 @@ class Scheduler:
         needs no `update`. A row's block table may be longer than the row needs.
         """
         assert self._in_flight is None, "the last step needs update() or fail() before the next is scheduled"
-        num_drafts = self._choose_drafts(sum(map(is_decoding, self._running)))
+        num_drafts = 0 if self._choose_drafts is None else self._choose_drafts(sum(map(is_decoding, self._running)))
         decoding = self._schedule_decoding(num_drafts)
         budget = self.limits.max_num_batched_tokens - len(decoding) * (1 + num_drafts)
         others: list[tuple[Request, Row]] = []
@@ -310,8 +310,13 @@ class Scheduler:
         return self.cache.slots_per_request if self._waiting and len(self._running) < self.limits.max_num_seqs else 0
 
     def _make_room(self, request: Request) -> bool:
-        """Find `request` the block of its next token, by preemption if need be; False if it was its own."""
+        """Find `request` the block of its next token, by preemption if need be; False if it was its own.
+
+        Blocks that are held for drafts alone are given back before.
+        """
         while not self.cache.grow(request.request_id, request.num_tokens):
+            if any(self.cache.shrink(each.request_id, each.num_tokens) for each in reversed(self._running)):
+                continue
             victim = self._running[-1]
             self._preempt(victim)
             if victim is request:
