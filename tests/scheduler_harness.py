@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 
 from ostinato.cache.chain import Chain, xxh3_hash
@@ -74,7 +75,8 @@ def expected_output(request: Request, max_model_len: int) -> tuple[list[int], Fi
 class Harness:
     """A scheduler, and a follower for each request that it took in.
 
-    If `num_hashes` is given, the blocks of all texts have no more hashes than that, so that many collide.
+    If `num_hashes` is given, the blocks of all texts have no more hashes than that, so that many collide. Requests
+    have memory for `k` drafts, and steps give their rows `num_drafts`, which is 0 or `k` and may be set between steps.
     """
 
     def __init__(
@@ -85,18 +87,22 @@ class Harness:
         eviction: EvictionPolicy = "marconi",
         costs: EvictionCosts | None = None,
         num_hashes: int | None = None,
+        k: int = 0,
     ) -> None:
         self.num_hashes = num_hashes
+        self.k = self.num_drafts = k
         self.limits, self.policy = limits, policy
         block_size, self.has_attention, has_state = sizes.block_size, sizes.num_blocks > 0, sizes.num_slots > 0
         costs = costs or EvictionCosts()
-        self.cache = CacheManager(sizes.num_blocks, sizes.num_slots, block_size, eviction=eviction, costs=costs)
+        self.cache = CacheManager(sizes.num_blocks, sizes.num_slots, block_size, 1 + k, eviction, costs)
         self.capacity = (sizes.num_blocks - 1) * block_size if self.has_attention else 1000
-        self.scheduler = Scheduler(limits, self.cache, policy)
+        self.scheduler = Scheduler(limits, self.cache, policy, lambda num_decoding: self.num_drafts)
         self.runner = FakeRunner(block_size, self.has_attention, has_state)
         self.followers: dict[str, Follower] = {}
         self.batch: Batch | None = None
         self.num_arrived = 0
+        self.verified: Counter[tuple[int, int, int]] = Counter()
+        """Of rows in steps with drafts: (drafts that it might get, those it got, those that were kept)."""
 
     def arrive(self, wish: Wish) -> None:
         name = f"r{self.num_arrived}"
@@ -123,7 +129,11 @@ class Harness:
         """Run the step in flight; the rows of the requests in `broken` end with an error."""
         batch = self._take_batch()
         unfinished = {row.request_id for row in batch.rows if not self._is_finished(row.request_id)}
-        updates = self.scheduler.update(self.runner.run(batch, broken))
+        result = self.runner.run(batch, broken)
+        if batch.num_drafts > 0:
+            for row, given in zip(batch.rows[: batch.num_decode_rows], result.rows, strict=False):
+                self.verified[row.num_drafts, given.num_drafts, len(given.token_ids) - 1] += 1
+        updates = self.scheduler.update(result)
         assert {update.request_id for update in updates if update.error is not None} == broken & unfinished
         self._follow(updates)
         self.check()
@@ -216,17 +226,20 @@ class Harness:
 
     def _can_never_be_served(self, request: Request) -> bool:
         num_prompt, limits = len(request.prompt_token_ids), self.limits
-        most = min(num_prompt + request.stop.max_tokens, limits.max_model_len)
         return (
             num_prompt == 0
             or num_prompt + 1 > limits.max_model_len
             or (not limits.enable_chunked_prefill and num_prompt > limits.max_num_batched_tokens)
-            or most - 1 > self.capacity
+            or self._greatest_length(request) - 1 > self.capacity
         )
+
+    def _greatest_length(self, request: Request) -> int:
+        return min(len(request.prompt_token_ids) + request.stop.max_tokens, self.limits.max_model_len)
 
     def _check_batch(self, batch: Batch) -> None:
         """The batch keeps the limits, its rows are in order, nobody was overtaken, and nothing shared is written."""
         assert len(batch.rows) <= self.limits.max_num_seqs
+        assert batch.num_drafts == (self.num_drafts if any(row.num_drafts for row in batch.rows) else 0)
         assert batch.num_tokens <= self.limits.max_num_batched_tokens
         assert len({row.request_id for row in batch.rows}) == len(batch.rows)
         self.scheduler.check_integrity()
@@ -263,8 +276,24 @@ class Harness:
         if not self.limits.enable_chunked_prefill and not row.samples:
             assert follower.request.num_preemptions > 0, "a prompt was cut without chunked prefill"
             assert len(known) > self.limits.max_num_batched_tokens
+        if is_decode:
+            self._check_drafts(row, follower.request)
+        else:
+            assert row.num_drafts == 0, "drafts behind tokens of a prompt"
         follower.num_computed, follower.has_begun = row.end, True
         follower.num_preemptions = follower.request.num_preemptions
+
+    def _check_drafts(self, row: Row, request: Request) -> None:
+        """A row has as many drafts as its length lets it have, unless there is no more memory for them."""
+        length = self._greatest_length(request)
+        assert row.end + row.num_drafts < length, "a draft that is never computed without speculation"
+        if row.num_drafts < min(self.num_drafts, length - 1 - row.end):
+            holding = self.cache.holding(row.request_id)
+            lacks_blocks = self.has_attention and row.end + row.num_drafts == holding.capacity
+            lacks_slots = self.runner.has_state and 1 + row.num_drafts == len(holding.slots)
+            assert (lacks_blocks and not self.cache.blocks.num_available) or (
+                lacks_slots and not self.cache.slots.num_available
+            ), "a row has fewer drafts than there is room for"
 
     def _check_hit(self, follower: Follower, hit: int) -> None:
         request, known = follower.request, follower.known
@@ -305,6 +334,8 @@ class Harness:
             follower = self.followers[update.request_id]
             assert follower.finish_reason is None
             follower.token_ids += update.token_ids
+            # Drafts that were accepted are computed, and the last token is not.
+            follower.num_computed += max(0, len(update.token_ids) - 1)
             follower.prompt_logprobs += [entry.token_id for entry in update.prompt_logprobs]
             follower.finish_reason = update.finish_reason
             follower.was_ended = update.error is not None

@@ -11,23 +11,25 @@ from tests.scheduler_steps import BLOCK, answer, give, make_request, make_schedu
 
 
 def test_a_stop_token_ends_a_request_and_tokens_after_it_are_dropped_with_their_logprobs() -> None:
-    scheduler = make_scheduler()
+    scheduler = make_scheduler(k=2)
     request = make_request("a", stop=StopConditions(10, stop_token_ids=frozenset({7})))
     scheduler.add(request)
+    give(scheduler, (4,))
     logprobs = tuple(TokenLogprobs(t, -1.0, 1) for t in (5, 7, 9))
-    (update,) = give(scheduler, (5, 7, 9), logprobs=logprobs)
+    (update,) = give(scheduler, (5, 7, 9), logprobs=logprobs, num_drafts=2)
     assert (update.token_ids, update.logprobs) == ((5, 7), logprobs[:2])
     assert (update.finish_reason, update.stop_reason) == (FinishReason.STOP, 7)
-    assert request.output_token_ids == [5, 7]
+    assert request.output_token_ids == [4, 5, 7]
     assert not scheduler.has_unfinished
 
 
-def test_several_tokens_of_one_step_are_cut_at_max_tokens() -> None:
-    scheduler = make_scheduler()
-    scheduler.add(make_request("a", max_tokens=4))
-    assert give(scheduler, (1, 2, 3))[0].finish_reason is None
-    (update,) = give(scheduler, (4, 5, 6))
-    assert (update.token_ids, update.finish_reason, update.stop_reason) == ((4,), "length", None)
+def test_several_tokens_of_one_step_that_reach_max_tokens_end_the_request() -> None:
+    scheduler = make_scheduler(k=2)
+    scheduler.add(make_request("a", max_tokens=6))
+    assert give(scheduler, (1,))[0].finish_reason is None
+    assert give(scheduler, (2, 3, 4), num_drafts=2)[0].finish_reason is None
+    (update,) = give(scheduler, (5, 6), num_drafts=1)
+    assert (update.token_ids, update.finish_reason, update.stop_reason) == ((5, 6), "length", None)
 
 
 def test_an_end_of_sequence_token_stops_unless_it_is_ignored() -> None:
