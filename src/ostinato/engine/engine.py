@@ -16,6 +16,7 @@ from ostinato.engine.generation import Generation
 from ostinato.engine.outputs import RequestOutput
 from ostinato.engine.runner import Runner, StartProgress
 from ostinato.engine.scheduling import make_scheduler
+from ostinato.engine.speculation import Speculation
 from ostinato.engine.stats import EngineStats
 from ostinato.engine.tokenizer import Tokenizer, load_tokenizer
 from ostinato.errors import ModelError, Remedy, RequestError
@@ -24,6 +25,7 @@ from ostinato.plan.plan import Plan, make_plan
 from ostinato.plan.source import load_spec, resolve_model_dir
 from ostinato.sample.noise import derive_seed
 from ostinato.sample.params import SamplingParams, check_token_ids
+from ostinato.schedule.batch import StepResult
 from ostinato.schedule.request import FinishReason, RequestUpdate
 
 
@@ -42,11 +44,15 @@ class Engine:
         self.tokenizer = load_tokenizer(self.directory)
         self.chat_template = load_chat_template(self.directory, self.tokenizer.special_tokens)
         self._default_params = _default_params(self.tokenizer, self.directory)
-        self.runner = Runner(plan, self.spec, None if config.random_weights else self.directory, progress)
+        draft = None if plan.speculative is None or plan.speculative.model is None else plan.speculative.model
+        directories = [self.directory, None if draft is None else resolve_model_dir(draft)]
+        own, of_draft = [None, None] if config.random_weights else directories
+        self.runner = Runner(plan, self.spec, own, progress, of_draft)
         if plan.settings.capture == "startup":
             self.runner.capture(progress)
         self.plan: Plan = replace(plan, measured=self.runner.measured)
-        self.scheduler = make_scheduler(plan)
+        self.speculation = Speculation(plan.speculative) if plan.speculative is not None else None
+        self.scheduler = make_scheduler(plan, None if self.speculation is None else self.speculation.controller.choose)
         # A tokenizer may know end tokens that the model cannot give.
         self._eos_token_ids = frozenset(i for i in self.tokenizer.eos_token_ids if i < self.spec.vocab_size)
         self._stats = EngineStats()
@@ -132,6 +138,7 @@ class Engine:
         if not batch.rows:
             return []
         scheduled = finished = time.perf_counter()
+        result: StepResult | None = None
         try:
             result = self.runner.run(batch)
             finished = time.perf_counter()
@@ -147,7 +154,10 @@ class Engine:
         bookkeeping = time.perf_counter() - begin - (finished - scheduled)
         changed = self._deliver(updates)
         generated = sum(len(update.token_ids) for update in updates)
-        self._stats.count_step(batch, generated, time.perf_counter() - begin, bookkeeping)
+        seconds = time.perf_counter() - begin
+        self._stats.count_step(batch, generated, seconds, bookkeeping)
+        if self.speculation is not None and result is not None:
+            self.speculation.count_step(batch, result, seconds)
         return changed
 
     def output(self, request_id: str) -> RequestOutput | None:
@@ -180,7 +190,12 @@ class Engine:
 
     def stats(self) -> dict[str, Any]:
         """Counts since the start, and the cache's present use, as plain data."""
-        return self._stats.to_json(self.scheduler, self.runner.graphs.counts.to_json() | self.runner.graph_figures())
+        graphs, drafting = self.runner.graphs.counts.to_json() | self.runner.graph_figures(), self.runner.drafting
+        speculation = None
+        if self.speculation is not None and drafting is not None:
+            of_drafts = drafting.graphs.counts.to_json() if drafting.graphs is not None else None
+            speculation = {**self.speculation.to_json(), "graphs": of_drafts}
+        return {**self._stats.to_json(self.scheduler, graphs), "speculation": speculation}
 
     def _deliver(self, updates: Sequence[RequestUpdate]) -> list[RequestOutput]:
         """Adds what a step gave to the outputs, and returns those that it changed."""

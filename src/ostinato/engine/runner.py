@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -11,14 +11,14 @@ from typing import Any
 
 import torch
 
+from ostinato.engine.drafting import make_drafting
+from ostinato.engine.graphing import make_graphs
 from ostinato.engine.inputs import logit_positions, step_inputs
 from ostinato.engine.memory import allocate_memory
 from ostinato.errors import CapacityError, Remedy
-from ostinato.graphs.buffers import StepBuffers
-from ostinato.graphs.cuda import CudaBackend
-from ostinato.graphs.graphs import Backend, Graphs, persistent_storages
-from ostinato.graphs.tape import TapeBackend
+from ostinato.graphs.graphs import Graphs
 from ostinato.layers.build import Build
+from ostinato.models.base import CausalLM
 from ostinato.models.loader import load_weights
 from ostinato.models.random import randomize_weights
 from ostinato.models.registry import build_model
@@ -41,40 +41,51 @@ class Runner:
         spec: ModelSpec,
         directory: Path | None,
         progress: StartProgress = lambda what, done, total: None,
+        draft_directory: Path | None = None,
     ) -> None:
-        """Loads the weights in `directory`, or makes random ones if it is None.
+        """Loads the weights in `directory`, or makes random ones if it is None; so too those of a draft model.
 
         Raises ModelError if the weights do not match.
         """
         settings = plan.settings
+        self.plan = plan
         self.device = torch.device(settings.device)
         self.block_size = settings.block_size
         if settings.threads is not None:
             torch.set_num_threads(settings.threads)
-        ops = select_ops({name: choice.implementation for name, choice in plan.kernels.items()})
-        build = Build(ops, getattr(torch, settings.dtype), self.device)
         begin = time.perf_counter()
-        self.model = build_model(build, replace(spec, rope=settings.rope))
-        if directory is None:
-            randomize_weights(self.model, settings.seed)
-        else:
-            load_weights(self.model, directory, partial(progress, "Loading weights"))
+        self.model = self._make_model(replace(spec, rope=settings.rope), directory, progress)
         self.memory = allocate_memory(spec, plan, self.device)
-        weight_bytes = sum(weight.numel() * weight.element_size() for weight in self.model.parameters())
+        self.drafting = make_drafting(
+            plan,
+            spec,
+            self.model,
+            self.memory,
+            lambda draft, path: self._make_model(draft, path, progress),
+            draft_directory,
+        )
+        self.graphs = make_graphs(
+            plan,
+            plan.capture,
+            self.model,
+            lambda step: self.model(step, self.memory),
+            self.memory,
+            max_tokens=settings.max_num_batched_tokens,
+        )
         self.measured: dict[str, Any] = {
             "load_seconds": round(time.perf_counter() - begin, 3),
-            "weight_bytes": weight_bytes,
+            "weight_bytes": sum(weight.numel() * weight.element_size() for weight in self._weights()),
         }
-        self.plan = plan
-        self.graphs = self._make_graphs()
 
     @torch.inference_mode()
     def run(self, batch: Batch) -> StepResult:
-        """Computes the batch, writes its keys, values and states, and samples where a row's next token is due."""
-        hidden = self.graphs.run(step_inputs(batch, self.block_size, torch.device("cpu")))
-        positions = logit_positions(batch)
+        """Proposes drafts, computes the batch with them, writes its keys, values and states, and samples where a row's
+        next tokens are due."""
+        drafts = self.drafting.proposer.propose(batch) if self.drafting is not None else ()
+        hidden = self.graphs.run(step_inputs(batch, self.block_size, torch.device("cpu"), drafts))
+        positions = logit_positions(batch, drafts)
         return StepResult(
-            tuple(sample(lambda places: self.model.logits(hidden[[positions[i] for i in places]]), batch.rows))
+            tuple(sample(lambda places: self.model.logits(hidden[[positions[i] for i in places]]), batch.rows, drafts))
         )
 
     @torch.inference_mode()
@@ -83,7 +94,8 @@ class Runner:
 
         Raises CaptureError if a step cannot be captured, CapacityError if the graphs take more than was planned.
         """
-        self.graphs.capture_all(progress)
+        for graphs in self._all_graphs():
+            graphs.capture_all(progress)
         if not self.graphs.planned():
             return
         figures = self.measured["graphs"] = self.graph_figures()
@@ -96,35 +108,30 @@ class Runner:
 
     def graph_figures(self) -> dict[str, Any]:
         """Graphs captured so far, the time that took, and their memory beside the planned."""
+        graphs = self._all_graphs()
         return {
-            "captured": self.graphs.num_captured,
-            "capture_seconds": round(self.graphs.capture_seconds, 3),
+            "captured": sum(each.num_captured for each in graphs),
+            "capture_seconds": round(sum(each.capture_seconds for each in graphs), 3),
             "planned_bytes": self.plan.memory.graphs,
-            "observed_bytes": self.graphs.num_bytes if self.graphs.planned() else 0,
+            "observed_bytes": sum(each.num_bytes for each in graphs) if self.graphs.planned() else 0,
         }
 
-    def _make_graphs(self) -> Graphs:
-        settings, memory = self.plan.settings, self.plan.memory
-        buffers = StepBuffers(
-            settings.max_num_seqs,
-            settings.max_num_batched_tokens,
-            -(-settings.max_model_len // settings.block_size) if memory.num_blocks else 0,
-            memory.slots_per_request,
-            self.device,
-        )
+    def _all_graphs(self) -> list[Graphs]:
+        """Those of the model, and those of what makes drafts."""
+        of_drafts = None if self.drafting is None else self.drafting.graphs
+        return [self.graphs] if of_drafts is None else [self.graphs, of_drafts]
 
-        def persistent() -> Mapping[int, str]:
-            return persistent_storages(buffers, self.model, self.memory)
+    def _weights(self) -> list[torch.Tensor]:
+        draft = None if self.drafting is None else self.drafting.model
+        return [*self.model.parameters(), *(draft.parameters() if draft is not None else ())]
 
-        make_backend = {"tape": TapeBackend, "cuda": CudaBackend}[self.plan.capture.backend]
-        backend: Backend = make_backend(self.model.build.ops.tap, persistent(), self.device)
-        return Graphs(
-            self.plan.capture,
-            backend,
-            lambda step: self.model(step, self.memory),
-            buffers,
-            self.memory,
-            persistent=persistent,
-            strict=settings.strict,
-            check_replay=settings.check_replay,
-        )
+    def _make_model(self, spec: ModelSpec, directory: Path | None, progress: StartProgress) -> CausalLM:
+        """A model with the weights in `directory`, or with random ones."""
+        settings = self.plan.settings
+        ops = select_ops({name: choice.implementation for name, choice in self.plan.kernels.items()})
+        model = build_model(Build(ops, getattr(torch, settings.dtype), self.device), spec)
+        if directory is None:
+            randomize_weights(model, settings.seed)
+        else:
+            load_weights(model, directory, partial(progress, "Loading weights"))
+        return model

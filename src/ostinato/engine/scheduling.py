@@ -7,10 +7,10 @@ from ostinato.cache.manager import CacheManager
 from ostinato.cache.placement import CachePolicy
 from ostinato.plan.plan import Plan
 from ostinato.schedule.limits import SchedulerLimits
-from ostinato.schedule.scheduler import Scheduler
+from ostinato.schedule.scheduler import ChooseDrafts, Scheduler
 
 
-def make_scheduler(plan: Plan) -> Scheduler:
+def make_scheduler(plan: Plan, choose_drafts: ChooseDrafts | None = None) -> Scheduler:
     """A scheduler over an empty cache, with the plan's limits, counts and policies."""
     settings, memory, state = plan.settings, plan.memory, plan.state_cache
     costs = EvictionCosts(
@@ -41,7 +41,7 @@ def make_scheduler(plan: Plan) -> Scheduler:
         state_block_size=settings.state_block_size,
         branches=settings.checkpoint_policy == "boundaries+branches",
     )
-    return Scheduler(limits, cache, policy)
+    return Scheduler(limits, cache, policy, choose_drafts)
 
 
 def _graph_tokens(plan: Plan) -> int:

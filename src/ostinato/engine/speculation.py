@@ -1,0 +1,36 @@
+"""What the engine knows of its drafts: how many were right, what they cost, and whether the next step has some."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ostinato.plan.speculative import SpeculativePlan
+from ostinato.schedule.batch import Batch, StepResult
+from ostinato.speculate.controller import Controller
+from ostinato.speculate.counters import SpeculationCounters
+
+
+class Speculation:
+    """Counts of drafts, and the controller that they steer."""
+
+    def __init__(self, plan: SpeculativePlan) -> None:
+        self._method = plan.method
+        self.controller = Controller(plan.num_speculative_tokens, plan.adaptive)
+        self.counters = SpeculationCounters(plan.num_speculative_tokens)
+
+    def count_step(self, batch: Batch, result: StepResult, seconds: float) -> None:
+        """Takes in a step that succeeded."""
+        self.counters.count(batch, result)
+        decode = result.rows[: batch.num_decode_rows]
+        has_drafts = any(row.num_drafts for row in decode)
+        self.controller.observe(
+            batch.num_decode_rows,
+            batch.num_drafts if has_drafts else 0,
+            sum(len(row.token_ids) for row in decode),
+            seconds,
+            is_pure_decode=len(decode) == len(batch.rows),
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain data."""
+        return {"method": self._method, **self.counters.to_json(), "controller": self.controller.to_json()}

@@ -1,0 +1,41 @@
+"""The graphs of what makes drafts: as those of the model, for one token per row."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Literal
+
+from ostinato.plan.capture import CaptureLadders
+from ostinato.plan.capture_plan import CapturePlan
+from ostinato.plan.coverage import FULL_MODES, GraphMode, coverage
+
+
+def draft_capture(
+    capture: CapturePlan, method: Literal["mtp", "draft"], max_num_seqs: int, max_num_batched_tokens: int
+) -> CapturePlan:
+    """The graphs of a prediction head, which runs on decode rows alone, or of a draft model, which runs on all tokens.
+
+    `capture` is the model's own plan. A head has full graphs where the model has, and none else.
+    """
+    if method == "mtp":
+        mode: GraphMode = "full_decode_only" if capture.graph_mode in FULL_MODES else "none"
+        ladders = CaptureLadders((), capture.rows)
+        splits: tuple[str, ...] = ()
+        most_tokens = max_num_seqs
+    else:
+        mode, ladders, splits, most_tokens = (
+            capture.graph_mode,
+            capture.ladders(),
+            capture.splits,
+            max_num_batched_tokens,
+        )
+    return replace(
+        capture,
+        graph_mode=mode,
+        tokens=ladders.tokens,
+        rows=ladders.rows,
+        tokens_per_row=(1,),
+        splits=splits,
+        coverage=coverage(ladders, mode, max_num_seqs=max_num_seqs, max_num_batched_tokens=most_tokens),
+        uncovered=(),
+    )
