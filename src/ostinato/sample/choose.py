@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 
 from ostinato.sample import noise
@@ -36,12 +38,21 @@ def choose(logits: torch.Tensor, picks: Sequence[Pick]) -> dict[int, int]:
         if not greedy:
             values = restrict(values, [pick.state.params for pick in group])
             _add_noise(values, group)
-        # The first, so lowest, id wins a tie.
-        best, tokens = values.max(dim=-1)
-        for place, token, is_finite in zip(places, tokens.tolist(), best.isfinite().tolist(), strict=True):
-            if is_finite:
+        for place, token, value in zip(places, *_best(values), strict=True):
+            if math.isfinite(value):
                 chosen[place] = token
     return chosen
+
+
+def _best(values: torch.Tensor) -> tuple[list[int], list[float]]:
+    """The best token of each row, of equal ones the lowest, and its value; NaN counts as the best."""
+    if values.device.type == "cpu":
+        # NumPy's argmax uses vector instructions, which torch's does not: a tenth of the time.
+        array = values.numpy()
+        tokens = array.argmax(axis=-1)
+        return tokens.tolist(), array[np.arange(len(array)), tokens].tolist()
+    best = values.max(dim=-1)
+    return best.indices.tolist(), best.values.tolist()
 
 
 def _take(logits: torch.Tensor, rows: list[int]) -> torch.Tensor:
