@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
+from typing import Any
 
 import torch
 
@@ -12,6 +13,9 @@ from ostinato.layers.step import StepInputs
 
 TENSORS = tuple(field.name for field in fields(StepInputs) if field.type == "torch.Tensor")
 """The inputs of a step that lie in buffers."""
+
+PER_TOKEN = ("token_ids", "positions", "kv_cells")
+PER_ROW = ("start_positions", "kv_lens", "read_slots", "write_slots", "block_tables")
 
 
 class StepBuffers:
@@ -37,6 +41,9 @@ class StepBuffers:
         self.read_slots = of(max_rows)
         self.write_slots = of(max_rows, slots_per_request)
         self._table_columns = 0  # of block_tables: those behind are 0 in every row
+        # On a CPU buffers are written through NumPy, whose small copies cost a fraction of torch's.
+        self._arrays = {name: buffer.numpy() for name, buffer in self.named()} if device.type == "cpu" else None
+        self._decode_views: dict[tuple[int, int], StepInputs] = {}
 
     def named(self) -> Iterator[tuple[str, torch.Tensor]]:
         for name in TENSORS:
@@ -55,6 +62,23 @@ class StepBuffers:
         checkpoints: Sequence[tuple[int, int, int]] = (),
     ) -> StepInputs:
         """The first `rows` rows and `tokens` tokens as a step, whose rows write `tokens_per_row` slots each."""
+        if num_decode_rows < rows or tokens != rows * tokens_per_row:
+            return self._make_view(rows, tokens, tokens_per_row, num_decode_rows, checkpoints)
+        # Steps that only decode have few shapes, and none of them a checkpoint on its way.
+        view = self._decode_views.get((rows, tokens_per_row))
+        if view is None:
+            view = self._make_view(rows, tokens, tokens_per_row, num_decode_rows, ())
+            self._decode_views[rows, tokens_per_row] = view
+        return view
+
+    def _make_view(
+        self,
+        rows: int,
+        tokens: int,
+        tokens_per_row: int,
+        num_decode_rows: int,
+        checkpoints: Sequence[tuple[int, int, int]],
+    ) -> StepInputs:
         return StepInputs(
             token_ids=self.token_ids[:tokens],
             positions=self.positions[:tokens],
@@ -80,15 +104,22 @@ class StepBuffers:
         real_rows, real_tokens = step.read_slots.shape[0], step.token_ids.shape[0]
         assert real_rows <= rows, "a step has more rows than it is padded to"
         assert real_tokens <= tokens, "a step has more tokens than it is padded to"
-        for name in ("token_ids", "positions", "kv_cells"):
-            _fill(getattr(self, name), getattr(step, name), tokens)
-        for name in ("start_positions", "kv_lens", "read_slots", "write_slots"):
-            _fill(getattr(self, name), getattr(step, name), rows)
-        self.row_starts[: real_rows + 1] = step.row_starts
-        self.row_starts[real_rows + 1 : rows + 1] = real_tokens
         # Long contexts make tables wide, so only the columns that were ever used are cleared.
         self._table_columns = max(self._table_columns, step.block_tables.shape[1])
-        _fill(self.block_tables[:, : self._table_columns], step.block_tables, rows)
+        for name, padded in (*((name, tokens) for name in PER_TOKEN), *((name, rows) for name in PER_ROW)):
+            buffer: Any = getattr(self, name)
+            value: Any = getattr(step, name)
+            if self._arrays is not None:
+                buffer, value = self._arrays[name], value.numpy()
+            if name == "block_tables":
+                buffer = buffer[:, : self._table_columns]
+            _fill(buffer, value, padded)
+        starts: Any = self.row_starts
+        values: Any = step.row_starts
+        if self._arrays is not None:
+            starts, values = self._arrays["row_starts"], values.numpy()
+        starts[: real_rows + 1] = values
+        starts[real_rows + 1 : rows + 1] = real_tokens
 
 
 def addresses(step: StepInputs) -> tuple[int, ...]:
@@ -119,8 +150,9 @@ def check_unmoved(captured: Mapping[int, str], now: Mapping[int, str]) -> None:
         )
 
 
-def _fill(buffer: torch.Tensor, value: torch.Tensor, padded: int) -> None:
-    """`value` at the begin of `buffer`, and zeros to its right and behind it up to `padded`."""
+def _fill(buffer: Any, value: Any, padded: int) -> None:
+    """`value` at the begin of `buffer`, and zeros to its right and behind it up to `padded`; both of one kind, torch's
+    or NumPy's."""
     length = value.shape[0]
     if buffer.ndim == 2:
         buffer[:length, : value.shape[1]] = value
