@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from ostinato.plan.device import DeviceSpec
-from ostinato.plan.model import AttentionSpec, LayerSpec, Mamba2Spec, ModelSpec, RopeSpec
+from ostinato.plan.model import AttentionSpec, DrafterSpec, LayerSpec, Mamba2Spec, ModelSpec, RopeSpec
 
 MIB = 2**20
 GIB = 2**30
@@ -54,6 +56,13 @@ def hybrid(**changes: object) -> ModelSpec:
     """Four state layers, two of attention and two MLPs."""
     layers = (mamba2_layer(), mlp_layer(), mamba2_layer(), attention_layer()) * 2
     return model(*layers, **changes)  # type: ignore[arg-type]
+
+
+def with_head(spec: ModelSpec, *layers: LayerSpec) -> ModelSpec:
+    """The model with a prediction head: by default a layer of attention and an MLP, and 700,000 parameters outside."""
+    layers = layers or (attention_layer(), mlp_layer())
+    ops = ("attention", "linear", "rms_norm", "token_shift")
+    return replace(spec, head=DrafterSpec("mtp", layers, 700_000, spec.hidden_size, ops))
 
 
 def gpu(memory_bytes: int) -> DeviceSpec:

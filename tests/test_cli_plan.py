@@ -130,7 +130,7 @@ def test_every_setting_is_a_flag_and_reaches_the_plan(capsys, checkpoint) -> Non
         "320", "--checkpoint-policy", "boundaries", "--eviction-policy", "lru", "--expected-prefix-tokens", "100",
         "--graph-mode", "piecewise", "--capture-sizes", "1,2,64", "--capture-rows", "1,4", "--max-capture-size", "64",
         "--performance-mode", "interactivity", "--capture", "lazy", "--strict", "--check-replay",
-        "--no-prefer-graph-sizes",
+        "--no-prefer-graph-sizes", "--speculative", "ngram:2", "--speculative-adaptive", "off",
     )  # fmt: skip
     assert status == 0
     settings = data["settings"]
@@ -144,8 +144,50 @@ def test_every_setting_is_a_flag_and_reaches_the_plan(capsys, checkpoint) -> Non
         "rope": None,
     }  # fmt: skip
     assert data["capture"]["tokens"] == [1, 2, 64]
+    assert (data["speculative"]["method"], data["speculative"]["num_speculative_tokens"]) == ("ngram", 2)
+    assert not data["speculative"]["adaptive"]
     assert data["memory"]["cache"] <= 2**30
     assert data["memory"]["available"] == data["device"]["memory_bytes"] // 2
+
+
+@pytest.mark.parametrize("method", ["mtp:3", "ngram:2", "draft:{draft}:4"])
+def test_speculation_is_told_in_lines_of_80_columns(capsys, tmp_path: Path, method: str) -> None:
+    target, draft = tmp_path / "target", tmp_path / "a:draft"
+    for directory, changes in (
+        (target, {"num_nextn_predict_layers": 1, "mtp_hybrid_override_pattern": "*-"}),
+        (draft, {"hybrid_override_pattern": "M*-"}),
+    ):
+        directory.mkdir()
+        (directory / "config.json").write_text(json.dumps(CONFIG | changes))
+    asked = (str(target), "--device", "cpu", "--device-memory", "16GiB", "--speculative", method.format(draft=draft))
+    _, data = run_json(capsys, *asked)
+    k = int(method[-1])
+    assert data["memory"]["slots_per_request"] == data["speculative"]["slots_per_request"] == 1 + k
+    assert data["capture"]["tokens_per_row"] == [1, 1 + k]
+    _, out, _ = run(capsys, "plan", *asked)
+    assert max(len(line) for line in out.splitlines()) <= 80
+    words = " ".join(out.split())
+    assert f"speculation method {method.partition(':')[0]}: drafts" in words
+    assert f"{k} of each request in a step, which verifies 1 + {k} tokens" in words
+    assert f"decode, {1 + k} tokens 1..32 rows: full, at most 7 padding rows" in words
+    assert "speculative_adaptive on: steps do without drafts where these do not pay" in words
+    assert ("with the drafter's" in words) == ("drafter nemotron_h" in words) == (method != "ngram:2")
+    graphs = "drafter's graphs full, rows 1, 2, 4, 8..32 by 8; of 1 token each"
+    assert (graphs in words) == (method != "ngram:2")
+    assert (f"{graphs} piecewise, tokens 1, 2, 4, 8..256 by 8" in words) == method.startswith("draft")
+    assert "state_cache_mode: auto -> all" in words
+    assert f"num_speculative_tokens {k} makes no difference" in words
+
+
+def test_without_speculation_none_is_told(capsys, checkpoint) -> None:
+    _, out, _ = run(capsys, "plan", checkpoint, "--device", "cpu", "--device-memory", "16GiB")
+    assert "speculation" not in out
+
+
+def test_speculation_is_also_given_as_vllm_does(capsys, checkpoint) -> None:
+    given = '{"method": "ngram", "num_speculative_tokens": 5, "prompt_lookup_max": 6}'
+    _, data = run_json(capsys, checkpoint, "--device", "l4-24gb", "--speculative-config", given)
+    assert (data["speculative"]["num_speculative_tokens"], data["speculative"]["prompt_lookup_max"]) == (5, 6)
 
 
 def test_the_help_names_every_setting_and_alias_in_full_and_has_an_example(capsys) -> None:
@@ -199,6 +241,10 @@ def test_errors_are_told_on_stderr_with_their_remedies(capsys, checkpoint) -> No
         (["--num-sizes", "3"], "ConfigError", "--traffic"),
         (["--traffic", "/no/such/place.json"], "ConfigError", "cannot be read"),
         (["--capture-sizes", "1,x"], "ConfigError", "whole number"),
+        (["--speculative", "eagle:3"], "ConfigError", "ngram:4, mtp:3 or draft:PATH:4"),
+        (["--speculative", "mtp:3"], "ConfigError", "methods that it can do: ngram, draft"),
+        (["--speculative", "draft:/no/such/place:3"], "ModelError", "/no/such/place"),
+        (["--speculative-adaptive", "sometimes"], "ConfigError", "'on' or 'off'"),
         (["--output", "/no/such/place/plan.json"], "ConfigError", "cannot be saved"),
     ],
 )

@@ -15,7 +15,8 @@ from ostinato.errors import CapacityError, ConfigError, OstinatoError, Remedy
 from ostinato.plan.device import DeviceSpec
 from ostinato.plan.model import AttentionSpec, Mamba2Spec, ModelSpec
 from ostinato.plan.plan import Plan, make_plan
-from tests.plan_cases import MIB, attention_layer, cpu, gpu, mamba2_layer, mlp_layer, model
+from ostinato.plan.speculative import with_drafter
+from tests.plan_cases import MIB, attention_layer, cpu, gpu, mamba2_layer, mlp_layer, model, with_head
 
 DEFAULTS = {"cuda": {"memory_utilization": 0.9}, "cpu": {"memory_utilization": 1.0}}
 LIMITS = ("max_num_seqs", "max_num_batched_tokens", "max_model_len")
@@ -34,7 +35,10 @@ def models(draw: st.DrawFn) -> ModelSpec:
     layers = draw(st.lists(st.sampled_from(kinds), min_size=1, max_size=8))
     maximum = draw(st.sampled_from([None, 100, 2048, 131072]))
     spec = model(*layers, vocab_size=draw(st.sampled_from([100, 50_000])), max_position_embeddings=maximum)
-    return replace(spec, ops=draw(st.sampled_from([spec.ops, (*spec.ops, "attention", "ssd_scan", "state_update")])))
+    spec = replace(spec, ops=draw(st.sampled_from([spec.ops, (*spec.ops, "attention", "ssd_scan", "state_update")])))
+    draft = replace(spec, layers=tuple(draw(st.lists(st.sampled_from(kinds), min_size=1, max_size=3))))
+    # A draft model that is attached is used where one is asked for, and only there.
+    return with_drafter(EngineConfig(speculative="draft:some/dir:1"), with_head(spec, kinds[0], kinds[2]), draft)
 
 
 @st.composite
@@ -57,6 +61,7 @@ def configs(draw: st.DrawFn) -> EngineConfig:
         "graph_mode": draw(st.sampled_from(["none", "piecewise", "full_decode_only", "full_and_piecewise"])),
         "max_capture_size": draw(st.integers(1, 3000)),
         "capture_rows": draw(st.lists(st.integers(1, 3000), min_size=1, max_size=4)),
+        "speculative": draw(st.sampled_from(["ngram", "mtp", "draft:some/dir"])) + f":{draw(st.integers(1, 9))}",
     }
     chosen = draw(st.lists(st.sampled_from(sorted(values)), unique=True, max_size=5))
     return EngineConfig(**{name: values[name] for name in chosen})
@@ -76,7 +81,18 @@ def works(config: EngineConfig, spec: ModelSpec, device: DeviceSpec, **changes: 
         return False
 
 
-def closer(config: EngineConfig, device: DeviceSpec, remedy: Remedy) -> float | int | None:
+def one_draft_more(config: EngineConfig, value: str | None) -> str | None:
+    speculative = config.speculative
+    assert speculative is not None
+    count = 1 if value is None else int(value.rpartition(":")[2]) + 1
+    asked = speculative.num_speculative_tokens
+    assert count <= asked
+    more = speculative.with_tokens(count)
+    assert isinstance(more, str)
+    return more if count < asked else None
+
+
+def closer(config: EngineConfig, device: DeviceSpec, remedy: Remedy) -> float | int | str | None:
     """The value next to a remedy's, on the side of what was asked for; None if that is what was asked for.
 
     What was asked for by leaving a setting open is more of it, except for the cache, which was left small.
@@ -87,6 +103,8 @@ def closer(config: EngineConfig, device: DeviceSpec, remedy: Remedy) -> float | 
         return below if below > asked else None
     if remedy.setting == "graph_mode":
         return None
+    if remedy.setting == "speculative":
+        return one_draft_more(config, remedy.value)
     asked = getattr(config, remedy.setting)
     if asked is None and remedy.setting == "cache_memory" and device.kind == "cpu":
         asked = min(4 * 1024 * MIB, device.memory_bytes // 4)
@@ -109,13 +127,18 @@ def test_a_plan_fits_and_keeps_what_was_given(config, spec, device) -> None:
     assert memory.available <= device.memory_bytes * (config.memory_utilization or 1)
     assert memory.cache == memory.num_blocks * memory.kv_block + memory.num_slots * memory.state_slot
     assert config.cache_memory is None or memory.cache <= config.cache_memory
-    if spec.state_layers:
+    drafting = with_drafter(config, spec)
+    assert memory.slots_per_request == 1 + config.num_speculative_tokens
+    if drafting.keeps_state:
         assert memory.num_slots == effective.max_num_seqs * memory.slots_per_request + 1 + memory.num_checkpoints
-    if spec.attention_layers:
+    if drafting.attention_layers:
         one_request = -(-effective.max_model_len // effective.block_size)
         assert one_request < memory.num_blocks
         if not config.enable_prefix_caching:
             assert memory.num_blocks <= effective.max_num_seqs * one_request + 1
+    drafter = 0 if drafting.drafter is None else drafting.drafter.weight_bytes(effective.dtype)
+    assert memory.weights == spec.weight_bytes(effective.dtype) + drafter
+    assert (0 if plan.speculative is None else plan.speculative.weights) == drafter
     least = effective.max_num_seqs * memory.slots_per_request + effective.block_size
     assert effective.max_num_batched_tokens >= least
     for name in LIMITS:
@@ -156,7 +179,11 @@ def test_no_remedy_is_left_out_that_a_coarse_search_finds(config, spec, device) 
         "graph_mode": ["none"],
         "max_capture_size": [1, 10, 100, 1000] if config.graph_mode != "full_decode_only" else [],
         "cache_memory": [size * MIB for size in (1, 8, 32, 128, 512, 1024, 2048)],
+        "speculative": [None],
     }
+    if config.speculative is not None:
+        fewer = range(1, config.speculative.num_speculative_tokens)
+        candidates["speculative"] += [config.speculative.with_tokens(count) for count in fewer]
     named = {remedy.setting for remedy in error.remedies}
     for setting, values in candidates.items():
         if setting not in named:
@@ -164,23 +191,25 @@ def test_no_remedy_is_left_out_that_a_coarse_search_finds(config, spec, device) 
 
 
 @settings(max_examples=300, deadline=None)
-@given(models(), devices())
-def test_open_values_are_lowered_in_order_and_only_as_far_as_needed(spec, device) -> None:
-    plan = outcome(EngineConfig(), spec, device)
+@given(models(), devices(), st.sampled_from([None, "ngram:2", "mtp:1", "mtp:7", "draft:some/dir:3"]))
+def test_open_values_are_lowered_in_order_and_only_as_far_as_needed(spec, device, speculative) -> None:
+    open_config = EngineConfig(speculative=speculative)
+    plan, tokens_per_row = outcome(open_config, spec, device), 1 + open_config.num_speculative_tokens
     if not isinstance(plan, Plan):
         return
     wanted = {decision.topic: decision.requested for decision in plan.decisions}
     found = {name: getattr(plan.settings, name) for name in LIMITS}
     lowered = {name for name in LIMITS if name in wanted and wanted[name] != found[name] and wanted[name]}
     # The graphs of the open max_num_seqs, since a given one would have fewer.
-    top = {"cuda": 512, "cpu": 64}[device.kind]
-    given_so = EngineConfig(**found, max_capture_size=top)
+    top = {"cuda": 512, "cpu": min(64 * tokens_per_row, 512)}[device.kind]
+    given_so = open_config.with_settings(**found, max_capture_size=top)
     assert works(given_so, spec, device)
-    if "max_num_seqs" in lowered and found["max_num_seqs"] + 1 + 16 <= found["max_num_batched_tokens"]:
+    one_row_more = (found["max_num_seqs"] + 1) * tokens_per_row + 16
+    if "max_num_seqs" in lowered and one_row_more <= found["max_num_batched_tokens"]:
         assert not works(given_so, spec, device, max_num_seqs=found["max_num_seqs"] + 1)
     if "max_num_batched_tokens" in lowered:
         one_more = found["max_num_batched_tokens"] + 1
         assert not works(given_so, spec, device, max_num_seqs=1, max_num_batched_tokens=one_more)
     if "max_model_len" in lowered:
-        longer = EngineConfig(max_num_seqs=1, max_model_len=found["max_model_len"] + 16, max_capture_size=top)
-        assert not works(longer, spec, device, max_num_batched_tokens=272)
+        longer = {"max_num_seqs": 1, "max_model_len": found["max_model_len"] + 16, "max_capture_size": top}
+        assert not works(open_config, spec, device, **longer, max_num_batched_tokens=272)

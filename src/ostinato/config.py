@@ -16,7 +16,7 @@ from pydantic_core import ErrorDetails, PydanticCustomError
 
 from ostinato.errors import ConfigError, Remedy
 from ostinato.plan.capture import checked_sizes
-from ostinato.plan.drafting import LOOKUPS, speculative_fields
+from ostinato.plan.drafting import LOOKUPS, short_form, speculative_fields
 from ostinato.plan.units import parse_bytes
 
 ALIASES = {
@@ -52,6 +52,10 @@ class Speculative(BaseModel):
 
     def __init__(self, **fields: Any) -> None:
         super().__init__(**speculative_fields(fields))
+
+    def with_tokens(self, count: int) -> str | dict[str, Any]:
+        """What `speculative` would be given as for `count` tokens, all else being as it is."""
+        return short_form(self.model_dump() | {"num_speculative_tokens": count})
 
 
 class EngineConfig(BaseModel):

@@ -239,7 +239,8 @@ def _explain(
     if budget.state_slot:
         slots = limits.max_num_seqs * budget.slots_per_request + 1
         size = format_bytes(budget.state_slot)
-        parts.append(f"{slots} slots of {size} for max_num_seqs {limits.max_num_seqs}")
+        each = f", {budget.slots_per_request} each" if budget.slots_per_request > 1 else ""
+        parts.append(f"{slots} slots of {size} for max_num_seqs {limits.max_num_seqs}{each}")
     if budget.kv_block:
         blocks = -(-limits.max_model_len // budget.block_size) + 1
         size = format_bytes(budget.kv_block)

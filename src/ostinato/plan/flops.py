@@ -21,12 +21,15 @@ class PrefillFlops:
 
 
 def prefill_flops(model: ModelSpec) -> PrefillFlops:
-    """The work of all layers; the embedding costs none, and only a prompt's last token needs the LM head.
+    """The work of all layers, the drafter's among them, which computes prompts too; embeddings cost none, and only a
+    prompt's last token needs the LM head.
 
     Every parameter that a token meets counts as one multiplication and one addition, of the experts those that
     the router chooses.
     """
-    met = sum(layer.parameters - layer.inactive_parameters for layer in model.layers)
+    met = sum(layer.parameters - layer.inactive_parameters for layer in model.cached_layers)
+    if model.drafter is not None and model.drafter.method == "mtp":
+        met += model.drafter.outer_parameters
     scans = sum(_scan_flops(mamba2) for mamba2 in model.state_layers)
     pairs = sum(_pair_flops(attention) for attention in model.attention_layers)
     return PrefillFlops(per_token=float(2 * met + scans), per_pair=float(pairs))

@@ -110,8 +110,9 @@ def _wanted_rows_and_tokens(config: EngineConfig, kind: str, slots_per_request: 
     if tokens >= least:
         return rows, tokens, []
     most_rows = (tokens - config.block_size) // slots_per_request
+    of_each = "one token" if slots_per_request == 1 else f"1 + {slots_per_request - 1} tokens"
     rule = (
-        "max_num_batched_tokens holds one token of each of max_num_seqs requests and a block of "
+        f"max_num_batched_tokens holds {of_each} of each of max_num_seqs requests and a block of "
         f"{config.block_size} tokens for prefill"
     )
     if not config.is_given("max_num_batched_tokens"):
@@ -128,6 +129,9 @@ def _wanted_rows_and_tokens(config: EngineConfig, kind: str, slots_per_request: 
     remedies = [Remedy("max_num_batched_tokens", least)]
     if config.is_given("max_num_seqs") and most_rows >= 1:
         remedies.append(Remedy("max_num_seqs", most_rows))
+    most_drafts = (tokens - config.block_size) // given_rows - 1
+    if config.speculative is not None and most_drafts >= 0:
+        remedies.append(Remedy("speculative", config.speculative.with_tokens(most_drafts) if most_drafts else None))
     raise ConfigError(f"max_num_batched_tokens {tokens} is too small for max_num_seqs {given_rows}: {rule}", remedies)
 
 

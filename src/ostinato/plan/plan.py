@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from ostinato.plan.fit import DoesNotFit, Fit, fit
 from ostinato.plan.flops import PrefillFlops, prefill_flops
 from ostinato.plan.graph_memory import LargestGraphs, graph_bytes
 from ostinato.plan.kernels import KernelChoice, backend_of, not_capturable_in_decode
-from ostinato.plan.memory import MemoryPlan
+from ostinato.plan.memory import MemoryPlan, kv_block_bytes, state_slot_bytes
 from ostinato.plan.model import ModelSpec, RopeSpec
 from ostinato.plan.prefixes import prefix_decisions
 from ostinato.plan.remedies import advice, capacity_remedies, working_remedies
@@ -46,8 +46,8 @@ JSON_SECTIONS = (
 
 @dataclass(frozen=True)
 class ModelSummary:
-    """The model in figures. `layers` counts them by kind; the byte counts are in the dtypes that it runs
-    with."""
+    """The model in figures, without what makes drafts. `layers` counts them by kind; the byte counts are in the dtypes
+    that it runs with."""
 
     architecture: str
     checkpoint_dtype: str
@@ -146,7 +146,7 @@ def make_plan(config: EngineConfig, model: ModelSpec, device: DeviceSpec) -> Pla
     )
     decisions += of_drafts
     return Plan(
-        model=_summary(model, config, fitted),
+        model=_summary(model, fitted),
         device=device,
         settings=EffectiveSettings(
             dtype=fitted.dtype,
@@ -181,7 +181,9 @@ def make_plan(config: EngineConfig, model: ModelSpec, device: DeviceSpec) -> Pla
     )
 
 
-def _summary(model: ModelSpec, config: EngineConfig, fitted: Fit) -> ModelSummary:
+def _summary(model: ModelSpec, fitted: Fit) -> ModelSummary:
+    own = replace(model, drafter=None)
+    slot = state_slot_bytes(own, fitted.dtype, fitted.ssm_state_dtype)
     return ModelSummary(
         architecture=model.architecture,
         checkpoint_dtype=model.dtype,
@@ -190,8 +192,8 @@ def _summary(model: ModelSpec, config: EngineConfig, fitted: Fit) -> ModelSummar
         vocab_size=model.vocab_size,
         max_position_embeddings=model.max_position_embeddings,
         layers=dict(Counter(layer.kind for layer in model.layers)),
-        kv_bytes_per_token=fitted.memory.kv_block // config.block_size,
-        state_bytes_per_request=fitted.memory.state_slot * fitted.memory.slots_per_request,
+        kv_bytes_per_token=kv_block_bytes(own, 1, fitted.dtype),
+        state_bytes_per_request=slot * fitted.memory.slots_per_request,
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from functools import partial
+from typing import Any
 
 from ostinato.config import EngineConfig
 from ostinato.errors import OstinatoError, Remedy
@@ -14,8 +15,9 @@ from ostinato.plan.limits import least_batched_tokens
 from ostinato.plan.memory import cache_need
 from ostinato.plan.model import ModelSpec
 from ostinato.plan.search import largest, smallest
+from ostinato.plan.speculative import with_drafter
 
-Works = Callable[[str, int | float | str], bool]
+Works = Callable[[str, Any], bool]
 
 CACHE_STEPS = 32
 """Sizes of the cache that are tried before bisecting between two of them."""
@@ -29,13 +31,15 @@ def working_remedies(
 ) -> list[Remedy]:
     """`remedies` with values that also fit: each the nearest one that does, left out if there is none."""
     works = _works_with(config, model, device)
-    found = []
+    found: list[Remedy] = []
     for remedy in remedies:
-        value = remedy.value
-        if not works(remedy.setting, value) and remedy.setting in LOWEST:
-            value = _largest_below(value, remedy.setting, config, works)
-        if value is not None and works(remedy.setting, value):
-            found.append(Remedy(remedy.setting, value))
+        if works(remedy.setting, remedy.value):
+            found.append(remedy)
+        elif remedy.setting == "speculative":
+            found += _fewer_drafts(config, works)
+        elif remedy.setting in LOWEST:
+            value = _largest_below(remedy.value, remedy.setting, config, works)
+            found += [Remedy(remedy.setting, value)] if value is not None else []
     return found
 
 
@@ -53,7 +57,8 @@ def capacity_remedies(failure: DoesNotFit, config: EngineConfig, model: ModelSpe
         "max_capture_size": _max_capture_size(failure, config, works),
         "graph_mode": "none" if failure.captured_tokens and works("graph_mode", "none") else None,
     }
-    return [Remedy(setting, value) for setting, value in found.items() if value is not None]
+    remedies = [Remedy(setting, value) for setting, value in found.items() if value is not None]
+    return remedies + _fewer_drafts(config, works)
 
 
 def advice(failure: DoesNotFit, remedies: list[Remedy]) -> str:
@@ -69,7 +74,9 @@ def advice(failure: DoesNotFit, remedies: list[Remedy]) -> str:
     phrases = []
     for remedy in remedies:
         is_new = remedy.setting == "cache_memory" and not failure.budget.cache_is_given
-        if is_new or remedy.setting == "graph_mode":
+        if remedy.setting == "speculative" and remedy.value is None:
+            phrases.append("leave out speculative")
+        elif is_new or remedy.setting in ("graph_mode", "speculative"):
             phrases.append(f"set {remedy.setting} to {remedy.value}")
         elif remedy.setting in tried and remedy.value < tried[remedy.setting]:
             phrases.append(f"lower {remedy.setting} to at most {remedy.value}")
@@ -81,9 +88,10 @@ def advice(failure: DoesNotFit, remedies: list[Remedy]) -> str:
 
 
 def _works_with(config: EngineConfig, model: ModelSpec, device: DeviceSpec) -> Works:
-    def works(setting: str, value: int | float | str) -> bool:
+    def works(setting: str, value: Any) -> bool:
         try:
-            fit(config.with_settings(**{setting: value}), model, device)
+            changed = config.with_settings(**{setting: value})
+            fit(changed, with_drafter(changed, model), device)
         except OstinatoError:
             return False
         return True
@@ -123,6 +131,21 @@ def _max_capture_size(failure: DoesNotFit, config: EngineConfig, works: Works) -
     if config.capture_sizes is not None or config.graph_mode not in PIECEWISE_MODES:
         return None
     return largest(1, failure.captured_tokens - 1, partial(works, "max_capture_size"))
+
+
+def _fewer_drafts(config: EngineConfig, works: Works) -> list[Remedy]:
+    """Fewer drafts of the same method; or none, if that alone works; at most one remedy."""
+    speculative = config.speculative
+    if speculative is None:
+        return []
+    count = largest(
+        1,
+        speculative.num_speculative_tokens - 1,
+        lambda count: works("speculative", speculative.with_tokens(count)),
+    )
+    if count is not None:
+        return [Remedy("speculative", speculative.with_tokens(count))]
+    return [Remedy("speculative", None)] if works("speculative", None) else []
 
 
 def _memory_utilization(config: EngineConfig, device: DeviceSpec, works: Works) -> float | None:

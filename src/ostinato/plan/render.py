@@ -14,6 +14,7 @@ from rich.text import Text
 from ostinato.plan.decision import Decision
 from ostinato.plan.plan import Plan
 from ostinato.plan.render_graphs import graph_rows
+from ostinato.plan.render_speculative import speculation_rows
 from ostinato.plan.units import format_bytes
 
 BYTE_TOPICS = ("cache_memory",)
@@ -33,6 +34,7 @@ def render_plan(plan: Plan) -> RenderableType:
         _section("graphs", graph_rows(plan.capture, plan.settings)),
         _memory(plan),
         _section("prefix cache", _prefix_cache_rows(plan)),
+        *([_section("speculation", speculation_rows(plan))] if plan.speculative is not None else []),
         _section("kernels", _kernel_rows(plan)),
         _decisions(plan),
     ]
@@ -96,8 +98,9 @@ def _memory(plan: Plan) -> RenderableType:
     used = memory.weights + memory.activations + memory.graphs + memory.cache
     blocks = f"{memory.num_blocks:,} of {format_bytes(memory.kv_block)}"
     slots = f"{memory.num_slots:,} of {format_bytes(memory.state_slot)}"
+    drafter = 0 if plan.speculative is None else plan.speculative.weights
     for name, size, note in (
-        ("weights", memory.weights, ""),
+        ("weights", memory.weights, f"with the drafter's {format_bytes(drafter)}" if drafter else ""),
         ("activations", memory.activations, "at most, in one step"),
         ("graphs", memory.graphs, "at most, with their buffers" if memory.graphs else ""),
         ("blocks", memory.num_blocks * memory.kv_block, blocks),

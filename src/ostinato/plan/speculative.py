@@ -80,11 +80,13 @@ def with_drafter(config: EngineConfig, model: ModelSpec, draft: ModelSpec | None
 def plan_speculation(
     config: EngineConfig, model: ModelSpec, dtype: str, ssm_state_dtype: str, max_model_len: int
 ) -> tuple[SpeculativePlan | None, list[Decision]]:
-    """What drafts take, the model having its drafter and running in these dtypes, and decisions on it; None without
+    """What drafts take, the model having its drafter and running in these dtypes, and decisions on them; None without
     speculation."""
     speculative = config.speculative
     if speculative is None:
-        return None, []
+        adaptive = config.speculative_adaptive
+        idle = Decision("speculative_adaptive", adaptive, adaptive, "without effect: speculative is open")
+        return None, [idle] if config.is_given("speculative_adaptive") else []
     own, drafter = replace(model, drafter=None), model.drafter
     draft = None if drafter is None else drafter.model
     decisions: list[Decision] = []
@@ -93,7 +95,7 @@ def plan_speculation(
         decisions += _draft_decisions(draft, dtype, ssm_state_dtype, max_model_len)
         if draft.rope is not None:
             rope, decision = resolve_rope(draft.rope, max_model_len)
-            decisions += [replace(decision, topic="draft rope")] if decision is not None else []
+            decisions += [replace(decision, topic="draft.rope")] if decision is not None else []
     is_ngram = speculative.method == "ngram"
     plan = SpeculativePlan(
         method=speculative.method,
@@ -138,15 +140,15 @@ def _draft_decisions(draft: ModelSpec, dtype: str, ssm_state_dtype: str, max_mod
     decisions = []
     if draft.dtype != dtype:
         reason = "a draft model runs in the dtype of the model: its weights are converted while loading"
-        decisions.append(Decision("draft dtype", draft.dtype, dtype, reason))
+        decisions.append(Decision("draft.dtype", draft.dtype, dtype, reason))
     wish = draft.ssm_state_dtype or "float32"
     if any(layer.mamba2 is not None for layer in draft.layers) and wish != ssm_state_dtype:
         reason = "slots hold the states of both models, in one dtype"
-        decisions.append(Decision("draft ssm_state_dtype", wish, ssm_state_dtype, reason))
+        decisions.append(Decision("draft.ssm_state_dtype", wish, ssm_state_dtype, reason))
     longest = draft.max_position_embeddings
     if longest is not None and longest < max_model_len:
         reason = f"the draft model was made for {longest} tokens; beyond them its drafts may seldom be accepted"
-        decisions.append(Decision("draft max_model_len", longest, max_model_len, reason))
+        decisions.append(Decision("draft.max_model_len", longest, max_model_len, reason))
     return decisions
 
 
