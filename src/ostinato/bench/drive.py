@@ -65,11 +65,11 @@ def run_rounds(
     return traces
 
 
-def run_batch(engine: Engine, prompts: list[list[int]], output_len: int) -> Trace:
+def run_batch(engine: Engine, prompts: list[list[int]], output_len: int, *, ignore_eos: bool = True) -> Trace:
     """Adds all prompts at once and steps until they are answered."""
     from ostinato.sample.params import SamplingParams
 
-    params = SamplingParams(temperature=0, max_tokens=output_len, ignore_eos=True)
+    params = SamplingParams(temperature=0, max_tokens=output_len, ignore_eos=ignore_eos)
     step_ends: list[float] = []
     begin = time.perf_counter()
     token_times: dict[str, list[float]] = {engine.add(prompt, params): [] for prompt in prompts}

@@ -17,6 +17,8 @@ from ostinato.bench.latency import latency
 from ostinato.bench.prefix import PrefixBench, prefix
 from ostinato.bench.prefix_variants import MODES
 from ostinato.bench.prefix_workloads import WORKLOADS, Sizes
+from ostinato.bench.speculative import speculative
+from ostinato.bench.speculative_prompts import SpeculativeBench
 from ostinato.bench.startup import startup
 from ostinato.bench.throughput import throughput
 from ostinato.bench.workload import Workload
@@ -24,13 +26,16 @@ from ostinato.cli.bench_graph_tables import LENGTHS as GRAPH_LENGTHS
 from ostinato.cli.bench_graph_tables import graph_tables
 from ostinato.cli.bench_prefix_tables import LENGTHS as PREFIX_LENGTHS
 from ostinato.cli.bench_prefix_tables import prefix_tables
+from ostinato.cli.bench_speculative_tables import LENGTHS as SPECULATIVE_LENGTHS
+from ostinato.cli.bench_speculative_tables import speculative_tables
 from ostinato.cli.bench_tables import compare_tables, latency_tables, show, startup_tables, throughput_tables
 from ostinato.cli.options import engine_options, name_model
 from ostinato.config import EngineConfig
 from ostinato.errors import ConfigError
 
 app = typer.Typer(
-    help="Measure throughput, latency, start-up, the prefix cache or graphs, on a checkpoint or on random weights.\n\n"
+    help="Measure throughput, latency, start-up, the prefix cache, graphs or speculation, on a checkpoint or on random "
+    "weights.\n\n"
     "Example: ostinato bench latency demo --batch-sizes 1,8",
     no_args_is_help=True,
     rich_markup_mode=None,
@@ -236,11 +241,48 @@ def graphs_command(
         plot_steps(report, plot)
 
 
+def speculative_command(
+    settings: dict[str, Any],
+    target: Model = None,
+    method: Annotated[
+        str,
+        typer.Option(metavar="mtp|ngram|draft:PATH", help="What makes drafts, as --speculative has it."),
+    ] = "mtp",
+    num_drafts: Annotated[
+        str, typer.Option("--num-drafts", metavar="K[,K...]", help="Numbers of drafts; 0, none, is always measured.")
+    ] = "1,2,3,4",
+    batch_sizes: BatchSizes = "1,8,32",
+    prompts: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="A prompt per line (word problems for demo, else random tokens)."),
+    ] = None,
+    prompt_len: PromptLen = 128,
+    output_len: OutputLen = 64,
+    rounds: Rounds = 3,
+    as_json: AsJson = False,
+) -> None:
+    """Speculation beside none: speed, acceptance and the cost of a step, by batch size and number of drafts, in turns.
+
+    Each number of drafts is measured as such; the largest also with the controller, which does without drafts where
+    they do not pay. Speed is that over none, in the same round and on the same prompts, from the moment on when every
+    request has its first token; "in all" counts prefill too.
+
+    Example: ostinato bench speculative demo --num-drafts 3 --batch-sizes 1,8
+
+    Example: ostinato bench speculative PATH --method ngram --prompts prompts.txt
+    """
+    name_model(settings, target)
+    numbers = tuple(sorted(set(_sizes(num_drafts, "--num-drafts", "1,2,3,4"))))
+    bench = SpeculativeBench(method, numbers, _sizes(batch_sizes), prompt_len, output_len, rounds, prompts)
+    show(speculative(settings, bench, _report()), as_json, speculative_tables, SPECULATIVE_LENGTHS)
+
+
 app.command("throughput")(engine_options(throughput_command))
 app.command("latency")(engine_options(latency_command))
 app.command("startup")(engine_options(startup_command))
 app.command("prefix")(engine_options(prefix_command))
 app.command("graphs")(engine_options(graphs_command))
+app.command("speculative")(engine_options(speculative_command))
 
 
 def _sizes(text: str, option: str = "--batch-sizes", example: str = "1,8,32") -> tuple[int, ...]:
