@@ -27,7 +27,7 @@ class Round:
 
 
 def speculative_figures(rounds: Sequence[Round], plain: Sequence[Round], k: int) -> dict[str, Any]:
-    """Figures of one variant with `k` drafts against `plain`, that without drafts, whose rounds are of the same prompts.
+    """Figures of one variant with `k` drafts against `plain`, without drafts, whose rounds are of the same prompts.
 
     `decode_tokens_per_second` is the median, least and greatest over the rounds; `speed` that of a round over that of
     the same round without drafts, and `total_speed` the same of all output tokens over the whole round, prefill

@@ -1,0 +1,111 @@
+"""`ostinato bench speculative`: the figures from plain numbers, and the report on tiny models."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from ostinato import ConfigError, EngineConfig
+from ostinato.bench.speculative_figures import Round, acceptance, speculative_figures
+from ostinato.bench.speculative_prompts import SpeculativeBench, make_prompts
+from ostinato.bench.trace import Trace
+from ostinato.cli.main import main
+from tests.checkpoints import VOCAB_SIZE, checkpoint
+
+TINY = [
+    "--threads",
+    "1",
+    "--dtype",
+    "float32",
+    "--cache-memory",
+    "16MiB",
+    "--capture-sizes",
+    "8",
+    "--capture-rows",
+    "2",
+]
+
+
+def bench_of(prompts: Path | None = None, rounds: int = 2) -> SpeculativeBench:
+    return SpeculativeBench("ngram", (2,), (1, 3), prompt_len=9, output_len=6, rounds=rounds, prompts=prompts)
+
+
+def test_a_draft_counts_at_its_position_only_if_those_before_it_were_kept() -> None:
+    # 10 rows of three drafts: 8 kept the first, 6 of them the second, 3 of these the third.
+    assert acceptance([10, 10, 10], [8, 6, 3]) == [0.8, 0.75, 0.5]
+    # Where rows have room for fewer drafts, fewer are proposed at the later positions.
+    assert acceptance([10, 4, 0], [8, 2, 0]) == [0.8, 0.5, None]
+    assert acceptance([], []) == []
+
+
+def test_speed_is_that_of_a_round_over_the_same_round_without_drafts() -> None:
+    # Two requests, prefilled after 1 s; then 4 tokens each, one per second, or two per step of 1.2 s.
+    plain = Trace(20, [[1, 2, 3, 4, 5]] * 2, [1, 2, 3, 4, 5])
+    drafted = Trace(20, [[1, 2.2, 2.2, 3.4, 3.4]] * 2, [1, 2.2, 3.4])
+    figures = speculative_figures([Round(2, drafted, (4,), (4,))], [Round(2, plain)], k=1)
+    assert figures["decode_tokens_per_second"]["median"] == pytest.approx(8 / 2.4)
+    assert figures["speed"]["median"] == pytest.approx((8 / 2.4) / (8 / 4))
+    assert figures["total_speed"]["median"] == pytest.approx((10 / 3.4) / (10 / 5))
+    assert figures["acceptance"] == [1.0]
+    assert figures["tokens_per_step"] == 2.0
+    assert figures["step_milliseconds"] == pytest.approx(1200)
+    assert figures["step_cost"] == pytest.approx(1.2)
+
+
+def test_a_step_costs_what_it_takes_before_any_request_ends() -> None:
+    trace = Trace(20, [[1, 2, 3], [1, 2]], [1, 2, 9])
+    figures = speculative_figures([Round(2, trace)], [Round(2, trace)], k=0)
+    assert figures["step_milliseconds"] == pytest.approx(1000)
+
+
+def test_each_round_has_prompts_of_its_own_which_all_variants_share(tmp_path: Path) -> None:
+    config = EngineConfig(model=str(checkpoint("nemotron_h")))
+    random = make_prompts(config, bench_of())
+    assert set(random.by_round) == {(size, number) for size in (1, 3) for number in (-1, 0, 1)}
+    assert all(len(ids) == 9 and max(ids) < VOCAB_SIZE for each in random.by_round.values() for ids in each)
+    assert random.ignore_eos
+    problems = make_prompts(EngineConfig(model="demo"), bench_of())
+    texts = [tuple(ids) for each in problems.by_round.values() for ids in each]
+    assert len(set(texts)) == len(texts) == 12
+    assert not problems.ignore_eos
+    file = tmp_path / "prompts.txt"
+    file.write_text("Q: one\n\nQ: two\n")
+    lines = make_prompts(EngineConfig(model="demo"), bench_of(file, rounds=1))
+    assert [len(each) for each in lines.by_round.values()] == [1, 1, 3, 3]
+    assert lines.source == str(file)
+
+
+def test_a_file_without_prompts_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "empty").write_text("\n\n")
+    with pytest.raises(ConfigError, match="holds no prompts"):
+        make_prompts(EngineConfig(model="demo"), bench_of(tmp_path / "empty"))
+    with pytest.raises(ConfigError, match="cannot be read"):
+        make_prompts(EngineConfig(model="demo"), bench_of(tmp_path / "missing"))
+
+
+def test_the_report_has_every_number_of_drafts_and_the_controllers_choice(capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["bench", "speculative", str(checkpoint("nemotron_h")), "--method", "ngram", "--num-drafts", "2,1"]
+    sizes = ["--batch-sizes", "1,2", "--rounds", "1", "--prompt-len", "9", "--output-len", "12"]
+    with pytest.raises(SystemExit) as ended:
+        main([*command, *sizes, *TINY, "--json"])
+    assert ended.value.code == 0
+    report = json.loads(capsys.readouterr().out)
+    assert [(each["batch_size"], each["k"], each["is_adaptive"]) for each in report["results"]] == [
+        (size, k, is_adaptive) for size in (1, 2) for k, is_adaptive in ((0, False), (1, False), (2, False), (2, True))
+    ]
+    for result in report["results"]:
+        assert result["output_tokens"] == 12 * result["batch_size"]
+        assert len(result["acceptance"]) == result["k"]
+        assert 1 <= result["tokens_per_step"] <= 1 + result["k"]
+    plain = [each for each in report["results"] if each["k"] == 0]
+    assert all(each["speed"]["median"] == each["step_cost"] == 1 for each in plain)
+    assert report["controller"]["batch_sizes"]
+
+
+def test_what_is_compared_cannot_be_given(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["bench", "speculative", "demo", "--speculative", "mtp:3"])
+    assert ended.value.code == 2
+    assert "--method" in capsys.readouterr().err
