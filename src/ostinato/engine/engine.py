@@ -19,7 +19,7 @@ from ostinato.engine.scheduling import make_scheduler
 from ostinato.engine.speculation import Speculation
 from ostinato.engine.stats import EngineStats
 from ostinato.engine.tokenizer import Tokenizer, load_tokenizer
-from ostinato.errors import ModelError, Remedy, RequestError
+from ostinato.errors import ConfigError, ModelError, Remedy, RequestError
 from ostinato.plan.device import detect
 from ostinato.plan.plan import Plan, make_plan
 from ostinato.plan.source import load_spec, resolve_model_dir
@@ -44,9 +44,8 @@ class Engine:
         self.tokenizer = load_tokenizer(self.directory)
         self.chat_template = load_chat_template(self.directory, self.tokenizer.special_tokens)
         self._default_params = _default_params(self.tokenizer, self.directory)
-        draft = None if plan.speculative is None or plan.speculative.model is None else plan.speculative.model
-        directories = [self.directory, None if draft is None else resolve_model_dir(draft)]
-        own, of_draft = [None, None] if config.random_weights else directories
+        draft_directory = _draft_directory(plan, self.tokenizer)
+        own, of_draft = (None, None) if config.random_weights else (self.directory, draft_directory)
         self.runner = Runner(plan, self.spec, own, progress, of_draft)
         if plan.settings.capture == "startup":
             self.runner.capture(progress)
@@ -227,6 +226,21 @@ class Engine:
         del self._generations[generation.output.request_id]
         for request in generation.requests:
             del self._of_sample[request.request_id]
+
+
+def _draft_directory(plan: Plan, tokenizer: Tokenizer) -> Path | None:
+    """That of the draft model, if there is one. ConfigError if its tokens stand for other texts."""
+    if plan.speculative is None or plan.speculative.model is None:
+        return None
+    directory = resolve_model_dir(plan.speculative.model)
+    if not tokenizer.agrees_with(load_tokenizer(directory)):
+        k = plan.speculative.num_speculative_tokens
+        message = (
+            f"the draft model {plan.speculative.model} has other tokens than the model, though as many: its drafts "
+            "would be other texts; choose a draft model with the same tokenizer, or another method"
+        )
+        raise ConfigError(message, [Remedy("speculative", f"ngram:{k}")])
+    return directory
 
 
 def _default_params(tokenizer: Tokenizer, directory: Path) -> SamplingParams:

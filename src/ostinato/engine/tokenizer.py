@@ -78,6 +78,12 @@ class Tokenizer:
         """Number of tokens with a text; the model's vocabulary may be padded beyond it."""
         return 0 if self._backend is None else self._backend.get_vocab_size(with_added_tokens=True)
 
+    def agrees_with(self, other: Tokenizer) -> bool:
+        """Whether every token id stands for the same text in both, as far as both have texts."""
+        if self._backend is None or other._backend is None:
+            return True
+        return self._backend.get_vocab(True) == other._backend.get_vocab(True)
+
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Token ids of `text`. RequestError without a tokenizer, or if the text is not valid Unicode."""
         if self._backend is None:
