@@ -346,30 +346,29 @@ class CacheManager:
     def _place_trailing(
         self, holding: Holding, placement: Placement, entered: dict[int, Entry], num_computed: int, anchor: int
     ) -> None:
-        """Keep the state at the last boundary that the text's end has passed, in place of the one before it.
+        """Keep the state at the last indexed boundary that the text's end has passed, in place of the one before it.
 
-        Where accepted drafts passed it, the state there is no longer read, and the output may turn out to end before it
-        (at a stop string): so the one before it stays until the next boundary.
+        Where accepted drafts stand before it, the output may turn out to end among them (at a stop string): so the one
+        before it stays until the next boundary.
         """
         written = holding.slots[: anchor + 1]
         for checkpoint in holding.superseded:
             self._give_up(checkpoint)
         holding.superseded = ()
-        for position in range(num_computed - anchor, num_computed + 1):
-            if position % self.block_size:
+        start = num_computed - anchor
+        for position in range(start, num_computed + 1):
+            if position not in entered:
                 continue
             before, holding.trailing = holding.trailing, None
             if before is not None and before.entry.checkpoint is before:
                 if placement.mode == "all" and placement.claims(before.entry.end):
                     before.is_interior = True
                     placement.placed[before.entry.end] = before
-                elif anchor > 0:
+                elif position > start:
                     holding.superseded += (before,)
                 else:
                     self._give_up(before)
-            if position not in entered:
-                continue  # its block could not be indexed
-            slot = written[position - num_computed + anchor]
+            slot = written[position - start]
             holding.trailing = self.store.place(entered[position], slot, is_interior=False)
             if holding.trailing is not None:
                 self._leave_behind(holding, slot)
