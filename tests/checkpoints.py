@@ -1,302 +1,22 @@
-"""Tiny random checkpoints of every architecture, made with transformers, which is also the oracle.
-
-A recipe leaves no multiplier, bias, group count or limit at a value that would hide a mistake in it. A new
-architecture is one recipe here: every test that is parametrised over `RECIPES` then covers it.
-"""
+"""Tiny random checkpoints of every recipe, made with transformers, which is also the oracle."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from tempfile import mkdtemp
 
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
 from transformers import PretrainedConfig, PreTrainedModel
+
+from tests.recipes import EOS as EOS
+from tests.recipes import HEADED, RECIPES, VOCAB_SIZE
 
 transformers.logging.set_verbosity_error()
 transformers.logging.disable_progress_bar()
-
-VOCAB_SIZE = 131
-EOS = 1
-"""An end token that random prompts do not contain and tests switch off with `ignore_eos`."""
-
-COMMON = {
-    "vocab_size": VOCAB_SIZE,
-    "hidden_size": 64,
-    "bos_token_id": 0,
-    "eos_token_id": EOS,
-    "pad_token_id": 0,
-    "max_position_embeddings": 512,
-}
-
-FALCON_MULTIPLIERS = {
-    "embedding_multiplier": 5.0,
-    "lm_head_multiplier": 0.3,
-    "key_multiplier": 0.6,
-    "attention_in_multiplier": 1.3,
-    "attention_out_multiplier": 0.8,
-    "ssm_in_multiplier": 1.2,
-    "ssm_out_multiplier": 0.7,
-    "ssm_multipliers": [0.9, 1.4, 0.55, 1.1, 0.45],
-    "mlp_multipliers": [1.6, 0.65],
-}
-
-
-def llama() -> PretrainedConfig:
-    return transformers.LlamaConfig(
-        **COMMON,
-        intermediate_size=96,
-        num_hidden_layers=3,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=24,
-        attention_bias=True,
-        mlp_bias=True,
-        rms_norm_eps=1e-4,
-        tie_word_embeddings=True,
-        rope_parameters={
-            "rope_type": "llama3",
-            "rope_theta": 5000.0,
-            "factor": 4.0,
-            "low_freq_factor": 1.0,
-            "high_freq_factor": 3.0,
-            "original_max_position_embeddings": 64,
-        },
-    )
-
-
-def nemotron_h() -> PretrainedConfig:
-    return transformers.NemotronHConfig(
-        **COMMON,
-        layers_block_type=["linear_attention", "moe", "full_attention", "mlp", "linear_attention", "moe"],
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=24,
-        intermediate_size=96,
-        mlp_bias=True,
-        use_bias=True,
-        ssm_state_size=16,
-        mamba_num_heads=8,
-        mamba_head_dim=12,
-        n_groups=2,
-        chunk_size=32,
-        # transformers clamps the time step at this value in its chunked form only; 0 fails in a logarithm.
-        time_step_min=1e-9,
-        layer_norm_epsilon=1e-4,
-        n_routed_experts=8,
-        num_experts_per_tok=3,
-        moe_intermediate_size=20,
-        moe_shared_expert_intermediate_size=40,
-        moe_latent_size=48,
-        n_group=4,
-        topk_group=2,
-        routed_scaling_factor=2.5,
-    )
-
-
-def nemotron_h_dense() -> PretrainedConfig:
-    """No experts, no latent space, no biases, a flag for tied embeddings, which the architecture does not follow; the
-    layer kinds in their older spelling."""
-    return transformers.NemotronHConfig(
-        **COMMON,
-        layers_block_type=["mamba", "attention", "mlp", "mamba", "mlp"],
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        head_dim=32,
-        intermediate_size=80,
-        ssm_state_size=8,
-        mamba_num_heads=6,
-        mamba_head_dim=16,
-        n_groups=3,
-        conv_kernel=3,
-        use_conv_bias=False,
-        chunk_size=64,
-        time_step_min=1e-9,
-        tie_word_embeddings=True,
-    )
-
-
-def bamba() -> PretrainedConfig:
-    """Half of each head is rotated, which the architecture fixes."""
-    return transformers.BambaConfig(
-        **COMMON,
-        num_hidden_layers=4,
-        attn_layer_indices=[1, 3],
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        intermediate_size=96,
-        attention_bias=True,
-        mlp_bias=True,
-        mamba_n_heads=8,
-        mamba_n_groups=2,
-        mamba_d_state=16,
-        mamba_chunk_size=32,
-        mamba_proj_bias=True,
-        rms_norm_eps=1e-3,
-        rope_theta=500.0,
-    )
-
-
-def granitemoehybrid() -> PretrainedConfig:
-    """Experts, and attention without positions."""
-    return transformers.GraniteMoeHybridConfig(
-        **COMMON,
-        layer_types=["linear_attention", "full_attention", "linear_attention", "full_attention"],
-        num_hidden_layers=4,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        attention_bias=True,
-        intermediate_size=24,
-        shared_intermediate_size=40,
-        num_local_experts=6,
-        num_experts_per_tok=3,
-        embedding_multiplier=6.0,
-        attention_multiplier=0.4,
-        residual_multiplier=0.7,
-        logits_scaling=3.0,
-        mamba_n_heads=8,
-        mamba_n_groups=2,
-        mamba_d_state=16,
-        mamba_chunk_size=32,
-        mamba_proj_bias=True,
-        rms_norm_eps=1e-3,
-        position_embedding_type="nope",
-    )
-
-
-def granitemoehybrid_dense() -> PretrainedConfig:
-    """No experts, rotary positions, no biases, tied embeddings; the layer types in their older spelling."""
-    return transformers.GraniteMoeHybridConfig(
-        **{**COMMON, "hidden_size": 48},
-        layer_types=["mamba", "attention", "mamba"],
-        num_hidden_layers=3,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        shared_intermediate_size=80,
-        num_local_experts=0,
-        embedding_multiplier=0.6,
-        attention_multiplier=0.15,
-        residual_multiplier=0.8,
-        logits_scaling=0.3,
-        mamba_n_heads=6,
-        mamba_n_groups=3,
-        mamba_d_state=8,
-        mamba_d_conv=3,
-        mamba_expand=1,
-        mamba_chunk_size=64,
-        mamba_conv_bias=False,
-        rms_norm_eps=1e-3,
-        position_embedding_type="rope",
-        rope_theta=700.0,
-        tie_word_embeddings=True,
-    )
-
-
-def qwen3() -> PretrainedConfig:
-    return transformers.Qwen3Config(
-        **COMMON,
-        intermediate_size=96,
-        num_hidden_layers=3,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=24,
-        attention_bias=True,
-        rms_norm_eps=1e-3,
-        rope_parameters={
-            "rope_type": "yarn",
-            "rope_theta": 3000.0,
-            "factor": 4.0,
-            "original_max_position_embeddings": 32,
-        },
-    )
-
-
-def mamba2() -> PretrainedConfig:
-    """Layers of state alone."""
-    config = {name: value for name, value in COMMON.items() if name != "max_position_embeddings"}
-    return transformers.Mamba2Config(
-        **config,
-        num_hidden_layers=4,
-        num_heads=8,
-        head_dim=24,
-        expand=3,
-        state_size=16,
-        n_groups=2,
-        conv_kernel=3,
-        use_bias=True,
-        chunk_size=32,
-        layer_norm_epsilon=1e-3,
-        tie_word_embeddings=True,
-    )
-
-
-def falcon_h1() -> PretrainedConfig:
-    """No norm in the mixer, and a bias on its input projection only."""
-    return transformers.FalconH1Config(
-        **COMMON,
-        **FALCON_MULTIPLIERS,
-        intermediate_size=96,
-        num_hidden_layers=3,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=24,
-        attention_bias=True,
-        mlp_bias=True,
-        mamba_d_ssm=96,
-        mamba_n_heads=8,
-        mamba_d_head=12,
-        mamba_n_groups=2,
-        mamba_d_state=16,
-        mamba_chunk_size=32,
-        mamba_proj_bias=True,
-        rms_norm_eps=1e-3,
-        rope_parameters={"rope_type": "default", "rope_theta": 700.0},
-    )
-
-
-def falcon_h1_normed() -> PretrainedConfig:
-    """A norm before the gate, a bias on the output projection only, the inner size from the hidden one."""
-    return transformers.FalconH1Config(
-        **COMMON,
-        **FALCON_MULTIPLIERS,
-        intermediate_size=80,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        mamba_d_ssm=None,
-        mamba_expand=3,
-        mamba_n_heads=6,
-        mamba_n_groups=3,
-        mamba_d_state=8,
-        mamba_d_conv=3,
-        mamba_chunk_size=48,
-        mamba_conv_bias=False,
-        mamba_rms_norm=True,
-        mamba_norm_before_gate=True,
-        projectors_bias=True,
-        rms_norm_eps=1e-2,
-        rope_parameters={"rope_type": "linear", "rope_theta": 900.0, "factor": 3.0},
-        tie_word_embeddings=True,
-    )
-
-
-RECIPES: dict[str, Callable[[], PretrainedConfig]] = {
-    recipe.__name__: recipe
-    for recipe in (
-        bamba,
-        falcon_h1,
-        falcon_h1_normed,
-        granitemoehybrid,
-        granitemoehybrid_dense,
-        llama,
-        mamba2,
-        nemotron_h,
-        nemotron_h_dense,
-        qwen3,
-    )
-}
 
 
 def randomize(model: PreTrainedModel, seed: int) -> None:
@@ -322,7 +42,15 @@ def randomize(model: PreTrainedModel, seed: int) -> None:
 @cache
 def oracle(name: str, seed: int = 0) -> PreTrainedModel:
     """transformers' model of a recipe, float32, with random weights. Treat it as read-only."""
-    config = RECIPES[name]()
+    return _random_model(recipe(name), seed)
+
+
+def recipe(name: str) -> PretrainedConfig:
+    """The configuration of a model, with or without a head."""
+    return (RECIPES | HEADED)[name]()
+
+
+def _random_model(config: PretrainedConfig, seed: int) -> PreTrainedModel:
     model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     randomize(model, seed)
     return model.eval()
@@ -330,10 +58,64 @@ def oracle(name: str, seed: int = 0) -> PreTrainedModel:
 
 @cache
 def checkpoint(name: str, seed: int = 0) -> Path:
-    """A directory with the oracle's weights, saved by transformers. Treat it as read-only."""
+    """A directory with the oracle's weights, saved by transformers, and those of the head, which transformers does not
+    know. Treat it as read-only."""
     directory = Path(mkdtemp(prefix=f"ostinato-{name}-"))
     oracle(name, seed).save_pretrained(directory)
+    if name in HEADED:
+        file = directory / "model.safetensors"
+        save_file(load_file(file) | head_oracle(name, seed).tensors(), file, metadata={"format": "pt"})
     return directory
+
+
+@dataclass(frozen=True)
+class HeadOracle:
+    """A prediction head: a model of transformers with the head's layers, which begins with what `eh_proj` makes of a
+    normed embedding and a normed hidden state, and ends with the head's own norm."""
+
+    model: PreTrainedModel
+    enorm: torch.Tensor
+    hnorm: torch.Tensor
+    eh_proj: torch.Tensor
+
+    def join(self, hidden: torch.Tensor, embedded: torch.Tensor) -> torch.Tensor:
+        """[tokens, hidden] twice -> [tokens, hidden]"""
+        size, eps = embedded.shape[-1:], self.model.config.layer_norm_epsilon
+        normed = (
+            torch.nn.functional.rms_norm(embedded, size, self.enorm, eps),
+            torch.nn.functional.rms_norm(hidden, size, self.hnorm, eps),
+        )
+        return torch.cat(normed, dim=-1) @ self.eh_proj.T
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """As a checkpoint holds them: those of transformers under the head's own prefix, and the three of `join`."""
+        directory = Path(mkdtemp(prefix="ostinato-head-"))
+        self.model.save_pretrained(directory)
+        saved = load_file(directory / "model.safetensors")
+        last = self.model.config.num_hidden_layers - 1
+        own = {"enorm.weight": self.enorm, "hnorm.weight": self.hnorm, "eh_proj.weight": self.eh_proj}
+        return {
+            **{f"mtp.layers.0.{name}": tensor for name, tensor in own.items()},
+            **{
+                f"mtp.{name.removeprefix('backbone.')}": tensor
+                for name, tensor in saved.items()
+                if name.startswith("backbone.layers.")
+            },
+            f"mtp.layers.{last}.final_layernorm.weight": saved["backbone.norm_f.weight"],
+        }
+
+
+@cache
+def head_oracle(name: str, seed: int = 0) -> HeadOracle:
+    """The head of a recipe that has one, with random weights. Treat it as read-only."""
+    config = recipe(name)
+    kinds = config.mtp_layers_block_type
+    changes = {"layers_block_type": kinds, "num_hidden_layers": len(kinds), "num_nextn_predict_layers": 0}
+    model = _random_model(type(config)(**(config.to_dict() | changes)), seed + 1000)
+    generator, size = torch.Generator().manual_seed(seed + 2000), config.hidden_size
+    enorm, hnorm = (torch.empty(size).normal_(1, 0.3, generator=generator) for _ in range(2))
+    eh_proj = torch.empty(size, 2 * size).normal_(0, size**-0.5, generator=generator)
+    return HeadOracle(model, enorm, hnorm, eh_proj)
 
 
 def random_prompt(length: int, seed: int) -> list[int]:
@@ -345,13 +127,16 @@ def random_prompt(length: int, seed: int) -> list[int]:
 @torch.inference_mode()
 def oracle_logits(name: str, token_ids: list[int], seed: int = 0) -> torch.Tensor:
     """[tokens, vocab] of the whole prompt at once."""
-    return oracle(name, seed)(torch.tensor([token_ids])).logits[0]
+    return oracle(name, seed)(torch.tensor([token_ids]), use_cache=False).logits[0]
 
 
 @torch.inference_mode()
 def oracle_generate(name: str, token_ids: list[int], count: int, seed: int = 0) -> list[int]:
     """`count` greedy tokens after the prompt, by transformers' own generation with a cache."""
-    prompt = torch.tensor([token_ids])
+    model, prompt = oracle(name, seed), torch.tensor([token_ids])
     settings = {"min_new_tokens": count, "max_new_tokens": count, "eos_token_id": VOCAB_SIZE + 1}
-    output = oracle(name, seed).generate(prompt, attention_mask=torch.ones_like(prompt), do_sample=False, **settings)
+    # transformers cannot tell how long a cache is that holds nothing but the states of Nemotron-H.
+    kinds = getattr(model.config, "layers_block_type", None)
+    settings["use_cache"] = kinds is None or "full_attention" in kinds
+    output = model.generate(prompt, attention_mask=torch.ones_like(prompt), do_sample=False, **settings)
     return output[0, len(token_ids) :].tolist()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any
 
@@ -14,7 +14,8 @@ from ostinato.engine.engine import Engine
 from ostinato.engine.outputs import RequestOutput
 from ostinato.engine.scheduling import make_scheduler
 from ostinato.plan.source import model_spec
-from tests.checkpoints import RECIPES, checkpoint, oracle_generate, oracle_logits, random_prompt
+from ostinato.sample import noise
+from tests.checkpoints import RECIPES, checkpoint, oracle_generate, oracle_logits, random_prompt, recipe
 
 PROMPT = 150
 NEW = 64
@@ -26,13 +27,20 @@ TOP = 3
 BLOCK = 16
 
 
+NARROW = (3, 50, 97)
+"""What sampled tokens are chosen from: so few that guesses are right now and then, whoever makes them."""
+TEMPERATURE = 1.5
+
+
 @dataclass(frozen=True)
 class Case:
-    """A prompt, its 64 greedy tokens by transformers, and the logits of each position but the last."""
+    """A prompt, its 64 tokens by transformers, greedy if nothing else is set, and its logits of each position but the
+    last."""
 
     prompt: list[int]
     tokens: list[int]
     logits: torch.Tensor
+    settings: dict[str, Any] = field(default_factory=lambda: {"temperature": 0})
 
 
 @cache
@@ -56,9 +64,36 @@ def decided_case(name: str, length: int, before: tuple[int, ...] = ()) -> Case:
 
 
 @cache
+def sampled_case(name: str, length: int, before: tuple[int, ...] = ()) -> Case:
+    """The same for tokens that are sampled, from few.
+
+    Ostinato's plain path proposes the tokens, and transformers' logits of the whole text at once with the noise of the
+    request decide: each token must be the best there.
+    """
+    engine = make_engine(name, graph_mode="none", enable_prefix_caching=False)
+    allowed = torch.tensor(NARROW)
+    for seed in range(40):
+        prompt = [*before, *random_prompt(length - len(before), seed + 1000 * length)]
+        settings = {"temperature": TEMPERATURE, "seed": seed, "logit_bias": dict.fromkeys(NARROW, 100.0)}
+        request = engine.add(prompt, SamplingParams(max_tokens=NEW, ignore_eos=True, **settings))
+        output = engine.output(request)
+        assert output is not None
+        run(engine)
+        tokens = output.outputs[0].token_ids
+        whole = oracle_logits(name, prompt + tokens)[:-1]
+        keys = noise.keys([(seed, length + i) for i in range(NEW)])
+        chances = whole[length - 1 :, allowed] / TEMPERATURE + noise.gumbel(keys[:, None], allowed.int())
+        best, second = chances.topk(2).values.unbind(-1)
+        decided = (best - second > GAP * whole[length - 1 :].abs().amax(-1)).all().item()
+        if decided and allowed[chances.argmax(-1)].tolist() == tokens:
+            return Case(prompt, tokens, whole, settings)
+    raise AssertionError(f"no sampled prompt of {length} tokens is decided at every step for {name}")
+
+
+@cache
 def has_state(name: str) -> bool:
     """Whether the recipe has layers with a recurrent state, so that a hit needs a checkpoint."""
-    return bool(model_spec(RECIPES[name]().to_dict()).state_layers)
+    return bool(model_spec(recipe(name).to_dict()).state_layers)
 
 
 CACHING = [(name, mode) for name in RECIPES for mode in (("align", "all") if has_state(name) else ("none",))]
@@ -86,11 +121,11 @@ def shrink(engine: Engine, num_blocks: int, num_slots: int) -> None:
 def add(engine: Engine, case: Case, prompt_logprobs: bool = False, salt: str | None = None) -> RequestOutput:
     """A request for the case's tokens and log-probabilities -> its output, which steps update."""
     params = SamplingParams(
-        temperature=0,
         max_tokens=NEW,
         ignore_eos=True,
         logprobs=TOP,
         prompt_logprobs=TOP if prompt_logprobs else None,
+        **case.settings,
     )
     output = engine.output(engine.add(case.prompt, params, cache_salt=salt))
     assert output is not None

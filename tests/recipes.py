@@ -1,0 +1,342 @@
+"""Configurations of tiny models of every architecture, as transformers writes them.
+
+A recipe leaves no multiplier, bias, group count or limit at a value that would hide a mistake in it. A new
+architecture is one recipe here: every test that is parametrised over `RECIPES` then covers it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import transformers
+from transformers import PretrainedConfig
+
+VOCAB_SIZE = 131
+EOS = 1
+"""An end token that random prompts do not contain and tests switch off with `ignore_eos`."""
+
+COMMON = {
+    "vocab_size": VOCAB_SIZE,
+    "hidden_size": 64,
+    "bos_token_id": 0,
+    "eos_token_id": EOS,
+    "pad_token_id": 0,
+    "max_position_embeddings": 512,
+}
+
+FALCON_MULTIPLIERS = {
+    "embedding_multiplier": 5.0,
+    "lm_head_multiplier": 0.3,
+    "key_multiplier": 0.6,
+    "attention_in_multiplier": 1.3,
+    "attention_out_multiplier": 0.8,
+    "ssm_in_multiplier": 1.2,
+    "ssm_out_multiplier": 0.7,
+    "ssm_multipliers": [0.9, 1.4, 0.55, 1.1, 0.45],
+    "mlp_multipliers": [1.6, 0.65],
+}
+
+
+def llama() -> PretrainedConfig:
+    return transformers.LlamaConfig(
+        **COMMON,
+        intermediate_size=96,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=24,
+        attention_bias=True,
+        mlp_bias=True,
+        rms_norm_eps=1e-4,
+        tie_word_embeddings=True,
+        rope_parameters={
+            "rope_type": "llama3",
+            "rope_theta": 5000.0,
+            "factor": 4.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 3.0,
+            "original_max_position_embeddings": 64,
+        },
+    )
+
+
+def nemotron_h() -> PretrainedConfig:
+    return transformers.NemotronHConfig(
+        **COMMON,
+        layers_block_type=["linear_attention", "moe", "full_attention", "mlp", "linear_attention", "moe"],
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=24,
+        intermediate_size=96,
+        mlp_bias=True,
+        use_bias=True,
+        ssm_state_size=16,
+        mamba_num_heads=8,
+        mamba_head_dim=12,
+        n_groups=2,
+        chunk_size=32,
+        # transformers clamps the time step at this value in its chunked form only; 0 fails in a logarithm.
+        time_step_min=1e-9,
+        layer_norm_epsilon=1e-4,
+        n_routed_experts=8,
+        num_experts_per_tok=3,
+        moe_intermediate_size=20,
+        moe_shared_expert_intermediate_size=40,
+        moe_latent_size=48,
+        n_group=4,
+        topk_group=2,
+        routed_scaling_factor=2.5,
+    )
+
+
+def nemotron_h_dense() -> PretrainedConfig:
+    """No experts, no latent space, no biases, a flag for tied embeddings, which the architecture does not follow; the
+    layer kinds in their older spelling."""
+    return transformers.NemotronHConfig(
+        **COMMON,
+        layers_block_type=["mamba", "attention", "mlp", "mamba", "mlp"],
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=32,
+        intermediate_size=80,
+        ssm_state_size=8,
+        mamba_num_heads=6,
+        mamba_head_dim=16,
+        n_groups=3,
+        conv_kernel=3,
+        use_conv_bias=False,
+        chunk_size=64,
+        time_step_min=1e-9,
+        tie_word_embeddings=True,
+    )
+
+
+def bamba() -> PretrainedConfig:
+    """Half of each head is rotated, which the architecture fixes."""
+    return transformers.BambaConfig(
+        **COMMON,
+        num_hidden_layers=4,
+        attn_layer_indices=[1, 3],
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        intermediate_size=96,
+        attention_bias=True,
+        mlp_bias=True,
+        mamba_n_heads=8,
+        mamba_n_groups=2,
+        mamba_d_state=16,
+        mamba_chunk_size=32,
+        mamba_proj_bias=True,
+        rms_norm_eps=1e-3,
+        rope_theta=500.0,
+    )
+
+
+def granitemoehybrid() -> PretrainedConfig:
+    """Experts, and attention without positions."""
+    return transformers.GraniteMoeHybridConfig(
+        **COMMON,
+        layer_types=["linear_attention", "full_attention", "linear_attention", "full_attention"],
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        attention_bias=True,
+        intermediate_size=24,
+        shared_intermediate_size=40,
+        num_local_experts=6,
+        num_experts_per_tok=3,
+        embedding_multiplier=6.0,
+        attention_multiplier=0.4,
+        residual_multiplier=0.7,
+        logits_scaling=3.0,
+        mamba_n_heads=8,
+        mamba_n_groups=2,
+        mamba_d_state=16,
+        mamba_chunk_size=32,
+        mamba_proj_bias=True,
+        rms_norm_eps=1e-3,
+        position_embedding_type="nope",
+    )
+
+
+def granitemoehybrid_dense() -> PretrainedConfig:
+    """No experts, rotary positions, no biases, tied embeddings; the layer types in their older spelling."""
+    return transformers.GraniteMoeHybridConfig(
+        **{**COMMON, "hidden_size": 48},
+        layer_types=["mamba", "attention", "mamba"],
+        num_hidden_layers=3,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        shared_intermediate_size=80,
+        num_local_experts=0,
+        embedding_multiplier=0.6,
+        attention_multiplier=0.15,
+        residual_multiplier=0.8,
+        logits_scaling=0.3,
+        mamba_n_heads=6,
+        mamba_n_groups=3,
+        mamba_d_state=8,
+        mamba_d_conv=3,
+        mamba_expand=1,
+        mamba_chunk_size=64,
+        mamba_conv_bias=False,
+        rms_norm_eps=1e-3,
+        position_embedding_type="rope",
+        rope_theta=700.0,
+        tie_word_embeddings=True,
+    )
+
+
+def qwen3() -> PretrainedConfig:
+    return transformers.Qwen3Config(
+        **COMMON,
+        intermediate_size=96,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=24,
+        attention_bias=True,
+        rms_norm_eps=1e-3,
+        rope_parameters={
+            "rope_type": "yarn",
+            "rope_theta": 3000.0,
+            "factor": 4.0,
+            "original_max_position_embeddings": 32,
+        },
+    )
+
+
+def mamba2() -> PretrainedConfig:
+    """Layers of state alone."""
+    config = {name: value for name, value in COMMON.items() if name != "max_position_embeddings"}
+    return transformers.Mamba2Config(
+        **config,
+        num_hidden_layers=4,
+        num_heads=8,
+        head_dim=24,
+        expand=3,
+        state_size=16,
+        n_groups=2,
+        conv_kernel=3,
+        use_bias=True,
+        chunk_size=32,
+        layer_norm_epsilon=1e-3,
+        tie_word_embeddings=True,
+    )
+
+
+def falcon_h1() -> PretrainedConfig:
+    """No norm in the mixer, and a bias on its input projection only."""
+    return transformers.FalconH1Config(
+        **COMMON,
+        **FALCON_MULTIPLIERS,
+        intermediate_size=96,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=24,
+        attention_bias=True,
+        mlp_bias=True,
+        mamba_d_ssm=96,
+        mamba_n_heads=8,
+        mamba_d_head=12,
+        mamba_n_groups=2,
+        mamba_d_state=16,
+        mamba_chunk_size=32,
+        mamba_proj_bias=True,
+        rms_norm_eps=1e-3,
+        rope_parameters={"rope_type": "default", "rope_theta": 700.0},
+    )
+
+
+def falcon_h1_normed() -> PretrainedConfig:
+    """A norm before the gate, a bias on the output projection only, the inner size from the hidden one."""
+    return transformers.FalconH1Config(
+        **COMMON,
+        **FALCON_MULTIPLIERS,
+        intermediate_size=80,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        mamba_d_ssm=None,
+        mamba_expand=3,
+        mamba_n_heads=6,
+        mamba_n_groups=3,
+        mamba_d_state=8,
+        mamba_d_conv=3,
+        mamba_chunk_size=48,
+        mamba_conv_bias=False,
+        mamba_rms_norm=True,
+        mamba_norm_before_gate=True,
+        projectors_bias=True,
+        rms_norm_eps=1e-2,
+        rope_parameters={"rope_type": "linear", "rope_theta": 900.0, "factor": 3.0},
+        tie_word_embeddings=True,
+    )
+
+
+RECIPES: dict[str, Callable[[], PretrainedConfig]] = {
+    recipe.__name__: recipe
+    for recipe in (
+        bamba,
+        falcon_h1,
+        falcon_h1_normed,
+        granitemoehybrid,
+        granitemoehybrid_dense,
+        llama,
+        mamba2,
+        nemotron_h,
+        nemotron_h_dense,
+        qwen3,
+    )
+}
+
+
+def nemotron_h_head() -> PretrainedConfig:
+    """A prediction head of attention and experts."""
+    config = nemotron_h()
+    config.num_nextn_predict_layers, config.mtp_layers_block_type = 1, ["full_attention", "moe"]
+    return config
+
+
+def nemotron_h_dense_head() -> PretrainedConfig:
+    """A prediction head of attention and an MLP."""
+    return _dense_with_head(["mamba", "attention", "mlp", "mamba", "mlp"], ["attention", "mlp"])
+
+
+def nemotron_h_deep_head() -> PretrainedConfig:
+    """The head alone has attention, twice, and begins and ends without it."""
+    return _dense_with_head(["mamba", "mlp"], ["mlp", "attention", "attention", "mlp"])
+
+
+def nemotron_h_stateless_head() -> PretrainedConfig:
+    """No recurrent state but the hidden state that the head needs."""
+    return _dense_with_head(["attention", "mlp", "attention"], ["attention"])
+
+
+def nemotron_h_flat_head() -> PretrainedConfig:
+    """No attention, neither in the model nor in the head."""
+    return _dense_with_head(["mamba", "mlp", "mamba"], ["mlp"])
+
+
+def _dense_with_head(kinds: list[str], head_kinds: list[str]) -> PretrainedConfig:
+    given = nemotron_h_dense().to_dict() | {
+        "layers_block_type": kinds,
+        "num_hidden_layers": len(kinds),
+        "num_nextn_predict_layers": 1,
+        "mtp_layers_block_type": head_kinds,
+    }
+    return transformers.NemotronHConfig(**given)
+
+
+HEADED: dict[str, Callable[[], PretrainedConfig]] = {
+    recipe.__name__: recipe
+    for recipe in (
+        nemotron_h_head,
+        nemotron_h_dense_head,
+        nemotron_h_deep_head,
+        nemotron_h_stateless_head,
+        nemotron_h_flat_head,
+    )
+}
+"""Models with a prediction head."""
