@@ -11,6 +11,7 @@ import pytest
 
 from ostinato.config import EngineConfig
 from ostinato.errors import ConfigError, ModelError
+from ostinato.plan.draft_capture import draft_capture
 from ostinato.plan.flops import prefill_flops
 from ostinato.plan.model import ModelSpec, RopeSpec
 from ostinato.plan.plan import Plan, make_plan
@@ -192,6 +193,20 @@ def test_a_hit_saves_the_drafters_work_too() -> None:
     assert head.per_pair - own.per_pair == own.per_pair / 2
     draft = prefill_flops(drafting(DRAFT, spec, hybrid()))
     assert (draft.per_token, draft.per_pair) == (2 * own.per_token, 2 * own.per_pair)
+
+
+def test_a_head_has_full_graphs_where_the_model_has_and_a_draft_model_all_that_the_model_has() -> None:
+    for mode in ("none", "piecewise", "full_decode_only", "full_and_piecewise"):
+        own = planned(MTP, with_head(hybrid()), graph_mode=mode).capture
+        head, draft = (draft_capture(own, method, 32, 1024) for method in ("mtp", "draft"))
+        assert (head.rows, head.tokens, head.splits) == (own.rows, (), ())
+        assert (draft.rows, draft.tokens, draft.splits) == (own.rows, own.tokens, own.splits)
+        assert head.tokens_per_row == draft.tokens_per_row == (1,)
+        assert head.coverage.mode_of(5, 1, 5) == ("full" if own.rows else "eager")
+        assert (
+            draft.coverage
+            == planned(None, hybrid(), graph_mode=mode, capture_sizes=own.tokens or None).capture.coverage
+        )
 
 
 # As data, and from checkpoints

@@ -289,3 +289,22 @@ def test_lengths_to_look_up_are_kept_where_fewer_drafts_are_advised() -> None:
         make_plan(config, hybrid(), cpu(64 * GIB))
     fewer = {"method": "ngram", "num_speculative_tokens": 1, "prompt_lookup_max": 7}
     assert remedies(error.value)["speculative"] == fewer
+
+
+@pytest.mark.parametrize(
+    ("speculative", "cache_memory", "way", "enough", "too_many"),
+    [
+        ("mtp:8", 27_800_000, "speculative of at most mtp:6", "mtp:6", "mtp:7"),
+        ("mtp:1", 14_000_000, "no speculation", None, "mtp:1"),
+    ],
+)
+def test_a_cache_with_no_place_for_a_prefix_names_fewer_drafts_or_none_as_a_way(
+    speculative: str, cache_memory: int, way: str, enough: str | None, too_many: str
+) -> None:
+    config = EngineConfig(speculative=speculative, cache_memory=cache_memory, max_num_seqs=1)
+    plans = [
+        make_plan(config.with_settings(speculative=each), with_head(hybrid()), cpu(64 * GIB))
+        for each in (speculative, too_many, enough)
+    ]
+    assert f", or {way}" in decided(plans[0])["num_checkpoints"].reason
+    assert [plan.memory.num_checkpoints > 0 for plan in plans] == [False, False, True]

@@ -60,9 +60,9 @@ def choose_variants(
     """
     chosen: list[Variant] = []
     for mode in modes or _possible_modes(model, chunked_prefill):
-        if mode == "off" or (mode == "none" and model.state_layers):
+        if mode == "off" or (mode == "none" and model.keeps_state):
             chosen.append(Variant(mode))
-        elif model.state_layers:
+        elif model.keeps_state:
             chosen += [Variant(mode, *policies) for policies in product(checkpoint_policies, eviction_policies)]
         else:
             chosen += [Variant("none", None, eviction) for eviction in eviction_policies]
@@ -72,7 +72,7 @@ def choose_variants(
 def find_baseline(variants: Sequence[Variant], model: ModelSpec) -> Variant | None:
     """The first that finds nothing: `off`, or `none` on a model with state layers; None if all may find
     something."""
-    blind = ("off", "none") if model.state_layers else ("off",)
+    blind = ("off", "none") if model.keeps_state else ("off",)
     return next((variant for variant in variants if variant.mode in blind), None)
 
 
@@ -110,7 +110,7 @@ def configs_of(
 
 
 def _possible_modes(model: ModelSpec, chunked_prefill: bool) -> list[str]:
-    if not model.state_layers:
+    if not model.keeps_state:
         return ["off", "none"]
     modes = ["none"]
     if chunked_prefill:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 from ostinato.config import EngineConfig
-from ostinato.errors import CapacityError
+from ostinato.errors import CapacityError, OstinatoError
 from ostinato.plan.capture import CaptureLadders
 from ostinato.plan.capture_plan import choose_graph_mode, choose_ladders, largest_graphs
 from ostinato.plan.coverage import FULL_MODES, GraphMode
@@ -31,6 +32,7 @@ from ostinato.plan.memory import (
 from ostinato.plan.model import ModelSpec
 from ostinato.plan.passes import of_each_kind
 from ostinato.plan.settings import choose_dtype, choose_ssm_state_dtype
+from ostinato.plan.speculative import with_drafter
 from ostinato.plan.state import StateCacheMode, choose_state_block_size, choose_state_cache_mode
 from ostinato.plan.units import GiB, format_bytes
 
@@ -149,6 +151,15 @@ def fit(config: EngineConfig, model: ModelSpec, device: DeviceSpec) -> Fit:
             *_cache_decisions(budget, memory, limits),
         ),
     )
+
+
+def fit_with(config: EngineConfig, model: ModelSpec, device: DeviceSpec, setting: str, value: Any) -> Fit | None:
+    """The outcome with one setting changed; None if that contradicts the others or does not fit."""
+    try:
+        changed = config.with_settings(**{setting: value})
+        return fit(changed, with_drafter(changed, model), device)
+    except OstinatoError:
+        return None
 
 
 def _budget(

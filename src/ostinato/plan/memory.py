@@ -30,7 +30,7 @@ class MemoryPlan:
     """The split. Sizes are in bytes, of one block and one slot for `kv_block` and `state_slot`.
 
     The counts include the null block and the null slot; a model without attention has no blocks, one
-    without state layers no slots. `cache` is what all blocks and slots take, `available` what the plan may
+    that keeps no state no slots. `cache` is what all blocks and slots take, `available` what the plan may
     use in all.
 
     `num_checkpoints` slots are planned beyond the null one and the working ones of `max_num_seqs` rows. Beside

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 from ostinato.config import EngineConfig
-from ostinato.errors import OstinatoError
 from ostinato.plan.decision import Decision
 from ostinato.plan.device import DeviceSpec
-from ostinato.plan.fit import Fit, fit
+from ostinato.plan.fit import Fit, fit_with
 from ostinato.plan.memory import MemoryPlan
 from ostinato.plan.model import ModelSpec
 from ostinato.plan.search import largest, smallest
@@ -60,12 +60,9 @@ def _no_place(config: EngineConfig, model: ModelSpec, device: DeviceSpec, fitted
 def _ways_to_one(config: EngineConfig, model: ModelSpec, device: DeviceSpec, fitted: Fit) -> list[str]:
     """Changes of one setting each, with which one prefix has a place."""
 
-    def works(setting: str, value: float) -> bool:
-        try:
-            changed = fit(config.with_settings(**{setting: value}), model, device)
-        except OstinatoError:
-            return False
-        return changed.memory.prefix_tokens > 0
+    def works(setting: str, value: Any) -> bool:
+        changed = fit_with(config, model, device, setting, value)
+        return changed is not None and changed.memory.prefix_tokens > 0
 
     limits, memory = fitted.limits, fitted.memory
     lower = {
@@ -78,6 +75,17 @@ def _ways_to_one(config: EngineConfig, model: ModelSpec, device: DeviceSpec, fit
         value = largest(low, high, partial(works, setting))
         if value is not None:
             ways.append(f"{setting} of at most {value}")
+    speculative = config.speculative
+    if speculative is not None:
+        drafts = largest(
+            1,
+            speculative.num_speculative_tokens - 1,
+            lambda count: works("speculative", speculative.with_tokens(count)),
+        )
+        if drafts is not None:
+            ways.append(f"speculative of at most {speculative.with_tokens(drafts)}")
+        elif works("speculative", None):
+            ways.append("no speculation")
     size = smallest(memory.cache + 1, _most_cache(memory), partial(works, "cache_memory"))
     if size is not None:
         ways.append(f"cache_memory of at least {size}")

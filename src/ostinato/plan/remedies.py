@@ -7,15 +7,14 @@ from functools import partial
 from typing import Any
 
 from ostinato.config import EngineConfig
-from ostinato.errors import OstinatoError, Remedy
+from ostinato.errors import Remedy
 from ostinato.plan.coverage import PIECEWISE_MODES
 from ostinato.plan.device import DeviceSpec
-from ostinato.plan.fit import DEFAULT_MEMORY_UTILIZATION, DoesNotFit, fit
+from ostinato.plan.fit import DEFAULT_MEMORY_UTILIZATION, DoesNotFit, fit_with
 from ostinato.plan.limits import least_batched_tokens
 from ostinato.plan.memory import cache_need
 from ostinato.plan.model import ModelSpec
 from ostinato.plan.search import largest, smallest
-from ostinato.plan.speculative import with_drafter
 
 Works = Callable[[str, Any], bool]
 
@@ -88,15 +87,7 @@ def advice(failure: DoesNotFit, remedies: list[Remedy]) -> str:
 
 
 def _works_with(config: EngineConfig, model: ModelSpec, device: DeviceSpec) -> Works:
-    def works(setting: str, value: Any) -> bool:
-        try:
-            changed = config.with_settings(**{setting: value})
-            fit(changed, with_drafter(changed, model), device)
-        except OstinatoError:
-            return False
-        return True
-
-    return works
+    return lambda setting, value: fit_with(config, model, device, setting, value) is not None
 
 
 def _largest_below(value: int, setting: str, config: EngineConfig, works: Works) -> int | None:
