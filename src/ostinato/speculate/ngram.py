@@ -1,0 +1,88 @@
+"""Drafts from the request's own text: what followed the last time that it said what it has just said."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ostinato.sample.state import SamplingState
+from ostinato.schedule.batch import Batch
+
+# Token ids are below 2**32.
+_TOKEN_BITS = 32
+
+
+class NgramProposer:
+    """Looks the last tokens of each text up in the text before them.
+
+    The longest end of the text that occurred before, of `lookup_max` down to `lookup_min` tokens, is taken, and of
+    its earlier occurrences the last one; what followed there is proposed. Where that runs into the end of the text,
+    it goes on with what is proposed, as the text repeats itself.
+    """
+
+    def __init__(self, num_speculative_tokens: int, lookup_min: int, lookup_max: int) -> None:
+        assert 1 <= lookup_min <= lookup_max, "lengths to look up go from 1 or more to no less than that"
+        self.num_speculative_tokens = num_speculative_tokens
+        self.lookup_min = lookup_min
+        self.lookup_max = lookup_max
+        self._texts: dict[str, _Text] = {}
+
+    def propose(self, batch: Batch) -> list[tuple[int, ...]]:
+        """The drafts of each row, in the batch's order, at most `Row.num_drafts`; none for a prefill row.
+
+        The payload of a decode row is its SamplingState. Costs O(tokens that are new since the last call); the first
+        time, these are all. What is kept of a text that is not decoded in this step is dropped.
+        """
+        drafts: list[tuple[int, ...]] = [()] * len(batch.rows)
+        texts: dict[str, _Text] = {}
+        for i, row in enumerate(batch.rows[: batch.num_decode_rows]):
+            state: SamplingState = row.payload
+            text = self._texts.get(row.request_id)
+            if text is None or not text.is_of(state):
+                text = _Text(state, self.lookup_min, self.lookup_max)
+            texts[row.request_id] = text
+            if row.num_drafts:
+                drafts[i] = text.continuation(min(row.num_drafts, self.num_speculative_tokens))
+        self._texts = texts
+        return drafts
+
+
+class _Text:
+    """A request's prompt and output, and where each of its n-grams ended last, except at its very end."""
+
+    def __init__(self, state: SamplingState, lookup_min: int, lookup_max: int) -> None:
+        self._output = state.output_token_ids
+        self._lookup_min = lookup_min
+        self._lookup_max = lookup_max
+        self._tokens: list[int] = list(state.prompt_token_ids)
+        self._num_prompt = len(self._tokens)
+        self._num_indexed = 0
+        """Every n-gram that ends at this position or before it is in `_ends`."""
+        self._ends: dict[int, int] = {}
+        """Key of an n-gram -> the position after its last token."""
+
+    def is_of(self, state: SamplingState) -> bool:
+        """Whether this is the text of that very request, and not of another one with its id."""
+        return self._output is state.output_token_ids
+
+    def continuation(self, most: int) -> tuple[int, ...]:
+        """Up to `most` tokens to follow the text; none if its end is new."""
+        tokens = self._tokens
+        tokens += self._output[len(tokens) - self._num_prompt :]
+        for end in range(self._num_indexed + 1, len(tokens)):
+            for key in self._keys(end):
+                self._ends[key] = end
+        self._num_indexed = max(self._num_indexed, len(tokens) - 1)
+        found = next((self._ends[key] for key in reversed(self._keys(len(tokens))) if key in self._ends), None)
+        if found is None:
+            return ()
+        following: Sequence[int] = tokens[found : found + most]
+        return tuple(following[i % len(following)] for i in range(most))
+
+    def _keys(self, end: int) -> list[int]:
+        """Of each n-gram that ends at this position, the shortest first: a number that holds its tokens."""
+        key, keys = 1, []
+        for length in range(1, min(self._lookup_max, end) + 1):
+            key = key << _TOKEN_BITS | self._tokens[end - length]
+            if length >= self._lookup_min:
+                keys.append(key)
+        return keys
