@@ -7,7 +7,7 @@ import torch
 
 from ostinato.engine.engine import Engine
 from ostinato.engine.outputs import RequestOutput
-from tests.checkpoints import oracle_logits, random_prompt
+from tests.checkpoints import checkpoint, oracle_logits, random_prompt
 from tests.engines import NAME, PROMPT, assert_empty, complete, greedy, make_engine, run, sampled, tokens_of
 
 
@@ -118,3 +118,28 @@ def test_logprobs_add_up_to_those_of_transformers(engine: Engine) -> None:
     assert output.cumulative_logprob == pytest.approx(total)
     chosen = torch.tensor(output.token_ids)
     assert total == pytest.approx(expected[torch.arange(12), chosen].sum().item(), abs=1e-2)
+
+
+@pytest.mark.parametrize("method", ["ngram:3", "draft:{model}:3"])
+def test_drafts_change_neither_tokens_nor_logprobs_whatever_is_asked_of_sampling(engine: Engine, method: str) -> None:
+    asked = [
+        greedy(logprobs=2),
+        sampled(logprobs=0, temperature=0.7, top_k=20, top_p=0.9, min_p=0.01),
+        sampled(repetition_penalty=1.3, presence_penalty=0.5, frequency_penalty=0.3, prompt_logprobs=1),
+        greedy(repetition_penalty=0.8, logit_bias={77: 2.0}, logprobs=1),
+        greedy(min_tokens=6, stop_token_ids=tuple(range(100)), logprobs=0),
+        sampled(n=3, temperature=0.5),
+    ]
+    drafting = make_engine(speculative=method.format(model=checkpoint(NAME)), speculative_adaptive="off")
+    for params in asked:
+        expected, actual = (complete(each, PROMPT, params) for each in (engine, drafting))
+        for right, given in zip(expected.outputs, actual.outputs, strict=True):
+            assert (given.token_ids, given.finish_reason) == (right.token_ids, right.finish_reason)
+            for scored, scored_right in zip(given.logprobs or (), right.logprobs or (), strict=True):
+                assert scored.token_id == scored_right.token_id
+                assert scored.logprob == pytest.approx(scored_right.logprob, abs=1e-4)
+    counted = drafting.stats()["speculation"]
+    assert counted["drafts_accepted"] > 0
+    # The same model with the same noise guesses right.
+    assert (counted["acceptance"] == 1) == method.startswith("draft")
+    assert_empty(drafting)
