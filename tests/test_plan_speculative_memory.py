@@ -254,6 +254,7 @@ def test_tokens_too_few_for_the_drafts_are_refused_with_fewer_drafts_or_none(row
     assert remedies(error.value) == found
     for setting, value in found.items():
         make_plan(config.with_settings(**{setting: value}), hybrid(), cpu(64 * GIB))
+    assert ("leave out speculative" in map(str, error.value.remedies)) == (found.get("speculative", "") is None)
 
 
 def test_what_fits_with_fewer_drafts_is_refused_with_the_most_that_fit() -> None:

@@ -13,13 +13,13 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Remedy:
-    """One change that would make the request possible."""
+    """One change that would make the request possible; value None leaves the setting open."""
 
     setting: str
     value: Any
 
     def __str__(self) -> str:
-        return f"set {self.setting} to {self.value}"
+        return f"leave out {self.setting}" if self.value is None else f"set {self.setting} to {self.value}"
 
 
 class OstinatoError(Exception):

@@ -73,10 +73,8 @@ def advice(failure: DoesNotFit, remedies: list[Remedy]) -> str:
     phrases = []
     for remedy in remedies:
         is_new = remedy.setting == "cache_memory" and not failure.budget.cache_is_given
-        if remedy.setting == "speculative" and remedy.value is None:
-            phrases.append("leave out speculative")
-        elif is_new or remedy.setting in ("graph_mode", "speculative"):
-            phrases.append(f"set {remedy.setting} to {remedy.value}")
+        if is_new or remedy.setting in ("graph_mode", "speculative"):
+            phrases.append(str(remedy))
         elif remedy.setting in tried and remedy.value < tried[remedy.setting]:
             phrases.append(f"lower {remedy.setting} to at most {remedy.value}")
         else:
