@@ -27,7 +27,7 @@ TOP = 3
 BLOCK = 16
 
 
-NARROW = (3, 50, 97)
+NARROW = (3, 50)
 """What sampled tokens are chosen from: so few that guesses are right now and then, whoever makes them."""
 TEMPERATURE = 1.5
 
@@ -144,13 +144,13 @@ def run(engine: Engine) -> None:
         engine.scheduler.check_integrity()
 
 
-def run_with_preemptions(engine: Engine, outputs: Sequence[RequestOutput]) -> None:
+def run_with_preemptions(engine: Engine, outputs: Sequence[RequestOutput], at: tuple[int, ...] = (2, 20, 33)) -> None:
     """Steps until nothing is left; all requests lose their memory early on and twice while they decode."""
     step = 0
     while engine.has_unfinished:
         engine.step()
         step += 1
-        if step in (2, 20, 33):
+        if step in at:
             for output in outputs:
                 engine.scheduler.preempt(output.request_id)
         engine.scheduler.check_integrity()

@@ -64,12 +64,14 @@ class Runner:
             lambda draft, path: self._make_model(draft, path, progress),
             draft_directory,
         )
+        # A prediction head runs within the model's steps; a draft model's layers are none of the model's.
+        own = self.memory if self.model.head is not None else self.memory[: len(spec.layers)]
         self.graphs = make_graphs(
             plan,
             plan.capture,
             self.model,
-            lambda step: self.model(step, self.memory),
-            self.memory,
+            lambda step: self.model(step, own),
+            own,
             max_tokens=settings.max_num_batched_tokens,
         )
         self.measured: dict[str, Any] = {
