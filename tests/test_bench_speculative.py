@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ostinato import ConfigError, EngineConfig
-from ostinato.bench.speculative_figures import Round, acceptance, speculative_figures
+from ostinato.bench.speculative_figures import Round, speculative_figures
 from ostinato.bench.speculative_prompts import SpeculativeBench, make_prompts
 from ostinato.bench.trace import Trace
 from ostinato.cli.main import main
@@ -32,19 +32,21 @@ def bench_of(prompts: Path | None = None, rounds: int = 2) -> SpeculativeBench:
     return SpeculativeBench("ngram", (2,), (1, 3), prompt_len=9, output_len=6, rounds=rounds, prompts=prompts)
 
 
-def test_a_draft_counts_at_its_position_only_if_those_before_it_were_kept() -> None:
-    # 10 rows of three drafts: 8 kept the first, 6 of them the second, 3 of these the third.
-    assert acceptance([10, 10, 10], [8, 6, 3]) == [0.8, 0.75, 0.5]
-    # Where rows have room for fewer drafts, fewer are proposed at the later positions.
-    assert acceptance([10, 4, 0], [8, 2, 0]) == [0.8, 0.5, None]
-    assert acceptance([], []) == []
+def test_acceptance_at_a_position_is_of_the_drafts_whose_predecessors_were_kept() -> None:
+    trace = Trace(20, [[1, 2, 3]], [1, 2, 3])
+    rounds = [Round(trace, (10, 8, 4), (8, 6, 3)), Round(trace, (10, 8, 0), (8, 2, 0))]
+    figures = speculative_figures(rounds, [Round(trace), Round(trace)], k=3)
+    assert figures["acceptance"] == [0.8, 0.5, 0.75]
+    assert figures["tokens_per_step"] == 1 + 27 / 20
+    unused = speculative_figures([Round(trace, (0, 0), (0, 0))], [Round(trace)], k=2)
+    assert (unused["acceptance"], unused["tokens_per_step"]) == ([None, None], 1.0)
 
 
 def test_speed_is_that_of_a_round_over_the_same_round_without_drafts() -> None:
     # Two requests, prefilled after 1 s; then 4 tokens each, one per second, or two per step of 1.2 s.
     plain = Trace(20, [[1, 2, 3, 4, 5]] * 2, [1, 2, 3, 4, 5])
     drafted = Trace(20, [[1, 2.2, 2.2, 3.4, 3.4]] * 2, [1, 2.2, 3.4])
-    figures = speculative_figures([Round(2, drafted, (4,), (4,))], [Round(2, plain)], k=1)
+    figures = speculative_figures([Round(drafted, (4,), (4,))], [Round(plain)], k=1)
     assert figures["decode_tokens_per_second"]["median"] == pytest.approx(8 / 2.4)
     assert figures["speed"]["median"] == pytest.approx((8 / 2.4) / (8 / 4))
     assert figures["total_speed"]["median"] == pytest.approx((10 / 3.4) / (10 / 5))
@@ -56,7 +58,7 @@ def test_speed_is_that_of_a_round_over_the_same_round_without_drafts() -> None:
 
 def test_a_step_costs_what_it_takes_before_any_request_ends() -> None:
     trace = Trace(20, [[1, 2, 3], [1, 2]], [1, 2, 9])
-    figures = speculative_figures([Round(2, trace)], [Round(2, trace)], k=0)
+    figures = speculative_figures([Round(trace)], [Round(trace)], k=0)
     assert figures["step_milliseconds"] == pytest.approx(1000)
 
 

@@ -287,7 +287,7 @@ def test_stats_count_what_was_done() -> None:
             "recomputed_tokens",
             "cut_recomputations",
         ),
-        *("finished", "waiting", "running", "cache", "prefix_cache", "graphs"),
+        *("finished", "waiting", "running", "cache", "prefix_cache", "graphs", "speculation"),
     }
     assert stats["requests"] == 2
     assert stats["prompt_tokens"] == 2 * len(PROMPT)

@@ -96,17 +96,17 @@ def _take_turns(
             ids = prompts.by_round[size, number]
             trace = run_batch(engine, ids, bench.output_len, ignore_eos=prompts.ignore_eos)
             if number >= 0:
-                proposed, accepted = (
+                reached, accepted = (
                     tuple(now - then for now, then in zip(*each, strict=True))
                     for each in zip(_drafts(engine), before, strict=True)
                 )
-                rounds[size, variant].append(Round(size, trace, proposed, accepted))
+                rounds[size, variant].append(Round(trace, reached, accepted))
     return rounds
 
 
 def _drafts(engine: Engine) -> tuple[Sequence[int], Sequence[int]]:
-    """Drafts proposed and accepted so far, per position."""
+    """Drafts so far, per position: those whose predecessors were all kept, and of these those that were kept."""
     if engine.speculation is None:
         return (), ()
     counters = engine.speculation.counters
-    return tuple(counters.proposed), tuple(counters.accepted)
+    return tuple(counters.reached), tuple(counters.accepted)

@@ -13,11 +13,11 @@ from ostinato.bench.trace import Trace, spread
 
 @dataclass(frozen=True)
 class Round:
-    """One round of `rows` requests, and its drafts per position, proposed and accepted; `()` without speculation."""
+    """One round, and its drafts per position: those whose predecessors were all kept, and of these those that were
+    kept too; `()` without speculation."""
 
-    rows: int
     trace: Trace
-    proposed: tuple[int, ...] = ()
+    reached: tuple[int, ...] = ()
     accepted: tuple[int, ...] = ()
 
     @property
@@ -31,33 +31,24 @@ def speculative_figures(rounds: Sequence[Round], plain: Sequence[Round], k: int)
 
     `decode_tokens_per_second` is the median, least and greatest over the rounds; `speed` that of a round over that of
     the same round without drafts, and `total_speed` the same of all output tokens over the whole round, prefill
-    included. `acceptance` is by position: of the drafts proposed there behind kept ones, those that were kept.
+    included. `acceptance` is by position: of the drafts there whose predecessors were all kept, those that were kept.
     `tokens_per_step` is the mean number of tokens that a row with drafts gained. `step_milliseconds` is the median
     length of decode steps before any request ended, and `step_cost` that in steps without drafts.
     """
     speeds = [one.decode_rate / other.decode_rate for one, other in zip(rounds, plain, strict=True)]
     totals = [_total_rate(one) / _total_rate(other) for one, other in zip(rounds, plain, strict=True)]
-    proposed, accepted = (_sum([getattr(each, name) for each in rounds], k) for name in ("proposed", "accepted"))
+    reached, accepted = (_sum([getattr(each, name) for each in rounds], k) for name in ("reached", "accepted"))
     seconds, plain_seconds = (statistics.median(_full_steps(each)) for each in (rounds, plain))
     return {
         "decode_tokens_per_second": spread([each.decode_rate for each in rounds]),
         "speed": spread(speeds),
         "total_speed": spread(totals),
-        "acceptance": acceptance(proposed, accepted),
-        "tokens_per_step": 1 + sum(accepted) / proposed[0] if proposed and proposed[0] else 1.0,
+        "acceptance": [kept / count if count else None for kept, count in zip(accepted, reached, strict=True)],
+        "tokens_per_step": 1 + sum(accepted) / reached[0] if any(reached) else 1.0,
         "step_milliseconds": 1e3 * seconds,
         "step_cost": seconds / plain_seconds,
         "output_tokens": sum(each.trace.output_tokens for each in rounds),
     }
-
-
-def acceptance(proposed: Sequence[int], accepted: Sequence[int]) -> list[float | None]:
-    """Per position the share of drafts that were kept, of those whose predecessors were all kept; None if there were
-    none."""
-    # A draft behind one that was not kept cannot be.
-    offered = [min(count, kept) for count, kept in zip(proposed[1:], accepted, strict=False)]
-    behind = [*proposed[:1], *offered]
-    return [kept / count if count else None for kept, count in zip(accepted, behind, strict=True)]
 
 
 def _full_steps(rounds: Sequence[Round]) -> list[float]:

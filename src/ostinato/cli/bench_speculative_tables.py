@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from rich.table import Table
 
 from ostinato.cli.bench_tables import columns
+from ostinato.cli.output import controller_table
 
 LENGTHS = "{prompts}, up to {output_len} new tokens"
 
@@ -30,14 +30,4 @@ def speculative_tables(report: dict[str, Any]) -> list[Table]:
             f"{result['tokens_per_step']:.2f}",
             " ".join("-" if share is None else f"{share:.2f}" for share in result["acceptance"]) or "-",
         )
-    return [speeds, steps] if report["controller"] is None else [speeds, steps, _controller(report["controller"])]
-
-
-def _controller(controller: Mapping[str, Any]) -> Table:
-    """What the controller chose at last, and why."""
-    table = columns("rows", "choice", "ground")
-    for each in controller["batch_sizes"]:
-        fewest, most = each["rows"]
-        rows = str(most) if fewest == most else f"{fewest} to {most}"
-        table.add_row(rows, f"{each['choice']} drafts", each["ground"])
-    return table
+    return [speeds, steps] if report["controller"] is None else [speeds, steps, controller_table(report["controller"])]

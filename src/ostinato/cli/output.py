@@ -58,6 +58,9 @@ def print_stats(stats: Mapping[str, Any]) -> None:
     console = Console(stderr=True)
     console.print(table)
     console.print(steps_table(stats["graphs"]))
+    if stats["speculation"] is not None:
+        for each in speculation_tables(stats["speculation"]):
+            console.print(each)
 
 
 def steps_table(graphs: Mapping[str, Any]) -> Table:
@@ -66,13 +69,40 @@ def steps_table(graphs: Mapping[str, Any]) -> Table:
     for name in ("mode", "size", "steps", "tokens", "padding"):
         table.add_column(name, justify="left" if name == "mode" else "right", style="cyan" if name == "mode" else None)
     for graph in graphs["graphs"]:
-        size = f"{graph['size']} rows" if graph["mode"] == "full" else f"{graph['size']} tokens"
+        size = f"{graph['size']} tokens"
+        if graph["mode"] == "full":
+            per_row = graph["tokens_per_row"]
+            size = f"{graph['size']} rows" + (f" of {per_row} tokens" if per_row > 1 else "")
         table.add_row(graph["mode"], size, f"{graph['steps']:,}", f"{graph['tokens']:,}", f"{graph['padding']:,}")
     for reason, steps in graphs["eager_reasons"].items():
         table.add_row(f"eager ({reason})", "", f"{steps:,}", f"{graphs['eager_tokens'][reason]:,}", "0")
     observed, planned = format_bytes(graphs["observed_bytes"]), format_bytes(graphs["planned_bytes"])
     table.caption = f"{graphs['captured']} graphs in {graphs['capture_seconds']:.1f} s; {observed}, {planned} planned"
     table.caption_justify = "left"
+    return table
+
+
+def speculation_tables(speculation: Mapping[str, Any]) -> list[Table]:
+    """How many drafts were accepted, by position, of those whose predecessors all were; and for each batch size what the controller chose, and why."""
+    drafts = Table(title=f"drafts ({speculation['method']})", title_justify="left", title_style="bold", box=None)
+    for name in ("position", "proposed", "reached", "accepted", "acceptance"):
+        drafts.add_column(name, justify="right")
+    for number, each in enumerate(speculation["positions"], start=1):
+        counts = (f"{each[name]:,}" for name in ("proposed", "reached", "accepted"))
+        share = each["acceptance"]
+        drafts.add_row(str(number), *counts, "-" if share is None else f"{share:.2f}")
+    return [drafts, controller_table(speculation["controller"])]
+
+
+def controller_table(controller: Mapping[str, Any]) -> Table:
+    """The controller's choices, and their grounds."""
+    table = Table(title="drafts by batch size", title_justify="left", title_style="bold", box=None)
+    for name in ("rows", "choice", "ground"):
+        table.add_column(name, justify="left" if name == "ground" else "right")
+    for each in controller["batch_sizes"]:
+        fewest, most = each["rows"]
+        rows = str(most) if fewest == most else f"{fewest} to {most}"
+        table.add_row(rows, f"{each['choice']} drafts", each["ground"])
     return table
 
 
@@ -86,7 +116,7 @@ def figures_table(title: str, justify: Literal["left", "right"] = "right") -> Ta
 
 def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     for name, value in values.items():
-        if name == "graphs":  # in a table of its own
+        if name in ("graphs", "speculation"):  # in tables of their own
             continue
         if isinstance(value, Mapping):
             yield from _flat(value, f"{prefix}{name}.")
