@@ -116,6 +116,19 @@ def test_a_prompt_of_which_all_but_the_last_token_is_cached_decodes_at_once_with
     assert request.output_token_ids == continuation(request.prompt_token_ids, 5)
 
 
+def test_the_drafts_of_a_prompt_that_decodes_at_once_count_for_the_budget_of_the_step() -> None:
+    scheduler = make_caching_scheduler(k=3, max_num_seqs=2, max_num_batched_tokens=12)
+    runner = runner_for(scheduler)
+    serve(scheduler, runner, text(2 * B + 1))
+    scheduler.add(request_of("same", text(2 * B + 1)))
+    scheduler.add(make_request("other", 20))
+    batch = scheduler.schedule()
+    assert shape(batch) == [("same", 2 * B, 1), ("other", 0, 8)]
+    assert batch.num_tokens == 12
+    scheduler.update(runner.run(batch))
+    run_all(scheduler, runner)
+
+
 @pytest.mark.parametrize(("prompt", "begins"), [(8, True), (9, False), (11, False), (12, False)])
 def test_a_prompt_that_would_decode_at_once_waits_where_the_step_has_no_room_for_its_drafts(
     prompt: int, begins: bool

@@ -23,22 +23,25 @@ MUTATIONS = (
     mutation(
         "the slot that became a checkpoint is written on",
         "cache/manager.py",
-        ("tuple(slot for slot in holding.slots if slot != holding.read_slot)", "tuple(holding.slots)"),
+        ("tuple(own for own in holding.slots if own != slot)", "tuple(holding.slots)"),
     ),
     mutation(
         "a checkpoint is taken over in place and stays in the index",
         "cache/manager.py",
-        ("                self.store.evict_checkpoint(checkpoint)\n", ""),
+        (
+            "            self.store.evict_checkpoint(checkpoint)\n            self.store.counters",
+            "            self.store.counters",
+        ),
     ),
     mutation(
         "a checkpoint that two requests read is taken over in place",
         "cache/manager.py",
-        ("is_shared = self.slots.references(holding.read_slot) > 1", "is_shared = False"),
+        (" is not None and self.slots.references(slot) == 1\n", " is not None\n"),
     ),
     mutation(
         "a checkpoint is taken where no block ends",
         "cache/manager.py",
-        ("and holding.num_indexed * self.block_size == num_computed:", "and holding.tip is not None:"),
+        ("elif holding.num_indexed * self.block_size == num_computed:", "elif holding.tip is not None:"),
     ),
     mutation(
         "a checkpoint that was read stays referenced",
@@ -53,17 +56,20 @@ MUTATIONS = (
     mutation(
         "a trailing checkpoint that was hit is given up",
         "cache/manager.py",
-        ("            elif before.hits == 0:\n", "            else:\n"),
+        (
+            "if checkpoint.entry.checkpoint is checkpoint and checkpoint.hits == 0:",
+            "if checkpoint.entry.checkpoint is checkpoint:",
+        ),
     ),
     mutation(
         "the trailing checkpoint does not move on",
         "cache/manager.py",
-        ("            elif before.hits == 0:\n", "            elif False:\n"),
+        ("                    self._give_up(before)\n", "                    pass\n"),
     ),
     mutation(
         "spare slots are not left",
         "cache/manager.py",
-        ("        if missing + spare_slots > available:\n", "        if missing > available:\n"),
+        ("if missing + spare_slots > available and", "if missing > available and"),
     ),
     # Sharing: computed blocks are given up for those of the index, and hits take what is there.
     mutation(
@@ -281,5 +287,124 @@ MUTATIONS = (
         "evicted blocks are forgotten",
         "cache/store.py",
         ("        self.evicted_keys.add(entry.key)\n", ""),
+    ),
+    # Speculation: a step writes a window of states, of which the anchor says where the text goes on.
+    mutation(
+        "speculation: the next step reads the first state of the window",
+        "cache/manager.py",
+        ("holding.read_slot = holding.slots[anchor]", "holding.read_slot = holding.slots[0]"),
+    ),
+    mutation(
+        "speculation: the anchor is not told when checkpoints are placed",
+        "schedule/scheduler.py",
+        ("request.placement, row.samples, anchor)", "request.placement, row.samples)"),
+    ),
+    mutation(
+        "speculation: drafts behind a stop token count for the anchor",
+        "schedule/scheduler.py",
+        ("self._enter(request, row, anchor=num_kept - 1)", "self._enter(request, row, len(row_result.token_ids) - 1)"),
+    ),
+    mutation(
+        "speculation: another state of the window is kept for a boundary",
+        "cache/manager.py",
+        ("slot = written[position - start]", "slot = holding.read_slot"),
+    ),
+    mutation(
+        "speculation: a slot is looked up in the window after one was left behind",
+        "cache/manager.py",
+        ("slot = written[position - start]", "slot = holding.slots[position - start]"),
+    ),
+    mutation(
+        "speculation: boundaries inside a window are passed over",
+        "cache/manager.py",
+        ("for position in range(start, num_computed + 1):", "for position in range(num_computed, num_computed + 1):"),
+    ),
+    mutation(
+        "speculation: the checkpoint before a window is given up at once",
+        "cache/manager.py",
+        ("                elif position > start:\n", "                elif False:\n"),
+    ),
+    mutation(
+        "speculation: checkpoints before a window stay for ever",
+        "cache/manager.py",
+        ("        for checkpoint in holding.superseded:\n            self._give_up(checkpoint)\n", ""),
+    ),
+    mutation(
+        "speculation: the checkpoint before a window's first state is not given up",
+        "cache/manager.py",
+        ("                elif position > start:\n", "                elif position >= start and anchor:\n"),
+    ),
+    mutation(
+        "speculation: a slot of the window that was left behind stays referenced",
+        "cache/manager.py",
+        ("        if slot != holding.read_slot:\n            self.slots.release((slot,))\n", ""),
+    ),
+    mutation(
+        "speculation: a trailing checkpoint goes though none takes its place",
+        "cache/manager.py",
+        ("            if position not in entered:\n", "            if position % self.block_size:\n"),
+        (
+            "            slot = written",
+            "            if position not in entered:\n                continue\n            slot = written",
+        ),
+    ),
+    mutation(
+        "speculation: a request is admitted with fewer slots than its window has",
+        "cache/manager.py",
+        ("        if not has_slots or not self.grow(", "        if not self.grow("),
+    ),
+    mutation(
+        "speculation: a row waits for the slots of its drafts",
+        "cache/manager.py",
+        (
+            "return bool(holding.slots) or self.slots_per_request == 0",
+            "return len(holding.slots) == self.slots_per_request",
+        ),
+    ),
+    mutation(
+        "speculation: a row has drafts for which it has no slots",
+        "schedule/chunks.py",
+        ("count = min(count, len(holding.slots) - 1)", "pass"),
+    ),
+    mutation(
+        "speculation: no blocks are asked for drafts",
+        "schedule/chunks.py",
+        ("has_grown = cache.grow(request.request_id, request.num_tokens + count)", "has_grown = True"),
+    ),
+    mutation(
+        "speculation: a row has a draft for the last token that its request may have",
+        "schedule/chunks.py",
+        ("request.max_num_tokens - request.num_tokens - 1)", "request.max_num_tokens - request.num_tokens)"),
+    ),
+    mutation(
+        "speculation: drafts do not count for the budget of a step",
+        "schedule/scheduler.py",
+        (
+            "budget = self.limits.max_num_batched_tokens - len(decoding) * (1 + num_drafts)",
+            "budget = self.limits.max_num_batched_tokens - len(decoding)",
+        ),
+    ),
+    mutation(
+        "speculation: a cached prompt decodes at once though the step has no room for its drafts",
+        "schedule/scheduler.py",
+        ("            if decodes and budget <= num_drafts:\n", "            if False:\n"),
+    ),
+    mutation(
+        "speculation: drafts of a cached prompt do not count for the budget of a step",
+        "schedule/scheduler.py",
+        ("budget -= 1 + num_drafts if decodes else len(row.token_ids)", "budget -= len(row.token_ids)"),
+    ),
+    mutation(
+        "speculation: somebody is preempted for blocks that hold only drafts",
+        "schedule/scheduler.py",
+        (
+            "if any(self.cache.shrink(each.request_id, each.num_tokens) for each in reversed(self._running)):",
+            "if False:",
+        ),
+    ),
+    mutation(
+        "speculation: a block of a known token is given back with those of drafts",
+        "cache/manager.py",
+        ("        needed = self.blocks_needed(num_tokens)\n", "        needed = self.blocks_needed(num_tokens - 1)\n"),
     ),
 )

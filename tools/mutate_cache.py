@@ -32,6 +32,8 @@ TESTS = (
     "tests/test_cache_report.py",
     "tests/test_cache_manager.py",
     "tests/test_cache_hits.py",
+    "tests/test_cache_windows.py",
+    "tests/test_scheduler_drafts.py",
     "tests/test_scheduler_memory.py",
     "tests/test_scheduler_properties.py",
 )
