@@ -17,6 +17,7 @@ from ostinato.cli.chat import chat
 from ostinato.cli.eval import evaluate
 from ostinato.cli.generate import generate
 from ostinato.cli.plan import plan
+from ostinato.cli.verify import verify
 from ostinato.errors import ConfigError, OstinatoError
 
 EXIT_BAD_REQUEST = 2
@@ -28,7 +29,7 @@ app = typer.Typer(
     rich_markup_mode=None,  # plain help shows every name in full, boxes cut them at 80 columns
     pretty_exceptions_enable=False,
 )
-for name, command in {"generate": generate, "chat": chat, "plan": plan, "eval": evaluate}.items():
+for name, command in {"generate": generate, "chat": chat, "plan": plan, "eval": evaluate, "verify": verify}.items():
     app.command(name)(command)
 app.add_typer(bench.app, name="bench")
 

@@ -1,0 +1,165 @@
+"""The cells of the matrix: each way cold and warm, compared with the plain path."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from typing import Any
+
+from ostinato.config import EngineConfig
+from ostinato.engine.engine import Engine
+from ostinato.errors import CapacityError, ConfigError
+from ostinato.plan.coverage import FULL_MODES, PIECEWISE_MODES
+from ostinato.verify.compare import Divergence, Verdict, compare, verdict_of
+from ostinato.verify.matrix import Way
+from ostinato.verify.plain import Case, PlainPath
+from ostinato.verify.prompts import Prompt
+from ostinato.verify.serve import complete, mislead
+from ostinato.verify.settings import way_config
+
+KINDS = ("greedy", "sampled")
+CACHES = ("cold", "warm")
+
+
+@dataclass(frozen=True)
+class Found:
+    """A divergence, and the request that it is of."""
+
+    kind: str
+    prompt: int
+    divergence: Divergence
+
+    def to_json(self) -> dict[str, Any]:
+        return {"kind": self.kind, "prompt": self.prompt, **asdict(self.divergence)}
+
+
+@dataclass(frozen=True)
+class Cell:
+    """What a way gave, with a cache that was `cold` or `warm`. `counts` are what happened meanwhile, `notes` what did
+    not happen, so that it is not proved."""
+
+    way: Way
+    cache: str
+    found: tuple[Found, ...] = ()
+    counts: Mapping[str, int] | None = None
+    notes: tuple[str, ...] = ()
+    error: str | None = None
+
+    @property
+    def verdict(self) -> Verdict:
+        return max((self.verdict_of(kind) for kind in KINDS), key=list(Verdict).index)
+
+    def verdict_of(self, kind: str) -> Verdict:
+        if self.error is not None:
+            return Verdict.ERROR
+        return verdict_of([each.divergence for each in self.found if each.kind == kind])
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            **self.way.to_json(),
+            "cache": self.cache,
+            "verdict": self.verdict,
+            **{kind: self.verdict_of(kind) for kind in KINDS},
+            "found": [each.to_json() for each in self.found],
+            "counts": None if self.counts is None else dict(self.counts),
+            "notes": list(self.notes),
+            "error": self.error,
+        }
+
+
+def run_ways(
+    config: EngineConfig, ways: Sequence[Way], plain: PlainPath, prompts: Sequence[Prompt], cases: Sequence[Case]
+) -> Iterator[Cell]:
+    """Two cells of each way, cold and warm, in the order of `ways`. Ways with the same settings, if they stand side by
+    side, share an engine.
+
+    What an engine raises makes an error of its cells; ConfigError and CapacityError are raised on.
+    """
+    engine: Engine | None = None
+    last: Way | None = None
+    for way in ways:
+        try:
+            if engine is None or last is None or way.settings != last.settings:
+                engine = None  # before the next one is made, which needs its memory
+                engine = Engine(way_config(config, **way.settings))
+                mislead(engine)
+            assert engine.reset_prefix_cache(), "a finished request holds a prefix"
+        except (ConfigError, CapacityError):
+            raise
+        except Exception as error:
+            engine = None
+            yield from (Cell(way, cache, error=f"{type(error).__name__}: {error}") for cache in CACHES)
+            continue
+        last = way
+        for cache in CACHES:
+            if engine is None:
+                yield Cell(way, cache, error="not run: its engine failed before")
+                continue
+            try:
+                yield _run(engine, way, cache, plain, prompts, cases)
+            except Exception as error:
+                engine = None
+                yield Cell(way, cache, error=f"{type(error).__name__}: {error}")
+
+
+def _run(
+    engine: Engine, way: Way, cache: str, plain: PlainPath, prompts: Sequence[Prompt], cases: Sequence[Case]
+) -> Cell:
+    before = _counts(engine)
+    came: dict[int, list[int]] = {}
+    for is_second in (False, True):
+        turn = [i for i, case in enumerate(cases) if (prompts[case.number].after is not None) == is_second]
+        requests = [(cases[i].prompt, cases[i].params) for i in turn]
+        came |= zip(turn, complete(engine, requests, way.preemption), strict=True)
+    found = []
+    for i, case in enumerate(cases):
+        go_on = partial(_go_on, engine, case, way.preemption)
+        for divergence in compare(case.tokens, came[i], partial(plain.scores, case), go_on):
+            found.append(Found(case.kind, case.number, divergence))
+    after = _counts(engine)
+    counts = {name: after[name] - before[name] for name in after}
+    return Cell(way, cache, tuple(found), counts, tuple(_not_shown(engine, way, cache, counts)))
+
+
+def _go_on(engine: Engine, case: Case, preempts: bool, done: int) -> list[int]:
+    """What the engine gives behind the first `done` tokens of the plain output."""
+    params = case.params.replace(max_tokens=(case.params.max_tokens or 0) - done)
+    [tokens] = complete(engine, [((*case.prompt, *case.tokens[:done]), params)], preempts)
+    return tokens
+
+
+def _counts(engine: Engine) -> dict[str, int]:
+    """What happened since the engine was made."""
+    stats = engine.stats()
+    steps, speculation = stats["graphs"]["steps"], stats["speculation"] or {}
+    return {
+        "drafts_proposed": speculation.get("drafts_proposed", 0),
+        "drafts_accepted": speculation.get("drafts_accepted", 0),
+        "cached_tokens": stats["prefix_cache"]["cached_tokens"],
+        "preemptions": stats["preemptions"],
+        "full_steps": steps["full"],
+        "piecewise_steps": steps["piecewise"],
+        "eager_steps": steps["eager"],
+    }
+
+
+def _not_shown(engine: Engine, way: Way, cache: str, counts: Mapping[str, int]) -> Iterator[str]:
+    """Parts of the way that no request came by."""
+    if way.speculative is not None:
+        if not counts["drafts_proposed"]:
+            yield "no draft was proposed"
+        elif not counts["drafts_accepted"]:
+            yield "no draft was accepted"
+        elif counts["drafts_accepted"] == counts["drafts_proposed"]:
+            yield "no draft was rejected"
+    settings, slots = engine.plan.settings, engine.plan.memory.num_slots
+    can_hit = settings.enable_prefix_caching and (settings.state_cache_mode != "none" or not slots)
+    if cache == "warm" and can_hit and not counts["cached_tokens"]:
+        yield "no prompt hit the cache"
+    if way.preemption and not counts["preemptions"]:
+        yield "no request was preempted"
+    if way.graph_mode in FULL_MODES and not counts["full_steps"]:
+        yield "no step ran as a full graph"
+    if way.graph_mode in PIECEWISE_MODES and not counts["piecewise_steps"]:
+        yield "no step ran as a piecewise graph"

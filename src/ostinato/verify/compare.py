@@ -1,0 +1,108 @@
+"""Tokens against those of the plain path: equal, a tie that rounding decides, or different. Pure functions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+TIE_EPS = 8
+"""A gap of at most so many eps of the dtype, times the largest logit, is a tie."""
+
+
+class Verdict(StrEnum):
+    EQUAL = "equal"
+    TIE = "tie"
+    """Different only where the plain path itself is too close to call."""
+    DIFFERENT = "different"
+    ERROR = "error"
+    """Something was raised."""
+
+
+@dataclass(frozen=True)
+class Scores:
+    """What the plain path has at one place of an output: logits, or, where the request is sampled, logits as processed
+    and divided by the temperature, with the noise of that place.
+
+    `best` are the two best tokens with their scores, `tolerance` the largest gap between them that is a tie, and
+    `score_of` gives that of any token.
+    """
+
+    best: tuple[tuple[int, float], tuple[int, float]]
+    tolerance: float
+    score_of: Callable[[int], float]
+
+    @property
+    def is_tie(self) -> bool:
+        return self.best[0][1] - self.best[1][1] <= self.tolerance
+
+
+@dataclass(frozen=True)
+class Divergence:
+    """Where an output leaves the plain one. `place` counts the output's tokens from 0; a token that is None is the
+    output's end."""
+
+    place: int
+    expected: int | None
+    came: int | None
+    best: tuple[tuple[int, float], tuple[int, float]]
+    tolerance: float
+    expected_score: float | None
+    came_score: float | None
+    is_tie: bool
+
+
+def compare(
+    expected: Sequence[int],
+    came: Sequence[int],
+    scores_at: Callable[[int], Scores],
+    go_on: Callable[[int], Sequence[int]],
+) -> list[Divergence]:
+    """Where `came` leaves `expected`: ties, of which the last may be followed by a difference, which ends the list.
+
+    `scores_at(place)` are the plain path's scores behind `expected[:place]`. After a tie the comparison goes on from
+    the plain token: `go_on(count)` gives what comes behind `expected[:count]`.
+    """
+    found: list[Divergence] = []
+    done = 0
+    while (place := _first_difference(expected[done:], came)) is not None:
+        scores = scores_at(done + place)
+        own, other = _token(expected, done + place), _token(came, place)
+        # An end that comes with no end token is nothing that rounding decides.
+        is_tie = scores.is_tie and own is not None and other is not None
+        found.append(
+            Divergence(
+                place=done + place,
+                expected=own,
+                came=other,
+                best=scores.best,
+                tolerance=scores.tolerance,
+                expected_score=None if own is None else scores.score_of(own),
+                came_score=None if other is None else scores.score_of(other),
+                is_tie=is_tie,
+            )
+        )
+        done += place + 1
+        if not is_tie or done == len(expected):
+            break
+        came = go_on(done)
+    return found
+
+
+def verdict_of(divergences: Sequence[Divergence]) -> Verdict:
+    """What one or several comparisons come to."""
+    if not divergences:
+        return Verdict.EQUAL
+    return Verdict.TIE if all(each.is_tie for each in divergences) else Verdict.DIFFERENT
+
+
+def _first_difference(expected: Sequence[int], came: Sequence[int]) -> int | None:
+    """The first place where they differ, which may be the end of the shorter one."""
+    for place, (own, other) in enumerate(zip(expected, came, strict=False)):
+        if own != other:
+            return place
+    return None if len(expected) == len(came) else min(len(expected), len(came))
+
+
+def _token(tokens: Sequence[int], place: int) -> int | None:
+    return tokens[place] if place < len(tokens) else None

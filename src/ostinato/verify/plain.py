@@ -1,0 +1,100 @@
+"""The plain path: eager, no prefix cache, no drafts, whole prompts, one request at a time. It says what is right."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from ostinato.config import EngineConfig
+from ostinato.engine.engine import Engine
+from ostinato.engine.inputs import logit_positions, step_inputs
+from ostinato.sample import noise
+from ostinato.sample.params import SamplingParams
+from ostinato.sample.processing import adjust, restrict
+from ostinato.sample.state import Pick, SamplingState
+from ostinato.schedule.batch import Batch, Row
+from ostinato.verify.compare import TIE_EPS, Divergence, Scores, compare
+from ostinato.verify.prompts import Prompt
+from ostinato.verify.serve import complete
+
+
+@dataclass(frozen=True)
+class Case:
+    """A request, and its tokens by the plain path. `number` is that of its prompt."""
+
+    number: int
+    kind: str
+    prompt: tuple[int, ...]
+    params: SamplingParams
+    tokens: tuple[int, ...]
+
+
+class PlainPath:
+    """An engine of the plain path. Its tokens come from one step each; its scores from the whole text in one step."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        """`config` as `settings.plain_config` gives it."""
+        self.engine = Engine(config)
+
+    def cases(self, prompts: Sequence[Prompt], kind: str, params: SamplingParams) -> list[Case]:
+        """One case for each prompt, in their order."""
+        cases: list[Case] = []
+        for number, prompt in enumerate(prompts):
+            before = () if prompt.after is None else cases[prompt.after].prompt + cases[prompt.after].tokens
+            whole = tuple(prompt.whole(before, self.engine.plan.settings.block_size))
+            [tokens] = complete(self.engine, [(whole, params)])
+            cases.append(Case(number, kind, whole, params, tuple(tokens)))
+        return cases
+
+    def scores(self, case: Case, place: int) -> Scores:
+        """Those of the token behind the first `place` tokens of the case's output."""
+        [logits] = self._logits([*case.prompt, *case.tokens[:place]], 1)
+        return self._scores(case, place, logits)
+
+    def contradictions(self, case: Case) -> list[Divergence]:
+        """Where the tokens, which one step each gave, are not those that the whole text at once gives."""
+        count = len(case.tokens)
+        logits = self._logits([*case.prompt, *case.tokens[:-1]], count)
+        scores = [self._scores(case, place, logits[place]) for place in range(count)]
+        best = [each.best[0][0] for each in scores]
+        return compare(case.tokens, best, scores.__getitem__, lambda done: best[done:])
+
+    @torch.inference_mode()
+    def _logits(self, text: Sequence[int], count: int) -> torch.Tensor:
+        """[count, vocab] float32: of the last `count` tokens of a text that is computed in one step."""
+        runner, memory, block_size = self.engine.runner, self.engine.plan.memory, self.engine.plan.settings.block_size
+        num_blocks = -(-len(text) // block_size) if memory.num_blocks else 0
+        row = Row(
+            request_id="",
+            token_ids=tuple(text),
+            start=0,
+            # No request runs, and nothing is cached: all memory is free.
+            block_table=tuple(range(1, 1 + num_blocks)),
+            write_slots=(min(1, memory.num_slots),),
+            num_logits=count,
+        )
+        batch = Batch((row,), num_decode_rows=0)
+        hidden = runner.model(step_inputs(batch, block_size, runner.device), runner.memory)
+        return runner.model.logits(hidden[logit_positions(batch)])
+
+    @torch.inference_mode()
+    def _scores(self, case: Case, place: int, logits: torch.Tensor) -> Scores:
+        """`logits` [vocab] as the token at `place` is chosen by."""
+        params, dtype = case.params, getattr(torch, self.engine.plan.settings.dtype)
+        # The seed is the request's own, so its first sample has it unchanged.
+        state = SamplingState(params, case.prompt, list(case.tokens[:place]), seed=params.seed or 0)
+        pick = Pick(state, len(case.prompt) + place)
+        values = logits[None].clone()
+        adjust(values, [pick])
+        largest = values.abs().max().item()
+        if not params.greedy:
+            values = restrict(values, [params])
+            tokens = torch.arange(values.shape[1], dtype=torch.int32, device=values.device)
+            values += noise.gumbel(noise.keys([(state.seed, pick.position)], values.device)[:, None], tokens)
+            largest /= params.temperature
+        best = values[0].topk(2)
+        first, second = zip(best.indices.tolist(), best.values.tolist(), strict=True)
+        tolerance = TIE_EPS * torch.finfo(dtype).eps * largest
+        return Scores((first, second), tolerance, lambda token: values[0, token].item())

@@ -1,0 +1,83 @@
+"""The prompts that are asked: their lengths, what they share, and which go on from an answer. Imports no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+TURN_TOKENS = 9
+"""Of a second turn that ends anywhere."""
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """One prompt. `after`: it goes on from the text of that one, its output included, with as many of its own tokens
+    as end at a block boundary, if `ends_block`; else with all of them."""
+
+    about: str
+    tokens: tuple[int, ...]
+    after: int | None = None
+    ends_block: bool = False
+
+    def whole(self, before: Sequence[int], block_size: int) -> list[int]:
+        """All tokens, with those of the turn before."""
+        if not self.ends_block:
+            return [*before, *self.tokens]
+        return [*before, *self.tokens[: -len(before) % block_size or block_size]]
+
+
+def make_prompts(
+    text: Sequence[int], others: Sequence[Sequence[int]], block_size: int, state_block_size: int, chunks: Sequence[int]
+) -> list[Prompt]:
+    """Prompts of every kind of length, cut from `text` (from its begin on again where it ends), and `others` as they
+    are; first all first turns, then the second ones.
+
+    Some share a prefix that ends inside a block. They end at block boundaries and boundaries of checkpoints, just
+    behind one, and off them; and at boundaries of chunks, which several small `chunks` cut.
+    """
+    pieces = _Pieces(text)
+    shared = pieces.next(state_block_size + block_size // 2 + 1)
+    long = 3 * state_block_size
+
+    def sharing(length: int) -> tuple[int, ...]:
+        return shared + pieces.next(length - len(shared))
+
+    first = [
+        Prompt("shorter than a block", pieces.next(max(1, block_size // 2 - 1))),
+        Prompt("shared prefix, ends at a checkpoint", sharing(long)),
+        Prompt("shared prefix, one token behind a block", sharing(long - block_size + 1)),
+        Prompt("shared prefix, ends inside a block", sharing(long + block_size // 3)),
+    ]
+    for chunk in chunks:
+        length = -(-(2 * state_block_size + 1) // chunk) * chunk
+        first.append(Prompt(f"ends where a chunk of {chunk} does", pieces.next(length)))
+    first += [Prompt("as it is", tuple(other)) for other in others]
+    second = [
+        Prompt("second turn, ends at a block", pieces.next(block_size), after=3, ends_block=True),
+        Prompt("second turn, short", pieces.next(TURN_TOKENS), after=0),
+    ]
+    if others:
+        second.append(Prompt("second turn", pieces.next(TURN_TOKENS), after=len(first) - 1))
+    return first + second
+
+
+def longest_text(prompts: Sequence[Prompt], max_tokens: int) -> int:
+    """Most tokens of a prompt with its output of at most `max_tokens`, those of the turn before included."""
+    lengths: list[int] = []
+    for prompt in prompts:
+        before = 0 if prompt.after is None else lengths[prompt.after]
+        lengths.append(before + len(prompt.tokens) + max_tokens)
+    return max(lengths)
+
+
+class _Pieces:
+    """A text cut into one piece after another."""
+
+    def __init__(self, text: Sequence[int]) -> None:
+        self._text = text
+        self._place = 0
+
+    def next(self, length: int) -> tuple[int, ...]:
+        place, text = self._place, self._text
+        self._place += length
+        return tuple(text[i % len(text)] for i in range(place, place + length))

@@ -1,0 +1,113 @@
+"""Engine settings that all ways have in common. Imports no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from ostinato.config import EngineConfig, Speculative
+from ostinato.errors import CapacityError, ConfigError, Remedy
+from ostinato.plan.device import detect
+from ostinato.plan.limits import least_batched_tokens
+from ostinato.plan.memory import MemoryPlan
+from ostinato.plan.model import ModelSpec
+from ostinato.plan.plan import make_plan
+from ostinato.plan.source import load_spec
+from ostinato.plan.units import format_bytes
+
+ROWS = 4
+CAPTURE_SIZES = (8, 24, 64)
+"""Of piecewise graphs; besides, there is one of the largest step, unless that has more than `LARGEST_GRAPH` tokens."""
+LARGEST_GRAPH = 256
+CHECKPOINTS = 8
+"""Of each request, that the cache has room for."""
+LARGEST_PART = 8
+"""The cache takes at most one part in so many of the memory, but as much as running requests need."""
+LADDER_SETTINGS = ("capture_sizes", "capture_rows", "max_capture_size", "performance_mode")
+
+
+def base_config(settings: dict[str, Any]) -> EngineConfig:
+    """`settings`, and what verification chooses where they leave it open: float32, few rows, so that requests wait for
+    each other, checkpoints close together, and drafts in every step."""
+    config = EngineConfig(**settings)
+    chosen: dict[str, Any] = {
+        "dtype": "float32",
+        "max_num_seqs": ROWS,
+        "state_block_size": 2 * config.block_size,
+        "speculative_adaptive": "off",
+    }
+    return config.with_settings(**{name: value for name, value in chosen.items() if not config.is_given(name)})
+
+
+def way_config(config: EngineConfig, **axes: Any) -> EngineConfig:
+    """The settings of one way: `axes` has those of its axes. Its ladders of graphs are short, if they are open."""
+    config = config.with_settings(**axes)
+    if any(config.is_given(name) for name in LADDER_SETTINGS):
+        return config
+    rows, tokens = config.max_num_seqs or 1, config.max_num_batched_tokens or 0
+    sizes = {*CAPTURE_SIZES, *((tokens,) if 0 < tokens <= LARGEST_GRAPH else ())}
+    reachable = tuple(sorted(size for size in sizes if size <= tokens))
+    return config.with_settings(capture_sizes=reachable or (tokens,), capture_rows=tuple(sorted({-(-rows // 2), rows})))
+
+
+def plain_config(config: EngineConfig, longest: int) -> EngineConfig:
+    """The plain path's settings, for texts of `longest` tokens."""
+    return config.with_settings(
+        graph_mode="none",
+        enable_prefix_caching=False,
+        state_cache_mode="none",
+        speculative=None,
+        max_num_seqs=1,
+        max_num_batched_tokens=least_batched_tokens(1, 1, config.block_size) + longest,
+    )
+
+
+def check_length(config: EngineConfig, model: ModelSpec, longest: int) -> EngineConfig:
+    """`config` with room for texts of `longest` tokens. ConfigError if it, or the model, has none."""
+    most = model.max_position_embeddings
+    if most is not None and longest > most:
+        message = f"the longest text has {longest} tokens, and the model can do {most}; lower --max-tokens"
+        raise ConfigError(f"{message}, leave out long prompts, or lower state_block_size")
+    if not config.is_given("max_model_len"):
+        return config.with_settings(max_model_len=longest)
+    if config.max_model_len is not None and config.max_model_len < longest:
+        message = f"max_model_len is {config.max_model_len}, and the longest text has {longest} tokens"
+        raise ConfigError(message, [Remedy("max_model_len", longest)])
+    return config
+
+
+def with_cache(config: EngineConfig, methods: Sequence[Speculative | None], num_requests: int) -> EngineConfig:
+    """`config` with a cache that holds all requests and their checkpoints, if its size is open and there is room.
+
+    Two engines stand side by side, so none may take all the memory that there is.
+    """
+    if config.is_given("cache_memory"):
+        return config
+    wanted = needed = part = 0
+    for method in methods:
+        asked = config.with_settings(speculative=method)
+        memory = make_plan(asked, load_spec(asked), detect(config.device)).memory
+        blocks = -(-(config.max_model_len or 0) // config.block_size) * memory.kv_block
+        working = memory.slots_per_request * memory.state_slot
+        null = memory.kv_block + memory.state_slot
+        needed = max(needed, null + (config.max_num_seqs or 1) * (blocks + working))
+        wanted = max(wanted, null + num_requests * (blocks + working + CHECKPOINTS * memory.state_slot))
+        part = memory.available // LARGEST_PART
+    return config.with_settings(cache_memory=max(needed, min(wanted, part)))
+
+
+def check_memory(plain: EngineConfig, ways: Sequence[EngineConfig]) -> None:
+    """CapacityError if the plain path's engine does not fit beside that of each way."""
+    device = detect(plain.device)
+    memories = [make_plan(config, load_spec(config), device).memory for config in (plain, *ways)]
+    own, most = _taken(memories[0]), max(map(_taken, memories[1:]))
+    available = memories[0].available
+    if own + most > available:
+        raise CapacityError(
+            f"the plain path takes {format_bytes(own)} and the largest engine beside it {format_bytes(most)}; "
+            f"together that is more than the {format_bytes(available)} there are"
+        )
+
+
+def _taken(memory: MemoryPlan) -> int:
+    return memory.weights + memory.activations + memory.graphs + memory.cache

@@ -1,0 +1,155 @@
+"""The whole verification: prompts, the plain path, and every way of the matrix compared with it."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ostinato.config import EngineConfig
+from ostinato.plan.limits import least_batched_tokens
+from ostinato.plan.model import ModelSpec
+from ostinato.plan.source import load_spec
+from ostinato.sample.params import SamplingParams
+from ostinato.verify.cells import CACHES, KINDS, Cell, Found, run_ways
+from ostinato.verify.compare import Verdict, verdict_of
+from ostinato.verify.matrix import Extent, make_matrix, named, small_chunks, speculations
+from ostinato.verify.plain import Case, PlainPath
+from ostinato.verify.prompts import Prompt, longest_text, make_prompts
+from ostinato.verify.settings import base_config, check_length, check_memory, plain_config, way_config, with_cache
+from ostinato.verify.texts import Texts, make_texts
+
+SAMPLED = {"temperature": 0.8, "repetition_penalty": 1.1}
+"""Of the requests that are sampled. The penalty depends on what stands before a token, prompt or output alike, so a
+text goes on the same from anywhere; what cuts logits off at a threshold would not be a matter of the best two."""
+
+
+@dataclass(frozen=True)
+class Trial:
+    """What is asked. `lines` are a user's prompts, `draft` a checkpoint that drafts, if there are any."""
+
+    extent: Extent = "pairs"
+    num_prompts: int = 3
+    """Prompts beside those of chosen lengths, where there are no `lines`."""
+    max_tokens: int = 24
+    seed: int = 0
+    lines: tuple[str, ...] = ()
+    draft: str | None = None
+
+
+def verify(settings: dict[str, Any], trial: Trial, progress: Callable[[str, int, int], None]) -> dict[str, Any]:
+    """The report: for each cell whether its tokens are the plain path's, and where they first are not.
+
+    `settings` are of the engine; those that are axes of the matrix pin these. `progress` is told what is done, how
+    many cells are finished and how many there are. Raises OstinatoError where there is nothing to verify.
+    """
+    begin = time.perf_counter()
+    config = base_config(settings)
+    model = load_spec(config)
+    methods = speculations(config, model, trial.draft)
+    most_drafts = max((each.num_speculative_tokens for each in methods if each is not None), default=0)
+    texts = make_texts(config, model, trial.lines, trial.num_prompts, trial.seed)
+    small = small_chunks(config, most_drafts)
+    assert config.state_block_size is not None, "the base of all ways has it"
+    prompts = make_prompts(texts.text, texts.others, config.block_size, config.state_block_size, small)
+    longest = longest_text(prompts, trial.max_tokens)
+    config = check_length(config, model, longest)
+    whole = max(longest, least_batched_tokens(config.max_num_seqs or 1, 1 + most_drafts, config.block_size))
+    chunks = small if config.max_num_batched_tokens is not None else (whole, *small)
+    config = with_cache(config, methods, len(KINDS) * len(prompts))
+    matrix = make_matrix(config, methods, chunks, trial.extent)
+    of_plain = plain_config(config, longest)
+    check_memory(of_plain, [way_config(config, **way.settings) for way in matrix.ways])
+
+    num_cells = len(CACHES) * len(matrix.ways)
+    progress("the plain path", 0, num_cells)
+    plain = PlainPath(of_plain)
+    params = _params(trial, texts)
+    cases = [case for kind in KINDS for case in plain.cases(prompts, kind, params[kind])]
+    contradictions = [
+        Found(case.kind, case.number, divergence) for case in cases for divergence in plain.contradictions(case)
+    ]
+    cells: list[Cell] = []
+    for cell in run_ways(config, matrix.ways, plain, prompts, cases):
+        cells.append(cell)
+        progress("cells", len(cells), num_cells)
+    return {
+        "command": "verify",
+        "model": _model_facts(config, model),
+        "settings": _settings(config, plain, trial, whole),
+        "axes": matrix.axes | {"speculative": tuple(map(named, matrix.axes["speculative"])), "cache": CACHES},
+        "extent": {"name": trial.extent, "ways": len(matrix.ways), "possible_ways": matrix.num_possible},
+        "left_out": list(matrix.left_out),
+        "prompts": _prompt_facts(prompts, cases),
+        "plain": {
+            "verdict": verdict_of([each.divergence for each in contradictions]),
+            "found": [each.to_json() for each in contradictions],
+        },
+        "cells": [cell.to_json() for cell in cells],
+        "summary": {
+            **{verdict.value: count for verdict, count in _count(cells).items()},
+            "cells": len(cells),
+            "seconds": round(time.perf_counter() - begin, 1),
+        },
+    }
+
+
+def has_passed(report: dict[str, Any]) -> bool:
+    """Whether no cell is different or has an error, and the plain path agrees with itself."""
+    summary = report["summary"]
+    return not (summary["different"] or summary["error"]) and report["plain"]["verdict"] != Verdict.DIFFERENT
+
+
+def _params(trial: Trial, texts: Texts) -> dict[str, SamplingParams]:
+    """By kind. Random tokens are no text, so an end token among them ends nothing."""
+    common = {"max_tokens": trial.max_tokens, "ignore_eos": not texts.ends}
+    return {
+        "greedy": SamplingParams(temperature=0, **common),
+        "sampled": SamplingParams(seed=trial.seed, **SAMPLED, **common),
+    }
+
+
+def _count(cells: Sequence[Cell]) -> Counter[Verdict]:
+    """All verdicts -> cells."""
+    counts = Counter(dict.fromkeys(Verdict, 0))
+    counts.update(cell.verdict for cell in cells)
+    return counts
+
+
+def _model_facts(config: EngineConfig, model: ModelSpec) -> dict[str, Any]:
+    return {
+        "name": config.model,
+        "architecture": model.architecture,
+        "parameters": model.num_parameters,
+        "random_weights": config.random_weights,
+    }
+
+
+def _settings(config: EngineConfig, plain: PlainPath, trial: Trial, whole: int) -> dict[str, Any]:
+    """What all cells have in common."""
+    effective = plain.engine.plan.settings
+    return {
+        "device": effective.device,
+        "dtype": effective.dtype,
+        "ssm_state_dtype": effective.ssm_state_dtype,
+        "threads": effective.threads,
+        "block_size": effective.block_size,
+        "state_block_size": effective.state_block_size,
+        "max_num_seqs": config.max_num_seqs,
+        "max_model_len": effective.max_model_len,
+        "whole_prompt_tokens": whole,
+        "max_tokens": trial.max_tokens,
+        "seed": trial.seed,
+        "sampled": SAMPLED,
+    }
+
+
+def _prompt_facts(prompts: Sequence[Prompt], cases: Sequence[Case]) -> list[dict[str, Any]]:
+    """What each prompt is, and its tokens of each kind of request, which a second turn's differ in."""
+    facts = []
+    for number, prompt in enumerate(prompts):
+        lengths = {case.kind: len(case.prompt) for case in cases if case.number == number}
+        facts.append({"about": prompt.about, "after": prompt.after, "tokens": lengths})
+    return facts
