@@ -83,7 +83,7 @@ def steps_table(graphs: Mapping[str, Any]) -> Table:
 
 
 def speculation_tables(speculation: Mapping[str, Any]) -> list[Table]:
-    """How many drafts were accepted, by position, of those whose predecessors all were; and for each batch size what the controller chose, and why."""
+    """How many drafts were accepted, by position; and for each batch size what the controller chose, and why."""
     drafts = Table(title=f"drafts ({speculation['method']})", title_justify="left", title_style="bold", box=None)
     for name in ("position", "proposed", "reached", "accepted", "acceptance"):
         drafts.add_column(name, justify="right")

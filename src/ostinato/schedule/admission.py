@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from ostinato.cache.chain import Chain
 from ostinato.cache.manager import CacheManager
@@ -11,21 +11,6 @@ from ostinato.cache.report import CacheReport, MissCause, explain
 from ostinato.cache.store import Match
 from ostinato.schedule.request import Request
 from ostinato.schedule.rows import num_prompt_logprobs_owed
-
-
-@dataclass(slots=True)
-class PrefixCounters:
-    """Sums over the prompts that were admitted, one for each of n samples; they add up to the prompts' tokens."""
-
-    cached_tokens: int = 0
-    misses: dict[str, int] = field(default_factory=lambda: dict.fromkeys((cause.value for cause in MissCause), 0))
-    restored_tokens: int = 0
-    """Tokens that preempted requests found again in the cache."""
-
-    def count(self, report: CacheReport) -> None:
-        self.cached_tokens += report.cached_tokens
-        for cause, tokens in report.misses.items():
-            self.misses[cause] += tokens
 
 
 @dataclass(frozen=True, slots=True)

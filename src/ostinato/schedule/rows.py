@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ostinato.cache.manager import Holding
+from ostinato.cache.holding import Holding
 from ostinato.schedule.batch import Row, RowResult
 from ostinato.schedule.request import Request
 

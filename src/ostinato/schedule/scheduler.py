@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from operator import attrgetter
 
 from ostinato.cache.manager import CacheManager
 from ostinato.cache.placement import CachePolicy
 from ostinato.errors import RequestError
-from ostinato.schedule.admission import PrefixCounters, Refusal, find_match, place, report, restate_spacing
+from ostinato.schedule.admission import Refusal, find_match, place, report, restate_spacing
 from ostinato.schedule.batch import Batch, Row, StepResult
 from ostinato.schedule.chunks import chunk_tokens, room_for_drafts
+from ostinato.schedule.counters import PrefixCounters, SchedulerCounters
 from ostinato.schedule.limits import SchedulerLimits, check_arrival, max_length
 from ostinato.schedule.request import FinishReason, Request, RequestStatus, RequestUpdate
 from ostinato.schedule.rows import check_result, is_decoding, make_row
@@ -23,20 +23,6 @@ _rank = attrgetter("rank")
 
 ChooseDrafts = Callable[[int], int]
 """Decoding requests -> drafts for each of them in the next step: 0 or k."""
-
-
-@dataclass(slots=True)
-class SchedulerCounters:
-    """What happened since the scheduler was made."""
-
-    steps: int = 0
-    failed_steps: int = 0
-    preemptions: int = 0
-    recomputed_tokens: int = 0
-    """Computed tokens that preemptions threw away."""
-    cut_recomputations: int = 0
-    """Without chunked prefill: preempted requests that were computed again in more than one step."""
-    finished: dict[FinishReason, int] = field(default_factory=lambda: dict.fromkeys(FinishReason, 0))
 
 
 class Scheduler:

@@ -1,0 +1,50 @@
+"""What one request holds of the cache, and what all of them use together."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ostinato.cache.index import Checkpoint, Entry
+
+
+@dataclass(slots=True)
+class Holding:
+    """The memory of one request.
+
+    Entry i of `block_table` is for positions `i * block_size` to `(i + 1) * block_size - 1`; it has blocks for
+    `capacity` tokens. The first `num_indexed` of them are in the index, the last one as `tip`, and may be other
+    requests' too: they are only read.
+    """
+
+    block_table: tuple[int, ...] = ()
+    capacity: int = 0
+    slots: tuple[int, ...] = ()
+    """The request's own, which its steps write to: `slots_per_request` of them when a row is made."""
+    read_slot: int = 0
+    """Where the next step reads its state: one of `slots`, or a checkpoint, or 0 for the zero state."""
+    reserved: tuple[tuple[int, int], ...] = ()
+    """(position, slot): checkpoints that the step in flight writes out on its way."""
+    tip: Entry | None = None
+    num_indexed: int = 0
+    trailing: Checkpoint | None = None
+    """The checkpoint at the last block boundary that decoding passed."""
+    superseded: tuple[Checkpoint, ...] = ()
+    """Those before it, while the output may still turn out to end before `trailing`."""
+
+    def references(self) -> tuple[int, ...]:
+        """The slots on which the request holds a reference."""
+        read = () if self.read_slot in self.slots or self.read_slot == 0 else (self.read_slot,)
+        return (*self.slots, *read, *(slot for _, slot in self.reserved))
+
+
+@dataclass(frozen=True, slots=True)
+class CacheUsage:
+    """Blocks and slots held by requests, those that only the index holds, and how many there are (the null ones do
+    not count)."""
+
+    blocks_used: int
+    blocks_cached: int
+    blocks_total: int
+    slots_used: int
+    slots_cached: int
+    slots_total: int
