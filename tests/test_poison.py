@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from ostinato import SamplingParams
-from ostinato.cache.manager import Holding
+from ostinato.cache.holding import Holding
 from ostinato.cache.pool import Pool
 from ostinato.engine.engine import Engine
 from ostinato.graphs.tape import TapeBackend
