@@ -18,7 +18,7 @@ from ostinato.speculate.evidence import DraftGains, StepKind, StepTimes
 # more, as long as it pays.
 _TRIAL_STEPS, _MOST_UNSETTLED_STEPS, _MOST_TRIAL_STEPS = 2, 4, 32
 # The steps between trials are so many that these cost about this share of the time.
-_TRIAL_SHARE, _SHORTEST_WAIT, _LONGEST_WAIT = 0.01, 8, 1000
+_TRIAL_SHARE, _SHORTEST_WAIT, _LONGEST_WAIT = 0.01, 16, 1000
 # Steps before the first trial: at a new batch size, and at one that can lean on its neighbours.
 _FIRST_WAIT, _LEANING_WAIT = 2, 16
 # The other choice must be so many times as fast to be taken.

@@ -132,12 +132,8 @@ class DraftGains:
 
     @property
     def estimate(self) -> float:
-        """Tokens to expect of a row that asks for drafts, 1 to 1 + k: the mean over the window and the credit.
-
-        Without a draft in the window the credit does not count: no draft was found, so it is 1.
-        """
-        credit = self._credit_rows if self._drafted_rows or not self._rows else 0
-        return (self._tokens + credit * self._most) / (self._rows + credit)
+        """Tokens to expect of a row that asks for drafts, 1 to 1 + k: the mean over the window and the credit."""
+        return (self._tokens + self._credit_rows * self._most) / (self._rows + self._credit_rows)
 
     @property
     def error(self) -> float:

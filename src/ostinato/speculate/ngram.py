@@ -71,7 +71,7 @@ class _Text:
         for end in range(self._num_indexed + 1, len(tokens)):
             for key in self._keys(end):
                 self._ends[key] = end
-        self._num_indexed = max(self._num_indexed, len(tokens) - 1)
+        self._num_indexed = len(tokens) - 1
         found = next((self._ends[key] for key in reversed(self._keys(len(tokens))) if key in self._ends), None)
         if found is None:
             return ()
