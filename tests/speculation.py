@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import random
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -11,7 +12,7 @@ from ostinato.engine.engine import Engine
 from ostinato.schedule.batch import Batch, Row, StepResult
 from ostinato.speculate.proposer import Proposer
 from tests.checkpoints import VOCAB_SIZE
-from tests.parity import make_engine
+from tests.parity import Case, make_engine
 
 
 def drafting_engine(name: str, speculative: Any, **settings: Any) -> Engine:
@@ -22,24 +23,25 @@ def drafting_engine(name: str, speculative: Any, **settings: Any) -> Engine:
 # Drafts as they are wanted
 
 
+Outputs = Mapping[tuple[int, ...], Sequence[int]]
+"""Prompt -> the tokens of its output."""
+
 Wanted = Callable[[Row], tuple[int, int]]
 """Of a row with room for drafts: (how many it gets, how many of these are right)."""
 
 
-def in_turn(k: int) -> Wanted:
-    """All drafts that there is room for, of which 0, 1, ..., k are right, by the row's position."""
-    return lambda row: (row.num_drafts, row.start % (k + 1))
+def at_random(k: int, seed: int = 0) -> Wanted:
+    """All drafts that there is room for, of which any number up to k is right."""
+    generator = random.Random(seed)
+    return lambda row: (row.num_drafts, generator.randint(0, k))
 
 
 class Script:
-    """Proposes the tokens that follow in known texts, and a wrong one where a draft is to be rejected.
+    """Proposes the tokens that follow in known outputs, and a wrong one where a draft is to be rejected."""
 
-    `behind` is a proposer whose own drafts are made and thrown away.
-    """
-
-    def __init__(self, texts: Sequence[Sequence[int]], wanted: Wanted, behind: Proposer | None = None) -> None:
-        """`texts` are those of all requests, prompts and outputs together; no two of them begin with one prompt."""
-        self._texts = [list(text) for text in texts]
+    def __init__(self, outputs: Outputs, wanted: Wanted, behind: Proposer | None = None) -> None:
+        """`behind` is a proposer whose own drafts are made and thrown away."""
+        self._outputs = outputs
         self._wanted = wanted
         self._behind = behind
 
@@ -50,19 +52,23 @@ class Script:
 
     def _drafts(self, row: Row) -> tuple[int, ...]:
         given, right = self._wanted(row)
-        prompt = list(row.payload.prompt_token_ids)
-        [text] = [text for text in self._texts if text[: len(prompt)] == prompt]
-        # Behind a text's end there are no right drafts; nor is there room for any.
-        following = text[row.end : row.end + min(given, row.num_drafts)]
+        prompt = tuple(row.payload.prompt_token_ids)
+        done = row.end - len(prompt)
+        # Behind an output's end no draft is right; nor is there room for any.
+        following = self._outputs[prompt][done : done + min(given, row.num_drafts)]
         return tuple(token if i < right else (token + 1) % VOCAB_SIZE for i, token in enumerate(following))
 
 
-def script(engine: Engine, texts: Sequence[Sequence[int]], wanted: Wanted, keep: bool = False) -> None:
+def outputs_of(cases: Iterable[Case]) -> Outputs:
+    return {tuple(case.prompt): case.tokens for case in cases}
+
+
+def script(engine: Engine, outputs: Outputs, wanted: Wanted, keep: bool = False) -> None:
     """From now on the drafts are these. `keep`: what made drafts before goes on, and its drafts are thrown away."""
     drafting = engine.runner.drafting
     assert drafting is not None
     behind = drafting.proposer if keep else None
-    engine.runner.drafting = replace(drafting, proposer=Script(texts, wanted, behind))
+    engine.runner.drafting = replace(drafting, proposer=Script(outputs, wanted, behind))
 
 
 # Steps
