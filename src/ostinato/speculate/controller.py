@@ -71,6 +71,7 @@ class Controller:
         self._asked = rows > 0
         if rows and self.adaptive:
             at = self._range(rows)
+            self._weigh(at)
             self._asked = at.uses_drafts != (at.wait == 0)
         return self.num_speculative_tokens if self._asked else 0
 
@@ -112,7 +113,7 @@ class Controller:
         return self._ranges[index]
 
     def _advance(self, at: _RowRange, kind: StepKind, rows: int, num_tokens: int, is_pure_decode: bool) -> None:
-        """Counts the step towards the wait or the trial that it was part of, then weighs all evidence."""
+        """Counts the step towards the wait or the trial that it was part of."""
         asked = kind is not StepKind.PLAIN
         if asked == at.uses_drafts:
             at.wait = max(0, at.wait - 1)
@@ -127,15 +128,23 @@ class Controller:
                 most = _MOST_UNSETTLED_STEPS
             if at.trial_steps >= most:
                 at.trials += 1
-                self._wait(at, at.trial_steps)
-        speed_up = self._speed_up(at)
-        if speed_up is not None and (speed_up < 1 / _SWITCH if at.uses_drafts else speed_up > _SWITCH):
+                self._put_off_trial(at, at.trial_steps)
+
+    def _weigh(self, at: _RowRange) -> None:
+        """Takes the better choice, by all evidence that there is now."""
+        if self._prefers_drafts(at) != at.uses_drafts:
             at.uses_drafts = not at.uses_drafts
             if not at.uses_drafts:
                 self._gains.end_credit()
-            self._wait(at, _TRIAL_STEPS)
+            self._put_off_trial(at, _TRIAL_STEPS)
 
-    def _wait(self, at: _RowRange, num_steps: int) -> None:
+    def _prefers_drafts(self, at: _RowRange) -> bool:
+        speed_up = self._speed_up(at)
+        if speed_up is None:
+            return at.uses_drafts
+        return speed_up > (1 / _SWITCH if at.uses_drafts else _SWITCH)
+
+    def _put_off_trial(self, at: _RowRange, num_steps: int) -> None:
         """Ends the trial and puts the next one so far off that `num_steps` of it cost their share of the time.
 
         A step of the other choice that takes c times as long as one of the choice in use, and gives t times its
@@ -177,7 +186,7 @@ class Controller:
             "tokens_per_row": _rounded(self._gains.tokens_per_drafted_row),
             "time_ratio": _rounded(self._ratio(at, StepKind.DRAFTS)),
             "speed_up": _rounded(self._speed_up(at)),
-            "choice": self.num_speculative_tokens if at.uses_drafts or not self.adaptive else 0,
+            "choice": self.num_speculative_tokens if self._prefers_drafts(at) or not self.adaptive else 0,
             "ground": self._ground(at),
             "steps": {kind.value: at.steps[kind] for kind in StepKind},
             "trials": at.trials,

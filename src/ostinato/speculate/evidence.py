@@ -29,7 +29,7 @@ class StepKind(StrEnum):
     DRAFTS = "drafts"
     """Drafts were verified."""
     NO_DRAFT = "no_draft"
-    """Drafts were asked for and none was found: a plain step, and the time of looking for them."""
+    """Drafts were asked for and no row had one: a plain step, and the time of looking for them."""
 
 
 _ASKING = (StepKind.DRAFTS, StepKind.NO_DRAFT)
