@@ -11,6 +11,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT / "src"), str(ROOT / "tools")]
 
 import torch  # noqa: E402
+from demo_training.checkpoint import read, replace_head  # noqa: E402
 from demo_training.model import DemoModel, Shape  # noqa: E402
 from demo_training.tokenizer import build_tokenizer  # noqa: E402
 from demo_training.trainer import Run, train  # noqa: E402
@@ -18,6 +19,8 @@ from tokenizers import Tokenizer  # noqa: E402
 
 from ostinato.demo import checkpoint_dir  # noqa: E402
 
+# export and evaluate are imported where they are used: the training processes import this file, and have no use
+# for transformers.
 HELD_OUT_SEED = 0
 
 
@@ -26,12 +29,18 @@ def arguments() -> argparse.Namespace:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         epilog="example:\n  python tools/train_demo.py --minutes 40\n"
+        "  python tools/train_demo.py --stage head --mtp-minutes 6\n"
         "  python tools/train_demo.py --stage evaluate --problems 500",
     )
-    parser.add_argument("--stage", choices=["all", "train", "export", "evaluate"], default="all")
+    parser.add_argument(
+        "--stage",
+        choices=["all", "train", "export", "head", "evaluate"],
+        default="all",
+        help="train: trunk and head jointly; head: the checkpoint's head alone, drafting several tokens deep (all)",
+    )
     parser.add_argument("--steps", type=int, help="joint steps; without it, --minutes bounds the run")
     parser.add_argument("--minutes", type=float, default=40.0, help="wall-clock minutes of joint training (40)")
-    parser.add_argument("--mtp-minutes", type=float, default=3.0, help="minutes on the unrolled head (3)")
+    parser.add_argument("--mtp-minutes", type=float, default=6.0, help="minutes on the unrolled head (6)")
     parser.add_argument("--tokens", type=int, default=2400, help="tokens per step and process (2400)")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--state", type=Path, default=ROOT / ".train", help="where a run keeps its state (.train)")
@@ -44,28 +53,33 @@ def main() -> None:
     options = arguments()
     state = options.state.resolve()
     state.mkdir(parents=True, exist_ok=True)
-    tokenizer_path = state / "tokenizer.json"
-    if not tokenizer_path.exists():
-        build_tokenizer().save(str(tokenizer_path))
-    tokenizer = Tokenizer.from_file(str(tokenizer_path))
-    shape = Shape(vocabulary=tokenizer.get_vocab_size())
-    if options.stage in ("all", "train"):
-        seconds = None if options.steps else 60 * options.minutes
-        train(Run(state, options.seed, options.tokens, options.steps, seconds), shape, tokenizer_path)
-        seconds = 60 * options.mtp_minutes
-        train(Run(state, options.seed, options.tokens, None, seconds, "unrolled"), shape, tokenizer_path)
-    if options.stage == "train":
-        return
-    # Imported here, since the training processes import this file and have no use for transformers.
-    from demo_training.evaluate import measure
-    from demo_training.export import export
+    if options.stage in ("all", "train", "export"):
+        tokenizer_path = state / "tokenizer.json"
+        if not tokenizer_path.exists():
+            build_tokenizer().save(str(tokenizer_path))
+        tokenizer = Tokenizer.from_file(str(tokenizer_path))
+        shape = Shape(vocabulary=tokenizer.get_vocab_size())
+        joint = Run(state, options.seed, options.tokens, options.steps, None if options.steps else 60 * options.minutes)
+        if options.stage != "export":
+            train(joint, shape, tokenizer_path)
+        if options.stage != "train":
+            from demo_training.export import export
 
-    model = DemoModel(shape)
-    model.load_state_dict(torch.load(state / "unrolled.pt")["model"])
-    if options.stage in ("all", "export"):
-        export(model, tokenizer, options.checkpoint)
+            export(_trained(joint, DemoModel(shape)), tokenizer, options.checkpoint)
+    if options.stage in ("all", "head"):
+        model = read(options.checkpoint)
+        head = Run(state, options.seed, options.tokens, None, 60 * options.mtp_minutes, options.checkpoint)
+        train(head, model.shape, options.checkpoint / "tokenizer.json")
+        replace_head(_trained(head, model), options.checkpoint)
     if options.stage in ("all", "evaluate"):
-        print(json.dumps(measure(options.checkpoint, model, HELD_OUT_SEED, options.problems), indent=2))
+        from demo_training.evaluate import measure
+
+        print(json.dumps(measure(options.checkpoint, HELD_OUT_SEED, options.problems), indent=2))
+
+
+def _trained(run: Run, model: DemoModel) -> DemoModel:
+    model.load_state_dict(torch.load(run.state_path)["model"])
+    return model
 
 
 if __name__ == "__main__":

@@ -21,7 +21,6 @@ from .tokenizer import END, spellings
 
 PROMPT_WEIGHT = 0.1
 CONVERSATIONS, BARE, SPELLED, LOWER_CASE = 0.15, 0.25, 0.10, 0.02
-SUMS = 0.4  # of the drills
 PAIRS_PER_POOL = 16
 
 
@@ -29,6 +28,14 @@ PAIRS_PER_POOL = 16
 class Sequence:
     ids: list[int]
     weights: list[float]
+
+
+@dataclass(frozen=True)
+class Drills:
+    """The share of drills among the sequences, and that of unrelated equations among the drills."""
+
+    share: float
+    sums: float
 
 
 class Encoder:
@@ -39,10 +46,10 @@ class Encoder:
         self.end = tokenizer.token_to_id(END)
         self.spellings = spellings(tokenizer)
 
-    def sequence(self, rng: random.Random, drills: float) -> Sequence:
-        """One sequence; with probability `drills` one of unrelated equations or of questions about who has what."""
-        if rng.random() < drills:
-            if rng.random() < SUMS:
+    def sequence(self, rng: random.Random, drills: Drills) -> Sequence:
+        """One sequence, perhaps one of unrelated equations or of questions about who has what."""
+        if rng.random() < drills.share:
+            if rng.random() < drills.sums:
                 return self._join([("", _sums(rng))], 0.0, rng)
             return self._join(_conversation([_who_has_what(rng) for _ in range(3)]), 0.0, rng)
         spelled = 0.15 if rng.random() < SPELLED else 0.0
@@ -152,7 +159,7 @@ def _bystanders(draw: Draw, sheet: Sheet) -> tuple[str, int]:
 
 
 def batches(
-    encoder: Encoder, pad: int, seed: int, pool: int, rank: int, tokens: int, drills: float
+    encoder: Encoder, pad: int, seed: int, pool: int, rank: int, tokens: int, drills: Drills
 ) -> list[tuple[Tensor, Tensor]]:
     """One pool of batches of one of two ranks: ids and weights [rows, length], at most `tokens` in all.
 

@@ -186,28 +186,33 @@ class Head(nn.Module):
             x = layer(x)
         return self.layers[-1].final_layernorm(x)
 
-    def unroll(self, hidden: Tensor, embedded: list[Tensor]) -> list[Tensor]:
-        """Several depths from every position at once, each fed with the output of the one before.
+    def unroll(self, hidden: Tensor, embedded: Tensor, positions: Tensor, depths: int) -> list[Tensor]:
+        """Several depths from each of `positions` [batch, n], each fed with the output of the one before.
 
-        `embedded[d]` holds the embeddings of tokens t + 1 + d. A draft from position t attends, as it
-        does when it is used, to depth 0 up to t, and beyond that to the deeper entries of its own chain only.
+        `hidden` and `embedded` [batch, length, hidden] are of all tokens, and every position needs `depths` tokens
+        after it. Depth d of position t turns into token t + 2 + d; each result is [batch, n, hidden]. A draft attends,
+        as it does when it is used, to depth 0 up to t, and beyond that to the deeper entries of its own chain only.
         """
         attention, mlp = self.layers
+        x = self.join(hidden[:, :-1], embedded[:, 1:])
+        q, shared_keys, shared_values = attention.mixer.project(attention.norm(x))
+        x, q = torch.take_along_dim(x, positions[..., None], 1), torch.take_along_dim(q, positions[:, None, :, None], 2)
+        length = shared_keys.shape[2]
+        future = (torch.arange(length) > positions[..., None])[:, None]
         outputs: list[Tensor] = []
         keys: list[Tensor] = []
         values: list[Tensor] = []
-        for depth, tokens in enumerate(embedded):
-            x = self.join(outputs[-1] if depth else hidden, tokens)
-            q, k, v = attention.mixer.project(attention.norm(x))
-            keys.append(k)
-            values.append(v)
-            length = q.shape[2]
-            future = torch.ones(length, length, dtype=torch.bool).triu(1)
-            scores = (q @ keys[0].transpose(2, 3)).masked_fill(future, -math.inf)
-            own = [(q * key).sum(-1, keepdim=True) for key in keys[1:]]
-            weights = torch.cat([scores, *own], -1).float().mul(q.shape[-1] ** -0.5).softmax(-1).to(v.dtype)
-            y = weights[..., :length] @ values[0]
-            for index, value in enumerate(values[1:]):
+        for depth in range(depths):
+            if depth:
+                x = self.join(outputs[-1], torch.take_along_dim(embedded, positions[..., None] + 1 + depth, 1))
+                q, key, value = attention.mixer.project(attention.norm(x))
+                keys.append(key)
+                values.append(value)
+            scores = (q @ shared_keys.transpose(2, 3)).masked_fill(future, -math.inf)
+            own = [(q * key).sum(-1, keepdim=True) for key in keys]
+            weights = torch.cat([scores, *own], -1).float().mul(q.shape[-1] ** -0.5).softmax(-1).to(q.dtype)
+            y = weights[..., :length] @ shared_values
+            for index, value in enumerate(values):
                 y = y + weights[..., length + index, None] * value
             x = mlp(x + attention.mixer.merge(y))
             outputs.append(mlp.final_layernorm(x))
