@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from rich.console import Console
@@ -14,6 +14,9 @@ from ostinato.cli.output import figures_table
 
 STYLES = {"equal": "green", "tie": "yellow", "different": "bold red", "error": "bold red"}
 WIDEST = 200
+"""Columns of the table of cells, at most."""
+MOST_PLACES = 3
+"""Of one cell, that are printed."""
 SHORT_GRAPH_MODES = {"full_decode_only": "full", "full_and_piecewise": "full+piecewise"}
 
 
@@ -88,13 +91,20 @@ def _remarks(report: Mapping[str, Any]) -> Iterator[Text]:
     for note in notes:
         cells = ", ".join(str(number) for number, cell in numbered if note in cell["notes"])
         yield Text(f"no proof in cells {cells}: {note}", style="yellow")
-    for found in report["plain"]["found"]:
-        yield _place("plain path", found, report)
+    yield from _places("plain path", report["plain"]["found"], report)
     for number, cell in numbered:
         if cell["error"] is not None:
             yield Text(f"cell {number}: {cell['error']}", style=STYLES["error"])
-        for found in cell["found"]:
-            yield _place(f"cell {number}", found, report)
+        yield from _places(f"cell {number}", cell["found"], report)
+
+
+def _places(where: str, found: Sequence[Mapping[str, Any]], report: Mapping[str, Any]) -> Iterator[Text]:
+    """The first divergences, differences before ties."""
+    ordered = sorted(found, key=lambda each: each["is_tie"])
+    for each in ordered[:MOST_PLACES]:
+        yield _place(where, each, report)
+    if len(found) > MOST_PLACES:
+        yield Text(f"{where}: and {len(found) - MOST_PLACES} more, which --json lists")
 
 
 def _place(where: str, found: Mapping[str, Any], report: Mapping[str, Any]) -> Text:

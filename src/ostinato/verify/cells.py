@@ -12,10 +12,11 @@ from ostinato.engine.engine import Engine
 from ostinato.errors import CapacityError, ConfigError
 from ostinato.plan.coverage import FULL_MODES, PIECEWISE_MODES
 from ostinato.verify.compare import Divergence, Verdict, compare, verdict_of
+from ostinato.verify.drafts import steer_drafts
 from ostinato.verify.matrix import Way
 from ostinato.verify.plain import Case, PlainPath
 from ostinato.verify.prompts import Prompt
-from ostinato.verify.serve import complete, mislead
+from ostinato.verify.serve import complete
 from ostinato.verify.settings import way_config
 
 KINDS = ("greedy", "sampled")
@@ -83,7 +84,7 @@ def run_ways(
             if engine is None or last is None or way.settings != last.settings:
                 engine = None  # before the next one is made, which needs its memory
                 engine = Engine(way_config(config, **way.settings))
-                mislead(engine)
+                steer_drafts(engine, cases)
             assert engine.reset_prefix_cache(), "a finished request holds a prefix"
         except (ConfigError, CapacityError):
             raise

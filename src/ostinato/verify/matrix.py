@@ -28,7 +28,7 @@ DRAFTS = {"ngram": 4, "mtp": 3, "draft": 2}
 
 ENGINE_AXES = ("state_cache_mode", "speculative", "graph_mode", "max_num_batched_tokens")
 QUICK_GROUPS = (("state_cache_mode", "speculative"),)
-"""Of `--quick`, whose ways show as much of the other pairs as can be without more of them."""
+"""Of `--quick`: its ways have every pair of these, and every value of the others."""
 
 
 @dataclass(frozen=True)
@@ -130,7 +130,7 @@ def make_matrix(
         raise next(iter(refusals.values()))
     pairs = tuple(combinations(axes, 2))
     groups = {"quick": (*QUICK_GROUPS, *((axis,) for axis in axes)), "pairs": pairs, "full": (tuple(axes),)}[extent]
-    ways = [Way(**choice) for choice in cover(possible, groups, also=pairs)]
+    ways = [Way(**choice) for choice in cover(possible, groups, also=tuple(combinations(axes, 3)))]
     ways.sort(key=lambda way: _place(way, axes))
     seen = {axis: tuple(dict.fromkeys(choice[axis] for choice in possible)) for axis in axes}
     return Matrix(seen, tuple(ways), len(possible), tuple(refusals))

@@ -94,7 +94,7 @@ class PlainPath:
             tokens = torch.arange(values.shape[1], dtype=torch.int32, device=values.device)
             values += noise.gumbel(noise.keys([(state.seed, pick.position)], values.device)[:, None], tokens)
             largest /= params.temperature
-        best = values[0].topk(2)
-        first, second = zip(best.indices.tolist(), best.values.tolist(), strict=True)
+        order = values[0].sort(descending=True, stable=True)  # of equal ones the lowest comes first, as in sampling
+        first, second = zip(order.indices[:2].tolist(), order.values[:2].tolist(), strict=True)
         tolerance = TIE_EPS * torch.finfo(dtype).eps * largest
         return Scores((first, second), tolerance, lambda token: values[0, token].item())

@@ -1,0 +1,64 @@
+"""Drafts as verification needs them: some right, some wrong, so that every anchor occurs, however good a drafter is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from ostinato.engine.engine import Engine
+from ostinato.sample.noise import mix64
+from ostinato.schedule.batch import Batch, Row
+from ostinato.speculate.proposer import Proposer
+from ostinato.verify.plain import Case
+
+WRONG, RIGHT = 1, 2
+"""Of every five positions: those whose draft is made wrong, and those whose draft is made right."""
+
+
+def steer_drafts(engine: Engine, cases: Sequence[Case]) -> None:
+    """Lets the engine's proposer be corrected and misled by what the plain path says; nothing without speculation."""
+    drafting = engine.runner.drafting
+    if drafting is not None:
+        steered = SteeredProposer(drafting.proposer, engine.spec.vocab_size, cases)
+        engine.runner.drafting = replace(drafting, proposer=steered)
+
+
+class SteeredProposer:
+    """Another proposer's drafts, of which those at some positions are wrong instead, and at others right.
+
+    Where it finds fewer than a row has room for, right ones are added now and then. What is changed depends on the
+    position alone, so a text is drafted alike whenever it comes. A drafter's own state may stand for another token
+    then; that makes its later drafts worse, and no token wrong.
+    """
+
+    def __init__(self, proposer: Proposer, vocab_size: int, cases: Sequence[Case]) -> None:
+        self._proposer = proposer
+        self._vocab_size = vocab_size
+        self._tokens = {(case.params.greedy, case.prompt): case.tokens for case in cases}
+
+    def propose(self, batch: Batch) -> list[tuple[int, ...]]:
+        proposed = self._proposer.propose(batch)
+        return [
+            tuple(self._steered(row, drafts)) if row.num_drafts else ()
+            for row, drafts in zip(batch.rows, proposed, strict=True)
+        ]
+
+    def _steered(self, row: Row, drafts: tuple[int, ...]) -> list[int]:
+        right = self._right(row)
+        # Of rows whose drafter finds nothing, half get none.
+        count = max(len(drafts), len(right)) if mix64(row.end) % 2 else len(drafts)
+        steered = []
+        for place in range(min(count, row.num_drafts)):
+            own = drafts[place] if place < len(drafts) else right[place]
+            known = right[place] if place < len(right) else own
+            dice = mix64(row.end + place) % 5
+            changed = (known + 1) % self._vocab_size if dice < WRONG else known
+            steered.append(changed if dice < WRONG + RIGHT else own)
+        return steered
+
+    def _right(self, row: Row) -> tuple[int, ...]:
+        """The plain path's tokens from the row's end on, as far as they are known."""
+        state = row.payload
+        prompt = tuple(state.prompt_token_ids)
+        tokens = self._tokens.get((state.params.greedy, prompt), ())
+        return tokens[row.end - len(prompt) :]
