@@ -40,10 +40,10 @@ def byte_level_tokenizer() -> tokenizers.Tokenizer:
 
 
 @cache
-def text_checkpoint() -> Path:
-    """A directory with weights, tokenizer and chat template. Treat it as read-only."""
+def text_checkpoint(name: str = RECIPE) -> Path:
+    """A directory with a recipe's weights, tokenizer and chat template. Treat it as read-only."""
     directory = Path(mkdtemp(prefix="ostinato-text-"))
-    shutil.copytree(checkpoint(RECIPE), directory, dirs_exist_ok=True)
+    shutil.copytree(checkpoint(name), directory, dirs_exist_ok=True)
     byte_level_tokenizer().save(str(directory / "tokenizer.json"))
     settings = {"bos_token": "<s>", "eos_token": "</s>", "chat_template": CHAT_TEMPLATE}
     (directory / "tokenizer_config.json").write_text(json.dumps(settings))
