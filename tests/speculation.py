@@ -43,11 +43,11 @@ class Script:
         """`behind` is a proposer whose own drafts are made and thrown away."""
         self._outputs = outputs
         self._wanted = wanted
-        self._behind = behind
+        self.behind = behind
 
     def propose(self, batch: Batch) -> list[tuple[int, ...]]:
-        if self._behind is not None:
-            self._behind.propose(batch)
+        if self.behind is not None:
+            self.behind.propose(batch)
         return [self._drafts(row) if row.num_drafts else () for row in batch.rows]
 
     def _drafts(self, row: Row) -> tuple[int, ...]:
@@ -67,7 +67,8 @@ def script(engine: Engine, outputs: Outputs, wanted: Wanted, keep: bool = False)
     """From now on the drafts are these. `keep`: what made drafts before goes on, and its drafts are thrown away."""
     drafting = engine.runner.drafting
     assert drafting is not None
-    behind = drafting.proposer if keep else None
+    before = drafting.proposer
+    behind = (before.behind if isinstance(before, Script) else before) if keep else None
     engine.runner.drafting = replace(drafting, proposer=Script(outputs, wanted, behind))
 
 
