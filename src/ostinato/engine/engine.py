@@ -156,7 +156,7 @@ class Engine:
         seconds = time.perf_counter() - begin
         self._stats.count_step(batch, generated, seconds, bookkeeping)
         if self.speculation is not None and result is not None:
-            self.speculation.count_step(batch, result, seconds)
+            self.speculation.count_step(batch, result, seconds, self.runner.num_captured)
         return changed
 
     def output(self, request_id: str) -> RequestOutput | None:

@@ -108,11 +108,16 @@ class Runner:
                 [Remedy("graph_mode", "none")],
             )
 
+    @property
+    def num_captured(self) -> int:
+        """Graphs captured so far."""
+        return sum(each.num_captured for each in self._all_graphs())
+
     def graph_figures(self) -> dict[str, Any]:
         """Graphs captured so far, the time that took, and their memory beside the planned."""
         graphs = self._all_graphs()
         return {
-            "captured": sum(each.num_captured for each in graphs),
+            "captured": self.num_captured,
             "capture_seconds": round(sum(each.capture_seconds for each in graphs), 3),
             "planned_bytes": self.plan.memory.graphs,
             "observed_bytes": sum(each.num_bytes for each in graphs) if self.graphs.planned() else 0,

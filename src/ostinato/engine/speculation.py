@@ -17,10 +17,13 @@ class Speculation:
         self._method = plan.method
         self.controller = Controller(plan.num_speculative_tokens, plan.adaptive)
         self.counters = SpeculationCounters(plan.num_speculative_tokens)
+        self._num_captured = 0
 
-    def count_step(self, batch: Batch, result: StepResult, seconds: float) -> None:
-        """Takes in a step that succeeded."""
+    def count_step(self, batch: Batch, result: StepResult, seconds: float, num_captured: int) -> None:
+        """Takes in a step that succeeded, when so many graphs were captured."""
         self.counters.count(batch, result)
+        # A step that captured a graph tells nothing of what such steps cost.
+        is_typical, self._num_captured = num_captured == self._num_captured, num_captured
         decode = result.rows[: batch.num_decode_rows]
         has_drafts = any(row.num_drafts for row in decode)
         self.controller.observe(
@@ -28,7 +31,7 @@ class Speculation:
             batch.num_drafts if has_drafts else 0,
             sum(len(row.token_ids) for row in decode),
             seconds,
-            is_pure_decode=len(decode) == len(batch.rows),
+            is_pure_decode=is_typical and len(decode) == len(batch.rows),
         )
 
     def to_json(self) -> dict[str, Any]:
