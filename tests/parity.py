@@ -115,7 +115,8 @@ def shrink(engine: Engine, num_blocks: int, num_slots: int) -> None:
         num_slots=min(num_slots + 1, memory.num_slots),
     )
     engine.plan = replace(engine.plan, memory=memory)
-    engine.scheduler = make_scheduler(engine.plan)
+    speculation = engine.speculation
+    engine.scheduler = make_scheduler(engine.plan, None if speculation is None else speculation.controller.choose)
 
 
 def add(engine: Engine, case: Case, prompt_logprobs: bool = False, salt: str | None = None) -> RequestOutput:
