@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import shutil
+import sys
+from pathlib import Path
 
 import jinja2
 import pytest
@@ -11,11 +14,16 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from safetensors import safe_open
+from safetensors.torch import load_file
 from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM, AutoTokenizer, NemotronHConfig, NemotronHForCausalLM
 
 from ostinato.demo import checkpoint_dir
 from ostinato.demo.problems import extract_result, held_out
+
+sys.path.append(str(Path(__file__).parents[1] / "tools"))
+from demo_training.checkpoint import read, replace_head
+from demo_training.evaluate import drafted
 
 DIRECTORY = checkpoint_dir()
 TOKENIZER = Tokenizer.from_file(str(DIRECTORY / "tokenizer.json"))
@@ -141,3 +149,31 @@ def test_a_fourth_question_is_answered(model: NemotronHForCausalLM):
             {"role": "assistant", "content": problem.answer},
         ]
     assert extract_result(answer(model, chat(messages[:-1]))) == problems[-1].result
+
+
+def test_the_head_drafts_what_the_model_writes():
+    for shares in drafted(DIRECTORY, held_out(0, 30)).values():
+        assert all(share >= least for share, least in zip(shares, (0.99, 0.97, 0.95, 0.93), strict=True)), shares
+
+
+def test_replacing_the_head_leaves_every_other_tensor_bit_for_bit(tmp_path: Path):
+    directory = Path(shutil.copytree(DIRECTORY, tmp_path / "checkpoint"))
+    model = read(directory)
+    with torch.no_grad():
+        for parameter in model.mtp.parameters():
+            parameter += 1.0
+    replace_head(model, directory)
+    before, after = load_file(DIRECTORY / "model.safetensors"), load_file(directory / "model.safetensors")
+    same = {name for name in before if torch.equal(before[name].view(torch.int16), after[name].view(torch.int16))}
+    assert before.keys() == after.keys()
+    assert same == {name for name in before if not name.startswith("mtp.")}
+
+
+def test_a_head_of_another_trunk_is_refused_and_nothing_is_written(tmp_path: Path):
+    directory = Path(shutil.copytree(DIRECTORY, tmp_path / "checkpoint"))
+    model = read(directory)
+    model.model.layers[1].mixer.up_proj.weight.data[0, 0] += 1.0
+    with pytest.raises(ValueError, match="another trunk") as caught:
+        replace_head(model, directory)
+    assert "backbone.layers.1.mixer.up_proj.weight" in str(caught.value)
+    assert (directory / "model.safetensors").read_bytes() == (DIRECTORY / "model.safetensors").read_bytes()
