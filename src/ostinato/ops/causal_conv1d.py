@@ -40,8 +40,9 @@ def reference(
         decode = x[:decode_tokens].unflatten(0, (num_decode_rows, tokens_per_row))
         window = torch.cat((_initial(conv_states, read_slots[:num_decode_rows]), decode), dim=1)
         out[:decode_tokens] = _convolve(window.float(), weight, bias).flatten(0, 1)
-        for i in range(tokens_per_row):
-            conv_states[write_slots[:num_decode_rows, i]] = window[:, i + 1 : i + 1 + kept]
+        # The state after token i is the window's inputs i + 1 to i + kept.
+        states = window.unfold(1, kept, 1)[:, 1:].transpose(2, 3)
+        conv_states[write_slots[:num_decode_rows]] = states
     starts, writes = row_starts.tolist(), write_slots[:, 0].tolist()
     for row in range(num_decode_rows, len(starts) - 1):
         start, end = starts[row], starts[row + 1]
