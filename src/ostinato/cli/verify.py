@@ -60,7 +60,7 @@ def verify(
     if quick and full:
         raise ConfigError("--quick asks for fewer cells and --full for all; give one of them")
     name_model(settings, target)
-    lines = () if prompts is None else _read(prompts)
+    lines = () if prompts is None else read_prompts(prompts)
     from ostinato.verify.verify import Trial, has_passed
     from ostinato.verify.verify import verify as run
 
@@ -82,8 +82,8 @@ def verify(
         raise typer.Exit(EXIT_DIFFERENT)
 
 
-def _read(file: Path) -> tuple[str, ...]:
-    """The lines of a file that are not blank."""
+def read_prompts(file: Path) -> tuple[str, ...]:
+    """The lines of a file that are not blank. RequestError if there are none."""
     try:
         text = file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
