@@ -36,6 +36,12 @@ def at_random(k: int, seed: int = 0) -> Wanted:
     return lambda row: (row.num_drafts, generator.randint(0, k))
 
 
+def uneven(k: int, seed: int = 0) -> Wanted:
+    """Any number of drafts, of which any number is right."""
+    generator = random.Random(seed)
+    return lambda row: (generator.randint(0, k), generator.randint(0, k))
+
+
 class Script:
     """Proposes the tokens that follow in known outputs, and a wrong one where a draft is to be rejected."""
 
