@@ -16,6 +16,8 @@ from ostinato.plan.source import load_spec
 from ostinato.plan.units import format_bytes
 
 ROWS = 4
+SMALL_MODEL = 20_000_000
+"""Parameters below which threads wait for each other longer than they compute."""
 CAPTURE_SIZES = (8, 24, 64)
 """Of piecewise graphs; besides, there is one of the largest step, unless that has more than `LARGEST_GRAPH` tokens."""
 LARGEST_GRAPH = 256
@@ -28,13 +30,15 @@ LADDER_SETTINGS = ("capture_sizes", "capture_rows", "max_capture_size", "perform
 
 def base_config(settings: dict[str, Any]) -> EngineConfig:
     """`settings`, and what verification chooses where they leave it open: float32, few rows, so that requests wait for
-    each other, checkpoints close together, and drafts in every step."""
+    each other, checkpoints close together, and drafts in every step. A small model has one thread."""
     config = EngineConfig(**settings)
+    is_small = load_spec(config).num_parameters < SMALL_MODEL
     chosen: dict[str, Any] = {
         "dtype": "float32",
         "max_num_seqs": ROWS,
         "state_block_size": 2 * config.block_size,
         "speculative_adaptive": "off",
+        **({"threads": 1} if is_small else {}),
     }
     return config.with_settings(**{name: value for name, value in chosen.items() if not config.is_given(name)})
 
