@@ -86,6 +86,12 @@ def test_a_setting_that_is_given_pins_its_axis() -> None:
     assert len(made.ways) == 4  # 256 and the given 64, with preemption and without
 
 
+def test_a_mode_that_makes_no_difference_may_be_given() -> None:
+    made = matrix("llama", state_cache_mode="align")
+    assert values(made, "state_cache_mode") == ["align"]
+    assert made.left_out == ()
+
+
 def test_what_cannot_be_is_left_out_and_the_reason_is_told() -> None:
     made = matrix("demo", enable_chunked_prefill=False)
     assert values(made, "state_cache_mode") == ["none", "all"]

@@ -122,8 +122,8 @@ def make_matrix(
         except ConfigError as error:
             refusals.setdefault(error.message, error)
             return False
-        # Without state layers all modes are one.
-        return settings.state_cache_mode == choice["state_cache_mode"]
+        # Without state layers all modes are one, which has the name of the given one.
+        return len(axes["state_cache_mode"]) == 1 or settings.state_cache_mode == choice["state_cache_mode"]
 
     possible = every_choice(axes, is_possible)
     if not possible:
