@@ -142,3 +142,33 @@ def test_tokens_and_their_logprobs_equal_transformers_with_speculation(cell: Cel
     counts = engine.stats()["graphs"]
     assert {mode for mode, steps in counts["steps"].items() if steps} == SERVED_BY[cell.graph_mode]
     assert counts["unplanned"] == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "speculative"), [("nemotron_h_head", "mtp:3"), ("mamba2", "ngram:2"), ("falcon_h1", "draft:nemotron_h:2")]
+)
+@pytest.mark.parametrize("graph_mode", ["piecewise", "full_and_piecewise"])
+def test_every_replay_of_a_verify_step_equals_the_eager_step(name: str, speculative: str, graph_mode: str) -> None:
+    """In hidden states and in all slots that it writes; so do those of a head and of a draft model."""
+    method, *draft, k = speculative.split(":")
+    speculative = ":".join((method, *(str(checkpoint(each)) for each in draft), k))
+    engine = drafting_engine(name, speculative, graph_mode=graph_mode, check_replay=True, **GRAPHS[graph_mode])
+    cases = [sampled_case(name, LENGTH), decided_case(name, 47)]
+    outputs = [add(engine, case) for case in cases]
+    run(engine)
+    for case, output in zip(cases, outputs, strict=True):
+        check(case, output)
+    assert engine.stats()["speculation"]["drafts_accepted"] > 0
+
+
+@pytest.mark.parametrize("settings", [{"enable_chunked_prefill": False}, {"block_size": 32}, {"max_num_seqs": 1}])
+@pytest.mark.parametrize(("name", "k"), [("nemotron_h_head", 3), ("nemotron_h_stateless_head", 4)])
+def test_other_settings_change_nothing_either(name: str, k: int, settings: dict[str, Any]) -> None:
+    engine = drafting_engine(name, f"mtp:{k}", max_num_batched_tokens=150, capture_sizes=(150,), **settings)
+    cases = [sampled_case(name, LENGTH), decided_case(name, 47)]
+    for _ in range(2):
+        outputs = [add(engine, case) for case in cases]
+        run(engine)
+        for case, output in zip(cases, outputs, strict=True):
+            check(case, output)
+    assert cached(outputs[0]) == 64
