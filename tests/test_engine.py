@@ -100,6 +100,20 @@ def test_a_step_that_fails_ends_its_requests_and_frees_their_memory_for_those_th
     assert engine.stats()["failed_steps"] == 1
 
 
+def test_a_result_that_does_not_match_its_batch_ends_the_requests_and_is_counted_nowhere() -> None:
+    engine = make_engine(speculative="ngram:2")
+    engine.add(PROMPT, greedy())
+    for _ in range(2):
+        engine.step()
+    expected = engine.stats()["speculation"]
+    engine.runner.run = lambda batch: StepResult(())  # type: ignore[method-assign]
+    [output] = engine.step()
+    assert isinstance(output.error, AssertionError)
+    assert_empty(engine)
+    assert engine.stats()["failed_steps"] == 1
+    assert engine.stats()["speculation"] == expected
+
+
 def test_an_interrupted_step_ends_its_requests_and_leaves_the_engine_able_to_serve(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -145,7 +145,7 @@ class Engine:
         except Exception as error:
             if not self.scheduler.is_in_flight(batch):
                 raise  # taking the result in went wrong: a bug, and no step to fail
-            updates = self.scheduler.fail(batch, error)
+            result, updates = None, self.scheduler.fail(batch, error)
         except BaseException as error:
             if self.scheduler.is_in_flight(batch):
                 self._deliver(self.scheduler.fail(batch, RuntimeError(f"the step was interrupted: {error!r}")))
