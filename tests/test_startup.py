@@ -97,6 +97,19 @@ def test_a_bad_model_or_setting_is_an_error_that_says_what_to_do(
         LLM(model or str(text_checkpoint()), **settings)
 
 
+def test_a_draft_model_whose_tokens_are_other_texts_is_an_error_before_weights_are_read(tmp_path: Path) -> None:
+    draft = tmp_path / "draft"
+    shutil.copytree(text_checkpoint(), draft)
+    no_weights(draft)
+    tokenizer = json.loads((draft / "tokenizer.json").read_text())
+    vocabulary = tokenizer["model"]["vocab"]
+    vocabulary["A"], vocabulary["B"] = vocabulary["B"], vocabulary["A"]
+    (draft / "tokenizer.json").write_text(json.dumps(tokenizer))
+    with pytest.raises(ConfigError, match="has other tokens than the model") as refused:
+        LLM(str(text_checkpoint()), speculative=f"draft:{draft}:2", **SETTINGS)
+    assert [(remedy.setting, remedy.value) for remedy in refused.value.remedies] == [("speculative", "ngram:2")]
+
+
 # What it prints and imports
 
 

@@ -156,3 +156,18 @@ def test_a_damaged_file_is_named(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_text("[]")
     with pytest.raises(ModelError, match=name):
         load_tokenizer(tmp_path)
+
+
+def test_tokenizers_agree_where_each_id_that_both_know_has_one_text(tmp_path: Path) -> None:
+    own = byte_level()
+    longer = byte_level()
+    longer.add_special_tokens(["<|tool|>"])
+    other = byte_level()
+    other.add_special_tokens(["<|call|>"])
+    named = {"own": own, "longer": longer, "other": other, "none": None}
+    read = {}
+    for name, backend in named.items():
+        (tmp_path / name).mkdir()
+        read[name] = load_tokenizer(write(tmp_path / name, backend))
+    agree = {(a, b) for a in read for b in read if read[a].agrees_with(read[b])}
+    assert {(a, b) for a in read for b in read} - agree == {("longer", "other"), ("other", "longer")}

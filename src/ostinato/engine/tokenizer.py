@@ -79,10 +79,11 @@ class Tokenizer:
         return 0 if self._backend is None else self._backend.get_vocab_size(with_added_tokens=True)
 
     def agrees_with(self, other: Tokenizer) -> bool:
-        """Whether every token id stands for the same text in both, as far as both have texts."""
+        """Whether every token id that has a text in both has the same one."""
         if self._backend is None or other._backend is None:
             return True
-        return self._backend.get_vocab(True) == other._backend.get_vocab(True)
+        own = {token_id: text for text, token_id in self._backend.get_vocab(True).items()}
+        return all(own.get(token_id, text) == text for text, token_id in other._backend.get_vocab(True).items())
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Token ids of `text`. RequestError without a tokenizer, or if the text is not valid Unicode."""
