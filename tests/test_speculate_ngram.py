@@ -23,7 +23,7 @@ def decode(*requests: tuple[str, SamplingState], num_drafts: int = 4) -> Batch:
 
 
 def propose(prompt: Sequence[int], *, most: int = 4, shortest: int = 1, longest: int = 4) -> tuple[int, ...]:
-    proposer = NgramProposer(most, shortest, longest)
+    proposer = NgramProposer(shortest, longest)
     return proposer.propose(decode(("a", state(list(prompt), [])), num_drafts=most))[0]
 
 
@@ -67,19 +67,19 @@ def test_a_text_whose_end_is_new_gives_no_drafts() -> None:
 
 
 def test_a_row_gets_no_more_drafts_than_it_has_room_for() -> None:
-    proposer, text = NgramProposer(4, 1, 4), state([1, 2, 3, 4, 1], [])
+    proposer, text = NgramProposer(1, 4), state([1, 2, 3, 4, 1], [])
     rows = [Row(str(n), (0,), 0, (), num_drafts=n, payload=text) for n in (4, 2, 0)]
     assert proposer.propose(Batch(tuple(rows), 3, 4)) == [(2, 3, 4, 1), (2, 3), ()]
 
 
 def test_a_prefill_row_gets_no_drafts() -> None:
-    proposer, text = NgramProposer(4, 1, 4), state([1, 2, 3, 4, 1], [])
+    proposer, text = NgramProposer(1, 4), state([1, 2, 3, 4, 1], [])
     rows = (Row("a", (1,), 4, (), num_drafts=4, payload=text), Row("b", (1, 2, 3, 4), 0, (), payload=None))
     assert proposer.propose(Batch(rows, 1, 4)) == [(2, 3, 4, 1), ()]
 
 
 def test_a_new_request_with_the_id_of_an_old_one_gets_drafts_from_its_own_text() -> None:
-    proposer = NgramProposer(4, 1, 4)
+    proposer = NgramProposer(1, 4)
     assert proposer.propose(
         decode(("a", state([1, 2, 3, 4, 1], []))),
     ) == [(2, 3, 4, 1)]
@@ -87,7 +87,7 @@ def test_a_new_request_with_the_id_of_an_old_one_gets_drafts_from_its_own_text()
 
 
 def test_a_request_that_was_away_is_found_again_whole() -> None:
-    proposer, output = NgramProposer(4, 1, 4), [2]
+    proposer, output = NgramProposer(1, 4), [2]
     text = state([1, 2, 3], output)
     assert proposer.propose(decode(("a", text))) == [(3, 2, 3, 2)]
     assert proposer.propose(decode(("b", state([1, 1], [])))) == [(1, 1, 1, 1)]
@@ -105,7 +105,7 @@ def test_what_is_kept_of_a_request_is_dropped_when_it_is_not_decoded() -> None:
             type(self).reads += 1
             return super().__iter__()
 
-    proposer, text = NgramProposer(4, 1, 4), SamplingState(SamplingParams(), Watched([1, 2, 1]), [], seed=0)
+    proposer, text = NgramProposer(1, 4), SamplingState(SamplingParams(), Watched([1, 2, 1]), [], seed=0)
     for _ in range(3):
         proposer.propose(decode(("a", text)))
     assert Watched.reads == 1
@@ -125,7 +125,7 @@ def test_the_work_of_a_step_does_not_grow_with_the_text() -> None:
             return int(self) | other
 
     output = [Token(i % 17) for i in range(1000)]
-    proposer, text = NgramProposer(4, 1, 4), state([0] * 10, output)
+    proposer, text = NgramProposer(1, 4), state([0] * 10, output)
     proposer.propose(decode(("a", text)))
     Token.uses = 0
     for token in range(50):
@@ -146,7 +146,7 @@ def test_drafts_are_those_of_a_naive_search(
 ) -> None:
     longest = shortest + further
     output: list[int] = []
-    proposer, text = NgramProposer(most, shortest, longest), state(prompt, output)
+    proposer, text = NgramProposer(shortest, longest), state(prompt, output)
     for tokens in [[], *steps]:
         output += tokens
         expected = naive([*prompt, *output], shortest, longest, most)
@@ -160,7 +160,7 @@ def test_drafts_are_those_of_a_naive_search(
 def test_requests_that_come_and_go_keep_to_their_own_texts(
     prompts: list[list[int]], steps: list[list[tuple[int, int]]]
 ) -> None:
-    proposer = NgramProposer(3, 1, 3)
+    proposer = NgramProposer(1, 3)
     outputs: list[list[int]] = [[] for _ in prompts]
     texts = [state(prompt, output) for prompt, output in zip(prompts, outputs, strict=True)]
     for step in steps:

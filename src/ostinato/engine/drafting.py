@@ -53,8 +53,7 @@ def make_drafting(
     if speculative.method == "ngram":
         assert speculative.prompt_lookup_min is not None, "method ngram has lengths to look up"
         assert speculative.prompt_lookup_max is not None, "method ngram has lengths to look up"
-        lengths = speculative.prompt_lookup_min, speculative.prompt_lookup_max
-        return Drafting(NgramProposer(speculative.num_speculative_tokens, *lengths))
+        return Drafting(NgramProposer(speculative.prompt_lookup_min, speculative.prompt_lookup_max))
     own = memory[len(spec.layers) :]
     capture = draft_capture(plan.capture, speculative.method, settings.max_num_seqs, settings.max_num_batched_tokens)
     if speculative.method == "mtp":

@@ -19,9 +19,8 @@ class NgramProposer:
     it goes on with what is proposed, as the text repeats itself.
     """
 
-    def __init__(self, num_speculative_tokens: int, lookup_min: int, lookup_max: int) -> None:
+    def __init__(self, lookup_min: int, lookup_max: int) -> None:
         assert 1 <= lookup_min <= lookup_max, "lengths to look up go from 1 or more to no less than that"
-        self.num_speculative_tokens = num_speculative_tokens
         self.lookup_min = lookup_min
         self.lookup_max = lookup_max
         self._texts: dict[str, _Text] = {}
@@ -41,7 +40,7 @@ class NgramProposer:
                 text = _Text(state, self.lookup_min, self.lookup_max)
             texts[row.request_id] = text
             if row.num_drafts:
-                drafts[i] = text.continuation(min(row.num_drafts, self.num_speculative_tokens))
+                drafts[i] = text.continuation(row.num_drafts)
         self._texts = texts
         return drafts
 
