@@ -10,7 +10,10 @@ from ostinato.schedule.batch import Batch, StepResult
 
 @dataclass(slots=True)
 class SpeculationCounters:
-    """Counts since the start, of decode rows alone. A row that ended with an error counts nowhere."""
+    """Counts since the start, of decode rows alone. A row that ended with an error counts nowhere.
+
+    Tokens count as they were verified: also those behind an output's end, which are dropped.
+    """
 
     num_speculative_tokens: int
     steps: dict[int, int] = field(init=False)
