@@ -202,6 +202,8 @@ def test_a_head_has_full_graphs_where_the_model_has_and_a_draft_model_all_that_t
         assert (head.rows, head.tokens, head.splits) == (own.rows, (), ())
         assert (draft.rows, draft.tokens, draft.splits) == (own.rows, own.tokens, own.splits)
         assert head.tokens_per_row == draft.tokens_per_row == (1,)
+        # Eager steps give their reason by it.
+        assert head.graph_mode == draft.graph_mode == mode
         assert head.coverage.mode_of(5, 1, 5) == ("full" if own.rows else "eager")
         assert (
             draft.coverage

@@ -7,7 +7,7 @@ from typing import Literal
 
 from ostinato.plan.capture import CaptureLadders
 from ostinato.plan.capture_plan import CapturePlan
-from ostinato.plan.coverage import FULL_MODES, GraphMode, coverage
+from ostinato.plan.coverage import coverage
 
 
 def draft_capture(
@@ -17,25 +17,15 @@ def draft_capture(
 
     `capture` is the model's own plan. A head has full graphs where the model has, and none else.
     """
-    if method == "mtp":
-        mode: GraphMode = "full_decode_only" if capture.graph_mode in FULL_MODES else "none"
-        ladders = CaptureLadders((), capture.rows)
-        splits: tuple[str, ...] = ()
-        most_tokens = max_num_seqs
-    else:
-        mode, ladders, splits, most_tokens = (
-            capture.graph_mode,
-            capture.ladders(),
-            capture.splits,
-            max_num_batched_tokens,
-        )
+    is_head = method == "mtp"
+    ladders = CaptureLadders((), capture.rows) if is_head else capture.ladders()
+    most_tokens = max_num_seqs if is_head else max_num_batched_tokens
     return replace(
         capture,
-        graph_mode=mode,
         tokens=ladders.tokens,
         rows=ladders.rows,
         tokens_per_row=(1,),
-        splits=splits,
-        coverage=coverage(ladders, mode, max_num_seqs=max_num_seqs, max_num_batched_tokens=most_tokens),
+        splits=() if is_head else capture.splits,
+        coverage=coverage(ladders, capture.graph_mode, max_num_seqs=max_num_seqs, max_num_batched_tokens=most_tokens),
         uncovered=(),
     )
