@@ -16,7 +16,7 @@ from pydantic_core import ErrorDetails, PydanticCustomError
 
 from ostinato.errors import ConfigError, Remedy
 from ostinato.plan.capture import checked_sizes
-from ostinato.plan.drafting import LOOKUPS, short_form, speculative_fields
+from ostinato.plan.speculative_setting import LOOKUPS, short_form, speculative_fields
 from ostinato.plan.units import parse_bytes
 
 ALIASES = {

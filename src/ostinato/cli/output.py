@@ -91,6 +91,16 @@ def speculation_tables(speculation: Mapping[str, Any]) -> list[Table]:
         counts = (f"{each[name]:,}" for name in ("proposed", "reached", "accepted"))
         share = each["acceptance"]
         drafts.add_row(str(number), *counts, "-" if share is None else f"{share:.2f}")
+    steps = " and ".join(f"{count:,} with {k}" for k, count in speculation["steps"].items())
+    drafts.caption = f"steps with decode rows: {steps} drafts"
+    if speculation["rows_without_draft"]:
+        drafts.caption += f"; {speculation['rows_without_draft']:,} rows that asked for drafts had none"
+    if speculation["tokens_per_row_with_drafts"] is not None:
+        drafts.caption += f"; {speculation['tokens_per_row_with_drafts']:.2f} tokens per row with drafts"
+    if speculation["graphs"] is not None and speculation["graphs"]["steps"]["eager"]:
+        reasons = ", ".join(speculation["graphs"]["eager_reasons"])
+        drafts.caption += f"; {speculation['graphs']['steps']['eager']:,} steps of the drafter ran eagerly ({reasons})"
+    drafts.caption_justify = "left"
     return [drafts, controller_table(speculation["controller"])]
 
 

@@ -27,7 +27,13 @@ def speculation_rows(plan: Plan) -> Iterator[tuple[str, str]]:
         yield "drafter", f"{speculative.architecture}, {speculative.parameters:,} parameters"
         yield "drafter's weights", format_bytes(speculative.weights)
         yield "drafter's part", _part(speculative)
-        yield "drafter's graphs", "\n".join(_graphs(plan, speculative)) or "none"
+        yield (
+            "drafter's graphs",
+            (
+                "\n".join(_graphs(plan, speculative))
+                or f"none: it runs eagerly, since graph_mode {plan.settings.graph_mode} has no full graphs"
+            ),
+        )
     if speculative.rope is not None:
         yield "drafter's rope", f"{speculative.rope.kind}, theta {speculative.rope.theta:g}"
 
