@@ -50,6 +50,11 @@ def test_a_gap_of_just_the_tolerance_is_a_tie_and_the_comparison_goes_on_from_th
     assert verdict_of([found]) is Verdict.TIE
 
 
+def test_a_token_that_is_neither_of_the_best_differs_even_at_a_tie() -> None:
+    [found] = compared((10, 99, 12, 13, 14), ties=(1,))
+    assert (found.place, found.came, found.is_tie) == (1, 99, False)
+
+
 def test_a_difference_behind_a_tie_is_found_at_its_place_in_the_whole_output() -> None:
     tie, difference = compared((10, 12, 77, 77, 77), ties=(1,), onward={2: (12, 55, 14)})
     assert (tie.place, tie.is_tie) == (1, True)

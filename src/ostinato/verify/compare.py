@@ -32,9 +32,9 @@ class Scores:
     tolerance: float
     score_of: Callable[[int], float]
 
-    @property
-    def is_tie(self) -> bool:
-        return self.best[0][1] - self.best[1][1] <= self.tolerance
+    def is_tie(self, came: int) -> bool:
+        """Whether rounding decides between the best token and `came`, as it does between the two best."""
+        return self.best[0][1] - min(self.best[1][1], self.score_of(came)) <= self.tolerance
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ def compare(
         scores = scores_at(done + place)
         own, other = _token(expected, done + place), _token(came, place)
         # An end that comes with no end token is nothing that rounding decides.
-        is_tie = scores.is_tie and own is not None and other is not None
+        is_tie = own is not None and other is not None and scores.is_tie(other)
         found.append(
             Divergence(
                 place=done + place,

@@ -19,7 +19,9 @@ def steer_drafts(engine: Engine, cases: Sequence[Case]) -> None:
     """Lets the engine's proposer be corrected and misled by what the plain path says; nothing without speculation."""
     drafting = engine.runner.drafting
     if drafting is not None:
-        steered = SteeredProposer(drafting.proposer, engine.spec.vocab_size, cases)
+        steered = SteeredProposer(
+            drafting.proposer, engine.spec.vocab_size, cases, keeps_state=drafting.model is not None
+        )
         engine.runner.drafting = replace(drafting, proposer=steered)
 
 
@@ -27,12 +29,14 @@ class SteeredProposer:
     """Another proposer's drafts, of which those at some positions are wrong instead, and at others right.
 
     Where it finds fewer than a row has room for, right ones are added now and then. What is changed depends on the
-    position alone, so a text is drafted alike whenever it comes. A drafter's own state may stand for another token
-    then; that makes its later drafts worse, and no token wrong.
+    text alone, so it is drafted alike whenever it comes. A draft model's state stands for the tokens that it guessed
+    itself: what it makes of a changed text gets worse, and no token wrong. So with `keeps_state` every second text is
+    left alone.
     """
 
-    def __init__(self, proposer: Proposer, vocab_size: int, cases: Sequence[Case]) -> None:
+    def __init__(self, proposer: Proposer, vocab_size: int, cases: Sequence[Case], *, keeps_state: bool) -> None:
         self._proposer = proposer
+        self._keeps_state = keeps_state
         self._vocab_size = vocab_size
         self._tokens = {(case.params.greedy, case.prompt): case.tokens for case in cases}
 
@@ -43,7 +47,9 @@ class SteeredProposer:
             for row, drafts in zip(batch.rows, proposed, strict=True)
         ]
 
-    def _steered(self, row: Row, drafts: tuple[int, ...]) -> list[int]:
+    def _steered(self, row: Row, drafts: tuple[int, ...]) -> Sequence[int]:
+        if self._keeps_state and len(row.payload.prompt_token_ids) % 2:
+            return drafts
         right = self._right(row)
         # Of rows whose drafter finds nothing, half get none.
         count = max(len(drafts), len(right)) if mix64(row.end) % 2 else len(drafts)
