@@ -1,6 +1,6 @@
 """Fast equals slow: every way of running a prompt gives the tokens and logits of transformers, for every architecture.
 
-A new architecture is a recipe in checkpoints.py; a new mode is an entry in MODES.
+A new architecture is a recipe in recipes.py; a new mode is an entry in MODES.
 """
 
 from __future__ import annotations

@@ -47,17 +47,14 @@ SERVED_BY = {
 OTHER_DRAFTS = {
     "bamba": "llama",
     "falcon_h1": "mamba2",
-    "falcon_h1_normed": "nemotron_h_dense",
-    "granitemoehybrid": "nemotron_h_dense",
     "granitemoehybrid_dense": "qwen3",
-    "llama": "nemotron_h_dense",
     "mamba2": "llama",
     "nemotron_h": "mamba2",
     "nemotron_h_dense": "falcon_h1_normed",
     "qwen3": "mamba2",
 }
-"""A second model for each, of another architecture: with states for a model that has none, with blocks for a model that
-has none, and with both."""
+"""A second model of another architecture, `nemotron_h_dense` where none is named: one with states for a model that has
+none, one with blocks for a model that has none, and one with both."""
 
 VARIANTS = ("falcon_h1_normed", "granitemoehybrid_dense", "nemotron_h_dense")
 """Other settings of an architecture that has a recipe in every mode with every method."""
@@ -77,7 +74,7 @@ class Cell:
     def speculative(self) -> str:
         if self.method in ("ngram", "mtp"):
             return f"{self.method}:{self.k}"
-        draft = self.name if self.method == "itself" else OTHER_DRAFTS[self.name]
+        draft = self.name if self.method == "itself" else OTHER_DRAFTS.get(self.name, "nemotron_h_dense")
         return f"draft:{checkpoint(draft)}:{self.k}"
 
     def __str__(self) -> str:
