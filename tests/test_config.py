@@ -197,7 +197,7 @@ def test_speculation_is_given_as_fields_as_their_json_or_in_short_form(given: ob
         ("ngrm:4", "'ngrm' is no method", "ngram:4"),
         ("mtp", "does not say how many tokens are guessed ahead, as mtp:3 does", None),
         ("ngram:", "as ngram:4 does", None),
-        ("", "no method", None),
+        ("MTP:3", "'MTP' is no method", "mtp:3"),
         ("{", "write it as ngram:4, mtp:3 or draft:PATH:4", None),
         (3, "write it as ngram:4, mtp:3 or draft:PATH:4", None),
         (["mtp"], "write it as", None),
@@ -245,6 +245,21 @@ def test_malformed_speculation_is_refused_with_the_forms_that_work_and_the_neare
     assert remedies(error.value) == ({} if nearest is None else {"speculative": nearest})
     if nearest is not None:
         assert EngineConfig(speculative=nearest).num_speculative_tokens > 0
+
+
+@pytest.mark.parametrize("given", ["none", "Off", "", "null", False])
+def test_a_word_for_no_speculation_is_refused_with_the_remedy_to_leave_it_out(given) -> None:
+    with pytest.raises(ConfigError, match="leave it out for no speculation") as error:
+        EngineConfig(speculative=given)
+    assert [str(remedy) for remedy in error.value.remedies] == ["leave out speculative"]
+
+
+def test_a_remedy_that_is_an_object_can_be_given_as_it_is_printed() -> None:
+    with pytest.raises(ConfigError) as error:
+        EngineConfig(speculative={"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_min": 5})
+    [remedy] = error.value.remedies
+    printed = str(remedy).removeprefix("set speculative to ")
+    assert EngineConfig(speculative=printed) == EngineConfig(speculative=remedy.value)
 
 
 def test_fields_of_speculation_are_checked_where_they_are_given_alone() -> None:

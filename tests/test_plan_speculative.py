@@ -247,7 +247,7 @@ def test_a_spec_is_loaded_with_what_makes_its_drafts(tmp_path: Path) -> None:
     assert [layer.kind for layer in drafter.layers] == [layer.kind for layer in drafter.model.layers] == ["mlp"]
     with pytest.raises(ConfigError, match="no prediction head"):
         load_spec(EngineConfig(model=draft, speculative="mtp:2"))
-    with pytest.raises(ModelError, match="no directory"):
+    with pytest.raises(ModelError, match="the draft model: there is no directory"):
         load_spec(EngineConfig(model=target, speculative="draft:/no/such/place:2"))
 
 

@@ -248,9 +248,9 @@ def _listed(sizes: Any) -> Any:
 
 
 def _whole_error(kind: str, error: ConfigError) -> PydanticCustomError:
-    """An error whose message names the setting already, with its nearest legal value."""
-    nearest = next((remedy.value for remedy in error.remedies), None)
-    return PydanticCustomError(kind, "{message}", {"message": error.message, "nearest": nearest})
+    """An error whose message names the setting already, with its nearest legal value (None: leave it out)."""
+    nearest = {"nearest": error.remedies[0].value} if error.remedies else {}
+    return PydanticCustomError(kind, "{message}", {"message": error.message, **nearest})
 
 
 def _by_canonical_name(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -277,11 +277,10 @@ def _config_error(problems: list[ErrorDetails]) -> ConfigError:
         else:
             lines.append(f"{name} = {problem['input']!r}: {_lower_first(problem['msg'])}")
         context = problem.get("ctx", {})
-        nearest = next((context[key] for key in ("nearest", "ge", "le") if key in context), None)
-        if name == "memory_utilization" and nearest is None and "gt" in context:
-            nearest = 0.01
-        if nearest is not None:
-            remedies.append(Remedy(name, nearest))
+        nearest = [context[key] for key in ("nearest", "ge", "le") if key in context]
+        if name == "memory_utilization" and not nearest and "gt" in context:
+            nearest = [0.01]
+        remedies += [Remedy(name, value) for value in nearest[:1]]
     return ConfigError("\n".join(lines), remedies)
 
 

@@ -6,6 +6,7 @@ value of it that works; where a planner computed it, planning again with that va
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -19,7 +20,11 @@ class Remedy:
     value: Any
 
     def __str__(self) -> str:
-        return f"leave out {self.setting}" if self.value is None else f"set {self.setting} to {self.value}"
+        if self.value is None:
+            return f"leave out {self.setting}"
+        # An object as JSON: that can be given on the command line, and in Python too.
+        value = json.dumps(self.value) if isinstance(self.value, dict) else self.value
+        return f"set {self.setting} to {value}"
 
 
 class OstinatoError(Exception):

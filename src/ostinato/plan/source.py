@@ -54,7 +54,10 @@ def load_spec(config: EngineConfig) -> ModelSpec:
     model = model_spec(read_config(resolve_model_dir(config.model, config.revision, only_config)))
     draft = None
     if config.speculative is not None and config.speculative.model is not None:
-        draft = model_spec(read_config(resolve_model_dir(config.speculative.model, files=only_config)))
+        try:
+            draft = model_spec(read_config(resolve_model_dir(config.speculative.model, files=only_config)))
+        except ModelError as error:
+            raise ModelError(f"the draft model: {error.message}", error.remedies) from error
     return with_drafter(config, model, draft)
 
 

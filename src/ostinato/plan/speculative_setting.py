@@ -18,6 +18,8 @@ LOOKUPS = {"prompt_lookup_min": 1, "prompt_lookup_max": 4}
 
 FIELDS = ("method", "num_speculative_tokens", "model", *LOOKUPS)
 FORMS = "write it as ngram:4, mtp:3 or draft:PATH:4"
+NOTHING = ("", "none", "null", "off", "false")
+"""What people write for no speculation, in lower case."""
 
 
 def speculative_fields(given: Any) -> dict[str, Any]:
@@ -25,6 +27,9 @@ def speculative_fields(given: Any) -> dict[str, Any]:
 
     ConfigError that lists all problems; its remedy is the nearest legal value, if there is one.
     """
+    if given is False or (isinstance(given, str) and given.strip().lower() in NOTHING):
+        message = f"speculative = {given!r}: leave it out for no speculation, else {FORMS}"
+        raise ConfigError(message, [Remedy("speculative", None)])
     fields = _of_text(given) if isinstance(given, str) else given
     if not isinstance(fields, Mapping):
         raise ConfigError(f"speculative = {given!r}: {FORMS}")
@@ -77,7 +82,7 @@ def _check_method(fields: Mapping[str, Any], repaired: dict[str, Any], problems:
     known = ", ".join(METHODS)
     lacks = "it names no method" if method is None else f"{method!r} is no method"
     problems.append(f"{lacks} (these are {known})")
-    close = get_close_matches(method, METHODS, n=1) if isinstance(method, str) else []
+    close = get_close_matches(method.lower(), METHODS, n=1) if isinstance(method, str) else []
     guess = close[0] if close else "draft" if "model" in fields else None
     repaired.pop("method", None)
     if guess is not None:
