@@ -111,3 +111,11 @@ def test_what_is_compared_cannot_be_given(capsys: pytest.CaptureFixture[str]) ->
         main(["bench", "speculative", "demo", "--speculative", "mtp:3"])
     assert ended.value.code == 2
     assert "--method" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("method", ["mtp:3", "MTP", "draft", "draft:", "none"])
+def test_a_method_is_named_without_its_number_of_drafts(method: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["bench", "speculative", "demo", "--method", method])
+    assert ended.value.code == 2
+    assert "--num-drafts" in capsys.readouterr().err

@@ -246,7 +246,7 @@ def speculative_command(
     target: Model = None,
     method: Annotated[
         str,
-        typer.Option(metavar="mtp|ngram|draft:PATH", help="What makes drafts, as --speculative has it."),
+        typer.Option(metavar="mtp|ngram|draft:PATH", help="What makes drafts; how many, --num-drafts says."),
     ] = "mtp",
     num_drafts: Annotated[
         str, typer.Option("--num-drafts", metavar="K[,K...]", help="Numbers of drafts; 0, none, is always measured.")
@@ -273,7 +273,7 @@ def speculative_command(
     """
     name_model(settings, target)
     numbers = tuple(sorted(set(_sizes(num_drafts, "--num-drafts", "1,2,3,4"))))
-    bench = SpeculativeBench(method, numbers, _sizes(batch_sizes), prompt_len, output_len, rounds, prompts)
+    bench = SpeculativeBench(_method(method), numbers, _sizes(batch_sizes), prompt_len, output_len, rounds, prompts)
     show(speculative(settings, bench, _report()), as_json, speculative_tables, SPECULATIVE_LENGTHS)
 
 
@@ -283,6 +283,12 @@ app.command("startup")(engine_options(startup_command))
 app.command("prefix")(engine_options(prefix_command))
 app.command("graphs")(engine_options(graphs_command))
 app.command("speculative")(engine_options(speculative_command))
+
+
+def _method(text: str) -> str:
+    if text in ("mtp", "ngram") or text.removeprefix("draft:") not in ("", text):
+        return text
+    raise ConfigError(f"--method {text!r} should be mtp, ngram or draft:PATH; numbers of drafts go to --num-drafts")
 
 
 def _sizes(text: str, option: str = "--batch-sizes", example: str = "1,8,32") -> tuple[int, ...]:
