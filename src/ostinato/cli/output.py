@@ -82,8 +82,9 @@ def steps_table(graphs: Mapping[str, Any]) -> Table:
     return table
 
 
-def speculation_tables(speculation: Mapping[str, Any]) -> list[Table]:
-    """How many drafts were accepted, by position; and for each batch size what the controller chose, and why."""
+def speculation_tables(speculation: Mapping[str, Any]) -> list[Table | Text]:
+    """How many drafts were accepted, by position, and a remark on it; and for each batch size what the controller
+    chose, and why."""
     drafts = Table(title=f"drafts ({speculation['method']})", title_justify="left", title_style="bold", box=None)
     for name in ("position", "proposed", "reached", "accepted", "acceptance"):
         drafts.add_column(name, justify="right")
@@ -92,16 +93,16 @@ def speculation_tables(speculation: Mapping[str, Any]) -> list[Table]:
         share = each["acceptance"]
         drafts.add_row(str(number), *counts, "-" if share is None else f"{share:.2f}")
     steps = " and ".join(f"{count:,} with {k}" for k, count in speculation["steps"].items())
-    drafts.caption = f"steps with decode rows: {steps} drafts"
+    facts = [f"steps with decode rows: {steps} drafts"]
     if speculation["rows_without_draft"]:
-        drafts.caption += f"; {speculation['rows_without_draft']:,} rows that asked for drafts had none"
+        facts.append(f"{speculation['rows_without_draft']:,} rows that asked for drafts had none")
     if speculation["tokens_per_row_with_drafts"] is not None:
-        drafts.caption += f"; {speculation['tokens_per_row_with_drafts']:.2f} tokens per row with drafts"
+        facts.append(f"{speculation['tokens_per_row_with_drafts']:.2f} tokens per row with drafts")
     if speculation["graphs"] is not None and speculation["graphs"]["steps"]["eager"]:
         reasons = ", ".join(speculation["graphs"]["eager_reasons"])
-        drafts.caption += f"; {speculation['graphs']['steps']['eager']:,} steps of the drafter ran eagerly ({reasons})"
-    drafts.caption_justify = "left"
-    return [drafts, controller_table(speculation["controller"])]
+        facts.append(f"{speculation['graphs']['steps']['eager']:,} steps of the drafter ran eagerly ({reasons})")
+    # Not the table's caption, which would be broken at the table's few columns.
+    return [drafts, Text("\n".join(facts), style="dim italic"), controller_table(speculation["controller"])]
 
 
 def controller_table(controller: Mapping[str, Any]) -> Table:

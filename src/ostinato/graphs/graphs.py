@@ -148,6 +148,8 @@ class Graphs:
             )
         if self._plan.graph_mode == "none":
             reason = "graph_mode is none"
+        elif tokens_per_row is not None and not self._ladders.rows and not self._ladders.tokens:
+            reason = f"decode: {self._plan.graph_mode} has no graphs for it"
         elif tokens_per_row is not None:
             reason = "decode: no graph of so many rows"
         elif self._plan.graph_mode not in PIECEWISE_MODES:
