@@ -119,3 +119,12 @@ def test_a_method_is_named_without_its_number_of_drafts(method: str, capsys: pyt
         main(["bench", "speculative", "demo", "--method", method])
     assert ended.value.code == 2
     assert "--num-drafts" in capsys.readouterr().err
+
+
+def test_a_model_without_a_head_names_the_methods_that_can_be_measured(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["bench", "speculative", str(checkpoint("llama"))])
+    assert ended.value.code == 2
+    error = capsys.readouterr().err
+    assert "no prediction head" in error
+    assert "--method ngram or draft:PATH" in error

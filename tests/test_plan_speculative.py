@@ -101,6 +101,16 @@ def test_a_draft_model_of_another_vocabulary_is_refused_with_both_sizes_and_what
     assert [remedy.value for remedy in error.value.remedies] == ["ngram:3", "mtp:3"]
 
 
+def test_more_drafts_than_a_request_can_ever_have_are_refused_with_the_most() -> None:
+    with pytest.raises(ConfigError, match="max_model_len 20 can have") as error:
+        planned("ngram:18", hybrid(), max_model_len=20)
+    assert remedies(error.value) == {"speculative": "ngram:17", "max_model_len": 21}
+    assert planned("ngram:17", hybrid(), max_model_len=20).speculative is not None
+    with pytest.raises(ConfigError, match="leave room for none") as error:
+        planned("ngram:1", hybrid(), max_model_len=3)
+    assert remedies(error.value) == {"speculative": None, "max_model_len": 4}
+
+
 def test_a_drafter_that_the_settings_do_not_ask_for_is_taken_off_again() -> None:
     attached = drafting(MTP, with_head(hybrid()))
     assert attached.drafter == attached.head

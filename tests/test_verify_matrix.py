@@ -213,14 +213,16 @@ PROMPT = (1, 2, 3)
 GREEDY = SamplingParams(temperature=0)
 
 
-def steered(drafts: tuple[int, ...], known: bool = True) -> list[tuple[int, tuple[int, ...]]]:
+def steered(
+    drafts: tuple[int, ...], known: bool = True, *, prompt: tuple[int, ...] = PROMPT, keeps_state: bool = False
+) -> list[tuple[int, tuple[int, ...]]]:
     """(place in the output, drafts) of rows with room for four at every place of a known or an unknown output."""
-    case = Case(0, "greedy", PROMPT, GREEDY, EXPECTED)
-    proposer = SteeredProposer(Fixed(drafts), 1000, [case] if known else [])
-    state = SamplingState(GREEDY, list(PROMPT), [], seed=0)
+    case = Case(0, "greedy", prompt, GREEDY, EXPECTED)
+    proposer = SteeredProposer(Fixed(drafts), 1000, [case] if known else [], keeps_state=keeps_state)
+    state = SamplingState(GREEDY, list(prompt), [], seed=0)
     found = []
     for place in range(1, 30):
-        row = Row("a", (0,), len(PROMPT) + place - 1, (), num_drafts=4, num_logits=5, samples=True, payload=state)
+        row = Row("a", (0,), len(prompt) + place - 1, (), num_drafts=4, num_logits=5, samples=True, payload=state)
         [steered] = proposer.propose(Batch((row,), 1, 4))
         found.append((place, steered))
     return found
@@ -244,11 +246,16 @@ def test_a_drafter_that_is_always_right_is_rejected_at_every_depth() -> None:
     state = SamplingState(GREEDY, list(PROMPT), [], seed=0)
     anchors = set()
     for place in range(1, 30):
-        proposer = SteeredProposer(Fixed(EXPECTED[place : place + 4]), 1000, [case])
+        proposer = SteeredProposer(Fixed(EXPECTED[place : place + 4]), 1000, [case], keeps_state=False)
         row = Row("a", (0,), len(PROMPT) + place - 1, (), num_drafts=4, num_logits=5, samples=True, payload=state)
         [drafts] = proposer.propose(Batch((row,), 1, 4))
         anchors.add(num_right(place, drafts))
     assert anchors == {0, 1, 2, 3, 4}
+
+
+def test_a_drafter_that_keeps_state_is_left_alone_on_every_second_text() -> None:
+    assert {drafts for _, drafts in steered((7, 7, 7, 7), prompt=(1, 2, 3), keeps_state=True)} == {(7, 7, 7, 7)}
+    assert {drafts for _, drafts in steered((7, 7, 7, 7), prompt=(1, 2), keeps_state=True)} != {(7, 7, 7, 7)}
 
 
 def test_where_nothing_is_found_some_rows_get_drafts_and_others_none() -> None:

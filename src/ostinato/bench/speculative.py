@@ -12,7 +12,9 @@ from ostinato.bench.facts import machine_facts, model_facts
 from ostinato.bench.speculative_figures import Round, speculative_figures
 from ostinato.bench.speculative_prompts import Prompts, SpeculativeBench, make_prompts
 from ostinato.config import EngineConfig
-from ostinato.errors import ConfigError
+from ostinato.errors import ConfigError, Remedy
+from ostinato.plan.source import load_spec
+from ostinato.plan.speculative import available_methods
 
 if TYPE_CHECKING:
     from ostinato.engine.engine import Engine
@@ -46,6 +48,7 @@ def speculative(settings: dict[str, Any], bench: SpeculativeBench, report: Calla
     for name in ("speculative", "speculative_adaptive"):
         if name in settings:
             raise ConfigError(f"{name} is what this benchmark compares; name drafts by --method and --num-drafts")
+    _check_method(EngineConfig(**settings), bench.method)
     most = max(bench.num_drafts)
     prompts = make_prompts(EngineConfig(**settings), bench)
     longest = max(len(ids) for each in prompts.by_round.values() for ids in each)
@@ -68,6 +71,15 @@ def speculative(settings: dict[str, Any], bench: SpeculativeBench, report: Calla
         "results": results,
         "controller": None if speculation is None else speculation["controller"],
     }
+
+
+def _check_method(config: EngineConfig, method: str) -> None:
+    """ConfigError if the model has no head to draft with."""
+    methods = available_methods(load_spec(config))
+    if method == "mtp" and "mtp" not in methods:
+        named = " or ".join({"draft": "draft:PATH"}.get(name, name) for name in methods)
+        message = f"the model has no prediction head to measure; choose --method {named}"
+        raise ConfigError(message, [Remedy("method", "ngram")])
 
 
 def _start(configs: dict[Variant, EngineConfig], report: Callable[[str], None]) -> dict[Variant, Engine]:

@@ -44,8 +44,31 @@ def wanted_limits(
     if prefix is not None and prefix > max_model_len:
         message = f"expected_prefix_tokens {prefix} is more than a request may have: max_model_len {max_model_len}"
         raise ConfigError(message, [Remedy("expected_prefix_tokens", max_model_len), Remedy("max_model_len", prefix)])
+    _check_drafts(config, max_model_len)
     rows, tokens, row_decisions = _wanted_rows_and_tokens(config, kind, slots_per_request)
     return Limits(rows, tokens, max_model_len), [*row_decisions, *decisions]
+
+
+def least_model_len(config: EngineConfig) -> int:
+    """The least `max_model_len` that goes with the other settings: room for the expected prefix; and for a token of
+    prompt, the token that drafts follow, the drafts and the token behind them."""
+    least = 2 if config.speculative is None else config.num_speculative_tokens + 3
+    return max(least, config.expected_prefix_tokens or 0)
+
+
+def _check_drafts(config: EngineConfig, max_model_len: int) -> None:
+    """ConfigError if no request could ever have so many drafts."""
+    count, most = config.num_speculative_tokens, max_model_len - 3
+    if config.speculative is None or count <= most:
+        return
+    message = (
+        f"num_speculative_tokens {count} is more than a request of max_model_len {max_model_len} can have: its prompt, "
+        "the token that drafts follow and the one behind them leave room for "
+    )
+    longer = Remedy("max_model_len", least_model_len(config))
+    if most < 1:
+        raise ConfigError(f"{message}none", [Remedy("speculative", None), longer])
+    raise ConfigError(f"{message}{most}", [Remedy("speculative", config.speculative.with_tokens(most)), longer])
 
 
 def lower_limits(

@@ -9,6 +9,7 @@ from ostinato.config import EngineConfig
 from ostinato.plan.decision import Decision
 from ostinato.plan.device import DeviceSpec
 from ostinato.plan.fit import Fit, fit_with
+from ostinato.plan.limits import least_model_len
 from ostinato.plan.memory import MemoryPlan
 from ostinato.plan.model import ModelSpec
 from ostinato.plan.search import largest, smallest
@@ -67,7 +68,7 @@ def _ways_to_one(config: EngineConfig, model: ModelSpec, device: DeviceSpec, fit
     limits, memory = fitted.limits, fitted.memory
     lower = {
         "max_num_seqs": (1, limits.max_num_seqs - 1),
-        "max_model_len": (max(2, config.expected_prefix_tokens or 0), limits.max_model_len - 1),
+        "max_model_len": (least_model_len(config), limits.max_model_len - 1),
         "expected_prefix_tokens": (1, (memory.expected_prefix_tokens or 1) - 1),
     }
     ways = []

@@ -11,7 +11,7 @@ from ostinato.errors import Remedy
 from ostinato.plan.coverage import PIECEWISE_MODES
 from ostinato.plan.device import DeviceSpec
 from ostinato.plan.fit import DEFAULT_MEMORY_UTILIZATION, DoesNotFit, fit_with
-from ostinato.plan.limits import least_batched_tokens
+from ostinato.plan.limits import least_batched_tokens, least_model_len
 from ostinato.plan.memory import cache_need
 from ostinato.plan.model import ModelSpec
 from ostinato.plan.search import largest, smallest
@@ -21,7 +21,11 @@ Works = Callable[[str, Any], bool]
 CACHE_STEPS = 32
 """Sizes of the cache that are tried before bisecting between two of them."""
 
-LOWEST = {"max_num_seqs": 1, "max_model_len": 2, "expected_prefix_tokens": 1}
+LOWEST: dict[str, Callable[[EngineConfig], int]] = {
+    "max_num_seqs": lambda _: 1,
+    "max_model_len": least_model_len,
+    "expected_prefix_tokens": lambda _: 1,
+}
 """Settings of which less always fits where more does, with the least that they may be."""
 
 
@@ -89,10 +93,7 @@ def _works_with(config: EngineConfig, model: ModelSpec, device: DeviceSpec) -> W
 
 
 def _largest_below(value: int, setting: str, config: EngineConfig, works: Works) -> int | None:
-    low = LOWEST[setting]
-    if setting == "max_model_len":
-        low = max(low, config.expected_prefix_tokens or 0)
-    return largest(low, value - 1, partial(works, setting))
+    return largest(LOWEST[setting](config), value - 1, partial(works, setting))
 
 
 def _max_num_seqs(config: EngineConfig, works: Works) -> int | None:
