@@ -209,6 +209,7 @@ def test_a_part_that_no_request_comes_by_is_told(monkeypatch: pytest.MonkeyPatch
     assert has_passed(report)
     assert all("no draft was proposed" in cell["notes"] for cell in report["cells"])
     assert "no proof in cells 1, 2" in printed(report)
+    assert "8 equal (8 without proof of something, see above)" in printed(report)
 
 
 # The plain path

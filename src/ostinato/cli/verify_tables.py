@@ -127,6 +127,9 @@ def _summary(report: Mapping[str, Any]) -> Text:
     parts: list[Any] = [f"{summary['cells']} cells: "]
     for number, part in enumerate(counts):
         parts += [", ", part] if number else [part]
+    incomplete = sum(bool(cell["notes"]) for cell in report["cells"])
+    if incomplete:
+        parts.append((f" ({incomplete} without proof of something, see above)", "yellow"))
     return Text.assemble(*parts, f"; {summary['seconds']:.0f} s")
 
 
