@@ -106,6 +106,12 @@ def test_what_is_asked_for_and_cannot_be_is_an_error() -> None:
         matrix("demo", draft="demo", speculative="mtp:3")
 
 
+def test_a_draft_model_of_another_vocabulary_is_to_be_left_out() -> None:
+    with pytest.raises(ConfigError, match="vocabulary of 768 tokens") as error:
+        matrix("nemotron_h_dense", draft="demo")
+    assert [str(remedy) for remedy in error.value.remedies] == ["leave out draft"]
+
+
 def test_a_draft_model_takes_the_models_own_place() -> None:
     path = str(checkpoint("llama"))
     assert values(matrix("nemotron_h_dense", draft=path), "speculative") == ["none", "ngram:4", f"draft:{path}:2"]

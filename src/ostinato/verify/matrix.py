@@ -8,7 +8,7 @@ from itertools import combinations
 from typing import Any, Literal, get_args
 
 from ostinato.config import EngineConfig, Speculative
-from ostinato.errors import ConfigError
+from ostinato.errors import ConfigError, Remedy
 from ostinato.plan.coverage import GraphMode
 from ostinato.plan.device import detect
 from ostinato.plan.limits import least_batched_tokens
@@ -112,7 +112,7 @@ def make_matrix(
         if config.is_given(axis) and getattr(config, axis) != "auto":
             axes[axis] = (getattr(config, axis),)
     refusals: dict[str, ConfigError] = {}
-    specs = {method: load_spec(config.with_settings(speculative=method)) for method in methods}
+    specs = {method: _spec(config, method) for method in methods}
     device = detect(config.device)
 
     def is_possible(choice: Choice) -> bool:
@@ -134,6 +134,16 @@ def make_matrix(
     ways.sort(key=lambda way: _place(way, axes))
     seen = {axis: tuple(dict.fromkeys(choice[axis] for choice in possible)) for axis in axes}
     return Matrix(seen, tuple(ways), len(possible), tuple(refusals))
+
+
+def _spec(config: EngineConfig, method: Speculative | None) -> ModelSpec:
+    """The model with what makes drafts. ConfigError about a draft model with a remedy that `verify` takes."""
+    try:
+        return load_spec(config.with_settings(speculative=method))
+    except ConfigError as error:
+        if method is None or method.method != "draft" or config.speculative is not None:
+            raise
+        raise ConfigError(error.message, [Remedy("draft", None)]) from None
 
 
 def _place(way: Way, axes: Mapping[str, Sequence[Any]]) -> tuple[int, ...]:
