@@ -56,3 +56,20 @@ def test_drafters_have_random_weights_where_the_model_has(method: str) -> None:
     tokens, proposed = outputs("nemotron_h_head", method, random_weights=True)
     assert tokens == plain
     assert min(proposed) > 0
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_lone_prompt_whose_last_token_alone_is_not_cached_drafts_in_its_first_step(method: str) -> None:
+    name, prompt = "nemotron_h_head", random_prompt(33, seed=3)
+    speculative = METHODS[method]
+    if isinstance(speculative, dict):
+        speculative = {**speculative, "model": str(checkpoint(name))}
+    engine = make_engine(name, speculative=speculative, speculative_adaptive="off")
+    engine.add(prompt, greedy(max_tokens=1))
+    run(engine)
+    assert engine.speculation is not None
+    assert engine.speculation.counters.rows_with_drafts == 0
+    engine.add(prompt, greedy())
+    engine.step()
+    assert engine.speculation.counters.proposed == [1, 1, 1]
+    run(engine)

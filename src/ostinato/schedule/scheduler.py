@@ -22,7 +22,7 @@ _NO_PREFIX_CACHE = CachePolicy()
 _rank = attrgetter("rank")
 
 ChooseDrafts = Callable[[int], int]
-"""Decoding requests -> drafts for each of them in the next step: 0 or k."""
+"""Requests that will decode in the next step, as far as that is known -> drafts for each of them: 0 or k."""
 
 
 class Scheduler:
@@ -110,7 +110,7 @@ class Scheduler:
         needs no `update`. A row's block table may be longer than the row needs.
         """
         assert self._in_flight is None, "the last step needs update() or fail() before the next is scheduled"
-        num_drafts = 0 if self._choose_drafts is None else self._choose_drafts(sum(map(is_decoding, self._running)))
+        num_drafts = self._num_drafts()
         decoding = self._schedule_decoding(num_drafts)
         budget = self.limits.max_num_batched_tokens - len(decoding) * (1 + num_drafts)
         others: list[tuple[Request, Row]] = []
@@ -245,6 +245,13 @@ class Scheduler:
         holders = {request.request_id for request in self._running} | self._ended_in_flight
         assert self.cache.holders() == holders, "memory is held by a request that neither runs nor is in flight"
         assert self._in_flight is not None or not self._ended_in_flight, "memory of ended requests was kept"
+
+    def _num_drafts(self) -> int:
+        """Drafts of each row that decodes in the next step."""
+        if self._choose_drafts is None:
+            return 0
+        # Who waits decodes as soon as it is admitted, if all but its last token is cached.
+        return self._choose_drafts(max(sum(map(is_decoding, self._running)), min(1, len(self._waiting))))
 
     def _schedule_decoding(self, num_drafts: int) -> list[tuple[Request, Row]]:
         """A row for each request that is decoding, in order of rank; preempts from the other end."""
