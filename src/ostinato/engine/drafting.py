@@ -16,11 +16,10 @@ from ostinato.models.base import CausalLM
 from ostinato.plan.draft_capture import draft_capture
 from ostinato.plan.model import ModelSpec
 from ostinato.plan.plan import Plan
-from ostinato.schedule.batch import Batch
 from ostinato.speculate.draft import DraftProposer
 from ostinato.speculate.mtp import HeadForward, MtpProposer
 from ostinato.speculate.ngram import NgramProposer
-from ostinato.speculate.proposer import Proposer
+from ostinato.speculate.proposer import Forward, Proposer
 
 MakeModel = Callable[[ModelSpec, Path | None], CausalLM]
 
@@ -57,25 +56,19 @@ def make_drafting(
     own = memory[len(spec.layers) :]
     capture = draft_capture(plan.capture, speculative.method, settings.max_num_seqs, settings.max_num_batched_tokens)
     if speculative.method == "mtp":
-        forward = HeadForward(model, own, settings.max_num_seqs)
+        head = HeadForward(model, own, settings.max_num_seqs)
         graphs = make_graphs(
-            plan,
-            capture,
-            model,
-            forward,
-            own,
-            max_tokens=settings.max_num_seqs,
-            others={"drafts.hidden": forward.hidden},
+            plan, capture, model, head, own, max_tokens=settings.max_num_seqs, others={"drafts.hidden": head.hidden}
         )
-        return Drafting(MtpProposer(model, forward, graphs, settings.block_size), graphs=graphs)
+        return Drafting(MtpProposer(model, head, _forward(graphs, settings.block_size)), graphs=graphs)
     assert spec.drafter is not None, "method draft has a drafter"
     assert spec.drafter.model is not None, "method draft has a second model"
     draft = make_model(replace(spec.drafter.model, rope=speculative.rope), draft_directory)
     graphs = make_graphs(
         plan, capture, draft, lambda step: draft(step, own), own, max_tokens=settings.max_num_batched_tokens
     )
+    return Drafting(DraftProposer(draft, _forward(graphs, settings.block_size)), draft, graphs)
 
-    def run(batch: Batch) -> torch.Tensor:
-        return graphs.run(step_inputs(batch, settings.block_size, torch.device("cpu")))
 
-    return Drafting(DraftProposer(draft, run), draft, graphs)
+def _forward(graphs: Graphs, block_size: int) -> Forward:
+    return lambda batch: graphs.run(step_inputs(batch, block_size, torch.device("cpu")))

@@ -2,18 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
-
-import torch
-
 from ostinato.models.base import CausalLM
 from ostinato.sample.choose import choose
 from ostinato.sample.state import Pick
-from ostinato.schedule.batch import Batch, Row
-
-Forward = Callable[[Batch], torch.Tensor]
-"""Runs a batch through the draft model -> hidden states of its tokens, [tokens or more, hidden]."""
+from ostinato.schedule.batch import Batch
+from ostinato.speculate.proposer import Forward, token_row
 
 
 class DraftProposer:
@@ -24,6 +17,7 @@ class DraftProposer:
     """
 
     def __init__(self, model: CausalLM, forward: Forward) -> None:
+        """`forward` runs the draft model."""
         self._model = model
         self._forward = forward
 
@@ -41,7 +35,7 @@ class DraftProposer:
             if not now:
                 break
             tokens = [drafts[i][-1] if depth else decode[i].token_ids[0] for i in now]
-            steps = tuple(_step(decode[i], token, depth) for i, token in zip(now, tokens, strict=True))
+            steps = tuple(token_row(decode[i], token, depth) for i, token in zip(now, tokens, strict=True))
             hidden = self._forward(Batch(steps, len(steps)))
             ahead = [place for place, i in enumerate(now) if depth < decode[i].num_drafts]
             if not ahead:
@@ -52,10 +46,3 @@ class DraftProposer:
             for place, token in choose(self._model.logits(hidden[ahead]), picks).items():
                 drafts[now[ahead[place]]].append(token)
         return [tuple(each) for each in drafts]
-
-
-def _step(row: Row, token: int, depth: int) -> Row:
-    """The row's part in the draft model's step `depth`, which computes one token."""
-    slots = (row.read_slot, *row.write_slots)
-    read, write = (slots[depth], slots[depth + 1]) if depth + 1 < len(slots) else (0, 0)
-    return replace(row, token_ids=(token,), start=row.start + depth, read_slot=read, write_slots=(write,), num_drafts=0)

@@ -1,10 +1,17 @@
-"""What every maker of drafts does."""
+"""What every maker of drafts does, and what those that run layers have in common."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Protocol
 
-from ostinato.schedule.batch import Batch
+import torch
+
+from ostinato.schedule.batch import Batch, Row
+
+Forward = Callable[[Batch], torch.Tensor]
+"""Runs a batch through what makes drafts -> hidden states of its tokens, [tokens or more, hidden]."""
 
 
 class Proposer(Protocol):
@@ -17,3 +24,13 @@ class Proposer(Protocol):
         in blocks and slots computes there what belongs to the batch's tokens.
         """
         ...
+
+
+def token_row(row: Row, token: int, depth: int) -> Row:
+    """`row`, computing one token alone: its own at depth 0, else the draft `depth` positions behind that.
+
+    The state goes from write slot to write slot, beginning at the read slot.
+    """
+    slots = (row.read_slot, *row.write_slots)
+    read, write = (slots[depth], slots[depth + 1]) if depth + 1 < len(slots) else (0, 0)
+    return replace(row, token_ids=(token,), start=row.start + depth, read_slot=read, write_slots=(write,), num_drafts=0)
