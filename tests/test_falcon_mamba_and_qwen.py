@@ -16,7 +16,7 @@ from ostinato.errors import ModelError
 from ostinato.layers.build import Build
 from ostinato.models.loader import load_weights
 from ostinato.models.registry import build_model
-from ostinato.ops import IMPLEMENTATIONS, select_ops
+from ostinato.ops import REFERENCES, select_ops
 from ostinato.plan.model import ModelSpec
 from ostinato.plan.source import model_spec, read_config
 from ostinato.schedule.batch import Batch, Row
@@ -100,7 +100,7 @@ def test_the_spec_names_the_kernels_that_the_model_calls(name: str) -> None:
         return note
 
     ops = select_ops({})
-    ops = replace(ops, **{op: noting(op, getattr(ops, op)) for op in IMPLEMENTATIONS})
+    ops = replace(ops, **{op: noting(op, getattr(ops, op)) for op in REFERENCES})
     spec = spec_with(name)
     model = build_model(Build(ops, torch.float32, CPU), spec)
     load_weights(model, checkpoint(name))

@@ -6,7 +6,7 @@ every call: there a recorder can note them (`recording.py`).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from ostinato.ops import (
@@ -22,21 +22,27 @@ from ostinato.ops import (
     state_update,
     token_shift,
 )
+from ostinato.ops.native import Lowered, NativeKernel, load_extension
 from ostinato.ops.recording import Kernel, Tap
 
-IMPLEMENTATIONS: dict[str, dict[str, Kernel]] = {
-    "activation": {"reference": activation.reference},
-    "attention": {"reference": attention.reference},
-    "causal_conv1d": {"reference": causal_conv1d.reference},
-    "gated_rms_norm": {"reference": gated_rms_norm.reference},
-    "linear": {"reference": linear.reference},
-    "moe": {"reference": moe.reference},
-    "rms_norm": {"reference": rms_norm.reference},
-    "rotary": {"reference": rotary.reference},
-    "ssd_scan": {"reference": ssd_scan.reference},
-    "state_update": {"reference": state_update.reference},
-    "token_shift": {"reference": token_shift.reference},
+REFERENCES: dict[str, Kernel] = {
+    "activation": activation.reference,
+    "attention": attention.reference,
+    "causal_conv1d": causal_conv1d.reference,
+    "gated_rms_norm": gated_rms_norm.reference,
+    "linear": linear.reference,
+    "moe": moe.reference,
+    "rms_norm": rms_norm.reference,
+    "rotary": rotary.reference,
+    "ssd_scan": ssd_scan.reference,
+    "state_update": state_update.reference,
+    "token_shift": token_shift.reference,
 }
+
+NATIVE: dict[str, Callable[..., Lowered]] = {
+    "rms_norm": rms_norm.lower,
+}
+"""Kernels of the extension, by how their arguments are lowered."""
 
 
 @dataclass(frozen=True)
@@ -60,11 +66,20 @@ class Ops:
     tap: Tap
 
 
-def select_ops(choices: Mapping[str, str]) -> Ops:
+def select_ops(choices: Mapping[str, str], isa: str | None = None) -> Ops:
     """The kernels that the plan chose: `choices` maps a kernel's name to `reference`, `native` or `triton`.
 
-    A kernel that is not named (the model does not use it) is its reference.
+    A kernel that is not named (the model does not use it) is its reference. `isa` is the instruction set of the
+    extension that has the native ones.
     """
+    extension = load_extension(isa) if isa is not None else None
     tap = Tap()
-    chosen = {name: made[choices.get(name, "reference")] for name, made in IMPLEMENTATIONS.items()}
-    return Ops(**{name: tap.wrap(name, kernel) for name, kernel in chosen.items()}, tap=tap)
+
+    def made(name: str) -> Kernel:
+        implementation = choices.get(name, "reference")
+        if implementation == "native":
+            assert extension is not None, "native kernels are chosen for an instruction set"
+            return NativeKernel(extension, name, NATIVE[name])
+        return REFERENCES[name]
+
+    return Ops(**{name: tap.wrap(name, made(name)) for name in REFERENCES}, tap=tap)

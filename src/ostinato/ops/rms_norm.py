@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
+from ostinato.ops.native import DTYPES, Lowered, check_rows
+
 
 def reference(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     """`x` [..., size], `weight` [size] -> [..., size] in the dtype of `weight`; the mean is taken in float32."""
@@ -12,3 +14,13 @@ def reference(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor
     if x.dtype == weight.dtype == torch.float32:
         return F.rms_norm(x, size, weight, eps)
     return F.rms_norm(x.float(), size, weight.float(), eps).to(weight.dtype)
+
+
+def lower(x: torch.Tensor, weight: torch.Tensor, eps: float, *, out: torch.Tensor | None = None) -> Lowered:
+    """`x` [tokens, size] or [tokens, heads, size], in the dtype of `weight`."""
+    check_rows("rms_norm", x)
+    out = torch.empty(x.shape, dtype=x.dtype) if out is None else out
+    tokens, heads, size = (x.shape[0], 1, x.shape[1]) if x.ndim == 2 else x.shape
+    strides = (x.stride(0), x.stride(-2))
+    pointers = (x.data_ptr(), *strides, weight.data_ptr(), out.data_ptr())
+    return out, (tokens, *pointers, heads, size, eps, DTYPES[x.dtype])

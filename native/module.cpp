@@ -1,0 +1,24 @@
+// The extension module: kernels as functions, and Program, which records and replays them.
+
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include "kernels.h"
+
+#ifndef OSTINATO_MODULE
+#error "define OSTINATO_MODULE as the module's name, _native_ and the instruction set"
+#endif
+
+NB_MODULE(OSTINATO_MODULE, m) {
+    using namespace ostinato;
+    nb::class_<Program> program(m, "Program");
+    program.def(nb::init<>())
+        .def("__len__", &Program::size)
+        .def("run", &Program::run, nb::arg("tokens"), nb::call_guard<nb::gil_scoped_release>(),
+             "Runs all calls, each for at most so many tokens.")
+        .def("profile", &Program::profile, nb::arg("tokens"), nb::call_guard<nb::gil_scoped_release>(),
+             "Runs all calls -> [(name, seconds)], one entry per call.");
+    Module module{m, program};
+    bind_kernels(module);
+}

@@ -1,0 +1,88 @@
+// Kernels with their arguments, to be run one after the other in one parallel region: what a tape replays.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <omp.h>
+
+#include "team.h"
+
+namespace ostinato {
+
+using Address = std::uintptr_t;
+
+template <typename T>
+inline T* at(Address address) {
+    return reinterpret_cast<T*>(address);
+}
+
+inline Scratch& shared_scratch() {
+    static thread_local Scratch scratch;  // of the thread that opens the parallel region
+    return scratch;
+}
+
+// Calls `body(team)` on every thread.
+template <typename Body>
+inline void in_team(Body&& body) {
+    Scratch& scratch = shared_scratch();
+    const int threads = omp_get_max_threads();
+    if (threads == 1) {
+        body(Team(0, 1, scratch));
+        return;
+    }
+#pragma omp parallel num_threads(threads)
+    body(Team(omp_get_thread_num(), omp_get_num_threads(), scratch));
+}
+
+class Program {
+  public:
+    using Kernel = std::function<void(const Team&, std::int64_t)>;
+
+    void add(std::string name, std::int64_t tokens, Kernel kernel) {
+        calls_.push_back({std::move(name), tokens, std::move(kernel)});
+    }
+
+    std::size_t size() const { return calls_.size(); }
+
+    // Makes all calls, each for at most `tokens` tokens: those behind them are padding.
+    void run(std::int64_t tokens) const {
+        in_team([&](const Team& team) {
+            for (const Call& call : calls_) {
+                call.kernel(team, std::min(call.tokens, tokens));
+                team.barrier();
+            }
+        });
+    }
+
+    // As `run`, and (name, seconds) of every call.
+    std::vector<std::pair<std::string, double>> profile(std::int64_t tokens) const {
+        std::vector<std::pair<std::string, double>> times(calls_.size());
+        in_team([&](const Team& team) {
+            for (std::size_t i = 0; i < calls_.size(); ++i) {
+                const auto begin = std::chrono::steady_clock::now();
+                calls_[i].kernel(team, std::min(calls_[i].tokens, tokens));
+                team.barrier();
+                if (team.rank == 0) {
+                    const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - begin;
+                    times[i] = {calls_[i].name, seconds.count()};
+                }
+            }
+        });
+        return times;
+    }
+
+  private:
+    struct Call {
+        std::string name;
+        std::int64_t tokens;
+        Kernel kernel;
+    };
+    std::vector<Call> calls_;
+};
+
+}  // namespace ostinato

@@ -1,0 +1,226 @@
+// Vectors of floats for whatever the target has, and the storage types that kernels load and store.
+//
+// All arithmetic is in float32. Everything is written with the compiler's vector extension; intrinsics stand only where
+// it has no word for an instruction.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <limits>
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+namespace ostinato {
+
+#if defined(__AVX512F__)
+constexpr int LANES = 16;
+#elif defined(__AVX2__)
+constexpr int LANES = 8;
+#else
+constexpr int LANES = 4;
+#endif
+
+typedef float Float __attribute__((vector_size(LANES * 4)));
+typedef std::int32_t Int __attribute__((vector_size(LANES * 4)));
+typedef std::uint32_t UInt __attribute__((vector_size(LANES * 4)));
+typedef std::uint16_t UShort __attribute__((vector_size(LANES * 2)));
+
+struct bf16 {
+    std::uint16_t bits;
+};
+
+struct half {
+    std::uint16_t bits;
+};
+
+inline Float splat(float value) { return Float{} + value; }
+
+template <typename To, typename From>
+inline To bits_as(From value) {
+    static_assert(sizeof(To) == sizeof(From));
+    To to;
+    std::memcpy(&to, &value, sizeof(to));
+    return to;
+}
+
+// Scalars.
+
+inline float to_float(float value) { return value; }
+
+inline float to_float(bf16 value) { return bits_as<float>(std::uint32_t{value.bits} << 16); }
+
+inline float to_float(half value) {
+#if defined(__F16C__)
+    return _cvtsh_ss(value.bits);
+#else
+    return static_cast<float>(bits_as<_Float16>(value.bits));
+#endif
+}
+
+// The value of a storage type that is nearest to a float, of two the even one; NaN stays NaN.
+template <typename T>
+inline T from_float(float value);
+
+template <>
+inline float from_float<float>(float value) {
+    return value;
+}
+
+template <>
+inline bf16 from_float<bf16>(float value) {
+    const auto bits = bits_as<std::uint32_t>(value);
+    if (value != value) return {static_cast<std::uint16_t>((bits >> 16) | 0x40)};
+    return {static_cast<std::uint16_t>((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16)};
+}
+
+template <>
+inline half from_float<half>(float value) {
+#if defined(__F16C__)
+    return {static_cast<std::uint16_t>(_cvtss_sh(value, 0))};
+#else
+    return {bits_as<std::uint16_t>(static_cast<_Float16>(value))};
+#endif
+}
+
+// Vectors: load and store LANES elements of a storage type, at any address.
+
+inline Float load(const float* from) {
+    Float value;
+    std::memcpy(&value, from, sizeof(value));
+    return value;
+}
+
+inline Float load(const bf16* from) {
+    UShort bits;
+    std::memcpy(&bits, from, sizeof(bits));
+    return bits_as<Float>(__builtin_convertvector(bits, UInt) << 16);
+}
+
+inline Float load(const half* from) {
+#if defined(__AVX512F__)
+    return (Float)_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
+#elif defined(__F16C__)
+    return (Float)_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
+#else
+    Float value;
+    for (int i = 0; i < LANES; ++i) value[i] = to_float(from[i]);
+    return value;
+#endif
+}
+
+inline Float load(const std::int8_t* from) {
+    typedef std::int8_t Bytes __attribute__((vector_size(LANES)));
+    Bytes bytes;
+    std::memcpy(&bytes, from, sizeof(bytes));
+    return __builtin_convertvector(__builtin_convertvector(bytes, Int), Float);
+}
+
+inline void store(float* to, Float value) { std::memcpy(to, &value, sizeof(value)); }
+
+inline void store(bf16* to, Float value) {
+#if defined(__AVX512BF16__)
+    const __m256bh rounded = _mm512_cvtneps_pbh((__m512)value);
+    std::memcpy(to, &rounded, sizeof(rounded));
+#else
+    const UInt bits = bits_as<UInt>(value);
+    const UInt nearest = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16;
+    const UShort rounded = __builtin_convertvector(value != value ? (bits >> 16) | 0x40 : nearest, UShort);
+    std::memcpy(to, &rounded, sizeof(rounded));
+#endif
+}
+
+inline void store(half* to, Float value) {
+#if defined(__AVX512F__)
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), _mm512_cvtps_ph((__m512)value, 0));
+#elif defined(__F16C__)
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(to), _mm256_cvtps_ph((__m256)value, 0));
+#else
+    for (int i = 0; i < LANES; ++i) to[i] = from_float<half>(value[i]);
+#endif
+}
+
+// The first `count` elements (fewer than LANES); the others are zero and nothing behind them is touched.
+template <typename T>
+inline Float load_first(const T* from, int count) {
+    T elements[LANES] = {};
+    std::memcpy(elements, from, sizeof(T) * count);
+    return load(elements);
+}
+
+template <typename T>
+inline void store_first(T* to, Float value, int count) {
+    T elements[LANES];
+    store(elements, value);
+    std::memcpy(to, elements, sizeof(T) * count);
+}
+
+inline Float max(Float a, Float b) { return a > b ? a : b; }
+
+inline float sum(Float value) {
+#if defined(__AVX512F__)
+    return _mm512_reduce_add_ps((__m512)value);
+#else
+    for (int width = LANES / 2; width > 0; width /= 2) {
+        for (int i = 0; i < width; ++i) value[i] += value[i + width];
+    }
+    return value[0];
+#endif
+}
+
+inline float largest(Float value) {
+    float best = value[0];
+    for (int i = 1; i < LANES; ++i) best = value[i] > best ? value[i] : best;
+    return best;
+}
+
+// e^x to 2 units in the last place: x = n log 2 + r with |r| <= log(2) / 2, e^r by its Taylor polynomial of degree 7,
+// and 2^n through the exponent bits. 0 where the result would be denormal, infinity above 88.37, NaN stays NaN.
+inline Float exp(Float x) {
+    constexpr float LEAST = -87.3f, MOST = 88.37f, ROUND = 12582912.0f;  // adding 1.5 * 2^23 rounds to an integer
+    const Float clamped = x < LEAST ? splat(LEAST) : (x > MOST ? splat(MOST) : x);
+    const Float shifted = clamped * 1.44269504f + ROUND;
+    const Float n = shifted - ROUND;
+    const Float r = (clamped - n * 0.693359375f) - n * -2.12194440e-4f;
+    Float p = splat(1.0f / 5040);
+    p = p * r + 1.0f / 720;
+    p = p * r + 1.0f / 120;
+    p = p * r + 1.0f / 24;
+    p = p * r + 1.0f / 6;
+    p = p * r + 0.5f;
+    p = p * r + 1.0f;
+    p = p * r + 1.0f;
+    // n + 127 as an integer stands in the low bits of `shifted`.
+    const Int exponent = (bits_as<Int>(shifted) - bits_as<std::int32_t>(ROUND) + 127) << 23;
+    Float result = p * bits_as<Float>(exponent);
+    result = x < LEAST ? Float{} : result;
+    result = x > MOST ? splat(std::numeric_limits<float>::infinity()) : result;
+    return x != x ? x : result;
+}
+
+inline Float silu(Float x) { return x / (1.0f + exp(-x)); }
+
+inline float exp(float x) { return exp(splat(x))[0]; }
+
+inline float silu(float x) { return x / (1.0f + std::exp(-x)); }
+
+// log(1 + e^x), which is x where torch says so too.
+inline float softplus(float x) { return x > 20.0f ? x : std::log1p(std::exp(x)); }
+
+// Calls `body` with a value of the storage type that `dtype` names.
+enum DType : int { FLOAT32 = 0, BFLOAT16 = 1, FLOAT16 = 2 };
+
+template <typename Body>
+inline void with_dtype(int dtype, Body&& body) {
+    if (dtype == FLOAT32) {
+        body(float{});
+    } else if (dtype == BFLOAT16) {
+        body(bf16{});
+    } else {
+        body(half{});
+    }
+}
+
+}  // namespace ostinato

@@ -1,0 +1,76 @@
+// The threads that run a kernel together.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <new>
+
+namespace ostinato {
+
+struct Range {
+    std::int64_t begin, end;
+};
+
+// Memory that lives from one kernel to the next and only grows.
+class Scratch {
+  public:
+    std::byte* reserve(std::size_t bytes) {
+        if (bytes > size_) {
+            memory_.reset(static_cast<std::byte*>(::operator new(bytes, ALIGNMENT)));
+            size_ = bytes;
+        }
+        return memory_.get();
+    }
+
+  private:
+    static constexpr std::align_val_t ALIGNMENT{64};
+    struct Free {
+        void operator()(std::byte* memory) const { ::operator delete(memory, ALIGNMENT); }
+    };
+    std::unique_ptr<std::byte, Free> memory_;
+    std::size_t size_ = 0;
+};
+
+// One thread's view of the threads that call a kernel at the same time: all of them call it with the same arguments.
+class Team {
+  public:
+    const int rank, size;
+
+    Team(int rank, int size, Scratch& shared) : rank(rank), size(size), shared_(shared) {}
+
+    // This thread's part of n things; parts begin at multiples of `grain`.
+    Range split(std::int64_t n, std::int64_t grain = 1) const {
+        const std::int64_t grains = (n + grain - 1) / grain;
+        return {std::min(n, grains * rank / size * grain), std::min(n, grains * (rank + 1) / size * grain)};
+    }
+
+    // Waits until all threads are here. What they wrote before can be read afterwards.
+    void barrier() const {
+        if (size > 1) {
+#pragma omp barrier
+        }
+    }
+
+    // Scratch of this thread alone; another call takes it back.
+    template <typename T>
+    T* own(std::int64_t count) const {
+        thread_local Scratch scratch;
+        return reinterpret_cast<T*>(scratch.reserve(sizeof(T) * count));
+    }
+
+    // Scratch of all threads; another call takes it back. Waits for all threads.
+    template <typename T>
+    T* shared(std::int64_t count) const {
+        barrier();
+        if (rank == 0) shared_.reserve(sizeof(T) * count);
+        barrier();
+        return reinterpret_cast<T*>(shared_.reserve(0));
+    }
+
+  private:
+    Scratch& shared_;
+};
+
+}  // namespace ostinato

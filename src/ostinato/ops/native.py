@@ -1,0 +1,49 @@
+"""Native kernels: functions of the extension, called with the addresses of their tensors.
+
+A kernel's file lowers its arguments to numbers: `lower(*args, out=None) -> (out, numbers)`, where `out` is the tensor
+that the kernel writes, made where none is given, and `numbers` are what the C++ function of the kernel's name takes, the
+number of tokens first. Calling the kernel makes the call; a tape keeps it (`record`) and makes it again without Python.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+Lowered = tuple[torch.Tensor, tuple[int | float, ...]]
+
+DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
+"""As `DType` in simd.h."""
+
+
+def load_extension(isa: str) -> Any:
+    """The module of kernels for an instruction set. torch, imported above, brings the OpenMP runtime that both use."""
+    return importlib.import_module(f"ostinato._native_{isa}")
+
+
+class NativeKernel:
+    """A kernel of the extension, to be called like its reference."""
+
+    def __init__(self, extension: Any, name: str, lower: Callable[..., Lowered]) -> None:
+        self.name = name
+        self._run = getattr(extension, name)
+        self._lower = lower
+
+    def __call__(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        out, numbers = self._lower(*args, **kwargs)
+        self._run(*numbers)
+        return out
+
+    def record(self, program: Any, out: torch.Tensor | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Notes the call in an extension's `Program`. `out` is None where the result is a view of an argument."""
+        _, numbers = self._lower(*args, **kwargs, out=out)
+        getattr(program, self.name)(*numbers)
+
+
+def check_rows(name: str, *tensors: torch.Tensor) -> None:
+    """The last dimension of what a kernel reads must be contiguous; a mistake in a layer, not in what a user asked."""
+    for tensor in tensors:
+        assert tensor.stride(-1) == 1 or tensor.shape[-1] == 1, f"{name}: the last dimension is not contiguous"
