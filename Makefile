@@ -1,16 +1,20 @@
-# Everything runs in .venv, which the first target that needs it makes. PYTHON may name another interpreter.
+# Everything runs in .venv, which the first target that needs it makes. PYTHON may name the interpreter to make it with,
+# PY one that has the packages already (another tree's .venv), for the targets that build the native kernels.
 PYTHON ?= python3
 BIN := .venv/bin
+PY ?= $(BIN)/python
+# Programs of the machine are used where it has them.
+BUILD_TOOLS := scikit-build-core nanobind $(foreach tool,cmake ninja,$(if $(shell command -v $(tool)),,$(tool)))
 
-.PHONY: demo test lint format clean
+.PHONY: demo test lint format native native-sanitize clean
 
-demo: .venv/.installed
+demo: native
 	$(BIN)/ostinato generate \
 	  "Ava has 17 apples and buys 25 more. She gives away 9. How many apples are left?" \
 	  "Tom collects 125 stamps. He loses 17 of them and then gets 48 more. How many stamps does he have now?" \
 	  "A box holds 6 pencils. Mia buys 8 boxes and gives 12 pencils to Leo. How many pencils does Mia have left?"
 
-test: .venv/.installed-test
+test: .venv/.installed-test native
 	$(BIN)/python -m pytest -n auto
 
 lint: .venv/.installed-test
@@ -22,8 +26,26 @@ format: .venv/.installed-test
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+# Configures and builds in build/$(1), with the interpreter and the tools that $(PY) has. $(2): further options.
+define build_native
+export PATH="$(dir $(abspath $(PY))):$$PATH" && \
+cmake -S . -B build/$(1) -G Ninja -D Python_EXECUTABLE="$$($(PY) -c 'import sys; print(sys.executable)')" \
+  -D OSTINATO_ISA=native $(2) --log-level=NOTICE && \
+cmake --build build/$(1) -- --quiet
+endef
+
+# Without isolation: the build's tools come from .venv, at the versions of constraints.txt. $(1): what to install.
+define install_editable
+$(BIN)/pip install --quiet --constraint constraints.txt --no-build-isolation \
+  --config-settings build-dir=build/native --config-settings cmake.define.OSTINATO_ISA=native --editable $(1)
+endef
+
+# The kernels for this machine, into src/ostinato; after a change, what changed.
+native: $(if $(filter $(BIN)/python,$(PY)),.venv/.installed)
+	$(call build_native,native,-D OSTINATO_INPLACE=ON)
+
 clean:
-	rm -rf .venv build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv build dist src/*.egg-info src/ostinato/_native_*.so .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 .venv/bin/python:
 	$(PYTHON) -c 'import sys; sys.exit("Ostinato needs Python 3.11 or newer; set PYTHON" if sys.version_info < (3, 11) else 0)'
@@ -32,9 +54,10 @@ clean:
 # torch first, by its exact version, so that no other package chooses one.
 .venv/.installed: pyproject.toml constraints.txt | .venv/bin/python
 	$(BIN)/pip install --quiet $(shell grep '^torch==' constraints.txt)
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable .
+	$(BIN)/pip install --quiet --constraint constraints.txt $(BUILD_TOOLS)
+	$(call install_editable,.)
 	touch $@
 
 .venv/.installed-test: pyproject.toml constraints.txt .venv/.installed
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[test]'
+	$(call install_editable,'.[test]')
 	touch $@
