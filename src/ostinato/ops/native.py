@@ -47,3 +47,11 @@ def check_rows(name: str, *tensors: torch.Tensor) -> None:
     """The last dimension of what a kernel reads must be contiguous; a mistake in a layer, not in what a user asked."""
     for tensor in tensors:
         assert tensor.stride(-1) == 1 or tensor.shape[-1] == 1, f"{name}: the last dimension is not contiguous"
+
+
+def check_heads(name: str, *tensors: torch.Tensor) -> None:
+    """[tokens, heads, head_dim] that a kernel reads may be strided by token only; else as `check_rows`."""
+    check_rows(name, *tensors)
+    for tensor in tensors:
+        heads, size = tensor.shape[1:]
+        assert heads <= 1 or tensor.stride(1) == size, f"{name}: the heads of a token are not contiguous"

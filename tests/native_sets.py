@@ -1,0 +1,50 @@
+"""The native kernels that this machine can run: all tests of one run once per instruction set that is built."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+
+from ostinato.ops.native import Lowered, NativeKernel, load_extension
+from ostinato.plan.native import choose_isa, installed_modules, read_cpu_flags
+
+
+def runnable_sets() -> list[str]:
+    """Instruction sets that are built and that this CPU has."""
+    flags, machine = read_cpu_flags(), platform.machine()
+    built = installed_modules()
+    return [isa for isa in sorted(built) if choose_isa([isa], flags, machine).isa == isa]
+
+
+SETS = [
+    pytest.param(
+        isa, id=isa, marks=[] if isa else pytest.mark.skip(reason="no native module is built: run make native")
+    )
+    for isa in runnable_sets() or [""]
+]
+
+
+def native_kernel(isa: str, name: str, lower: Callable[..., Lowered]) -> NativeKernel:
+    return NativeKernel(load_extension(isa), name, lower)
+
+
+def record(isa: str, kernel: NativeKernel, out: torch.Tensor | None, *args: Any, **kwargs: Any) -> Any:
+    """A program of one call, to be run for any number of tokens."""
+    program = load_extension(isa).Program()
+    kernel.record(program, out, args, kwargs)
+    return program
+
+
+@contextmanager
+def threads(count: int) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
