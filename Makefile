@@ -30,7 +30,7 @@ format: .venv/.installed-test
 define build_native
 export PATH="$(dir $(abspath $(PY))):$$PATH" && \
 cmake -S . -B build/$(1) -G Ninja -D Python_EXECUTABLE="$$($(PY) -c 'import sys; print(sys.executable)')" \
-  -D OSTINATO_ISA=native $(2) --log-level=NOTICE && \
+  -D OSTINATO_ISA=native $(2) --log-level=NOTICE --no-warn-unused-cli && \
 cmake --build build/$(1) -- --quiet
 endef
 
@@ -43,6 +43,21 @@ endef
 # The kernels for this machine, into src/ostinato; after a change, what changed.
 native: $(if $(filter $(BIN)/python,$(PY)),.venv/.installed)
 	$(call build_native,native,-D OSTINATO_INPLACE=ON)
+
+# The same kernels under AddressSanitizer and UndefinedBehaviorSanitizer, which end the tests at the first finding, in a
+# package of their own that goes before src/. Both runtimes and libstdc++ must be there before Python: LD_PRELOAD. Leaks
+# are not looked for, since Python itself ends without freeing all that it has.
+SANITIZED := build/sanitize/package
+SANITIZED_TESTS := $(wildcard tests/test_native_*.py) tests/test_ops.py tests/test_state_ops.py tests/test_graph_tape.py tests/test_models.py
+PRELOADED := $(foreach lib,libasan.so libubsan.so libstdc++.so,$$($${CXX:-c++} -print-file-name=$(lib)))
+
+native-sanitize: $(if $(filter $(BIN)/python,$(PY)),.venv/.installed-test)
+	$(call build_native,sanitize,-D OSTINATO_SANITIZE=ON -D CMAKE_BUILD_TYPE=Debug)
+	rm -rf $(SANITIZED) && mkdir -p $(SANITIZED)
+	cp -r src/ostinato $(SANITIZED) && rm -f $(SANITIZED)/ostinato/_native_*.so
+	cp build/sanitize/_native_*.so $(SANITIZED)/ostinato
+	LD_PRELOAD="$(PRELOADED)" ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 OMP_NUM_THREADS=2 \
+	  PYTHONPATH=$(SANITIZED) $(PY) -m pytest -p no:cacheprovider $(SANITIZED_TESTS)
 
 clean:
 	rm -rf .venv build dist src/*.egg-info src/ostinato/_native_*.so .pytest_cache .mypy_cache .ruff_cache .hypothesis

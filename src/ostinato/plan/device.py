@@ -15,6 +15,7 @@ from pathlib import Path
 
 from ostinato.errors import ConfigError
 from ostinato.plan.cgroup import core_limit, memory_limit
+from ostinato.plan.native import NOT_THIS_CPU, NativeFacts, detect_native
 from ostinato.plan.units import KiB, MiB
 
 
@@ -23,7 +24,8 @@ class DeviceSpec:
     """`kind` is `cpu` or `cuda`. Rates that nobody has measured or published are None.
 
     `peak_rates` are dense matrix products in FLOP/s by dtype; `bandwidth` is in bytes/s; `cores` are the
-    cores that the process may use, or a GPU's multiprocessors; `source` says where all this is from.
+    cores that the process may use, or a GPU's multiprocessors; `source` says where all this is from; `native` are
+    the native kernels for it.
     """
 
     name: str
@@ -33,6 +35,7 @@ class DeviceSpec:
     bandwidth: float | None
     peak_rates: dict[str, float] | None
     source: str
+    native: NativeFacts = NOT_THIS_CPU
 
 
 def _gpu(name: str, memory_mib: int, cores: int, bandwidth: float, half_rate: float, float32_rate: float) -> DeviceSpec:
@@ -94,7 +97,7 @@ def _detect_cpu(root: Path) -> DeviceSpec:
     cores, quota = len(os.sched_getaffinity(0)), core_limit(root)
     if quota is not None and quota < cores:
         cores, source = quota, f"{source}, cores limited by its cgroup"
-    return DeviceSpec("cpu", "cpu", memory, cores, None, None, source)
+    return DeviceSpec("cpu", "cpu", memory, cores, None, None, source, detect_native(root))
 
 
 def _installed_memory(root: Path) -> int:

@@ -40,6 +40,10 @@ class NativeFacts:
     reason: str
 
 
+NOT_THIS_CPU = NativeFacts(None, "native kernels are for the CPU of this machine alone")
+"""Of a GPU, or of a device that is only described."""
+
+
 def detect_native(root: Path = Path("/")) -> NativeFacts:
     """The native kernels of this process's package, on the CPU that `root`/proc describes."""
     return choose_isa(installed_modules(), read_cpu_flags(root), platform.machine())

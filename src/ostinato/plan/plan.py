@@ -21,6 +21,7 @@ from ostinato.plan.graph_memory import LargestGraphs, graph_bytes
 from ostinato.plan.kernels import KernelChoice, backend_of, not_capturable_in_decode
 from ostinato.plan.memory import MemoryPlan, kv_block_bytes, state_slot_bytes
 from ostinato.plan.model import ModelSpec, RopeSpec
+from ostinato.plan.native import NativeFacts
 from ostinato.plan.prefixes import prefix_decisions
 from ostinato.plan.remedies import advice, capacity_remedies, working_remedies
 from ostinato.plan.rope import resolve_rope
@@ -90,11 +91,12 @@ class Plan:
         settings = dict(data["settings"])
         if settings["rope"] is not None:
             settings["rope"] = RopeSpec(**settings["rope"])
+        device = data["device"] | {"native": NativeFacts(**data["device"]["native"])}
         state_cache = dict(data["state_cache"])
         state_cache["prefill_flops"] = PrefillFlops(**state_cache["prefill_flops"])
         return cls(
             model=ModelSummary(**data["model"]),
-            device=DeviceSpec(**data["device"]),
+            device=DeviceSpec(**device),
             settings=EffectiveSettings(**settings),
             capture=CapturePlan.from_json(data["capture"]),
             memory=MemoryPlan(**data["memory"]),

@@ -1,0 +1,19 @@
+"""The built extension in this process."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ostinato.ops.native import load_extension
+from ostinato.plan.native import detect_native
+
+NATIVE = detect_native()
+
+
+@pytest.mark.skipif(NATIVE.isa is None, reason=NATIVE.reason)
+def test_torch_and_the_kernels_share_one_openmp_runtime() -> None:
+    load_extension(NATIVE.isa)
+    mapped = {line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines() if "/" in line}
+    assert len([path for path in mapped if Path(path).name.startswith(("libgomp", "libomp", "libiomp"))]) == 1
