@@ -8,11 +8,13 @@ namespace ostinato {
 void bind_embedding(Module& module);
 void bind_norm(Module& module);
 void bind_rotary(Module& module);
+void bind_state_update(Module& module);
 
 inline void bind_kernels(Module& module) {
     bind_embedding(module);
     bind_norm(module);
     bind_rotary(module);
+    bind_state_update(module);
 }
 
 }  // namespace ostinato

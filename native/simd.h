@@ -159,6 +159,19 @@ inline void store_first(T* to, Float value, int count) {
 
 inline Float max(Float a, Float b) { return a > b ? a : b; }
 
+// a * b + c, rounded once, for sums that must have the same bits wherever they are compiled: what the compiler fuses by
+// itself may differ from one place to the next.
+inline Float fma(Float a, Float b, Float c) {
+#if defined(__AVX512F__)
+    return (Float)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+#elif defined(__FMA__)
+    return (Float)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
+#else
+    for (int i = 0; i < LANES; ++i) c[i] = __builtin_fmaf(a[i], b[i], c[i]);
+    return c;
+#endif
+}
+
 inline float sum(Float value) {
 #if defined(__AVX512F__)
     return _mm512_reduce_add_ps((__m512)value);
@@ -198,6 +211,31 @@ inline Float exp(Float x) {
     result = x < LEAST ? Float{} : result;
     result = x > MOST ? splat(std::numeric_limits<float>::infinity()) : result;
     return x != x ? x : result;
+}
+
+// log(1 + u) for u >= 0, to a few units in the last place, also of a tiny u. With 1 + u = 2^n m and m near 1:
+// n log 2 + 2 artanh((m - 1) / (m + 1)) by its series, and what 1 + u lost in rounding, over 1 + u.
+inline Float log1p(Float u) {
+    constexpr std::int32_t SQRT_HALF = 0x3F3504F3;  // the bits of sqrt(0.5)
+    const Float whole = 1.0f + u;
+    const Float lost = u - (whole - 1.0f);
+    const Int n = (bits_as<Int>(whole) - SQRT_HALF) >> 23;
+    const Float exponent = __builtin_convertvector(n, Float);
+    const Float m = bits_as<Float>(bits_as<Int>(whole) - (n << 23));
+    const Float s = (m - 1.0f) / (m + 1.0f);
+    const Float squared = s * s;
+    Float p = splat(2.0f / 9);
+    p = fma(p, squared, splat(2.0f / 7));
+    p = fma(p, squared, splat(2.0f / 5));
+    p = fma(p, squared, splat(2.0f / 3));
+    const Float logarithm = fma(p * squared, s, 2.0f * s) + fma(exponent, splat(-2.12194440e-4f), lost / whole);
+    return fma(exponent, splat(0.693359375f), logarithm);
+}
+
+// log(1 + e^x), which is x where torch says so too.
+inline Float softplus(Float x) {
+    const Float small = log1p(exp(x > 20.0f ? Float{} : x));
+    return x > 20.0f ? x : small;
 }
 
 inline Float silu(Float x) { return x / (1.0f + exp(-x)); }

@@ -41,6 +41,7 @@ REFERENCES: dict[str, Kernel] = {
 
 NATIVE: dict[str, Callable[..., Lowered]] = {
     "rms_norm": rms_norm.lower,
+    "state_update": state_update.lower,
 }
 """Kernels of the extension, by how their arguments are lowered."""
 
