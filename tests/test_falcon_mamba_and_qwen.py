@@ -93,9 +93,9 @@ def test_the_spec_names_the_kernels_that_the_model_calls(name: str) -> None:
     called = set()
 
     def noting(op: str, function: Any) -> Any:
-        def note(*args: Any) -> torch.Tensor:
+        def note(*args: Any, **kwargs: Any) -> torch.Tensor:
             called.add(op)
-            return function(*args)
+            return function(*args, **kwargs)
 
         return note
 

@@ -61,11 +61,11 @@ def test_a_narrow_time_step_limit_clamps_in_prefill_and_decode(
 
 def test_the_spec_names_the_kernels_of_what_the_model_has() -> None:
     state = {"causal_conv1d", "gated_rms_norm", "ssd_scan", "state_update"}
-    common = state | {"activation", "attention", "linear", "rms_norm"}
-    assert set(spec_with("bamba").ops) == common | {"rotary"}
+    common = state | {"attention", "embedding", "linear", "rms_norm", "rotary"}
+    assert set(spec_with("bamba").ops) == common | {"rotary_angles"}
     assert set(spec_with("granitemoehybrid").ops) == common | {"moe"}
-    assert set(spec_with("granitemoehybrid_dense").ops) == common | {"rotary"}
-    assert set(spec_with("bamba", attn_layer_indices=None).ops) == common - {"attention"}
+    assert set(spec_with("granitemoehybrid_dense").ops) == common | {"rotary_angles"}
+    assert set(spec_with("bamba", attn_layer_indices=None).ops) == common - {"attention", "rotary"}
 
 
 def test_granite_without_layer_types_has_state_layers_only() -> None:

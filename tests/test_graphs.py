@@ -417,10 +417,10 @@ def test_check_replay_finds_a_python_number_that_changes_from_step_to_step(monke
     calls = 0
     forward = MLP.forward
 
-    def counting(self: MLP, x: torch.Tensor) -> torch.Tensor:
+    def counting(self: MLP, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
         nonlocal calls
         calls += 1
-        return forward(self, x) * (1 + calls % 7)
+        return forward(self, x, residual) * (1 + calls % 7)
 
     monkeypatch.setattr(MLP, "forward", counting)
     assert_found_by_check_replay("piecewise")

@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ostinato.layers.moe import route_grouped_sigmoid, route_softmax
-from ostinato.ops import activation, attention, gated_rms_norm, moe, rms_norm, rotary
+from ostinato.ops import attention, embedding, gated_rms_norm, linear, moe, rms_norm, rotary, rotary_angles
+from ostinato.ops.activations import ACTIVATIONS
 
 few = settings(max_examples=25, deadline=None, derandomize=True)
 seeds = st.integers(0, 2**31)
@@ -28,16 +29,26 @@ def silu(x: float) -> float:
     return x / (1 + math.exp(-x))
 
 
+def activated(name: str | None, values: list[float]) -> list[float]:
+    half = len(values) // 2
+    match name:
+        case "silu":
+            return [silu(value) for value in values]
+        case "relu2":
+            return [max(value, 0.0) ** 2 for value in values]
+        case "swiglu":
+            return [silu(gate) * up for gate, up in zip(values[:half], values[half:], strict=True)]
+        case _:
+            return values
+
+
 @dataclass
 class PagedCase:
     """Rows of a step over a paged cache whose every cell outside of the rows' contexts is NaN."""
 
     q: torch.Tensor
-    k: torch.Tensor
-    v: torch.Tensor
     k_cache: torch.Tensor
     v_cache: torch.Tensor
-    kv_cells: torch.Tensor
     row_starts: torch.Tensor
     start_positions: torch.Tensor
     kv_lens: torch.Tensor
@@ -48,11 +59,8 @@ class PagedCase:
     def run(self, scale: float, first_key: int = 0) -> torch.Tensor:
         return attention.reference(
             self.q,
-            self.k,
-            self.v,
             self.k_cache,
             self.v_cache,
-            self.kv_cells,
             self.row_starts,
             self.start_positions,
             self.kv_lens,
@@ -74,11 +82,8 @@ def paged_case(
     shape = (len(ids) + 1, block_size, kv_heads, head_dim)
     case = PagedCase(
         normal(generator, tokens, kv_heads * group, head_dim),
-        normal(generator, tokens, kv_heads, head_dim),
-        normal(generator, tokens, kv_heads, head_dim),
         torch.full(shape, NAN),
         torch.full(shape, NAN),
-        torch.zeros(tokens, dtype=torch.int64),
         torch.zeros(len(rows) + 1, dtype=torch.int32),
         torch.tensor([max(before, 0) for before, _ in rows], dtype=torch.int32),
         torch.tensor(lengths, dtype=torch.int32),
@@ -86,18 +91,14 @@ def paged_case(
         [],
     )
     token = 0
-    for row, (before, new) in enumerate(rows):
+    for row, (_, new) in enumerate(rows):
         blocks = [ids.pop() for _ in range(needed[row])]
         case.block_tables[row, : len(blocks)] = torch.tensor(blocks, dtype=torch.int32)
-        span = slice(token, token + new)
-        old_k, old_v = (normal(generator, max(before, 0), kv_heads, head_dim) for _ in range(2))
+        keys, values = (normal(generator, lengths[row], kv_heads, head_dim) for _ in range(2))
         for position in range(lengths[row]):
             block, offset = blocks[position // block_size], position % block_size
-            if position < before:
-                case.k_cache[block, offset], case.v_cache[block, offset] = old_k[position], old_v[position]
-            else:
-                case.kv_cells[token + position - before] = block * block_size + offset
-        case.contexts.append((torch.cat((old_k, case.k[span])), torch.cat((old_v, case.v[span]))))
+            case.k_cache[block, offset], case.v_cache[block, offset] = keys[position], values[position]
+        case.contexts.append((keys, values))
         token += new
         case.row_starts[row + 1] = token
     return case
@@ -153,15 +154,14 @@ def test_a_chunk_of_several_slabs_attends_like_a_whole_one(monkeypatch: pytest.M
 
 @few
 @given(st.lists(st.tuples(st.integers(0, 20), st.integers(2, 6), st.integers(0, 5)), min_size=1, max_size=4), seeds)
-def test_tokens_beyond_the_context_of_a_row_give_zeros_and_write_to_the_null_block(
-    rows: list[tuple[int, int, int]], seed: int
-) -> None:
+def test_tokens_beyond_the_context_of_a_row_give_zeros(rows: list[tuple[int, int, int]], seed: int) -> None:
     case = paged_case([(before, new) for before, new, _ in rows], 2, 2, 6, 4, seed)
     for row, (before, new, padding) in enumerate(rows):
-        end = case.row_starts[row + 1]
         real = max(1, new - padding)
         case.kv_lens[row] = before + real
-        case.kv_cells[end - new + real : end] = 0
+        for position in range(before + real, before + new):  # padding has no keys there
+            block = case.block_tables[row, position // 4]
+            case.k_cache[block, position % 4] = case.v_cache[block, position % 4] = NAN
     out = case.run(scale=0.3)
     for row, (before, new, padding) in enumerate(rows):
         start, end = case.row_starts[row : row + 2].tolist()
@@ -190,14 +190,41 @@ def test_keys_before_the_first_one_are_left_out(rows: list[tuple[int, int]], fir
         assert not out[start : start + blind].any()
 
 
-def test_attention_writes_each_key_and_value_into_its_own_cell_only() -> None:
-    case = paged_case([(5, 1), (0, 9), (14, 3)], kv_heads=2, group=2, head_dim=4, block_size=4, seed=1)
-    before = case.k_cache.clone(), case.v_cache.clone()
-    case.run(scale=1.0)
-    for cache, old, new in zip((case.k_cache, case.v_cache), before, (case.k, case.v), strict=True):
-        expected = old.flatten(0, 1)
-        expected[case.kv_cells] = new
-        torch.testing.assert_close(cache.flatten(0, 1), expected, atol=0, rtol=0, equal_nan=True)
+@dataclass
+class RotaryCase:
+    """Queries, keys and values of three tokens, and a cache of four blocks of four cells, all NaN. The last token is
+    padding: its cell is the null block's first."""
+
+    q: torch.Tensor
+    k: torch.Tensor
+    v: torch.Tensor
+    k_cache: torch.Tensor
+    v_cache: torch.Tensor
+    kv_cells: torch.Tensor
+
+    def run(self, angles: torch.Tensor | None, key_multiplier: float = 1.0) -> torch.Tensor:
+        caches = (self.k_cache, self.v_cache)
+        return rotary.reference(self.q, self.k, self.v, angles, key_multiplier, *caches, self.kv_cells)
+
+
+def rotary_case(heads: int, head_dim: int, seed: int, dtype: torch.dtype = torch.float32) -> RotaryCase:
+    generator = torch.Generator().manual_seed(seed)
+    q, k, v = (normal(generator, 3, count, head_dim).to(dtype) for count in (heads, 2, 2))
+    k_cache, v_cache = (torch.full((4, 4, 2, head_dim), NAN, dtype=dtype) for _ in range(2))
+    return RotaryCase(q, k, v, k_cache, v_cache, torch.tensor([11, 5, 0]))
+
+
+def rotate(x: torch.Tensor, angles: torch.Tensor) -> torch.Tensor:
+    """`x` [tokens, heads, head_dim] with its pairs turned by `angles` [tokens, half], in float64."""
+    out = x.double()
+    half = angles.shape[1]
+    for token in range(len(x)):
+        for i in range(half):
+            angle = float(angles[token, i])
+            first, second = x[token, :, i].double(), x[token, :, half + i].double()
+            out[token, :, i] = first * math.cos(angle) - second * math.sin(angle)
+            out[token, :, half + i] = second * math.cos(angle) + first * math.sin(angle)
+    return out
 
 
 @few
@@ -205,21 +232,84 @@ def test_attention_writes_each_key_and_value_into_its_own_cell_only() -> None:
 def test_rotary_turns_pairs_of_the_first_part_of_a_head_and_passes_the_rest(
     rotated: int, rest: int, dtype: torch.dtype, seed: int
 ) -> None:
+    case = rotary_case(4, rotated + rest, seed, dtype)
+    angles = normal(torch.Generator().manual_seed(seed + 1), 3, rotated // 2) * 3
+    out = case.run(torch.stack((angles.cos(), angles.sin())))
+    keys = case.k_cache.flatten(0, 1)[case.kv_cells]
+    for turned, x in ((out, case.q), (keys, case.k)):
+        assert turned.dtype == dtype
+        rtol = 1e-6 if dtype is torch.float32 else 1e-2
+        torch.testing.assert_close(turned.double(), rotate(x, angles), atol=1e-6, rtol=rtol)
+        assert torch.equal(turned[..., rotated:], x[..., rotated:])
+
+
+@pytest.mark.parametrize("heads", [4, 0])
+@pytest.mark.parametrize("has_positions", [True, False])
+def test_rotary_writes_each_key_and_value_into_its_own_cell_only(heads: int, has_positions: bool) -> None:
+    case = rotary_case(heads, 6, seed=1)
+    angles = normal(torch.Generator().manual_seed(2), 3, 3)
+    out = case.run(torch.stack((angles.cos(), angles.sin())) if has_positions else None, key_multiplier=0.5)
+    expected_q = rotate(case.q, angles).float() if has_positions else case.q
+    expected_k = rotate(case.k * 0.5, angles).float() if has_positions else case.k * 0.5
+    torch.testing.assert_close(out, expected_q)
+    for cache, new in ((case.k_cache, expected_k), (case.v_cache, case.v)):
+        expected = torch.full_like(cache.flatten(0, 1), NAN)
+        expected[case.kv_cells] = new
+        torch.testing.assert_close(cache.flatten(0, 1), expected, equal_nan=True)
+
+
+def test_rotary_without_angles_gives_the_queries_themselves() -> None:
+    case = rotary_case(2, 6, seed=3)
+    assert case.run(None) is case.q
+
+
+def test_rotary_angles_are_the_scaled_cosines_and_sines_of_position_times_frequency() -> None:
+    out = rotary_angles.reference(torch.tensor([0, 3, 41]), torch.tensor([1.0, 0.125]), 0.5)
+    expected = [
+        [[0.5 * of(position * frequency) for frequency in (1.0, 0.125)] for position in (0, 3, 41)]
+        for of in (math.cos, math.sin)
+    ]
+    torch.testing.assert_close(out, torch.tensor(expected))
+
+
+@pytest.mark.parametrize("multiplier", [1.0, 0.25])
+def test_an_embedding_is_its_tokens_row_times_the_multiplier(multiplier: float) -> None:
+    weight = torch.arange(12.0).view(4, 3).bfloat16()
+    out = embedding.reference(torch.tensor([2, 0, 2]), weight, multiplier)
+    assert out.dtype == torch.bfloat16
+    assert out.tolist() == [[value * multiplier for value in weight[token].tolist()] for token in (2, 0, 2)]
+
+
+@pytest.mark.parametrize("activation", [None, "silu", "relu2", "swiglu"])
+@few
+@given(st.integers(0, 4), st.booleans(), st.booleans(), st.booleans(), seeds)
+def test_linear_scales_then_activates_then_adds(
+    activation: str | None, tokens: int, has_bias: bool, has_scale: bool, has_residual: bool, seed: int
+) -> None:
     generator = torch.Generator().manual_seed(seed)
-    x = normal(generator, 3, 2, rotated + rest).to(dtype)
-    angles = normal(generator, 3, rotated // 2) * 3
-    out = rotary.reference(x, angles.cos(), angles.sin())
-    expected = x.double()
-    half = rotated // 2
-    for token in range(3):
-        for i in range(half):
-            angle = float(angles[token, i])
-            first, second = x[token, :, i].double(), x[token, :, half + i].double()
-            expected[token, :, i] = first * math.cos(angle) - second * math.sin(angle)
-            expected[token, :, half + i] = second * math.cos(angle) + first * math.sin(angle)
-    assert out.dtype == dtype
-    torch.testing.assert_close(out.double(), expected, atol=1e-6, rtol=1e-6 if dtype is torch.float32 else 1e-2)
-    assert torch.equal(out[..., rotated:], x[..., rotated:])
+    x, weight = normal(generator, tokens, 3), normal(generator, 6, 3)
+    bias, scale = (normal(generator, 6) if wanted else None for wanted in (has_bias, has_scale))
+    results = 3 if activation == "swiglu" else 6
+    residual = normal(generator, tokens, results) if has_residual else None
+    out = linear.reference(x, weight, bias, residual, activation, scale)
+    assert out.shape == (tokens, results)
+    for token in range(tokens):
+        values = [float(weight[i].double() @ x[token].double()) for i in range(6)]
+        values = [value + (0.0 if bias is None else float(bias[i])) for i, value in enumerate(values)]
+        values = [value * (1.0 if scale is None else float(scale[i])) for i, value in enumerate(values)]
+        values = activated(activation, values)
+        values = [v + (0.0 if residual is None else float(residual[token, i])) for i, v in enumerate(values)]
+        torch.testing.assert_close(out[token], torch.tensor(values), **FLOAT32)
+
+
+@pytest.mark.parametrize("out_dtype", [None, torch.float32])
+def test_linear_gives_the_dtype_of_its_input_or_the_one_asked_for(out_dtype: torch.dtype | None) -> None:
+    x, weight, scale = torch.ones(2, 4).bfloat16(), torch.eye(4).bfloat16(), torch.full((4,), 1 + 2**-12)
+    residual = torch.zeros(2, 4, dtype=out_dtype or torch.bfloat16)
+    out = linear.reference(x, weight, None, residual, None, scale, out_dtype)
+    assert out.dtype == (out_dtype or torch.bfloat16)
+    assert out.unique().tolist() == [1 + 2**-12 if out_dtype else 1.0]  # scaled in float32, rounded at the end
+    assert x.unique().tolist() == [1.0]
 
 
 @few
@@ -259,16 +349,21 @@ def test_gated_rms_norm_gives_the_dtype_of_the_gate() -> None:
     assert gated_rms_norm.reference(x, gate, weight, 1e-5, 2).dtype == torch.bfloat16
 
 
+@few
+@given(st.integers(0, 3), st.sampled_from([torch.float32, torch.bfloat16]), seeds)
+def test_without_a_weight_only_the_gate_is_applied(tokens: int, dtype: torch.dtype, seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    x, gate = normal(generator, tokens, 5), normal(generator, tokens, 5).to(dtype)
+    out = gated_rms_norm.reference(x, gate, None, 0.01, None)
+    gates = [[silu(float(value)) for value in row] for row in gate]
+    expected = x * torch.tensor(gates, dtype=torch.float32).view(tokens, 5)
+    torch.testing.assert_close(out, expected.to(dtype), atol=1e-6, rtol=1e-5 if dtype is torch.float32 else 1e-2)
+
+
 @pytest.mark.parametrize("name", ["silu", "relu2", "swiglu"])
 def test_activations_are_their_formulas(name: str) -> None:
     x = torch.tensor([[-2.0, -0.5, 0.0, 0.5, 1.0, 3.0]])
-    values = x[0].tolist()
-    expected = {
-        "silu": [silu(value) for value in values],
-        "relu2": [max(value, 0.0) ** 2 for value in values],
-        "swiglu": [silu(gate) * up for gate, up in zip(values[:3], values[3:], strict=True)],
-    }[name]
-    torch.testing.assert_close(activation.reference(x, name), torch.tensor([expected]))
+    torch.testing.assert_close(ACTIVATIONS[name](x), torch.tensor([activated(name, x[0].tolist())]))
 
 
 @pytest.mark.parametrize("name", ["relu2", "swiglu"])

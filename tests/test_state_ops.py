@@ -49,7 +49,7 @@ class Recurrence:
 
     x: torch.Tensor
     dt: torch.Tensor
-    A: torch.Tensor
+    A_log: torch.Tensor
     B: torch.Tensor
     C: torch.Tensor
     D: torch.Tensor
@@ -60,7 +60,7 @@ class Recurrence:
         """The kernels' first eight arguments for a part of the tokens."""
         part = slice(begin, end)
         per_head = (self.D, self.dt_bias, self.dt_limit)
-        return (self.x[part], self.dt[part], self.A, self.B[part], self.C[part], *per_head)
+        return (self.x[part], self.dt[part], self.A_log, self.B[part], self.C[part], *per_head)
 
     def follow(
         self,
@@ -83,7 +83,7 @@ class Recurrence:
                 step = min(max(math.log1p(math.exp(raw)), self.dt_limit[0]), self.dt_limit[1])
                 for p in range(head_dim):
                     added = step * float(self.x[t, head, p]) * self.B[t, group].double()
-                    new[head, p] = math.exp(step * float(self.A[head])) * h[head, p] + added
+                    new[head, p] = math.exp(-step * math.exp(float(self.A_log[head]))) * h[head, p] + added
                     y[head, p] = new[head, p] @ self.C[t, group].double()
                     y[head, p] += float(self.D[head]) * float(self.x[t, head, p])
             h = new.to(dtype).double()
@@ -106,7 +106,7 @@ def recurrence(
     return Recurrence(
         normal(generator, tokens, heads, head_dim),
         normal(generator, tokens, heads),
-        -normal(generator, heads).exp(),
+        normal(generator, heads),
         normal(generator, tokens, groups, size),
         normal(generator, tokens, groups, size),
         normal(generator, heads),
@@ -351,7 +351,7 @@ def test_a_checkpoint_on_a_multiple_of_the_chunk_size_is_the_state_that_a_cut_th
 def inputs_of_a_real_model(tokens: int, seed: int) -> Recurrence:
     """Sizes at which products are blocked and made by several threads; inputs in bfloat16, decays mild and strong."""
     case = recurrence(tokens, 4, 4, seed, head_dim=64, size=128)
-    case.A = -torch.linspace(1, 16, 16)
+    case.A_log = torch.linspace(1, 16, 16).log()
     case.x, case.dt, case.B, case.C = (t.bfloat16() for t in (case.x, case.dt, case.B, case.C))
     return case
 
@@ -429,7 +429,7 @@ def test_a_state_in_bfloat16_is_rounded_once_per_step_of_the_scan() -> None:
 def test_large_decays_neither_overflow_nor_forget_the_newest_token() -> None:
     """A sum of logarithms far below the range of exp, as A of -16 and large time steps give."""
     case = recurrence(64, 1, 1, seed=7)
-    case.A = torch.tensor([-16.0])
+    case.A_log = torch.tensor([16.0]).log()
     case.dt = case.dt + 3
     states = slots_of(case, 2)
     out = scan(case, states, [(0, 64)], [0], [0], [1], 32)
@@ -449,7 +449,7 @@ def test_decays_too_small_to_count_stay_clear_of_denormal_numbers() -> None:
 def test_no_state_of_a_scan_with_strong_decays_is_denormal() -> None:
     """Only the first token adds to the state, which after six is e^-95 of that."""
     case = recurrence(64, 1, 1, seed=11, dt_limit=(1.1875, 1.1875))
-    case.A = torch.tensor([-16.0])
+    case.A_log = torch.tensor([16.0]).log()
     case.x[1:] = 0
     states = slots_of(case, 3)
     scan(case, states, [(0, 64)], [0], [0], [1], 64, [(0, 6, 2)])

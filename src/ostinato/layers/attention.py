@@ -13,10 +13,11 @@ from ostinato.plan.model import AttentionSpec
 
 
 class Attention(nn.Module):
-    """q, k, v projections, optional norm of queries and keys, rotation, attention, output projection.
+    """q, k, v projections, optional norm of queries and keys, rotation, attention, output projection, residual.
 
-    `scale` multiplies the scores (default head_dim ** -0.5); `key_multiplier` multiplies the keys (Falcon-H1); keys
-    before position `first_key` are not attended to (a prediction head has none for a text's first token).
+    `scale` multiplies the scores (default head_dim ** -0.5); `in_multiplier`, `key_multiplier` and `out_multiplier` the
+    input, the keys and the output before the residual (Falcon-H1, Granite); keys before position `first_key` are not
+    attended to (a prediction head has none for a text's first token).
     """
 
     def __init__(
@@ -29,7 +30,9 @@ class Attention(nn.Module):
         out_bias: bool = False,
         qk_norm_eps: float | None = None,
         scale: float | None = None,
+        in_multiplier: float = 1.0,
         key_multiplier: float = 1.0,
+        out_multiplier: float = 1.0,
         first_key: int = 0,
     ) -> None:
         super().__init__()
@@ -37,8 +40,8 @@ class Attention(nn.Module):
         self.spec = spec
         self.q_size, self.kv_size = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
         parts = (("q_proj", self.q_size), ("k_proj", self.kv_size), ("v_proj", self.kv_size))
-        self.qkv = PackedLinear(build, hidden_size, parts, bias)
-        self.o_proj = Linear(build, self.q_size, hidden_size, out_bias)
+        self.qkv = PackedLinear(build, hidden_size, parts, bias, in_multiplier=in_multiplier)
+        self.o_proj = Linear(build, self.q_size, hidden_size, out_bias, out_multiplier)
         self.q_norm = RMSNorm(build, spec.head_dim, qk_norm_eps) if qk_norm_eps is not None else None
         self.k_norm = RMSNorm(build, spec.head_dim, qk_norm_eps) if qk_norm_eps is not None else None
         self.scale = spec.head_dim**-0.5 if scale is None else scale
@@ -48,43 +51,46 @@ class Attention(nn.Module):
     def forward(
         self,
         x: torch.Tensor,
-        rotation: tuple[torch.Tensor, torch.Tensor] | None,
+        angles: torch.Tensor | None,
         step: StepInputs,
         memory: LayerMemory,
+        residual: torch.Tensor,
     ) -> torch.Tensor:
-        """[tokens, hidden] -> [tokens, hidden]; `rotation` is cos and sin, or None for attention without positions."""
-        head_dim = self.spec.head_dim
+        """`x` and `residual` [tokens, hidden] -> [tokens, hidden]; without `angles` attention has no positions."""
         q, k, v = self.qkv(x).split((self.q_size, self.kv_size, self.kv_size), dim=-1)
-        q, k, v = (part.unflatten(-1, (-1, head_dim)) for part in (q, k, v))
+        q, k, v = (part.unflatten(-1, (-1, self.spec.head_dim)) for part in (q, k, v))
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
-        if self.key_multiplier != 1.0:
-            k = k * self.key_multiplier
-        if rotation is not None:
-            q, k = self.ops.rotary(q, *rotation), self.ops.rotary(k, *rotation)
-        out = self.ops.tap.split("attention", self._attend, (q, k, v), step, memory)
-        return self.o_proj(out.flatten(1))
+        q = self._store(q, k, v, angles, step, memory)
+        out = self.ops.tap.split("attention", self._attend, (q,), step, memory)
+        return self.o_proj(out.flatten(1), residual)
 
     def store(self, x: torch.Tensor, step: StepInputs, memory: LayerMemory) -> None:
         """Writes the keys and values of `x` [tokens, hidden], and does not attend. For attention without positions."""
         assert self.k_norm is None, "keys are stored as they are projected"
-        assert self.key_multiplier == 1.0, "keys are stored as they are projected"
-        keys, values = self.qkv.part(x, self.q_size, self.q_size + 2 * self.kv_size).split(self.kv_size, dim=-1)
-        for cache, new in ((memory.k_cache, keys), (memory.v_cache, values)):
-            assert cache is not None, "an attention layer has keys and values in the cache"
-            cache.flatten(0, 1).index_copy_(0, step.kv_cells, new.unflatten(-1, (-1, self.spec.head_dim)))
+        parts = self.qkv.part(x, self.q_size, self.q_size + 2 * self.kv_size).split(self.kv_size, dim=-1)
+        k, v = (part.unflatten(-1, (-1, self.spec.head_dim)) for part in parts)
+        self._store(k[:, :0], k, v, None, step, memory)
 
-    def _attend(
-        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, step: StepInputs, memory: LayerMemory
+    def _store(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        angles: torch.Tensor | None,
+        step: StepInputs,
+        memory: LayerMemory,
     ) -> torch.Tensor:
+        """Rotates, and writes keys and values. In a graph padding has its cells in the null block, which nobody reads.
+        -> the queries to attend with"""
+        return self.ops.rotary(q, k, v, angles, self.key_multiplier, memory.k_cache, memory.v_cache, step.kv_cells)
+
+    def _attend(self, q: torch.Tensor, step: StepInputs, memory: LayerMemory) -> torch.Tensor:
         """-> [tokens, heads, head_dim]"""
         return self.ops.attention(
             q,
-            k,
-            v,
             memory.k_cache,
             memory.v_cache,
-            step.kv_cells,
             step.row_starts,
             step.start_positions,
             step.kv_lens,

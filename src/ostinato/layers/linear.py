@@ -5,24 +5,50 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 
 from ostinato.layers.build import Build
 
 
 class Linear(nn.Module):
-    """y = x W^T + b."""
+    """y = (x W^T + b) * multiplier.
 
-    def __init__(self, build: Build, in_size: int, out_size: int, bias: bool = False) -> None:
+    `multiplier` is one number, or one for each output: [out] float32. `in_multiplier` multiplies x.
+    """
+
+    def __init__(
+        self,
+        build: Build,
+        in_size: int,
+        out_size: int,
+        bias: bool = False,
+        multiplier: float | torch.Tensor = 1.0,
+        in_multiplier: float = 1.0,
+    ) -> None:
         super().__init__()
         self.op = build.ops.linear
         self.weight = build.weight(out_size, in_size)
         self.bias = build.weight(out_size) if bias else None
+        # Without a bias a multiple of the input is one of the outputs, which costs nothing there.
+        self.in_multiplier = in_multiplier if bias else 1.0
+        self.scale = output_scale(build, out_size, multiplier if bias else multiplier * in_multiplier)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """[tokens, in] -> [tokens, out]"""
-        return self.op(x, self.weight, self.bias)
+    def forward(
+        self, x: torch.Tensor, residual: torch.Tensor | None = None, activation: str | None = None
+    ) -> torch.Tensor:
+        """[tokens, in] -> [tokens, out], or half as many with the activation `swiglu`. `residual` is added last, and
+        gives the result its dtype."""
+        if self.in_multiplier != 1.0:
+            x = x * self.in_multiplier
+        out_dtype = residual.dtype if residual is not None and residual.dtype != x.dtype else None
+        return self.op(x, self.weight, self.bias, residual, activation, self.scale, out_dtype)
+
+
+def output_scale(build: Build, out_size: int, multiplier: float | torch.Tensor) -> torch.Tensor | None:
+    """What `ops.linear` takes for a multiplier of its outputs: [out] float32, or None where that is 1 throughout."""
+    if isinstance(multiplier, torch.Tensor):
+        return multiplier
+    return None if multiplier == 1.0 else torch.full((out_size,), multiplier, dtype=torch.float32, device=build.device)
 
 
 class PackedLinear(Linear):
@@ -31,13 +57,23 @@ class PackedLinear(Linear):
     An instance called `attn.qkv` with parts `q_proj`, `k_proj` holds the tensors `attn.q_proj.weight` and so on.
     """
 
-    def __init__(self, build: Build, in_size: int, parts: Sequence[tuple[str, int]], bias: bool = False) -> None:
-        super().__init__(build, in_size, sum(size for _, size in parts), bias)
+    def __init__(
+        self,
+        build: Build,
+        in_size: int,
+        parts: Sequence[tuple[str, int]],
+        bias: bool = False,
+        multiplier: float | torch.Tensor = 1.0,
+        in_multiplier: float = 1.0,
+    ) -> None:
+        super().__init__(build, in_size, sum(size for _, size in parts), bias, multiplier, in_multiplier)
         self.parts = tuple(parts)
 
     def part(self, x: torch.Tensor, begin: int, end: int) -> torch.Tensor:
         """[tokens, in] -> [tokens, end - begin]: these outputs alone."""
-        return self.op(x, self.weight[begin:end], None if self.bias is None else self.bias[begin:end])
+        assert self.in_multiplier == 1.0, "a part takes its input as it is"
+        bias, scale = (None if each is None else each[begin:end] for each in (self.bias, self.scale))
+        return self.op(x, self.weight[begin:end], bias, None, None, scale)
 
     def checkpoint_views(self, prefix: str) -> Iterator[tuple[str, torch.Tensor]]:
         parent = prefix.rpartition(".")[0]
@@ -51,12 +87,14 @@ class PackedLinear(Linear):
 
 
 class Embedding(nn.Module):
-    """Token embedding; with tied embeddings its weight is the LM head's too."""
+    """Token embedding times `multiplier`; with tied embeddings its weight is the LM head's too."""
 
-    def __init__(self, build: Build, vocab_size: int, hidden_size: int) -> None:
+    def __init__(self, build: Build, vocab_size: int, hidden_size: int, multiplier: float = 1.0) -> None:
         super().__init__()
+        self.op = build.ops.embedding
+        self.multiplier = multiplier
         self.weight = build.weight(vocab_size, hidden_size)
 
     def forward(self, token_ids: torch.Tensor) -> torch.Tensor:
         """[tokens] -> [tokens, hidden]"""
-        return F.embedding(token_ids, self.weight)
+        return self.op(token_ids, self.weight, self.multiplier)

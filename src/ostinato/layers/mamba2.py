@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 
 from ostinato.layers.build import Build
@@ -34,8 +33,9 @@ class Mamba2Mixer(nn.Module):
 
     `norm_group_size` is the number of channels that the gated norm averages over; None leaves the norm out,
     so that only the gate is applied. `proj_bias` is for both projections, unless `out_bias` is given for the
-    output's. `dt_limit` clamps the time step, in prefill and decode alike. `in_scale` [in_proj_size]
-    multiplies the projected input (Falcon-H1).
+    output's. `dt_limit` clamps the time step, in prefill and decode alike. `in_multiplier` multiplies the input,
+    `in_scale` [in_proj_size] float32 what is projected from it (Falcon-H1), `out_multiplier` the output before the
+    residual.
     """
 
     def __init__(
@@ -51,36 +51,30 @@ class Mamba2Mixer(nn.Module):
         out_bias: bool | None = None,
         conv_bias: bool = True,
         dt_limit: tuple[float, float] = (0.0, float("inf")),
-        in_scale: torch.Tensor | None = None,
+        in_multiplier: float = 1.0,
+        in_scale: float | torch.Tensor = 1.0,
+        out_multiplier: float = 1.0,
     ) -> None:
         super().__init__()
         self.ops = build.ops
         self.spec = spec
         self.dt_limit = dt_limit
-        self.in_scale = in_scale
-        self.in_proj = Linear(build, hidden_size, spec.in_proj_size, proj_bias)
+        self.in_proj = Linear(build, hidden_size, spec.in_proj_size, proj_bias, in_scale, in_multiplier)
         self.conv1d = CausalConv(build, spec.conv_dim, spec.conv_kernel, conv_bias)
         self.A_log = build.weight(spec.num_heads, dtype=torch.float32)
         self.D = build.weight(spec.num_heads, dtype=torch.float32)
         self.dt_bias = build.weight(spec.num_heads, dtype=torch.float32)
-        self.norm = (
-            GatedRMSNorm(build, spec.intermediate_size, eps, norm_group_size, norm_before_gate)
-            if norm_group_size is not None
-            else None
-        )
+        self.norm = GatedRMSNorm(build, spec.intermediate_size, eps, norm_group_size, norm_before_gate)
         out_bias = proj_bias if out_bias is None else out_bias
-        self.out_proj = Linear(build, spec.intermediate_size, hidden_size, out_bias)
+        self.out_proj = Linear(build, spec.intermediate_size, hidden_size, out_bias, out_multiplier)
 
-    def forward(self, x: torch.Tensor, step: StepInputs, memory: LayerMemory) -> torch.Tensor:
-        """[tokens, hidden] -> [tokens, hidden]"""
+    def forward(self, x: torch.Tensor, step: StepInputs, memory: LayerMemory, residual: torch.Tensor) -> torch.Tensor:
+        """`x` and `residual` [tokens, hidden] -> [tokens, hidden]"""
         spec = self.spec
         projected = self.in_proj(x)
-        if self.in_scale is not None:
-            projected = projected * self.in_scale
         gate, conv_in, dt = projected.split((spec.intermediate_size, spec.conv_dim, spec.num_heads), dim=-1)
         y = self.ops.tap.split("state", self._mix, (conv_in, dt), step, memory).flatten(1)
-        y = self.norm(y, gate) if self.norm is not None else y * F.silu(gate)
-        return self.out_proj(y)
+        return self.out_proj(self.norm(y, gate), residual)
 
     def _mix(self, conv_in: torch.Tensor, dt: torch.Tensor, step: StepInputs, memory: LayerMemory) -> torch.Tensor:
         """Convolution and recurrence, along each row. -> [tokens, heads, head_dim]"""
@@ -104,7 +98,6 @@ class Mamba2Mixer(nn.Module):
         x, B, C = convolved.split((spec.intermediate_size, bc_size, bc_size), dim=-1)
         x = x.unflatten(-1, (spec.num_heads, spec.head_dim))
         B, C = B.unflatten(-1, (spec.num_groups, -1)), C.unflatten(-1, (spec.num_groups, -1))
-        A = -torch.exp(self.A_log)
         rows, tokens = step.num_decode_rows, step.num_decode_tokens
         parts = []
         if rows:
@@ -112,7 +105,7 @@ class Mamba2Mixer(nn.Module):
                 self.ops.state_update(
                     x[:tokens],
                     dt[:tokens],
-                    A,
+                    self.A_log,
                     B[:tokens],
                     C[:tokens],
                     self.D,
@@ -128,7 +121,7 @@ class Mamba2Mixer(nn.Module):
                 self.ops.ssd_scan(
                     x[tokens:],
                     dt[tokens:],
-                    A,
+                    self.A_log,
                     B[tokens:],
                     C[tokens:],
                     self.D,

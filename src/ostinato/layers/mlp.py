@@ -10,24 +10,23 @@ from ostinato.layers.linear import Linear, PackedLinear
 
 
 class MLP(nn.Module):
-    """down_proj(activation(up_proj(x)))."""
+    """down_proj(activation(up_proj(x))) + residual."""
 
     def __init__(
         self, build: Build, hidden_size: int, intermediate_size: int, activation: str, bias: bool = False
     ) -> None:
         super().__init__()
-        self.op = build.ops.activation
         self.activation = activation
         self.up_proj = Linear(build, hidden_size, intermediate_size, bias)
         self.down_proj = Linear(build, intermediate_size, hidden_size, bias)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """[tokens, hidden] -> [tokens, hidden]"""
-        return self.down_proj(self.op(self.up_proj(x), self.activation))
+    def forward(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+        """Both [tokens, hidden] -> [tokens, hidden]"""
+        return self.down_proj(self.up_proj(x, None, self.activation), residual)
 
 
 class GatedMLP(nn.Module):
-    """down_proj(silu(gate_proj(x)) * up_proj(x)).
+    """down_proj(silu(gate_proj(x)) * up_proj(x)) + residual.
 
     `gate_multiplier` and `down_multiplier` scale the gate before its activation and the result (Falcon-H1).
     """
@@ -42,18 +41,14 @@ class GatedMLP(nn.Module):
         down_multiplier: float = 1.0,
     ) -> None:
         super().__init__()
-        self.op = build.ops.activation
         parts = (("gate_proj", intermediate_size), ("up_proj", intermediate_size))
-        self.gate_up = PackedLinear(build, hidden_size, parts, bias)
-        self.down_proj = Linear(build, intermediate_size, hidden_size, bias)
-        self.intermediate_size = intermediate_size
-        self.gate_multiplier = gate_multiplier
-        self.down_multiplier = down_multiplier
+        multiplier: float | torch.Tensor = 1.0
+        if gate_multiplier != 1.0:
+            multiplier = torch.ones(2 * intermediate_size, dtype=torch.float32, device=build.device)
+            multiplier[:intermediate_size] = gate_multiplier
+        self.gate_up = PackedLinear(build, hidden_size, parts, bias, multiplier)
+        self.down_proj = Linear(build, intermediate_size, hidden_size, bias, down_multiplier)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """[tokens, hidden] -> [tokens, hidden]"""
-        gate_up = self.gate_up(x)
-        if self.gate_multiplier != 1.0:
-            gate_up[:, : self.intermediate_size] *= self.gate_multiplier
-        y = self.down_proj(self.op(gate_up, "swiglu"))
-        return y if self.down_multiplier == 1.0 else y * self.down_multiplier
+    def forward(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+        """Both [tokens, hidden] -> [tokens, hidden]"""
+        return self.down_proj(self.gate_up(x, None, "swiglu"), residual)

@@ -23,12 +23,15 @@ class RMSNorm(nn.Module):
 
 
 class GatedRMSNorm(nn.Module):
-    """RMS norm over groups of channels with a SiLU gate, as Mamba-2 mixers end with."""
+    """RMS norm over groups of channels with a SiLU gate, as Mamba-2 mixers end with. `group_size` None: the gate alone,
+    which has no weight."""
 
-    def __init__(self, build: Build, size: int, eps: float, group_size: int, norm_before_gate: bool = False) -> None:
+    def __init__(
+        self, build: Build, size: int, eps: float, group_size: int | None, norm_before_gate: bool = False
+    ) -> None:
         super().__init__()
         self.op = build.ops.gated_rms_norm
-        self.weight = build.weight(size)
+        self.weight = build.weight(size) if group_size is not None else None
         self.eps = eps
         self.group_size = group_size
         self.norm_before_gate = norm_before_gate

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
+from ostinato.layers.build import Build
 from ostinato.plan.model import RopeSpec
 from ostinato.plan.rope import inverse_frequencies
 
@@ -12,12 +13,12 @@ from ostinato.plan.rope import inverse_frequencies
 class Rotary(nn.Module):
     """cos and sin of every token's angles, already multiplied by the embedding's attention scaling."""
 
-    def __init__(self, rope: RopeSpec, device: torch.device) -> None:
+    def __init__(self, build: Build, rope: RopeSpec) -> None:
         super().__init__()
+        self.op = build.ops.rotary_angles
         frequencies, self.scaling = inverse_frequencies(rope)
-        self.frequencies = torch.tensor(frequencies, dtype=torch.float32, device=device)
+        self.frequencies = torch.tensor(frequencies, dtype=torch.float32, device=build.device)
 
-    def forward(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """[tokens] -> cos and sin, each [tokens, rotary_dim / 2] float32"""
-        angles = positions.float().unsqueeze(-1) * self.frequencies
-        return angles.cos() * self.scaling, angles.sin() * self.scaling
+    def forward(self, positions: torch.Tensor) -> torch.Tensor:
+        """[tokens] -> [2, tokens, rotary_dim / 2] float32"""
+        return self.op(positions, self.frequencies, self.scaling)

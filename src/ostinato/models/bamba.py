@@ -47,17 +47,17 @@ class Block(nn.Module):
     def forward(
         self,
         x: torch.Tensor,
-        rotation: tuple[torch.Tensor, torch.Tensor] | None,
+        angles: torch.Tensor | None,
         step: StepInputs,
         memory: LayerMemory,
     ) -> torch.Tensor:
         """[tokens, hidden] -> [tokens, hidden]"""
         y = self.input_layernorm(x)
         if self.kind == "mamba2":
-            x = x + self.mamba(y, step, memory)
+            x = self.mamba(y, step, memory, x)
         else:
-            x = x + self.self_attn(y, rotation, step, memory)
-        return x + self.feed_forward(self.pre_ff_layernorm(x))
+            x = self.self_attn(y, angles, step, memory, x)
+        return self.feed_forward(self.pre_ff_layernorm(x), x)
 
 
 class Backbone(nn.Module):
@@ -69,14 +69,14 @@ class Backbone(nn.Module):
         self.embed_tokens = Embedding(build, spec.vocab_size, spec.hidden_size)
         self.layers = nn.ModuleList(Block(build, spec.hidden_size, kind, hyper) for kind in hyper.kinds)
         self.final_layernorm = RMSNorm(build, spec.hidden_size, hyper.norm_eps)
-        self.rotary = Rotary(spec.rope, build.device) if spec.rope is not None else None
+        self.rotary = Rotary(build, spec.rope) if spec.rope is not None else None
 
     def forward(self, step: StepInputs, memory: Sequence[LayerMemory]) -> torch.Tensor:
         """-> [tokens, hidden]"""
         x = self.embed_tokens(step.token_ids)
-        rotation = self.rotary(step.positions) if self.rotary is not None else None
+        angles = self.rotary(step.positions) if self.rotary is not None else None
         for block, layer_memory in zip(self.layers, memory, strict=True):
-            x = block(x, rotation, step, layer_memory)
+            x = block(x, angles, step, layer_memory)
         return self.final_layernorm(x)
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from ostinato.layers.build import Build
-from ostinato.layers.linear import Embedding, Linear
+from ostinato.layers.linear import Embedding, Linear, output_scale
 from ostinato.layers.step import LayerMemory, StepInputs
 from ostinato.plan.model import ModelSpec
 
@@ -45,13 +45,11 @@ class CausalLM(nn.Module, ABC):
     where they differ, `checkpoint_name` translates.
     """
 
-    logits_scale: float = 1.0
-    """Multiplies the logits; an architecture with such a multiplier sets it."""
-
-    def __init__(self, build: Build, spec: ModelSpec) -> None:
+    def __init__(self, build: Build, spec: ModelSpec, logits_multiplier: float = 1.0) -> None:
         super().__init__()
         self.build = build
         self.spec = spec
+        self.logits_scale = output_scale(build, spec.vocab_size, logits_multiplier)
         if not spec.tied_embeddings:
             self.lm_head = Linear(build, spec.hidden_size, spec.vocab_size)
 
@@ -72,8 +70,7 @@ class CausalLM(nn.Module, ABC):
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """[positions, hidden] -> [positions, vocab] float32"""
         weight = self.embedding.weight if self.spec.tied_embeddings else self.lm_head.weight
-        logits = self.build.ops.linear(hidden, weight, None).float()
-        return logits if self.logits_scale == 1.0 else logits * self.logits_scale
+        return self.build.ops.linear(hidden, weight, scale=self.logits_scale, out_dtype=torch.float32)
 
     def checkpoint_name(self, name: str) -> str | None:
         """The name under which this model knows the checkpoint's tensor `name`; None: known, and not loaded."""

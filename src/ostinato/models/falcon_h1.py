@@ -23,12 +23,12 @@ from ostinato.plan.model import ModelSpec
 class Block(nn.Module):
     """Attention and the mixer on one norm of the residual stream, both added to it; then the MLP on another.
 
-    `ssm_scale` [in_proj_size] multiplies the mixer's projected input.
+    `ssm_scale` [in_proj_size] float32 multiplies the mixer's projected input.
     """
 
     def __init__(self, build: Build, hidden_size: int, hyper: FalconH1Hyperparameters, ssm_scale: torch.Tensor) -> None:
         super().__init__()
-        self.multipliers = hyper.multipliers
+        multipliers = hyper.multipliers
         self.input_layernorm = RMSNorm(build, hidden_size, hyper.norm_eps)
         self.self_attn = Attention(
             build,
@@ -36,7 +36,9 @@ class Block(nn.Module):
             hyper.attention,
             bias=hyper.attention_bias,
             out_bias=hyper.attention_bias,
-            key_multiplier=self.multipliers.key,
+            in_multiplier=multipliers.attention_in,
+            key_multiplier=multipliers.key,
+            out_multiplier=multipliers.attention_out,
         )
         group_size = hyper.mamba2.intermediate_size // hyper.mamba2.num_groups
         self.mamba = Mamba2Mixer(
@@ -50,7 +52,9 @@ class Block(nn.Module):
             out_bias=hyper.mamba_out_bias,
             conv_bias=hyper.conv_bias,
             dt_limit=hyper.dt_limit,
+            in_multiplier=multipliers.ssm_in,
             in_scale=ssm_scale,
+            out_multiplier=multipliers.ssm_out,
         )
         self.pre_ff_layernorm = RMSNorm(build, hidden_size, hyper.norm_eps)
         self.feed_forward = GatedMLP(
@@ -58,24 +62,22 @@ class Block(nn.Module):
             hidden_size,
             hyper.intermediate_size,
             hyper.mlp_bias,
-            gate_multiplier=self.multipliers.mlp_gate,
-            down_multiplier=self.multipliers.mlp_down,
+            gate_multiplier=multipliers.mlp_gate,
+            down_multiplier=multipliers.mlp_down,
         )
 
     def forward(
         self,
         x: torch.Tensor,
-        rotation: tuple[torch.Tensor, torch.Tensor],
+        angles: torch.Tensor,
         step: StepInputs,
         memory: LayerMemory,
     ) -> torch.Tensor:
         """[tokens, hidden] -> [tokens, hidden]"""
-        scale = self.multipliers
         y = self.input_layernorm(x)
-        mixed = self.mamba(y * scale.ssm_in, step, memory) * scale.ssm_out
-        attended = self.self_attn(y * scale.attention_in, rotation, step, memory) * scale.attention_out
-        x = x + (mixed + attended)
-        return x + self.feed_forward(self.pre_ff_layernorm(x))
+        x = self.mamba(y, step, memory, x)
+        x = self.self_attn(y, angles, step, memory, x)
+        return self.feed_forward(self.pre_ff_layernorm(x), x)
 
 
 class Backbone(nn.Module):
@@ -85,19 +87,18 @@ class Backbone(nn.Module):
         super().__init__()
         hyper: FalconH1Hyperparameters = spec.hyperparameters
         assert spec.rope is not None
-        self.embedding_multiplier = hyper.multipliers.embedding
-        self.embed_tokens = Embedding(build, spec.vocab_size, spec.hidden_size)
+        self.embed_tokens = Embedding(build, spec.vocab_size, spec.hidden_size, hyper.multipliers.embedding)
         scale = _ssm_scale(build, hyper)
         self.layers = nn.ModuleList(Block(build, spec.hidden_size, hyper, scale) for _ in spec.layers)
         self.final_layernorm = RMSNorm(build, spec.hidden_size, hyper.norm_eps)
-        self.rotary = Rotary(spec.rope, build.device)
+        self.rotary = Rotary(build, spec.rope)
 
     def forward(self, step: StepInputs, memory: Sequence[LayerMemory]) -> torch.Tensor:
         """-> [tokens, hidden]"""
-        x = self.embed_tokens(step.token_ids) * self.embedding_multiplier
-        rotation = self.rotary(step.positions)
+        x = self.embed_tokens(step.token_ids)
+        angles = self.rotary(step.positions)
         for block, layer_memory in zip(self.layers, memory, strict=True):
-            x = block(x, rotation, step, layer_memory)
+            x = block(x, angles, step, layer_memory)
         return self.final_layernorm(x)
 
 
@@ -105,9 +106,8 @@ class FalconH1(CausalLM):
     """The language model."""
 
     def __init__(self, build: Build, spec: ModelSpec) -> None:
-        super().__init__(build, spec)
+        super().__init__(build, spec, spec.hyperparameters.multipliers.logits)
         self.model = Backbone(build, spec)
-        self.logits_scale = spec.hyperparameters.multipliers.logits
 
     @property
     def embedding(self) -> Embedding:
@@ -118,9 +118,9 @@ class FalconH1(CausalLM):
 
 
 def _ssm_scale(build: Build, hyper: FalconH1Hyperparameters) -> torch.Tensor:
-    """Each part's multiplier, at the part's channels of the mixer's projected input. -> [in_proj_size]"""
+    """Each part's multiplier, at the part's channels of the mixer's projected input. -> [in_proj_size] float32"""
     spec = hyper.mamba2
     bc_size = spec.num_groups * spec.state_size
     sizes = (spec.intermediate_size, spec.intermediate_size, bc_size, bc_size, spec.num_heads)
     parts = zip(sizes, hyper.multipliers.ssm, strict=True)
-    return torch.cat([torch.full((size,), m, dtype=build.dtype, device=build.device) for size, m in parts])
+    return torch.cat([torch.full((size,), m, dtype=torch.float32, device=build.device) for size, m in parts])

@@ -56,17 +56,17 @@ class MoE(nn.Module):
 
 
 class SharedMLP(nn.Module):
-    """The gated MLP that every token passes; gate and up projection are one tensor in the checkpoint."""
+    """The gated MLP that every token passes, times `multiplier`, plus the residual; gate and up projection are one
+    tensor in the checkpoint."""
 
-    def __init__(self, build: Build, hidden_size: int, intermediate_size: int) -> None:
+    def __init__(self, build: Build, hidden_size: int, intermediate_size: int, multiplier: float) -> None:
         super().__init__()
-        self.op = build.ops.activation
         self.input_linear = Linear(build, hidden_size, 2 * intermediate_size)
-        self.output_linear = Linear(build, intermediate_size, hidden_size)
+        self.output_linear = Linear(build, intermediate_size, hidden_size, multiplier=multiplier)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """[tokens, hidden] -> [tokens, hidden]"""
-        return self.output_linear(self.op(self.input_linear(x), "swiglu"))
+    def forward(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+        """Both [tokens, hidden] -> [tokens, hidden]"""
+        return self.output_linear(self.input_linear(x, None, "swiglu"), residual)
 
 
 class Block(nn.Module):
@@ -87,34 +87,40 @@ class Block(nn.Module):
                 proj_bias=hyper.mamba_proj_bias,
                 conv_bias=hyper.conv_bias,
                 dt_limit=hyper.dt_limit,
+                out_multiplier=hyper.residual_multiplier,
             )
         else:
-            bias, scale = hyper.attention_bias, hyper.attention_multiplier
-            self.self_attn = Attention(build, hidden_size, hyper.attention, bias=bias, out_bias=bias, scale=scale)
+            self.self_attn = Attention(
+                build,
+                hidden_size,
+                hyper.attention,
+                bias=hyper.attention_bias,
+                out_bias=hyper.attention_bias,
+                scale=hyper.attention_multiplier,
+                out_multiplier=hyper.residual_multiplier,
+            )
         self.post_attention_layernorm = RMSNorm(build, hidden_size, hyper.norm_eps)
-        self.shared_mlp = SharedMLP(build, hidden_size, hyper.shared_intermediate_size)
+        self.shared_mlp = SharedMLP(build, hidden_size, hyper.shared_intermediate_size, hyper.residual_multiplier)
         self.block_sparse_moe = MoE(build, hidden_size, hyper.moe) if hyper.moe is not None else None
 
     def forward(
         self,
         x: torch.Tensor,
-        rotation: tuple[torch.Tensor, torch.Tensor] | None,
+        angles: torch.Tensor | None,
         step: StepInputs,
         memory: LayerMemory,
     ) -> torch.Tensor:
         """[tokens, hidden] -> [tokens, hidden]"""
         y = self.input_layernorm(x)
         if self.kind == "mamba2":
-            y = self.mamba(y, step, memory)
+            x = self.mamba(y, step, memory, x)
         else:
-            y = self.self_attn(y, rotation, step, memory)
-        x = torch.add(x, y, alpha=self.residual_multiplier)
+            x = self.self_attn(y, angles, step, memory, x)
         y = self.post_attention_layernorm(x)
+        x = self.shared_mlp(y, x)
         if self.block_sparse_moe is None:
-            y = self.shared_mlp(y)
-        else:
-            y = self.block_sparse_moe(y) + self.shared_mlp(y)
-        return torch.add(x, y, alpha=self.residual_multiplier)
+            return x
+        return torch.add(x, self.block_sparse_moe(y), alpha=self.residual_multiplier)
 
 
 class Backbone(nn.Module):
@@ -123,18 +129,17 @@ class Backbone(nn.Module):
     def __init__(self, build: Build, spec: ModelSpec) -> None:
         super().__init__()
         hyper: GraniteMoeHybridHyperparameters = spec.hyperparameters
-        self.embedding_multiplier = hyper.embedding_multiplier
-        self.embed_tokens = Embedding(build, spec.vocab_size, spec.hidden_size)
+        self.embed_tokens = Embedding(build, spec.vocab_size, spec.hidden_size, hyper.embedding_multiplier)
         self.layers = nn.ModuleList(Block(build, spec.hidden_size, kind, hyper) for kind in hyper.kinds)
         self.norm = RMSNorm(build, spec.hidden_size, hyper.norm_eps)
-        self.rotary = Rotary(spec.rope, build.device) if spec.rope is not None else None
+        self.rotary = Rotary(build, spec.rope) if spec.rope is not None else None
 
     def forward(self, step: StepInputs, memory: Sequence[LayerMemory]) -> torch.Tensor:
         """-> [tokens, hidden]"""
-        x = self.embed_tokens(step.token_ids) * self.embedding_multiplier
-        rotation = self.rotary(step.positions) if self.rotary is not None else None
+        x = self.embed_tokens(step.token_ids)
+        angles = self.rotary(step.positions) if self.rotary is not None else None
         for block, layer_memory in zip(self.layers, memory, strict=True):
-            x = block(x, rotation, step, layer_memory)
+            x = block(x, angles, step, layer_memory)
         return self.norm(x)
 
 
@@ -142,9 +147,8 @@ class GraniteMoeHybrid(CausalLM):
     """The language model."""
 
     def __init__(self, build: Build, spec: ModelSpec) -> None:
-        super().__init__(build, spec)
+        super().__init__(build, spec, 1.0 / spec.hyperparameters.logits_scaling)
         self.model = Backbone(build, spec)
-        self.logits_scale = 1.0 / spec.hyperparameters.logits_scaling
 
     @property
     def embedding(self) -> Embedding:

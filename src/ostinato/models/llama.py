@@ -33,13 +33,13 @@ class Block(nn.Module):
     def forward(
         self,
         x: torch.Tensor,
-        rotation: tuple[torch.Tensor, torch.Tensor],
+        angles: torch.Tensor,
         step: StepInputs,
         memory: LayerMemory,
     ) -> torch.Tensor:
         """[tokens, hidden] -> [tokens, hidden]"""
-        x = x + self.self_attn(self.input_layernorm(x), rotation, step, memory)
-        return x + self.mlp(self.post_attention_layernorm(x))
+        x = self.self_attn(self.input_layernorm(x), angles, step, memory, x)
+        return self.mlp(self.post_attention_layernorm(x), x)
 
 
 class Backbone(nn.Module):
@@ -52,14 +52,14 @@ class Backbone(nn.Module):
         self.embed_tokens = Embedding(build, spec.vocab_size, spec.hidden_size)
         self.layers = nn.ModuleList(Block(build, spec.hidden_size, hyper) for _ in spec.layers)
         self.norm = RMSNorm(build, spec.hidden_size, hyper.norm_eps)
-        self.rotary = Rotary(spec.rope, build.device)
+        self.rotary = Rotary(build, spec.rope)
 
     def forward(self, step: StepInputs, memory: Sequence[LayerMemory]) -> torch.Tensor:
         """-> [tokens, hidden]"""
         x = self.embed_tokens(step.token_ids)
-        rotation = self.rotary(step.positions)
+        angles = self.rotary(step.positions)
         for block, layer_memory in zip(self.layers, memory, strict=True):
-            x = block(x, rotation, step, layer_memory)
+            x = block(x, angles, step, layer_memory)
         return self.norm(x)
 
 

@@ -39,7 +39,7 @@ class Block(nn.Module):
     def forward(self, x: torch.Tensor, step: StepInputs, memory: LayerMemory) -> torch.Tensor:
         """[tokens, hidden] -> [tokens, hidden] in the dtype of the residual stream"""
         # The norm sees the residual rounded to the model's dtype; only the sum is kept in float32.
-        return x.to(self.residual_dtype) + self.mixer(self.norm(x.to(self.dtype)), step, memory)
+        return self.mixer(self.norm(x.to(self.dtype)), step, memory, x.to(self.residual_dtype))
 
 
 class Backbone(nn.Module):

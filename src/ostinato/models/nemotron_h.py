@@ -44,7 +44,7 @@ class Router(nn.Module):
 
 
 class MoE(nn.Module):
-    """Routed experts, in a latent space where the checkpoint has one, beside one shared expert."""
+    """Routed experts, in a latent space where the checkpoint has one, beside one shared expert, plus the residual."""
 
     def __init__(self, build: Build, hidden_size: int, hyper: NemotronHHyperparameters) -> None:
         super().__init__()
@@ -60,13 +60,12 @@ class MoE(nn.Module):
             self.fc1_latent_proj = Linear(build, hidden_size, inner, hyper.mlp_bias)
             self.fc2_latent_proj = Linear(build, inner, hidden_size, hyper.mlp_bias)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """[tokens, hidden] -> [tokens, hidden]"""
+    def forward(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+        """Both [tokens, hidden] -> [tokens, hidden]"""
         ids, weights = self.gate(x)
         routed = self.experts(self.fc1_latent_proj(x) if self.latent else x, ids, weights)
-        if self.latent:
-            routed = self.fc2_latent_proj(routed)
-        return routed + self.shared_experts(x)
+        shared = self.shared_experts(x, residual)
+        return self.fc2_latent_proj(routed, shared) if self.latent else routed + shared
 
 
 class Block(nn.Module):
@@ -100,10 +99,10 @@ class Block(nn.Module):
         """[tokens, hidden] -> [tokens, hidden]"""
         y = self.norm(x)
         if self.kind == "mamba2":
-            return x + self.mixer(y, step, memory)
+            return self.mixer(y, step, memory, x)
         if self.kind == "attention":
-            return x + self.mixer(y, None, step, memory)
-        return x + self.mixer(y)
+            return self.mixer(y, None, step, memory, x)
+        return self.mixer(y, x)
 
 
 class Backbone(nn.Module):

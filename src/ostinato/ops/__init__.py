@@ -10,14 +10,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from ostinato.ops import (
-    activation,
     attention,
     causal_conv1d,
+    embedding,
     gated_rms_norm,
     linear,
     moe,
     rms_norm,
     rotary,
+    rotary_angles,
     ssd_scan,
     state_update,
     token_shift,
@@ -26,14 +27,15 @@ from ostinato.ops.native import Lowered, NativeKernel, load_extension
 from ostinato.ops.recording import Kernel, Tap
 
 REFERENCES: dict[str, Kernel] = {
-    "activation": activation.reference,
     "attention": attention.reference,
     "causal_conv1d": causal_conv1d.reference,
+    "embedding": embedding.reference,
     "gated_rms_norm": gated_rms_norm.reference,
     "linear": linear.reference,
     "moe": moe.reference,
     "rms_norm": rms_norm.reference,
     "rotary": rotary.reference,
+    "rotary_angles": rotary_angles.reference,
     "ssd_scan": ssd_scan.reference,
     "state_update": state_update.reference,
     "token_shift": token_shift.reference,
@@ -53,14 +55,15 @@ class Ops:
     `tap` is where a recorder listens; parts of a layer that depend on which rows a step has go through its `split`.
     """
 
-    activation: Kernel
     attention: Kernel
     causal_conv1d: Kernel
+    embedding: Kernel
     gated_rms_norm: Kernel
     linear: Kernel
     moe: Kernel
     rms_norm: Kernel
     rotary: Kernel
+    rotary_angles: Kernel
     ssd_scan: Kernel
     state_update: Kernel
     token_shift: Kernel

@@ -10,11 +10,8 @@ from ostinato.plan.memory import ATTENTION_SLAB
 
 def reference(
     q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
     k_cache: torch.Tensor,
     v_cache: torch.Tensor,
-    kv_cells: torch.Tensor,
     row_starts: torch.Tensor,
     start_positions: torch.Tensor,
     kv_lens: torch.Tensor,
@@ -22,18 +19,15 @@ def reference(
     scale: float,
     first_key: int = 0,
 ) -> torch.Tensor:
-    """Writes the new keys and values into the cache, then attends from each token to its row's whole context.
+    """Attends from each token to its row's whole context, whose keys and values, the tokens' own too, are in the cache.
 
-    `q` [tokens, heads, head_dim]; `k`, `v` [tokens, kv_heads, head_dim]; `k_cache`, `v_cache` [blocks, block_size,
-    kv_heads, head_dim]; `kv_cells` [tokens] int64, where each token's key goes: block id * block_size + offset.
+    `q` [tokens, heads, head_dim]; `k_cache`, `v_cache` [blocks, block_size, kv_heads, head_dim].
     Row r owns the tokens `row_starts[r]:row_starts[r + 1]`, at positions `start_positions[r]` to `kv_lens[r] - 1`;
     what it owns beyond them is padding and gives zeros, as all of a row with a `kv_len` of 0 does. `block_tables`
     [rows, max_blocks]. Keys before position `first_key` are left out. -> [tokens, heads, head_dim].
 
     Only positions `first_key` to `kv_len - 1` of a row are read, so what stands elsewhere does not matter.
     """
-    k_cache.flatten(0, 1).index_copy_(0, kv_cells, k)
-    v_cache.flatten(0, 1).index_copy_(0, kv_cells, v)
     out = torch.zeros_like(q)
     block_size = k_cache.shape[1]
     starts, positions = row_starts.tolist(), start_positions.tolist()

@@ -9,17 +9,20 @@ import torch.nn.functional as F
 def reference(
     x: torch.Tensor,
     gate: torch.Tensor,
-    weight: torch.Tensor,
+    weight: torch.Tensor | None,
     eps: float,
-    group_size: int,
+    group_size: int | None,
     norm_before_gate: bool = False,
 ) -> torch.Tensor:
     """RMS norm over each group of `group_size` channels, gated by silu(`gate`); computed in float32.
 
     `x` and `gate` [tokens, size], `weight` [size] -> [tokens, size] in the dtype of `gate`. The gate multiplies
-    the input of the norm, or with `norm_before_gate` its output.
+    the input of the norm, or with `norm_before_gate` its output. Without a weight there is no norm: only the gate.
     """
     silu = F.silu(gate.float())
+    if weight is None:
+        return (x.float() * silu).to(gate.dtype)
+    assert group_size is not None, "a norm averages over groups of channels"
     y = x.float() if norm_before_gate else x.float() * silu
     grouped = y.unflatten(-1, (-1, group_size))
     y = F.rms_norm(grouped, (group_size,), None, eps).flatten(-2) * weight.float()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from ostinato.ops.activation import ACTIVATIONS
+from ostinato.ops.activations import ACTIVATIONS
 
 
 def reference(

@@ -1,18 +1,43 @@
-"""rotary: rotary position embedding, in the half-split layout of Hugging Face checkpoints (Su et al. 2021)."""
+"""rotary: rotary position embedding, in the half-split layout of Hugging Face checkpoints (Su et al. 2021), and with it
+the write of keys and values into the cache."""
 
 from __future__ import annotations
 
 import torch
 
 
-def reference(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """Rotates the first `2 * half` elements of every head; the rest pass through.
+def reference(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    angles: torch.Tensor | None,
+    key_multiplier: float,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    kv_cells: torch.Tensor,
+) -> torch.Tensor:
+    """Rotates queries and keys, and writes keys and values where `kv_cells` says.
 
-    `x` [tokens, heads, head_dim]; `cos` and `sin` [tokens, half], float32. Element i is rotated with element
-    `half + i` by the angle of frequency i. -> [tokens, heads, head_dim] in the dtype of `x`.
+    `q` [tokens, heads, head_dim], of no heads where only keys and values count; `k`, `v` [tokens, kv_heads, head_dim];
+    `angles` [2, tokens, half] float32, as `rotary_angles` gives them, or None for attention without positions. Of
+    every head the first `2 * half` elements are rotated, the rest pass through; keys are multiplied by
+    `key_multiplier` before. `k_cache`, `v_cache` [blocks, block_size, kv_heads, head_dim]; `kv_cells` [tokens] int64:
+    block id * block_size + offset, 0 for padding. -> the rotated queries, in the dtype of `q`; without angles `q`
+    itself.
     """
-    half = cos.shape[-1]
-    cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
+    if key_multiplier != 1.0:
+        k = k * key_multiplier
+    if angles is not None:
+        q, k = _rotated(q, angles), _rotated(k, angles)
+    k_cache.flatten(0, 1).index_copy_(0, kv_cells, k)
+    v_cache.flatten(0, 1).index_copy_(0, kv_cells, v)
+    return q
+
+
+def _rotated(x: torch.Tensor, angles: torch.Tensor) -> torch.Tensor:
+    """`x` [tokens, heads, head_dim], with element i rotated with element `half + i` by the angle of frequency i."""
+    half = angles.shape[-1]
+    cos, sin = angles.unsqueeze(2)
     first, second = x[..., :half].float(), x[..., half : 2 * half].float()
     rotated = torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(x.dtype)
     if 2 * half == x.shape[-1]:

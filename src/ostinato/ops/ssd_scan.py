@@ -53,7 +53,7 @@ def chunk_length(chunk_size: int) -> int:
 def reference(
     x: torch.Tensor,
     dt: torch.Tensor,
-    A: torch.Tensor,
+    A_log: torch.Tensor,
     B: torch.Tensor,
     C: torch.Tensor,
     D: torch.Tensor,
@@ -75,7 +75,7 @@ def reference(
     -> [tokens, heads, head_dim] in the dtype of `x`; the arithmetic is in float32.
     """
     out = torch.empty_like(x)
-    length = chunk_length(chunk_size)
+    length, A = chunk_length(chunk_size), -A_log.exp()
     starts, positions = row_starts.tolist(), start_positions.tolist()
     reads, writes = read_slots.tolist(), write_slots.tolist()
     for row in range(len(starts) - 1):

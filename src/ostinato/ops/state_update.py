@@ -15,7 +15,7 @@ from ostinato.ops.native import DTYPES, Lowered, check_rows
 def reference(
     x: torch.Tensor,
     dt: torch.Tensor,
-    A: torch.Tensor,
+    A_log: torch.Tensor,
     B: torch.Tensor,
     C: torch.Tensor,
     D: torch.Tensor,
@@ -27,14 +27,14 @@ def reference(
 ) -> torch.Tensor:
     """Row r's tokens are `r * n` to `r * n + n - 1`, n being `write_slots.shape[1]`.
 
-    `x` [rows * n, heads, head_dim]; `dt` [rows * n, heads] before bias and softplus; `A`, `D`, `dt_bias` [heads]
-    float32, A negative; `B`, `C` [rows * n, groups, state]; `ssm_states` [slots, heads, head_dim, state];
+    `x` [rows * n, heads, head_dim]; `dt` [rows * n, heads] before bias and softplus; `A_log`, `D`, `dt_bias` [heads]
+    float32, A being -exp(A_log); `B`, `C` [rows * n, groups, state]; `ssm_states` [slots, heads, head_dim, state];
     `read_slots` [rows], 0 being the zero state; `write_slots` [rows, n], where the state after token i goes.
     -> [rows * n, heads, head_dim] in the dtype of `x`. All arithmetic is in float32. Padding rows read and write
     slot 0, which nobody reads, and cost nothing on a CPU.
     """
     step = step_sizes(dt, dt_bias, dt_limit)
-    decay = torch.exp(step * A)
+    decay = torch.exp(step * -A_log.exp())
     scaled = step.unsqueeze(-1) * x.float()
     update = _gathered if x.is_cuda else _row_by_row
     y = update(decay, scaled, B.float(), C.float(), ssm_states, read_slots, write_slots)

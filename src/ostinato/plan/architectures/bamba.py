@@ -64,9 +64,9 @@ def model_spec(config: dict[str, Any]) -> ModelSpec:
     )
     tied = flag(config, "tie_word_embeddings", False)
     has_attention = "attention" in hyper.kinds
-    ops = {"activation", "linear", "rms_norm"}
+    ops = {"embedding", "linear", "rms_norm"}
     if has_attention:
-        ops |= {"attention", "rotary"}
+        ops |= {"attention", "rotary", "rotary_angles"}
     if "mamba2" in hyper.kinds:
         ops |= {"causal_conv1d", "gated_rms_norm", "ssd_scan", "state_update"}
     return ModelSpec(

@@ -64,18 +64,6 @@ def model_spec(config: dict[str, Any]) -> ModelSpec:
     hidden_size, vocab_size = integer(config, "hidden_size"), integer(config, "vocab_size")
     hyper = _hyperparameters(config, hidden_size)
     tied = flag(config, "tie_word_embeddings", False)
-    ops = {
-        "activation",
-        "attention",
-        "causal_conv1d",
-        "linear",
-        "rms_norm",
-        "rotary",
-        "ssd_scan",
-        "state_update",
-    }
-    if hyper.mamba_norm:
-        ops.add("gated_rms_norm")
     return ModelSpec(
         architecture="falcon_h1",
         dtype=checkpoint_dtype(config),
@@ -87,7 +75,18 @@ def model_spec(config: dict[str, Any]) -> ModelSpec:
         outer_parameters=vocab_size * hidden_size * (1 if tied else 2) + hidden_size,
         ssm_state_dtype=config.get("mamba_ssm_cache_dtype"),
         rope=parse_rope(config, hyper.attention.head_dim),
-        ops=tuple(sorted(ops)),
+        ops=(
+            "attention",
+            "causal_conv1d",
+            "embedding",
+            "gated_rms_norm",
+            "linear",
+            "rms_norm",
+            "rotary",
+            "rotary_angles",
+            "ssd_scan",
+            "state_update",
+        ),
         hyperparameters=hyper,
     )
 

@@ -70,9 +70,9 @@ def model_spec(config: dict[str, Any]) -> ModelSpec:
     hidden_size, vocab_size = integer(config, "hidden_size"), integer(config, "vocab_size")
     tied = flag(config, "tie_word_embeddings", False)
     rope = _rope(config, hyper.attention.head_dim) if "attention" in hyper.kinds else None
-    ops = {"activation", "linear", "rms_norm"}
+    ops = {"embedding", "linear", "rms_norm"}
     if "attention" in hyper.kinds:
-        ops |= {"attention"} if rope is None else {"attention", "rotary"}
+        ops |= {"attention", "rotary"} if rope is None else {"attention", "rotary", "rotary_angles"}
     if "mamba2" in hyper.kinds:
         ops |= {"causal_conv1d", "gated_rms_norm", "ssd_scan", "state_update"}
     if hyper.moe is not None:

@@ -60,7 +60,7 @@ def model_spec(config: dict[str, Any]) -> ModelSpec:
         outer_parameters=vocab_size * hidden_size * (1 if tied else 2) + hidden_size,
         ssm_state_dtype=config.get("mamba_ssm_cache_dtype"),
         rope=None,
-        ops=("causal_conv1d", "gated_rms_norm", "linear", "rms_norm", "ssd_scan", "state_update"),
+        ops=("causal_conv1d", "embedding", "gated_rms_norm", "linear", "rms_norm", "ssd_scan", "state_update"),
         hyperparameters=hyper,
     )
 

@@ -29,9 +29,9 @@ KINDS = {
 
 OPS = {
     "mamba2": {"causal_conv1d", "ssd_scan", "state_update", "gated_rms_norm"},
-    "attention": {"attention"},
-    "mlp": {"activation"},
-    "moe": {"moe", "activation"},
+    "attention": {"attention", "rotary"},
+    "mlp": set(),
+    "moe": {"moe"},
 }
 """The ops/ functions that a layer of each kind calls, beside linear and rms_norm."""
 
@@ -87,7 +87,7 @@ def model_spec(config: dict[str, Any]) -> ModelSpec:
         outer_parameters=2 * vocab_size * hidden_size + hidden_size,
         ssm_state_dtype=config.get("mamba_ssm_cache_dtype"),
         rope=None,
-        ops=_ops(hyper.kinds),
+        ops=_ops(hyper.kinds, "embedding"),
         hyperparameters=hyper,
         head=_head(hyper, hidden_size) if hyper.mtp_kinds else None,
     )

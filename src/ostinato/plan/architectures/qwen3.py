@@ -57,7 +57,7 @@ def model_spec(config: dict[str, Any]) -> ModelSpec:
         outer_parameters=vocab_size * hidden_size * (1 if tied else 2) + hidden_size,
         ssm_state_dtype=None,
         rope=parse_rope(config, hyper.attention.head_dim),
-        ops=("activation", "attention", "linear", "rms_norm", "rotary"),
+        ops=("attention", "embedding", "linear", "rms_norm", "rotary", "rotary_angles"),
         hyperparameters=hyper,
     )
 

@@ -1,0 +1,14 @@
+"""rotary_angles: by which angles the heads of each token are rotated (Su et al. 2021), once for all layers."""
+
+from __future__ import annotations
+
+import torch
+
+
+def reference(positions: torch.Tensor, frequencies: torch.Tensor, scaling: float) -> torch.Tensor:
+    """Cosine and sine of position times frequency, each times `scaling`.
+
+    `positions` [tokens] int64, `frequencies` [half] float32 -> [2, tokens, half] float32, the cosines first.
+    """
+    angles = positions.float().unsqueeze(-1) * frequencies
+    return torch.stack((angles.cos(), angles.sin())).mul_(scaling)
