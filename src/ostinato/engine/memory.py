@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from ostinato.layers import pages
 from ostinato.layers.step import LayerMemory
 from ostinato.plan.model import LayerSpec, ModelSpec
 from ostinato.plan.plan import Plan
@@ -16,7 +17,7 @@ def allocate_memory(spec: ModelSpec, plan: Plan, device: torch.device) -> list[L
     if spec.drafter is not None and spec.drafter.hidden_elements:
         shape = (plan.memory.num_slots, 1, spec.drafter.hidden_elements)
         dtype = getattr(torch, plan.settings.dtype)
-        memory.append(LayerMemory(conv_states=torch.empty(shape, dtype=dtype, device=device)))
+        memory.append(LayerMemory(conv_states=pages.empty(*shape, dtype=dtype, device=device)))
     return memory
 
 
@@ -27,12 +28,12 @@ def _allocate_layer(layer: LayerSpec, plan: Plan, device: torch.device) -> Layer
     if layer.attention is not None:
         heads = (layer.attention.num_kv_heads, layer.attention.head_dim)
         shape = (memory.num_blocks, settings.block_size, *heads)
-        parts["k_cache"] = torch.empty(shape, dtype=dtype, device=device)
-        parts["v_cache"] = torch.empty(shape, dtype=dtype, device=device)
+        parts["k_cache"] = pages.empty(*shape, dtype=dtype, device=device)
+        parts["v_cache"] = pages.empty(*shape, dtype=dtype, device=device)
     if layer.mamba2 is not None:
         spec, slots = layer.mamba2, memory.num_slots
         ssm_dtype = getattr(torch, settings.ssm_state_dtype)
         conv, ssm = (spec.conv_kernel - 1, spec.conv_dim), (spec.num_heads, spec.head_dim, spec.state_size)
-        parts["conv_states"] = torch.empty(slots, *conv, dtype=dtype, device=device)
-        parts["ssm_states"] = torch.empty(slots, *ssm, dtype=ssm_dtype, device=device)
+        parts["conv_states"] = pages.empty(slots, *conv, dtype=dtype, device=device)
+        parts["ssm_states"] = pages.empty(slots, *ssm, dtype=ssm_dtype, device=device)
     return LayerMemory(**parts)

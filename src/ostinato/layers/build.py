@@ -9,6 +9,7 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import nn
 
+from ostinato.layers import pages
 from ostinato.ops import Ops
 
 
@@ -21,9 +22,8 @@ class Build:
     device: torch.device
 
     def weight(self, *shape: int, dtype: torch.dtype | None = None) -> nn.Parameter:
-        """An unwritten weight; loading fills it."""
-        empty = torch.empty(shape, dtype=dtype or self.dtype, device=self.device)
-        return nn.Parameter(empty, requires_grad=False)
+        """An unwritten weight; loading fills it, or has it lie where the file is mapped."""
+        return nn.Parameter(pages.empty(*shape, dtype=dtype or self.dtype, device=self.device), requires_grad=False)
 
 
 @runtime_checkable

@@ -7,6 +7,10 @@ import torch
 from ostinato.layers.build import checkpoint_views
 from ostinato.models.base import CausalLM
 
+PERIOD = 1_000_003
+"""Normal values that are drawn; all matrices are made of them, each from another on, for drawing every value would take
+seconds. A prime, so that no two rows of a matrix are equal."""
+
 
 def randomize_weights(model: CausalLM, seed: int) -> None:
     """Fills every weight so that activations stay finite and of ordinary size at any depth and length.
@@ -14,7 +18,9 @@ def randomize_weights(model: CausalLM, seed: int) -> None:
     Matrices are normal with variance 1 / inputs, norms are 1, biases 0; a state layer's decay and time step lie in
     the ranges that Mamba-2 is initialised in (Dao and Gu 2024, appendix D).
     """
-    generator = torch.Generator(device=model.build.device).manual_seed(seed)
+    device = model.build.device
+    generator = torch.Generator(device=device).manual_seed(seed)
+    drawn = torch.empty(PERIOD, device=device).normal_(generator=generator).repeat(2)
     for name, view in checkpoint_views(model):
         kind = name.rpartition(".")[2]
         if kind == "A_log":
@@ -25,4 +31,14 @@ def randomize_weights(model: CausalLM, seed: int) -> None:
         elif view.dim() == 1:
             view.fill_(0.0 if kind.endswith("bias") else 1.0)
         else:
-            view.normal_(0, view.shape[-1] ** -0.5, generator=generator)
+            begin = int(torch.randint(PERIOD, (), device=device, generator=generator))
+            _fill(view, drawn[begin : begin + min(PERIOD, view.numel())] * view.shape[-1] ** -0.5)
+
+
+def _fill(view: torch.Tensor, values: torch.Tensor) -> None:
+    """Fills `view` with `values`, repeated as often as it takes."""
+    if view.is_contiguous():
+        for piece in view.view(-1).split(len(values)):
+            piece.copy_(values[: len(piece)])
+    else:
+        view.copy_(values.repeat(-(-view.numel() // len(values)))[: view.numel()].view(view.shape))
