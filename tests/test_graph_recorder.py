@@ -11,8 +11,9 @@ import pytest
 import torch
 
 from ostinato.graphs.errors import CaptureError
-from ostinato.graphs.recorder import Recorder
+from ostinato.graphs.recorder import Call, Recorder
 from ostinato.layers.step import StepInputs
+from ostinato.plan.kernels import PREFILL_ONLY
 from tests.graph_steps import Steps, Toy
 
 Function = Callable[[torch.Tensor], object]
@@ -139,6 +140,33 @@ def test_the_reference_kernels_of_a_model_read_on_the_host(recipe: str, kernel: 
     tap.recorder = recorder
     with recorder, pytest.raises(CaptureError, match=f"^the kernel {kernel} reads values on the host"):
         steps.forward(steps.padding(1, 16, False))
+
+
+@pytest.mark.parametrize(
+    "recipe", ["bamba", "falcon_h1_normed", "granitemoehybrid_dense", "llama", "mamba2", "nemotron_h_dense", "qwen3"]
+)
+def test_a_decode_step_of_a_model_without_experts_is_kernels_alone(recipe: str) -> None:
+    """Other operations than views would stand between the native calls of a tape."""
+    steps = Steps(recipe)
+    calls = calls_of(steps, steps.padding(4, 4, True), ())
+    assert {call.kind for call in calls} == {"kernel"}
+    assert {call.name for call in calls} == set(steps.engine.spec.ops) - PREFILL_ONLY
+
+
+def test_a_piecewise_graph_holds_the_write_of_keys_and_values_and_leaves_out_attention_alone() -> None:
+    steps = Steps("llama")
+    calls = calls_of(steps, steps.padding(1, 16, False), ("attention", "state"))
+    left_out = {call.name for call in calls if call.kind == "split"}
+    assert left_out == {"attention"}
+    assert {call.name for call in calls} - left_out == set(steps.engine.spec.ops) - {"attention"}
+
+
+def calls_of(steps: Steps, step: StepInputs, splits: tuple[str, ...]) -> list[Call]:
+    recorder = Recorder(steps.backend._persistent, splits)
+    steps.runner.model.build.ops.tap.recorder = recorder
+    with recorder:
+        steps.forward(step)
+    return recorder.calls
 
 
 def test_a_tensor_that_is_no_persistent_buffer_is_refused_with_operation_shape_and_argument() -> None:

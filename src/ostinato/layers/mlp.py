@@ -22,7 +22,7 @@ class MLP(nn.Module):
 
     def forward(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
         """Both [tokens, hidden] -> [tokens, hidden]"""
-        return self.down_proj(self.up_proj(x, None, self.activation), residual)
+        return self.down_proj(self.up_proj(x, activation=self.activation), residual)
 
 
 class GatedMLP(nn.Module):
@@ -51,4 +51,4 @@ class GatedMLP(nn.Module):
 
     def forward(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
         """Both [tokens, hidden] -> [tokens, hidden]"""
-        return self.down_proj(self.gate_up(x, None, "swiglu"), residual)
+        return self.down_proj(self.gate_up(x, activation="swiglu"), residual)

@@ -66,7 +66,7 @@ class SharedMLP(nn.Module):
 
     def forward(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
         """Both [tokens, hidden] -> [tokens, hidden]"""
-        return self.output_linear(self.input_linear(x, None, "swiglu"), residual)
+        return self.output_linear(self.input_linear(x, activation="swiglu"), residual)
 
 
 class Block(nn.Module):

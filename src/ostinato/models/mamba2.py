@@ -38,7 +38,7 @@ class Block(nn.Module):
 
     def forward(self, x: torch.Tensor, step: StepInputs, memory: LayerMemory) -> torch.Tensor:
         """[tokens, hidden] -> [tokens, hidden] in the dtype of the residual stream"""
-        # The norm sees the residual rounded to the model's dtype; only the sum is kept in float32.
+        # Norms see the residual rounded to the model's dtype; only the sum is kept in float32.
         return self.mixer(self.norm(x.to(self.dtype)), step, memory, x.to(self.residual_dtype))
 
 
@@ -57,7 +57,7 @@ class Backbone(nn.Module):
         x = self.embeddings(step.token_ids)
         for block, layer_memory in zip(self.layers, memory, strict=True):
             x = block(x, step, layer_memory)
-        return self.norm_f(x)
+        return self.norm_f(x.to(self.embeddings.weight.dtype))
 
 
 class Mamba2(CausalLM):
