@@ -5,12 +5,14 @@
 
 namespace ostinato {
 
+void bind_attention(Module& module);
 void bind_embedding(Module& module);
 void bind_norm(Module& module);
 void bind_rotary(Module& module);
 void bind_state_update(Module& module);
 
 inline void bind_kernels(Module& module) {
+    bind_attention(module);
     bind_embedding(module);
     bind_norm(module);
     bind_rotary(module);

@@ -42,7 +42,11 @@ REFERENCES: dict[str, Kernel] = {
 }
 
 NATIVE: dict[str, Callable[..., Lowered]] = {
+    "attention": attention.lower,
+    "embedding": embedding.lower,
     "rms_norm": rms_norm.lower,
+    "rotary": rotary.lower,
+    "rotary_angles": rotary_angles.lower,
     "state_update": state_update.lower,
 }
 """Kernels of the extension, by how their arguments are lowered."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
+from ostinato.ops.native import DTYPES, Lowered, check_heads
 from ostinato.plan.memory import ATTENTION_SLAB
 
 
@@ -78,3 +79,31 @@ def _masked(
         enable_gqa=q.shape[1] != keys.shape[0],
     )
     return out.squeeze(0).transpose(0, 1)
+
+
+def lower(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    row_starts: torch.Tensor,
+    start_positions: torch.Tensor,
+    kv_lens: torch.Tensor,
+    block_tables: torch.Tensor,
+    scale: float,
+    first_key: int = 0,
+    *,
+    out: torch.Tensor | None = None,
+) -> Lowered:
+    """`q` is strided by token only, and of the cache's dtype; what says which rows there are is int32."""
+    check_heads("attention", q)
+    assert q.dtype == k_cache.dtype == v_cache.dtype, "attention: the cache has another dtype"
+    rows = (row_starts, start_positions, kv_lens, block_tables)
+    assert all(tensor.dtype == torch.int32 for tensor in rows), "attention: rows are described in int32"
+    out = torch.empty(q.shape, dtype=q.dtype) if out is None else out
+    tokens, heads, head_dim = q.shape
+    _, block_size, kv_heads, _ = k_cache.shape
+    caches = (k_cache.data_ptr(), v_cache.data_ptr())
+    described = (*(tensor.data_ptr() for tensor in rows), block_tables.stride(0))
+    pointers = (q.data_ptr(), q.stride(0), *caches, *described, out.data_ptr())
+    sizes = (kv_lens.shape[0], heads, kv_heads, head_dim, block_size)
+    return out, (tokens, *pointers, *sizes, scale, first_key, DTYPES[q.dtype])

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import torch
 
+from ostinato.ops.native import DTYPES, Lowered, check_heads
+
 
 def reference(
     q: torch.Tensor,
@@ -43,3 +45,29 @@ def _rotated(x: torch.Tensor, angles: torch.Tensor) -> torch.Tensor:
     if 2 * half == x.shape[-1]:
         return rotated
     return torch.cat((rotated, x[..., 2 * half :]), dim=-1)
+
+
+def lower(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    angles: torch.Tensor | None,
+    key_multiplier: float,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    kv_cells: torch.Tensor,
+    *,
+    out: torch.Tensor | None = None,
+) -> Lowered:
+    """`q`, `k` and `v` are strided by token only, and of the cache's dtype."""
+    check_heads("rotary", q, k, v)
+    assert k.dtype == v.dtype == q.dtype == k_cache.dtype, "rotary: the cache has another dtype"
+    tokens, kv_heads, head_dim = k.shape
+    caches = (k_cache.data_ptr(), v_cache.data_ptr(), kv_cells.data_ptr())
+    strided = (q.data_ptr(), q.stride(0), k.data_ptr(), k.stride(0), v.data_ptr(), v.stride(0))
+    if angles is None:
+        unrotated = (*strided, 0, 0, 0, key_multiplier, *caches, 0, 0)
+        return q, (tokens, *unrotated, kv_heads, head_dim, DTYPES[q.dtype])
+    out = torch.empty(q.shape, dtype=q.dtype) if out is None else out
+    rotated = (*strided, angles.data_ptr(), angles.stride(0), angles.shape[2], key_multiplier, *caches, out.data_ptr())
+    return out, (tokens, *rotated, q.shape[1], kv_heads, head_dim, DTYPES[q.dtype])

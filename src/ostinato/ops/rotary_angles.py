@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from ostinato.ops.native import Lowered, check_rows
+
 
 def reference(positions: torch.Tensor, frequencies: torch.Tensor, scaling: float) -> torch.Tensor:
     """Cosine and sine of position times frequency, each times `scaling`.
@@ -12,3 +14,13 @@ def reference(positions: torch.Tensor, frequencies: torch.Tensor, scaling: float
     """
     angles = positions.float().unsqueeze(-1) * frequencies
     return torch.stack((angles.cos(), angles.sin())).mul_(scaling)
+
+
+def lower(
+    positions: torch.Tensor, frequencies: torch.Tensor, scaling: float, *, out: torch.Tensor | None = None
+) -> Lowered:
+    check_rows("rotary_angles", positions, frequencies)
+    tokens, half = positions.shape[0], frequencies.shape[0]
+    out = torch.empty(2, tokens, half) if out is None else out
+    pointers = (positions.data_ptr(), frequencies.data_ptr(), out.data_ptr())
+    return out, (tokens, *pointers, out.stride(0), half, scaling)
