@@ -9,6 +9,7 @@ void bind_attention(Module& module);
 void bind_embedding(Module& module);
 void bind_norm(Module& module);
 void bind_rotary(Module& module);
+void bind_ssd_scan(Module& module);
 void bind_state_update(Module& module);
 
 inline void bind_kernels(Module& module) {
@@ -16,6 +17,7 @@ inline void bind_kernels(Module& module) {
     bind_embedding(module);
     bind_norm(module);
     bind_rotary(module);
+    bind_ssd_scan(module);
     bind_state_update(module);
 }
 

@@ -36,7 +36,7 @@ struct half {
     std::uint16_t bits;
 };
 
-inline Float splat(float value) { return Float{} + value; }
+inline Float splat(float value) { return value - Float{}; }  // minus zero, unlike plus zero, costs nothing
 
 template <typename To, typename From>
 inline To bits_as(From value) {

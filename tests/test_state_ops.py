@@ -412,7 +412,7 @@ def given_threads(count: int) -> Iterator[None]:
     ("chunk_size", "length"), [(1, 1), (16, 16), (64, 64), (96, 48), (100, 50), (128, 64), (256, 64)]
 )
 def test_a_chunk_of_the_model_is_computed_as_equal_chunks(chunk_size: int, length: int) -> None:
-    assert ssd_scan.chunk_length(chunk_size) == length
+    assert ssd_scan.chunk_length(chunk_size, 64) == length
 
 
 def test_a_state_in_bfloat16_is_rounded_once_per_step_of_the_scan() -> None:

@@ -47,6 +47,7 @@ NATIVE: dict[str, Callable[..., Lowered]] = {
     "rms_norm": rms_norm.lower,
     "rotary": rotary.lower,
     "rotary_angles": rotary_angles.lower,
+    "ssd_scan": ssd_scan.lower,
     "state_update": state_update.lower,
 }
 """Kernels of the extension, by how their arguments are lowered."""

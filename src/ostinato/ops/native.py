@@ -1,8 +1,9 @@
 """Native kernels: functions of the extension, called with the addresses of their tensors.
 
 A kernel's file lowers its arguments to numbers: `lower(*args, out=None) -> (out, numbers)`, where `out` is the tensor
-that the kernel writes, made where none is given, and `numbers` are what the C++ function of the kernel's name takes, the
-number of tokens first. Calling the kernel makes the call; a tape keeps it (`record`) and makes it again without Python.
+that the kernel writes, made where none is given, and `numbers` are what the C++ function of the kernel's name takes,
+the number of tokens first; a list of integers is copied. Calling the kernel makes the call; a tape keeps it (`record`)
+and makes it again without Python.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Any
 
 import torch
 
-Lowered = tuple[torch.Tensor, tuple[int | float, ...]]
+Lowered = tuple[torch.Tensor, tuple[int | float | list[int], ...]]
 
 DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 """As `DType` in simd.h."""

@@ -14,10 +14,14 @@ from dataclasses import dataclass
 
 import torch
 
+from ostinato.ops.native import DTYPES, Lowered, check_heads, check_rows
 from ostinato.ops.state_update import step_sizes
 
 LONGEST_CHUNK = 64
 """Tokens. The work inside a chunk grows with its square; what is done once per chunk is one pass over the state."""
+
+LONGEST_NATIVE_CHUNK = 16
+"""Tokens. The native kernel keeps the states of some heads in a core's cache, so that a pass over one costs little."""
 
 LEAST_LOG_DECAY = -60.0
 """A decay below e^-60 is taken as e^-60, which no sum in float32 notices. Smaller ones would make denormal products,
@@ -45,9 +49,9 @@ class Chunk:
         return Chunk(self.x[:n], self.B[:, :n], self.C[:, :n], self.step[:n], self.log_decay[:n])
 
 
-def chunk_length(chunk_size: int) -> int:
-    """Tokens per chunk of this scan: the largest divisor of the model's `chunk_size` up to `LONGEST_CHUNK`."""
-    return next(n for n in range(min(chunk_size, LONGEST_CHUNK), 0, -1) if chunk_size % n == 0)
+def chunk_length(chunk_size: int, longest: int) -> int:
+    """Tokens per chunk of a scan: the largest divisor of the model's `chunk_size` up to `longest`."""
+    return next(n for n in range(min(chunk_size, longest), 0, -1) if chunk_size % n == 0)
 
 
 def reference(
@@ -75,7 +79,7 @@ def reference(
     -> [tokens, heads, head_dim] in the dtype of `x`; the arithmetic is in float32.
     """
     out = torch.empty_like(x)
-    length, A = chunk_length(chunk_size), -A_log.exp()
+    length, A = chunk_length(chunk_size, LONGEST_CHUNK), -A_log.exp()
     starts, positions = row_starts.tolist(), start_positions.tolist()
     reads, writes = read_slots.tolist(), write_slots.tolist()
     for row in range(len(starts) - 1):
@@ -151,3 +155,42 @@ def _advance(chunk: Chunk, state: torch.Tensor | None, slot: torch.Tensor) -> to
 def _decay(log: torch.Tensor) -> torch.Tensor:
     """exp of `log` (float64, <= 0 where it counts) in float32. Above 0, where it does not count, nothing overflows."""
     return log.float().clamp_(LEAST_LOG_DECAY, 0.0).exp_()
+
+
+def lower(
+    x: torch.Tensor,
+    dt: torch.Tensor,
+    A_log: torch.Tensor,
+    B: torch.Tensor,
+    C: torch.Tensor,
+    D: torch.Tensor,
+    dt_bias: torch.Tensor,
+    dt_limit: tuple[float, float],
+    chunk_size: int,
+    ssm_states: torch.Tensor,
+    row_starts: torch.Tensor,
+    start_positions: torch.Tensor,
+    read_slots: torch.Tensor,
+    write_slots: torch.Tensor,
+    checkpoints: Sequence[tuple[int, int, int]] = (),
+    *,
+    out: torch.Tensor | None = None,
+) -> Lowered:
+    """`x`, `dt`, `B` and `C` in one dtype, strided by token only; `write_slots` [rows] may be strided."""
+    check_heads("ssd_scan", x, B, C)
+    check_rows("ssd_scan", dt)
+    assert all(t.dtype == x.dtype for t in (dt, B, C)), "ssd_scan: inputs of one dtype"
+    assert all(t.dtype == torch.float32 and t.is_contiguous() for t in (A_log, D, dt_bias)), "ssd_scan: per head"
+    assert all(t.dtype == torch.int32 for t in (row_starts, start_positions, read_slots, write_slots)), "ssd_scan: rows"
+    assert all(t.is_contiguous() for t in (row_starts, start_positions, read_slots, ssm_states[0])), "ssd_scan: rows"
+    out = torch.empty(x.shape, dtype=x.dtype) if out is None else out
+    (tokens, heads, head_dim), (groups, size) = x.shape, B.shape[1:]
+    x_and_dt = (x.data_ptr(), x.stride(0), dt.data_ptr(), dt.stride(0))
+    B_and_C = (B.data_ptr(), B.stride(0), C.data_ptr(), C.stride(0))
+    per_head = (A_log.data_ptr(), D.data_ptr(), dt_bias.data_ptr(), *dt_limit)
+    states = (ssm_states.data_ptr(), ssm_states.stride(0))
+    per_row = (*(t.data_ptr() for t in (row_starts, start_positions, read_slots, write_slots)), write_slots.stride(0))
+    taken = [number for checkpoint in checkpoints for number in checkpoint]
+    sizes = (len(read_slots), heads, head_dim, groups, size, chunk_length(chunk_size, LONGEST_NATIVE_CHUNK))
+    dtypes = (DTYPES[x.dtype], DTYPES[ssm_states.dtype])
+    return out, (tokens, *x_and_dt, *B_and_C, *per_head, *states, *per_row, taken, out.data_ptr(), *sizes, *dtypes)
