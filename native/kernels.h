@@ -6,19 +6,23 @@
 namespace ostinato {
 
 void bind_attention(Module& module);
+void bind_causal_conv1d(Module& module);
 void bind_embedding(Module& module);
 void bind_norm(Module& module);
 void bind_rotary(Module& module);
 void bind_ssd_scan(Module& module);
 void bind_state_update(Module& module);
+void bind_token_shift(Module& module);
 
 inline void bind_kernels(Module& module) {
     bind_attention(module);
+    bind_causal_conv1d(module);
     bind_embedding(module);
     bind_norm(module);
     bind_rotary(module);
     bind_ssd_scan(module);
     bind_state_update(module);
+    bind_token_shift(module);
 }
 
 }  // namespace ostinato

@@ -1,35 +1,36 @@
-"""What tests of native kernels share."""
+"""Calls of native kernels that check the promises of all of them, and inputs for them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from ostinato.ops import NATIVE
-from ostinato.ops.native import NativeKernel, load_extension
-from ostinato.plan.native import NativeFacts
+from tests.native_sets import native_kernel, record, threads
 
 
-def native_kernel(facts: NativeFacts, name: str) -> Callable[..., torch.Tensor]:
-    """The extension's kernel, called with 2 threads, after calls with 1 and 2 gave the same bits.
+def checked_kernel(isa: str, name: str) -> Callable[..., torch.Tensor]:
+    """The kernel, which must give the same bits with 1 thread, with 2, and recorded, into a given output.
 
-    Tensors among the arguments are copied for the first call, so that what it writes into them is not seen.
+    All calls but one get copies of the arguments, in which what they write is compared.
     """
+    kernel = native_kernel(isa, name, NATIVE[name])
 
     def call(*args: Any, **kwargs: Any) -> torch.Tensor:
-        kernel = NativeKernel(load_extension(facts.isa or ""), name, NATIVE[name])
-        copies = [_copy(arg) for arg in args]
-        with given_threads(1):
-            alone = kernel(*copies, **kwargs)
-        with given_threads(2):
+        alone, recorded = [_copy(arg) for arg in args], [_copy(arg) for arg in args]
+        with threads(1):
+            of_one = kernel(*alone, **kwargs)
+        with threads(2):
             out = kernel(*args, **kwargs)
-        assert same_bits(out, alone), f"{name}: the bits depend on the number of threads"
-        for arg, copy in zip(args, copies, strict=True):
-            if isinstance(arg, torch.Tensor):
-                assert same_bits(arg, copy), f"{name}: what it writes depends on the number of threads"
+        into = torch.full_like(out, torch.nan)
+        record(isa, kernel, into, *recorded, **kwargs).run(len(out))
+        assert same_bits(of_one, out), f"{name}: the bits depend on the number of threads"
+        assert same_bits(into, out), f"{name}: a recorded call gives other bits"
+        for given, *others in zip(args, alone, recorded, strict=True):
+            if isinstance(given, torch.Tensor):
+                assert all(same_bits(given, other) for other in others), f"{name}: what it writes differs"
         return out
 
     return call
@@ -42,22 +43,18 @@ def _copy(arg: Any) -> Any:
     return torch.empty_strided(arg.shape, arg.stride(), dtype=arg.dtype).copy_(arg)
 
 
-@contextmanager
-def given_threads(count: int) -> Iterator[None]:
-    usual = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(usual)
-
-
 def same_bits(given: torch.Tensor, expected: torch.Tensor) -> bool:
     """Whether all values are equal, NaN being equal to NaN."""
     return torch.equal(given.isnan(), expected.isnan()) and torch.equal(given.nan_to_num(1), expected.nan_to_num(1))
 
 
+def rounding(dtype: torch.dtype) -> float:
+    """The largest relative error of a value in `dtype` that was computed in float32."""
+    return 1e-5 if dtype == torch.float32 else torch.finfo(dtype).eps / 2 + 1e-5
+
+
 def spaced(t: torch.Tensor, gap: int) -> torch.Tensor:
     """The same values, `gap` elements further apart in the first dimension; NaN lies in between."""
-    wide = torch.full((t.shape[0], t[0].numel() + gap), torch.nan, dtype=t.dtype)
-    return wide[:, : t[0].numel()].copy_(t.flatten(1)).unflatten(1, t.shape[1:])
+    size = t[:1].numel() if len(t) else t.flatten(1).shape[1]
+    wide = torch.full((t.shape[0], size + gap), torch.nan, dtype=t.dtype)
+    return wide[:, :size].copy_(t.flatten(1)).unflatten(1, t.shape[1:])

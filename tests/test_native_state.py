@@ -10,12 +10,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ostinato.plan.native import detect_native
-from tests.native_kernels import native_kernel, same_bits, spaced
+from tests.native_kernels import checked_kernel, rounding, same_bits, spaced
+from tests.native_sets import SETS
 
-FACTS = detect_native()
-pytestmark = pytest.mark.skipif(FACTS.isa is None, reason=FACTS.reason)
-update = native_kernel(FACTS, "state_update")
+pytestmark = pytest.mark.parametrize("isa", SETS)
 
 few = settings(max_examples=40, deadline=None, derandomize=True)
 seeds = st.integers(0, 2**31)
@@ -36,10 +34,12 @@ class Case:
     dt_bias: torch.Tensor
     dt_limit: tuple[float, float] = NO_LIMIT
 
-    def run(self, states: torch.Tensor, reads: list[int], writes: list[list[int]]) -> torch.Tensor:
+    def run(self, isa: str, states: torch.Tensor, reads: list[int], writes: list[list[int]]) -> torch.Tensor:
         slots = (torch.tensor(reads, dtype=torch.int32), torch.tensor(writes, dtype=torch.int32))
         per_head = (self.D, self.dt_bias, self.dt_limit)
-        return update(self.x, self.dt, self.A_log, self.B, self.C, *per_head, states, *slots)
+        return checked_kernel(isa, "state_update")(
+            self.x, self.dt, self.A_log, self.B, self.C, *per_head, states, *slots
+        )
 
     def tokens(self, begin: int, end: int) -> Case:
         parts = {name: getattr(self, name)[begin:end] for name in ("x", "dt", "B", "C")}
@@ -93,11 +93,6 @@ def slots_of(case: Case, count: int, dtype: torch.dtype = torch.float32, seed: i
     return states
 
 
-def rounding(dtype: torch.dtype) -> float:
-    """The largest relative error of a value in `dtype`, or of a computation in float32."""
-    return 1e-5 if dtype == torch.float32 else torch.finfo(dtype).eps / 2 + 1e-5
-
-
 @few
 @given(
     pasts=st.lists(st.sampled_from(["none", "own", "other"]), min_size=1, max_size=4),
@@ -113,6 +108,7 @@ def rounding(dtype: torch.dtype) -> float:
     seed=seeds,
 )
 def test_each_row_goes_from_its_read_slot_to_its_write_slots(
+    isa: str,
     pasts: list[str],
     per_row: int,
     groups: int,
@@ -138,7 +134,7 @@ def test_each_row_goes_from_its_read_slot_to_its_write_slots(
         for row, (past, own) in enumerate(zip(pasts, writes, strict=True))
     ]
     before = states.clone()
-    out = case.run(states, reads + [0] * padding, writes + [[0] * per_row] * padding)
+    out = case.run(isa, states, reads + [0] * padding, writes + [[0] * per_row] * padding)
     tolerance = {"atol": 1e-5, "rtol": rounding(dtype)}
     for row in range(rows):
         state = before[reads[row]].double() if reads[row] else torch.zeros(before.shape[1:], dtype=torch.float64)
@@ -155,7 +151,7 @@ def test_each_row_goes_from_its_read_slot_to_its_write_slots(
 
 
 @pytest.mark.parametrize("size", [16, 37, 128, 256])
-def test_tokens_at_once_have_the_bits_of_tokens_one_by_one(size: int) -> None:
+def test_tokens_at_once_have_the_bits_of_tokens_one_by_one(isa: str, size: int) -> None:
     """Whatever else is in the batch, and also where the state goes to memory in between."""
     rows, per_row = 3, 4
     case = case_of(rows * per_row, 2, 3, 20, size, seed=1, dtype=torch.bfloat16)
@@ -163,43 +159,43 @@ def test_tokens_at_once_have_the_bits_of_tokens_one_by_one(size: int) -> None:
     reads = [0, 6, 12]
     writes = [[1, 2, 3, 4], [6, 7, 8, 9], [11, 13, 14, 15]]
     alone = states.clone()
-    together = case.run(states, reads, writes)
+    together = case.run(isa, states, reads, writes)
     for row in range(rows):
         read = reads[row]
         for i, write in enumerate(writes[row]):
             token = row * per_row + i
-            out = case.tokens(token, token + 1).run(alone, [read], [[write]])
+            out = case.tokens(token, token + 1).run(isa, alone, [read], [[write]])
             assert same_bits(out[0], together[token])
             read = write
     assert same_bits(alone, states)
 
 
 @pytest.mark.parametrize("state_dtype", [torch.bfloat16, torch.float16])
-def test_a_narrow_state_is_rounded_after_each_token(state_dtype: torch.dtype) -> None:
+def test_a_narrow_state_is_rounded_after_each_token(isa: str, state_dtype: torch.dtype) -> None:
     """So tokens at once have the bits of tokens one by one there too, and a token that is not kept rounds as well."""
     case = case_of(3, 1, 2, 8, 32, seed=2)
     states = slots_of(case, 4, state_dtype)
     alone = states.clone()
-    together = case.run(states, [1], [[1, 0, 3]])
+    together = case.run(isa, states, [1], [[1, 0, 3]])
     for token, (read, write) in enumerate([(1, 1), (1, 2), (2, 3)]):
-        assert same_bits(case.tokens(token, token + 1).run(alone, [read], [[write]])[0], together[token])
+        assert same_bits(case.tokens(token, token + 1).run(isa, alone, [read], [[write]])[0], together[token])
     assert same_bits(alone[[1, 3]], states[[1, 3]])
 
 
-def test_padding_cannot_reach_a_real_row() -> None:
+def test_padding_cannot_reach_a_real_row(isa: str) -> None:
     """Padding tokens and rows whose inputs are NaN."""
     case = case_of(6, 1, 2, 8, 32, seed=3)
     poisoned = replace(case, **{name: getattr(case, name).clone() for name in ("x", "dt", "B", "C")})
     for name in ("x", "dt", "B", "C"):
         getattr(poisoned, name)[[3, 4, 5]] = torch.nan
     clean, poison = slots_of(case, 4), slots_of(case, 4)
-    expected = case.run(clean, [1, 2, 0], [[1, 3], [2, 0], [0, 0]])
-    given = poisoned.run(poison, [1, 2, 0], [[1, 3], [2, 0], [0, 0]])
+    expected = case.run(isa, clean, [1, 2, 0], [[1, 3], [2, 0], [0, 0]])
+    given = poisoned.run(isa, poison, [1, 2, 0], [[1, 3], [2, 0], [0, 0]])
     assert same_bits(given[:3], expected[:3])
     assert same_bits(poison, clean)
 
 
-def test_time_steps_are_right_from_the_smallest_to_the_largest() -> None:
+def test_time_steps_are_right_from_the_smallest_to_the_largest(isa: str) -> None:
     """softplus of -40 to 40, and decays from 1 to none, seen in a state of ones and its outputs."""
     heads = 81
     case = case_of(1, 1, heads, 1, 1, seed=4)
@@ -207,16 +203,18 @@ def test_time_steps_are_right_from_the_smallest_to_the_largest() -> None:
     case = replace(case, x=torch.ones(1, heads, 1), B=torch.ones(1, 1, 1), C=torch.ones(1, 1, 1), D=torch.zeros(heads))
     for past in (0.0, 1.0):
         states = torch.full((2, heads, 1, 1), past)
-        out = case.run(states, [1], [[1]])
+        out = case.run(isa, states, [1], [[1]])
         expected, _ = case.follow(0, torch.full((heads, 1, 1), past, dtype=torch.float64))
         torch.testing.assert_close(out[0].double(), expected, rtol=1e-6, atol=0)
 
 
-def test_no_rows_are_no_work() -> None:
+def test_no_rows_are_no_work(isa: str) -> None:
     case = case_of(2, 1, 2, 4, 16, seed=5).tokens(0, 0)
     states = slots_of(case, 2)
     before = states.clone()
     slots = (torch.zeros(0, dtype=torch.int32), torch.zeros(0, 2, dtype=torch.int32))
-    out = update(case.x, case.dt, case.A_log, case.B, case.C, case.D, case.dt_bias, NO_LIMIT, states, *slots)
+    per_head = (case.D, case.dt_bias, case.dt_limit)
+    update = checked_kernel(isa, "state_update")
+    out = update(case.x, case.dt, case.A_log, case.B, case.C, *per_head, states, *slots)
     assert out.shape == (0, 2, 4)
     assert same_bits(states, before)

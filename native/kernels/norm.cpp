@@ -48,8 +48,81 @@ void rms_norm(const Team& team, std::int64_t tokens, Address x, std::int64_t tok
     });
 }
 
+template <typename T>
+Float load_some(const T* from, int count) {
+    return count == LANES ? load(from) : load_first(from, count);
+}
+
+template <typename T>
+void store_some(T* to, Float value, int count) {
+    count == LANES ? store(to, value) : store_first(to, value, count);
+}
+
+// Calls body(begin, count) for the vectors of `size` elements, of which the last may have fewer than LANES.
+template <typename Body>
+void by_vectors(std::int64_t size, Body&& body) {
+    const std::int64_t whole = size / LANES * LANES;
+    for (std::int64_t i = 0; i < whole; i += LANES) body(i, LANES);
+    if (whole < size) body(whole, static_cast<int>(size - whole));
+}
+
+template <typename T>
+void gate_row(const T* x, const T* gate, T* y, std::int64_t size) {
+    by_vectors(size, [&](std::int64_t i, int n) {
+        store_some(y + i, load_some(x + i, n) * silu(load_some(gate + i, n)), n);
+    });
+}
+
+// norm_row(x * silu(gate)), or norm_row(x) * silu(gate). `values` [size] is to work in.
+template <typename T>
+void gated_norm_row(const T* x, const T* gate, const T* weight, T* y, std::int64_t size, float eps,
+                    bool norm_before_gate, float* values) {
+    Float squares[4] = {};
+    by_vectors(size, [&](std::int64_t i, int n) {
+        const Float gated = silu(load_some(gate + i, n));
+        const Float v = norm_before_gate ? load_some(x + i, n) : load_some(x + i, n) * gated;
+        store_some(values + i, norm_before_gate ? gated : v, n);
+        Float& sum_of = squares[i / LANES % 4];
+        sum_of = fma(v, v, sum_of);
+    });
+    const float mean = sum((squares[0] + squares[1]) + (squares[2] + squares[3])) / static_cast<float>(size);
+    const float factor = 1.0f / std::sqrt(mean + eps);
+    by_vectors(size, [&](std::int64_t i, int n) {
+        const Float v = load_some(values + i, n);
+        const Float normed = (norm_before_gate ? load_some(x + i, n) : v) * factor * load_some(weight + i, n);
+        store_some(y + i, norm_before_gate ? normed * v : normed, n);
+    });
+}
+
+// `x`, `gate` [tokens, size] with strides in elements, `weight` [size] or null, which leaves the norm out
+// -> `y` [tokens, size], contiguous.
+void gated_rms_norm(const Team& team, std::int64_t tokens, Address x, std::int64_t x_stride, Address gate,
+                    std::int64_t gate_stride, Address weight, Address y, std::int64_t size, std::int64_t group_size,
+                    float eps, bool norm_before_gate, int dtype) {
+    const std::int64_t groups = size / group_size;
+    const Range mine = team.split(tokens * groups);
+    float* values = team.own<float>(group_size);
+    with_dtype(dtype, [&](auto type) {
+        using T = decltype(type);
+        for (std::int64_t i = mine.begin; i < mine.end; ++i) {
+            const std::int64_t token = i / groups, first = i % groups * group_size;
+            const T* from = at<const T>(x) + token * x_stride + first;
+            const T* by = at<const T>(gate) + token * gate_stride + first;
+            T* to = at<T>(y) + token * size + first;
+            if (weight) {
+                gated_norm_row(from, by, at<const T>(weight) + first, to, group_size, eps, norm_before_gate, values);
+            } else {
+                gate_row(from, by, to, group_size);
+            }
+        }
+    });
+}
+
 }  // namespace
 
-void bind_norm(Module& module) { bind<rms_norm>(module, "rms_norm"); }
+void bind_norm(Module& module) {
+    bind<gated_rms_norm>(module, "gated_rms_norm");
+    bind<rms_norm>(module, "rms_norm");
+}
 
 }  // namespace ostinato

@@ -43,12 +43,15 @@ REFERENCES: dict[str, Kernel] = {
 
 NATIVE: dict[str, Callable[..., Lowered]] = {
     "attention": attention.lower,
+    "causal_conv1d": causal_conv1d.lower,
     "embedding": embedding.lower,
+    "gated_rms_norm": gated_rms_norm.lower,
     "rms_norm": rms_norm.lower,
     "rotary": rotary.lower,
     "rotary_angles": rotary_angles.lower,
     "ssd_scan": ssd_scan.lower,
     "state_update": state_update.lower,
+    "token_shift": token_shift.lower,
 }
 """Kernels of the extension, by how their arguments are lowered."""
 

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 import torch
 import torch.nn.functional as F
 
+from ostinato.ops.native import DTYPES, Lowered, check_rows
+
 SLAB = 32
 """Tokens of a prefill row that a CPU convolves at once: a pass per tap is cheap while they stay in a core's cache."""
 
@@ -91,3 +93,45 @@ def _convolve(window: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | N
     for tap, tap_weight in zip(taps[1:], weight[1:], strict=True):
         y.addcmul_(tap, tap_weight)
     return F.silu(y, inplace=True)
+
+
+def lower(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    conv_states: torch.Tensor,
+    row_starts: torch.Tensor,
+    read_slots: torch.Tensor,
+    write_slots: torch.Tensor,
+    num_decode_rows: int,
+    checkpoints: Sequence[tuple[int, int, int]] = (),
+    *,
+    out: torch.Tensor | None = None,
+) -> Lowered:
+    """`x`, `weight`, `bias` and `conv_states` in one dtype, `x` with any stride from token to token."""
+    weights = (weight, conv_states) if bias is None else (weight, conv_states, bias)
+    check_rows("causal_conv1d", x)
+    assert all(t.dtype == x.dtype for t in weights), "causal_conv1d: one dtype"
+    assert all(t[:1].is_contiguous() for t in weights), "causal_conv1d: weights and slots are contiguous"
+    out = torch.empty(x.shape, dtype=x.dtype) if out is None else out
+    pointers = (x.data_ptr(), x.stride(0), weight.data_ptr(), 0 if bias is None else bias.data_ptr())
+    states = (conv_states.data_ptr(), conv_states.stride(0))
+    rows = lower_rows(row_starts, read_slots, write_slots, num_decode_rows, checkpoints)
+    sizes = (x.shape[1], weight.shape[0], DTYPES[x.dtype])
+    return out, (x.shape[0], *pointers, *states, *rows, out.data_ptr(), *sizes)
+
+
+def lower_rows(
+    row_starts: torch.Tensor,
+    read_slots: torch.Tensor,
+    write_slots: torch.Tensor,
+    num_decode_rows: int,
+    checkpoints: Sequence[tuple[int, int, int]],
+) -> tuple[int | list[int], ...]:
+    """A step's rows as `StepRows` of rows.h takes them. They are read when the kernel runs; checkpoints are copied."""
+    slots = (row_starts, read_slots, write_slots)
+    check_rows("rows", *slots)
+    assert all(t.dtype == torch.int32 for t in slots), "rows: in int32"
+    taken = [number for checkpoint in checkpoints for number in checkpoint]
+    (rows, per_row), stride = write_slots.shape, write_slots.stride(0)
+    return (*(t.data_ptr() for t in slots), stride, rows, per_row, num_decode_rows, taken)

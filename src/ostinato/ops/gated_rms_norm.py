@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
+from ostinato.ops.native import DTYPES, Lowered, check_rows
+
 
 def reference(
     x: torch.Tensor,
@@ -27,3 +29,24 @@ def reference(
     grouped = y.unflatten(-1, (-1, group_size))
     y = F.rms_norm(grouped, (group_size,), None, eps).flatten(-2) * weight.float()
     return (y * silu if norm_before_gate else y).to(gate.dtype)
+
+
+def lower(
+    x: torch.Tensor,
+    gate: torch.Tensor,
+    weight: torch.Tensor | None,
+    eps: float,
+    group_size: int | None,
+    norm_before_gate: bool = False,
+    *,
+    out: torch.Tensor | None = None,
+) -> Lowered:
+    """`x`, `gate` and `weight` in one dtype, with any stride from token to token."""
+    check_rows("gated_rms_norm", x, gate)
+    assert gate.dtype == x.dtype, "gated_rms_norm: one dtype"
+    assert weight is None or weight.dtype == x.dtype, "gated_rms_norm: one dtype"
+    out = torch.empty(x.shape, dtype=x.dtype) if out is None else out
+    tokens, size = x.shape
+    pointers = (x.data_ptr(), x.stride(0), gate.data_ptr(), gate.stride(0), 0 if weight is None else weight.data_ptr())
+    sizes = (size, group_size or size, eps, norm_before_gate, DTYPES[x.dtype])
+    return out, (tokens, *pointers, out.data_ptr(), *sizes)

@@ -7,6 +7,9 @@ from itertools import pairwise
 
 import torch
 
+from ostinato.ops.causal_conv1d import lower_rows
+from ostinato.ops.native import DTYPES, Lowered, check_rows
+
 
 def reference(
     x: torch.Tensor,
@@ -49,3 +52,23 @@ def reference(
 def first_inputs(states: torch.Tensor, read_slots: torch.Tensor) -> torch.Tensor:
     """[rows, channels]: what the read slots hold, zeros for slot 0, whose content is selected away."""
     return torch.where((read_slots == 0)[:, None], 0, states[read_slots, 0])
+
+
+def lower(
+    x: torch.Tensor,
+    states: torch.Tensor,
+    row_starts: torch.Tensor,
+    read_slots: torch.Tensor,
+    write_slots: torch.Tensor,
+    num_decode_rows: int,
+    checkpoints: Sequence[tuple[int, int, int]] = (),
+    *,
+    out: torch.Tensor | None = None,
+) -> Lowered:
+    """`x` and `states` in one dtype, with any stride in the first dimension."""
+    check_rows("token_shift", x, states)
+    assert states.dtype == x.dtype, "token_shift: one dtype"
+    out = torch.empty(x.shape, dtype=x.dtype) if out is None else out
+    pointers = (x.data_ptr(), x.stride(0), states.data_ptr(), states.stride(0))
+    rows = lower_rows(row_starts, read_slots, write_slots, num_decode_rows, checkpoints)
+    return out, (x.shape[0], *pointers, *rows, out.data_ptr(), x.shape[1], DTYPES[x.dtype])

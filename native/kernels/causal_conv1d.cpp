@@ -1,0 +1,104 @@
+// The short depthwise convolution of a state layer, with its last inputs kept in slots.
+
+#include <nanobind/stl/vector.h>
+
+#include "../kernels.h"
+#include "../rows.h"
+#include "../simd.h"
+
+namespace ostinato {
+namespace {
+
+// Channels that a thread takes at once: whole cache lines of any storage type.
+constexpr std::int64_t GRAIN = 64;
+
+// y[c] = silu(bias[c] + sum_j weight[j, c] * inputs[j][c]) for `count` channels; the sum is in the order of j.
+// `weight` [width, stride] and `bias` as floats. W is the width, or 0 where it is not known.
+template <int W, typename T>
+void convolve(const T* const* inputs, const float* weight, std::int64_t stride, const float* bias, T* y,
+              std::int64_t count, int width) {
+    const auto at_channel = [&](std::int64_t c, auto&& input) {
+        Float total = load(bias + c);
+        for (int j = 0; j < (W ? W : width); ++j) {
+            total = fma(input(inputs[j] + c), load(weight + j * stride + c), total);
+        }
+        return silu(total);
+    };
+    const std::int64_t whole = count / LANES * LANES;
+    const int rest = static_cast<int>(count - whole);
+    for (std::int64_t c = 0; c < whole; c += LANES) {
+        store(y + c, at_channel(c, [](const T* from) { return load(from); }));
+    }
+    if (rest) store_first(y + whole, at_channel(whole, [&](const T* from) { return load_first(from, rest); }), rest);
+}
+
+// `x` [tokens, channels] with a stride, `weight` [width, channels], `bias` [channels] or null, `conv_states`
+// [slots, width - 1, channels], all of one dtype -> `y` [tokens, channels], contiguous. Threads share the channels.
+void causal_conv1d(const Team& team, std::int64_t tokens, Address x, std::int64_t x_stride, Address weight,
+                   Address bias, Address conv_states, std::int64_t slot_stride, Address row_starts,
+                   Address read_slots, Address write_slots, std::int64_t write_stride, std::int64_t num_rows,
+                   std::int64_t per_row, std::int64_t decode_rows, const Checkpoints& checkpoints, Address y,
+                   std::int64_t channels, int width, int dtype) {
+    const StepRows rows{at<const std::int32_t>(row_starts), at<const std::int32_t>(read_slots),
+                        at<const std::int32_t>(write_slots), write_stride, num_rows, per_row, decode_rows, checkpoints};
+    const Range mine = team.split(channels, GRAIN);
+    const std::int64_t count = mine.end - mine.begin;
+    if (count == 0) return;
+    const std::int64_t stride = (count + LANES - 1) / LANES * LANES;
+    const int kept = width - 1;
+
+    with_dtype(dtype, [&](auto type) {
+        using T = decltype(type);
+        const std::int64_t floats = (width + 1) * stride;
+        float* weights = team.own<float>(floats + kept * stride + width * 2);
+        float* biases = weights + width * stride;
+        T* before = reinterpret_cast<T*>(weights + floats);
+        const T** inputs = reinterpret_cast<const T**>(weights + floats + kept * stride);
+        const auto widen = [&](const T* from, float* to) {
+            for (std::int64_t c = 0; c < count; ++c) to[c] = from ? to_float(from[mine.begin + c]) : 0.0f;
+        };
+        for (int j = 0; j < width; ++j) widen(at<const T>(weight) + j * channels, weights + j * stride);
+        widen(at<const T>(bias), biases);
+
+        rows.each(tokens, [&](const StepRow& row) {
+            const auto output = [&](std::int64_t token) { return at<T>(y) + token * channels + mine.begin; };
+            if (rows.is_padding(row)) {
+                for (std::int64_t t = row.begin; t < row.end; ++t) std::fill_n(output(t), count, T{});
+                return;
+            }
+            // A copy, as the row's first token may overwrite the slot from which the others go on.
+            for (int j = 0; j < kept; ++j) {
+                const T* from = at<const T>(conv_states) + row.read_slot * slot_stride + j * channels + mine.begin;
+                if (row.read_slot) {
+                    std::copy_n(from, count, before + j * stride);
+                } else {
+                    std::fill_n(before + j * stride, count, T{});
+                }
+            }
+            // The input at an offset from the row's first token, which is negative for those of the steps before.
+            const auto input = [&](std::int64_t offset) {
+                return offset < 0 ? before + (kept + offset) * stride
+                                  : at<const T>(x) + (row.begin + offset) * x_stride + mine.begin;
+            };
+            for (std::int64_t t = 0; t < row.end - row.begin; ++t) {
+                for (int j = 0; j < width; ++j) inputs[j] = input(t - kept + j);
+                T* to = output(row.begin + t);
+                if (width == 4) {
+                    convolve<4>(inputs, weights, stride, biases, to, count, width);
+                } else {
+                    convolve<0>(inputs, weights, stride, biases, to, count, width);
+                }
+            }
+            rows.each_written(row, [&](std::int64_t done, std::int64_t slot) {
+                T* to = at<T>(conv_states) + slot * slot_stride + mine.begin;
+                for (int j = 0; j < kept; ++j) std::copy_n(input(done - kept + j), count, to + j * channels);
+            });
+        });
+    });
+}
+
+}  // namespace
+
+void bind_causal_conv1d(Module& module) { bind<causal_conv1d>(module, "causal_conv1d"); }
+
+}  // namespace ostinato
