@@ -16,6 +16,7 @@ from ostinato.bench.latency import latency
 from ostinato.bench.startup import PHASES, startup
 from ostinato.bench.throughput import throughput
 from ostinato.bench.trace import Trace, latency_figures, percentiles, spread, throughput_figures
+from ostinato.bench.worker import ask
 from ostinato.bench.workload import Workload
 from ostinato.cli.main import main
 from ostinato.plan.device import find_device
@@ -173,9 +174,9 @@ def test_startup_times_a_whole_process() -> None:
 
 
 def test_an_error_in_a_process_is_raised_in_the_one_that_asked() -> None:
-    workload = Workload(prompt_len=12, output_len=1, batch_sizes=(1,), rounds=1)
+    batches = [{"prompts": [[1, 2, 3]], "output_len": 1}]
     with pytest.raises(ConfigError, match="max_num_seqs") as refused:
-        compare({"model": "demo", "max_num_seqs": 0}, workload, "transformers", quiet)
+        ask("ostinato", {"settings": {"model": "demo", "max_num_seqs": 0}, "batches": batches})
     assert [(remedy.setting, remedy.value) for remedy in refused.value.remedies] == [("max_num_seqs", 1)]
 
 

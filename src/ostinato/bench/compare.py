@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from importlib.util import find_spec
 from typing import Any
 
-from ostinato.bench.drive import bench_config, run_rounds
-from ostinato.bench.facts import machine_facts, model_facts, setting_facts
+from ostinato.bench.drive import bench_config, run_batch, with_room
+from ostinato.bench.facts import machine_facts, model_facts
 from ostinato.bench.trace import Trace, throughput_figures
 from ostinato.bench.worker import ask
 from ostinato.bench.workload import Workload
 from ostinato.errors import ConfigError
+from ostinato.plan.source import load_spec
 
 PEERS = ("transformers",)
 RATES = ("total_tokens_per_second", "prefill_tokens_per_second", "decode_tokens_per_second")
@@ -33,10 +35,10 @@ def compare(settings: dict[str, Any], workload: Workload, peer: str, report: Cal
     counted batch of each size, with the same prompts, dtype and number of threads.
     """
     check_peer(peer)
-    one_round = asdict(replace(workload, rounds=1))
+    vocab_size = load_spec(bench_config(settings, workload)).vocab_size
     answers: dict[str, list[dict[str, Any]]] = {"ostinato": [], peer: []}
     for number in range(workload.rounds):
-        job = {"settings": settings, "workload": one_round, "round": number}
+        job = {"settings": settings, "batches": _batches(workload, vocab_size, number)}
         report(f"round {number + 1}: ostinato")
         answers["ostinato"].append(ask("ostinato", job))
         effective = answers["ostinato"][0]["settings"]
@@ -53,35 +55,51 @@ def compare(settings: dict[str, Any], workload: Workload, peer: str, report: Cal
         "command": "throughput",
         "compare": {"peer": peer, "version": answers[peer][0]["version"]},
         "model": ours["model"],
-        "settings": ours["settings"] | {"rounds": workload.rounds},
+        "settings": ours["settings"] | asdict(workload),
         "machine": ours["machine"],
         "results": results,
     }
 
 
 def work(job: dict[str, Any]) -> dict[str, Any]:
-    """Ostinato's part of a round, in this process: a trace per batch size, as plain data."""
-    workload = workload_of(job)
-    config = bench_config(job["settings"], workload)
+    """Ostinato's part of a round, in this process: a trace of each of the job's batches, one after the other.
+
+    A batch has `prompts`, lists of token ids, and `output_len`. `startup_seconds` is the time from `began` until the
+    first batch was answered: the start-up to the first token, if that batch is one prompt and one token of output.
+    """
+    batches = job["batches"]
+    config = with_room(
+        job["settings"],
+        max_num_seqs=max(len(batch["prompts"]) for batch in batches),
+        max_model_len=max(len(batch["prompts"][0]) + batch["output_len"] for batch in batches),
+    )
     from ostinato.engine.engine import Engine
 
     engine = Engine(config)
-    traces = [run_rounds(engine, workload, size, job["round"])[0] for size in workload.batch_sizes]
+    traces, ends = [], []
+    for batch in batches:
+        traces.append(run_batch(engine, batch["prompts"], batch["output_len"]))
+        ends.append(time.monotonic())
     return {
         "traces": [asdict(trace) for trace in traces],
+        "startup_seconds": ends[0] - job["began"],
         "model": model_facts(config, engine.plan),
-        "settings": setting_facts(engine.plan, workload),
+        "settings": asdict(engine.plan.settings),
         "machine": machine_facts(engine.plan),
     }
 
 
-def workload_of(job: dict[str, Any]) -> Workload:
-    """The workload of a job, after its way through JSON."""
-    return Workload(**{**job["workload"], "batch_sizes": tuple(job["workload"]["batch_sizes"])})
+def _batches(workload: Workload, vocab_size: int, number: int) -> list[dict[str, Any]]:
+    """Those of one round: for each batch size one to warm up, and one that is counted."""
+    batches = []
+    for size in workload.batch_sizes:
+        for turn, output_len in ((-1, workload.warm_up().output_len), (number, workload.output_len)):
+            batches.append({"prompts": workload.prompts(size, vocab_size, turn), "output_len": output_len})
+    return batches
 
 
 def _figures(answers: Sequence[dict[str, Any]], index: int) -> dict[str, Any]:
-    traces = [Trace(**answer["traces"][index]) for answer in answers]
+    traces = [Trace(**answer["traces"][1::2][index]) for answer in answers]
     peak = max(answer["peak_memory_bytes"] for answer in answers)
     return {**throughput_figures(traces), "peak_memory_bytes": peak}
 

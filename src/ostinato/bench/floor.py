@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
+from ostinato.bench.facts import machine_facts
 from ostinato.plan.memory import MemoryPlan
 from ostinato.plan.model import DTYPE_BYTES, ModelSpec
 
@@ -101,3 +102,29 @@ def measure_bandwidth(device: torch.device, size: int = PROBE_BYTES) -> Bandwidt
         return min(seconds)
 
     return Bandwidth(read=size / best_seconds(source.sum), copy=2 * size / best_seconds(lambda: target.copy_(source)))
+
+
+def work(job: dict[str, Any]) -> dict[str, Any]:
+    """The memory's bandwidth with the threads of the settings, and the bytes that decode steps must move.
+
+    `decode_bytes` is by number of `rows`, of `context` tokens on average, None for a model where it is not known.
+    """
+    import torch
+
+    from ostinato.bench.drive import with_room
+    from ostinato.plan.device import detect
+    from ostinato.plan.plan import make_plan
+    from ostinato.plan.source import load_spec
+
+    config = with_room(job["settings"], max_num_seqs=max(job["rows"]))
+    if config.threads is not None:
+        torch.set_num_threads(config.threads)
+    spec = load_spec(config)
+    plan = make_plan(config, spec, detect(config.device))
+    bandwidth = measure_bandwidth(torch.device(plan.device.kind))
+    needed = {}
+    for rows in job["rows"]:
+        settings = plan.settings
+        one = decode_bytes(spec, settings.dtype, plan.memory, settings.block_size, rows, job["context"])
+        needed[str(rows)] = None if one is None else {**asdict(one), "total": one.total}
+    return {**asdict(bandwidth), "decode_bytes": needed, "machine": machine_facts(plan)}

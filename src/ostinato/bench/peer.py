@@ -1,4 +1,4 @@
-"""transformers' part of a comparison: its `generate` on the same workload."""
+"""transformers' part of a comparison: its `generate` on the same batches."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import Any
 import torch
 import transformers
 
-from ostinato.bench.compare import workload_of
 from ostinato.bench.trace import Trace
 from ostinato.config import EngineConfig
 from ostinato.plan.source import resolve_model_dir
@@ -31,19 +30,20 @@ class TokenClock(transformers.StoppingCriteria):
 
 
 def work(job: dict[str, Any]) -> dict[str, Any]:
-    """One round in this process: a trace per batch size, as plain data."""
+    """A round in this process: a trace of each of the job's batches, as in `ostinato.bench.compare`."""
     transformers.logging.set_verbosity_error()
     if job["threads"] is not None:
         torch.set_num_threads(job["threads"])
-    config, workload = EngineConfig(**job["settings"]), workload_of(job)
-    model = _load(config, job["dtype"], job["device"])
-    vocab_size = model.config.vocab_size
-    traces = []
-    for size in workload.batch_sizes:
-        _generate(model, workload.prompts(size, vocab_size, -1), workload.warm_up().output_len)
-        prompts = workload.prompts(size, vocab_size, job["round"])
-        traces.append(_generate(model, prompts, workload.output_len))
-    return {"traces": [asdict(trace) for trace in traces], "version": transformers.__version__}
+    model = _load(EngineConfig(**job["settings"]), job["dtype"], job["device"])
+    traces, ends = [], []
+    for batch in job["batches"]:
+        traces.append(_generate(model, batch["prompts"], batch["output_len"]))
+        ends.append(time.monotonic())
+    return {
+        "traces": [asdict(trace) for trace in traces],
+        "startup_seconds": ends[0] - job["began"],
+        "version": transformers.__version__,
+    }
 
 
 def _load(config: EngineConfig, dtype: str, device: str) -> Any:

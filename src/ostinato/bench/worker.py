@@ -22,6 +22,7 @@ JOBS = {
     "ostinato": "ostinato.bench.compare",
     "transformers": "ostinato.bench.peer",
     "startup": "ostinato.bench.startup",
+    "floor": "ostinato.bench.floor",
 }
 """Kind of job -> the module whose `work` does it."""
 

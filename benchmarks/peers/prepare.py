@@ -1,0 +1,62 @@
+"""Makes what the engines load and is not there yet: a random checkpoint per shape, and llama.cpp's files of it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from benchmarks.peers.places import Places
+from benchmarks.peers.process import PeerError, run
+
+TIMEOUT = 1800.0
+ROOT_ON_PATH = {
+    "PYTHONPATH": os.pathsep.join([str(Path(__file__).resolve().parents[2]), os.environ.get("PYTHONPATH", "")])
+}
+
+
+def prepare(places: Places, shape: Path, kinds: tuple[str, ...], report: Callable[[str], None]) -> dict[str, str]:
+    """Makes the checkpoint of `shape`, a directory with a config.json, and its GGUF files of `kinds`.
+
+    Returns, for each kind that could not be made, why. PeerError if it is the checkpoint.
+    """
+    model = shape.name
+    checkpoint = places.checkpoint(model)
+    if not _is_of(checkpoint, shape):
+        report(f"{model}: making a checkpoint of random weights")
+        shutil.rmtree(checkpoint.parent, ignore_errors=True)
+        unfinished = checkpoint.with_name("unfinished")
+        unfinished.mkdir(parents=True)
+        run([sys.executable, "-m", "benchmarks.peers.checkpoint", str(shape), str(unfinished)], TIMEOUT, ROOT_ON_PATH)
+        unfinished.rename(checkpoint)
+    refused = {}
+    for kind in kinds:
+        if not places.gguf(model, kind).exists():
+            report(f"{model}: making llama.cpp's {kind} file")
+            try:
+                _make_gguf(places, model, kind)
+            except PeerError as error:
+                refused[kind] = str(error)
+    return refused
+
+
+def _is_of(checkpoint: Path, shape: Path) -> bool:
+    config = checkpoint / "config.json"
+    return config.exists() and config.read_bytes() == (shape / "config.json").read_bytes()
+
+
+def _make_gguf(places: Places, model: str, kind: str) -> None:
+    target = places.gguf(model, kind)
+    unfinished = target.with_suffix(".unfinished")
+    if kind == "bf16":
+        module = [sys.executable, "-m", "benchmarks.peers.to_gguf"]
+        command = [*module, str(places.llama_sources), str(places.checkpoint(model)), str(unfinished)]
+    else:
+        if not places.gguf(model, "bf16").exists():
+            _make_gguf(places, model, "bf16")
+        tool = places.llama_tool("llama-quantize")
+        command = [str(tool), str(places.gguf(model, "bf16")), str(unfinished), kind]
+    run(command, TIMEOUT, ROOT_ON_PATH)
+    unfinished.rename(target)

@@ -1,0 +1,159 @@
+"""Runs Ostinato and its peers on the same shapes, in turns, and writes a report, a table and a plot.
+
+    python benchmarks/run.py --peers-dir DIR --rounds 3 --output results/
+
+See benchmarks/README.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from benchmarks.peers.engines import ENGINES, Round, floor
+from benchmarks.peers.places import Places
+from benchmarks.peers.plot import draw
+from benchmarks.peers.prepare import prepare
+from benchmarks.peers.process import PeerError
+from benchmarks.peers.record import Record
+from benchmarks.peers.report import FLOOR, make_report
+from benchmarks.peers.table import markdown
+from benchmarks.peers.workload import Workload
+
+SHAPES = Path(__file__).resolve().parent / "models"
+MODELS = ("nemotron-h-300m", "granite-dense-180m", "falcon-h1-170m", "qwen3-410m")
+USUAL = ("ostinato", "ostinato-int8", "vllm", "llama.cpp", "llama.cpp-q8_0")
+
+
+def main() -> None:
+    # So that what it started ends with it.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended"))
+    options = _options()
+    places = Places(options.peers_dir.resolve())
+    sizes = tuple(int(size) for size in options.batch_sizes.split(","))
+    workload = Workload(batch_sizes=sizes)
+    engines, models = options.engines.split(","), options.models.split(",")
+    setup = {"workload": asdict(workload), "threads": options.threads, "rounds": options.rounds}
+    record = Record(options.output / "measurements.jsonl", setup)
+    skipped = {name: why for name in engines if (why := ENGINES[name].missing(places))}
+    for name, why in skipped.items():
+        _say(f"{name} is skipped: {why}")
+    here = [name for name in engines if name not in skipped]
+    refused = _prepare(places, models, here)
+    began = time.monotonic()
+    for number in range(options.rounds):
+        for model in models:
+            shape = json.loads((SHAPES / model / "config.json").read_text(encoding="utf-8"))
+            one = Round(places, model, shape["vocab_size"], number, workload, options.threads, options.timeout)
+            for name in (FLOOR, *here):
+                # What failed once on a model will do so again.
+                earlier = [record.measurements.get((before, model, name), {}) for before in range(number)]
+                if record.is_done((number, model, name)) or any("error" in each for each in earlier):
+                    continue
+                if name == FLOOR:
+                    work = partial(_floors, one, with_int8=number == 0 and "ostinato-int8" in here)
+                else:
+                    work = partial(_figures, one, name, refused.get((model, name)))
+                record.add(_measure(one, name, work))
+    _say(f"all measured, {time.monotonic() - began:.0f} s")
+    report = make_report(setup, record.measurements.values(), skipped)
+    (options.output / "report.json").write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    (options.output / "table.md").write_text(markdown(report), encoding="utf-8")
+    draw(report, options.output / "plot.png")
+    print(markdown(report))
+
+
+def _prepare(places: Places, models: list[str], engines: list[str]) -> dict[tuple[str, str], str]:
+    """Makes the models' files. Returns why, for each (model, engine) that cannot have its own."""
+    refused = {}
+    kinds = {name: kind for name in engines if (kind := ENGINES[name].gguf)}
+    for model in models:
+        reasons = prepare(places, SHAPES / model, tuple(kinds.values()), _say)
+        refused |= {(model, name): reasons[kind] for name, kind in kinds.items() if kind in reasons}
+    return refused
+
+
+def _measure(one: Round, name: str, work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """The measurement of one engine, or of the floor: with the `figures` of `work`, or the `error` that it ended in."""
+    result: dict[str, Any] = {"round": one.number, "model": one.model, "engine": name, "load": os.getloadavg()[0]}
+    began = time.monotonic()
+    try:
+        result["figures"] = work()
+        said = _line(name, result["figures"])
+    except PeerError as error:
+        result["error"] = str(error)
+        said = f"failed: {error}"
+    result["seconds"] = time.monotonic() - began
+    _say(f"round {one.number + 1}, {one.model}, {name}: {said} ({result['seconds']:.0f} s)")
+    return result
+
+
+def _figures(one: Round, name: str, refused: str | None) -> dict[str, Any]:
+    if refused is not None:
+        raise PeerError(refused)
+    return ENGINES[name].measure(one)
+
+
+def _floors(one: Round, with_int8: bool) -> dict[str, Any]:
+    """The bandwidth, and the bytes of decode steps by dtype of the weights."""
+    figures = floor(one)
+    needed = {"bfloat16": figures["decode_bytes"]}
+    if with_int8:
+        try:
+            needed["int8"] = floor(one, quantization="int8")["decode_bytes"]
+        except PeerError as error:
+            _say(f"no floor for int8: {error}")
+    return {**figures, "decode_bytes": needed}
+
+
+def _line(name: str, figures: dict[str, Any]) -> str:
+    if name == FLOOR:
+        return f"memory reads {figures['read'] / 1e9:.1f} GB/s, copies {figures['copy'] / 1e9:.1f} GB/s"
+    rates = "/".join(f"{rate:.1f}" for rate in figures["decode"].values())
+    start = figures.get("startup_seconds", figures.get("first_start_seconds"))
+    memory = figures["peak_memory_bytes"] / 1e6
+    return f"prefill {figures['prefill']:.0f}, decode {rates} tokens/s, start {start:.1f} s, {memory:.0f} MB"
+
+
+def _say(text: str) -> None:
+    print(f"[{time.strftime('%H:%M:%S')}] {text}", flush=True)
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument(
+        "--peers-dir", type=Path, required=True, help="what setup_peers.py filled; holds the models too"
+    )
+    parser.add_argument("--output", type=Path, required=True, help="for measurements, report, table and plot")
+    parser.add_argument(
+        "--models", default=",".join(MODELS), help="folders of benchmarks/models (default: %(default)s)"
+    )
+    known = ", ".join(ENGINES)
+    parser.add_argument("--engines", default=",".join(USUAL), help=f"of {known} (default: %(default)s)")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)), help="of every process")
+    parser.add_argument("--batch-sizes", default="1,8,32", help="of decode")
+    parser.add_argument("--timeout", type=float, default=400, help="seconds that one process may take")
+    options = parser.parse_args()
+    unknown = [name for name in options.engines.split(",") if name not in ENGINES]
+    if unknown:
+        parser.error(f"there is no engine {unknown[0]}; there are {known}")
+    absent = [model for model in options.models.split(",") if not (SHAPES / model / "config.json").exists()]
+    if absent:
+        parser.error(f"there is no {SHAPES / absent[0] / 'config.json'}")
+    return options
+
+
+if __name__ == "__main__":
+    main()
