@@ -10,6 +10,7 @@ void bind_causal_conv1d(Module& module);
 void bind_embedding(Module& module);
 void bind_norm(Module& module);
 void bind_rotary(Module& module);
+void bind_sample(Module& module);
 void bind_ssd_scan(Module& module);
 void bind_state_update(Module& module);
 void bind_token_shift(Module& module);
@@ -20,6 +21,7 @@ inline void bind_kernels(Module& module) {
     bind_embedding(module);
     bind_norm(module);
     bind_rotary(module);
+    bind_sample(module);
     bind_ssd_scan(module);
     bind_state_update(module);
     bind_token_shift(module);

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from ostinato.engine.engine import Engine
+from ostinato.sample.choose import Draw
 from ostinato.sample.state import Pick
 from ostinato.schedule.batch import Batch
 from tests.checkpoints import head_oracle, oracle, oracle_logits
@@ -95,6 +96,6 @@ class Recorder:
             self.proposals += [Proposal(text, ahead, logits) for ahead, logits in own[: len(drafts)]]
         return found
 
-    def _record(self, logits: torch.Tensor, picks: Sequence[Pick]) -> dict[int, int]:
+    def _record(self, logits: torch.Tensor, picks: Sequence[Pick], draw: Draw) -> dict[int, int]:
         self._chosen += zip(picks, logits.clone(), strict=True)
-        return self._choose(logits, picks)
+        return self._choose(logits, picks, draw)

@@ -16,7 +16,10 @@ from ostinato.errors import ModelError
 from ostinato.sample import sampler
 from ostinato.sample.params import SamplingParams
 from ostinato.schedule.batch import Row, RowResult
+from tests.draws import draw
 from tests.toy_requests import EOS, VOCAB, Model, Request, random_model, step, successor
+
+pytestmark = pytest.mark.usefixtures("every_draw")
 
 
 def plain(model: Model, prompt: Sequence[int], params: SamplingParams, length: int, seed: int = 7) -> Request:
@@ -178,7 +181,7 @@ def test_places_exist_for_the_drafts_that_were_given_and_no_others() -> None:
     prefixes += [single.prompt, (*single.prompt, 12), (*single.prompt, 12, 13)]
     prefixes += [chunk.prompt[:n] for n in (1, 2, 3)] + [last.prompt[:n] for n in range(4, 11)]
     logits = torch.stack([successor(prefix) for prefix in prefixes])
-    results = sampler.sample(lambda places: logits[places], rows, drafts)
+    results = sampler.sample(lambda places: logits[places], rows, drafts, draw=draw)
     expected = [(6, 7, 8, 9), (6, 7), (12, 13, 14), (), (), (12,)]
     assert [result.token_ids for result in results] == expected
     assert [result.num_drafts for result in results] == [3, 1, 2, 0, 0, 0]

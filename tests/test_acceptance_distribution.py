@@ -13,7 +13,10 @@ import torch
 from ostinato.sample.choose import choose
 from ostinato.sample.params import SamplingParams
 from ostinato.sample.state import Pick
+from tests.draws import draw
 from tests.toy_requests import Model, Request, random_model, step
+
+pytestmark = pytest.mark.usefixtures("every_draw")
 
 SMALL = 3
 # Upper 0.001 points of the chi-square distribution: NIST/SEMATECH e-Handbook of Statistical Methods, 1.3.6.7.4.
@@ -28,7 +31,7 @@ def from_another_distribution(requests: Sequence[Request], num_drafts: int) -> l
     for _ in range(num_drafts):
         last = [ahead[-1] if ahead else request.known[-1] for request, ahead in zip(requests, drafts, strict=True)]
         picks = [Pick(r.state, len(r.known) + len(ahead), ahead) for r, ahead in zip(requests, drafts, strict=True)]
-        chosen = choose(table[last], picks)
+        chosen = choose(table[last], picks, draw)
         drafts = [(*ahead, chosen[i]) for i, ahead in enumerate(drafts)]
     return drafts
 

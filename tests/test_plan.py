@@ -257,7 +257,7 @@ def test_the_json_has_all_sections_and_null_for_those_that_are_not_built() -> No
     assert [name for name, section in data.items() if section is None] == ["speculative", "encoder"]
     assert {"weights", "activations", "graphs", "kv_block", "state_slot", "num_blocks"} <= set(data["memory"])
     assert set(data["decisions"][0]) == {"topic", "requested", "effective", "reason"}
-    assert set(data["kernels"]) == {"linear", "rms_norm"}
+    assert set(data["kernels"]) == {"linear", "rms_norm", "sample"}
     assert data["kernels"]["linear"]["implementation"] == "reference"
     assert data["measured"] == {}
 

@@ -224,7 +224,7 @@ def test_a_head_needs_a_shift_by_one_token_which_piecewise_graphs_leave_out() ->
 
 def test_the_kernels_of_a_draft_model_are_chosen_too() -> None:
     draft = replace(model(mlp_layer()), ops=("linear", "moe"))
-    assert list(planned(DRAFT, hybrid(), draft).kernels) == ["linear", "rms_norm", "moe"]
+    assert list(planned(DRAFT, hybrid(), draft).kernels) == ["linear", "rms_norm", "moe", "sample"]
 
 
 # Limits and remedies

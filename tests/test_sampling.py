@@ -16,13 +16,16 @@ from ostinato.sample.params import SamplingParams, check_token_ids
 from ostinato.sample.processing import adjust, restrict
 from ostinato.sample.state import Pick, SamplingState, TokenCounts
 from ostinato.schedule.batch import Row, RowResult
+from tests.draws import draw
+
+pytestmark = pytest.mark.usefixtures("every_draw")
 
 PROMPT = (5, 9, 9, 2)
 
 
 def sample(logits: torch.Tensor, rows: list[Row]) -> list[RowResult]:
     """The sampler, given logits that are there already."""
-    return sampler.sample(lambda places: logits[places], rows)
+    return sampler.sample(lambda places: logits[places], rows, draw=draw)
 
 
 def state(
@@ -316,7 +319,7 @@ def test_a_proposer_chooses_the_token_that_the_sampler_would() -> None:
     payloads = [state(seed=i, temperature=0.9, presence_penalty=1.0) for i in range(3)]
     drafted = [(4,), (), (8, 15)]
     picks = [Pick(payload, len(PROMPT) + len(ahead), ahead) for payload, ahead in zip(payloads, drafted, strict=True)]
-    chosen = choose(logits, picks)
+    chosen = choose(logits, picks, draw)
     later = [state(list(ahead), seed=i, temperature=0.9, presence_penalty=1.0) for i, ahead in enumerate(drafted)]
     assert chosen == dict(enumerate(tokens_of(logits, later)))
 
@@ -367,7 +370,7 @@ def test_noise_for_some_candidates_and_for_all_choose_the_same_token(monkeypatch
     logits = random_logits(64, 3000, scale=8.0)
     payloads = [state(seed=i, temperature=0.9) for i in range(64)]
     few = tokens_of(logits, payloads)
-    monkeypatch.setattr("ostinato.sample.choose._HOPELESS", -math.inf)
+    monkeypatch.setattr("ostinato.ops.sample._HOPELESS", -math.inf)
     assert tokens_of(logits, payloads) == few
     assert few != logits.argmax(-1).tolist()
 
@@ -509,7 +512,7 @@ def test_a_long_prompt_is_scored_in_parts() -> None:
         return logits[places]
 
     row = Row("p", tuple(prompt), 0, block_table=(1,), num_logits=200, samples=True, payload=payload)
-    [result] = sampler.sample(project, [row])
+    [result] = sampler.sample(project, [row], draw=draw)
     assert max(asked) <= 64
     assert len(result.prompt_logprobs) == 199
     assert result.token_ids == (int(logits[-1].argmax()),)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import pytest
 import torch
 
-from ostinato.sample.choose import choose
+from ostinato.sample.choose import Draw, choose
 from ostinato.sample.state import Pick
 from tests.checkpoints import checkpoint, random_prompt
 from tests.engines import greedy, make_engine, run, sampled
@@ -36,12 +36,12 @@ def test_a_row_whose_drafter_gives_no_finite_logits_gets_the_drafts_before_them(
 ) -> None:
     plain, _ = outputs("nemotron_h_head", None)
 
-    def choose_finite(logits: torch.Tensor, picks: Sequence[Pick]) -> dict[int, int]:
+    def choose_finite(logits: torch.Tensor, picks: Sequence[Pick], draw: Draw) -> dict[int, int]:
         logits = logits.clone()
         for row, pick in enumerate(picks):
             if pick.position % 3 == 0:
                 logits[row] = torch.nan
-        return choose(logits, picks)
+        return choose(logits, picks, draw)
 
     monkeypatch.setattr(importlib.import_module(f"ostinato.speculate.{method}"), "choose", choose_finite)
     tokens, proposed = outputs("nemotron_h_head", method, graph_mode=graph_mode)

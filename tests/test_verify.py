@@ -19,6 +19,7 @@ from ostinato.cli.main import main
 from ostinato.cli.verify_tables import print_report
 from ostinato.engine.tokenizer import load_tokenizer
 from ostinato.sample import sampler
+from ostinato.sample.choose import Draw
 from ostinato.sample.state import Pick
 from ostinato.speculate.ngram import NgramProposer
 from ostinato.verify.drafts import SteeredProposer
@@ -129,8 +130,8 @@ def accept_wrong_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every seventh draft is taken for the token itself."""
     choose = sampler.choose
 
-    def chosen(logits: torch.Tensor, picks: Sequence[Pick]) -> dict[int, int]:
-        tokens = choose(logits, picks)
+    def chosen(logits: torch.Tensor, picks: Sequence[Pick], draw: Draw) -> dict[int, int]:
+        tokens = choose(logits, picks, draw)
         for i, (pick, behind) in enumerate(pairwise(picks)):
             if behind.state is pick.state and pick.position % 7 == 0:
                 tokens[i] = behind.ahead[len(pick.ahead)]
@@ -191,8 +192,8 @@ def test_a_plain_path_that_contradicts_the_whole_text_is_found(monkeypatch: pyte
     """What every path gets wrong alike makes all cells equal."""
     choose = sampler.choose
 
-    def chosen(logits: torch.Tensor, picks: Sequence[Pick]) -> dict[int, int]:
-        tokens = choose(logits, picks)
+    def chosen(logits: torch.Tensor, picks: Sequence[Pick], draw: Draw) -> dict[int, int]:
+        tokens = choose(logits, picks, draw)
         return {i: token if picks[i].position % 7 else (token + 1) % 100 for i, token in tokens.items()}
 
     monkeypatch.setattr(sampler, "choose", chosen)

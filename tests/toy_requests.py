@@ -12,6 +12,7 @@ from ostinato.sample import sampler
 from ostinato.sample.params import SamplingParams
 from ostinato.sample.state import SamplingState
 from ostinato.schedule.batch import Row, RowResult, TokenLogprobs
+from tests.draws import draw
 
 Model = Callable[[tuple[int, ...]], torch.Tensor]
 """The tokens so far -> the logits [vocab] of the next one."""
@@ -78,7 +79,7 @@ def step(
         for count in range(len(of_row) + 1)
     ]
     logits = torch.stack([model(prefix) for prefix in prefixes])
-    results = sampler.sample(lambda places: logits[places], [r.row(num_drafts) for r in requests], drafts)
+    results = sampler.sample(lambda places: logits[places], [r.row(num_drafts) for r in requests], drafts, draw=draw)
     for request, result in zip(requests, results, strict=True):
         request.output += result.token_ids
         request.logprobs += result.logprobs or ()

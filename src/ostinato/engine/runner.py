@@ -86,9 +86,11 @@ class Runner:
         drafts = self.drafting.proposer.propose(batch) if self.drafting is not None else ()
         hidden = self.graphs.run(step_inputs(batch, self.block_size, torch.device("cpu"), drafts))
         positions = logit_positions(batch, drafts)
-        return StepResult(
-            tuple(sample(lambda places: self.model.logits(hidden[[positions[i] for i in places]]), batch.rows, drafts))
-        )
+
+        def project(places: list[int]) -> torch.Tensor:
+            return self.model.logits(hidden[[positions[i] for i in places]])
+
+        return StepResult(tuple(sample(project, batch.rows, drafts, draw=self.model.build.ops.sample)))
 
     @torch.inference_mode()
     def capture(self, progress: StartProgress = lambda what, done, total: None) -> None:

@@ -19,6 +19,7 @@ from ostinato.ops import (
     rms_norm,
     rotary,
     rotary_angles,
+    sample,
     ssd_scan,
     state_update,
     token_shift,
@@ -36,6 +37,7 @@ REFERENCES: dict[str, Kernel] = {
     "rms_norm": rms_norm.reference,
     "rotary": rotary.reference,
     "rotary_angles": rotary_angles.reference,
+    "sample": sample.reference,
     "ssd_scan": ssd_scan.reference,
     "state_update": state_update.reference,
     "token_shift": token_shift.reference,
@@ -49,6 +51,7 @@ NATIVE: dict[str, Callable[..., Lowered]] = {
     "rms_norm": rms_norm.lower,
     "rotary": rotary.lower,
     "rotary_angles": rotary_angles.lower,
+    "sample": sample.lower,
     "ssd_scan": ssd_scan.lower,
     "state_update": state_update.lower,
     "token_shift": token_shift.lower,
@@ -72,6 +75,7 @@ class Ops:
     rms_norm: Kernel
     rotary: Kernel
     rotary_angles: Kernel
+    sample: Kernel
     ssd_scan: Kernel
     state_update: Kernel
     token_shift: Kernel

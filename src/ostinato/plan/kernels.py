@@ -48,8 +48,8 @@ def backend_of(device_kind: str) -> Backend:
 
 
 def choose_kernels(model: ModelSpec, backend: Backend) -> dict[str, KernelChoice]:
-    """The implementation of each operation that the model or its drafter calls."""
-    ops = dict.fromkeys((*model.ops, *(model.drafter.ops if model.drafter is not None else ())))
+    """The implementation of each operation that the model or its drafter calls, and of sampling, which no graph has."""
+    ops = dict.fromkeys((*model.ops, *(model.drafter.ops if model.drafter is not None else ()), "sample"))
     return {
         op: KernelChoice("reference", "no other implementation is built", is_capturable(op, "reference", backend))
         for op in ops

@@ -9,20 +9,14 @@ does not depend on any order.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import torch
 
+from ostinato.ops import sample
 from ostinato.sample.params import SamplingParams
 from ostinato.sample.state import Pick
-
-# How many of the best tokens top-p looks at first; eight times more, and so on, while they do not reach
-# top_p.
-_TOP_P_WINDOW = 256
-# Divisors of logits, within what float32 holds; below the least nothing but the best tokens survives anyway, and
-# above the greatest all tokens are alike.
-_MIN_TEMPERATURE, _MAX_TEMPERATURE = 1e-30, 1e30
 
 
 def adjust(logits: torch.Tensor, picks: Sequence[Pick]) -> None:
@@ -37,16 +31,13 @@ def restrict(logits: torch.Tensor, params: Sequence[SamplingParams]) -> torch.Te
 
     What is not to be sampled is -inf. A row whose best logit is not finite becomes NaN.
     """
-    device = logits.device
-    clamped = [min(max(p.temperature, _MIN_TEMPERATURE), _MAX_TEMPERATURE) for p in params]
-    temperature = torch.tensor(clamped, device=device)
-    # The best logit is taken off first, so that no temperature makes it overflow.
-    scaled = (logits - logits.amax(dim=-1, keepdim=True)).div_(temperature[:, None])
-    vocab_size = logits.shape[-1]
-    _apply(scaled, [(row, p.top_k) for row, p in enumerate(params) if 0 < p.top_k < vocab_size], _top_k_threshold)
-    _apply(scaled, [(row, p.top_p) for row, p in enumerate(params) if p.top_p < 1], _top_p_threshold)
-    _apply(scaled, [(row, math.log(p.min_p)) for row, p in enumerate(params) if p.min_p > 0], _min_p_threshold)
-    return scaled
+    return sample.restrict(logits, row_settings(params))
+
+
+def row_settings(params: Sequence[SamplingParams]) -> torch.Tensor:
+    """[rows, 4] float64: of each row the temperature, top_k, top_p and min_p, as the kernel `sample` takes them."""
+    settings = [(p.temperature, p.top_k, p.top_p, p.min_p) for p in params]
+    return torch.tensor(settings, dtype=torch.float64).view(-1, 4)
 
 
 def _flat(row: int, vocab_size: int, token_ids: Sequence[int] | np.ndarray) -> np.ndarray:
@@ -96,54 +87,3 @@ def _penalise(logits: torch.Tensor, picks: Sequence[Pick]) -> None:
 
 def _on(logits: torch.Tensor, values: np.ndarray) -> torch.Tensor:
     return torch.from_numpy(values).to(logits.device)
-
-
-def _apply(
-    logits: torch.Tensor,
-    settings: list[tuple[int, float]],
-    threshold_of: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
-) -> None:
-    """Set to -inf, in the rows that have the setting, what lies below the row's threshold."""
-    if not settings:
-        return
-    values = torch.tensor([value for _, value in settings], dtype=torch.float64, device=logits.device)
-    if len(settings) == len(logits):
-        logits.masked_fill_(logits < threshold_of(logits, values)[:, None], -math.inf)
-        return
-    rows = torch.tensor([row for row, _ in settings], device=logits.device)
-    chosen = logits[rows]
-    logits[rows] = chosen.masked_fill_(chosen < threshold_of(chosen, values)[:, None], -math.inf)
-
-
-def _top_k_threshold(logits: torch.Tensor, top_k: torch.Tensor) -> torch.Tensor:
-    """The k-th largest value of each row."""
-    places = top_k.long()[:, None] - 1
-    best = logits.topk(int(places.max()) + 1, dim=-1).values
-    return best.gather(1, places).squeeze(1)
-
-
-def _top_p_threshold(logits: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
-    """The smallest value of each row that is needed to reach probability `top_p`.
-
-    Sums are in float64, which makes them the same in a batch of one row and of many.
-    """
-    weight = top_p * logits.exp().sum(dim=-1, dtype=torch.float64)
-    vocab_size = logits.shape[-1]
-    threshold = torch.full_like(logits[:, 0], -math.inf)
-    window = min(_TOP_P_WINDOW, vocab_size)
-    left = torch.arange(len(logits), device=logits.device)
-    while len(left) > 0:
-        best = logits[left].topk(window, dim=-1).values
-        reached = best.exp().cumsum(dim=-1, dtype=torch.float64) >= weight[left, None]
-        last = reached.int().argmax(dim=-1, keepdim=True)
-        threshold[left] = torch.where(reached[:, -1], best.gather(1, last).squeeze(1), -math.inf)
-        if window == vocab_size:
-            break
-        left = left[~reached[:, -1]]
-        window = min(8 * window, vocab_size)
-    return threshold
-
-
-def _min_p_threshold(_: torch.Tensor, log_min_p: torch.Tensor) -> torch.Tensor:
-    """log(min_p), as the best logit of each row is 0."""
-    return log_min_p.float()

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 
 from ostinato.errors import ModelError, Remedy
-from ostinato.sample.choose import choose
+from ostinato.sample.choose import Draw, choose
 from ostinato.sample.logprobs import score
 from ostinato.sample.state import Pick, SamplingState
 from ostinato.schedule.batch import Row, RowResult, TokenLogprobs
@@ -39,7 +39,9 @@ class _Known:
     num_top: int
 
 
-def sample(project: Project, rows: Sequence[Row], drafts: Sequence[tuple[int, ...]] = ()) -> list[RowResult]:
+def sample(
+    project: Project, rows: Sequence[Row], drafts: Sequence[tuple[int, ...]] = (), *, draw: Draw
+) -> list[RowResult]:
     """Sample the next tokens of each row that `samples`, as far as its drafts are right, and score what is asked for.
 
     `drafts[i]` are the tokens proposed for `rows[i]`, none for a row that does not sample; `()` for no drafts at all.
@@ -70,7 +72,7 @@ def sample(project: Project, rows: Sequence[Row], drafts: Sequence[tuple[int, ..
         for count in range(1, len(drafts[index]) + 1):
             due.append(_Due(index, place, Pick(row.payload, row.end + count, drafts[index][:count])))
             place += 1
-    tokens, logprobs = _sample_due(project, due)
+    tokens, logprobs = _sample_due(project, due, draw)
     of_prompt = _score_prompts(project, prompt_positions)
     return [
         RowResult(row.request_id, error=_not_finite(row.request_id))
@@ -87,13 +89,13 @@ def sample(project: Project, rows: Sequence[Row], drafts: Sequence[tuple[int, ..
 
 
 def _sample_due(
-    project: Project, due: Sequence[_Due]
+    project: Project, due: Sequence[_Due], draw: Draw
 ) -> tuple[dict[int, tuple[int, ...]], dict[int, tuple[TokenLogprobs, ...]]]:
     """The tokens that each row gains, and their log-probabilities where they are asked for, by index of the row."""
     if not due:
         return {}, {}
     logits = project([each.place for each in due])
-    chosen = choose(logits, [each.pick for each in due])
+    chosen = choose(logits, [each.pick for each in due], draw)
     tokens: dict[int, tuple[int, ...]] = {each.row_index: () for each in due}
     gained: list[int] = []
     for i, (row_index, _, pick) in enumerate(due):

@@ -43,6 +43,6 @@ class DraftProposer:
             picks = [
                 Pick(decode[i].payload, decode[i].end + depth, tuple(drafts[i])) for i in map(now.__getitem__, ahead)
             ]
-            for place, token in choose(self._model.logits(hidden[ahead]), picks).items():
+            for place, token in choose(self._model.logits(hidden[ahead]), picks, self._model.build.ops.sample).items():
                 drafts[now[ahead[place]]].append(token)
         return [tuple(each) for each in drafts]

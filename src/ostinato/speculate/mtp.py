@@ -74,6 +74,6 @@ class MtpProposer:
             steps = tuple(token_row(rows[i], drafts[i][-1] if depth else rows[i].token_ids[0], depth) for i in now)
             hidden = self._forward(Batch(steps, len(steps)))[: len(now)]
             picks = [Pick(rows[i].payload, rows[i].end + depth, drafts[i]) for i in now]
-            for place, token in choose(self._model.logits(hidden), picks).items():
+            for place, token in choose(self._model.logits(hidden), picks, self._model.build.ops.sample).items():
                 drafts[now[place]] += (token,)
         return drafts
