@@ -117,12 +117,33 @@ inline void transpose(Float (&rows)[LANES]) {
     }
 }
 
+// Fetches `count` heads, which the next tile needs, in so many `steps` between those of this one: a page's neighbours are
+// not those of the text, so the hardware foresees little, and many lines at once would only wait for each other.
+class Fetch {
+  public:
+    template <typename T>
+    Fetch(const T* const* heads, std::int64_t count, std::int64_t dim, std::int64_t steps)
+        : heads_(reinterpret_cast<const char* const*>(heads)), count_(count), bytes_(sizeof(T) * dim), steps_(steps) {}
+
+    void step() {
+        done_ += count_;
+        for (; next_ * steps_ < done_; ++next_) {
+            for (std::int64_t i = 0; i < bytes_; i += 64) __builtin_prefetch(heads_[next_] + i, 0, 2);
+        }
+    }
+
+  private:
+    const char* const* heads_;
+    std::int64_t count_, bytes_, steps_, next_ = 0, done_ = 0;
+};
+
 // `keys`: LANES heads, null where there is none -> `panel` [padded words, LANES]: word by word, all keys beside each other.
 template <typename T>
-void pack_keys(Head<T> head, const T* const* keys, float* panel) {
+void pack_keys(Head<T> head, const T* const* keys, float* panel, Fetch& fetch) {
     for (std::int64_t word = 0; word < head.words(); word += LANES) {
         Float rows[LANES];
         for (int i = 0; i < LANES; ++i) rows[i] = keys[i] ? head.load_words(keys[i], word) : Float{};
+        fetch.step();
         transpose(rows);
         for (int i = 0; i < LANES; ++i) store(panel + (word + i) * LANES, rows[i]);
     }

@@ -18,6 +18,21 @@ struct Sums {
     float* values;  // [rows, padded_dim]
 };
 
+// A tile of a unit, and what is to be done with what it gives.
+struct Piece {
+    Unit unit;
+    std::int64_t tile;
+    bool begins, ends;
+    Sums kept;  // where it goes if another thread began the unit
+};
+
+// Where the keys and values of a piece lie; null where there is none that anything of the unit sees.
+template <typename T>
+struct Places {
+    const T *keys[TILE], *values[TILE];
+    std::int64_t first, end;
+};
+
 template <typename T>
 class Worker {
   public:
@@ -69,14 +84,13 @@ class Worker {
     }
 
     // What the tile gives to the unit's query rows goes to `sums`; those that see nothing of it are left out.
-    void tile(const Unit& unit, std::int64_t tile, Sums sums) {
+    void tile(const Unit& unit, std::int64_t tile, Sums sums, const Places<T>& places, const Places<T>* next) {
         const std::int64_t base = tile * TILE, rows = unit.query_rows(), dim = head.padded_dim();
-        const std::int64_t count = std::min<std::int64_t>(TILE, unit.keys() - base);
-        const std::int64_t first = std::max<std::int64_t>(0, step.first_key - base);
+        const std::int64_t first = places.first, count = places.end;
         // How many of the tile's keys query row i sees.
         const auto seen = [&](std::int64_t i) { return std::min(count, unit.position + i / unit.group + 1 - base); };
         const std::int64_t from = first_row(unit, tile);
-        pack(unit, base, first, count);
+        pack(places, next);
         const std::int64_t words = head.padded_words();
         for (std::int64_t column = 0; column * LANES < count; column += BLOCK_COLUMNS) {
             for (std::int64_t i = from; i < rows; i += BLOCK_ROWS) {
@@ -108,6 +122,15 @@ class Worker {
         }
     }
 
+    // Does a piece; `next`, if there is one, is where the piece after it lies.
+    void run(const Piece& piece, const Places<T>& places, const Places<T>* next) {
+        if (piece.begins) begin(piece.unit);
+        if (piece.kept.values) return tile(piece.unit, piece.tile, piece.kept, places, next);
+        tile(piece.unit, piece.tile, tile_sums, places, next);
+        add(piece.unit, piece.tile, tile_sums);
+        if (piece.ends) end(piece.unit);
+    }
+
     void end(const Unit& unit) {
         for (std::int64_t i = 0; i < unit.query_rows(); ++i) {
             const std::int64_t token = unit.begin + i / unit.group, index = unit.kv_head * unit.group + i % unit.group;
@@ -116,34 +139,43 @@ class Worker {
         }
     }
 
-  private:
-    float *keys_, *values_, *queries_, *scores_;
-
-    // Keys and values [first, count) of the tile that begins at position `base`; the others are 0, whatever is there.
-    void pack(const Unit& unit, std::int64_t base, std::int64_t first, std::int64_t count) {
-        constexpr int ELEMENTS = Words<T>::ELEMENTS;
-        const T *keys[TILE], *values[TILE];
-        const std::int32_t* blocks = step.block_tables + unit.row * step.max_blocks;
+    void locate(const Piece& piece, Places<T>& places) const {
+        const std::int64_t base = piece.tile * TILE;
+        places.first = std::max<std::int64_t>(0, step.first_key - base);
+        places.end = std::min<std::int64_t>(TILE, piece.unit.keys() - base);
+        const std::int32_t* block = step.block_tables + piece.unit.row * step.max_blocks + base / step.block_size;
+        std::int64_t offset = base % step.block_size;
         for (std::int64_t i = 0; i < TILE; ++i) {
-            keys[i] = values[i] = nullptr;
-            if (i < first || i >= count) continue;
-            const std::int64_t block = (base + i) / step.block_size, offset = (base + i) % step.block_size;
-            const std::int64_t cell = (blocks[block] * step.block_size + offset) * step.kv_heads + unit.kv_head;
-            keys[i] = k_cache + cell * head.dim;
-            values[i] = v_cache + cell * head.dim;
-        }
-        for (std::int64_t i = 0; i < count; i += LANES) {
-            for (std::int64_t j = i; j < std::min(i + LANES, count); ++j) fetch(values[j]);
-            pack_keys(head, keys + i, keys_ + i * head.padded_words());
-        }
-        for (std::int64_t i = 0; i < count; i += ELEMENTS) {
-            pack_values(head, values + i, values_ + i / ELEMENTS * head.padded_dim());
+            const bool there = i >= places.first && i < places.end;
+            if (there) {
+                const std::int64_t cell = (*block * step.block_size + offset) * step.kv_heads + piece.unit.kv_head;
+                places.keys[i] = k_cache + cell * head.dim;
+                places.values[i] = v_cache + cell * head.dim;
+            } else {
+                places.keys[i] = places.values[i] = nullptr;
+            }
+            if (++offset == step.block_size) offset = 0, ++block;
         }
     }
 
-    void fetch(const T* values) const {
-        const char* bytes = reinterpret_cast<const char*>(values);
-        for (std::int64_t i = 0; i < static_cast<std::int64_t>(sizeof(T)) * head.dim; i += 64) __builtin_prefetch(bytes + i);
+  private:
+    float *keys_, *values_, *queries_, *scores_;
+
+    // What is not there is packed as 0, whatever lies in the cache.
+    void pack(const Places<T>& places, const Places<T>* next) {
+        constexpr int ELEMENTS = Words<T>::ELEMENTS;
+        const std::int64_t first = next ? next->first : 0, count = next ? next->end - first : 0;
+        const std::int64_t panels = (places.end + LANES - 1) / LANES, words = head.padded_words() / LANES;
+        const std::int64_t groups = (places.end + ELEMENTS - 1) / ELEMENTS;
+        Fetch keys(next ? next->keys + first : nullptr, count, head.dim, panels * words);
+        Fetch values(next ? next->values + first : nullptr, count, head.dim, groups);
+        for (std::int64_t i = 0; i < places.end; i += LANES) {
+            pack_keys(head, places.keys + i, keys_ + i * head.padded_words(), keys);
+        }
+        for (std::int64_t i = 0; i < places.end; i += ELEMENTS) {
+            values.step();
+            pack_values(head, places.values + i, values_ + i / ELEMENTS * head.padded_dim());
+        }
     }
 };
 
@@ -194,30 +226,28 @@ void attend(const Team& team, const Step& step, std::int64_t head_dim, const T* 
 
     Unit open{};
     std::int64_t open_before = -1, open_tile = 0;
+    Piece piece{};
+    Places<T> places[2];
+    int pieces = 0;  // until now; each waits for the next, whose keys and values can then be fetched
     before = 0;
     each_unit(step, [&](const Unit& unit) {
         for (std::int64_t tile = unit.first_tile; tile < unit.end_tile;) {
             const std::int64_t begin = tile;
             tile = shares.end_of_part(before, unit, begin);
             if (shares.thread_of(before, unit, begin) != team.rank) continue;
-            if (begin == unit.first_tile) {
-                worker.begin(unit);
-                for (std::int64_t i = begin; i < tile; ++i) {
-                    worker.tile(unit, i, worker.tile_sums);
-                    worker.add(unit, i, worker.tile_sums);
-                }
-                if (tile == unit.end_tile) {
-                    worker.end(unit);
-                } else {
-                    open = unit, open_before = before, open_tile = tile;
-                }
-            } else {
-                worker.begin(unit);
-                for (std::int64_t i = begin; i < tile; ++i) worker.tile(unit, i, kept_sums(team.rank, i - begin));
+            const bool mine = begin == unit.first_tile;
+            if (mine && tile < unit.end_tile) open = unit, open_before = before, open_tile = tile;
+            for (std::int64_t i = begin; i < tile; ++i) {
+                const Piece next{unit, i, i == begin, i + 1 == unit.end_tile, mine ? Sums{} : kept_sums(team.rank, i - begin)};
+                worker.locate(next, places[pieces % 2]);
+                if (pieces > 0) worker.run(piece, places[(pieces - 1) % 2], &places[pieces % 2]);
+                piece = next;
+                ++pieces;
             }
         }
         before += unit.cost();
     });
+    if (pieces > 0) worker.run(piece, places[(pieces - 1) % 2], nullptr);
     if (kept_tiles == 0) return;
     team.barrier();
     if (open_before < 0) return;
