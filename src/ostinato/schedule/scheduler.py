@@ -278,7 +278,8 @@ class Scheduler:
         if not self.cache.take_write_slots(request.request_id, spare_slots):
             return None
         if is_decoding(request):
-            num_drafts = room_for_drafts(request, self.cache, num_drafts)
+            # `_make_room` has given it the blocks for its own token.
+            num_drafts = room_for_drafts(request, self.cache, num_drafts) if num_drafts else 0
             return make_row(request, self.cache.holding(request.request_id), 1, num_drafts)
         assert request.placement is not None, "a running request knows where its checkpoints go"
         start = request.num_computed_tokens
