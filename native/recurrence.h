@@ -5,6 +5,8 @@
 // inputs and the state before it.
 #pragma once
 
+#include <type_traits>
+
 #include "simd.h"
 
 namespace ostinato {
@@ -72,6 +74,21 @@ struct HeadTokens {
     std::int64_t per_channel;
 };
 
+// Bytes ahead of the state that is being computed, which a core asks for: its own guesses end with each page.
+constexpr std::int64_t PREFETCH_AHEAD = 4096;
+
+// Stores `vectors` of a state that was not read from `to`.
+template <typename S>
+void store_elsewhere(S* to, const Float* h, int vectors) {
+    if constexpr (std::is_same_v<S, float>) {
+        if (reinterpret_cast<std::uintptr_t>(to) % sizeof(Float) == 0) {
+            for (int v = 0; v < vectors; ++v) stream(to + v * LANES, h[v]);
+            return;
+        }
+    }
+    for (int v = 0; v < vectors; ++v) store(to + v * LANES, h[v]);
+}
+
 template <typename S>
 Float rounded(Float value) {
     S elements[LANES];
@@ -86,7 +103,8 @@ inline Float rounded<float>(Float value) {
 
 // Applies the tokens to channels begin..end-1 of a head's state [head_dim, size], read from `from` (null: zeros), and
 // leaves the state after token i in `to(i)`, if that is not null; y becomes h C. Between tokens a state is as its
-// storage type S rounds it, as if each token had been a call of its own. `to(i)` may be `from`.
+// storage type S rounds it, as if each token had been a call of its own. `to(i)` may be `from`. `end_streams` is to
+// be called before another thread reads a state.
 // V is the number of vectors of a state, which stay in registers; or 0, for any `size`, with `h` [padded(size)] to use.
 template <int V, typename S, typename To>
 void update_channels(const HeadTokens& tokens, std::int64_t begin, std::int64_t end, std::int64_t size, const S* from,
@@ -96,6 +114,10 @@ void update_channels(const HeadTokens& tokens, std::int64_t begin, std::int64_t 
     const int whole = V ? V : static_cast<int>(size / LANES);
     const int rest = V ? 0 : static_cast<int>(size % LANES);
     for (std::int64_t p = begin; p < end; ++p) {
+        if (from) {
+            const char* ahead = reinterpret_cast<const char*>(from + p * size) + PREFETCH_AHEAD;
+            for (std::int64_t i = 0; i < size * std::int64_t{sizeof(S)}; i += 64) __builtin_prefetch(ahead + i);
+        }
         for (int v = 0; v < whole; ++v) h[v] = from ? load(from + p * size + v * LANES) : Float{};
         if (rest) h[whole] = from ? load_first(from + p * size + whole * LANES, rest) : Float{};
         for (std::int64_t i = 0; i < tokens.count; ++i) {
@@ -110,7 +132,11 @@ void update_channels(const HeadTokens& tokens, std::int64_t begin, std::int64_t 
             }
             tokens.y[i * tokens.per_channel + p] = sum((sums[0] + sums[1]) + (sums[2] + sums[3]));
             if (S* target = to(i)) {
-                for (int v = 0; v < whole; ++v) store(target + p * size + v * LANES, h[v]);
+                if (target == from) {
+                    for (int v = 0; v < whole; ++v) store(target + p * size + v * LANES, h[v]);
+                } else {
+                    store_elsewhere(target + p * size, h, whole);
+                }
                 if (rest) store_first(target + p * size + whole * LANES, h[whole], rest);
             }
             for (int v = 0; v < whole + (rest > 0); ++v) h[v] = rounded<S>(h[v]);

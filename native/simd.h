@@ -142,6 +142,24 @@ inline void store(half* to, Float value) {
 #endif
 }
 
+// As store, around the caches, of floats at an address that is a multiple of a vector's size: for memory that was not
+// read. Other threads see it after `end_streams`.
+inline void stream(float* to, Float value) {
+#if defined(__AVX512F__)
+    _mm512_stream_ps(to, (__m512)value);
+#elif defined(__AVX2__)
+    _mm256_stream_ps(to, (__m256)value);
+#else
+    store(to, value);
+#endif
+}
+
+inline void end_streams() {
+#if defined(__x86_64__)
+    _mm_sfence();
+#endif
+}
+
 // The first `count` elements (fewer than LANES); the others are zero and nothing behind them is touched.
 template <typename T>
 inline Float load_first(const T* from, int count) {

@@ -218,3 +218,13 @@ def test_no_rows_are_no_work(isa: str) -> None:
     out = update(case.x, case.dt, case.A_log, case.B, case.C, *per_head, states, *slots)
     assert out.shape == (0, 2, 4)
     assert same_bits(states, before)
+
+
+def test_a_state_that_decayed_to_denormal_numbers_is_zero(isa: str) -> None:
+    """Some processors calculate with them a hundred times slower. The caller's own arithmetic keeps them."""
+    case = case_of(1, 1, 2, 4, 32, seed=6)
+    case = replace(case, x=torch.zeros(1, 2, 4))
+    states = torch.full((2, 2, 4, 32), 1e-40)
+    case.run(isa, states, [1], [[1]])
+    assert not states[1].any()
+    assert (torch.full((4,), 1e-40) * 0.5 > 0).all()

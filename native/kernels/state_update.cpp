@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "../denormals.h"
 #include "../kernels.h"
 #include "../recurrence.h"
 
@@ -18,6 +19,7 @@ void state_update(const Team& team, std::int64_t tokens, std::int64_t per_row, A
                   std::int64_t slot_stride, Address read_slots, Address write_slots, std::int64_t write_stride,
                   Address y, std::int64_t heads, std::int64_t head_dim, std::int64_t groups, std::int64_t size,
                   int dtype, int state_dtype) {
+    const FlushDenormals flush;  // a state that nothing is added to decays for ever
     const std::int64_t per_head = padded(heads), per_state = padded(size), per_channel = padded(head_dim);
     float* steps = team.own<float>(per_row * 2 * (per_head + per_state + per_channel) + per_state);
     float* decays = steps + per_row * per_head;
@@ -84,6 +86,7 @@ void state_update(const Team& team, std::int64_t tokens, std::int64_t per_row, A
             }
         });
     }
+    end_streams();
 }
 
 }  // namespace
