@@ -25,7 +25,7 @@ from benchmarks.peers.engines import ENGINES, Round, floor
 from benchmarks.peers.places import Places
 from benchmarks.peers.plot import draw
 from benchmarks.peers.prepare import prepare
-from benchmarks.peers.process import PeerError
+from benchmarks.peers.process import PeerError, busy_share
 from benchmarks.peers.record import Record
 from benchmarks.peers.report import FLOOR, make_report
 from benchmarks.peers.table import markdown
@@ -45,7 +45,10 @@ def main() -> None:
     workload = Workload(batch_sizes=sizes)
     engines, models = options.engines.split(","), options.models.split(",")
     setup = {"workload": asdict(workload), "threads": options.threads, "rounds": options.rounds}
-    record = Record(options.output / "measurements.jsonl", setup)
+    try:
+        record = Record(options.output / "measurements.jsonl", setup)
+    except ValueError as error:
+        sys.exit(str(error))
     skipped = {name: why for name in engines if (why := ENGINES[name].missing(places))}
     for name, why in skipped.items():
         _say(f"{name} is skipped: {why}")
@@ -79,20 +82,23 @@ def _prepare(places: Places, models: list[str], engines: list[str]) -> dict[tupl
     refused = {}
     kinds = {name: kind for name in engines if (kind := ENGINES[name].gguf)}
     for model in models:
-        reasons = prepare(places, SHAPES / model, tuple(kinds.values()), _say)
+        try:
+            reasons = prepare(places, SHAPES / model, tuple(kinds.values()), _say)
+        except PeerError as error:
+            sys.exit(f"no checkpoint of {model}: {error}")
         refused |= {(model, name): reasons[kind] for name, kind in kinds.items() if kind in reasons}
     return refused
 
 
 def _measure(one: Round, name: str, work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     """The measurement of one engine, or of the floor: with the `figures` of `work`, or the `error` that it ended in."""
-    result: dict[str, Any] = {"round": one.number, "model": one.model, "engine": name, "load": os.getloadavg()[0]}
+    result: dict[str, Any] = {"round": one.number, "model": one.model, "engine": name, "busy": busy_share()}
     began = time.monotonic()
     try:
         result["figures"] = work()
         said = _line(name, result["figures"])
-    except PeerError as error:
-        result["error"] = str(error)
+    except (PeerError, OSError, ValueError, LookupError) as error:
+        result["error"] = str(error) if isinstance(error, PeerError) else f"{type(error).__name__}: {error}"
         said = f"failed: {error}"
     result["seconds"] = time.monotonic() - began
     _say(f"round {one.number + 1}, {one.model}, {name}: {said} ({result['seconds']:.0f} s)")

@@ -25,13 +25,13 @@ SETUP |= {"threads": 2, "rounds": 2}
 def measurement(engine: str, number: int, prefill: float, decode: tuple[float, float], **more: Any) -> dict[str, Any]:
     figures = {"prefill": prefill, "decode": {"1": decode[0], "8": decode[1]}, "version": "1"}
     figures |= {"startup_seconds": 2.0, "peak_memory_bytes": 10**9, **more}
-    return {"round": number, "model": "small", "engine": engine, "load": 0.1, "figures": figures}
+    return {"round": number, "model": "small", "engine": engine, "busy": 0.01, "figures": figures}
 
 
 def floor_measurement() -> dict[str, Any]:
     needed = {"weights": 800, "states": 150, "keys_and_values": 50, "total": 1000}
     figures = {"read": 1e5, "copy": 9e4, "decode_bytes": {"bfloat16": {"1": needed}}, "machine": {"cpu": "A CPU"}}
-    return {"round": 0, "model": "small", "engine": "floor", "load": 0.1, "figures": figures}
+    return {"round": 0, "model": "small", "engine": "floor", "busy": 0.01, "figures": figures}
 
 
 def two_engines() -> dict[str, Any]:
@@ -44,7 +44,7 @@ def two_engines() -> dict[str, Any]:
     ]
     del done[2]["figures"]["startup_seconds"]
     done.append(
-        {"round": 0, "model": "small", "engine": "llama.cpp", "load": 0.1, "error": "ValueError: no such model"}
+        {"round": 0, "model": "small", "engine": "llama.cpp", "busy": 0.01, "error": "ValueError: no such model"}
     )
     return make_report(SETUP, done, {"transformers": "it is not installed"})
 
@@ -140,6 +140,12 @@ def test_the_table_names_what_failed_and_what_was_left_out() -> None:
     assert "- transformers was not measured: it is not installed" in table
 
 
+def test_the_table_says_where_the_machine_was_not_quiet() -> None:
+    report = two_engines()
+    assert "not quiet" not in markdown(report)
+    assert "20% of its time" in markdown(report | {"busy": 0.2})
+
+
 def test_the_plot_has_a_gap_where_an_engine_has_no_figure(tmp_path: Path) -> None:
     report = two_engines()
     shown = panels(report)
@@ -153,7 +159,7 @@ def test_a_run_that_was_cut_off_goes_on_where_it_was(tmp_path: Path) -> None:
     path = tmp_path / "measurements.jsonl"
     record = Record(path, SETUP)
     record.add(measurement("ostinato", 0, 1.0, (1.0, 1.0)))
-    record.add({"round": 0, "model": "small", "engine": "vllm", "load": 0.0, "error": "it fell"})
+    record.add({"round": 0, "model": "small", "engine": "vllm", "busy": 0.0, "error": "it fell"})
     with path.open("a") as file:
         file.write('{"round": 1, "mod')
     again = Record(path, SETUP)

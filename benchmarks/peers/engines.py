@@ -104,6 +104,7 @@ def vllm(eager: bool) -> Callable[[Round], dict[str, Any]]:
         # A first start compiles the model; later ones load what it left.
         started = cache / f"{one.model}{'-eager' if eager else ''}.started"
         is_first = not started.exists()
+        cache.mkdir(parents=True, exist_ok=True)
         answer = one.ask([str(one.places.vllm_python), str(VLLM_WORKER)], one.job(eager=eager, **sizes), env)
         started.touch()
         figures = _figures(one, answer)

@@ -111,6 +111,21 @@ class _Watch(threading.Thread):
             os.killpg(self._root, signal.SIGKILL)
 
 
+def busy_share(seconds: float = 0.5) -> float:
+    """The share of all processors' time that went to any work in the next `seconds`."""
+    before = _processor_ticks()
+    time.sleep(seconds)
+    after = _processor_ticks()
+    spent = [late - early for early, late in zip(before, after, strict=True)]
+    return 1 - sum(spent[3:5]) / max(1, sum(spent))
+
+
+def _processor_ticks() -> list[int]:
+    """Since the system started: user, nice, system, idle, waiting for disks, and interrupts; see proc(5)."""
+    with open("/proc/stat", encoding="ascii") as file:
+        return [int(ticks) for ticks in file.readline().split()[1:9]]
+
+
 def tree_memory(root: int) -> int:
     """Resident bytes of a process and its descendants: what is theirs alone, added up, and the files and shared memory
     of the one that has most of these, as they mostly map the same ones."""

@@ -31,7 +31,7 @@ def make_report(
         "setup": dict(setup),
         "machine": floors[0]["machine"] if floors else {},
         "bytes_per_second": bandwidth,
-        "load": max((each["load"] for each in done), default=None),
+        "busy": statistics.median(each["busy"] for each in done) if done else None,
         "skipped": dict(skipped),
         "models": models,
     }

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+QUIET = 0.05
+"""Of all processors' time, what other work may take."""
+
 
 def markdown(report: Mapping[str, Any]) -> str:
     setup, machine = report["setup"], report["machine"]
@@ -19,10 +22,8 @@ def markdown(report: Mapping[str, Any]) -> str:
             f"Floor: the bytes that a decode step must move, at {report['bytes_per_second'] / 1e9:.1f} GB/s, the best "
             "that was measured in this run."
         )
-    if report["load"] is not None and report["load"] > 0.5 * setup["threads"]:
-        facts.append(
-            f"The machine was not quiet: its load average before a measurement was up to {report['load']:.1f}."
-        )
+    if report["busy"] is not None and report["busy"] > QUIET:
+        facts.append(f"The machine was not quiet: {report['busy']:.0%} of its time went to other work.")
     parts = ["\n".join(facts)]
     for model, figures in report["models"].items():
         parts.append(f"## {model}\n\n{_engines(figures, workload['batch_sizes'])}")
