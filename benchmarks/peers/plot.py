@@ -59,10 +59,12 @@ def draw(report: Mapping[str, Any], path: Path) -> None:
             heights = [0.0 if value is None else value for value in values]
             handles[name] = axes.bar(places, heights, width * 0.92, color=COLOURS[name])
         axes.set_title(title, fontsize=10)
-        axes.set_xticks(range(len(models)), models, fontsize=8)
+        axes.set_xticks(range(len(models)), ["\n".join(model.rsplit("-", 1)) for model in models], fontsize=8)
         axes.spines[["top", "right"]].set_visible(False)
         if title.startswith("start-up"):
             axes.set_yscale("log")
+            axes.set_ylim(bottom=0.1)
+            axes.yaxis.set_major_formatter("{x:g}")
     for axes in list(grid.flat)[len(shown) :]:
         axes.set_visible(False)
     names = [name for name in COLOURS if name in handles]

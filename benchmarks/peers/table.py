@@ -13,7 +13,7 @@ def markdown(report: Mapping[str, Any]) -> str:
     setup, machine = report["setup"], report["machine"]
     workload = setup["workload"]
     facts = [
-        f"{machine.get('cpu', 'unknown processor')}, {setup['threads']} threads, median of {setup['rounds']} rounds.",
+        f"{machine.get('cpu', 'unknown processor')}, {setup['threads']} threads, median of {setup['rounds']} round(s).",
         f"Tokens/s: prefill of {workload['prefill_len']} tokens; decode of {workload['output_len']} after "
         f"{workload['prompt_len']}, by batch size.",
     ]
