@@ -1,8 +1,8 @@
 // The arithmetic of attention on one tile: so many query rows against TILE keys of absolute positions.
 //
-// What a query row gets from a tile does not depend on which other rows are there: every score is one sum over head_dim in
-// order, every weighted value one sum over the tile's keys in order, however many rows and columns a block of registers
-// holds. Keys that a row does not see have a weight of 0, and adding 0 times a finite value changes no sum.
+// What a query row gets from a tile does not depend on which other rows are there: every score is one sum over head_dim
+// in order, every weighted value one sum over the tile's keys in order, however many rows and columns a block of
+// registers holds. Keys that a row does not see have a weight of 0, and adding 0 times a finite value changes no sum.
 #pragma once
 
 #include <algorithm>
@@ -16,8 +16,8 @@ namespace attention {
 constexpr int TILE = 128;  // keys
 constexpr int PANELS = TILE / LANES;
 
-// A word is what one lane multiplies at once: an element as a float, or, where the CPU adds products of pairs of bf16, two
-// elements. Words are 32 bits wide and travel in vectors of floats.
+// A word is what one lane multiplies at once: an element as a float, or, where the CPU adds products of pairs of bf16,
+// two elements. Words are 32 bits wide and travel in vectors of floats.
 template <typename T>
 struct Words {
     static constexpr int ELEMENTS = 1;
@@ -117,8 +117,8 @@ inline void transpose(Float (&rows)[LANES]) {
     }
 }
 
-// Fetches `count` heads, which the next tile needs, in so many `steps` between those of this one: a page's neighbours are
-// not those of the text, so the hardware foresees little, and many lines at once would only wait for each other.
+// Fetches `count` heads, which the next tile needs, in so many `steps` between those of this one: a block's neighbours
+// are not those of the text, so the hardware foresees little, and many lines at once would only wait for each other.
 class Fetch {
   public:
     template <typename T>
@@ -137,7 +137,7 @@ class Fetch {
     std::int64_t count_, bytes_, steps_, next_ = 0, done_ = 0;
 };
 
-// `keys`: LANES heads, null where there is none -> `panel` [padded words, LANES]: word by word, all keys beside each other.
+// `keys`: LANES heads, null where there is none -> `panel` [padded words, LANES]: per word, all keys beside each other.
 template <typename T>
 void pack_keys(Head<T> head, const T* const* keys, float* panel, Fetch& fetch) {
     for (std::int64_t word = 0; word < head.words(); word += LANES) {
@@ -163,8 +163,8 @@ void pack_values(Head<T> head, const T* const* values, float* packed) {
     }
 }
 
-// One block of registers of `out` [ROWS, COLUMNS * LANES] = left [ROWS, depth] x right. Element k of a column of vectors
-// stands at `right + k * step`, the next column `column` words further.
+// One block of registers of `out` [ROWS, COLUMNS * LANES] = left [ROWS, depth] x right. Element k of a column of
+// vectors stands at `right + k * step`, the next column `column` words further.
 template <typename T, int ROWS, int COLUMNS>
 void product_block(const float* left, std::int64_t left_stride, const float* right, std::int64_t step,
                    std::int64_t column, std::int64_t depth, float* out, std::int64_t out_stride) {
@@ -262,10 +262,9 @@ __attribute__((noinline)) inline void merge(Softmax& row, float* sums, Softmax t
 template <typename T>
 __attribute__((noinline)) void finish(Softmax row, const float* sums, T* out, std::int64_t dim) {
     const float factor = 1.0f / row.total;
-    for (std::int64_t i = 0; i < dim; i += LANES) {
-        const int count = static_cast<int>(std::min<std::int64_t>(LANES, dim - i));
-        store_first(out + i, load(sums + i) * factor + 0.0f, count);
-    }
+    std::int64_t i = 0;
+    for (; i + LANES <= dim; i += LANES) store(out + i, load(sums + i) * factor + 0.0f);
+    if (i < dim) store_first(out + i, load(sums + i) * factor + 0.0f, static_cast<int>(dim - i));
 }
 
 }  // namespace attention

@@ -1,4 +1,4 @@
-// How the work of attention is shared: units of one row, one key head and some queries, cut at tiles where they are long.
+// How the work of attention is shared: units of one row, one key head and some queries, cut at tiles.
 #pragma once
 
 #include "attention_tile.h"
@@ -74,7 +74,8 @@ struct Shares {
         const bool cut = unit.may_be_cut();
         const std::int64_t begin = cut ? unit.cost_before(tile) : 0;
         const std::int64_t end = cut ? unit.cost_before(tile + 1) : unit.cost();
-        return static_cast<int>(std::min<std::int64_t>(threads - 1, (2 * before + begin + end) * threads / (2 * total)));
+        const std::int64_t thread = (2 * before + begin + end) * threads / (2 * total);
+        return static_cast<int>(std::min<std::int64_t>(threads - 1, thread));
     }
 
     // The tiles of `unit` from `tile` on that one thread does.

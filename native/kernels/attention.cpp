@@ -1,8 +1,8 @@
 // Causal attention over paged keys and values, for rows of one token and of hundreds alike.
 //
 // A token's result depends on nothing but its query, its row's keys and values and its position: a softmax per tile of
-// keys at absolute positions, the tiles' results added in order. So it makes no difference whether one thread adds them as
-// it goes, or several threads keep theirs for one that adds them all.
+// keys at absolute positions, the tiles' results added in order. So it makes no difference whether one thread adds them
+// as it goes, or several threads keep theirs for one that adds them all.
 
 #include "../attention_tile.h"
 #include "../attention_work.h"
@@ -134,8 +134,8 @@ class Worker {
     void end(const Unit& unit) {
         for (std::int64_t i = 0; i < unit.query_rows(); ++i) {
             const std::int64_t token = unit.begin + i / unit.group, index = unit.kv_head * unit.group + i % unit.group;
-            finish(running.softmax[i], running.values + i * head.padded_dim(), out + (token * step.heads + index) * head.dim,
-                   head.dim);
+            T* to = out + (token * step.heads + index) * head.dim;
+            finish(running.softmax[i], running.values + i * head.padded_dim(), to, head.dim);
         }
     }
 
@@ -207,21 +207,22 @@ void attend(const Team& team, const Step& step, std::int64_t head_dim, const T* 
         most_rows = std::max(most_rows, unit.query_rows());
     });
     // A thread keeps the tiles of at most one unit that another thread began.
-    std::int64_t kept_tiles = 0, before = 0;
+    std::int64_t kept_tiles = 0, kept_rows = 0, before = 0;
     if (team.size > 1) {
         each_unit(step, [&](const Unit& unit) {
             if (shares.end_of_part(before, unit, unit.first_tile) < unit.end_tile) {
                 kept_tiles = std::max(kept_tiles, unit.end_tile - unit.first_tile);
+                kept_rows = std::max(kept_rows, unit.query_rows());
             }
             before += unit.cost();
         });
     }
     Worker<T> worker(team, step, head_dim, q, q_stride, k_cache, v_cache, out, scale, most_rows);
-    const std::int64_t dim = worker.head.padded_dim();
-    float* kept = kept_tiles > 0 ? team.shared<float>(team.size * kept_tiles * CUT_ROWS * (dim + 2)) : nullptr;
+    const std::int64_t dim = worker.head.padded_dim(), kept_size = kept_rows * (dim + 2);
+    float* kept = kept_tiles > 0 ? team.shared<float>(team.size * kept_tiles * kept_size) : nullptr;
     const auto kept_sums = [&](int thread, std::int64_t index) {
-        float* values = kept + (thread * kept_tiles + index) * CUT_ROWS * (dim + 2);
-        return Sums{reinterpret_cast<Softmax*>(values + CUT_ROWS * dim), values};
+        float* values = kept + (thread * kept_tiles + index) * kept_size;
+        return Sums{reinterpret_cast<Softmax*>(values + kept_rows * dim), values};
     };
 
     Unit open{};
@@ -238,7 +239,8 @@ void attend(const Team& team, const Step& step, std::int64_t head_dim, const T* 
             const bool mine = begin == unit.first_tile;
             if (mine && tile < unit.end_tile) open = unit, open_before = before, open_tile = tile;
             for (std::int64_t i = begin; i < tile; ++i) {
-                const Piece next{unit, i, i == begin, i + 1 == unit.end_tile, mine ? Sums{} : kept_sums(team.rank, i - begin)};
+                const Sums kept_here = mine ? Sums{} : kept_sums(team.rank, i - begin);
+                const Piece next{unit, i, i == begin, i + 1 == unit.end_tile, kept_here};
                 worker.locate(next, places[pieces % 2]);
                 if (pieces > 0) worker.run(piece, places[(pieces - 1) % 2], &places[pieces % 2]);
                 piece = next;
@@ -262,11 +264,11 @@ void attend(const Team& team, const Step& step, std::int64_t head_dim, const T* 
     worker.end(open);
 }
 
-// `q` [tokens, heads, head_dim] with its token stride in elements, `k_cache` and `v_cache` [blocks, block_size, kv_heads,
-// head_dim]; row_starts [rows + 1], start_positions, kv_lens [rows] and block_tables [rows, max_blocks] int32 -> `out`
+// `q` [tokens, heads, head_dim] with its token stride in elements, `k_cache` and `v_cache` [blocks, block_size,
+// kv_heads, head_dim]; row_starts [rows + 1], start_positions, kv_lens [rows] and block_tables [rows, max_blocks] int32 -> `out`
 // [tokens, heads, head_dim].
-void attention(const Team& team, std::int64_t tokens, Address q, std::int64_t q_stride, Address k_cache, Address v_cache,
-               Address row_starts, Address start_positions, Address kv_lens, Address block_tables,
+void attention(const Team& team, std::int64_t tokens, Address q, std::int64_t q_stride, Address k_cache,
+               Address v_cache, Address row_starts, Address start_positions, Address kv_lens, Address block_tables,
                std::int64_t max_blocks, Address out, std::int64_t rows, std::int64_t heads, std::int64_t kv_heads,
                std::int64_t head_dim, std::int64_t block_size, float scale, std::int64_t first_key, int dtype) {
     const auto integers = [](Address address) { return at<const std::int32_t>(address); };

@@ -6,8 +6,8 @@
 namespace ostinato {
 namespace {
 
-// `positions` [tokens] int64, `frequencies` [half] -> `angles` [2, captured tokens, half]: cosines, and `sines` elements
-// behind them the sines, each times `scaling`.
+// `positions` [tokens] int64, `frequencies` [half] -> `angles` [2, captured tokens, half]: cosines, and `sines`
+// elements behind them the sines, each times `scaling`.
 //
 // The C library's functions reduce their argument exactly, so a position of a million costs no accuracy.
 void rotary_angles(const Team& team, std::int64_t tokens, Address positions, Address frequencies, Address angles,
@@ -62,8 +62,8 @@ void rotate_head(Scaled<T> from, T* to, const float* cosines, const float* sines
 
 // `q` [tokens, heads, head_dim], `k` and `v` [tokens, kv_heads, head_dim], each with its token stride in elements and
 // contiguous otherwise; `angles` as above -> `out` [tokens, heads, head_dim] gets the rotated q; the cells
-// `kv_cells` [tokens] int64 of `k_cache` and `v_cache` [cells, kv_heads, head_dim] get k, multiplied and rotated, and v.
-// A `half_size` of 0 rotates nothing; then q may have no heads.
+// `kv_cells` [tokens] int64 of `k_cache` and `v_cache` [cells, kv_heads, head_dim] get k, multiplied and rotated, and
+// v. A `half_size` of 0 rotates nothing; then q may have no heads.
 void rotary(const Team& team, std::int64_t tokens, Address q, std::int64_t q_stride, Address k, std::int64_t k_stride,
             Address v, std::int64_t v_stride, Address angles, std::int64_t sines, std::int64_t half_size,
             float key_multiplier, Address k_cache, Address v_cache, Address kv_cells, Address out, std::int64_t heads,
@@ -86,8 +86,8 @@ void rotary(const Team& team, std::int64_t tokens, Address q, std::int64_t q_str
                 rotate_head(Scaled<T>{head, key_multiplier}, to, cosines, cosines + sines, half_size, head_dim);
             } else {
                 const std::int64_t head = part - heads - kv_heads;
-                std::memcpy(at<T>(v_cache) + (cell + head) * head_dim, at<const T>(v) + token * v_stride + head * head_dim,
-                            sizeof(T) * head_dim);
+                const T* from = at<const T>(v) + token * v_stride + head * head_dim;
+                std::memcpy(at<T>(v_cache) + (cell + head) * head_dim, from, sizeof(T) * head_dim);
             }
         }
     });
