@@ -8,6 +8,7 @@ namespace ostinato {
 void bind_attention(Module& module);
 void bind_causal_conv1d(Module& module);
 void bind_embedding(Module& module);
+void bind_linear(Module& module);
 void bind_norm(Module& module);
 void bind_rotary(Module& module);
 void bind_sample(Module& module);
@@ -19,6 +20,7 @@ inline void bind_kernels(Module& module) {
     bind_attention(module);
     bind_causal_conv1d(module);
     bind_embedding(module);
+    bind_linear(module);
     bind_norm(module);
     bind_rotary(module);
     bind_sample(module);
