@@ -76,50 +76,69 @@ constexpr int DOT_TOKENS = 6;  // 24 accumulators, 4 rows and a token: 29 of 32 
 constexpr int DOT_TOKENS = 2;  // 8 accumulators, 4 rows and a token: 13 of 16 registers
 #endif
 
+// A few tokens as the inner loop reads them: `x` [steps][TOKENS][STEP], packed, or in place, `stride` elements apart.
+template <typename X>
+struct Tokens {
+    const X* x;
+    std::int64_t stride;  // 0: packed
+};
+
+// to[t][r] += x[t][i] * w[r][i] for elements `begin` to `end`, TOKENS tokens and DOT_ROWS rows. `begin` is a multiple of
+// STEP; packed tokens are padded with zeros to one.
+//
+// PREFETCH rows of what comes next are fetched into the cache meanwhile.
+template <int TOKENS, int PREFETCH, bool PACKED, typename X, typename W>
+inline void dot_span(const Tokens<X>& tokens, const W* const* w, const W* const* next, std::int64_t begin,
+                     std::int64_t end, Float (&total)[TOKENS][DOT_ROWS]) {
+    using D = Dot<X, W>;
+    const std::int64_t token_stride = PACKED ? D::STEP : tokens.stride;
+    const X* x = tokens.x + (PACKED ? begin * TOKENS : begin);
+    std::int64_t i = begin;
+    for (; i + D::STEP <= end; i += D::STEP, x += PACKED ? D::STEP * TOKENS : D::STEP) {
+        typename D::Vector rows[DOT_ROWS];
+#pragma GCC unroll 4
+        for (int r = 0; r < DOT_ROWS; ++r) rows[r] = D::read(w[r] + i);
+        if constexpr (PREFETCH > 0) {
+#pragma GCC unroll 4
+            for (int p = 0; p < PREFETCH; ++p) __builtin_prefetch(next[p] + i, 0, 2);
+        }
+#pragma GCC unroll 6
+        for (int t = 0; t < TOKENS; ++t) {
+            const typename D::Vector token = D::read(x + t * token_stride);
+#pragma GCC unroll 4
+            for (int r = 0; r < DOT_ROWS; ++r) total[t][r] = D::multiply_add(total[t][r], token, rows[r]);
+        }
+    }
+    if (i < end) {
+        const int rest = static_cast<int>(end - i);
+        typename D::Vector rows[DOT_ROWS];
+#pragma GCC unroll 4
+        for (int r = 0; r < DOT_ROWS; ++r) rows[r] = D::read_first(w[r] + i, rest);
+#pragma GCC unroll 6
+        for (int t = 0; t < TOKENS; ++t) {
+            const typename D::Vector token = D::read_first(x + t * token_stride, rest);
+#pragma GCC unroll 4
+            for (int r = 0; r < DOT_ROWS; ++r) total[t][r] = D::multiply_add(total[t][r], token, rows[r]);
+        }
+    }
+}
+
 // sums[t * sums_stride + r] = sum_i x[t][i] * w[r][i] for TOKENS tokens and DOT_ROWS rows of `size` elements.
 //
-// With `scales`, weights have one factor per `group` elements of a row: row r's begin at scales + r * scales_stride.
-// PREFETCH rows of what comes next are fetched into the cache meanwhile.
-template <int TOKENS, int PREFETCH, typename X, typename W>
-inline void dot_block(const X* x, std::int64_t x_stride, const W* const* w, std::int64_t size, const W* const* next,
+// With `scales`, weights have one factor per `group` elements of a row, a multiple of STEP: row r's begin at scales[r].
+template <int TOKENS, int PREFETCH, bool PACKED, typename X, typename W>
+inline void dot_block(const Tokens<X>& tokens, const W* const* w, const W* const* next, std::int64_t size,
                       const float* const* scales, std::int64_t group, float* sums, int sums_stride) {
-    using D = Dot<X, W>;
     Float total[TOKENS][DOT_ROWS] = {};
-    const auto add_span = [&](std::int64_t begin, std::int64_t end, Float(&to)[TOKENS][DOT_ROWS]) {
-        std::int64_t i = begin;
-        for (; i + D::STEP <= end; i += D::STEP) {
-            typename D::Vector rows[DOT_ROWS];
-#pragma GCC unroll 4
-            for (int r = 0; r < DOT_ROWS; ++r) rows[r] = D::read(w[r] + i);
-            if constexpr (PREFETCH > 0) {
-#pragma GCC unroll 4
-                for (int p = 0; p < PREFETCH; ++p) __builtin_prefetch(next[p] + i, 0, 2);
-            }
-#pragma GCC unroll 6
-            for (int t = 0; t < TOKENS; ++t) {
-                const typename D::Vector token = D::read(x + t * x_stride + i);
-#pragma GCC unroll 4
-                for (int r = 0; r < DOT_ROWS; ++r) to[t][r] = D::multiply_add(to[t][r], token, rows[r]);
-            }
-        }
-        if (i < end) {
-            const int rest = static_cast<int>(end - i);
-            for (int t = 0; t < TOKENS; ++t) {
-                const typename D::Vector token = D::read_first(x + t * x_stride + i, rest);
-                for (int r = 0; r < DOT_ROWS; ++r) {
-                    to[t][r] = D::multiply_add(to[t][r], token, D::read_first(w[r] + i, rest));
-                }
-            }
-        }
-    };
     if (scales == nullptr) {
-        add_span(0, size, total);
+        dot_span<TOKENS, PREFETCH, PACKED>(tokens, w, next, 0, size, total);
     } else {
-        for (std::int64_t begin = 0, number = 0; begin < size; begin += group, ++number) {
+        for (std::int64_t begin = 0; begin < size; begin += group) {
             Float part[TOKENS][DOT_ROWS] = {};
-            add_span(begin, begin + group < size ? begin + group : size, part);
+            const std::int64_t end = begin + group < size ? begin + group : size;
+            dot_span<TOKENS, PREFETCH, PACKED>(tokens, w, next, begin, end, part);
             for (int t = 0; t < TOKENS; ++t) {
-                for (int r = 0; r < DOT_ROWS; ++r) total[t][r] += part[t][r] * scales[r][number];
+                for (int r = 0; r < DOT_ROWS; ++r) total[t][r] += part[t][r] * scales[r][begin / group];
             }
         }
     }

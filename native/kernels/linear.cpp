@@ -10,8 +10,23 @@ namespace ostinato {
 namespace {
 
 constexpr int PANEL = 16;
-constexpr std::int64_t GROUP_BYTES = 384 * 1024;  // of tokens that are multiplied with one panel: they stay in the L2
+constexpr std::int64_t GROUP_BYTES = 512 * 1024;  // of tokens that are multiplied with one panel: they stay in the L2
 constexpr int INT8 = 3;
+
+// Tokens of storage type T as they are multiplied: bfloat16 where the target multiplies that, else float32.
+#if defined(__AVX512BF16__)
+template <typename T>
+using Operand = std::conditional_t<std::is_same_v<T, bf16>, bf16, float>;
+#else
+template <typename T>
+using Operand = float;
+#endif
+
+template <typename X, typename W>
+constexpr std::int64_t padded_size(std::int64_t in) {
+    constexpr int STEP = Dot<X, W>::STEP;
+    return (in + STEP - 1) / STEP * STEP;
+}
 
 enum Activation : int { NONE = 0, RELU2 = 1, SILU = 2, SWIGLU = 3 };
 
@@ -75,102 +90,150 @@ inline void put_outputs(const float* sums, const Output& o, std::int64_t token, 
     }
 }
 
-template <int TOKENS, typename X, typename W>
-void dot_with_prefetch(int prefetch, const X* x, std::int64_t x_stride, const W* const* w, std::int64_t size,
-                       const W* const* next, const float* const* scales, std::int64_t group, float* sums, int stride) {
-    if (prefetch == 0) {
-        dot_block<TOKENS, 0>(x, x_stride, w, size, next, scales, group, sums, stride);
+// Tokens in blocks of up to DOT_TOKENS, of sizes as equal as can be.
+struct Blocks {
+    std::int64_t tokens;
+    int count;
+
+    explicit Blocks(std::int64_t tokens) : tokens(tokens), count(int((tokens + DOT_TOKENS - 1) / DOT_TOKENS)) {}
+
+    std::int64_t begin(int number) const { return tokens * number / count; }
+    int size(int number) const { return static_cast<int>(begin(number + 1) - begin(number)); }
+};
+
+// While a block of tokens is multiplied with DOT_ROWS rows, `count` of the rows that come next are fetched, from the
+// `first` on: all of them by the first blocks together.
+struct Fetch {
+    int first, count;
+};
+
+inline Fetch fetch_of(int number, int blocks) {
+    constexpr Fetch SHARES[4][4] = {{{0, 4}}, {{0, 2}, {2, 2}}, {{0, 2}, {2, 1}, {3, 1}}, {{0, 1}, {1, 1}, {2, 1}, {3, 1}}};
+    return number < 4 ? SHARES[std::min(blocks, 4) - 1][number] : Fetch{0, 0};
+}
+
+template <int TOKENS, bool PACKED, typename... Args>
+inline void dot_with_prefetch(int prefetch, const Args&... args) {
+    if constexpr (!PACKED) {  // a single block
+        dot_block<TOKENS, DOT_ROWS, PACKED>(args...);
+    } else if (prefetch == 0) {
+        dot_block<TOKENS, 0, PACKED>(args...);
     } else if (prefetch == 1) {
-        dot_block<TOKENS, 1>(x, x_stride, w, size, next, scales, group, sums, stride);
+        dot_block<TOKENS, 1, PACKED>(args...);
     } else {
-        dot_block<TOKENS, DOT_ROWS>(x, x_stride, w, size, next, scales, group, sums, stride);
+        dot_block<TOKENS, 2, PACKED>(args...);
     }
 }
 
-template <int TOKENS, typename... Args>
-inline void dot_tokens(int tokens, Args... args) {
+template <int TOKENS, bool PACKED, typename... Args>
+inline void dot_tokens(int tokens, const Args&... args) {
     if constexpr (TOKENS > 0) {
         if (tokens == TOKENS) {
-            dot_with_prefetch<TOKENS>(args...);
+            dot_with_prefetch<TOKENS, PACKED>(args...);
         } else {
-            dot_tokens<TOKENS - 1>(tokens, args...);
+            dot_tokens<TOKENS - 1, PACKED>(tokens, args...);
         }
     }
 }
 
-// The sums of a panel's rows, from `row` on, for `count` tokens. `block` is the number of this block of tokens, of
-// `blocks`: the panel `next_row` on is fetched in equal parts by the first four.
-template <typename X, typename W>
+// sums[t * stride + r] of all tokens and a panel's rows, from `row` on; the panel `next_row` comes next.
+//
+// Four rows stay in the L1 while the tokens pass by.
+template <bool PACKED, typename X, typename W>
 void panel_sums(const Weights<W>& w, std::int64_t row, std::int64_t next_row, const X* x, std::int64_t x_stride,
-                int count, int block, int blocks, float* sums, int stride) {
+                const Blocks& blocks, float* sums, int stride) {
+    const std::int64_t groups = w.scales ? (w.in + w.group - 1) / w.group : 0;
+    const std::int64_t padded = padded_size<X, W>(w.in);
     for (int sub = 0; sub < PANEL; sub += DOT_ROWS) {
         const W* rows[DOT_ROWS];
         const W* next[DOT_ROWS];
         const float* scales[DOT_ROWS];
-        const int prefetch = blocks == 1 ? DOT_ROWS : (block < DOT_ROWS ? 1 : 0);
         for (int r = 0; r < DOT_ROWS; ++r) {
             // Behind the last row it is computed once more, and thrown away.
             const std::int64_t at_row = std::min(row + sub + r, w.out - 1);
+            const std::int64_t next_at = sub + DOT_ROWS < PANEL ? at_row + DOT_ROWS : next_row + r;
             rows[r] = w.rows + at_row * w.in;
-            const int fetched = blocks == 1 ? sub + r : sub + (block + r) % DOT_ROWS;
-            next[r] = w.rows + std::min(next_row + fetched, w.out - 1) * w.in;
-            scales[r] = w.scales ? w.scales + at_row * ((w.in + w.group - 1) / w.group) : nullptr;
+            next[r] = w.rows + std::min(next_at, w.out - 1) * w.in;
+            scales[r] = w.scales + at_row * groups;
         }
-        dot_tokens<DOT_TOKENS>(count, prefetch, x, x_stride, rows, w.in, next, w.scales ? scales : nullptr, w.group,
-                               sums + sub, stride);
+        for (int number = 0; number < blocks.count; ++number) {
+            const Fetch fetch = fetch_of(number, blocks.count);
+            const std::int64_t begin = blocks.begin(number);
+            const Tokens<X> tokens{x + (PACKED ? begin * padded : 0), x_stride};
+            dot_tokens<DOT_TOKENS, PACKED>(blocks.size(number), fetch.count, tokens, rows, next + fetch.first, w.in,
+                                           w.scales ? scales : nullptr, w.group, sums + begin * stride + sub, stride);
+        }
     }
 }
 
-template <typename T, typename Y, typename X, typename W>
-void multiply(const Team& team, std::int64_t tokens, const X* x, std::int64_t x_stride, const Weights<W>& w,
-              const Output& o, Y* y) {
+template <bool PACKED, typename T, typename Y, typename X, typename W>
+void multiply(const Team& team, std::int64_t first, const X* x, std::int64_t x_stride, const Blocks& blocks,
+              const Weights<W>& w, const Output& o, Y* y) {
     const bool gated = o.activation == SWIGLU;
     const Range panels = team.split((o.size + PANEL - 1) / PANEL);
-    const std::int64_t group_tokens =
-        std::max<std::int64_t>(GROUP_BYTES / (w.in * sizeof(X)) / DOT_TOKENS, 4) * DOT_TOKENS;
-    float sums[DOT_TOKENS][2 * PANEL];
-    for (std::int64_t first = 0; first < tokens; first += group_tokens) {
-        const std::int64_t here = std::min(group_tokens, tokens - first);
-        const int blocks = static_cast<int>((here + DOT_TOKENS - 1) / DOT_TOKENS);
-        for (std::int64_t panel = panels.begin; panel < panels.end; ++panel) {
-            const std::int64_t row = panel * PANEL;
-            const int count = static_cast<int>(std::min<std::int64_t>(PANEL, o.size - row));
-            for (int block = 0; block < blocks; ++block) {
-                const std::int64_t begin = first + here * block / blocks, end = first + here * (block + 1) / blocks;
-                const int width = static_cast<int>(end - begin);
-                const X* from = x + begin * x_stride;
-                panel_sums(w, row, row + PANEL, from, x_stride, width, block, blocks, sums[0], 2 * PANEL);
-                if (gated) {
-                    panel_sums(w, o.size + row, o.size + row + PANEL, from, x_stride, width, block, blocks,
-                               sums[0] + PANEL, 2 * PANEL);
+    constexpr int STRIDE = 2 * PANEL;
+    float* sums = team.own<float>(blocks.tokens * STRIDE);
+    for (std::int64_t panel = panels.begin; panel < panels.end; ++panel) {
+        const std::int64_t row = panel * PANEL;
+        const int count = static_cast<int>(std::min<std::int64_t>(PANEL, o.size - row));
+        panel_sums<PACKED>(w, row, gated ? o.size + row : row + PANEL, x, x_stride, blocks, sums, STRIDE);
+        if (gated) {
+            panel_sums<PACKED>(w, o.size + row, row + PANEL, x, x_stride, blocks, sums + PANEL, STRIDE);
+        }
+        for (std::int64_t t = 0; t < blocks.tokens; ++t) {
+            put_outputs<T>(sums + t * STRIDE, o, first + t, row, count, y);
+        }
+    }
+}
+
+// Packs tokens as `Tokens` has them, block after block, for all threads.
+template <typename X, typename W, typename T>
+const X* pack(const Team& team, const T* x, std::int64_t x_stride, std::int64_t in, const Blocks& blocks) {
+    constexpr int STEP = Dot<X, W>::STEP;
+    const std::int64_t padded = padded_size<X, W>(in);
+    X* packed = team.shared<X>(blocks.tokens * padded);
+    const Range mine = team.split(blocks.tokens);
+    for (int number = 0; number < blocks.count; ++number) {
+        const int size = blocks.size(number);
+        for (int t = 0; t < size; ++t) {
+            const std::int64_t token = blocks.begin(number) + t;
+            if (token < mine.begin || token >= mine.end) continue;
+            X* to = packed + blocks.begin(number) * padded + t * STEP;
+            for (std::int64_t i = 0; i < in; i += STEP, to += size * STEP) {
+                const T* from = x + token * x_stride + i;
+                const int count = static_cast<int>(std::min<std::int64_t>(STEP, in - i));
+                if constexpr (std::is_same_v<X, T>) {
+                    if (count == STEP) {
+                        std::memcpy(to, from, STEP * sizeof(X));
+                    } else {
+                        std::memset(to, 0, STEP * sizeof(X));
+                        std::memcpy(to, from, count * sizeof(X));
+                    }
+                } else {
+                    store(to, count == STEP ? load(from) : load_first(from, count));
                 }
-                for (int t = 0; t < width; ++t) put_outputs<T>(sums[t], o, begin + t, row, count, y);
             }
         }
     }
+    team.barrier();
+    return packed;
 }
 
-// `x` [tokens, in] as the inner loop wants it: bfloat16 where the target multiplies that, else float32.
-template <typename T, typename Body>
-void with_operand(const Team& team, std::int64_t tokens, const T* x, std::int64_t x_stride, std::int64_t in,
-                  Body&& body) {
-    constexpr bool as_is = std::is_same_v<T, float>
-#if defined(__AVX512BF16__)
-                           || std::is_same_v<T, bf16>
-#endif
-        ;
-    if constexpr (as_is) {
-        body(x, x_stride);
-    } else {
-        float* converted = team.shared<float>(tokens * in);
-        const Range mine = team.split(tokens);
-        for (std::int64_t t = mine.begin; t < mine.end; ++t) {
-            std::int64_t i = 0;
-            for (; i + LANES <= in; i += LANES) store(converted + t * in + i, load(x + t * x_stride + i));
-            for (; i < in; ++i) converted[t * in + i] = to_float(x[t * x_stride + i]);
+template <typename T, typename Y, typename W>
+void multiply_all(const Team& team, std::int64_t tokens, const T* x, std::int64_t x_stride, const Weights<W>& w,
+                  const Output& o, Y* y) {
+    if constexpr (std::is_same_v<T, Operand<T>>) {
+        if (tokens <= DOT_TOKENS) {
+            multiply<false, T>(team, 0, x, x_stride, Blocks(tokens), w, o, y);
+            return;
         }
-        team.barrier();
-        body(static_cast<const float*>(converted), in);
+    }
+    using X = Operand<T>;
+    const std::int64_t most = std::max<std::int64_t>(GROUP_BYTES / (w.in * sizeof(X)) / DOT_TOKENS, 4) * DOT_TOKENS;
+    for (std::int64_t first = 0; first < tokens; first += most) {
+        const Blocks blocks(std::min(most, tokens - first));
+        const X* packed = pack<X, W>(team, x + first * x_stride, x_stride, w.in, blocks);
+        multiply<true, T>(team, first, packed, 0, blocks, w, o, y);
     }
 }
 
@@ -190,22 +253,20 @@ void linear(const Team& team, std::int64_t tokens, Address x, std::int64_t x_str
     }
     with_dtype(dtype, [&](auto type) {
         using T = decltype(type);
-        with_operand(team, tokens, at<const T>(x), x_stride, in, [&](auto* operand, std::int64_t operand_stride) {
-            const auto run = [&](auto* weights) {
-                using W = std::remove_const_t<std::remove_pointer_t<decltype(weights)>>;
-                const Weights<W> all{weights, in, out, scales, group};
-                if (y_dtype == FLOAT32) {
-                    multiply<T>(team, tokens, operand, operand_stride, all, o, at<float>(y));
-                } else if constexpr (!std::is_same_v<T, float>) {
-                    multiply<T>(team, tokens, operand, operand_stride, all, o, at<T>(y));
-                }
-            };
-            if (w_dtype == INT8) {
-                run(at<const std::int8_t>(w));
-            } else {
-                run(at<const T>(w));
+        const auto run = [&](auto* weights) {
+            using W = std::remove_const_t<std::remove_pointer_t<decltype(weights)>>;
+            const Weights<W> all{weights, in, out, scales, group};
+            if (y_dtype == FLOAT32) {
+                multiply_all(team, tokens, at<const T>(x), x_stride, all, o, at<float>(y));
+            } else if constexpr (!std::is_same_v<T, float>) {
+                multiply_all(team, tokens, at<const T>(x), x_stride, all, o, at<T>(y));
             }
-        });
+        };
+        if (w_dtype == INT8) {
+            run(at<const std::int8_t>(w));
+        } else {
+            run(at<const T>(w));
+        }
     });
 }
 
