@@ -122,6 +122,11 @@ class EngineConfig(BaseModel):
         description="Mean length of the prefixes that prompts share; it splits the cache into blocks and checkpoints "
         "(1024, or max_model_len if that is less).",
     )
+    kernels: Literal["auto", "native", "reference"] = Field(
+        default="auto",
+        description="auto: native kernels where there are some for the operation and this machine, else the torch "
+        "reference; native: an error where an operation has none; reference: torch alone.",
+    )
     graph_mode: Literal["none", "piecewise", "full_decode_only", "full_and_piecewise"] = Field(
         "full_and_piecewise",
         description="Which steps are captured as graphs and replayed: any, without the parts that depend on its rows "

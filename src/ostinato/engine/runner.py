@@ -140,7 +140,8 @@ class Runner:
     def _make_model(self, spec: ModelSpec, directory: Path | None, progress: StartProgress) -> CausalLM:
         """A model with the weights in `directory`, or with random ones."""
         settings = self.plan.settings
-        ops = select_ops({name: choice.implementation for name, choice in self.plan.kernels.items()})
+        choices = {name: choice.implementation for name, choice in self.plan.kernels.items()}
+        ops = select_ops(choices, self.plan.device.native.isa)
         model = build_model(Build(ops, getattr(torch, settings.dtype), self.device), spec)
         if directory is None:
             randomize_weights(model, settings.seed)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from itertools import groupby
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from ostinato.graphs.parts import left_out
 from ostinato.graphs.places import Place, tensors_in
 from ostinato.graphs.recorder import Call, Recorder
 from ostinato.layers.step import StepInputs
+from ostinato.ops.native import NativeKernel
 from ostinato.ops.recording import Tap
 
 WRITES_INTO = frozenset({"add", "mul", "sub", "neg", "exp", "silu", "cat", "embedding", "cos", "sin"})
@@ -37,7 +39,13 @@ class Tape:
     def bind(self, memory: torch.Tensor) -> None:
         """Puts what the calls compute into `memory`, as laid out. To be done before the first replay, and again when
         the arena has grown."""
-        self._plays = [self._play(call, memory) for call in self._calls]
+        self._plays: list[Play] = []
+        self.programs: list[Any] = []
+        for is_native, calls in groupby(self._calls, key=lambda call: isinstance(call.function, NativeKernel)):
+            if is_native:
+                self._plays.append(self._program(list(calls), memory))
+            else:
+                self._plays += [self._play(call, memory) for call in calls]
         self._result: torch.Tensor = bind(self._result_place, self._layout, memory)
 
     def replay(self, step: StepInputs) -> torch.Tensor:
@@ -47,6 +55,15 @@ class Tape:
         for play in self._plays:
             play(step)
         return self._result
+
+    def _program(self, calls: Sequence[Call], memory: torch.Tensor) -> Play:
+        """Adjacent native kernels: one call of the extension, which leaves padding tokens out."""
+        program = calls[0].function.extension.Program()
+        self.programs.append(program)
+        for call in calls:
+            args, kwargs, writes = bind((call.args, call.kwargs, call.writes), self._layout, memory)
+            call.function.record(program, writes[0], args, kwargs)
+        return lambda step: program.run(step.token_ids.shape[0])
 
     def _play(self, call: Call, memory: torch.Tensor) -> Play:
         function = call.function

@@ -29,6 +29,7 @@ class NativeKernel:
     """A kernel of the extension, to be called like its reference."""
 
     def __init__(self, extension: Any, name: str, lower: Callable[..., Lowered]) -> None:
+        self.extension = extension
         self.name = name
         self._run = getattr(extension, name)
         self._lower = lower

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from ostinato.errors import ConfigError, Remedy
+from ostinato.plan.device import DeviceSpec
 from ostinato.plan.model import ModelSpec
 
 Backend = Literal["tape", "cuda"]
@@ -21,6 +23,11 @@ READS_ON_HOST = frozenset(
 )
 """(operation, implementation) that look at values on the host while they run. A tape calls them anew in each replay; a
 CUDA graph cannot hold them."""
+
+NATIVE = frozenset({"embedding", "linear", "rms_norm", "rotary", "rotary_angles"})
+"""Operations that the extension has a kernel for."""
+
+KernelSetting = Literal["auto", "native", "reference"]
 
 PREFILL_ONLY = frozenset({"ssd_scan"})
 """Operations that a step of decode rows alone does not call."""
@@ -47,13 +54,34 @@ def backend_of(device_kind: str) -> Backend:
     return "cuda" if device_kind == "cuda" else "tape"
 
 
-def choose_kernels(model: ModelSpec, backend: Backend) -> dict[str, KernelChoice]:
-    """The implementation of each operation that the model or its drafter calls, and of sampling, which no graph has."""
+def choose_kernels(
+    model: ModelSpec, device: DeviceSpec, setting: KernelSetting = "auto"
+) -> dict[str, KernelChoice]:
+    """The implementation of each operation that the model or its drafter calls, and of sampling, which no graph has.
+
+    ConfigError if `setting` is `native` and an operation has no native kernel here.
+    """
     ops = dict.fromkeys((*model.ops, *(model.drafter.ops if model.drafter is not None else ()), "sample"))
-    return {
-        op: KernelChoice("reference", "no other implementation is built", is_capturable(op, "reference", backend))
-        for op in ops
-    }
+    choices = {op: _choose(op, device, setting) for op in ops}
+    lacking = [op for op, choice in choices.items() if choice.implementation != "native"]
+    if setting == "native" and lacking:
+        raise ConfigError(
+            f"kernels native: there are none for {', '.join(lacking)} here ({choices[lacking[0]].reason})",
+            [Remedy("kernels", "auto"), Remedy("kernels", "reference")],
+        )
+    return choices
+
+
+def _choose(op: str, device: DeviceSpec, setting: KernelSetting) -> KernelChoice:
+    if setting == "reference":
+        implementation, reason = "reference", "kernels is reference"
+    elif device.native.isa is None:
+        implementation, reason = "reference", device.native.reason
+    elif op not in NATIVE:
+        implementation, reason = "reference", "the extension has no kernel for it"
+    else:
+        implementation, reason = "native", device.native.reason
+    return KernelChoice(implementation, reason, is_capturable(op, implementation, backend_of(device.kind)))
 
 
 def is_capturable(op: str, implementation: str, backend: Backend) -> bool:
