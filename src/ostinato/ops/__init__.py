@@ -48,6 +48,7 @@ NATIVE: dict[str, Callable[..., Lowered]] = {
     "causal_conv1d": causal_conv1d.lower,
     "embedding": embedding.lower,
     "gated_rms_norm": gated_rms_norm.lower,
+    "linear": linear.lower,
     "rms_norm": rms_norm.lower,
     "rotary": rotary.lower,
     "rotary_angles": rotary_angles.lower,

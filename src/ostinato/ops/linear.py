@@ -6,6 +6,10 @@ import torch
 import torch.nn.functional as F
 
 from ostinato.ops.activations import ACTIVATIONS
+from ostinato.ops.native import DTYPES, Lowered, check_rows
+
+CODES = {None: 0, "relu2": 1, "silu": 2, "swiglu": 3}
+"""Activations, as in native/kernels/linear.cpp."""
 
 
 def reference(
@@ -31,3 +35,41 @@ def reference(
     if activation is not None:
         y = ACTIVATIONS[activation](y)
     return y if residual is None else y.add_(residual)
+
+
+def lower(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    residual: torch.Tensor | None = None,
+    activation: str | None = None,
+    scale: torch.Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+    *,
+    out: torch.Tensor | None = None,
+) -> Lowered:
+    """As the reference."""
+    check_rows("linear", x, weight)
+    tokens, (out_size, in_size) = x.shape[0], weight.shape
+    result_size = out_size // 2 if activation == "swiglu" else out_size
+    out = torch.empty(tokens, result_size, dtype=out_dtype or x.dtype) if out is None else out
+    return out, (
+        tokens,
+        x.data_ptr(),
+        x.stride(0),
+        weight.data_ptr(),
+        0,
+        0,
+        0 if bias is None else bias.data_ptr(),
+        0 if scale is None else scale.data_ptr(),
+        0 if residual is None else residual.data_ptr(),
+        0 if residual is None else residual.stride(0),
+        out.data_ptr(),
+        out.stride(0),
+        in_size,
+        out_size,
+        CODES[activation],
+        DTYPES[x.dtype],
+        DTYPES[weight.dtype],
+        DTYPES[out.dtype],
+    )

@@ -24,7 +24,7 @@ READS_ON_HOST = frozenset(
 """(operation, implementation) that look at values on the host while they run. A tape calls them anew in each replay; a
 CUDA graph cannot hold them."""
 
-NATIVE = frozenset({"embedding", "linear", "rms_norm", "rotary", "rotary_angles"})
+NATIVE = frozenset({"linear", "rms_norm", "state_update"})
 """Operations that the extension has a kernel for."""
 
 KernelSetting = Literal["auto", "native", "reference"]

@@ -1,0 +1,43 @@
+"""Which implementation of each operation the plan chooses, and what it says where it cannot."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from ostinato import ops
+from ostinato.errors import ConfigError
+from ostinato.plan.device import DeviceSpec
+from ostinato.plan.kernels import NATIVE, choose_kernels
+from ostinato.plan.native import NativeFacts
+from plan_cases import hybrid
+
+CPU = DeviceSpec("cpu", "cpu", 2**34, 2, None, None, "a test", NativeFacts("x86_64_v3", "it is the best"))
+BARE = replace(CPU, native=NativeFacts(None, "no native kernels are installed: install a compiler"))
+
+
+def test_the_plan_knows_the_kernels_that_the_extension_has() -> None:
+    assert set(ops.NATIVE) == NATIVE
+
+
+def test_every_operation_with_a_native_kernel_uses_it() -> None:
+    choices = choose_kernels(hybrid(), CPU)
+    assert {op for op, choice in choices.items() if choice.implementation == "native"} == NATIVE & choices.keys()
+
+
+def test_without_an_extension_the_reference_runs_and_the_reason_says_what_is_missing() -> None:
+    choices = choose_kernels(hybrid(), BARE)
+    assert {choice.implementation for choice in choices.values()} == {"reference"}
+    assert all("install a compiler" in choice.reason for choice in choices.values())
+
+
+def test_reference_can_be_asked_for() -> None:
+    choices = choose_kernels(hybrid(), CPU, "reference")
+    assert {choice.implementation for choice in choices.values()} == {"reference"}
+
+
+def test_native_kernels_that_are_asked_for_and_absent_are_an_error_that_names_the_alternatives() -> None:
+    with pytest.raises(ConfigError, match="install a compiler") as caught:
+        choose_kernels(hybrid(), BARE, "native")
+    assert {remedy.value for remedy in caught.value.remedies} == {"auto", "reference"}
