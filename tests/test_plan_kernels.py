@@ -11,7 +11,7 @@ from ostinato.errors import ConfigError
 from ostinato.plan.device import DeviceSpec
 from ostinato.plan.kernels import NATIVE, choose_kernels
 from ostinato.plan.native import NativeFacts
-from plan_cases import hybrid
+from tests.plan_cases import hybrid
 
 CPU = DeviceSpec("cpu", "cpu", 2**34, 2, None, None, "a test", NativeFacts("x86_64_v3", "it is the best"))
 BARE = replace(CPU, native=NativeFacts(None, "no native kernels are installed: install a compiler"))

@@ -54,9 +54,7 @@ def backend_of(device_kind: str) -> Backend:
     return "cuda" if device_kind == "cuda" else "tape"
 
 
-def choose_kernels(
-    model: ModelSpec, device: DeviceSpec, setting: KernelSetting = "auto"
-) -> dict[str, KernelChoice]:
+def choose_kernels(model: ModelSpec, device: DeviceSpec, setting: KernelSetting = "auto") -> dict[str, KernelChoice]:
     """The implementation of each operation that the model or its drafter calls, and of sampling, which no graph has.
 
     ConfigError if `setting` is `native` and an operation has no native kernel here.
