@@ -24,7 +24,21 @@ READS_ON_HOST = frozenset(
 """(operation, implementation) that look at values on the host while they run. A tape calls them anew in each replay; a
 CUDA graph cannot hold them."""
 
-NATIVE = frozenset({"linear", "rms_norm", "state_update"})
+NATIVE = frozenset(
+    {
+        "attention",
+        "causal_conv1d",
+        "embedding",
+        "gated_rms_norm",
+        "linear",
+        "rms_norm",
+        "rotary",
+        "rotary_angles",
+        "ssd_scan",
+        "state_update",
+        "token_shift",
+    }
+)
 """Operations that the extension has a kernel for."""
 
 KernelSetting = Literal["auto", "native", "reference"]
