@@ -34,6 +34,7 @@ NATIVE = frozenset(
         "rms_norm",
         "rotary",
         "rotary_angles",
+        "sample",
         "ssd_scan",
         "state_update",
         "token_shift",
