@@ -16,6 +16,7 @@ namespace {
 
 // Heads that a thread takes at once, which share B, C and the products of the two. Their states should fit its cache.
 constexpr int HEADS = 4;
+constexpr int SPARE = HEADS;  // the number of one more state
 
 struct Sizes {
     std::int64_t heads, head_dim, groups, state;
@@ -36,6 +37,16 @@ void widen(const T* from, float* to, std::int64_t count) {
     std::int64_t i = 0;
     for (; i + LANES <= count; i += LANES) store(to + i, load(from + i));
     for (; i < count; ++i) to[i] = to_float(from[i]);
+}
+
+// Asks for rows of `size` elements that lie too far apart for the processor to foresee, into the cache behind the
+// nearest.
+template <typename T>
+void prefetch(const T* rows, std::int64_t stride, std::int64_t count, std::int64_t size) {
+    constexpr std::int64_t LINE = 64 / sizeof(T);
+    for (std::int64_t row = 0; row < count; ++row) {
+        for (std::int64_t i = 0; i < size; i += LINE) __builtin_prefetch(rows + row * stride + i, 0, 2);
+    }
 }
 
 // The memory of one thread: a chunk of one row, and the states of some heads.
@@ -134,71 +145,28 @@ class ChunkScan {
     void load_x(const T* x, std::int64_t stride) {
         for (std::int64_t t = 0; t < count_; ++t) widen(x + t * stride, x_ + t * sizes_.columns(), sizes_.head_dim);
         // What the last tile reads beyond the chunk's end is multiplied by zero.
-        const std::int64_t end = Sizes::round_up(count_, TILE_ROWS);
-        std::fill(x_ + count_ * sizes_.columns(), x_ + end * sizes_.columns(), 0.0f);
+        std::fill(x_ + count_ * sizes_.columns(), x_ + padded_count() * sizes_.columns(), 0.0f);
     }
 
-    // y [tokens, head_dim], given the state before the chunk unless that is zero.
+    // y [tokens, head_dim], and the state after the chunk, given the one before it unless that is zero.
     template <typename T>
-    void put_outputs(int head, bool has_state, float D, T* y, std::int64_t stride) {
-        const std::int64_t columns = sizes_.columns(), token_columns = sizes_.token_columns();
-        const std::int64_t end = Sizes::round_up(count_, TILE_ROWS);
-        for (std::int64_t t = 0; t < end; ++t) {
-            for (std::int64_t s = 0; s < token_columns; s += LANES) {
-                const Int token = lane_numbers() + static_cast<std::int32_t>(s), now = splat_int(t);
-                Float weight = load(added_ + t * token_columns + s) * load(scores_ + t * token_columns + s);
-                weight = token == now ? weight + D : weight;
-                store(weights_ + t * token_columns + s, (token <= now) & (now < splat_int(count_)) ? weight : Float{});
-            }
-        }
-        for_panels(columns, [&](auto vectors, std::int64_t column) {
-            const float* state = state_of(head) + column * sizes_.state_rows();
-            for (std::int64_t t = 0; t < end; t += TILE_ROWS) {
-                Tile<vectors> tile;
-                tile.clear();
-                if (has_state) {
-                    tile.add({C_ + t * C_row(), C_row(), 1}, state, vectors * LANES, sizes_.state);
-                    for (int i = 0; i < TILE_ROWS; ++i) {
-                        for (Float& sum : tile.sums[i]) sum *= until_[t + i];
-                    }
-                }
-                tile.add({weights_ + t * token_columns, token_columns, 1}, x_ + column, columns,
-                         std::min(t + TILE_ROWS, end));
-                tile.keep(y_ + t * columns + column, columns);
-            }
+    void advance(int head, bool has_state, float D, T* y, std::int64_t stride) {
+        put_weights(D);
+        put_remaining(count_);
+        for_panels(sizes_.columns(), [&](auto vectors, std::int64_t column) {
+            put_outputs<vectors>(head, has_state, column);
+            put_state<vectors>(head, has_state, count_, head, column);
         });
         for (std::int64_t t = 0; t < count_; ++t) {
-            store_part(y + t * stride, y_ + t * columns, sizes_.head_dim);
+            store_part(y + t * stride, y_ + t * sizes_.columns(), sizes_.head_dim);
         }
     }
 
-    // `to` becomes the state after the first `count` tokens, given the one before the chunk.
-    void advance(int head, bool has_state, std::int64_t count, int to) {
-        const std::int64_t columns = sizes_.columns(), token_columns = sizes_.token_columns();
-        const float* added = added_ + (count - 1) * token_columns;
-        for (std::int64_t t = 0; t < count; ++t) {
-            for (std::int64_t p = 0; p < columns; p += LANES) {
-                store(remaining_ + t * columns + p, load(x_ + t * columns + p) * added[t]);
-            }
-        }
-        const float decay = until_[count - 1];
-        for_panels(columns, [&](auto vectors, std::int64_t column) {
-            const std::int64_t stride = vectors * LANES;
-            const float* before = state_of(head) + column * sizes_.state_rows();
-            float* after = state_of(to) + column * sizes_.state_rows();
-            for (std::int64_t n = 0; n < sizes_.state_rows(); n += TILE_ROWS) {
-                Tile<vectors> tile;
-                tile.clear();
-                if (has_state) {
-                    for (int i = 0; i < TILE_ROWS; ++i) {
-                        for (int v = 0; v < vectors; ++v) {
-                            tile.sums[i][v] = load(before + (n + i) * stride + v * LANES) * decay;
-                        }
-                    }
-                }
-                tile.add({B_ + n * token_columns, token_columns, 1}, remaining_ + column, columns, count);
-                tile.keep(after + n * stride, stride);
-            }
+    // The state after the first `count` tokens of the chunk goes to `SPARE`; that of the head stays.
+    void look_ahead(int head, bool has_state, std::int64_t count) {
+        put_remaining(count);
+        for_panels(sizes_.columns(), [&](auto vectors, std::int64_t column) {
+            put_state<vectors>(head, has_state, count, SPARE, column);
         });
     }
 
@@ -238,7 +206,7 @@ class ChunkScan {
   private:
     const Sizes sizes_;
     std::int64_t count_ = 0;  // tokens in this chunk
-    float* states_;           // [HEADS + 1][panels of TILE_VECTORS][state_rows, columns of the panel]
+    float* states_;           // [HEADS and SPARE][panels of TILE_VECTORS][state_rows, columns of the panel]
     float* B_;                // [state_rows, token_columns]
     float* C_;                // [tokens, state]
     float* scores_;           // [tokens t, token_columns s]: C_t B_s
@@ -255,12 +223,76 @@ class ChunkScan {
     std::int64_t C_row() const { return Sizes::round_up(sizes_.state, LANES); }
     float* state_of(int head) const { return states_ + head * sizes_.state_elements(); }
 
+    std::int64_t padded_count() const { return Sizes::round_up(count_, TILE_ROWS); }
+
     static Int splat_int(std::int64_t value) { return Int{} + static_cast<std::int32_t>(value); }
 
     static Int lane_numbers() {
         Int numbers;
         for (int i = 0; i < LANES; ++i) numbers[i] = i;
         return numbers;
+    }
+
+    void put_weights(float D) {
+        const std::int64_t columns = sizes_.token_columns();
+        for (std::int64_t t = 0; t < padded_count(); ++t) {
+            const Int now = splat_int(t);
+            for (std::int64_t s = 0; s < columns; s += LANES) {
+                const Int token = lane_numbers() + static_cast<std::int32_t>(s);
+                Float weight = load(added_ + t * columns + s) * load(scores_ + t * columns + s);
+                weight = token == now ? weight + D : weight;
+                store(weights_ + t * columns + s, (token <= now) & (now < splat_int(count_)) ? weight : Float{});
+            }
+        }
+    }
+
+    void put_remaining(std::int64_t count) {
+        const float* added = added_ + (count - 1) * sizes_.token_columns();
+        for (std::int64_t t = 0; t < count; ++t) {
+            for (std::int64_t p = t * sizes_.columns(); p < (t + 1) * sizes_.columns(); p += LANES) {
+                store(remaining_ + p, load(x_ + p) * added[t]);
+            }
+        }
+    }
+
+    template <int VECTORS>
+    void put_outputs(int head, bool has_state, std::int64_t column) {
+        const std::int64_t columns = sizes_.columns(), token_columns = sizes_.token_columns();
+        const float* const state = state_of(head) + column * sizes_.state_rows();
+        for (std::int64_t t = 0; t < padded_count(); t += TILE_ROWS) {
+            Tile<VECTORS> tile;
+            tile.clear();
+            if (has_state) {
+                tile.add({C_ + t * C_row(), C_row(), 1}, state, VECTORS * LANES, sizes_.state);
+                for (int i = 0; i < TILE_ROWS; ++i) {
+                    for (Float& sum : tile.sums[i]) sum *= until_[t + i];
+                }
+            }
+            tile.add({weights_ + t * token_columns, token_columns, 1}, x_ + column, columns, t + TILE_ROWS);
+            tile.keep(y_ + t * columns + column, columns);
+        }
+    }
+
+    template <int VECTORS>
+    void put_state(int head, bool has_state, std::int64_t count, int to, std::int64_t column) {
+        constexpr std::int64_t STRIDE = VECTORS * LANES;
+        const std::int64_t token_columns = sizes_.token_columns();
+        const float* const before = state_of(head) + column * sizes_.state_rows();
+        float* const after = state_of(to) + column * sizes_.state_rows();
+        const float decay = until_[count - 1];
+        for (std::int64_t n = 0; n < sizes_.state_rows(); n += TILE_ROWS) {
+            Tile<VECTORS> tile;
+            tile.clear();
+            if (has_state) {
+                for (int i = 0; i < TILE_ROWS; ++i) {
+                    for (int v = 0; v < VECTORS; ++v) {
+                        tile.sums[i][v] = load(before + (n + i) * STRIDE + v * LANES) * decay;
+                    }
+                }
+            }
+            tile.add({B_ + n * token_columns, token_columns, 1}, remaining_ + column, sizes_.columns(), count);
+            tile.keep(after + n * STRIDE, STRIDE);
+        }
     }
 
     // LANES elements from `begin` on, zero from `size` on.
@@ -328,24 +360,30 @@ void scan_row(ChunkScan& scan, const Inputs& in, const Sizes& sizes, std::int64_
     for (int i = 0; i < count && has_state; ++i) scan.load_state(i, slot(read, i));
     for (std::int64_t token = begin, stop; token < end; token = stop) {
         stop = std::min(end, token + sizes.chunk - (position + token - begin) % sizes.chunk);
-        scan.load_group(at<const T>(in.B) + token * in.B_stride + group * sizes.state, in.B_stride,
-                        at<const T>(in.C) + token * in.C_stride + group * sizes.state, in.C_stride, stop - token);
+        const T* const B = at<const T>(in.B) + token * in.B_stride + group * sizes.state;
+        const T* const C = at<const T>(in.C) + token * in.C_stride + group * sizes.state;
+        const T* const dt = at<const T>(in.dt) + token * in.dt_stride;
+        const std::int64_t next = stop - token, next_count = std::min(end - stop, sizes.chunk);
+        scan.load_group(B, in.B_stride, C, in.C_stride, stop - token);
+        prefetch(B + next * in.B_stride, in.B_stride, next_count, sizes.state);
         for (int i = 0; i < count; ++i) {
             const std::int64_t head = first + i;
-            scan.load_steps(at<const T>(in.dt) + token * in.dt_stride + head, in.dt_stride,
+            const T* const x = at<const T>(in.x) + token * in.x_stride + head * sizes.head_dim;
+            T* const y = at<T>(in.out) + (token * sizes.heads + head) * sizes.head_dim;
+            scan.load_steps(dt + head, in.dt_stride,
                             at<const float>(in.dt_bias)[head], in.least_step, in.most_step,
                             -std::exp(at<const float>(in.A_log)[head]));
-            scan.load_x(at<const T>(in.x) + token * in.x_stride + head * sizes.head_dim, in.x_stride);
-            scan.put_outputs(i, has_state, at<const float>(in.D)[head],
-                             at<T>(in.out) + (token * sizes.heads + head) * sizes.head_dim,
-                             sizes.heads * sizes.head_dim);
+            scan.load_x(x, in.x_stride);
+            prefetch(x + next * in.x_stride, in.x_stride, next_count, sizes.head_dim);
+            if (i == 0) prefetch(C + next * in.C_stride, in.C_stride, next_count, sizes.state);
+            if (i == count - 1) prefetch(dt + next * in.dt_stride + first, in.dt_stride, next_count, count);
             for (std::size_t c = 0; c < in.checkpoints.size(); c += 3) {
                 const std::int64_t offset = begin + in.checkpoints[c + 1] - token;
                 if (in.checkpoints[c] != row || offset <= 0 || offset >= stop - token) continue;
-                scan.advance(i, has_state, offset, HEADS);
-                scan.store_state(HEADS, slot(in.checkpoints[c + 2], i));
+                scan.look_ahead(i, has_state, offset);
+                scan.store_state(SPARE, slot(in.checkpoints[c + 2], i));
             }
-            scan.advance(i, has_state, stop - token, i);
+            scan.advance(i, has_state, at<const float>(in.D)[head], y, sizes.heads * sizes.head_dim);
             for (std::size_t c = 0; c < in.checkpoints.size(); c += 3) {
                 if (in.checkpoints[c] != row || begin + in.checkpoints[c + 1] != stop) continue;
                 scan.store_state(i, slot(in.checkpoints[c + 2], i));
