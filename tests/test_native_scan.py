@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ostinato.ops import ssd_scan
+from ostinato.ops import ssd_scan, state_update
 from tests.native_sets import SETS, native_kernel, record, threads
 
 few = settings(max_examples=40, deadline=None, derandomize=True)
@@ -100,6 +100,7 @@ def run(
     chunk_size: int = 64,
     checkpoints: Sequence[tuple[int, int, int]] = (),
     begin: int = 0,
+    recurrent: bool = False,
 ) -> torch.Tensor:
     """The scan of the tokens from `begin` on. Write slots are one column of several."""
     part = slice(begin, begin + rows.starts[-1])
@@ -107,6 +108,16 @@ def run(
     return native_kernel(isa, "ssd_scan", ssd_scan.lower)(
         *(case.x[part], case.dt[part], case.A_log, case.B[part], case.C[part], case.D, case.dt_bias, case.dt_limit),
         *(chunk_size, states, int32(rows.starts), int32(rows.positions), int32(rows.reads), columns[:, 0], checkpoints),
+        recurrent=recurrent,
+    )
+
+
+def decode(isa: str, case: Case, states: torch.Tensor, token: int, read: int, write: int) -> torch.Tensor:
+    """One token as a decode row."""
+    part = slice(token, token + 1)
+    return native_kernel(isa, "state_update", state_update.lower)(
+        *(case.x[part], case.dt[part], case.A_log, case.B[part], case.C[part], case.D, case.dt_bias, case.dt_limit),
+        *(states, int32([read]), torch.tensor([[write]], dtype=torch.int32)),
     )
 
 
@@ -291,3 +302,75 @@ def test_a_replay_with_fewer_tokens_leaves_the_rows_behind_them_alone(isa: str) 
     assert out[25:].isnan().all()
     assert torch.equal(states[1], expected[1])
     assert states[2].isnan().all()
+
+
+@few
+@given(
+    lengths=st.lists(st.sampled_from([0, 1, 2, 15, 16, 17, 33, 40]), min_size=1, max_size=4),
+    groups=st.integers(1, 2),
+    heads_per_group=st.integers(1, 6),
+    head_dim=st.sampled_from([3, 16, 24]),
+    size=st.sampled_from([4, 19, 32, 128]),
+    dtype=st.sampled_from(list(ROUNDING)),
+    state_dtype=st.sampled_from(list(ROUNDING)),
+    has_past=st.booleans(),
+    count=st.integers(1, 2),
+    seed=seeds,
+)
+def test_a_recurrent_scan_has_the_bits_of_decoding_token_by_token_wherever_it_is_cut(
+    isa: str,
+    lengths: list[int],
+    groups: int,
+    heads_per_group: int,
+    head_dim: int,
+    size: int,
+    dtype: torch.dtype,
+    state_dtype: torch.dtype,
+    has_past: bool,
+    count: int,
+    seed: int,
+) -> None:
+    """`lengths` are the parts of a prompt. Each leaves checkpoints inside and at its end."""
+    total = sum(lengths)
+    case = Case(total, groups * heads_per_group, head_dim, groups, size, seed, dtype)
+    first = 5 if has_past else 0
+    decoded = case.slots(2 + total, state_dtype)
+    past = normal(seed, *decoded.shape[1:]).to(state_dtype)
+    states = case.slots(4, state_dtype)
+    decoded[1] = states[1] = past
+    expected = [
+        decode(isa, case, decoded, token, token + 1 if token or has_past else 0, token + 2) for token in range(total)
+    ]
+    at = 0
+    for length in lengths:
+        rows = Rows([first + at], [length])
+        before = states.clone()
+        with threads(count):
+            part = run(isa, case, states, rows, [1], 16, [(0, length // 2, 2), (0, length, 3)], at, recurrent=True)
+        if length == 0:
+            assert same(states, before)
+            continue
+        assert torch.equal(part, torch.cat(expected[at : at + length]))
+        at += length
+        assert torch.equal(states[1], decoded[at + 1])
+        assert torch.equal(states[3], decoded[at + 1])
+        if length > 1:
+            assert torch.equal(states[2], decoded[at + 1 - length + length // 2])
+
+
+def test_a_row_of_a_recurrent_scan_has_the_same_bits_in_any_batch(isa: str) -> None:
+    rows = Rows([0, 256, 0, 112], [40, 0, 37, 20])
+    case = Case(rows.starts[-1], 8, 64, 2, 128, dtype=torch.bfloat16)
+    together = case.slots(9)
+    together[1:5] = normal(9, *together[1:5].shape)
+    before = together.clone()
+    with threads(2):
+        out = run(isa, case, together, rows, [row + 5 for row in range(4)], recurrent=True)
+    for row in (0, 2, 3):
+        alone = before[[0, row + 1]]
+        span = slice(rows.starts[row], rows.starts[row + 1])
+        one = Rows([rows.positions[row]], [rows.lengths[row]])
+        given = run(isa, case, alone, one, [1], begin=span.start, recurrent=True)
+        assert torch.equal(given, out[span])
+        assert torch.equal(alone[1], together[row + 5])
+    assert together[6].isnan().all()

@@ -426,6 +426,32 @@ def test_a_state_in_bfloat16_is_rounded_once_per_step_of_the_scan() -> None:
         torch.testing.assert_close(states[slot].double(), after[tokens - 1], atol=1e-5, rtol=2**-8)
 
 
+@few
+@given(st.lists(st.integers(0, 9), min_size=1, max_size=4), st.integers(1, 2), seeds)
+def test_a_recurrent_scan_has_the_bits_of_the_update_wherever_a_prompt_is_cut(
+    lengths: list[int], groups: int, seed: int
+) -> None:
+    """Each part leaves checkpoints inside and at its end."""
+    total = sum(lengths)
+    case = recurrence(total, groups, 2, seed)
+    states, decoded, at = slots_of(case, 4), slots_of(case, total + 2), 0
+    for length in lengths:
+        part = ssd_scan.reference(
+            *(*case.tokens(at, at + length), 8, states, row_starts([length]), int32(at), int32(1 if at else 0), int32(1)),
+            *([(0, length // 2, 2), (0, length, 3)], True),
+        )
+        for token in range(at, at + length):
+            slots = (int32(token + 1 if token else 0), int32([token + 2]))
+            expected = state_update.reference(*case.tokens(token, token + 1), decoded, *slots)
+            assert torch.equal(part[token - at : token - at + 1], expected)
+        at += length
+        if length > 1:
+            assert torch.equal(states[2], decoded[at + 1 - length + length // 2])
+        if length:
+            assert torch.equal(states[1], decoded[at + 1])
+            assert torch.equal(states[3], decoded[at + 1])
+
+
 def test_large_decays_neither_overflow_nor_forget_the_newest_token() -> None:
     """A sum of logarithms far below the range of exp, as A of -16 and large time steps give."""
     case = recurrence(64, 1, 1, seed=7)

@@ -1,328 +1,19 @@
-// The Mamba-2 recurrence of prefill rows, in chunks: src/ostinato/ops/ssd_scan.py is the definition.
+// The Mamba-2 recurrence of prefill rows, in chunks or token by token: src/ostinato/ops/ssd_scan.py is the definition.
 //
-// A thread takes some heads of one group and one row at a time and goes through the row's chunks in order, so that their
-// states stay in its cache. A state lies transposed there, [state, head_dim]: so all products have head_dim in their
-// vectors and nothing is summed across a vector. Everything is in float32, each sum in the order of its terms, whatever
-// else there is to do.
+// A thread takes some heads of one group and one row at a time and goes through the row's tokens in order, so that their
+// states stay in its cache. Everything is in float32, and a head's bits do not depend on what else there is to do.
+
+#include <optional>
 
 #include <nanobind/stl/vector.h>
 
+#include "../chunk_scan.h"
 #include "../denormals.h"
 #include "../kernels.h"
-#include "../tile.h"
+#include "../recurrence.h"
 
 namespace ostinato {
 namespace {
-
-// Heads that a thread takes at once, which share B, C and the products of the two. Their states should fit its cache.
-constexpr int HEADS = 4;
-constexpr int SPARE = HEADS;  // the number of one more state
-
-struct Sizes {
-    std::int64_t heads, head_dim, groups, state;
-    std::int64_t chunk;  // tokens
-
-    // With padding, which is zero, so that there are whole vectors and whole tiles.
-    std::int64_t columns() const { return round_up(head_dim, LANES); }
-    std::int64_t state_rows() const { return round_up(state, TILE_ROWS); }
-    std::int64_t tokens() const { return round_up(chunk, TILE_ROWS); }
-    std::int64_t token_columns() const { return round_up(chunk, LANES); }
-    std::int64_t state_elements() const { return state_rows() * columns(); }
-
-    static std::int64_t round_up(std::int64_t n, std::int64_t to) { return (n + to - 1) / to * to; }
-};
-
-template <typename T>
-void widen(const T* from, float* to, std::int64_t count) {
-    std::int64_t i = 0;
-    for (; i + LANES <= count; i += LANES) store(to + i, load(from + i));
-    for (; i < count; ++i) to[i] = to_float(from[i]);
-}
-
-// Asks for rows of `size` elements that lie too far apart for the processor to foresee, into the cache behind the
-// nearest.
-template <typename T>
-void prefetch(const T* rows, std::int64_t stride, std::int64_t count, std::int64_t size) {
-    constexpr std::int64_t LINE = 64 / sizeof(T);
-    for (std::int64_t row = 0; row < count; ++row) {
-        for (std::int64_t i = 0; i < size; i += LINE) __builtin_prefetch(rows + row * stride + i, 0, 2);
-    }
-}
-
-// The memory of one thread: a chunk of one row, and the states of some heads.
-class ChunkScan {
-  public:
-    ChunkScan(const Sizes& sizes, const Team& team) : sizes_(sizes) {
-        const std::int64_t tokens = sizes.tokens(), token_columns = sizes.token_columns();
-        const std::int64_t square = tokens * token_columns, by_column = tokens * sizes.columns();
-        const std::int64_t parts[] = {(HEADS + 1) * sizes.state_elements(),
-                                      sizes.state_rows() * token_columns,
-                                      tokens * Sizes::round_up(sizes.state, LANES),
-                                      square,
-                                      square,
-                                      square,
-                                      token_columns,
-                                      token_columns,
-                                      token_columns,
-                                      token_columns,
-                                      by_column,
-                                      by_column,
-                                      by_column};
-        std::int64_t total = 0;
-        for (const std::int64_t part : parts) total += Sizes::round_up(part, LANES);
-        float* next = team.own<float>(total);
-        std::fill_n(next, total, 0.0f);
-        float** const pointers[] = {&states_, &B_,     &C_,   &scores_, &added_, &weights_, &steps_,
-                                    &logs_,   &until_, &sums_, &x_,     &remaining_, &y_};
-        for (std::size_t i = 0; i < std::size(parts); ++i) {
-            *pointers[i] = next;
-            next += Sizes::round_up(parts[i], LANES);
-        }
-    }
-
-    // B and C [tokens, state] of the group, for `count` tokens.
-    template <typename T>
-    void load_group(const T* B, std::int64_t B_stride, const T* C, std::int64_t C_stride, std::int64_t count) {
-        const std::int64_t rows = sizes_.state, columns = sizes_.token_columns();
-        count_ = count;
-        for (std::int64_t t = 0; t < count; ++t) widen(C + t * C_stride, C_ + t * C_row(), rows);
-        for (std::int64_t first = 0; first < columns; first += LANES) {
-            for (std::int64_t n = 0; n < rows; n += LANES) {
-                Float square[LANES];
-                for (int i = 0; i < LANES; ++i) {
-                    square[i] = first + i < count ? load_part(B + (first + i) * B_stride, n, rows) : Float{};
-                }
-                transpose(square);
-                for (int i = 0; i < LANES && n + i < sizes_.state_rows(); ++i) {
-                    store(B_ + (n + i) * columns + first, square[i]);
-                }
-            }
-        }
-        for (std::int64_t t = 0; t < count; t += TILE_ROWS) {
-            for_panels(columns, [&](auto vectors, std::int64_t column) {
-                if (column >= t + TILE_ROWS) return;
-                Tile<vectors> tile;
-                tile.clear();
-                tile.add({C_ + t * C_row(), C_row(), 1}, B_ + column, columns, rows);
-                tile.keep(scores_ + t * columns + column, columns);
-            });
-        }
-    }
-
-    // What a head adds at each token and how it decays. `dt` [tokens], strided.
-    template <typename T>
-    void load_steps(const T* dt, std::int64_t stride, float bias, float least, float most, float A) {
-        const std::int64_t columns = sizes_.token_columns();
-        for (std::int64_t t = 0; t < count_; ++t) steps_[t] = to_float(dt[t * stride]);
-        for (std::int64_t t = 0; t < columns; t += LANES) {
-            Float step = softplus(load(steps_ + t) + bias);
-            step = step < least ? splat(least) : step;
-            step = step > most ? splat(most) : step;
-            store(steps_ + t, step);
-            store(logs_ + t, step * A);
-            store(sums_ + t, Float{});
-        }
-        // Sums from each token on, and no differences of sums from the chunk's begin, which would be large numbers
-        // whose small differences have lost their last digits.
-        float from_begin = 0.0f;
-        for (std::int64_t t = 0; t < count_; ++t) {
-            const float log = logs_[t];
-            from_begin += log;
-            until_[t] = from_begin;
-            for (std::int64_t s = 0; s <= t; s += LANES) {
-                const Int token = lane_numbers() + static_cast<std::int32_t>(s);
-                const Int now = splat_int(t);
-                Float sum = load(sums_ + s) + log;
-                sum = token < now ? sum : Float{};
-                store(sums_ + s, sum);
-                store(added_ + t * columns + s, exp(sum) * load(steps_ + s));
-            }
-        }
-        for (std::int64_t t = 0; t < columns; t += LANES) store(until_ + t, exp(load(until_ + t)));
-    }
-
-    template <typename T>
-    void load_x(const T* x, std::int64_t stride) {
-        for (std::int64_t t = 0; t < count_; ++t) widen(x + t * stride, x_ + t * sizes_.columns(), sizes_.head_dim);
-        // What the last tile reads beyond the chunk's end is multiplied by zero.
-        std::fill(x_ + count_ * sizes_.columns(), x_ + padded_count() * sizes_.columns(), 0.0f);
-    }
-
-    // y [tokens, head_dim], and the state after the chunk, given the one before it unless that is zero.
-    template <typename T>
-    void advance(int head, bool has_state, float D, T* y, std::int64_t stride) {
-        put_weights(D);
-        put_remaining(count_);
-        for_panels(sizes_.columns(), [&](auto vectors, std::int64_t column) {
-            put_outputs<vectors>(head, has_state, column);
-            put_state<vectors>(head, has_state, count_, head, column);
-        });
-        for (std::int64_t t = 0; t < count_; ++t) {
-            store_part(y + t * stride, y_ + t * sizes_.columns(), sizes_.head_dim);
-        }
-    }
-
-    // The state after the first `count` tokens of the chunk goes to `SPARE`; that of the head stays.
-    void look_ahead(int head, bool has_state, std::int64_t count) {
-        put_remaining(count);
-        for_panels(sizes_.columns(), [&](auto vectors, std::int64_t column) {
-            put_state<vectors>(head, has_state, count, SPARE, column);
-        });
-    }
-
-    // From a slot's [head_dim, state].
-    template <typename S>
-    void load_state(int head, const S* slot) {
-        for_squares(state_of(head), [&](float* to, std::int64_t stride, std::int64_t p, std::int64_t n) {
-            Float square[LANES];
-            for (int i = 0; i < LANES; ++i) {
-                square[i] = p + i < sizes_.head_dim ? load_part(slot + (p + i) * sizes_.state, n, sizes_.state)
-                                                    : Float{};
-            }
-            transpose(square);
-            for (int i = 0; i < LANES && n + i < sizes_.state_rows(); ++i) store(to + i * stride, square[i]);
-        });
-    }
-
-    template <typename S>
-    void store_state(int head, S* slot) {
-        for_squares(state_of(head), [&](float* from, std::int64_t stride, std::int64_t p, std::int64_t n) {
-            Float square[LANES];
-            for (int i = 0; i < LANES; ++i) {
-                square[i] = n + i < sizes_.state_rows() ? load(from + i * stride) : Float{};
-            }
-            transpose(square);
-            for (int i = 0; i < LANES && p + i < sizes_.head_dim; ++i) {
-                S* const to = slot + (p + i) * sizes_.state + n;
-                if (n + LANES <= sizes_.state) {
-                    store(to, square[i]);
-                } else {
-                    store_first(to, square[i], static_cast<int>(sizes_.state - n));
-                }
-            }
-        });
-    }
-
-  private:
-    const Sizes sizes_;
-    std::int64_t count_ = 0;  // tokens in this chunk
-    float* states_;           // [HEADS and SPARE][panels of TILE_VECTORS][state_rows, columns of the panel]
-    float* B_;                // [state_rows, token_columns]
-    float* C_;                // [tokens, state]
-    float* scores_;           // [tokens t, token_columns s]: C_t B_s
-    float* added_;            // [t, s]: step s and its decay until after t
-    float* weights_;          // [t, s]: what x_s adds to y_t
-    float* steps_;            // [token_columns]
-    float* logs_;             // [token_columns]: logarithms of each token's decay
-    float* until_;            // [token_columns]: decay of the state before the chunk until after t
-    float* sums_;             // [token_columns]
-    float* x_;                // [tokens, columns]
-    float* remaining_;        // [tokens, columns]: what x adds to the state
-    float* y_;                // [tokens, columns]
-
-    std::int64_t C_row() const { return Sizes::round_up(sizes_.state, LANES); }
-    float* state_of(int head) const { return states_ + head * sizes_.state_elements(); }
-
-    std::int64_t padded_count() const { return Sizes::round_up(count_, TILE_ROWS); }
-
-    static Int splat_int(std::int64_t value) { return Int{} + static_cast<std::int32_t>(value); }
-
-    static Int lane_numbers() {
-        Int numbers;
-        for (int i = 0; i < LANES; ++i) numbers[i] = i;
-        return numbers;
-    }
-
-    void put_weights(float D) {
-        const std::int64_t columns = sizes_.token_columns();
-        for (std::int64_t t = 0; t < padded_count(); ++t) {
-            const Int now = splat_int(t);
-            for (std::int64_t s = 0; s < columns; s += LANES) {
-                const Int token = lane_numbers() + static_cast<std::int32_t>(s);
-                Float weight = load(added_ + t * columns + s) * load(scores_ + t * columns + s);
-                weight = token == now ? weight + D : weight;
-                store(weights_ + t * columns + s, (token <= now) & (now < splat_int(count_)) ? weight : Float{});
-            }
-        }
-    }
-
-    void put_remaining(std::int64_t count) {
-        const float* added = added_ + (count - 1) * sizes_.token_columns();
-        for (std::int64_t t = 0; t < count; ++t) {
-            for (std::int64_t p = t * sizes_.columns(); p < (t + 1) * sizes_.columns(); p += LANES) {
-                store(remaining_ + p, load(x_ + p) * added[t]);
-            }
-        }
-    }
-
-    template <int VECTORS>
-    void put_outputs(int head, bool has_state, std::int64_t column) {
-        const std::int64_t columns = sizes_.columns(), token_columns = sizes_.token_columns();
-        const float* const state = state_of(head) + column * sizes_.state_rows();
-        for (std::int64_t t = 0; t < padded_count(); t += TILE_ROWS) {
-            Tile<VECTORS> tile;
-            tile.clear();
-            if (has_state) {
-                tile.add({C_ + t * C_row(), C_row(), 1}, state, VECTORS * LANES, sizes_.state);
-                for (int i = 0; i < TILE_ROWS; ++i) {
-                    for (Float& sum : tile.sums[i]) sum *= until_[t + i];
-                }
-            }
-            tile.add({weights_ + t * token_columns, token_columns, 1}, x_ + column, columns, t + TILE_ROWS);
-            tile.keep(y_ + t * columns + column, columns);
-        }
-    }
-
-    template <int VECTORS>
-    void put_state(int head, bool has_state, std::int64_t count, int to, std::int64_t column) {
-        constexpr std::int64_t STRIDE = VECTORS * LANES;
-        const std::int64_t token_columns = sizes_.token_columns();
-        const float* const before = state_of(head) + column * sizes_.state_rows();
-        float* const after = state_of(to) + column * sizes_.state_rows();
-        const float decay = until_[count - 1];
-        for (std::int64_t n = 0; n < sizes_.state_rows(); n += TILE_ROWS) {
-            Tile<VECTORS> tile;
-            tile.clear();
-            if (has_state) {
-                for (int i = 0; i < TILE_ROWS; ++i) {
-                    for (int v = 0; v < VECTORS; ++v) {
-                        tile.sums[i][v] = load(before + (n + i) * STRIDE + v * LANES) * decay;
-                    }
-                }
-            }
-            tile.add({B_ + n * token_columns, token_columns, 1}, remaining_ + column, sizes_.columns(), count);
-            tile.keep(after + n * STRIDE, STRIDE);
-        }
-    }
-
-    // LANES elements from `begin` on, zero from `size` on.
-    template <typename T>
-    static Float load_part(const T* from, std::int64_t begin, std::int64_t size) {
-        if (begin + LANES <= size) return load(from + begin);
-        return load_first(from + begin, static_cast<int>(size - begin));
-    }
-
-    template <typename T>
-    static void store_part(T* to, const float* from, std::int64_t count) {
-        std::int64_t i = 0;
-        for (; i + LANES <= count; i += LANES) store(to + i, load(from + i));
-        if (i < count) store_first(to + i, load(from + i), static_cast<int>(count - i));
-    }
-
-    // Calls `body(address, stride, p, n)` for every square of LANES x LANES of a state.
-    template <typename Body>
-    void for_squares(float* state, Body&& body) const {
-        for_panels(sizes_.columns(), [&](auto vectors, std::int64_t column) {
-            const std::int64_t stride = vectors * LANES;
-            for (std::int64_t n = 0; n < sizes_.state; n += LANES) {
-                for (int v = 0; v < vectors; ++v) {
-                    float* const first = state + column * sizes_.state_rows() + n * stride + v * LANES;
-                    body(first, stride, column + v * LANES, n);
-                }
-            }
-        });
-    }
-};
 
 // The kernel's arguments.
 struct Inputs {
@@ -344,7 +35,17 @@ struct Inputs {
     Address out;
 };
 
-// Heads `first` to `first + count - 1`, of one group, along a row.
+// Asks for rows of `size` elements that lie too far apart for the processor to foresee, into the cache behind the
+// nearest.
+template <typename T>
+void prefetch(const T* rows, std::int64_t stride, std::int64_t count, std::int64_t size) {
+    constexpr std::int64_t LINE = 64 / sizeof(T);
+    for (std::int64_t row = 0; row < count; ++row) {
+        for (std::int64_t i = 0; i < size; i += LINE) __builtin_prefetch(rows + row * stride + i, 0, 2);
+    }
+}
+
+// Heads `first` to `first + count - 1`, of one group, along a row in chunks.
 template <typename T, typename S>
 void scan_row(ChunkScan& scan, const Inputs& in, const Sizes& sizes, std::int64_t row, std::int64_t end,
               std::int64_t first, int count) {
@@ -394,24 +95,88 @@ void scan_row(ChunkScan& scan, const Inputs& in, const Sizes& sizes, std::int64_
     }
 }
 
+// Heads `first` to `first + count - 1`, of one group, along a row, token by token as decoding does it: with the same
+// inner functions, so with the same bits.
+template <typename T, typename S>
+void recur_row(const Team& team, const Inputs& in, const Sizes& sizes, std::int64_t row, std::int64_t end,
+               std::int64_t first, int count) {
+    constexpr std::int64_t SPAN = 16;  // tokens that a state's channel takes while it is in registers
+    const std::int64_t begin = at<const std::int32_t>(in.row_starts)[row];
+    const std::int32_t read = at<const std::int32_t>(in.read_slots)[row];
+    const std::int32_t write = at<const std::int32_t>(in.write_slots)[row * in.write_stride];
+    const std::int64_t group = first / (sizes.heads / sizes.groups), elements = sizes.head_dim * sizes.state;
+    const std::int64_t per_head = padded(count), per_state = padded(sizes.state), per_channel = padded(sizes.head_dim);
+    float* const steps = team.own<float>(SPAN * 2 * (per_head + per_state + per_channel) + per_state);
+    float* const decays = steps + SPAN * per_head;
+    float* const B = decays + SPAN * per_head;
+    float* const C = B + SPAN * per_state;
+    float* const added = C + SPAN * per_state;
+    float* const sums = added + SPAN * per_channel;
+    Float* const h = reinterpret_cast<Float*>(sums + SPAN * per_channel);
+
+    for (std::int64_t token = begin, stop; token < end; token = stop) {
+        stop = std::min(end, token + SPAN);
+        for (std::int64_t t = token; t < stop; ++t) {
+            const std::int64_t i = t - token;
+            step_sizes(at<const T>(in.dt) + t * in.dt_stride + first, at<const float>(in.dt_bias) + first,
+                       at<const float>(in.A_log) + first, count, in.least_step, in.most_step, steps + i * per_head,
+                       decays + i * per_head);
+            to_floats(at<const T>(in.B) + t * in.B_stride + group * sizes.state, B + i * per_state, sizes.state);
+            to_floats(at<const T>(in.C) + t * in.C_stride + group * sizes.state, C + i * per_state, sizes.state);
+        }
+        for (int j = 0; j < count; ++j) {
+            const std::int64_t head = first + j;
+            const T* const x = at<const T>(in.x) + head * sizes.head_dim;
+            const auto slot = [&](std::int32_t id) {
+                return at<S>(in.states) + id * in.slot_stride + head * elements;
+            };
+            for (std::int64_t t = token; t < stop; ++t) {
+                scale_input(x + t * in.x_stride, steps[(t - token) * per_head + j], added + (t - token) * per_channel,
+                            sizes.head_dim);
+            }
+            // Between spans the state lies in the write slot, where nothing more is rounded.
+            S* targets[SPAN] = {};
+            for (std::size_t c = 0; c < in.checkpoints.size(); c += 3) {
+                const std::int64_t last = begin + in.checkpoints[c + 1] - 1;
+                if (in.checkpoints[c] != row || last < token || last >= stop) continue;
+                targets[last - token] = slot(in.checkpoints[c + 2]);
+            }
+            S* const at_stop = targets[stop - token - 1];
+            targets[stop - token - 1] = slot(write);
+            const S* const from = token > begin ? slot(write) : (read ? slot(read) : nullptr);
+            const HeadTokens inputs{stop - token, decays + j, per_head, B, C, per_state, added, sums, per_channel};
+            with_vectors(sizes.state, [&](auto vectors) {
+                update_channels<decltype(vectors)::value>(
+                    inputs, 0, sizes.head_dim, sizes.state, from, [&](std::int64_t i) { return targets[i]; }, h);
+            });
+            if (at_stop) std::copy_n(slot(write), elements, at_stop);
+            for (std::int64_t t = token; t < stop; ++t) {
+                add_skip(sums + (t - token) * per_channel, at<const float>(in.D)[head], x + t * in.x_stride,
+                         at<T>(in.out) + (t * sizes.heads + head) * sizes.head_dim, sizes.head_dim);
+            }
+        }
+    }
+}
+
 // `x` [tokens, heads, head_dim], `dt` [tokens, heads], `B`, `C` [tokens, groups, state], all with a stride in elements
 // from token to token; `A_log`, `D`, `dt_bias` [heads] float32; `states` [slots, heads, head_dim, state]; `row_starts`
 // [rows + 1] and per row its first position, read slot and, strided, write slot, int32. -> `out` [tokens, heads,
-// head_dim], contiguous.
+// head_dim], contiguous. `recurrent`: token by token instead of in chunks.
 void ssd_scan(const Team& team, std::int64_t tokens, Address x, std::int64_t x_stride, Address dt,
               std::int64_t dt_stride, Address B, std::int64_t B_stride, Address C, std::int64_t C_stride,
               Address A_log, Address D, Address dt_bias, float least_step, float most_step, Address states,
               std::int64_t slot_stride, Address row_starts, Address start_positions, Address read_slots,
               Address write_slots, std::int64_t write_stride, std::vector<std::int32_t> checkpoints, Address out,
               std::int64_t rows, std::int64_t heads, std::int64_t head_dim, std::int64_t groups, std::int64_t state,
-              std::int64_t chunk, int dtype, int state_dtype) {
+              std::int64_t chunk, int dtype, int state_dtype,
+              bool recurrent) {
     const Inputs in{x, x_stride, dt, dt_stride, B, B_stride, C, C_stride, A_log, D, dt_bias, least_step, most_step,
                     states, slot_stride, row_starts, start_positions, read_slots, write_slots, write_stride,
                     checkpoints, out};
     const Sizes sizes{heads, head_dim, groups, state, chunk};
     const FlushDenormals flush;
-    ChunkScan scan(sizes, team);
-
+    std::optional<ChunkScan> scan;
+    if (!recurrent) scan.emplace(sizes, team);
     // Fewer heads at once if there would be too few parts to share out. A head's bits do not depend on the others.
     const std::int64_t per_group = heads / groups;
     std::int64_t at_once = std::min<std::int64_t>(per_group, HEADS);
@@ -433,11 +198,18 @@ void ssd_scan(const Team& team, std::int64_t tokens, Address x, std::int64_t x_s
             const int count = static_cast<int>(std::min(at_once, per_group - in_group));
             with_dtype(dtype, [&](auto type) {
                 with_dtype(state_dtype, [&](auto state_type) {
-                    scan_row<decltype(type), decltype(state_type)>(scan, in, sizes, row, row_end(row), first, count);
+                    using T = decltype(type);
+                    using S = decltype(state_type);
+                    if (recurrent) {
+                        recur_row<T, S>(team, in, sizes, row, row_end(row), first, count);
+                    } else {
+                        scan_row<T, S>(*scan, in, sizes, row, row_end(row), first, count);
+                    }
                 });
             });
         }
     }
+    end_streams();
 }
 
 }  // namespace

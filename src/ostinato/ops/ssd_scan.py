@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import torch
 
 from ostinato.ops.native import DTYPES, Lowered, check_heads, check_rows
+from ostinato.ops.state_update import reference as state_update
 from ostinato.ops.state_update import step_sizes
 
 LONGEST_CHUNK = 64
@@ -70,13 +71,15 @@ def reference(
     read_slots: torch.Tensor,
     write_slots: torch.Tensor,
     checkpoints: Sequence[tuple[int, int, int]] = (),
+    recurrent: bool = False,
 ) -> torch.Tensor:
     """Row r owns tokens `row_starts[r]:row_starts[r + 1]` of `x`, the first at `start_positions[r]` of its request.
 
     Shapes as in state_update, with `tokens` in place of `rows * n`; `read_slots` [rows] (0: the zero state),
     `write_slots` [rows], where the state after the row's last token goes. `checkpoints` are (row, offset, slot):
     the state after `offset` tokens of the row also goes to `slot`. No row may write a slot that another one reads.
-    -> [tokens, heads, head_dim] in the dtype of `x`; the arithmetic is in float32.
+    `recurrent` takes token by token as `state_update` does, so that a request has the same bits however its tokens
+    are shared out between the two. -> [tokens, heads, head_dim] in the dtype of `x`; the arithmetic is in float32.
     """
     out = torch.empty_like(x)
     length, A = chunk_length(chunk_size, LONGEST_CHUNK), -A_log.exp()
@@ -87,6 +90,18 @@ def reference(
         if token == end:
             continue
         wanted = {starts[row] + offset: slot for of_row, offset, slot in checkpoints if of_row == row}
+        if recurrent:
+            read, write = read_slots[row : row + 1], write_slots[row : row + 1]
+            while token < end:
+                part = slice(token, token + 1)
+                token += 1
+                to = write.new_tensor([wanted[token]]) if token in wanted else write
+                inputs = (x[part], dt[part], A_log, B[part], C[part], D, dt_bias, dt_limit)
+                out[part] = state_update(*inputs, ssm_states, read, to.unsqueeze(1))
+                read = to
+            if end in wanted:
+                ssm_states[writes[row]] = ssm_states[wanted[end]]
+            continue
         state = ssm_states[reads[row]].float() if reads[row] else None
         while token < end:
             position = positions[row] + token - starts[row]
@@ -173,6 +188,7 @@ def lower(
     read_slots: torch.Tensor,
     write_slots: torch.Tensor,
     checkpoints: Sequence[tuple[int, int, int]] = (),
+    recurrent: bool = False,
     *,
     out: torch.Tensor | None = None,
 ) -> Lowered:
@@ -193,4 +209,5 @@ def lower(
     taken = [number for checkpoint in checkpoints for number in checkpoint]
     sizes = (len(read_slots), heads, head_dim, groups, size, chunk_length(chunk_size, LONGEST_NATIVE_CHUNK))
     dtypes = (DTYPES[x.dtype], DTYPES[ssm_states.dtype])
-    return out, (tokens, *x_and_dt, *B_and_C, *per_head, *states, *per_row, taken, out.data_ptr(), *sizes, *dtypes)
+    pointers = (*x_and_dt, *B_and_C, *per_head, *states, *per_row, taken, out.data_ptr())
+    return out, (tokens, *pointers, *sizes, *dtypes, recurrent)
