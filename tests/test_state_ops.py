@@ -437,7 +437,15 @@ def test_a_recurrent_scan_has_the_bits_of_the_update_wherever_a_prompt_is_cut(
     states, decoded, at = slots_of(case, 4), slots_of(case, total + 2), 0
     for length in lengths:
         part = ssd_scan.reference(
-            *(*case.tokens(at, at + length), 8, states, row_starts([length]), int32(at), int32(1 if at else 0), int32(1)),
+            *(
+                *case.tokens(at, at + length),
+                8,
+                states,
+                row_starts([length]),
+                int32(at),
+                int32(1 if at else 0),
+                int32(1),
+            ),
             *([(0, length // 2, 2), (0, length, 3)], True),
         )
         for token in range(at, at + length):

@@ -71,8 +71,7 @@ void scan_row(ChunkScan& scan, const Inputs& in, const Sizes& sizes, std::int64_
             const std::int64_t head = first + i;
             const T* const x = at<const T>(in.x) + token * in.x_stride + head * sizes.head_dim;
             T* const y = at<T>(in.out) + (token * sizes.heads + head) * sizes.head_dim;
-            scan.load_steps(dt + head, in.dt_stride,
-                            at<const float>(in.dt_bias)[head], in.least_step, in.most_step,
+            scan.load_steps(dt + head, in.dt_stride, at<const float>(in.dt_bias)[head], in.least_step, in.most_step,
                             -std::exp(at<const float>(in.A_log)[head]));
             scan.load_x(x, in.x_stride);
             prefetch(x + next * in.x_stride, in.x_stride, next_count, sizes.head_dim);
@@ -168,8 +167,7 @@ void ssd_scan(const Team& team, std::int64_t tokens, Address x, std::int64_t x_s
               std::int64_t slot_stride, Address row_starts, Address start_positions, Address read_slots,
               Address write_slots, std::int64_t write_stride, std::vector<std::int32_t> checkpoints, Address out,
               std::int64_t rows, std::int64_t heads, std::int64_t head_dim, std::int64_t groups, std::int64_t state,
-              std::int64_t chunk, int dtype, int state_dtype,
-              bool recurrent) {
+              std::int64_t chunk, int dtype, int state_dtype, bool recurrent) {
     const Inputs in{x, x_stride, dt, dt_stride, B, B_stride, C, C_stride, A_log, D, dt_bias, least_step, most_step,
                     states, slot_stride, row_starts, start_positions, read_slots, write_slots, write_stride,
                     checkpoints, out};
@@ -177,6 +175,7 @@ void ssd_scan(const Team& team, std::int64_t tokens, Address x, std::int64_t x_s
     const FlushDenormals flush;
     std::optional<ChunkScan> scan;
     if (!recurrent) scan.emplace(sizes, team);
+
     // Fewer heads at once if there would be too few parts to share out. A head's bits do not depend on the others.
     const std::int64_t per_group = heads / groups;
     std::int64_t at_once = std::min<std::int64_t>(per_group, HEADS);
