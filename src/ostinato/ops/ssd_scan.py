@@ -209,5 +209,5 @@ def lower(
     taken = [number for checkpoint in checkpoints for number in checkpoint]
     sizes = (len(read_slots), heads, head_dim, groups, size, chunk_length(chunk_size, LONGEST_NATIVE_CHUNK))
     dtypes = (DTYPES[x.dtype], DTYPES[ssm_states.dtype])
-    pointers = (*x_and_dt, *B_and_C, *per_head, *states, *per_row, taken, out.data_ptr())
-    return out, (tokens, *pointers, *sizes, *dtypes, recurrent)
+    inputs = (*x_and_dt, *B_and_C, *per_head, *states, *per_row)
+    return out, (tokens, *inputs, taken, out.data_ptr(), *sizes, *dtypes, recurrent)
