@@ -265,8 +265,8 @@ void attend(const Team& team, const Step& step, std::int64_t head_dim, const T* 
 }
 
 // `q` [tokens, heads, head_dim] with its token stride in elements, `k_cache` and `v_cache` [blocks, block_size,
-// kv_heads, head_dim]; row_starts [rows + 1], start_positions, kv_lens [rows] and block_tables [rows, max_blocks] int32 -> `out`
-// [tokens, heads, head_dim].
+// kv_heads, head_dim]; row_starts [rows + 1], start_positions, kv_lens [rows] and block_tables [rows, max_blocks] int32
+// -> `out` [tokens, heads, head_dim].
 void attention(const Team& team, std::int64_t tokens, Address q, std::int64_t q_stride, Address k_cache,
                Address v_cache, Address row_starts, Address start_positions, Address kv_lens, Address block_tables,
                std::int64_t max_blocks, Address out, std::int64_t rows, std::int64_t heads, std::int64_t kv_heads,
