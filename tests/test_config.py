@@ -60,7 +60,6 @@ def test_a_setting_like_no_other_lists_the_known_ones() -> None:
     "setting",
     [
         "num_speculative_tokens",
-        "quantization",
     ],
 )
 def test_settings_of_what_is_not_built_are_unknown(setting: str) -> None:

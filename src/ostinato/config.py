@@ -71,6 +71,11 @@ class EngineConfig(BaseModel):
     dtype: Literal["auto", "bfloat16", "float16", "float32"] = Field(
         "auto", description="Of weights and activations; auto is the checkpoint's own."
     )
+    quantization: Literal["auto", "none", "int8", "int8_g128"] = Field(
+        "auto",
+        description="Of weights: int8 with one scale per row, or per 128 elements of one (int8_g128), made while "
+        "loading; auto is the checkpoint's own.",
+    )
     ssm_state_dtype: Literal["auto", "bfloat16", "float16", "float32"] = Field(
         "auto", description="Of the SSM state in slots; auto is the checkpoint's wish, else float32."
     )

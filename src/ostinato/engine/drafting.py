@@ -63,7 +63,8 @@ def make_drafting(
         return Drafting(MtpProposer(model, head, _forward(graphs, settings.block_size)), graphs=graphs)
     assert spec.drafter is not None, "method draft has a drafter"
     assert spec.drafter.model is not None, "method draft has a second model"
-    draft = make_model(replace(spec.drafter.model, rope=speculative.rope), draft_directory)
+    of_draft = replace(spec.drafter.model, rope=speculative.rope, quantization=speculative.quantization)
+    draft = make_model(of_draft, draft_directory)
     graphs = make_graphs(
         plan, capture, draft, lambda step: draft(step, own), own, max_tokens=settings.max_num_batched_tokens
     )

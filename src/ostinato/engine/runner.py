@@ -54,7 +54,9 @@ class Runner:
         if settings.threads is not None:
             torch.set_num_threads(settings.threads)
         begin = time.perf_counter()
-        self.model = self._make_model(replace(spec, rope=settings.rope), directory, progress)
+        self.model = self._make_model(
+            replace(spec, rope=settings.rope, quantization=settings.quantization), directory, progress
+        )
         self.memory = allocate_memory(spec, plan, self.device)
         self.drafting = make_drafting(
             plan,

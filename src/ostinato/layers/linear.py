@@ -7,13 +7,16 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import nn
 
-from ostinato.layers.build import Build
+from ostinato.layers.build import Build, Target
+from ostinato.layers.quantized import Matrix, QuantizedView
+from ostinato.plan.quantization import Quantization
 
 
-class Linear(nn.Module):
+class Linear(Matrix):
     """y = (x W^T + b) * multiplier.
 
-    `multiplier` is one number, or one for each output: [out] float32. `in_multiplier` multiplies x.
+    `multiplier` is one number, or one for each output: [out] float32. `in_multiplier` multiplies x. With
+    `keeps_dtype` the weight is never quantised.
     """
 
     def __init__(
@@ -24,10 +27,11 @@ class Linear(nn.Module):
         bias: bool = False,
         multiplier: float | torch.Tensor = 1.0,
         in_multiplier: float = 1.0,
+        keeps_dtype: bool = False,
     ) -> None:
-        super().__init__()
+        super().__init__(build.matrix(out_size, in_size))
         self.op = build.ops.linear
-        self.weight = build.weight(out_size, in_size)
+        self.keeps_dtype = keeps_dtype
         self.bias = build.weight(out_size) if bias else None
         # Without a bias a multiple of the input is one of the outputs, which costs nothing there.
         self.in_multiplier = in_multiplier if bias else 1.0
@@ -41,7 +45,17 @@ class Linear(nn.Module):
         if self.in_multiplier != 1.0:
             x = x * self.in_multiplier
         out_dtype = residual.dtype if residual is not None and residual.dtype != x.dtype else None
-        return self.op(x, self.weight, self.bias, residual, activation, self.scale, out_dtype)
+        quantization = () if self.weight_scale is None else (self.weight_scale, self.group_size)
+        return self.op(x, self.weight, self.bias, residual, activation, self.scale, out_dtype, *quantization)
+
+    def checkpoint_names(self, path: str) -> tuple[str, ...]:
+        """The checkpoint's names of the linears in a module that the model calls `path`."""
+        return (path,)
+
+    def checkpoint_views(self, prefix: str) -> Iterator[tuple[str, Target]]:
+        yield f"{prefix}.weight", self.target()
+        if self.bias is not None:
+            yield f"{prefix}.bias", self.bias.data
 
 
 def output_scale(build: Build, out_size: int, multiplier: float | torch.Tensor) -> torch.Tensor | None:
@@ -73,28 +87,53 @@ class PackedLinear(Linear):
         """[tokens, in] -> [tokens, end - begin]: these outputs alone."""
         assert self.in_multiplier == 1.0, "a part takes its input as it is"
         bias, scale = (None if each is None else each[begin:end] for each in (self.bias, self.scale))
-        return self.op(x, self.weight[begin:end], bias, None, None, scale)
+        quantization = () if self.weight_scale is None else (self.weight_scale[begin:end], self.group_size)
+        return self.op(x, self.weight[begin:end], bias, None, None, scale, None, *quantization)
 
-    def checkpoint_views(self, prefix: str) -> Iterator[tuple[str, torch.Tensor]]:
-        parent = prefix.rpartition(".")[0]
-        begin = 0
-        for name, size in self.parts:
-            path = f"{parent}.{name}" if parent else name
-            yield f"{path}.weight", self.weight.data[begin : begin + size]
+    def checkpoint_names(self, path: str) -> tuple[str, ...]:
+        parent = path.rpartition(".")[0]
+        return tuple(f"{parent}.{name}" if parent else name for name, _ in self.parts)
+
+    def checkpoint_views(self, prefix: str) -> Iterator[tuple[str, Target]]:
+        target, begin = self.target(), 0
+        for path, (_, size) in zip(self.checkpoint_names(prefix), self.parts, strict=True):
+            end = begin + size
+            yield f"{path}.weight", target.rows(begin, end) if isinstance(target, QuantizedView) else target[begin:end]
             if self.bias is not None:
                 yield f"{path}.bias", self.bias.data[begin : begin + size]
-            begin += size
+            begin = end
 
 
-class Embedding(nn.Module):
-    """Token embedding times `multiplier`; with tied embeddings its weight is the LM head's too."""
+class Embedding(Matrix):
+    """Token embedding times `multiplier`; with tied embeddings its weight is the LM head's, and may be quantised."""
 
     def __init__(self, build: Build, vocab_size: int, hidden_size: int, multiplier: float = 1.0) -> None:
-        super().__init__()
+        super().__init__(build.matrix(vocab_size, hidden_size))
         self.op = build.ops.embedding
         self.multiplier = multiplier
-        self.weight = build.weight(vocab_size, hidden_size)
+        self.dtype = build.dtype
+        """Of its vectors."""
 
     def forward(self, token_ids: torch.Tensor) -> torch.Tensor:
         """[tokens] -> [tokens, hidden]"""
-        return self.op(token_ids, self.weight, self.multiplier)
+        if self.weight_scale is None:
+            return self.op(token_ids, self.weight, self.multiplier)
+        return self.op(token_ids, self.weight, self.multiplier, self.weight_scale, self.group_size, self.dtype)
+
+    def checkpoint_views(self, prefix: str) -> Iterator[tuple[str, Target]]:
+        yield f"{prefix}.weight", self.target()
+
+
+def place_matrices(model: nn.Module, build: Build, quantization: Quantization, tied_embeddings: bool) -> None:
+    """Gives the deferred matrices of `model` their memory, quantised or in the model's dtype."""
+    for path, module in model.named_modules():
+        if isinstance(module, Linear):
+            names: tuple[str, ...] | None = None if module.keeps_dtype else module.checkpoint_names(path)
+        elif isinstance(module, Embedding):
+            names = ("lm_head",) if tied_embeddings else None
+        else:
+            continue
+        if names is not None and quantization.covers(names):
+            module.place_quantized(quantization.group_size, build.device)
+        else:
+            module.place(build.dtype, build.device)

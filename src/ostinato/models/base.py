@@ -10,6 +10,7 @@ from torch import nn
 
 from ostinato.layers.build import Build
 from ostinato.layers.linear import Embedding, Linear, output_scale
+from ostinato.layers.quantized import Matrix
 from ostinato.layers.step import LayerMemory, StepInputs
 from ostinato.plan.model import ModelSpec
 
@@ -69,12 +70,19 @@ class CausalLM(nn.Module, ABC):
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """[positions, hidden] -> [positions, vocab] float32"""
-        weight = self.embedding.weight if self.spec.tied_embeddings else self.lm_head.weight
-        return self.build.ops.linear(hidden, weight, scale=self.logits_scale, out_dtype=torch.float32)
+        head: Matrix = self.embedding if self.spec.tied_embeddings else self.lm_head
+        return self.build.ops.linear(
+            hidden,
+            head.weight,
+            scale=self.logits_scale,
+            out_dtype=torch.float32,
+            weight_scale=head.weight_scale,
+            group_size=head.group_size,
+        )
 
     def checkpoint_name(self, name: str) -> str | None:
         """The name under which this model knows the checkpoint's tensor `name`; None: known, and not loaded."""
-        if self.spec.tied_embeddings and name == "lm_head.weight":
+        if self.spec.tied_embeddings and name.startswith("lm_head."):
             return None
         # Older checkpoints hold the rotary frequencies of each layer, which follow from config.json.
         if name.endswith(".rotary_emb.inv_freq"):

@@ -35,7 +35,7 @@ class Router(nn.Module):
     def __init__(self, build: Build, hidden_size: int, moe: MoeHyperparameters) -> None:
         super().__init__()
         self.top_k = moe.top_k
-        self.layer = Linear(build, hidden_size, moe.num_experts)
+        self.layer = Linear(build, hidden_size, moe.num_experts, keeps_dtype=True)
 
     def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """[tokens, hidden] -> expert ids and weights, each [tokens, top_k]"""

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import nn
 
 from ostinato.errors import ModelError
 from ostinato.layers import pages
-from ostinato.layers.build import checkpoint_views
+from ostinato.layers.build import Target, checkpoint_views
+from ostinato.layers.quantized import QuantizedView
 from ostinato.models.base import CausalLM
+from ostinato.models.sources import find_sources, opened
+from ostinato.ops import int8
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
@@ -23,11 +23,14 @@ SINGLE = "model.safetensors"
 PIECE = 2**23
 """bytes that are copied from a mapped file before their pages are dropped"""
 
+Parameters = Mapping[int, nn.Parameter]
+"""Weights by the address at which they begin."""
+
 
 def load_weights(
     model: CausalLM, directory: Path, progress: Callable[[int, int], None] = lambda done, total: None
 ) -> None:
-    """Puts every tensor of the checkpoint in its place, in the model's dtypes.
+    """Puts every tensor of the checkpoint in its place, in the model's dtypes, quantised where the place is.
 
     On a CPU the memory taken at any time is that of the weights and a few MiB. The files must not be changed
     while the model is in use, for weights may lie in them; they may be deleted or replaced.
@@ -36,41 +39,97 @@ def load_weights(
     """
     places = dict(checkpoint_views(model))
     files = checkpoint_files(directory)
-    sources, unexpected, misshapen = _match(model, files, places)
-    missing = sorted(places.keys() - sources.keys())
-    if missing or unexpected or misshapen:
-        raise ModelError(_mismatch(directory, missing, unexpected, misshapen))
+    sources, mismatch = find_sources(model, files, places)
+    if mismatch.missing or mismatch.unexpected or mismatch.misshapen:
+        raise ModelError(mismatch.message(directory))
+    stored = model.spec.stored_quantization
     parameters = {parameter.data_ptr(): parameter for parameter in model.parameters()}
     done = 0
     for file in files:
-        with _opened(file) as tensors:
+        with opened(file) as tensors:
             pages.read_ahead(file)
-            for name, (source, source_name) in sources.items():
-                if source != file:
+            for name, source in sources.items():
+                main, source_name = source.main
+                if main != file:
                     continue
-                place = places[name]
-                _put(tensors.get_tensor(source_name), place, parameters.get(place.data_ptr()))
+                tensor, place = tensors.get_tensor(source_name), places[name]
+                if source.scale is None or stored is None:
+                    _put(tensor, place, parameters)
+                else:
+                    scale = _scale(source.scale)
+                    scale = scale.view(-1) if stored.group_size is None else scale
+                    _put_integers(tensor, scale, stored.group_size, place, parameters)
                 done += 1
                 progress(done, len(sources))
 
 
-def _put(tensor: torch.Tensor, place: torch.Tensor, parameter: nn.Parameter | None) -> None:
-    """Puts a tensor of a mapped file in its place, `parameter` being the weight that begins there.
+def _put(tensor: torch.Tensor, place: Target, parameters: Parameters) -> None:
+    """Puts a tensor of a mapped file in its place.
 
     It stays where it is mapped if it is the whole weight as it stands. Else it is copied, piece by piece: a file
     of which all was read once would take as much memory as the weights.
     """
-    if parameter is not None and _serves_as(tensor, place, parameter):
-        parameter.data = tensor
-        return
-    if tensor.nbytes <= PIECE:
-        pieces = [(tensor, place)]
-    else:
-        rows = max(1, PIECE * len(tensor) // tensor.nbytes)
-        pieces = list(zip(tensor.split(rows), place.split(rows), strict=True))
-    for source, target in pieces:
-        target.copy_(source)
-        pages.drop(source)
+    if isinstance(place, QuantizedView):
+        for begin, end, source in _pieces(tensor, PIECE // 8):  # quantising takes several times a piece
+            place.rows(begin, end).put(source)
+    elif not _stays_mapped(tensor, place, parameters):
+        if tensor.nbytes <= PIECE:
+            place.copy_(tensor)
+            pages.drop(tensor)
+            return
+        for begin, end, source in _pieces(tensor, PIECE):
+            place[begin:end].copy_(source)
+
+
+def _put_integers(
+    tensor: torch.Tensor, scale: torch.Tensor, group_size: int | None, place: Target, parameters: Parameters
+) -> None:
+    """Puts a weight of a mapped file, which is quantised there, in its place, which may be so too.
+
+    `tensor` is int8 [rows, in], or int32 [rows, in / 4] of packed ones; `scale` is that of `ops.int8`.
+    """
+    if isinstance(place, QuantizedView):
+        place.scale.copy_(scale)
+        if _stays_mapped(tensor, place.weight, parameters):
+            return
+    columns = place.shape[1]
+    for begin, end, source in _pieces(tensor, PIECE // 8):
+        integers = source if source.dtype is torch.int8 else _unpack(source, columns)
+        if isinstance(place, QuantizedView):
+            place.weight[begin:end].copy_(integers)
+        else:
+            place[begin:end].copy_(int8.dequantize(integers, scale[begin:end], group_size))
+
+
+def _unpack(packed: torch.Tensor, columns: int) -> torch.Tensor:
+    """int32 [rows, columns / 4] -> int8 [rows, columns]: each byte, the lowest first, is a value and 128; what is left
+    of the last int32 is padding."""
+    return (packed.contiguous().view(torch.uint8)[:, :columns] ^ 128).view(torch.int8)
+
+
+def _scale(source: tuple[Path, str]) -> torch.Tensor:
+    """Scales of a checkpoint as float32, [rows, groups]. They may lie in another file than their weight."""
+    file, name = source
+    with opened(file) as tensors:
+        return tensors.get_tensor(name).float()
+
+
+def _pieces(tensor: torch.Tensor, size: int) -> Iterator[tuple[int, int, torch.Tensor]]:
+    """Rows of a mapped tensor, of about `size` bytes: (first, end, values), dropped when the next are asked for."""
+    rows = max(1, size * len(tensor) // max(1, tensor.nbytes))
+    for begin in range(0, len(tensor), rows):
+        piece = tensor[begin : begin + rows]
+        yield begin, begin + len(piece), piece
+        pages.drop(piece)
+
+
+def _stays_mapped(tensor: torch.Tensor, place: torch.Tensor, parameters: Parameters) -> bool:
+    """Has a weight lie where the file is mapped, if it can."""
+    parameter = parameters.get(place.data_ptr())
+    if parameter is None or not _serves_as(tensor, place, parameter):
+        return False
+    parameter.data = tensor
+    return True
 
 
 def _serves_as(tensor: torch.Tensor, place: torch.Tensor, parameter: nn.Parameter) -> bool:
@@ -109,42 +168,3 @@ def _indexed_files(index: Path) -> list[str]:
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ModelError(f"{index} is not a safetensors index: {error}. Download the checkpoint again.") from error
     return sorted(names)
-
-
-def _match(
-    model: CausalLM, files: list[Path], places: dict[str, torch.Tensor]
-) -> tuple[dict[str, tuple[Path, str]], list[str], list[str]]:
-    """Which file and name each place is read from; tensors without a place; tensors of another shape."""
-    sources: dict[str, tuple[Path, str]] = {}
-    unexpected, misshapen = [], []
-    for file in files:
-        with _opened(file) as tensors:
-            for source_name in tensors.keys():  # noqa: SIM118 (safe_open is no mapping)
-                name = model.checkpoint_name(source_name)
-                if name is None:
-                    continue
-                if name not in places:
-                    unexpected.append(source_name)
-                    continue
-                found, expected = tuple(tensors.get_slice(source_name).get_shape()), tuple(places[name].shape)
-                if found != expected:
-                    misshapen.append(f"{source_name} is {list(found)}, expected {list(expected)}")
-                sources[name] = (file, source_name)
-    return sources, sorted(unexpected), misshapen
-
-
-@contextmanager
-def _opened(file: Path) -> Iterator[Any]:
-    try:
-        with safe_open(file, framework="pt", device="cpu") as tensors:
-            yield tensors
-    except (SafetensorError, OSError) as error:
-        raise ModelError(f"{file} cannot be read: {error}. It may be truncated; download it again.") from error
-
-
-def _mismatch(directory: Path, missing: list[str], unexpected: list[str], misshapen: list[str]) -> str:
-    parts = [f"The weights in {directory} do not match its config.json."]
-    for title, names in (("missing", missing), ("left over", unexpected), ("wrong shape", misshapen)):
-        if names:
-            parts.append(f"{title} ({len(names)}): {', '.join(names)}.")
-    return "\n".join(parts)

@@ -57,7 +57,7 @@ class Backbone(nn.Module):
         x = self.embeddings(step.token_ids)
         for block, layer_memory in zip(self.layers, memory, strict=True):
             x = block(x, step, layer_memory)
-        return self.norm_f(x.to(self.embeddings.weight.dtype))
+        return self.norm_f(x.to(self.embeddings.dtype))
 
 
 class Mamba2(CausalLM):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from ostinato.layers.build import checkpoint_views
+from ostinato.layers.quantized import QuantizedView
 from ostinato.models.base import CausalLM
 
 PERIOD = 1_000_003
@@ -23,7 +24,9 @@ def randomize_weights(model: CausalLM, seed: int) -> None:
     drawn = torch.empty(PERIOD, device=device).normal_(generator=generator).repeat(2)
     for name, view in checkpoint_views(model):
         kind = name.rpartition(".")[2]
-        if kind == "A_log":
+        if isinstance(view, QuantizedView):
+            _quantize(view, drawn, int(torch.randint(PERIOD, (), device=device, generator=generator)))
+        elif kind == "A_log":
             view.uniform_(1, 16, generator=generator).log_()
         elif kind == "dt_bias":
             step = torch.empty_like(view).uniform_(0.001, 0.1, generator=generator)
@@ -33,6 +36,16 @@ def randomize_weights(model: CausalLM, seed: int) -> None:
         else:
             begin = int(torch.randint(PERIOD, (), device=device, generator=generator))
             _fill(view, drawn[begin : begin + min(PERIOD, view.numel())] * view.shape[-1] ** -0.5)
+
+
+def _quantize(view: QuantizedView, drawn: torch.Tensor, begin: int) -> None:
+    """Fills `view` with the values from `begin` on, as often as it takes."""
+    rows, columns = view.shape
+    step = max(1, PERIOD // columns // 2)
+    for row in range(0, rows, step):
+        end = min(rows, row + step)
+        first = (begin + row * columns) % PERIOD
+        view.rows(row, end).put(drawn[first : first + (end - row) * columns].view(-1, columns) * columns**-0.5)
 
 
 def _fill(view: torch.Tensor, values: torch.Tensor) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from importlib import import_module
 
 from ostinato.layers.build import Build
+from ostinato.layers.linear import place_matrices
 from ostinato.models.base import CausalLM
 from ostinato.plan.model import ModelSpec
 
@@ -22,5 +24,10 @@ MODELS = {
 def build_model(build: Build, spec: ModelSpec) -> CausalLM:
     """The model of `spec`, its weights allocated on `build.device` and not yet written."""
     module = import_module(f"ostinato.models.{spec.architecture}")
-    model: CausalLM = getattr(module, MODELS[spec.architecture])(build, spec)
+    make = getattr(module, MODELS[spec.architecture])
+    if spec.quantization is None:
+        model: CausalLM = make(build, spec)
+    else:
+        model = make(replace(build, defers_matrices=True), spec)
+        place_matrices(model, build, spec.quantization, spec.tied_embeddings)
     return model.eval()

@@ -5,21 +5,46 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
+from ostinato.ops import int8
 from ostinato.ops.native import DTYPES, Lowered, check_rows
 
 
-def reference(token_ids: torch.Tensor, weight: torch.Tensor, multiplier: float) -> torch.Tensor:
+def reference(
+    token_ids: torch.Tensor,
+    weight: torch.Tensor,
+    multiplier: float,
+    weight_scale: torch.Tensor | None = None,
+    group_size: int | None = None,
+    out_dtype: torch.dtype | None = None,
+) -> torch.Tensor:
     """`token_ids` [tokens] int64, `weight` [vocab, hidden] -> their rows times `multiplier`, [tokens, hidden] in the
-    dtype of `weight`."""
+    dtype of `weight`.
+
+    With `weight_scale` float32 [vocab] or [vocab, groups], `weight` is int8 (see `ops.int8`), and the result is in
+    `out_dtype`.
+    """
+    if weight_scale is not None:
+        vectors = int8.dequantize(F.embedding(token_ids, weight), weight_scale[token_ids], group_size)
+        return (vectors * multiplier).to(out_dtype)
     vectors = F.embedding(token_ids, weight)
     return vectors if multiplier == 1.0 else vectors * multiplier
 
 
 def lower(
-    token_ids: torch.Tensor, weight: torch.Tensor, multiplier: float, *, out: torch.Tensor | None = None
+    token_ids: torch.Tensor,
+    weight: torch.Tensor,
+    multiplier: float,
+    weight_scale: torch.Tensor | None = None,
+    group_size: int | None = None,
+    out_dtype: torch.dtype | None = None,
+    *,
+    out: torch.Tensor | None = None,
 ) -> Lowered:
+    """As the reference."""
     check_rows("embedding", token_ids, weight)
     tokens, hidden = token_ids.shape[0], weight.shape[1]
-    out = torch.empty(tokens, hidden, dtype=weight.dtype) if out is None else out
-    pointers = (token_ids.data_ptr(), weight.data_ptr(), weight.stride(0), out.data_ptr())
-    return out, (tokens, *pointers, hidden, multiplier, DTYPES[weight.dtype])
+    dtype = weight.dtype if weight_scale is None or out_dtype is None else out_dtype
+    out = torch.empty(tokens, hidden, dtype=dtype) if out is None else out
+    scales = 0 if weight_scale is None else weight_scale.data_ptr()
+    pointers = (token_ids.data_ptr(), weight.data_ptr(), weight.stride(0), scales, group_size or 0, out.data_ptr())
+    return out, (tokens, *pointers, hidden, multiplier, DTYPES[dtype])

@@ -5,11 +5,18 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
+from ostinato.ops import int8
 from ostinato.ops.activations import ACTIVATIONS
 from ostinato.ops.native import DTYPES, Lowered, check_rows
 
 CODES = {None: 0, "relu2": 1, "silu": 2, "swiglu": 3}
 """Activations, as in native/kernels/linear.cpp."""
+
+INT8 = 3
+"""A weight's dtype, there."""
+
+SLAB = 2**22
+"""Elements of an int8 weight that are expanded at a time."""
 
 
 def reference(
@@ -20,14 +27,20 @@ def reference(
     activation: str | None = None,
     scale: torch.Tensor | None = None,
     out_dtype: torch.dtype | None = None,
+    weight_scale: torch.Tensor | None = None,
+    group_size: int | None = None,
 ) -> torch.Tensor:
     """activation((x W^T + bias) * scale) + residual.
 
     `x` [tokens, in] and `weight` [out, in] in one dtype, `bias` [out]; `scale` [out] float32; `activation` is `silu`,
     `relu2` or `swiglu`, with which the first half of the outputs are the gates and the result has half as many.
     `residual` is as the result: [tokens, out or out / 2], in the dtype of `x` or in `out_dtype` where that is given.
+    With `weight_scale` float32 [out] or [out, groups], `weight` is int8 (see `ops.int8`), and multiplied exactly.
     """
-    y = F.linear(x, weight, bias)
+    if weight_scale is None:
+        y = F.linear(x, weight, bias)
+    else:
+        y = _quantized_product(x, weight, weight_scale, group_size, bias)
     if out_dtype is not None:
         y = y.to(out_dtype)
     if scale is not None:
@@ -45,6 +58,8 @@ def lower(
     activation: str | None = None,
     scale: torch.Tensor | None = None,
     out_dtype: torch.dtype | None = None,
+    weight_scale: torch.Tensor | None = None,
+    group_size: int | None = None,
     *,
     out: torch.Tensor | None = None,
 ) -> Lowered:
@@ -58,8 +73,8 @@ def lower(
         x.data_ptr(),
         x.stride(0),
         weight.data_ptr(),
-        0,
-        0,
+        0 if weight_scale is None else weight_scale.data_ptr(),
+        group_size or 0,
         0 if bias is None else bias.data_ptr(),
         0 if scale is None else scale.data_ptr(),
         0 if residual is None else residual.data_ptr(),
@@ -70,6 +85,21 @@ def lower(
         out_size,
         CODES[activation],
         DTYPES[x.dtype],
-        DTYPES[weight.dtype],
+        INT8 if weight_scale is not None else DTYPES[weight.dtype],
         DTYPES[out.dtype],
     )
+
+
+def _quantized_product(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    weight_scale: torch.Tensor,
+    group_size: int | None,
+    bias: torch.Tensor | None,
+) -> torch.Tensor:
+    """x W^T + bias in the dtype of `x`; computed in float32 at least, a slab of rows at a time."""
+    wide = torch.promote_types(x.dtype, torch.float32)
+    rows = max(1, SLAB // weight.shape[1])
+    slabs = zip(weight.split(rows), weight_scale.to(wide).split(rows), strict=True)
+    y = torch.cat([F.linear(x.to(wide), int8.dequantize(slab, scale, group_size)) for slab, scale in slabs], dim=1)
+    return (y if bias is None else y + bias).to(x.dtype)

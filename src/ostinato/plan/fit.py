@@ -31,6 +31,7 @@ from ostinato.plan.memory import (
 )
 from ostinato.plan.model import ModelSpec
 from ostinato.plan.passes import of_each_kind
+from ostinato.plan.quantization_setting import with_quantization
 from ostinato.plan.settings import choose_dtype, choose_ssm_state_dtype
 from ostinato.plan.speculative import with_drafter
 from ostinato.plan.state import StateCacheMode, choose_state_block_size, choose_state_cache_mode
@@ -157,7 +158,7 @@ def fit_with(config: EngineConfig, model: ModelSpec, device: DeviceSpec, setting
     """The outcome with one setting changed; None if that contradicts the others or does not fit."""
     try:
         changed = config.with_settings(**{setting: value})
-        return fit(changed, with_drafter(changed, model), device)
+        return fit(changed, with_quantization(changed, with_drafter(changed, model)), device)
     except OstinatoError:
         return None
 

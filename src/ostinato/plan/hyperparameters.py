@@ -8,6 +8,7 @@ from typing import Any
 
 from ostinato.errors import ModelError
 from ostinato.plan.model import AttentionSpec, Mamba2Spec
+from ostinato.plan.quantization import LinearSpec
 
 
 def require(config: Mapping[str, Any], name: str) -> Any:
@@ -138,6 +139,33 @@ def mlp_parameters(hidden_size: int, intermediate_size: int, gated: bool = True,
     """Up and down projection, and the gate's if there is one."""
     inward = linear_parameters(hidden_size, intermediate_size, bias)
     return (2 if gated else 1) * inward + linear_parameters(intermediate_size, hidden_size, bias)
+
+
+def attention_linears(hidden_size: int, attention: AttentionSpec, module: str) -> tuple[LinearSpec, ...]:
+    """The matrices of an attention that the checkpoint calls `module`: queries, keys and values share one."""
+    query_size = attention.num_heads * attention.head_dim
+    inward = tuple(f"{module}.{name}" for name in ("q_proj", "k_proj", "v_proj"))
+    return (
+        LinearSpec(inward, hidden_size, query_size + 2 * attention.num_kv_heads * attention.head_dim),
+        LinearSpec((f"{module}.o_proj",), query_size, hidden_size),
+    )
+
+
+def mamba2_linears(hidden_size: int, mamba2: Mamba2Spec, module: str) -> tuple[LinearSpec, ...]:
+    """The matrices of a Mamba-2 mixer that the checkpoint calls `module`."""
+    return (
+        LinearSpec((f"{module}.in_proj",), hidden_size, mamba2.in_proj_size),
+        LinearSpec((f"{module}.out_proj",), mamba2.intermediate_size, hidden_size),
+    )
+
+
+def mlp_linears(hidden_size: int, intermediate_size: int, module: str, gated: bool = True) -> tuple[LinearSpec, ...]:
+    """The matrices of an MLP that the checkpoint calls `module`: gate and up projection share one."""
+    inward = tuple(f"{module}.{name}" for name in (("gate_proj", "up_proj") if gated else ("up_proj",)))
+    return (
+        LinearSpec(inward, hidden_size, len(inward) * intermediate_size),
+        LinearSpec((f"{module}.down_proj",), intermediate_size, hidden_size),
+    )
 
 
 def _maybe_infinite(name: str, value: Any) -> float:

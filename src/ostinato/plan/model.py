@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
+
+from ostinato.plan.quantization import LinearSpec, Quantization
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
@@ -66,7 +69,8 @@ class LayerSpec:
     decay, skip and time-step vectors of a state mixer, the correction bias of a router). `activation_elements`
     is the number of elements per token of the layer's widest intermediate results alive at once, without the
     residual stream. `inactive_parameters` are those of `parameters` that a token does not meet: the experts that
-    its router does not choose.
+    its router does not choose. `linears` are the matrices among `parameters` that can be quantised: all but the
+    experts' and the router's.
     """
 
     kind: str
@@ -76,6 +80,7 @@ class LayerSpec:
     float32_parameters: int
     activation_elements: int
     inactive_parameters: int = 0
+    linears: tuple[LinearSpec, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -93,6 +98,10 @@ class DrafterSpec:
     hidden_elements: int
     ops: tuple[str, ...]
     model: ModelSpec | None = None
+    outer_linears: tuple[LinearSpec, ...] = ()
+    """The matrices among `outer_parameters` that can be quantised."""
+    quantization: Quantization | None = None
+    """Of a prediction head."""
 
     @property
     def num_parameters(self) -> int:
@@ -100,7 +109,12 @@ class DrafterSpec:
 
     def weight_bytes(self, dtype: str) -> int:
         """Bytes of its own weights when it runs in `dtype`; a head's embedding and LM head are the model's."""
-        return _weight_bytes(self.outer_parameters, self.layers, dtype)
+        if self.model is not None:
+            return self.model.weight_bytes(dtype)
+        linears = (*self.outer_linears, *_linears(self.layers))
+        return _weight_bytes(self.outer_parameters, self.layers, dtype) - _saved_bytes(
+            (linear.under("mtp.") for linear in linears), self.quantization, dtype
+        )
 
 
 @dataclass(frozen=True)
@@ -141,6 +155,10 @@ class ModelSpec:
     """The prediction head that the checkpoint has."""
     drafter: DrafterSpec | None = None
     """What makes drafts, where something with weights does."""
+    stored_quantization: Quantization | None = None
+    """How the checkpoint's weights are quantised, where they are."""
+    quantization: Quantization | None = None
+    """How they are while the model runs, a prediction head's among them."""
 
     @property
     def num_layers(self) -> int:
@@ -178,11 +196,36 @@ class ModelSpec:
 
     def weight_bytes(self, dtype: str) -> int:
         """Bytes of the model's own weights when it runs in `dtype`; a drafter has its own."""
-        return _weight_bytes(self.outer_parameters, self.layers, dtype)
+        whole = _weight_bytes(self.outer_parameters, self.layers, dtype)
+        return whole - _saved_bytes(self.linears, self.quantization, dtype)
+
+    @property
+    def linears(self) -> Iterator[LinearSpec]:
+        """The matrices that can be quantised: those of the layers, and the LM head, which may be the embedding too."""
+        for linear in _linears(self.layers):
+            yield linear.under("model.")
+        yield LinearSpec(("lm_head",), self.hidden_size, self.vocab_size)
 
 
 def _num_parameters(outer: int, layers: tuple[LayerSpec, ...]) -> int:
     return outer + sum(layer.parameters + layer.float32_parameters for layer in layers)
+
+
+def _linears(layers: tuple[LayerSpec, ...]) -> Iterator[LinearSpec]:
+    for i, layer in enumerate(layers):
+        for linear in layer.linears:
+            yield linear.under(f"layers.{i}.")
+
+
+def _saved_bytes(linears: Iterable[LinearSpec], quantization: Quantization | None, dtype: str) -> int:
+    """What quantisation saves."""
+    if quantization is None:
+        return 0
+    return sum(
+        linear.in_size * linear.out_size * DTYPE_BYTES[dtype] - quantization.num_bytes(linear)
+        for linear in linears
+        if quantization.covers(linear.names)
+    )
 
 
 def _weight_bytes(outer: int, layers: tuple[LayerSpec, ...], dtype: str) -> int:

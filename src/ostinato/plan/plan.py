@@ -23,6 +23,8 @@ from ostinato.plan.memory import MemoryPlan, kv_block_bytes, state_slot_bytes
 from ostinato.plan.model import ModelSpec, RopeSpec
 from ostinato.plan.native import NativeFacts
 from ostinato.plan.prefixes import prefix_decisions
+from ostinato.plan.quantization import quantization_from_json
+from ostinato.plan.quantization_setting import quantization_decisions, with_quantization
 from ostinato.plan.remedies import advice, capacity_remedies, working_remedies
 from ostinato.plan.rope import resolve_rope
 from ostinato.plan.settings import EffectiveSettings, choose_threads
@@ -91,6 +93,7 @@ class Plan:
         settings = dict(data["settings"])
         if settings["rope"] is not None:
             settings["rope"] = RopeSpec(**settings["rope"])
+        settings["quantization"] = quantization_from_json(settings["quantization"])
         device = data["device"] | {"native": NativeFacts(**data["device"]["native"])}
         state_cache = dict(data["state_cache"])
         state_cache["prefill_flops"] = PrefillFlops(**state_cache["prefill_flops"])
@@ -124,7 +127,7 @@ def make_plan(config: EngineConfig, model: ModelSpec, device: DeviceSpec) -> Pla
     Raises CapacityError if what was given does not fit, with the nearest value of each setting that alone
     would do; ConfigError if what was given contradicts itself or the model.
     """
-    model = with_drafter(config, model)
+    model = with_quantization(config, with_drafter(config, model))
     try:
         fitted = fit(config, model, device)
     except DoesNotFit as failure:
@@ -133,6 +136,7 @@ def make_plan(config: EngineConfig, model: ModelSpec, device: DeviceSpec) -> Pla
     except ConfigError as error:
         raise ConfigError(error.message, working_remedies(error.remedies, config, model, device)) from None
     decisions = [*fitted.decisions, *prefix_decisions(config, model, device, fitted)]
+    decisions += quantization_decisions(config, model, fitted.dtype, fitted.kernels)
     if not config.enable_chunked_prefill and fitted.limits.max_num_batched_tokens < fitted.limits.max_model_len:
         reason = (
             f"without chunked prefill a prompt of more than {fitted.limits.max_num_batched_tokens} tokens "
@@ -153,6 +157,7 @@ def make_plan(config: EngineConfig, model: ModelSpec, device: DeviceSpec) -> Pla
         settings=EffectiveSettings(
             dtype=fitted.dtype,
             ssm_state_dtype=fitted.ssm_state_dtype,
+            quantization=model.quantization,
             device=device.kind,
             max_num_seqs=fitted.limits.max_num_seqs,
             max_num_batched_tokens=fitted.limits.max_num_batched_tokens,

@@ -78,6 +78,8 @@ def _device_rows(plan: Plan) -> Iterator[tuple[str, str]]:
 def _settings_rows(plan: Plan) -> Iterator[tuple[str, str]]:
     settings = plan.settings
     yield "dtype", f"{settings.dtype}, SSM state {settings.ssm_state_dtype}"
+    if settings.quantization is not None:
+        yield "quantization", f"{settings.quantization.name}, {settings.quantization.granularity}"
     yield "max_num_seqs", f"{settings.max_num_seqs} requests"
     yield "max_num_batched_tokens", f"{settings.max_num_batched_tokens} tokens"
     yield "max_model_len", f"{settings.max_model_len} tokens"

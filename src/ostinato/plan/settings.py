@@ -11,6 +11,7 @@ from ostinato.plan.coverage import GraphMode
 from ostinato.plan.decision import Decision
 from ostinato.plan.device import DeviceSpec
 from ostinato.plan.model import DTYPE_BYTES, ModelSpec, RopeSpec
+from ostinato.plan.quantization import Quantization
 
 
 @dataclass(frozen=True)
@@ -20,6 +21,7 @@ class EffectiveSettings:
 
     dtype: str
     ssm_state_dtype: str
+    quantization: Quantization | None
     device: str
     max_num_seqs: int
     max_num_batched_tokens: int

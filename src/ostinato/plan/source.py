@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,9 @@ from typing import Any
 from ostinato.config import EngineConfig
 from ostinato.demo import checkpoint_dir
 from ostinato.errors import ConfigError, ModelError, Remedy
+from ostinato.plan.compressed_tensors import stored_quantization
 from ostinato.plan.model import DTYPE_BYTES, ModelSpec
+from ostinato.plan.quantization_setting import with_quantization
 from ostinato.plan.speculative import with_drafter
 
 ARCHITECTURES = {
@@ -48,7 +51,8 @@ def resolve_model_dir(model: str, revision: str | None = None, files: tuple[str,
 def load_spec(config: EngineConfig) -> ModelSpec:
     """The model that `config` names, with what makes its drafts attached. Reads the config.json of each, no more.
 
-    ModelError as `resolve_model_dir`, `read_config` and `model_spec`; ConfigError as `with_drafter`.
+    ModelError as `resolve_model_dir`, `read_config` and `model_spec`; ConfigError as `with_drafter` and
+    `with_quantization`.
     """
     only_config = ("config.json",)
     model = model_spec(read_config(resolve_model_dir(config.model, config.revision, only_config)))
@@ -58,7 +62,7 @@ def load_spec(config: EngineConfig) -> ModelSpec:
             draft = model_spec(read_config(resolve_model_dir(config.speculative.model, files=only_config)))
         except ModelError as error:
             raise ModelError(f"the draft model: {error.message}", error.remedies) from error
-    return with_drafter(config, model, draft)
+    return with_quantization(config, with_drafter(config, model, draft))
 
 
 def read_config(directory: Path) -> dict[str, Any]:
@@ -76,25 +80,22 @@ def read_config(directory: Path) -> dict[str, Any]:
 
 
 def model_spec(config: dict[str, Any]) -> ModelSpec:
-    """What config.json describes. ModelError for a missing or unknown architecture, for quantization, and for values
-    that no such model can have."""
+    """What config.json describes. ModelError for a missing or unknown architecture, for weights that are quantized in a
+    way that cannot be read, and for values that no such model can have."""
     known = ", ".join(sorted(ARCHITECTURES))
     architecture = config.get("model_type")
     if not architecture:
         raise ModelError(f"config.json names no architecture (model_type); the known ones are {known}")
     if not isinstance(architecture, str) or architecture not in ARCHITECTURES:
         raise ModelError(f"architecture {architecture!r} is not known; the known ones are {known}")
-    quantization = config.get("quantization_config")
-    if quantization:
-        method = quantization.get("quant_method") if isinstance(quantization, Mapping) else None
-        raise ModelError(f"the checkpoint is quantized with {method or 'an unnamed method'}; none is supported yet")
+    quantization = stored_quantization(config)
     reader = import_module(ARCHITECTURES[architecture])
     try:
         spec: ModelSpec = reader.model_spec(config)
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         raise ModelError(f"config.json is not one of a {architecture} model: {error}") from error
     _check_sizes(spec)
-    return spec
+    return replace(spec, stored_quantization=quantization, quantization=quantization)
 
 
 def checkpoint_dtype(config: Mapping[str, Any]) -> str:

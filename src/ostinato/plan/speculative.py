@@ -11,6 +11,7 @@ from ostinato.errors import ConfigError, Remedy
 from ostinato.plan.decision import Decision
 from ostinato.plan.memory import kv_block_bytes, slots_per_request, state_slot_bytes
 from ostinato.plan.model import DrafterSpec, ModelSpec, RopeSpec
+from ostinato.plan.quantization import Quantization, quantization_from_json
 from ostinato.plan.rope import resolve_rope
 
 Method = Literal["ngram", "mtp", "draft"]
@@ -20,9 +21,9 @@ Method = Literal["ngram", "mtp", "draft"]
 class SpeculativePlan:
     """How drafts are made, and what the drafter adds to the model's own; it is 0 where nothing with weights drafts.
 
-    `weights` are bytes in all, `kv_block` those of one block, `state_slot` those of one slot. `model` and `rope` (as
-    resolved for `max_model_len`) are a draft model's, `architecture` is that of what has weights, and the
-    `prompt_lookup_*` are those of method `ngram`; each is None elsewhere.
+    `weights` are bytes in all, `kv_block` those of one block, `state_slot` those of one slot. `model`, `quantization`
+    and `rope` (as resolved for `max_model_len`) are a draft model's, `architecture` is that of what has weights, and
+    the `prompt_lookup_*` are those of method `ngram`; each is None elsewhere.
     """
 
     method: Method
@@ -33,6 +34,7 @@ class SpeculativePlan:
     architecture: str | None
     parameters: int
     weights: int
+    quantization: Quantization | None
     kv_block: int
     state_slot: int
     rope: RopeSpec | None
@@ -44,7 +46,7 @@ class SpeculativePlan:
     def from_json(cls, data: Mapping[str, Any]) -> SpeculativePlan:
         """The plan that `dataclasses.asdict` gave."""
         rope = None if data["rope"] is None else RopeSpec(**data["rope"])
-        return cls(**{**data, "rope": rope})
+        return cls(**{**data, "rope": rope, "quantization": quantization_from_json(data["quantization"])})
 
 
 def available_methods(model: ModelSpec) -> tuple[Method, ...]:
@@ -106,6 +108,7 @@ def plan_speculation(
         architecture=None if drafter is None else (draft or model).architecture,
         parameters=0 if drafter is None else drafter.num_parameters,
         weights=0 if drafter is None else drafter.weight_bytes(dtype),
+        quantization=None if draft is None else draft.quantization,
         kv_block=kv_block_bytes(model, config.block_size, dtype) - kv_block_bytes(own, config.block_size, dtype),
         state_slot=state_slot_bytes(model, dtype, ssm_state_dtype) - state_slot_bytes(own, dtype, ssm_state_dtype),
         rope=rope,

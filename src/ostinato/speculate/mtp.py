@@ -26,7 +26,7 @@ class HeadForward:
         self._head = model.head
         self.memory = memory
         weight = model.embedding.weight
-        self.hidden = torch.zeros(max_rows, weight.shape[1], dtype=weight.dtype, device=weight.device)
+        self.hidden = torch.zeros(max_rows, weight.shape[1], dtype=model.embedding.dtype, device=weight.device)
         """[max_num_seqs, hidden]"""
 
     def __call__(self, step: StepInputs) -> torch.Tensor:

@@ -8,11 +8,14 @@ from typing import Any
 from ostinato.errors import ModelError
 from ostinato.plan.hyperparameters import (
     activation,
+    attention_linears,
     attention_parameters,
     expanded_mamba2_spec,
     flag,
     integer,
+    mamba2_linears,
     mamba2_parameters,
+    mlp_linears,
     mlp_parameters,
     number,
     time_step_limit,
@@ -111,14 +114,17 @@ def _rope(config: dict[str, Any], head_dim: int) -> RopeSpec:
 def _layer(kind: str, hyper: BambaHyperparameters, hidden_size: int) -> LayerSpec:
     parameters = mlp_parameters(hidden_size, hyper.intermediate_size, bias=hyper.mlp_bias) + 2 * hidden_size
     mlp_width = 3 * hyper.intermediate_size
+    mlp = mlp_linears(hidden_size, hyper.intermediate_size, "feed_forward")
     if kind == "attention":
         attention = hyper.attention
         parameters += attention_parameters(hidden_size, attention, hyper.attention_bias)
         width = 2 * attention.num_heads * attention.head_dim + attention.kv_elements_per_token
-        return LayerSpec(kind, attention, None, parameters, 0, max(width, mlp_width))
+        linears = attention_linears(hidden_size, attention, "self_attn") + mlp
+        return LayerSpec(kind, attention, None, parameters, 0, max(width, mlp_width), linears=linears)
     spec = hyper.mamba2
     mixer, float32 = mamba2_parameters(
         hidden_size, spec, proj_bias=hyper.mamba_proj_bias, conv_bias=hyper.conv_bias, norm=True
     )
     width = spec.in_proj_size + spec.conv_dim + 2 * spec.intermediate_size
-    return LayerSpec(kind, None, spec, parameters + mixer, float32, max(width, mlp_width))
+    linears = mamba2_linears(hidden_size, spec, "mamba") + mlp
+    return LayerSpec(kind, None, spec, parameters + mixer, float32, max(width, mlp_width), linears=linears)

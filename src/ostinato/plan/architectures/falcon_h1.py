@@ -8,11 +8,14 @@ from typing import Any
 from ostinato.errors import ModelError
 from ostinato.plan.hyperparameters import (
     activation,
+    attention_linears,
     attention_parameters,
     expanded_mamba2_spec,
     flag,
     integer,
+    mamba2_linears,
     mamba2_parameters,
+    mlp_linears,
     mlp_parameters,
     number,
     time_step_limit,
@@ -158,4 +161,7 @@ def _layer(hyper: FalconH1Hyperparameters, hidden_size: int) -> LayerSpec:
     attention_width = 2 * attention.num_heads * attention.head_dim + attention.kv_elements_per_token
     # The mixer's result waits while attention runs, and both read a scaled copy of the normed input.
     width = 2 * hidden_size + max(mixer_width, attention_width)
-    return LayerSpec("hybrid", attention, mamba2, parameters, float32, max(width, 3 * hyper.intermediate_size))
+    linears = attention_linears(hidden_size, attention, "self_attn") + mamba2_linears(hidden_size, mamba2, "mamba")
+    linears += mlp_linears(hidden_size, hyper.intermediate_size, "feed_forward")
+    width = max(width, 3 * hyper.intermediate_size)
+    return LayerSpec("hybrid", attention, mamba2, parameters, float32, width, linears=linears)

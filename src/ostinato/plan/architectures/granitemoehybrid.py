@@ -8,17 +8,20 @@ from typing import Any
 from ostinato.errors import ModelError
 from ostinato.plan.hyperparameters import (
     activation,
+    attention_linears,
     attention_parameters,
     expanded_mamba2_spec,
     flag,
     integer,
     linear_parameters,
+    mamba2_linears,
     mamba2_parameters,
     mlp_parameters,
     number,
     time_step_limit,
 )
 from ostinato.plan.model import AttentionSpec, LayerSpec, Mamba2Spec, ModelSpec, RopeSpec
+from ostinato.plan.quantization import LinearSpec
 from ostinato.plan.rope import parse_rope
 from ostinato.plan.source import checkpoint_dtype
 
@@ -156,6 +159,10 @@ def _rope(config: dict[str, Any], head_dim: int) -> RopeSpec | None:
 def _layer(kind: str, hyper: GraniteMoeHybridHyperparameters, hidden_size: int) -> LayerSpec:
     parameters = mlp_parameters(hidden_size, hyper.shared_intermediate_size) + 2 * hidden_size
     mlp_width, inactive = 3 * hyper.shared_intermediate_size, 0
+    mlp = (
+        LinearSpec(("shared_mlp.input_linear",), hidden_size, 2 * hyper.shared_intermediate_size),
+        LinearSpec(("shared_mlp.output_linear",), hyper.shared_intermediate_size, hidden_size),
+    )
     if hyper.moe is not None:
         moe = hyper.moe
         expert = mlp_parameters(hidden_size, moe.intermediate_size)
@@ -167,10 +174,12 @@ def _layer(kind: str, hyper: GraniteMoeHybridHyperparameters, hidden_size: int) 
         attention = hyper.attention
         parameters += attention_parameters(hidden_size, attention, hyper.attention_bias)
         width = 2 * attention.num_heads * attention.head_dim + attention.kv_elements_per_token
-        return LayerSpec(kind, attention, None, parameters, 0, max(width, mlp_width), inactive)
+        linears = attention_linears(hidden_size, attention, "self_attn") + mlp
+        return LayerSpec(kind, attention, None, parameters, 0, max(width, mlp_width), inactive, linears)
     spec = hyper.mamba2
     mixer, float32 = mamba2_parameters(
         hidden_size, spec, proj_bias=hyper.mamba_proj_bias, conv_bias=hyper.conv_bias, norm=True
     )
     width = spec.in_proj_size + spec.conv_dim + 2 * spec.intermediate_size
-    return LayerSpec(kind, None, spec, parameters + mixer, float32, max(width, mlp_width), inactive)
+    linears = mamba2_linears(hidden_size, spec, "mamba") + mlp
+    return LayerSpec(kind, None, spec, parameters + mixer, float32, max(width, mlp_width), inactive, linears)

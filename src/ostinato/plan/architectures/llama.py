@@ -5,7 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from ostinato.plan.hyperparameters import activation, attention_parameters, flag, integer, mlp_parameters, number
+from ostinato.plan.hyperparameters import (
+    activation,
+    attention_linears,
+    attention_parameters,
+    flag,
+    integer,
+    mlp_linears,
+    mlp_parameters,
+    number,
+)
 from ostinato.plan.model import AttentionSpec, LayerSpec, ModelSpec
 from ostinato.plan.rope import parse_rope
 from ostinato.plan.source import checkpoint_dtype
@@ -61,4 +70,6 @@ def _layer(hyper: LlamaHyperparameters, hidden_size: int) -> LayerSpec:
     parameters += mlp_parameters(hidden_size, hyper.intermediate_size, bias=hyper.mlp_bias)
     attention_width = 2 * attention.num_heads * attention.head_dim + attention.kv_elements_per_token
     width = max(attention_width, 3 * hyper.intermediate_size)
-    return LayerSpec("attention", attention, None, parameters + 2 * hidden_size, 0, width)
+    linears = attention_linears(hidden_size, attention, "self_attn")
+    linears += mlp_linears(hidden_size, hyper.intermediate_size, "mlp")
+    return LayerSpec("attention", attention, None, parameters + 2 * hidden_size, 0, width, linears=linears)

@@ -10,6 +10,7 @@ from ostinato.plan.hyperparameters import (
     activation,
     flag,
     integer,
+    mamba2_linears,
     mamba2_parameters,
     number,
     time_step_limit,
@@ -89,4 +90,5 @@ def _layer(hyper: Mamba2Hyperparameters, hidden_size: int) -> LayerSpec:
         hidden_size, spec, proj_bias=hyper.proj_bias, conv_bias=hyper.conv_bias, norm=True
     )
     width = spec.in_proj_size + spec.conv_dim + 2 * spec.intermediate_size
-    return LayerSpec("mamba2", None, spec, parameters + hidden_size, float32, width)
+    linears = mamba2_linears(hidden_size, spec, "mixer")
+    return LayerSpec("mamba2", None, spec, parameters + hidden_size, float32, width, linears=linears)

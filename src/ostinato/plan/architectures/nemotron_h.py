@@ -8,16 +8,20 @@ from typing import Any
 from ostinato.errors import ModelError
 from ostinato.plan.hyperparameters import (
     activation,
+    attention_linears,
     attention_parameters,
     flag,
     integer,
     linear_parameters,
+    mamba2_linears,
     mamba2_parameters,
+    mlp_linears,
     mlp_parameters,
     number,
     time_step_limit,
 )
 from ostinato.plan.model import AttentionSpec, DrafterSpec, LayerSpec, Mamba2Spec, ModelSpec
+from ostinato.plan.quantization import LinearSpec
 from ostinato.plan.source import checkpoint_dtype
 
 KINDS = {
@@ -102,6 +106,7 @@ def _head(hyper: NemotronHHyperparameters, hidden_size: int) -> DrafterSpec:
         outer_parameters=3 * hidden_size + linear_parameters(2 * hidden_size, hidden_size),
         hidden_elements=hidden_size,
         ops=_ops(hyper.mtp_kinds, "token_shift"),
+        outer_linears=(LinearSpec(("layers.0.eh_proj",), 2 * hidden_size, hidden_size),),
     )
 
 
@@ -176,23 +181,32 @@ def _layer(kind: str, hyper: NemotronHHyperparameters, hidden_size: int) -> Laye
             hidden_size, spec, proj_bias=hyper.mamba_proj_bias, conv_bias=hyper.conv_bias, norm=True
         )
         width = spec.in_proj_size + spec.conv_dim + 2 * spec.intermediate_size
-        return LayerSpec(kind, None, spec, parameters + norm, float32, width)
+        linears = mamba2_linears(hidden_size, spec, "mixer")
+        return LayerSpec(kind, None, spec, parameters + norm, float32, width, linears=linears)
     if kind == "attention":
         attention = hyper.attention
         width = 2 * attention.num_heads * attention.head_dim + attention.kv_elements_per_token
-        return LayerSpec(kind, attention, None, attention_parameters(hidden_size, attention) + norm, 0, width)
+        parameters = attention_parameters(hidden_size, attention) + norm
+        linears = attention_linears(hidden_size, attention, "mixer")
+        return LayerSpec(kind, attention, None, parameters, 0, width, linears=linears)
     if kind == "mlp":
         parameters = mlp_parameters(hidden_size, hyper.intermediate_size, gated=False, bias=hyper.mlp_bias)
-        return LayerSpec(kind, None, None, parameters + norm, 0, 2 * hyper.intermediate_size)
+        linears = mlp_linears(hidden_size, hyper.intermediate_size, "mixer", gated=False)
+        return LayerSpec(kind, None, None, parameters + norm, 0, 2 * hyper.intermediate_size, linears=linears)
     moe = hyper.moe
     assert moe is not None
     inner = moe.latent_size or hidden_size
     expert = mlp_parameters(inner, moe.intermediate_size, gated=False)
     parameters = moe.num_experts * (expert + hidden_size)
     parameters += mlp_parameters(hidden_size, moe.shared_intermediate_size, gated=False, bias=hyper.mlp_bias)
+    linears = mlp_linears(hidden_size, moe.shared_intermediate_size, "mixer.shared_experts", gated=False)
     if moe.latent_size is not None:
+        linears += (
+            LinearSpec(("mixer.fc1_latent_proj",), hidden_size, inner),
+            LinearSpec(("mixer.fc2_latent_proj",), inner, hidden_size),
+        )
         parameters += linear_parameters(hidden_size, inner, hyper.mlp_bias)
         parameters += linear_parameters(inner, hidden_size, hyper.mlp_bias)
     width = 2 * moe.shared_intermediate_size + moe.top_k * (2 * moe.intermediate_size + inner)
     inactive = (moe.num_experts - moe.top_k) * expert
-    return LayerSpec(kind, None, None, parameters + norm, moe.num_experts, width, inactive)
+    return LayerSpec(kind, None, None, parameters + norm, moe.num_experts, width, inactive, linears)

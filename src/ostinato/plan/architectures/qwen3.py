@@ -8,9 +8,11 @@ from typing import Any
 from ostinato.errors import ModelError
 from ostinato.plan.hyperparameters import (
     activation,
+    attention_linears,
     attention_parameters,
     flag,
     integer,
+    mlp_linears,
     mlp_parameters,
     number,
 )
@@ -84,4 +86,6 @@ def _layer(hyper: Qwen3Hyperparameters, hidden_size: int) -> LayerSpec:
     parameters += mlp_parameters(hidden_size, hyper.intermediate_size)
     attention_width = 2 * attention.num_heads * attention.head_dim + attention.kv_elements_per_token
     width = max(attention_width, 3 * hyper.intermediate_size)
-    return LayerSpec("attention", attention, None, parameters + 2 * hidden_size, 0, width)
+    linears = attention_linears(hidden_size, attention, "self_attn")
+    linears += mlp_linears(hidden_size, hyper.intermediate_size, "mlp")
+    return LayerSpec("attention", attention, None, parameters + 2 * hidden_size, 0, width, linears=linears)

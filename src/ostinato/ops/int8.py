@@ -1,0 +1,42 @@
+"""8-bit weights: integers from -127 to 127, and a float32 scale for each row or each group of elements of one.
+
+`group_size` is the number of elements in a group, the last of a row having fewer where that does not divide it; None:
+the row. Scales are [rows], or [rows, groups].
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+
+LARGEST = 127
+
+
+def num_groups(in_size: int, group_size: int) -> int:
+    return -(-in_size // group_size)
+
+
+def quantize(values: torch.Tensor, group_size: int | None) -> tuple[torch.Tensor, torch.Tensor]:
+    """`values` [rows, in] -> int8 [rows, in] and scales: the largest magnitude becomes 127, the rest is rounded to the
+    nearest, so that the error is at most half a scale."""
+    grouped = _grouped(values.float(), group_size)
+    scale = grouped.abs().amax(dim=-1, keepdim=True) / LARGEST
+    whole = (grouped / torch.where(scale > 0, scale, 1.0)).round_().clamp_(-LARGEST, LARGEST).to(torch.int8)
+    whole = whole.flatten(1)[:, : values.shape[1]]
+    return whole, scale.squeeze(-1) if group_size is not None else scale.view(-1)
+
+
+def dequantize(weight: torch.Tensor, scale: torch.Tensor, group_size: int | None) -> torch.Tensor:
+    """`weight` int8 [rows, in] and its scales -> [rows, in] in the dtype of the scales."""
+    if group_size is None:
+        return weight * scale[:, None]
+    spread = scale.repeat_interleave(group_size, dim=1)[:, : weight.shape[1]]
+    return weight * spread
+
+
+def _grouped(values: torch.Tensor, group_size: int | None) -> torch.Tensor:
+    """[rows, in] -> [rows, groups, group_size], zeros behind the last element."""
+    if group_size is None:
+        return values.unsqueeze(1)
+    missing = num_groups(values.shape[1], group_size) * group_size - values.shape[1]
+    return F.pad(values, (0, missing)).unflatten(1, (-1, group_size))

@@ -1,0 +1,71 @@
+"""Quantised weights: which matrices become 8-bit integers, and what they take."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+SCALE_BYTES = 4
+"""Scales are float32."""
+
+
+@dataclass(frozen=True)
+class LinearSpec:
+    """The weight [out_size, in_size] of a linear layer that can be quantised. Several linears of a checkpoint may share
+    it, stacked; `names` are theirs, as the checkpoint has them without the `.weight`."""
+
+    names: tuple[str, ...]
+    in_size: int
+    out_size: int
+
+    def under(self, prefix: str) -> LinearSpec:
+        """The same with a prefix before each name."""
+        return LinearSpec(tuple(prefix + name for name in self.names), self.in_size, self.out_size)
+
+
+@dataclass(frozen=True)
+class Quantization:
+    """Weights as 8-bit integers times a scale, one for each row, or for every `group_size` elements of a row, the last
+    group being shorter where that does not divide it.
+
+    `ignore` names linears that stay as they are, each by its name or by `re:` and a pattern that its name begins with.
+    """
+
+    group_size: int | None = None
+    ignore: tuple[str, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """As the setting has it."""
+        return "int8" if self.group_size is None else f"int8_g{self.group_size}"
+
+    @property
+    def granularity(self) -> str:
+        return "one scale per row" if self.group_size is None else f"one scale per {self.group_size} elements of a row"
+
+    def covers(self, names: Iterable[str]) -> bool:
+        """Whether linears that share a weight are quantised: only if none of them is to stay as it is."""
+        return not any(self._ignores(name) for name in names)
+
+    def num_bytes(self, linear: LinearSpec) -> int:
+        """Of a quantised weight with its scales."""
+        groups = 1 if self.group_size is None else -(-linear.in_size // self.group_size)
+        return linear.out_size * (linear.in_size + SCALE_BYTES * groups)
+
+    def _ignores(self, name: str) -> bool:
+        # The backbone of a hybrid has two names among checkpoints.
+        spellings = (name, re.sub(r"^model\.", "backbone.", name), re.sub(r"^backbone\.", "model.", name))
+        for entry in self.ignore:
+            if entry.startswith("re:"):
+                if any(re.match(entry.removeprefix("re:"), spelling) for spelling in spellings):
+                    return True
+            elif entry in spellings:
+                return True
+        return False
+
+
+def quantization_from_json(data: Mapping[str, Any] | None) -> Quantization | None:
+    """What `dataclasses.asdict` gave, as plain data."""
+    return None if data is None else Quantization(data["group_size"], tuple(data["ignore"]))

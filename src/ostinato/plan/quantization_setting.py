@@ -1,0 +1,83 @@
+"""The setting `quantization`: what it makes of a model, and what the plan says of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from ostinato.config import EngineConfig
+from ostinato.errors import ConfigError, Remedy
+from ostinato.plan.decision import Decision
+from ostinato.plan.kernels import KernelChoice
+from ostinato.plan.model import ModelSpec
+from ostinato.plan.quantization import Quantization
+from ostinato.plan.units import format_bytes
+
+GIVEN = {"none": None, "int8": Quantization(None), "int8_g128": Quantization(128)}
+
+
+def with_quantization(config: EngineConfig, model: ModelSpec) -> ModelSpec:
+    """`model`, and what makes its drafts, with their weights quantised as `config` asks, or as each checkpoint is.
+
+    ConfigError if a checkpoint's weights are quantised already, in another way.
+    """
+    chosen = _choose(config, model, "the checkpoint")
+    drafter = model.drafter
+    if drafter is not None and drafter.model is None:
+        drafter = replace(drafter, quantization=chosen)
+    elif drafter is not None and drafter.model is not None:
+        of_draft = _choose(config, drafter.model, "the draft model's checkpoint")
+        drafter = replace(drafter, model=replace(drafter.model, quantization=of_draft))
+    return replace(model, quantization=chosen, drafter=drafter)
+
+
+def quantization_decisions(
+    config: EngineConfig, model: ModelSpec, dtype: str, kernels: Mapping[str, KernelChoice]
+) -> list[Decision]:
+    """What is quantised and what is not, of the model and of a draft model."""
+    decisions = _decisions("quantization", config, model, dtype, kernels)
+    if model.drafter is not None and model.drafter.model is not None:
+        decisions += _decisions("draft.quantization", config, model.drafter.model, dtype, kernels)
+    return decisions
+
+
+def _choose(config: EngineConfig, model: ModelSpec, whose: str) -> Quantization | None:
+    stored = model.stored_quantization
+    if config.quantization == "auto":
+        return stored
+    wanted = GIVEN[config.quantization]
+    if stored is None or wanted is None:
+        return wanted
+    if wanted.group_size == stored.group_size:
+        return stored
+    message = (
+        f"quantization {config.quantization}: {whose} holds 8-bit weights already, with {stored.granularity}; they are "
+        f"read as they are (auto), or become {config.dtype if config.dtype != 'auto' else model.dtype} again (none)"
+    )
+    raise ConfigError(message, [Remedy("quantization", "auto"), Remedy("quantization", "none")])
+
+
+def _decisions(
+    topic: str, config: EngineConfig, model: ModelSpec, dtype: str, kernels: Mapping[str, KernelChoice]
+) -> list[Decision]:
+    chosen, stored = model.quantization, model.stored_quantization
+    if chosen is None:
+        if stored is None:
+            return []
+        reason = f"as given: the checkpoint's 8-bit weights become {dtype} while loading"
+        return [Decision(topic, config.quantization, "none", reason)]
+    linears = list(model.linears)
+    covered = sum(chosen.covers(linear.names) for linear in linears)
+    shared = "which is the embedding too" if model.tied_embeddings else "the embedding stays"
+    head = f"with the LM head ({shared})" if chosen.covers(linears[-1].names) else "without the LM head"
+    parts = [
+        "as the checkpoint has them" if stored is not None else "made while loading",
+        f"{covered} of {len(linears)} linear layers, {head}, have {chosen.granularity}; experts, routers, norms and "
+        f"convolutions stay in {dtype}",
+        f"the weights take {format_bytes(model.weight_bytes(dtype))} instead of "
+        f"{format_bytes(replace(model, quantization=None).weight_bytes(dtype))}",
+    ]
+    linear = kernels.get("linear")
+    if linear is not None and linear.implementation == "reference":
+        parts.append("without a native kernel they are expanded in every step, which is slower than not to quantise")
+    return [Decision(topic, config.quantization, chosen.name, "; ".join(parts))]
