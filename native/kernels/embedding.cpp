@@ -23,7 +23,8 @@ void expand(const std::int8_t* row, const float* scales, std::int64_t group, std
 
 // `token_ids` [tokens] int64, `weight` [vocab, hidden] -> `out` [tokens, hidden]: rows of `weight` times `multiplier`.
 //
-// With `scales`, `weight` is int8: they are [vocab], or [vocab, hidden / group] if `group`, a multiple of LANES, is not 0.
+// With `scales`, `weight` is int8: they are [vocab], or, if `group` is not 0 (but a multiple of LANES), one for each
+// `group` elements of a row.
 void embedding(const Team& team, std::int64_t tokens, Address token_ids, Address weight, std::int64_t weight_stride,
                Address scales, std::int64_t group, Address out, std::int64_t hidden, float multiplier, int dtype) {
     // Threads share the elements, not the tokens: one token alone is worth sharing too.
@@ -39,8 +40,8 @@ void embedding(const Team& team, std::int64_t tokens, Address token_ids, Address
             T* to = at<T>(out) + token * hidden + begin;
             if (scales) {
                 const std::int64_t groups = group ? (hidden + group - 1) / group : 1;
-                expand(at<const std::int8_t>(weight) + row * weight_stride, at<const float>(scales) + row * groups, group,
-                       begin, count, multiplier, to);
+                const std::int8_t* integers = at<const std::int8_t>(weight) + row * weight_stride;
+                expand(integers, at<const float>(scales) + row * groups, group, begin, count, multiplier, to);
                 continue;
             }
             const T* from = at<const T>(weight) + row * weight_stride + begin;

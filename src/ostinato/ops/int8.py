@@ -22,7 +22,7 @@ def quantize(values: torch.Tensor, group_size: int | None) -> tuple[torch.Tensor
     grouped = _grouped(values.float(), group_size)
     scale = grouped.abs().amax(dim=-1, keepdim=True) / LARGEST
     whole = (grouped / torch.where(scale > 0, scale, 1.0)).round_().clamp_(-LARGEST, LARGEST).to(torch.int8)
-    whole = whole.flatten(1)[:, : values.shape[1]]
+    whole = whole.flatten(1)[:, : values.shape[1]].contiguous()
     return whole, scale.squeeze(-1) if group_size is not None else scale.view(-1)
 
 

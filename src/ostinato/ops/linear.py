@@ -65,6 +65,7 @@ def lower(
 ) -> Lowered:
     """As the reference."""
     check_rows("linear", x, weight)
+    assert weight.is_contiguous(), "linear: the rows of the weight are not contiguous"
     tokens, (out_size, in_size) = x.shape[0], weight.shape
     result_size = out_size // 2 if activation == "swiglu" else out_size
     out = torch.empty(tokens, result_size, dtype=out_dtype or x.dtype) if out is None else out

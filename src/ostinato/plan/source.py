@@ -95,6 +95,9 @@ def model_spec(config: dict[str, Any]) -> ModelSpec:
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         raise ModelError(f"config.json is not one of a {architecture} model: {error}") from error
     _check_sizes(spec)
+    if quantization is not None and spec.tied_embeddings:
+        # What a checkpoint quantises is linears; one that shares the embedding's matrix is stored as that.
+        quantization = replace(quantization, ignore=(*quantization.ignore, "lm_head"))
     return replace(spec, stored_quantization=quantization, quantization=quantization)
 
 
