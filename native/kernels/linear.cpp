@@ -34,7 +34,7 @@ struct Output {
     const void* bias;        // [out] in T
     const float* scale;      // [out]
     const float* row_scale;  // [out], of quantised weights
-    const void* residual;    // [tokens, result] in T
+    const void* residual;    // [tokens, result] in Y
     std::int64_t residual_stride;
     std::int64_t y_stride;
     std::int64_t size;  // outputs per token, after the activation
@@ -79,7 +79,7 @@ inline void put_outputs(const float* sums, const Output& o, std::int64_t token, 
             value = silu(value);
         }
         if (o.residual) {
-            value += vector_at(static_cast<const T*>(o.residual) + token * o.residual_stride, row + i, here);
+            value += vector_at(static_cast<const Y*>(o.residual) + token * o.residual_stride, row + i, here);
         }
         Y* to = y + token * o.y_stride + row + i;
         if (here >= LANES) {
