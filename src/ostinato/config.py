@@ -132,6 +132,11 @@ class EngineConfig(BaseModel):
         description="auto: native kernels where there are some for the operation and this machine, else the torch "
         "reference; native: an error where an operation has none; reference: torch alone.",
     )
+    deterministic: bool = Field(
+        False,
+        description="The same request gives the same bits, whatever else is in its batch and however its prompt was cut, "
+        "cached or speculated. Prompts take longer. Needs native kernels.",
+    )
     graph_mode: Literal["none", "piecewise", "full_decode_only", "full_and_piecewise"] = Field(
         "full_and_piecewise",
         description="Which steps are captured as graphs and replayed: any, without the parts that depend on its rows "

@@ -143,7 +143,7 @@ class Runner:
         """A model with the weights in `directory`, or with random ones."""
         settings = self.plan.settings
         choices = {name: choice.implementation for name, choice in self.plan.kernels.items()}
-        ops = select_ops(choices, self.plan.device.native.isa)
+        ops = select_ops(choices, self.plan.device.native.isa, deterministic=settings.deterministic)
         model = build_model(Build(ops, getattr(torch, settings.dtype), self.device), spec)
         if directory is None:
             randomize_weights(model, settings.seed)

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 from ostinato.ops import (
     attention,
@@ -59,6 +61,9 @@ NATIVE: dict[str, Callable[..., Lowered]] = {
 }
 """Kernels of the extension, by how their arguments are lowered."""
 
+DETERMINISTIC: dict[str, dict[str, Any]] = {"linear": {"fixed_order": True}, "ssd_scan": {"recurrent": True}}
+"""What native kernels are told so that a token's bits depend on nothing but its own row. The others always work so."""
+
 
 @dataclass(frozen=True)
 class Ops:
@@ -83,11 +88,11 @@ class Ops:
     tap: Tap
 
 
-def select_ops(choices: Mapping[str, str], isa: str | None = None) -> Ops:
+def select_ops(choices: Mapping[str, str], isa: str | None = None, *, deterministic: bool = False) -> Ops:
     """The kernels that the plan chose: `choices` maps a kernel's name to `reference`, `native` or `triton`.
 
     A kernel that is not named (the model does not use it) is its reference. `isa` is the instruction set of the
-    extension that has the native ones.
+    extension that has the native ones; if `deterministic`, all are native.
     """
     extension = load_extension(isa) if isa is not None else None
     tap = Tap()
@@ -96,7 +101,9 @@ def select_ops(choices: Mapping[str, str], isa: str | None = None) -> Ops:
         implementation = choices.get(name, "reference")
         if implementation == "native":
             assert extension is not None, "native kernels are chosen for an instruction set"
-            return NativeKernel(extension, name, NATIVE[name])
+            lower = partial(NATIVE[name], **DETERMINISTIC.get(name, {})) if deterministic else NATIVE[name]
+            return NativeKernel(extension, name, lower)
+        assert name not in choices or not deterministic, "references do not keep the order of their sums"
         return REFERENCES[name]
 
     return Ops(**{name: tap.wrap(name, made(name)) for name in REFERENCES}, tap=tap)

@@ -83,7 +83,7 @@ def fit(config: EngineConfig, model: ModelSpec, device: DeviceSpec) -> Fit:
     hits = config.enable_prefix_caching and (mode.effective != "none" or not model.keeps_state)
     budget = _budget(config, model, device, dtype, ssm_state_dtype, hits)
     backend = backend_of(device.kind)
-    kernels = choose_kernels(model, device, config.kernels)
+    kernels = choose_kernels(model, device, config.kernels, config.deterministic)
     graph_mode, graph_decisions = choose_graph_mode(config, kernels, backend)
     asked_rows = config.max_num_seqs or DEFAULT_MAX_NUM_SEQS[device.kind]
     choose_ladders(config, graph_mode, asked_rows, wanted, per_request)  # a contradiction is told before what fits

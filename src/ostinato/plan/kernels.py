@@ -69,10 +69,13 @@ def backend_of(device_kind: str) -> Backend:
     return "cuda" if device_kind == "cuda" else "tape"
 
 
-def choose_kernels(model: ModelSpec, device: DeviceSpec, setting: KernelSetting = "auto") -> dict[str, KernelChoice]:
+def choose_kernels(
+    model: ModelSpec, device: DeviceSpec, setting: KernelSetting = "auto", deterministic: bool = False
+) -> dict[str, KernelChoice]:
     """The implementation of each operation that the model or its drafter calls, and of sampling, which no graph has.
 
-    ConfigError if `setting` is `native` and an operation has no native kernel here.
+    ConfigError if `setting` is `native`, or `deterministic` is wanted, and an operation has no native kernel here: torch
+    adds in another order for other numbers of tokens.
     """
     ops = dict.fromkeys((*model.ops, *(model.drafter.ops if model.drafter is not None else ()), "sample"))
     choices = {op: _choose(op, device, setting) for op in ops}
@@ -81,6 +84,12 @@ def choose_kernels(model: ModelSpec, device: DeviceSpec, setting: KernelSetting 
         raise ConfigError(
             f"kernels native: there are none for {', '.join(lacking)} here ({choices[lacking[0]].reason})",
             [Remedy("kernels", "auto"), Remedy("kernels", "reference")],
+        )
+    if deterministic and lacking:
+        raise ConfigError(
+            f"deterministic needs native kernels, and there are none for {', '.join(lacking)} here "
+            f"({choices[lacking[0]].reason})",
+            [Remedy("deterministic", False), *([Remedy("kernels", "auto")] if setting == "reference" else [])],
         )
     return choices
 

@@ -169,6 +169,7 @@ def make_plan(config: EngineConfig, model: ModelSpec, device: DeviceSpec) -> Pla
             state_block_size=fitted.state_block_size,
             checkpoint_policy=config.checkpoint_policy,
             eviction_policy=config.eviction_policy,
+            deterministic=config.deterministic,
             graph_mode=fitted.graph_mode,
             capture=config.capture,
             prefer_graph_sizes=config.prefer_graph_sizes,

@@ -86,6 +86,8 @@ def _settings_rows(plan: Plan) -> Iterator[tuple[str, str]]:
     yield "block_size", f"{settings.block_size} tokens"
     yield "enable_chunked_prefill", "on" if settings.enable_chunked_prefill else "off"
     yield "scheduling_policy", settings.scheduling_policy
+    if settings.deterministic:
+        yield "deterministic", "on: the decode recurrence for prompts too, sums in a fixed order"
     yield "threads", "left to torch" if settings.threads is None else str(settings.threads)
     if settings.rope is not None:
         yield "rope", f"{settings.rope.kind}, theta {settings.rope.theta:g}"

@@ -33,6 +33,7 @@ class EffectiveSettings:
     state_block_size: int
     checkpoint_policy: Literal["boundaries", "boundaries+branches"]
     eviction_policy: Literal["marconi", "lru"]
+    deterministic: bool
     graph_mode: GraphMode
     capture: Literal["startup", "lazy"]
     prefer_graph_sizes: bool
