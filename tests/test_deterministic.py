@@ -107,7 +107,7 @@ def test_graphs_and_threads_change_no_bit(name: str, dtype: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_drafts_change_no_bit(name: str) -> None:
-    engine = deterministic_engine(name, speculative="ngram:3", speculative_adaptive=False)
+    engine = deterministic_engine(name, speculative="ngram:3", speculative_adaptive="off")
     output, other = ask(engine), ask(engine, 31, seed=9)
     run(engine)
     assert scores(output) == alone(name, "bfloat16")
@@ -116,7 +116,7 @@ def test_drafts_change_no_bit(name: str) -> None:
 
 @pytest.mark.parametrize("name", [name for name in HEADED if "dense" in name])
 def test_drafts_of_a_head_change_no_bit(name: str) -> None:
-    engine = deterministic_engine(name, speculative="mtp:3", speculative_adaptive=False)
+    engine = deterministic_engine(name, speculative="mtp:3", speculative_adaptive="off")
     output = ask(engine)
     run(engine)
     assert engine.stats()["speculation"]["drafts_proposed"] > 0
