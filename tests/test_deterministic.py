@@ -31,7 +31,12 @@ def deterministic_engine(name: str, dtype: str = "bfloat16", **settings: Any) ->
 
 def ask(engine: Engine, length: int = LENGTH, seed: int = 0, prompt_scores: bool = False) -> RequestOutput:
     params = SamplingParams(
-        temperature=0.9, seed=3, max_tokens=NEW, ignore_eos=True, logprobs=3, prompt_logprobs=3 if prompt_scores else None
+        temperature=0.9,
+        seed=3,
+        max_tokens=NEW,
+        ignore_eos=True,
+        logprobs=3,
+        prompt_logprobs=3 if prompt_scores else None,
     )
     output = engine.output(engine.add(random_prompt(length, seed), params))
     assert output is not None
