@@ -101,7 +101,7 @@ CACHING = [(name, mode) for name in RECIPES for mode in (("align", "all") if has
 
 
 def make_engine(name: str, **settings: Any) -> Engine:
-    """In float32 unless told otherwise, with checkpoints every two blocks, so that prompts of the tests have some inside."""
+    """In float32 unless told otherwise, with checkpoints every two blocks, so that the prompts have some inside."""
     defaults = {"max_model_len": 256, "max_num_seqs": 4, "cache_memory": "16MiB", "threads": 1, "state_block_size": 32}
     return Engine(EngineConfig(model=str(checkpoint(name)), **({"dtype": "float32"} | defaults | settings)))
 

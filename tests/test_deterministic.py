@@ -1,5 +1,5 @@
-"""deterministic=True: a request's log-probabilities are the same bits, whatever else is in its batch, however its prompt
-is cut, cached, preempted or speculated, in graphs or without, with any number of threads."""
+"""deterministic=True: a request's log-probabilities are the same bits, whatever else is in its batch, however its
+prompt is cut, cached, preempted or speculated, in graphs or without, with any number of threads."""
 
 from __future__ import annotations
 

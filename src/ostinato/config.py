@@ -134,8 +134,8 @@ class EngineConfig(BaseModel):
     )
     deterministic: bool = Field(
         False,
-        description="The same request gives the same bits, whatever else is in its batch and however its prompt was cut, "
-        "cached or speculated. Prompts take longer. Needs native kernels.",
+        description="The same request gives the same bits, whatever else is in its batch and however its prompt was "
+        "cut, cached or speculated. Prompts take longer. Needs native kernels.",
     )
     graph_mode: Literal["none", "piecewise", "full_decode_only", "full_and_piecewise"] = Field(
         "full_and_piecewise",

@@ -74,8 +74,8 @@ def choose_kernels(
 ) -> dict[str, KernelChoice]:
     """The implementation of each operation that the model or its drafter calls, and of sampling, which no graph has.
 
-    ConfigError if `setting` is `native`, or `deterministic` is wanted, and an operation has no native kernel here: torch
-    adds in another order for other numbers of tokens.
+    ConfigError if `setting` is `native`, or `deterministic` is wanted, and an operation has no native kernel here:
+    torch adds in another order for other numbers of tokens.
     """
     ops = dict.fromkeys((*model.ops, *(model.drafter.ops if model.drafter is not None else ()), "sample"))
     choices = {op: _choose(op, device, setting) for op in ops}
