@@ -6,7 +6,7 @@ PY ?= $(BIN)/python
 # Programs of the machine are used where it has them.
 BUILD_TOOLS := scikit-build-core nanobind $(foreach tool,cmake ninja,$(if $(shell command -v $(tool)),,$(tool)))
 
-.PHONY: demo test lint format native native-sanitize clean
+.PHONY: demo test test-reference lint format native native-sanitize clean
 
 demo: native
 	$(BIN)/ostinato generate \
@@ -16,6 +16,10 @@ demo: native
 
 test: .venv/.installed-test native
 	$(BIN)/python -m pytest -n auto
+
+# The same without native kernels: what runs where there is no compiler.
+test-reference: .venv/.installed-test
+	$(BIN)/python -m pytest -n auto --reference-kernels
 
 lint: .venv/.installed-test
 	$(BIN)/ruff check .

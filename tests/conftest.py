@@ -7,9 +7,28 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from ostinato.plan import device
+from ostinato.plan.native import NativeFacts
 from tests.draws import IMPLEMENTATIONS, choose_draw
 
 torch.set_num_threads(1)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--reference-kernels",
+        action="store_true",
+        help="Plan as if no native kernels were installed, so that engines run torch's alone.",
+    )
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _reference_kernels(request: pytest.FixtureRequest) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        if request.config.getoption("--reference-kernels"):
+            absent = NativeFacts(None, "the tests run without native kernels")
+            patch.setattr(device, "detect_native", lambda root: absent)
+        yield
 
 
 @pytest.fixture(scope="module", params=IMPLEMENTATIONS)

@@ -12,12 +12,18 @@ from ostinato import SamplingParams
 from ostinato.engine.engine import Engine
 from ostinato.engine.outputs import RequestOutput
 from ostinato.errors import ConfigError
-from ostinato.plan.native import detect_native
+from ostinato.plan.device import detect
 from tests.checkpoints import random_prompt
 from tests.parity import cached, has_state, make_engine, run, run_with_preemptions
 from tests.recipes import HEADED
 
-pytestmark = pytest.mark.skipif(detect_native().isa is None, reason=detect_native().reason)
+
+@pytest.fixture(autouse=True)
+def _native() -> None:
+    facts = detect("cpu").native
+    if facts.isa is None:
+        pytest.skip(facts.reason)
+
 
 LENGTH, NEW = 90, 24
 NAMES = ("bamba", "falcon_h1", "granitemoehybrid_dense", "mamba2", "nemotron_h_dense", "qwen3")
