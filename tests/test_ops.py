@@ -10,8 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ostinato.layers.moe import route_grouped_sigmoid, route_softmax
-from ostinato.ops import attention, embedding, gated_rms_norm, linear, moe, rms_norm, rotary, rotary_angles
+from ostinato.ops import attention, embedding, gated_rms_norm, linear, moe, rms_norm, rotary, rotary_angles, route
 from ostinato.ops.activations import ACTIVATIONS
 
 few = settings(max_examples=25, deadline=None, derandomize=True)
@@ -379,9 +378,10 @@ def test_moe_adds_up_what_each_chosen_expert_gives(name: str, tokens: int, top_k
     up = normal(generator, 5, 12 if name == "swiglu" else 6, 5)
     down = normal(generator, 5, 5, 6)
     up[4] = down[4] = NAN
-    out = moe.reference(x, ids, weights, up, down, name)
+    residual = normal(generator, tokens, 5)
+    out = moe.reference(x, torch.stack((ids.float(), weights), dim=1), up, down, name, residual)
     for token in range(tokens):
-        expected = torch.zeros(5, dtype=torch.float64)
+        expected = residual[token].double()
         for expert, weight in zip(ids[token].tolist(), weights[token].tolist(), strict=True):
             inner = up[expert].double() @ x[token].double()
             inner = silu_gated(inner) if name == "swiglu" else inner.clamp(min=0) ** 2
@@ -403,15 +403,8 @@ def test_the_sigmoid_router_chooses_within_the_best_groups_and_weighs_without_th
     num_groups, top_groups = groups
     generator = torch.Generator().manual_seed(seed)
     scores, bias = normal(generator, 4, 12), normal(generator, 12)
-    ids, weights = route_grouped_sigmoid(
-        scores,
-        bias,
-        top_k=top_k,
-        num_groups=num_groups,
-        top_groups=top_groups,
-        normalize=normalize,
-        scaling=2.5,
-    )
+    choices = route.reference(scores, torch.eye(12), bias, top_k, num_groups, top_groups, normalize, 2.5)
+    ids, weights = choices.unbind(1)
     size = 12 // num_groups
     for token in range(4):
         sigmoid = [1 / (1 + math.exp(-float(score))) for score in scores[token]]
@@ -429,9 +422,9 @@ def test_the_sigmoid_router_chooses_within_the_best_groups_and_weighs_without_th
 @given(st.integers(1, 5), seeds)
 def test_the_softmax_router_weighs_the_chosen_experts_among_themselves(top_k: int, seed: int) -> None:
     scores = normal(torch.Generator().manual_seed(seed), 3, 5)
-    ids, weights = route_softmax(scores, top_k)
+    ids, weights = route.reference(scores, torch.eye(5), None, top_k, scaling=0.5).unbind(1)
     for token in range(3):
         expected = sorted(range(5), key=lambda expert: -float(scores[token, expert]))[:top_k]
         powers = [math.exp(float(scores[token, expert])) for expert in expected]
         assert ids[token].tolist() == expected
-        assert weights[token].tolist() == pytest.approx([power / sum(powers) for power in powers], rel=1e-5)
+        assert weights[token].tolist() == pytest.approx([0.5 * power / sum(powers) for power in powers], rel=1e-5)

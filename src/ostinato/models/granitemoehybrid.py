@@ -11,7 +11,7 @@ from ostinato.layers.attention import Attention
 from ostinato.layers.build import Build
 from ostinato.layers.linear import Embedding, Linear
 from ostinato.layers.mamba2 import Mamba2Mixer
-from ostinato.layers.moe import Experts, route_softmax
+from ostinato.layers.moe import Experts
 from ostinato.layers.norm import RMSNorm
 from ostinato.layers.rotary import Rotary
 from ostinato.layers.step import LayerMemory, StepInputs
@@ -30,29 +30,29 @@ class StackedExperts(Experts):
 
 
 class Router(nn.Module):
-    """Scores of the experts, and the choice by them."""
+    """The choice of experts, whose weights are multiplied by `multiplier`."""
 
-    def __init__(self, build: Build, hidden_size: int, moe: MoeHyperparameters) -> None:
+    def __init__(self, build: Build, hidden_size: int, moe: MoeHyperparameters, multiplier: float) -> None:
         super().__init__()
-        self.top_k = moe.top_k
+        self.op, self.top_k, self.multiplier = build.ops.route, moe.top_k, multiplier
         self.layer = Linear(build, hidden_size, moe.num_experts, keeps_dtype=True)
 
-    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """[tokens, hidden] -> expert ids and weights, each [tokens, top_k]"""
-        return route_softmax(self.layer(x).float(), self.top_k)
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[tokens, hidden] -> numbers of experts and their weights, [tokens, 2, top_k]"""
+        return self.op(x, self.layer.weight, None, self.top_k, scaling=self.multiplier)
 
 
 class MoE(nn.Module):
-    """The routed experts."""
+    """The routed experts, times `multiplier`, plus the residual."""
 
-    def __init__(self, build: Build, hidden_size: int, moe: MoeHyperparameters) -> None:
+    def __init__(self, build: Build, hidden_size: int, moe: MoeHyperparameters, multiplier: float) -> None:
         super().__init__()
-        self.router = Router(build, hidden_size, moe)
+        self.router = Router(build, hidden_size, moe, multiplier)
         self.experts = StackedExperts(build, moe.num_experts, hidden_size, moe.intermediate_size, "swiglu")
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """[tokens, hidden] -> [tokens, hidden]"""
-        return self.experts(x, *self.router(x))
+    def forward(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+        """Both [tokens, hidden] -> [tokens, hidden]"""
+        return self.experts(x, self.router(x), residual)
 
 
 class SharedMLP(nn.Module):
@@ -75,7 +75,6 @@ class Block(nn.Module):
     def __init__(self, build: Build, hidden_size: int, kind: str, hyper: GraniteMoeHybridHyperparameters) -> None:
         super().__init__()
         self.kind = kind
-        self.residual_multiplier = hyper.residual_multiplier
         self.input_layernorm = RMSNorm(build, hidden_size, hyper.norm_eps)
         if kind == "mamba2":
             self.mamba = Mamba2Mixer(
@@ -101,7 +100,9 @@ class Block(nn.Module):
             )
         self.post_attention_layernorm = RMSNorm(build, hidden_size, hyper.norm_eps)
         self.shared_mlp = SharedMLP(build, hidden_size, hyper.shared_intermediate_size, hyper.residual_multiplier)
-        self.block_sparse_moe = MoE(build, hidden_size, hyper.moe) if hyper.moe is not None else None
+        self.block_sparse_moe = (
+            MoE(build, hidden_size, hyper.moe, hyper.residual_multiplier) if hyper.moe is not None else None
+        )
 
     def forward(
         self,
@@ -118,9 +119,7 @@ class Block(nn.Module):
             x = self.self_attn(y, angles, step, memory, x)
         y = self.post_attention_layernorm(x)
         x = self.shared_mlp(y, x)
-        if self.block_sparse_moe is None:
-            return x
-        return torch.add(x, self.block_sparse_moe(y), alpha=self.residual_multiplier)
+        return x if self.block_sparse_moe is None else self.block_sparse_moe(y, x)
 
 
 class Backbone(nn.Module):

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 
 from ostinato.layers.attention import Attention
@@ -13,7 +12,7 @@ from ostinato.layers.build import Build
 from ostinato.layers.linear import Embedding, Linear
 from ostinato.layers.mamba2 import Mamba2Mixer
 from ostinato.layers.mlp import MLP
-from ostinato.layers.moe import Experts, route_grouped_sigmoid
+from ostinato.layers.moe import Experts
 from ostinato.layers.norm import RMSNorm
 from ostinato.layers.step import LayerMemory, StepInputs
 from ostinato.models.base import CausalLM, PredictionHead
@@ -26,21 +25,15 @@ class Router(nn.Module):
 
     def __init__(self, build: Build, hidden_size: int, moe: MoeHyperparameters) -> None:
         super().__init__()
-        self.moe = moe
+        self.op, self.moe = build.ops.route, moe
         self.weight = build.weight(moe.num_experts, hidden_size)
         self.e_score_correction_bias = build.weight(moe.num_experts, dtype=torch.float32)
 
-    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """[tokens, hidden] -> expert ids and weights, each [tokens, top_k]"""
-        return route_grouped_sigmoid(
-            F.linear(x.float(), self.weight.float()),
-            self.e_score_correction_bias,
-            top_k=self.moe.top_k,
-            num_groups=self.moe.num_groups,
-            top_groups=self.moe.top_groups,
-            normalize=self.moe.normalize,
-            scaling=self.moe.scaling,
-        )
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[tokens, hidden] -> numbers of experts and their weights, [tokens, 2, top_k]"""
+        moe = self.moe
+        groups = (moe.num_groups, moe.top_groups)
+        return self.op(x, self.weight, self.e_score_correction_bias, moe.top_k, *groups, moe.normalize, moe.scaling)
 
 
 class MoE(nn.Module):
@@ -62,10 +55,11 @@ class MoE(nn.Module):
 
     def forward(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
         """Both [tokens, hidden] -> [tokens, hidden]"""
-        ids, weights = self.gate(x)
-        routed = self.experts(self.fc1_latent_proj(x) if self.latent else x, ids, weights)
+        choices = self.gate(x)
         shared = self.shared_experts(x, residual)
-        return self.fc2_latent_proj(routed, shared) if self.latent else routed + shared
+        if self.latent:
+            return self.fc2_latent_proj(self.experts(self.fc1_latent_proj(x), choices), shared)
+        return self.experts(x, choices, shared)
 
 
 class Block(nn.Module):
@@ -131,6 +125,7 @@ class HeadBlock(Block):
     ) -> None:
         super().__init__(build, hidden_size, kind, hyper, first_key=1)
         eps = hyper.norm_eps
+        self.concat = build.ops.concat
         self.enorm = RMSNorm(build, hidden_size, eps) if is_first else None
         self.hnorm = RMSNorm(build, hidden_size, eps) if is_first else None
         self.eh_proj = Linear(build, 2 * hidden_size, hidden_size) if is_first else None
@@ -141,7 +136,7 @@ class HeadBlock(Block):
         assert self.enorm is not None, "the first block joins"
         assert self.hnorm is not None, "the first block joins"
         assert self.eh_proj is not None, "the first block joins"
-        return self.eh_proj(torch.cat((self.enorm(embedded), self.hnorm(hidden)), dim=-1))
+        return self.eh_proj(self.concat(self.enorm(embedded), self.hnorm(hidden)))
 
     def norm_result(self, x: torch.Tensor) -> torch.Tensor:
         """[tokens, hidden] -> [tokens, hidden]"""

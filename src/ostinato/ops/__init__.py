@@ -14,6 +14,7 @@ from typing import Any
 from ostinato.ops import (
     attention,
     causal_conv1d,
+    concat,
     embedding,
     gated_rms_norm,
     linear,
@@ -21,6 +22,7 @@ from ostinato.ops import (
     rms_norm,
     rotary,
     rotary_angles,
+    route,
     sample,
     ssd_scan,
     state_update,
@@ -32,6 +34,7 @@ from ostinato.ops.recording import Kernel, Tap
 REFERENCES: dict[str, Kernel] = {
     "attention": attention.reference,
     "causal_conv1d": causal_conv1d.reference,
+    "concat": concat.reference,
     "embedding": embedding.reference,
     "gated_rms_norm": gated_rms_norm.reference,
     "linear": linear.reference,
@@ -39,6 +42,7 @@ REFERENCES: dict[str, Kernel] = {
     "rms_norm": rms_norm.reference,
     "rotary": rotary.reference,
     "rotary_angles": rotary_angles.reference,
+    "route": route.reference,
     "sample": sample.reference,
     "ssd_scan": ssd_scan.reference,
     "state_update": state_update.reference,
@@ -48,12 +52,15 @@ REFERENCES: dict[str, Kernel] = {
 NATIVE: dict[str, Callable[..., Lowered]] = {
     "attention": attention.lower,
     "causal_conv1d": causal_conv1d.lower,
+    "concat": concat.lower,
     "embedding": embedding.lower,
     "gated_rms_norm": gated_rms_norm.lower,
     "linear": linear.lower,
+    "moe": moe.lower,
     "rms_norm": rms_norm.lower,
     "rotary": rotary.lower,
     "rotary_angles": rotary_angles.lower,
+    "route": route.lower,
     "sample": sample.lower,
     "ssd_scan": ssd_scan.lower,
     "state_update": state_update.lower,
@@ -74,6 +81,7 @@ class Ops:
 
     attention: Kernel
     causal_conv1d: Kernel
+    concat: Kernel
     embedding: Kernel
     gated_rms_norm: Kernel
     linear: Kernel
@@ -81,6 +89,7 @@ class Ops:
     rms_norm: Kernel
     rotary: Kernel
     rotary_angles: Kernel
+    route: Kernel
     sample: Kernel
     ssd_scan: Kernel
     state_update: Kernel

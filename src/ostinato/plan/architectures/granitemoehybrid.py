@@ -79,7 +79,7 @@ def model_spec(config: dict[str, Any]) -> ModelSpec:
     if "mamba2" in hyper.kinds:
         ops |= {"causal_conv1d", "gated_rms_norm", "ssd_scan", "state_update"}
     if hyper.moe is not None:
-        ops |= {"moe"}
+        ops |= {"moe", "route"}
     return ModelSpec(
         architecture="granitemoehybrid",
         dtype=checkpoint_dtype(config),

@@ -35,7 +35,7 @@ OPS = {
     "mamba2": {"causal_conv1d", "ssd_scan", "state_update", "gated_rms_norm"},
     "attention": {"attention", "rotary"},
     "mlp": set(),
-    "moe": {"moe"},
+    "moe": {"moe", "route"},
 }
 """The ops/ functions that a layer of each kind calls, beside linear and rms_norm."""
 
@@ -105,7 +105,7 @@ def _head(hyper: NemotronHHyperparameters, hidden_size: int) -> DrafterSpec:
         layers=tuple(_layer(kind, hyper, hidden_size) for kind in hyper.mtp_kinds),
         outer_parameters=3 * hidden_size + linear_parameters(2 * hidden_size, hidden_size),
         hidden_elements=hidden_size,
-        ops=_ops(hyper.mtp_kinds, "token_shift"),
+        ops=_ops(hyper.mtp_kinds, "concat", "token_shift"),
         outer_linears=(LinearSpec(("layers.0.eh_proj",), 2 * hidden_size, hidden_size),),
     )
 

@@ -1,0 +1,68 @@
+// Dot products of tokens, in place, with rows of a weight: for the products in which each thread has rows of its own and
+// tokens pass by in groups that stay in the L2.
+#pragma once
+
+#include <algorithm>
+
+#include "dot.h"
+
+namespace ostinato {
+
+constexpr int PANEL_ROWS = 16;  // rows whose sums are kept, for all tokens of a group, before they are used
+
+// Rows [count, size] of a weight.
+template <typename W>
+struct Rows {
+    const W* first;
+    std::int64_t count, size;
+
+    const W* at(std::int64_t row) const { return first + row * size; }
+};
+
+// The most tokens of `size` elements that are to pass by at a time.
+template <typename X>
+inline std::int64_t tokens_in_cache(std::int64_t size) {
+    constexpr std::int64_t BYTES = 512 * 1024;
+    return std::max<std::int64_t>(BYTES / (size * sizeof(X)), 4 * DOT_TOKENS);
+}
+
+template <int TOKENS, int PREFETCH, typename... Args>
+inline void dot_some(int tokens, const Args&... args) {
+    if constexpr (TOKENS > 0) {
+        if (tokens == TOKENS) {
+            dot_block<TOKENS, PREFETCH, false>(args...);
+        } else {
+            dot_some<TOKENS - 1, PREFETCH>(tokens, args...);
+        }
+    }
+}
+
+// sums[t * stride + r] = x[t] . row `begin + r`, for all tokens and the rows before `end`; up to DOT_ROWS - 1 more sums are
+// written. Meanwhile the rows from `next` on, which are to come then, are fetched.
+template <typename X, typename W>
+void dot_rows(const Rows<W>& rows, std::int64_t begin, std::int64_t end, const W* next, std::int64_t tokens, const X* x,
+              std::int64_t x_stride, float* sums, int stride) {
+    const std::int64_t blocks = (tokens + DOT_TOKENS - 1) / DOT_TOKENS;
+    for (std::int64_t row = begin; row < end; row += DOT_ROWS) {
+        const W *here[DOT_ROWS], *then[DOT_ROWS];
+        for (int r = 0; r < DOT_ROWS; ++r) {
+            // Behind the last row it is computed once more, and thrown away.
+            here[r] = rows.at(std::min(row + r, rows.count - 1));
+            then[r] = row + DOT_ROWS < end ? here[r] + DOT_ROWS * rows.size : next + r * rows.size;
+        }
+        const float* const* no_scales = nullptr;
+        for (std::int64_t block = 0; block < blocks; ++block) {
+            const std::int64_t t = tokens * block / blocks;
+            const int count = static_cast<int>(tokens * (block + 1) / blocks - t);
+            const Tokens<X> some{x + t * x_stride, x_stride};
+            float* to = sums + t * stride + (row - begin);
+            if (block == 0) {
+                dot_some<DOT_TOKENS, DOT_ROWS>(count, some, here, then, rows.size, no_scales, std::int64_t{0}, to, stride);
+            } else {
+                dot_some<DOT_TOKENS, 0>(count, some, here, then, rows.size, no_scales, std::int64_t{0}, to, stride);
+            }
+        }
+    }
+}
+
+}  // namespace ostinato

@@ -1,0 +1,109 @@
+// route: the experts that each token goes to, by scores in float32, and their weights.
+
+#include "../dot_rows.h"
+#include "../kernels.h"
+
+namespace ostinato {
+namespace {
+
+constexpr float NEVER = -std::numeric_limits<float>::infinity();
+
+// The place of the greatest of `count` values, of equal ones the first; what lies behind them is NEVER, to whole vectors.
+inline std::int64_t best_of(const float* values, std::int64_t count) {
+    Float most = splat(NEVER);
+    for (std::int64_t i = 0; i < count; i += LANES) most = max(load(values + i), most);
+    const float best = largest(most);
+    std::int64_t place = 0;
+    while (place < count - 1 && values[place] != best) ++place;
+    return place;
+}
+
+// The `chosen` best of `count` values, best first. The values are lost.
+inline void take_best(float* values, std::int64_t count, std::int64_t chosen, float* places) {
+    for (std::int64_t k = 0; k < chosen; ++k) {
+        const std::int64_t place = best_of(values, count);
+        places[k] = static_cast<float>(place);
+        values[place] = NEVER;
+    }
+}
+
+// Makes NEVER what is not in one of the `chosen` groups whose two best have the greatest sum. `room` [groups + LANES].
+inline void allow_groups(float* values, std::int64_t count, std::int64_t groups, std::int64_t chosen, float* room) {
+    const std::int64_t size = count / groups;
+    for (std::int64_t g = 0; g < groups; ++g) {
+        float best = NEVER, second = NEVER;
+        for (std::int64_t i = g * size; i < (g + 1) * size; ++i) {
+            if (values[i] > best) {
+                second = best;
+                best = values[i];
+            } else if (values[i] > second) {
+                second = values[i];
+            }
+        }
+        room[g] = best + second;
+    }
+    std::fill_n(room + groups, LANES, NEVER);
+    for (std::int64_t k = 0; k < chosen; ++k) room[best_of(room, groups)] = std::numeric_limits<float>::quiet_NaN();
+    for (std::int64_t g = 0; g < groups; ++g) {
+        if (room[g] == room[g]) std::fill_n(values + g * size, size, NEVER);
+    }
+}
+
+// `x` [tokens, size] and `w` [experts, size] in `dtype`; `bias` [experts] float32, or 0 for a softmax over the chosen
+// scores in place of sigmoids -> `y` [tokens, 2, top_k] float32, numbers of experts and weights.
+void route(const Team& team, std::int64_t tokens, Address x, std::int64_t x_stride, Address w, Address bias, Address y,
+           std::int64_t experts, std::int64_t size, std::int64_t top_k, std::int64_t groups, std::int64_t top_groups,
+           int normalize, float scaling, int dtype) {
+    const std::int64_t stride = (experts + LANES - 1) / LANES * LANES + LANES;
+    float* scores = team.shared<float>(tokens * stride);
+    with_dtype(dtype, [&](auto type) {
+        using T = decltype(type);
+        const Rows<T> rows{at<const T>(w), experts, size};
+        const Range mine = team.split(experts, DOT_ROWS);
+        const std::int64_t most = tokens_in_cache<T>(size);
+        for (std::int64_t first = 0; first < tokens && mine.begin < mine.end; first += most) {
+            dot_rows(rows, mine.begin, mine.end, rows.at(mine.begin), std::min(most, tokens - first),
+                     at<const T>(x) + first * x_stride, x_stride, scores + first * stride + mine.begin,
+                     static_cast<int>(stride));
+        }
+    });
+    team.barrier();
+
+    float* choice = team.own<float>(stride + groups + LANES);
+    const Range mine = team.split(tokens);
+    for (std::int64_t t = mine.begin; t < mine.end; ++t) {
+        float* of_token = scores + t * stride;
+        float* places = at<float>(y) + t * 2 * top_k;
+        float* weights = places + top_k;
+        for (std::int64_t i = 0; i < experts; i += LANES) {
+            const int count = static_cast<int>(std::min<std::int64_t>(LANES, experts - i));
+            Float value = load(of_token + i);
+            if (bias) {
+                value = 1.0f / (1.0f + exp(-value));
+                store(of_token + i, value);
+                value += load_first(at<const float>(bias) + i, count);
+            }
+            // What is no number is chosen last, so that also then experts are chosen that there are.
+            store(choice + i, value == value ? value : splat(std::numeric_limits<float>::lowest()));
+            for (int lane = count; lane < LANES; ++lane) choice[i + lane] = NEVER;
+        }
+        if (bias && groups > 1) allow_groups(choice, experts, groups, top_groups, choice + stride);
+        take_best(choice, experts, top_k, places);
+
+        const float best = of_token[static_cast<std::int64_t>(places[0])];
+        float total = 0;
+        for (std::int64_t k = 0; k < top_k; ++k) {
+            const float value = of_token[static_cast<std::int64_t>(places[k])];
+            weights[k] = bias ? value : exp(value - best);
+            total += weights[k];
+        }
+        const float divisor = bias ? (normalize ? total + 1e-20f : 1.0f) : total;
+        for (std::int64_t k = 0; k < top_k; ++k) weights[k] = weights[k] / divisor * scaling;
+    }
+}
+
+}  // namespace
+
+void bind_route(Module& module) { bind<route>(module, "route"); }
+
+}  // namespace ostinato

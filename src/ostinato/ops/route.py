@@ -1,0 +1,78 @@
+"""route: which experts each token goes to, and with what weights."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+
+from ostinato.ops.native import DTYPES, Lowered, check_rows
+
+
+def reference(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    correction_bias: torch.Tensor | None,
+    top_k: int,
+    num_groups: int = 1,
+    top_groups: int = 1,
+    normalize: bool = False,
+    scaling: float = 1.0,
+) -> torch.Tensor:
+    """The `top_k` best experts by the scores x W^T, which are computed in float32; of equal ones the lowest.
+
+    `x` [tokens, hidden], `weight` [experts, hidden]. With a `correction_bias` [experts] float32 it is sigmoid routing
+    (DeepSeek-V3, arXiv 2412.19437, section 2.1.2): the sigmoids of the scores are the weights, over their sum if
+    `normalize`; the bias is added for the choice alone, in which only the `top_groups` groups take part whose two best
+    have the greatest sum. Without, the weights are the softmax over the chosen scores. All are multiplied by `scaling`.
+
+    -> [tokens, 2, top_k] float32: the numbers of the experts, best first, and their weights.
+    """
+    scores = F.linear(x.float(), weight.float())
+    if correction_bias is None:
+        ids = _best(scores, top_k)
+        weights = scores.gather(1, ids).softmax(-1)
+    else:
+        probabilities = scores.sigmoid()
+        ids = _best(_allowed(probabilities + correction_bias, num_groups, top_groups), top_k)
+        weights = probabilities.gather(1, ids)
+        if normalize:
+            weights = weights / (weights.sum(-1, keepdim=True) + 1e-20)
+    return torch.stack((ids.float(), weights * scaling), dim=1)
+
+
+def _best(values: torch.Tensor, count: int) -> torch.Tensor:
+    """The places of the greatest values of each row, of equal ones the first. -> [rows, count] int64"""
+    return values.sort(dim=-1, descending=True, stable=True).indices[:, :count]
+
+
+def _allowed(choice: torch.Tensor, num_groups: int, top_groups: int) -> torch.Tensor:
+    """-inf outside of the `top_groups` best groups."""
+    if num_groups == 1:
+        return choice
+    grouped = choice.unflatten(-1, (num_groups, -1))
+    best = _best(grouped.topk(2, dim=-1).values.sum(-1), top_groups)
+    allowed = torch.zeros_like(grouped[..., 0], dtype=torch.bool).scatter_(1, best, True)
+    return grouped.masked_fill(~allowed.unsqueeze(-1), float("-inf")).flatten(1)
+
+
+def lower(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    correction_bias: torch.Tensor | None,
+    top_k: int,
+    num_groups: int = 1,
+    top_groups: int = 1,
+    normalize: bool = False,
+    scaling: float = 1.0,
+    *,
+    out: torch.Tensor | None = None,
+) -> Lowered:
+    """As the reference."""
+    check_rows("route", x)
+    assert weight.is_contiguous(), "route: strided weights"
+    tokens, (experts, size) = x.shape[0], weight.shape
+    out = torch.empty(tokens, 2, top_k) if out is None else out
+    bias = 0 if correction_bias is None else correction_bias.data_ptr()
+    pointers = (x.data_ptr(), x.stride(0), weight.data_ptr(), bias, out.data_ptr())
+    options = (top_k, num_groups, top_groups, int(normalize), scaling)
+    return out, (tokens, *pointers, experts, size, *options, DTYPES[x.dtype])
