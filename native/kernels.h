@@ -12,6 +12,7 @@ void bind_embedding(Module& module);
 void bind_linear(Module& module);
 void bind_moe(Module& module);
 void bind_norm(Module& module);
+void bind_probe(Module& module);
 void bind_rotary(Module& module);
 void bind_route(Module& module);
 void bind_sample(Module& module);
@@ -27,6 +28,7 @@ inline void bind_kernels(Module& module) {
     bind_linear(module);
     bind_moe(module);
     bind_norm(module);
+    bind_probe(module);
     bind_rotary(module);
     bind_route(module);
     bind_sample(module);

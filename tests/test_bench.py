@@ -133,7 +133,7 @@ def test_bandwidth_is_measured_by_reading_and_copying() -> None:
 
 def test_throughput_reports_each_batch_size(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        "ostinato.bench.throughput.measure_bandwidth", lambda device: measure_bandwidth(device, size=2**22)
+        "ostinato.bench.throughput.measure_bandwidth", lambda device, isa: measure_bandwidth(device, 2**22, isa)
     )
     workload = Workload(prompt_len=12, output_len=5, batch_sizes=(1, 3), rounds=2)
     settings = {**TINY, "model": str(checkpoint("nemotron_h_dense")), "max_num_batched_tokens": 19}
@@ -208,7 +208,7 @@ def test_the_command_prints_tables_or_json(
     command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        "ostinato.bench.throughput.measure_bandwidth", lambda device: measure_bandwidth(device, size=2**22)
+        "ostinato.bench.throughput.measure_bandwidth", lambda device, isa: measure_bandwidth(device, 2**22, isa)
     )
     flags = ["--batch-sizes", "1,2", "--prompt-len", "4", "--output-len", "3", "--rounds", "1"]
     flags += ["--threads", "1", "--cache-memory", "16MiB"]

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 PROBE_BYTES = 2**29
 """Well above the caches of a CPU or a GPU."""
 PROBE_PASSES = 7
+PROBE_SIDE = 2048
+"""Rows of the matrices whose product is timed."""
 
 
 @dataclass(frozen=True)
@@ -80,28 +82,48 @@ def floor_figures(needed: DecodeBytes, bandwidth: Bandwidth, step_seconds: float
     }
 
 
-def measure_bandwidth(device: torch.device, size: int = PROBE_BYTES) -> Bandwidth:
-    """The best of several sums over, and copies of, a float32 tensor of `size` bytes."""
+def measure_bandwidth(device: torch.device, size: int = PROBE_BYTES, isa: str | None = None) -> Bandwidth:
+    """The best of several sums over, and copies of, a float32 tensor of `size` bytes. With `isa`, that of the native
+    extension, its reading counts too: more of it is under way at once."""
     import torch
 
     source = torch.ones(size // 4, dtype=torch.float32, device=device)
     target = torch.empty_like(source)
+    readings: list[Callable[[], object]] = [source.sum]
+    if isa is not None:
+        from ostinato.ops.native import load_extension
+
+        extension, parts = load_extension(isa), 64
+        sums = torch.empty(parts * 16, dtype=torch.int32)
+        readings.append(lambda: extension.read_memory(parts, source.data_ptr(), size, sums.data_ptr()))
+    read = min(best_seconds(reading, device) for reading in readings)
+    return Bandwidth(read=size / read, copy=2 * size / best_seconds(lambda: target.copy_(source), device))
+
+
+def measure_flops(dtype: str, size: int = PROBE_SIDE) -> float:
+    """FLOP/s on a CPU of the product of two square matrices of `size` rows in `dtype`, the best of several."""
+    import torch
+
+    one = torch.ones(size, size, dtype=getattr(torch, dtype))
+    return 2 * size**3 / best_seconds(lambda: one @ one.t(), one.device)
+
+
+def best_seconds(work: Callable[[], object], device: torch.device) -> float:
+    """The shortest of several times that `work` takes."""
+    import torch
 
     def wait() -> None:
         if device.type == "cuda":
             torch.cuda.synchronize(device)
 
-    def best_seconds(work: Callable[[], object]) -> float:
-        seconds = []
-        for _ in range(PROBE_PASSES):
-            wait()
-            begin = time.perf_counter()
-            work()
-            wait()
-            seconds.append(time.perf_counter() - begin)
-        return min(seconds)
-
-    return Bandwidth(read=size / best_seconds(source.sum), copy=2 * size / best_seconds(lambda: target.copy_(source)))
+    seconds = []
+    for _ in range(PROBE_PASSES):
+        wait()
+        begin = time.perf_counter()
+        work()
+        wait()
+        seconds.append(time.perf_counter() - begin)
+    return min(seconds)
 
 
 def work(job: dict[str, Any]) -> dict[str, Any]:
@@ -121,7 +143,7 @@ def work(job: dict[str, Any]) -> dict[str, Any]:
         torch.set_num_threads(config.threads)
     spec = load_spec(config)
     plan = make_plan(config, spec, detect(config.device))
-    bandwidth = measure_bandwidth(torch.device(plan.device.kind))
+    bandwidth = measure_bandwidth(torch.device(plan.device.kind), isa=plan.device.native.isa)
     needed = {}
     for rows in job["rows"]:
         settings = plan.settings

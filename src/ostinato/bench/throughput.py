@@ -41,7 +41,7 @@ def throughput(settings: dict[str, Any], workload: Workload, report: Callable[[s
             }
         )
     report("measuring the memory's bandwidth")
-    bandwidth = measure_bandwidth(engine.runner.device)
+    bandwidth = measure_bandwidth(engine.runner.device, isa=plan.device.native.isa)
     for result in results:
         needed = decode_bytes(
             engine.spec,

@@ -17,6 +17,7 @@ from ostinato.bench.latency import latency
 from ostinato.bench.prefix import PrefixBench, prefix
 from ostinato.bench.prefix_variants import MODES
 from ostinato.bench.prefix_workloads import WORKLOADS, Sizes
+from ostinato.bench.profile import ProfileBench, profile
 from ostinato.bench.speculative import speculative
 from ostinato.bench.speculative_prompts import SpeculativeBench
 from ostinato.bench.startup import startup
@@ -26,6 +27,8 @@ from ostinato.cli.bench_graph_tables import LENGTHS as GRAPH_LENGTHS
 from ostinato.cli.bench_graph_tables import graph_tables
 from ostinato.cli.bench_prefix_tables import LENGTHS as PREFIX_LENGTHS
 from ostinato.cli.bench_prefix_tables import prefix_tables
+from ostinato.cli.bench_profile_tables import LENGTHS as PROFILE_LENGTHS
+from ostinato.cli.bench_profile_tables import profile_tables
 from ostinato.cli.bench_speculative_tables import LENGTHS as SPECULATIVE_LENGTHS
 from ostinato.cli.bench_speculative_tables import speculative_tables
 from ostinato.cli.bench_tables import compare_tables, latency_tables, show, startup_tables, throughput_tables
@@ -34,8 +37,8 @@ from ostinato.config import EngineConfig
 from ostinato.errors import ConfigError
 
 app = typer.Typer(
-    help="Measure throughput, latency, start-up, the prefix cache, graphs or speculation, on a checkpoint or on random "
-    "weights.\n\n"
+    help="Measure throughput, latency, start-up, the prefix cache, graphs, kernels or speculation, on a checkpoint or "
+    "on random weights.\n\n"
     "Example: ostinato bench latency demo --batch-sizes 1,8",
     no_args_is_help=True,
     rich_markup_mode=None,
@@ -277,11 +280,40 @@ def speculative_command(
     show(speculative(settings, bench, _report()), as_json, speculative_tables, SPECULATIVE_LENGTHS)
 
 
+def profile_command(
+    settings: dict[str, Any],
+    target: Model = None,
+    batch_sizes: BatchSizes = "1,8,32",
+    context: Annotated[
+        int, typer.Option("--context", "--prompt-len", min=1, help="Tokens before each row of a decode step.")
+    ] = 128,
+    prefill: Annotated[int, typer.Option(min=1, help="Tokens of the prompt that is computed in one step.")] = 512,
+    rounds: Annotated[
+        int, typer.Option(min=1, help="Rounds that are counted, after one to warm up; of each call the best counts.")
+    ] = 20,
+    as_json: AsJson = False,
+) -> None:
+    """Where a step's time goes, by kernel, beside the floor; and what the engine does around the model.
+
+    A kernel's floor is the bytes that it must move (weights, states, keys and values; not what is computed on the
+    way) over the memory's bandwidth, or its operations over the rate of large matrix products, whichever takes longer;
+    both rates are measured in the same run. What fits into the caches may take less than its floor. Decode steps are
+    replayed from a tape, call by call, where they have a full graph; a prompt runs eagerly. The last table is of real
+    steps of the engine, medians.
+
+    Example: ostinato bench profile benchmarks/models/nemotron-h-300m --random-weights --batch-sizes 1,32
+    """
+    name_model(settings, target)
+    bench = ProfileBench(tuple(sorted(set(_sizes(batch_sizes)))), context, prefill, rounds)
+    show(profile(settings, bench, _report()), as_json, profile_tables, PROFILE_LENGTHS)
+
+
 app.command("throughput")(engine_options(throughput_command))
 app.command("latency")(engine_options(latency_command))
 app.command("startup")(engine_options(startup_command))
 app.command("prefix")(engine_options(prefix_command))
 app.command("graphs")(engine_options(graphs_command))
+app.command("profile")(engine_options(profile_command))
 app.command("speculative")(engine_options(speculative_command))
 
 

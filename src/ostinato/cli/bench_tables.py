@@ -34,6 +34,8 @@ def show(
     if "read_bytes_per_second" in machine:
         read, copy = machine["read_bytes_per_second"] / 1e9, machine["copy_bytes_per_second"] / 1e9
         facts.add_row("memory", f"read {read:.1f} GB/s, copy {copy:.1f} GB/s")
+    if "flops_per_second" in machine:
+        facts.add_row("products", f"{machine['flops_per_second'] / 1e9:,.0f} GFLOP/s in {settings['dtype']}")
     for each in (facts, *tables(report)):
         console.print(each)
 

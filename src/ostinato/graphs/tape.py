@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import groupby
 from typing import Any
@@ -21,6 +22,8 @@ WRITES_INTO = frozenset({"add", "mul", "sub", "neg", "exp", "silu", "cat", "embe
 """Operations that are replayed by their form with an output; the results of others are copied to their place."""
 
 Play = Callable[[StepInputs], None]
+Profile = Callable[[StepInputs], list[tuple[str, float]]]
+"""Plays calls -> (name, seconds) of each."""
 Forward = Callable[[StepInputs], torch.Tensor]
 
 
@@ -40,12 +43,16 @@ class Tape:
         """Puts what the calls compute into `memory`, as laid out. To be done before the first replay, and again when
         the arena has grown."""
         self._plays: list[Play] = []
+        self._profiles: list[Profile] = []
         self.programs: list[Any] = []
         for is_native, calls in groupby(self._calls, key=lambda call: isinstance(call.function, NativeKernel)):
             if is_native:
-                self._plays.append(self._program(list(calls), memory))
-            else:
-                self._plays += [self._play(call, memory) for call in calls]
+                self._add_program(list(calls), memory)
+                continue
+            for call in calls:
+                play = self._play(call, memory)
+                self._plays.append(play)
+                self._profiles.append(_stopped(call.name, play))
         self._result: torch.Tensor = bind(self._result_place, self._layout, memory)
 
     def replay(self, step: StepInputs) -> torch.Tensor:
@@ -56,14 +63,20 @@ class Tape:
             play(step)
         return self._result
 
-    def _program(self, calls: Sequence[Call], memory: torch.Tensor) -> Play:
+    def profile(self, step: StepInputs) -> list[tuple[str, float]]:
+        """As `replay`, but -> the name of every call and the seconds that it took, in order."""
+        check_addresses(step, self._addresses)
+        return [call for profile in self._profiles for call in profile(step)]
+
+    def _add_program(self, calls: Sequence[Call], memory: torch.Tensor) -> None:
         """Adjacent native kernels: one call of the extension, which leaves padding tokens out."""
         program = calls[0].function.extension.Program()
         self.programs.append(program)
         for call in calls:
             args, kwargs, writes = bind((call.args, call.kwargs, call.writes), self._layout, memory)
             call.function.record(program, writes[0], args, kwargs)
-        return lambda step: program.run(step.token_ids.shape[0])
+        self._plays.append(lambda step: program.run(step.token_ids.shape[0]))
+        self._profiles.append(lambda step: program.profile(step.token_ids.shape[0]))
 
     def _play(self, call: Call, memory: torch.Tensor) -> Play:
         function = call.function
@@ -126,6 +139,15 @@ class TapeBackend:
             for one in moved:
                 one.bind(self.arena.memory)
         return tape
+
+
+def _stopped(name: str, play: Play) -> Profile:
+    def profile(step: StepInputs) -> list[tuple[str, float]]:
+        begin = time.perf_counter()
+        play(step)
+        return [(name, time.perf_counter() - begin)]
+
+    return profile
 
 
 def _with_output(call: Call) -> Any:

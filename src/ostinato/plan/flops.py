@@ -31,7 +31,7 @@ def prefill_flops(model: ModelSpec) -> PrefillFlops:
     if model.drafter is not None and model.drafter.method == "mtp":
         met += model.drafter.outer_parameters
     scans = sum(_scan_flops(mamba2) for mamba2 in model.state_layers)
-    pairs = sum(_pair_flops(attention) for attention in model.attention_layers)
+    pairs = sum(pair_flops(attention) for attention in model.attention_layers)
     return PrefillFlops(per_token=float(2 * met + scans), per_pair=float(pairs))
 
 
@@ -45,6 +45,6 @@ def _scan_flops(mamba2: Mamba2Spec) -> int:
     return states + (mamba2.chunk_size + 1) * (mamba2.num_groups * mamba2.state_size + mamba2.intermediate_size)
 
 
-def _pair_flops(attention: AttentionSpec) -> int:
+def pair_flops(attention: AttentionSpec) -> int:
     """A product and a sum over each head, for the score and again for the value."""
     return 4 * attention.num_heads * attention.head_dim

@@ -70,7 +70,7 @@ class LayerSpec:
     is the number of elements per token of the layer's widest intermediate results alive at once, without the
     residual stream. `inactive_parameters` are those of `parameters` that a token does not meet: the experts that
     its router does not choose. `linears` are the matrices among `parameters` that can be quantised: all but the
-    experts' and the router's.
+    experts', which have `expert_parameters` in all, and the router's.
     """
 
     kind: str
@@ -81,6 +81,7 @@ class LayerSpec:
     activation_elements: int
     inactive_parameters: int = 0
     linears: tuple[LinearSpec, ...] = ()
+    expert_parameters: int = 0
 
 
 @dataclass(frozen=True)
@@ -112,7 +113,7 @@ class DrafterSpec:
         if self.model is not None:
             return self.model.weight_bytes(dtype)
         linears = (*self.outer_linears, *_linears(self.layers))
-        return _weight_bytes(self.outer_parameters, self.layers, dtype) - _saved_bytes(
+        return _weight_bytes(self.outer_parameters, self.layers, dtype) - saved_bytes(
             (linear.under("mtp.") for linear in linears), self.quantization, dtype
         )
 
@@ -197,7 +198,7 @@ class ModelSpec:
     def weight_bytes(self, dtype: str) -> int:
         """Bytes of the model's own weights when it runs in `dtype`; a drafter has its own."""
         whole = _weight_bytes(self.outer_parameters, self.layers, dtype)
-        return whole - _saved_bytes(self.linears, self.quantization, dtype)
+        return whole - saved_bytes(self.linears, self.quantization, dtype)
 
     @property
     def linears(self) -> Iterator[LinearSpec]:
@@ -217,8 +218,8 @@ def _linears(layers: tuple[LayerSpec, ...]) -> Iterator[LinearSpec]:
             yield linear.under(f"layers.{i}.")
 
 
-def _saved_bytes(linears: Iterable[LinearSpec], quantization: Quantization | None, dtype: str) -> int:
-    """What quantisation saves."""
+def saved_bytes(linears: Iterable[LinearSpec], quantization: Quantization | None, dtype: str) -> int:
+    """What quantisation saves of a model that runs in `dtype`."""
     if quantization is None:
         return 0
     return sum(

@@ -158,7 +158,7 @@ def _rope(config: dict[str, Any], head_dim: int) -> RopeSpec | None:
 
 def _layer(kind: str, hyper: GraniteMoeHybridHyperparameters, hidden_size: int) -> LayerSpec:
     parameters = mlp_parameters(hidden_size, hyper.shared_intermediate_size) + 2 * hidden_size
-    mlp_width, inactive = 3 * hyper.shared_intermediate_size, 0
+    mlp_width, experts, inactive = 3 * hyper.shared_intermediate_size, 0, 0
     mlp = (
         LinearSpec(("shared_mlp.input_linear",), hidden_size, 2 * hyper.shared_intermediate_size),
         LinearSpec(("shared_mlp.output_linear",), hyper.shared_intermediate_size, hidden_size),
@@ -166,8 +166,9 @@ def _layer(kind: str, hyper: GraniteMoeHybridHyperparameters, hidden_size: int) 
     if hyper.moe is not None:
         moe = hyper.moe
         expert = mlp_parameters(hidden_size, moe.intermediate_size)
+        experts = moe.num_experts * expert
         inactive = (moe.num_experts - moe.top_k) * expert
-        parameters += moe.num_experts * expert
+        parameters += experts
         parameters += linear_parameters(hidden_size, moe.num_experts)
         mlp_width += moe.top_k * (3 * moe.intermediate_size + hidden_size)
     if kind == "attention":
@@ -175,11 +176,11 @@ def _layer(kind: str, hyper: GraniteMoeHybridHyperparameters, hidden_size: int) 
         parameters += attention_parameters(hidden_size, attention, hyper.attention_bias)
         width = 2 * attention.num_heads * attention.head_dim + attention.kv_elements_per_token
         linears = attention_linears(hidden_size, attention, "self_attn") + mlp
-        return LayerSpec(kind, attention, None, parameters, 0, max(width, mlp_width), inactive, linears)
+        return LayerSpec(kind, attention, None, parameters, 0, max(width, mlp_width), inactive, linears, experts)
     spec = hyper.mamba2
     mixer, float32 = mamba2_parameters(
         hidden_size, spec, proj_bias=hyper.mamba_proj_bias, conv_bias=hyper.conv_bias, norm=True
     )
     width = spec.in_proj_size + spec.conv_dim + 2 * spec.intermediate_size
     linears = mamba2_linears(hidden_size, spec, "mamba") + mlp
-    return LayerSpec(kind, None, spec, parameters + mixer, float32, max(width, mlp_width), inactive, linears)
+    return LayerSpec(kind, None, spec, parameters + mixer, float32, max(width, mlp_width), inactive, linears, experts)

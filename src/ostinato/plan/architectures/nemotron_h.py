@@ -209,4 +209,5 @@ def _layer(kind: str, hyper: NemotronHHyperparameters, hidden_size: int) -> Laye
         parameters += linear_parameters(inner, hidden_size, hyper.mlp_bias)
     width = 2 * moe.shared_intermediate_size + moe.top_k * (2 * moe.intermediate_size + inner)
     inactive = (moe.num_experts - moe.top_k) * expert
-    return LayerSpec(kind, None, None, parameters + norm, moe.num_experts, width, inactive, linears)
+    experts = moe.num_experts * expert
+    return LayerSpec(kind, None, None, parameters + norm, moe.num_experts, width, inactive, linears, experts)

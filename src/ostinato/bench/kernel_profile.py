@@ -1,0 +1,114 @@
+"""The seconds of every call of a step on a CPU: replayed from a tape, or run eagerly under a stopwatch."""
+
+from __future__ import annotations
+
+import random
+import time
+from typing import Any
+
+import torch
+
+from ostinato.bench.decode_steps import run_eagerly
+from ostinato.bench.profile_figures import Calls, least_calls
+from ostinato.engine.inputs import step_inputs
+from ostinato.engine.runner import Runner
+from ostinato.graphs.buffers import StepBuffers
+from ostinato.graphs.graphs import persistent_storages
+from ostinato.graphs.tape import TapeBackend
+from ostinato.layers.step import StepInputs
+from ostinato.ops.recording import Kernel
+from ostinato.schedule.batch import Batch, Row
+
+
+class CallClock:
+    """The seconds of every kernel; stands in a tap as a recorder that records nothing."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, float]] = []
+        self._is_running = False
+
+    def kernel(self, name: str, kernel: Kernel, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
+        """What one kernel calls belongs to it."""
+        if self._is_running:
+            return kernel(*args, **kwargs)
+        self._is_running = True
+        begin = time.perf_counter()
+        try:
+            return kernel(*args, **kwargs)
+        finally:
+            self.calls.append((name, time.perf_counter() - begin))
+            self._is_running = False
+
+    def split(
+        self,
+        name: str,  # noqa: ARG002
+        function: Kernel,
+        tensors: tuple[torch.Tensor, ...],
+        others: tuple[Any, ...],
+    ) -> torch.Tensor:
+        return function(*tensors, *others)
+
+
+@torch.inference_mode()
+def profile_tape(runner: Runner, step: StepInputs, size: int, passes: int) -> tuple[Calls, float]:
+    """Of a decode step, padded to `size` rows: the shortest time of every call, `logits` last, and the shortest replay
+    without a look at the calls. The tape is captured anew."""
+    rows, tokens_per_row = step.write_slots.shape
+    table = step.block_tables.shape[1]
+    buffers = StepBuffers(size, size * tokens_per_row, table, tokens_per_row, runner.device)
+    backend = TapeBackend(
+        runner.model.build.ops.tap, persistent_storages(buffers, runner.model, runner.memory), runner.device
+    )
+    padded = buffers.view(size, size * tokens_per_row, tokens_per_row, size)
+    tape = backend.capture(lambda each: runner.model(each, runner.memory), padded, ())
+    buffers.fill(step, size, size * tokens_per_row)
+    now = buffers.view(rows, rows * tokens_per_row, tokens_per_row, rows)
+    profiles: list[Calls] = []
+    replays = []
+    for _ in range(passes + 1):
+        begin = time.perf_counter()
+        hidden = tape.replay(now)
+        replays.append(time.perf_counter() - begin)
+        # Between two replays, so that the LM head finds the caches as it does in a step.
+        logits = _timed_logits(runner, hidden[:rows])
+        profiles.append([*tape.profile(now), logits])
+    return least_calls(profiles[1:]), min(replays[1:])
+
+
+@torch.inference_mode()
+def profile_eagerly(runner: Runner, step: StepInputs, rows: int, passes: int) -> tuple[Calls, float]:
+    """The shortest time of every kernel, `logits` of `rows` positions last, and that of the whole model: Python, and
+    torch between the kernels, in it."""
+    work, tap = run_eagerly(runner), runner.model.build.ops.tap
+    profiles: list[Calls] = []
+    runs = []
+    for _ in range(passes + 1):
+        clock = CallClock()
+        begin = time.perf_counter()
+        hidden = work(step)
+        runs.append(time.perf_counter() - begin)
+        assert isinstance(hidden, torch.Tensor)
+        logits = _timed_logits(runner, hidden[-rows:])
+        tap.recorder = clock
+        try:
+            work(step)
+        finally:
+            tap.recorder = None
+        profiles.append([*clock.calls, logits])
+    return least_calls(profiles[1:]), min(runs[1:])
+
+
+def prompt_step(runner: Runner, num_tokens: int, vocab_size: int) -> StepInputs:
+    """A prompt of random tokens as a step of one row, in the first blocks and the first slot."""
+    rng = random.Random(num_tokens)
+    memory, block_size = runner.plan.memory, runner.block_size
+    table = tuple(range(1, 1 + -(-num_tokens // block_size))) if memory.num_blocks else ()
+    tokens = tuple(rng.randrange(vocab_size) for _ in range(num_tokens))
+    row = Row("prompt", tokens, 0, table, 0, (1 if memory.num_slots else 0,))
+    return step_inputs(Batch((row,), 0), block_size, torch.device("cpu"))
+
+
+def _timed_logits(runner: Runner, hidden: torch.Tensor) -> tuple[str, float]:
+    begin = time.perf_counter()
+    runner.model.logits(hidden)
+    return "logits", time.perf_counter() - begin

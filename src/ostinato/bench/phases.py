@@ -1,0 +1,94 @@
+"""The phases of a step in the engine's loop, each under a stopwatch that stands still while an inner one runs."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+from unittest.mock import patch
+
+from ostinato.engine import runner as runner_module
+from ostinato.engine.engine import Engine
+from ostinato.graphs.tape import Tape
+from ostinato.sample.params import SamplingParams
+
+MODEL = ("model", "logits")
+"""The phases that are the model; the others are the engine around it."""
+
+
+class PhaseClock:
+    """Seconds by phase. What a phase calls that is one itself counts there alone."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self._stack: list[str] = []
+        self._since = 0.0
+
+    def timed(self, phase: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            self._turn(phase)
+            try:
+                return function(*args, **kwargs)
+            finally:
+                self._turn(None)
+
+        return call
+
+    def _turn(self, phase: str | None) -> None:
+        """Enters a phase, or with None leaves the innermost."""
+        now = time.perf_counter()
+        if self._stack:
+            self.seconds[self._stack[-1]] = self.seconds.get(self._stack[-1], 0.0) + now - self._since
+        if phase is None:
+            self._stack.pop()
+        else:
+            self._stack.append(phase)
+        self._since = time.perf_counter()
+
+
+@contextmanager
+def watched(engine: Engine, clock: PhaseClock) -> Iterator[None]:
+    """Has `clock` time the phases of the engine's steps."""
+    runner = engine.runner
+    places: list[tuple[str, Any, str]] = [
+        ("loop", engine, "step"),
+        ("schedule", engine.scheduler, "schedule"),
+        ("inputs", runner_module, "step_inputs"),
+        ("run", runner, "run"),
+        ("buffers", runner.graphs, "run"),
+        ("model", runner.model, "forward"),
+        ("logits", runner.model, "logits"),
+        ("sampling", runner_module, "sample"),
+        ("update", engine.scheduler, "update"),
+        ("deliver", engine, "_deliver"),
+    ]
+    with ExitStack() as stack:
+        for phase, owner, name in places:
+            stack.enter_context(patch.object(owner, name, clock.timed(phase, getattr(owner, name))))
+        replay = Tape.replay
+        stack.enter_context(patch.object(Tape, "replay", lambda tape, step: clock.timed("model", replay)(tape, step)))
+        yield
+
+
+def decode_phases(engine: Engine, rows: int, context: int, steps: int) -> list[dict[str, float]]:
+    """Seconds by phase of each of `steps` decode steps, greedy, of requests with `context` tokens before them."""
+    rng = random.Random(context)
+    params = SamplingParams(temperature=0, max_tokens=steps + 3, ignore_eos=True)
+    for _ in range(rows):
+        engine.add([rng.randrange(engine.spec.vocab_size) for _ in range(context)], params)
+    waiting = rows
+    while waiting:
+        waiting -= sum(len(output.outputs[0].token_ids) == 1 for output in engine.step())
+    engine.step()  # the graph may be captured here
+    measured = []
+    clock = PhaseClock()
+    with watched(engine, clock):
+        for _ in range(steps):
+            clock.seconds = {}
+            engine.step()
+            measured.append(clock.seconds)
+    while engine.has_unfinished:
+        engine.step()
+    return measured

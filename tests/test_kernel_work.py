@@ -1,0 +1,97 @@
+"""The work of kernels, from a model's spec, against what its weights and its cache really are."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from ostinato import EngineConfig
+from ostinato.engine.engine import Engine
+from ostinato.layers.linear import Linear
+from ostinato.layers.moe import Experts
+from ostinato.plan.kernel_work import KernelWork, StepShape, kernel_work
+from ostinato.plan.model import AttentionSpec, LayerSpec, Mamba2Spec, ModelSpec
+from ostinato.plan.quantization import LinearSpec, Quantization
+from tests.checkpoints import checkpoint
+
+ATTENTION = AttentionSpec(num_heads=6, num_kv_heads=2, head_dim=8)
+MAMBA2 = Mamba2Spec(num_heads=4, head_dim=8, state_size=16, num_groups=1, conv_kernel=4, chunk_size=32)
+SPEC = ModelSpec(
+    architecture="none",
+    dtype="bfloat16",
+    vocab_size=100,
+    hidden_size=32,
+    max_position_embeddings=None,
+    tied_embeddings=True,
+    layers=(
+        LayerSpec("attention", ATTENTION, None, parameters=5000, float32_parameters=0, activation_elements=0),
+        LayerSpec("mamba2", None, MAMBA2, parameters=7000, float32_parameters=12, activation_elements=0),
+    ),
+    outer_parameters=3232,
+    ssm_state_dtype=None,
+    rope=None,
+    ops=(),
+    hyperparameters=None,
+)
+
+
+def work(step: StepShape, spec: ModelSpec = SPEC) -> dict[str, Any]:
+    return kernel_work(spec, "bfloat16", "float32", step)
+
+
+def test_a_decode_step_reads_weights_once_and_moves_states_keys_and_values_of_each_row() -> None:
+    found = work(StepShape(rows=3, tokens_per_row=1, context=10, decodes=True))
+    taps = MAMBA2.conv_dim * 4
+    assert found["linear"] == KernelWork((12000 - taps) * 2, 2 * 3 * (12000 - taps))
+    assert found["attention"] == KernelWork(3 * 12 * 32 * 2, 4 * 6 * 8 * 3 * 11)
+    assert found["state_update"] == KernelWork(3 * 2 * 512 * 4 + 12 * 4, 4 * 512 * 3)
+    assert found["causal_conv1d"] == KernelWork((3 * 2 * 3 * MAMBA2.conv_dim + taps) * 2, 2 * taps * 3)
+    assert found["logits"] == KernelWork(100 * 32 * 2, 2 * 100 * 32 * 3)
+    assert "ssd_scan" not in found
+
+
+def test_a_decode_step_with_drafts_writes_a_state_after_each_token() -> None:
+    found = work(StepShape(rows=3, tokens_per_row=4, context=10, decodes=True))
+    assert found["state_update"].num_bytes == 3 * (1 + 4) * 512 * 4 + 12 * 4
+
+
+def test_a_prompt_begins_with_no_state_and_attends_to_itself() -> None:
+    found = work(StepShape(rows=1, tokens_per_row=20, context=0, decodes=False))
+    assert found["ssd_scan"] == KernelWork(512 * 4 + 12 * 4, 4 * 512 * 20)
+    assert found["attention"] == KernelWork(40 * 32 * 2, 4 * 6 * 8 * (20 * 21 / 2))
+    assert "state_update" not in found
+
+
+def test_a_token_alone_reads_the_experts_that_its_router_chooses_and_several_read_nobody_knows_which() -> None:
+    layer = replace(SPEC.layers[0], expert_parameters=4000, inactive_parameters=3000)
+    spec = replace(SPEC, layers=(layer,))
+    alone = work(StepShape(rows=1, tokens_per_row=1, context=0, decodes=True), spec)
+    assert alone["moe"] == KernelWork(1000 * 2, 2 * 1000)
+    assert alone["linear"].num_bytes == 1000 * 2
+    assert work(StepShape(rows=2, tokens_per_row=1, context=0, decodes=True), spec)["moe"] is None
+
+
+def test_matrices_of_8_bits_are_read_as_such() -> None:
+    matrix = LinearSpec(("q", "k"), in_size=32, out_size=64)
+    layers = (replace(SPEC.layers[0], linears=(matrix,)), SPEC.layers[1])
+    spec = replace(SPEC, layers=layers, quantization=Quantization(ignore=("lm_head",)))
+    step = StepShape(rows=1, tokens_per_row=1, context=0, decodes=True)
+    assert work(step)["linear"].num_bytes - work(step, spec)["linear"].num_bytes == 64 * 32 - 64 * 4
+    assert work(step, spec)["logits"] == work(step)["logits"]
+    assert work(step, replace(spec, quantization=Quantization()))["logits"].num_bytes == 100 * (32 + 4)
+
+
+@pytest.mark.parametrize("name", ["nemotron_h", "granitemoehybrid", "falcon_h1", "qwen3"])
+def test_weights_of_a_kernel_are_those_of_the_modules_that_call_it(name: str) -> None:
+    engine = Engine(EngineConfig(model=str(checkpoint(name)), dtype="float32", threads=1, cache_memory="8MiB"))
+    spec, modules = engine.spec, list(engine.runner.model.modules())
+    linears = sum(each.weight.nbytes for each in modules if isinstance(each, Linear))
+    if not spec.tied_embeddings:
+        linears -= engine.runner.model.lm_head.weight.nbytes
+    found = kernel_work(spec, "float32", "float32", StepShape(1, 1, 0, decodes=True))
+    assert found["linear"] is not None
+    assert found["linear"].num_bytes == pytest.approx(linears, rel=0.05)  # tiny models have large norms
+    experts = sum(each.up.nbytes + each.down.nbytes for each in modules if isinstance(each, Experts))
+    assert sum(layer.expert_parameters for layer in spec.layers) * 4 == experts
