@@ -348,6 +348,28 @@ def test_eval_reports_accuracy_and_what_was_wrong(run: Callable[..., Outcome]) -
     assert report["model"] == "demo"
 
 
+def test_eval_compares_the_logits_of_8_bit_weights_with_those_before(run: Callable[..., Outcome]) -> None:
+    flags = [
+        "--num-problems",
+        "2",
+        "--max-tokens",
+        "9",
+        "--threads",
+        "1",
+        "--cache-memory",
+        "64MiB",
+        "--compare-logits",
+    ]
+    logits = run("eval", *flags, "--quantization", "int8", "--json").json()["logits"]
+    assert logits["positions"] == 18
+    assert 0 < logits["mean_difference"] < 0.01
+    assert logits["mean_difference"] < logits["largest_difference"] < 0.1
+    assert 0 < logits["kl_divergence"] < 1e-3
+    assert logits["same_greedy"] > 0.9
+    assert "same best token" in run("eval", *flags, "--quantization", "int8_g128").out
+    assert "set quantization to int8" in run("eval", *flags).err
+
+
 def test_eval_draws_other_problems_for_another_seed(run: Callable[..., Outcome]) -> None:
     flags = ["--num-problems", "3", "--max-tokens", "1", "--show-wrong", "--threads", "1", "--json"]
     asked = [

@@ -14,6 +14,7 @@ from rich.text import Text
 from ostinato.cli.options import engine_options
 from ostinato.cli.output import figures_table
 from ostinato.cli.requests import as_message
+from ostinato.config import EngineConfig
 from ostinato.demo.problems import Problem, extract_result, held_out
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ class Evaluation:
 
     problems: list[Problem]
     answers: list[CompletionOutput]
+    prompts: list[list[int]]
     seconds: float
 
     @property
@@ -36,6 +38,11 @@ class Evaluation:
             for problem, answer in zip(self.problems, self.answers, strict=True)
             if extract_result(answer.text) != problem.result
         ]
+
+    @property
+    def texts(self) -> list[tuple[list[int], list[int]]]:
+        """Token ids of each prompt and its answer."""
+        return [(prompt, answer.token_ids) for prompt, answer in zip(self.prompts, self.answers, strict=True)]
 
     @property
     def accuracy(self) -> float:
@@ -54,6 +61,12 @@ def evaluate(
     seed: Annotated[int, typer.Option(help="Which problems: the same seed draws the same ones.")] = 0,
     max_tokens: Annotated[int, typer.Option(min=1, help="Most tokens of an answer.")] = 128,
     show_wrong: Annotated[bool, typer.Option("--show-wrong", help="List the wrong answers.")] = False,
+    compare_logits: Annotated[
+        bool,
+        typer.Option(
+            "--compare-logits", help="Compare the logits of quantised weights with those of the weights before."
+        ),
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")] = False,
 ) -> None:
     """Measure how many arithmetic word problems a model gets right.
@@ -65,13 +78,18 @@ def evaluate(
     Example: ostinato eval --num-problems 50 --show-wrong
     """
     from ostinato.engine.llm import LLM
+    from ostinato.verify.logits import compare_logits as compare
+    from ostinato.verify.logits import exact_config
 
+    exact = exact_config(EngineConfig(**settings)) if compare_logits else None
     llm = LLM(**settings)
     evaluation = _evaluate(llm, held_out(seed, num_problems), max_tokens)
+    loss = None if exact is None else compare(llm.engine, exact, evaluation.texts)
     if as_json:
         run = {"seed": seed, "max_tokens": max_tokens, **asdict(llm.plan.settings)}
         model = settings.get("model", "demo")
-        print(json.dumps(_to_json(evaluation, model, run, show_wrong), indent=2, ensure_ascii=False))
+        data = _to_json(evaluation, model, run, show_wrong) | ({} if loss is None else {"logits": asdict(loss)})
+        print(json.dumps(data, indent=2, ensure_ascii=False))
         return
     console = Console(highlight=False)
     if show_wrong:
@@ -85,6 +103,14 @@ def evaluate(
     table.add_row("seconds", f"{evaluation.seconds:.1f}")
     table.add_row("tokens per second", f"{evaluation.tokens_per_second:,.0f}")
     console.print(table)
+    if loss is not None:
+        table = figures_table(f"logits, against {llm.plan.settings.dtype}")
+        table.add_row("positions", f"{loss.positions:,}")
+        table.add_row("mean difference", f"{loss.mean_difference:.2%} of the largest logit")
+        table.add_row("largest difference", f"{loss.largest_difference:.2%} of the largest logit")
+        table.add_row("KL divergence", f"{loss.kl_divergence:.2g} nats")
+        table.add_row("same best token", f"{loss.same_greedy:.2%}")
+        console.print(table)
 
 
 def _evaluate(llm: LLM, problems: list[Problem], max_tokens: int) -> Evaluation:
@@ -97,7 +123,8 @@ def _evaluate(llm: LLM, problems: list[Problem], max_tokens: int) -> Evaluation:
         outputs = llm.chat([[as_message(question)] for question in questions], params)
     else:
         outputs = llm.generate(questions, params)
-    return Evaluation(problems, [output.outputs[0] for output in outputs], time.perf_counter() - begin)
+    answers, prompts = [output.outputs[0] for output in outputs], [output.prompt_token_ids for output in outputs]
+    return Evaluation(problems, answers, prompts, time.perf_counter() - begin)
 
 
 def _to_json(evaluation: Evaluation, model: str, settings: dict[str, Any], show_wrong: bool) -> dict[str, Any]:

@@ -50,34 +50,16 @@ class PlainPath:
 
     def scores(self, case: Case, place: int) -> Scores:
         """Those of the token behind the first `place` tokens of the case's output."""
-        [logits] = self._logits([*case.prompt, *case.tokens[:place]], 1)
+        [logits] = text_logits(self.engine, [*case.prompt, *case.tokens[:place]], 1)
         return self._scores(case, place, logits)
 
     def contradictions(self, case: Case) -> list[Divergence]:
         """Where the tokens, which one step each gave, are not those that the whole text at once gives."""
         count = len(case.tokens)
-        logits = self._logits([*case.prompt, *case.tokens[:-1]], count)
+        logits = text_logits(self.engine, [*case.prompt, *case.tokens[:-1]], count)
         scores = [self._scores(case, place, logits[place]) for place in range(count)]
         best = [each.best[0][0] for each in scores]
         return compare(case.tokens, best, scores.__getitem__, lambda done: best[done:])
-
-    @torch.inference_mode()
-    def _logits(self, text: Sequence[int], count: int) -> torch.Tensor:
-        """[count, vocab] float32: of the last `count` tokens of a text that is computed in one step."""
-        runner, memory, block_size = self.engine.runner, self.engine.plan.memory, self.engine.plan.settings.block_size
-        num_blocks = -(-len(text) // block_size) if memory.num_blocks else 0
-        row = Row(
-            request_id="",
-            token_ids=tuple(text),
-            start=0,
-            # No request runs, and nothing is cached: all memory is free.
-            block_table=tuple(range(1, 1 + num_blocks)),
-            write_slots=(min(1, memory.num_slots),),
-            num_logits=count,
-        )
-        batch = Batch((row,), num_decode_rows=0)
-        hidden = runner.model(step_inputs(batch, block_size, runner.device), runner.memory)
-        return runner.model.logits(hidden[logit_positions(batch)])
 
     @torch.inference_mode()
     def _scores(self, case: Case, place: int, logits: torch.Tensor) -> Scores:
@@ -98,3 +80,24 @@ class PlainPath:
         first, second = zip(order.indices[:2].tolist(), order.values[:2].tolist(), strict=True)
         tolerance = TIE_EPS * torch.finfo(dtype).eps * largest
         return Scores((first, second), tolerance, lambda token: values[0, token].item())
+
+
+@torch.inference_mode()
+def text_logits(engine: Engine, text: Sequence[int], count: int) -> torch.Tensor:
+    """[count, vocab] float32: of the last `count` tokens of a text that is computed in one step, without a graph.
+
+    The engine has no request, and nothing is cached: all its memory is free.
+    """
+    runner, memory, block_size = engine.runner, engine.plan.memory, engine.plan.settings.block_size
+    num_blocks = -(-len(text) // block_size) if memory.num_blocks else 0
+    row = Row(
+        request_id="",
+        token_ids=tuple(text),
+        start=0,
+        block_table=tuple(range(1, 1 + num_blocks)),
+        write_slots=(min(1, memory.num_slots),),
+        num_logits=count,
+    )
+    batch = Batch((row,), num_decode_rows=0)
+    hidden = runner.model(step_inputs(batch, block_size, runner.device), runner.memory)
+    return runner.model.logits(hidden[logit_positions(batch)])

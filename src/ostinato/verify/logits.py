@@ -1,0 +1,79 @@
+"""What quantised weights cost: their logits beside those of the weights that they were made from."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from ostinato.config import EngineConfig
+from ostinato.engine.engine import Engine
+from ostinato.errors import ConfigError, Remedy
+from ostinato.verify.plain import text_logits
+from ostinato.verify.settings import plain_config, with_cache
+
+Text = tuple[Sequence[int], Sequence[int]]
+"""Token ids of a prompt and of what follows it."""
+
+
+@dataclass(frozen=True)
+class LogitLoss:
+    """Of the logits before each of `positions` tokens, the same text being before them in both models.
+
+    `mean_difference` and `largest_difference` are of absolute differences, as parts of the largest absolute logit of
+    the position; `kl_divergence` of the distributions, in nats, is their mean; `same_greedy` is the part of positions
+    with the same best token.
+    """
+
+    positions: int
+    mean_difference: float
+    largest_difference: float
+    kl_divergence: float
+    same_greedy: float
+
+
+def exact_config(config: EngineConfig) -> EngineConfig:
+    """The settings of the model that is not quantised. ConfigError if there is none to compare with."""
+    if config.quantization in ("auto", "none"):
+        message = (
+            f"logits are compared with those of the weights before they were quantised, and quantization "
+            f"{config.quantization} quantises none"
+        )
+        raise ConfigError(message, [Remedy("quantization", "int8"), Remedy("quantization", "int8_g128")])
+    return config.with_settings(quantization="none")
+
+
+@torch.inference_mode()
+def compare_logits(engine: Engine, exact: EngineConfig, texts: Sequence[Text]) -> LogitLoss:
+    """The loss of `engine`'s model on the second part of each text, each text being computed in one step.
+
+    No request of the engine runs; its prefix cache is emptied. `exact` is as `exact_config` gives it. ConfigError if
+    the checkpoint itself is quantised, so that there are no other weights.
+    """
+    if engine.spec.stored_quantization is not None:
+        raise ConfigError("the checkpoint holds 8-bit weights alone: there are no others to compare their logits with")
+    engine.reset_prefix_cache()
+    longest = max(len(prompt) + len(answer) for prompt, answer in texts)
+    plain = plain_config(exact.with_settings(max_model_len=max(longest, 2)), longest)
+    reference = Engine(with_cache(plain, [None], 1))
+    rows = [_differences(engine, reference, *text) for text in texts if len(text[1])]
+    relative, largest, divergence, same = torch.cat(rows).unbind(-1)
+    return LogitLoss(
+        positions=len(relative),
+        mean_difference=relative.mean().item(),
+        largest_difference=largest.max().item(),
+        kl_divergence=divergence.mean().item(),
+        same_greedy=same.mean().item(),
+    )
+
+
+def _differences(engine: Engine, reference: Engine, prompt: Sequence[int], answer: Sequence[int]) -> torch.Tensor:
+    """[tokens of the answer, 4] float64: mean and largest difference, divergence, and whether the best is the same."""
+    text = [*prompt, *answer[:-1]]
+    given, exact = (text_logits(each, text, len(answer)).double() for each in (engine, reference))
+    apart = (given - exact).abs() / exact.abs().amax(-1, keepdim=True)
+    expected = exact.log_softmax(-1)
+    divergence = (expected.exp() * (expected - given.log_softmax(-1))).sum(-1)
+    same = (given.argmax(-1) == exact.argmax(-1)).double()
+    return torch.stack((apart.mean(-1), apart.amax(-1), divergence, same), dim=-1).cpu()
