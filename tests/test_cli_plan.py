@@ -143,7 +143,7 @@ def test_every_setting_is_a_flag_and_reaches_the_plan(capsys, checkpoint) -> Non
         "state_block_size": 320, "checkpoint_policy": "boundaries", "eviction_policy": "lru",
         "graph_mode": "piecewise", "capture": "lazy", "prefer_graph_sizes": False, "strict": True,
         "check_replay": True, "scheduling_policy": "priority", "seed": 9, "threads": 3,
-        "rope": None,
+        "rope": None, "deterministic": False,
     }  # fmt: skip
     assert data["capture"]["tokens"] == [1, 2, 64]
     assert (data["speculative"]["method"], data["speculative"]["num_speculative_tokens"]) == ("ngram", 2)
