@@ -1,10 +1,11 @@
 // linear: y = x W^T + b, with scale, activation and residual on the way out.
 //
-// Outputs are computed in panels of 16 rows of weights, which the threads share out. A panel is read from memory once
-// for all tokens, and while it is multiplied the next one is fetched.
+// Many tokens are computed as many.h says; few, or all in a fixed order, in panels of 16 rows of weights, which the
+// threads share out. A panel is read from memory once for all tokens, and while it is multiplied the next one is fetched.
 
-#include "../dot.h"
 #include "../kernels.h"
+#include "../many.h"
+#include "../product.h"
 
 namespace ostinato {
 namespace {
@@ -13,93 +14,11 @@ constexpr int PANEL = 16;
 constexpr std::int64_t GROUP_BYTES = 512 * 1024;  // of tokens that are multiplied with one panel: they stay in the L2
 constexpr int INT8 = 3;
 
-// Tokens of storage type T as they are multiplied: bfloat16 where the target multiplies that, else float32.
-#if defined(__AVX512BF16__)
-template <typename T>
-using Operand = std::conditional_t<std::is_same_v<T, bf16>, bf16, float>;
-#else
-template <typename T>
-using Operand = float;
-#endif
-
 template <typename X, typename W>
 constexpr std::int64_t padded_size(std::int64_t in) {
     constexpr int STEP = Dot<X, W>::STEP;
     return (in + STEP - 1) / STEP * STEP;
 }
-
-enum Activation : int { NONE = 0, RELU2 = 1, SILU = 2, SWIGLU = 3 };
-
-struct Output {
-    const void* bias;        // [out] in T
-    const float* scale;      // [out]
-    const float* row_scale;  // [out], of quantised weights
-    const void* residual;    // [tokens, result] in Y
-    std::int64_t residual_stride;
-    std::int64_t y_stride;
-    std::int64_t size;  // outputs per token, after the activation
-    int activation;
-};
-
-// Weights [out, in], with `scales` [out, in / group] where they are quantised in groups.
-template <typename W>
-struct Weights {
-    const W* rows;
-    std::int64_t in, out;
-    const float* scales;
-    std::int64_t group;
-};
-
-template <typename T>
-inline Float vector_at(const T* from, std::int64_t i, int count) {
-    return count >= LANES ? load(from + i) : load_first(from + i, count);
-}
-
-// The first steps of the epilogue, for up to LANES outputs from `row` on.
-template <typename T>
-inline Float finish(Float value, const Output& o, std::int64_t row, int count) {
-    if (o.row_scale) value *= vector_at(o.row_scale, row, count);
-    if (o.bias) value += vector_at(static_cast<const T*>(o.bias), row, count);
-    if (o.scale) value *= vector_at(o.scale, row, count);
-    return value;
-}
-
-// One token's outputs of a panel: `sums` [16], and behind them those of the gated half.
-template <typename T, typename Y>
-inline void put_outputs(const float* sums, const Output& o, std::int64_t token, std::int64_t row, int count, Y* y) {
-    for (int i = 0; i < count; i += LANES) {
-        const int here = count - i;
-        Float value = finish<T>(load(sums + i), o, row + i, here);
-        if (o.activation == SWIGLU) {
-            value = silu(value) * finish<T>(load(sums + PANEL + i), o, o.size + row + i, here);
-        } else if (o.activation == RELU2) {
-            value = max(value, Float{});
-            value *= value;
-        } else if (o.activation == SILU) {
-            value = silu(value);
-        }
-        if (o.residual) {
-            value += vector_at(static_cast<const Y*>(o.residual) + token * o.residual_stride, row + i, here);
-        }
-        Y* to = y + token * o.y_stride + row + i;
-        if (here >= LANES) {
-            store(to, value);
-        } else {
-            store_first(to, value, here);
-        }
-    }
-}
-
-// Tokens in blocks of up to DOT_TOKENS, of sizes as equal as can be.
-struct Blocks {
-    std::int64_t tokens;
-    int count;
-
-    explicit Blocks(std::int64_t tokens) : tokens(tokens), count(int((tokens + DOT_TOKENS - 1) / DOT_TOKENS)) {}
-
-    std::int64_t begin(int number) const { return tokens * number / count; }
-    int size(int number) const { return static_cast<int>(begin(number + 1) - begin(number)); }
-};
 
 // While a block of tokens is multiplied with DOT_ROWS rows, `count` of the rows that come next are fetched, from the
 // `first` on: all of them by the first blocks together.
@@ -181,7 +100,7 @@ void multiply(const Team& team, std::int64_t first, const X* x, std::int64_t x_s
             panel_sums<PACKED>(w, o.size + row, row + PANEL, x, x_stride, blocks, sums + PANEL, STRIDE);
         }
         for (std::int64_t t = 0; t < blocks.tokens; ++t) {
-            put_outputs<T>(sums + t * STRIDE, o, first + t, row, count, y);
+            put_outputs<T>(sums + t * STRIDE, sums + t * STRIDE + PANEL, o, first + t, row, count, y);
         }
     }
 }
@@ -219,19 +138,20 @@ const X* pack(const Team& team, const T* x, std::int64_t x_stride, std::int64_t 
     return packed;
 }
 
+// The path of few tokens, whose sums have a fixed order: a token's bits do not depend on how many are computed with it.
 template <typename T, typename Y, typename W>
-void multiply_all(const Team& team, std::int64_t tokens, const T* x, std::int64_t x_stride, const Weights<W>& w,
+void multiply_few(const Team& team, std::int64_t tokens, const T* x, std::int64_t x_stride, const Weights<W>& w,
                   const Output& o, Y* y) {
     if constexpr (std::is_same_v<T, Operand<T>>) {
         if (tokens <= DOT_TOKENS) {
-            multiply<false, T>(team, 0, x, x_stride, Blocks(tokens), w, o, y);
+            multiply<false, T>(team, 0, x, x_stride, Blocks(tokens, DOT_TOKENS), w, o, y);
             return;
         }
     }
     using X = Operand<T>;
     const std::int64_t most = std::max<std::int64_t>(GROUP_BYTES / (w.in * sizeof(X)) / DOT_TOKENS, 4) * DOT_TOKENS;
     for (std::int64_t first = 0; first < tokens; first += most) {
-        const Blocks blocks(std::min(most, tokens - first));
+        const Blocks blocks(std::min(most, tokens - first), DOT_TOKENS);
         const X* packed = pack<X, W>(team, x + first * x_stride, x_stride, w.in, blocks);
         multiply<true, T>(team, first, packed, 0, blocks, w, o, y);
     }
@@ -239,11 +159,12 @@ void multiply_all(const Team& team, std::int64_t tokens, const T* x, std::int64_
 
 // `x` [tokens, in], `w` [out, in] in `dtype` or int8 (`w_dtype` 3) -> `y` [tokens, out] ([tokens, out / 2] if gated).
 //
-// Quantised weights have `w_scales`: [out], or [out, in / group] if `group` is not 0. Addresses of 0 are left out.
+// Quantised weights have `w_scales`: [out], or [out, in / group] if `group` is not 0. Addresses of 0 are left out. In
+// `fixed_order` a token's bits do not depend on how many tokens are computed with it.
 void linear(const Team& team, std::int64_t tokens, Address x, std::int64_t x_stride, Address w, Address w_scales,
             std::int64_t group, Address bias, Address scale, Address residual, std::int64_t residual_stride, Address y,
             std::int64_t y_stride, std::int64_t in, std::int64_t out, int activation, int dtype, int w_dtype,
-            int y_dtype) {
+            int y_dtype, int fixed_order) {
     Output o{at<const void>(bias), at<const float>(scale), nullptr, at<const void>(residual), residual_stride,
              y_stride, activation == SWIGLU ? out / 2 : out, activation};
     const float* scales = at<const float>(w_scales);
@@ -256,10 +177,17 @@ void linear(const Team& team, std::int64_t tokens, Address x, std::int64_t x_str
         const auto run = [&](auto* weights) {
             using W = std::remove_const_t<std::remove_pointer_t<decltype(weights)>>;
             const Weights<W> all{weights, in, out, scales, group};
+            const auto compute = [&](auto* to) {
+                if (fixed_order || tokens < MANY<W>) {
+                    multiply_few(team, tokens, at<const T>(x), x_stride, all, o, to);
+                } else {
+                    multiply_many(team, tokens, at<const T>(x), x_stride, all, o, to);
+                }
+            };
             if (y_dtype == FLOAT32) {
-                multiply_all(team, tokens, at<const T>(x), x_stride, all, o, at<float>(y));
+                compute(at<float>(y));
             } else if constexpr (!std::is_same_v<T, float>) {
-                multiply_all(team, tokens, at<const T>(x), x_stride, all, o, at<T>(y));
+                compute(at<T>(y));
             }
         };
         if (w_dtype == INT8) {

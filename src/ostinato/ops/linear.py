@@ -61,9 +61,10 @@ def lower(
     weight_scale: torch.Tensor | None = None,
     group_size: int | None = None,
     *,
+    fixed_order: bool = False,
     out: torch.Tensor | None = None,
 ) -> Lowered:
-    """As the reference."""
+    """As the reference. In `fixed_order` a token's bits do not depend on how many tokens are computed with it."""
     check_rows("linear", x, weight)
     assert weight.is_contiguous(), "linear: the rows of the weight are not contiguous"
     tokens, (out_size, in_size) = x.shape[0], weight.shape
@@ -88,6 +89,7 @@ def lower(
         DTYPES[x.dtype],
         INT8 if weight_scale is not None else DTYPES[weight.dtype],
         DTYPES[out.dtype],
+        int(fixed_order),
     )
 
 

@@ -1,0 +1,97 @@
+// A matrix product with weights [out, in] as all ways of computing it have it: its operands, and what becomes of its sums
+// on their way out: scales, bias, activation and residual.
+#pragma once
+
+#include <type_traits>
+
+#include "dot.h"
+#include "team.h"
+
+namespace ostinato {
+
+// Tokens of storage type T as they are multiplied: bfloat16 where the target multiplies that, else float32.
+#if defined(__AVX512BF16__)
+template <typename T>
+using Operand = std::conditional_t<std::is_same_v<T, bf16>, bf16, float>;
+#else
+template <typename T>
+using Operand = float;
+#endif
+
+enum Activation : int { NONE = 0, RELU2 = 1, SILU = 2, SWIGLU = 3 };
+
+struct Output {
+    const void* bias;        // [out] in T
+    const float* scale;      // [out]
+    const float* row_scale;  // [out], of quantised weights
+    const void* residual;    // [tokens, result] in Y
+    std::int64_t residual_stride;
+    std::int64_t y_stride;
+    std::int64_t size;  // outputs per token, after the activation
+    int activation;
+};
+
+// Weights [out, in], with `scales` [out, in / group] where they are quantised in groups.
+template <typename W>
+struct Weights {
+    const W* rows;
+    std::int64_t in, out;
+    const float* scales;
+    std::int64_t group;
+};
+
+template <typename T>
+inline Float vector_at(const T* from, std::int64_t i, int count) {
+    return count >= LANES ? load(from + i) : load_first(from + i, count);
+}
+
+// The first steps of the epilogue, for up to LANES outputs from `row` on.
+template <typename T>
+inline Float finish(Float value, const Output& o, std::int64_t row, int count) {
+    if (o.row_scale) value *= vector_at(o.row_scale, row, count);
+    if (o.bias) value += vector_at(static_cast<const T*>(o.bias), row, count);
+    if (o.scale) value *= vector_at(o.scale, row, count);
+    return value;
+}
+
+// One token's outputs, `count` from `row` on, of their `sums`; `gated` are those of the half that is gated.
+//
+// Sums are read in whole vectors.
+template <typename T, typename Y>
+inline void put_outputs(const float* sums, const float* gated, const Output& o, std::int64_t token, std::int64_t row,
+                        int count, Y* y) {
+    for (int i = 0; i < count; i += LANES) {
+        const int here = count - i;
+        Float value = finish<T>(load(sums + i), o, row + i, here);
+        if (o.activation == SWIGLU) {
+            value = silu(value) * finish<T>(load(gated + i), o, o.size + row + i, here);
+        } else if (o.activation == RELU2) {
+            value = max(value, Float{});
+            value *= value;
+        } else if (o.activation == SILU) {
+            value = silu(value);
+        }
+        if (o.residual) {
+            value += vector_at(static_cast<const Y*>(o.residual) + token * o.residual_stride, row + i, here);
+        }
+        Y* to = y + token * o.y_stride + row + i;
+        if (here >= LANES) {
+            store(to, value);
+        } else {
+            store_first(to, value, here);
+        }
+    }
+}
+
+// Tokens in blocks of up to `most`, of sizes as equal as can be.
+struct Blocks {
+    std::int64_t tokens;
+    int count;
+
+    Blocks(std::int64_t tokens, int most) : tokens(tokens), count(static_cast<int>((tokens + most - 1) / most)) {}
+
+    std::int64_t begin(int number) const { return tokens * number / count; }
+    int size(int number) const { return static_cast<int>(begin(number + 1) - begin(number)); }
+};
+
+}  // namespace ostinato
