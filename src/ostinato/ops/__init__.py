@@ -68,7 +68,7 @@ NATIVE: dict[str, Callable[..., Lowered]] = {
 }
 """Kernels of the extension, by how their arguments are lowered."""
 
-DETERMINISTIC: dict[str, dict[str, Any]] = {"ssd_scan": {"recurrent": True}}
+DETERMINISTIC: dict[str, dict[str, Any]] = {"linear": {"fixed_order": True}, "ssd_scan": {"recurrent": True}}
 """What native kernels are told so that a token's bits depend on nothing but its own row. The others always work so."""
 
 
