@@ -10,11 +10,13 @@ namespace ostinato {
 
 constexpr int PANEL_ROWS = 16;  // rows whose sums are kept, for all tokens of a group, before they are used
 
-// Rows [count, size] of a weight.
+// Rows [count, size] of a weight, with `scales` [count, size / group] where they are quantised in groups.
 template <typename W>
 struct Rows {
     const W* first;
     std::int64_t count, size;
+    const float* scales = nullptr;
+    std::int64_t group = 0;
 
     const W* at(std::int64_t row) const { return first + row * size; }
 };
@@ -43,23 +45,27 @@ template <typename X, typename W>
 void dot_rows(const Rows<W>& rows, std::int64_t begin, std::int64_t end, const W* next, std::int64_t tokens, const X* x,
               std::int64_t x_stride, float* sums, int stride) {
     const std::int64_t blocks = (tokens + DOT_TOKENS - 1) / DOT_TOKENS;
+    const std::int64_t groups = rows.scales ? (rows.size + rows.group - 1) / rows.group : 0;
     for (std::int64_t row = begin; row < end; row += DOT_ROWS) {
         const W *here[DOT_ROWS], *then[DOT_ROWS];
+        const float* scales[DOT_ROWS];
         for (int r = 0; r < DOT_ROWS; ++r) {
             // Behind the last row it is computed once more, and thrown away.
-            here[r] = rows.at(std::min(row + r, rows.count - 1));
+            const std::int64_t number = std::min(row + r, rows.count - 1);
+            here[r] = rows.at(number);
+            scales[r] = rows.scales + number * groups;
             then[r] = row + DOT_ROWS < end ? here[r] + DOT_ROWS * rows.size : next + r * rows.size;
         }
-        const float* const* no_scales = nullptr;
         for (std::int64_t block = 0; block < blocks; ++block) {
             const std::int64_t t = tokens * block / blocks;
             const int count = static_cast<int>(tokens * (block + 1) / blocks - t);
             const Tokens<X> some{x + t * x_stride, x_stride};
             float* to = sums + t * stride + (row - begin);
+            const float* const* of_groups = rows.scales ? scales : nullptr;
             if (block == 0) {
-                dot_some<DOT_TOKENS, DOT_ROWS>(count, some, here, then, rows.size, no_scales, std::int64_t{0}, to, stride);
+                dot_some<DOT_TOKENS, DOT_ROWS>(count, some, here, then, rows.size, of_groups, rows.group, to, stride);
             } else {
-                dot_some<DOT_TOKENS, 0>(count, some, here, then, rows.size, no_scales, std::int64_t{0}, to, stride);
+                dot_some<DOT_TOKENS, 0>(count, some, here, then, rows.size, of_groups, rows.group, to, stride);
             }
         }
     }

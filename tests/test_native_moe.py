@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ostinato.ops import moe, route
+from ostinato.ops import int8, moe, route
 from tests.native_kernels import checked_kernel, rounding, same_bits, spaced
 from tests.native_sets import SETS
 
@@ -95,6 +95,27 @@ def test_experts_that_nobody_chose_are_not_read(isa: str, count: int) -> None:
     up[: 8 - count] = down[: 8 - count] = torch.nan
     out = checked_kernel(isa, "moe")(x, choices, up, down, "relu2")
     torch.testing.assert_close(out.double(), expected, rtol=1e-5, atol=1e-5)
+
+
+@few
+@given(st.integers(0, 20), sizes, sizes, activations, st.sampled_from([None, 32, 64]), dtypes, seeds)
+def test_experts_of_8_bits_are_multiplied_by_their_scales(
+    isa: str, tokens: int, size: int, inner: int, activation: str, group_size: int | None, dtype: torch.dtype, seed: int
+) -> None:
+    """The weights are exact; so only what is between the two products is rounded."""
+    generator = torch.Generator().manual_seed(seed)
+    x = normal(generator, tokens, size).to(dtype)
+    choices = random_choices(generator, tokens, 5, 2)
+    weights, scales, exact = [], [], []
+    for weight in random_experts(generator, 5, size, inner, activation, torch.float32):
+        whole, scale = int8.quantize(weight.flatten(0, 1), group_size)
+        weights.append(whole.view(weight.shape))
+        scales.append(scale.view(*weight.shape[:2], *scale.shape[1:]))
+        exact.append(int8.dequantize(whole, scale.double(), group_size).view(weight.shape))
+    out = checked_kernel(isa, "moe")(x, choices, *weights, activation, x, *scales, group_size)
+    expected = moe.reference(x.double(), choices, *exact, activation, x.double())
+    tolerance = 3 * rounding(dtype)
+    torch.testing.assert_close(out.double(), expected, rtol=tolerance, atol=tolerance * 4)
 
 
 def test_a_token_may_choose_an_expert_twice(isa: str) -> None:

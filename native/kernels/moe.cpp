@@ -12,6 +12,7 @@ namespace ostinato {
 namespace {
 
 enum Activation : int { RELU2 = 1, SILU = 2, SWIGLU = 3 };
+constexpr int INT8 = 3;
 
 #if defined(__AVX512BF16__)
 template <typename T>
@@ -73,32 +74,70 @@ struct Chosen {
     }
 };
 
-// Calls body(row, count, begin, end, sums) for the `mine` of each expert's rows, a panel at a time, and for the choices
-// `begin` to `end`: sums[choice - begin][2][PANEL_ROWS]. The second half are those of the rows `second` further on, if any.
+// A weight of all experts, [experts, rows, size], with `scales` [experts, rows], or [experts, rows, size / group] if `group`
+// is not 0, where it is quantised.
+template <typename W>
+struct Stack {
+    const W* first;
+    const float* scales;
+    std::int64_t group, rows, size;
+
+    Rows<W> of(std::int64_t expert) const {
+        const W* weights = first + expert * rows * size;
+        if (!scales || group == 0) return {weights, rows, size};
+        return {weights, rows, size, scales + expert * rows * ((size + group - 1) / group), group};
+    }
+
+    // Multiplies the sums of rows `begin` to `end` of an expert by their scales, if each row has one.
+    void scale(std::int64_t expert, std::int64_t begin, std::int64_t end, std::int64_t tokens, float* sums,
+               int stride) const {
+        if (!scales || group != 0) return;
+        const float* from = scales + expert * rows;
+        for (std::int64_t row = begin; row < end; row += LANES) {
+            const Float factor = load_first(from + row, static_cast<int>(std::min<std::int64_t>(LANES, end - row)));
+            for (std::int64_t t = 0; t < tokens; ++t) {
+                float* to = sums + t * stride + (row - begin);
+                store(to, load(to) * factor);
+            }
+        }
+    }
+};
+
+// Calls body(row, choice, sums) for the `mine` of each expert's rows, a panel from `row` on at a time, and for all that
+// chose the expert: sums[2][PANEL_ROWS]. The second half are those of the rows `second` further on, if any.
 template <typename X, typename W, typename Body>
-void each_panel(const Chosen& chosen, const W* weights, std::int64_t all_rows, std::int64_t size, Range mine,
-                std::int64_t second, const X* x, std::int64_t x_stride, float* sums, Body&& body) {
-    const std::int64_t most = tokens_in_cache<X>(size);
+void each_panel(const Chosen& chosen, const Stack<W>& stack, Range mine, std::int64_t second, const X* x,
+                std::int64_t x_stride, float* sums, Body&& body) {
+    const std::int64_t most = tokens_in_cache<X>(stack.size);
     constexpr int STRIDE = 2 * PANEL_ROWS;
     chosen.each([&](std::int64_t expert, std::int64_t next, std::int64_t begin, std::int64_t end) {
-        const Rows<W> rows{weights + expert * all_rows * size, all_rows, size};
+        const Rows<W> rows = stack.of(expert);
         for (std::int64_t from = begin; from < end; from += most) {
             const std::int64_t to = std::min(end, from + most);
+            const auto multiply = [&](std::int64_t row, std::int64_t last, const W* then, float* to_sums) {
+                dot_rows(rows, row, last, then, to - from, x + from * x_stride, x_stride, to_sums, STRIDE);
+                stack.scale(expert, row, last, to - from, to_sums, STRIDE);
+            };
             // Behind the last panel come the first rows of the next group of choices.
-            const W* first_then = weights + ((to < end ? expert : next) * all_rows + mine.begin) * size;
+            const W* first_then = stack.of(to < end ? expert : next).at(mine.begin);
             for (std::int64_t row = mine.begin; row < mine.end; row += PANEL_ROWS) {
                 const std::int64_t last = std::min(mine.end, row + PANEL_ROWS);
                 const W* then = last < mine.end ? rows.at(last) : first_then;
-                dot_rows(rows, row, last, second ? rows.at(row + second) : then, to - from, x + from * x_stride, x_stride,
-                         sums, STRIDE);
-                if (second) {
-                    dot_rows(rows, row + second, last + second, then, to - from, x + from * x_stride, x_stride,
-                             sums + PANEL_ROWS, STRIDE);
-                }
+                multiply(row, last, second ? rows.at(row + second) : then, sums);
+                if (second) multiply(row + second, last + second, then, sums + PANEL_ROWS);
                 for (std::int64_t at = from; at < to; ++at) body(row, at, sums + (at - from) * STRIDE);
             }
         }
     });
+}
+
+template <typename T, typename X>
+void copy(const T* from, X* to, std::int64_t size) {
+    if constexpr (std::is_same_v<T, X>) {
+        std::copy(from, from + size, to);
+    } else {
+        std::transform(from, from + size, to, [](T value) { return to_float(value); });
+    }
 }
 
 template <typename T>
@@ -115,67 +154,89 @@ void put(const float* sums, const T* residual, T* y, std::int64_t begin, std::in
     }
 }
 
+struct Layer {
+    std::int64_t experts, size, inner;
+    int activation;
+};
+
+template <typename T, typename W>
+void run_experts(const Team& team, std::int64_t tokens, const T* x, std::int64_t x_stride, const float* choices,
+                 std::int64_t top_k, const Layer& layer, const Stack<W>& up, const Stack<W>& down, const T* residual,
+                 std::int64_t residual_stride, T* y, std::int64_t y_stride) {
+    using X = Operand<T>;
+    const std::int64_t experts = layer.experts, size = layer.size, inner = layer.inner;
+    const std::int64_t places = tokens * top_k;
+    const std::int64_t size_stride = spaced(size), inner_stride = spaced(inner);
+    const std::int64_t most = std::min(places, std::max(tokens_in_cache<X>(size), tokens_in_cache<X>(inner)));
+    float* sums = team.own<float>(most * 2 * PANEL_ROWS + places + experts + 1);
+    auto* order = reinterpret_cast<std::int32_t*>(sums + most * 2 * PANEL_ROWS);
+    Chosen chosen{choices, tokens, top_k, experts, order, order + places};
+    chosen.sort();
+
+    const std::int64_t totals_bytes = tokens * size_stride * sizeof(float);
+    std::byte* shared = team.shared<std::byte>(totals_bytes + places * (size_stride + inner_stride) * sizeof(X));
+    float* totals = reinterpret_cast<float*>(shared);
+    X* inputs = reinterpret_cast<X*>(shared + totals_bytes);
+    X* inners = inputs + places * size_stride;
+
+    const Range copied = team.split(places);
+    for (std::int64_t i = copied.begin; i < copied.end; ++i) {
+        copy(x + chosen.token(i) * x_stride, inputs + i * size_stride, size);
+    }
+    team.barrier();
+
+    const int kind = layer.activation;
+    each_panel(chosen, up, team.split(inner, PANEL_ROWS), kind == SWIGLU ? inner : 0, inputs, size_stride, sums,
+               [=](std::int64_t row, std::int64_t i, const float* sum) {
+                   for (int r = 0; r < PANEL_ROWS; r += LANES) {
+                       const Float value = activated(kind, load(sum + r), load(sum + PANEL_ROWS + r));
+                       store(inners + i * inner_stride + row + r, value);
+                   }
+               });
+    team.barrier();
+
+    const Range mine = team.split(size, PANEL_ROWS);
+    if (mine.begin == mine.end) return;
+    for (std::int64_t t = 0; t < tokens; ++t) {
+        std::fill(totals + t * size_stride + mine.begin, totals + t * size_stride + mine.end, 0.0f);
+    }
+    each_panel(chosen, down, mine, 0, inners, inner_stride, sums,
+               [&](std::int64_t row, std::int64_t i, const float* sum) {
+                   float* total = totals + chosen.token(i) * size_stride + row;
+                   const Float weight = splat(chosen.weight(i));
+                   for (int r = 0; r < PANEL_ROWS; r += LANES) {
+                       store(total + r, fma(weight, load(sum + r), load(total + r)));
+                   }
+               });
+    for (std::int64_t t = 0; t < tokens; ++t) {
+        const T* added = residual ? residual + t * residual_stride : nullptr;
+        put(totals + t * size_stride, added, y + t * y_stride, mine.begin, mine.end);
+    }
+}
+
 // `x` [tokens, size], `choices` [tokens, 2, top_k] float32, `up` [experts, inner or 2 * inner if gated, size], `down`
-// [experts, size, inner], `residual` [tokens, size] or 0 -> `y` [tokens, size].
+// [experts, size, inner], both in `dtype` or int8 (`w_dtype` 3) with scales; `residual` [tokens, size] or 0 -> `y`
+// [tokens, size].
 void moe(const Team& team, std::int64_t tokens, Address x, std::int64_t x_stride, Address choices, std::int64_t top_k,
-         Address up, Address down, Address residual, std::int64_t residual_stride, Address y, std::int64_t y_stride,
-         std::int64_t experts, std::int64_t size, std::int64_t inner, int activation, int dtype) {
+         Address up, Address up_scales, Address down, Address down_scales, std::int64_t group, Address residual,
+         std::int64_t residual_stride, Address y, std::int64_t y_stride, std::int64_t experts, std::int64_t size,
+         std::int64_t inner, int activation, int dtype, int w_dtype) {
     if (tokens == 0) return;
+    const std::int64_t up_rows = activation == SWIGLU ? 2 * inner : inner;
     with_dtype(dtype, [&](auto type) {
         using T = decltype(type);
-        using X = Operand<T>;
-        const std::int64_t places = tokens * top_k;
-        const std::int64_t size_stride = spaced(size), inner_stride = spaced(inner);
-        const std::int64_t most = std::min(places, std::max(tokens_in_cache<X>(size), tokens_in_cache<X>(inner)));
-        float* sums = team.own<float>(most * 2 * PANEL_ROWS + places + experts + 1);
-        auto* order = reinterpret_cast<std::int32_t*>(sums + most * 2 * PANEL_ROWS);
-        Chosen chosen{at<const float>(choices), tokens, top_k, experts, order, order + places};
-        chosen.sort();
-
-        const std::int64_t totals_bytes = tokens * size_stride * sizeof(float);
-        std::byte* shared = team.shared<std::byte>(totals_bytes + places * (size_stride + inner_stride) * sizeof(X));
-        float* totals = reinterpret_cast<float*>(shared);
-        X* inputs = reinterpret_cast<X*>(shared + totals_bytes);
-        X* inners = inputs + places * size_stride;
-
-        const Range copied = team.split(places);
-        for (std::int64_t i = copied.begin; i < copied.end; ++i) {
-            const T* from = at<const T>(x) + chosen.token(i) * x_stride;
-            X* to = inputs + i * size_stride;
-            if constexpr (std::is_same_v<T, X>) {
-                std::copy(from, from + size, to);
-            } else {
-                std::transform(from, from + size, to, [](T value) { return to_float(value); });
-            }
-        }
-        team.barrier();
-
-        const bool gated = activation == SWIGLU;
-        each_panel(chosen, at<const T>(up), gated ? 2 * inner : inner, size, team.split(inner, PANEL_ROWS),
-                   gated ? inner : 0, inputs, size_stride, sums, [&](std::int64_t row, std::int64_t i, const float* sum) {
-                       for (int r = 0; r < PANEL_ROWS; r += LANES) {
-                           const Float value = activated(activation, load(sum + r), load(sum + PANEL_ROWS + r));
-                           store(inners + i * inner_stride + row + r, value);
-                       }
-                   });
-        team.barrier();
-
-        const Range mine = team.split(size, PANEL_ROWS);
-        if (mine.begin == mine.end) return;
-        for (std::int64_t t = 0; t < tokens; ++t) {
-            std::fill(totals + t * size_stride + mine.begin, totals + t * size_stride + mine.end, 0.0f);
-        }
-        each_panel(chosen, at<const T>(down), size, inner, mine, 0, inners, inner_stride, sums,
-                   [&](std::int64_t row, std::int64_t i, const float* sum) {
-                       float* total = totals + chosen.token(i) * size_stride + row;
-                       const Float weight = splat(chosen.weight(i));
-                       for (int r = 0; r < PANEL_ROWS; r += LANES) {
-                           store(total + r, fma(weight, load(sum + r), load(total + r)));
-                       }
-                   });
-        for (std::int64_t t = 0; t < tokens; ++t) {
-            const T* added = residual ? at<const T>(residual) + t * residual_stride : nullptr;
-            put(totals + t * size_stride, added, at<T>(y) + t * y_stride, mine.begin, mine.end);
+        const auto run = [&](auto weight) {
+            using W = decltype(weight);
+            const Stack<W> of_up{at<const W>(up), at<const float>(up_scales), group, up_rows, size};
+            const Stack<W> of_down{at<const W>(down), at<const float>(down_scales), group, size, inner};
+            run_experts(team, tokens, at<const T>(x), x_stride, at<const float>(choices), top_k,
+                        Layer{experts, size, inner, activation}, of_up, of_down, at<const T>(residual), residual_stride,
+                        at<T>(y), y_stride);
+        };
+        if (w_dtype == INT8) {
+            run(std::int8_t{});
+        } else {
+            run(T{});
         }
     });
 }

@@ -5,8 +5,9 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
+from ostinato.ops import int8
 from ostinato.ops.activations import ACTIVATIONS
-from ostinato.ops.linear import CODES
+from ostinato.ops.linear import CODES, INT8
 from ostinato.ops.native import DTYPES, Lowered, check_rows
 
 
@@ -17,22 +18,38 @@ def reference(
     down: torch.Tensor,
     activation: str,
     residual: torch.Tensor | None = None,
+    up_scale: torch.Tensor | None = None,
+    down_scale: torch.Tensor | None = None,
+    group_size: int | None = None,
 ) -> torch.Tensor:
     """Sum over each token's experts of weight * down(activation(up(x))), plus `residual`.
 
     `x` and `residual` [tokens, in]; `choices` [tokens, 2, k] float32 as `route` gives them: the numbers of experts, and
     their weights; `up` [experts, inner, in] (for a gated activation twice as many rows, gates first); `down`
-    [experts, in, inner]. Experts are added up in float32, in ascending order. -> [tokens, in] in the dtype of `x`.
+    [experts, in, inner]. With `up_scale` float32 [experts, inner] or [experts, inner, groups], and `down_scale` alike,
+    the weights are int8 (see `ops.int8`). Experts are added up in float32, in ascending order. -> [tokens, in] in the
+    dtype of `x`.
     """
     out = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
     function = ACTIVATIONS[activation]
     expert_ids, expert_weights = choices.unbind(1)
     for expert in expert_ids.unique().tolist():
         token, choice = torch.where(expert_ids == expert)
-        y = F.linear(function(F.linear(x[token], up[int(expert)])), down[int(expert)])
+        inward = _of_expert(up, up_scale, group_size, int(expert), x.dtype)
+        outward = _of_expert(down, down_scale, group_size, int(expert), x.dtype)
+        y = F.linear(function(F.linear(x[token], inward)), outward)
         out.index_add_(0, token, y.float() * expert_weights[token, choice].unsqueeze(-1))
     out = out.to(x.dtype)
     return out if residual is None else out.add_(residual)
+
+
+def _of_expert(
+    weight: torch.Tensor, scale: torch.Tensor | None, group_size: int | None, expert: int, dtype: torch.dtype
+) -> torch.Tensor:
+    """One expert's weight in `dtype`."""
+    if scale is None:
+        return weight[expert]
+    return int8.dequantize(weight[expert], scale[expert], group_size).to(dtype)
 
 
 def lower(
@@ -42,6 +59,9 @@ def lower(
     down: torch.Tensor,
     activation: str,
     residual: torch.Tensor | None = None,
+    up_scale: torch.Tensor | None = None,
+    down_scale: torch.Tensor | None = None,
+    group_size: int | None = None,
     *,
     out: torch.Tensor | None = None,
 ) -> Lowered:
@@ -57,7 +77,10 @@ def lower(
         choices.data_ptr(),
         choices.shape[-1],
         up.data_ptr(),
+        0 if up_scale is None else up_scale.data_ptr(),
         down.data_ptr(),
+        0 if down_scale is None else down_scale.data_ptr(),
+        group_size or 0,
         0 if residual is None else residual.data_ptr(),
         0 if residual is None else residual.stride(0),
         out.data_ptr(),
@@ -67,4 +90,5 @@ def lower(
         inner,
         CODES[activation],
         DTYPES[x.dtype],
+        INT8 if up_scale is not None else DTYPES[up.dtype],
     )
