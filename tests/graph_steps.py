@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 
@@ -75,10 +76,10 @@ class Toy:
 class Steps:
     """A model of the parity tests with the batches that its engine schedules, to run as tapes and eagerly."""
 
-    def __init__(self, recipe: str) -> None:
+    def __init__(self, recipe: str, **settings: Any) -> None:
         config = EngineConfig(
             model=str(checkpoint(recipe)), dtype="float32", max_model_len=128, max_num_seqs=8, threads=1,
-            max_num_batched_tokens=64, cache_memory="16MiB", graph_mode="none",
+            max_num_batched_tokens=64, cache_memory="16MiB", graph_mode="none", **settings,
         )  # fmt: skip
         self.engine = Engine(config)
         self.runner = self.engine.runner

@@ -134,7 +134,7 @@ def test_where_a_device_allows_no_reads_in_kernels_the_kernel_is_named(name: str
     ("recipe", "kernel"), [("llama", "attention"), ("mamba2", "causal_conv1d"), ("nemotron_h", "causal_conv1d")]
 )
 def test_the_reference_kernels_of_a_model_read_on_the_host(recipe: str, kernel: str) -> None:
-    steps = Steps(recipe)
+    steps = Steps(recipe, kernels="reference")
     tap = steps.runner.model.build.ops.tap
     recorder = Recorder(steps.backend._persistent, (), kernels_may_read=False)
     tap.recorder = recorder
@@ -152,6 +152,13 @@ def test_a_decode_step_is_kernels_alone(recipe: str) -> None:
     calls = calls_of(steps, steps.padding(4, 4, True), ())
     assert {call.kind for call in calls} == {"kernel"}
     assert {call.name for call in calls} == set(steps.engine.spec.ops) - PREFILL_ONLY
+
+
+def test_what_a_prediction_head_follows_in_a_decode_step_is_kernels_alone() -> None:
+    steps = Steps("nemotron_h_head", speculative="mtp:2")
+    calls = calls_of(steps, steps.padding(4, 4, True), ())
+    assert {call.kind for call in calls} == {"kernel"}
+    assert {call.name for call in calls} == {*steps.engine.spec.ops, "concat", "token_shift"} - PREFILL_ONLY
 
 
 def test_a_piecewise_graph_holds_the_write_of_keys_and_values_and_leaves_out_attention_alone() -> None:
