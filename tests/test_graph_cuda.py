@@ -160,7 +160,7 @@ def test_parts_are_run_while_warming_up_but_not_in_the_capture_and_on_real_token
 
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_a_model_in_segments_gives_its_hidden_states_and_writes_its_cache(recipe: str) -> None:
-    steps = Steps(recipe)
+    steps = Steps(recipe, kernels="reference")
     driver = PretendedDriver()
     backend = CudaBackend(steps.runner.model.build.ops.tap, steps.backend._persistent, CPU, driver)
     graph = backend.capture(steps.forward, steps.padding(1, 48, False), ("attention", "state", "moe"))
@@ -179,7 +179,7 @@ def test_a_model_in_segments_gives_its_hidden_states_and_writes_its_cache(recipe
 
 
 def test_a_kernel_that_reads_on_the_host_cannot_be_in_a_graph_but_may_be_left_out() -> None:
-    steps = Steps("llama")
+    steps = Steps("llama", kernels="reference")
     backend = CudaBackend(steps.runner.model.build.ops.tap, steps.backend._persistent, CPU, PretendedDriver())
     with pytest.raises(CaptureError, match=r"^the kernel attention reads values on the host"):
         backend.capture(steps.forward, steps.padding(4, 4, True), ())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -13,8 +13,10 @@ from ostinato.bench.graph_figures import KernelShares
 from ostinato.engine.runner import Runner
 from ostinato.graphs.buffers import StepBuffers
 from ostinato.graphs.graphs import Graphs, persistent_storages
-from ostinato.graphs.tape import TapeBackend
+from ostinato.graphs.recorder import Call
+from ostinato.graphs.tape import Tape, TapeBackend
 from ostinato.layers.step import StepInputs
+from ostinato.ops.native import NativeKernel
 from ostinato.ops.recording import Kernel, Recorder, Tap
 
 PASSES = 5
@@ -27,10 +29,10 @@ class Stopwatch:
         self.seconds = 0.0
         self._is_running = False
 
-    def timed(self, kernel: Kernel) -> Kernel:
+    def timed(self, kernel: Callable[..., Any]) -> Callable[..., Any]:
         """`kernel`, under the stopwatch. What one kernel calls belongs to it, and is not counted twice."""
 
-        def call(*args: Any, **kwargs: Any) -> torch.Tensor:
+        def call(*args: Any, **kwargs: Any) -> Any:
             if self._is_running:
                 return kernel(*args, **kwargs)
             self._is_running = True
@@ -72,6 +74,20 @@ class TimedTap(Tap):
         self._tap.recorder = None if recorder is None else _TimedRecorder(recorder, self._stopwatch)
 
 
+class _TimedBackend(TapeBackend):
+    """Tapes whose runs of adjacent native kernels, each one call of the extension, are under the stopwatch too."""
+
+    def __init__(self, tap: Tap, persistent: Mapping[int, str], device: torch.device, stopwatch: Stopwatch) -> None:
+        super().__init__(TimedTap(tap, stopwatch), persistent, device)
+
+        class TimedTape(Tape):
+            def _add_program(self, calls: Sequence[Call], memory: torch.Tensor) -> None:
+                super()._add_program(calls, memory)
+                self._plays[-1] = stopwatch.timed(self._plays[-1])
+
+        self.tape_type = TimedTape
+
+
 class _TimedRecorder:
     def __init__(self, recorder: Recorder, stopwatch: Stopwatch) -> None:
         self._recorder = recorder
@@ -79,7 +95,8 @@ class _TimedRecorder:
         self.split = recorder.split
 
     def kernel(self, name: str, kernel: Kernel, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
-        return self._recorder.kernel(name, self._stopwatch.timed(kernel), args, kwargs)
+        timed = kernel if isinstance(kernel, NativeKernel) else self._stopwatch.timed(kernel)
+        return self._recorder.kernel(name, timed, args, kwargs)
 
 
 @torch.inference_mode()
@@ -125,7 +142,7 @@ def _timed_graphs(runner: Runner, steps: Mapping[int, StepInputs], stopwatch: St
         runner.device,
     )
     persistent = persistent_storages(buffers, runner.model, runner.memory)
-    backend = TapeBackend(TimedTap(runner.model.build.ops.tap, stopwatch), persistent, runner.device)
+    backend = _TimedBackend(runner.model.build.ops.tap, persistent, runner.device, stopwatch)
 
     def forward(step: StepInputs) -> torch.Tensor:
         return runner.model(step, runner.memory)

@@ -14,9 +14,6 @@ from ostinato.engine.engine import Engine
 from ostinato.graphs.tape import Tape
 from ostinato.sample.params import SamplingParams
 
-MODEL = ("model", "logits")
-"""The phases that are the model; the others are the engine around it."""
-
 
 class PhaseClock:
     """Seconds by phase. What a phase calls that is one itself counts there alone."""

@@ -12,6 +12,9 @@ from ostinato.plan.kernel_work import KernelWork
 Calls = Sequence[tuple[str, float]]
 """(name, seconds) of every call of a step, in order."""
 
+MODEL = ("model", "logits")
+"""The phases that are the model; the others are the engine around it."""
+
 
 @dataclass(frozen=True)
 class Roofs:

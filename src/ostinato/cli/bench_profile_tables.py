@@ -7,7 +7,7 @@ from typing import Any
 
 from rich.table import Table
 
-from ostinato.bench.phases import MODEL
+from ostinato.bench.profile_figures import MODEL
 from ostinato.cli.bench_tables import columns
 
 LENGTHS = "{context} tokens before each row, {prefill} prompt tokens"

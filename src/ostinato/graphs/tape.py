@@ -109,6 +109,7 @@ class TapeBackend:
     """
 
     name = "tape"
+    tape_type: type[Tape] = Tape
 
     def __init__(self, tap: Tap, persistent: Mapping[int, str], device: torch.device) -> None:
         self._tap = tap
@@ -132,7 +133,7 @@ class TapeBackend:
         finally:
             self._tap.recorder = None
         layout = plan_layout(recorder.calls, recorder.sizes, [result])
-        tape = Tape(recorder.calls, layout, result, step)
+        tape = self.tape_type(recorder.calls, layout, result, step)
         self._tapes.append(tape)
         with torch.inference_mode():
             moved = self._tapes if self.arena.reserve(layout.size) else [tape]
