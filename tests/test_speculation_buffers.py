@@ -142,7 +142,7 @@ def test_a_step_that_read_its_state_where_it_will_write_would_give_other_tokens(
 
     def mistaken(batch: Batch) -> StepResult:
         rows = tuple(
-            replace(row, read_slot=row.write_slots[0]) if i < batch.num_decode_rows else row
+            row._replace(read_slot=row.write_slots[0]) if i < batch.num_decode_rows else row
             for i, row in enumerate(batch.rows)
         )
         return run_batch(replace(batch, rows=rows))

@@ -81,6 +81,8 @@ class Detokenizer:
         return [token for token in token_ids if not self._tokenizer.has_no_text(token, self._skip_special_tokens)]
 
     def _decode(self, token_ids: Sequence[int]) -> str:
+        if len(token_ids) == 1:
+            return self._tokenizer.decode_token(token_ids[0], self._skip_special_tokens)
         return self._tokenizer.decode(token_ids, self._skip_special_tokens)
 
 

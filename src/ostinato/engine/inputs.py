@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from ostinato.layers.step import StepInputs
-from ostinato.schedule.batch import Batch
+from ostinato.schedule.batch import Batch, Row
 
 
 def step_inputs(
@@ -21,6 +21,13 @@ def step_inputs(
     `num_drafts` of them behind its own token, the last of which may be padding.
     """
     rows = batch.rows
+    # NumPy, whose small operations cost a fraction of torch's.
+    starts = np.array([row.start for row in rows], dtype=np.int64)
+    tables = np.zeros((len(rows), max(1, *(len(row.block_table) for row in rows), 0)), dtype=np.int32)
+    for i, row in enumerate(rows):
+        tables[i, : len(row.block_table)] = row.block_table
+    if batch.num_decode_rows == len(rows) and not any(drafts):
+        return _decode_inputs(rows, tables, starts, block_size).to(device)
     counts = [len(each) for each in drafts] if any(drafts) else [0] * len(rows)
     width = 1 + batch.num_drafts if any(counts) else 1
     real = [len(row.token_ids) + count for row, count in zip(rows, counts, strict=True)]
@@ -31,11 +38,6 @@ def step_inputs(
         if counts[i]:
             token_ids += drafts[i]
         token_ids += [0] * (lengths[i] - real[i])
-    # NumPy, whose small operations cost a fraction of torch's.
-    tables = np.zeros((len(rows), max(1, *(len(row.block_table) for row in rows), 0)), dtype=np.int32)
-    for i, row in enumerate(rows):
-        tables[i, : len(row.block_table)] = row.block_table
-    starts = np.array([row.start for row in rows], dtype=np.int64)
     row_starts = np.array([0, *itertools.accumulate(lengths)], dtype=np.int64)
     row_of_token = np.repeat(np.arange(len(rows)), lengths)
     offset = np.arange(len(token_ids)) - row_starts[row_of_token]
@@ -61,12 +63,31 @@ def step_inputs(
             (i, position - row.start, slot) for i, row in enumerate(rows) for position, slot in row.checkpoints
         ),
     )
-    return inputs if device.type == "cpu" else inputs.to(device)
+    return inputs.to(device)
+
+
+def _decode_inputs(rows: Sequence[Row], tables: np.ndarray, starts: np.ndarray, block_size: int) -> StepInputs:
+    """Of decode rows alone, which have one token each: most steps are of these."""
+    row_of_token = np.arange(len(rows) + 1, dtype=np.int32)
+    return StepInputs(
+        token_ids=torch.from_numpy(np.array([row.token_ids[0] for row in rows], dtype=np.int64)),
+        positions=torch.from_numpy(starts),
+        row_starts=torch.from_numpy(row_of_token),
+        start_positions=_int32(starts),
+        kv_lens=_int32(starts + 1),
+        block_tables=torch.from_numpy(tables),
+        kv_cells=torch.from_numpy(_kv_cells(tables, row_of_token[:-1], starts, block_size)),
+        read_slots=_int32([row.read_slot for row in rows]),
+        write_slots=_int32([row.write_slots[:1] for row in rows]),
+        num_decode_rows=len(rows),
+    )
 
 
 def logit_positions(batch: Batch, drafts: Sequence[Sequence[int]] = ()) -> list[int]:
     """Indices of the step's tokens whose logits are wanted: of each row's own tokens the trailing ones, and of all of
     its drafts. `drafts` as for `step_inputs`."""
+    if batch.num_decode_rows == len(batch.rows) and not any(drafts):
+        return list(range(len(batch.rows)))  # one token each, whose next is sampled
     wanted: list[int] = []
     has_drafts = any(drafts)
     start = 0

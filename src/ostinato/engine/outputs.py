@@ -63,4 +63,4 @@ class RequestOutput:
 
     @property
     def finished(self) -> bool:
-        return all(output.finished for output in self.outputs)
+        return not any(output.finish_reason is None for output in self.outputs)

@@ -62,6 +62,7 @@ class Tokenizer:
         self._suffix = [self.eos_token_id] if settings.get("add_eos_token") is True else []
         self._special_ids: frozenset[int] = frozenset()
         self._falls_back_to_bytes = False
+        self._token_texts: dict[bool, dict[int, str]] = {True: {}, False: {}}  # with and without special tokens
         if backend is not None:
             backend.no_truncation()
             backend.no_padding()
@@ -102,6 +103,14 @@ class Tokenizer:
         if self._backend is None:
             return ""
         return self._backend.decode(token_ids, skip_special_tokens=skip_special_tokens)
+
+    def decode_token(self, token_id: int, skip_special_tokens: bool) -> str:
+        """`decode` of a token alone, kept: each step of each output wants one."""
+        texts = self._token_texts[skip_special_tokens]
+        text = texts.get(token_id)
+        if text is None:
+            text = texts[token_id] = self.decode([token_id], skip_special_tokens)
+        return text
 
     def token_text(self, token_id: int) -> str | None:
         """The vocabulary's entry of a token, which is not yet text (a leading space may be `Ġ` or `▁`)."""

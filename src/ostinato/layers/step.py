@@ -45,6 +45,8 @@ class StepInputs:
 
     def to(self, device: torch.device) -> StepInputs:
         """The same inputs on another device."""
+        if self.token_ids.device == device:
+            return self
         tensors = {f.name: getattr(self, f.name) for f in fields(self)}
         moved: dict[str, Any] = {
             name: value.to(device) for name, value in tensors.items() if isinstance(value, torch.Tensor)

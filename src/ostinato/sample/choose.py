@@ -24,9 +24,10 @@ def choose(logits: torch.Tensor, picks: Sequence[Pick], draw: Draw) -> dict[int,
     if not all(pick.plain for pick in picks):
         logits = logits.clone()
         adjust(logits, picks)
-    if all(pick.state.params.greedy for pick in picks):
+    params = [pick.state.params for pick in picks]
+    if all(each.greedy for each in params):
         tokens = draw(logits)
     else:
-        settings = row_settings([pick.state.params for pick in picks])
+        settings = row_settings(params)
         tokens = draw(logits, settings, noise.keys([(pick.state.seed, pick.position) for pick in picks]))
     return {place: token for place, token in enumerate(tokens.tolist()) if token >= 0}

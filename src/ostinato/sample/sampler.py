@@ -65,7 +65,8 @@ def sample(
     for index, row in enumerate(rows):
         if not row.num_logits:
             continue
-        prompt_positions += _known_tokens(index, row, place)
+        if row.payload.params.prompt_logprobs is not None:
+            prompt_positions += _known_tokens(index, row, place)
         place += row.num_logits - row.num_drafts
         if row.samples:
             due.append(_Due(index, place - 1, Pick(row.payload, row.end)))
@@ -78,11 +79,11 @@ def sample(
         RowResult(row.request_id, error=_not_finite(row.request_id))
         if tokens.get(index) == ()
         else RowResult(
-            request_id=row.request_id,
-            token_ids=tokens.get(index, ()),
+            row.request_id,
+            tokens.get(index, ()),
+            logprobs.get(index),
+            tuple(of_prompt.get(index, ())),
             num_drafts=len(drafts[index]),
-            logprobs=logprobs.get(index),
-            prompt_logprobs=tuple(of_prompt.get(index, ())),
         )
         for index, row in enumerate(rows)
     ]
@@ -97,13 +98,15 @@ def _sample_due(
     logits = project([each.place for each in due])
     chosen = choose(logits, [each.pick for each in due], draw)
     tokens: dict[int, tuple[int, ...]] = {each.row_index: () for each in due}
-    gained: list[int] = []
+    num_top: dict[int, int] = {}
     for i, (row_index, _, pick) in enumerate(due):
         # Other logits are those of a text that the row does not have.
         if i in chosen and tokens[row_index] == pick.ahead:
             tokens[row_index] += (chosen[i],)
-            gained.append(i)
-    num_top = {i: top for i in gained if (top := due[i].pick.state.params.logprobs) is not None}
+            if pick.state.params.logprobs is not None:
+                num_top[i] = pick.state.params.logprobs
+    if not num_top:
+        return tokens, {}
     scored = score(logits, list(num_top), [chosen[i] for i in num_top], list(num_top.values()))
     logprobs: dict[int, tuple[TokenLogprobs, ...]] = {}
     for i, each in zip(num_top, scored, strict=True):
@@ -127,8 +130,7 @@ def _known_tokens(row_index: int, row: Row, first: int) -> list[_Known]:
     """The prompt tokens that follow the row's known tokens with logits; `first` is the place of the first of these."""
     state: SamplingState = row.payload
     num_top = state.params.prompt_logprobs
-    if num_top is None:
-        return []
+    assert num_top is not None, "somebody wants to know them"
     next_position = row.end - (row.num_logits - row.num_drafts) + 1
     following = state.prompt_token_ids[next_position : row.end + 1]
     return [_Known(row_index, first + i, token, num_top) for i, token in enumerate(following)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -62,7 +62,15 @@ class SamplingState:
     these bring one.
     """
 
-    __slots__ = ("_counts", "held_back_token_ids", "output_token_ids", "params", "prompt_token_ids", "seed")
+    __slots__ = (
+        "_counts",
+        "held_back_token_ids",
+        "is_plain",
+        "output_token_ids",
+        "params",
+        "prompt_token_ids",
+        "seed",
+    )
 
     def __init__(
         self,
@@ -79,6 +87,8 @@ class SamplingState:
         self.output_token_ids = output_token_ids
         self.seed = derive_seed(seed, sample_index)
         self.held_back_token_ids = sorted({*eos_token_ids, *params.stop_token_ids}) if params.min_tokens else []
+        self.is_plain = not (params.logit_bias or params.has_penalties or self.held_back_token_ids)
+        """Whether no step has to process its logits before temperature."""
         self._counts: TokenCounts | None = None
 
     def counts(self) -> TokenCounts:
@@ -89,8 +99,7 @@ class SamplingState:
         return self._counts
 
 
-@dataclass(frozen=True, slots=True)
-class Pick:
+class Pick(NamedTuple):
     """One token to be chosen for a request.
 
     It stands at `position`, which selects its noise. Its logits are processed as if the output ended with `ahead`,
@@ -104,6 +113,8 @@ class Pick:
     @property
     def plain(self) -> bool:
         """Whether its logits need no processing before temperature."""
+        if self.state.is_plain:
+            return True
         params = self.state.params
         return not (params.logit_bias or params.has_penalties or self.holds_back)
 

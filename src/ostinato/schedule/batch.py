@@ -1,13 +1,15 @@
-"""What travels between the scheduler and the runner: rows, the batch of one step, and its result."""
+"""What travels between the scheduler and the runner: rows, the batch of one step, and its result.
+
+What every row of every step has one of is a named tuple, made in a third of a dataclass's time.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
+class Row(NamedTuple):
     """One request's part in a step.
 
     The step computes `token_ids` at positions `start`, `start + 1`, ... Their keys and values go into the blocks
@@ -68,8 +70,7 @@ class TokenLogprobs:
     top: tuple[tuple[int, float], ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class RowResult:
+class RowResult(NamedTuple):
     """What one row's step gave: the accepted drafts and the token sampled behind them (nothing for a prompt chunk that
     is not the last)."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import Any, NamedTuple
 
 from ostinato.cache.chain import Chain, MediaSpan
 from ostinato.cache.placement import Placement
@@ -68,6 +68,8 @@ class Request:
     """The images that tokens of the prompt stand for."""
 
     output_token_ids: list[int] = field(default_factory=list)
+    num_tokens: int = field(init=False)
+    """All known tokens: the prompt and what was generated."""
     status: RequestStatus = RequestStatus.WAITING
     finish_reason: FinishReason | None = None
     stop_reason: int | None = None
@@ -90,10 +92,8 @@ class Request:
     cache_report: CacheReport | None = None
     """What the prefix cache gave to the prompt, once it was admitted."""
 
-    @property
-    def num_tokens(self) -> int:
-        """All known tokens: the prompt and what was generated."""
-        return len(self.prompt_token_ids) + len(self.output_token_ids)
+    def __post_init__(self) -> None:
+        self.num_tokens = len(self.prompt_token_ids) + len(self.output_token_ids)
 
     def tokens(self, start: int, end: int) -> tuple[int, ...]:
         """The known tokens at positions `start` to `end - 1`; costs O(end - start)."""
@@ -111,19 +111,18 @@ class Request:
         output, and where it is also the last token that length allows, the reason is `stop`.
         """
         stop, output = self.stop, self.output_token_ids
-        max_output = self.max_num_tokens - len(self.prompt_token_ids)
         for count, token_id in enumerate(token_ids, start=1):
             output.append(token_id)
+            self.num_tokens += 1
             if stop.stops(token_id) and len(output) >= stop.min_tokens:
                 self.stop_reason = token_id
                 return count, FinishReason.STOP
-            if len(output) >= max_output:
+            if self.num_tokens >= self.max_num_tokens:
                 return count, FinishReason.LENGTH
         return len(token_ids), None
 
 
-@dataclass(frozen=True, slots=True)
-class RequestUpdate:
+class RequestUpdate(NamedTuple):
     """What a step gave to one request: the tokens that its output gained, and whether that ended it."""
 
     request_id: str

@@ -27,13 +27,13 @@ def make_row(request: Request, holding: Holding, count: int, num_drafts: int = 0
         request.tokens(start, end),
         start,
         holding.block_table,
-        read_slot=holding.read_slot,
-        write_slots=holding.slots[: 1 + num_drafts] or _NULL_SLOT,
-        checkpoints=holding.reserved,
-        num_drafts=num_drafts,
-        num_logits=num_logits,
-        samples=samples,
-        payload=request.payload,
+        holding.read_slot,
+        holding.slots[: 1 + num_drafts] or _NULL_SLOT,
+        holding.reserved,
+        num_drafts,
+        num_logits,
+        samples,
+        request.payload,
     )
 
 

@@ -114,7 +114,7 @@ class Scheduler:
         decoding = self._schedule_decoding(num_drafts)
         budget = self.limits.max_num_batched_tokens - len(decoding) * (1 + num_drafts)
         others: list[tuple[Request, Row]] = []
-        for request in self._running:
+        for request in self._running if len(decoding) < len(self._running) else ():
             if budget > 0 and not is_decoding(request):
                 row = self._next_row(request, budget, num_drafts)
                 if row is not None:
@@ -235,6 +235,9 @@ class Scheduler:
         assert len(self._running) <= self.limits.max_num_seqs, "more requests run than may"
         for request in self._waiting:
             assert request.num_computed_tokens == 0, f"request {request.request_id} waits with computed tokens"
+        for request in self._requests.values():
+            num_known = len(request.prompt_token_ids) + len(request.output_token_ids)
+            assert request.num_tokens == num_known, f"request {request.request_id} has lost count of its tokens"
         for request in self._running:
             assert request.num_computed_tokens < request.num_tokens, (
                 f"request {request.request_id} has nothing to compute"

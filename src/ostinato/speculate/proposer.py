@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Protocol
 
 import torch
@@ -33,4 +32,4 @@ def token_row(row: Row, token: int, depth: int) -> Row:
     """
     slots = (row.read_slot, *row.write_slots)
     read, write = (slots[depth], slots[depth + 1]) if depth + 1 < len(slots) else (0, 0)
-    return replace(row, token_ids=(token,), start=row.start + depth, read_slot=read, write_slots=(write,), num_drafts=0)
+    return row._replace(token_ids=(token,), start=row.start + depth, read_slot=read, write_slots=(write,), num_drafts=0)
