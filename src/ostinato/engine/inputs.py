@@ -12,20 +12,46 @@ from ostinato.layers.step import StepInputs
 from ostinato.schedule.batch import Batch, Row
 
 
+class BlockTables:
+    """The block tables of a step's rows as an array. A row whose table is the one of the last step costs nothing,
+    however long it is: steps of long contexts would spend their time in copying."""
+
+    def __init__(self) -> None:
+        self._array = np.zeros((0, 0), dtype=np.int32)
+        self._tables: list[tuple[int, ...]] = []  # what stands in its rows
+
+    def of(self, rows: Sequence[Row]) -> np.ndarray:
+        """[rows, longest table] int32, at least one column, 0 behind each table. Valid until the next call."""
+        width = max((len(row.block_table) for row in rows), default=0) or 1
+        if len(rows) > self._array.shape[0] or width > self._array.shape[1]:
+            shape = (max(len(rows), self._array.shape[0]), max(2 * width, self._array.shape[1]))
+            self._array, self._tables = np.zeros(shape, dtype=np.int32), [()] * shape[0]
+        for i, row in enumerate(rows):
+            before, table = self._tables[i], row.block_table
+            if table is not before:
+                self._array[i, : len(table)] = table
+                self._array[i, len(table) : len(before)] = 0
+                self._tables[i] = table
+        return self._array[: len(rows), :width]
+
+
 def step_inputs(
-    batch: Batch, block_size: int, device: torch.device, drafts: Sequence[Sequence[int]] = ()
+    batch: Batch,
+    block_size: int,
+    device: torch.device,
+    drafts: Sequence[Sequence[int]] = (),
+    block_tables: BlockTables | None = None,
 ) -> StepInputs:
     """The kernels' view of `batch`. Models without blocks or slots get null ids there.
 
     `drafts` has the tokens proposed for each row, or nothing. If there are any, each decode row has the batch's
-    `num_drafts` of them behind its own token, the last of which may be padding.
+    `num_drafts` of them behind its own token, the last of which may be padding. With `block_tables`, those of the
+    inputs are valid until the next step.
     """
     rows = batch.rows
     # NumPy, whose small operations cost a fraction of torch's.
     starts = np.array([row.start for row in rows], dtype=np.int64)
-    tables = np.zeros((len(rows), max(1, *(len(row.block_table) for row in rows), 0)), dtype=np.int32)
-    for i, row in enumerate(rows):
-        tables[i, : len(row.block_table)] = row.block_table
+    tables = (block_tables or BlockTables()).of(rows)
     if batch.num_decode_rows == len(rows) and not any(drafts):
         return _decode_inputs(rows, tables, starts, block_size).to(device)
     counts = [len(each) for each in drafts] if any(drafts) else [0] * len(rows)

@@ -13,7 +13,7 @@ import torch
 
 from ostinato.engine.drafting import make_drafting
 from ostinato.engine.graphing import make_graphs
-from ostinato.engine.inputs import logit_positions, step_inputs
+from ostinato.engine.inputs import BlockTables, logit_positions, step_inputs
 from ostinato.engine.memory import allocate_memory
 from ostinato.errors import CapacityError, Remedy
 from ostinato.graphs.graphs import Graphs
@@ -51,6 +51,7 @@ class Runner:
         self.plan = plan
         self.device = torch.device(settings.device)
         self.block_size = settings.block_size
+        self._block_tables = BlockTables()
         if settings.threads is not None:
             torch.set_num_threads(settings.threads)
         begin = time.perf_counter()
@@ -86,7 +87,7 @@ class Runner:
         """Proposes drafts, computes the batch with them, writes its keys, values and states, and samples where a row's
         next tokens are due."""
         drafts = self.drafting.proposer.propose(batch) if self.drafting is not None else ()
-        hidden = self.graphs.run(step_inputs(batch, self.block_size, torch.device("cpu"), drafts))
+        hidden = self.graphs.run(step_inputs(batch, self.block_size, torch.device("cpu"), drafts, self._block_tables))
         positions = logit_positions(batch, drafts)
 
         def project(places: list[int]) -> torch.Tensor:
