@@ -45,7 +45,7 @@ def test_the_head_of_a_nemotron_h_has_a_join_and_norms_beside_layers_like_the_mo
     assert head.outer_parameters == enorm + hnorm + final + eh_proj
     assert head.num_parameters == attention + mlp + enorm + hnorm + final + eh_proj
     assert (head.method, head.hidden_elements, head.model) == ("mtp", 64, None)
-    assert set(head.ops) == {"attention", "linear", "rms_norm", "rotary", "token_shift"}
+    assert set(head.ops) == {"attention", "concat", "linear", "rms_norm", "rotary", "token_shift"}
     assert (spec.drafter, "attention" in spec.ops, "token_shift" in spec.ops) == (None, False, False)
     assert spec.num_parameters == model_spec({**NEMOTRON_H, "num_nextn_predict_layers": 0}).num_parameters
 

@@ -61,8 +61,7 @@ def run(command: Sequence[str], timeout: float, env: Mapping[str, str] | None = 
                 if line.strip():
                     lines.append(line.strip())
                     moments.append(time.monotonic() - began)
-            _, status, usage = os.wait4(process.pid, 0)
-            process.returncode = os.waitstatus_to_exitcode(status)
+            process.wait()
         finally:
             watch.stop()
         if watch.is_late:
@@ -70,8 +69,8 @@ def run(command: Sequence[str], timeout: float, env: Mapping[str, str] | None = 
         if process.returncode:
             said.seek(0)
             raise PeerError(reason([*lines, *said.read().splitlines()], process.returncode))
-    # Samples may miss the moment of the peak, which the kernel knows of each single process. Linux counts in KiB.
-    return Finished(lines, moments, max(watch.peak, usage.ru_maxrss * 1024))
+    # What the kernel itself notes of a child (ru_maxrss) begins with the size of the process that started it.
+    return Finished(lines, moments, watch.peak)
 
 
 def reason(said: Sequence[str], code: int) -> str:
