@@ -9,6 +9,7 @@
 #include <cstddef>
 
 #include "simd.h"
+#include "transpose.h"
 
 namespace ostinato {
 namespace attention {
@@ -81,42 +82,6 @@ struct Head {
     }
 };
 
-
-// The low or the high halves of two vectors, element by element in turns.
-inline Float interleave_low(Float a, Float b) {
-#if defined(__AVX512F__)
-    const __m512i order = _mm512_setr_epi32(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
-    return (Float)_mm512_permutex2var_ps((__m512)a, order, (__m512)b);
-#elif defined(__AVX2__)
-    return __builtin_shufflevector(a, b, 0, 8, 1, 9, 2, 10, 3, 11);
-#else
-    return __builtin_shufflevector(a, b, 0, 4, 1, 5);
-#endif
-}
-
-inline Float interleave_high(Float a, Float b) {
-#if defined(__AVX512F__)
-    const __m512i order = _mm512_setr_epi32(8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31);
-    return (Float)_mm512_permutex2var_ps((__m512)a, order, (__m512)b);
-#elif defined(__AVX2__)
-    return __builtin_shufflevector(a, b, 4, 12, 5, 13, 6, 14, 7, 15);
-#else
-    return __builtin_shufflevector(a, b, 2, 6, 3, 7);
-#endif
-}
-
-// log2(LANES) times, rows are interleaved with those half the matrix below them.
-inline void transpose(Float (&rows)[LANES]) {
-    Float other[LANES];
-    for (int width = 1; width < LANES; width *= 2) {
-        for (int i = 0; i < LANES / 2; ++i) {
-            other[2 * i] = interleave_low(rows[i], rows[i + LANES / 2]);
-            other[2 * i + 1] = interleave_high(rows[i], rows[i + LANES / 2]);
-        }
-        for (int i = 0; i < LANES; ++i) rows[i] = other[i];
-    }
-}
-
 // Fetches `count` heads, which the next tile needs, in so many `steps` between those of this one: a block's neighbours
 // are not those of the text, so the hardware foresees little, and many lines at once would only wait for each other.
 class Fetch {
@@ -153,11 +118,9 @@ void pack_keys(Head<T> head, const T* const* keys, float* panel, Fetch& fetch) {
 template <typename T>
 void pack_values(Head<T> head, const T* const* values, float* packed) {
     for (std::int64_t i = 0; i < head.dim; i += LANES) {
-        const int count = static_cast<int>(std::min<std::int64_t>(LANES, head.dim - i));
         Float parts[2] = {};
         for (int j = 0; j < Words<T>::ELEMENTS; ++j) {
-            if (!values[j]) continue;
-            parts[j] = count == LANES ? load(values[j] + i) : load_first(values[j] + i, count);
+            if (values[j]) parts[j] = load_some(values[j] + i, head.dim - i);
         }
         store(packed + i, Words<T>::join(parts[0], parts[1]));
     }

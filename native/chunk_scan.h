@@ -9,6 +9,7 @@
 
 #include "team.h"
 #include "tile.h"
+#include "transpose.h"
 
 namespace ostinato {
 
@@ -78,7 +79,7 @@ class ChunkScan {
             for (std::int64_t n = 0; n < rows; n += LANES) {
                 Float square[LANES];
                 for (int i = 0; i < LANES; ++i) {
-                    square[i] = first + i < count ? load_part(B + (first + i) * B_stride, n, rows) : Float{};
+                    square[i] = first + i < count ? load_some(B + (first + i) * B_stride + n, rows - n) : Float{};
                 }
                 transpose(square);
                 for (int i = 0; i < LANES && n + i < sizes_.state_rows(); ++i) {
@@ -146,7 +147,10 @@ class ChunkScan {
             put_state<vectors>(head, has_state, count_, head, column);
         });
         for (std::int64_t t = 0; t < count_; ++t) {
-            store_part(y + t * stride, y_ + t * sizes_.columns(), sizes_.head_dim);
+            const float* const from = y_ + t * sizes_.columns();
+            for (std::int64_t p = 0; p < sizes_.head_dim; p += LANES) {
+                store_some(y + t * stride + p, load(from + p), sizes_.head_dim - p);
+            }
         }
     }
 
@@ -164,7 +168,7 @@ class ChunkScan {
         for_squares(state_of(head), [&](float* to, std::int64_t stride, std::int64_t p, std::int64_t n) {
             Float square[LANES];
             for (int i = 0; i < LANES; ++i) {
-                square[i] = p + i < sizes_.head_dim ? load_part(slot + (p + i) * sizes_.state, n, sizes_.state)
+                square[i] = p + i < sizes_.head_dim ? load_some(slot + (p + i) * sizes_.state + n, sizes_.state - n)
                                                     : Float{};
             }
             transpose(square);
@@ -181,12 +185,7 @@ class ChunkScan {
             }
             transpose(square);
             for (int i = 0; i < LANES && p + i < sizes_.head_dim; ++i) {
-                S* const to = slot + (p + i) * sizes_.state + n;
-                if (n + LANES <= sizes_.state) {
-                    store(to, square[i]);
-                } else {
-                    store_first(to, square[i], static_cast<int>(sizes_.state - n));
-                }
+                store_some(slot + (p + i) * sizes_.state + n, square[i], sizes_.state - n);
             }
         });
     }
@@ -281,20 +280,6 @@ class ChunkScan {
             tile.add({B_ + n * token_columns, token_columns, 1}, remaining_ + column, sizes_.columns(), count);
             tile.keep(after + n * STRIDE, STRIDE);
         }
-    }
-
-    // LANES elements from `begin` on, zero from `size` on.
-    template <typename T>
-    static Float load_part(const T* from, std::int64_t begin, std::int64_t size) {
-        if (begin + LANES <= size) return load(from + begin);
-        return load_first(from + begin, static_cast<int>(size - begin));
-    }
-
-    template <typename T>
-    static void store_part(T* to, const float* from, std::int64_t count) {
-        std::int64_t i = 0;
-        for (; i + LANES <= count; i += LANES) store(to + i, load(from + i));
-        if (i < count) store_first(to + i, load(from + i), static_cast<int>(count - i));
     }
 
     // Calls `body(address, stride, p, n)` for every square of LANES x LANES of a state.

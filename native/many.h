@@ -6,7 +6,7 @@
 #pragma once
 
 #include "product.h"
-#include "tile.h"
+#include "transpose.h"
 
 namespace ostinato {
 

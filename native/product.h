@@ -18,7 +18,19 @@ template <typename T>
 using Operand = float;
 #endif
 
+// As in ops/linear.py.
 enum Activation : int { NONE = 0, RELU2 = 1, SILU = 2, SWIGLU = 3 };
+constexpr int INT8 = 3;  // a weight's dtype, beside those of `with_dtype`
+
+// `gated` counts with SWIGLU alone.
+inline Float activated(int activation, Float value, Float gated) {
+    switch (activation) {
+        case SWIGLU: return silu(value) * gated;
+        case SILU: return silu(value);
+        case RELU2: return max(value, Float{}) * max(value, Float{});
+        default: return value;
+    }
+}
 
 struct Output {
     const void* bias;        // [out] in T
@@ -40,17 +52,12 @@ struct Weights {
     std::int64_t group;
 };
 
-template <typename T>
-inline Float vector_at(const T* from, std::int64_t i, int count) {
-    return count >= LANES ? load(from + i) : load_first(from + i, count);
-}
-
 // The first steps of the epilogue, for up to LANES outputs from `row` on.
 template <typename T>
 inline Float finish(Float value, const Output& o, std::int64_t row, int count) {
-    if (o.row_scale) value *= vector_at(o.row_scale, row, count);
-    if (o.bias) value += vector_at(static_cast<const T*>(o.bias), row, count);
-    if (o.scale) value *= vector_at(o.scale, row, count);
+    if (o.row_scale) value *= load_some(o.row_scale + row, count);
+    if (o.bias) value += load_some(static_cast<const T*>(o.bias) + row, count);
+    if (o.scale) value *= load_some(o.scale + row, count);
     return value;
 }
 
@@ -62,24 +69,13 @@ inline void put_outputs(const float* sums, const float* gated, const Output& o, 
                         int count, Y* y) {
     for (int i = 0; i < count; i += LANES) {
         const int here = count - i;
-        Float value = finish<T>(load(sums + i), o, row + i, here);
-        if (o.activation == SWIGLU) {
-            value = silu(value) * finish<T>(load(gated + i), o, o.size + row + i, here);
-        } else if (o.activation == RELU2) {
-            value = max(value, Float{});
-            value *= value;
-        } else if (o.activation == SILU) {
-            value = silu(value);
-        }
+        const Float second =
+            o.activation == SWIGLU ? finish<T>(load(gated + i), o, o.size + row + i, here) : Float{};
+        Float value = activated(o.activation, finish<T>(load(sums + i), o, row + i, here), second);
         if (o.residual) {
-            value += vector_at(static_cast<const Y*>(o.residual) + token * o.residual_stride, row + i, here);
+            value += load_some(static_cast<const Y*>(o.residual) + token * o.residual_stride + row + i, here);
         }
-        Y* to = y + token * o.y_stride + row + i;
-        if (here >= LANES) {
-            store(to, value);
-        } else {
-            store_first(to, value, here);
-        }
+        store_some(y + token * o.y_stride + row + i, value, here);
     }
 }
 

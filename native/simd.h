@@ -175,6 +175,17 @@ inline void store_first(T* to, Float value, int count) {
     std::memcpy(to, elements, sizeof(T) * count);
 }
 
+// The same of LANES or fewer elements, for what may be a last vector or not.
+template <typename T>
+inline Float load_some(const T* from, std::int64_t count) {
+    return count >= LANES ? load(from) : load_first(from, static_cast<int>(count));
+}
+
+template <typename T>
+inline void store_some(T* to, Float value, std::int64_t count) {
+    count >= LANES ? store(to, value) : store_first(to, value, static_cast<int>(count));
+}
+
 inline Float max(Float a, Float b) { return a > b ? a : b; }
 
 // a * b + c, rounded once, for sums that must have the same bits wherever they are compiled: what the compiler fuses by

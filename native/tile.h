@@ -1,7 +1,8 @@
-// Small matrix products with their sums in registers, and transposes of squares of LANES x LANES.
+// Small matrix products with their sums in registers.
 #pragma once
 
-#include <algorithm>
+#include <cstdint>
+#include <type_traits>
 
 #include "simd.h"
 
@@ -61,26 +62,6 @@ inline void for_panels(std::int64_t columns, Body&& body) {
         body(std::integral_constant<int, TILE_VECTORS>{}, column);
     }
     for (; column < columns; column += LANES) body(std::integral_constant<int, 1>{}, column);
-}
-
-// Element i of vector j becomes element j of vector i. Each of log2(LANES) passes shuffles the first half of the
-// vectors with the second, as two halves of a pack of cards.
-inline void transpose(Float (&square)[LANES]) {
-    Int low, high;
-    for (int i = 0; i < LANES / 2; ++i) {
-        low[2 * i] = i;
-        low[2 * i + 1] = i + LANES;
-        high[2 * i] = i + LANES / 2;
-        high[2 * i + 1] = i + LANES / 2 + LANES;
-    }
-    Float shuffled[LANES];
-    for (int pass = 1; pass < LANES; pass *= 2) {
-        for (int i = 0; i < LANES / 2; ++i) {
-            shuffled[2 * i] = __builtin_shuffle(square[i], square[i + LANES / 2], low);
-            shuffled[2 * i + 1] = __builtin_shuffle(square[i], square[i + LANES / 2], high);
-        }
-        std::copy(shuffled, shuffled + LANES, square);
-    }
 }
 
 }  // namespace ostinato

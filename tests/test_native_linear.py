@@ -177,3 +177,17 @@ def test_tokens_may_be_more_than_are_computed_at_a_time(isa: str, tokens: int, f
         x, weight = spaced(torch.randn(tokens, in_size).to(dtype), 2), torch.randn(20, in_size).to(dtype)
         out = kernel(x, weight, out_dtype=torch.float32, fixed_order=fixed_order)
         assert_near(out, x.double() @ weight.double().T, x.double().abs() @ weight.double().abs().T)
+
+
+def test_dtypes_that_the_kernel_does_not_know_are_refused(isa: str) -> None:
+    kernel = native_kernel(isa, "linear", lower)
+    x, weight = torch.zeros(2, 8), torch.zeros(3, 8)
+    narrow = weight.bfloat16()
+    with pytest.raises(AssertionError, match="the result is in float32"):
+        kernel(x, weight, out_dtype=torch.bfloat16)
+    with pytest.raises(AssertionError, match="bfloat16 where torch.float32 is read"):
+        kernel(x, narrow)
+    with pytest.raises(AssertionError, match="the residual has another dtype"):
+        kernel(x, weight, residual=narrow[:2, :3])
+    with pytest.raises(AssertionError, match="a strided tensor"):
+        kernel(x, torch.zeros(3, 16)[:, ::2])

@@ -12,7 +12,6 @@ namespace {
 
 constexpr int PANEL = 16;
 constexpr std::int64_t GROUP_BYTES = 512 * 1024;  // of tokens that are multiplied with one panel: they stay in the L2
-constexpr int INT8 = 3;
 
 template <typename X, typename W>
 constexpr std::int64_t padded_size(std::int64_t in) {

@@ -7,30 +7,13 @@
 
 #include "../dot_rows.h"
 #include "../kernels.h"
+#include "../product.h"
 
 namespace ostinato {
 namespace {
 
-enum Activation : int { RELU2 = 1, SILU = 2, SWIGLU = 3 };
-constexpr int INT8 = 3;
-
-#if defined(__AVX512BF16__)
-template <typename T>
-using Operand = std::conditional_t<std::is_same_v<T, bf16>, bf16, float>;
-#else
-template <typename T>
-using Operand = float;
-#endif
-
 // Apart by an odd number of cache lines, so that tokens do not compete for places in the cache.
 inline std::int64_t spaced(std::int64_t size) { return (size + 63) / 64 * 64 + 32; }
-
-inline Float activated(int activation, Float value, Float gated) {
-    if (activation == SWIGLU) return silu(value) * gated;
-    if (activation == SILU) return silu(value);
-    value = max(value, Float{});
-    return value * value;
-}
 
 // What tokens chose, by expert: `choices` [tokens, 2, top_k] are numbers of experts, and their weights.
 struct Chosen {
@@ -94,7 +77,7 @@ struct Stack {
         if (!scales || group != 0) return;
         const float* from = scales + expert * rows;
         for (std::int64_t row = begin; row < end; row += LANES) {
-            const Float factor = load_first(from + row, static_cast<int>(std::min<std::int64_t>(LANES, end - row)));
+            const Float factor = load_some(from + row, end - row);
             for (std::int64_t t = 0; t < tokens; ++t) {
                 float* to = sums + t * stride + (row - begin);
                 store(to, load(to) * factor);
@@ -143,14 +126,9 @@ void copy(const T* from, X* to, std::int64_t size) {
 template <typename T>
 void put(const float* sums, const T* residual, T* y, std::int64_t begin, std::int64_t end) {
     for (std::int64_t i = begin; i < end; i += LANES) {
-        const int count = static_cast<int>(std::min<std::int64_t>(LANES, end - i));
         Float value = load(sums + i);
-        if (residual) value += count == LANES ? load(residual + i) : load_first(residual + i, count);
-        if (count == LANES) {
-            store(y + i, value);
-        } else {
-            store_first(y + i, value, count);
-        }
+        if (residual) value += load_some(residual + i, end - i);
+        store_some(y + i, value, end - i);
     }
 }
 

@@ -48,16 +48,6 @@ void rms_norm(const Team& team, std::int64_t tokens, Address x, std::int64_t tok
     });
 }
 
-template <typename T>
-Float load_some(const T* from, int count) {
-    return count == LANES ? load(from) : load_first(from, count);
-}
-
-template <typename T>
-void store_some(T* to, Float value, int count) {
-    count == LANES ? store(to, value) : store_first(to, value, count);
-}
-
 // Calls body(begin, count) for the vectors of `size` elements, of which the last may have fewer than LANES.
 template <typename Body>
 void by_vectors(std::int64_t size, Body&& body) {

@@ -11,6 +11,7 @@
 #include "../denormals.h"
 #include "../kernels.h"
 #include "../recurrence.h"
+#include "../rows.h"
 
 namespace ostinato {
 namespace {
@@ -31,7 +32,7 @@ struct Inputs {
     std::int64_t slot_stride;
     Address row_starts, start_positions, read_slots, write_slots;
     std::int64_t write_stride;
-    const std::vector<std::int32_t>& checkpoints;  // row, offset and slot of each
+    const Checkpoints& checkpoints;
     Address out;
 };
 
@@ -54,7 +55,7 @@ void scan_row(ChunkScan& scan, const Inputs& in, const Sizes& sizes, std::int64_
     const std::int32_t read = at<const std::int32_t>(in.read_slots)[row];
     const std::int32_t write = at<const std::int32_t>(in.write_slots)[row * in.write_stride];
     const std::int64_t group = first / (sizes.heads / sizes.groups);
-    const auto slot = [&](std::int32_t id, int i) {
+    const auto slot = [&](std::int64_t id, int i) {
         return at<S>(in.states) + id * in.slot_stride + (first + i) * sizes.head_dim * sizes.state;
     };
     bool has_state = read != 0;
@@ -126,7 +127,7 @@ void recur_row(const Team& team, const Inputs& in, const Sizes& sizes, std::int6
         for (int j = 0; j < count; ++j) {
             const std::int64_t head = first + j;
             const T* const x = at<const T>(in.x) + head * sizes.head_dim;
-            const auto slot = [&](std::int32_t id) {
+            const auto slot = [&](std::int64_t id) {
                 return at<S>(in.states) + id * in.slot_stride + head * elements;
             };
             for (std::int64_t t = token; t < stop; ++t) {
@@ -165,7 +166,7 @@ void ssd_scan(const Team& team, std::int64_t tokens, Address x, std::int64_t x_s
               std::int64_t dt_stride, Address B, std::int64_t B_stride, Address C, std::int64_t C_stride,
               Address A_log, Address D, Address dt_bias, float least_step, float most_step, Address states,
               std::int64_t slot_stride, Address row_starts, Address start_positions, Address read_slots,
-              Address write_slots, std::int64_t write_stride, std::vector<std::int32_t> checkpoints, Address out,
+              Address write_slots, std::int64_t write_stride, const Checkpoints& checkpoints, Address out,
               std::int64_t rows, std::int64_t heads, std::int64_t head_dim, std::int64_t groups, std::int64_t state,
               std::int64_t chunk, int dtype, int state_dtype, bool recurrent) {
     const Inputs in{x, x_stride, dt, dt_stride, B, B_stride, C, C_stride, A_log, D, dt_bias, least_step, most_step,

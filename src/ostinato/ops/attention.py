@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from ostinato.ops.native import DTYPES, Lowered, check_heads
+from ostinato.ops.native import DTYPES, Lowered, check_heads, check_plain
 from ostinato.plan.memory import ATTENTION_SLAB
 
 
@@ -96,7 +96,7 @@ def lower(
 ) -> Lowered:
     """`q` is strided by token only, and of the cache's dtype; what says which rows there are is int32."""
     check_heads("attention", q)
-    assert q.dtype == k_cache.dtype == v_cache.dtype, "attention: the cache has another dtype"
+    check_plain("attention", q.dtype, k_cache, v_cache)
     rows = (row_starts, start_positions, kv_lens, block_tables)
     assert all(tensor.dtype == torch.int32 for tensor in rows), "attention: rows are described in int32"
     out = torch.empty(q.shape, dtype=q.dtype) if out is None else out

@@ -15,6 +15,7 @@ def reference(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
 def lower(first: torch.Tensor, second: torch.Tensor, *, out: torch.Tensor | None = None) -> Lowered:
     """As the reference."""
     check_rows("concat", first, second)
+    assert first.dtype == second.dtype, "concat: one dtype"
     tokens, bytes_each = first.shape[0], first.element_size()
     sizes = (first.shape[1], second.shape[1])
     out = torch.empty(tokens, sum(sizes), dtype=first.dtype) if out is None else out

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 
 from ostinato.ops import int8
-from ostinato.ops.native import DTYPES, Lowered, check_rows
+from ostinato.ops.native import DTYPES, Lowered, check_plain, check_rows
 
 
 def reference(
@@ -41,7 +41,9 @@ def lower(
     out: torch.Tensor | None = None,
 ) -> Lowered:
     """As the reference."""
-    check_rows("embedding", token_ids, weight)
+    check_rows("embedding", weight)
+    check_plain("embedding", torch.int64, token_ids)
+    check_plain("embedding", torch.float32, weight_scale)
     tokens, hidden = token_ids.shape[0], weight.shape[1]
     dtype = weight.dtype if weight_scale is None or out_dtype is None else out_dtype
     out = torch.empty(tokens, hidden, dtype=dtype) if out is None else out

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from ostinato.ops.native import DTYPES, Lowered, check_rows
+from ostinato.ops.native import DTYPES, Lowered, check_plain, check_rows
 
 
 def reference(
@@ -44,7 +44,7 @@ def lower(
     """`x`, `gate` and `weight` in one dtype, with any stride from token to token."""
     check_rows("gated_rms_norm", x, gate)
     assert gate.dtype == x.dtype, "gated_rms_norm: one dtype"
-    assert weight is None or weight.dtype == x.dtype, "gated_rms_norm: one dtype"
+    check_plain("gated_rms_norm", x.dtype, weight)
     out = torch.empty(x.shape, dtype=x.dtype) if out is None else out
     tokens, size = x.shape
     pointers = (x.data_ptr(), x.stride(0), gate.data_ptr(), gate.stride(0), 0 if weight is None else weight.data_ptr())

@@ -7,10 +7,10 @@ import torch.nn.functional as F
 
 from ostinato.ops import int8
 from ostinato.ops.activations import ACTIVATIONS
-from ostinato.ops.native import DTYPES, Lowered, check_rows
+from ostinato.ops.native import DTYPES, Lowered, check_plain, check_rows
 
 CODES = {None: 0, "relu2": 1, "silu": 2, "swiglu": 3}
-"""Activations, as in native/kernels/linear.cpp."""
+"""Activations, as in native/product.h."""
 
 INT8 = 3
 """A weight's dtype, there."""
@@ -65,11 +65,15 @@ def lower(
     out: torch.Tensor | None = None,
 ) -> Lowered:
     """As the reference. In `fixed_order` a token's bits do not depend on how many tokens are computed with it."""
-    check_rows("linear", x, weight)
-    assert weight.is_contiguous(), "linear: the rows of the weight are not contiguous"
+    check_rows("linear", x, *(() if residual is None else (residual,)))
+    check_plain("linear", x.dtype if weight_scale is None else torch.int8, weight)
+    check_plain("linear", x.dtype, bias)
+    check_plain("linear", torch.float32, scale, weight_scale)
     tokens, (out_size, in_size) = x.shape[0], weight.shape
     result_size = out_size // 2 if activation == "swiglu" else out_size
     out = torch.empty(tokens, result_size, dtype=out_dtype or x.dtype) if out is None else out
+    assert out.dtype in (torch.float32, x.dtype), "linear: the result is in float32 or in the dtype of x"
+    assert residual is None or residual.dtype == out.dtype, "linear: the residual has another dtype than the result"
     return out, (
         tokens,
         x.data_ptr(),

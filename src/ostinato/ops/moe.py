@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from ostinato.ops import int8
 from ostinato.ops.activations import ACTIVATIONS
 from ostinato.ops.linear import CODES, INT8
-from ostinato.ops.native import DTYPES, Lowered, check_rows
+from ostinato.ops.native import DTYPES, Lowered, check_plain, check_rows
 
 
 def reference(
@@ -66,8 +66,10 @@ def lower(
     out: torch.Tensor | None = None,
 ) -> Lowered:
     """As the reference."""
-    check_rows("moe", x)
-    assert all(each.is_contiguous() for each in (choices, up, down)), "moe: choices or weights are not contiguous"
+    check_rows("moe", x, *(() if residual is None else (residual,)))
+    check_plain("moe", x.dtype if up_scale is None else torch.int8, up, down)
+    check_plain("moe", torch.float32, choices, up_scale, down_scale)
+    assert residual is None or residual.dtype == x.dtype, "moe: the residual has another dtype"
     out = torch.empty(x.shape, dtype=x.dtype) if out is None else out
     experts, size, inner = down.shape
     return out, (

@@ -57,3 +57,11 @@ def check_heads(name: str, *tensors: torch.Tensor) -> None:
     for tensor in tensors:
         heads, size = tensor.shape[1:]
         assert heads <= 1 or tensor.stride(1) == size, f"{name}: the heads of a token are not contiguous"
+
+
+def check_plain(name: str, dtype: torch.dtype, *tensors: torch.Tensor | None) -> None:
+    """What a kernel reads as an array of `dtype` without strides, where it is given."""
+    for tensor in tensors:
+        if tensor is not None:
+            assert tensor.dtype == dtype, f"{name}: {tensor.dtype} where {dtype} is read"
+            assert tensor.is_contiguous(), f"{name}: a strided tensor where a contiguous one is read"

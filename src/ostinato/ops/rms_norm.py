@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from ostinato.ops.native import DTYPES, Lowered, check_rows
+from ostinato.ops.native import DTYPES, Lowered, check_plain, check_rows
 
 
 def reference(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
@@ -19,6 +19,7 @@ def reference(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor
 def lower(x: torch.Tensor, weight: torch.Tensor, eps: float, *, out: torch.Tensor | None = None) -> Lowered:
     """`x` [tokens, size] or [tokens, heads, size], in the dtype of `weight`."""
     check_rows("rms_norm", x)
+    check_plain("rms_norm", x.dtype, weight)
     out = torch.empty(x.shape, dtype=x.dtype) if out is None else out
     tokens, heads, size = (x.shape[0], 1, x.shape[1]) if x.ndim == 2 else x.shape
     strides = (x.stride(0), x.stride(-2))

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import torch
 
-from ostinato.ops.native import DTYPES, Lowered, check_heads
+from ostinato.ops.native import DTYPES, Lowered, check_heads, check_plain
 
 
 def reference(
@@ -61,13 +61,16 @@ def lower(
 ) -> Lowered:
     """`q`, `k` and `v` are strided by token only, and of the cache's dtype."""
     check_heads("rotary", q, k, v)
-    assert k.dtype == v.dtype == q.dtype == k_cache.dtype, "rotary: the cache has another dtype"
+    check_plain("rotary", q.dtype, k_cache, v_cache)
+    check_plain("rotary", torch.int64, kv_cells)
+    assert k.dtype == v.dtype == q.dtype, "rotary: one dtype"
     tokens, kv_heads, head_dim = k.shape
     caches = (k_cache.data_ptr(), v_cache.data_ptr(), kv_cells.data_ptr())
     strided = (q.data_ptr(), q.stride(0), k.data_ptr(), k.stride(0), v.data_ptr(), v.stride(0))
     if angles is None:
         unrotated = (*strided, 0, 0, 0, key_multiplier, *caches, 0, 0)
         return q, (tokens, *unrotated, kv_heads, head_dim, DTYPES[q.dtype])
+    check_plain("rotary", torch.float32, *angles)
     out = torch.empty(q.shape, dtype=q.dtype) if out is None else out
     rotated = (*strided, angles.data_ptr(), angles.stride(0), angles.shape[2], key_multiplier, *caches, out.data_ptr())
     return out, (tokens, *rotated, q.shape[1], kv_heads, head_dim, DTYPES[q.dtype])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from ostinato.ops.native import Lowered, check_rows
+from ostinato.ops.native import Lowered, check_plain
 
 
 def reference(positions: torch.Tensor, frequencies: torch.Tensor, scaling: float) -> torch.Tensor:
@@ -19,7 +19,8 @@ def reference(positions: torch.Tensor, frequencies: torch.Tensor, scaling: float
 def lower(
     positions: torch.Tensor, frequencies: torch.Tensor, scaling: float, *, out: torch.Tensor | None = None
 ) -> Lowered:
-    check_rows("rotary_angles", positions, frequencies)
+    check_plain("rotary_angles", torch.int64, positions)
+    check_plain("rotary_angles", torch.float32, frequencies)
     tokens, half = positions.shape[0], frequencies.shape[0]
     out = torch.empty(2, tokens, half) if out is None else out
     pointers = (positions.data_ptr(), frequencies.data_ptr(), out.data_ptr())

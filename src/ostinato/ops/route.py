@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from ostinato.ops.native import DTYPES, Lowered, check_rows
+from ostinato.ops.native import DTYPES, Lowered, check_plain, check_rows
 
 
 def reference(
@@ -69,7 +69,8 @@ def lower(
 ) -> Lowered:
     """As the reference."""
     check_rows("route", x)
-    assert weight.is_contiguous(), "route: strided weights"
+    check_plain("route", x.dtype, weight)
+    check_plain("route", torch.float32, correction_bias)
     tokens, (experts, size) = x.shape[0], weight.shape
     out = torch.empty(tokens, 2, top_k) if out is None else out
     bias = 0 if correction_bias is None else correction_bias.data_ptr()

@@ -13,7 +13,7 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
-from ostinato.ops.native import Lowered, check_rows
+from ostinato.ops.native import Lowered, check_plain, check_rows
 from ostinato.sample import noise
 
 # A token so far below the best one cannot win, whatever their noise; 1 is room for rounding.
@@ -58,6 +58,9 @@ def lower(
 ) -> Lowered:
     """Arguments as those of the reference."""
     check_rows("sample", logits)
+    assert logits.dtype == torch.float32, "sample: logits in float32"
+    check_plain("sample", torch.float64, settings)
+    check_plain("sample", torch.int32, keys)
     rows, vocab_size = logits.shape
     out = torch.empty(rows, dtype=torch.int32) if out is None else out
     drawn = (0, 0) if settings is None or keys is None else (settings.data_ptr(), keys.data_ptr())
