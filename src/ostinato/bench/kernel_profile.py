@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from ostinato.bench.decode_steps import run_eagerly
-from ostinato.bench.profile_figures import Calls, least_calls
+from ostinato.bench.profile_figures import Calls, shortest_pass
 from ostinato.engine.inputs import step_inputs
 from ostinato.engine.runner import Runner
 from ostinato.graphs.buffers import StepBuffers
@@ -51,7 +51,7 @@ class CallClock:
 
 @torch.inference_mode()
 def profile_tape(runner: Runner, step: StepInputs, size: int, passes: int) -> tuple[Calls, float]:
-    """Of a decode step, padded to `size` rows: the shortest time of every call, `logits` last, and the shortest replay
+    """Of a decode step, padded to `size` rows: the calls of the shortest pass, `logits` last, and the shortest replay
     without a look at the calls. The tape is captured anew."""
     rows, tokens_per_row = step.write_slots.shape
     table = step.block_tables.shape[1]
@@ -72,13 +72,13 @@ def profile_tape(runner: Runner, step: StepInputs, size: int, passes: int) -> tu
         # Between two replays, so that the LM head finds the caches as it does in a step.
         logits = _timed_logits(runner, hidden[:rows])
         profiles.append([*tape.profile(now), logits])
-    return least_calls(profiles[1:]), min(replays[1:])
+    return shortest_pass(profiles[1:]), min(replays[1:])
 
 
 @torch.inference_mode()
 def profile_eagerly(runner: Runner, step: StepInputs, rows: int, passes: int) -> tuple[Calls, float]:
-    """The shortest time of every kernel, `logits` of `rows` positions last, and that of the whole model: Python, and
-    torch between the kernels, in it."""
+    """The kernels of the shortest pass, `logits` of `rows` positions last, and the shortest time of the whole model:
+    Python, and torch between the kernels, in it."""
     work, tap = run_eagerly(runner), runner.model.build.ops.tap
     profiles: list[Calls] = []
     runs = []
@@ -95,7 +95,7 @@ def profile_eagerly(runner: Runner, step: StepInputs, rows: int, passes: int) ->
         finally:
             tap.recorder = None
         profiles.append([*clock.calls, logits])
-    return least_calls(profiles[1:]), min(runs[1:])
+    return shortest_pass(profiles[1:]), min(runs[1:])
 
 
 def prompt_step(runner: Runner, num_tokens: int, vocab_size: int) -> StepInputs:

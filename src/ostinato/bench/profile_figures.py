@@ -29,13 +29,11 @@ class Roofs:
         return max(work.num_bytes / self.bytes_per_second, work.flops / self.flops_per_second)
 
 
-def least_calls(passes: Sequence[Calls]) -> list[tuple[str, float]]:
-    """One step out of several passes over it: of each call the shortest, as other work makes it longer, never
-    shorter."""
-    names = [[name for name, _ in each] for each in passes]
-    assert all(each == names[0] for each in names), "the passes are not over the same step"
-    seconds = zip(*([seconds for _, seconds in each] for each in passes), strict=True)
-    return list(zip(names[0], map(min, seconds), strict=True))
+def shortest_pass(passes: Sequence[Calls]) -> Calls:
+    """The one of several passes over a step that took the least time in all, as other work makes it longer, never
+    shorter. Not of each call the shortest: on a busy machine the thread with the watch may be late for a call, which
+    then seems short, and the one before it long."""
+    return min(passes, key=lambda calls: sum(seconds for _, seconds in calls))
 
 
 def kernel_figures(calls: Calls, work: Mapping[str, KernelWork | None], roofs: Roofs) -> list[dict[str, Any]]:

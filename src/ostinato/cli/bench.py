@@ -289,7 +289,7 @@ def profile_command(
     ] = 128,
     prefill: Annotated[int, typer.Option(min=1, help="Tokens of the prompt that is computed in one step.")] = 512,
     rounds: Annotated[
-        int, typer.Option(min=1, help="Rounds that are counted, after one to warm up; of each call the best counts.")
+        int, typer.Option(min=1, help="Rounds that are counted, after one to warm up; the shortest is shown.")
     ] = 20,
     as_json: AsJson = False,
 ) -> None:
