@@ -26,7 +26,8 @@ inline Scratch& shared_scratch() {
     return scratch;
 }
 
-// Calls `body(team)` on every thread.
+// Calls `body(team)` on every thread. Kernels throw nothing but bad_alloc, which ends the process where there is more
+// than one thread. A process that was forked after a parallel region cannot open one: OpenMP's threads stay behind.
 template <typename Body>
 inline void in_team(Body&& body) {
     Scratch& scratch = shared_scratch();

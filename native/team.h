@@ -53,14 +53,14 @@ class Team {
         }
     }
 
-    // Scratch of this thread alone; another call takes it back.
+    // Scratch of this thread alone; another call of the same T takes it back. Nothing is kept from kernel to kernel.
     template <typename T>
     T* own(std::int64_t count) const {
         thread_local Scratch scratch;
         return reinterpret_cast<T*>(scratch.reserve(sizeof(T) * count));
     }
 
-    // Scratch of all threads; another call takes it back. Waits for all threads.
+    // Scratch of all threads, apart from their own; another call, of whatever T, takes it back. Waits for all threads.
     template <typename T>
     T* shared(std::int64_t count) const {
         barrier();

@@ -32,7 +32,9 @@ inline Fetch fetch_of(int number, int blocks) {
 
 template <int TOKENS, bool PACKED, typename... Args>
 inline void dot_with_prefetch(int prefetch, const Args&... args) {
-    if constexpr (!PACKED) {  // a single block
+    if constexpr (!PACKED) {  // always a single block, which fetches all rows
+        dot_block<TOKENS, DOT_ROWS, PACKED>(args...);
+    } else if (prefetch == DOT_ROWS) {
         dot_block<TOKENS, DOT_ROWS, PACKED>(args...);
     } else if (prefetch == 0) {
         dot_block<TOKENS, 0, PACKED>(args...);
