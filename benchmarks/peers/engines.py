@@ -74,7 +74,12 @@ def ostinato(**settings: Any) -> Callable[[Round], dict[str, Any]]:
 
     def measure(one: Round) -> dict[str, Any]:
         job = one.job(kind="ostinato")
-        job["settings"] |= {"dtype": "bfloat16", "cache_memory": CACHE_BYTES, **settings}
+        job["settings"] |= {
+            "dtype": "bfloat16",
+            "cache_memory": CACHE_BYTES,
+            "enable_prefix_caching": False,
+            **settings,
+        }
         return _figures(one, {"version": __version__, **one.ask(WORKER, job)})
 
     return measure

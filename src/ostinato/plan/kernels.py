@@ -92,7 +92,7 @@ def choose_kernels(
         raise ConfigError(
             f"deterministic needs native kernels, and there are none for {', '.join(lacking)} here "
             f"({choices[lacking[0]].reason})",
-            [Remedy("deterministic", False), *([Remedy("kernels", "auto")] if setting == "reference" else [])],
+            [*([Remedy("kernels", "auto")] if setting == "reference" else []), Remedy("deterministic", False)],
         )
     return choices
 
