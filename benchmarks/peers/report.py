@@ -21,23 +21,24 @@ def make_report(
     """`skipped` says why an engine was not measured at all, by its name."""
     done = list(measurements)
     floors = [each["figures"] for each in done if each["engine"] == FLOOR and "figures" in each]
-    bandwidth = max((max(floor["read"], floor["copy"]) for floor in floors), default=None)
     models = {}
     for model in dict.fromkeys(each["model"] for each in done):
         mine = [each for each in done if each["model"] == model]
-        models[model] = _model_report(mine, bandwidth)
+        models[model] = _model_report(mine)
     return {
         "command": "peers",
         "setup": dict(setup),
         "machine": floors[0]["machine"] if floors else {},
-        "bytes_per_second": bandwidth,
         "busy": statistics.median(each["busy"] for each in done) if done else None,
         "skipped": dict(skipped),
         "models": models,
     }
 
 
-def _model_report(measurements: Sequence[Mapping[str, Any]], bandwidth: float | None) -> dict[str, Any]:
+def _model_report(measurements: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    floors = [each["figures"] for each in measurements if each["engine"] == FLOOR and "figures" in each]
+    # Shared machines have other rates from one minute to the next: a model is held against that of its own rounds.
+    bandwidth = statistics.median(max(floor["read"], floor["copy"]) for floor in floors) if floors else None
     engines = {}
     for name in dict.fromkeys(each["engine"] for each in measurements if each["engine"] != FLOOR):
         rounds = [each for each in measurements if each["engine"] == name]
@@ -52,6 +53,7 @@ def _model_report(measurements: Sequence[Mapping[str, Any]], bandwidth: float | 
             for size, rate in engine.get("decode", {}).items()
         }
     return {
+        "bytes_per_second": bandwidth,
         "decode_bytes": needed,
         "engines": engines,
         "ratios": {ours: ratios(engines, ours) for ours in OURS if "decode" in engines.get(ours, {})},

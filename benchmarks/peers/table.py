@@ -17,10 +17,15 @@ def markdown(report: Mapping[str, Any]) -> str:
         f"Tokens/s: prefill of {workload['prefill_len']} tokens; decode of {workload['output_len']} after "
         f"{workload['prompt_len']}, by batch size.",
     ]
-    if report["bytes_per_second"] is not None:
+    rates = [
+        f"{figures['bytes_per_second'] / 1e9:.1f} ({model})"
+        for model, figures in report["models"].items()
+        if figures["bytes_per_second"] is not None
+    ]
+    if rates:
         facts.append(
-            f"Floor: the bytes that a decode step must move, at {report['bytes_per_second'] / 1e9:.1f} GB/s, the best "
-            "that was measured in this run."
+            "Floor: the bytes that a decode step must move, at the bandwidth of simple loops, measured in each round "
+            f"before the engines; medians in GB/s: {', '.join(rates)}."
         )
     if report["busy"] is not None and report["busy"] > QUIET:
         facts.append(f"The machine was not quiet: {report['busy']:.0%} of its time went to other work.")
