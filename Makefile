@@ -17,9 +17,9 @@ demo: native
 test: .venv/.installed-test native
 	$(BIN)/python -m pytest -n auto
 
-# The same without native kernels: what runs where there is no compiler.
+# The same without native kernels: what runs where there is no compiler. Tests of the kernels alone need no second time.
 test-reference: .venv/.installed-test
-	$(BIN)/python -m pytest -n auto --reference-kernels
+	$(BIN)/python -m pytest -n auto --reference-kernels --ignore-glob='tests/test_native_*'
 
 lint: .venv/.installed-test
 	$(BIN)/ruff check .

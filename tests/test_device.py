@@ -12,7 +12,7 @@ from ostinato.errors import ConfigError
 from ostinato.plan import device as device_module
 from ostinato.plan.cgroup import core_limit, memory_limit
 from ostinato.plan.device import CATALOGUE, detect, find_device
-from ostinato.plan.native import detect_native
+from ostinato.plan.native import NativeFacts
 
 MEMINFO = "MemFree: 1 kB\nMemTotal:       16777216 kB\nCached: 5 kB\n"
 GIB = 2**30
@@ -84,8 +84,11 @@ def test_without_limits_a_cpu_has_all_its_memory_and_the_cores_of_the_process(ro
     assert spec.source == "this machine (Fast CPU 9000)"
 
 
-def test_native_kernels_are_looked_for_on_the_cpu_of_this_machine_alone(root: Path) -> None:
-    assert detect("cpu", root, NO_GPU).native == detect_native(root)
+def test_native_kernels_are_looked_for_on_the_cpu_of_this_machine_alone(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(device_module, "detect_native", lambda where: NativeFacts("x86_64_v3", f"found below {where}"))
+    assert detect("cpu", root, NO_GPU).native == NativeFacts("x86_64_v3", f"found below {root}")
     assert all(gpu.native.isa is None for gpu in CATALOGUE.values())
 
 
