@@ -17,6 +17,7 @@ from ostinato.cli.chat import chat
 from ostinato.cli.eval import evaluate
 from ostinato.cli.generate import generate
 from ostinato.cli.plan import plan
+from ostinato.cli.serve import serve
 from ostinato.cli.verify import verify
 from ostinato.errors import ConfigError, OstinatoError
 
@@ -29,7 +30,14 @@ app = typer.Typer(
     rich_markup_mode=None,  # plain help shows every name in full, boxes cut them at 80 columns
     pretty_exceptions_enable=False,
 )
-for name, command in {"generate": generate, "chat": chat, "plan": plan, "eval": evaluate, "verify": verify}.items():
+for name, command in {
+    "generate": generate,
+    "chat": chat,
+    "serve": serve,
+    "plan": plan,
+    "eval": evaluate,
+    "verify": verify,
+}.items():
     app.command(name)(command)
 app.add_typer(bench.app, name="bench")
 

@@ -1,0 +1,107 @@
+"""What answers of all endpoints share: running a request's prompts, and counting its tokens."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+from ostinato.engine.async_engine import AsyncEngine
+from ostinato.engine.delivery import OutputDelta
+from ostinato.engine.stream import Stream
+from ostinato.sample.params import SamplingParams
+from ostinato.serve.protocol.common import Generating
+
+
+class Run:
+    """The streams of one HTTP request, one per prompt, and the tokens that they have so far."""
+
+    def __init__(self, streams: Sequence[Stream]) -> None:
+        self.streams = streams
+        self.completion_tokens = 0
+
+    @classmethod
+    async def begin(
+        cls,
+        engine: AsyncEngine,
+        prompts: Sequence[str | list[int]],
+        params: SamplingParams,
+        body: Generating,
+        deadline: float,
+        *,
+        add_special_tokens: bool = True,
+    ) -> Run:
+        """Submits every prompt; if one is refused, none runs, and its error is raised."""
+        streams: list[Stream] = []
+        try:
+            for prompt in prompts:
+                streams.append(
+                    await engine.submit(
+                        prompt,
+                        params,
+                        priority=body.priority,
+                        cache_salt=body.cache_salt,
+                        add_special_tokens=add_special_tokens,
+                        deadline=deadline,
+                    )
+                )
+        except BaseException:
+            for stream in streams:
+                stream.abort()
+            raise
+        return cls(streams)
+
+    async def deltas(self) -> AsyncIterator[tuple[int, OutputDelta]]:
+        """(place of the prompt, what it gained), as they come."""
+        if len(self.streams) == 1:
+            async for delta in self.streams[0]:
+                yield 0, self._counted(delta)
+            return
+        news: asyncio.Queue[tuple[int, OutputDelta] | BaseException | None] = asyncio.Queue(maxsize=len(self.streams))
+        tasks = [asyncio.create_task(_forward(place, stream, news)) for place, stream in enumerate(self.streams)]
+        try:
+            running = len(tasks)
+            while running:
+                item = await news.get()
+                if item is None:
+                    running -= 1
+                elif isinstance(item, BaseException):
+                    raise item
+                else:
+                    yield item[0], self._counted(item[1])
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    def close(self) -> None:
+        """Ends what is unfinished."""
+        for stream in self.streams:
+            stream.abort()
+
+    def usage(self) -> dict[str, Any]:
+        """OpenAI's `usage`."""
+        prompt_tokens = sum(len(stream.prompt_token_ids) for stream in self.streams)
+        cached = sum(stream.num_cached_tokens or 0 for stream in self.streams)
+        return {
+            "prompt_tokens": prompt_tokens,
+            "completion_tokens": self.completion_tokens,
+            "total_tokens": prompt_tokens + self.completion_tokens,
+            "prompt_tokens_details": {"cached_tokens": cached},
+        }
+
+    def _counted(self, delta: OutputDelta) -> OutputDelta:
+        self.completion_tokens += sum(len(sample.token_ids) for sample in delta.samples)
+        return delta
+
+
+async def _forward(
+    place: int, stream: Stream, news: asyncio.Queue[tuple[int, OutputDelta] | BaseException | None]
+) -> None:
+    try:
+        async for delta in stream:
+            await news.put((place, delta))
+    except Exception as error:
+        await news.put(error)
+    else:
+        await news.put(None)

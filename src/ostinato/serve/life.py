@@ -1,0 +1,108 @@
+"""The server's life: starting, ready, draining, ended; and the engine that it has while it lives."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from ostinato.config import EngineConfig
+from ostinato.engine.async_engine import AsyncEngine
+from ostinato.engine.runner import StartProgress
+from ostinato.serve.errors import ApiError
+from ostinato.serve.settings import ServeSettings
+
+
+class Life:
+    """Starts the engine behind a server that answers already, and ends it with the server."""
+
+    def __init__(
+        self, config: EngineConfig, settings: ServeSettings, progress: StartProgress = lambda what, done, total: None
+    ) -> None:
+        self.config, self.settings = config, settings
+        self.model_name = settings.served_model_name or _name(config.model)
+        self.created = int(time.time())
+        self.draining = False
+        self.error: BaseException | None = None
+        """Why the engine could not start, or ended."""
+        self.on_end: Callable[[], None] = lambda: None
+        """Called when there is nothing left to live for: the engine failed, or everything is drained."""
+        self._progress = progress
+        self._engine: AsyncEngine | None = None
+        self._starting: asyncio.Task[None] | None = None
+
+    def begin(self) -> None:
+        """Starts the engine, on the running loop; returns at once."""
+        self._starting = asyncio.create_task(self._start())
+
+    async def _start(self) -> None:
+        try:
+            engine = await AsyncEngine.start(
+                self.config, max_waiting=self.settings.max_waiting, progress=self._progress
+            )
+        except BaseException as error:
+            self.error = error
+            self.on_end()
+            return
+        engine.on_failure = self._fail
+        self._engine = engine
+
+    def _fail(self) -> None:
+        assert self._engine is not None, "an engine that failed was there"
+        self.error = self._engine.failure
+        self.on_end()
+
+    @property
+    def status(self) -> str:
+        """`starting`, `ready`, `draining` or `failed`."""
+        if self.error is not None:
+            return "failed"
+        if self.draining:
+            return "draining"
+        return "ready" if self._engine is not None else "starting"
+
+    @property
+    def engine(self) -> AsyncEngine:
+        """The engine, once it has succeeded in a step. ApiError 503 while requests are not taken."""
+        status = self.status
+        if status == "ready":
+            assert self._engine is not None, "what is ready has an engine"
+            return self._engine
+        if status == "failed":
+            raise ApiError(503, "the engine has failed and the server is about to end", code="engine_failed")
+        if status == "draining":
+            raise ApiError(503, "the server is about to end and takes no more requests", code="draining")
+        raise ApiError(503, "the model is being loaded", code="starting", headers={"Retry-After": "5"})
+
+    async def drain(self) -> None:
+        """Takes no more requests, lets those that run end for at most `drain_timeout` seconds, and ends."""
+        if self.draining:
+            return
+        self.draining = True
+        clock = asyncio.get_running_loop().time
+        until = clock() + self.settings.drain_timeout
+        while self._engine is not None and self._engine.num_unfinished and clock() < until:
+            await asyncio.sleep(0.02)
+        self.on_end()
+
+    async def end(self) -> None:
+        """Ends the engine, and what is unfinished with it."""
+        if self._starting is not None:
+            await self._starting
+        if self._engine is not None and self._engine.failure is None:
+            await self._engine.stop()
+
+    def exit_status(self) -> int:
+        """0 after a drain; 1 if the engine failed. Raises why the engine could not start."""
+        if self.error is None:
+            return 0
+        if self._engine is None:
+            raise self.error
+        return 1
+
+
+def _name(model: str) -> str:
+    """A checkpoint's name without its place on this machine."""
+    path = Path(model)
+    return path.resolve().name if path.is_dir() else model

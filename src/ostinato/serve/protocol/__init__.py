@@ -1,0 +1,1 @@
+"""The bodies of requests, checked: what is not known is refused by name."""

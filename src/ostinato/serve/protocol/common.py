@@ -1,0 +1,88 @@
+"""The fields that all generating endpoints share, and what they mean to the engine."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from ostinato.sample.params import SamplingParams
+from ostinato.serve.errors import ApiError
+from ostinato.serve.settings import ServeSettings
+
+MAX_LOGPROBS = 20
+"""Most likely tokens that a request may ask for at each place."""
+
+
+class Body(BaseModel):
+    """A request's body; an unknown field is an error that names it."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, use_attribute_docstrings=True)
+
+
+class StreamOptions(Body):
+    include_usage: bool = False
+    """A last event with the number of tokens."""
+
+
+class Generating(Body):
+    """What asks for generated text. A field that is null or left out is as the checkpoint's generation_config.json
+    says, else as SamplingParams has it."""
+
+    model: str | None = None
+    """The served model's name, or nothing."""
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    min_tokens: int | None = None
+    ignore_eos: bool | None = None
+    skip_special_tokens: bool | None = None
+    include_stop_str_in_output: bool | None = None
+    n: int | None = Field(None, ge=1)
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    priority: int = 0
+    """Lower is served first, where the engine's scheduling_policy is priority."""
+    timeout: float | None = Field(None, gt=0)
+    """Seconds after which the request is ended."""
+    cache_salt: str | None = None
+    """Only requests of the same salt share the prefix cache."""
+    user: str | None = None
+    """Taken for compatibility; it changes nothing."""
+
+    @property
+    def include_usage(self) -> bool:
+        return self.stream_options is not None and self.stream_options.include_usage
+
+    def check(self, settings: ServeSettings, model_name: str, num_prompts: int = 1) -> None:
+        """ApiError for another model's name, and for more than the server allows."""
+        if self.model is not None and self.model != model_name:
+            message = f"the model {self.model!r} is not served here; this server has {model_name!r}"
+            raise ApiError(404, message, param="model", code="model_not_found")
+        if self.stream_options is not None and not self.stream:
+            raise ApiError(400, "stream_options needs stream", param="stream_options")
+        count = num_prompts * (self.n or 1)
+        if count > settings.max_n:
+            message = f"{count} outputs are asked for (prompts times n), and a request may have {settings.max_n}"
+            raise ApiError(400, message, param="n")
+        if isinstance(self.stop, list) and len(self.stop) > settings.max_stop:
+            message = f"{len(self.stop)} stop strings are given, and a request may have {settings.max_stop}"
+            raise ApiError(400, message, param="stop")
+
+    def deadline(self, settings: ServeSettings) -> float:
+        """Seconds that the request has."""
+        return min(self.timeout or settings.request_timeout, settings.request_timeout)
+
+    def sampling(self, defaults: SamplingParams, **more: Any) -> SamplingParams:
+        """What the fields ask for, beside `defaults`; `more` are settings of the endpoint. RequestError."""
+        names = SamplingParams.model_fields.keys() & Generating.model_fields.keys()
+        given = {name: value for name in names if (value := getattr(self, name)) is not None}
+        return defaults.replace(**given, **more)

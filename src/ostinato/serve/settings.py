@@ -1,0 +1,80 @@
+"""ServeSettings: what the user asks of the server, beside the engine's own settings."""
+
+from __future__ import annotations
+
+import ipaddress
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from ostinato.errors import ConfigError, Remedy
+
+
+class ServeSettings(BaseModel):
+    """Where the server listens, whom it serves, and how much it takes in. ConfigError for an illegal value."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    host: str = "127.0.0.1"
+    """Address to listen on. One that other machines reach needs an api_key, or insecure."""
+    port: int = Field(8000, ge=0, le=65535)
+    """Port to listen on; 0: a free one, which is printed."""
+    api_key: tuple[str, ...] = Field((), repr=False)
+    """A key that clients must send as `Authorization: Bearer KEY`; several may be given."""
+    insecure: bool = False
+    """Listen on an address that other machines reach though there is no api_key."""
+    served_model_name: str | None = None
+    """The model's name in requests and answers (that of the checkpoint)."""
+    max_waiting: int = Field(256, ge=0)
+    """Outputs that may wait besides those that run; more requests get status 429."""
+    max_body: int = Field(8 * 2**20, ge=1024)
+    """Bytes of a request's body."""
+    max_stop: int = Field(16, ge=0)
+    """Stop strings of a request."""
+    max_n: int = Field(16, ge=1)
+    """Outputs of a request: prompts times n."""
+    request_timeout: float = Field(600.0, gt=0)
+    """Seconds after which a request is ended; a request may ask for less with `timeout`."""
+    drain_timeout: float = Field(30.0, ge=0)
+    """Seconds that running requests have to end after SIGTERM."""
+
+    def __init__(self, **settings: Any) -> None:
+        try:
+            super().__init__(**settings)
+        except ValidationError as error:
+            details = error.errors()
+            named = [(".".join(str(part) for part in each["loc"]), each) for each in details]
+            problems = [
+                f"{name}={each['input']!r}: {each['msg'].removeprefix('Value error, ')}"
+                if name
+                else each["msg"].removeprefix("Value error, ")
+                for name, each in named
+            ]
+            bounds = [
+                Remedy(name, each["ctx"][bound])
+                for name, each in named
+                for bound in ("ge", "le")
+                if bound in each.get("ctx", {})
+            ]
+            raise ConfigError("; ".join(problems), bounds) from None
+
+    @model_validator(mode="after")
+    def _guarded(self) -> ServeSettings:
+        if any(not key.strip() or not key.isascii() for key in self.api_key):
+            raise ValueError("an api_key is ASCII text that is not empty")
+        if not (self.api_key or self.insecure or is_loopback(self.host)):
+            raise ValueError(
+                f"host {self.host} can be reached from other machines, and there is no api_key: give one, listen on "
+                "127.0.0.1, or set insecure"
+            )
+        return self
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches the address."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

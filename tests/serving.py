@@ -1,0 +1,78 @@
+"""A server for tests: the real application on a free loopback port, in a thread of this process."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import httpx2
+import uvicorn
+
+from ostinato.config import EngineConfig
+from ostinato.serve.app import make_app
+from ostinato.serve.life import Life
+from ostinato.serve.settings import ServeSettings
+
+
+@dataclass
+class Served:
+    """A running server. `life` is the loop's own: look, and act through `on_loop`."""
+
+    url: str
+    life: Life
+    loop: asyncio.AbstractEventLoop
+
+    @property
+    def engine(self) -> Any:
+        return self.life.engine
+
+    def on_loop(self, coroutine: Any, timeout: float = 60) -> Any:
+        """Runs a coroutine on the server's loop."""
+        return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result(timeout)
+
+    def until(self, condition: Any, timeout: float = 60) -> None:
+        """Waits until `condition()` holds."""
+        end = time.monotonic() + timeout
+        while not condition():
+            assert time.monotonic() < end, "what was waited for did not happen"
+            time.sleep(0.01)
+
+
+@contextmanager
+def serving(serve: dict[str, Any] | None = None, *, wait: bool = True, **settings: Any) -> Iterator[Served]:
+    """A server of the embedded model, in float32 on one thread unless `settings` say otherwise."""
+    config = EngineConfig(**{"model": "demo", "dtype": "float32", "threads": 1, **settings})
+    life = Life(config, ServeSettings(**{"port": 0, **(serve or {})}))
+    server = uvicorn.Server(uvicorn.Config(make_app(life), host="127.0.0.1", port=0, log_config=None))
+    loops: list[asyncio.AbstractEventLoop] = []
+
+    async def run() -> None:
+        loops.append(asyncio.get_running_loop())
+        await server.serve()
+
+    thread = threading.Thread(target=lambda: asyncio.run(run()), daemon=True)
+    thread.start()
+    while not server.started:
+        assert thread.is_alive(), "the server ended before it started"
+        time.sleep(0.01)
+    port = server.servers[0].sockets[0].getsockname()[1]
+    served = Served(f"http://127.0.0.1:{port}", life, loops[0])
+    life.on_end = lambda: setattr(server, "should_exit", True)
+    try:
+        if wait:
+            served.until(lambda: life.status != "starting")
+            assert life.error is None, life.error
+        yield served
+    finally:
+        server.should_exit = True
+        thread.join(60)
+
+
+def events(response: httpx2.Response) -> list[str]:
+    """The data of each server-sent event of a response."""
+    return [line.removeprefix("data: ") for line in response.iter_lines() if line.startswith("data: ")]
