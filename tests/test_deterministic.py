@@ -134,6 +134,23 @@ def test_drafts_of_a_head_change_no_bit(name: str) -> None:
     assert scores(output) == alone(name, "bfloat16")
 
 
+@pytest.mark.parametrize("quantization", ["int8", "int8_g128"])
+@pytest.mark.parametrize("name", ["nemotron_h", "granitemoehybrid"])
+def test_with_8_bit_experts_neither_batch_nor_cuts_nor_threads_change_a_bit(name: str, quantization: str) -> None:
+    engine = deterministic_engine(name, quantization=quantization, enable_prefix_caching=False)
+    plain = ask(engine)
+    run(engine)
+    for tokens, threads in ((256, 2), (33, 1)):
+        engine = deterministic_engine(
+            name, quantization=quantization, max_num_batched_tokens=tokens, threads=threads, max_num_seqs=4
+        )
+        others = [ask(engine, 12 + 9 * i, seed=20 + i) for i in range(3)]
+        output = ask(engine)
+        run(engine)
+        assert scores(output) == scores(plain), f"{tokens} tokens, {threads} threads"
+        assert all(each.error is None for each in others)
+
+
 def test_prompt_scores_are_the_same_bits_in_any_chunk() -> None:
     whole, cut = (
         deterministic_engine("nemotron_h_dense", max_num_batched_tokens=tokens, enable_prefix_caching=False)

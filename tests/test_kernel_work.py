@@ -37,6 +37,10 @@ SPEC = ModelSpec(
 )
 
 
+EXPERTS = (LinearSpec(("up", "down"), in_size=20, out_size=100), LinearSpec(("up", "down"), in_size=50, out_size=40))
+"""Of one layer: 4 with 500 parameters inward and 500 outward."""
+
+
 def work(step: StepShape, spec: ModelSpec = SPEC) -> dict[str, Any]:
     return kernel_work(spec, "bfloat16", "float32", step)
 
@@ -65,12 +69,19 @@ def test_a_prompt_begins_with_no_state_and_attends_to_itself() -> None:
 
 
 def test_a_token_alone_reads_the_experts_that_its_router_chooses_and_several_read_nobody_knows_which() -> None:
-    layer = replace(SPEC.layers[0], expert_parameters=4000, inactive_parameters=3000)
+    layer = replace(SPEC.layers[0], experts=EXPERTS, inactive_parameters=3000)
     spec = replace(SPEC, layers=(layer,))
     alone = work(StepShape(rows=1, tokens_per_row=1, context=0, decodes=True), spec)
     assert alone["moe"] == KernelWork(1000 * 2, 2 * 1000)
     assert alone["linear"].num_bytes == 1000 * 2
     assert work(StepShape(rows=2, tokens_per_row=1, context=0, decodes=True), spec)["moe"] is None
+
+
+def test_of_experts_of_8_bits_a_token_reads_its_share() -> None:
+    layer = replace(SPEC.layers[0], experts=EXPERTS, inactive_parameters=3000)
+    spec = replace(SPEC, layers=(layer,), quantization=Quantization())
+    alone = work(StepShape(rows=1, tokens_per_row=1, context=0, decodes=True), spec)
+    assert alone["moe"] == KernelWork((4000 + (100 + 40) * 4) / 4, 2 * 1000)
 
 
 def test_matrices_of_8_bits_are_read_as_such() -> None:
@@ -93,5 +104,5 @@ def test_weights_of_a_kernel_are_those_of_the_modules_that_call_it(name: str) ->
     found = kernel_work(spec, "float32", "float32", StepShape(1, 1, 0, decodes=True))
     assert found["linear"] is not None
     assert found["linear"].num_bytes == pytest.approx(linears, rel=0.05)  # tiny models have large norms
-    experts = sum(each.up.nbytes + each.down.nbytes for each in modules if isinstance(each, Experts))
+    experts = sum(each.up.weight.nbytes + each.down.weight.nbytes for each in modules if isinstance(each, Experts))
     assert sum(layer.expert_parameters for layer in spec.layers) * 4 == experts

@@ -18,7 +18,7 @@ from ostinato.ops import Ops
 class Build:
     """Kernels to call, and where and in which dtype to allocate weights.
 
-    With `defers_matrices`, matrices that may be quantised are left to `layers.quantized.place_matrices`.
+    With `defers_matrices`, matrices that may be quantised are left to `layers.linear.place_matrices`.
     """
 
     ops: Ops
@@ -30,11 +30,11 @@ class Build:
         """An unwritten weight; loading fills it, or has it lie where the file is mapped."""
         return nn.Parameter(pages.empty(*shape, dtype=dtype or self.dtype, device=self.device), requires_grad=False)
 
-    def matrix(self, rows: int, columns: int) -> nn.Parameter:
-        """A weight that may be quantised, without memory if that is deferred."""
+    def matrix(self, *shape: int) -> nn.Parameter:
+        """A weight [rows, columns], or a stack of such, that may be quantised; without memory if that is deferred."""
         if not self.defers_matrices:
-            return self.weight(rows, columns)
-        empty = torch.empty(rows, columns, dtype=self.dtype, device="meta")
+            return self.weight(*shape)
+        empty = torch.empty(shape, dtype=self.dtype, device="meta")
         return nn.Parameter(empty, requires_grad=False)
 
 

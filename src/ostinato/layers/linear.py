@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from ostinato.layers.build import Build, Target
+from ostinato.layers.moe import Experts
 from ostinato.layers.quantized import Matrix, QuantizedView
 from ostinato.plan.quantization import Quantization
 
@@ -128,12 +129,18 @@ def place_matrices(model: nn.Module, build: Build, quantization: Quantization, t
     """Gives the deferred matrices of `model` their memory, quantised or in the model's dtype."""
     for path, module in model.named_modules():
         if isinstance(module, Linear):
-            names: tuple[str, ...] | None = None if module.keeps_dtype else module.checkpoint_names(path)
+            is_covered = not module.keeps_dtype and quantization.covers(module.checkpoint_names(path))
+            matrices: tuple[Matrix, ...] = (module,)
+        elif isinstance(module, Experts):
+            is_covered = quantization.covers(module.checkpoint_names(path), module.is_stack)
+            matrices = (module.up, module.down)
         elif isinstance(module, Embedding):
-            names = ("lm_head",) if tied_embeddings else None
+            is_covered = tied_embeddings and quantization.covers(("lm_head",))
+            matrices = (module,)
         else:
             continue
-        if names is not None and quantization.covers(names):
-            module.place_quantized(quantization.group_size, build.device)
-        else:
-            module.place(build.dtype, build.device)
+        for matrix in matrices:
+            if is_covered:
+                matrix.place_quantized(quantization.group_size, build.device)
+            else:
+                matrix.place(build.dtype, build.device)

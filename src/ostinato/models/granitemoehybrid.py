@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from ostinato.layers.attention import Attention
-from ostinato.layers.build import Build
+from ostinato.layers.build import Build, Target
 from ostinato.layers.linear import Embedding, Linear
 from ostinato.layers.mamba2 import Mamba2Mixer
 from ostinato.layers.moe import Experts
@@ -23,10 +23,15 @@ from ostinato.plan.model import ModelSpec
 class StackedExperts(Experts):
     """Experts that the checkpoint holds stacked too: one tensor inward, gates first, and one outward."""
 
-    def checkpoint_views(self, prefix: str) -> Iterator[tuple[str, torch.Tensor]]:
-        parent = prefix.rpartition(".")[0]
-        yield f"{parent}.input_linear.weight", self.up.data
-        yield f"{parent}.output_linear.weight", self.down.data
+    is_stack = True
+
+    def checkpoint_names(self, path: str) -> tuple[str, ...]:
+        parent = path.rpartition(".")[0]
+        return (f"{parent}.input_linear", f"{parent}.output_linear")
+
+    def checkpoint_views(self, prefix: str) -> Iterator[tuple[str, Target]]:
+        for name, matrix in zip(self.checkpoint_names(prefix), (self.up, self.down), strict=True):
+            yield f"{name}.weight", matrix.target()
 
 
 class Router(nn.Module):

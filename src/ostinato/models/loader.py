@@ -57,7 +57,7 @@ def load_weights(
                     _put(tensor, place, parameters)
                 else:
                     scale = _scale(source.scale)
-                    scale = scale.view(-1) if stored.group_size is None else scale
+                    scale = scale.view(-1) if stored.group_size is None else _flat(scale)
                     _put_integers(tensor, scale, stored.group_size, place, parameters)
                 done += 1
                 progress(done, len(sources))
@@ -70,8 +70,9 @@ def _put(tensor: torch.Tensor, place: Target, parameters: Parameters) -> None:
     of which all was read once would take as much memory as the weights.
     """
     if isinstance(place, QuantizedView):
-        for begin, end, source in _pieces(tensor, PIECE // 8):  # quantising takes several times a piece
-            place.rows(begin, end).put(source)
+        rows = place.flat()
+        for begin, end, source in _pieces(_flat(tensor), PIECE // 8):  # quantising takes several times a piece
+            rows.rows(begin, end).put(source)
     elif not _stays_mapped(tensor, place, parameters):
         if tensor.nbytes <= PIECE:
             place.copy_(tensor)
@@ -86,19 +87,29 @@ def _put_integers(
 ) -> None:
     """Puts a weight of a mapped file, which is quantised there, in its place, which may be so too.
 
-    `tensor` is int8 [rows, in], or int32 [rows, in / 4] of packed ones; `scale` is that of `ops.int8`.
+    `tensor` is int8 [rows, in], or int32 [rows, in / 4] of packed ones, or a stack of such; `scale` is that of
+    `ops.int8` for all rows.
     """
     if isinstance(place, QuantizedView):
-        place.scale.copy_(scale)
         if _stays_mapped(tensor, place.weight, parameters):
+            place.scale.copy_(scale.view(place.scale.shape))
             return
-    columns = place.shape[1]
-    for begin, end, source in _pieces(tensor, PIECE // 8):
-        integers = source if source.dtype is torch.int8 else _unpack(source, columns)
+        quantised = place.flat()
+        quantised.scale.copy_(scale)
+        rows = quantised.weight
+    else:
+        rows = _flat(place)
+    for begin, end, source in _pieces(_flat(tensor), PIECE // 8):
+        integers = source if source.dtype is torch.int8 else _unpack(source, rows.shape[1])
         if isinstance(place, QuantizedView):
-            place.weight[begin:end].copy_(integers)
+            rows[begin:end].copy_(integers)
         else:
-            place[begin:end].copy_(int8.dequantize(integers, scale[begin:end], group_size))
+            rows[begin:end].copy_(int8.dequantize(integers, scale[begin:end], group_size))
+
+
+def _flat(stack: torch.Tensor) -> torch.Tensor:
+    """[..., in] -> [rows, in], where they lie."""
+    return stack.view(-1, stack.shape[-1])
 
 
 def _unpack(packed: torch.Tensor, columns: int) -> torch.Tensor:
@@ -108,7 +119,8 @@ def _unpack(packed: torch.Tensor, columns: int) -> torch.Tensor:
 
 
 def _scale(source: tuple[Path, str]) -> torch.Tensor:
-    """Scales of a checkpoint as float32, [rows, groups]. They may lie in another file than their weight."""
+    """Scales of a checkpoint as float32, [rows, groups] or a stack of such. They may lie in another file than their
+    weight."""
     file, name = source
     with opened(file) as tensors:
         return tensors.get_tensor(name).float()

@@ -25,7 +25,7 @@ def randomize_weights(model: CausalLM, seed: int) -> None:
     for name, view in checkpoint_views(model):
         kind = name.rpartition(".")[2]
         if isinstance(view, QuantizedView):
-            _quantize(view, drawn, int(torch.randint(PERIOD, (), device=device, generator=generator)))
+            _quantize(view.flat(), drawn, int(torch.randint(PERIOD, (), device=device, generator=generator)))
         elif kind == "A_log":
             view.uniform_(1, 16, generator=generator).log_()
         elif kind == "dt_bias":

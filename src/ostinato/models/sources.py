@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -69,13 +70,16 @@ def find_sources(
                 if name is None:
                     continue
                 place, part = _place_and_part(name) if stored is not None else (name, "values")
-                if place not in places or (part != "values" and len(places[place].shape) != 2):
+                if place not in places or (part != "values" and len(places[place].shape) < 2):
                     unexpected.append(source_name)
                     continue
                 found = tensors.get_slice(source_name)
-                shape, expected = list(found.get_shape()), _shape(part, tuple(places[place].shape), stored)
-                if part == "weight_shape" and shape == expected:
-                    shape, expected = tensors.get_tensor(source_name).tolist(), list(places[place].shape)
+                of_place = list(places[place].shape)
+                shape, expected = list(found.get_shape()), _shape(part, of_place, stored)
+                if part == "weight_shape" and shape in ([2], [len(of_place)]):
+                    shape = tensors.get_tensor(source_name).tolist()
+                    # Of a stack it may be that of one matrix of all rows.
+                    expected = of_place if len(shape) > 2 else [math.prod(of_place[:-1]), of_place[-1]]
                 if shape != expected:
                     misshapen.append(f"{source_name} is {shape}, expected {expected}")
                 if part == "values" and stored is not None and found.get_dtype() == "I8":
@@ -107,11 +111,12 @@ def _place_and_part(name: str) -> tuple[str, str]:
     return (f"{parent}.weight", last) if last in PARTS else (name, "values")
 
 
-def _shape(part: str, place: tuple[int, ...], stored: Quantization | None) -> list[int]:
+def _shape(part: str, place: list[int], stored: Quantization | None) -> list[int]:
     """That a tensor should have."""
+    *rows, columns = place
     if part == "weight_packed":
-        return [place[0], -(-place[1] // PACKED)]
+        return [*rows, -(-columns // PACKED)]
     if part == "weight_scale":
         group_size = stored.group_size if stored is not None else None
-        return [place[0], 1 if group_size is None else -(-place[1] // group_size)]
-    return [2] if part == "weight_shape" else list(place)
+        return [*rows, 1 if group_size is None else -(-columns // group_size)]
+    return [2] if part == "weight_shape" else place

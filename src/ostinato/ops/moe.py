@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 
-from ostinato.ops import int8
-from ostinato.ops.activations import ACTIVATIONS
 from ostinato.ops.linear import CODES, INT8
+from ostinato.ops.linear import reference as linear
 from ostinato.ops.native import DTYPES, Lowered, check_plain, check_rows
 
 
@@ -27,29 +25,19 @@ def reference(
     `x` and `residual` [tokens, in]; `choices` [tokens, 2, k] float32 as `route` gives them: the numbers of experts, and
     their weights; `up` [experts, inner, in] (for a gated activation twice as many rows, gates first); `down`
     [experts, in, inner]. With `up_scale` float32 [experts, inner] or [experts, inner, groups], and `down_scale` alike,
-    the weights are int8 (see `ops.int8`). Experts are added up in float32, in ascending order. -> [tokens, in] in the
-    dtype of `x`.
+    the weights are int8 (see `ops.int8`), and multiplied exactly. Experts are added up in float32, in ascending order.
+    -> [tokens, in] in the dtype of `x`.
     """
     out = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
-    function = ACTIVATIONS[activation]
     expert_ids, expert_weights = choices.unbind(1)
     for expert in expert_ids.unique().tolist():
         token, choice = torch.where(expert_ids == expert)
-        inward = _of_expert(up, up_scale, group_size, int(expert), x.dtype)
-        outward = _of_expert(down, down_scale, group_size, int(expert), x.dtype)
-        y = F.linear(function(F.linear(x[token], inward)), outward)
+        up_of, down_of = (None if scale is None else scale[int(expert)] for scale in (up_scale, down_scale))
+        inner = linear(x[token], up[int(expert)], None, None, activation, None, None, up_of, group_size)
+        y = linear(inner, down[int(expert)], weight_scale=down_of, group_size=group_size)
         out.index_add_(0, token, y.float() * expert_weights[token, choice].unsqueeze(-1))
     out = out.to(x.dtype)
     return out if residual is None else out.add_(residual)
-
-
-def _of_expert(
-    weight: torch.Tensor, scale: torch.Tensor | None, group_size: int | None, expert: int, dtype: torch.dtype
-) -> torch.Tensor:
-    """One expert's weight in `dtype`."""
-    if scale is None:
-        return weight[expert]
-    return int8.dequantize(weight[expert], scale[expert], group_size).to(dtype)
 
 
 def lower(

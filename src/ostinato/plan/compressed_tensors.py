@@ -14,6 +14,9 @@ SUPPORTED = (
     "supported: quant_method compressed-tensors, format pack-quantized or int-quantized, with weights of 8 bits, type "
     "int, symmetric, strategy channel or group, and activations as they are"
 )
+STACK = "GraniteMoeHybridParallelExpertsLinear"
+"""The class of experts that are quantised while they are stacked in one tensor."""
+
 GROUP_MULTIPLE = 32
 """Elements; what kernels multiply at once."""
 
@@ -37,11 +40,12 @@ def stored_quantization(config: Mapping[str, Any]) -> Quantization | None:
     [group] = groups.values()
     if not isinstance(group, Mapping):
         raise _unsupported("config_groups", groups)
-    _expect(group, "targets", (["Linear"],))
+    _expect(group, "targets", (["Linear"], ["Linear", STACK]))
     _expect(group, "format", (*FORMATS, None))
     _expect(group, "input_activations", (None,))
     _expect(group, "output_activations", (None,))
-    return Quantization(_group_size(group.get("weights")), _ignored(given.get("ignore") or []))
+    ignored = _ignored(given.get("ignore") or [])
+    return Quantization(_group_size(group.get("weights")), ignored, ignores_stacks=STACK not in group["targets"])
 
 
 def _group_size(weights: Any) -> int | None:

@@ -168,6 +168,22 @@ def mlp_linears(hidden_size: int, intermediate_size: int, module: str, gated: bo
     )
 
 
+def expert_linears(
+    size: int,
+    intermediate_size: int,
+    num_experts: int,
+    names: tuple[str, ...],
+    gated: bool = True,
+    stacked: bool = False,
+) -> tuple[LinearSpec, LinearSpec]:
+    """The matrices of a layer's experts, inward (with a gate's, if there is one) and outward; `names` are of both."""
+    inner = 2 * intermediate_size if gated else intermediate_size
+    return (
+        LinearSpec(names, size, num_experts * inner, stacked),
+        LinearSpec(names, intermediate_size, num_experts * size, stacked),
+    )
+
+
 def _maybe_infinite(name: str, value: Any) -> float:
     if value is None:
         return math.inf

@@ -54,12 +54,14 @@ def kernel_work(model: ModelSpec, dtype: str, ssm_state_dtype: str, step: StepSh
     def note(name: str, num_bytes: float, flops: float) -> None:
         works[name] = works.get(name, KernelWork()) + KernelWork(num_bytes, flops)
 
-    for layer in model.layers:
+    for i, layer in enumerate(model.layers):
         met = layer.expert_parameters - layer.inactive_parameters
         products = _product_parameters(layer)
         note("linear", products * width, 2 * products * step.tokens)
         if met:
-            note("moe", met * width, 2 * met * step.tokens)
+            experts = [linear.under(f"model.layers.{i}.") for linear in layer.experts]
+            saved = saved_bytes(experts, model.quantization, dtype) * met / layer.expert_parameters
+            note("moe", met * width - saved, 2 * met * step.tokens)
         if layer.attention is not None:
             keys = step.context + 2 * step.tokens_per_row  # all are read, the new ones written before
             num_bytes = step.rows * keys * layer.attention.kv_elements_per_token * width

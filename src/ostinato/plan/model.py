@@ -70,7 +70,7 @@ class LayerSpec:
     is the number of elements per token of the layer's widest intermediate results alive at once, without the
     residual stream. `inactive_parameters` are those of `parameters` that a token does not meet: the experts that
     its router does not choose. `linears` are the matrices among `parameters` that can be quantised: all but the
-    experts', which have `expert_parameters` in all, and the router's.
+    router's, and those of the `experts`, inward and outward, which can be too.
     """
 
     kind: str
@@ -81,7 +81,11 @@ class LayerSpec:
     activation_elements: int
     inactive_parameters: int = 0
     linears: tuple[LinearSpec, ...] = ()
-    expert_parameters: int = 0
+    experts: tuple[LinearSpec, ...] = ()
+
+    @property
+    def expert_parameters(self) -> int:
+        return sum(linear.in_size * linear.out_size for linear in self.experts)
 
 
 @dataclass(frozen=True)
@@ -112,7 +116,7 @@ class DrafterSpec:
         """Bytes of its own weights when it runs in `dtype`; a head's embedding and LM head are the model's."""
         if self.model is not None:
             return self.model.weight_bytes(dtype)
-        linears = (*self.outer_linears, *_linears(self.layers))
+        linears = (*self.outer_linears, *_linears(self.layers), *_experts(self.layers))
         return _weight_bytes(self.outer_parameters, self.layers, dtype) - saved_bytes(
             (linear.under("mtp.") for linear in linears), self.quantization, dtype
         )
@@ -198,7 +202,7 @@ class ModelSpec:
     def weight_bytes(self, dtype: str) -> int:
         """Bytes of the model's own weights when it runs in `dtype`; a drafter has its own."""
         whole = _weight_bytes(self.outer_parameters, self.layers, dtype)
-        return whole - saved_bytes(self.linears, self.quantization, dtype)
+        return whole - saved_bytes((*self.linears, *self.experts), self.quantization, dtype)
 
     @property
     def linears(self) -> Iterator[LinearSpec]:
@@ -206,6 +210,12 @@ class ModelSpec:
         for linear in _linears(self.layers):
             yield linear.under("model.")
         yield LinearSpec(("lm_head",), self.hidden_size, self.vocab_size)
+
+    @property
+    def experts(self) -> Iterator[LinearSpec]:
+        """Those of the layers' experts, which can be quantised too."""
+        for linear in _experts(self.layers):
+            yield linear.under("model.")
 
 
 def _num_parameters(outer: int, layers: tuple[LayerSpec, ...]) -> int:
@@ -218,6 +228,12 @@ def _linears(layers: tuple[LayerSpec, ...]) -> Iterator[LinearSpec]:
             yield linear.under(f"layers.{i}.")
 
 
+def _experts(layers: tuple[LayerSpec, ...]) -> Iterator[LinearSpec]:
+    for i, layer in enumerate(layers):
+        for linear in layer.experts:
+            yield linear.under(f"layers.{i}.")
+
+
 def saved_bytes(linears: Iterable[LinearSpec], quantization: Quantization | None, dtype: str) -> int:
     """What quantisation saves of a model that runs in `dtype`."""
     if quantization is None:
@@ -225,7 +241,7 @@ def saved_bytes(linears: Iterable[LinearSpec], quantization: Quantization | None
     return sum(
         linear.in_size * linear.out_size * DTYPE_BYTES[dtype] - quantization.num_bytes(linear)
         for linear in linears
-        if quantization.covers(linear.names)
+        if quantization.covers(linear.names, linear.is_stack)
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 SCALE_BYTES = 4
@@ -14,15 +14,21 @@ SCALE_BYTES = 4
 @dataclass(frozen=True)
 class LinearSpec:
     """The weight [out_size, in_size] of a linear layer that can be quantised. Several linears of a checkpoint may share
-    it, stacked; `names` are theirs, as the checkpoint has them without the `.weight`."""
+    it, stacked; `names` are theirs, as the checkpoint has them without the `.weight`.
+
+    The matrices of a layer's experts are stacked too, all that lead inward and all that lead outward. Both weights have
+    the names of both, since they are quantised together. `is_stack`: the checkpoint has each as one tensor, [experts,
+    out, in], which is no linear there.
+    """
 
     names: tuple[str, ...]
     in_size: int
     out_size: int
+    is_stack: bool = False
 
     def under(self, prefix: str) -> LinearSpec:
         """The same with a prefix before each name."""
-        return LinearSpec(tuple(prefix + name for name in self.names), self.in_size, self.out_size)
+        return replace(self, names=tuple(prefix + name for name in self.names))
 
 
 @dataclass(frozen=True)
@@ -31,10 +37,12 @@ class Quantization:
     group being shorter where that does not divide it.
 
     `ignore` names linears that stay as they are, each by its name or by `re:` and a pattern that its name begins with.
+    With `ignores_stacks` experts do that are stacked in the checkpoint.
     """
 
     group_size: int | None = None
     ignore: tuple[str, ...] = ()
+    ignores_stacks: bool = False
 
     @property
     def name(self) -> str:
@@ -45,9 +53,9 @@ class Quantization:
     def granularity(self) -> str:
         return "one scale per row" if self.group_size is None else f"one scale per {self.group_size} elements of a row"
 
-    def covers(self, names: Iterable[str]) -> bool:
+    def covers(self, names: Iterable[str], is_stack: bool = False) -> bool:
         """Whether linears that share a weight are quantised: only if none of them is to stay as it is."""
-        return not any(self._ignores(name) for name in names)
+        return not (is_stack and self.ignores_stacks) and not any(self._ignores(name) for name in names)
 
     def num_bytes(self, linear: LinearSpec) -> int:
         """Of a quantised weight with its scales."""
@@ -68,4 +76,4 @@ class Quantization:
 
 def quantization_from_json(data: Mapping[str, Any] | None) -> Quantization | None:
     """What `dataclasses.asdict` gave, as plain data."""
-    return None if data is None else Quantization(data["group_size"], tuple(data["ignore"]))
+    return None if data is None else Quantization(data["group_size"], tuple(data["ignore"]), data["ignores_stacks"])

@@ -70,11 +70,13 @@ def _decisions(
     covered = sum(chosen.covers(linear.names) for linear in linears)
     shared = "which is the embedding too" if model.tied_embeddings else "the embedding stays"
     head = f"with the LM head ({shared})" if chosen.covers(linears[-1].names) else "without the LM head"
-    has_experts = any(layer.expert_parameters for layer in model.layers)
-    kept = "experts, routers, norms and convolutions" if has_experts else "norms and convolutions"
+    experts = list(model.experts)[::2]  # a layer's inward matrices; its outward ones go with them
+    of_experts = sum(chosen.covers(linear.names, linear.is_stack) for linear in experts)
+    also = f" and the experts of {of_experts} of {len(experts)} layers" if experts else ""
+    kept = "routers, norms and convolutions" if experts else "norms and convolutions"
     parts = [
         "as the checkpoint has them" if stored is not None else "made while loading",
-        f"{covered} of {len(linears)} linear layers, {head}, have {chosen.granularity}; {kept} stay in {dtype}",
+        f"{covered} of {len(linears)} linear layers{also}, {head}, have {chosen.granularity}; {kept} stay in {dtype}",
         f"the weights take {format_bytes(model.weight_bytes(dtype))} instead of "
         f"{format_bytes(replace(model, quantization=None).weight_bytes(dtype))}",
     ]

@@ -11,6 +11,7 @@ from ostinato.plan.hyperparameters import (
     attention_linears,
     attention_parameters,
     expanded_mamba2_spec,
+    expert_linears,
     flag,
     integer,
     linear_parameters,
@@ -158,7 +159,8 @@ def _rope(config: dict[str, Any], head_dim: int) -> RopeSpec | None:
 
 def _layer(kind: str, hyper: GraniteMoeHybridHyperparameters, hidden_size: int) -> LayerSpec:
     parameters = mlp_parameters(hidden_size, hyper.shared_intermediate_size) + 2 * hidden_size
-    mlp_width, experts, inactive = 3 * hyper.shared_intermediate_size, 0, 0
+    mlp_width, inactive = 3 * hyper.shared_intermediate_size, 0
+    experts: tuple[LinearSpec, ...] = ()
     mlp = (
         LinearSpec(("shared_mlp.input_linear",), hidden_size, 2 * hyper.shared_intermediate_size),
         LinearSpec(("shared_mlp.output_linear",), hyper.shared_intermediate_size, hidden_size),
@@ -166,9 +168,10 @@ def _layer(kind: str, hyper: GraniteMoeHybridHyperparameters, hidden_size: int) 
     if hyper.moe is not None:
         moe = hyper.moe
         expert = mlp_parameters(hidden_size, moe.intermediate_size)
-        experts = moe.num_experts * expert
+        names = ("block_sparse_moe.input_linear", "block_sparse_moe.output_linear")
+        experts = expert_linears(hidden_size, moe.intermediate_size, moe.num_experts, names, stacked=True)
         inactive = (moe.num_experts - moe.top_k) * expert
-        parameters += experts
+        parameters += moe.num_experts * expert
         parameters += linear_parameters(hidden_size, moe.num_experts)
         mlp_width += moe.top_k * (3 * moe.intermediate_size + hidden_size)
     if kind == "attention":
