@@ -20,6 +20,7 @@ from ostinato.engine.speculation import Speculation
 from ostinato.engine.stats import EngineStats
 from ostinato.engine.tokenizer import Tokenizer, load_tokenizer
 from ostinato.errors import ConfigError, ModelError, Remedy, RequestError
+from ostinato.observe.meter import Meter
 from ostinato.plan.device import detect
 from ostinato.plan.plan import Plan, make_plan
 from ostinato.plan.source import load_spec, resolve_model_dir
@@ -55,6 +56,7 @@ class Engine:
         # A tokenizer may know end tokens that the model cannot give.
         self._eos_token_ids = frozenset(i for i in self.tokenizer.eos_token_ids if i < self.spec.vocab_size)
         self._stats = EngineStats()
+        self.meter = Meter()
         self._generations: dict[str, Generation] = {}
         self._of_sample: dict[str, Generation] = {}
         self._num_added = 0
@@ -123,6 +125,7 @@ class Engine:
         self._of_sample |= dict.fromkeys(added, generation)
         self._stats.requests += 1
         self._stats.prompt_tokens += len(token_ids)
+        self.meter.prompt_tokens.observe(len(token_ids))
         return request_id
 
     def step(self) -> list[RequestOutput]:
@@ -137,6 +140,7 @@ class Engine:
         if not batch.rows:
             return []
         scheduled = finished = time.perf_counter()
+        self._note_first(batch.first)
         result: StepResult | None = None
         try:
             result = self.runner.run(batch)
@@ -155,6 +159,8 @@ class Engine:
         generated = sum(len(update.token_ids) for update in updates)
         seconds = time.perf_counter() - begin
         self._stats.count_step(batch, generated, seconds, bookkeeping)
+        self.meter.step.observe(seconds)
+        self.meter.step_tokens.observe(batch.num_tokens)
         if self.speculation is not None and result is not None:
             self.speculation.count_step(batch, result, seconds, self.runner.num_captured)
         return changed
@@ -199,15 +205,26 @@ class Engine:
     def _deliver(self, updates: Sequence[RequestUpdate]) -> list[RequestOutput]:
         """Adds what a step gave to the outputs, and returns those that it changed."""
         changed: dict[str, Generation] = {}
+        now = time.monotonic()
         for update in updates:
             generation = self._of_sample[update.request_id]
-            if generation.take(update):
+            if generation.take(update, now, self.meter):
                 self.scheduler.finish(update.request_id, FinishReason.STOP)
             changed[generation.output.request_id] = generation
         for generation in changed.values():
             if generation.output.finished:
+                generation.measure(now, self.meter)
                 self._forget(generation)
         return [generation.output for generation in changed.values()]
+
+    def _note_first(self, request_ids: Sequence[str]) -> None:
+        """A step is about to compute the first part of these requests' samples."""
+        now = time.monotonic()
+        for request_id in request_ids:
+            times = self._of_sample[request_id].output.times
+            if times.scheduled is None:
+                times.scheduled = now
+                self.meter.queue.observe(now - times.arrival)
 
     def _free_id(self) -> str:
         """An id for a request that came without one; a caller may have used the next by name."""

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from ostinato.engine.detokenizer import Detokenizer, StopChecker
 from ostinato.engine.outputs import CompletionOutput, RequestOutput, RequestTimes
 from ostinato.engine.tokenizer import Tokenizer
+from ostinato.observe.meter import Meter
 from ostinato.sample.params import SamplingParams
 from ostinato.sample.state import SamplingState
 from ostinato.schedule.request import FinishReason, Request, RequestUpdate, StopConditions
@@ -74,19 +75,39 @@ class Generation:
         if params.prompt_logprobs is not None:
             self.output.prompt_logprobs = [None]
 
-    def take(self, update: RequestUpdate) -> bool:
-        """Adds what a step gave to one sample. True if a stop string ends it, which the scheduler cannot see."""
+    def take(self, update: RequestUpdate, now: float, meter: Meter) -> bool:
+        """Adds what a step gave to one sample at `now`. True if a stop string ends it, which the scheduler cannot
+        see."""
         # All samples have the same prompt, and the first one tells what the cache gave to it.
         self.output.cache = self.requests[0].cache_report
         if update.prompt_logprobs and self.output.prompt_logprobs is not None:
             self.output.prompt_logprobs.extend(update.prompt_logprobs)
+        text = self._texts[update.request_id]
         if update.token_ids:
-            self.output.times.last_token = time.monotonic()
-            if self.output.times.first_token is None:
-                self.output.times.first_token = self.output.times.last_token
+            self._note_tokens(text, len(update.token_ids), now, meter)
         if update.error is not None:
             self.output.error = update.error
-        return self._texts[update.request_id].take(update)
+        return text.take(update)
+
+    def _note_tokens(self, text: _Text, count: int, now: float, meter: Meter) -> None:
+        """`count` tokens of a sample have come."""
+        times = self.output.times
+        times.last_token = now
+        if times.first_token is None:
+            times.first_token = now
+            meter.first_token.observe(now - times.arrival)
+        if text.last_token is not None:
+            meter.inter_token.observe((now - text.last_token) / count, count)
+        text.last_token = now
+
+    def measure(self, now: float, meter: Meter) -> None:
+        """The request has ended: how long it took, and how long it was."""
+        times = self.output.times
+        meter.whole.observe(now - times.arrival)
+        meter.output_tokens.observe(sum(len(each.token_ids) for each in self.output.outputs))
+        if times.first_token is not None and times.last_token is not None and times.scheduled is not None:
+            meter.prefill.observe(times.first_token - times.scheduled)
+            meter.decode.observe(times.last_token - times.first_token)
 
     def abort(self) -> None:
         """Marks every unfinished output as aborted; what it has stays."""
@@ -101,6 +122,7 @@ class _Text:
         self, output: CompletionOutput, params: SamplingParams, tokenizer: Tokenizer, prompt: Sequence[int]
     ) -> None:
         self.output = output
+        self.last_token: float | None = None
         self.min_tokens = params.min_tokens
         self.detokenizer = Detokenizer(tokenizer, params.skip_special_tokens, context=prompt)
         self.stop = StopChecker(params.stop, params.include_stop_str_in_output)

@@ -35,6 +35,8 @@ class RequestTimes:
     """Moments in seconds of a monotonic clock."""
 
     arrival: float
+    scheduled: float | None = None
+    """When the first step began that computes a part of it."""
     first_token: float | None = None
     last_token: float | None = None
 

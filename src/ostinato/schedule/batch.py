@@ -53,6 +53,8 @@ class Batch:
     num_decode_rows: int
     num_drafts: int = 0
     """0 or k: the drafts of each decode row."""
+    first: tuple[str, ...] = ()
+    """Requests of which no step before has computed anything."""
 
     @property
     def num_tokens(self) -> int:

@@ -120,12 +120,18 @@ class Scheduler:
                 if row is not None:
                     budget -= len(row.token_ids)
                     others.append((request, row))
-        others += self._admit(budget, num_drafts)
+        admitted = self._admit(budget, num_drafts)
+        others += admitted
         # Where all but a prompt's last token was cached, that one is computed as if it were decoding.
         decoding += [pair for pair in others if is_decoding(pair[0])]
         scheduled = decoding + [pair for pair in others if not is_decoding(pair[0])]
         has_drafts = any(row.num_drafts for _, row in decoding)
-        batch = Batch(tuple(row for _, row in scheduled), len(decoding), num_drafts if has_drafts else 0)
+        batch = Batch(
+            tuple(row for _, row in scheduled),
+            len(decoding),
+            num_drafts if has_drafts else 0,
+            tuple(request.request_id for request, _ in admitted if not request.num_preemptions),
+        )
         assert batch.rows or not self._requests, "no row was scheduled although requests are unfinished"
         if batch.rows:
             self._in_flight, self._in_flight_requests = batch, [request for request, _ in scheduled]

@@ -75,6 +75,13 @@ class Life:
             raise ApiError(503, "the server is about to end and takes no more requests", code="draining")
         raise ApiError(503, "the model is being loaded", code="starting", headers={"Retry-After": "5"})
 
+    @property
+    def present_engine(self) -> AsyncEngine:
+        """The engine for those who look at it: also while it drains. ApiError 503 before and after."""
+        if self._engine is not None and self.error is None:
+            return self._engine
+        return self.engine
+
     async def drain(self) -> None:
         """Takes no more requests, lets those that run end for at most `drain_timeout` seconds, and ends."""
         if self.draining:

@@ -37,6 +37,8 @@ class ServeSettings(BaseModel):
     """Seconds after which a request is ended; a request may ask for less with `timeout`."""
     drain_timeout: float = Field(30.0, ge=0)
     """Seconds that running requests have to end after SIGTERM."""
+    metrics_prefix: str = Field("ostinato:", pattern=r"^[a-zA-Z_:][a-zA-Z0-9_:]*$")
+    """What names of metrics begin with; with vllm: dashboards made for vLLM show what both have."""
 
     def __init__(self, **settings: Any) -> None:
         try:

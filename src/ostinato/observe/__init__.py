@@ -1,0 +1,1 @@
+"""What can be seen of an engine from outside: latencies, metrics, logs, traces."""
