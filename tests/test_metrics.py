@@ -91,3 +91,13 @@ def test_a_histogram_counts_values_up_to_and_at_its_bounds():
     assert histogram.cumulative() == [1, 3, 4, 5]
     assert histogram.total == 1 + 3 + 4 + 9
     assert [histogram.quantile(share) for share in (0.2, 0.6, 0.8, 1.0)] == [1, 2, 4, None]
+
+
+def test_the_live_view_shows_what_has_happened_since_the_last_look(served):
+    before = httpx2.get(f"{served.url}/live", timeout=60).json()
+    complete(served, max_tokens=3, ignore_eos=True)
+    after = httpx2.get(f"{served.url}/live", timeout=60).json()
+    assert after["stats"]["generated_tokens"] - before["stats"]["generated_tokens"] == 3
+    assert after["time"] > before["time"]
+    assert after["status"] == "ready"
+    assert after["latency"]["inter_token"]["p50"] > 0

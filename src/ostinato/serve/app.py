@@ -15,6 +15,7 @@ from starlette.requests import ClientDisconnect
 from ostinato import __version__
 from ostinato.errors import OstinatoError
 from ostinato.serve.api.completions import completions_router
+from ostinato.serve.api.live import live_router
 from ostinato.serve.api.metrics import metrics_router
 from ostinato.serve.api.service import service_router
 from ostinato.serve.errors import ApiError, as_api_error, from_validation
@@ -37,6 +38,7 @@ def make_app(life: Life) -> FastAPI:
     app = FastAPI(title="Ostinato", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None)
     app.include_router(service_router(life))
     app.include_router(metrics_router(life))
+    app.include_router(live_router(life))
     app.include_router(completions_router(life))
     app.add_middleware(Gate, keys=life.settings.api_key, max_body=life.settings.max_body)
 
