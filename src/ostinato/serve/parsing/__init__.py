@@ -1,0 +1,1 @@
+"""The text of chat answers: reasoning split off, tool calls parsed and forced. Pure text, no HTTP, no engine."""

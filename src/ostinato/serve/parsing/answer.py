@@ -1,0 +1,124 @@
+"""One answer's text, split into reasoning, content and tool calls while it grows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from ostinato.serve.parsing.calls import CallReader, NotACall
+from ostinato.serve.parsing.deltas import AnswerDelta, DeltaCollector, ToolCallDelta
+from ostinato.serve.parsing.formats import AnswerFormats, ReasoningTags, ToolFormat
+from ostinato.serve.parsing.json_calls import JsonCalls
+from ostinato.serve.parsing.reader import SPACE, EndOfText, GrowingText, Reading, start_of_tag
+from ostinato.serve.parsing.tools import Tool
+from ostinato.serve.parsing.xml_calls import XmlCalls
+
+__all__ = ["AnswerDelta", "AnswerParser", "ToolCallDelta"]
+
+
+class AnswerParser:
+    """Splits one answer's text, as it grows, into reasoning, content and tool calls.
+
+    What is joined from all deltas does not depend on where the text was cut. Held back is only what may be the
+    beginning of a tag, with the white space before it, and a call that has not been recognised.
+
+    - Reasoning stands at the beginning, or nowhere: a tag after other text is content. Newlines around its tags
+      belong to neither side. An end tag that never comes leaves all the text reasoning.
+    - Content is everything else, verbatim, but white space before a call and after the last one is dropped.
+    - A call is recognised by its name, which must be among `tools`, and the beginning of its arguments. A call of
+      another name is content, verbatim, as is all that only looks like a call.
+    - A recognised call stays one, for it was given out. Where the text leaves the format after that, the call ends,
+      with the arguments so far, and the rest is content; arguments that the end of the answer cuts off stay so.
+    """
+
+    def __init__(
+        self,
+        formats: AnswerFormats,
+        *,
+        tools: Sequence[Tool] | None,
+        starts_in_reasoning: bool,
+        new_id: Callable[[], str],
+    ) -> None:
+        """`tools`: None or empty looks for no calls. `new_id` gives each call its id, such as "call_7f3a"."""
+        self._text = GrowingText()
+        self._collector = DeltaCollector(new_id)
+        self._give = self._collector.add_content
+        self._steps = self._read(formats, tools or (), starts_in_reasoning)
+
+    @property
+    def has_tool_calls(self) -> bool:
+        """Whether a call was recognised."""
+        return self._collector.num_calls > 0
+
+    def push(self, text: str) -> AnswerDelta:
+        """What the next piece of text adds, as far as it is certain."""
+        self._text.add(text)
+        next(self._steps, None)
+        return self._collector.take()
+
+    def finish(self) -> AnswerDelta:
+        """What was held back, now that no text follows. A call that was not recognised is content, verbatim."""
+        self._text.end()
+        next(self._steps, None)
+        return self._collector.take()
+
+    def _read(self, formats: AnswerFormats, tools: Sequence[Tool], starts_in_reasoning: bool) -> Reading[None]:
+        try:
+            if formats.reasoning is not None:
+                yield from self._read_reasoning(formats.reasoning, starts_in_reasoning)
+            if formats.tools is None or not tools:
+                yield from self._read_plain()
+            else:
+                reader = _call_reader(formats.tools, self._text, self._collector, tools)
+                yield from self._read_content(reader, formats.tools.begin_tag)
+        except EndOfText:
+            rest = self._text.release_all()
+            if rest.strip(SPACE) or not self._collector.after_call:
+                self._give(rest)
+
+    def _read_reasoning(self, tags: ReasoningTags, inside: bool) -> Reading[None]:
+        text = self._text
+        if inside:
+            self._give = self._collector.add_reasoning
+            yield from text.drop("\n")
+        # Some models open their reasoning once more after a prompt that did.
+        if not (yield from text.tag(tags.begin)) and not inside:
+            return
+        text.release()
+        self._give = self._collector.add_reasoning
+        yield from text.drop("\n")
+        while (end := text.text.find(tags.end)) < 0:
+            self._give(text.release(start_of_tag(text.text, tags.end, "\n")))
+            yield from text.wait()
+        self._give(text.text[:end].rstrip("\n"))
+        text.release(end + len(tags.end))
+        self._give = self._collector.add_content
+        yield from text.drop("\n")
+
+    def _read_plain(self) -> Reading[None]:
+        while True:
+            self._give(self._text.release_all())
+            yield from self._text.wait()
+
+    def _read_content(self, reader: CallReader, begin_tag: str) -> Reading[None]:
+        text = self._text
+        while True:
+            if (where := text.text.find(begin_tag)) < 0:
+                self._give(text.release(start_of_tag(text.text, begin_tag, SPACE)))
+                yield from text.wait()
+                continue
+            content = len(text.text[:where].rstrip(SPACE))
+            self._give(text.release(content))
+            text.position = where - content + len(begin_tag)
+            try:
+                yield from reader.read()
+            except NotACall:
+                self._give(text.release())
+
+
+def _call_reader(
+    tool_format: ToolFormat, text: GrowingText, collector: DeltaCollector, tools: Sequence[Tool]
+) -> CallReader:
+    by_name = {tool.name: tool for tool in tools}
+    if tool_format is ToolFormat.XML:
+        return XmlCalls(text, collector, by_name)
+    return JsonCalls(text, collector, by_name.keys(), tool_format)

@@ -1,0 +1,73 @@
+"""What a further piece of an answer's text adds to its reasoning, content and tool calls."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCallDelta:
+    """One piece of a tool call."""
+
+    index: int
+    """0, 1, ... within the answer."""
+    id: str | None
+    """With the first piece of a call."""
+    name: str | None
+    """With the first piece of a call."""
+    arguments: str
+    """A further piece of the JSON text of the arguments."""
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerDelta:
+    """What one piece of text added. There is one piece at most of each call."""
+
+    content: str = ""
+    reasoning: str = ""
+    tool_calls: tuple[ToolCallDelta, ...] = ()
+
+
+class DeltaCollector:
+    """Gathers the next AnswerDelta; numbers and names the calls."""
+
+    def __init__(self, new_id: Callable[[], str]) -> None:
+        self._new_id = new_id
+        self.num_calls = 0
+        self.after_call = False
+        """Whether no content followed the last call."""
+        self._content = ""
+        self._reasoning = ""
+        self._calls: list[ToolCallDelta] = []
+
+    def add_content(self, text: str) -> None:
+        if text:
+            self._content += text
+            self.after_call = False
+
+    def add_reasoning(self, text: str) -> None:
+        self._reasoning += text
+
+    def begin_call(self, name: str) -> None:
+        self._calls.append(ToolCallDelta(self.num_calls, self._new_id(), name, ""))
+        self.num_calls += 1
+        self.after_call = True
+
+    def add_arguments(self, text: str) -> None:
+        """A further piece of the last call's arguments."""
+        if not text:
+            return
+        last = self.num_calls - 1
+        if self._calls:
+            call = self._calls[-1]
+            self._calls[-1] = ToolCallDelta(last, call.id, call.name, call.arguments + text)
+        else:
+            self._calls.append(ToolCallDelta(last, None, None, text))
+
+    def take(self) -> AnswerDelta:
+        """What was gathered since the last time."""
+        delta = AnswerDelta(self._content, self._reasoning, tuple(self._calls))
+        self._content = self._reasoning = ""
+        self._calls.clear()
+        return delta

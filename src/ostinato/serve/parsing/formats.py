@@ -1,0 +1,66 @@
+"""Which reasoning tags and which form of tool calls a model speaks, found in its chat template's own text."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class ToolFormat(StrEnum):
+    """How a model writes tool calls. `begin_tag` and `end_tag` stand around a block of them."""
+
+    HERMES = "hermes"
+    """Hermes, Qwen, Granite 4: `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`, one call a block."""
+    XML = "xml"
+    """Qwen3-Coder, Nemotron 3: `<tool_call><function=NAME><parameter=KEY>VALUE</parameter></function></tool_call>`."""
+    TOOLCALL = "toolcall"
+    """Nemotron-H, Nemotron Nano 2: `<TOOLCALL>[{"name": ..., "arguments": {...}}, ...]</TOOLCALL>`."""
+
+    @property
+    def begin_tag(self) -> str:
+        return "<TOOLCALL>" if self is ToolFormat.TOOLCALL else "<tool_call>"
+
+    @property
+    def end_tag(self) -> str:
+        return "</TOOLCALL>" if self is ToolFormat.TOOLCALL else "</tool_call>"
+
+
+@dataclass(frozen=True, slots=True)
+class ReasoningTags:
+    """What stands around a model's reasoning."""
+
+    begin: str
+    end: str
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerFormats:
+    """What a model's answers may contain besides plain text; None: nothing of that kind is looked for."""
+
+    reasoning: ReasoningTags | None = None
+    tools: ToolFormat | None = None
+
+
+THINK = ReasoningTags("<think>", "</think>")
+
+
+def detect_formats(chat_template: str | None) -> AnswerFormats:
+    """The formats that a Jinja chat template writes earlier answers in, or asks the model for.
+
+    A template that only opens reasoning in the prompt, or only cuts it out of earlier answers, names one of
+    the two tags; each shows that the model thinks.
+    """
+    template = chat_template or ""
+    reasoning = THINK if THINK.begin in template or THINK.end in template else None
+    if ToolFormat.TOOLCALL.begin_tag in template:
+        tools = ToolFormat.TOOLCALL
+    elif ToolFormat.HERMES.begin_tag in template:
+        tools = ToolFormat.XML if "<function=" in template else ToolFormat.HERMES
+    else:
+        tools = None
+    return AnswerFormats(reasoning, tools)
+
+
+def opens_reasoning(prompt: str, formats: AnswerFormats) -> bool:
+    """Whether a rendered prompt ends with an open reasoning tag, so that the answer begins inside."""
+    return formats.reasoning is not None and prompt.rstrip().endswith(formats.reasoning.begin)

@@ -1,0 +1,179 @@
+"""Grammars that force a tool call in a model's own format, as Lark text for llguidance."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+from ostinato.errors import Remedy, RequestError
+from ostinato.serve.parsing.formats import AnswerFormats, ReasoningTags, ToolFormat
+from ostinato.serve.parsing.tools import Tool, forced_tools
+from ostinato.serve.parsing.xml_values import allows, resolve
+
+# JSON as chat templates print it: models are used to that, and white space without end is ruled out.
+_SPACING = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+_END_OF_VALUE = "\n</parameter>\n"
+# A value of any text but the tag that would end it for the parser.
+_TEXT_RULES = [
+    "text[lazy]: TEXT",
+    rf"TEXT: (/(?s:.*)/ & ~/(?s:.*)<\/parameter>(?s:.*)/) {json.dumps(_END_OF_VALUE)}",
+]
+
+
+def tool_guide(
+    tools: Sequence[Tool],
+    tool_choice: Any,
+    formats: AnswerFormats,
+    *,
+    starts_in_reasoning: bool = False,
+    parallel: bool = True,
+    special_tags: Collection[str] = (),
+) -> str | None:
+    """The Lark grammar of an answer that calls tools as `tool_choice` demands; None if it demands nothing.
+
+    "required" allows calls of any of the tools, several in a row where `parallel`; a named function is called
+    once. With "auto", tools that are `strict` demand that each call in the answer is well-formed. Models that reason
+    may do so first, and must end it if the prompt began it. `special_tags` are those of the format's tags that are
+    special tokens of the tokenizer: a grammar names these apart from text.
+
+    Arguments follow their schemas, with properties in the schema's order. In the XML format this goes for
+    parameters that are no strings and for strings with an `enum` or `const`; other strings are any text without
+    `</parameter>`, and only parameters that the schema names are written. RequestError if the choice is malformed,
+    the model has no known format, or the format cannot write a name.
+    """
+    called = forced_tools(tools, tool_choice)
+    free = not called and tool_choice != "none" and any(tool.strict for tool in tools)
+    if not called and not free:
+        return None
+    if formats.tools is None:
+        demand = "tool_choice" if called else "strict"
+        raise RequestError(
+            f"{demand} needs a model whose chat template shows how it writes tool calls; known are the formats of "
+            "Hermes, Qwen3-Coder and Nemotron",
+            [Remedy("tool_choice", "auto") if called else Remedy("strict", False)],
+        )
+    grammar = _Grammar(formats.tools, special_tags)
+    thoughts = grammar.thoughts(formats.reasoning, starts_in_reasoning)
+    if free:
+        return grammar.text(thoughts + grammar.free_calls(formats.reasoning, parallel), tools)
+    return grammar.text(thoughts + grammar.forced_calls(parallel and tool_choice == "required"), called)
+
+
+class _Grammar:
+    """The rules of one grammar while they are written."""
+
+    def __init__(self, tool_format: ToolFormat, special_tags: Collection[str]) -> None:
+        self._format = tool_format
+        self._special_tags = special_tags
+        self._rules: list[str] = []
+
+    def text(self, start: str, tools: Sequence[Tool]) -> str:
+        """The whole grammar, whose rule `call` is a call of one of the tools."""
+        for index, tool in enumerate(tools):
+            write = self._xml_call if self._format is ToolFormat.XML else self._json_call
+            self._rules.append(f"call_{index}: {write(index, tool)}")
+        choices = " | ".join(f"call_{index}" for index in range(len(tools)))
+        return "\n".join([f"start: {start}", f"call: {choices}", *self._rules, ""])
+
+    def thoughts(self, tags: ReasoningTags | None, inside: bool) -> str:
+        """Reasoning that may stand before everything else, or must."""
+        if tags is None:
+            return ""
+        self._up_to("thoughts", tags.end, "/(?s:.*)/")
+        self._rules.append(r"GAP: /\n{1,2}/")
+        return "thoughts GAP? " if inside else f"({self._tag(tags.begin)} thoughts GAP?)? "
+
+    def forced_calls(self, several: bool) -> str:
+        """Calls and nothing else."""
+        block = f"{self._tag(self._format.begin_tag)} {self._block(several)}"
+        if several and self._format is not ToolFormat.TOOLCALL:
+            return rf'{block} ("\n" {block})*'
+        return block
+
+    def free_calls(self, reasoning: ReasoningTags | None, several: bool) -> str:
+        """Any text, with calls wherever it says that one begins."""
+        # Text that begins like reasoning would be a second way to read the same answer.
+        no_reasoning = f" & ~/{_regex(reasoning.begin)}(?s:.*)/" if reasoning else ""
+        begin = self._format.begin_tag
+        self._up_to("opening", begin, f"/(?s:.*)/{no_reasoning}")
+        self._rules.append(f"REST: /(?s:.*)/{no_reasoning} & ~/(?s:.*){_regex(begin)}(?s:.*)/")
+        return f"(opening {self._block(several)}){'*' if several else '?'} REST"
+
+    def _block(self, several: bool) -> str:
+        """What follows the begin tag, up to the end tag."""
+        end = self._tag(self._format.end_tag)
+        if self._format is not ToolFormat.TOOLCALL:
+            return rf'"\n" call "\n" {end}'
+        more = ' (", " call)*' if several else ""
+        return f'"[" call{more} "]" {end}'
+
+    def _up_to(self, rule: str, tag: str, text: str) -> None:
+        """Add a rule for `text`, a terminal, up to the first `tag` and with it."""
+        name = rule.upper()
+        if tag in self._special_tags:
+            self._rules += [f"{rule}: {name} {tag}", f"{name}: {text}"]
+        else:
+            self._rules += [f"{rule}[lazy]: {name}", f"{name}: ({text}) & /(?s:.*){_regex(tag)}/"]
+
+    def _json_call(self, index: int, tool: Tool) -> str:
+        self._rules.append(f"arguments_{index}: {_json_value(tool.parameters, tool.parameters)}")
+        head = f'{{"name": "{tool.name}", "arguments": '
+        return f'{json.dumps(head)} arguments_{index} "}}"'
+
+    def _xml_call(self, index: int, tool: Tool) -> str:
+        parts = [json.dumps(f"<function={tool.name}>\n")]
+        required = tool.parameters.get("required", ())
+        for number, (key, schema) in enumerate(tool.parameters.get("properties", {}).items()):
+            _check_writable(tool, key, "<>\r\n")
+            rule = f"parameter_{index}_{number}"
+            value = self._xml_value(f"value_{index}_{number}", tool, schema)
+            self._rules.append(f"{rule}: {json.dumps(f'<parameter={key}>{chr(10)}')} {value}")
+            parts.append(rule if key in required else f"{rule}?")
+        return " ".join([*parts, '"</function>"'])
+
+    def _xml_value(self, rule: str, tool: Tool, schema: Any) -> str:
+        """A value and what ends it."""
+        end = json.dumps(_END_OF_VALUE)
+        if not allows(schema, "string", tool.parameters):
+            self._rules.append(f"{rule}: {_json_value(schema, tool.parameters)}")
+            return f"{rule} {end}"
+        texts = _enumerated(resolve(schema, tool.parameters))
+        if texts is None:
+            if _TEXT_RULES[0] not in self._rules:
+                self._rules += _TEXT_RULES
+            return "text"
+        for text in texts:
+            _check_writable(tool, text, "</parameter>", whole=True)
+        return f"({' | '.join(json.dumps(text, ensure_ascii=False) for text in texts)}) {end}"
+
+    def _tag(self, tag: str) -> str:
+        return tag if tag in self._special_tags else json.dumps(tag)
+
+
+def _regex(tag: str) -> str:
+    """A regular expression, as it stands between slashes, for a tag, of whose characters only these are special."""
+    return tag.replace("/", r"\/")
+
+
+def _json_value(schema: Any, root: Mapping[str, Any]) -> str:
+    """llguidance's term for a JSON value of a schema whose references point into `root`."""
+    own = schema if isinstance(schema, Mapping) else {} if schema else {"not": {}}
+    shared = {key: root[key] for key in ("$defs", "definitions") if key in root}
+    return f"%json {json.dumps({**shared, **own, 'x-guidance': _SPACING}, ensure_ascii=False)}"
+
+
+def _enumerated(schema: Any) -> list[str] | None:
+    """All values of a schema, if they are listed and are strings."""
+    if not isinstance(schema, Mapping):
+        return None
+    values = schema.get("enum", [schema["const"]] if "const" in schema else None)
+    if isinstance(values, list) and values and all(isinstance(value, str) for value in values):
+        return values
+    return None
+
+
+def _check_writable(tool: Tool, text: str, forbidden: str, whole: bool = False) -> None:
+    found = forbidden in text if whole else not text or any(character in text for character in forbidden)
+    if found:
+        raise RequestError(f"tool {tool.name}: {text!r} cannot be written in this model's tool-call format; rename it")

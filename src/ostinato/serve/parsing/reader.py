@@ -1,0 +1,111 @@
+"""Text that comes in pieces, read from the front by generators that pause where they need more of it.
+
+A decision is made only on text that is there and that no further text can change, so where the pieces were cut
+does not matter.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Generator
+from typing import TypeAlias, TypeVar
+
+SPACE = " \t\r\n"
+_SPACES = re.compile(f"[{SPACE}]*")
+
+_T = TypeVar("_T")
+Reading: TypeAlias = Generator[None, None, _T]
+"""A reader that pauses for more text and gives a `_T` in the end."""
+
+
+class EndOfText(Exception):
+    """More text was needed, and none will come."""
+
+
+class GrowingText:
+    """`text` is what has come and was not released yet; the first `position` characters of it are read.
+
+    What is read but not released can still be given out as it stands, if it turns out to be plain text.
+    """
+
+    __slots__ = ("_ended", "position", "text")
+
+    def __init__(self) -> None:
+        self.text = ""
+        self.position = 0
+        self._ended = False
+
+    def add(self, piece: str) -> None:
+        self.text += piece
+
+    def end(self) -> None:
+        """No text follows."""
+        self._ended = True
+
+    def release(self, count: int | None = None) -> str:
+        """Take the first `count` characters away, without it those read so far; reading goes on after them."""
+        count = self.position if count is None else count
+        taken, self.text = self.text[:count], self.text[count:]
+        self.position = max(0, self.position - count)
+        return taken
+
+    def release_all(self) -> str:
+        return self.release(len(self.text))
+
+    def wait(self) -> Reading[None]:
+        """Pause until there may be more text; EndOfText if there will be none."""
+        if self._ended:
+            raise EndOfText
+        yield
+
+    def drop(self, characters: str) -> Reading[None]:
+        """Release all of these characters that come next. Nothing must be read and not released."""
+        while True:
+            self.text = self.text.lstrip(characters)
+            if self.text:
+                return
+            yield from self.wait()
+
+    def next_character(self) -> Reading[str]:
+        """What comes after white space, which is read."""
+        while True:
+            self.position = _after_space(self.text, self.position)
+            if self.position < len(self.text):
+                return self.text[self.position]
+            yield from self.wait()
+
+    def tag(self, tag: str) -> Reading[bool]:
+        """Whether `tag` comes next, perhaps after white space. Only if so, both are read."""
+        start = self.position
+        while True:
+            start = _after_space(self.text, start)
+            if self.text.startswith(tag, start):
+                self.position = start + len(tag)
+                return True
+            if not tag.startswith(self.text[start : start + len(tag)]):
+                return False
+            yield from self.wait()
+
+    def until(self, tag: str) -> Reading[str]:
+        """The text before the next `tag`; both are read."""
+        start = searched = self.position
+        while (where := self.text.find(tag, searched)) < 0:
+            searched = max(start, len(self.text) - len(tag) + 1)
+            yield from self.wait()
+        self.position = where + len(tag)
+        return self.text[start:where]
+
+
+def _after_space(text: str, start: int) -> int:
+    run = _SPACES.match(text, start)
+    assert run is not None
+    return run.end()
+
+
+def start_of_tag(text: str, tag: str, before: str) -> int:
+    """Where the end of `text` begins that may be the beginning of `tag`, with the characters `before` in front
+    of it; the length of `text` if no part of it may. `tag` itself is not in `text`."""
+    length = min(len(tag) - 1, len(text))
+    while length and not text.endswith(tag[:length]):
+        length -= 1
+    return len(text[: len(text) - length].rstrip(before))

@@ -1,0 +1,118 @@
+"""Tools as OpenAI's API defines them, checked, and which of them an answer must call."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ostinato.errors import Remedy, RequestError
+
+_NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
+_NO_PARAMETERS: Mapping[str, Any] = {"type": "object", "properties": {}}
+
+
+@dataclass(frozen=True, slots=True)
+class Tool:
+    """A function that a model may call."""
+
+    name: str
+    description: str
+    parameters: Mapping[str, Any]
+    """The JSON schema of the arguments, an object."""
+    strict: bool = False
+    """Whether the model may only write arguments that follow the schema."""
+
+
+def read_tools(value: Any) -> tuple[Tool, ...]:
+    """The tools of a request: objects `{"type": "function", "function": {"name", "description", "parameters"}}`.
+
+    RequestError that names the field that is wrong.
+    """
+    if value is None:
+        return ()
+    if not isinstance(value, list):
+        raise RequestError(f"tools must be a list, not {_kind(value)}")
+    tools = tuple(_read_tool(tool, f"tools[{index}]") for index, tool in enumerate(value))
+    seen: set[str] = set()
+    for index, tool in enumerate(tools):
+        if tool.name in seen:
+            raise RequestError(f"tools[{index}].function.name: there are two tools {tool.name!r}; names must differ")
+        seen.add(tool.name)
+    return tools
+
+
+def forced_tools(tools: Sequence[Tool], tool_choice: Any) -> tuple[Tool, ...]:
+    """The tools one of which the answer must call; none for None, "auto" and "none".
+
+    `tool_choice` is "none", "auto", "required" or `{"type": "function", "function": {"name": ...}}`. RequestError if
+    it is anything else, or names or needs a tool that is not among `tools`.
+    """
+    if tool_choice in (None, "none", "auto"):
+        return ()
+    if tool_choice == "required":
+        if not tools:
+            raise RequestError('tool_choice "required" needs tools to choose from', [Remedy("tool_choice", "auto")])
+        return tuple(tools)
+    match tool_choice:
+        case {"type": "function", "function": {"name": str(name), **others}, **rest} if not others and not rest:
+            chosen = tuple(tool for tool in tools if tool.name == name)
+            if not chosen:
+                known = ", ".join(tool.name for tool in tools) or "none are given"
+                raise RequestError(f"tool_choice.function.name: no tool is named {name!r}; tools: {known}")
+            return chosen
+    raise RequestError(
+        'tool_choice must be "none", "auto", "required" or {"type": "function", "function": {"name": ...}}'
+    )
+
+
+def _read_tool(value: Any, field: str) -> Tool:
+    tool = _object(value, field, {"type", "function"})
+    if tool.get("type") != "function":
+        raise RequestError(f'{field}.type must be "function", not {tool.get("type")!r}')
+    field += ".function"
+    function = _object(tool.get("function"), field, {"name", "description", "parameters", "strict"})
+    name = function.get("name")
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise RequestError(f"{field}.name must be 1 to 64 letters, digits, _ or -, not {name!r}")
+    description = function.get("description")
+    if not isinstance(description, str | None):
+        raise RequestError(f"{field}.description must be a string, not {_kind(description)}")
+    if not isinstance(function.get("strict"), bool | None):
+        raise RequestError(f"{field}.strict must be true or false, not {_kind(function['strict'])}")
+    parameters = _read_parameters(function.get("parameters"), f"{field}.parameters")
+    return Tool(name, description or "", parameters, bool(function.get("strict")))
+
+
+def _read_parameters(value: Any, field: str) -> Mapping[str, Any]:
+    if value is None:
+        return _NO_PARAMETERS
+    if not isinstance(value, dict):
+        raise RequestError(f"{field} must be a JSON schema, which is an object, not {_kind(value)}")
+    if value.get("type", "object") != "object":
+        raise RequestError(f'{field}.type must be "object", since arguments are one, not {value["type"]!r}')
+    properties = value.get("properties", {})
+    if not isinstance(properties, dict):
+        raise RequestError(f"{field}.properties must be an object, not {_kind(properties)}")
+    for key, schema in properties.items():
+        if not isinstance(schema, dict | bool):
+            raise RequestError(f"{field}.properties.{key} must be a JSON schema, not {_kind(schema)}")
+    required = value.get("required", [])
+    if not isinstance(required, list) or not all(isinstance(key, str) for key in required):
+        raise RequestError(f"{field}.required must be a list of strings")
+    return {**value, "type": "object"}
+
+
+def _object(value: Any, field: str, known: set[str]) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise RequestError(f"{field} must be an object, not {_kind(value)}")
+    for key in value:
+        if key not in known:
+            raise RequestError(f"{field}.{key} is unknown; {field} may have {', '.join(sorted(known))}")
+    return value
+
+
+def _kind(value: Any) -> str:
+    kinds = {type(None): "null", bool: "a boolean", int: "a number", float: "a number", str: "a string"}
+    return kinds.get(type(value), "a list" if isinstance(value, list) else "an object")
