@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import queue
 import threading
+import time
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
@@ -13,16 +15,31 @@ from ostinato.config import EngineConfig
 from ostinato.engine.admission import Admission
 from ostinato.engine.delivery import Gains, OutputDelta, Pace
 from ostinato.engine.engine import Engine
+from ostinato.engine.outputs import RequestOutput
 from ostinato.engine.runner import StartProgress
 from ostinato.engine.stream import DeadlineExceeded, Stream
-from ostinato.errors import RequestError
+from ostinato.errors import OstinatoError, RequestError
 from ostinato.sample.params import SamplingParams
 
 T = TypeVar("T")
 
+_TURNS = 3
+"""Turns of the event loop until who waits for a stream has done with what came: woken, forwarded, sent."""
+
+
+log = logging.getLogger("ostinato.engine")
+
 
 class EngineFailed(RuntimeError):
     """The engine cannot go on; its process should end."""
+
+
+class EngineStopped(EngineFailed):
+    """The engine was stopped, and what was unfinished with it."""
+
+
+class StepFailed(RuntimeError):
+    """An exception in a step ended the request; the engine goes on. Its cause is that exception."""
 
 
 class AsyncEngine:
@@ -73,7 +90,6 @@ class AsyncEngine:
         prompt: str | Sequence[int],
         params: SamplingParams | None = None,
         *,
-        request_id: str | None = None,
         priority: int = 0,
         add_special_tokens: bool = True,
         cache_salt: str | None = None,
@@ -82,20 +98,22 @@ class AsyncEngine:
         """Takes in a request (see `Engine.add`); returns its stream, to be used with `async with`.
 
         `deadline`: seconds from now after which the request is ended with DeadlineExceeded. Raises RequestError if it
-        can never be served, Overloaded if too many wait, EngineFailed if the engine cannot go on.
+        can never be served, Overloaded if too many wait, EngineFailed if the engine cannot go on. Cancelled, it leaves
+        nothing behind.
         """
         self._check()
         params = params or self.engine.default_params()
+        self._check_length(prompt)
         self.admission.enter(params.n)
-        stream: Stream | None = None
+        name = self._new_id()
+        stream = self._streams[name] = Stream(name, params.n, lambda: self._end(name))
+        if deadline is not None:
+            stream.timer = self._loop.call_later(deadline, self._expire, name, deadline)
         try:
-            name = request_id if request_id is not None else self._new_id()
-            if name in self._streams:
-                raise RequestError(f"a request with the id {name!r} is unfinished; choose another id")
-            stream = self._streams[name] = Stream(name, params.n, lambda: self._end(name))
             if isinstance(prompt, str):
                 # Away from the loop, as a long prompt takes long; the tokenizer is safe to share.
                 prompt = await asyncio.to_thread(self.engine.tokenizer.encode, prompt, add_special_tokens)
+                stream.raise_error()  # it may have ended meanwhile, and then must not begin
             stream.prompt_token_ids = list(prompt)
             await self.call(
                 lambda: self.engine.add(
@@ -103,15 +121,12 @@ class AsyncEngine:
                 )
             )
         except BaseException as error:
-            self.admission.give_back(params.n)
-            if stream is not None:
-                del self._streams[name]
+            if self._streams.pop(name, None) is not None:  # else it ended meanwhile, and was counted out
+                self.admission.give_back(params.n)
                 stream.end()
-            if isinstance(error, asyncio.CancelledError):
-                self._abandon(name)  # it may have been added meanwhile, or soon be
+            if not isinstance(error, Exception):
+                self._abandon(name)  # cancelled: it may have been added, or soon be
             raise
-        if deadline is not None:
-            stream.timer = self._loop.call_later(deadline, self._expire, name, deadline)
         return stream
 
     async def call(self, command: Callable[[], T]) -> T:
@@ -137,19 +152,29 @@ class AsyncEngine:
         return await self.call(self.engine.stats)
 
     async def stop(self) -> None:
-        """Ends every request that is unfinished, and the thread."""
-        for name in list(self._streams):
-            self._end(name)
+        """Ends every request that is unfinished, with EngineStopped, and the thread."""
         self._stopping = True
+        for name in list(self._streams):
+            self._end(name, EngineStopped("the engine was stopped before the request had ended"))
         self._commands.put(lambda: None)
         await asyncio.to_thread(self._thread.join)
-        self._refuse_calls(EngineFailed("the engine was stopped"))
+        self._refuse_calls(EngineStopped("the engine was stopped"))
 
     def _check(self) -> None:
         if self.failure is not None:
             raise _failed(self.failure)
         if self._stopping:
-            raise EngineFailed("the engine was stopped")
+            raise EngineStopped("the engine was stopped")
+
+    def _check_length(self, prompt: str | Sequence[int]) -> None:
+        """Refuses at once what is too long in any case, since to find out by tokenizing it may take seconds."""
+        max_model_len = self.engine.plan.settings.max_model_len
+        most = max_model_len * self.engine.tokenizer.longest_token if isinstance(prompt, str) else max_model_len
+        if len(prompt) > most:
+            unit = "characters" if isinstance(prompt, str) else "tokens"
+            raise RequestError(
+                f"the prompt has {len(prompt)} {unit}, and max_model_len ({max_model_len}) has room for at most {most}"
+            )
 
     def _new_id(self) -> str:
         self._num_submitted += 1
@@ -171,8 +196,8 @@ class AsyncEngine:
         """Has the engine drop a request that nobody waits for."""
 
         def drop() -> None:
-            if self.engine.abort(request_id) is not None:
-                self._gains.drop(request_id)
+            self.engine.abort(request_id)
+            self._gains.drop(request_id)
 
         self._commands.put(drop)
 
@@ -181,13 +206,21 @@ class AsyncEngine:
 
     def _deliver(self, deltas: Sequence[OutputDelta]) -> None:
         """On the loop: hands each stream what its request has gained."""
-        self._pace.arrived()
+        begin = time.thread_time()
         for delta in deltas:
             stream = self._streams.get(delta.request_id)
             if stream is not None:
                 stream.put(delta)
                 if delta.output is not None:
-                    self._finish(delta.request_id, delta.output.error)
+                    self._finish(delta.request_id, _told(delta.output.error))
+        self._settle(begin, _TURNS)
+
+    def _settle(self, begin: float, turns: int) -> None:
+        """Measures what gains cost the loop until those who wait for them have had their turn."""
+        if turns:
+            self._loop.call_soon(self._settle, begin, turns - 1)
+        else:
+            self._pace.settled(time.thread_time() - begin)
 
     def _fail(self, error: BaseException) -> None:
         """On the loop: nothing will be computed any more."""
@@ -233,8 +266,11 @@ class AsyncEngine:
 
     def _step(self) -> None:
         failed = self.engine.scheduler.counters.failed_steps
-        self._gains.note(self.engine.step())
-        if self.engine.scheduler.counters.failed_steps > failed:
+        outputs = self.engine.step()
+        self._gains.note(outputs)
+        has_failed = self.engine.scheduler.counters.failed_steps > failed
+        _log_errors(outputs, has_failed)
+        if has_failed:
             # Its requests have failed; nobody else's may be served from bookkeeping that it has left in disorder.
             self.engine.scheduler.check_integrity()
 
@@ -242,6 +278,25 @@ class AsyncEngine:
         """Runs a function on the loop, if that has not ended before the thread."""
         with contextlib.suppress(RuntimeError):
             self._loop.call_soon_threadsafe(function, *arguments)
+
+
+def _told(error: Exception | None) -> Exception | None:
+    """An error of a request, as its stream raises it. One of a step is that of many: each gets its own."""
+    if error is None or isinstance(error, OstinatoError):
+        return error
+    told = StepFailed("the step that computed the request failed")
+    told.__cause__ = error
+    return told
+
+
+def _log_errors(outputs: Sequence[RequestOutput], has_step_failed: bool) -> None:
+    errors = {output.request_id: output.error for output in outputs if output.error is not None and output.finished}
+    if has_step_failed:
+        cause = next(iter(errors.values()), None)
+        log.error("a step failed, and %d requests with it", len(errors), exc_info=cause)
+        return
+    for request_id, error in errors.items():
+        log.error("request %s failed: %s", request_id, error)
 
 
 def _failed(cause: BaseException) -> EngineFailed:

@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from ostinato.engine.outputs import CompletionOutput, RequestOutput
+from ostinato.engine.outputs import CompletionOutput, RequestOutput, RequestTimes
 from ostinato.schedule.batch import TokenLogprobs
 
 SHARE = 0.1
@@ -46,6 +46,8 @@ class OutputDelta(NamedTuple):
     samples: Sequence[SampleDelta]
     """Those of its outputs that gained something or ended, by index."""
     num_cached_tokens: int | None
+    times: RequestTimes
+    """Of the request so far; the engine's thread goes on writing it."""
     output: RequestOutput | None = None
     """The whole output, once the request has ended and nothing changes it any more."""
 
@@ -56,7 +58,7 @@ class OutputDelta(NamedTuple):
             before = samples.get(sample.sample_index)
             samples[sample.sample_index] = sample if before is None else before.then(sample)
         ordered = [samples[index] for index in sorted(samples)]
-        return OutputDelta(self.request_id, ordered, later.num_cached_tokens, later.output)
+        return OutputDelta(self.request_id, ordered, later.num_cached_tokens, later.times, later.output)
 
 
 class Gains:
@@ -99,7 +101,8 @@ class Gains:
                 given[index] = state
         if output.finished:
             del self._given[output.request_id]
-        return OutputDelta(output.request_id, samples, output.num_cached_tokens, output if output.finished else None)
+        ended = output if output.finished else None
+        return OutputDelta(output.request_id, samples, output.num_cached_tokens, output.times, ended)
 
 
 def _sample_gain(sample: CompletionOutput, num_characters: int, num_tokens: int) -> SampleDelta:
@@ -122,22 +125,21 @@ class Pace:
 
     def __init__(self) -> None:
         self._next = 0.0
-        self._loop_seconds: float | None = None
+        self._last_cost = 0.0
         self._in_flight = False
 
     def allows(self, is_urgent: bool) -> bool:
-        """Whether gains may be handed over now. Urgent ones need only wait for those before them to arrive."""
+        """Whether gains may be handed over now. Urgent ones need only wait for those before them to be settled."""
         return not self._in_flight and (is_urgent or time.monotonic() >= self._next)
 
     def sent(self) -> None:
         """The engine's thread has handed gains over."""
         self._in_flight = True
 
-    def arrived(self) -> None:
-        """The loop's thread takes gains in: what it has done since the last time is what that costs."""
-        seconds = time.thread_time()
-        if self._loop_seconds is not None:
-            wait = (seconds - self._loop_seconds) * (1 / SHARE - 1)
-            self._next = time.monotonic() + min(wait, LONGEST_WAIT)
-        self._loop_seconds = seconds
+    def settled(self, cost: float) -> None:
+        """The loop's thread has worked `cost` seconds on the gains. Of two costs in a row the lower one counts: other
+        work of the loop may have come between."""
+        wait = min(cost, self._last_cost) * (1 / SHARE - 1)
+        self._next = time.monotonic() + min(wait, LONGEST_WAIT)
+        self._last_cost = cost
         self._in_flight = False

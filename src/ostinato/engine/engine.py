@@ -82,8 +82,7 @@ class Engine:
         requests of the same `cache_salt` have left there, and nothing else. Raises RequestError, and changes
         nothing, if the request can never be served.
         """
-        if cache_salt is not None and not (isinstance(cache_salt, str) and cache_salt):
-            raise RequestError(f"cache_salt {cache_salt!r} should be text that is not empty, or left out")
+        _check_salt(cache_salt)
         if not isinstance(priority, int):
             raise RequestError(f"priority {priority!r} should be a whole number; lower ones come first")
         if priority != 0 and self.plan.settings.scheduling_policy == "fcfs":
@@ -266,6 +265,16 @@ def _default_params(tokenizer: Tokenizer, directory: Path) -> SamplingParams:
     except RequestError as error:
         path = directory / "generation_config.json"
         raise ModelError(f"{path} asks for sampling that cannot be done: {error.message}") from None
+
+
+def _check_salt(cache_salt: str | None) -> None:
+    message = f"cache_salt {cache_salt!r} should be text that is not empty, or left out"
+    if cache_salt is not None and not (isinstance(cache_salt, str) and cache_salt):
+        raise RequestError(message)
+    try:
+        (cache_salt or "").encode()  # as the prefix index hashes it
+    except UnicodeEncodeError as error:
+        raise RequestError(f"{message}: it cannot be encoded in UTF-8 ({error.reason})") from None
 
 
 def _as_ids(prompt: Sequence[int]) -> list[int]:

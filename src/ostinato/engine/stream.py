@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable
 
 from ostinato.engine.delivery import OutputDelta
+from ostinato.engine.outputs import RequestTimes
 from ostinato.errors import RequestError
 
 
@@ -30,6 +31,8 @@ class Stream:
         """Whether the engine is done with it."""
         self.timer: asyncio.TimerHandle | None = None
         """What ends it at its deadline."""
+        self.times: RequestTimes | None = None
+        """Of the request; None before the first gain."""
         self._abort = abort
         self._waiting: OutputDelta | None = None
         self._error: Exception | None = None
@@ -47,14 +50,17 @@ class Stream:
     async def __anext__(self) -> OutputDelta:
         while self._waiting is None:
             if self.ended:
-                if self._error is not None:
-                    raise self._error
+                self.raise_error()
                 raise StopAsyncIteration
             self._news.clear()
             await self._news.wait()
         delta, self._waiting = self._waiting, None
-        self.num_cached_tokens = delta.num_cached_tokens
         return delta
+
+    def raise_error(self) -> None:
+        """Raises the error that ended the request, if one did."""
+        if self._error is not None:
+            raise self._error
 
     def abort(self) -> None:
         """Ends the request, if it has not ended: within one step its memory is free."""
@@ -63,6 +69,7 @@ class Stream:
 
     def put(self, delta: OutputDelta) -> None:
         """The engine's: what was gained."""
+        self.num_cached_tokens, self.times = delta.num_cached_tokens, delta.times
         self._waiting = delta if self._waiting is None else self._waiting.then(delta)
         self._news.set()
 
@@ -71,4 +78,5 @@ class Stream:
         self.ended, self._error = True, error
         if self.timer is not None:
             self.timer.cancel()
+            self.timer = None
         self._news.set()

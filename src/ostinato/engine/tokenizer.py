@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -78,6 +79,12 @@ class Tokenizer:
     def vocab_size(self) -> int:
         """Number of tokens with a text; the model's vocabulary may be padded beyond it."""
         return 0 if self._backend is None else self._backend.get_vocab_size(with_added_tokens=True)
+
+    @cached_property
+    def longest_token(self) -> int:
+        """Bytes of the longest token's text, at least 1: no text is longer than its tokens times this."""
+        vocabulary = {} if self._backend is None else self._backend.get_vocab(with_added_tokens=True)
+        return max((len(text.encode()) for text in vocabulary), default=1) or 1
 
     def agrees_with(self, other: Tokenizer) -> bool:
         """Whether every token id that has a text in both has the same one."""
