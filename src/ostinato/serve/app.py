@@ -17,6 +17,7 @@ from ostinato.errors import OstinatoError
 from ostinato.serve.api.completions import completions_router
 from ostinato.serve.api.live import live_router
 from ostinato.serve.api.metrics import metrics_router
+from ostinato.serve.api.page import page_files, page_router
 from ostinato.serve.api.service import service_router
 from ostinato.serve.errors import ApiError, as_api_error, from_validation
 from ostinato.serve.gate import Gate
@@ -37,6 +38,8 @@ def make_app(life: Life) -> FastAPI:
 
     app = FastAPI(title="Ostinato", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None)
     app.include_router(service_router(life))
+    app.include_router(page_router())
+    app.mount("/page", page_files())
     app.include_router(metrics_router(life))
     app.include_router(live_router(life))
     app.include_router(completions_router(life))

@@ -1,0 +1,33 @@
+"""`GET /`: the page to try the model on and to watch the engine work; its files lie in `serve/page`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from fastapi import APIRouter
+from fastapi.responses import FileResponse, Response
+from starlette.staticfiles import StaticFiles
+
+DIRECTORY = Path(__file__).parent.parent / "page"
+
+_HEADERS = {
+    # Everything comes from this server, and nothing that a model writes can run or load anything.
+    "Content-Security-Policy": "default-src 'self'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'",
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+}
+
+
+def page_router() -> APIRouter:
+    router = APIRouter()
+
+    @router.get("/", include_in_schema=False)
+    async def page() -> Response:
+        return FileResponse(DIRECTORY / "index.html", headers=_HEADERS)
+
+    return router
+
+
+def page_files() -> StaticFiles:
+    """The files that the page loads, to be mounted at `/page`."""
+    return StaticFiles(directory=DIRECTORY)
