@@ -23,6 +23,7 @@ JOBS = {
     "transformers": "ostinato.bench.peer",
     "startup": "ostinato.bench.startup",
     "floor": "ostinato.bench.floor",
+    "generate": "ostinato.bench.serve_overhead",
 }
 """Kind of job -> the module whose `work` does it."""
 

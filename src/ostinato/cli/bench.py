@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, get_args
 
 import typer
-from rich.console import Console
 
 from ostinato.bench.compare import PEERS, compare
 from ostinato.bench.graph_plot import check_plot, plot_steps
@@ -25,10 +22,12 @@ from ostinato.bench.throughput import throughput
 from ostinato.bench.workload import Workload
 from ostinato.cli.bench_graph_tables import LENGTHS as GRAPH_LENGTHS
 from ostinato.cli.bench_graph_tables import graph_tables
+from ostinato.cli.bench_options import reporter, sizes
 from ostinato.cli.bench_prefix_tables import LENGTHS as PREFIX_LENGTHS
 from ostinato.cli.bench_prefix_tables import prefix_tables
 from ostinato.cli.bench_profile_tables import LENGTHS as PROFILE_LENGTHS
 from ostinato.cli.bench_profile_tables import profile_tables
+from ostinato.cli.bench_serve import overhead_command, serve_command
 from ostinato.cli.bench_speculative_tables import LENGTHS as SPECULATIVE_LENGTHS
 from ostinato.cli.bench_speculative_tables import speculative_tables
 from ostinato.cli.bench_tables import compare_tables, latency_tables, show, startup_tables, throughput_tables
@@ -38,7 +37,7 @@ from ostinato.errors import ConfigError
 
 app = typer.Typer(
     help="Measure throughput, latency, start-up, the prefix cache, graphs, kernels or speculation, on a checkpoint or "
-    "on random weights.\n\n"
+    "on random weights; or a server.\n\n"
     "Example: ostinato bench latency demo --batch-sizes 1,8",
     no_args_is_help=True,
     rich_markup_mode=None,
@@ -80,11 +79,11 @@ def throughput_command(
     Example: ostinato bench throughput benchmarks/models/nemotron-h-300m --random-weights --batch-sizes 1,32
     """
     name_model(settings, target)
-    workload = Workload(prompt_len, output_len, _sizes(batch_sizes), rounds)
+    workload = Workload(prompt_len, output_len, sizes(batch_sizes), rounds)
     if peer is None:
-        show(throughput(settings, workload, _report()), as_json, throughput_tables)
+        show(throughput(settings, workload, reporter()), as_json, throughput_tables)
     else:
-        show(compare(settings, workload, peer, _report()), as_json, compare_tables)
+        show(compare(settings, workload, peer, reporter()), as_json, compare_tables)
 
 
 def latency_command(
@@ -101,8 +100,8 @@ def latency_command(
     Example: ostinato bench latency demo --batch-sizes 1,8
     """
     name_model(settings, target)
-    workload = Workload(prompt_len, output_len, _sizes(batch_sizes), rounds)
-    show(latency(settings, workload, _report()), as_json, latency_tables)
+    workload = Workload(prompt_len, output_len, sizes(batch_sizes), rounds)
+    show(latency(settings, workload, reporter()), as_json, latency_tables)
 
 
 def startup_command(
@@ -118,7 +117,7 @@ def startup_command(
     """
     name_model(settings, target)
     workload = Workload(prompt_len, output_len=1, batch_sizes=(1,), rounds=rounds)
-    show(startup(settings, workload, _report()), as_json, startup_tables)
+    show(startup(settings, workload, reporter()), as_json, startup_tables)
 
 
 def prefix_command(
@@ -185,7 +184,7 @@ def prefix_command(
         concurrency=concurrency,
         rounds=rounds,
     )
-    show(prefix(settings, bench, _report()), as_json, prefix_tables, PREFIX_LENGTHS)
+    show(prefix(settings, bench, reporter()), as_json, prefix_tables, PREFIX_LENGTHS)
 
 
 def graphs_command(
@@ -238,7 +237,7 @@ def graphs_command(
         rounds=rounds,
         off_stride=() if budgets is None else _budgets(budgets),
     )
-    report = graphs(settings, bench, _report())
+    report = graphs(settings, bench, reporter())
     show(report, as_json, graph_tables, GRAPH_LENGTHS)
     if plot is not None:
         plot_steps(report, plot)
@@ -275,9 +274,9 @@ def speculative_command(
     Example: ostinato bench speculative PATH --method ngram --prompts prompts.txt
     """
     name_model(settings, target)
-    numbers = tuple(sorted(set(_sizes(num_drafts, "--num-drafts", "1,2,3,4"))))
-    bench = SpeculativeBench(_method(method), numbers, _sizes(batch_sizes), prompt_len, output_len, rounds, prompts)
-    show(speculative(settings, bench, _report()), as_json, speculative_tables, SPECULATIVE_LENGTHS)
+    numbers = tuple(sorted(set(sizes(num_drafts, "--num-drafts", "1,2,3,4"))))
+    bench = SpeculativeBench(_method(method), numbers, sizes(batch_sizes), prompt_len, output_len, rounds, prompts)
+    show(speculative(settings, bench, reporter()), as_json, speculative_tables, SPECULATIVE_LENGTHS)
 
 
 def profile_command(
@@ -304,8 +303,8 @@ def profile_command(
     Example: ostinato bench profile benchmarks/models/nemotron-h-300m --random-weights --batch-sizes 1,32
     """
     name_model(settings, target)
-    bench = ProfileBench(tuple(sorted(set(_sizes(batch_sizes)))), context, prefill, rounds)
-    show(profile(settings, bench, _report()), as_json, profile_tables, PROFILE_LENGTHS)
+    bench = ProfileBench(tuple(sorted(set(sizes(batch_sizes)))), context, prefill, rounds)
+    show(profile(settings, bench, reporter()), as_json, profile_tables, PROFILE_LENGTHS)
 
 
 app.command("throughput")(engine_options(throughput_command))
@@ -315,6 +314,8 @@ app.command("prefix")(engine_options(prefix_command))
 app.command("graphs")(engine_options(graphs_command))
 app.command("profile")(engine_options(profile_command))
 app.command("speculative")(engine_options(speculative_command))
+app.command("serve")(serve_command)
+app.command("serve-overhead")(engine_options(overhead_command))
 
 
 def _method(text: str) -> str:
@@ -323,27 +324,17 @@ def _method(text: str) -> str:
     raise ConfigError(f"--method {text!r} should be mtp, ngram or draft:PATH; numbers of drafts go to --num-drafts")
 
 
-def _sizes(text: str, option: str = "--batch-sizes", example: str = "1,8,32") -> tuple[int, ...]:
-    try:
-        sizes = tuple(int(part) for part in text.split(","))
-    except ValueError:
-        sizes = ()
-    if not sizes or min(sizes) < 1:
-        raise ConfigError(f"{option} {text!r} should be whole numbers of at least 1, such as {example}")
-    return sizes
-
-
 def _rows(settings: dict[str, Any], text: str | None) -> tuple[int, ...]:
     """Row counts, ascending, each once."""
     if text is not None:
-        return tuple(sorted(set(_sizes(text, "--rows"))))
+        return tuple(sorted(set(sizes(text, "--rows"))))
     most = EngineConfig(**settings).max_num_seqs
     return tuple(range(1, min(MOST_ROWS, most or MOST_ROWS) + 1))
 
 
 def _budgets(text: str) -> tuple[int, ...]:
     """Values of `max_num_batched_tokens`, two at least, each once."""
-    budgets = tuple(dict.fromkeys(_sizes(text, "--off-stride", "700,768")))
+    budgets = tuple(dict.fromkeys(sizes(text, "--off-stride", "700,768")))
     if len(budgets) < 2:
         raise ConfigError(f"--off-stride {text!r} should be several sizes to compare, such as 700,768")
     return budgets
@@ -359,11 +350,3 @@ def _names(option: str, text: str, known: tuple[str, ...]) -> tuple[str, ...]:
     if unknown:
         raise ConfigError(f"{option} {text!r} has {unknown[0]!r}; the known ones are {', '.join(known)}")
     return tuple(dict.fromkeys(names))
-
-
-def _report() -> Callable[[str], None]:
-    """Says on a terminal what is being done."""
-    if not sys.stderr.isatty():
-        return lambda _: None
-    console = Console(stderr=True)
-    return lambda text: console.print(f"[dim]{text}[/dim]", highlight=False)

@@ -1,0 +1,115 @@
+"""A server under load: any that speaks OpenAI's protocol, at several rates or numbers of requests at once."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from ostinato.bench.serve_figures import Deadline, serve_figures
+from ostinato.bench.serve_http import check_url
+from ostinato.bench.serve_run import Run, Target, run_load
+from ostinato.bench.serve_workload import Conversation, Load, Ruler, Turn, make_conversations, make_ruler, say
+from ostinato.errors import ConfigError, RequestError
+
+FEW_WORDS = 8
+"""In the shorter of the two prompts that tell how many tokens a word has."""
+ASSUMED_RULER = Ruler(per_word=1.2)
+"""For servers that do not say how many tokens a prompt had."""
+
+
+@dataclass(frozen=True)
+class ServeBench:
+    """What is measured: `load` at each of `rates` (per second, infinity for all at once), arrivals not waiting for
+    answers; or with each of `concurrencies` under way at a time. One of both is empty."""
+
+    load: Load
+    rates: tuple[float, ...] = ()
+    concurrencies: tuple[int, ...] = ()
+    deadline: Deadline | None = None
+
+
+def serve(target: Target, bench: ServeBench, report: Callable[[str], None]) -> dict[str, Any]:
+    """The report: figures for each rate or concurrency, in turn, each with prompts of its own.
+
+    Before, one or two requests that are not counted try the server and tell how many tokens its words have.
+    RequestError if it refuses them.
+    """
+    report("asking two prompts that are not counted")
+    ruler, is_measured = try_server(target, bench.load)
+    results = []
+    points: list[tuple[float | None, int | None]] = [(rate, None) for rate in bench.rates]
+    points += [(None, concurrency) for concurrency in bench.concurrencies]
+    for number, (rate, concurrency) in enumerate(points):
+        report(f"{rate:g} per second" if rate is not None else f"{concurrency} at a time")
+        conversations = make_conversations(bench.load, ruler, chat=target.chat, rate=rate, number=number)
+        run = asyncio.run(run_load(target, conversations, concurrency))
+        # JSON has no infinity.
+        shown = "inf" if rate is not None and math.isinf(rate) else rate
+        results.append({"rate": shown, "concurrency": concurrency, **serve_figures(run, bench.deadline)})
+    return {
+        "command": "serve",
+        "server": {"base_url": target.base_url, "model": target.model},
+        "settings": load_settings(target, bench.load) | {"deadline": bench.deadline and asdict(bench.deadline)},
+        "ruler": {**asdict(ruler), "measured": is_measured},
+        "results": results,
+    }
+
+
+def load_settings(target: Target, load: Load) -> dict[str, Any]:
+    """What was asked, as plain data; without the API key."""
+    lengths = {name: getattr(load, name) for name in ("prompt_tokens", "output_tokens")}
+    return {
+        **asdict(load),
+        **{name: None if each is None else str(each) for name, each in lengths.items()},
+        "endpoint": "chat" if target.chat else "completions",
+        "ignore_eos": target.ignore_eos,
+        "timeout": target.timeout,
+    }
+
+
+def find_model(base_url: str, api_key: str | None) -> str:
+    """The first model that the server offers. ConfigError if there is no server, or it offers none."""
+    import httpx2  # here, as every start of the command line comes by
+
+    check_url(base_url)
+    headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+    try:
+        # As the load itself: straight to the server, whatever the environment says of proxies.
+        answer = httpx2.get(f"{base_url.rstrip('/')}/models", headers=headers, timeout=30, trust_env=False)
+    except httpx2.HTTPError as error:
+        raise ConfigError(
+            f"no server answers at {base_url} ({error}); start one, or give --base-url of one that runs"
+        ) from None
+    try:
+        return str(answer.raise_for_status().json()["data"][0]["id"])
+    except (httpx2.HTTPError, ValueError, LookupError, TypeError):
+        said = f"status {answer.status_code}"
+        raise ConfigError(f"{base_url}/models names no model ({said}); give --model, or another --base-url") from None
+
+
+def try_server(target: Target, load: Load) -> tuple[Ruler, bool]:
+    """How long a word is for this server, and whether it said so itself."""
+    if load.prompt_tokens is None:
+        asyncio.run(_asked(target, make_conversations(load, Ruler(1.0), chat=target.chat, number=0)[:1]))
+        return Ruler(1.0), False
+    # As long as real prompts, since a few words say little about the others.
+    counts = (FEW_WORDS, max(4 * FEW_WORDS, int(load.prompt_tokens.first) + load.prefix_tokens))
+
+    rng = random.Random(f"{load.seed} trial")
+    trials = [Conversation(0.0, (Turn(say(rng, count), 1),)) for count in counts]
+    run = asyncio.run(_asked(target, trials))
+    tokens = [outcome.prompt_tokens for outcome in run.outcomes]
+    measured = [(count, found) for count, found in zip(counts, tokens, strict=True) if found]
+    return (make_ruler(measured), True) if len(measured) == len(counts) else (ASSUMED_RULER, False)
+
+
+async def _asked(target: Target, conversations: Sequence[Conversation]) -> Run:
+    run = await run_load(target, conversations, concurrency=1)
+    failed = next((outcome for outcome in run.outcomes if outcome.error is not None), None)
+    if failed is not None:
+        raise RequestError(f"{target.url} does not answer a first request: {failed.error}, {failed.detail}")
+    return run

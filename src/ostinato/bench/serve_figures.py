@@ -1,0 +1,151 @@
+"""The figures of the load generator: pure functions of what a run saw."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import chain, pairwise
+from typing import Any
+
+from ostinato.bench.serve_run import Outcome, Run
+from ostinato.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Deadline:
+    """A request meets it if it is complete, has text, its first piece of text came within `first_token` seconds, and
+    the mean time between its tokens after that is at most `between_tokens` seconds."""
+
+    first_token: float
+    between_tokens: float
+
+    def is_met(self, outcome: Outcome) -> bool:
+        first, between = first_token_seconds(outcome), seconds_per_token(outcome)
+        if outcome.error is not None or first is None:
+            return False
+        return first <= self.first_token and (between is None or between <= self.between_tokens)
+
+
+def parse_deadline(text: str) -> Deadline:
+    """From `TTFT:ITL`, both in milliseconds; else a ConfigError."""
+    try:
+        first, between = (float(part) for part in text.split(":"))
+    except ValueError:
+        first = between = 0.0
+    if not (0 < first < math.inf and 0 < between < math.inf):
+        raise ConfigError(
+            f"--deadline {text!r} should be two times in milliseconds, to the first token and between tokens, 500:50"
+        )
+    return Deadline(first / 1e3, between / 1e3)
+
+
+def serve_figures(run: Run, deadline: Deadline | None) -> dict[str, Any]:
+    """Rates, latencies and errors of one run.
+
+    Latencies count from the moment when a request was due, not from when it was sent, so that a slow server cannot
+    hide behind a generator that waits for it. Rates count complete replies, over the time from the first arrival to
+    the last end. Times between chunks are as many as there were gaps, those per output token one for each request.
+    """
+    complete = [each for each in run.outcomes if each.error is None]
+    output_tokens = sum(map(count_tokens, complete))
+    first = [seconds for each in complete if (seconds := first_token_seconds(each)) is not None]
+    met = None if deadline is None else sum(map(deadline.is_met, run.outcomes))
+    return {
+        "requests": len(run.outcomes),
+        "complete": len(complete),
+        "errors": dict(Counter(each.error for each in run.outcomes if each.error is not None)),
+        "error_details": {each.error: each.detail for each in reversed(run.outcomes) if each.error is not None},
+        "not_sent": run.not_sent,
+        "empty": len(complete) - len(first),
+        "seconds": run.seconds,
+        "requests_per_second": len(complete) / run.seconds,
+        "output_tokens_per_second": output_tokens / run.seconds,
+        "total_tokens_per_second": (output_tokens + _sum(each.prompt_tokens for each in complete)) / run.seconds,
+        "met_deadline": met,
+        "goodput": None if met is None else met / run.seconds,
+        "time_to_first_token": summary(first),
+        "time_per_output_token": summary([t for each in complete if (t := seconds_per_token(each)) is not None]),
+        "time_between_chunks": summary(
+            [later - sooner for each in complete for sooner, later in pairwise(each.chunk_times)]
+        ),
+        "end_to_end": summary([each.end - each.due for each in complete]),
+        "at_once": at_once(run.outcomes),
+        "tokens": _token_figures(complete),
+        "generator": {
+            "send_lag": summary([each.sent - each.due for each in run.outcomes]),
+            "loop_lag": summary(run.loop_lags),
+            "cpu_seconds": run.cpu_seconds,
+            "cpu_share": run.cpu_seconds / run.seconds,
+        },
+        "outcomes": [_outcome_figures(each) for each in run.outcomes],
+    }
+
+
+def first_token_seconds(outcome: Outcome) -> float | None:
+    """From when it was due to its first piece of text; None without text."""
+    return outcome.chunk_times[0] - outcome.due if outcome.chunk_times else None
+
+
+def seconds_per_token(outcome: Outcome) -> float | None:
+    """Mean time of the tokens after the first, from the first piece of text to the last; None with a single token."""
+    tokens = count_tokens(outcome)
+    if tokens < 2 or len(outcome.chunk_times) < 2:
+        return None
+    return (outcome.chunk_times[-1] - outcome.chunk_times[0]) / (tokens - 1)
+
+
+def count_tokens(outcome: Outcome) -> int:
+    """Output tokens as the server counts them, or else the pieces of text."""
+    return len(outcome.chunk_times) if outcome.output_tokens is None else outcome.output_tokens
+
+
+def summary(values: Sequence[float]) -> dict[str, float] | None:
+    """Mean, percentiles (nearest rank) and the greatest; None of no values."""
+    if not values:
+        return None
+    ordered = sorted(values)
+    ranks = {f"p{percent}": ordered[math.ceil(len(ordered) * percent / 100) - 1] for percent in (50, 90, 99)}
+    return {"mean": statistics.fmean(ordered), **ranks, "max": ordered[-1]}
+
+
+def at_once(outcomes: Sequence[Outcome]) -> dict[str, float]:
+    """Requests that were sent and not over: most at one moment, and the mean over the run."""
+    ends = max(each.end for each in outcomes)
+    changes = sorted(chain.from_iterable(((each.sent, 1), (each.end, -1)) for each in outcomes))
+    most = running = 0
+    for _, change in changes:
+        running += change
+        most = max(most, running)
+    return {"mean": sum(each.end - each.sent for each in outcomes) / ends, "most": most}
+
+
+def _token_figures(complete: Sequence[Outcome]) -> dict[str, Any]:
+    """Tokens of all complete replies together. Those that the server did not count are `uncounted` replies."""
+    cached = [each.cached_tokens for each in complete if each.cached_tokens is not None]
+    return {
+        "prompt": _sum(each.prompt_tokens for each in complete),
+        "cached": sum(cached) if cached else None,
+        "output": sum(map(count_tokens, complete)),
+        "chunks": sum(len(each.chunk_times) for each in complete),
+        "uncounted": sum(each.output_tokens is None for each in complete),
+    }
+
+
+def _outcome_figures(outcome: Outcome) -> dict[str, Any]:
+    return {
+        "conversation": outcome.conversation,
+        "due": outcome.due,
+        "time_to_first_token": first_token_seconds(outcome),
+        "time_per_output_token": seconds_per_token(outcome),
+        "end_to_end": outcome.end - outcome.due,
+        "prompt_tokens": outcome.prompt_tokens,
+        "output_tokens": count_tokens(outcome),
+        "error": outcome.error,
+    }
+
+
+def _sum(counts: Any) -> int:
+    return sum(count or 0 for count in counts)

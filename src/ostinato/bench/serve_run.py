@@ -1,0 +1,208 @@
+"""Sends conversations to a server and notes what comes back, and how late the generator itself was."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import resource
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ostinato.bench.serve_http import Failure, HttpClient
+from ostinato.bench.serve_reply import Reply
+from ostinato.bench.serve_workload import Conversation
+from ostinato.errors import ConfigError
+
+TICK = 0.02
+"""Seconds between two looks at how late the generator's own loop is."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """The server, and how it is asked. `timeout` is in seconds, for each request."""
+
+    base_url: str
+    model: str
+    chat: bool
+    ignore_eos: bool = False
+    timeout: float = 600.0
+    api_key: str | None = None
+
+    @property
+    def url(self) -> str:
+        return f"{self.base_url.rstrip('/')}/{'chat/completions' if self.chat else 'completions'}"
+
+    def body(self, said: Sequence[str], output_tokens: int) -> bytes:
+        """The request. `said` are the texts of a conversation so far, those of the user and the answers in turns."""
+        request: dict[str, Any] = {
+            "model": self.model,
+            "max_tokens": output_tokens,
+            "temperature": 0,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
+        if self.ignore_eos:
+            request["ignore_eos"] = True
+        if self.chat:
+            roles = ("user", "assistant")
+            request["messages"] = [{"role": roles[i % 2], "content": text} for i, text in enumerate(said)]
+        else:
+            # An answer follows its prompt at once, as it was generated, so that it can be found in a cache.
+            request["prompt"] = "".join(f"\n{text}" if i and i % 2 == 0 else text for i, text in enumerate(said))
+        return json.dumps(request).encode()
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of one request, of conversation number `conversation`. Moments are in seconds since the beginning of
+    the run."""
+
+    conversation: int
+    due: float
+    """When it was to be sent: its arrival, or in a closed loop the moment when there was room for it."""
+    sent: float
+    end: float
+    chunk_times: tuple[float, ...] = ()
+    """When each piece of text arrived."""
+    text: str = ""
+    prompt_tokens: int | None = None
+    output_tokens: int | None = None
+    cached_tokens: int | None = None
+    """None, as the two before, where the server did not say."""
+    error: str | None = None
+    """The kind, and None for a reply that is complete."""
+    detail: str | None = None
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run. `loop_lags` are how late the generator woke up, in seconds, asked every `TICK`."""
+
+    outcomes: list[Outcome]
+    """By conversation, and in each by turn."""
+    seconds: float
+    """From the first arrival to the last end."""
+    not_sent: int
+    """Turns of conversations whose turn before had failed."""
+    cpu_seconds: float
+    """Of the generator itself."""
+    loop_lags: list[float]
+
+
+async def run_load(target: Target, conversations: Sequence[Conversation], concurrency: int | None = None) -> Run:
+    """Sends each conversation at its arrival, whatever the server does; or, with `concurrency`, as soon as fewer than
+    so many are under way.
+
+    A turn comes when its time for thinking is over. Those after a turn that failed are not sent.
+    """
+    _allow_connections(concurrency or len(conversations))
+    driver = _Driver(target)
+    lags: list[float] = []
+    ticker = asyncio.create_task(_watch(lags))
+    cpu = time.process_time()
+    try:
+        if concurrency is None:
+            await driver.open_loop(conversations)
+        else:
+            await driver.closed_loop(conversations, concurrency)
+    finally:
+        ticker.cancel()
+        driver.client.close()
+    outcomes = sorted(driver.outcomes, key=lambda outcome: (outcome.conversation, outcome.due))
+    seconds = max(outcome.end for outcome in outcomes)
+    return Run(outcomes, seconds, driver.not_sent, time.process_time() - cpu, lags)
+
+
+class _Driver:
+    """One run under way."""
+
+    def __init__(self, target: Target) -> None:
+        self.target = target
+        self.client = HttpClient(target.url, target.api_key)
+        self.outcomes: list[Outcome] = []
+        self.not_sent = 0
+        self._begin = time.monotonic()
+
+    def now(self) -> float:
+        return time.monotonic() - self._begin
+
+    async def open_loop(self, conversations: Sequence[Conversation]) -> None:
+        async with asyncio.TaskGroup() as group:
+            for number, each in enumerate(conversations):
+                await _sleep(each.arrival - self.now())
+                group.create_task(self._converse(number, each, each.arrival))
+
+    async def closed_loop(self, conversations: Sequence[Conversation], concurrency: int) -> None:
+        waiting = enumerate(conversations)
+        async with asyncio.TaskGroup() as group:
+            for _ in range(min(concurrency, len(conversations))):
+                group.create_task(self._work_off(waiting))
+
+    async def _work_off(self, waiting: Iterator[tuple[int, Conversation]]) -> None:
+        for number, each in waiting:
+            await self._converse(number, each, self.now())
+
+    async def _converse(self, number: int, conversation: Conversation, due: float) -> None:
+        said: list[str] = []
+        for turns_before, turn in enumerate(conversation.turns):
+            due += turn.think_seconds
+            await _sleep(due - self.now())
+            said.append(turn.text)
+            outcome = await self._ask(number, self.target.body(said, turn.output_tokens), due)
+            self.outcomes.append(outcome)
+            if outcome.error is not None:
+                self.not_sent += len(conversation.turns) - turns_before - 1
+                return
+            said.append(outcome.text)
+            due = outcome.end
+
+    async def _ask(self, number: int, body: bytes, due: float) -> Outcome:
+        reply = Reply(self.now)
+        sent = self.now()
+        try:
+            await self.client.post(body, reply, self.target.timeout)
+            reply.check_complete()
+        except Failure as failure:
+            times = tuple(reply.chunk_times)
+            return Outcome(number, due, sent, self.now(), times, error=failure.kind, detail=failure.detail)
+        assert reply.end is not None
+        usage = reply.usage
+        return Outcome(
+            conversation=number,
+            due=due,
+            sent=sent,
+            end=reply.end,
+            chunk_times=tuple(reply.chunk_times),
+            text=reply.text,
+            prompt_tokens=usage.get("prompt_tokens"),
+            output_tokens=usage.get("completion_tokens"),
+            cached_tokens=(usage.get("prompt_tokens_details") or {}).get("cached_tokens"),
+        )
+
+
+async def _sleep(seconds: float) -> None:
+    if seconds > 0:
+        await asyncio.sleep(seconds)
+
+
+async def _watch(lags: list[float]) -> None:
+    while True:
+        due = time.monotonic() + TICK
+        await asyncio.sleep(TICK)
+        lags.append(time.monotonic() - due)
+
+
+def _allow_connections(count: int) -> None:
+    """Lets the process have so many files open, as each connection is one. ConfigError if it may not."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = count + 100
+    if soft >= needed:
+        return
+    if hard != resource.RLIM_INFINITY and hard < needed:
+        raise ConfigError(
+            f"{count} requests at once need as many connections, and the process may have {hard} files open; "
+            "send fewer requests, or raise the limit (ulimit -n)"
+        )
+    resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))

@@ -1,0 +1,119 @@
+"""What the load generator sends, and when: conversations made of a seed alone, before the first one is sent."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+from ostinato.bench.serve_lengths import Lengths
+from ostinato.demo import words
+from ostinato.demo.problems import held_out
+
+WORDS = (*words.THINGS, *words.ADJECTIVES, *words.PLACES, *words.ROLES, *words.DAYS, *words.ANYONE)
+"""Common words, most of them one token in any vocabulary."""
+
+
+@dataclass(frozen=True)
+class Load:
+    """What is sent. `requests` conversations of `turns` requests each; lengths are in tokens."""
+
+    requests: int
+    output_tokens: Lengths
+    prompt_tokens: Lengths | None
+    """Of what a request adds: words. None sends word problems, which are as long as they are."""
+    prefix_tokens: int = 0
+    """Of the text that all conversations of one group begin with, before what `prompt_tokens` says."""
+    prefix_groups: int = 1
+    turns: int = 1
+    think_seconds: float = 0.0
+    """Mean of the time, exponentially distributed, between an answer and the next turn."""
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class Turn:
+    """What is said in one request; `think_seconds` is the time between the answer before and this."""
+
+    text: str
+    output_tokens: int
+    think_seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class Conversation:
+    """`arrival` of its first turn is in seconds since the beginning of the run."""
+
+    arrival: float
+    turns: tuple[Turn, ...]
+
+
+@dataclass(frozen=True)
+class Ruler:
+    """How many tokens the server counts in a prompt: `overhead` of its template, and `per_word`."""
+
+    per_word: float
+    overhead: float = 0.0
+
+    def words(self, tokens: float, *, opening: bool) -> int:
+        """Words to say for a prompt of `tokens`, which an `opening` shares with the template; at least one."""
+        return max(1, round((tokens - self.overhead * opening) / self.per_word))
+
+
+def make_ruler(measured: Sequence[tuple[int, int]]) -> Ruler:
+    """From two prompts, each as (words, tokens): the line through both."""
+    (few, fewer_tokens), (many, more_tokens) = measured
+    per_word = (more_tokens - fewer_tokens) / (many - few)
+    return Ruler(per_word, fewer_tokens - per_word * few) if per_word > 0 else Ruler(more_tokens / many)
+
+
+def make_conversations(
+    load: Load, ruler: Ruler, *, chat: bool, rate: float | None = None, number: int = 0
+) -> list[Conversation]:
+    """Those of run `number`, in the order of their arrivals.
+
+    Arrivals are a Poisson process of `rate` per second, the first one at 0; all are at 0 where it is infinite or
+    None. Every run has the same lengths and other texts, so that it finds nothing that an earlier one left in a cache.
+    """
+    lengths = random.Random(f"{load.seed} lengths")
+    texts = _problems(load, number, chat) if load.prompt_tokens is None else _words(load, ruler, number)
+    conversations = []
+    for arrival in _arrivals(load.requests, rate, random.Random(f"{load.seed} arrivals")):
+        turns = []
+        for turn in range(load.turns):
+            think = lengths.expovariate(1 / load.think_seconds) if turn and load.think_seconds else 0.0
+            turns.append(Turn(next(texts), load.output_tokens.draw(lengths), think))
+        conversations.append(Conversation(arrival, tuple(turns)))
+    return conversations
+
+
+def say(rng: random.Random, count: int) -> str:
+    """So many words."""
+    return " ".join(rng.choices(WORDS, k=count))
+
+
+def _arrivals(count: int, rate: float | None, rng: random.Random) -> list[float]:
+    if rate is None or math.isinf(rate):
+        return [0.0] * count
+    return list(accumulate((rng.expovariate(rate) for _ in range(count - 1)), initial=0.0))
+
+
+def _words(load: Load, ruler: Ruler, number: int) -> Iterator[str]:
+    """Of each turn in order; the first of a conversation begins with the prefix of its group."""
+    assert load.prompt_tokens is not None
+    lengths = random.Random(f"{load.seed} prompts")
+    rng = random.Random(f"{load.seed} texts {number}")
+    prefix_words = ruler.words(load.prefix_tokens, opening=False)
+    prefixes = [say(rng, prefix_words) for _ in range(load.prefix_groups if load.prefix_tokens else 0)]
+    for conversation in range(load.requests):
+        for turn in range(load.turns):
+            text = say(rng, ruler.words(load.prompt_tokens.draw(lengths), opening=turn == 0))
+            yield f"{prefixes[conversation % len(prefixes)]} {text}" if prefixes and turn == 0 else text
+
+
+def _problems(load: Load, number: int, chat: bool) -> Iterator[str]:
+    count = load.requests * load.turns
+    for problem in held_out(load.seed, (number + 1) * count)[number * count :]:
+        yield problem.question if chat else f"Q: {problem.question}\nA:"

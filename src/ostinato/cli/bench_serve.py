@@ -1,0 +1,229 @@
+"""`ostinato bench serve`: how fast a server answers, under a load that does not wait for it; and what serving costs."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from ostinato.bench.graph_plot import check_plot
+from ostinato.bench.serve import ServeBench, find_model, serve
+from ostinato.bench.serve_figures import parse_deadline
+from ostinato.bench.serve_http import check_url
+from ostinato.bench.serve_lengths import FORMS, Lengths, parse_lengths
+from ostinato.bench.serve_overhead import OverheadBench, overhead
+from ostinato.bench.serve_plot import plot_serve
+from ostinato.bench.serve_run import Target
+from ostinato.bench.serve_workload import Load
+from ostinato.cli.bench_options import reporter, sizes
+from ostinato.cli.bench_serve_tables import OVERHEAD_LENGTHS, overhead_tables, show_serve
+from ostinato.cli.bench_tables import show
+from ostinato.cli.options import name_model
+from ostinato.config import EngineConfig
+from ostinato.errors import ConfigError
+
+
+class Endpoint(StrEnum):
+    chat = "chat"
+    completions = "completions"
+
+
+class Kind(StrEnum):
+    words = "words"
+    problems = "problems"
+
+
+PROMPT_TOKENS = "128"
+PromptTokens = Annotated[
+    str | None,
+    typer.Option(metavar="LENGTH", help=f"Of words, about: {FORMS}. [default: {PROMPT_TOKENS}]", show_default=False),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print the report as JSON.")]
+
+
+def serve_command(
+    base_url: Annotated[str, typer.Option(help="Of the server, with /v1.")] = "http://127.0.0.1:8000/v1",
+    model: Annotated[
+        str | None, typer.Option(help="[default: the first that the server offers]", show_default=False)
+    ] = None,
+    api_key: Annotated[
+        str | None, typer.Option(envvar="OPENAI_API_KEY", help="Sent as bearer token, shown nowhere.")
+    ] = None,
+    rate: Annotated[
+        str | None,
+        typer.Option(metavar="R[,R...]", help="Requests per second, arriving at random (Poisson); inf: all at once."),
+    ] = None,
+    concurrency: Annotated[
+        str | None,
+        typer.Option(metavar="N[,N...]", help="Instead of --rate: always so many at a time, the next when one ends."),
+    ] = None,
+    requests: Annotated[int, typer.Option(min=1, help="How many; with --turns, conversations.")] = 100,
+    workload: Annotated[
+        Kind, typer.Option(help="Random words; or word problems, which the embedded model answers.")
+    ] = Kind.words,
+    prompt_tokens: PromptTokens = None,
+    output_tokens: Annotated[str, typer.Option(metavar="LENGTH", help="Sent as max_tokens, in the same forms.")] = "64",
+    shared_prefix: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TOKENS[:GROUPS]",
+            help="What prompts begin with, before --prompt-tokens: one text, or one for each of several groups.",
+        ),
+    ] = None,
+    turns: Annotated[
+        int, typer.Option(min=1, help="Requests of a conversation, each with all that was said, answers included.")
+    ] = 1,
+    think_time: Annotated[
+        float, typer.Option(min=0, metavar="SECONDS", help="Between answer and next turn, at random, in the mean.")
+    ] = 1.0,
+    endpoint: Annotated[Endpoint, typer.Option(help="Which of the two protocols.")] = Endpoint.completions,
+    deadline: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TTFT:ITL",
+            help="Milliseconds to the first token and, in the mean, between tokens; goodput counts what meets both.",
+        ),
+    ] = None,
+    ignore_eos: Annotated[
+        bool,
+        typer.Option(
+            "--ignore-eos", help="Ask for outputs of full length. Ostinato and vLLM know this, other servers refuse."
+        ),
+    ] = False,
+    timeout: Annotated[
+        float, typer.Option(min=0.001, metavar="SECONDS", help="For each request, from sending it.")
+    ] = 600,
+    seed: Annotated[
+        int,
+        typer.Option(help="Of texts, lengths and arrivals. The same again finds the prompts in the server's cache."),
+    ] = 0,
+    plot: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE.png",
+            help="Draw distributions, or latency against load if there are several (needs matplotlib).",
+        ),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """How fast a server answers: any with OpenAI's protocol, at the rate that requests come in.
+
+    With --rate the load is open: requests arrive whether or not the server keeps up, and every latency counts from the
+    arrival, so time in a queue is part of it wherever that queue is. With --concurrency it is closed. Several values
+    make a sweep. Throughput and goodput count complete requests, over the time from the first arrival to the last end.
+
+    "First token" is the first piece of text; "per token" the mean after it, one figure for each request, by the server's
+    own count (usage); "chunk gap" each time between two pieces of text, which may hold several tokens. Sampling is greedy.
+    The generator says how late it was itself; where that is much, give it a machine of its own or more of this one.
+
+    Example: ostinato bench serve --rate 1,2,4,8 --deadline 500:50 --plot load.png
+
+    Example: ostinato bench serve --base-url http://127.0.0.1:8001/v1 --concurrency 64 --prompt-tokens
+    lognormal:256:0.6 --output-tokens uniform:32:128
+    """
+    if plot is not None:
+        check_plot(plot)
+    check_url(base_url)
+    prefix_tokens, prefix_groups = _prefix(shared_prefix)
+    bench = ServeBench(
+        load=Load(
+            requests=requests,
+            output_tokens=parse_lengths("--output-tokens", output_tokens),
+            prompt_tokens=_prompt_tokens(workload, prompt_tokens, shared_prefix),
+            prefix_tokens=prefix_tokens,
+            prefix_groups=prefix_groups,
+            turns=turns,
+            think_seconds=think_time if turns > 1 else 0.0,
+            seed=seed,
+        ),
+        rates=_rates(rate, concurrency),
+        concurrencies=() if concurrency is None else sizes(concurrency, "--concurrency", "1,8,64"),
+        deadline=None if deadline is None else parse_deadline(deadline),
+    )
+    target = Target(
+        base_url=base_url,
+        model=model or find_model(base_url, api_key),
+        chat=endpoint is Endpoint.chat,
+        ignore_eos=ignore_eos,
+        timeout=timeout,
+        api_key=api_key,
+    )
+    report = serve(target, bench, reporter())
+    show_serve(report, as_json)
+    if plot is not None:
+        plot_serve(report, plot)
+
+
+def overhead_command(
+    settings: dict[str, Any],
+    target: Annotated[str | None, typer.Argument(metavar="MODEL", help="As --model.")] = None,
+    concurrency: Annotated[int, typer.Option(min=1, help="Requests at a time in the server.")] = 64,
+    requests: Annotated[int, typer.Option(min=1, help="Of each round.")] = 256,
+    workload: Annotated[
+        Kind | None, typer.Option(help="[default: problems for the embedded model, else words]", show_default=False)
+    ] = None,
+    prompt_tokens: PromptTokens = None,
+    output_tokens: Annotated[
+        str, typer.Option(metavar="LENGTH", help="Most tokens of each, in the same forms.")
+    ] = "64",
+    ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Go on to full length.")] = False,
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds, each with prompts of its own.")] = 3,
+    as_json: AsJson = False,
+) -> None:
+    """What serving costs: output tokens per second of `ostinato serve` over those of LLM.generate, on the same prompts.
+
+    In every round the server is started, asked by the load generator of `bench serve` with --concurrency requests at
+    a time, and stopped; then LLM.generate is handed all prompts at once, in a process of its own. Both have the same
+    settings, and warm up first. The generator runs on the same cores as the server, and its share is shown.
+
+    Example: ostinato bench serve-overhead demo --concurrency 64
+    """
+    name_model(settings, target)
+    if workload is None:
+        workload = Kind.problems if EngineConfig(**settings).model == "demo" else Kind.words
+    load = Load(
+        requests=requests,
+        output_tokens=parse_lengths("--output-tokens", output_tokens),
+        prompt_tokens=_prompt_tokens(workload, prompt_tokens, None),
+    )
+    bench = OverheadBench(load, concurrency, rounds, ignore_eos)
+    show(overhead(settings, bench, reporter()), as_json, overhead_tables, OVERHEAD_LENGTHS)
+
+
+def _prompt_tokens(workload: Kind, text: str | None, shared_prefix: str | None) -> Lengths | None:
+    if workload is Kind.words:
+        return parse_lengths("--prompt-tokens", text or PROMPT_TOKENS)
+    for option, given in (("--prompt-tokens", text), ("--shared-prefix", shared_prefix)):
+        if given is not None:
+            raise ConfigError(f"{option} is for --workload words; word problems are as they are")
+    return None
+
+
+def _prefix(text: str | None) -> tuple[int, int]:
+    """Tokens, and groups."""
+    if text is None:
+        return 0, 1
+    try:
+        tokens, groups = (int(part) for part in (text if ":" in text else f"{text}:1").split(":"))
+    except ValueError:
+        tokens = groups = 0
+    if tokens < 1 or groups < 1:
+        raise ConfigError(f"--shared-prefix {text!r} should be tokens, or tokens and groups, such as 512 or 512:4")
+    return tokens, groups
+
+
+def _rates(rate: str | None, concurrency: str | None) -> tuple[float, ...]:
+    """Those of `--rate`; none if `--concurrency` says how the load is. ConfigError unless one of both does."""
+    if (rate is None) == (concurrency is None):
+        raise ConfigError("give either --rate, such as 1,2,4 or inf, or --concurrency, such as 1,8,64")
+    if rate is None:
+        return ()
+    try:
+        rates = tuple(float(part) for part in rate.split(","))
+    except ValueError:
+        rates = ()
+    if not rates or not all(each > 0 for each in rates):
+        raise ConfigError(f"--rate {rate!r} should be requests per second, such as 0.5,1,2 or inf")
+    return rates
