@@ -205,7 +205,9 @@ def test_prompts_have_the_lengths_that_the_server_counts() -> None:
     for result in report["results"]:
         assert (result["complete"], result["tokens"]["prompt"], result["tokens"]["output"]) == (4, 4 * 45, 40)
         assert [each["prompt_tokens"] for each in result["outcomes"]] == [45] * 4
-    assert len({body["prompt"] for body in server.bodies}) == len(server.bodies) == 10
+    # Trials are no longer than what was asked for.
+    assert [len(body["prompt"].split()) for body in server.bodies[:3]] == [4, 14, 20]
+    assert len({body["prompt"] for body in server.bodies}) == len(server.bodies) == 11
     assert json.loads(json.dumps(report)) == report
 
 
@@ -296,7 +298,7 @@ def test_a_server_that_is_not_there_is_named(capsys: pytest.CaptureFixture[str])
 def test_a_plot_shows_distributions_of_one_run_and_percentiles_of_several(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     bench = ServeBench(Load(3, TEN, TEN), rates=(500.0, math.inf), deadline=Deadline(1, 1))
-    with fake_openai(fault=lambda number, body: "429" if number in (2, 3, 4) else None) as server:
+    with fake_openai(fault=lambda number, body: "429" if number in (3, 4, 5) else None) as server:
         report = serve(target(server), bench, quiet)
     plot_serve(report, tmp_path / "sweep.svg")
     assert "arrivals per second" in (tmp_path / "sweep.svg").read_text()

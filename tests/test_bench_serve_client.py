@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -34,7 +35,7 @@ def run(server: FakeServer, conversations: Sequence[Conversation], concurrency: 
 
 def in_pieces(data: bytes, cuts: Sequence[int]) -> list[bytes]:
     places = [0, *sorted(cut % (len(data) + 1) for cut in cuts), len(data)]
-    return [data[begin:end] for begin, end in zip(places, places[1:], strict=False)]
+    return [data[begin:end] for begin, end in pairwise(places)]
 
 
 cuts = st.lists(st.integers(0, 2000), max_size=12)

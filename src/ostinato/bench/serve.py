@@ -15,8 +15,8 @@ from ostinato.bench.serve_run import Run, Target, run_load
 from ostinato.bench.serve_workload import Conversation, Load, Ruler, Turn, make_conversations, make_ruler, say
 from ostinato.errors import ConfigError, RequestError
 
-FEW_WORDS = 8
-"""In the shorter of the two prompts that tell how many tokens a word has."""
+FEW_WORDS = 4
+"""In the shortest of the prompts that tell how many tokens a word has."""
 ASSUMED_RULER = Ruler(per_word=1.2)
 """For servers that do not say how many tokens a prompt had."""
 
@@ -35,10 +35,10 @@ class ServeBench:
 def serve(target: Target, bench: ServeBench, report: Callable[[str], None]) -> dict[str, Any]:
     """The report: figures for each rate or concurrency, in turn, each with prompts of its own.
 
-    Before, one or two requests that are not counted try the server and tell how many tokens its words have.
+    Before, up to three requests that are not counted try the server and tell how many tokens its words have.
     RequestError if it refuses them.
     """
-    report("asking two prompts that are not counted")
+    report("trying the server")
     ruler, is_measured = try_server(target, bench.load)
     results = []
     points: list[tuple[float | None, int | None]] = [(rate, None) for rate in bench.rates]
@@ -96,15 +96,26 @@ def try_server(target: Target, load: Load) -> tuple[Ruler, bool]:
     if load.prompt_tokens is None:
         asyncio.run(_asked(target, make_conversations(load, Ruler(1.0), chat=target.chat, number=0)[:1]))
         return Ruler(1.0), False
-    # As long as real prompts, since a few words say little about the others.
-    counts = (FEW_WORDS, max(4 * FEW_WORDS, int(load.prompt_tokens.first) + load.prefix_tokens))
-
     rng = random.Random(f"{load.seed} trial")
-    trials = [Conversation(0.0, (Turn(say(rng, count), 1),)) for count in counts]
-    run = asyncio.run(_asked(target, trials))
-    tokens = [outcome.prompt_tokens for outcome in run.outcomes]
-    measured = [(count, found) for count, found in zip(counts, tokens, strict=True) if found]
-    return (make_ruler(measured), True) if len(measured) == len(counts) else (ASSUMED_RULER, False)
+
+    def tokens_of(words: int) -> int | None:
+        run = asyncio.run(_asked(target, [Conversation(0.0, (Turn(say(rng, words), 1),))]))
+        return run.outcomes[0].prompt_tokens
+
+    few_tokens = tokens_of(FEW_WORDS)
+    if few_tokens is None:
+        return ASSUMED_RULER, False
+    # As long as the prompts are to be, since a few words say little about the others; and hardly longer, as the model
+    # may be able to do no more. What a template adds is in the first guess, so that it is too short.
+    wanted = load.prompt_tokens.first + load.prefix_tokens
+    ruler = Ruler(few_tokens / FEW_WORDS)
+    for _ in range(2):
+        words = max(2 * FEW_WORDS, ruler.words(wanted, opening=True))
+        tokens = tokens_of(words)
+        if tokens is None:
+            return ASSUMED_RULER, False
+        ruler = make_ruler([(FEW_WORDS, few_tokens), (words, tokens)])
+    return ruler, True
 
 
 async def _asked(target: Target, conversations: Sequence[Conversation]) -> Run:

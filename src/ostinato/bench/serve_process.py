@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 import subprocess
 import sys
@@ -35,7 +36,9 @@ class ServerProcess:
     def __enter__(self) -> ServerProcess:
         command = [sys.executable, "-m", "ostinato.cli.main", "serve", *self._flags]
         self._output = TemporaryFile()
-        self._process = subprocess.Popen(command, stdout=self._output, stderr=subprocess.STDOUT)
+        # Without the keys of the user's own servers, which this one is not.
+        environment = {name: value for name, value in os.environ.items() if name != "OSTINATO_API_KEY"}
+        self._process = subprocess.Popen(command, stdout=self._output, stderr=subprocess.STDOUT, env=environment)
         try:
             self._wait()
         except BaseException:

@@ -114,9 +114,10 @@ def serve_command(
     arrival, so time in a queue is part of it wherever that queue is. With --concurrency it is closed. Several values
     make a sweep. Throughput and goodput count complete requests, over the time from the first arrival to the last end.
 
-    "First token" is the first piece of text; "per token" the mean after it, one figure for each request, by the server's
-    own count (usage); "chunk gap" each time between two pieces of text, which may hold several tokens. Sampling is greedy.
-    The generator says how late it was itself; where that is much, give it a machine of its own or more of this one.
+    "First token" is the first piece of text; "per token" the mean after it, one figure for each request, by the
+    server's own count (usage); "chunk gap" each time between two pieces of text, which may hold several tokens.
+    Sampling is greedy. "late p99" is how late the generator itself was; where that is much, give it a machine of its
+    own.
 
     Example: ostinato bench serve --rate 1,2,4,8 --deadline 500:50 --plot load.png
 
