@@ -88,7 +88,7 @@ struct Tokens {
 //
 // PREFETCH rows of what comes next are fetched into the cache meanwhile.
 template <int TOKENS, int PREFETCH, bool PACKED, typename X, typename W>
-inline void dot_span(const Tokens<X>& tokens, const W* const* w, const W* const* next, std::int64_t begin,
+__attribute__((always_inline)) inline void dot_span(const Tokens<X>& tokens, const W* const* w, const W* const* next, std::int64_t begin,
                      std::int64_t end, Float (&total)[TOKENS][DOT_ROWS]) {
     using D = Dot<X, W>;
     const std::int64_t token_stride = PACKED ? D::STEP : tokens.stride;
@@ -123,21 +123,35 @@ inline void dot_span(const Tokens<X>& tokens, const W* const* w, const W* const*
     }
 }
 
+// Zeros, in registers: an initialiser would write them to memory first.
+template <int TOKENS>
+__attribute__((always_inline)) inline void clear(Float (&total)[TOKENS][DOT_ROWS]) {
+#pragma GCC unroll 6
+    for (int t = 0; t < TOKENS; ++t) {
+#pragma GCC unroll 4
+        for (int r = 0; r < DOT_ROWS; ++r) total[t][r] = Float{};
+    }
+}
+
 // sums[t * sums_stride + r] = sum_i x[t][i] * w[r][i] for TOKENS tokens and DOT_ROWS rows of `size` elements.
 //
 // With `scales`, weights have one factor per `group` elements of a row, a multiple of STEP: row r's begin at scales[r].
 template <int TOKENS, int PREFETCH, bool PACKED, typename X, typename W>
 inline void dot_block(const Tokens<X>& tokens, const W* const* w, const W* const* next, std::int64_t size,
                       const float* const* scales, std::int64_t group, float* sums, int sums_stride) {
-    Float total[TOKENS][DOT_ROWS] = {};
+    Float total[TOKENS][DOT_ROWS];
+    clear(total);
     if (scales == nullptr) {
         dot_span<TOKENS, PREFETCH, PACKED>(tokens, w, next, 0, size, total);
     } else {
         for (std::int64_t begin = 0; begin < size; begin += group) {
-            Float part[TOKENS][DOT_ROWS] = {};
+            Float part[TOKENS][DOT_ROWS];
+            clear(part);
             const std::int64_t end = begin + group < size ? begin + group : size;
             dot_span<TOKENS, PREFETCH, PACKED>(tokens, w, next, begin, end, part);
+#pragma GCC unroll 6
             for (int t = 0; t < TOKENS; ++t) {
+#pragma GCC unroll 4
                 for (int r = 0; r < DOT_ROWS; ++r) total[t][r] += part[t][r] * scales[r][begin / group];
             }
         }

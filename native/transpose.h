@@ -1,4 +1,4 @@
-// Transposes of squares of LANES x LANES.
+// Transposes of a few vectors.
 #pragma once
 
 #include "simd.h"
@@ -28,16 +28,17 @@ inline Float interleave_high(Float a, Float b) {
 #endif
 }
 
-// Element i of vector j becomes element j of vector i: log2(LANES) times, the first half of the vectors is interleaved
-// with the second.
-inline void transpose(Float (&rows)[LANES]) {
-    Float other[LANES];
+// Vectors that hold [LANES][COUNT] become [COUNT][LANES]: log2(LANES) times, the first half of them is interleaved with
+// the second. With COUNT = LANES, element i of vector j becomes element j of vector i.
+template <int COUNT>
+inline void transpose(Float (&rows)[COUNT]) {
+    Float other[COUNT];
     for (int width = 1; width < LANES; width *= 2) {
-        for (int i = 0; i < LANES / 2; ++i) {
-            other[2 * i] = interleave_low(rows[i], rows[i + LANES / 2]);
-            other[2 * i + 1] = interleave_high(rows[i], rows[i + LANES / 2]);
+        for (int i = 0; i < COUNT / 2; ++i) {
+            other[2 * i] = interleave_low(rows[i], rows[i + COUNT / 2]);
+            other[2 * i + 1] = interleave_high(rows[i], rows[i + COUNT / 2]);
         }
-        for (int i = 0; i < LANES; ++i) rows[i] = other[i];
+        for (int i = 0; i < COUNT; ++i) rows[i] = other[i];
     }
 }
 

@@ -1,0 +1,209 @@
+// Matrix products of few tokens, or of all in a fixed order: the path of decoding, where reading the weights takes the time.
+//
+// A thread reads its weights in streams that lie far apart, each of which runs on from row to row: those the hardware
+// fetches ahead by itself, at nearly all that the memory gives. Rows beside each other would be many short streams.
+#pragma once
+
+#include "product.h"
+#include "transpose.h"
+
+namespace ostinato {
+
+constexpr int STREAMS = DOT_ROWS;
+constexpr int UNAIDED = 2;  // up to so many tokens, what is fetched for the hardware only disturbs it
+constexpr int PANEL = 16;   // rows of a stream whose sums are kept, for all tokens, before they are put out
+constexpr std::int64_t NEAR_BYTES = 20 * 1024;    // of rows that the tokens pass by at a time: they stay in the L1
+constexpr std::int64_t GROUP_BYTES = 512 * 1024;  // of tokens that are multiplied with a panel: they stay in the L2
+
+template <typename X, typename W>
+constexpr std::int64_t padded_size(std::int64_t in) {
+    constexpr int STEP = Dot<X, W>::STEP;
+    return (in + STEP - 1) / STEP * STEP;
+}
+
+// While a block of tokens is multiplied with DOT_ROWS rows, `count` of the rows that come next are fetched, from the
+// `first` on: all of them by the first blocks together.
+struct Fetch {
+    int first, count;
+};
+
+inline Fetch fetch_of(int number, int blocks) {
+    constexpr Fetch SHARES[4][4] = {{{0, 4}}, {{0, 2}, {2, 2}}, {{0, 2}, {2, 1}, {3, 1}}, {{0, 1}, {1, 1}, {2, 1}, {3, 1}}};
+    return number < 4 ? SHARES[std::min(blocks, 4) - 1][number] : Fetch{0, 0};
+}
+
+template <int TOKENS, bool PACKED, typename... Args>
+inline void dot_with_prefetch(int prefetch, const Args&... args) {
+    if constexpr (!PACKED) {
+        dot_block<TOKENS, TOKENS <= UNAIDED ? 0 : DOT_ROWS, PACKED>(args...);
+    } else if (prefetch == DOT_ROWS) {
+        dot_block<TOKENS, DOT_ROWS, PACKED>(args...);
+    } else if (prefetch == 0) {
+        dot_block<TOKENS, 0, PACKED>(args...);
+    } else if (prefetch == 1) {
+        dot_block<TOKENS, 1, PACKED>(args...);
+    } else {
+        dot_block<TOKENS, 2, PACKED>(args...);
+    }
+}
+
+template <int TOKENS, bool PACKED, typename... Args>
+inline void dot_tokens(int tokens, const Args&... args) {
+    if constexpr (TOKENS > 0) {
+        if (tokens == TOKENS) {
+            dot_with_prefetch<TOKENS, PACKED>(args...);
+        } else {
+            dot_tokens<TOKENS - 1, PACKED>(tokens, args...);
+        }
+    }
+}
+
+// A thread's part of the outputs, in streams of `length` rows. With a gated half, half of the streams are of each.
+struct Streams {
+    Range outputs;  // this thread's
+    std::int64_t length, size;
+    int width;  // streams of different outputs
+
+    Streams(const Team& team, const Output& o)
+        : outputs(team.split(o.size, PANEL)), size(o.size), width(o.activation == SWIGLU ? STREAMS / 2 : STREAMS) {
+        length = (outputs.end - outputs.begin + width - 1) / width;
+        // Odd: streams that lie a multiple of many KiB apart are in each other's way, in caches and in memory.
+        if (length > PANEL) length |= 1;
+    }
+
+    std::int64_t first(int stream) const { return outputs.begin + stream % width * length; }
+
+    std::int64_t last(int stream) const { return outputs.end - 1 + (stream < width ? 0 : size); }
+
+    // Behind the last row it is computed once more, and thrown away.
+    std::int64_t row(int stream, std::int64_t number) const {
+        return std::min(first(stream) + (stream < width ? 0 : size) + number, last(stream));
+    }
+};
+
+// The rows of all streams from one on, and those that are fetched while they are multiplied.
+template <typename W>
+struct StreamRows {
+    const W* row[2 * PANEL][STREAMS];
+    const float* scales[PANEL][STREAMS];
+
+    StreamRows(const Weights<W>& w, const Streams& streams, std::int64_t begin, int count) {
+        for (int s = 0; s < STREAMS; ++s) {
+            const W* const last = w.rows + streams.last(s) * w.in;
+            const W* at = w.rows + streams.row(s, begin) * w.in;
+            for (int i = 0; i < count; ++i) {
+                row[i][s] = at;
+                at = std::min(at + w.in, last);
+            }
+            if (w.scales) {
+                const std::int64_t groups = (w.in + w.group - 1) / w.group;
+                for (int i = 0; i < PANEL; ++i) scales[i][s] = w.scales + streams.row(s, begin + i) * groups;
+            }
+        }
+    }
+};
+
+// sums[t][row][stream] of all tokens and rows `begin` to `end`, while as many that come next are fetched.
+template <bool PACKED, typename X, typename W>
+void multiply_rows(const Weights<W>& w, const StreamRows<W>& rows, int begin, int end, const X* x,
+                   std::int64_t x_stride, const Blocks& blocks, float* sums) {
+    const std::int64_t padded = padded_size<X, W>(w.in);
+    for (int number = 0; number < blocks.count; ++number) {
+        const Fetch fetch = fetch_of(number, blocks.count);
+        const std::int64_t first = blocks.begin(number);
+        const int size = blocks.size(number);
+        const Tokens<X> tokens{x + (PACKED ? first * padded : 0), x_stride};
+        for (int row = begin; row < end; ++row) {
+            dot_tokens<DOT_TOKENS, PACKED>(size, fetch.count, tokens, rows.row[row],
+                                           rows.row[row + end - begin] + fetch.first, w.in,
+                                           w.scales ? rows.scales[row] : nullptr, w.group,
+                                           sums + (first * PANEL + row) * STREAMS, PANEL * STREAMS);
+        }
+    }
+}
+
+// This thread's outputs of the tokens `first` to `first + blocks.tokens`, which are `x`.
+template <bool PACKED, typename T, typename Y, typename X, typename W>
+void multiply(const Team& team, std::int64_t first, const X* x, std::int64_t x_stride, const Blocks& blocks,
+              const Weights<W>& w, const Output& o, Y* y) {
+    const Streams streams(team, o);
+    if (streams.length == 0) return;
+    const int near = blocks.count == 1 ? 1 : std::clamp<int>(NEAR_BYTES / (STREAMS * w.in * sizeof(W)), 1, PANEL);
+    float* sums = team.own<float>(blocks.tokens * STREAMS * PANEL);
+    for (std::int64_t panel = 0; panel < streams.length; panel += PANEL) {
+        const StreamRows<W> rows(w, streams, panel, PANEL + near);
+        const int count = static_cast<int>(std::min<std::int64_t>(PANEL, streams.length - panel));
+        for (int row = 0; row < count; row += near) {
+            multiply_rows<PACKED>(w, rows, row, std::min(row + near, count), x, x_stride, blocks, sums);
+        }
+        for (std::int64_t t = 0; t < blocks.tokens; ++t) {
+            float of_token[STREAMS * PANEL];
+            for (int i = 0; i < PANEL; i += LANES) {
+                Float some[STREAMS];
+                for (int s = 0; s < STREAMS; ++s) some[s] = load(sums + (t * PANEL + i) * STREAMS + s * LANES);
+                transpose(some);
+                for (int s = 0; s < STREAMS; ++s) store(of_token + s * PANEL + i, some[s]);
+            }
+            for (int s = 0; s < streams.width; ++s) {
+                const std::int64_t output = streams.first(s) + panel;
+                const std::int64_t here = std::min<std::int64_t>(count, streams.outputs.end - output);
+                const float* gated = of_token + (s + streams.width) % STREAMS * PANEL;
+                put_outputs<T>(of_token + s * PANEL, gated, o, first + t, output, static_cast<int>(here), y);
+            }
+        }
+    }
+}
+
+// Packs tokens as `Tokens` has them, block after block, for all threads.
+template <typename X, typename W, typename T>
+const X* pack(const Team& team, const T* x, std::int64_t x_stride, std::int64_t in, const Blocks& blocks) {
+    constexpr int STEP = Dot<X, W>::STEP;
+    const std::int64_t padded = padded_size<X, W>(in);
+    X* packed = team.shared<X>(blocks.tokens * padded);
+    const Range mine = team.split(blocks.tokens);
+    for (int number = 0; number < blocks.count; ++number) {
+        const int size = blocks.size(number);
+        for (int t = 0; t < size; ++t) {
+            const std::int64_t token = blocks.begin(number) + t;
+            if (token < mine.begin || token >= mine.end) continue;
+            X* to = packed + blocks.begin(number) * padded + t * STEP;
+            for (std::int64_t i = 0; i < in; i += STEP, to += size * STEP) {
+                const T* from = x + token * x_stride + i;
+                const int count = static_cast<int>(std::min<std::int64_t>(STEP, in - i));
+                if constexpr (std::is_same_v<X, T>) {
+                    if (count == STEP) {
+                        std::memcpy(to, from, STEP * sizeof(X));
+                    } else {
+                        std::memset(to, 0, STEP * sizeof(X));
+                        std::memcpy(to, from, count * sizeof(X));
+                    }
+                } else {
+                    store(to, count == STEP ? load(from) : load_first(from, count));
+                }
+            }
+        }
+    }
+    team.barrier();
+    return packed;
+}
+
+// The path of few tokens, whose sums have a fixed order: a token's bits do not depend on how many are computed with it.
+template <typename T, typename Y, typename W>
+void multiply_few(const Team& team, std::int64_t tokens, const T* x, std::int64_t x_stride, const Weights<W>& w,
+                  const Output& o, Y* y) {
+    if constexpr (std::is_same_v<T, Operand<T>>) {
+        if (tokens <= DOT_TOKENS) {
+            multiply<false, T>(team, 0, x, x_stride, Blocks(tokens, DOT_TOKENS), w, o, y);
+            return;
+        }
+    }
+    using X = Operand<T>;
+    const std::int64_t most = std::max<std::int64_t>(GROUP_BYTES / (w.in * sizeof(X)) / DOT_TOKENS, 4) * DOT_TOKENS;
+    for (std::int64_t first = 0; first < tokens; first += most) {
+        const Blocks blocks(std::min(most, tokens - first), DOT_TOKENS);
+        const X* packed = pack<X, W>(team, x + first * x_stride, x_stride, w.in, blocks);
+        multiply<true, T>(team, first, packed, 0, blocks, w, o, y);
+    }
+}
+
+}  // namespace ostinato
