@@ -55,3 +55,10 @@ def test_formats_are_those_that_the_template_names(
 def test_an_answer_begins_in_reasoning_where_the_prompt_ends_with_its_open_tag(prompt: str, opens: bool) -> None:
     assert opens_reasoning(prompt, AnswerFormats(THINK)) is opens
     assert not opens_reasoning(prompt, AnswerFormats())
+
+
+def test_tags_are_those_of_reasoning_and_of_tool_calls() -> None:
+    both = AnswerFormats(THINK, ToolFormat.TOOLCALL)
+    assert both.tags == ("<think>", "</think>", "<TOOLCALL>", "</TOOLCALL>")
+    assert AnswerFormats(None, ToolFormat.XML).tags == ("<tool_call>", "</tool_call>")
+    assert AnswerFormats().tags == ()

@@ -71,6 +71,8 @@ def test_reasoning_stands_before_the_content_without_the_newlines_around_its_tag
         ),
         ('<tool_call>{"id": 7, "name": "clock", "arguments": { }}</tool_call>', "", [("clock", "{ }")]),
         ('<tool_call>{"name": "clock", "arguments": {}, "id": "x"}</tool_call>', "", [("clock", "{}")]),
+        # Of two members of one name, the first.
+        ('<tool_call>{"arguments": {}, "name": "clock", "name": "bomb"}</tool_call>', "", [("clock", "{}")]),
         # Arguments that are a JSON string of an object.
         (
             '<tool_call>{"name": "get_weather", "arguments": "{\\"city\\": \\"Köln\\"}"}</tool_call>',

@@ -40,6 +40,14 @@ class AnswerFormats:
     reasoning: ReasoningTags | None = None
     tools: ToolFormat | None = None
 
+    @property
+    def tags(self) -> tuple[str, ...]:
+        """The tags that can be tokens of their own. Where they are special tokens, an answer must be decoded with
+        special tokens left in, and grammars must know."""
+        reasoning = () if self.reasoning is None else (self.reasoning.begin, self.reasoning.end)
+        tools = () if self.tools is None else (self.tools.begin_tag, self.tools.end_tag)
+        return reasoning + tools
+
 
 THINK = ReasoningTags("<think>", "</think>")
 
