@@ -47,6 +47,11 @@ class ChatTemplate:
         """Whether a conversation without tools can be rendered."""
         return "default" in self._templates
 
+    @property
+    def text(self) -> str:
+        """The templates themselves, which tell in what form the model writes its answers."""
+        return "\n".join(self._templates.values())
+
     def render(
         self,
         messages: Sequence[Message],

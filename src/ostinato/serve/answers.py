@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
@@ -11,6 +12,11 @@ from ostinato.engine.delivery import OutputDelta
 from ostinato.engine.stream import Stream
 from ostinato.sample.params import SamplingParams
 from ostinato.serve.protocol.common import Generating
+
+
+def head(prefix: str, kind: str, request_id: str, model: str) -> dict[str, Any]:
+    """What every part of an answer begins with."""
+    return {"id": f"{prefix}-{request_id}", "object": kind, "created": int(time.time()), "model": model}
 
 
 class Run:
@@ -24,14 +30,12 @@ class Run:
     async def begin(
         cls,
         engine: AsyncEngine,
-        prompts: Sequence[str | list[int]],
+        prompts: Sequence[Sequence[int]],
         params: SamplingParams,
         body: Generating,
         deadline: float,
-        *,
-        add_special_tokens: bool = True,
     ) -> Run:
-        """Submits every prompt; if one is refused, none runs, and its error is raised."""
+        """Submits every prompt, as token ids; if one is refused, none runs, and its error is raised."""
         streams: list[Stream] = []
         try:
             for prompt in prompts:
@@ -41,7 +45,6 @@ class Run:
                         params,
                         priority=body.priority,
                         cache_salt=body.cache_salt,
-                        add_special_tokens=add_special_tokens,
                         deadline=deadline,
                     )
                 )
@@ -79,14 +82,15 @@ class Run:
         for stream in self.streams:
             stream.abort()
 
-    def usage(self) -> dict[str, Any]:
-        """OpenAI's `usage`."""
+    def usage(self, without_output: bool = False) -> dict[str, Any]:
+        """OpenAI's `usage`; `without_output` where the tokens of output were not asked for."""
+        completion_tokens = 0 if without_output else self.completion_tokens
         prompt_tokens = sum(len(stream.prompt_token_ids) for stream in self.streams)
         cached = sum(stream.num_cached_tokens or 0 for stream in self.streams)
         return {
             "prompt_tokens": prompt_tokens,
-            "completion_tokens": self.completion_tokens,
-            "total_tokens": prompt_tokens + self.completion_tokens,
+            "completion_tokens": completion_tokens,
+            "total_tokens": prompt_tokens + completion_tokens,
             "prompt_tokens_details": {"cached_tokens": cached},
         }
 

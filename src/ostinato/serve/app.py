@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import lru_cache
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -19,9 +20,11 @@ from ostinato.serve.api.live import live_router
 from ostinato.serve.api.metrics import metrics_router
 from ostinato.serve.api.page import page_files, page_router
 from ostinato.serve.api.service import service_router
+from ostinato.serve.api.tokens import tokens_router
 from ostinato.serve.errors import ApiError, as_api_error, from_validation
 from ostinato.serve.gate import Gate
 from ostinato.serve.life import Life
+from ostinato.serve.model_text import ModelText
 from ostinato.serve.streaming import ClientGone
 
 log = logging.getLogger("ostinato.serve")
@@ -42,12 +45,15 @@ def make_app(life: Life) -> FastAPI:
     app.mount("/page", page_files())
     app.include_router(metrics_router(life))
     app.include_router(live_router(life))
-    app.include_router(completions_router(life))
+    text_of = lru_cache(maxsize=1)(ModelText)
+    for router in (completions_router, tokens_router):
+        app.include_router(router(life, text_of))
     app.add_middleware(Gate, keys=life.settings.api_key, max_body=life.settings.max_body)
 
     @app.exception_handler(RequestValidationError)
-    async def invalid(_: Request, error: RequestValidationError) -> Response:
-        return from_validation(error.errors()).response()
+    async def invalid(request: Request, error: RequestValidationError) -> Response:
+        content_type = request.headers.get("content-type", "")
+        return from_validation(error.errors(), error.body, content_type).response()
 
     @app.exception_handler(ApiError)
     @app.exception_handler(OstinatoError)

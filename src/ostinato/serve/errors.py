@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from starlette.responses import JSONResponse
+from starlette.responses import Response
 
 from ostinato.engine.admission import Overloaded
 from ostinato.engine.async_engine import EngineFailed
@@ -18,6 +19,7 @@ _TYPES = {
     404: "invalid_request_error",
     405: "invalid_request_error",
     413: "invalid_request_error",
+    415: "invalid_request_error",
     429: "rate_limit_error",
     503: "service_unavailable_error",
     504: "timeout_error",
@@ -45,9 +47,11 @@ class ApiError(Exception):
         kind = _TYPES.get(self.status, "server_error")
         return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
 
-    def response(self) -> JSONResponse:
+    def response(self) -> Response:
         """The whole response."""
-        return JSONResponse(self.body(), self.status, headers=self.headers)
+        # ASCII: what a client sent, and the message repeats, need not be text that can be encoded.
+        body = json.dumps(self.body())
+        return Response(body, self.status, headers=self.headers, media_type="application/json")
 
 
 def as_api_error(error: BaseException) -> ApiError:
@@ -69,22 +73,59 @@ def as_api_error(error: BaseException) -> ApiError:
     return ApiError(500, "the server met an internal error while it computed this request; its log says more")
 
 
-def from_validation(errors: Sequence[Mapping[str, Any]]) -> ApiError:
-    """The first of pydantic's errors about a body."""
-    detail = errors[0]
-    where = [part for part in detail["loc"] if part not in ("body", "query", "path")]
-    if detail["type"] == "json_invalid":
-        return ApiError(400, f"the body is not valid JSON: {detail.get('ctx', {}).get('error', detail['msg'])}")
-    param = _path(where)
-    if detail["type"] == "extra_forbidden":
+def from_validation(errors: Sequence[Mapping[str, Any]], body: Any, content_type: str) -> ApiError:
+    """What pydantic found wrong with a body, as the error of one field.
+
+    The deepest field is named: of a union's alternatives it is where the one that was meant went wrong.
+    """
+    first = errors[0]
+    if first["type"] == "json_invalid":
+        return ApiError(400, f"the body is not valid JSON: {first.get('ctx', {}).get('error', first['msg'])}")
+    if tuple(first["loc"]) == ("body",):
+        return _of_the_whole(first["type"], content_type)
+    paths = [_path_in(body, detail["loc"], detail["type"]) for detail in errors]
+    path = max(paths, key=len)
+    found = [detail for detail, each in zip(errors, paths, strict=True) if each == path]
+    param = path_text(path)
+    if found[0]["type"] == "extra_forbidden":
         return ApiError(400, f"unknown parameter: {param}", param=param, code="unknown_parameter")
-    message = detail["msg"].removeprefix("Value error, ")
+    messages = dict.fromkeys(detail["msg"].removeprefix("Value error, ") for detail in found)
+    message = ", or: ".join(messages)
     return ApiError(400, f"{param}: {message}" if param else message, param=param or None)
 
 
-def _path(parts: Sequence[str | int]) -> str:
+def path_text(path: Sequence[str | int]) -> str:
     """`messages[0].role`."""
     text = ""
-    for part in parts:
+    for part in path:
         text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else str(part)
     return text
+
+
+def _of_the_whole(kind: str, content_type: str) -> ApiError:
+    if kind == "missing":
+        return ApiError(400, "the request has no body; it should be a JSON object")
+    if kind == "string_unicode":
+        return ApiError(400, "the name of a field is not valid Unicode")
+    if "json" not in content_type.lower():
+        given = f"not {content_type}" if content_type else "and there is none"
+        message = f"the body should be JSON, sent with the header Content-Type: application/json, {given}"
+        return ApiError(415, message, code="unsupported_media_type")
+    return ApiError(400, "the body should be a JSON object")
+
+
+def _path_in(body: Any, where: Sequence[str | int], kind: str) -> list[str | int]:
+    """The part of an error's path that is the body's own; the rest are names of types that pydantic tried."""
+    path: list[str | int] = []
+    value = body
+    parts = list(where[1:] if where and where[0] in ("body", "query", "path") else where)
+    for place, part in enumerate(parts):
+        is_missing = kind == "missing" and place == len(parts) - 1
+        if isinstance(value, dict) and isinstance(part, str) and (part in value or is_missing):
+            value = value.get(part)
+        elif isinstance(value, list) and isinstance(part, int) and part < len(value):
+            value = value[part]
+        else:
+            continue
+        path.append(part)
+    return path

@@ -2,74 +2,156 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import AsyncIterator
-from typing import Any
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass
 
 from fastapi import APIRouter, Request
-from fastapi.responses import JSONResponse, Response
+from fastapi.responses import Response
 
-from ostinato.serve.answers import Run
+from ostinato.engine.delivery import SampleDelta
+from ostinato.engine.engine import Engine
+from ostinato.engine.outputs import CompletionOutput, RequestOutput
+from ostinato.sample.params import SamplingParams
+from ostinato.schedule.batch import TokenLogprobs
+from ostinato.serve.answers import Run, head
+from ostinato.serve.chunks import Chunks, Json, Whole, quoted
 from ostinato.serve.life import Life
+from ostinato.serve.model_text import ModelText
 from ostinato.serve.protocol.completions import CompletionRequest
-from ostinato.serve.streaming import DONE, EventStream, event, unless_gone
+from ostinato.serve.streaming import DONE, EventStream, unless_gone
+from ostinato.serve.token_texts import CompletionLogprobs
 
 
-def completions_router(life: Life) -> APIRouter:
+def completions_router(life: Life, text_of: Callable[[Engine], ModelText]) -> APIRouter:
     router = APIRouter()
 
     @router.post("/v1/completions", response_model=None)
     async def completions(body: CompletionRequest, request: Request) -> Response:
-        engine, prompts = life.engine, body.prompts()
+        engine = life.engine
+        text = text_of(engine.engine)
+        prompts = body.prompts()
         body.check(life.settings, life.model_name, len(prompts))
-        params = body.sampling(engine.engine.default_params(), max_tokens=body.max_tokens)
-        run = await Run.begin(engine, prompts, params, body, body.deadline(life.settings))
-        head = {
-            "id": f"cmpl-{request.state.request_id}",
-            "object": "text_completion",
-            "created": int(time.time()),
-            "model": life.model_name,
-        }
+        body.check_echo()
+        params = _params(body, engine.engine.default_params())
+        token_ids = [await _encode(text, prompt) for prompt in prompts]
+        echoes = await _echoes(text, body, prompts, params.skip_special_tokens)
+        run = await Run.begin(engine, token_ids, params, body, body.deadline(life.settings))
+        form = _Form(text, params, echoes, scores_only=body.max_tokens == 0)
+        own = head("cmpl", "text_completion", request.state.request_id, life.model_name)
         if body.stream:
-            return EventStream(_events(run, head, params.n, body.include_usage), run.close)
+            return EventStream(_events(run, form, Chunks(own, body.include_usage), body.include_usage), run.close)
         try:
-            return JSONResponse(await unless_gone(request, _whole(run, head, params.n)))
+            return Json(await unless_gone(request, _whole(run, form, Whole(own))))
         finally:
             run.close()
 
     return router
 
 
-async def _events(run: Run, head: dict[str, Any], n: int, include_usage: bool) -> AsyncIterator[bytes]:
-    more = {"usage": None} if include_usage else {}
+def _params(body: CompletionRequest, defaults: SamplingParams) -> SamplingParams:
+    more = {}
+    if body.logprobs is not None:
+        more["logprobs"] = body.logprobs
+        if body.echo:
+            more["prompt_logprobs"] = body.logprobs
+    # To score a prompt alone, one token is computed behind it, and not given out.
+    return body.sampling(defaults, max_tokens=1 if body.max_tokens == 0 else body.max_tokens, **more)
+
+
+async def _encode(text: ModelText, prompt: str | list[int]) -> list[int]:
+    if isinstance(prompt, str):
+        return await text.encode(prompt, True, "prompt")
+    text.check_ids(prompt, "prompt")
+    return prompt
+
+
+async def _echoes(
+    text: ModelText, body: CompletionRequest, prompts: Sequence[str | list[int]], skip_special_tokens: bool
+) -> list[str]:
+    """What each prompt's outputs begin with."""
+    if not body.echo:
+        return [""] * len(prompts)
+    return [each if isinstance(each, str) else await text.decode(each, skip_special_tokens) for each in prompts]
+
+
+@dataclass(frozen=True)
+class _Form:
+    """How outputs become choices."""
+
+    text: ModelText
+    params: SamplingParams
+    echoes: Sequence[str]
+    scores_only: bool
+
+    @property
+    def num_samples(self) -> int:
+        return self.params.n
+
+    def logprobs(self) -> CompletionLogprobs | None:
+        """Of one output's tokens; None if they were not asked for."""
+        if self.params.logprobs is None:
+            return None
+        return CompletionLogprobs(self.text.token_texts, self.text.tokenizer, self.params.skip_special_tokens)
+
+
+def _choice(index: int, text: str, logprobs: str, finish_reason: str | None) -> str:
+    reason = "null" if finish_reason is None else f'"{finish_reason}"'
+    return f'{{"index":{index},"text":{quoted(text)},"logprobs":{logprobs},"finish_reason":{reason}}}'
+
+
+async def _events(run: Run, form: _Form, chunks: Chunks, include_usage: bool) -> AsyncIterator[bytes]:
+    n = form.num_samples
+    logprobs = [form.logprobs() for _ in range(n * len(run.streams))]
+    begun: set[int] = set()
     async for place, delta in run.deltas():
-        choices = [
-            {
-                "index": place * n + sample.sample_index,
-                "text": sample.text,
-                "logprobs": None,
-                "finish_reason": sample.finish_reason,
-            }
-            for sample in delta.samples
-            if sample.text or sample.finish_reason
-        ]
-        for choice in choices:
-            yield event({**head, "choices": [choice], **more})
+        events = []
+        for sample in delta.samples:
+            index = place * n + sample.sample_index
+            echo = "" if index in begun else form.echoes[place]
+            begun.add(index)
+            if event := _streamed(index, echo, sample, logprobs[index], form.scores_only):
+                events.append(chunks.event(event))
+        if events:
+            yield "".join(events).encode()
     if include_usage:
-        yield event({**head, "choices": [], "usage": run.usage()})
+        yield chunks.usage(run.usage(form.scores_only)).encode()
     yield DONE
 
 
-async def _whole(run: Run, head: dict[str, Any], n: int) -> dict[str, Any]:
-    choices: dict[int, dict[str, Any]] = {}
+def _streamed(
+    index: int, echo: str, sample: SampleDelta, logprobs: CompletionLogprobs | None, scores_only: bool
+) -> str | None:
+    """A chunk's choice; None if there is nothing to say."""
+    text, tokens = ("", ()) if scores_only else (sample.text, sample.token_ids)
+    found = "null"
+    if logprobs is not None and sample.logprobs and tokens:
+        found = logprobs.json(tokens, sample.logprobs)
+    elif not (echo or text or sample.finish_reason):
+        return None
+    return _choice(index, echo + text, found, "length" if scores_only else sample.finish_reason)
+
+
+async def _whole(run: Run, form: _Form, whole: Whole) -> bytes:
+    choices: dict[int, str] = {}
     async for place, delta in run.deltas():
         if delta.output is not None:
             for sample in delta.output.outputs:
-                index = place * n + sample.index
-                choices[index] = {
-                    "index": index,
-                    "text": sample.text,
-                    "logprobs": None,
-                    "finish_reason": sample.finish_reason,
-                }
-    return {**head, "choices": [choices[index] for index in sorted(choices)], "usage": run.usage()}
+                index = place * form.num_samples + sample.index
+                choices[index] = _complete(index, form.echoes[place], sample, delta.output, form)
+            # Many log-probabilities take long: others have their turn between two outputs.
+            await asyncio.sleep(0)
+    return whole.body([choices[index] for index in sorted(choices)], run.usage(form.scores_only))
+
+
+def _complete(index: int, echo: str, sample: CompletionOutput, output: RequestOutput, form: _Form) -> str:
+    text, token_ids, logprobs, reason = sample.text, sample.token_ids, sample.logprobs, sample.finish_reason
+    if form.scores_only:
+        text, token_ids, logprobs, reason = "", [], logprobs and [], "length"
+    writer = form.logprobs()
+    found = "null"
+    if writer is not None and logprobs is not None:
+        of_prompt: list[TokenLogprobs | None] = output.prompt_logprobs or []
+        before = output.prompt_token_ids if output.prompt_logprobs is not None else []
+        found = writer.json([*before, *token_ids], [*of_prompt, *logprobs])
+    return _choice(index, echo + text, found, reason)

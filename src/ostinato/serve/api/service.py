@@ -1,4 +1,4 @@
-"""What is there beside generating: `/health`, `/version`, `/plan`, `/v1/models`."""
+"""What is there beside generating: `/health`, `/version`, `/plan`, `/v1/models`, and each by its name."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from fastapi.responses import JSONResponse, Response
 
 from ostinato import __version__
 from ostinato.serve.life import Life
+from ostinato.serve.protocol.common import check_model
 
 
 def service_router(life: Life) -> APIRouter:
@@ -32,6 +33,11 @@ def service_router(life: Life) -> APIRouter:
     @router.get("/v1/models")
     async def models() -> dict[str, Any]:
         return {"object": "list", "data": [_model(life)]}
+
+    @router.get("/v1/models/{name:path}")
+    async def model(name: str) -> dict[str, Any]:
+        check_model(name, life.model_name)
+        return _model(life)
 
     return router
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from ostinato.sample.params import SamplingParams
 from ostinato.serve.errors import ApiError
@@ -20,9 +20,30 @@ class Body(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, use_attribute_docstrings=True)
 
 
+def unserved(instead: str) -> BeforeValidator:
+    """Of a field that OpenAI's clients know and that is not served: null is taken, and anything else refused."""
+
+    def refuse(value: Any) -> None:
+        if value is not None:
+            raise ValueError(f"not served; {instead}")
+
+    return BeforeValidator(refuse)
+
+
+Ignored = Annotated[Any, Field(description="Taken for OpenAI's clients; it changes nothing.")]
+
+
 class StreamOptions(Body):
     include_usage: bool = False
     """A last event with the number of tokens."""
+    include_obfuscation: Ignored = None
+
+
+def check_model(asked: str | None, model_name: str) -> None:
+    """ApiError for another model's name."""
+    if asked is not None and asked != model_name:
+        message = f"the model {asked!r} is not served here; this server has {model_name!r}"
+        raise ApiError(404, message, param="model", code="model_not_found")
 
 
 class Generating(Body):
@@ -55,8 +76,7 @@ class Generating(Body):
     """Seconds after which the request is ended."""
     cache_salt: str | None = None
     """Only requests of the same salt share the prefix cache."""
-    user: str | None = None
-    """Taken for compatibility; it changes nothing."""
+    user: Ignored = None
 
     @property
     def include_usage(self) -> bool:
@@ -64,9 +84,7 @@ class Generating(Body):
 
     def check(self, settings: ServeSettings, model_name: str, num_prompts: int = 1) -> None:
         """ApiError for another model's name, and for more than the server allows."""
-        if self.model is not None and self.model != model_name:
-            message = f"the model {self.model!r} is not served here; this server has {model_name!r}"
-            raise ApiError(404, message, param="model", code="model_not_found")
+        check_model(self.model, model_name)
         if self.stream_options is not None and not self.stream:
             raise ApiError(400, "stream_options needs stream", param="stream_options")
         count = num_prompts * (self.n or 1)

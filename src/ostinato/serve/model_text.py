@@ -1,0 +1,75 @@
+"""What the endpoints know of a model's text: its tokens, its chat template, and the formats of its answers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+from ostinato.engine.engine import Engine
+from ostinato.engine.tokenizer import Tokenizer
+from ostinato.errors import RequestError
+from ostinato.serve.errors import ApiError
+from ostinato.serve.parsing.formats import AnswerFormats, detect_formats
+from ostinato.serve.token_texts import TokenTexts
+
+T = TypeVar("T")
+
+SHORT = 4096
+"""Characters, or tokens, whose translation on the event loop takes at most milliseconds. More goes to a thread."""
+
+
+class ModelText:
+    """Made once for an engine; its parts are safe to share between threads."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.tokenizer = engine.tokenizer
+        self.chat_template = engine.chat_template
+        template = engine.chat_template.text
+        self.formats = detect_formats(template)
+        self.special_tags = _special_tags(engine.tokenizer, self.formats)
+        """Those tags of the formats that are special tokens, which a text is usually without."""
+        self.takes_tools = "tools" in template
+        self.knows_developer = "developer" in template
+        self.token_texts = TokenTexts(engine.tokenizer)
+        self.vocab_size = engine.spec.vocab_size
+        self.max_model_len: int = engine.plan.settings.max_model_len
+
+    async def encode(self, text: str, add_special_tokens: bool, param: str) -> list[int]:
+        """Token ids of a text. ApiError, which names `param`, if it has none."""
+        with_param = _naming(param, lambda: self.tokenizer.encode(text, add_special_tokens))
+        return await at_leisure(len(text), with_param)
+
+    async def decode(self, token_ids: Sequence[int], skip_special_tokens: bool) -> str:
+        """Text of token ids of the vocabulary."""
+        return await at_leisure(len(token_ids), lambda: self.tokenizer.decode(token_ids, skip_special_tokens))
+
+    def check_ids(self, token_ids: Sequence[int], param: str) -> None:
+        """ApiError unless all ids are of the model's vocabulary."""
+        outside = next((token for token in token_ids if not 0 <= token < self.vocab_size), None)
+        if outside is not None:
+            message = f"{param} holds token id {outside}; the model's lie between 0 and {self.vocab_size - 1}"
+            raise ApiError(400, message, param=param)
+
+
+def _special_tags(tokenizer: Tokenizer, formats: AnswerFormats) -> frozenset[str]:
+    tags = [] if formats.reasoning is None else [formats.reasoning.begin, formats.reasoning.end]
+    if formats.tools is not None:
+        tags += [formats.tools.begin_tag, formats.tools.end_tag]
+    ids = {tag: tokenizer.token_id(tag) for tag in tags}
+    return frozenset(tag for tag, token in ids.items() if token is not None and tokenizer.has_no_text(token, True))
+
+
+async def at_leisure(size: int, work: Callable[[], T]) -> T:
+    """The result of `work` on `size` characters or tokens, away from the event loop if they are many."""
+    return work() if size <= SHORT else await asyncio.to_thread(work)
+
+
+def _naming(param: str, work: Callable[[], T]) -> Callable[[], T]:
+    def named() -> T:
+        try:
+            return work()
+        except RequestError as error:
+            raise ApiError(400, error.message, param=param) from None
+
+    return named

@@ -1,0 +1,103 @@
+"""The messages of a conversation, checked, and as chat templates take them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
+
+from ostinato.serve.errors import ApiError
+from ostinato.serve.protocol.common import Body, Ignored, unserved
+
+
+class FunctionCall(Body):
+    name: str
+    arguments: str | dict[str, Any]
+    """A JSON object, or its text."""
+
+
+class ToolCall(Body):
+    id: str | None = None
+    type: Literal["function"] = "function"
+    function: FunctionCall
+    index: Ignored = None
+
+
+class Message(Body):
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | list[dict[str, Any]] | None = None
+    """Text, or a list of parts `{"type": "text", "text": ...}`, which the template gets with newlines between them."""
+    name: str | None = None
+    tool_calls: list[ToolCall] | None = None
+    """Of an assistant."""
+    tool_call_id: str | None = None
+    """Of a tool's answer."""
+    reasoning_content: str | None = None
+    """Of an assistant; the template decides what becomes of it."""
+    refusal: Annotated[None, unserved("give the message's text as content")] = None
+    function_call: Annotated[None, unserved("use tool_calls")] = None
+    audio: Annotated[None, unserved("only text is")] = None
+    annotations: Ignored = None
+
+
+def for_template(messages: Sequence[Message], knows_developer: bool) -> list[dict[str, Any]]:
+    """Messages as Hugging Face's chat templates take them: content as one text, arguments of calls as objects.
+
+    `developer` becomes `system` for a template that does not know it. ApiError, which names the field, for content
+    that is no text.
+    """
+    return [_for_template(message, f"messages[{place}]", knows_developer) for place, message in enumerate(messages)]
+
+
+def _for_template(message: Message, where: str, knows_developer: bool) -> dict[str, Any]:
+    if message.tool_calls and message.role != "assistant":
+        raise ApiError(400, "only an assistant's message has tool_calls", param=f"{where}.tool_calls")
+    if message.content is None and message.role != "assistant":
+        raise ApiError(400, f"{where} has no content", param=f"{where}.content")
+    role = "system" if message.role == "developer" and not knows_developer else message.role
+    made: dict[str, Any] = {"role": role, "content": text_of(message.content or "", f"{where}.content")}
+    if message.tool_calls:
+        made["tool_calls"] = [
+            _call(call, f"{where}.tool_calls[{place}]") for place, call in enumerate(message.tool_calls)
+        ]
+    for field in ("name", "tool_call_id", "reasoning_content"):
+        if (value := getattr(message, field)) is not None:
+            made[field] = value
+    return made
+
+
+def text_of(content: str | list[dict[str, Any]], where: str) -> str:
+    """The text of a message's content, or of the parts of one."""
+    if isinstance(content, str):
+        return content
+    return "\n".join(_part(part, f"{where}[{place}]") for place, part in enumerate(content))
+
+
+def _part(part: dict[str, Any], where: str) -> str:
+    kind = part.get("type")
+    if isinstance(kind, str) and "image" in kind:
+        raise ApiError(400, "images are not served yet; give text alone", param=where, code="images_not_served")
+    if kind not in ("text", "input_text", "output_text"):
+        raise ApiError(400, f"{where}.type should be text: no other content is served", param=f"{where}.type")
+    for name in part:
+        if name not in ("type", "text", "annotations", "logprobs"):
+            path = f"{where}.{name}"
+            raise ApiError(400, f"unknown parameter: {path}", param=path, code="unknown_parameter")
+    text = part.get("text")
+    if not isinstance(text, str):
+        raise ApiError(400, f"{where}.text should be a string", param=f"{where}.text")
+    return text
+
+
+def _call(call: ToolCall, where: str) -> dict[str, Any]:
+    arguments: Any = call.function.arguments
+    if isinstance(arguments, str):
+        try:
+            arguments = json.loads(arguments or "{}")
+        except (ValueError, RecursionError):
+            arguments = None
+        if not isinstance(arguments, dict):
+            path = f"{where}.function.arguments"
+            raise ApiError(400, f"{path} should be the text of a JSON object", param=path)
+    made = {"type": "function", "function": {"name": call.function.name, "arguments": arguments}}
+    return made if call.id is None else {"id": call.id, **made}
