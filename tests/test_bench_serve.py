@@ -221,6 +221,13 @@ def test_a_server_that_counts_nothing_gets_prompts_of_a_guessed_length_and_a_rem
     assert "guesses" in said
 
 
+def test_a_trial_asks_no_problem_that_counts() -> None:
+    with fake_openai() as server:
+        serve(target(server), ServeBench(Load(4, TEN, None, turns=2), concurrencies=(2,)), quiet)
+    assert len(server.bodies) == 9
+    assert not any(body["prompt"].startswith(server.bodies[0]["prompt"]) for body in server.bodies[1:])
+
+
 def test_a_server_that_refuses_the_first_request_is_not_measured() -> None:
     with fake_openai(fault=lambda number, body: "429") as server, pytest.raises(RequestError) as refused:
         try_server(target(server), Load(2, TEN, None))

@@ -77,6 +77,8 @@ def test_a_reply_counts_pieces_of_text_and_thinking_and_keeps_the_usage() -> Non
         ([event(error={"message": "out of slots"})], {}, "error_event", "out of slots"),
         (["data: {oops\n\n"], {}, "bad_reply", "oops"),
         (["data: 7\n\n"], {}, "bad_reply", "7"),
+        ([event(choices=[7])], {}, "bad_reply", "[7]"),
+        ([event(choices=[{"delta": "text"}])], {}, "bad_reply", "another form"),
         ([], {"kind": "application/json"}, "bad_reply", "application/json"),
         (['{"error": {"message":', '"too long"}}'], {"status": 400}, "http_400", "too long"),
         (['{"detail": "Not Found"}'], {"status": 404}, "http_404", "Not Found"),

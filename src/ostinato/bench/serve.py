@@ -6,7 +6,7 @@ import asyncio
 import math
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from ostinato.bench.serve_figures import Deadline, serve_figures
@@ -94,7 +94,9 @@ def find_model(base_url: str, api_key: str | None) -> str:
 def try_server(target: Target, load: Load) -> tuple[Ruler, bool]:
     """How long a word is for this server, and whether it said so itself."""
     if load.prompt_tokens is None:
-        asyncio.run(_asked(target, make_conversations(load, Ruler(1.0), chat=target.chat, number=0)[:1]))
+        # Of another seed, so that no prompt that counts is in the server's cache.
+        alone = replace(load, requests=1, turns=1, seed=-1 - load.seed)
+        asyncio.run(_asked(target, make_conversations(alone, Ruler(1.0), chat=target.chat)))
         return Ruler(1.0), False
     rng = random.Random(f"{load.seed} trial")
 

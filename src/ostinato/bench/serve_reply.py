@@ -65,7 +65,10 @@ class Reply:
             if event == b"[DONE]":
                 self.end = now
             else:
-                self._take(_parsed(event), now)
+                try:
+                    self._take(_parsed(event), now)
+                except (AttributeError, TypeError):
+                    raise Failure("bad_reply", f"an event has another form: {event[:MOST_DETAIL]!r}") from None
 
     def check_complete(self) -> None:
         """Failure if the server refused, `http_<status>`, or the stream ended without saying so, `broken_stream`."""
