@@ -159,6 +159,20 @@ def test_a_raw_prompt_goes_past_the_chat_template(ask: Callable[..., Outcome], l
     )
 
 
+def test_a_guide_is_given_as_text_as_a_file_or_by_repeating_a_flag(ask: Callable[..., Outcome], tmp_path: Path) -> None:
+    schema = {"type": "object", "properties": {"answer": {"type": "integer", "maximum": 99}}, "required": ["answer"]}
+    text = json.dumps(schema | {"additionalProperties": False})
+    file = tmp_path / "schema.json"
+    file.write_text(text)
+    outputs = [ask("generate", APPLES, "--guide-json-schema", given) for given in (text, str(file))]
+    assert outputs[0] == outputs[1]
+    assert list(outputs[0].json()) == ["answer"]
+    assert re.fullmatch(r"17 [+] \d\d\n", ask("generate", APPLES, "--guide-regex", r"17 \+ \d\d").out)
+    assert ask("generate", APPLES, "--guide-choice", "33", "--guide-choice", "apples").out in ("33\n", "apples\n")
+    assert ask("generate", APPLES, "--guide-lark", 'start: "x" "y"').out == "xy\n"
+    assert ask("generate", APPLES, "--guide-json-object", "--max-tokens", "1").out == "{\n"
+
+
 def test_sampling_flags_reach_the_request(ask: Callable[..., Outcome], llm: LLM) -> None:
     seven = llm.engine.tokenizer.encode("7")[0]
     biased = ask("generate", APPLES, "--logit-bias", f"{seven}=100", "--max-tokens", "3", "--json").json()
@@ -207,6 +221,9 @@ def test_stats_tell_by_which_graphs_the_steps_ran_and_why_others_had_none(ask: C
         ([APPLES, "--logprobs", "1"], "--json"),
         ([APPLES, "--temperature", "-1"], "temperature"),
         ([APPLES, "--logit-bias", "seven"], "ID=BIAS"),
+        ([APPLES, "--guide-regex", "a", "--guide-choice", "b"], "this one has regex and choice"),
+        ([APPLES, "--guide-regex", "(a"], "unclosed group"),
+        ([APPLES, "--guide-json-schema", "/nowhere/schema"], "neither the text itself nor a file"),
         ([APPLES, "--chat-template-kwargs", "[1]"], "JSON object"),
         ([APPLES, "--chat-template-kwargs", '{"messages": []}'], "cannot hold messages"),
         (["--file", "/nowhere/prompts"], "/nowhere/prompts"),

@@ -9,6 +9,7 @@ from functools import cache
 import torch
 
 from ostinato.sample import sampler
+from ostinato.sample.grammar import Grammar
 from ostinato.sample.params import SamplingParams
 from ostinato.sample.state import SamplingState
 from ostinato.schedule.batch import Row, RowResult, TokenLogprobs
@@ -43,12 +44,19 @@ def successor(prefix: tuple[int, ...]) -> torch.Tensor:
 class Request:
     """What the scheduler would know of one request."""
 
-    def __init__(self, prompt: Sequence[int], params: SamplingParams, seed: int = 7, name: str = "r") -> None:
+    def __init__(
+        self,
+        prompt: Sequence[int],
+        params: SamplingParams,
+        seed: int = 7,
+        name: str = "r",
+        grammar: Grammar | None = None,
+    ) -> None:
         self.name = name
         self.prompt = tuple(prompt)
         self.output: list[int] = []
         self.logprobs: list[TokenLogprobs] = []
-        self.state = SamplingState(params, self.prompt, self.output, EOS, seed=params.seed or seed)
+        self.state = SamplingState(params, self.prompt, self.output, EOS, seed=params.seed or seed, grammar=grammar)
 
     @property
     def known(self) -> tuple[int, ...]:

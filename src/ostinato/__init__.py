@@ -13,10 +13,12 @@ if TYPE_CHECKING:
     from ostinato.engine.llm import LLM
     from ostinato.engine.outputs import RequestOutput
     from ostinato.errors import CapacityError, ConfigError, ModelError, OstinatoError, RequestError
+    from ostinato.sample.guide import Guide
     from ostinato.sample.params import SamplingParams
 
 _HOMES = {
     "LLM": "ostinato.engine.llm",
+    "Guide": "ostinato.sample.guide",
     "RequestOutput": "ostinato.engine.outputs",
     "SamplingParams": "ostinato.sample.params",
     "EngineConfig": "ostinato.config",
@@ -32,6 +34,7 @@ __all__ = [
     "CapacityError",
     "ConfigError",
     "EngineConfig",
+    "Guide",
     "ModelError",
     "OstinatoError",
     "RequestError",

@@ -5,15 +5,20 @@ from __future__ import annotations
 import inspect
 import json
 from collections.abc import Callable, Collection, Iterator
+from pathlib import Path
 from types import UnionType
 from typing import Annotated, Any, get_args, get_origin
 
 import typer
+from pydantic.fields import FieldInfo
 
 from ostinato.cli.options import with_flags
 from ostinato.errors import RequestError
+from ostinato.sample.guide import Guide
 from ostinato.sample.params import SamplingParams
 
+_GUIDE = "guide_"
+_TEXTS_IN_FILES = ("guide_json_schema", "guide_lark")
 PANEL = "Sampling (left open: as generation_config.json says, else greedy)"
 
 TemplateVariables = Annotated[
@@ -32,7 +37,8 @@ def sampling_options(
     """Gives a command a flag for every sampling setting but those in `leave_out`.
 
     The command takes `sampling: dict[str, Any]`, which receives the settings that were given. Lists are given
-    by repeating the flag; a logit bias is written ID=BIAS.
+    by repeating the flag; a logit bias is written ID=BIAS. A guide has a flag for every kind of it, and its schema or
+    grammar is a file or the text itself.
     """
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
@@ -67,15 +73,19 @@ def template_variables(text: str | None) -> dict[str, Any]:
 
 
 def _flags(leave_out: Collection[str]) -> Iterator[inspect.Parameter]:
+    fields: dict[str, FieldInfo] = {}
     for name, field in SamplingParams.model_fields.items():
         if name in leave_out:
             continue
+        of_guide = {f"{_GUIDE}{kind}": each for kind, each in Guide.model_fields.items()}
+        fields |= of_guide if name == "guide" else {name: field}
+    for name, field in fields.items():
         kind, metavar = _kind(field.annotation)
         flag = "--" + name.replace("_", "-")
         option = typer.Option(
             f"{flag}/--no-{flag[2:]}" if kind is bool else flag,
             help=" ".join((field.description or "").split()),
-            metavar=metavar,
+            metavar="FILE|TEXT" if name in _TEXTS_IN_FILES else metavar,
             show_default=str(field.default) if name == "max_tokens" else False,
             rich_help_panel=PANEL,
         )
@@ -99,7 +109,21 @@ def _values(given: dict[str, Any]) -> dict[str, Any]:
     values = {name: value for name, value in given.items() if value != []}
     if "logit_bias" in values:
         values["logit_bias"] = dict(_bias(entry) for entry in values["logit_bias"])
+    if guide := {name: values.pop(name) for name in list(values) if name.startswith(_GUIDE)}:
+        texts = {name: _text(name, guide[name]) for name in guide if name in _TEXTS_IN_FILES}
+        values["guide"] = {name.removeprefix(_GUIDE): value for name, value in (guide | texts).items()}
     return values
+
+
+def _text(name: str, given: str) -> str:
+    """What a flag holds: a text of more than one line or in braces itself, else that of the file it names."""
+    if given.lstrip().startswith("{") or "\n" in given.strip() or given.startswith("start:"):
+        return given
+    try:
+        return Path(given).read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        flag = "--" + name.replace("_", "-")
+        raise RequestError(f"{flag} {given} is neither the text itself nor a file that can be read: {error}") from None
 
 
 def _bias(entry: str) -> tuple[int, float]:

@@ -24,6 +24,8 @@ from ostinato.observe.meter import Meter
 from ostinato.plan.device import detect
 from ostinato.plan.plan import Plan, make_plan
 from ostinato.plan.source import load_spec, resolve_model_dir
+from ostinato.sample.grammar import Grammar, GrammarCompiler
+from ostinato.sample.guide import Guide
 from ostinato.sample.noise import derive_seed
 from ostinato.sample.params import SamplingParams, check_token_ids
 from ostinato.schedule.batch import StepResult
@@ -55,6 +57,7 @@ class Engine:
         self.scheduler = make_scheduler(plan, None if self.speculation is None else self.speculation.controller.choose)
         # A tokenizer may know end tokens that the model cannot give.
         self._eos_token_ids = frozenset(i for i in self.tokenizer.eos_token_ids if i < self.spec.vocab_size)
+        self._grammars = GrammarCompiler(self.tokenizer, self.spec.vocab_size, self._eos_token_ids)
         self._stats = EngineStats()
         self.meter = Meter()
         self._generations: dict[str, Generation] = {}
@@ -74,13 +77,15 @@ class Engine:
         priority: int = 0,
         add_special_tokens: bool = True,
         cache_salt: str | None = None,
+        grammar: Grammar | None = None,
     ) -> str:
         """Takes in a request and returns its id.
 
         `prompt` is text or token ids. Without `params`, those of `default_params` apply. `add_special_tokens` is
         for text that already holds them, such as a rendered chat template. Requests find in the prefix cache what
-        requests of the same `cache_salt` have left there, and nothing else. Raises RequestError, and changes
-        nothing, if the request can never be served.
+        requests of the same `cache_salt` have left there, and nothing else. The guide of `params` is compiled here,
+        unless `grammar` is what `compile_guide` made of it. Raises RequestError, and changes nothing, if the request
+        can never be served.
         """
         _check_salt(cache_salt)
         if not isinstance(priority, int):
@@ -93,6 +98,10 @@ class Engine:
         token_ids = self.tokenizer.encode(prompt, add_special_tokens) if isinstance(prompt, str) else _as_ids(prompt)
         self._check_vocabulary(token_ids)
         check_token_ids(params, self.spec.vocab_size, self._eos_token_ids)
+        if grammar is None and params.guide is not None:
+            grammar = self.compile_guide(params.guide)
+        if (None if grammar is None else grammar.guide) != params.guide:
+            raise RequestError("the grammar that came with the request is not that of its guide")
         request_id = self._free_id() if request_id is None else request_id
         generation = Generation(
             request_id,
@@ -106,6 +115,7 @@ class Engine:
             cache_salt=cache_salt,
             # Derived twice: a request's samples derive theirs from its own, and none may be another request's.
             default_seed=derive_seed(derive_seed(self.plan.settings.seed, 1), self._num_added + 1),
+            grammar=grammar,
         )
         # The scheduler forgets a sample that has ended; its id stays in use until its request has ended.
         if request_id in self._generations or any(r.request_id in self._of_sample for r in generation.requests):
@@ -179,6 +189,14 @@ class Engine:
         generation.abort()
         self._forget(generation)
         return generation.output
+
+    def compile_guide(self, guide: Guide) -> Grammar:
+        """What `add` makes of a guide; any thread may call it, so that a large one holds up no step.
+
+        The first one takes longer, up to some seconds for a large vocabulary. Raises RequestError if it cannot be
+        compiled, or the checkpoint has no tokenizer that it could be compiled for.
+        """
+        return self._grammars.compile(guide)
 
     def reset_prefix_cache(self) -> bool:
         """Forgets every prefix that no running request holds. False if some are held, and so can still be found."""

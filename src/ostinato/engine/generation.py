@@ -9,6 +9,7 @@ from ostinato.engine.detokenizer import Detokenizer, StopChecker
 from ostinato.engine.outputs import CompletionOutput, RequestOutput, RequestTimes
 from ostinato.engine.tokenizer import Tokenizer
 from ostinato.observe.meter import Meter
+from ostinato.sample.grammar import Grammar
 from ostinato.sample.params import SamplingParams
 from ostinato.sample.state import SamplingState
 from ostinato.schedule.request import FinishReason, Request, RequestUpdate, StopConditions
@@ -30,8 +31,9 @@ class Generation:
         priority: int,
         cache_salt: str | None,
         default_seed: int,
+        grammar: Grammar | None = None,
     ) -> None:
-        """`default_seed` is for a request whose parameters bring none."""
+        """`default_seed` is for a request whose parameters bring none; `grammar` is that of its guide."""
         self.params = params
         stop = StopConditions(
             max_tokens=max_model_len if params.max_tokens is None else params.max_tokens,
@@ -62,6 +64,7 @@ class Generation:
                 () if params.ignore_eos else eos_token_ids,
                 sample_index=index,
                 seed=seed,
+                grammar=grammar,
             )
             output = CompletionOutput(index)
             if params.logprobs is not None:

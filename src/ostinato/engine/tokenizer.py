@@ -86,6 +86,15 @@ class Tokenizer:
         vocabulary = {} if self._backend is None else self._backend.get_vocab(with_added_tokens=True)
         return max((len(text.encode()) for text in vocabulary), default=1) or 1
 
+    @property
+    def max_token_id(self) -> int:
+        """The highest id that has a text, -1 if there is none."""
+        return -1 if self._backend is None else max(self._backend.get_vocab(True).values(), default=-1)
+
+    def to_json(self) -> str | None:
+        """What tokenizer.json says, without truncation and padding; None where there is none."""
+        return None if self._backend is None else self._backend.to_str()
+
     def agrees_with(self, other: Tokenizer) -> bool:
         """Whether every token id that has a text in both has the same one."""
         if self._backend is None or other._backend is None:

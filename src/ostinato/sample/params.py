@@ -9,6 +9,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from ostinato.errors import Remedy, RequestError
+from ostinato.sample.guide import Guide
 
 
 class SamplingParams(BaseModel):
@@ -52,6 +53,9 @@ class SamplingParams(BaseModel):
     """Most tokens of output; None: as many as `max_model_len` leaves."""
     ignore_eos: bool = False
     """Go on after the model's end tokens."""
+    guide: Guide | None = None
+    """What the text of the output has to be: JSON of a schema, a regular expression, one of some strings; see `Guide`.
+    The output ends where nothing can follow, and may end, with an end token, where it is complete."""
     n: int = Field(1, ge=1, le=1024)
     """How many outputs to sample for the prompt."""
     logprobs: int | None = Field(None, ge=0)
@@ -73,6 +77,11 @@ class SamplingParams(BaseModel):
     @classmethod
     def _minus_one_means_all(cls, value: Any) -> Any:
         return 0 if value == -1 else value
+
+    @field_validator("guide", mode="before")
+    @classmethod
+    def _fields_to_guide(cls, value: Any) -> Any:
+        return Guide(**value) if isinstance(value, dict) else value
 
     @field_validator("stop", mode="before")
     @classmethod
@@ -119,6 +128,12 @@ class SamplingParams(BaseModel):
     def _min_within_max(self) -> SamplingParams:
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise ValueError(f"min_tokens ({self.min_tokens}) is above max_tokens ({self.max_tokens})")
+        return self
+
+    @model_validator(mode="after")
+    def _guide_can_end(self) -> SamplingParams:
+        if self.guide is not None and self.ignore_eos:
+            raise ValueError("a guide says where the output ends, and ignore_eos that it does not: leave one out")
         return self
 
     @property

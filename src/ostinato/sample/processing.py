@@ -1,9 +1,10 @@
 """From the model's logits to those that a token is drawn from.
 
 The order: logit bias, `min_tokens` (end tokens are ruled out), repetition penalty, frequency and presence
-penalty; then, unless greedy, temperature, top-k, top-p, min-p. The first four are `adjust`, the others
-`restrict`. Where tokens tie at the threshold of top-k or top-p, all of them are kept, so that what is kept
-does not depend on any order.
+penalty, the guide (what its grammar does not allow is ruled out); then, unless greedy, temperature, top-k, top-p,
+min-p. The first five are `adjust`, the others `restrict`. The guide is the last of the five, so that nothing lifts what
+it rules out, and before the others, so that these choose among what it allows. Where tokens tie at the threshold of
+top-k or top-p, all of them are kept, so that what is kept does not depend on any order.
 """
 
 from __future__ import annotations
@@ -14,16 +15,18 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
+from ostinato.errors import Remedy, RequestError
 from ostinato.ops import sample
 from ostinato.sample.params import SamplingParams
 from ostinato.sample.state import Pick
 
 
 def adjust(logits: torch.Tensor, picks: Sequence[Pick]) -> None:
-    """Apply bias, `min_tokens` and penalties of each pick, in place on `logits` [picks, vocab] float32."""
+    """Apply bias, `min_tokens`, penalties and guide of each pick, in place on `logits` [picks, vocab] float32."""
     _add_bias(logits, picks)
     _rule_out_ends(logits, picks)
     _penalise(logits, picks)
+    _rule_out_the_unguided(logits, picks)
 
 
 def restrict(logits: torch.Tensor, params: Sequence[SamplingParams]) -> torch.Tensor:
@@ -38,6 +41,26 @@ def row_settings(params: Sequence[SamplingParams]) -> torch.Tensor:
     """[rows, 4] float64: of each row the temperature, top_k, top_p and min_p, as the kernel `sample` takes them."""
     settings = [(p.temperature, p.top_k, p.top_p, p.min_p) for p in params]
     return torch.tensor(settings, dtype=torch.float64).view(-1, 4)
+
+
+def guide_refusal(pick: Pick) -> RequestError | None:
+    """Why a pick's guide leaves no token to choose; None if it is not the guide."""
+    state, guidance = pick.state, pick.state.guidance
+    if guidance is None:
+        return None
+    mask = guidance.allowed(pick.ahead)
+    if guidance.error is not None:
+        return RequestError(f"the guide cannot be followed any further: {guidance.error}")
+    allowed = np.unpackbits(np.frombuffer(mask or b"", dtype=np.uint8), bitorder="little")
+    if pick.holds_back:
+        allowed[[token for token in state.held_back_token_ids if token < len(allowed)]] = 0
+        if not allowed.any():
+            length, least = len(state.output_token_ids) + len(pick.ahead), state.params.min_tokens
+            message = f"the guide ends the output after {length} tokens, and min_tokens is {least}"
+            return RequestError(message, [Remedy("min_tokens", length)])
+    if not allowed.any():
+        return RequestError("the guide allows no token that the model has, and no end here")
+    return None
 
 
 def _flat(row: int, vocab_size: int, token_ids: Sequence[int] | np.ndarray) -> np.ndarray:
@@ -83,6 +106,27 @@ def _penalise(logits: torch.Tensor, picks: Sequence[Pick]) -> None:
     values = flat[index]
     values = torch.where(values > 0, values / repetition, values * repetition)
     flat[index] = values - frequency * counts - presence * (counts > 0)
+
+
+def _rule_out_the_unguided(logits: torch.Tensor, picks: Sequence[Pick]) -> None:
+    guided = [
+        (row, guidance.allowed(pick.ahead)) for row, pick in enumerate(picks) if (guidance := pick.state.guidance)
+    ]
+    if not guided:
+        return
+    vocab_size = logits.shape[-1]
+    # Tokens that the model's vocabulary has beyond a mask's end are ruled out, and all of them where there is no mask.
+    allowed = np.zeros((len(guided), (vocab_size + 7) // 8), dtype=np.uint8)
+    for place, (_, mask) in enumerate(guided):
+        if mask is not None:
+            bits = np.frombuffer(mask, dtype=np.uint8)[: allowed.shape[1]]
+            allowed[place, : len(bits)] = bits
+    forbidden = _on(logits, np.unpackbits(~allowed, axis=1, count=vocab_size, bitorder="little").view(np.bool_))
+    if len(guided) == len(picks):
+        logits.masked_fill_(forbidden, -math.inf)
+        return
+    for place, (row, _) in enumerate(guided):
+        logits[row].masked_fill_(forbidden[place], -math.inf)
 
 
 def _on(logits: torch.Tensor, values: np.ndarray) -> torch.Tensor:

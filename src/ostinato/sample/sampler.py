@@ -8,9 +8,10 @@ from typing import NamedTuple
 
 import torch
 
-from ostinato.errors import ModelError, Remedy
+from ostinato.errors import ModelError, Remedy, RequestError
 from ostinato.sample.choose import Draw, choose
 from ostinato.sample.logprobs import score
+from ostinato.sample.processing import guide_refusal
 from ostinato.sample.state import Pick, SamplingState
 from ostinato.schedule.batch import Row, RowResult, TokenLogprobs
 
@@ -55,8 +56,9 @@ def sample(
     drafts and the token sampled behind them: the tokens that one step each would have sampled, whatever the drafts.
     Log-probabilities are those of the model itself, before any processing.
 
-    A row that has no finite best logit behind its known tokens gets a ModelError, and nothing else, as its result;
-    the others are not disturbed. Behind a draft, its tokens end there, and its next step will tell.
+    A row that has no finite best logit behind its known tokens gets a ModelError, and nothing else, as its result, or a
+    RequestError, if it is its guide that leaves no token; the others are not disturbed. Behind a draft, its tokens end
+    there, and its next step will tell.
     """
     drafts = drafts or [()] * len(rows)
     due: list[_Due] = []
@@ -76,7 +78,7 @@ def sample(
     tokens, logprobs = _sample_due(project, due, draw)
     of_prompt = _score_prompts(project, prompt_positions)
     return [
-        RowResult(row.request_id, error=_not_finite(row.request_id))
+        RowResult(row.request_id, error=_no_token(row))
         if tokens.get(index) == ()
         else RowResult(
             row.request_id,
@@ -84,6 +86,7 @@ def sample(
             logprobs.get(index),
             tuple(of_prompt.get(index, ())),
             num_drafts=len(drafts[index]),
+            ends=index in tokens and _ends(row.payload, tokens[index]),
         )
         for index, row in enumerate(rows)
     ]
@@ -134,6 +137,17 @@ def _known_tokens(row_index: int, row: Row, first: int) -> list[_Known]:
     next_position = row.end - (row.num_logits - row.num_drafts) + 1
     following = state.prompt_token_ids[next_position : row.end + 1]
     return [_Known(row_index, first + i, token, num_top) for i, token in enumerate(following)]
+
+
+def _ends(state: SamplingState, tokens: tuple[int, ...]) -> bool:
+    """Whether all that the request's guide asks for is there with `tokens`."""
+    return state.guidance is not None and state.guidance.ends_with(tokens)
+
+
+def _no_token(row: Row) -> RequestError | ModelError:
+    """Why no token can follow the known ones."""
+    reason = guide_refusal(Pick(row.payload, row.end))
+    return _not_finite(row.request_id) if reason is None else reason
 
 
 def _not_finite(request_id: str) -> ModelError:

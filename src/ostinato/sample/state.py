@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ostinato.sample.grammar import Grammar, Guidance
 from ostinato.sample.noise import derive_seed
 from ostinato.sample.params import SamplingParams
 
@@ -64,6 +65,7 @@ class SamplingState:
 
     __slots__ = (
         "_counts",
+        "guidance",
         "held_back_token_ids",
         "is_plain",
         "output_token_ids",
@@ -81,13 +83,16 @@ class SamplingState:
         sample_index: int = 0,
         *,
         seed: int,
+        grammar: Grammar | None = None,
     ) -> None:
         self.params = params
         self.prompt_token_ids = prompt_token_ids
         self.output_token_ids = output_token_ids
         self.seed = derive_seed(seed, sample_index)
         self.held_back_token_ids = sorted({*eos_token_ids, *params.stop_token_ids}) if params.min_tokens else []
-        self.is_plain = not (params.logit_bias or params.has_penalties or self.held_back_token_ids)
+        self.guidance = None if grammar is None else Guidance(grammar, output_token_ids)
+        guided = self.guidance is not None
+        self.is_plain = not (params.logit_bias or params.has_penalties or self.held_back_token_ids or guided)
         """Whether no step has to process its logits before temperature."""
         self._counts: TokenCounts | None = None
 
@@ -116,7 +121,8 @@ class Pick(NamedTuple):
         if self.state.is_plain:
             return True
         params = self.state.params
-        return not (params.logit_bias or params.has_penalties or self.holds_back)
+        guided = self.state.guidance is not None
+        return not (params.logit_bias or params.has_penalties or guided or self.holds_back)
 
     @property
     def holds_back(self) -> bool:

@@ -87,6 +87,8 @@ class RowResult(NamedTuple):
     step is raised instead."""
     num_drafts: int = 0
     """Drafts that were proposed for the row."""
+    ends: bool = False
+    """Whether the last of the tokens completes an output that nothing can follow."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -104,11 +104,12 @@ class Request:
             return tuple(self.prompt_token_ids[start:end])
         return (*self.prompt_token_ids[start:], *self.output_token_ids[: end - split])
 
-    def accept(self, token_ids: Sequence[int]) -> tuple[int, FinishReason | None]:
-        """Append generated tokens up to the one that ends the request.
+    def accept(self, token_ids: Sequence[int], ends: bool = False) -> tuple[int, FinishReason | None]:
+        """Append generated tokens up to the one that ends the request; with `ends`, the last of them does.
 
-        Returns how many were appended, and why the request ends, if it does. A stop token is part of the
-        output, and where it is also the last token that length allows, the reason is `stop`.
+        Returns how many were appended, and why the request ends, if it does. Nothing but its length ends it before
+        `min_tokens`. A stop token is part of the output, and where it is also the last token that length allows, the
+        reason is `stop`.
         """
         stop, output = self.stop, self.output_token_ids
         for count, token_id in enumerate(token_ids, start=1):
@@ -116,6 +117,8 @@ class Request:
             self.num_tokens += 1
             if stop.stops(token_id) and len(output) >= stop.min_tokens:
                 self.stop_reason = token_id
+                return count, FinishReason.STOP
+            if ends and count == len(token_ids) and len(output) >= stop.min_tokens:
                 return count, FinishReason.STOP
             if self.num_tokens >= self.max_num_tokens:
                 return count, FinishReason.LENGTH

@@ -169,7 +169,7 @@ class Scheduler:
                 if row_result.prompt_logprobs:
                     updates.append(RequestUpdate(request.request_id, prompt_logprobs=row_result.prompt_logprobs))
                 continue
-            num_kept, reason = request.accept(row_result.token_ids)
+            num_kept, reason = request.accept(row_result.token_ids, row_result.ends)
             request.num_computed_tokens = request.num_tokens - 1
             self._enter(request, row, anchor=num_kept - 1)
             if reason is not None:

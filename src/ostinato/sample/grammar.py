@@ -1,0 +1,275 @@
+"""Grammars: a guide, compiled for one tokenizer, says which tokens may come next. The library is imported when used."""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, TypeVar
+
+from ostinato.errors import RequestError
+from ostinato.sample.guide import Guide
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+    from llguidance._lib import JsonCompileOptions
+
+    from ostinato.engine.tokenizer import Tokenizer
+
+T = TypeVar("T")
+
+_NUM_CACHED = 16
+# So many tokens a matcher takes in one step, at most.
+_PIECE = 16
+_MAX_REASON = 500
+# Where the library repeats the lines of a grammar around what it found.
+_EXCERPT = re.compile(r"\n\s*\d+ \| ")
+# A space, or a line break and what indents the line: without a bound, a model that likes blanks puts them out for ever.
+_WHITESPACE = r"( |\n( {0,32}|\t{0,8}))"
+_JSON_OPTIONS: JsonCompileOptions = {
+    "whitespace_pattern": _WHITESPACE,
+    "whitespace_flexible": True,
+    "item_separator": ",",
+    "key_separator": ":",
+    # Nothing of a schema is passed over in silence.
+    "lenient": False,
+    "coerce_one_of": False,
+}
+"""All that a schema itself could ask of the library, so that none can."""
+
+
+class Grammar:
+    """A guide, compiled. It serves any number of outputs, of one engine."""
+
+    def __init__(self, guide: Guide, eos_token_ids: Collection[int], make: Callable[[], LLMatcher]) -> None:
+        """`make` compiles it; what that raises, this raises."""
+        self.guide = guide
+        self.eos_token_ids = frozenset(eos_token_ids)
+        self._make = make
+        self._first = make()
+
+    def start(self) -> LLMatcher:
+        """A matcher before the first token. All share the automaton that their texts build, as far as it is built."""
+        return self._first.deep_copy()
+
+    def renew(self) -> LLMatcher:
+        """As `start`, with an automaton of its own, which those that start later share: the last one grew too large."""
+        self._first = self._make()
+        return self.start()
+
+
+class GrammarCompiler:
+    """Compiles guides for one tokenizer, and keeps the last few. Any thread may call it."""
+
+    def __init__(self, tokenizer: Tokenizer, vocab_size: int, eos_token_ids: Collection[int]) -> None:
+        """`vocab_size` is the model's, which may be padded. Those of `eos_token_ids` that the tokenizer knows end an
+        output where its grammar may end."""
+        self._source = tokenizer
+        self._vocab_size = vocab_size
+        self._eos_token_ids = eos_token_ids
+        self._tokenizer: LLTokenizer | None = None
+        self._kept: OrderedDict[Guide, Grammar] = OrderedDict()
+        self._lock = threading.Lock()
+        self._tokenizer_lock = threading.Lock()
+
+    def compile(self, guide: Guide) -> Grammar:
+        """The grammar of a guide; a new one takes from a millisecond to about a second, without the interpreter's lock.
+
+        Raises RequestError, with the library's reason, if it cannot be compiled, or not for this tokenizer.
+        """
+        with self._lock:
+            if guide in self._kept:
+                self._kept.move_to_end(guide)
+                return self._kept[guide]
+        tokenizer = self.prepare()
+        grammar = Grammar(guide, tokenizer.eos_tokens, partial(_make_matcher, guide, tokenizer))
+        with self._lock:
+            self._kept[guide] = grammar
+            if len(self._kept) > _NUM_CACHED:
+                self._kept.popitem(last=False)
+        return grammar
+
+    def prepare(self) -> LLTokenizer:
+        """The tokenizer's texts as a tree of bytes; made once, in up to some seconds for a large vocabulary."""
+        with self._tokenizer_lock:
+            if self._tokenizer is None:
+                self._tokenizer = _read_tokenizer(self._source, self._vocab_size, self._eos_token_ids)
+            return self._tokenizer
+
+
+def _read_tokenizer(source: Tokenizer, vocab_size: int, eos_token_ids: Collection[int]) -> LLTokenizer:
+    from llguidance import LLTokenizer
+
+    text = source.to_json()
+    if text is None:
+        raise RequestError("this checkpoint has no tokenizer.json, so nothing can guide the text of its outputs")
+    ends = sorted(token for token in eos_token_ids if token <= source.max_token_id)
+    if not ends:
+        raise RequestError(
+            "this checkpoint names no end token that its tokenizer knows (eos_token_id in generation_config.json or "
+            "config.json), with which a guided output could end"
+        )
+    try:
+        return LLTokenizer(text, n_vocab=max(vocab_size, source.max_token_id + 1), eos_token=ends)
+    except ValueError as error:
+        raise RequestError(f"the tokenizer of this checkpoint cannot be used with a guide: {error}") from None
+
+
+def _make_matcher(guide: Guide, tokenizer: LLTokenizer) -> LLMatcher:
+    """A matcher before the first token; RequestError if the guide cannot be compiled."""
+    from llguidance import LLMatcher
+
+    try:
+        matcher = LLMatcher(tokenizer, _library_text(guide), log_level=0, limits=_limits())
+    except ValueError as error:
+        raise RequestError(_refused(str(error))) from None
+    if not matcher.is_error():
+        # It shows a grammar that no text follows, and what it computes serves every copy.
+        matcher.compute_bitmask()
+    if matcher.is_error():
+        raise RequestError(_refused(_reason(matcher)))
+    if warnings := matcher.get_grammar_warnings():
+        raise RequestError(_refused("; ".join(warnings)))
+    return matcher
+
+
+def _refused(reason: str) -> str:
+    return f"the guide cannot be compiled: {reason}"
+
+
+def _reason(matcher: LLMatcher) -> str:
+    """Why a matcher has failed, in the library's words."""
+    said = _EXCERPT.split(matcher.get_error().replace("<non-verbose/>", ""))[0]
+    reason = " ".join(said.split())
+    if reason == "NoExtensionBias":
+        reason = "no text follows it"
+    return reason if len(reason) <= _MAX_REASON else f"{reason[:100]} ... {reason[-_MAX_REASON + 100 :]}"
+
+
+def _library_text(guide: Guide) -> str:
+    """A guide in the library's own form."""
+    from llguidance import LLMatcher
+
+    if guide.json_object:
+        return LLMatcher.grammar_from_json_schema('{"type": "object"}', overrides=_JSON_OPTIONS)
+    if guide.json_schema is not None:
+        return LLMatcher.grammar_from_json_schema(guide.json_schema, overrides=_JSON_OPTIONS)
+    if guide.regex is not None:
+        return LLMatcher.grammar_from_regex(guide.regex)
+    if guide.choice:
+        # As one terminal: an automaton, however many there are.
+        strings = " | ".join(json.dumps(text, ensure_ascii=False) for text in dict.fromkeys(guide.choice))
+        return LLMatcher.grammar_from_lark(f"start: CHOICE\nCHOICE: {strings}")
+    assert guide.lark is not None, "a guide is of one kind"
+    return LLMatcher.grammar_from_lark(guide.lark)
+
+
+def _limits() -> LLParserLimits:
+    """What one grammar may take: some 25 MB for its automaton, and some ten milliseconds for a token."""
+    from llguidance import LLParserLimits
+
+    return LLParserLimits(
+        max_lexer_states=20_000,
+        max_grammar_size=200_000,
+        step_lexer_fuel=200_000,
+        step_max_items=20_000,
+        verbose_errors=False,
+    )
+
+
+class Guidance:
+    """How far one output is within its grammar: a function of its tokens alone, brought up to date at O(new tokens).
+
+    `ahead` are tokens guessed behind the output. What is asked with them changes nothing for those who ask without.
+    """
+
+    def __init__(self, grammar: Grammar, output_token_ids: Sequence[int]) -> None:
+        """`output_token_ids` is the request's own list, which grows; its tokens are ones that `allowed` allowed."""
+        self._grammar = grammar
+        self._output = output_token_ids
+        self._matcher: LLMatcher | None = None
+        self._num_taken = 0
+        """Output tokens that the matcher has taken."""
+        self._beyond: tuple[int, ...] = ()
+        """Tokens that it has taken behind them."""
+        self._allowed: dict[tuple[int, ...], bytes | None] = {}
+        """`allowed` behind the first `_num_known` tokens of output, by what is ahead of these."""
+        self._num_known = 0
+        self.error: str | None = None
+        """The library's reason, if the grammar became too much for it behind the output."""
+
+    def allowed(self, ahead: tuple[int, ...] = ()) -> bytes | None:
+        """The tokens that may follow, a bit each, lowest first: bit i % 8 of byte i // 8.
+
+        None where nothing may: the grammar has ended, or does not allow `ahead`, or is too much for the library.
+        Each is computed once, though a draft asks for it when it is made and when it is verified.
+        """
+        if gained := tuple(self._output[self._num_known :]):
+            num = len(gained)
+            self._allowed = {key[num:]: mask for key, mask in self._allowed.items() if key[:num] == gained}
+            self._num_known += num
+        if ahead not in self._allowed:
+            self._allowed[ahead] = self._ask(ahead, _mask)
+        return self._allowed[ahead]
+
+    def ends_with(self, ahead: tuple[int, ...]) -> bool:
+        """Whether all of the grammar is there with `ahead`, which it allows, so that nothing can follow.
+
+        False behind an end token, which ends the output itself.
+        """
+        return ahead[-1] not in self._grammar.eos_token_ids and self._ask(ahead, _is_stopped, certain=True) is True
+
+    def _ask(self, ahead: tuple[int, ...], question: Callable[[LLMatcher], T], certain: bool = False) -> T | None:
+        """The matcher's answer behind the output and `ahead`; None if it does not go there, which is `certain` to be
+        allowed if so said."""
+        if self.error is not None:
+            return None
+        reason = ""
+        # An automaton grows with all that is asked of it and those that share it: if it grew too large, one that has
+        # seen nothing but this output may do.
+        for start in (self._grammar.start, self._grammar.renew):
+            if self._matcher is None:
+                self._matcher, self._num_taken, self._beyond = start(), 0, ()
+            matcher = self._matcher
+            there = self._move(matcher, ahead)
+            answer = question(matcher) if there else None
+            lost = self._num_taken < len(self._output) or (certain and not there)
+            if not (lost or matcher.is_error()):
+                return answer
+            reason, self._matcher = _reason(matcher), None
+        if not ahead or certain:  # else perhaps the output never goes there
+            self.error = reason or "its automaton grows too large"
+        return None
+
+    def _move(self, matcher: LLMatcher, ahead: tuple[int, ...]) -> bool:
+        """Bring the matcher behind the output and `ahead`; whether it goes there."""
+        gained, beyond = tuple(self._output[self._num_taken :]), self._beyond
+        target = (*gained, *ahead)
+        common = 0
+        while common < min(len(beyond), len(target)) and beyond[common] == target[common]:
+            common += 1
+        if common < len(beyond):
+            matcher.rollback(len(beyond) - common)
+        taken = common
+        for place in range(common, len(target), _PIECE):
+            if place > common:
+                matcher.compute_bitmask()  # which begins a step, with fuel of its own
+            piece = list(target[place : place + _PIECE])
+            taken += (num := matcher.try_consume_tokens(piece))
+            if num < len(piece):
+                break
+        if taken >= len(gained):
+            self._num_taken += len(gained)
+            self._beyond = target[len(gained) : taken]
+        return taken == len(target)
+
+
+def _mask(matcher: LLMatcher) -> bytes | None:
+    return None if matcher.is_stopped() else matcher.compute_bitmask()
+
+
+def _is_stopped(matcher: LLMatcher) -> bool:
+    return matcher.is_stopped()

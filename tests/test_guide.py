@@ -1,0 +1,98 @@
+"""A guide is checked when it is made: it is of one kind, well formed, and of bounded cost."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from ostinato.errors import RequestError
+from ostinato.sample.guide import MAX_CHARACTERS, Guide
+from ostinato.sample.params import SamplingParams
+
+
+def nested(key: str, depth: int, inner: str) -> str:
+    return f'{{"{key}": ' * depth + inner + "}" * depth
+
+
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({}, "exactly one of json_schema, json_object, regex, choice, lark; this one has none"),
+    ({"choice": []}, "this one has none"),
+    ({"json_object": False}, "this one has none"),
+    ({"regex": "a", "choice": ["a"]}, "this one has regex and choice"),
+    ({"grammar": "a"}, "unknown guide grammar"),
+    ({"regex": 7}, r"guide\.regex"),
+    ({"choice": ["a", 7]}, r"guide\.choice"),
+    ({"choice": "ab"}, r"guide\.choice"),
+    ({"json_object": "yes"}, r"guide\.json_object"),
+    ({"json_schema": "{"}, "is not JSON"),
+    ({"json_schema": "[]"}, "a schema is a JSON object"),
+    ({"json_schema": {"enum": [{1, 2}]}}, "is not JSON"),
+    ({"json_schema": nested("items", 101, "true")}, "nested more than 100 deep"),
+    ({"json_schema": nested("items", 9_000, "{}")}, "is not JSON|json_schema has"),
+    ({"json_schema": {"const": "x" * MAX_CHARACTERS["json_schema"]}}, "characters, and may have 65536"),
+    ({"regex": "a" * 4097}, "regex has 4097 characters, and may have 4096"),
+    ({"lark": "a" * 20_000}, "lark has 20000 characters"),
+    ({"choice": ["abcdefg"] * 2049}, "choice has 16392 characters"),
+    ({"json_schema": {"anyOf": [{"pattern": "a" * 2000}, {"patternProperties": {"b" * 2097: {}}}]}}, "4097 characters"),
+    ({"json_schema": {"items": {"multipleOf": 10_001}}}, "multipleOf"),
+    ({"json_schema": {"anyOf": [{"multipleOf": 101}, {"multipleOf": 103}]}}, "multipleOf"),
+    ({"json_schema": {"anyOf": [{"multipleOf": 0.00001}, {"multipleOf": 3}]}}, "multipleOf"),
+    ({"json_schema": {"multipleOf": 1e300}}, "multipleOf"),
+    ({"json_schema": {"multipleOf": 1e-300}}, "multipleOf"),
+    ({"regex": "\ud800"}, "surrogate"),
+    ({"choice": ["a", "\udfff"]}, "surrogate"),
+    ({"json_schema": {"const": "\ud800"}}, "surrogate"),
+]
+
+
+@pytest.mark.parametrize(("settings", "reason"), REFUSED)
+def test_a_guide_that_cannot_be_is_a_request_error_that_says_why(settings: dict[str, Any], reason: str) -> None:
+    with pytest.raises(RequestError, match=reason):
+        Guide(**settings)
+    with pytest.raises(RequestError, match=reason):
+        SamplingParams(guide=settings)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"json_schema": {"type": "number", "multipleOf": 0.01}},
+        {"json_schema": {"multipleOf": 9999}},
+        {"json_schema": {"anyOf": [{"multipleOf": 0.25}, {"multipleOf": 5}]}},
+        {"json_schema": {"properties": {"multipleOf": {"type": "string"}, "pattern": {}}}},
+        {"json_object": True},
+        {"regex": ""},
+        {"choice": [""]},
+        {"lark": 'start: "a"'},
+    ],
+)
+def test_a_guide_survives_a_copy_of_its_sampling_parameters(settings: dict[str, Any]) -> None:
+    params = SamplingParams(guide=settings)
+    copied = params.replace(temperature=0.5)
+    assert copied.guide == params.guide == Guide(**settings)
+    assert len({copied.guide, params.guide, Guide(**settings)}) == 1
+
+
+def test_a_schema_keeps_the_order_of_its_properties() -> None:
+    schema = {"type": "object", "properties": {"z": {}, "a": {}, "m": {}}}
+    guide = Guide(json_schema=schema)
+    assert guide.json_schema is not None
+    assert list(json.loads(guide.json_schema)["properties"]) == ["z", "a", "m"]
+
+
+def test_a_guide_and_ignore_eos_contradict_each_other() -> None:
+    with pytest.raises(RequestError, match="ignore_eos"):
+        SamplingParams(guide={"json_object": True}, ignore_eos=True)
+
+
+def test_neither_torch_nor_the_grammar_library_is_imported_before_a_guide_is_compiled() -> None:
+    program = (
+        "import sys; from ostinato import Guide, SamplingParams; SamplingParams(guide={'regex': 'a'}); "
+        "assert 'torch' not in sys.modules and 'llguidance' not in sys.modules; "
+        "import ostinato.engine.engine; assert 'llguidance' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)
