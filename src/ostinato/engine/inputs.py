@@ -8,31 +8,9 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
+from ostinato.engine.decode_inputs import DecodeInputs
 from ostinato.layers.step import StepInputs
-from ostinato.schedule.batch import Batch, Row
-
-
-class BlockTables:
-    """The block tables of a step's rows as an array. A row whose table is the one of the last step costs nothing,
-    however long it is: steps of long contexts would spend their time in copying."""
-
-    def __init__(self) -> None:
-        self._array = np.zeros((0, 0), dtype=np.int32)
-        self._tables: list[tuple[int, ...]] = []  # what stands in its rows
-
-    def of(self, rows: Sequence[Row]) -> np.ndarray:
-        """[rows, longest table] int32, at least one column, 0 behind each table. Valid until the next call."""
-        width = max((len(row.block_table) for row in rows), default=0) or 1
-        if len(rows) > self._array.shape[0] or width > self._array.shape[1]:
-            shape = (max(len(rows), self._array.shape[0]), max(2 * width, self._array.shape[1]))
-            self._array, self._tables = np.zeros(shape, dtype=np.int32), [()] * shape[0]
-        for i, row in enumerate(rows):
-            before, table = self._tables[i], row.block_table
-            if table is not before:
-                self._array[i, : len(table)] = table
-                self._array[i, len(table) : len(before)] = 0
-                self._tables[i] = table
-        return self._array[: len(rows), :width]
+from ostinato.schedule.batch import Batch
 
 
 def step_inputs(
@@ -40,20 +18,21 @@ def step_inputs(
     block_size: int,
     device: torch.device,
     drafts: Sequence[Sequence[int]] = (),
-    block_tables: BlockTables | None = None,
+    decode_inputs: DecodeInputs | None = None,
 ) -> StepInputs:
     """The kernels' view of `batch`. Models without blocks or slots get null ids there.
 
     `drafts` has the tokens proposed for each row, or nothing. If there are any, each decode row has the batch's
-    `num_drafts` of them behind its own token, the last of which may be padding. With `block_tables`, those of the
-    inputs are valid until the next step.
+    `num_drafts` of them behind its own token, the last of which may be padding. With `decode_inputs`, where steps that
+    only decode have theirs, the inputs are valid until the next step.
     """
     rows = batch.rows
+    decode_inputs = decode_inputs or DecodeInputs()
+    if batch.num_decode_rows == len(rows) and not any(drafts):
+        return decode_inputs.of(rows, block_size).to(device)
     # NumPy, whose small operations cost a fraction of torch's.
     starts = np.array([row.start for row in rows], dtype=np.int64)
-    tables = (block_tables or BlockTables()).of(rows)
-    if batch.num_decode_rows == len(rows) and not any(drafts):
-        return _decode_inputs(rows, tables, starts, block_size).to(device)
+    tables = decode_inputs.block_tables.of(rows)
     counts = [len(each) for each in drafts] if any(drafts) else [0] * len(rows)
     width = 1 + batch.num_drafts if any(counts) else 1
     real = [len(row.token_ids) + count for row, count in zip(rows, counts, strict=True)]
@@ -90,23 +69,6 @@ def step_inputs(
         ),
     )
     return inputs.to(device)
-
-
-def _decode_inputs(rows: Sequence[Row], tables: np.ndarray, starts: np.ndarray, block_size: int) -> StepInputs:
-    """Of decode rows alone, which have one token each: most steps are of these."""
-    row_of_token = np.arange(len(rows) + 1, dtype=np.int32)
-    return StepInputs(
-        token_ids=torch.from_numpy(np.array([row.token_ids[0] for row in rows], dtype=np.int64)),
-        positions=torch.from_numpy(starts),
-        row_starts=torch.from_numpy(row_of_token),
-        start_positions=_int32(starts),
-        kv_lens=_int32(starts + 1),
-        block_tables=torch.from_numpy(tables),
-        kv_cells=torch.from_numpy(_kv_cells(tables, row_of_token[:-1], starts, block_size)),
-        read_slots=_int32([row.read_slot for row in rows]),
-        write_slots=_int32([row.write_slots[:1] for row in rows]),
-        num_decode_rows=len(rows),
-    )
 
 
 def logit_positions(batch: Batch, drafts: Sequence[Sequence[int]] = ()) -> list[int]:

@@ -11,9 +11,10 @@ from typing import Any
 
 import torch
 
+from ostinato.engine.decode_inputs import DecodeInputs
 from ostinato.engine.drafting import make_drafting
 from ostinato.engine.graphing import make_graphs
-from ostinato.engine.inputs import BlockTables, logit_positions, step_inputs
+from ostinato.engine.inputs import logit_positions, step_inputs
 from ostinato.engine.memory import allocate_memory
 from ostinato.errors import CapacityError, Remedy
 from ostinato.graphs.graphs import Graphs
@@ -51,7 +52,7 @@ class Runner:
         self.plan = plan
         self.device = torch.device(settings.device)
         self.block_size = settings.block_size
-        self._block_tables = BlockTables()
+        self._decode_inputs = DecodeInputs()
         if settings.threads is not None:
             torch.set_num_threads(settings.threads)
         begin = time.perf_counter()
@@ -87,14 +88,15 @@ class Runner:
         """Proposes drafts, computes the batch with them, writes its keys, values and states, and samples where a row's
         next tokens are due."""
         drafts = self.drafting.proposer.propose(batch) if self.drafting is not None else ()
-        hidden = self.graphs.run(step_inputs(batch, self.block_size, torch.device("cpu"), drafts, self._block_tables))
+        hidden = self.graphs.run(step_inputs(batch, self.block_size, torch.device("cpu"), drafts, self._decode_inputs))
         positions = logit_positions(batch, drafts)
 
         def project(places: list[int]) -> torch.Tensor:
             wanted = [positions[i] for i in places]
             # Where every row has one token, all of them are wanted, in order: no copy.
-            in_order = wanted == list(range(len(wanted)))
-            return self.model.logits(hidden[: len(wanted)] if in_order else hidden[wanted])
+            if wanted != list(range(len(wanted))):
+                return self.model.logits(hidden[wanted])
+            return self.model.logits(hidden if len(wanted) == len(hidden) else hidden[: len(wanted)])
 
         return StepResult(tuple(sample(project, batch.rows, drafts, draw=self.model.build.ops.sample)))
 

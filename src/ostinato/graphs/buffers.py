@@ -44,6 +44,9 @@ class StepBuffers:
         # On a CPU buffers are written through NumPy, whose small copies cost a fraction of torch's.
         self._arrays = {name: buffer.numpy() for name, buffer in self.named()} if device.type == "cpu" else None
         self._decode_views: dict[tuple[int, int], StepInputs] = {}
+        # Steps that only decode lie in the same tensors again and again.
+        self._source: StepInputs | None = None
+        self._source_arrays: dict[str, Any] = {}
 
     def named(self) -> Iterator[tuple[str, torch.Tensor]]:
         for name in TENSORS:
@@ -106,20 +109,22 @@ class StepBuffers:
         assert real_tokens <= tokens, "a step has more tokens than it is padded to"
         # Long contexts make tables wide, so only the columns that were ever used are cleared.
         self._table_columns = max(self._table_columns, step.block_tables.shape[1])
+        if self._arrays is not None and step is not self._source:
+            self._source, self._source_arrays = step, {name: getattr(step, name).numpy() for name in TENSORS}
         for name, padded in (*((name, tokens) for name in PER_TOKEN), *((name, rows) for name in PER_ROW)):
-            buffer: Any = getattr(self, name)
-            value: Any = getattr(step, name)
-            if self._arrays is not None:
-                buffer, value = self._arrays[name], value.numpy()
+            buffer, value = self._pair(name, step)
             if name == "block_tables":
                 buffer = buffer[:, : self._table_columns]
             _fill(buffer, value, padded)
-        starts: Any = self.row_starts
-        values: Any = step.row_starts
-        if self._arrays is not None:
-            starts, values = self._arrays["row_starts"], values.numpy()
+        starts, values = self._pair("row_starts", step)
         starts[: real_rows + 1] = values
         starts[real_rows + 1 : rows + 1] = real_tokens
+
+    def _pair(self, name: str, step: StepInputs) -> tuple[Any, Any]:
+        """A buffer and what `step` has for it, both of one kind, torch's or NumPy's."""
+        if self._arrays is not None:
+            return self._arrays[name], self._source_arrays[name]
+        return getattr(self, name), getattr(step, name)
 
 
 def addresses(step: StepInputs) -> tuple[int, ...]:

@@ -60,6 +60,8 @@ def sample(
     RequestError, if it is its guide that leaves no token; the others are not disturbed. Behind a draft, its tokens end
     there, and its next step will tell.
     """
+    if not any(drafts) and all(row.num_logits == 1 and row.payload.is_simple for row in rows):
+        return _best_tokens(project, rows, draw)
     drafts = drafts or [()] * len(rows)
     due: list[_Due] = []
     prompt_positions: list[_Known] = []
@@ -89,6 +91,17 @@ def sample(
             ends=index in tokens and _ends(row.payload, tokens[index]),
         )
         for index, row in enumerate(rows)
+    ]
+
+
+def _best_tokens(project: Project, rows: Sequence[Row], draw: Draw) -> list[RowResult]:
+    """The results of rows that each gain the token of the best of their logits, and want nothing else: most steps."""
+    tokens = draw(project(list(range(len(rows))))).tolist()
+    return [
+        RowResult(row.request_id, (token,))
+        if token >= 0
+        else RowResult(row.request_id, error=_not_finite(row.request_id))
+        for row, token in zip(rows, tokens, strict=True)
     ]
 
 

@@ -68,6 +68,7 @@ class SamplingState:
         "guidance",
         "held_back_token_ids",
         "is_plain",
+        "is_simple",
         "output_token_ids",
         "params",
         "prompt_token_ids",
@@ -94,6 +95,8 @@ class SamplingState:
         guided = self.guidance is not None
         self.is_plain = not (params.logit_bias or params.has_penalties or self.held_back_token_ids or guided)
         """Whether no step has to process its logits before temperature."""
+        self.is_simple = self.is_plain and params.greedy and params.logprobs is None and params.prompt_logprobs is None
+        """Whether every token is simply that of the best logit, and no log-probability is asked for."""
         self._counts: TokenCounts | None = None
 
     def counts(self) -> TokenCounts:
