@@ -4,6 +4,7 @@ one takes few milliseconds: arrays and tensors are made once, and written in eve
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,6 +19,8 @@ class DecodeInputs:
 
     def __init__(self) -> None:
         self.block_tables = BlockTables()
+        self._steps: dict[tuple[int, ...], StepInputs] = {}  # by the shape of their block tables
+        self._tables: Any = None  # the array in which these lie
         self._make_arrays(0)
 
     def of(self, rows: Sequence[Row], block_size: int) -> StepInputs:
@@ -55,8 +58,7 @@ class DecodeInputs:
         self._ids = np.zeros((3, count), dtype=np.int64)  # token ids, positions and cells
         self._numbers = np.zeros((4, count), dtype=np.int32)  # start positions, context lengths, slots read and written
         self._row_starts = np.arange(count + 1, dtype=np.int32)
-        self._tables: np.ndarray | None = None  # in which the block tables of `_steps` lie
-        self._steps: dict[tuple[int, ...], StepInputs] = {}  # by the shape of their block tables
+        self._steps.clear()
 
     def _make_step(self, count: int, tables: np.ndarray) -> StepInputs:
         token_ids, positions, kv_cells = torch.from_numpy(self._ids[:, :count])
