@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
+from ostinato.plan.activations import activation_bytes
 from ostinato.plan.memory import (
     Budget,
-    activation_bytes,
     cache_need,
     cache_room,
     fit_memory,
@@ -17,6 +17,7 @@ from ostinato.plan.memory import (
     state_slot_bytes,
 )
 from ostinato.plan.model import LayerSpec
+from ostinato.plan.quantization import LinearSpec
 from tests.plan_cases import ATTENTION, MAMBA2, MIB, attention_layer, hybrid, mamba2_layer, mlp_layer, model
 
 BUDGET = Budget(
@@ -94,6 +95,46 @@ def test_gathering_states_is_counted_for_every_row() -> None:
 
     assert size(101, True) - size(1, True) >= 100 * 16 * 64 * 128 * 4 * 2
     assert size(101, False) == size(1, False)
+
+
+ALL_NATIVE = ("linear", "rms_norm", "attention", "ssd_scan", "moe", "sample")
+
+
+def test_native_kernels_make_no_copies_and_no_masks() -> None:
+    def size(max_model_len: int, native: tuple[str, ...]) -> int:
+        only = model(attention_layer(), vocab_size=10)
+        return activation_bytes(only, "bfloat16", 1024, 1, max_model_len, gathers_states=False, native=native)
+
+    elements = 1024 * (2 * 512 + 2 * 512 + 256)
+    assert size(1024, ()) > elements * (2 + 4) * 5 // 4
+    assert elements * 2 * 5 // 4 < size(1024, ALL_NATIVE) < elements * 2 * 5 // 4 + MIB
+    # For every key of the longest context a mask has a place, and native kernels of one thread keep few sums.
+    assert size(9 * 1024, ()) - size(1024, ()) > 8 * 1024 * 256 * 5
+    assert size(9 * 1024, ALL_NATIVE) - size(1024, ALL_NATIVE) < 8 * 1024 * 256
+
+
+def test_scratch_of_native_kernels_is_that_of_the_greediest_of_each_thread() -> None:
+    def size(threads: int, vocab_size: int) -> int:
+        small = model(mlp_layer(), vocab_size=vocab_size)
+        return activation_bytes(small, "float32", 16, 1, 64, gathers_states=False, native=ALL_NATIVE, threads=threads)
+
+    assert size(3, 10_000) - size(1, 10_000) == 2 * 3 * 10_000 * 4
+
+
+def test_native_experts_keep_what_each_choice_reads_and_computes() -> None:
+    experts = (LinearSpec(("e",), 512, 8 * 2 * 1024), LinearSpec(("e",), 1024, 8 * 512))
+    parameters = 8 * 3 * 512 * 1024
+    layer = LayerSpec("mlp", None, None, parameters, 0, 512, parameters * 5 // 8, experts=experts)
+    assert (layer.num_experts, layer.experts_per_token, layer.expert_elements) == (8, 3, 3 * (2 * 1024 + 1024 + 512))
+
+    def size(spec: LayerSpec, native: tuple[str, ...]) -> int:
+        only = model(spec, vocab_size=10)
+        return activation_bytes(only, "bfloat16", 1000, 1, 64, gathers_states=False, native=native)
+
+    plain = replace(layer, experts=())
+    kept = 1000 * (512 + 3 * (512 + 1024)) * 4
+    assert kept < size(layer, ALL_NATIVE) - size(plain, ALL_NATIVE) < kept * 1.3
+    assert size(layer, ()) - size(plain, ()) == 1000 * layer.expert_elements * (2 + 4) * 5 // 4
 
 
 def test_the_least_cache_has_null_block_null_slot_all_slots_and_one_request() -> None:

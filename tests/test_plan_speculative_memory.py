@@ -8,6 +8,7 @@ import pytest
 
 from ostinato.config import EngineConfig
 from ostinato.errors import CapacityError, ConfigError
+from ostinato.plan.activations import LOGIT_COPIES, activation_bytes
 from ostinato.plan.graph_memory import (
     LargestGraphs,
     arena_bytes,
@@ -16,7 +17,7 @@ from ostinato.plan.graph_memory import (
     graph_bytes,
 )
 from ostinato.plan.limits import Limits
-from ostinato.plan.memory import LOGIT_COPIES, activation_bytes, kv_block_bytes, state_slot_bytes
+from ostinato.plan.memory import kv_block_bytes, state_slot_bytes
 from ostinato.plan.model import ModelSpec
 from ostinato.plan.plan import make_plan
 from ostinato.plan.source import model_spec

@@ -8,15 +8,13 @@ import torch.nn.functional as F
 from ostinato.ops import int8
 from ostinato.ops.activations import ACTIVATIONS
 from ostinato.ops.native import DTYPES, Lowered, check_plain, check_rows
+from ostinato.plan.activations import EXPANDED
 
 CODES = {None: 0, "relu2": 1, "silu": 2, "swiglu": 3}
 """Activations, as in native/product.h."""
 
 INT8 = 3
 """A weight's dtype, there."""
-
-SLAB = 2**22
-"""Elements of an int8 weight that are expanded at a time."""
 
 
 def reference(
@@ -106,7 +104,7 @@ def _quantized_product(
 ) -> torch.Tensor:
     """x W^T + bias in the dtype of `x`; computed in float32 at least, a slab of rows at a time."""
     wide = torch.promote_types(x.dtype, torch.float32)
-    rows = max(1, SLAB // weight.shape[1])
+    rows = max(1, EXPANDED // weight.shape[1])
     slabs = zip(weight.split(rows), weight_scale.to(wide).split(rows), strict=True)
     y = torch.cat([F.linear(x.to(wide), int8.dequantize(slab, scale, group_size)) for slab, scale in slabs], dim=1)
     return (y if bias is None else y + bias).to(x.dtype)

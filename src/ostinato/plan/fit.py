@@ -7,6 +7,7 @@ from typing import Any
 
 from ostinato.config import EngineConfig
 from ostinato.errors import CapacityError, OstinatoError
+from ostinato.plan.activations import activation_bytes
 from ostinato.plan.capture import CaptureLadders
 from ostinato.plan.capture_plan import choose_graph_mode, choose_ladders, largest_graphs
 from ostinato.plan.coverage import FULL_MODES, GraphMode
@@ -19,7 +20,6 @@ from ostinato.plan.memory import (
     MOST_CACHED_TOKENS,
     Budget,
     MemoryPlan,
-    activation_bytes,
     cache_need,
     cache_room,
     expected_prefix,
@@ -32,7 +32,7 @@ from ostinato.plan.memory import (
 from ostinato.plan.model import ModelSpec
 from ostinato.plan.passes import of_each_kind
 from ostinato.plan.quantization_setting import with_quantization
-from ostinato.plan.settings import choose_dtype, choose_ssm_state_dtype
+from ostinato.plan.settings import choose_dtype, choose_ssm_state_dtype, choose_threads
 from ostinato.plan.speculative import with_drafter
 from ostinato.plan.state import StateCacheMode, choose_state_block_size, choose_state_cache_mode
 from ostinato.plan.units import GiB, format_bytes
@@ -89,6 +89,8 @@ def fit(config: EngineConfig, model: ModelSpec, device: DeviceSpec) -> Fit:
     choose_ladders(config, graph_mode, asked_rows, wanted, per_request)  # a contradiction is told before what fits
     # A step's peak is that of its greediest layer, so one of each kind is enough to find it.
     kinds = of_each_kind(model)
+    native = [op for op, choice in kernels.items() if choice.implementation == "native"]
+    threads = choose_threads(config, device) or 1
 
     def activations(limits: Limits) -> int:
         return activation_bytes(
@@ -99,6 +101,8 @@ def fit(config: EngineConfig, model: ModelSpec, device: DeviceSpec) -> Fit:
             max_model_len=limits.max_model_len,
             gathers_states=device.kind == "cuda",
             tokens_per_row=per_request,
+            native=native,
+            threads=threads,
         )
 
     def captured(limits: Limits) -> LargestGraphs:

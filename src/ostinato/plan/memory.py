@@ -5,16 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ostinato.plan.model import DTYPE_BYTES, LayerSpec, ModelSpec
-from ostinato.plan.passes import Pass, drafter_pass, own_pass
-
-LOGIT_COPIES = 9
-"""Floats per logit while sampling: raw, float32 and processed copies, and a sort with its 64-bit indices; 8
-were seen with top-p."""
-
-ATTENTION_SLAB = 256
-"""Tokens of a prompt chunk that attend at a time, so that a causal mask has no more rows than these."""
-
+from ostinato.plan.model import DTYPE_BYTES, ModelSpec
 
 DEFAULT_PREFIX_TOKENS = 1024
 """Mean length of the prefixes that the cache is split for, where the user does not say: a system prompt with some
@@ -95,49 +86,6 @@ def state_slot_bytes(model: ModelSpec, dtype: str, ssm_state_dtype: str) -> int:
     )
     hidden = 0 if model.drafter is None else model.drafter.hidden_elements
     return states + hidden * DTYPE_BYTES[dtype]
-
-
-def activation_bytes(
-    model: ModelSpec,
-    dtype: str,
-    tokens: int,
-    rows: int,
-    max_model_len: int,
-    gathers_states: bool,
-    tokens_per_row: int = 1,
-) -> int:
-    """Bytes that one step of `tokens` tokens in `rows` rows needs at most, beside weights and cache.
-
-    Counted are, as alive at once: the residual stream, its normed form and their float32 copies; the
-    greediest layer's intermediate results, in `dtype` and as float32 copies, with what its kernel allocates
-    (see `_attention_scratch` and `_scan_scratch`); or, after the last layer, the logits of `tokens_per_row` positions
-    per row, each with its drafts, and their copies while sampling; or as much of the drafter; and a quarter more, since
-    allocators hold on to some of what was freed. `gathers_states`: whether a decode step gathers all rows' states into
-    one tensor, as the references do on a GPU.
-    """
-    width = DTYPE_BYTES[dtype]
-
-    def layers_of(way: Pass) -> int:
-        widest = max(
-            (
-                tokens * layer.activation_elements * (width + 4)
-                + max(
-                    _attention_scratch(layer, width, tokens, max_model_len),
-                    _scan_scratch(layer, rows if gathers_states else 1),
-                )
-                for layer in way.layers
-            ),
-            default=0,
-        )
-        return max(widest, tokens * way.join_elements * (width + 4))
-
-    own, drafter = own_pass(model), drafter_pass(model)
-    # A drafter's logits are of one position per row, so that they never decide.
-    logits = min(rows * tokens_per_row, tokens) * model.vocab_size * LOGIT_COPIES * 4
-    peak = tokens * own.kept_elements * (width + 4) + max(layers_of(own), logits)
-    if drafter is not None:
-        peak = max(peak, tokens * drafter.kept_elements * (width + 4) + layers_of(drafter))
-    return peak + peak // 4
 
 
 def cache_need(budget: Budget, max_num_seqs: int, max_model_len: int) -> int:
@@ -234,21 +182,3 @@ def _blocks(budget: Budget, requests: int, max_model_len: int) -> int:
 
 def _blocks_of(tokens: int, block_size: int) -> int:
     return -(-tokens // block_size)
-
-
-def _attention_scratch(layer: LayerSpec, width: int, tokens: int, max_model_len: int) -> int:
-    """Of one row at a time: its gathered keys and values, and a slab's causal mask, as bool and as float32."""
-    if layer.attention is None:
-        return 0
-    gathered = max_model_len * layer.attention.kv_elements_per_token * width
-    return gathered + min(tokens, ATTENTION_SLAB, max_model_len) * max_model_len * (1 + 4)
-
-
-def _scan_scratch(layer: LayerSpec, states: int) -> int:
-    """Of one chunk: decay and weights [heads, chunk, chunk] and scores [groups, chunk, chunk]; and three
-    copies of `states` SSM states (before, added, after); all in float32."""
-    if layer.mamba2 is None:
-        return 0
-    mamba2 = layer.mamba2
-    chunk = (2 * mamba2.num_heads + mamba2.num_groups) * mamba2.chunk_size**2
-    return 4 * (chunk + 3 * states * mamba2.ssm_state_elements)

@@ -68,9 +68,9 @@ class LayerSpec:
     `parameters` are stored in the model's dtype, `float32_parameters` in float32 whatever that dtype is (the
     decay, skip and time-step vectors of a state mixer, the correction bias of a router). `activation_elements`
     is the number of elements per token of the layer's widest intermediate results alive at once, without the
-    residual stream. `inactive_parameters` are those of `parameters` that a token does not meet: the experts that
-    its router does not choose. `linears` are the matrices among `parameters` that can be quantised: all but the
-    router's, and those of the `experts`, inward and outward, which can be too.
+    residual stream and the experts' own. `inactive_parameters` are those of `parameters` that a token does not meet:
+    the experts that its router does not choose. `linears` are the matrices among `parameters` that can be
+    quantised: all but the router's, and those of the `experts`, inward and outward, which can be too.
     """
 
     kind: str
@@ -86,6 +86,24 @@ class LayerSpec:
     @property
     def expert_parameters(self) -> int:
         return sum(linear.in_size * linear.out_size for linear in self.experts)
+
+    @property
+    def num_experts(self) -> int:
+        return self.experts[1].out_size // self.experts[0].in_size if self.experts else 0
+
+    @property
+    def experts_per_token(self) -> int:
+        """Those that its router chooses."""
+        met = self.expert_parameters - self.inactive_parameters
+        return met * self.num_experts // self.expert_parameters if self.experts else 0
+
+    @property
+    def expert_elements(self) -> int:
+        """Elements per token between its experts' two products, with a gate's, and behind them."""
+        if not self.experts:
+            return 0
+        up, down = self.experts
+        return self.experts_per_token * ((up.out_size + down.out_size) // self.num_experts + down.in_size)
 
 
 @dataclass(frozen=True)

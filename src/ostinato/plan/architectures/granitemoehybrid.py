@@ -173,7 +173,6 @@ def _layer(kind: str, hyper: GraniteMoeHybridHyperparameters, hidden_size: int) 
         inactive = (moe.num_experts - moe.top_k) * expert
         parameters += moe.num_experts * expert
         parameters += linear_parameters(hidden_size, moe.num_experts)
-        mlp_width += moe.top_k * (3 * moe.intermediate_size + hidden_size)
     if kind == "attention":
         attention = hyper.attention
         parameters += attention_parameters(hidden_size, attention, hyper.attention_bias)

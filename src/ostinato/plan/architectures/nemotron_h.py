@@ -208,7 +208,7 @@ def _layer(kind: str, hyper: NemotronHHyperparameters, hidden_size: int) -> Laye
         )
         parameters += linear_parameters(hidden_size, inner, hyper.mlp_bias)
         parameters += linear_parameters(inner, hidden_size, hyper.mlp_bias)
-    width = 2 * moe.shared_intermediate_size + moe.top_k * (2 * moe.intermediate_size + inner)
+    width = 2 * moe.shared_intermediate_size + inner
     inactive = (moe.num_experts - moe.top_k) * expert
     names = tuple(f"mixer.experts.{i}.{part}" for i in range(moe.num_experts) for part in ("up_proj", "down_proj"))
     experts = expert_linears(inner, moe.intermediate_size, moe.num_experts, names, gated=False)
