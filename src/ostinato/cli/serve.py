@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator
-from typing import Annotated, Any, get_args, get_origin
+from typing import Annotated, Any, Literal, get_args, get_origin
 
 import typer
 
@@ -18,15 +18,18 @@ PANEL = "Server"
 def _flags() -> Iterator[inspect.Parameter]:
     for name, field in ServeSettings.model_fields.items():
         kind = field.annotation
-        is_list = get_origin(kind) is tuple
-        if is_list:
-            plain: Any = list[get_args(kind)[0]]  # type: ignore[misc]
+        plain: Any
+        if get_origin(kind) is tuple:
+            plain = list[get_args(kind)[0]]  # type: ignore[misc]
+        elif get_origin(kind) is Literal:
+            plain = str
         else:
             plain = next(each for each in get_args(kind) or (kind,) if each is not type(None))
         flag = "--" + name.replace("_", "-")
         default = "" if field.default in (None, ()) else f" [default: {str(field.default).lower()}]"
         option = typer.Option(
             flag,
+            metavar="|".join(get_args(kind)) if plain is str and get_origin(kind) is Literal else None,
             help=f"{field.description}{default}",
             envvar="OSTINATO_API_KEY" if name == "api_key" else None,
             show_default=False,

@@ -23,6 +23,8 @@ from ostinato.sample.params import SamplingParams
 
 T = TypeVar("T")
 
+_LONGEST_STEP = 30.0
+"""Seconds that stopping waits for the step that runs."""
 _TURNS = 3
 """Turns of the event loop until who waits for a stream has done with what came: woken, forwarded, sent."""
 
@@ -84,6 +86,11 @@ class AsyncEngine:
     def num_unfinished(self) -> int:
         """Requests that have not ended."""
         return len(self._streams)
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether the engine's thread runs."""
+        return self._thread.is_alive()
 
     async def submit(
         self,
@@ -157,7 +164,7 @@ class AsyncEngine:
         for name in list(self._streams):
             self._end(name, EngineStopped("the engine was stopped before the request had ended"))
         self._commands.put(lambda: None)
-        await asyncio.to_thread(self._thread.join)
+        await asyncio.to_thread(self._thread.join, _LONGEST_STEP)
         self._refuse_calls(EngineStopped("the engine was stopped"))
 
     def _check(self) -> None:

@@ -27,6 +27,10 @@ class Stream:
         self.prompt_token_ids: list[int] = []
         self.num_cached_tokens: int | None = None
         """Tokens of the prompt that came from the prefix cache; None before the first gain."""
+        self.num_output_tokens = 0
+        """Gained so far, by all outputs."""
+        self.finish_reasons: list[str] = []
+        """Of the outputs that have ended."""
         self.ended = False
         """Whether the engine is done with it."""
         self.timer: asyncio.TimerHandle | None = None
@@ -70,6 +74,10 @@ class Stream:
     def put(self, delta: OutputDelta) -> None:
         """The engine's: what was gained."""
         self.num_cached_tokens, self.times = delta.num_cached_tokens, delta.times
+        for sample in delta.samples:
+            self.num_output_tokens += len(sample.token_ids)
+            if sample.finish_reason is not None:
+                self.finish_reasons.append(sample.finish_reason)
         self._waiting = delta if self._waiting is None else self._waiting.then(delta)
         self._news.set()
 

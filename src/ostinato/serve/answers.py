@@ -10,6 +10,7 @@ from typing import Any
 from ostinato.engine.async_engine import AsyncEngine
 from ostinato.engine.delivery import OutputDelta
 from ostinato.engine.stream import Stream
+from ostinato.observe.record import RequestRecord
 from ostinato.sample.params import SamplingParams
 from ostinato.serve.protocol.common import Generating
 
@@ -34,9 +35,12 @@ class Run:
         params: SamplingParams,
         body: Generating,
         deadline: float,
+        record: RequestRecord,
     ) -> Run:
-        """Submits every prompt, as token ids; if one is refused, none runs, and its error is raised."""
+        """Submits every prompt, as token ids, for the request of `record`; if one is refused, none runs, and its error
+        is raised."""
         streams: list[Stream] = []
+        record.streams = streams
         try:
             for prompt in prompts:
                 streams.append(

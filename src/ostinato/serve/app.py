@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import logging
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import lru_cache
@@ -11,10 +11,11 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import Response
 from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect
+from starlette.middleware.cors import CORSMiddleware
 
 from ostinato import __version__
-from ostinato.errors import OstinatoError
+from ostinato.errors import RequestError
+from ostinato.observe.tracing import Tracing, make_tracing
 from ostinato.serve.api.completions import completions_router
 from ostinato.serve.api.live import live_router
 from ostinato.serve.api.metrics import metrics_router
@@ -25,21 +26,31 @@ from ostinato.serve.errors import ApiError, as_api_error, from_validation
 from ostinato.serve.gate import Gate
 from ostinato.serve.life import Life
 from ostinato.serve.model_text import ModelText
-from ostinato.serve.streaming import ClientGone
-
-log = logging.getLogger("ostinato.serve")
 
 
-def make_app(life: Life) -> FastAPI:
-    """The server's application around `life`, which begins and ends with it."""
+def make_app(life: Life, tracing: Tracing | None = None) -> FastAPI:
+    """The server's application around `life`, which begins and ends with it. Without `tracing` it is as the settings
+    have it; ConfigError if that cannot be."""
+    settings = life.settings
+    if tracing is None and settings.otlp_endpoint is not None:
+        tracing = make_tracing(settings.otlp_endpoint, life.model_name)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         life.begin()
         yield
         await life.end()
+        if tracing is not None:
+            await asyncio.to_thread(tracing.end)
 
-    app = FastAPI(title="Ostinato", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None)
+    app = FastAPI(
+        title="Ostinato",
+        version=__version__,
+        lifespan=lifespan,
+        docs_url=None,
+        redoc_url=None,
+        redirect_slashes=False,
+    )
     app.include_router(service_router(life))
     app.include_router(page_router())
     app.mount("/page", page_files())
@@ -48,7 +59,16 @@ def make_app(life: Life) -> FastAPI:
     text_of = lru_cache(maxsize=1)(ModelText)
     for router in (completions_router, tokens_router):
         app.include_router(router(life, text_of))
-    app.add_middleware(Gate, keys=life.settings.api_key, max_body=life.settings.max_body)
+    app.add_middleware(Gate, settings=settings, tracing=tracing)
+    if settings.cors_origin:
+        # Outside of the gate: a browser asks for leave without a key.
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=settings.cors_origin,
+            allow_methods=["GET", "POST"],
+            allow_headers=["*"],
+            expose_headers=["x-request-id", "retry-after"],
+        )
 
     @app.exception_handler(RequestValidationError)
     async def invalid(request: Request, error: RequestValidationError) -> Response:
@@ -56,22 +76,12 @@ def make_app(life: Life) -> FastAPI:
         return from_validation(error.errors(), error.body, content_type).response()
 
     @app.exception_handler(ApiError)
-    @app.exception_handler(OstinatoError)
+    @app.exception_handler(RequestError)
     async def refused(_: Request, error: Exception) -> Response:
         return as_api_error(error).response()
 
     @app.exception_handler(HTTPException)
     async def not_served(_: Request, error: HTTPException) -> Response:
         return ApiError(error.status_code, str(error.detail), headers=error.headers).response()
-
-    @app.exception_handler(ClientGone)
-    @app.exception_handler(ClientDisconnect)
-    async def gone(*_: object) -> Response:
-        return Response(status_code=499)  # nobody reads it
-
-    @app.exception_handler(Exception)
-    async def failed(request: Request, error: Exception) -> Response:
-        log.error("request %s failed", request.state.request_id, exc_info=error)
-        return as_api_error(error).response()
 
     return app

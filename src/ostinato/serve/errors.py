@@ -9,7 +9,7 @@ from typing import Any
 from starlette.responses import Response
 
 from ostinato.engine.admission import Overloaded
-from ostinato.engine.async_engine import EngineFailed
+from ostinato.engine.async_engine import EngineFailed, EngineStopped
 from ostinato.engine.stream import DeadlineExceeded
 from ostinato.errors import OstinatoError, RequestError
 
@@ -18,8 +18,10 @@ _TYPES = {
     401: "authentication_error",
     404: "invalid_request_error",
     405: "invalid_request_error",
+    408: "timeout_error",
     413: "invalid_request_error",
     415: "invalid_request_error",
+    421: "invalid_request_error",
     429: "rate_limit_error",
     503: "service_unavailable_error",
     504: "timeout_error",
@@ -66,11 +68,13 @@ def as_api_error(error: BaseException) -> ApiError:
     if isinstance(error, RequestError):
         setting = error.remedies[0].setting if error.remedies else None
         return ApiError(400, error.message, param=setting)
+    if isinstance(error, EngineStopped):
+        return ApiError(503, "the server ends, and the request did not end before", code="draining")
     if isinstance(error, EngineFailed):
         return ApiError(503, "the engine has failed and the server is about to end", code="engine_failed")
-    if isinstance(error, OstinatoError):
-        return ApiError(500, error.message, code=type(error).__name__)
-    return ApiError(500, "the server met an internal error while it computed this request; its log says more")
+    # Neither the text of the error nor what led to it: both may tell of the server's files, or of others' requests.
+    code = type(error).__name__ if isinstance(error, OstinatoError) else "internal_error"
+    return ApiError(500, "the server failed to compute this request; its log says more", code=code)
 
 
 def from_validation(errors: Sequence[Mapping[str, Any]], body: Any, content_type: str) -> ApiError:

@@ -1,80 +1,80 @@
-"""What every request passes before it is read: its id, its key, and the size of its body."""
+"""What every request passes before an endpoint sees it, and what is noted when it has ended."""
 
 from __future__ import annotations
 
-import hmac
 import uuid
-from collections.abc import Sequence
-from typing import Any
 
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from ostinato.serve.errors import ApiError
+from ostinato.observe.logs import log_request
+from ostinato.observe.record import RequestRecord
+from ostinato.observe.tracing import Tracing
+from ostinato.serve.access import Keys, check_host
+from ostinato.serve.errors import as_api_error
+from ostinato.serve.intake import read_body, replayed
+from ostinato.serve.settings import ServeSettings, is_loopback
+from ostinato.serve.streaming import ClientGone, log_failure
 
-OPEN_PATHS = frozenset({"/", "/health", "/version", "/metrics"})
-"""What is answered without a key, besides the page's own files."""
-PAGE = "/page/"
+CLIENT_GONE = 499
+"""The status, in the log alone, of a request whose client did not wait for it."""
 
 
 class Gate:
-    """ASGI middleware. Puts `request_id` into the scope's state and the response's header `x-request-id`."""
+    """ASGI middleware: gives a request its id and its `RequestRecord`, checks host and key, reads the body, and answers
+    for what nobody else has answered.
 
-    def __init__(self, app: ASGIApp, keys: Sequence[str], max_body: int) -> None:
+    The id is the answer's header `x-request-id`; id and record are in `request.state`.
+    """
+
+    def __init__(self, app: ASGIApp, settings: ServeSettings, tracing: Tracing | None = None) -> None:
         self._app = app
-        self._keys = [key.encode() for key in keys]
-        self._max_body = max_body
+        self._keys = Keys(settings.keys)
+        self._is_private = is_loopback(settings.host) and not settings.keys
+        self._max_body = settings.max_body
+        self._tracing = tracing
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        request_id = uuid.uuid4().hex
-        scope.setdefault("state", {})["request_id"] = request_id
+        record = RequestRecord(uuid.uuid4().hex, scope["method"], _printable(scope))
+        scope.setdefault("state", {}).update(request_id=record.request_id, record=record)
 
-        async def send_with_id(message: Message) -> None:
+        async def send_noted(message: Message) -> None:
             if message["type"] == "http.response.start":
-                MutableHeaders(scope=message)["x-request-id"] = request_id
+                record.status = message["status"]
+                MutableHeaders(scope=message)["x-request-id"] = record.request_id
             await send(message)
 
         headers = Headers(scope=scope)
         try:
-            if self._keys and not _is_open(scope["path"]):
-                self._check_key(headers.get("authorization"))
-            await self._app(scope, self._bounded(headers, receive), send_with_id)
-        except ApiError as error:  # raised before or while the body was read: nothing was answered yet
-            await error.response()(scope, receive, send_with_id)
+            await self._pass(scope, headers, receive, send_noted)
+        except (ClientGone, ClientDisconnect):
+            record.status = CLIENT_GONE
+        except Exception as error:
+            answer = as_api_error(error)
+            if answer.status >= 500:
+                log_failure(record.request_id, error)
+            # Once an answer has begun, all that is left is not to complete it.
+            if record.status is None:
+                await answer.response()(scope, receive, send_noted)
+        finally:
+            record.end()
+            log_request(record)
+            if self._tracing is not None:
+                self._tracing.trace(record, headers)
 
-    def _check_key(self, authorization: str | None) -> None:
-        scheme, _, key = (authorization or "").partition(" ")
-        given = key.strip().encode("utf-8", "replace") if scheme.lower() == "bearer" else b""
-        # Every key is compared, each in constant time.
-        matches = [hmac.compare_digest(given, known) for known in self._keys]
-        if not any(matches):
-            message = "the Authorization header should be 'Bearer' and one of the server's keys"
-            raise ApiError(401, message, code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
-
-    def _bounded(self, headers: Headers, receive: Receive) -> Receive:
-        """`receive` that ends the request when its body is too large."""
-        declared = headers.get("content-length", "0")
-        if declared.isdecimal() and int(declared) > self._max_body:
-            raise _too_large(self._max_body)
-        received = 0
-
-        async def bounded() -> Message:
-            nonlocal received
-            message: dict[str, Any] = dict(await receive())
-            received += len(message.get("body", b""))
-            if received > self._max_body:
-                raise _too_large(self._max_body)
-            return message
-
-        return bounded
+    async def _pass(self, scope: Scope, headers: Headers, receive: Receive, send: Send) -> None:
+        if self._is_private:
+            check_host(headers.get("host"))
+        self._keys.check(scope["path"], headers.get("authorization"))
+        body = await read_body(headers, receive, self._max_body)
+        await self._app(scope, replayed(body, receive), send)
 
 
-def _is_open(path: str) -> bool:
-    return path in OPEN_PATHS or path.startswith(PAGE)
-
-
-def _too_large(limit: int) -> ApiError:
-    return ApiError(413, f"the body is larger than {limit} bytes (max_body)", code="body_too_large")
+def _printable(scope: Scope) -> str:
+    """The path as it was sent, in printable characters, without the query."""
+    path = scope.get("raw_path") or scope["path"].encode()
+    return "".join(chr(byte) if 32 < byte < 127 else f"%{byte:02X}" for byte in path[:200])

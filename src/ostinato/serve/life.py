@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +13,8 @@ from ostinato.engine.async_engine import AsyncEngine
 from ostinato.engine.runner import StartProgress
 from ostinato.serve.errors import ApiError
 from ostinato.serve.settings import ServeSettings
+
+log = logging.getLogger("ostinato.serve")
 
 
 class Life:
@@ -41,16 +44,18 @@ class Life:
             engine = await AsyncEngine.start(
                 self.config, max_waiting=self.settings.max_waiting, progress=self._progress
             )
-        except BaseException as error:
+        except Exception as error:
             self.error = error
             self.on_end()
             return
         engine.on_failure = self._fail
         self._engine = engine
+        log.info("%s is ready", self.model_name)
 
     def _fail(self) -> None:
         assert self._engine is not None, "an engine that failed was there"
         self.error = self._engine.failure
+        log.critical("the engine has failed, and the server ends", exc_info=self.error)
         self.on_end()
 
     @property
@@ -89,21 +94,31 @@ class Life:
         self.draining = True
         clock = asyncio.get_running_loop().time
         until = clock() + self.settings.drain_timeout
-        while self._engine is not None and self._engine.num_unfinished and clock() < until:
-            await asyncio.sleep(0.02)
+        engine = self._engine
+        if engine is not None:
+            log.info("ending; %d requests are unfinished", engine.num_unfinished)
+            while engine.num_unfinished and clock() < until:
+                await asyncio.sleep(0.02)
+            if engine.num_unfinished:
+                log.warning("%d requests did not end within %g s", engine.num_unfinished, self.settings.drain_timeout)
+                await engine.stop()  # which tells them so
         self.on_end()
 
     async def end(self) -> None:
         """Ends the engine, and what is unfinished with it."""
-        if self._starting is not None:
-            await self._starting
-        if self._engine is not None and self._engine.failure is None:
+        if self._engine is not None:
             await self._engine.stop()
 
+    @property
+    def is_stuck(self) -> bool:
+        """After the end: whether the engine's thread is still there, loading the model or in a step without an end."""
+        starting = self._starting is not None and self._engine is None and self.error is None
+        return starting or (self._engine is not None and self._engine.is_alive)
+
     def exit_status(self) -> int:
-        """0 after a drain; 1 if the engine failed. Raises why the engine could not start."""
+        """0 after a drain; 1 if the engine failed or is stuck in a step. Raises why the engine could not start."""
         if self.error is None:
-            return 0
+            return 0 if self._engine is None or not self._engine.is_alive else 1
         if self._engine is None:
             raise self.error
         return 1

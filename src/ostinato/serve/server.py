@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+import os
 import signal
 import socket
 from collections.abc import Callable, Iterator
@@ -13,9 +15,14 @@ import uvicorn
 from ostinato.config import EngineConfig
 from ostinato.engine.runner import StartProgress
 from ostinato.errors import ConfigError
+from ostinato.observe.logs import configure_logs
 from ostinato.serve.app import make_app
 from ostinato.serve.life import Life
 from ostinato.serve.settings import ServeSettings
+
+SIGNALS = (signal.SIGTERM, signal.SIGINT)
+GRACE = 5
+"""Seconds that answers have to reach their clients when everything has been computed, or ended."""
 
 
 class _Server(uvicorn.Server):
@@ -32,30 +39,53 @@ def serve(
     progress: StartProgress,
     announce: Callable[[str], None],
 ) -> int:
-    """Serves until SIGTERM or SIGINT, or until the engine fails; returns the process's exit status.
+    """Serves until SIGTERM or SIGINT, or until the engine fails; returns the process's exit status. The first signal
+    drains, a second one ends the process at once.
 
     `announce` gets the server's URL once it listens. Raises ConfigError if it cannot, and what the engine raises when
     it cannot start.
     """
-    listener = _listen(settings)
+    configure_logs(settings.log_format, settings.log_level)
     life = Life(config, settings, progress)
+    app = make_app(life)
+    listener = _listen(settings)
     server = _Server(
-        uvicorn.Config(make_app(life), log_config=None, access_log=False, server_header=False, date_header=False)
+        uvicorn.Config(
+            app,
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            date_header=False,
+            ws="none",
+            timeout_graceful_shutdown=GRACE,
+        )
     )
     life.on_end = lambda: setattr(server, "should_exit", True)
 
     async def run() -> None:
         loop = asyncio.get_running_loop()
-        drains: set[asyncio.Task[None]] = set()
-        for each in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(each, lambda: drains.add(loop.create_task(life.drain())))
+        drains: list[asyncio.Task[None]] = []
+
+        def drain() -> None:
+            for each in SIGNALS:
+                loop.remove_signal_handler(each)
+                signal.signal(each, signal.SIG_DFL)  # the next one ends the process at once
+            drains.append(loop.create_task(life.drain()))
+
+        for each in SIGNALS:
+            loop.add_signal_handler(each, drain)
         host, port = listener.getsockname()[:2]
         announce(f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}")
         await server.serve(sockets=[listener])
 
     with asyncio.Runner(loop_factory=server.config.get_loop_factory()) as runner:
         runner.run(run())
-    return life.exit_status()
+    status = life.exit_status()
+    if life.is_stuck:
+        # Python would wait for the thread, or pull the ground from under it.
+        logging.shutdown()
+        os._exit(status)
+    return status
 
 
 def _listen(settings: ServeSettings) -> socket.socket:
@@ -63,5 +93,6 @@ def _listen(settings: ServeSettings) -> socket.socket:
     try:
         return socket.create_server((settings.host, settings.port), family=family, backlog=2048)
     except OSError as error:
-        where = f"{settings.host}:{settings.port}"
-        raise ConfigError(f"the server cannot listen on {where}: {error.strerror}; choose another port") from None
+        reason = error.strerror or str(error)
+        advice = "host is an address of this machine" if isinstance(error, socket.gaierror) else "choose another port"
+        raise ConfigError(f"the server cannot listen on {settings.host}:{settings.port}: {reason}; {advice}") from None

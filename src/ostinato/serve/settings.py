@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import ipaddress
+from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError, model_validator
 
 from ostinato.errors import ConfigError, Remedy
+from ostinato.observe.levels import LogFormat, LogLevel
 
 
 class ServeSettings(BaseModel):
@@ -20,17 +22,26 @@ class ServeSettings(BaseModel):
     port: int = Field(8000, ge=0, le=65535)
     """Port to listen on; 0: a free one, which is printed."""
     api_key: tuple[str, ...] = Field((), repr=False)
-    """A key that clients must send as `Authorization: Bearer KEY`; several may be given."""
+    """A key that clients must send as `Authorization: Bearer KEY`; several may be given. Other users of the machine see
+    flags, but neither the environment nor an api_key_file."""
+    api_key_file: Path | None = None
+    """A file with further keys, one a line."""
     insecure: bool = False
     """Listen on an address that other machines reach though there is no api_key."""
+    cors_origin: tuple[str, ...] = ()
+    """An origin whose web pages may use the server from a browser, or * for all; several may be given."""
     served_model_name: str | None = None
     """The model's name in requests and answers (that of the checkpoint)."""
     max_waiting: int = Field(256, ge=0)
     """Outputs that may wait besides those that run; more requests get status 429."""
-    max_body: int = Field(8 * 2**20, ge=1024)
+    max_body: int = Field(4 * 2**20, ge=1024)
     """Bytes of a request's body."""
     max_stop: int = Field(16, ge=0)
     """Stop strings of a request."""
+    max_stop_length: int = Field(256, ge=1)
+    """Characters of a stop string."""
+    max_logit_bias: int = Field(1024, ge=0)
+    """Tokens with a logit_bias, and stop_token_ids, of a request."""
     max_n: int = Field(16, ge=1)
     """Outputs of a request: prompts times n."""
     request_timeout: float = Field(600.0, gt=0)
@@ -40,6 +51,16 @@ class ServeSettings(BaseModel):
     metrics_prefix: str = Field("ostinato:", pattern=r"^[a-zA-Z_:][a-zA-Z0-9_:]*$")
     """What names of metrics begin with; with vllm: dashboards made for vLLM show what both have."""
 
+    log_level: LogLevel = "info"
+    """What is logged: a line per request at info; at debug, those of pages and probes too."""
+    log_format: LogFormat = "text"
+    """How: for people, or as JSON, an object a line."""
+    otlp_endpoint: str | None = None
+    """Address of an OpenTelemetry collector (OTLP over HTTP, such as http://localhost:4318) that gets a trace of each
+    request."""
+
+    _keys: tuple[str, ...] = PrivateAttr(())
+
     def __init__(self, **settings: Any) -> None:
         try:
             super().__init__(**settings)
@@ -48,7 +69,7 @@ class ServeSettings(BaseModel):
             named = [(".".join(str(part) for part in each["loc"]), each) for each in details]
             problems = [
                 f"{name}={each['input']!r}: {each['msg'].removeprefix('Value error, ')}"
-                if name
+                if name and not name.startswith("api_key")  # whose value nobody should read
                 else each["msg"].removeprefix("Value error, ")
                 for name, each in named
             ]
@@ -62,14 +83,32 @@ class ServeSettings(BaseModel):
 
     @model_validator(mode="after")
     def _guarded(self) -> ServeSettings:
-        if any(not key.strip() or not key.isascii() for key in self.api_key):
+        self._keys = self.api_key + _keys_in(self.api_key_file)
+        if any(not key.strip() or not key.isascii() for key in self._keys):
             raise ValueError("an api_key is ASCII text that is not empty")
-        if not (self.api_key or self.insecure or is_loopback(self.host)):
+        if not (self._keys or self.insecure or is_loopback(self.host)):
             raise ValueError(
                 f"host {self.host} can be reached from other machines, and there is no api_key: give one, listen on "
                 "127.0.0.1, or set insecure"
             )
         return self
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """All keys, from wherever they came."""
+        return self._keys
+
+
+def _keys_in(path: Path | None) -> tuple[str, ...]:
+    if path is None:
+        return ()
+    try:
+        keys = tuple(line.strip() for line in path.read_text(encoding="utf-8").splitlines() if line.strip())
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"api_key_file {path} cannot be read: {error}") from None
+    if not keys:
+        raise ValueError(f"api_key_file {path} holds no key; write one a line")
+    return keys
 
 
 def is_loopback(host: str) -> bool:

@@ -4,18 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable, Coroutine
+import logging
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
 from typing import Any, TypeVar
 
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from ostinato.engine.async_engine import EngineFailed, StepFailed
+from ostinato.errors import OstinatoError
+from ostinato.observe.record import RequestRecord
 from ostinato.serve.errors import as_api_error
 
 T = TypeVar("T")
 
+log = logging.getLogger("ostinato.serve")
+
 DONE = b"data: [DONE]\n\n"
+STALLED = 60.0
+"""Seconds after which a client that takes nothing of what is sent counts as gone."""
 
 
 class ClientGone(Exception):
@@ -32,36 +41,54 @@ class EventStream(Response):
     """Sends events as they come. `close` is called at the end in any case: also if the client goes before the first.
 
     An error after the first byte is sent as an event, since the status is out. A client that reads slowly holds the
-    events up, not the engine.
+    events up, not the engine; one that reads nothing for `STALLED` seconds counts as gone.
     """
 
     def __init__(self, events: AsyncIterator[bytes], close: Callable[[], None]) -> None:
         super().__init__(media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
         del self.headers["content-length"]
         self._events, self._close = events, close
+        self._sending_since: float | None = None
 
-    async def __call__(self, _: Scope, receive: Receive, send: Send) -> None:
-        sending = asyncio.create_task(self._send(send))
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        sending = asyncio.create_task(self._send(send, scope["state"]["record"]))
         leaving = asyncio.create_task(_leaves(receive))
         try:
-            await asyncio.wait((sending, leaving), return_when=asyncio.FIRST_COMPLETED)
-            if sending.done():
-                sending.result()
+            done: set[asyncio.Task[None]] = set()
+            while not done and not self._is_stalled():
+                done, _ = await asyncio.wait(
+                    (sending, leaving), timeout=STALLED / 4, return_when=asyncio.FIRST_COMPLETED
+                )
+            if not sending.done():
+                raise ClientGone
+            sending.result()
         finally:
             self._close()
             for task in (sending, leaving):
                 task.cancel()
             await asyncio.gather(sending, leaving, return_exceptions=True)
+            if isinstance(self._events, AsyncGenerator):
+                await self._events.aclose()
 
-    async def _send(self, send: Send) -> None:
+    def _is_stalled(self) -> bool:
+        return self._sending_since is not None and time.monotonic() - self._sending_since > STALLED
+
+    async def _send(self, send: Send, record: RequestRecord) -> None:
+        async def send_some(data: bytes) -> None:
+            self._sending_since = time.monotonic()
+            await send({"type": "http.response.body", "body": data, "more_body": True})
+            self._sending_since = None
+
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         try:
             async for data in self._events:
-                await send({"type": "http.response.body", "body": data, "more_body": True})
+                await send_some(data)
         except Exception as error:
-            await send(
-                {"type": "http.response.body", "body": event(as_api_error(error).body()) + DONE, "more_body": True}
-            )
+            answer = as_api_error(error)
+            record.error = answer.code or type(error).__name__
+            if answer.status >= 500:
+                log_failure(record.request_id, error)
+            await send_some(event(answer.body()) + DONE)
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
@@ -78,6 +105,12 @@ async def unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
         for task in (working, leaving):
             task.cancel()
         await asyncio.gather(working, leaving, return_exceptions=True)
+
+
+def log_failure(request_id: str, error: Exception) -> None:
+    """Logs what is the server's fault; with its place in the code, unless the engine has logged that."""
+    is_known = isinstance(error, (OstinatoError, StepFailed, EngineFailed))
+    log.error("request %s failed: %s", request_id, error, exc_info=None if is_known else error)
 
 
 async def _leaves(receive: Receive) -> None:

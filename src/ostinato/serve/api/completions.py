@@ -36,7 +36,7 @@ def completions_router(life: Life, text_of: Callable[[Engine], ModelText]) -> AP
         params = _params(body, engine.engine.default_params())
         token_ids = [await _encode(text, prompt) for prompt in prompts]
         echoes = await _echoes(text, body, prompts, params.skip_special_tokens)
-        run = await Run.begin(engine, token_ids, params, body, body.deadline(life.settings))
+        run = await Run.begin(engine, token_ids, params, body, body.deadline(life.settings), request.state.record)
         form = _Form(text, params, echoes, scores_only=body.max_tokens == 0)
         own = head("cmpl", "text_completion", request.state.request_id, life.model_name)
         if body.stream:

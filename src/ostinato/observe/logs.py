@@ -1,0 +1,102 @@
+"""The server's log: a line per event, as text for people or as JSON for programs."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+import time
+from datetime import UTC, datetime
+from typing import Any, TextIO
+
+from ostinato.observe.levels import LogFormat, LogLevel
+from ostinato.observe.record import RequestRecord
+
+QUIET = frozenset({"/", "/health", "/version", "/metrics", "/live"})
+"""What is asked again and again: noted at level debug, unless it fails."""
+
+_requests = logging.getLogger("ostinato.requests")
+
+
+def configure_logs(form: LogFormat, level: LogLevel, stream: TextIO | None = None) -> None:
+    """Sends what this package and the web server have to say to `stream` (stderr), a line each."""
+    handler = logging.StreamHandler(stream or sys.stderr)
+    handler.setFormatter(_Json() if form == "json" else _Text())
+    # The web server's ordinary events are not news.
+    of_server = level if level in ("debug", "error") else "warning"
+    for name, wanted in (("ostinato", level), ("uvicorn", of_server), ("asyncio", "warning")):
+        logger = logging.getLogger(name)
+        logger.handlers[:] = [handler]
+        logger.setLevel(wanted.upper())
+        logger.propagate = False
+
+
+def log_request(record: RequestRecord) -> None:
+    """The line of a request that has ended."""
+    failed = record.status is None or record.status >= 500
+    quiet = record.path in QUIET or record.path.startswith("/page/")
+    level = logging.WARNING if failed else logging.DEBUG if quiet and record.status == 200 else logging.INFO
+    if _requests.isEnabledFor(level):
+        fields = request_fields(record)
+        _requests.log(level, "%s", _sentence(fields), extra={"fields": fields})
+
+
+def request_fields(record: RequestRecord) -> dict[str, Any]:
+    """What is said of a request: counts in tokens, times in seconds since it came. What is not known is left out."""
+    figures = record.figures()
+    fields = {
+        "request_id": record.request_id,
+        "method": record.method,
+        "path": record.path,
+        "status": record.status,
+        "error": record.error,
+        "prompt_tokens": figures.get("prompt_tokens"),
+        "cached_tokens": figures.get("cached_tokens"),
+        "completion_tokens": figures.get("completion_tokens"),
+        "finish": figures.get("finish"),
+        "queue_seconds": _since(record.begun, figures.get("scheduled")),
+        "first_token_seconds": _since(record.begun, figures.get("first_token")),
+        "total_seconds": _since(record.begun, record.ended),
+    }
+    return {name: value for name, value in fields.items() if value is not None}
+
+
+def _since(begun: float, moment: float | None) -> float | None:
+    return None if moment is None else round(moment - begun, 6)
+
+
+def _sentence(fields: dict[str, Any]) -> str:
+    head = f"{fields['method']} {fields['path']} {fields.get('status', '-')}"
+    names = {
+        "error": "{}",
+        "prompt_tokens": "prompt {}",
+        "cached_tokens": "cached {}",
+        "completion_tokens": "completion {}",
+        "finish": "{}",
+        "queue_seconds": "queue {:.3f} s",
+        "first_token_seconds": "first token {:.3f} s",
+        "total_seconds": "total {:.3f} s",
+    }
+    parts = [form.format(fields[name]) for name, form in names.items() if name in fields]
+    return f"{head}  {', '.join(parts)}  {fields['request_id']}"
+
+
+class _Text(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        moment = time.strftime("%H:%M:%S", time.localtime(record.created))
+        text = f"{moment}.{int(record.msecs):03d} {record.levelname:<7} {record.getMessage()}"
+        return text if not record.exc_info else f"{text}\n{self.formatException(record.exc_info)}"
+
+
+class _Json(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        entry: dict[str, Any] = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+        }
+        fields = getattr(record, "fields", None)
+        entry |= fields if fields is not None else {"message": record.getMessage()}
+        if record.exc_info:
+            entry["exception"] = self.formatException(record.exc_info)
+        return json.dumps(entry)

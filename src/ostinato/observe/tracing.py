@@ -1,0 +1,93 @@
+"""Traces of requests in OpenTelemetry's form: a span for each, and within it queue, prefill and decode."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from ostinato.errors import ConfigError
+from ostinato.observe.record import RequestRecord
+
+
+class Tracing:
+    """Makes the spans of requests that have ended. `exporter` is OpenTelemetry's, for its SDK to feed."""
+
+    def __init__(self, exporter: Any, model_name: str, *, batched: bool = True) -> None:
+        """ConfigError where OpenTelemetry is not installed. Not `batched`, each span is exported at once."""
+        try:
+            from opentelemetry import trace
+            from opentelemetry.sdk.resources import Resource
+            from opentelemetry.sdk.trace import TracerProvider
+            from opentelemetry.sdk.trace.export import BatchSpanProcessor, SimpleSpanProcessor
+            from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+        except ImportError:
+            raise _not_installed() from None
+        self._api, self._propagator = trace, TraceContextTextMapPropagator()
+        self._provider = TracerProvider(resource=Resource.create({"service.name": "ostinato"}))
+        self._provider.add_span_processor(BatchSpanProcessor(exporter) if batched else SimpleSpanProcessor(exporter))
+        self._tracer = self._provider.get_tracer("ostinato")
+        self._model_name = model_name
+
+    def trace(self, record: RequestRecord, headers: Mapping[str, str]) -> None:
+        """The spans of a request that has ended, as children of the client's, if its `traceparent` names one."""
+        figures = record.figures()
+        if not figures or record.ended is None:
+            return
+        # The clock of a record knows no date; this one may have been set in between, so it is asked once.
+        offset = time.time() - time.monotonic()
+
+        def nanoseconds(moment: float) -> int:
+            return int((moment + offset) * 1e9)
+
+        span = self._tracer.start_span(
+            f"{record.method} {record.path}",
+            context=self._propagator.extract(dict(headers)),
+            kind=self._api.SpanKind.SERVER,
+            start_time=nanoseconds(record.begun),
+            attributes=_attributes(record, figures, self._model_name),
+        )
+        if record.error is not None or record.status is None or record.status >= 500:
+            span.set_status(self._api.StatusCode.ERROR, record.error)
+        inside = self._api.set_span_in_context(span)
+        scheduled, first, last = (figures[name] for name in ("scheduled", "first_token", "last_token"))
+        parts = (("queue", record.begun, scheduled), ("prefill", scheduled, first), ("decode", first, last))
+        for name, begin, end in parts:
+            if begin is not None and end is not None:
+                child = self._tracer.start_span(name, context=inside, start_time=nanoseconds(begin))
+                child.end(nanoseconds(end))
+        span.end(nanoseconds(record.ended))
+
+    def end(self) -> None:
+        """Hands over what is left, as long as that takes; for a thread of its own."""
+        self._provider.shutdown()
+
+
+def make_tracing(endpoint: str, model_name: str) -> Tracing:
+    """Traces that go to an OpenTelemetry collector, whose OTLP/HTTP address `endpoint` is. ConfigError where
+    OpenTelemetry is not installed."""
+    try:
+        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+    except ImportError:
+        raise _not_installed() from None
+    path = "/v1/traces"
+    return Tracing(OTLPSpanExporter(endpoint if endpoint.endswith(path) else endpoint.rstrip("/") + path), model_name)
+
+
+def _attributes(record: RequestRecord, figures: Mapping[str, Any], model_name: str) -> dict[str, Any]:
+    attributes = {
+        "http.request.method": record.method,
+        "url.path": record.path,
+        "http.response.status_code": record.status,
+        "ostinato.request_id": record.request_id,
+        "gen_ai.request.model": model_name,
+        "gen_ai.usage.input_tokens": figures["prompt_tokens"],
+        "gen_ai.usage.output_tokens": figures["completion_tokens"],
+        "ostinato.cached_tokens": figures["cached_tokens"],
+        "ostinato.finish": figures["finish"],
+    }
+    return {name: value for name, value in attributes.items() if value is not None}
+
+
+def _not_installed() -> ConfigError:
+    return ConfigError("otlp_endpoint needs OpenTelemetry: pip install 'ostinato[trace]', or leave otlp_endpoint out")
