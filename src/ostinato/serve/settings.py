@@ -113,7 +113,7 @@ def _keys_in(path: Path | None) -> tuple[str, ...]:
 
 def is_loopback(host: str) -> bool:
     """Whether only this machine reaches the address."""
-    if host == "localhost":
+    if host.lower() == "localhost":
         return True
     try:
         return ipaddress.ip_address(host).is_loopback
