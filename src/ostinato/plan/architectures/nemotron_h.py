@@ -152,7 +152,7 @@ def _hyperparameters(config: dict[str, Any]) -> NemotronHHyperparameters:
 
 
 def _moe(config: dict[str, Any]) -> MoeHyperparameters:
-    return MoeHyperparameters(
+    moe = MoeHyperparameters(
         num_experts=integer(config, "n_routed_experts"),
         top_k=integer(config, "num_experts_per_tok"),
         intermediate_size=integer(config, "moe_intermediate_size"),
@@ -163,6 +163,25 @@ def _moe(config: dict[str, Any]) -> MoeHyperparameters:
         normalize=flag(config, "norm_topk_prob", True),
         scaling=number(config, "routed_scaling_factor", 1.0),
     )
+    _check_choice(moe)
+    return moe
+
+
+def _check_choice(moe: MoeHyperparameters) -> None:
+    """ModelError if a token's router could not choose as many experts as it is to."""
+    experts, groups = moe.num_experts, moe.num_groups
+    if groups < 1 or experts % groups or (groups > 1 and experts < 2 * groups):
+        raise ModelError(
+            f"config.json has n_group = {groups}, which should part {experts} experts into groups of 2 or more"
+        )
+    if not 1 <= moe.top_groups <= groups:
+        raise ModelError(f"config.json has topk_group = {moe.top_groups}, which should be 1 to {groups}")
+    allowed = experts // groups * moe.top_groups
+    if not 1 <= moe.top_k <= allowed:
+        raise ModelError(
+            f"config.json has num_experts_per_tok = {moe.top_k}, which should be 1 to {allowed}, the experts of "
+            f"{moe.top_groups} of {groups} groups"
+        )
 
 
 def _pattern(config: dict[str, Any], characters: str, words: str) -> tuple[str, ...]:
