@@ -19,6 +19,7 @@ from ostinato.plan.source import (
     read_config,
     resolve_model_dir,
 )
+from tests.checkpoints import checkpoint
 
 LLAMA = {
     "model_type": "llama",
@@ -87,6 +88,17 @@ def test_a_hub_id_is_fetched_with_its_revision(tmp_path: Path, monkeypatch: pyte
     assert resolve_model_dir("someone/some-model", "v2", files=("config.json",)) == tmp_path
     asked = {"model": "someone/some-model", "revision": "v2", "allow_patterns": ["config.json"]}
     assert hub.asked == asked | {"ignore_patterns": ["original/*", "consolidated*"]}
+
+
+@pytest.mark.parametrize("model", ["maybe", "gpt2", "a/b/c", "../weights", "-x/y", ""])
+def test_what_is_no_directory_and_no_hub_id_is_not_looked_for_on_the_hub(
+    model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "huggingface_hub", FakeHub(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ModelError, match=r"no directory|is no checkpoint") as caught:
+        read_config(resolve_model_dir(model))
+    assert ("OWNER/NAME" in caught.value.message) == (model in ("maybe", "gpt2"))
 
 
 def test_a_failed_fetch_says_what_the_hub_said(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -187,3 +199,22 @@ def test_planning_imports_no_torch() -> None:
         "assert 'torch' not in sys.modules, 'torch was imported'"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"num_experts_per_tok": 5}, ["num_experts_per_tok = 5", "1 to 4", "2 of 4 groups"]),
+        ({"num_experts_per_tok": 0}, ["num_experts_per_tok = 0", "1 to 4"]),
+        ({"num_experts_per_tok": 9, "n_group": 1, "topk_group": 1}, ["num_experts_per_tok = 9", "1 to 8"]),
+        ({"topk_group": 5}, ["topk_group = 5", "1 to 4"]),
+        ({"n_group": 3}, ["n_group = 3", "8 experts"]),
+        ({"n_group": 8}, ["n_group = 8", "2 or more"]),
+    ],
+)
+def test_a_router_that_could_not_choose_as_many_experts_is_refused(changes: dict[str, int], words: list[str]) -> None:
+    config = read_config(checkpoint("nemotron_h"))
+    assert model_spec(config | {"num_experts_per_tok": 4}).layers[1].experts_per_token == 4
+    with pytest.raises(ModelError) as caught:
+        model_spec(config | changes)
+    assert all(word in caught.value.message for word in words)

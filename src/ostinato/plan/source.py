@@ -43,8 +43,10 @@ def resolve_model_dir(model: str, revision: str | None = None, files: tuple[str,
         return directory
     if directory.exists():
         raise ModelError(f"{model!r} is a file; give the directory of a checkpoint, with its config.json")
-    if re.fullmatch(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", model) is None or model == "demo":
-        raise ModelError(f"there is no directory {str(directory)!r}")
+    # A word alone is rather one that was left over on a command line.
+    if re.fullmatch(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", model) is None:
+        message = f"there is no directory {str(directory)!r}"
+        raise ModelError(message if "/" in model else f"{message}; a hub id is OWNER/NAME, the embedded model `demo`")
     return _fetch(model, revision, files)
 
 
