@@ -24,8 +24,9 @@ from ostinato.bench.graph_figures import (
 )
 from ostinato.bench.graph_plot import check_plot, plot_steps
 from ostinato.bench.graphs import GraphBench, graphs
-from ostinato.bench.kernel_time import Stopwatch, kernel_shares
+from ostinato.bench.kernel_time import kernel_shares
 from ostinato.bench.off_stride import STEPS, off_stride_configs, prompt_lengths
+from ostinato.bench.stopwatch import Stopwatch
 from ostinato.cli.bench_graph_tables import graph_tables
 from ostinato.cli.main import main
 from tests.checkpoints import VOCAB_SIZE, checkpoint
@@ -157,9 +158,9 @@ def test_kernels_take_a_part_of_a_step_and_leave_the_tap_free(mode: str) -> None
 
 def test_a_kernel_inside_a_kernel_is_not_counted_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     moments = iter([1.0, 4.0])
-    monkeypatch.setattr("ostinato.bench.kernel_time.time.perf_counter", lambda: next(moments))
+    monkeypatch.setattr("ostinato.bench.stopwatch.time.perf_counter", lambda: next(moments))
     stopwatch = Stopwatch()
-    inner = stopwatch.timed(lambda: torch.zeros(1))
+    inner = stopwatch.timed("inner", lambda: torch.zeros(1))
     stopwatch.kernel("outer", lambda: inner() + 1, (), {})
     assert stopwatch.seconds == 3.0
 

@@ -10,10 +10,10 @@ import torch
 
 from ostinato import ConfigError
 from ostinato.bench.floor import Bandwidth, measure_bandwidth, measure_flops
-from ostinato.bench.kernel_profile import CallClock
 from ostinato.bench.phases import PhaseClock
 from ostinato.bench.profile import ProfileBench, profile
 from ostinato.bench.profile_figures import Roofs, kernel_figures, phase_figures, shortest_pass, total_figures
+from ostinato.bench.stopwatch import Stopwatch
 from ostinato.cli.main import main
 from ostinato.plan.kernel_work import KernelWork
 from ostinato.plan.native import detect_native
@@ -89,7 +89,7 @@ def test_a_phase_stands_still_while_an_inner_one_runs(monkeypatch: pytest.Monkey
 
 
 def test_a_kernel_inside_a_kernel_belongs_to_it() -> None:
-    clock = CallClock()
+    clock = Stopwatch()
     clock.kernel("outer", lambda: clock.kernel("inner", lambda: torch.zeros(1), (), {}), (), {})
     assert [name for name, _ in clock.calls] == ["outer"]
 

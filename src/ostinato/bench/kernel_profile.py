@@ -4,49 +4,19 @@ from __future__ import annotations
 
 import random
 import time
-from typing import Any
 
 import torch
 
 from ostinato.bench.decode_steps import run_eagerly
 from ostinato.bench.profile_figures import Calls, shortest_pass
+from ostinato.bench.stopwatch import Stopwatch
 from ostinato.engine.inputs import step_inputs
 from ostinato.engine.runner import Runner
 from ostinato.graphs.buffers import StepBuffers
 from ostinato.graphs.graphs import persistent_storages
 from ostinato.graphs.tape import TapeBackend
 from ostinato.layers.step import StepInputs
-from ostinato.ops.recording import Kernel
 from ostinato.schedule.batch import Batch, Row
-
-
-class CallClock:
-    """The seconds of every kernel; stands in a tap as a recorder that records nothing."""
-
-    def __init__(self) -> None:
-        self.calls: list[tuple[str, float]] = []
-        self._is_running = False
-
-    def kernel(self, name: str, kernel: Kernel, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
-        """What one kernel calls belongs to it."""
-        if self._is_running:
-            return kernel(*args, **kwargs)
-        self._is_running = True
-        begin = time.perf_counter()
-        try:
-            return kernel(*args, **kwargs)
-        finally:
-            self.calls.append((name, time.perf_counter() - begin))
-            self._is_running = False
-
-    def split(
-        self,
-        name: str,  # noqa: ARG002
-        function: Kernel,
-        tensors: tuple[torch.Tensor, ...],
-        others: tuple[Any, ...],
-    ) -> torch.Tensor:
-        return function(*tensors, *others)
 
 
 @torch.inference_mode()
@@ -83,7 +53,7 @@ def profile_eagerly(runner: Runner, step: StepInputs, rows: int, passes: int) ->
     profiles: list[Calls] = []
     runs = []
     for _ in range(passes + 1):
-        clock = CallClock()
+        clock = Stopwatch()
         begin = time.perf_counter()
         hidden = work(step)
         runs.append(time.perf_counter() - begin)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 
 from ostinato.bench.decode_steps import Work, run_eagerly, seconds_of
 from ostinato.bench.graph_figures import KernelShares
+from ostinato.bench.stopwatch import Stopwatch
 from ostinato.engine.runner import Runner
 from ostinato.graphs.buffers import StepBuffers
 from ostinato.graphs.graphs import Graphs, persistent_storages
@@ -20,42 +20,6 @@ from ostinato.ops.native import NativeKernel
 from ostinato.ops.recording import Kernel, Recorder, Tap
 
 PASSES = 5
-
-
-class Stopwatch:
-    """Adds up the seconds in kernels that run through it; stands in a tap as a recorder that records nothing."""
-
-    def __init__(self) -> None:
-        self.seconds = 0.0
-        self._is_running = False
-
-    def timed(self, kernel: Callable[..., Any]) -> Callable[..., Any]:
-        """`kernel`, under the stopwatch. What one kernel calls belongs to it, and is not counted twice."""
-
-        def call(*args: Any, **kwargs: Any) -> Any:
-            if self._is_running:
-                return kernel(*args, **kwargs)
-            self._is_running = True
-            begin = time.perf_counter()
-            try:
-                return kernel(*args, **kwargs)
-            finally:
-                self.seconds += time.perf_counter() - begin
-                self._is_running = False
-
-        return call
-
-    def kernel(self, name: str, kernel: Kernel, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:  # noqa: ARG002
-        return self.timed(kernel)(*args, **kwargs)
-
-    def split(
-        self,
-        name: str,  # noqa: ARG002
-        function: Kernel,
-        tensors: tuple[torch.Tensor, ...],
-        others: tuple[Any, ...],
-    ) -> torch.Tensor:
-        return function(*tensors, *others)
 
 
 class TimedTap(Tap):
@@ -83,7 +47,7 @@ class _TimedBackend(TapeBackend):
         class TimedTape(Tape):
             def _add_program(self, calls: Sequence[Call], memory: torch.Tensor) -> None:
                 super()._add_program(calls, memory)
-                self._plays[-1] = stopwatch.timed(self._plays[-1])
+                self._plays[-1] = stopwatch.timed("program", self._plays[-1])
 
         self.tape_type = TimedTape
 
@@ -95,7 +59,7 @@ class _TimedRecorder:
         self.split = recorder.split
 
     def kernel(self, name: str, kernel: Kernel, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
-        timed = kernel if isinstance(kernel, NativeKernel) else self._stopwatch.timed(kernel)
+        timed = kernel if isinstance(kernel, NativeKernel) else self._stopwatch.timed(name, kernel)
         return self._recorder.kernel(name, timed, args, kwargs)
 
 
@@ -126,7 +90,7 @@ def kernel_shares(runner: Runner, steps: Mapping[int, StepInputs], passes: int =
 
 def _timed_pass(runner: Runner, stopwatch: Stopwatch, work: Work, step: StepInputs) -> tuple[float, float]:
     """Seconds of a step, and the part of them in kernels."""
-    stopwatch.seconds = 0.0
+    stopwatch.calls.clear()
     seconds = seconds_of(runner, work, step)
     return seconds, stopwatch.seconds / seconds
 
