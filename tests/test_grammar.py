@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -196,6 +197,12 @@ def test_what_the_library_cannot_do_is_a_request_error_with_its_reason(guide: di
     assert len(caught.value.message) < 700
 
 
+def chain(link: Callable[[dict[str, str]], dict[str, Any]], length: int) -> dict[str, Any]:
+    """A schema whose definitions lead from one to the next."""
+    links = {f"{i}": link({"$ref": f"#/$defs/{i + 1}"}) for i in range(length)}
+    return {"$defs": links | {f"{length}": {"type": "string"}}, "$ref": "#/$defs/0"}
+
+
 HOSTILE = {
     "many groups": Guide(regex="(" * 2000 + "a" + ")" * 2000),
     "many options": Guide(regex="a?" * 2047),
@@ -208,16 +215,13 @@ HOSTILE = {
     "combinations": Guide(
         json_schema={"allOf": [{"anyOf": [{"properties": {f"{i}{j}": {}}} for j in range(4)]} for i in range(20)]}
     ),
-    "a chain of references": Guide(
-        json_schema={
-            "$defs": {f"{i}": {"$ref": f"#/$defs/{i + 1}"} for i in range(1500)} | {"1500": {}},
-            "$ref": "#/$defs/0",
-        }
-    ),
+    "a chain of references": Guide(json_schema=chain(lambda reference: reference, 1800)),
+    "a chain of unions": Guide(json_schema=chain(lambda reference: {"allOf": [reference]}, 1400)),
+    "a chain of arrays": Guide(json_schema=chain(lambda reference: {"items": reference, "minItems": 1}, 1000)),
     "many properties": Guide(json_schema={"properties": {f"p{i}": {"type": "string"} for i in range(2200)}}),
     "many names": Guide(json_schema={"enum": [f"v{i}" for i in range(6000)]}),
     "multiples": Guide(json_schema={"properties": {f"p{i}": {"multipleOf": 9973} for i in range(1000)}}),
-    "a chain of rules": Guide(lark="start: a0\n" + "".join(f"a{i}: a{i + 1}\n" for i in range(1300)) + 'a1300: "x"'),
+    "a chain of rules": Guide(lark="start: a0\n" + "".join(f"a{i}: a{i + 1}\n" for i in range(4500)) + 'a4500: "x"'),
     "an ambiguous rule": Guide(lark='start: start start | "a" | ""'),
 }
 

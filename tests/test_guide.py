@@ -35,7 +35,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"json_schema": nested("items", 9_000, "{}")}, "is not JSON|json_schema has"),
     ({"json_schema": {"const": "x" * MAX_CHARACTERS["json_schema"]}}, "characters, and may have 65536"),
     ({"regex": "a" * 4097}, "regex has 4097 characters, and may have 4096"),
-    ({"lark": "a" * 20_000}, "lark has 20000 characters"),
+    ({"lark": "a" * 70_000}, "lark has 70000 characters"),
     ({"choice": ["abcdefg"] * 2049}, "choice has 16392 characters"),
     ({"json_schema": {"anyOf": [{"pattern": "a" * 2000}, {"patternProperties": {"b" * 2097: {}}}]}}, "4097 characters"),
     ({"json_schema": {"items": {"multipleOf": 10_001}}}, "multipleOf"),
@@ -43,6 +43,9 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"json_schema": {"anyOf": [{"multipleOf": 0.00001}, {"multipleOf": 3}]}}, "multipleOf"),
     ({"json_schema": {"multipleOf": 1e300}}, "multipleOf"),
     ({"json_schema": {"multipleOf": 1e-300}}, "multipleOf"),
+    ({"lark": 'start: a b\na: %json {"multipleOf": 101}\nb: %json{}\nb: %json {"multipleOf": 103}'}, "multipleOf"),
+    ({"lark": "start: %json " + nested("items", 101, "{}")}, "nested more than 100 deep"),
+    ({"lark": "start: %json " + nested("a", 6000, "{}")}, "nested more than 100 deep"),
     ({"regex": "\ud800"}, "surrogate"),
     ({"choice": ["a", "\udfff"]}, "surrogate"),
     ({"json_schema": {"const": "\ud800"}}, "surrogate"),
@@ -68,6 +71,7 @@ def test_a_guide_that_cannot_be_is_a_request_error_that_says_why(settings: dict[
         {"regex": ""},
         {"choice": [""]},
         {"lark": 'start: "a"'},
+        {"lark": 'start: "%json {" %json {"multipleOf": 7}'},
     ],
 )
 def test_a_guide_survives_a_copy_of_its_sampling_parameters(settings: dict[str, Any]) -> None:

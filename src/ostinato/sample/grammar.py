@@ -7,6 +7,7 @@ import re
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Sequence
+from concurrent.futures import Future
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _NUM_CACHED = 16
+# Only what is used of it takes memory; a guide of the greatest length needs less than a quarter.
+_STACK_BYTES = 2**28
+_STACK_LOCK = threading.Lock()
 # So many tokens a matcher takes in one step, at most.
 _PIECE = 16
 _MAX_REASON = 500
@@ -49,7 +53,7 @@ class Grammar:
         self.guide = guide
         self.eos_token_ids = frozenset(eos_token_ids)
         self._make = make
-        self._first = make()
+        self._first = _on_a_deep_stack(make)
 
     def start(self) -> LLMatcher:
         """A matcher before the first token. All share the automaton that their texts build, as far as it is built."""
@@ -57,7 +61,7 @@ class Grammar:
 
     def renew(self) -> LLMatcher:
         """As `start`, with an automaton of its own, which those that start later share: the last one grew too large."""
-        self._first = self._make()
+        self._first = _on_a_deep_stack(self._make)
         return self.start()
 
 
@@ -134,6 +138,26 @@ def _make_matcher(guide: Guide, tokenizer: LLTokenizer) -> LLMatcher:
     if warnings := matcher.get_grammar_warnings():
         raise RequestError(_refused("; ".join(warnings)))
     return matcher
+
+
+def _on_a_deep_stack(work: Callable[[], T]) -> T:
+    """What `work` gives, in a thread of its own: the library recurses as deep as references and rules lead, and a stack
+    that is too small for that is the end of the process."""
+    result: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            result.set_result(work())
+        except BaseException as error:
+            result.set_exception(error)
+
+    with _STACK_LOCK:
+        usual = threading.stack_size(_STACK_BYTES)
+        try:
+            threading.Thread(target=run, name="compile a guide").start()
+        finally:
+            threading.stack_size(usual)
+    return result.result()
 
 
 def _refused(reason: str) -> str:

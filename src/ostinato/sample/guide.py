@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Iterator
 from decimal import Decimal
 from typing import Any
@@ -12,11 +13,12 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from ostinato.errors import RequestError
 
-MAX_CHARACTERS = {"json_schema": 65536, "regex": 4096, "choice": 16384, "lark": 16384}
+MAX_CHARACTERS = {"json_schema": 65536, "regex": 4096, "choice": 16384, "lark": 65536}
 """The longest text of each kind: the time and memory that a grammar can take grow with it, up to about a second."""
 MAX_MULTIPLE = 10_000
 """Telling multiples of m takes an automaton of m states."""
 _MAX_DEPTH = 100
+_DECODER = json.JSONDecoder()
 
 
 class Guide(BaseModel):
@@ -77,6 +79,7 @@ class Guide(BaseModel):
             raise ValueError(f"a guide is exactly one of {known}; this one has {' and '.join(given) or 'none'}")
         for name in ("regex", "lark"):
             _check_length(name, len(getattr(self, name) or ""))
+        _check_cost(list(_schemas_in(self.lark or "")))
         _check_length("choice", sum(map(len, self.choice)) + len(self.choice))
         for text in (self.json_schema, self.regex, self.lark, *self.choice):
             if text is not None and any("\ud800" <= character <= "\udfff" for character in text):
@@ -90,18 +93,31 @@ def _check_length(name: str, length: int) -> None:
 
 
 def _check_schema(text: str) -> None:
-    """Raise ValueError unless a text is a JSON object that compiles within bounds.
-
-    The library bounds most of what a schema costs itself; these are the parts that it does not.
-    """
+    """Raise ValueError unless a text is a JSON object that compiles within bounds."""
     try:
         schema = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise ValueError(f"the schema is not JSON: {error}") from None
     if not isinstance(schema, dict):
         raise ValueError("a schema is a JSON object")
+    _check_cost([schema])
+
+
+def _schemas_in(lark: str) -> Iterator[Any]:
+    """The JSON values that stand behind %json in a Lark grammar."""
+    for place in re.finditer(r"%json\s+", lark):
+        try:
+            yield _DECODER.raw_decode(lark, place.end())[0]
+        except ValueError:
+            continue  # in a string, or for the library to refuse
+        except RecursionError:
+            raise ValueError(f"a schema is nested more than {_MAX_DEPTH} deep") from None
+
+
+def _check_cost(schemas: list[Any]) -> None:
+    """Raise ValueError for what the library itself does not bound of the cost of schemas."""
     patterns, multiples = 0, set[Decimal]()
-    for part in _objects(schema):
+    for part in _objects(schemas):
         pattern, several, multiple = part.get("pattern"), part.get("patternProperties"), part.get("multipleOf")
         patterns += len(pattern) if isinstance(pattern, str) else 0
         patterns += sum(map(len, several)) if isinstance(several, dict) else 0
@@ -116,9 +132,9 @@ def _check_schema(text: str) -> None:
         )
 
 
-def _objects(schema: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Every object in a schema."""
-    level: list[Any] = [schema]
+def _objects(schemas: list[Any]) -> Iterator[dict[str, Any]]:
+    """Every object in schemas."""
+    level = schemas
     for _ in range(_MAX_DEPTH):
         yield from (value for value in level if isinstance(value, dict))
         level = [

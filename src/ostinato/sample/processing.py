@@ -20,6 +20,11 @@ from ostinato.ops import sample
 from ostinato.sample.params import SamplingParams
 from ostinato.sample.state import Pick
 
+_OFFSETS_OF_BYTES = torch.from_numpy(
+    np.where(np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little"), 0, -np.inf)
+).float()
+"""[256, 8]: of each byte's bits, lowest first, 0 where it is set and -inf elsewhere."""
+
 
 def adjust(logits: torch.Tensor, picks: Sequence[Pick]) -> None:
     """Apply bias, `min_tokens`, penalties and guide of each pick, in place on `logits` [picks, vocab] float32."""
@@ -121,12 +126,14 @@ def _rule_out_the_unguided(logits: torch.Tensor, picks: Sequence[Pick]) -> None:
         if mask is not None:
             bits = np.frombuffer(mask, dtype=np.uint8)[: allowed.shape[1]]
             allowed[place, : len(bits)] = bits
-    forbidden = _on(logits, np.unpackbits(~allowed, axis=1, count=vocab_size, bitorder="little").view(np.bool_))
+    # Added, and not filled in: that takes the same time for any mask, and what is not finite does not vanish.
+    looked_up = torch.nn.functional.embedding(_on(logits, allowed).int(), _OFFSETS_OF_BYTES.to(logits.device))
+    offsets = looked_up.view(len(guided), -1)[:, :vocab_size]
     if len(guided) == len(picks):
-        logits.masked_fill_(forbidden, -math.inf)
+        logits += offsets
         return
     for place, (row, _) in enumerate(guided):
-        logits[row].masked_fill_(forbidden[place], -math.inf)
+        logits[row] += offsets[place]
 
 
 def _on(logits: torch.Tensor, values: np.ndarray) -> torch.Tensor:
