@@ -19,6 +19,7 @@ from ostinato.engine.outputs import RequestOutput
 from ostinato.engine.runner import StartProgress
 from ostinato.engine.stream import DeadlineExceeded, Stream
 from ostinato.errors import OstinatoError, RequestError
+from ostinato.sample.grammar import Grammar
 from ostinato.sample.params import SamplingParams
 
 T = TypeVar("T")
@@ -101,6 +102,7 @@ class AsyncEngine:
         add_special_tokens: bool = True,
         cache_salt: str | None = None,
         deadline: float | None = None,
+        grammar: Grammar | None = None,
     ) -> Stream:
         """Takes in a request (see `Engine.add`); returns its stream, to be used with `async with`.
 
@@ -124,7 +126,12 @@ class AsyncEngine:
             stream.prompt_token_ids = list(prompt)
             await self.call(
                 lambda: self.engine.add(
-                    stream.prompt_token_ids, params, request_id=name, priority=priority, cache_salt=cache_salt
+                    stream.prompt_token_ids,
+                    params,
+                    request_id=name,
+                    priority=priority,
+                    cache_salt=cache_salt,
+                    grammar=grammar,
                 )
             )
         except BaseException as error:

@@ -33,7 +33,7 @@ _MAX_REASON = 500
 _EXCERPT = re.compile(r"\n\s*\d+ \| ")
 # A space, or a line break and what indents the line: without a bound, a model that likes blanks puts them out for ever.
 _WHITESPACE = r"( |\n( {0,32}|\t{0,8}))"
-_JSON_OPTIONS: JsonCompileOptions = {
+JSON_OPTIONS: JsonCompileOptions = {
     "whitespace_pattern": _WHITESPACE,
     "whitespace_flexible": True,
     "item_separator": ",",
@@ -178,9 +178,9 @@ def _library_text(guide: Guide) -> str:
     from llguidance import LLMatcher
 
     if guide.json_object:
-        return LLMatcher.grammar_from_json_schema('{"type": "object"}', overrides=_JSON_OPTIONS)
+        return LLMatcher.grammar_from_json_schema('{"type": "object"}', overrides=JSON_OPTIONS)
     if guide.json_schema is not None:
-        return LLMatcher.grammar_from_json_schema(guide.json_schema, overrides=_JSON_OPTIONS)
+        return LLMatcher.grammar_from_json_schema(guide.json_schema, overrides=JSON_OPTIONS)
     if guide.regex is not None:
         return LLMatcher.grammar_from_regex(guide.regex)
     if guide.choice:

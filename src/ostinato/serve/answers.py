@@ -11,6 +11,7 @@ from ostinato.engine.async_engine import AsyncEngine
 from ostinato.engine.delivery import OutputDelta
 from ostinato.engine.stream import Stream
 from ostinato.observe.record import RequestRecord
+from ostinato.sample.grammar import Grammar
 from ostinato.sample.params import SamplingParams
 from ostinato.serve.protocol.common import Generating
 
@@ -26,6 +27,8 @@ class Run:
     def __init__(self, streams: Sequence[Stream]) -> None:
         self.streams = streams
         self.completion_tokens = 0
+        self.reasoning_tokens: int | None = None
+        """Those of completion_tokens that are reasoning; None where nothing is known of reasoning."""
 
     @classmethod
     async def begin(
@@ -36,9 +39,12 @@ class Run:
         body: Generating,
         deadline: float,
         record: RequestRecord,
+        grammar: Grammar | None = None,
     ) -> Run:
         """Submits every prompt, as token ids, for the request of `record`; if one is refused, none runs, and its error
         is raised."""
+        if grammar is not None:
+            params = params.replace(guide=grammar.guide)
         streams: list[Stream] = []
         record.streams = streams
         try:
@@ -49,6 +55,7 @@ class Run:
                         params,
                         priority=body.priority,
                         cache_salt=body.cache_salt,
+                        grammar=grammar,
                         deadline=deadline,
                     )
                 )
@@ -91,11 +98,13 @@ class Run:
         completion_tokens = 0 if without_output else self.completion_tokens
         prompt_tokens = sum(len(stream.prompt_token_ids) for stream in self.streams)
         cached = sum(stream.num_cached_tokens or 0 for stream in self.streams)
+        details = {} if self.reasoning_tokens is None else {"reasoning_tokens": self.reasoning_tokens}
         return {
             "prompt_tokens": prompt_tokens,
             "completion_tokens": completion_tokens,
             "total_tokens": prompt_tokens + completion_tokens,
             "prompt_tokens_details": {"cached_tokens": cached},
+            "completion_tokens_details": details or None,
         }
 
     def _counted(self, delta: OutputDelta) -> OutputDelta:

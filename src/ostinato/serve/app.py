@@ -16,10 +16,12 @@ from starlette.middleware.cors import CORSMiddleware
 from ostinato import __version__
 from ostinato.errors import RequestError
 from ostinato.observe.tracing import Tracing, make_tracing
+from ostinato.serve.api.chat import chat_router
 from ostinato.serve.api.completions import completions_router
 from ostinato.serve.api.live import live_router
 from ostinato.serve.api.metrics import metrics_router
 from ostinato.serve.api.page import page_files, page_router
+from ostinato.serve.api.responses import responses_router
 from ostinato.serve.api.service import service_router
 from ostinato.serve.api.tokens import tokens_router
 from ostinato.serve.errors import ApiError, as_api_error, from_validation
@@ -57,7 +59,7 @@ def make_app(life: Life, tracing: Tracing | None = None) -> FastAPI:
     app.include_router(metrics_router(life))
     app.include_router(live_router(life))
     text_of = lru_cache(maxsize=1)(ModelText)
-    for router in (completions_router, tokens_router):
+    for router in (chat_router, completions_router, responses_router, tokens_router):
         app.include_router(router(life, text_of))
     app.add_middleware(Gate, settings=settings, tracing=tracing)
     if settings.cors_origin:

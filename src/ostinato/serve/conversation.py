@@ -11,7 +11,7 @@ from ostinato.serve.errors import ApiError
 from ostinato.serve.model_text import ModelText, at_leisure
 from ostinato.serve.parsing.formats import AnswerFormats, opens_reasoning
 from ostinato.serve.parsing.tools import Tool, forced_tools, read_tools
-from ostinato.serve.protocol.conversation import ConversationBody
+from ostinato.serve.protocol.conversation import ConversationBody, template_kwargs
 from ostinato.serve.protocol.messages import for_template
 
 
@@ -55,21 +55,21 @@ def conversation_of(text: ModelText, body: ConversationBody, tools: Sequence[Too
     adds = not continues if body.add_generation_prompt is None else body.add_generation_prompt
     return Conversation(
         for_template(body.messages, text.knows_developer),
-        [_described(tool) for tool in tools] or None,
-        body.template_kwargs(),
+        [described(tool) for tool in tools] or None,
+        template_kwargs(body.chat_template_kwargs, body.reasoning_effort),
         adds,
         continues,
     )
 
 
-def _described(tool: Tool) -> dict[str, Any]:
+def described(tool: Tool) -> dict[str, Any]:
     """A tool as chat templates take it."""
     function = {"name": tool.name, "description": tool.description, "parameters": dict(tool.parameters)}
     return {"type": "function", "function": function}
 
 
-async def render(text: ModelText, conversation: Conversation) -> str:
-    """The prompt, special tokens included. ApiError if the template refuses."""
+async def render(text: ModelText, conversation: Conversation, param: str = "messages") -> str:
+    """The prompt, special tokens included. ApiError, which names `param`, if the template refuses."""
 
     def work() -> str:
         return text.chat_template.render(
@@ -83,7 +83,7 @@ async def render(text: ModelText, conversation: Conversation) -> str:
     try:
         return await at_leisure(conversation.size, work)
     except RequestError as error:
-        raise ApiError(400, error.message, param="messages") from None
+        raise ApiError(400, error.message, param=param) from None
 
 
 def answer_form(
@@ -98,12 +98,16 @@ def answer_form(
     return AnswerForm(formats, tools if formats.tools is not None else (), inside, parallel)
 
 
-def checked_tools(text: ModelText, tools: Any, tool_choice: Any) -> tuple[Tool, ...]:
-    """The tools that an answer may call: none if the choice is `none`. ApiError for what is wrong with them."""
+def checked_tools(text: ModelText, tools: Any, tool_choice: Any, nested: bool = True) -> tuple[Tool, ...]:
+    """The tools that an answer may call: none if the choice is `none`. ApiError for what is wrong with them.
+
+    `nested`: whether the request had them as `read_tools` takes them, and not the function's fields beside its type.
+    """
     try:
         read = read_tools(tools)
     except RequestError as error:
-        raise ApiError(400, error.message, param="tools") from None
+        message = error.message if nested else error.message.replace(".function", "")
+        raise ApiError(400, message, param="tools") from None
     try:
         forced_tools(read, tool_choice)
     except RequestError as error:

@@ -10,7 +10,7 @@ from ostinato.engine.engine import Engine
 from ostinato.engine.tokenizer import Tokenizer
 from ostinato.errors import RequestError
 from ostinato.serve.errors import ApiError
-from ostinato.serve.parsing.formats import AnswerFormats, detect_formats
+from ostinato.serve.parsing.formats import detect_formats
 from ostinato.serve.token_texts import TokenTexts
 
 T = TypeVar("T")
@@ -27,7 +27,7 @@ class ModelText:
         self.chat_template = engine.chat_template
         template = engine.chat_template.text
         self.formats = detect_formats(template)
-        self.special_tags = _special_tags(engine.tokenizer, self.formats)
+        self.special_tags = frozenset(tag for tag in self.formats.tags if _is_special(engine.tokenizer, tag))
         """Those tags of the formats that are special tokens, which a text is usually without."""
         self.takes_tools = "tools" in template
         self.knows_developer = "developer" in template
@@ -36,13 +36,22 @@ class ModelText:
         self.max_model_len: int = engine.plan.settings.max_model_len
 
     async def encode(self, text: str, add_special_tokens: bool, param: str) -> list[int]:
-        """Token ids of a text. ApiError, which names `param`, if it has none."""
+        """Token ids of a text. ApiError, which names `param`, if it has none, or is too long for the model in any case:
+        to find that out by tokenising it may take seconds."""
+        most = self.max_model_len * self.tokenizer.longest_token
+        if len(text) > most:
+            room = f"max_model_len ({self.max_model_len}) has room for at most {most}"
+            raise ApiError(400, f"the prompt has {len(text)} characters, and {room}", param=param)
         with_param = _naming(param, lambda: self.tokenizer.encode(text, add_special_tokens))
         return await at_leisure(len(text), with_param)
 
     async def decode(self, token_ids: Sequence[int], skip_special_tokens: bool) -> str:
         """Text of token ids of the vocabulary."""
         return await at_leisure(len(token_ids), lambda: self.tokenizer.decode(token_ids, skip_special_tokens))
+
+    def shows_tags(self, skip_special_tokens: bool | None) -> dict[str, bool]:
+        """The sampling parameter that leaves tags which are special tokens in an answer, unless the request sets it."""
+        return {"skip_special_tokens": False} if self.special_tags and skip_special_tokens is None else {}
 
     def check_ids(self, token_ids: Sequence[int], param: str) -> None:
         """ApiError unless all ids are of the model's vocabulary."""
@@ -52,12 +61,9 @@ class ModelText:
             raise ApiError(400, message, param=param)
 
 
-def _special_tags(tokenizer: Tokenizer, formats: AnswerFormats) -> frozenset[str]:
-    tags = [] if formats.reasoning is None else [formats.reasoning.begin, formats.reasoning.end]
-    if formats.tools is not None:
-        tags += [formats.tools.begin_tag, formats.tools.end_tag]
-    ids = {tag: tokenizer.token_id(tag) for tag in tags}
-    return frozenset(tag for tag, token in ids.items() if token is not None and tokenizer.has_no_text(token, True))
+def _is_special(tokenizer: Tokenizer, text: str) -> bool:
+    token_id = tokenizer.token_id(text)
+    return token_id is not None and tokenizer.has_no_text(token_id, True)
 
 
 async def at_leisure(size: int, work: Callable[[], T]) -> T:

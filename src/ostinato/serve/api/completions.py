@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass
 
 from fastapi import APIRouter, Request
@@ -16,9 +16,11 @@ from ostinato.sample.params import SamplingParams
 from ostinato.schedule.batch import TokenLogprobs
 from ostinato.serve.answers import Run, head
 from ostinato.serve.chunks import Chunks, Json, Whole, quoted
+from ostinato.serve.guides import plain_grammar
 from ostinato.serve.life import Life
 from ostinato.serve.model_text import ModelText
 from ostinato.serve.protocol.completions import CompletionRequest
+from ostinato.serve.protocol.guides import one_wish, wishes_of
 from ostinato.serve.streaming import DONE, EventStream, unless_gone
 from ostinato.serve.token_texts import CompletionLogprobs
 
@@ -36,7 +38,9 @@ def completions_router(life: Life, text_of: Callable[[Engine], ModelText]) -> AP
         params = _params(body, engine.engine.default_params())
         token_ids = [await _encode(text, prompt) for prompt in prompts]
         echoes = await _echoes(text, body, prompts, params.skip_special_tokens)
-        run = await Run.begin(engine, token_ids, params, body, body.deadline(life.settings), request.state.record)
+        grammar = await plain_grammar(engine.engine, one_wish(wishes_of(body)))
+        deadline = body.deadline(life.settings)
+        run = await Run.begin(engine, token_ids, params, body, deadline, request.state.record, grammar)
         form = _Form(text, params, echoes, scores_only=body.max_tokens == 0)
         own = head("cmpl", "text_completion", request.state.request_id, life.model_name)
         if body.stream:
@@ -100,7 +104,7 @@ def _choice(index: int, text: str, logprobs: str, finish_reason: str | None) -> 
     return f'{{"index":{index},"text":{quoted(text)},"logprobs":{logprobs},"finish_reason":{reason}}}'
 
 
-async def _events(run: Run, form: _Form, chunks: Chunks, include_usage: bool) -> AsyncIterator[bytes]:
+async def _events(run: Run, form: _Form, chunks: Chunks, include_usage: bool) -> AsyncGenerator[bytes]:
     n = form.num_samples
     logprobs = [form.logprobs() for _ in range(n * len(run.streams))]
     begun: set[int] = set()

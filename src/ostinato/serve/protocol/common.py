@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from ostinato.sample.params import SamplingParams
 from ostinato.serve.errors import ApiError
@@ -18,6 +18,15 @@ class Body(BaseModel):
     """A request's body; an unknown field is an error that names it."""
 
     model_config = ConfigDict(extra="forbid", strict=True, use_attribute_docstrings=True)
+
+
+class Echoed(Body):
+    """What clients give back as they got it: their classes know more fields than are served, and dump them as null."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_nulls(cls, value: Any) -> Any:
+        return {name: each for name, each in value.items() if each is not None} if isinstance(value, dict) else value
 
 
 def unserved(instead: str) -> BeforeValidator:
@@ -76,6 +85,12 @@ class Generating(Body):
     """Seconds after which the request is ended."""
     cache_salt: str | None = None
     """Only requests of the same salt share the prefix cache."""
+    guided_json: dict[str, Any] | str | None = None
+    """The output is JSON of this schema."""
+    guided_regex: str | None = None
+    """The whole output matches this regular expression."""
+    guided_choice: list[str] | None = None
+    """The output is one of these strings."""
     user: Ignored = None
 
     @property

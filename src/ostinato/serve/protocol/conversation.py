@@ -25,14 +25,15 @@ class ConversationBody(Body):
     continue_final_message: bool | None = None
     """Go on inside the last message."""
 
-    def template_kwargs(self) -> dict[str, Any]:
-        """The variables of the template. ApiError if they take the place of others."""
-        given = dict(self.chat_template_kwargs or {})
-        for name in given.keys() & _OWN:
-            path = f"chat_template_kwargs.{name}"
-            raise ApiError(400, f"{path} is no variable to be set there; give {name} beside it", param=path)
-        if self.reasoning_effort is not None:
-            given.setdefault("reasoning_effort", self.reasoning_effort)
-            if self.reasoning_effort == "none":
-                given.setdefault("enable_thinking", False)
-        return given
+
+def template_kwargs(given: dict[str, Any] | None, reasoning_effort: str | None) -> dict[str, Any]:
+    """The variables of the template. ApiError if they take the place of others."""
+    kwargs = dict(given or {})
+    for name in kwargs.keys() & _OWN:
+        path = f"chat_template_kwargs.{name}"
+        raise ApiError(400, f"{path} is no variable to be set there; give {name} beside it", param=path)
+    if reasoning_effort is not None:
+        kwargs.setdefault("reasoning_effort", reasoning_effort)
+        if reasoning_effort == "none":
+            kwargs.setdefault("enable_thinking", False)
+    return kwargs

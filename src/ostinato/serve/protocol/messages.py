@@ -7,24 +7,26 @@ from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 from ostinato.serve.errors import ApiError
-from ostinato.serve.protocol.common import Body, Ignored, unserved
+from ostinato.serve.protocol.common import Echoed, Ignored, unserved
+
+Role = Literal["system", "developer", "user", "assistant", "tool"]
 
 
-class FunctionCall(Body):
+class FunctionCall(Echoed):
     name: str
     arguments: str | dict[str, Any]
     """A JSON object, or its text."""
 
 
-class ToolCall(Body):
+class ToolCall(Echoed):
     id: str | None = None
     type: Literal["function"] = "function"
     function: FunctionCall
     index: Ignored = None
 
 
-class Message(Body):
-    role: Literal["system", "developer", "user", "assistant", "tool"]
+class Message(Echoed):
+    role: Role
     content: str | list[dict[str, Any]] | None = None
     """Text, or a list of parts `{"type": "text", "text": ...}`, which the template gets with newlines between them."""
     name: str | None = None
@@ -46,10 +48,11 @@ def for_template(messages: Sequence[Message], knows_developer: bool) -> list[dic
     `developer` becomes `system` for a template that does not know it. ApiError, which names the field, for content
     that is no text.
     """
-    return [_for_template(message, f"messages[{place}]", knows_developer) for place, message in enumerate(messages)]
+    return [one_for_template(message, f"messages[{place}]", knows_developer) for place, message in enumerate(messages)]
 
 
-def _for_template(message: Message, where: str, knows_developer: bool) -> dict[str, Any]:
+def one_for_template(message: Message, where: str, knows_developer: bool) -> dict[str, Any]:
+    """See `for_template`; `where` is the message's place in the request."""
     if message.tool_calls and message.role != "assistant":
         raise ApiError(400, "only an assistant's message has tool_calls", param=f"{where}.tool_calls")
     if message.content is None and message.role != "assistant":

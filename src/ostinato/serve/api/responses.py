@@ -1,0 +1,173 @@
+"""`POST /v1/responses`: conversations answered in items, of which nothing is stored."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncGenerator, Callable, Iterable
+from typing import Any
+
+from fastapi import APIRouter, Request
+from fastapi.responses import Response
+
+from ostinato.engine.engine import Engine
+from ostinato.engine.outputs import CompletionOutput
+from ostinato.sample.params import SamplingParams
+from ostinato.serve.answers import Run
+from ostinato.serve.chunks import Json, compact
+from ostinato.serve.conversation import Conversation, answer_form, checked_tools, described, render
+from ostinato.serve.errors import ApiError, as_api_error
+from ostinato.serve.guides import answer_grammar
+from ostinato.serve.life import Life
+from ostinato.serve.model_text import ModelText
+from ostinato.serve.protocol.conversation import template_kwargs
+from ostinato.serve.protocol.guides import one_wish, wishes_of
+from ostinato.serve.protocol.input_items import template_messages
+from ostinato.serve.protocol.responses import ResponsesRequest
+from ostinato.serve.response_items import Event, Items
+from ostinato.serve.split import Answer
+from ostinato.serve.streaming import EventStream, unless_gone
+
+
+def responses_router(life: Life, text_of: Callable[[Engine], ModelText]) -> APIRouter:
+    router = APIRouter()
+
+    @router.post("/v1/responses", response_model=None)
+    async def responses(body: ResponsesRequest, request: Request) -> Response:
+        engine = life.engine
+        text = text_of(engine.engine)
+        body.check(life.settings, life.model_name)
+        wish = one_wish([body.format_wish(), *wishes_of(body)])
+        tools = checked_tools(text, body.nested_tools(), body.nested_choice(), nested=False)
+        effort = None if body.reasoning is None else body.reasoning.effort
+        conversation = Conversation(
+            template_messages(body.input, body.instructions, text.knows_developer),
+            [described(tool) for tool in tools] or None,
+            template_kwargs(body.chat_template_kwargs, effort),
+            add_generation_prompt=True,
+            continue_final_message=False,
+        )
+        more = {"max_tokens": body.max_output_tokens, **text.shows_tags(body.skip_special_tokens)}
+        params = body.sampling(engine.engine.default_params(), **more)
+        prompt = await render(text, conversation, "input")
+        token_ids = await text.encode(prompt, False, "input")
+        form = answer_form(text, conversation, prompt, tools, body.parallel_tool_calls is not False)
+        grammar = await answer_grammar(engine.engine, text, form, wish, body.nested_choice())
+        deadline = body.deadline(life.settings)
+        run = await Run.begin(engine, [token_ids], params, body, deadline, request.state.record, grammar)
+        answer = Answer(text, form)
+        own = _response(body, params, f"resp_{request.state.request_id}", life.model_name)
+        if body.stream:
+            return EventStream(_events(run, answer, own), run.close)
+        try:
+            return Json(compact(await unless_gone(request, _whole(run, answer, own))))
+        finally:
+            run.close()
+
+    return router
+
+
+def _response(body: ResponsesRequest, params: SamplingParams, response_id: str, model: str) -> dict[str, Any]:
+    """The response before it has begun."""
+    text_format = None if body.text is None else body.text.format
+    return {
+        "id": response_id,
+        "object": "response",
+        "created_at": int(time.time()),
+        "status": "in_progress",
+        "model": model,
+        "output": [],
+        "usage": None,
+        "error": None,
+        "incomplete_details": None,
+        "instructions": body.instructions,
+        "max_output_tokens": body.max_output_tokens,
+        "metadata": body.metadata or {},
+        "parallel_tool_calls": body.parallel_tool_calls is not False,
+        "previous_response_id": None,
+        "reasoning": {"effort": None if body.reasoning is None else body.reasoning.effort, "summary": None},
+        "store": False,
+        "background": False,
+        "temperature": params.temperature,
+        "top_p": params.top_p,
+        "text": {"format": {"type": "text"} if text_format is None else text_format.model_dump(exclude_none=True)},
+        "tool_choice": body.tool_choice or "auto",
+        "tools": body.tools or [],
+        "truncation": "disabled",
+    }
+
+
+def _ended(response: dict[str, Any], items: Items, output: CompletionOutput, run: Run) -> dict[str, Any]:
+    """The response once its output has ended."""
+    is_cut = output.finish_reason == "length"
+    usage = run.usage()
+    return {
+        **response,
+        "status": _status(output),
+        "incomplete_details": {"reason": "max_output_tokens"} if is_cut else None,
+        "output": items.items,
+        "usage": {
+            "input_tokens": usage["prompt_tokens"],
+            "input_tokens_details": {**usage["prompt_tokens_details"], "cache_write_tokens": 0},
+            "output_tokens": usage["completion_tokens"],
+            "output_tokens_details": {"reasoning_tokens": run.reasoning_tokens or 0},
+            "total_tokens": usage["total_tokens"],
+        },
+    }
+
+
+def _status(output: CompletionOutput) -> str:
+    return "incomplete" if output.finish_reason == "length" else "completed"
+
+
+async def _whole(run: Run, answer: Answer, response: dict[str, Any]) -> dict[str, Any]:
+    items = Items()
+    async for _, delta in run.deltas():
+        if delta.output is not None:
+            [output] = delta.output.outputs
+            for _event in (*items.take(answer.take(output)), *items.end(_status(output))):
+                pass
+            run.reasoning_tokens = answer.reasoning_tokens(output.token_ids)
+            response = _ended(response, items, output, run)
+    return response
+
+
+async def _events(run: Run, answer: Answer, response: dict[str, Any]) -> AsyncGenerator[bytes]:
+    items, lines = Items(), _Lines()
+    opening = {"response": response}
+    yield lines.of([Event("response.created", opening), Event("response.in_progress", opening)])
+    try:
+        async for _, delta in run.deltas():
+            events: list[Event] = []
+            for sample in delta.samples:
+                events += items.take(answer.take(sample))
+            if delta.output is not None:
+                [output] = delta.output.outputs
+                status = _status(output)
+                events += items.end(status)
+                run.reasoning_tokens = answer.reasoning_tokens(output.token_ids)
+                events.append(Event(f"response.{status}", {"response": _ended(response, items, output, run)}))
+            if events:
+                yield lines.of(events)
+    except Exception as error:
+        yield lines.of([Event("response.failed", {"response": _failed(response, items, as_api_error(error))})])
+        raise
+
+
+def _failed(response: dict[str, Any], items: Items, error: ApiError) -> dict[str, Any]:
+    reason = {"code": "server_error", "message": error.message}
+    return {**response, "status": "failed", "error": reason, "output": items.items}
+
+
+class _Lines:
+    """Events as they are sent, numbered."""
+
+    def __init__(self) -> None:
+        self._number = 0
+
+    def of(self, events: Iterable[Event]) -> bytes:
+        parts = []
+        for event in events:
+            data = {"type": event.type, "sequence_number": self._number, **event.data}
+            parts.append(f"event: {event.type}\ndata: {compact(data)}\n\n")
+            self._number += 1
+        return "".join(parts).encode()
