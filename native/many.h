@@ -20,14 +20,14 @@ constexpr int PANEL_TOKENS = 6;
 constexpr std::int64_t PANEL_BYTES = 32 * 1024;  // two thirds of an L1; from 16 to 128 KiB make no difference
 constexpr std::int64_t GROUP_TOKENS = 512;       // whose sums are kept at a time: 128 KiB, which stay in the L2
 
-// From how many tokens on transposing the weights pays, as measured: with few, it costs as much as the sums across
-// vectors that it saves. Earlier for weights of 8 bits, which are made wide once here, not once per block of tokens,
-// and with 16 registers, of which few tokens use too few.
-template <typename W>
-constexpr std::int64_t MANY = std::is_same_v<W, std::int8_t> || LANES == 8 ? 24 : 48;
-
 template <typename X, typename W>
 constexpr int UNIT = Dot<X, W>::STEP / LANES;
+
+// From how many tokens on transposing the weights pays, as measured: with few, it costs as much as the sums across
+// vectors that it saves. Earlier for weights of 8 bits, which are made wide once here, not once per block of tokens,
+// and with 16 registers, of which few tokens use too few; later where pairs are multiplied, as that is over sooner.
+template <typename X, typename W>
+constexpr std::int64_t MANY = std::is_same_v<W, std::int8_t> || LANES == 8 ? 24 : UNIT<X, W> == 2 ? 72 : 48;
 
 // panel[unit][vector] = the units of inputs `begin` to `end` of PANEL_OUTPUTS rows; behind them there are zeros.
 template <typename X, typename W>

@@ -30,7 +30,7 @@ void linear(const Team& team, std::int64_t tokens, Address x, std::int64_t x_str
             using W = std::remove_const_t<std::remove_pointer_t<decltype(weights)>>;
             const Weights<W> all{weights, in, out, scales, group};
             const auto compute = [&](auto* to) {
-                if (fixed_order || tokens < MANY<W>) {
+                if (fixed_order || tokens < MANY<Operand<T>, W>) {
                     multiply_few(team, tokens, at<const T>(x), x_stride, all, o, to);
                 } else {
                     multiply_many(team, tokens, at<const T>(x), x_stride, all, o, to);
