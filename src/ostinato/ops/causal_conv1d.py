@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 import torch.nn.functional as F
 
-from ostinato.ops.native import DTYPES, Lowered, check_rows
+from ostinato.ops.native import DTYPES, Lowered, check_rows, lower_rows
 
 SLAB = 32
 """Tokens of a prefill row that a CPU convolves at once: a pass per tap is cheap while they stay in a core's cache."""
@@ -119,19 +119,3 @@ def lower(
     rows = lower_rows(row_starts, read_slots, write_slots, num_decode_rows, checkpoints)
     sizes = (x.shape[1], weight.shape[0], DTYPES[x.dtype])
     return out, (x.shape[0], *pointers, *states, *rows, out.data_ptr(), *sizes)
-
-
-def lower_rows(
-    row_starts: torch.Tensor,
-    read_slots: torch.Tensor,
-    write_slots: torch.Tensor,
-    num_decode_rows: int,
-    checkpoints: Sequence[tuple[int, int, int]],
-) -> tuple[int | list[int], ...]:
-    """A step's rows as `StepRows` of rows.h takes them. They are read when the kernel runs; checkpoints are copied."""
-    slots = (row_starts, read_slots, write_slots)
-    check_rows("rows", *slots)
-    assert all(t.dtype == torch.int32 for t in slots), "rows: in int32"
-    taken = [number for checkpoint in checkpoints for number in checkpoint]
-    (rows, per_row), stride = write_slots.shape, write_slots.stride(0)
-    return (*(t.data_ptr() for t in slots), stride, rows, per_row, num_decode_rows, taken)

@@ -9,7 +9,7 @@ and makes it again without Python.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -65,3 +65,19 @@ def check_plain(name: str, dtype: torch.dtype, *tensors: torch.Tensor | None) ->
         if tensor is not None:
             assert tensor.dtype == dtype, f"{name}: {tensor.dtype} where {dtype} is read"
             assert tensor.is_contiguous(), f"{name}: a strided tensor where a contiguous one is read"
+
+
+def lower_rows(
+    row_starts: torch.Tensor,
+    read_slots: torch.Tensor,
+    write_slots: torch.Tensor,
+    num_decode_rows: int,
+    checkpoints: Sequence[tuple[int, int, int]],
+) -> tuple[int | list[int], ...]:
+    """A step's rows as `StepRows` of rows.h takes them. They are read when the kernel runs; checkpoints are copied."""
+    slots = (row_starts, read_slots, write_slots)
+    check_rows("rows", *slots)
+    assert all(t.dtype == torch.int32 for t in slots), "rows: in int32"
+    taken = [number for checkpoint in checkpoints for number in checkpoint]
+    (rows, per_row), stride = write_slots.shape, write_slots.stride(0)
+    return (*(t.data_ptr() for t in slots), stride, rows, per_row, num_decode_rows, taken)

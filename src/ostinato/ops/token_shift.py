@@ -7,8 +7,7 @@ from itertools import pairwise
 
 import torch
 
-from ostinato.ops.causal_conv1d import lower_rows
-from ostinato.ops.native import DTYPES, Lowered, check_rows
+from ostinato.ops.native import DTYPES, Lowered, check_rows, lower_rows
 
 
 def reference(
