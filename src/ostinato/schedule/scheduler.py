@@ -13,6 +13,7 @@ from ostinato.schedule.admission import Refusal, find_match, place, report, rest
 from ostinato.schedule.batch import Batch, Row, StepResult
 from ostinato.schedule.chunks import chunk_tokens, room_for_drafts
 from ostinato.schedule.counters import PrefixCounters, SchedulerCounters
+from ostinato.schedule.integrity import Queues, check_integrity
 from ostinato.schedule.limits import SchedulerLimits, check_arrival, max_length
 from ostinato.schedule.request import FinishReason, Request, RequestStatus, RequestUpdate
 from ostinato.schedule.rows import check_result, is_decoding, make_row
@@ -227,33 +228,10 @@ class Scheduler:
 
     def check_integrity(self) -> None:
         """Raise AssertionError unless queues, requests and cache agree with each other."""
-        self.cache.check_integrity()
-        for queue, status in (
-            (self._waiting, RequestStatus.WAITING),
-            (self._running, RequestStatus.RUNNING),
-        ):
-            ranks = [request.rank for request in queue]
-            assert ranks == sorted(set(ranks)), f"the {status} requests are not in order of rank"
-            for request in queue:
-                assert request.status is status, f"request {request.request_id} is {request.status}, not {status}"
-                assert self._requests.get(request.request_id) is request, "a queue holds an unknown request"
-        assert len(self._waiting) + len(self._running) == len(self._requests), "a request is in no queue"
-        assert len(self._running) <= self.limits.max_num_seqs, "more requests run than may"
-        for request in self._waiting:
-            assert request.num_computed_tokens == 0, f"request {request.request_id} waits with computed tokens"
-        for request in self._requests.values():
-            num_known = len(request.prompt_token_ids) + len(request.output_token_ids)
-            assert request.num_tokens == num_known, f"request {request.request_id} has lost count of its tokens"
-        for request in self._running:
-            assert request.num_computed_tokens < request.num_tokens, (
-                f"request {request.request_id} has nothing to compute"
-            )
-            assert request.num_computed_tokens <= self.cache.holding(request.request_id).capacity, (
-                f"request {request.request_id} has computed tokens without a block"
-            )
-        holders = {request.request_id for request in self._running} | self._ended_in_flight
-        assert self.cache.holders() == holders, "memory is held by a request that neither runs nor is in flight"
-        assert self._in_flight is not None or not self._ended_in_flight, "memory of ended requests was kept"
+        queues = Queues(
+            self._waiting, self._running, self._requests, self._in_flight is not None, self._ended_in_flight
+        )
+        check_integrity(queues, self.cache, self.limits.max_num_seqs)
 
     def _num_drafts(self) -> int:
         """Drafts of each row that decodes in the next step."""
