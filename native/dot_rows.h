@@ -4,7 +4,7 @@
 
 #include <algorithm>
 
-#include "dot.h"
+#include "product.h"
 
 namespace ostinato {
 
@@ -24,8 +24,7 @@ struct Rows {
 // The most tokens of `size` elements that are to pass by at a time.
 template <typename X>
 inline std::int64_t tokens_in_cache(std::int64_t size) {
-    constexpr std::int64_t BYTES = 512 * 1024;
-    return std::max<std::int64_t>(BYTES / (size * sizeof(X)), 4 * DOT_TOKENS);
+    return std::max<std::int64_t>(GROUP_BYTES / (size * sizeof(X)), 4 * DOT_TOKENS);
 }
 
 template <int TOKENS, int PREFETCH, typename... Args>

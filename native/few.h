@@ -12,8 +12,7 @@ namespace ostinato {
 constexpr int STREAMS = DOT_ROWS;
 constexpr int UNAIDED = 2;  // up to so many tokens, what is fetched for the hardware only disturbs it
 constexpr int PANEL = 16;   // rows of a stream whose sums are kept, for all tokens, before they are put out
-constexpr std::int64_t NEAR_BYTES = 20 * 1024;    // of rows that the tokens pass by at a time: they stay in the L1
-constexpr std::int64_t GROUP_BYTES = 512 * 1024;  // of tokens that are multiplied with a panel: they stay in the L2
+constexpr std::int64_t NEAR_BYTES = 20 * 1024;  // of rows that the tokens pass by at a time: they stay in the L1
 
 template <typename X, typename W>
 constexpr std::int64_t padded_size(std::int64_t in) {
