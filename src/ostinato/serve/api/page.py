@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from fastapi import APIRouter
 from fastapi.responses import FileResponse, Response
@@ -15,6 +16,8 @@ _HEADERS = {
     "Content-Security-Policy": "default-src 'self'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'",
     "Referrer-Policy": "no-referrer",
     "X-Content-Type-Options": "nosniff",
+    # A newer server's page is not mixed with files of an older one.
+    "Cache-Control": "no-cache",
 }
 
 
@@ -28,6 +31,13 @@ def page_router() -> APIRouter:
     return router
 
 
+class _Files(StaticFiles):
+    def file_response(self, *args: Any, **more: Any) -> Response:
+        response = super().file_response(*args, **more)
+        response.headers.update(_HEADERS)
+        return response
+
+
 def page_files() -> StaticFiles:
     """The files that the page loads, to be mounted at `/page`."""
-    return StaticFiles(directory=DIRECTORY)
+    return _Files(directory=DIRECTORY)

@@ -8,11 +8,19 @@ export function useKey(key) {
   sessionStorage.setItem(KEY, key);
 }
 
+export function hasKey() {
+  return Boolean(sessionStorage.getItem(KEY));
+}
+
 export async function ask(path, options = {}) {
   const headers = { ...options.headers };
   const key = sessionStorage.getItem(KEY);
+  // What a header cannot carry is no key of the server.
+  if (/[^ -~]/.test(key)) throw new KeyNeeded("the server asks for a key");
   if (key) headers.Authorization = `Bearer ${key}`;
-  const response = await fetch(path, { ...options, headers });
+  const response = await fetch(path, { ...options, headers }).catch((error) => {
+    throw error.name === "AbortError" ? error : new Error("the server does not answer");
+  });
   if (response.status === 401) throw new KeyNeeded("the server asks for a key");
   if (!response.ok) {
     const body = await response.json().catch(() => null);
@@ -27,7 +35,7 @@ export async function* events(response) {
   let rest = "";
   for (;;) {
     const { value, done } = await reader.read();
-    if (done) return;
+    if (done) throw new Error("the answer broke off");
     const parts = (rest + value).split("\n\n");
     rest = parts.pop();
     for (const part of parts) {

@@ -1,6 +1,7 @@
-// Values over time as stacked areas in an SVG.
+// Values over time as stacked areas in an SVG, with their scale and the present values as text.
 
 const NAMESPACE = "http://www.w3.org/2000/svg";
+const [WIDTH, HEIGHT, SECONDS] = [240, 60, 120];
 
 function make(name, attributes) {
   const node = document.createElementNS(NAMESPACE, name);
@@ -8,35 +9,44 @@ function make(name, attributes) {
   return node;
 }
 
-/** Keeps the last `length` values of some series and draws them on top of each other. */
+export const count = (value) => Math.round(value).toLocaleString("en");
+export function percent(share) {
+  if (share < 1 && share >= 0.995) return "over 99%";
+  return `${(100 * share).toFixed(share > 0 && share < 0.1 ? 1 : 0)}%`;
+}
+
+/** Draws the last two minutes of the series that a figure's keys name, in their order, into its `.plot`. */
 export class Chart {
-  constructor(svg, names, { length = 120, least = 1, format = (value) => `${Math.round(value)}` } = {}) {
-    Object.assign(this, { svg, names, length, least, format, values: [] });
-    svg.setAttribute("viewBox", "0 0 240 64");
-    svg.setAttribute("preserveAspectRatio", "none");
+  constructor(figure, { least = 1, format = count } = {}) {
+    Object.assign(this, { least, format, looks: [] });
+    this.keys = [...figure.querySelectorAll("[data-series]")];
+    this.svg = make("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, preserveAspectRatio: "none", "aria-hidden": true });
+    this.top = document.createElement("span");
+    figure.querySelector(".plot").replaceChildren(this.svg, this.top);
   }
 
-  add(values) {
-    this.values.push(values);
-    if (this.values.length > this.length) this.values.shift();
-    this.draw();
+  /** `time` in seconds; `values` one for each key. */
+  add(time, values) {
+    // A point is a value's end: what was before it began is flat.
+    if (this.looks.length === 0) this.looks.push({ time: time - 1, values });
+    this.looks.push({ time, values });
+    while (this.looks[1].time < time - SECONDS) this.looks.shift();
+    this.keys.forEach((key, series) => (key.querySelector("b").textContent = this.format(values[series])));
+    this.draw(time);
   }
 
-  draw() {
-    const sums = this.values.map((values) => values.reduce((a, b) => a + b, 0));
-    const top = Math.max(this.least, ...sums);
-    const x = (index) => 240 - ((this.values.length - 1 - index) * 240) / (this.length - 1);
-    const y = (value) => 63 - (value / top) * 58;
-    const nodes = [];
-    const floor = this.values.map(() => 0);
-    this.names.forEach((name, series) => {
-      const below = this.values.map((_, index) => `${x(index)},${y(floor[index])}`).reverse();
-      const above = this.values.map((values, index) => `${x(index)},${y((floor[index] += values[series]))}`);
-      nodes.push(make("polygon", { points: [...above, ...below].join(" "), fill: "currentColor", class: name, opacity: 0.75 }));
+  draw(now) {
+    const sum = ({ values }) => values.reduce((a, b) => a + b, 0);
+    const top = Math.max(this.least, ...this.looks.map(sum));
+    const x = ({ time }) => (WIDTH * (1 - (now - time) / SECONDS)).toFixed(1);
+    const y = (value) => (HEIGHT * (1 - value / top)).toFixed(1);
+    const floor = this.looks.map(() => 0);
+    const areas = this.keys.map((key, series) => {
+      const below = this.looks.map((look, index) => `${x(look)},${y(floor[index])}`).reverse();
+      const above = this.looks.map((look, index) => `${x(look)},${y((floor[index] += look.values[series]))}`);
+      return make("polygon", { points: [...above, ...below].join(" "), fill: "currentColor", class: key.dataset.series });
     });
-    const title = make("title", {});
-    title.textContent = this.names.map((name, i) => `${name} ${this.format(this.values.at(-1)[i])}`).join(", ");
-    this.svg.replaceChildren(title, ...nodes);
-    this.svg.dataset.top = this.format(top);
+    this.svg.replaceChildren(...areas);
+    this.top.textContent = this.format(top);
   }
 }

@@ -35,9 +35,7 @@ export class Chat {
   reset() {
     this.stop();
     this.messages = [];
-    const empty = document.createElement("p");
-    empty.className = "empty";
-    empty.textContent = "Ask something; beside it you see what the engine does with it.";
+    const empty = line("empty", "Ask something, and watch what the engine does with it.");
     byId("messages").replaceChildren(empty);
     byId("question").focus();
   }
@@ -52,20 +50,26 @@ export class Chat {
     const messages = this.messages;
     const answer = new Answer(show("assistant", ""));
     this.busy(new AbortController());
+    byId("question").focus();
     try {
       const content = await answer.read(this.body(), this.abort.signal);
       messages.push({ role: "assistant", content });
+      announce(answer.text.textContent);
     } catch (error) {
       if (error.name === "AbortError") {
         messages.push({ role: "assistant", content: answer.content });
         answer.note("stopped");
+        announce("stopped");
       } else {
-        messages.pop();
+        messages.pop(); // it was not answered, and may be sent again
         answer.fail(error.message);
+        announce(error.message);
         if (!byId("question").value) byId("question").value = text;
         this.onError(error);
       }
     } finally {
+      answer.draw();
+      answer.node.classList.remove("coming");
       this.busy(null);
     }
   }
@@ -73,7 +77,7 @@ export class Chat {
   busy(abort) {
     this.abort = abort;
     byId("stop").hidden = !abort;
-    byId("send").disabled = Boolean(abort);
+    byId("send").hidden = Boolean(abort);
   }
 
   body() {
@@ -90,6 +94,7 @@ export class Chat {
 class Answer {
   constructor(node) {
     this.node = node;
+    node.classList.add("coming");
     this.text = document.createElement("div");
     this.text.className = "text";
     node.append(this.text);
@@ -119,12 +124,12 @@ class Answer {
       if (reasoning) this.think(reasoning);
       if (content) this.add(content);
     }
-    this.draw();
     this.note(facts(begin, first, performance.now(), finish, usage));
     return this.content;
   }
 
   add(content) {
+    if (this.reasoning && !this.content) this.reasoning.parentNode.open = false;
     this.content += content;
     if (this.drawing) return;
     this.drawing = true; // at most once a frame, however fast the tokens come
@@ -137,7 +142,13 @@ class Answer {
   draw() {
     const log = byId("messages");
     const follows = log.scrollHeight - log.scrollTop - log.clientHeight < 60;
-    this.text.replaceChildren(...markdown(this.content));
+    // What is there already stays, and with it what the reader has selected in it.
+    const [old, now] = [[...this.text.childNodes], markdown(this.content)];
+    const changed = now.findIndex((node, index) => !old[index]?.isEqualNode(node));
+    if (changed >= 0) {
+      old.slice(changed).forEach((node) => node.remove());
+      this.text.append(...now.slice(changed));
+    }
     if (follows) log.scrollTop = log.scrollHeight;
   }
 
@@ -145,6 +156,7 @@ class Answer {
     if (!this.reasoning) {
       const details = document.createElement("details");
       details.className = "reasoning";
+      details.open = true;
       const summary = document.createElement("summary");
       summary.textContent = "Reasoning";
       this.reasoning = document.createElement("div");
@@ -155,10 +167,7 @@ class Answer {
   }
 
   note(text) {
-    const line = document.createElement("p");
-    line.className = "facts";
-    line.textContent = text;
-    this.node.append(line);
+    this.node.append(line("facts", text));
   }
 
   fail(message) {
@@ -171,14 +180,26 @@ function facts(begin, first, end, finish, usage) {
   const parts = [];
   if (usage) {
     const cached = usage.prompt_tokens_details?.cached_tokens ?? 0;
-    parts.push(`${usage.prompt_tokens} tokens of prompt, ${cached} of them cached`, `${usage.completion_tokens} of answer`);
+    parts.push(`${usage.prompt_tokens} tokens asked, ${cached} of them cached`, `${usage.completion_tokens} answered`);
     if (first !== null && end > first && usage.completion_tokens > 1) {
       parts.push(`${Math.round(((usage.completion_tokens - 1) * 1000) / (end - first))} tokens/s`);
     }
   }
-  if (first !== null) parts.push(`first after ${Math.round(first - begin)} ms`);
-  if (finish && finish !== "stop") parts.push(finish === "length" ? "cut: most tokens reached" : finish);
+  if (first !== null) parts.push(`the first after ${Math.round(first - begin)} ms`);
+  if (finish && finish !== "stop") parts.push(finish === "length" ? "cut at the most tokens" : finish);
   return parts.join(" · ");
+}
+
+function line(className, text) {
+  const node = document.createElement("p");
+  node.className = className;
+  node.textContent = text;
+  return node;
+}
+
+/** Has a text read aloud: answers as a whole, not each token. */
+function announce(text) {
+  byId("announcement").textContent = text;
 }
 
 function show(role, text) {

@@ -1,6 +1,16 @@
 // Markdown as DOM nodes. Text becomes text nodes only, so nothing that a model writes can be markup of the page.
 
-const INLINE = /(`+)([\s\S]*?[^`])\1(?!`)|\*\*([\s\S]+?)\*\*|\*([^\s*](?:[^*\n]*[^\s*])?)\*|\[([^\]\n]+)\]\((https?:\/\/[^\s)]+)\)/;
+// Lengths are bounded, so that no text takes a time that grows with its square.
+const INLINE = new RegExp(
+  [
+    /(?<!`)(`{1,3})(?!`)([^]{0,2000}?[^`])\1(?!`)/, // code
+    /\*\*(?=\S)([^]{1,2000}?)\*\*/, // strong
+    /\*([^\s*](?:[^*\n]{0,1000}[^\s*])?)\*/, // emphasis
+    /\[([^\]\n]{1,500})\]\((https?:\/\/[^\s)]{1,2000})\)/, // a link; no other scheme is one
+  ].map((each) => each.source).join("|"),
+  "g",
+);
+const DEEPEST = 16; // what is nested deeper is text
 
 function make(name, ...children) {
   const node = document.createElement(name);
@@ -10,10 +20,11 @@ function make(name, ...children) {
 
 function inline(text) {
   const nodes = [];
-  let match;
-  while ((match = INLINE.exec(text))) {
-    nodes.push(text.slice(0, match.index));
-    const [whole, , code, strong, em, label, url] = match;
+  let end = 0;
+  for (const match of text.matchAll(INLINE)) {
+    if (match.index > end) nodes.push(text.slice(end, match.index));
+    end = match.index + match[0].length;
+    const [, , code, strong, em, label, url] = match;
     if (code !== undefined) nodes.push(make("code", code.trim() || code));
     else if (strong !== undefined) nodes.push(make("strong", ...inline(strong)));
     else if (em !== undefined) nodes.push(make("em", ...inline(em)));
@@ -24,9 +35,8 @@ function inline(text) {
       link.target = "_blank";
       nodes.push(link);
     }
-    text = text.slice(match.index + whole.length);
   }
-  nodes.push(text);
+  if (end < text.length) nodes.push(text.slice(end));
   return nodes;
 }
 
@@ -44,7 +54,7 @@ function table(lines) {
   return make("table", make("thead", row(lines[0], "th")), make("tbody", ...lines.slice(2).map((line) => row(line, "td"))));
 }
 
-function list(lines) {
+function list(lines, depth) {
   const indent = ITEM.exec(lines[0])[1].length;
   const items = [];
   for (const line of lines) {
@@ -56,12 +66,13 @@ function list(lines) {
   if (node.tagName === "OL") node.start = parseInt(ITEM.exec(lines[0])[2], 10);
   for (const [first, ...rest] of items) {
     const isNested = rest.some((line) => ITEM.test(line));
-    node.append(make("li", ...inline(first), ...(isNested ? blocks(rest) : inline(rest.map((line) => "\n" + line.trim()).join("")))));
+    node.append(make("li", ...inline(first), ...(isNested ? blocks(rest, depth + 1) : inline(rest.map((line) => "\n" + line.trim()).join("")))));
   }
   return node;
 }
 
-function blocks(lines) {
+function blocks(lines, depth) {
+  if (depth > DEEPEST) return [make("p", lines.join("\n"))];
   const nodes = [];
   const take = (belongs) => {
     const taken = [];
@@ -84,9 +95,9 @@ function blocks(lines) {
       lines.shift();
       nodes.push(make("hr"));
     } else if (line.startsWith(">")) {
-      nodes.push(make("blockquote", ...blocks(take((each) => each.startsWith(">")).map((each) => each.replace(/^>\s?/, "")))));
+      nodes.push(make("blockquote", ...blocks(take((each) => each.startsWith(">")).map((each) => each.replace(/^>\s?/, "")), depth + 1)));
     } else if (ITEM.test(line)) {
-      nodes.push(list(take((each, taken) => !taken || ITEM.test(each) || /^\s+\S/.test(each))));
+      nodes.push(list(take((each, taken) => !taken || ITEM.test(each) || /^\s+\S/.test(each)), depth));
     } else if (line.includes("|") && /^[\s|:-]+$/.test(lines[1] ?? "") && lines[1].includes("-")) {
       nodes.push(table(take((each) => each.includes("|"))));
     } else {
@@ -99,5 +110,5 @@ function blocks(lines) {
 
 /** The nodes of a text in Markdown, finished or still growing. */
 export function markdown(text) {
-  return blocks(text.split("\n"));
+  return blocks(text.split("\n"), 0);
 }
