@@ -123,8 +123,9 @@ class AsyncEngine:
                 # Away from the loop, as a long prompt takes long; the tokenizer is safe to share.
                 prompt = await asyncio.to_thread(self.engine.tokenizer.encode, prompt, add_special_tokens)
                 stream.raise_error()  # it may have ended meanwhile, and then must not begin
+                self._check()
             stream.prompt_token_ids = list(prompt)
-            await self.call(
+            adding = self._call(
                 lambda: self.engine.add(
                     stream.prompt_token_ids,
                     params,
@@ -134,6 +135,8 @@ class AsyncEngine:
                     grammar=grammar,
                 )
             )
+            stream.on_error = lambda error: _set(adding, None, error)  # it may end while a long step runs
+            await adding
         except BaseException as error:
             if self._streams.pop(name, None) is not None:  # else it ended meanwhile, and was counted out
                 self.admission.give_back(params.n)
@@ -146,6 +149,9 @@ class AsyncEngine:
     async def call(self, command: Callable[[], T]) -> T:
         """Runs `command` on the engine's thread, between two steps, and returns what it returns."""
         self._check()
+        return await self._call(command)
+
+    def _call(self, command: Callable[[], T]) -> asyncio.Future[T]:
         future: asyncio.Future[T] = self._loop.create_future()
 
         def run() -> None:
@@ -159,7 +165,7 @@ class AsyncEngine:
         self._calls.add(future)
         future.add_done_callback(self._calls.discard)
         self._commands.put(run)
-        return await future
+        return future
 
     async def stats(self) -> dict[str, Any]:
         """See `Engine.stats`."""

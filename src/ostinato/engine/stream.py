@@ -37,6 +37,8 @@ class Stream:
         """What ends it at its deadline."""
         self.times: RequestTimes | None = None
         """Of the request; None before the first gain."""
+        self.on_error: Callable[[Exception], None] = lambda error: None
+        """Called when an error ends the request."""
         self._abort = abort
         self._waiting: OutputDelta | None = None
         self._error: Exception | None = None
@@ -87,4 +89,6 @@ class Stream:
         if self.timer is not None:
             self.timer.cancel()
             self.timer = None
+        if error is not None:
+            self.on_error(error)
         self._news.set()

@@ -2,14 +2,29 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Self, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    FailFast,
+    Field,
+    ModelWrapValidatorHandler,
+    ValidationError,
+    model_validator,
+)
 
 from ostinato.sample.params import SamplingParams
 from ostinato.serve.errors import ApiError
 from ostinato.serve.settings import ServeSettings
 
+T = TypeVar("T")
+
+MAX_ERRORS = 100
+"""Errors of a body up to which the one to tell is looked for."""
+MAX_SALT = 256
+"""Characters of a cache_salt, which every look into the prefix index compares."""
 MAX_LOGPROBS = 20
 """Most likely tokens that a request may ask for at each place."""
 
@@ -18,6 +33,17 @@ class Body(BaseModel):
     """A request's body; an unknown field is an error that names it."""
 
     model_config = ConfigDict(extra="forbid", strict=True, use_attribute_docstrings=True)
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _few_errors(cls, value: Any, validate: ModelWrapValidatorHandler[Self]) -> Self:
+        """A body can be wrong in a million places, and to tell them all takes a kilobyte each."""
+        try:
+            return validate(value)
+        except ValidationError as error:
+            if error.error_count() <= MAX_ERRORS:
+                raise
+        raise ValueError(f"more than {MAX_ERRORS} things are wrong with it")
 
 
 class Echoed(Body):
@@ -40,6 +66,10 @@ def unserved(instead: str) -> BeforeValidator:
 
 
 Ignored = Annotated[Any, Field(description="Taken for OpenAI's clients; it changes nothing.")]
+
+
+Several = Annotated[list[T], FailFast()]
+"""A list whose first wrong item is the only one that is told."""
 
 
 class StreamOptions(Body):
@@ -70,8 +100,8 @@ class Generating(Body):
     repetition_penalty: float | None = None
     logit_bias: dict[str, float] | None = None
     seed: int | None = None
-    stop: str | list[str] | None = None
-    stop_token_ids: list[int] | None = None
+    stop: str | Several[str] | None = None
+    stop_token_ids: Several[int] | None = None
     min_tokens: int | None = None
     ignore_eos: bool | None = None
     skip_special_tokens: bool | None = None
@@ -89,7 +119,7 @@ class Generating(Body):
     """The output is JSON of this schema."""
     guided_regex: str | None = None
     """The whole output matches this regular expression."""
-    guided_choice: list[str] | None = None
+    guided_choice: Several[str] | None = None
     """The output is one of these strings."""
     user: Ignored = None
 
@@ -106,9 +136,13 @@ class Generating(Body):
         if count > settings.max_n:
             message = f"{count} outputs are asked for (prompts times n), and a request may have {settings.max_n}"
             raise ApiError(400, message, param="n")
-        if isinstance(self.stop, list) and len(self.stop) > settings.max_stop:
-            message = f"{len(self.stop)} stop strings are given, and a request may have {settings.max_stop}"
-            raise ApiError(400, message, param="stop")
+        stop = [self.stop] if isinstance(self.stop, str) else self.stop or []
+        _check_count("stop", "stop strings", len(stop), settings.max_stop)
+        longest = max(map(len, stop), default=0)
+        _check_count("stop", "characters of a stop string", longest, settings.max_stop_length)
+        _check_count("logit_bias", "biased tokens", len(self.logit_bias or ()), settings.max_logit_bias)
+        _check_count("stop_token_ids", "stop tokens", len(self.stop_token_ids or ()), settings.max_logit_bias)
+        _check_count("cache_salt", "characters of a cache_salt", len(self.cache_salt or ""), MAX_SALT)
 
     def deadline(self, settings: ServeSettings) -> float:
         """Seconds that the request has."""
@@ -119,3 +153,8 @@ class Generating(Body):
         names = SamplingParams.model_fields.keys() & Generating.model_fields.keys()
         given = {name: value for name in names if (value := getattr(self, name)) is not None}
         return defaults.replace(**given, **more)
+
+
+def _check_count(param: str, what: str, count: int, most: int) -> None:
+    if count > most:
+        raise ApiError(400, f"{param}: {count} {what} are given, and a request may have {most}", param=param)

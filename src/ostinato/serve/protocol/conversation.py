@@ -5,16 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 from ostinato.serve.errors import ApiError
-from ostinato.serve.protocol.common import Body
+from ostinato.serve.protocol.common import Body, Several
 from ostinato.serve.protocol.messages import Message
 
 _OWN = frozenset({"messages", "tools", "documents", "template_name", "add_generation_prompt", "continue_final_message"})
 
 
 class ConversationBody(Body):
-    messages: list[Message]
+    messages: Several[Message]
     """The conversation so far."""
-    tools: list[dict[str, Any]] | None = None
+    tools: Several[dict[str, Any]] | None = None
     """Functions that the model may call."""
     chat_template_kwargs: dict[str, Any] | None = None
     """Further variables of the chat template, such as enable_thinking."""

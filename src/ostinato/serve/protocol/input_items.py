@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ostinato.serve.errors import ApiError
-from ostinato.serve.protocol.common import Echoed, Ignored
+from ostinato.serve.protocol.common import Echoed, Ignored, Several
 from ostinato.serve.protocol.messages import FunctionCall, Message, Role, ToolCall, one_for_template, text_of
 
 
@@ -15,11 +15,11 @@ class InputItem(Echoed):
 
     type: str = "message"
     role: Role | None = None
-    content: str | list[dict[str, Any]] | None = None
+    content: str | Several[dict[str, Any]] | None = None
     name: str | None = None
     arguments: str | None = None
     call_id: str | None = None
-    output: str | list[dict[str, Any]] | None = None
+    output: str | Several[dict[str, Any]] | None = None
     summary: Ignored = None
     id: Ignored = None
     status: Ignored = None

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 from ostinato.serve.errors import ApiError
-from ostinato.serve.protocol.common import Echoed, Ignored, unserved
+from ostinato.serve.protocol.common import Echoed, Ignored, Several, unserved
 
 Role = Literal["system", "developer", "user", "assistant", "tool"]
 
@@ -27,10 +27,10 @@ class ToolCall(Echoed):
 
 class Message(Echoed):
     role: Role
-    content: str | list[dict[str, Any]] | None = None
+    content: str | Several[dict[str, Any]] | None = None
     """Text, or a list of parts `{"type": "text", "text": ...}`, which the template gets with newlines between them."""
     name: str | None = None
-    tool_calls: list[ToolCall] | None = None
+    tool_calls: Several[ToolCall] | None = None
     """Of an assistant."""
     tool_call_id: str | None = None
     """Of a tool's answer."""

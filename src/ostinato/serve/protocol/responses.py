@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import ConfigDict, Field
 
 from ostinato.serve.errors import ApiError
-from ostinato.serve.protocol.common import Body, Generating, Ignored, unserved
+from ostinato.serve.protocol.common import Body, Generating, Ignored, Several, unserved
 from ostinato.serve.protocol.guides import Wish
 from ostinato.serve.protocol.input_items import InputItem
 
@@ -37,14 +37,14 @@ class ReasoningConfig(Body):
 
 
 class ResponsesRequest(Generating):
-    input: str | list[InputItem]
+    input: str | Several[InputItem]
     """A user's text, or the conversation so far."""
     instructions: str | None = None
     """A system message before the input."""
     max_output_tokens: int | None = Field(None, ge=1)
     """Most tokens of output, reasoning included (as many as there is room for)."""
     text: TextConfig | None = None
-    tools: list[dict[str, Any]] | None = None
+    tools: Several[dict[str, Any]] | None = None
     """Functions that the model may call."""
     tool_choice: str | dict[str, Any] | None = None
     """`none` (the model is not told of tools), `auto`, `required`, or one function by name."""
@@ -61,7 +61,7 @@ class ResponsesRequest(Generating):
     """An answer is given while its client waits."""
     truncation: Literal["disabled"] | None = None
     """Input that is too long is refused."""
-    include: list[Literal["reasoning.encrypted_content"]] | None = None
+    include: Several[Literal["reasoning.encrypted_content"]] | None = None
     """Changes nothing: reasoning is given in plain text."""
     n: Annotated[None, unserved("a response has one output")] = None  # type: ignore[assignment]
     previous_response_id: Annotated[None, unserved("nothing is stored; give the conversation as input")] = None

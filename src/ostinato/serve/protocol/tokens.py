@@ -5,7 +5,7 @@ from __future__ import annotations
 from pydantic import Field
 
 from ostinato.serve.errors import ApiError
-from ostinato.serve.protocol.common import Body
+from ostinato.serve.protocol.common import Body, Several
 from ostinato.serve.protocol.conversation import ConversationBody
 from ostinato.serve.protocol.messages import Message
 
@@ -16,7 +16,7 @@ class TokenizeRequest(ConversationBody):
     model: str | None = None
     """The served model's name, or nothing."""
     prompt: str | None = None
-    messages: list[Message] | None = None  # type: ignore[assignment]
+    messages: Several[Message] | None = None  # type: ignore[assignment]
     add_special_tokens: bool | None = None
     """Also the tokens that the tokenizer puts around a text (for a prompt true, for a conversation false)."""
     return_token_strs: bool = False
@@ -30,4 +30,4 @@ class TokenizeRequest(ConversationBody):
 class DetokenizeRequest(Body):
     model: str | None = None
     """The served model's name, or nothing."""
-    tokens: list[int] = Field(max_length=2**20)
+    tokens: Several[int] = Field(max_length=2**20)

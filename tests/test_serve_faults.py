@@ -1,0 +1,299 @@
+"""What may go wrong while the server computes: each fault stays with the request that has it."""
+
+import contextlib
+import json
+import socket
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import httpx2
+import pytest
+import torch
+
+from ostinato.serve import streaming
+from tests.serving import events, serving
+
+PROMPT = [5, 6, 7, 8]
+LONG = {"prompt": PROMPT, "max_tokens": 400, "temperature": 0, "ignore_eos": True}
+SHORT = {"prompt": PROMPT, "max_tokens": 8, "temperature": 0, "ignore_eos": True}
+
+
+@pytest.fixture(scope="module")
+def served():
+    with serving(
+        {"max_waiting": 4},
+        max_num_seqs=2,
+        graph_mode="none",
+        max_model_len=512,
+        scheduling_policy="priority",
+    ) as served:
+        yield served
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_left(served):
+    yield
+    served.until(lambda: served.engine.num_unfinished == 0)
+    engine = served.engine
+    assert engine.admission.num_unfinished == 0
+
+    def look():
+        engine.engine.scheduler.check_integrity()
+        return engine.engine.scheduler.cache.usage(), dict(engine._gains._given), dict(engine.engine._generations)
+
+    usage, given, generations = served.on_loop(engine.call(look))
+    assert usage.blocks_used == usage.slots_used == 0
+    assert not given
+    assert not generations
+
+
+def post(served, body, timeout=60):
+    return httpx2.post(f"{served.url}/v1/completions", json=body, timeout=timeout)
+
+
+def send(connection, body):
+    data = json.dumps(body).encode()
+    head = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json"
+    connection.sendall(f"{head}\r\nContent-Length: {len(data)}\r\n\r\n".encode() + data)
+
+
+def connect(served, body):
+    """A connection on which a request was sent, and whose answer nobody has read."""
+    host, port = served.url.removeprefix("http://").split(":")
+    connection = socket.create_connection((host, int(port)), timeout=60)
+    send(connection, body)
+    return connection
+
+
+def look(served):
+    """(requests that run, requests that wait, steps so far) between two steps."""
+    scheduler = served.engine.engine.scheduler
+    return served.on_loop(
+        served.engine.call(lambda: (scheduler.num_running, scheduler.num_waiting, scheduler.counters.steps))
+    )
+
+
+def hold_steps(served, monkeypatch):
+    """Steps wait until the returned event is set."""
+    go, run = threading.Event(), served.engine.engine.runner.run
+    monkeypatch.setattr(served.engine.engine.runner, "run", lambda batch: (go.wait(60), run(batch))[1])
+    return go
+
+
+@pytest.mark.parametrize("stream", [True, False], ids=["stream", "whole"])
+def test_a_client_that_goes_frees_its_memory_and_the_other_goes_on(served, stream):
+    with ThreadPoolExecutor() as pool:
+        other = pool.submit(post, served, LONG)
+        served.until(lambda: look(served)[0] == 1)
+        leaving = connect(served, {**LONG, "stream": stream})
+        served.until(lambda: look(served)[0] == 2)
+        if stream:
+            leaving.recv(100)
+        leaving.close()
+        served.until(lambda: look(served)[0] == 1, timeout=10)
+        assert other.result().json()["usage"]["completion_tokens"] == 400
+
+
+def test_a_request_whose_client_has_gone_gets_at_most_one_more_step(served, monkeypatch):
+    gone = connect(served, {**LONG, "stream": True})
+    gone.recv(100)
+    scheduler, runner = served.engine.engine.scheduler, served.engine.engine.runner
+    run = runner.run
+    counted = []
+    abandon = served.engine._abandon
+    monkeypatch.setattr(
+        served.engine, "_abandon", lambda name: (counted.append(scheduler.counters.steps), abandon(name))
+    )
+    monkeypatch.setattr(runner, "run", lambda batch: (time.sleep(0.01), run(batch))[1])
+    gone.close()
+    served.until(lambda: look(served)[:2] == (0, 0))
+    assert scheduler.counters.steps <= counted[0] + 1
+
+
+@pytest.mark.parametrize("stream", [True, False], ids=["stream", "whole"])
+def test_clients_that_go_before_their_first_token_or_while_they_wait_leave_nothing(served, monkeypatch, stream):
+    run = served.engine.engine.runner.run
+    monkeypatch.setattr(served.engine.engine.runner, "run", lambda batch: (time.sleep(0.05), run(batch))[1])
+    clients = [connect(served, {**LONG, "stream": stream}) for _ in range(5)]  # two run, three wait
+    served.until(lambda: served.engine.num_unfinished == 5)
+    steps = served.engine.engine.scheduler.counters.steps
+    for client in clients:
+        client.close()
+    served.until(lambda: served.engine.num_unfinished == 0)
+    served.until(lambda: look(served)[:2] == (0, 0))
+    assert look(served)[2] <= steps + 20  # of the 400 that each of them asked for
+
+
+def test_a_full_queue_turns_requests_away_and_says_when_to_come_again(served, monkeypatch):
+    go = hold_steps(served, monkeypatch)
+    with ThreadPoolExecutor(6) as pool:
+        taken = [pool.submit(post, served, SHORT) for _ in range(6)]  # two run, four wait
+        served.until(lambda: served.engine.admission.num_unfinished == 6)
+        refused = post(served, SHORT)
+        assert refused.status_code == 429
+        assert int(refused.headers["retry-after"]) >= 1
+        assert refused.json()["error"]["code"] == "queue_full"
+        assert post(served, {**SHORT, "n": 7}).status_code == 400  # which will never find room
+        go.set()
+        assert all(each.result().status_code == 200 for each in taken)
+    assert post(served, SHORT).status_code == 200
+
+
+def test_a_deadline_ends_a_whole_answer_with_504_and_a_stream_with_an_event(served, monkeypatch):
+    run = served.engine.engine.runner.run
+    monkeypatch.setattr(served.engine.engine.runner, "run", lambda batch: (time.sleep(0.02), run(batch))[1])
+    late = post(served, {**LONG, "timeout": 0.3})
+    assert late.status_code == 504
+    assert late.json()["error"]["param"] == "timeout"
+    *chunks, error, done = events(post(served, {**LONG, "timeout": 0.3, "stream": True}))
+    assert done == "[DONE]"
+    assert json.loads(error)["error"]["code"] == "deadline_exceeded"
+    assert chunks
+
+
+def test_a_deadline_ends_a_request_that_waits(served, monkeypatch):
+    go = hold_steps(served, monkeypatch)
+    with ThreadPoolExecutor() as pool:
+        running = [pool.submit(post, served, SHORT) for _ in range(2)]
+        served.until(lambda: served.engine.num_unfinished == 2)
+        assert post(served, {**SHORT, "timeout": 0.05}).status_code == 504
+        go.set()
+        assert [each.result().status_code for each in running] == [200, 200]
+
+
+def test_of_those_who_wait_the_lowest_priority_is_served_first(served, monkeypatch):
+    go = hold_steps(served, monkeypatch)
+    order = []
+
+    def ask(priority):
+        assert post(served, {**SHORT, "priority": priority}).status_code == 200
+        order.append(priority)
+
+    with ThreadPoolExecutor() as pool:
+        running = [pool.submit(post, served, {**SHORT, "max_tokens": 40 * i, "priority": -9}) for i in (1, 9)]
+        served.until(lambda: served.engine.num_unfinished == 2)
+        waiting = []
+        for priority in (3, 1, 2):  # they come one after another
+            waiting.append(pool.submit(ask, priority))
+            served.until(lambda: served.engine.num_unfinished == 2 + len(waiting))
+        go.set()
+        for each in (*waiting, *running):
+            each.result()
+    assert order == [1, 2, 3]
+
+
+def test_nan_in_one_requests_logits_ends_that_request_alone(served, monkeypatch):
+    model = served.engine.engine.runner.model
+    alone = post(served, {**SHORT, "max_tokens": 24}).json()["choices"][0]["text"]
+    logits, poisoned = model.logits, []
+
+    def with_nan(hidden):
+        result = logits(hidden)
+        if hidden.shape[0] == 2 and not poisoned:
+            poisoned.append(True)
+            result[1] = torch.nan
+        return result
+
+    monkeypatch.setattr(model, "logits", with_nan)
+    barrier = threading.Barrier(2)
+
+    def ask(stream):
+        barrier.wait()
+        return post(served, {**SHORT, "max_tokens": 24, "stream": stream})
+
+    for stream in (False, True):
+        poisoned.clear()
+        with ThreadPoolExecutor() as pool:
+            answers = list(pool.map(ask, [stream] * 2))
+        assert poisoned
+        if stream:
+            errors = [json.loads(each) for answer in answers for each in events(answer) if '"error"' in each]
+            assert [each["error"]["type"] for each in errors] == ["server_error"]
+            continue
+        assert sorted(answer.status_code for answer in answers) == [200, 500]
+        for answer in answers:
+            if answer.status_code == 200:
+                assert answer.json()["choices"][0]["text"] == alone
+            else:
+                assert answer.json()["error"]["code"] == "ModelError"
+
+
+def test_an_exception_in_a_step_ends_its_requests_and_the_server_goes_on(served, monkeypatch):
+    expected = post(served, SHORT).json()["choices"][0]["text"]
+    run, failed = served.engine.engine.runner.run, []
+
+    def fail_once(batch):
+        if len(batch.rows) == 2 and not failed:
+            failed.append(True)
+            raise RuntimeError("/a/secret/path")
+        return run(batch)
+
+    monkeypatch.setattr(served.engine.engine.runner, "run", fail_once)
+    with ThreadPoolExecutor() as pool:
+        whole, stream = pool.submit(post, served, LONG), pool.submit(post, served, {**LONG, "stream": True})
+    assert whole.result().status_code == 500
+    *_, error, done = events(stream.result())
+    assert done == "[DONE]"
+    assert json.loads(error)["error"]["type"] == "server_error"
+    assert "/a/secret" not in whole.result().text + stream.result().text
+    assert httpx2.get(f"{served.url}/health").status_code == 200
+    assert post(served, SHORT).json()["choices"][0]["text"] == expected
+
+
+def test_the_day_may_change_while_requests_run(served, monkeypatch):
+    real = time.time
+    jumps = iter(range(10**9))
+    monkeypatch.setattr(time, "time", lambda: real() + (-1) ** next(jumps) * 10**8)
+    answer = post(served, {**SHORT, "timeout": 30})
+    assert answer.status_code == 200
+    assert answer.json()["usage"]["completion_tokens"] == 8
+    assert len(events(post(served, {**SHORT, "stream": True, "timeout": 30}))) >= 2
+
+
+def test_a_reader_that_does_not_read_holds_up_nobody_and_is_left_at_last(served, monkeypatch):
+    monkeypatch.setattr(streaming, "STALLED", 0.5)
+    host, port = served.url.removeprefix("http://").split(":")
+    connection = socket.socket()
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
+    connection.connect((host, int(port)))
+    send(connection, {**LONG, "stream": True, "n": 2, "logprobs": 20})
+    served.until(lambda: served.engine.num_unfinished == 1)
+    with contextlib.closing(connection):
+        # The engine computes all of it, whether it is read or not.
+        served.until(lambda: served.engine.num_unfinished == 0)
+        assert post(served, SHORT).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("wrong", "param"),
+    [
+        ({"prompt": [5] * 512}, None),
+        ({"prompt": "x" * 1_000_000}, "prompt"),
+        ({"prompt": [5] * 100_000}, None),
+        ({"prompt": [10**9]}, "prompt"),
+        ({"prompt": []}, "prompt"),
+        ({"prompt": [None] * 200_000}, "prompt"),
+        ({"prompt": [PROMPT] * 1000}, "n"),
+        ({"stop": ["x"] * 10_000}, "stop"),
+        ({"stop": "x" * 10_000}, "stop"),
+        ({"stop": [1] * 100_000}, "stop"),
+        ({"stop_token_ids": [5] * 10_000}, "stop_token_ids"),
+        ({"logit_bias": {str(i): 1 for i in range(10_000)}}, "logit_bias"),
+        ({"logit_bias": {str(i): None for i in range(100_000)}}, None),
+        ({"cache_salt": "x" * 1000}, "cache_salt"),
+        ({str(i): i for i in range(100_000)}, None),
+        ({"n": 10**6}, "n"),
+        ({"seed": 10**30}, "seed"),
+        ({"timeout": -1}, "timeout"),
+    ],
+    ids=lambda value: str(value)[:32],
+)
+def test_what_is_too_much_is_refused_soon_and_by_name(served, wrong, param):
+    begin = time.thread_time()
+    answer = post(served, {**SHORT, **wrong})
+    assert answer.status_code == 400, answer.text
+    error = answer.json()["error"]
+    assert error["param"] == param or param is None
+    assert len(error["message"]) < 2000
+    assert time.thread_time() - begin < 5
