@@ -68,7 +68,13 @@ def unserved(instead: str) -> BeforeValidator:
 Ignored = Annotated[Any, Field(description="Taken for OpenAI's clients; it changes nothing.")]
 
 
-Several = Annotated[list[T], FailFast()]
+class _FailFast(FailFast):
+    """Pydantic's own, so that it may stand in a union."""
+
+    __hash__ = object.__hash__
+
+
+Several = Annotated[list[T], _FailFast()]
 """A list whose first wrong item is the only one that is told."""
 
 
