@@ -1,7 +1,7 @@
 // How the work of attention is shared: units of one row, one key head and some queries, cut at tiles.
 #pragma once
 
-#include "attention_tile.h"
+#include "attention_words.h"
 #include "program.h"
 
 namespace ostinato {

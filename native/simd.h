@@ -213,9 +213,13 @@ inline float sum(Float value) {
 }
 
 inline float largest(Float value) {
+#if defined(__AVX512F__)
+    return _mm512_reduce_max_ps((__m512)value);
+#else
     float best = value[0];
     for (int i = 1; i < LANES; ++i) best = value[i] > best ? value[i] : best;
     return best;
+#endif
 }
 
 // e^x to 2 units in the last place: x = n log 2 + r with |r| <= log(2) / 2, e^r by its Taylor polynomial of degree 7,
@@ -240,6 +244,34 @@ inline Float exp(Float x) {
     result = x < LEAST ? Float{} : result;
     result = x > MOST ? splat(std::numeric_limits<float>::infinity()) : result;
     return x != x ? x : result;
+}
+
+// 2^x to 2 units in the last place for x up to 127: x = n + r with |r| <= 1/2, and 2^r by the polynomial of degree 5 with
+// p(0) = 1 whose largest relative error, 9e-8, is least. 0 where the result would be denormal, NaN stays NaN.
+inline Float exp2(Float x) {
+    constexpr float LEAST = -126.0f;
+    const Float clamped = x < LEAST ? splat(LEAST) : x;  // minus infinity has no rest
+#if defined(__AVX512F__)
+    const Float n = (Float)_mm512_roundscale_ps((__m512)clamped, 0);
+#else
+    constexpr float ROUND = 12582912.0f;  // adding 1.5 * 2^23 rounds to an integer
+    const Float shifted = clamped + ROUND;
+    const Float n = shifted - ROUND;
+#endif
+    const Float r = clamped - n;
+    Float p = splat(0.00132647273f);
+    p = fma(p, r, splat(0.00967151273f));
+    p = fma(p, r, splat(0.0555073374f));
+    p = fma(p, r, splat(0.240222421f));
+    p = fma(p, r, splat(0.693146978f));
+    p = fma(p, r, splat(1.0f));
+#if defined(__AVX512F__)
+    const Float result = (Float)_mm512_scalef_ps((__m512)p, (__m512)n);
+#else
+    const Int exponent = (bits_as<Int>(shifted) - bits_as<std::int32_t>(ROUND)) << 23;
+    const Float result = x != x ? x : bits_as<Float>(bits_as<Int>(p) + exponent);
+#endif
+    return x < LEAST ? Float{} : result;
 }
 
 // log(1 + u) for u >= 0, to a few units in the last place, also of a tiny u. With 1 + u = 2^n m and m near 1:

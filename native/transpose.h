@@ -1,6 +1,8 @@
 // Transposes of a few vectors.
 #pragma once
 
+#include <type_traits>
+
 #include "simd.h"
 
 namespace ostinato {
@@ -28,18 +30,54 @@ inline Float interleave_high(Float a, Float b) {
 #endif
 }
 
+// Calls `body` with each of the integers below COUNT as a constant: arrays that it indexes so can be registers.
+template <int COUNT, int I = 0, typename Body>
+[[gnu::always_inline]] inline void unrolled(Body&& body) {
+    if constexpr (I < COUNT) {
+        body(std::integral_constant<int, I>{});
+        unrolled<COUNT, I + 1>(body);
+    }
+}
+
 // Vectors that hold [LANES][COUNT] become [COUNT][LANES]: log2(LANES) times, the first half of them is interleaved with
 // the second. With COUNT = LANES, element i of vector j becomes element j of vector i.
 template <int COUNT>
-inline void transpose(Float (&rows)[COUNT]) {
-    Float other[COUNT];
+[[gnu::always_inline]] inline void transpose(Float (&rows)[COUNT]) {
     for (int width = 1; width < LANES; width *= 2) {
-        for (int i = 0; i < COUNT / 2; ++i) {
+        Float other[COUNT];
+        unrolled<COUNT / 2>([&](auto i) __attribute__((always_inline)) {
             other[2 * i] = interleave_low(rows[i], rows[i + COUNT / 2]);
             other[2 * i + 1] = interleave_high(rows[i], rows[i + COUNT / 2]);
-        }
-        for (int i = 0; i < COUNT; ++i) rows[i] = other[i];
+        });
+        unrolled<COUNT>([&](auto i) __attribute__((always_inline)) { rows[i] = other[i]; });
     }
 }
+
+#if defined(__AVX512F__)
+// The same of a square: single elements, then pairs, change places within 128 bits, where
+// that costs least, then the 128 bits do.
+[[gnu::always_inline]] inline void transpose(Float (&rows)[LANES]) {
+    __m512d pairs[LANES], fours[LANES];
+    __m512 halves[LANES];
+    unrolled<LANES / 2>([&](auto i) __attribute__((always_inline)) {
+        pairs[2 * i] = (__m512d)_mm512_unpacklo_ps((__m512)rows[2 * i], (__m512)rows[2 * i + 1]);
+        pairs[2 * i + 1] = (__m512d)_mm512_unpackhi_ps((__m512)rows[2 * i], (__m512)rows[2 * i + 1]);
+    });
+    unrolled<LANES / 2>([&](auto i) __attribute__((always_inline)) {
+        constexpr int from = i / 2 * 4 + i % 2, to = i / 2 * 4 + i % 2 * 2;
+        fours[to] = _mm512_unpacklo_pd(pairs[from], pairs[from + 2]);
+        fours[to + 1] = _mm512_unpackhi_pd(pairs[from], pairs[from + 2]);
+    });
+    unrolled<LANES / 2>([&](auto i) __attribute__((always_inline)) {
+        constexpr int from = i / 4 * 8 + i % 4;
+        halves[from] = _mm512_shuffle_f32x4((__m512)fours[from], (__m512)fours[from + 4], 0x88);
+        halves[from + 4] = _mm512_shuffle_f32x4((__m512)fours[from], (__m512)fours[from + 4], 0xDD);
+    });
+    unrolled<LANES / 2>([&](auto i) __attribute__((always_inline)) {
+        rows[i] = (Float)_mm512_shuffle_f32x4(halves[i], halves[i + 8], 0x88);
+        rows[i + 8] = (Float)_mm512_shuffle_f32x4(halves[i], halves[i + 8], 0xDD);
+    });
+}
+#endif
 
 }  // namespace ostinato

@@ -4,6 +4,8 @@
 // keys at absolute positions, the tiles' results added in order. So it makes no difference whether one thread adds them
 // as it goes, or several threads keep theirs for one that adds them all.
 
+#include "../attention_direct.h"
+#include "../attention_softmax.h"
 #include "../attention_tile.h"
 #include "../attention_work.h"
 #include "../kernels.h"
@@ -24,13 +26,6 @@ struct Piece {
     std::int64_t tile;
     bool begins, ends;
     Sums kept;  // where it goes if another thread began the unit
-};
-
-// Where the keys and values of a piece lie; null where there is none that anything of the unit sees.
-template <typename T>
-struct Places {
-    const T *keys[TILE], *values[TILE];
-    std::int64_t first, end;
 };
 
 template <typename T>
@@ -72,46 +67,31 @@ class Worker {
             const T* from = q + (unit.begin + i / unit.group) * q_stride;
             from += (unit.kv_head * unit.group + i % unit.group) * head.dim;
             for (std::int64_t j = 0; j < words; j += LANES) store(queries_ + i * words + j, head.load_words(from, j));
-            running.softmax[i] = {-std::numeric_limits<float>::infinity(), 0.0f};
         }
-        std::memset(running.values, 0, sizeof(float) * unit.query_rows() * head.padded_dim());
     }
 
-    // The first query row that sees anything of a tile.
+    // The first query row that sees anything of a tile: of a unit's first tile, all do.
     std::int64_t first_row(const Unit& unit, std::int64_t tile) const {
         const std::int64_t key = std::max(step.first_key, tile * TILE);
         return std::max<std::int64_t>(0, key - unit.position) * unit.group;
     }
 
     // What the tile gives to the unit's query rows goes to `sums`; those that see nothing of it are left out.
-    void tile(const Unit& unit, std::int64_t tile, Sums sums, const Places<T>& places, const Places<T>* next) {
-        const std::int64_t base = tile * TILE, rows = unit.query_rows(), dim = head.padded_dim();
-        const std::int64_t first = places.first, count = places.end;
+    void tile(const Unit& unit, std::int64_t tile, Sums sums, const Places& places, const Places* next) {
+        const std::int64_t base = tile * TILE, rows = unit.query_rows();
         // How many of the tile's keys query row i sees.
-        const auto seen = [&](std::int64_t i) { return std::min(count, unit.position + i / unit.group + 1 - base); };
+        const auto seen = [&](std::int64_t i) {
+            return std::min(places.end, unit.position + i / unit.group + 1 - base);
+        };
         const std::int64_t from = first_row(unit, tile);
-        pack(places, next);
-        const std::int64_t words = head.padded_words();
-        for (std::int64_t column = 0; column * LANES < count; column += BLOCK_COLUMNS) {
-            for (std::int64_t i = from; i < rows; i += BLOCK_ROWS) {
-                const std::int64_t block = std::min<std::int64_t>(BLOCK_ROWS, rows - i);
-                const std::int64_t end = (seen(i + block - 1) + LANES - 1) / LANES;
-                product<T>(block, column, std::min(column + BLOCK_COLUMNS, end), queries_ + i * words, words, keys_,
-                           LANES, words * LANES, head.words(), scores_ + i * TILE, TILE);
-            }
-        }
-        for (std::int64_t i = from; i < rows; ++i) {
-            sums.softmax[i] = softmax<T>(scores_ + i * TILE, first, seen(i), scale);
-        }
-        constexpr int ELEMENTS = Words<T>::ELEMENTS;
-        for (std::int64_t column = 0; column * LANES < dim; column += BLOCK_COLUMNS) {
-            const std::int64_t end = std::min<std::int64_t>(column + BLOCK_COLUMNS, dim / LANES);
-            for (std::int64_t i = from; i < rows; i += BLOCK_ROWS) {
-                const std::int64_t block = std::min<std::int64_t>(BLOCK_ROWS, rows - i);
-                const std::int64_t depth = (seen(i + block - 1) + ELEMENTS - 1) / ELEMENTS;
-                product<T>(block, column, end, scores_ + i * TILE, TILE, values_, dim, LANES, depth,
-                           sums.values + i * dim, dim);
-            }
+        const auto weigh = [&](std::int64_t i) {
+            sums.softmax[i] = softmax<T>(scores_ + i * TILE, places.first, seen(i), scale * LOG2_E);
+        };
+        if (rows - from <= DIRECT_ROWS) {
+            direct(from, rows - from, (seen(rows - 1) + Words<T>::ELEMENTS - 1) / Words<T>::ELEMENTS, sums, places,
+                   next, weigh);
+        } else {
+            packed(from, rows, seen, sums, places, next, weigh);
         }
     }
 
@@ -123,11 +103,13 @@ class Worker {
     }
 
     // Does a piece; `next`, if there is one, is where the piece after it lies.
-    void run(const Piece& piece, const Places<T>& places, const Places<T>* next) {
+    void run(const Piece& piece, const Places& places, const Places* next) {
         if (piece.begins) begin(piece.unit);
-        if (piece.kept.values) return tile(piece.unit, piece.tile, piece.kept, places, next);
-        tile(piece.unit, piece.tile, tile_sums, places, next);
-        add(piece.unit, piece.tile, tile_sums);
+        const bool first = piece.tile == piece.unit.first_tile;
+        const Sums to = piece.kept.values ? piece.kept : first ? running : tile_sums;
+        tile(piece.unit, piece.tile, to, places, next);
+        if (piece.kept.values) return;
+        if (!first) add(piece.unit, piece.tile, tile_sums);
         if (piece.ends) end(piece.unit);
     }
 
@@ -139,42 +121,75 @@ class Worker {
         }
     }
 
-    void locate(const Piece& piece, Places<T>& places) const {
-        const std::int64_t base = piece.tile * TILE;
+    void locate(const Piece& piece, Places& places) const {
+        const std::int64_t base = piece.tile * TILE, stride = step.kv_heads * head.dim;
         places.first = std::max<std::int64_t>(0, step.first_key - base);
         places.end = std::min<std::int64_t>(TILE, piece.unit.keys() - base);
-        const std::int32_t* block = step.block_tables + piece.unit.row * step.max_blocks + base / step.block_size;
-        std::int64_t offset = base % step.block_size;
-        for (std::int64_t i = 0; i < TILE; ++i) {
-            const bool there = i >= places.first && i < places.end;
-            if (there) {
-                const std::int64_t cell = (*block * step.block_size + offset) * step.kv_heads + piece.unit.kv_head;
-                places.keys[i] = k_cache + cell * head.dim;
-                places.values[i] = v_cache + cell * head.dim;
-            } else {
-                places.keys[i] = places.values[i] = nullptr;
-            }
-            if (++offset == step.block_size) offset = 0, ++block;
+        const std::int32_t* block = step.block_tables + piece.unit.row * step.max_blocks;
+        for (std::int64_t i = places.first; i < places.end;) {
+            const std::int64_t number = (base + i) / step.block_size, begin = number * step.block_size - base;
+            const std::int64_t end = std::min(places.end, begin + step.block_size);
+            std::int64_t offset = (block[number] * step.block_size + i - begin) * stride + piece.unit.kv_head * head.dim;
+            for (; i < end; ++i, offset += stride) places.offsets[i] = offset;
         }
+        for (std::int64_t i = 0; i < places.first; ++i) places.offsets[i] = places.offsets[places.first];
+        for (std::int64_t i = places.end; i < TILE; ++i) places.offsets[i] = places.offsets[places.end - 1];
     }
 
   private:
     float *keys_, *values_, *queries_, *scores_;
 
-    // What is not there is packed as 0, whatever lies in the cache.
-    void pack(const Places<T>& places, const Places<T>* next) {
+    // Query rows [from, from + rows) of a tile, whose keys' and values' lines are read once; `depth` words of weights.
+    template <typename Weigh>
+    void direct(std::int64_t from, std::int64_t rows, std::int64_t depth, Sums sums, const Places& places,
+                const Places* next, Weigh&& weigh) {
+        const std::int64_t words = head.padded_words() / LANES, panels = (places.end + LANES - 1) / LANES;
+        Fetch values(v_cache, &places, head.dim, panels * words * FETCHES);
+        score_direct<T>(rows, head, k_cache, places, queries_ + from * head.padded_words(), scores_ + from * TILE,
+                        values);
+        for (std::int64_t i = from; i < from + rows; ++i) weigh(i);
+        Fetch keys(k_cache, next, head.dim, depth);
+        weigh_direct<T>(rows, head, v_cache, places, depth, scores_ + from * TILE,
+                        sums.values + from * head.padded_dim(), keys);
+    }
+
+    template <typename Seen, typename Weigh>
+    void packed(std::int64_t from, std::int64_t rows, Seen&& seen, Sums sums, const Places& places, const Places* next,
+                Weigh&& weigh) {
         constexpr int ELEMENTS = Words<T>::ELEMENTS;
-        const std::int64_t first = next ? next->first : 0, count = next ? next->end - first : 0;
+        const std::int64_t words = head.padded_words(), dim = head.padded_dim();
+        pack(places, next);
+        for (std::int64_t column = 0; column * LANES < places.end; column += BLOCK_COLUMNS) {
+            for (std::int64_t i = from; i < rows; i += BLOCK_ROWS) {
+                const std::int64_t block = std::min<std::int64_t>(BLOCK_ROWS, rows - i);
+                const std::int64_t end = (seen(i + block - 1) + LANES - 1) / LANES;
+                product<T>(block, column, std::min(column + BLOCK_COLUMNS, end), queries_ + i * words, words, keys_,
+                           LANES, words * LANES, head.words(), scores_ + i * TILE, TILE);
+            }
+        }
+        for (std::int64_t i = from; i < rows; ++i) weigh(i);
+        for (std::int64_t column = 0; column * LANES < dim; column += BLOCK_COLUMNS) {
+            const std::int64_t end = std::min<std::int64_t>(column + BLOCK_COLUMNS, dim / LANES);
+            for (std::int64_t i = from; i < rows; i += BLOCK_ROWS) {
+                const std::int64_t block = std::min<std::int64_t>(BLOCK_ROWS, rows - i);
+                const std::int64_t depth = (seen(i + block - 1) + ELEMENTS - 1) / ELEMENTS;
+                product<T>(block, column, end, scores_ + i * TILE, TILE, values_, dim, LANES, depth,
+                           sums.values + i * dim, dim);
+            }
+        }
+    }
+
+    void pack(const Places& places, const Places* next) {
+        constexpr int ELEMENTS = Words<T>::ELEMENTS;
         const std::int64_t panels = (places.end + LANES - 1) / LANES, words = head.padded_words() / LANES;
         const std::int64_t groups = (places.end + ELEMENTS - 1) / ELEMENTS;
-        Fetch keys(next ? next->keys + first : nullptr, count, head.dim, panels * words);
-        Fetch values(next ? next->values + first : nullptr, count, head.dim, groups);
+        Fetch values(v_cache, &places, head.dim, panels * words), keys(k_cache, next, head.dim, groups);
         for (std::int64_t i = 0; i < places.end; i += LANES) {
-            pack_keys(head, places.keys + i, keys_ + i * head.padded_words(), keys);
+            pack_keys(head, k_cache, places.offsets + i, keys_ + i * head.padded_words(), values);
         }
         for (std::int64_t i = 0; i < places.end; i += ELEMENTS) {
-            values.step();
-            pack_values(head, places.values + i, values_ + i / ELEMENTS * head.padded_dim());
+            keys.step();
+            pack_values(head, v_cache, places.offsets + i, values_ + i / ELEMENTS * head.padded_dim());
         }
     }
 };
@@ -228,7 +243,7 @@ void attend(const Team& team, const Step& step, std::int64_t head_dim, const T* 
     Unit open{};
     std::int64_t open_before = -1, open_tile = 0;
     Piece piece{};
-    Places<T> places[2];
+    Places places[2];
     int pieces = 0;  // until now; each waits for the next, whose keys and values can then be fetched
     before = 0;
     each_unit(step, [&](const Unit& unit) {

@@ -1,0 +1,84 @@
+// The softmax of attention: weights of one tile, and sums of several tiles added up.
+#pragma once
+
+#include "attention_words.h"
+
+namespace ostinato {
+namespace attention {
+
+// Of one query row: the largest score, and the sum of the weights relative to it. Scores are in powers of 2.
+struct Softmax {
+    float largest, total;
+};
+
+constexpr float LOG2_E = 1.44269504f;
+
+// Turns scores [TILE] of keys [first, end) into weights 2^(factor * score - largest) as words, which take no more room;
+// those of the other keys are 0. The total is of the weights as they were rounded.
+template <typename T>
+__attribute__((noinline)) Softmax softmax(float* scores, std::int64_t first, std::int64_t end, float factor) {
+    constexpr int ELEMENTS = Words<T>::ELEMENTS;
+    const Float none = splat(-std::numeric_limits<float>::infinity());
+    const auto hide = [&](std::int64_t vector) {
+        Int key;
+        for (int i = 0; i < LANES; ++i) key[i] = i;
+        key += static_cast<std::int32_t>(vector * LANES);
+        float* at = scores + vector * LANES;
+        const auto from = static_cast<std::int32_t>(first), to = static_cast<std::int32_t>(end);
+        store(at, (key >= from) & (key < to) ? load(at) * factor : none);
+    };
+    const std::int64_t groups = (end + ELEMENTS * LANES - 1) / (ELEMENTS * LANES);
+    Float best = none;
+    for (std::int64_t i = 0; i < groups * ELEMENTS; ++i) {
+        if (i * LANES < first || (i + 1) * LANES > end) {
+            hide(i);
+        } else {
+            store(scores + i * LANES, load(scores + i * LANES) * factor);
+        }
+        best = max(best, load(scores + i * LANES));
+    }
+    const float most = largest(best);
+    Float total = {};
+    for (std::int64_t i = 0; i < groups; ++i) {
+        Float weights[ELEMENTS];
+        for (int j = 0; j < ELEMENTS; ++j) weights[j] = exp2(load(scores + (i * ELEMENTS + j) * LANES) - most);
+        Words<T>::store_weights(scores + i * LANES, weights, total);
+    }
+    for (std::int64_t i = groups; i < PANELS / ELEMENTS; ++i) store(scores + i * LANES, Float{});
+    return {most, sum(total)};
+}
+
+// Adds a tile's part to a row's, both being weighted sums [padded_dim] whose weights are relative to their own largest
+// score (Milakov and Gimelshein 2018, eq. 4).
+__attribute__((noinline)) inline void merge(Softmax& row, float* sums, Softmax tile, const float* tile_sums,
+                                            std::int64_t padded_dim) {
+    const float most = row.largest > tile.largest ? row.largest : tile.largest;
+    Float apart = {};
+    apart[0] = row.largest - most;
+    apart[1] = tile.largest - most;
+    const Float factors = exp2(apart);
+    const float old = factors[0], added = factors[1];
+    row = {most, row.total * old + tile.total * added};
+    for (std::int64_t i = 0; i < padded_dim; i += LANES) {
+        store(sums + i, fma(load(sums + i), splat(old), load(tile_sums + i) * added));
+    }
+}
+
+// The quotient, where a zero has no sign: how a sum of zeros came by one must not show.
+template <typename T>
+__attribute__((noinline)) void finish(Softmax row, const float* sums, T* out, std::int64_t dim) {
+    constexpr int ELEMENTS = Words<T>::ELEMENTS;
+    const float factor = 1.0f / row.total;
+    for (std::int64_t i = 0; i < dim; i += ELEMENTS * LANES) {
+        Float parts[ELEMENTS];
+        for (int j = 0; j < ELEMENTS; ++j) parts[j] = load(sums + i + j * LANES);
+        Words<T>::in_order(parts);
+        for (int j = 0; j < ELEMENTS; ++j) {
+            const std::int64_t at = i + j * LANES;
+            if (at < dim) store_some(out + at, parts[j] * factor + 0.0f, dim - at);
+        }
+    }
+}
+
+}  // namespace attention
+}  // namespace ostinato

@@ -1,0 +1,130 @@
+// What attention multiplies: heads of queries, keys and values as words, and weights as words.
+//
+// A word is what one lane multiplies at once: an element as a float, or, where the CPU adds products of pairs of bf16,
+// two elements. Words are 32 bits wide and travel in vectors of floats.
+#pragma once
+
+#include <algorithm>
+
+#include "simd.h"
+
+namespace ostinato {
+namespace attention {
+
+constexpr int TILE = 128;  // keys
+constexpr int PANELS = TILE / LANES;
+
+template <typename T>
+struct Words {
+    static constexpr int ELEMENTS = 1;
+
+    static Float load(const T* from) { return ostinato::load(from); }
+
+    static void multiply_add(Float& sum, Float vector, const float* scalar) {
+        sum = fma(vector, splat(*scalar), sum);
+    }
+
+    // Stores LANES words of weights and adds what they have become by rounding to `total`.
+    static void store_weights(float* words, const Float (&weights)[1], Float& total) {
+        store(words, weights[0]);
+        total += weights[0];
+    }
+
+    // LANES words of each of ELEMENTS keys -> so many vectors, where a word is all keys' elements of one dimension.
+    static void across_keys(Float (&)[1]) {}
+
+    // Sums over such words -> the dimensions in order.
+    static void in_order(Float (&)[1]) {}
+};
+
+#if defined(__AVX512BF16__)
+template <>
+struct Words<bf16> {
+    static constexpr int ELEMENTS = 2;
+
+    static Float load(const bf16* from) { return ostinato::load(reinterpret_cast<const float*>(from)); }
+
+    static void multiply_add(Float& sum, Float vector, const float* scalar) {
+        std::int32_t word;
+        std::memcpy(&word, scalar, sizeof(word));
+        sum = (Float)_mm512_dpbf16_ps((__m512)sum, (__m512bh)(__m512)vector, (__m512bh)_mm512_set1_epi32(word));
+    }
+
+    static void store_weights(float* words, const Float (&weights)[2], Float& total) {
+        const __m512bh rounded = _mm512_cvtne2ps_pbh((__m512)weights[1], (__m512)weights[0]);
+        std::memcpy(words, &rounded, sizeof(rounded));
+        const __m512bh ones = (__m512bh)_mm512_set1_epi16(0x3F80);
+        total = (Float)_mm512_dpbf16_ps((__m512)total, rounded, ones);
+    }
+
+    // Within each 128 bits: the first vector takes dimensions 0 to 3 of 8, the second the others.
+    static void across_keys(Float (&words)[2]) {
+        const auto first = (__m512i)words[0], second = (__m512i)words[1];
+        words[0] = (Float)_mm512_unpacklo_epi16(first, second);
+        words[1] = (Float)_mm512_unpackhi_epi16(first, second);
+    }
+
+    static void in_order(Float (&sums)[2]) {
+        const Float low = sums[0], high = sums[1];
+        sums[0] = __builtin_shufflevector(low, high, 0, 1, 2, 3, 16, 17, 18, 19, 4, 5, 6, 7, 20, 21, 22, 23);
+        sums[1] = __builtin_shufflevector(low, high, 8, 9, 10, 11, 24, 25, 26, 27, 12, 13, 14, 15, 28, 29, 30, 31);
+    }
+};
+#endif
+
+// Sizes of one head, in words and vectors; what is beyond head_dim is 0.
+template <typename T>
+struct Head {
+    std::int64_t dim;
+
+    std::int64_t words() const { return (dim + Words<T>::ELEMENTS - 1) / Words<T>::ELEMENTS; }
+    std::int64_t padded_words() const { return (words() + LANES - 1) / LANES * LANES; }
+    std::int64_t padded_dim() const { return padded_words() * Words<T>::ELEMENTS; }
+
+    // Words [begin, begin + LANES) of a head.
+    Float load_words(const T* head, std::int64_t begin) const {
+        constexpr int COUNT = LANES * Words<T>::ELEMENTS;
+        const std::int64_t first = begin * Words<T>::ELEMENTS;
+        if (dim - first >= COUNT) return Words<T>::load(head + first);
+        T elements[COUNT] = {};
+        std::memcpy(elements, head + first, sizeof(T) * (dim - first));
+        return Words<T>::load(elements);
+    }
+};
+
+// Where the keys and values of a tile lie, in elements from the beginning of either cache: keys [first, end) of it, and
+// the nearest of these where there is none. A lane of a key that is not there is never used, or has a weight of 0.
+struct Places {
+    std::int64_t first, end;
+    std::int64_t offsets[TILE];
+};
+
+// Fetches heads that are needed next, as many in each of so many `steps` between those of the present work: a block's
+// neighbours are not those of the text, so the hardware foresees little, and many lines at once would only wait for each
+// other.
+class Fetch {
+  public:
+    template <typename T>
+    Fetch(const T* cache, const Places* places, std::int64_t dim, std::int64_t steps)
+        : cache_(reinterpret_cast<const char*>(cache)), size_(sizeof(T)), bytes_(sizeof(T) * dim) {
+        if (places == nullptr) return;
+        next_ = places->offsets + places->first;
+        end_ = places->offsets + places->end;
+        count_ = (end_ - next_ + steps - 1) / steps;
+    }
+
+    [[gnu::always_inline]] void step() {
+        for (const std::int64_t* until = std::min(next_ + count_, end_); next_ < until; ++next_) {
+            const char* head = cache_ + *next_ * size_;
+            for (std::int64_t i = 0; i < bytes_; i += 64) __builtin_prefetch(head + i, 0, 2);
+        }
+    }
+
+  private:
+    const char* cache_;
+    std::int64_t size_, bytes_, count_ = 0;
+    const std::int64_t *next_ = nullptr, *end_ = nullptr;
+};
+
+}  // namespace attention
+}  // namespace ostinato
