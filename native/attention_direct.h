@@ -11,7 +11,7 @@ namespace ostinato {
 namespace attention {
 
 constexpr int FETCHES = 2;  // in a square of a panel
-constexpr int DIRECT_ROWS = LANES == 16 ? 8 : 4;  // what the registers hold beside a panel's square
+constexpr int DIRECT_ROWS = LANES == 16 ? 12 : 4;  // what the registers hold beside a panel's square
 
 // LANES words of a head from `word` on; beyond `head_dim`, which is a case of its own, they are 0.
 template <bool WHOLE, typename T>
