@@ -46,6 +46,10 @@ class Browser:
         """The text of the first element that fits, '' if none does."""
         return self.script("return document.querySelector(arguments[0])?.textContent ?? ''", selector)
 
+    def seen(self) -> str:
+        """The text that a reader sees."""
+        return self.script("return document.body.innerText")
+
     def click(self, name: str) -> None:
         self.driver.find_element("id", name).click()
 
@@ -64,7 +68,7 @@ class Browser:
         """Waits until `condition()` holds, and returns what it gave."""
         end = time.monotonic() + timeout
         while not (found := condition()):
-            assert time.monotonic() < end, f"what was waited for did not happen; the page shows:\n{self.text('body')}"
+            assert time.monotonic() < end, f"what was waited for did not happen; the page shows:\n{self.seen()}"
             time.sleep(0.05)
         return found
 
