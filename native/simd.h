@@ -38,6 +38,12 @@ struct half {
 
 inline Float splat(float value) { return value - Float{}; }  // minus zero, unlike plus zero, costs nothing
 
+#if defined(__aarch64__)
+using float16 = __fp16;  // older GCC knows _Float16 there in C alone
+#else
+using float16 = _Float16;
+#endif
+
 template <typename To, typename From>
 inline To bits_as(From value) {
     static_assert(sizeof(To) == sizeof(From));
@@ -56,7 +62,7 @@ inline float to_float(half value) {
 #if defined(__F16C__)
     return _cvtsh_ss(value.bits);
 #else
-    return static_cast<float>(bits_as<_Float16>(value.bits));
+    return static_cast<float>(bits_as<float16>(value.bits));
 #endif
 }
 
@@ -81,7 +87,7 @@ inline half from_float<half>(float value) {
 #if defined(__F16C__)
     return {static_cast<std::uint16_t>(_cvtss_sh(value, 0))};
 #else
-    return {bits_as<std::uint16_t>(static_cast<_Float16>(value))};
+    return {bits_as<std::uint16_t>(static_cast<float16>(value))};
 #endif
 }
 
