@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import Literal
 
 import httpx2
@@ -222,3 +224,31 @@ def test_another_models_name_is_not_found(client):
 def test_nothing_is_left_behind(served):
     served.until(lambda: served.engine.num_unfinished == 0)
     assert served.engine.admission.num_unfinished == 0
+
+
+def test_grammars_are_compiled_one_at_a_time_and_while_others_are_answered(served, client, monkeypatch):
+    inner = served.engine.engine
+    compile_guide, running, most = inner.compile_guide, [0], [0]
+    go_on = threading.Event()
+
+    def slowly(guide):
+        running[0] += 1
+        most[0] = max(most[0], running[0])
+        go_on.wait(30)
+        running[0] -= 1
+        return compile_guide(guide)
+
+    monkeypatch.setattr(inner, "compile_guide", slowly)
+    with ThreadPoolExecutor(4) as pool:
+        waiting = [
+            pool.submit(client.chat.completions.create, **ASKED, extra_body={"guided_regex": f"{digit}77"})
+            for digit in (3, 4, 5)
+        ]
+        try:
+            assert client.chat.completions.create(**ASKED).choices[0].message.content.endswith("#### 42")
+            assert not any(each.done() for each in waiting)
+        finally:
+            go_on.set()
+        texts = [each.result(60).choices[0].message.content for each in waiting]
+    assert [text[0] + text[-1] for text in texts] == ["37", "47", "57"]
+    assert most[0] == 1

@@ -121,6 +121,14 @@ def test_a_model_that_may_choose_gives_text_unless_it_calls(hermes, choice):
     assert joined(hermes.chat.completions.create(**asked, stream=True)) == whole
 
 
+def test_calls_of_strict_tools_are_well_formed_wherever_they_come(hermes):
+    asked = {**ASKED, "tools": [WEATHER], "max_tokens": 40}
+    for seed in range(4):
+        whole = parts(hermes.chat.completions.create(**{**asked, "seed": seed}))
+        assert joined(hermes.chat.completions.create(**{**asked, "seed": seed}, stream=True)) == whole
+        assert "<tool_call>" not in whole[0]
+
+
 def test_tools_are_told_to_the_model_unless_it_may_call_none(hermes):
     def tokens(**more):
         asked = {**ASKED, "max_tokens": 1, **more}

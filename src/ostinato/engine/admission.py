@@ -31,9 +31,8 @@ class Admission:
         self._clock = clock
         self._ended: deque[float] = deque(maxlen=256)
 
-    def enter(self, count: int) -> None:
-        """Takes `count` outputs in. Overloaded, and nothing changed, if they find no room; RequestError if they never
-        will."""
+    def check(self, count: int) -> None:
+        """Overloaded if `count` outputs find no room; RequestError if they never will."""
         bound = self.max_running + self.max_waiting
         if count > bound:
             raise RequestError(f"{count} outputs are asked for at once, and at most {bound} may be unfinished")
@@ -43,6 +42,10 @@ class Admission:
                 f"{self.max_waiting} wait",
                 self.retry_after(count),
             )
+
+    def enter(self, count: int) -> None:
+        """Takes `count` outputs in; raises what `check` raises, and then nothing is changed."""
+        self.check(count)
         self.num_unfinished += count
 
     def give_back(self, count: int) -> None:

@@ -95,7 +95,7 @@ def answer_form(
     if conversation.continue_final_message and formats.reasoning is not None:
         last = str(conversation.messages[-1]["content"])
         inside = last.rfind(formats.reasoning.begin) > last.rfind(formats.reasoning.end)
-    return AnswerForm(formats, tools if formats.tools is not None else (), inside, parallel)
+    return AnswerForm(formats, tools, inside, parallel)
 
 
 def checked_tools(text: ModelText, tools: Any, tool_choice: Any, nested: bool = True) -> tuple[Tool, ...]:
@@ -116,4 +116,8 @@ def checked_tools(text: ModelText, tools: Any, tool_choice: Any, nested: bool = 
         return ()
     if read and not text.takes_tools:
         raise ApiError(400, "this model's chat template takes no tools; leave them out", param="tools")
+    if read and text.formats.tools is None:
+        known = "Hermes and Qwen, Qwen3-Coder and Nemotron 3, Nemotron-H"
+        message = f"this model's chat template shows none of the forms of tool calls that are read: {known}"
+        raise ApiError(400, message, param="tools")
     return read

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
-from ostinato.engine.engine import Engine
 from ostinato.errors import RequestError
 from ostinato.sample.grammar import Grammar
 from ostinato.sample.guide import Guide
@@ -17,38 +15,29 @@ from ostinato.serve.parsing.value_guide import value_guide
 from ostinato.serve.protocol.guides import Wish
 
 
-async def compiled(engine: Engine, guide: Guide, param: str) -> Grammar:
-    """The grammar of a guide, made on a thread of its own, so that a large one holds up neither steps nor answers.
-    ApiError, which names `param`, if there is none."""
-    try:
-        return await asyncio.to_thread(engine.compile_guide, guide)
-    except RequestError as error:
-        raise ApiError(400, error.message, param=param) from None
-
-
-async def plain_grammar(engine: Engine, wish: Wish | None) -> Grammar | None:
+async def plain_grammar(text: ModelText, wish: Wish | None) -> Grammar | None:
     """Of an output that is nothing but what is wished for."""
-    return None if wish is None else await compiled(engine, _guide(wish.param, **{wish.kind: wish.value}), wish.param)
+    if wish is None:
+        return None
+    return await text.compiling.grammar(_guide(wish.param, **{wish.kind: wish.value}), wish.param)
 
 
-async def answer_grammar(
-    engine: Engine, text: ModelText, form: AnswerForm, wish: Wish | None, tool_choice: Any
-) -> Grammar | None:
+async def answer_grammar(text: ModelText, form: AnswerForm, wish: Wish | None, tool_choice: Any) -> Grammar | None:
     """Of an answer of a model that may reason first, and calls tools as it is told to."""
     if form.tools and wish is not None:
         message = f"{wish.param} and tools are not served together; leave one out, or set tool_choice to none"
         raise ApiError(400, message, param=wish.param)
     if wish is None:
-        return await _tool_grammar(engine, text, form, tool_choice)
+        return await _tool_grammar(text, form, tool_choice)
     tags = form.formats.reasoning
     if tags is None:
-        return await plain_grammar(engine, wish)
+        return await plain_grammar(text, wish)
     checked = _guide(wish.param, **{wish.kind: wish.value})
     lark = value_guide(checked, tags, form.starts_in_reasoning, text.special_tags)
-    return await compiled(engine, _guide(wish.param, lark=lark), wish.param)
+    return await text.compiling.grammar(_guide(wish.param, lark=lark), wish.param)
 
 
-async def _tool_grammar(engine: Engine, text: ModelText, form: AnswerForm, tool_choice: Any) -> Grammar | None:
+async def _tool_grammar(text: ModelText, form: AnswerForm, tool_choice: Any) -> Grammar | None:
     try:
         lark = tool_guide(
             form.tools,
@@ -60,7 +49,7 @@ async def _tool_grammar(engine: Engine, text: ModelText, form: AnswerForm, tool_
         )
     except RequestError as error:
         raise ApiError(400, error.message, param="tools") from None
-    return None if lark is None else await compiled(engine, _guide("tools", lark=lark), "tools")
+    return None if lark is None else await text.compiling.grammar(_guide("tools", lark=lark), "tools")
 
 
 def _guide(param: str, **kind: Any) -> Guide:

@@ -9,6 +9,7 @@ from typing import TypeVar
 from ostinato.engine.engine import Engine
 from ostinato.engine.tokenizer import Tokenizer
 from ostinato.errors import RequestError
+from ostinato.serve.compiling import Compiling
 from ostinato.serve.errors import ApiError
 from ostinato.serve.parsing.formats import detect_formats
 from ostinato.serve.token_texts import TokenTexts
@@ -20,7 +21,7 @@ SHORT = 4096
 
 
 class ModelText:
-    """Made once for an engine; its parts are safe to share between threads."""
+    """Made once for an engine, for the event loop."""
 
     def __init__(self, engine: Engine) -> None:
         self.tokenizer = engine.tokenizer
@@ -31,6 +32,7 @@ class ModelText:
         """Those tags of the formats that are special tokens, which a text is usually without."""
         self.takes_tools = "tools" in template
         self.knows_developer = "developer" in template
+        self.compiling = Compiling(engine)
         self.token_texts = TokenTexts(engine.tokenizer)
         self.vocab_size = engine.spec.vocab_size
         self.max_model_len: int = engine.plan.settings.max_model_len

@@ -35,6 +35,7 @@ def chat_router(life: Life, text_of: Callable[[Engine], ModelText]) -> APIRouter
         engine = life.engine
         text = text_of(engine.engine)
         body.check(life.settings, life.model_name)
+        engine.admission.check(body.n or 1)
         wish = one_wish([format_wish(body.response_format), *wishes_of(body)])
         tools = checked_tools(text, body.tools, body.tool_choice)
         conversation = conversation_of(text, body, tools)
@@ -45,7 +46,7 @@ def chat_router(life: Life, text_of: Callable[[Engine], ModelText]) -> APIRouter
         prompt = await render(text, conversation)
         token_ids = await text.encode(prompt, False, "messages")
         form = answer_form(text, conversation, prompt, tools, body.parallel_tool_calls is not False)
-        grammar = await answer_grammar(engine.engine, text, form, wish, body.tool_choice)
+        grammar = await answer_grammar(text, form, wish, body.tool_choice)
         deadline = body.deadline(life.settings)
         run = await Run.begin(engine, [token_ids], params, body, deadline, request.state.record, grammar)
         answers = [Answer(text, form) for _ in range(params.n)]

@@ -34,11 +34,12 @@ def completions_router(life: Life, text_of: Callable[[Engine], ModelText]) -> AP
         text = text_of(engine.engine)
         prompts = body.prompts()
         body.check(life.settings, life.model_name, len(prompts))
+        engine.admission.check(len(prompts) * (body.n or 1))
         body.check_echo()
         params = _params(body, engine.engine.default_params())
         token_ids = [await _encode(text, prompt) for prompt in prompts]
         echoes = await _echoes(text, body, prompts, params.skip_special_tokens)
-        grammar = await plain_grammar(engine.engine, one_wish(wishes_of(body)))
+        grammar = await plain_grammar(text, one_wish(wishes_of(body)))
         deadline = body.deadline(life.settings)
         run = await Run.begin(engine, token_ids, params, body, deadline, request.state.record, grammar)
         form = _Form(text, params, echoes, scores_only=body.max_tokens == 0)

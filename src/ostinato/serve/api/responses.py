@@ -36,6 +36,7 @@ def responses_router(life: Life, text_of: Callable[[Engine], ModelText]) -> APIR
         engine = life.engine
         text = text_of(engine.engine)
         body.check(life.settings, life.model_name)
+        engine.admission.check(1)
         wish = one_wish([body.format_wish(), *wishes_of(body)])
         tools = checked_tools(text, body.nested_tools(), body.nested_choice(), nested=False)
         effort = None if body.reasoning is None else body.reasoning.effort
@@ -51,7 +52,7 @@ def responses_router(life: Life, text_of: Callable[[Engine], ModelText]) -> APIR
         prompt = await render(text, conversation, "input")
         token_ids = await text.encode(prompt, False, "input")
         form = answer_form(text, conversation, prompt, tools, body.parallel_tool_calls is not False)
-        grammar = await answer_grammar(engine.engine, text, form, wish, body.nested_choice())
+        grammar = await answer_grammar(text, form, wish, body.nested_choice())
         deadline = body.deadline(life.settings)
         run = await Run.begin(engine, [token_ids], params, body, deadline, request.state.record, grammar)
         answer = Answer(text, form)
