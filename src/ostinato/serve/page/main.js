@@ -6,7 +6,7 @@ import { Engine } from "./engine.js";
 
 const byId = (id) => document.getElementById(id);
 const PERIOD = 1000; // milliseconds between two looks
-const ENDING = "is about to end: it finishes what runs and takes no more questions";
+const ENDING = "the server is about to end: it finishes what runs and takes no more questions";
 
 const engine = new Engine();
 let looking = null;
@@ -32,7 +32,7 @@ async function look() {
   looking = null;
   try {
     const { model, status } = await engine.look();
-    say(status, `${model} ${status === "draining" ? ENDING : `· ${status}`}`);
+    say(status, status === "draining" ? ENDING : `${model} · ${status}`);
     byId("key").hidden = true;
   } catch (error) {
     say("unknown", error.message);

@@ -27,7 +27,7 @@ export function fill(track, parts) {
   );
 }
 
-const value = (it) => (it === null ? "left open" : typeof it === "object" ? JSON.stringify(it) : String(it));
+const value = (it) => (it === null ? "nothing" : typeof it === "object" ? JSON.stringify(it) : String(it));
 const range = ({ from, to }) => (from === to ? `${from}` : `${from} to ${to}`);
 
 /** Which batches find a graph, in words: neighbours with the same mode are one range. */
@@ -42,6 +42,14 @@ function coverage(ranges, what) {
   return merged.map((each) => `${range(each)} ${what} ${how[each.mode]}`).join("; ");
 }
 
+/** What would give those batches a graph that have none; null if all have one. */
+function remedy(uncovered, kind) {
+  const found = uncovered.filter((each) => each.kind === kind && each.changes.length);
+  const change = ({ changes }) => changes.map(({ setting, value }) => `${setting} ${value}`).join(" and ");
+  const parts = found.map((each) => `${range(each.batches)} would have graphs with ${change(each)}, ${bytes(each.memory)} more`);
+  return parts.length ? parts.join("; ") : null;
+}
+
 /** [topic, what it is, what was asked or null, reason or null] of all that the plan decided. */
 function decisions({ capture, kernels, speculative, decisions }) {
   const found = decisions.map(({ topic, requested, effective, reason }) => [
@@ -52,9 +60,9 @@ function decisions({ capture, kernels, speculative, decisions }) {
   ]);
   if (capture) {
     const plain = capture.coverage.decode.filter((each) => each.tokens_per_row === 1);
-    if (plain.length) found.push(["steps that only decode", coverage(plain, "rows"), null, null]);
+    if (plain.length) found.push(["steps that only decode", coverage(plain, "rows"), null, remedy(capture.uncovered, "decode")]);
     const mixed = capture.coverage.mixed;
-    if (mixed.length) found.push(["steps with parts of prompts", coverage(mixed, "tokens"), null, null]);
+    if (mixed.length) found.push(["steps with parts of prompts", coverage(mixed, "tokens"), null, remedy(capture.uncovered, "mixed")]);
   }
   if (speculative) {
     found.push(["speculation", `${speculative.method}, ${speculative.num_speculative_tokens} drafts`, null, speculative.reason]);
