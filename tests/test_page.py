@@ -187,6 +187,7 @@ def test_the_plan_is_shown_with_every_decision_and_its_reason(page, served):
         assert decision["topic"].replace("_", " ") in shown
         assert decision["reason"] in shown
     assert "1 to 4 rows as one full graph" in shown
+    assert "would have graphs with max_capture_size 1024" in shown
     assert plan["kernels"]["attention"]["reason"] in shown
     assert "weights 12.4 MiB" in page.text("#memory-parts")
     assert '"num_slots"' in page.text("#plan-json")
