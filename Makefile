@@ -6,7 +6,7 @@ PY ?= $(BIN)/python
 # Programs of the machine are used where it has them.
 BUILD_TOOLS := scikit-build-core nanobind $(foreach tool,cmake ninja,$(if $(shell command -v $(tool)),,$(tool)))
 
-.PHONY: demo test test-reference lint format native native-sanitize clean
+.PHONY: demo test test-reference soak lint format native native-sanitize clean
 
 demo: native
 	$(BIN)/ostinato generate \
@@ -20,6 +20,11 @@ test: .venv/.installed-test native
 # The same without native kernels: what runs where there is no compiler. Tests of the kernels alone need no second time.
 test-reference: .venv/.installed-test
 	$(BIN)/python -m pytest -n auto --reference-kernels --ignore-glob='tests/test_native_*'
+
+# What the tests of the server do in seconds, for minutes: 10,000 requests, and more of them made up from its schema.
+soak: .venv/.installed-test native
+	SOAK_REQUESTS=10000 $(BIN)/python -m pytest -s tests/test_serve_soak.py
+	SCHEMA_EXAMPLES=300 $(BIN)/python -m pytest tests/test_serve_schema.py
 
 lint: .venv/.installed-test
 	$(BIN)/ruff check .

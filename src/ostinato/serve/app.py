@@ -28,6 +28,7 @@ from ostinato.serve.errors import ApiError, as_api_error, from_validation
 from ostinato.serve.gate import Gate
 from ostinato.serve.life import Life
 from ostinato.serve.model_text import ModelText
+from ostinato.serve.openapi import GENERATING, READING
 
 
 def make_app(life: Life, tracing: Tracing | None = None) -> FastAPI:
@@ -53,14 +54,14 @@ def make_app(life: Life, tracing: Tracing | None = None) -> FastAPI:
         redoc_url=None,
         redirect_slashes=False,
     )
-    app.include_router(service_router(life))
+    app.include_router(service_router(life), responses=READING)
     app.include_router(page_router())
     app.mount("/page", page_files())
-    app.include_router(metrics_router(life))
-    app.include_router(live_router(life))
+    app.include_router(metrics_router(life), responses=READING)
+    app.include_router(live_router(life), responses=READING)
     text_of = lru_cache(maxsize=1)(ModelText)
     for router in (chat_router, completions_router, responses_router, tokens_router):
-        app.include_router(router(life, text_of))
+        app.include_router(router(life, text_of), responses=GENERATING)
     app.add_middleware(Gate, settings=settings, tracing=tracing)
     if settings.cors_origin:
         # Outside of the gate: a browser asks for leave without a key.
