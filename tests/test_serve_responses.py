@@ -160,3 +160,13 @@ def test_what_is_wrong_is_refused_by_the_name_of_its_field(served, body, param):
     response = httpx2.post(f"{served.url}/v1/responses", json={"input": "x", **body})
     assert response.status_code == 400, response.text
     assert response.json()["error"]["param"] == param, response.text
+
+
+def test_a_stream_that_fails_says_so_and_the_client_raises(client):
+    extra = {"ignore_eos": True, "timeout": 0.3}
+    events = []
+    with pytest.raises(openai.APIError, match="deadline"):
+        events.extend(client.responses.create(**ASKED, stream=True, extra_body=extra))
+    assert events[-1].type == "response.failed"
+    assert events[-1].response.status == "failed"
+    assert "deadline" in events[-1].response.error.message
