@@ -81,6 +81,16 @@ def hold_steps(served, monkeypatch):
     return go
 
 
+def both_at_once(served, monkeypatch, bodies):
+    """The answers to two requests that are in the same steps, but for the first one's first."""
+    with monkeypatch.context() as patch, ThreadPoolExecutor() as pool:
+        go = hold_steps(served, patch)
+        answers = [pool.submit(post, served, body) for body in bodies]
+        served.until(lambda: served.engine.num_unfinished == 2)
+        go.set()
+        return [answer.result() for answer in answers]
+
+
 @pytest.mark.parametrize("stream", [True, False], ids=["stream", "whole"])
 def test_a_client_that_goes_frees_its_memory_and_the_other_goes_on(served, stream):
     with ThreadPoolExecutor() as pool:
@@ -196,16 +206,9 @@ def test_nan_in_one_requests_logits_ends_that_request_alone(served, monkeypatch)
         return result
 
     monkeypatch.setattr(model, "logits", with_nan)
-    barrier = threading.Barrier(2)
-
-    def ask(stream):
-        barrier.wait()
-        return post(served, {**SHORT, "max_tokens": 24, "stream": stream})
-
     for stream in (False, True):
         poisoned.clear()
-        with ThreadPoolExecutor() as pool:
-            answers = list(pool.map(ask, [stream] * 2))
+        answers = both_at_once(served, monkeypatch, [{**SHORT, "max_tokens": 24, "stream": stream}] * 2)
         assert poisoned
         if stream:
             errors = [json.loads(each) for answer in answers for each in events(answer) if each.startswith('{"error"')]
@@ -230,13 +233,12 @@ def test_an_exception_in_a_step_ends_its_requests_and_the_server_goes_on(served,
         return run(batch)
 
     monkeypatch.setattr(served.engine.engine.runner, "run", fail_once)
-    with ThreadPoolExecutor() as pool:
-        whole, stream = pool.submit(post, served, LONG), pool.submit(post, served, {**LONG, "stream": True})
-    assert whole.result().status_code == 500
-    *_, error, done = events(stream.result())
+    whole, stream = both_at_once(served, monkeypatch, [LONG, {**LONG, "stream": True}])
+    assert whole.status_code == 500
+    *_, error, done = events(stream)
     assert done == "[DONE]"
     assert json.loads(error)["error"]["type"] == "server_error"
-    assert "/a/secret" not in whole.result().text + stream.result().text
+    assert "/a/secret" not in whole.text + stream.text
     assert httpx2.get(f"{served.url}/health").status_code == 200
     assert post(served, SHORT).json()["choices"][0]["text"] == expected
 
@@ -297,3 +299,26 @@ def test_what_is_too_much_is_refused_soon_and_by_name(served, wrong, param):
     assert error["param"] == param or param is None
     assert len(error["message"]) < 2000
     assert time.thread_time() - begin < 5
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status"),
+    [
+        ("/v1/chat/completions", {"messages": [{}] * 200_000}, 400),
+        ("/v1/chat/completions", {"messages": [1] * 200_000}, 400),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": ""}] * 60_000}, 400),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": [{}] * 200_000}]}, 400),
+        ("/v1/chat/completions", {"messages": [], "tools": [{}] * 200_000}, 400),
+        ("/v1/responses", {"input": [{}] * 200_000}, 400),
+        ("/detokenize", {"tokens": [None] * 200_000}, 400),
+        ("/v1/completions", {"prompt": "x", "model": "x" * 1_000_000}, 404),
+        ("/v1/completions", {"prompt": "x", "guided_choice": ["x"] * 200_000}, 400),
+        ("/v1/completions", {"prompt": "x", "guided_regex": "(?=x)"}, 400),
+        ("/v1/completions", {"prompt": "x", "guided_json": {"$ref": "#/nowhere"}}, 400),
+    ],
+    ids=lambda value: str(value)[:48],
+)
+def test_what_is_too_much_for_any_endpoint_is_refused_in_few_words(served, path, body, status):
+    answer = httpx2.post(f"{served.url}{path}", json=body, timeout=60)
+    assert answer.status_code == status, answer.text
+    assert len(answer.text) < 3000

@@ -13,6 +13,9 @@ from ostinato.engine.async_engine import EngineFailed, EngineStopped
 from ostinato.engine.stream import DeadlineExceeded
 from ostinato.errors import OstinatoError, RequestError
 
+LONGEST_MESSAGE = 1000
+"""Characters of a message to a client."""
+
 _TYPES = {
     400: "invalid_request_error",
     401: "authentication_error",
@@ -41,7 +44,9 @@ class ApiError(Exception):
         headers: Mapping[str, str] | None = None,
     ) -> None:
         super().__init__(message)
-        self.status, self.message, self.param, self.code = status, message, param, code
+        # It may repeat what the client sent, which may be long.
+        self.message = message if len(message) <= LONGEST_MESSAGE else f"{message[:LONGEST_MESSAGE]} ..."
+        self.status, self.param, self.code = status, param and param[:LONGEST_MESSAGE], code
         self.headers = dict(headers or {})
 
     def body(self) -> dict[str, Any]:

@@ -7,7 +7,6 @@ import logging
 import os
 import signal
 import socket
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -24,9 +23,6 @@ from ostinato.serve.settings import ServeSettings
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 GRACE = 5
 """Seconds that answers have to reach their clients when everything has been computed, or ended."""
-
-SWITCH_INTERVAL = 0.0005
-"""Seconds that the event loop's thread may hold up the engine's, and that one the loop's, where both run Python."""
 
 
 class _Server(uvicorn.Server):
@@ -82,13 +78,8 @@ def serve(
         announce(f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}")
         await server.serve(sockets=[listener])
 
-    before = sys.getswitchinterval()
-    sys.setswitchinterval(SWITCH_INTERVAL)
-    try:
-        with asyncio.Runner(loop_factory=server.config.get_loop_factory()) as runner:
-            runner.run(run())
-    finally:
-        sys.setswitchinterval(before)
+    with asyncio.Runner(loop_factory=server.config.get_loop_factory()) as runner:
+        runner.run(run())
     status = life.exit_status()
     if life.is_stuck:
         # Python would wait for the thread, or pull the ground from under it.

@@ -23,6 +23,8 @@ T = TypeVar("T")
 
 MAX_ERRORS = 100
 """Errors of a body up to which the one to tell is looked for."""
+MAX_MESSAGES = 2**14
+"""Messages of a conversation."""
 MAX_SALT = 256
 """Characters of a cache_salt, which every look into the prefix index compares."""
 MAX_LOGPROBS = 20

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
+from pydantic import Field
+
 from ostinato.serve.errors import ApiError
-from ostinato.serve.protocol.common import Body, Several
+from ostinato.serve.protocol.common import MAX_MESSAGES, Body, Several
 from ostinato.serve.protocol.messages import Message
 
 _OWN = frozenset({"messages", "tools", "documents", "template_name", "add_generation_prompt", "continue_final_message"})
 
 
 class ConversationBody(Body):
-    messages: Several[Message]
+    messages: Several[Message] = Field(max_length=MAX_MESSAGES)
     """The conversation so far."""
     tools: Several[dict[str, Any]] | None = None
     """Functions that the model may call."""

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import ConfigDict, Field
 
 from ostinato.serve.errors import ApiError
-from ostinato.serve.protocol.common import Body, Generating, Ignored, Several, unserved
+from ostinato.serve.protocol.common import MAX_MESSAGES, Body, Generating, Ignored, Several, unserved
 from ostinato.serve.protocol.guides import Wish
 from ostinato.serve.protocol.input_items import InputItem
 
@@ -37,7 +37,7 @@ class ReasoningConfig(Body):
 
 
 class ResponsesRequest(Generating):
-    input: str | Several[InputItem]
+    input: str | Annotated[Several[InputItem], Field(max_length=MAX_MESSAGES)]
     """A user's text, or the conversation so far."""
     instructions: str | None = None
     """A system message before the input."""

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 from pydantic import Field
 
 from ostinato.serve.errors import ApiError
-from ostinato.serve.protocol.common import Body, Several
+from ostinato.serve.protocol.common import MAX_MESSAGES, Body, Several
 from ostinato.serve.protocol.conversation import ConversationBody
 from ostinato.serve.protocol.messages import Message
 
@@ -16,7 +18,7 @@ class TokenizeRequest(ConversationBody):
     model: str | None = None
     """The served model's name, or nothing."""
     prompt: str | None = None
-    messages: Several[Message] | None = None  # type: ignore[assignment]
+    messages: Annotated[Several[Message], Field(max_length=MAX_MESSAGES)] | None = None  # type: ignore[assignment]
     add_special_tokens: bool | None = None
     """Also the tokens that the tokenizer puts around a text (for a prompt true, for a conversation false)."""
     return_token_strs: bool = False
