@@ -1,7 +1,7 @@
 """The page at `/` in headless Chromium, before a real server of the embedded model."""
 
 import json
-import time
+import threading
 
 import httpx2
 import pytest
@@ -42,16 +42,18 @@ def page(browser, served):
 
 
 @pytest.fixture
-def slow_steps(page, served, monkeypatch):
-    """Each step of the engine takes long enough for a reader, now that the page is open."""
+def steps(page, served, monkeypatch):
+    """A semaphore that each step of the engine takes, now that the page is open."""
     assert page.text("#status") == "demo · ready"
-    run = served.engine.engine.runner.run
+    allowed, run = threading.Semaphore(0), served.engine.engine.runner.run
 
-    def slow(batch):
-        time.sleep(0.1)
+    def when_allowed(batch):
+        assert allowed.acquire(timeout=60)
         return run(batch)
 
-    monkeypatch.setattr(served.engine.engine.runner, "run", slow)
+    monkeypatch.setattr(served.engine.engine.runner, "run", when_allowed)
+    yield allowed
+    allowed.release(10_000)
 
 
 def answered(page, question, **options):
@@ -78,12 +80,13 @@ def test_a_question_sent_with_enter_gets_the_answer_that_the_api_gives(page, ser
     assert f"{reply['usage']['completion_tokens']} answered" in page.text(FACTS)
 
 
-@pytest.mark.usefixtures("slow_steps")
-def test_an_answer_is_shown_while_it_grows_and_read_aloud_as_a_whole(page):
+def test_an_answer_is_shown_while_it_grows_and_read_aloud_as_a_whole(page, steps):
     page.type("question", QUESTION + ENTER)
-    page.until(lambda: page.text(ANSWER))
-    early = page.text(ANSWER)
+    steps.release(8)
+    early = page.until(lambda: page.text(ANSWER))
     assert page.text("#announcement") == ""
+    assert page.text(FACTS) == ""
+    steps.release(1000)
     page.until(lambda: page.text(FACTS))
     assert page.text(ANSWER).startswith(early[:-1])
     assert len(page.text(ANSWER)) > len(early)
@@ -98,14 +101,15 @@ def test_shift_and_enter_make_a_line(page):
     assert page.text("#messages .user") == ""
 
 
-@pytest.mark.usefixtures("slow_steps")
-def test_escape_stops_an_answer_and_ends_its_request(page, served):
+def test_escape_stops_an_answer_and_ends_its_request(page, served, steps):
     aborted = served.engine.engine.stats()["finished"]["abort"]
     page.type("question", QUESTION + ENTER)
+    steps.release(8)
     page.until(lambda: page.text(ANSWER))
     assert page.focused() == "question"
     page.press(ESCAPE)
     page.until(lambda: page.text(FACTS) == "stopped")
+    steps.release(1)
     served.until(lambda: served.engine.engine.stats()["finished"]["abort"] == aborted + 1)
     assert page.script("return document.getElementById('stop').hidden")
 

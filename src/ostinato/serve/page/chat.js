@@ -51,24 +51,25 @@ export class Chat {
     const answer = new Answer(show("assistant", ""));
     this.busy(new AbortController());
     byId("question").focus();
+    let news = null;
     try {
       const content = await answer.read(this.body(), this.abort.signal);
       messages.push({ role: "assistant", content });
-      announce(answer.text.textContent);
     } catch (error) {
       if (error.name === "AbortError") {
         messages.push({ role: "assistant", content: answer.content });
         answer.note("stopped");
-        announce("stopped");
+        news = "stopped";
       } else {
         messages.pop(); // it was not answered, and may be sent again
         answer.fail(error.message);
-        announce(error.message);
+        news = error.message;
         if (!byId("question").value) byId("question").value = text;
         this.onError(error);
       }
     } finally {
       answer.draw();
+      announce(news ?? answer.text.textContent);
       answer.node.classList.remove("coming");
       this.busy(null);
     }
