@@ -20,7 +20,9 @@ from ostinato.cli.verify_tables import print_report
 from ostinato.engine.tokenizer import load_tokenizer
 from ostinato.sample import sampler
 from ostinato.sample.choose import Draw
+from ostinato.sample.sampler import Project
 from ostinato.sample.state import Pick
+from ostinato.schedule.batch import Row, RowResult
 from ostinato.speculate.ngram import NgramProposer
 from ostinato.verify.drafts import SteeredProposer
 from ostinato.verify.plain import PlainPath
@@ -190,13 +192,23 @@ def test_an_engine_that_raises_is_an_error_of_its_cells_alone(monkeypatch: pytes
 
 def test_a_plain_path_that_contradicts_the_whole_text_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """What every path gets wrong alike makes all cells equal."""
-    choose = sampler.choose
+    choose, best_tokens = sampler.choose, sampler._best_tokens
+
+    def wrong(token: int, position: int) -> int:
+        return token if position % 7 else (token + 1) % 100
 
     def chosen(logits: torch.Tensor, picks: Sequence[Pick], draw: Draw) -> dict[int, int]:
-        tokens = choose(logits, picks, draw)
-        return {i: token if picks[i].position % 7 else (token + 1) % 100 for i, token in tokens.items()}
+        return {i: wrong(token, picks[i].position) for i, token in choose(logits, picks, draw).items()}
+
+    def best(project: Project, rows: Sequence[Row], draw: Draw) -> list[RowResult]:
+        results = best_tokens(project, rows, draw)
+        return [
+            result._replace(token_ids=(wrong(result.token_ids[0], row.end),))
+            for row, result in zip(rows, results, strict=True)
+        ]
 
     monkeypatch.setattr(sampler, "choose", chosen)
+    monkeypatch.setattr(sampler, "_best_tokens", best)
     report = verified("llama", Trial(extent="quick", num_prompts=0, max_tokens=8))
     assert verdicts(report) == {"equal"}
     assert report["plain"]["verdict"] == "different"

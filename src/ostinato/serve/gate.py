@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import uuid
+import random
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import ClientDisconnect
@@ -39,7 +39,7 @@ class Gate:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        record = RequestRecord(uuid.uuid4().hex, scope["method"], _printable(scope))
+        record = RequestRecord(f"{random.getrandbits(128):032x}", scope["method"], _printable(scope))
         scope.setdefault("state", {}).update(request_id=record.request_id, record=record)
 
         async def send_noted(message: Message) -> None:
