@@ -39,8 +39,8 @@ class Process:
 
     @property
     def url(self):
-        self.until(lambda: self.process.poll() is not None or any("serving on" in line for line in self.lines))
-        [line] = [line for line in self.lines if "serving on" in line]
+        self.until(lambda: self.process.poll() is not None or any("listening on" in line for line in self.lines))
+        [line] = [line for line in self.lines if "listening on" in line]
         return line.split()[2]
 
     def ready(self):

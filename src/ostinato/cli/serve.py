@@ -62,5 +62,5 @@ def serve(settings: dict[str, Any], serving: dict[str, Any]) -> None:
 
     config = EngineConfig(**{"model": "demo", **settings})
     with start_progress() as progress:
-        status = run(config, chosen, progress, lambda url: note(f"serving on {url} (Ctrl-C ends it)"))
+        status = run(config, chosen, progress, lambda url: note(f"listening on {url} (Ctrl-C ends it)"))
     raise typer.Exit(status)
