@@ -112,7 +112,7 @@ def test_a_deadline_counts_from_the_arrival_and_ends_a_prompt_that_is_being_toke
 
 def test_a_request_that_has_ended_has_no_timer(served):
     async def run():
-        stream = await served.engine.submit(PROMPT, FEW, deadline=600)
+        stream = await served.engine.submit(PROMPT, MANY, deadline=600)
         assert stream.timer is not None
         await tokens(stream)
         assert stream.timer is None
