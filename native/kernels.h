@@ -9,6 +9,7 @@ void bind_attention(Module& module);
 void bind_causal_conv1d(Module& module);
 void bind_concat(Module& module);
 void bind_embedding(Module& module);
+void bind_encoder_attention(Module& module);
 void bind_linear(Module& module);
 void bind_moe(Module& module);
 void bind_norm(Module& module);
@@ -25,6 +26,7 @@ inline void bind_kernels(Module& module) {
     bind_causal_conv1d(module);
     bind_concat(module);
     bind_embedding(module);
+    bind_encoder_attention(module);
     bind_linear(module);
     bind_moe(module);
     bind_norm(module);

@@ -21,7 +21,7 @@ using Operand = float;
 constexpr std::int64_t GROUP_BYTES = 512 * 1024;  // of tokens that pass by together: they stay in the L2
 
 // As in ops/linear.py.
-enum Activation : int { NONE = 0, RELU2 = 1, SILU = 2, SWIGLU = 3 };
+enum Activation : int { NONE = 0, RELU2 = 1, SILU = 2, SWIGLU = 3, GELU = 4, GELU_TANH = 5 };
 constexpr int INT8 = 3;  // a weight's dtype, beside those of `with_dtype`
 
 // `gated` counts with SWIGLU alone.
@@ -30,6 +30,8 @@ inline Float activated(int activation, Float value, Float gated) {
         case SWIGLU: return silu(value) * gated;
         case SILU: return silu(value);
         case RELU2: return max(value, Float{}) * max(value, Float{});
+        case GELU: return gelu(value);
+        case GELU_TANH: return gelu_tanh(value);
         default: return value;
     }
 }

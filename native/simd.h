@@ -307,6 +307,33 @@ inline Float softplus(Float x) {
 
 inline Float silu(Float x) { return x / (1.0f + exp(-x)); }
 
+// x times the normal distribution's integral up to x, to 1e-6 of it. That integral is half of erfc(-x / sqrt(2)), and
+// erfc(z) = e^(-z^2) p(t) / (1 + 2 z) for z >= 0, t = (z - 2) / (z + 2), with the polynomial of degree 9 that is best up
+// to z = 10; behind that it is 0.
+inline Float gelu(Float x) {
+    Float z = max(x, -x) * 0.707106781f;
+    z = z > 10.0f ? splat(10.0f) : z;
+    const Float t = (z - 2.0f) / (z + 2.0f);
+    Float p = splat(-0.000409451156f);
+    p = fma(p, t, splat(-0.00124133723f));
+    p = fma(p, t, splat(0.00132048578f));
+    p = fma(p, t, splat(0.00864263663f));
+    p = fma(p, t, splat(-0.008061659f));
+    p = fma(p, t, splat(-0.0542076565f));
+    p = fma(p, t, splat(0.164055553f));
+    p = fma(p, t, splat(-0.166031092f));
+    p = fma(p, t, splat(-0.0927639922f));
+    p = fma(p, t, splat(1.27697839f));
+    const Float half = 0.5f * exp(-0.5f * x * x) * p / (1.0f + 2.0f * z);
+    return x * (x < 0.0f ? half : 1.0f - half);
+}
+
+// Its approximation 0.5 x (1 + tanh(y)), y = sqrt(2 / pi) (x + 0.044715 x^3), which is x / (1 + e^(-2 y)).
+inline Float gelu_tanh(Float x) {
+    const Float y = 1.59576912f * x * (1.0f + 0.044715f * x * x);
+    return x / (1.0f + exp(-y));
+}
+
 inline float exp(float x) { return exp(splat(x))[0]; }
 
 inline float silu(float x) { return x / (1.0f + std::exp(-x)); }

@@ -17,6 +17,11 @@ from ostinato.schedule.batch import Batch, Row, RowResult, StepResult, TokenLogp
 
 VOCABULARY = 50
 
+IMAGE = VOCABULARY
+"""The token that stands for any part of any image."""
+FIRST_PART = 1000
+"""What the model takes for part i of image n is this * (1 + n) + i."""
+
 Guess = Callable[[Row], tuple[int, int]]
 """A row -> (drafts that are proposed for it, of which so many from the first on are right)."""
 
@@ -58,12 +63,15 @@ class FakeRunner:
     guess: Guess = any_guess
     keys: dict[tuple[int, int], tuple[int, int, int]] = field(default_factory=dict)
     """(block, offset) -> (position, token, checksum of the tokens up to it)."""
+    cells: dict[int, int] = field(default_factory=dict)
+    """Cell of the encoder cache -> part of an image."""
     states: dict[int, int] = field(default_factory=dict)
     """Slot -> checksum of the tokens so far."""
 
     def run(self, batch: Batch, broken: Collection[str] = ()) -> StepResult:
         """The results; rows of the requests in `broken` leave rubbish and an error."""
         self._check_writers(batch)
+        self._encode(batch)
         return StepResult(
             tuple(self._break_row(row) if row.request_id in broken else self._run_row(row) for row in batch.rows)
         )
@@ -71,8 +79,32 @@ class FakeRunner:
     def fail(self, batch: Batch) -> None:
         """Leave behind what a step that breaks down may leave: anything, wherever it may write."""
         self._check_writers(batch)
+        for item in batch.encode:
+            self.cells |= dict.fromkeys(item.cells, -1)
         for row in batch.rows:
             self._break_row(row)
+
+    def _encode(self, batch: Batch) -> None:
+        """What the encoder gives for the images of a batch. Nobody's cells but their own are written."""
+        read = {cell: use for row in batch.rows for use in row.media for cell in use.cells}
+        for item in batch.encode:
+            for index, cell in enumerate(item.cells):
+                assert cell > 0, "an image has the null cell"
+                assert read[cell].cells == item.cells, "an image is encoded over another one that the step needs"
+                self.cells[cell] = FIRST_PART * (1 + int(item.digest)) + index
+
+    def tokens(self, row: Row) -> list[int]:
+        """What the model takes for a row's tokens: those that stand for images, as the encoder gave them."""
+        found = list(row.token_ids)
+        for use in row.media:
+            assert use.start < row.end, "a row has an image of which it computes nothing"
+            assert use.end > row.start, "a row has an image of which it computes nothing"
+            assert len(use.cells) == use.end - use.start, "an image has not one cell for each of its tokens"
+            for position in range(max(use.start, row.start), min(use.end, row.end)):
+                assert row.token_ids[position - row.start] == IMAGE, "a token of text takes an image"
+                found[position - row.start] = self.cells[use.cells[position - use.start]]
+        assert IMAGE not in found, "a token that stands for an image has none"
+        return found
 
     def written_blocks(self, row: Row) -> tuple[int, ...]:
         """The blocks that a row writes to; all others of its table it only reads."""
@@ -111,6 +143,8 @@ class FakeRunner:
         sums: dict[Entry | None, int] = {None: 0}
         # Whatever order the index has them in, parents come first.
         for entry in sorted(index, key=lambda each: each.end):
+            if entry.parent not in sums or entry.digests:
+                continue  # its tokens do not tell what stands there
             seed = sums[entry.parent]
             start = entry.end - len(entry.token_ids)
             for offset, token_id in enumerate(entry.token_ids):
@@ -160,7 +194,7 @@ class FakeRunner:
         num_drafts, num_right = self.guess(row)
         assert 0 <= num_right <= num_drafts <= row.num_drafts, "more drafts than the row may have"
         assert row.num_logits >= row.samples * (1 + row.num_drafts), "a row samples without logits"
-        token_ids, seed = list(row.token_ids), self._read(row)
+        token_ids, seed = self.tokens(row), self._read(row)
         sums = []
         for index in range(len(row.token_ids) + num_drafts):
             if index >= len(row.token_ids):

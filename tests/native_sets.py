@@ -36,7 +36,7 @@ def native_kernel(isa: str, name: str, lower: Callable[..., Lowered]) -> NativeK
 def record(isa: str, kernel: NativeKernel, out: torch.Tensor | None, *args: Any, **kwargs: Any) -> Any:
     """A program of one call, to be run for any number of tokens."""
     program = load_extension(isa).Program()
-    kernel.record(program, out, args, kwargs)
+    getattr(program, kernel.name)(*kernel.lowered(out, args, kwargs))
     return program
 
 

@@ -5,7 +5,15 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ostinato.plan.device import DeviceSpec
-from ostinato.plan.model import AttentionSpec, DrafterSpec, LayerSpec, Mamba2Spec, ModelSpec, RopeSpec
+from ostinato.plan.model import (
+    AttentionSpec,
+    DrafterSpec,
+    LayerSpec,
+    Mamba2Spec,
+    ModelSpec,
+    RopeSpec,
+    VisionSpec,
+)
 
 MIB = 2**20
 GIB = 2**30
@@ -14,6 +22,27 @@ ATTENTION = AttentionSpec(num_heads=8, num_kv_heads=2, head_dim=64)
 """256 elements of keys and values per token."""
 MAMBA2 = Mamba2Spec(num_heads=16, head_dim=64, state_size=128, num_groups=1, conv_kernel=4, chunk_size=128)
 """Conv state 3 x 1280 elements, SSM state 131,072 elements."""
+
+
+VISION = VisionSpec(
+    hidden_size=128,
+    num_layers=4,
+    num_heads=4,
+    intermediate_size=512,
+    patch_size=16,
+    temporal_patch_size=2,
+    merge_size=2,
+    in_channels=3,
+    out_hidden_size=512,
+    num_positions=256,
+    deepstack_layers=(1, 2),
+    parameters=1_500_000,
+    image_token_id=10,
+    video_token_id=11,
+    start_token_id=12,
+    end_token_id=13,
+)
+"""Tokens of 32 x 32 pixels, of 3 x 512 elements each."""
 
 
 def attention_layer(attention: AttentionSpec = ATTENTION, parameters: int = 1_000_000) -> LayerSpec:
@@ -63,6 +92,11 @@ def with_head(spec: ModelSpec, *layers: LayerSpec) -> ModelSpec:
     layers = layers or (attention_layer(), mlp_layer())
     ops = ("attention", "linear", "rms_norm", "token_shift")
     return replace(spec, head=DrafterSpec("mtp", layers, 700_000, spec.hidden_size, ops))
+
+
+def with_vision(spec: ModelSpec, vision: VisionSpec = VISION) -> ModelSpec:
+    """The model with an encoder of images."""
+    return replace(spec, vision=vision, ops=(*spec.ops, "axial_angles", "encoder_attention", "layer_norm", "rotate"))
 
 
 def gpu(memory_bytes: int) -> DeviceSpec:

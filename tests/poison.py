@@ -39,13 +39,15 @@ def poison(engine: Engine) -> None:
     cache, block_size = engine.scheduler.cache, engine.runner.block_size
     blocks, slots = nobody_s(cache.blocks), nobody_s(cache.slots)
     cells: list[int] = []
-    for request in engine.scheduler._running:
+    for request in engine.scheduler.queues.running:
         holding = cache.holding(request.request_id)
         slots += unread_slots(holding)
         for position in range(request.num_computed_tokens, len(holding.block_table) * block_size):
             cells.append(holding.block_table[position // block_size] * block_size + position % block_size)
     poison_graphs(engine)
     for layer in engine.runner.memory:
+        if layer.media is not None and engine.scheduler.encoder_cache is not None:
+            layer.media[[0, *engine.scheduler.encoder_cache._free]] = NAN
         if layer.k_cache is not None and layer.v_cache is not None:
             for kept in (layer.k_cache, layer.v_cache):
                 kept[blocks] = NAN
@@ -66,7 +68,7 @@ def poison_head(engine: Engine) -> None:
     """NaN into a head's keys and values of texts' first tokens, which it has none for, and into the hidden states of
     rows that a step may not have."""
     cache, scheduler = engine.scheduler.cache, engine.scheduler
-    tables = [cache.holding(request.request_id).block_table for request in scheduler._running]
+    tables = [cache.holding(request.request_id).block_table for request in scheduler.queues.running]
     first = [table[0] for table in tables if table]
     first += [entry.block for entry in cache.store.index if entry.parent is None]
     for layer in head_memory(engine):
@@ -95,6 +97,8 @@ def poison_graphs(engine: Engine) -> None:
             "row_starts": numbers.clamp(max=buffers.token_ids.numel()),
             "kv_lens": torch.full_like(numbers, 17),
             "block_tables": numbers % max(memory.num_blocks, 1),
+            "media_cells": numbers % (engine.plan.encoder.num_cells if engine.plan.encoder is not None else 1),
+            "rope_positions": numbers,
         }
         for name, buffer in buffers.named():
             if name == "block_tables":  # columns that no step has used yet are 0 from the start

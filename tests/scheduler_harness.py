@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 
-from ostinato.cache.chain import Chain, xxh3_hash
+from ostinato.cache.chain import Chain, MediaSpan, xxh3_hash
+from ostinato.cache.encoder_cache import EncoderCache
 from ostinato.cache.eviction import EvictionCosts, EvictionPolicy
 from ostinato.cache.manager import CacheManager
 from ostinato.cache.placement import CachePolicy
@@ -14,7 +16,7 @@ from ostinato.schedule.batch import Batch, Row
 from ostinato.schedule.limits import SchedulerLimits
 from ostinato.schedule.request import FinishReason, Request, RequestUpdate, StopConditions
 from ostinato.schedule.scheduler import Scheduler
-from tests.fake_runner import FakeRunner, continuation
+from tests.fake_runner import FIRST_PART, IMAGE, FakeRunner, continuation
 
 
 @dataclass
@@ -22,6 +24,7 @@ class Wish:
     """What a request asks for."""
 
     prompt: list[int]
+    """As the model takes it: from `FIRST_PART` on, parts of images."""
     stop: StopConditions
     priority: int = 0
     prompt_logprobs: bool = False
@@ -33,6 +36,7 @@ class Follower:
     """What is known of a request from outside: what it should get, and what it got."""
 
     request: Request
+    prompt: list[int]
     expected: list[int]
     expected_reason: FinishReason
     token_ids: list[int] = field(default_factory=list)
@@ -47,8 +51,8 @@ class Follower:
 
     @property
     def known(self) -> list[int]:
-        """The prompt, and what it got so far."""
-        return [*self.request.prompt_token_ids, *self.token_ids]
+        """The prompt as the model takes it, and what it got so far."""
+        return [*self.prompt, *self.token_ids]
 
 
 @dataclass(frozen=True)
@@ -60,9 +64,8 @@ class Sizes:
     block_size: int
 
 
-def expected_output(request: Request, max_model_len: int) -> tuple[list[int], FinishReason]:
+def expected_output(prompt: Sequence[int], stop: StopConditions, max_model_len: int) -> tuple[list[int], FinishReason]:
     """The request's whole output and how it ends, worked out token by token and without a scheduler."""
-    stop, prompt = request.stop, request.prompt_token_ids
     output = continuation(prompt, min(stop.max_tokens, max_model_len - len(prompt)))
     for count, token_id in enumerate(output, start=1):
         is_stop = token_id in stop.stop_token_ids
@@ -70,6 +73,17 @@ def expected_output(request: Request, max_model_len: int) -> tuple[list[int], Fi
         if count >= stop.min_tokens and (is_stop or is_eos):
             return output[:count], FinishReason.STOP
     return output, FinishReason.LENGTH
+
+
+def as_tokens(text: Sequence[int]) -> tuple[list[int], tuple[MediaSpan, ...]]:
+    """A text as the model takes it -> its tokens, and its images. An image begins with part 0."""
+    spans: list[MediaSpan] = []
+    for position, part in enumerate(text):
+        if part >= FIRST_PART and part % FIRST_PART == 0:
+            spans.append(MediaSpan(position, position + 1, str(part // FIRST_PART - 1)))
+        elif part >= FIRST_PART:
+            spans[-1] = replace(spans[-1], end=position + 1)
+    return [IMAGE if part >= FIRST_PART else part for part in text], tuple(spans)
 
 
 class Harness:
@@ -88,6 +102,7 @@ class Harness:
         costs: EvictionCosts | None = None,
         num_hashes: int | None = None,
         k: int = 0,
+        num_cells: int = 0,
     ) -> None:
         self.num_hashes = num_hashes
         self.k = self.num_drafts = k
@@ -96,7 +111,8 @@ class Harness:
         costs = costs or EvictionCosts()
         self.cache = CacheManager(sizes.num_blocks, sizes.num_slots, block_size, 1 + k, eviction, costs)
         self.capacity = (sizes.num_blocks - 1) * block_size if self.has_attention else 1000
-        self.scheduler = Scheduler(limits, self.cache, policy, lambda num_decoding: self.num_drafts)
+        self.encoder_cache = EncoderCache(num_cells) if num_cells else None
+        self.scheduler = Scheduler(limits, self.cache, policy, lambda num_decoding: self.num_drafts, self.encoder_cache)
         self.runner = FakeRunner(block_size, self.has_attention, has_state)
         self.followers: dict[str, Follower] = {}
         self.batch: Batch | None = None
@@ -108,16 +124,18 @@ class Harness:
         name = f"r{self.num_arrived}"
         self.num_arrived += 1
         payload = wish.prompt if wish.prompt_logprobs else None
-        request = Request(name, wish.prompt, wish.stop, wish.priority, wish.prompt_logprobs, payload, wish.salt)
+        prompt, media = as_tokens(wish.prompt)
+        request = Request(name, prompt, wish.stop, wish.priority, wish.prompt_logprobs, payload, wish.salt, media)
         if self.num_hashes is not None and self.policy.prefix_caching:
-            request.chain = Chain(self.cache.block_size, wish.salt, (), self._hash)
+            request.chain = Chain(self.cache.block_size, wish.salt, media, self._hash)
         try:
             self.scheduler.add(request)
         except RequestError:
             assert self._can_never_be_served(request)
         else:
             assert not self._can_never_be_served(request)
-            self.followers[name] = Follower(request, *expected_output(request, self.limits.max_model_len))
+            expected = expected_output(wish.prompt, wish.stop, self.limits.max_model_len)
+            self.followers[name] = Follower(request, list(wish.prompt), *expected)
 
     def schedule(self) -> None:
         batch = self.scheduler.schedule()
@@ -200,12 +218,13 @@ class Harness:
                 assert follower.token_ids == follower.expected
                 assert follower.finish_reason == follower.expected_reason
                 if follower.request.wants_prompt_logprobs:
-                    assert follower.prompt_logprobs == list(follower.request.prompt_token_ids[1:])
+                    assert follower.prompt_logprobs == follower.prompt[1:]
         self._check_reports()
         usage = self.cache.usage()
         assert (usage.blocks_used, usage.slots_used) == (0, 0)
         assert self.cache.blocks.num_free + usage.blocks_cached == usage.blocks_total
         assert self.cache.slots.num_free + usage.slots_cached == usage.slots_total
+        assert self.encoder_cache is None or not self.encoder_cache.holders()
 
     def _hash(self, before: int, content: bytes) -> int:
         assert self.num_hashes is not None
@@ -231,6 +250,19 @@ class Harness:
             or num_prompt + 1 > limits.max_model_len
             or (not limits.enable_chunked_prefill and num_prompt > limits.max_num_batched_tokens)
             or self._greatest_length(request) - 1 > self.capacity
+            or self._has_too_large_images(request)
+        )
+
+    def _has_too_large_images(self, request: Request) -> bool:
+        if not request.media:
+            return False
+        assert self.encoder_cache is not None
+        sizes = {span.digest: span.end - span.start for span in request.media}
+        num_cells = self.encoder_cache.capacity
+        return (
+            request.media[-1].end == len(request.prompt_token_ids)
+            or max(sizes.values()) > min(self.limits.max_item_tokens, num_cells)
+            or (not self.limits.enable_chunked_prefill and sum(sizes.values()) > num_cells)
         )
 
     def _greatest_length(self, request: Request) -> int:
@@ -265,7 +297,8 @@ class Harness:
         known = follower.known
         assert follower.finish_reason is None
         assert len(row.token_ids) > 0
-        assert list(row.token_ids) == known[row.start : row.end]
+        assert list(row.token_ids) == as_tokens(known)[0][row.start : row.end]
+        self._check_media(row, known)
         if self._begins(row):
             self._check_hit(follower, row.start)
         else:
@@ -282,6 +315,11 @@ class Harness:
             assert row.num_drafts == 0, "drafts behind tokens of a prompt"
         follower.num_computed, follower.has_begun = row.end, True
         follower.num_preemptions = follower.request.num_preemptions
+
+    def _check_media(self, row: Row, known: Sequence[int]) -> None:
+        """A row has the cells of all images that its tokens stand for, and of no others."""
+        wanted = [span for span in as_tokens(known)[1] if span.start < row.end and span.end > row.start]
+        assert [(use.start, use.end) for use in row.media] == [(span.start, span.end) for span in wanted]
 
     def _check_drafts(self, row: Row, request: Request) -> None:
         """A row has as many drafts as its length lets it have, unless there is no more memory for them."""

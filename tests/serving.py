@@ -11,12 +11,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import httpx2
+import openai
 import uvicorn
 
 from ostinato.config import EngineConfig
 from ostinato.serve.app import make_app
 from ostinato.serve.life import Life
 from ostinato.serve.settings import ServeSettings
+from tests.engine_probe import Probe, without_native_kernels
 
 
 @dataclass
@@ -26,10 +28,24 @@ class Served:
     url: str
     life: Life
     loop: asyncio.AbstractEventLoop
+    probe: Probe
+    """For faults in its engine."""
 
     @property
     def engine(self) -> Any:
         return self.life.engine
+
+    def client(self) -> openai.OpenAI:
+        """A client of OpenAI's, which asks once."""
+        return openai.OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0)
+
+    def stats(self) -> dict[str, Any]:
+        """The engine's, between two steps."""
+        return self.on_loop(self.engine.observe()).stats
+
+    def num_kept(self) -> int:
+        """For how many requests the engine keeps anything, between two steps."""
+        return self.on_loop(self.engine.check_integrity()) + self.stats()["kept"]
 
     def on_loop(self, coroutine: Any, timeout: float = 60) -> Any:
         """Runs a coroutine on the server's loop."""
@@ -47,7 +63,8 @@ class Served:
 def serving(serve: dict[str, Any] | None = None, *, wait: bool = True, **settings: Any) -> Iterator[Served]:
     """A server of the embedded model, in float32 on one thread unless `settings` say otherwise."""
     config = EngineConfig(**{"model": "demo", "dtype": "float32", "threads": 1, **settings})
-    life = Life(config, ServeSettings(**{"port": 0, **(serve or {})}))
+    probe = Probe(reference=without_native_kernels())
+    life = Life(config, ServeSettings(**{"port": 0, **(serve or {})}), make=probe)
     server = uvicorn.Server(uvicorn.Config(make_app(life), host="127.0.0.1", port=0, log_config=None))
     loops: list[asyncio.AbstractEventLoop] = []
 
@@ -61,7 +78,7 @@ def serving(serve: dict[str, Any] | None = None, *, wait: bool = True, **setting
         assert thread.is_alive(), "the server ended before it started"
         time.sleep(0.01)
     port = server.servers[0].sockets[0].getsockname()[1]
-    served = Served(f"http://127.0.0.1:{port}", life, loops[0])
+    served = Served(f"http://127.0.0.1:{port}", life, loops[0], probe)
     life.on_end = lambda: setattr(server, "should_exit", True)
     try:
         if wait:
@@ -71,6 +88,7 @@ def serving(serve: dict[str, Any] | None = None, *, wait: bool = True, **setting
     finally:
         server.should_exit = True
         thread.join(60)
+        probe.close()
 
 
 def events(response: httpx2.Response) -> list[str]:

@@ -7,11 +7,13 @@ import time
 import pytest
 
 from ostinato.config import EngineConfig
-from ostinato.engine.async_engine import AsyncEngine, EngineFailed, EngineStopped, StepFailed
+from ostinato.engine.async_engine import AsyncEngine
 from ostinato.engine.delivery import LONGEST_WAIT, SHARE, Pace
+from ostinato.engine.failures import EngineFailed, EngineStopped, StepFailed
 from ostinato.engine.stream import DeadlineExceeded
 from ostinato.errors import RequestError
 from ostinato.sample.params import SamplingParams
+from tests.engine_probe import SECRET, Probe, without_native_kernels
 from tests.serving import serving
 
 CONFIG = EngineConfig(model="demo", dtype="float32", threads=1, max_num_seqs=4, graph_mode="none")
@@ -26,6 +28,12 @@ def served():
         yield served
 
 
+@pytest.fixture
+def probe():
+    with contextlib.closing(Probe(reference=without_native_kernels())) as probe:
+        yield probe
+
+
 async def tokens(stream):
     return [token async for delta in stream for sample in delta.samples for token in sample.token_ids]
 
@@ -33,17 +41,13 @@ async def tokens(stream):
 async def settle(engine):
     """Waits until nothing is left of any request, and checks that."""
     until = asyncio.get_running_loop().time() + 30
-    while engine.num_unfinished or engine.engine.has_unfinished or engine._calls or not engine._commands.empty():
+    while engine.num_unfinished or engine._calls or await engine.check_integrity():
         assert asyncio.get_running_loop().time() < until, "a request was left behind"
         await asyncio.sleep(0.005)
-    await engine.call(engine.engine.scheduler.check_integrity)
     await asyncio.sleep(0)
     assert engine.admission.num_unfinished == 0
-    assert not engine._gains._given
-    assert not engine._gains._changed
-    assert not engine.engine._generations
-    usage = engine.engine.scheduler.cache.usage()
-    assert usage.blocks_used == usage.slots_used == 0
+    stats = (await engine.observe()).stats
+    assert stats["kept"] == stats["cache"]["blocks_used"] == stats["cache"]["slots_used"] == 0
 
 
 def test_a_submit_that_is_cancelled_at_any_moment_leaves_nothing(served):
@@ -81,16 +85,12 @@ def test_an_aborted_request_frees_its_memory_within_one_step(served):
         other = await engine.submit([9] * 20, MANY)
         stream = await engine.submit(PROMPT, MANY)
         await anext(stream)
-        scheduler = engine.engine.scheduler
-        both = await engine.call(lambda: (scheduler.cache.usage().blocks_used, scheduler.num_running))
-        steps = scheduler.counters.steps
+        before = (await engine.observe()).stats
         stream.abort()
-        steps_after, (used, running) = await engine.call(
-            lambda: (scheduler.counters.steps, (scheduler.cache.usage().blocks_used, scheduler.num_running))
-        )
-        assert running == both[1] - 1
-        assert used < both[0]
-        assert steps_after <= steps + 1
+        after = (await engine.observe()).stats
+        assert after["running"] == before["running"] - 1
+        assert after["cache"]["blocks_used"] < before["cache"]["blocks_used"]
+        assert after["steps"] <= before["steps"] + 2  # the one that ran when it was looked at, and one more
         other.abort()
         await settle(engine)
 
@@ -100,8 +100,8 @@ def test_an_aborted_request_frees_its_memory_within_one_step(served):
 def test_a_deadline_counts_from_the_arrival_and_ends_a_prompt_that_is_being_tokenized(served, monkeypatch):
     async def run():
         engine = served.engine
-        encode = engine.engine.tokenizer.encode
-        monkeypatch.setattr(engine.engine.tokenizer, "encode", lambda *a: (time.sleep(0.2), encode(*a))[1])
+        encode = engine.tokenizer.encode
+        monkeypatch.setattr(engine.tokenizer, "encode", lambda *a: (time.sleep(0.2), encode(*a))[1])
         with pytest.raises(DeadlineExceeded):
             await engine.submit(PROMPT, FEW, deadline=0.05)
         monkeypatch.undo()
@@ -123,7 +123,7 @@ def test_a_request_that_has_ended_has_no_timer(served):
 
 def test_a_prompt_that_is_too_long_in_any_case_is_not_tokenized(served, monkeypatch):
     async def run():
-        monkeypatch.setattr(served.engine.engine.tokenizer, "encode", lambda *_: pytest.fail("it was tokenized"))
+        monkeypatch.setattr(served.engine.tokenizer, "encode", lambda *_: pytest.fail("it was tokenized"))
         with pytest.raises(RequestError, match="1000000 characters"):
             await served.engine.submit("x" * 1_000_000, FEW)
         with pytest.raises(RequestError, match="1000000 tokens"):
@@ -144,15 +144,14 @@ def test_a_request_that_is_refused_leaves_nothing(served, wrong):
     served.on_loop(run())
 
 
-def test_a_step_that_raises_ends_its_own_requests_and_the_engine_goes_on(served, monkeypatch, caplog):
+def test_a_step_that_raises_ends_its_own_requests_and_the_engine_goes_on(served, caplog):
     async def run():
         engine = served.engine
         expected = await tokens(await engine.submit(PROMPT, FEW))
         streams = [await engine.submit(PROMPT, MANY) for _ in range(6)]  # four run, two wait
         for stream in streams[:4]:
             await anext(stream)
-        work, failures = engine.engine.runner.run, iter([RuntimeError("a secret")])
-        monkeypatch.setattr(engine.engine.runner, "run", lambda batch: fail_or(failures, work, batch))
+        served.probe.fail_rows = 4
         results = await asyncio.gather(*(tokens(stream) for stream in streams), return_exceptions=True)
         assert [type(result) for result in results] == [StepFailed] * 4 + [list] * 2
         assert len({id(result) for result in results}) == 6
@@ -163,21 +162,15 @@ def test_a_step_that_raises_ends_its_own_requests_and_the_engine_goes_on(served,
         served.on_loop(run())
     [record] = caplog.records
     assert "4 requests" in record.message
-    assert record.exc_info
-
-
-def fail_or(failures, work, batch):
-    for error in failures:
-        raise error
-    return work(batch)
+    assert SECRET in record.exc_text
 
 
 def test_what_unfinished_requests_are_told_when_the_engine_stops():
     async def run():
         engine = await AsyncEngine.start(CONFIG)
         begun = await engine.submit(PROMPT, MANY)
-        encode = engine.engine.tokenizer.encode
-        engine.engine.tokenizer.encode = lambda *a: (time.sleep(0.1), encode(*a))[1]
+        encode = engine.tokenizer.encode
+        engine.tokenizer.encode = lambda *a: (time.sleep(0.1), encode(*a))[1]
         tokenizing = asyncio.create_task(engine.submit(PROMPT, MANY))
         await asyncio.sleep(0.02)
         await engine.stop()
@@ -193,28 +186,23 @@ def test_what_unfinished_requests_are_told_when_the_engine_stops():
     asyncio.run(run())
 
 
-def test_broken_bookkeeping_after_a_failed_step_ends_the_engine():
+def test_broken_bookkeeping_after_a_failed_step_ends_the_engine(probe):
     async def run():
-        engine = await AsyncEngine.start(CONFIG)
+        engine = await AsyncEngine.start(CONFIG, make=probe)
         failed = asyncio.Event()
         engine.on_failure = failed.set
         stream = await engine.submit(PROMPT, MANY)
-        scheduler = engine.engine.scheduler
-
-        def break_and_raise(_):
-            scheduler.cache.blocks.allocate(1)  # a block that nobody holds
-            raise RuntimeError("a step")
-
-        engine.engine.runner.run = break_and_raise
+        probe.breaks = 1
         with pytest.raises(EngineFailed):
             await tokens(stream)
         await asyncio.wait_for(failed.wait(), 30)
-        assert isinstance(engine.failure, AssertionError)
+        assert "AssertionError" in str(engine.failure)
         with pytest.raises(EngineFailed):
             await engine.submit(PROMPT, FEW)
         with pytest.raises(EngineFailed):
-            await engine.stats()
+            await engine.observe()
         assert engine.num_unfinished == engine.admission.num_unfinished == 0
+        await engine.stop()
 
     asyncio.run(run())
 

@@ -274,7 +274,7 @@ def test_a_piped_conversation_remembers_until_it_is_reset(ask: Callable[..., Out
 def test_chat_answers_its_commands_and_leaves_at_exit(ask: Callable[..., Outcome]) -> None:
     outcome = ask("chat", stdin=f"/help\n/nonsense\n/exit\n{APPLES}\n")
     assert (outcome.status, outcome.out) == (0, "")
-    assert "/reset  start a new conversation" in outcome.err
+    assert "/reset       start a new conversation" in outcome.err
     assert "/nonsense is not a command" in outcome.err
 
 

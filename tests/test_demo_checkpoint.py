@@ -12,7 +12,6 @@ import pytest
 import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 from safetensors import safe_open
 from safetensors.torch import load_file
 from tokenizers import Tokenizer
@@ -20,6 +19,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, NemotronHConfig, N
 
 from ostinato.demo import checkpoint_dir
 from ostinato.demo.problems import extract_result, held_out
+from tests.shipped_template import render
 
 sys.path.append(str(Path(__file__).parents[1] / "tools"))
 from demo_training.checkpoint import read, replace_head
@@ -43,13 +43,7 @@ def answer(model: NemotronHForCausalLM, prompt: str) -> str:
 
 
 def chat(messages: list[dict[str, str]]) -> str:
-    def refuse(message: str) -> None:
-        raise jinja2.TemplateError(message)
-
-    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
-    environment.globals["raise_exception"] = refuse
-    template = environment.from_string((DIRECTORY / "chat_template.jinja").read_text())
-    return template.render(messages=messages, add_generation_prompt=True)
+    return render(DIRECTORY, messages)
 
 
 def test_the_directory_has_what_a_checkpoint_has_and_stays_small():

@@ -301,7 +301,7 @@ def test_stats_count_what_was_done() -> None:
             "recomputed_tokens",
             "cut_recomputations",
         ),
-        *("finished", "waiting", "running", "cache", "prefix_cache", "graphs", "speculation"),
+        *("finished", "waiting", "running", "cache", "prefix_cache", "graphs", "speculation", "encoder"),
     }
     assert stats["requests"] == 2
     assert stats["prompt_tokens"] == 2 * len(PROMPT)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import torch
 from hypothesis import given
@@ -10,7 +12,8 @@ from hypothesis import strategies as st
 from ostinato.engine.block_tables import BlockTables
 from ostinato.engine.decode_inputs import DecodeInputs
 from ostinato.engine.inputs import step_inputs
-from ostinato.schedule.batch import Batch, Row
+from ostinato.media.item import RopePositions
+from ostinato.schedule.batch import Batch, MediaUse, Row
 
 tables = st.lists(st.integers(1, 99), max_size=9).map(tuple)
 steps = st.lists(st.lists(tables, min_size=1, max_size=5), min_size=1, max_size=6)
@@ -76,3 +79,54 @@ def test_decode_steps_of_the_same_rows_lie_in_the_same_memory() -> None:
     first, second = (kept.of([Row("a", (1,), start, (3, 5), 1, (1,))], BLOCK_SIZE) for start in (4, 5))
     assert first is second
     assert first.positions.tolist() == [5]
+
+
+def rope_of(length: int, delta: int) -> RopePositions:
+    """Positions of a prompt that can be told from those of text: token i stands at (100 + i, 200 + i, 300 + i)."""
+    return RopePositions(np.arange(length)[:, None] + [[100, 200, 300]], delta)
+
+
+def images_of(*rows: Row, num_decode_rows: int = 0, num_drafts: int = 0, drafts: Any = ()) -> tuple[Any, Any]:
+    batch = Batch(rows, num_decode_rows, num_drafts)
+    inputs = step_inputs(batch, BLOCK_SIZE, torch.device("cpu"), drafts, DecodeInputs(takes_images=True))
+    assert inputs.rope_positions is not None
+    assert inputs.media_cells is not None
+    return inputs.rope_positions.tolist(), inputs.media_cells.tolist()
+
+
+def test_tokens_of_images_have_cells_and_tokens_stand_where_the_request_has_them() -> None:
+    """A chunk that begins within one image and ends within another one, between rows of text."""
+    uses = (MediaUse(3, 6, (11, 12, 13)), MediaUse(7, 10, (5, 4, 3)))
+    chunk = Row("a", (1,) * 5, 4, (1, 2, 3), rope=rope_of(20, -3), media=uses)
+    positions, cells = images_of(Row("t", (1, 2), 6, (4, 5)), chunk, Row("u", (1,), 2, (6,)))
+    assert cells == [0, 0, 12, 13, 0, 5, 4, 0]
+    assert positions == [[6] * 3, [7] * 3, *([100 + i, 200 + i, 300 + i] for i in range(4, 9)), [2] * 3]
+
+
+def test_what_follows_the_prompt_stands_at_its_position_and_an_offset() -> None:
+    """Also where it is computed again together with the end of the prompt, and in steps that only decode."""
+    again = Row("a", (1,) * 5, 6, (1, 2, 3), rope=rope_of(8, -3))
+    assert images_of(again)[0] == [[106, 206, 306], [107, 207, 307], [5] * 3, [6] * 3, [7] * 3]
+    rows = Row("a", (1,), 9, (1, 2, 3), rope=rope_of(8, -3)), Row("t", (1,), 4, (4, 5))
+    assert images_of(*rows, num_decode_rows=2) == ([[6] * 3, [4] * 3], [0, 0])
+
+
+def test_drafts_stand_behind_their_token_and_padding_stands_somewhere() -> None:
+    rows = Row("a", (1,), 9, (1, 2, 3, 4), rope=rope_of(8, -7), num_drafts=2), Row("t", (1,), 4, (5, 6), num_drafts=2)
+    positions, cells = images_of(*rows, num_decode_rows=2, num_drafts=2, drafts=[(7, 8), (9,)])
+    assert positions[:5] == [[2] * 3, [3] * 3, [4] * 3, [4] * 3, [5] * 3]
+    assert min(positions[5]) >= 0
+    assert cells == [0] * 6
+
+
+@given(st.lists(st.lists(decode_rows(), min_size=1, max_size=5), min_size=1, max_size=6))
+def test_positions_of_a_decode_step_hold_nothing_of_an_earlier_one(steps: list[list[Row]]) -> None:
+    kept = DecodeInputs(takes_images=True)
+    for number, rows in enumerate(steps):
+        rows = [row._replace(rope=rope_of(1, number + i)) if i % 2 else row for i, row in enumerate(rows)]
+        inputs = step_inputs(Batch(tuple(rows), len(rows)), BLOCK_SIZE, torch.device("cpu"), decode_inputs=kept)
+        assert inputs.rope_positions is not None
+        assert inputs.media_cells is not None
+        expected = [[row.start + (number + i if i % 2 else 0)] * 3 for i, row in enumerate(rows)]
+        assert inputs.rope_positions.tolist() == expected
+        assert inputs.media_cells.tolist() == [0] * len(rows)

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ostinato.graphs.buffers import StepBuffers, addresses, check_addresses
+from ostinato.graphs.buffers import StepBuffers
+from ostinato.graphs.inputs import Addresses
 from ostinato.layers.step import StepInputs
+from ostinato.plan.graph_memory import buffer_bytes
 from tests.graph_steps import CPU, step_of
 
 PER_TOKEN = ("token_ids", "positions", "kv_cells")
@@ -31,6 +35,22 @@ def test_every_tensor_of_a_step_has_a_buffer_and_counts_as_memory() -> None:
     view = buffers.view(6, 12, 3, 0)
     assert all(getattr(view, name).shape == buffer.shape for name, buffer in named.items())
     assert buffers.num_bytes == 3 * 12 * 8 + (7 + 3 * 6 + 6 * 5 + 6 * 3) * 4
+
+
+def test_a_model_that_takes_images_has_two_more_buffers_which_are_padded_with_zeros_per_token() -> None:
+    buffers, plain = StepBuffers(6, 12, 5, 3, CPU, takes_images=True), StepBuffers(6, 12, 5, 3, CPU)
+    assert buffers.num_bytes - plain.num_bytes == 12 * (3 + 1) * 8
+    assert buffers.num_bytes == buffer_bytes(12, 6, 5, 3, takes_images=True)
+    for tokens in (12, 2):
+        positions, cells = torch.arange(3 * tokens).view(tokens, 3) + 1, torch.arange(tokens) + 1
+        step = replace(step_of([9] * tokens), rope_positions=positions, media_cells=cells)
+        buffers.fill(step, 1, 12)
+    view = buffers.view(1, 12, 1, 0)
+    assert view.rope_positions is not None
+    assert view.media_cells is not None
+    assert view.rope_positions.tolist() == [[1, 2, 3], [4, 5, 6], *[[0, 0, 0]] * 10]
+    assert view.media_cells.tolist() == [1, 2, *[0] * 10]
+    assert (plain.view(1, 12, 1, 0).rope_positions, plain.view(1, 12, 1, 0).media_cells) == (None, None)
 
 
 def test_padding_rows_are_null_rows_without_tokens() -> None:
@@ -93,11 +113,11 @@ def test_cleared_buffers_are_padding_everywhere() -> None:
 
 def test_filling_and_viewing_leave_the_buffers_where_they_are() -> None:
     buffers = full_buffers()
-    before = addresses(buffers.view(6, 12, 3, 0))
+    before = Addresses(buffers.view(6, 12, 3, 0))
     buffers.fill(step_of([1, 2], [[3], [4]]), 4, 4)
-    check_addresses(buffers.view(1, 2, 1, 0), before)
+    before.check(buffers.view(1, 2, 1, 0))
     buffers.clear()
-    check_addresses(buffers.view(6, 12, 3, 0), before)
+    before.check(buffers.view(6, 12, 3, 0))
 
 
 @pytest.mark.parametrize(("rows", "tokens"), [(1, 4), (2, 1)])

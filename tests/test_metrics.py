@@ -5,7 +5,10 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from ostinato import LLM, SamplingParams
+from ostinato.graphs.encoder_counts import EncoderCounts
 from ostinato.observe.meter import Histogram
+from ostinato.observe.metrics import families
+from tests.engines import make_engine
 from tests.serving import serving
 
 PROMPT = list(range(20, 60))
@@ -57,7 +60,7 @@ def test_a_request_moves_every_count_by_what_it_is(served):
 
 
 def test_blocks_and_slots_add_up_to_the_plan(served):
-    found, memory = scrape(served), served.engine.engine.plan.memory
+    found, memory = scrape(served), served.engine.plan.memory
     for kind, planned in (("blocks", memory.num_blocks), ("slots", memory.num_slots)):
         states = [found[f"ostinato:cache_{kind}", ("state", state)] for state in ("used", "cached", "free")]
         assert sum(states) == planned - 1  # without the null one
@@ -101,3 +104,28 @@ def test_the_live_view_shows_what_has_happened_since_the_last_look(served):
     assert after["time"] > before["time"]
     assert after["status"] == "ready"
     assert after["latency"]["inter_token"]["p50"] > 0
+
+
+def test_images_are_counted_by_what_served_them():
+    counts = EncoderCounts()
+    counts.count_replay(64, 3, 50, 0.25)
+    counts.count_eager("larger than the largest budget", 1, 900, 2.0)
+    engine = make_engine()
+    cache = {"hits": 3, "misses": 4, "evicted_items": 2, "cells_used": 10, "cells_cached": 20, "cells_total": 40}
+    stats = engine.stats() | {"encoder": {"graphs": counts.to_json() | {"observed_bytes": 77}, "cache": cache}}
+    memory = vars(engine.plan.memory) | {"encoder_graphs": 99, "encoder_cache": 88}
+    found = {
+        (sample.name, *sorted(sample.labels.values())): sample.value
+        for family in families(stats, engine.meter, memory, "ostinato:", {})
+        for sample in family.samples
+    }
+    assert found["ostinato:encoder_items_total", "", "64"] == 3
+    assert found["ostinato:encoder_padding_tokens_total", "", "64"] == 14
+    assert found["ostinato:encoder_tokens_total", "", "larger than the largest budget"] == 900
+    assert found["ostinato:encoder_seconds_total", "", "larger than the largest budget"] == 2.0
+    assert found["ostinato:observed_memory_bytes", "encoder_graphs"] == 77
+    assert found["ostinato:planned_memory_bytes", "encoder_graphs"] == 99
+    assert found["ostinato:planned_memory_bytes", "encoder_cache"] == 88
+    assert [found["ostinato:encoder_cache_images_total", result] for result in ("hit", "miss")] == [3, 4]
+    assert found[("ostinato:encoder_cache_evicted_images_total",)] == 2
+    assert [found["ostinato:encoder_cache_cells", use] for use in ("used", "cached", "total")] == [10, 20, 40]

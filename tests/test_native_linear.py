@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import partial
 
 import pytest
@@ -28,6 +29,10 @@ def activated(y: torch.Tensor, activation: str | None) -> torch.Tensor:
         return y.clamp(min=0).square()
     if activation == "silu":
         return y / (1 + torch.exp(-y))
+    if activation == "gelu":
+        return y * torch.special.erfc(-y / 2**0.5) / 2
+    if activation == "gelu_pytorch_tanh":
+        return y / 2 * (1 + torch.tanh((2 / math.pi) ** 0.5 * (y + 0.044715 * y**3)))
     if activation == "swiglu":
         gates, values = y.chunk(2, dim=-1)
         return gates / (1 + torch.exp(-gates)) * values
@@ -48,7 +53,7 @@ def assert_near(out: torch.Tensor, expected: torch.Tensor, terms: torch.Tensor |
     in_sizes,
     out_sizes,
     dtypes,
-    st.sampled_from([None, "relu2", "silu", "swiglu"]),
+    st.sampled_from([None, "relu2", "silu", "swiglu", "gelu", "gelu_pytorch_tanh"]),
     st.integers(0, 15),
     seeds,
 )
@@ -85,8 +90,8 @@ def test_outputs_are_products_with_all_that_follows(
     terms: torch.Tensor = size
     if activation == "relu2":
         terms = 2 * size * sums.abs()
-    elif activation == "silu":
-        terms = 1.1 * size
+    elif activation in ("silu", "gelu", "gelu_pytorch_tanh"):
+        terms = 1.2 * size
     elif activation == "swiglu":
         (gates, values), (gate_size, value_size) = sums.chunk(2, dim=-1), size.chunk(2, dim=-1)
         terms = 1.1 * gate_size * values.abs() + gates.abs() * value_size
@@ -191,3 +196,15 @@ def test_dtypes_that_the_kernel_does_not_know_are_refused(isa: str) -> None:
         kernel(x, weight, residual=narrow[:2, :3])
     with pytest.raises(AssertionError, match="a strided tensor"):
         kernel(x, torch.zeros(3, 16)[:, ::2])
+
+
+def test_gelu_is_as_exact_far_from_zero(isa: str) -> None:
+    """Where it is tiny, as the relative error is what later layers see; infinity and NaN pass through."""
+    x = torch.cat(
+        (torch.linspace(-12, 12, 2001), torch.tensor([-50.0, 0.0, 1e-20, -1e-20, 50.0, torch.inf, torch.nan]))
+    )
+    for activation in ("gelu", "gelu_pytorch_tanh"):
+        out = checked_kernel(isa, "linear")(x.unsqueeze(1), torch.ones(1, 1), activation=activation)[:, 0]
+        expected = activated(x.double(), activation)
+        small = 1e-30 if activation == "gelu" else 1e-6  # 1 + tanh has lost its digits there
+        torch.testing.assert_close(out.double(), expected, rtol=1e-5, atol=small, equal_nan=True)

@@ -68,6 +68,26 @@ def test_without_a_weight_there_is_only_the_gate(
     torch.testing.assert_close(out.double(), expected, rtol=rounding(dtype), atol=1e-7)
 
 
+@few
+@given(st.integers(0, 5), sizes, st.sampled_from([0.0, 3.0, 100.0]), dtypes, seeds)
+def test_layer_norm_takes_mean_and_variance_of_each_token(
+    isa: str, tokens: int, size: int, centre: float, dtype: torch.dtype, seed: int
+) -> None:
+    """Also where the mean is far greater than the deviation from it."""
+    generator = torch.Generator().manual_seed(seed)
+    x = spaced((torch.randn(tokens, size, generator=generator) + centre).to(dtype), 7)
+    weight, bias = torch.randn(2, size, generator=generator).to(dtype)
+    out = checked_kernel(isa, "layer_norm")(x, weight, bias, 1e-5)
+    wide = x.double()
+    apart = wide - wide.mean(-1, keepdim=True)
+    normed = apart / (apart.square().mean(-1, keepdim=True) + 1e-5).sqrt()
+    expected = normed * weight.double() + bias.double()
+    # A mean is rounded as x is, and small deviations from it keep that error.
+    scale = 1 + centre * 1e-7 / (apart.square().mean(-1, keepdim=True) + 1e-5).sqrt() / 1e-5
+    allowed = rounding(dtype) * expected.abs() + 1e-5 * scale * (1 + weight.double().abs() + bias.double().abs())
+    assert bool(((out.double() - expected).abs() <= allowed).all())
+
+
 def test_a_token_has_the_same_bits_in_any_batch(isa: str) -> None:
     generator = torch.Generator().manual_seed(1)
     x, gate = torch.randn(2, 5, 96, generator=generator).bfloat16()

@@ -1,7 +1,6 @@
 """The page at `/` in headless Chromium, before a real server of the embedded model."""
 
 import json
-import threading
 
 import httpx2
 import pytest
@@ -42,18 +41,12 @@ def page(browser, served):
 
 
 @pytest.fixture
-def steps(page, served, monkeypatch):
-    """A semaphore that each step of the engine takes, now that the page is open."""
+def steps(page, served):
+    """The engine's probe, which holds its steps, now that the page is open."""
     assert page.text("#status") == "demo · ready"
-    allowed, run = threading.Semaphore(0), served.engine.engine.runner.run
-
-    def when_allowed(batch):
-        assert allowed.acquire(timeout=60)
-        return run(batch)
-
-    monkeypatch.setattr(served.engine.engine.runner, "run", when_allowed)
-    yield allowed
-    allowed.release(10_000)
+    served.probe.hold()
+    yield served.probe
+    served.probe.go()
 
 
 def answered(page, question, **options):
@@ -82,11 +75,11 @@ def test_a_question_sent_with_enter_gets_the_answer_that_the_api_gives(page, ser
 
 def test_an_answer_is_shown_while_it_grows_and_read_aloud_as_a_whole(page, steps):
     page.type("question", QUESTION + ENTER)
-    steps.release(8)
+    steps.allowed += 8
     early = page.until(lambda: page.text(ANSWER))
     assert page.text("#announcement") == ""
     assert page.text(FACTS) == ""
-    steps.release(1000)
+    steps.allowed += 1000
     page.until(lambda: page.text(FACTS))
     assert page.text(ANSWER).startswith(early[:-1])
     assert len(page.text(ANSWER)) > len(early)
@@ -102,15 +95,15 @@ def test_shift_and_enter_make_a_line(page):
 
 
 def test_escape_stops_an_answer_and_ends_its_request(page, served, steps):
-    aborted = served.engine.engine.stats()["finished"]["abort"]
+    aborted = served.stats()["finished"]["abort"]
     page.type("question", QUESTION + ENTER)
-    steps.release(8)
+    steps.allowed += 8
     page.until(lambda: page.text(ANSWER))
     assert page.focused() == "question"
     page.press(ESCAPE)
     page.until(lambda: page.text(FACTS) == "stopped")
-    steps.release(1)
-    served.until(lambda: served.engine.engine.stats()["finished"]["abort"] == aborted + 1)
+    steps.allowed += 1
+    served.until(lambda: served.stats()["finished"]["abort"] == aborted + 1)
     assert page.script("return document.getElementById('stop').hidden")
 
 
@@ -167,7 +160,7 @@ def test_the_engines_side_shows_what_traffic_does(page, served):
         assert page.text("#batch-figure").split("waiting ")[1].split()[0] == "12"
         for figure, least in (("rate", 20), ("batch", 16), ("steps", 5)):
             assert int(page.text(f"#{figure}-figure .plot span").replace(",", "")) >= least
-    served.until(lambda: served.engine.engine.scheduler.num_running == 0)
+    served.until(lambda: served.stats()["running"] == 0)
     page.until(lambda: page.text("#running") == "0 of 4")
     assert page.text("#steps-text") != steps
     assert "steps replayed a graph" in page.text("#steps-text")
@@ -176,7 +169,7 @@ def test_the_engines_side_shows_what_traffic_does(page, served):
     assert "Since the start" in page.text("#padding-text")
     assert "recomputed tail" in page.text("#prefix")
     for kind in ("blocks", "slots"):
-        total = getattr(served.engine.engine.scheduler.cache.usage(), f"{kind}_total")
+        total = served.stats()["cache"][f"{kind}_total"]
         assert page.text(f"#{kind}-text").endswith(f"of {total:,}")
         assert page.script("return document.querySelector(arguments[0]).offsetWidth", f"#{kind} .cached") > 1
     assert page.script("return document.querySelectorAll('#steps-figure polygon').length") == 3
@@ -185,7 +178,7 @@ def test_the_engines_side_shows_what_traffic_does(page, served):
 
 
 def test_the_plan_is_shown_with_every_decision_and_its_reason(page, served):
-    plan = served.engine.engine.plan.to_json()
+    plan = served.engine.plan.to_json()
     shown = page.text("#decisions")
     for decision in plan["decisions"]:
         assert decision["topic"].replace("_", " ") in shown

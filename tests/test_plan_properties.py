@@ -16,7 +16,18 @@ from ostinato.plan.device import DeviceSpec
 from ostinato.plan.model import AttentionSpec, Mamba2Spec, ModelSpec
 from ostinato.plan.plan import Plan, make_plan
 from ostinato.plan.speculative import with_drafter
-from tests.plan_cases import MIB, attention_layer, cpu, gpu, mamba2_layer, mlp_layer, model, with_head
+from tests.plan_cases import (
+    MIB,
+    VISION,
+    attention_layer,
+    cpu,
+    gpu,
+    mamba2_layer,
+    mlp_layer,
+    model,
+    with_head,
+    with_vision,
+)
 
 DEFAULTS = {"cuda": {"memory_utilization": 0.9}, "cpu": {"memory_utilization": 1.0}}
 LIMITS = ("max_num_seqs", "max_num_batched_tokens", "max_model_len")
@@ -35,8 +46,12 @@ def models(draw: st.DrawFn) -> ModelSpec:
     layers = draw(st.lists(st.sampled_from(kinds), min_size=1, max_size=8))
     maximum = draw(st.sampled_from([None, 100, 2048, 131072]))
     spec = model(*layers, vocab_size=draw(st.sampled_from([100, 50_000])), max_position_embeddings=maximum)
+    if draw(st.booleans()):
+        smallest = draw(st.sampled_from([1, 64, 1000]))
+        spec = with_vision(spec, replace(VISION, smallest_item=smallest, parameters=draw(parameters)))
     spec = replace(spec, ops=draw(st.sampled_from([spec.ops, (*spec.ops, "attention", "ssd_scan", "state_update")])))
-    draft = replace(spec, layers=tuple(draw(st.lists(st.sampled_from(kinds), min_size=1, max_size=3))))
+    few = draw(st.lists(st.sampled_from(kinds), min_size=1, max_size=3))
+    draft = replace(spec, layers=tuple(few), vision=None)
     # A draft model that is attached is used where one is asked for, and only there.
     return with_drafter(EngineConfig(speculative="draft:some/dir:1"), with_head(spec, kinds[0], kinds[2]), draft)
 
@@ -62,6 +77,11 @@ def configs(draw: st.DrawFn) -> EngineConfig:
         "max_capture_size": draw(st.integers(1, 3000)),
         "capture_rows": draw(st.lists(st.integers(1, 3000), min_size=1, max_size=4)),
         "speculative": draw(st.sampled_from(["ngram", "mtp", "draft:some/dir"])) + f":{draw(st.integers(1, 9))}",
+        "encoder_token_budgets": draw(st.lists(st.integers(1, 20_000), min_size=1, max_size=4)),
+        "encoder_max_items_per_batch": draw(st.integers(1, 2000)),
+        "encoder_cache_tokens": draw(st.integers(1, 200_000)),
+        "encoder_graph_mode": draw(st.sampled_from(["none", "auto", "always"])),
+        "video_pruning_rate": 0.5,
     }
     chosen = draw(st.lists(st.sampled_from(sorted(values)), unique=True, max_size=5))
     return EngineConfig(**{name: values[name] for name in chosen})
@@ -92,7 +112,17 @@ def one_draft_more(config: EngineConfig, value: str | None) -> str | None:
     return more if count < asked else None
 
 
-def closer(config: EngineConfig, device: DeviceSpec, remedy: Remedy) -> float | int | str | None:
+def one_budget_more(config: EngineConfig, value: list[int]) -> list[int] | None:
+    """With the largest that was left out, or the smallest, if there is one that may stay."""
+    asked = list(config.encoder_token_budgets or ())
+    if value == asked[: len(value)]:
+        more = asked[: len(value) + 1]
+    else:
+        more = asked[-len(value) - 1 :]
+    return more if more != asked else None
+
+
+def closer(config: EngineConfig, device: DeviceSpec, remedy: Remedy) -> Any:
     """The value next to a remedy's, on the side of what was asked for; None if that is what was asked for.
 
     What was asked for by leaving a setting open is more of it, except for the cache, which was left small.
@@ -101,8 +131,10 @@ def closer(config: EngineConfig, device: DeviceSpec, remedy: Remedy) -> float | 
         asked = config.memory_utilization or DEFAULTS[device.kind]["memory_utilization"]
         below = round(remedy.value - 0.01, 2)
         return below if below > asked else None
-    if remedy.setting == "graph_mode":
+    if remedy.setting in ("graph_mode", "encoder_graph_mode"):
         return None
+    if remedy.setting == "encoder_token_budgets":
+        return one_budget_more(config, remedy.value)
     if remedy.setting == "speculative":
         return one_draft_more(config, remedy.value)
     asked = getattr(config, remedy.setting)
@@ -123,7 +155,7 @@ def test_a_plan_fits_and_keeps_what_was_given(config, spec, device) -> None:
     if not isinstance(plan, Plan):
         return
     memory, effective = plan.memory, plan.settings
-    assert memory.weights + memory.activations + memory.graphs + memory.cache <= memory.available
+    assert memory.used <= memory.available
     assert memory.available <= device.memory_bytes * (config.memory_utilization or 1)
     assert memory.cache == memory.num_blocks * memory.kv_block + memory.num_slots * memory.state_slot
     assert config.cache_memory is None or memory.cache <= config.cache_memory
@@ -144,7 +176,34 @@ def test_a_plan_fits_and_keeps_what_was_given(config, spec, device) -> None:
     for name in LIMITS:
         if config.is_given(name):
             assert getattr(effective, name) == getattr(config, name)
+    check_encoder(config, spec, plan)
     assert Plan.from_json(json.loads(json.dumps(plan.to_json()))) == plan
+
+
+def check_encoder(config: EngineConfig, spec: ModelSpec, plan: Plan) -> None:
+    encoder, memory = plan.encoder, plan.memory
+    if spec.vision is None:
+        assert encoder is None
+        assert memory.encoder_graphs == memory.encoder_cache == 0
+        return
+    assert encoder is not None
+    assert (memory.encoder_graphs, memory.encoder_cache) == (encoder.graph_bytes, encoder.cache_bytes)
+    assert memory.activations >= encoder.activation_bytes
+    assert encoder.cache_bytes == encoder.num_cells * encoder.cell_bytes
+    assert encoder.max_item_tokens == min(plan.settings.max_num_batched_tokens, plan.settings.max_model_len)
+    if config.is_given("encoder_cache_tokens"):
+        assert encoder.num_cells == (config.encoder_cache_tokens or 0) + 1
+    else:
+        assert encoder.max_item_tokens < encoder.num_cells <= 4 * encoder.max_item_tokens + 1
+    if encoder.graph_mode == "none":
+        assert (encoder.token_budgets, encoder.graph_bytes) == ((), 0)
+        return
+    assert config.video_pruning_rate == 0
+    assert 1 <= encoder.max_items_per_batch <= min(encoder.token_budgets)
+    if config.encoder_token_budgets is not None:
+        assert encoder.token_budgets == config.encoder_token_budgets
+    else:
+        assert encoder.token_budgets[-1] == encoder.max_item_tokens
 
 
 @settings(max_examples=300, deadline=None)
@@ -154,7 +213,7 @@ def test_every_remedy_works_and_is_the_nearest_that_does(config, spec, device) -
     if isinstance(error, Plan):
         return
     # A mode has no order, so that more than one may be near.
-    ordered = [remedy.setting for remedy in error.remedies if remedy.setting != "graph_mode"]
+    ordered = [remedy.setting for remedy in error.remedies if not remedy.setting.endswith("graph_mode")]
     assert len(set(ordered)) == len(ordered)
     for remedy in error.remedies:
         assert works(config, spec, device, **{remedy.setting: remedy.value})
@@ -180,6 +239,9 @@ def test_no_remedy_is_left_out_that_a_coarse_search_finds(config, spec, device) 
         "max_capture_size": [1, 10, 100, 1000] if config.graph_mode != "full_decode_only" else [],
         "cache_memory": [size * MIB for size in (1, 8, 32, 128, 512, 1024, 2048)],
         "speculative": [None],
+        "encoder_graph_mode": ["none"] if spec.vision is not None else [],
+        "encoder_max_items_per_batch": [1, 10, 100] if config.encoder_max_items_per_batch else [],
+        "encoder_cache_tokens": [1, 100, 10_000] if config.encoder_cache_tokens else [],
     }
     if config.speculative is not None:
         fewer = range(1, config.speculative.num_speculative_tokens)

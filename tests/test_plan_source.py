@@ -40,8 +40,9 @@ MAMBA2 = {
 }
 
 
-def test_demo_is_the_embedded_model_and_a_directory_is_itself(tmp_path: Path) -> None:
+def test_the_embedded_models_have_names_and_a_directory_is_itself(tmp_path: Path) -> None:
     assert resolve_model_dir("demo") == checkpoint_dir()
+    assert resolve_model_dir("demo-vl") == checkpoint_dir("demo-vl") != checkpoint_dir()
     assert resolve_model_dir(str(tmp_path)) == tmp_path
 
 

@@ -99,7 +99,7 @@ def test_the_poison_is_where_the_other_tests_believe_it_to_be() -> None:
     engine.add(random_prompt(20, seed=0), SamplingParams(temperature=0, max_tokens=4, ignore_eos=True))
     engine.step()
     poison(engine)
-    [request] = engine.scheduler._running
+    [request] = engine.scheduler.queues.running
     holding = engine.scheduler.cache.holding(request.request_id)
     [attention] = [layer for layer in engine.runner.memory if layer.k_cache is not None]
     assert attention.k_cache is not None

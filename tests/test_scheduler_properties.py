@@ -165,7 +165,9 @@ class Program(RuleBasedStateMachine):
             self.harness.finish_all()
 
 
-def make_harness(limits: SchedulerLimits, sizes: Sizes, kind: str, k: int, choose: Choose) -> Harness:
+def make_harness(
+    limits: SchedulerLimits, sizes: Sizes, kind: str, k: int, choose: Choose, num_cells: int = 0
+) -> Harness:
     """A harness for a kind of model, whose policies are chosen among those that a plan may come to. `sizes` are for
     requests without drafts; of the slots for drafts there are some for all requests, and some for one alone."""
     num_blocks = 0 if kind == "state" else sizes.num_blocks
@@ -183,7 +185,8 @@ def make_harness(limits: SchedulerLimits, sizes: Sizes, kind: str, k: int, choos
     eviction: EvictionPolicy = choose(["marconi", "lru"])
     costs = EvictionCosts(choose([1.0, 5.0]), choose([0.0, 0.1]), choose([1, 10]), choose([1, 100]))
     num_hashes = choose([None, None, None, None, 20, 3])
-    return Harness(limits, Sizes(num_blocks, num_slots, sizes.block_size), policy, eviction, costs, num_hashes, k)
+    sizes = Sizes(num_blocks, num_slots, sizes.block_size)
+    return Harness(limits, sizes, policy, eviction, costs, num_hashes, k, num_cells)
 
 
 def next_turn(harness: Harness, name: str, text: list[int], max_tokens: int) -> Wish:

@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import Literal
 
@@ -26,7 +25,7 @@ def served():
 
 @pytest.fixture(scope="module")
 def client(served):
-    return openai.OpenAI(base_url=f"{served.url}/v1", api_key="none", max_retries=0)
+    return served.client()
 
 
 def post(served, **body):
@@ -46,8 +45,8 @@ def test_a_conversation_is_answered(client):
 
 
 def test_it_is_that_of_the_engine_alone(served, client):
-    engine = served.engine.engine
-    prompt = engine.render_chat(MESSAGES)
+    engine = served.engine
+    prompt = engine.chat_template.render(MESSAGES)
     text = client.completions.create(model="demo", prompt=prompt, temperature=0, max_tokens=None).choices[0].text
     assert client.chat.completions.create(**ASKED).choices[0].message.content == text
 
@@ -116,7 +115,7 @@ def test_a_stop_string_ends_the_answer_before_it(client):
 
 
 def test_a_biased_token_is_chosen(served, client):
-    token = served.engine.engine.tokenizer.encode("7")[-1]
+    token = served.engine.tokenizer.encode("7")[-1]
     answer = client.chat.completions.create(**ASKED, logit_bias={str(token): 100}, max_tokens=3)
     assert answer.choices[0].message.content == "777"
 
@@ -226,19 +225,8 @@ def test_nothing_is_left_behind(served):
     assert served.engine.admission.num_unfinished == 0
 
 
-def test_grammars_are_compiled_one_at_a_time_and_while_others_are_answered(served, client, monkeypatch):
-    inner = served.engine.engine
-    compile_guide, running, most = inner.compile_guide, [0], [0]
-    go_on = threading.Event()
-
-    def slowly(guide):
-        running[0] += 1
-        most[0] = max(most[0], running[0])
-        go_on.wait(30)
-        running[0] -= 1
-        return compile_guide(guide)
-
-    monkeypatch.setattr(inner, "compile_guide", slowly)
+def test_grammars_are_compiled_one_at_a_time_and_while_others_are_answered(served, client):
+    served.probe.grammars_allowed = 0
     with ThreadPoolExecutor(4) as pool:
         waiting = [
             pool.submit(client.chat.completions.create, **ASKED, extra_body={"guided_regex": f"{digit}77"})
@@ -247,8 +235,9 @@ def test_grammars_are_compiled_one_at_a_time_and_while_others_are_answered(serve
         try:
             assert client.chat.completions.create(**ASKED).choices[0].message.content.endswith("#### 42")
             assert not any(each.done() for each in waiting)
+            assert served.probe.compiling == 1
         finally:
-            go_on.set()
+            served.probe.grammars_allowed = 1
         texts = [each.result(60).choices[0].message.content for each in waiting]
     assert [text[0] + text[-1] for text in texts] == ["37", "47", "57"]
-    assert most[0] == 1
+    assert served.probe.most_compiling == 1

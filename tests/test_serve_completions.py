@@ -17,7 +17,7 @@ def served():
 
 @pytest.fixture(scope="module")
 def client(served):
-    return openai.OpenAI(base_url=f"{served.url}/v1", api_key="none", max_retries=0)
+    return served.client()
 
 
 def post(served, **body):
@@ -26,7 +26,7 @@ def post(served, **body):
 
 def test_health_is_200_after_the_servers_own_first_step(served):
     assert httpx2.get(f"{served.url}/health").status_code == 200
-    assert served.engine.engine.stats()["steps"] >= 1
+    assert served.stats()["steps"] >= 1
 
 
 def test_a_stream_gives_the_text_and_usage_of_the_whole_answer(served):
@@ -86,7 +86,7 @@ def test_echo_scores_the_prompt_like_an_output(served, client):
     assert found.token_logprobs[0] is None
     assert found.top_logprobs[0] is None
     assert found.text_offset[:2] == [0, len(found.tokens[0])]
-    ids = served.engine.engine.tokenizer.encode(QUESTION)
+    ids = served.engine.tokenizer.encode(QUESTION)
     ahead = client.completions.create(**asked, prompt=ids[:-1], max_tokens=1, logprobs=20).choices[0].logprobs
     assert ahead.top_logprobs[0][found.tokens[-1]] == pytest.approx(found.token_logprobs[-1], abs=1e-4)
     assert scored.usage.completion_tokens == 0
@@ -164,7 +164,7 @@ def test_tokens_and_text_are_told_from_each_other(served):
 
     found = ask("tokenize", prompt=QUESTION, return_token_strs=True)
     assert found["count"] == len(found["tokens"])
-    assert found["max_model_len"] == served.engine.engine.plan.settings.max_model_len
+    assert found["max_model_len"] == served.engine.plan.settings.max_model_len
     assert "".join(found["token_strs"]) == QUESTION
     assert ask("detokenize", tokens=found["tokens"]) == {"prompt": QUESTION}
     question = QUESTION.removeprefix("Q: ").removesuffix("\nA:")

@@ -3,15 +3,14 @@
 import contextlib
 import json
 import socket
-import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx2
 import pytest
-import torch
 
 from ostinato.serve import streaming
+from tests.engine_probe import SECRET
 from tests.serving import events, serving
 
 PROMPT = [5, 6, 7, 8]
@@ -34,18 +33,12 @@ def served():
 @pytest.fixture(autouse=True)
 def _nothing_is_left(served):
     yield
+    served.probe.reset()
     served.until(lambda: served.engine.num_unfinished == 0)
-    engine = served.engine
-    assert engine.admission.num_unfinished == 0
-
-    def look():
-        engine.engine.scheduler.check_integrity()
-        return engine.engine.scheduler.cache.usage(), dict(engine._gains._given), dict(engine.engine._generations)
-
-    usage, given, generations = served.on_loop(engine.call(look))
-    assert usage.blocks_used == usage.slots_used == 0
-    assert not given
-    assert not generations
+    assert served.engine.admission.num_unfinished == 0
+    served.until(lambda: served.num_kept() == 0)
+    cache = served.stats()["cache"]
+    assert cache["blocks_used"] == cache["slots_used"] == 0
 
 
 def post(served, body, timeout=60):
@@ -68,26 +61,17 @@ def connect(served, body):
 
 def look(served):
     """(requests that run, requests that wait, steps so far) between two steps."""
-    scheduler = served.engine.engine.scheduler
-    return served.on_loop(
-        served.engine.call(lambda: (scheduler.num_running, scheduler.num_waiting, scheduler.counters.steps))
-    )
+    stats = served.stats()
+    return stats["running"], stats["waiting"], stats["steps"]
 
 
-def hold_steps(served, monkeypatch):
-    """Steps wait until the returned event is set."""
-    go, run = threading.Event(), served.engine.engine.runner.run
-    monkeypatch.setattr(served.engine.engine.runner, "run", lambda batch: (go.wait(60), run(batch))[1])
-    return go
-
-
-def both_at_once(served, monkeypatch, bodies):
+def both_at_once(served, bodies):
     """The answers to two requests that are in the same steps, but for the first one's first."""
-    with monkeypatch.context() as patch, ThreadPoolExecutor() as pool:
-        go = hold_steps(served, patch)
+    with ThreadPoolExecutor() as pool:
+        served.probe.hold()
         answers = [pool.submit(post, served, body) for body in bodies]
         served.until(lambda: served.engine.num_unfinished == 2)
-        go.set()
+        served.probe.go()
         return [answer.result() for answer in answers]
 
 
@@ -108,35 +92,29 @@ def test_a_client_that_goes_frees_its_memory_and_the_other_goes_on(served, strea
 def test_a_request_whose_client_has_gone_gets_at_most_one_more_step(served, monkeypatch):
     gone = connect(served, {**LONG, "stream": True})
     gone.recv(100)
-    scheduler, runner = served.engine.engine.scheduler, served.engine.engine.runner
-    run = runner.run
-    counted = []
-    abandon = served.engine._abandon
-    monkeypatch.setattr(
-        served.engine, "_abandon", lambda name: (counted.append(scheduler.counters.steps), abandon(name))
-    )
-    monkeypatch.setattr(runner, "run", lambda batch: (time.sleep(0.01), run(batch))[1])
+    abandon, counted = served.engine._abandon, []
+    monkeypatch.setattr(served.engine, "_abandon", lambda name: (counted.append(served.probe.steps), abandon(name)))
+    served.probe.delay = 0.01
     gone.close()
     served.until(lambda: look(served)[:2] == (0, 0))
-    assert scheduler.counters.steps <= counted[0] + 1
+    assert served.probe.steps <= counted[0] + 1
 
 
 @pytest.mark.parametrize("stream", [True, False], ids=["stream", "whole"])
-def test_clients_that_go_before_their_first_token_or_while_they_wait_leave_nothing(served, monkeypatch, stream):
-    run = served.engine.engine.runner.run
-    monkeypatch.setattr(served.engine.engine.runner, "run", lambda batch: (time.sleep(0.05), run(batch))[1])
+def test_clients_that_go_before_their_first_token_or_while_they_wait_leave_nothing(served, stream):
+    served.probe.delay = 0.05
     clients = [connect(served, {**LONG, "stream": stream}) for _ in range(5)]  # two run, three wait
     served.until(lambda: served.engine.num_unfinished == 5)
-    steps = served.engine.engine.scheduler.counters.steps
+    steps = served.probe.steps
     for client in clients:
         client.close()
     served.until(lambda: served.engine.num_unfinished == 0)
     served.until(lambda: look(served)[:2] == (0, 0))
-    assert look(served)[2] <= steps + 20  # of the 400 that each of them asked for
+    assert served.probe.steps <= steps + 20  # of the 400 that each of them asked for
 
 
-def test_a_full_queue_turns_requests_away_and_says_when_to_come_again(served, monkeypatch):
-    go = hold_steps(served, monkeypatch)
+def test_a_full_queue_turns_requests_away_and_says_when_to_come_again(served):
+    served.probe.hold()
     with ThreadPoolExecutor(6) as pool:
         taken = [pool.submit(post, served, SHORT) for _ in range(6)]  # two run, four wait
         served.until(lambda: served.engine.admission.num_unfinished == 6)
@@ -145,14 +123,13 @@ def test_a_full_queue_turns_requests_away_and_says_when_to_come_again(served, mo
         assert int(refused.headers["retry-after"]) >= 1
         assert refused.json()["error"]["code"] == "queue_full"
         assert post(served, {**SHORT, "n": 7}).status_code == 400  # which will never find room
-        go.set()
+        served.probe.go()
         assert all(each.result().status_code == 200 for each in taken)
     assert post(served, SHORT).status_code == 200
 
 
-def test_a_deadline_ends_a_whole_answer_with_504_and_a_stream_with_an_event(served, monkeypatch):
-    run = served.engine.engine.runner.run
-    monkeypatch.setattr(served.engine.engine.runner, "run", lambda batch: (time.sleep(0.02), run(batch))[1])
+def test_a_deadline_ends_a_whole_answer_with_504_and_a_stream_with_an_event(served):
+    served.probe.delay = 0.02
     late = post(served, {**LONG, "timeout": 0.3})
     assert late.status_code == 504
     assert late.json()["error"]["param"] == "timeout"
@@ -162,18 +139,18 @@ def test_a_deadline_ends_a_whole_answer_with_504_and_a_stream_with_an_event(serv
     assert chunks
 
 
-def test_a_deadline_ends_a_request_that_waits(served, monkeypatch):
-    go = hold_steps(served, monkeypatch)
+def test_a_deadline_ends_a_request_that_waits(served):
+    served.probe.hold()
     with ThreadPoolExecutor() as pool:
         running = [pool.submit(post, served, SHORT) for _ in range(2)]
         served.until(lambda: served.engine.num_unfinished == 2)
         assert post(served, {**SHORT, "timeout": 0.05}).status_code == 504
-        go.set()
+        served.probe.go()
         assert [each.result().status_code for each in running] == [200, 200]
 
 
-def test_of_those_who_wait_the_lowest_priority_is_served_first(served, monkeypatch):
-    go = hold_steps(served, monkeypatch)
+def test_of_those_who_wait_the_lowest_priority_is_served_first(served):
+    served.probe.hold()
     order = []
 
     def ask(priority):
@@ -187,29 +164,18 @@ def test_of_those_who_wait_the_lowest_priority_is_served_first(served, monkeypat
         for priority in (3, 1, 2):  # they come one after another
             waiting.append(pool.submit(ask, priority))
             served.until(lambda: served.engine.num_unfinished == 2 + len(waiting))
-        go.set()
+        served.probe.go()
         for each in (*waiting, *running):
             each.result()
     assert order == [1, 2, 3]
 
 
-def test_nan_in_one_requests_logits_ends_that_request_alone(served, monkeypatch):
-    model = served.engine.engine.runner.model
+def test_nan_in_one_requests_logits_ends_that_request_alone(served):
     alone = post(served, {**SHORT, "max_tokens": 24}).json()["choices"][0]["text"]
-    logits, poisoned = model.logits, []
-
-    def with_nan(hidden):
-        result = logits(hidden)
-        if hidden.shape[0] == 2 and not poisoned:
-            poisoned.append(True)
-            result[1] = torch.nan
-        return result
-
-    monkeypatch.setattr(model, "logits", with_nan)
     for stream in (False, True):
-        poisoned.clear()
-        answers = both_at_once(served, monkeypatch, [{**SHORT, "max_tokens": 24, "stream": stream}] * 2)
-        assert poisoned
+        served.probe.nan_rows = 2
+        answers = both_at_once(served, [{**SHORT, "max_tokens": 24, "stream": stream}] * 2)
+        assert served.probe.nan_rows == 0
         if stream:
             errors = [json.loads(each) for answer in answers for each in events(answer) if each.startswith('{"error"')]
             assert [each["error"]["type"] for each in errors] == ["server_error"]
@@ -222,23 +188,15 @@ def test_nan_in_one_requests_logits_ends_that_request_alone(served, monkeypatch)
                 assert answer.json()["error"]["code"] == "ModelError"
 
 
-def test_an_exception_in_a_step_ends_its_requests_and_the_server_goes_on(served, monkeypatch):
+def test_an_exception_in_a_step_ends_its_requests_and_the_server_goes_on(served):
     expected = post(served, SHORT).json()["choices"][0]["text"]
-    run, failed = served.engine.engine.runner.run, []
-
-    def fail_once(batch):
-        if len(batch.rows) == 2 and not failed:
-            failed.append(True)
-            raise RuntimeError("/a/secret/path")
-        return run(batch)
-
-    monkeypatch.setattr(served.engine.engine.runner, "run", fail_once)
-    whole, stream = both_at_once(served, monkeypatch, [LONG, {**LONG, "stream": True}])
+    served.probe.fail_rows = 2
+    whole, stream = both_at_once(served, [LONG, {**LONG, "stream": True}])
     assert whole.status_code == 500
     *_, error, done = events(stream)
     assert done == "[DONE]"
     assert json.loads(error)["error"]["type"] == "server_error"
-    assert "/a/secret" not in whole.text + stream.text
+    assert SECRET not in whole.text + stream.text
     assert httpx2.get(f"{served.url}/health").status_code == 200
     assert post(served, SHORT).json()["choices"][0]["text"] == expected
 
@@ -247,6 +205,7 @@ def test_the_day_may_change_while_requests_run(served, monkeypatch):
     real = time.time
     jumps = iter(range(10**9))
     monkeypatch.setattr(time, "time", lambda: real() + (-1) ** next(jumps) * 10**8)
+    served.probe.clock_jumps = 1
     answer = post(served, {**SHORT, "timeout": 30})
     assert answer.status_code == 200
     assert answer.json()["usage"]["completion_tokens"] == 8

@@ -10,12 +10,14 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
 import httpx2
 import pytest
 
 from ostinato.cli.main import main
 
+ROOT = Path(__file__).parent.parent
 RUN = "from ostinato.cli.main import main; main()"
 ENGINE = ["--model", "demo", "--dtype", "float32", "--threads", "1", "--max-num-seqs", "4", "--graph-mode", "none"]
 LONG = {"prompt": [5, 6, 7], "max_tokens": 400, "temperature": 0, "ignore_eos": True, "stream": True}
@@ -48,8 +50,32 @@ class Process:
         self.until(lambda: self.process.poll() is not None or httpx2.get(f"{url}/health").status_code == 200)
         return url
 
+    def engine_pid(self):
+        children = f"/proc/{self.process.pid}/task/{self.process.pid}/children"
+        self.until(lambda: Path(children).read_text().split())
+        [pid] = Path(children).read_text().split()
+        return int(pid)
+
     def status(self, seconds=60):
         return self.process.wait(seconds)
+
+
+def with_engine(make):
+    """The server with an engine of tests/odd_engines.py."""
+    return (
+        f"import sys; sys.path.insert(0, {str(ROOT)!r})\n"
+        "import ostinato.serve.server as server, ostinato.serve.life as life, tests.odd_engines as engines\n"
+        f"server.Life = lambda *given: life.Life(*given, make=engines.{make})\n{RUN}"
+    )
+
+
+def is_alive(pid):
+    """Whether a process runs; one that has ended may wait for its parent."""
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
 
 
 @pytest.fixture
@@ -118,30 +144,91 @@ def test_what_outlasts_the_drain_is_told_so_and_a_second_signal_ends_the_process
     assert json.loads(readers[0].events[-2])["error"]["code"] == "draining"
 
 
-def test_sigint_while_the_model_is_loaded_ends_the_process(start):
-    slow = f"import time, ostinato.engine.async_engine as e; e.Engine = lambda *_: time.sleep(600); {RUN}"
-    server = start(code=slow)
+def test_sigint_while_the_model_is_loaded_ends_the_process_and_its_engine(start):
+    server = start(code=with_engine("never"))
     assert httpx2.get(f"{server.url}/health").json() == {"status": "starting"}
+    engine = server.engine_pid()
     server.process.send_signal(signal.SIGINT)
     assert server.status(30) == 0
+    server.until(lambda: not is_alive(engine))
 
 
 def test_an_engine_that_fails_ends_the_process_with_1(start):
-    broken = (
-        "from ostinato.engine.engine import Engine\n"
-        "step = Engine.step\n"
-        "def fail(self):\n"
-        "    if self.output('async-1') is not None: raise MemoryError('no more')\n"
-        "    return step(self)\n"
-        f"Engine.step = fail\n{RUN}"
-    )
-    server = start("--log-format", "json", code=broken)
+    server = start("--log-format", "json", code=with_engine("out_of_memory"))
     response = httpx2.post(f"{server.ready()}/v1/completions", json={"prompt": [5]}, timeout=60)
     assert response.status_code == 503
     assert response.json()["error"]["code"] == "engine_failed"
     assert server.status(30) == 1
     entries = [json.loads(line) for line in server.lines if line.startswith("{")]
     assert any(entry["level"] == "critical" and "MemoryError" in entry["exception"] for entry in entries)
+
+
+def test_an_engine_whose_process_is_killed_ends_the_server_with_1(start):
+    server = start()
+    url = server.ready()
+    reader = Reader(url)
+    server.until(lambda: reader.events)
+    os.kill(server.engine_pid(), signal.SIGKILL)
+    reader.join(30)
+    assert json.loads(reader.events[-2])["error"]["code"] == "engine_failed"
+    assert server.status(30) == 1
+    assert any("SIGKILL" in line for line in server.lines)
+
+
+def test_an_engine_whose_process_dies_while_it_loads_ends_the_server(start):
+    server = start(code=with_engine("never"))
+    assert server.url
+    os.kill(server.engine_pid(), signal.SIGKILL)
+    assert server.status(30) == 1
+    assert any("SIGKILL" in line for line in server.lines)
+
+
+def test_what_goes_wrong_in_making_the_engine_is_shown_with_its_place(start):
+    server = start(code=with_engine("broken"))
+    assert server.status() == 1
+    assert any("ZeroDivisionError" in line for line in server.lines)
+    assert any("in broken" in line for line in server.lines)
+
+
+@pytest.mark.parametrize("ready", [True, False], ids=["ready", "loading"])
+def test_an_engine_ends_with_a_server_that_is_killed(start, ready):
+    server = start() if ready else start(code=with_engine("never"))
+    assert server.ready() if ready else server.url
+    engine = server.engine_pid()
+    server.process.kill()
+    server.until(lambda: not is_alive(engine))
+
+
+def test_signals_that_reach_the_engine_too_are_the_servers(start):
+    server = start()
+    reader = Reader(server.ready())
+    server.until(lambda: reader.events)
+    for each in (signal.SIGINT, signal.SIGTERM):
+        os.kill(server.engine_pid(), each)
+    server.process.send_signal(signal.SIGTERM)
+    reader.join(60)
+    assert reader.events[-1] == "[DONE]"
+    assert json.loads(reader.events[-2])["choices"][0]["finish_reason"] == "length"
+    assert server.status() == 0
+
+
+def test_threads_that_wait_leave_their_cores_to_the_server_unless_the_user_says_how_they_wait(start):
+    servers = {"GOMP_SPINCOUNT=1000": start(), "GOMP_SPINCOUNT=5": start(GOMP_SPINCOUNT="5")}
+    servers["OMP_WAIT_POLICY=active"] = start(OMP_WAIT_POLICY="active")
+    for expected, server in servers.items():
+        assert server.url
+        variables = Path(f"/proc/{server.engine_pid()}/environ").read_text().split("\0")
+        assert expected in variables
+        assert sum(each.startswith(("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")) for each in variables) == 1
+
+
+def test_the_server_itself_imports_no_torch(start):
+    code = f"import atexit, sys; atexit.register(lambda: print('torch' in sys.modules, file=sys.stderr)); {RUN}"
+    server = start(code=code)
+    server.ready()
+    server.process.send_signal(signal.SIGTERM)
+    assert server.status() == 0
+    server.until(lambda: "False\n" in server.lines)
 
 
 @pytest.mark.parametrize(

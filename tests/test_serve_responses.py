@@ -34,15 +34,15 @@ def served():
 
 @pytest.fixture(scope="module")
 def client(served):
-    return openai.OpenAI(base_url=f"{served.url}/v1", api_key="none", max_retries=0)
+    return served.client()
 
 
 @pytest.fixture(scope="module")
 def thinking():
     model = str(text_checkpoint(chat_template=THINKING, tags=TAGS))
     with serving({"served_model_name": "tiny"}, model=model, max_num_seqs=4, max_model_len=512) as served:
-        client = openai.OpenAI(base_url=f"{served.url}/v1", api_key="none", max_retries=0)
-        yield client, str(served.engine.engine.tokenizer.token_id("</think>"))
+        client = served.client()
+        yield client, str(served.engine.tokenizer.token_id("</think>"))
 
 
 def test_a_response_is_the_answer_of_a_chat(client):

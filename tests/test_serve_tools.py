@@ -39,14 +39,14 @@ def serve(template, tags=()):
 @pytest.fixture(scope="module")
 def hermes():
     with serve(HERMES) as served:
-        yield openai.OpenAI(base_url=f"{served.url}/v1", api_key="none", max_retries=0)
+        yield served.client()
 
 
 @pytest.fixture(scope="module")
 def thinking():
     """Its tags are special tokens."""
     with serve(THINKING, TAGS) as served:
-        yield openai.OpenAI(base_url=f"{served.url}/v1", api_key="none", max_retries=0), served.engine.engine
+        yield served.client(), served.engine
 
 
 def joined(chunks):

@@ -51,7 +51,7 @@ def draft_when(engine: Engine, asked: Callable[[int], bool]) -> None:
     """Ask for drafts only in steps of which this is true of the position of the first request's next token."""
     scheduler, k = engine.scheduler, engine.plan.speculative.num_speculative_tokens  # type: ignore[union-attr]
     scheduler._choose_drafts = lambda rows: (
-        k if scheduler._running and asked(scheduler._running[0].num_computed_tokens) else 0
+        k if scheduler.queues.running and asked(scheduler.queues.running[0].num_computed_tokens) else 0
     )
 
 

@@ -398,7 +398,7 @@ MUTATIONS = (
         "speculation: somebody is preempted for blocks that hold only drafts",
         "schedule/scheduler.py",
         (
-            "if any(self.cache.shrink(each.request_id, each.num_tokens) for each in reversed(self._running)):",
+            "if any(self.cache.shrink(each.request_id, each.num_tokens) for each in reversed(self.queues.running)):",
             "if False:",
         ),
     ),
@@ -406,5 +406,43 @@ MUTATIONS = (
         "speculation: a block of a known token is given back with those of drafts",
         "cache/manager.py",
         ("        needed = self.blocks_needed(num_tokens)\n", "        needed = self.blocks_needed(num_tokens - 1)\n"),
+    ),
+    mutation(
+        "images: those behind a request that waits for cells take some",
+        "schedule/media.py",
+        ("        self._is_short = True\n", ""),
+    ),
+    mutation(
+        "images: a request holds on to what it has computed",
+        "schedule/media.py",
+        ("            self.cache.keep(request.request_id, held_between_steps(request))\n", "            pass\n"),
+    ),
+    mutation(
+        "images: what a failed step was to encode stays",
+        "schedule/scheduler.py",
+        ("self.encoder_cache.settle(succeeded=False)", "self.encoder_cache.settle(succeeded=True)"),
+    ),
+    mutation(
+        "images: a request is admitted though its row has no room for the first",
+        "schedule/scheduler.py",
+        ("if self._media.reach(request, match.hit, end) < end:", "if False:"),
+    ),
+    mutation(
+        "images: without chunked prefill a prompt begins though not all of its images fit",
+        "schedule/scheduler.py",
+        (
+            "end = match.hit + 1 if self.limits.enable_chunked_prefill or is_cut else",
+            "end = match.hit + 1 if True else",
+        ),
+    ),
+    mutation(
+        "images: a request lets go of the one in whose midst it stands",
+        "schedule/media.py",
+        ("if span.start < position}", "if False}"),
+    ),
+    mutation(
+        "images: the hash of a block does not tell them apart",
+        "cache/chain.py",
+        ('                content += b"media" + digest.encode()\n', "                pass\n"),
     ),
 )

@@ -36,6 +36,8 @@ TESTS = (
     "tests/test_scheduler_drafts.py",
     "tests/test_scheduler_memory.py",
     "tests/test_scheduler_properties.py",
+    "tests/test_encoder_cache.py",
+    "tests/test_scheduler_media.py",
 )
 
 MOST_SECONDS = 300

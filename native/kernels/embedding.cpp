@@ -1,4 +1,4 @@
-// The vectors of tokens.
+// The vectors of tokens, and what takes their place.
 
 #include "../kernels.h"
 #include "../simd.h"
@@ -57,8 +57,56 @@ void embedding(const Team& team, std::int64_t tokens, Address token_ids, Address
     });
 }
 
+// `ids` [tokens, count] int64, `weights` [tokens, count], `table` [rows, hidden] -> `out` [tokens, hidden]: weighted sums
+// of rows of `table`.
+void weighted_embedding(const Team& team, std::int64_t tokens, Address ids, Address weights, std::int64_t count,
+                        Address table, Address out, std::int64_t hidden, int dtype) {
+    const Range mine = team.split(tokens);
+    with_dtype(dtype, [&](auto type) {
+        using T = decltype(type);
+        for (std::int64_t token = mine.begin; token < mine.end; ++token) {
+            for (std::int64_t j = 0; j < hidden; j += LANES) {
+                Float total = {};
+                for (std::int64_t i = 0; i < count; ++i) {
+                    const T* row = at<const T>(table) + at<const std::int64_t>(ids)[token * count + i] * hidden;
+                    const Float weight = splat(at<const float>(weights)[token * count + i]);
+                    total = fma(load_some(row + j, hidden - j), weight, total);
+                }
+                store_some(at<T>(out) + token * hidden + j, total, hidden - j);
+            }
+        }
+    });
+}
+
+// `x` [tokens, hidden], `cells` [tokens] int64, `media` rows [hidden] that are `stride` elements apart: row `cells[token]`
+// takes the place of the token's vector, or with `add` is added to it; tokens with cell 0 keep theirs.
+void inject_media(const Team& team, std::int64_t tokens, Address x, Address cells, Address media, std::int64_t stride,
+                  std::int64_t hidden, bool add, int dtype) {
+    const Range mine = team.split(tokens);
+    with_dtype(dtype, [&](auto type) {
+        using T = decltype(type);
+        for (std::int64_t token = mine.begin; token < mine.end; ++token) {
+            const std::int64_t cell = at<const std::int64_t>(cells)[token];
+            if (cell == 0) continue;
+            const T* from = at<const T>(media) + cell * stride;
+            T* to = at<T>(x) + token * hidden;
+            if (!add) {
+                std::memcpy(to, from, sizeof(T) * hidden);
+                continue;
+            }
+            for (std::int64_t j = 0; j < hidden; j += LANES) {
+                store_some(to + j, load_some(to + j, hidden - j) + load_some(from + j, hidden - j), hidden - j);
+            }
+        }
+    });
+}
+
 }  // namespace
 
-void bind_embedding(Module& module) { bind<embedding>(module, "embedding"); }
+void bind_embedding(Module& module) {
+    bind<embedding>(module, "embedding");
+    bind<inject_media>(module, "inject_media");
+    bind<weighted_embedding>(module, "weighted_embedding");
+}
 
 }  // namespace ostinato

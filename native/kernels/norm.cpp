@@ -1,10 +1,18 @@
-// RMS norms: plain, and over groups of channels with a SiLU gate.
+// Layer norm, and RMS norms: plain, and over groups of channels with a SiLU gate.
 
 #include "../kernels.h"
 #include "../simd.h"
 
 namespace ostinato {
 namespace {
+
+// Calls body(begin, count) for the vectors of `size` elements, of which the last may have fewer than LANES.
+template <typename Body>
+void by_vectors(std::int64_t size, Body&& body) {
+    const std::int64_t whole = size / LANES * LANES;
+    for (std::int64_t i = 0; i < whole; i += LANES) body(i, LANES);
+    if (whole < size) body(whole, static_cast<int>(size - whole));
+}
 
 // y [size] = x [size] / sqrt(mean(x^2) + eps) * weight [size]
 template <typename T, typename X>
@@ -48,12 +56,42 @@ void rms_norm(const Team& team, std::int64_t tokens, Address x, std::int64_t tok
     });
 }
 
-// Calls body(begin, count) for the vectors of `size` elements, of which the last may have fewer than LANES.
-template <typename Body>
-void by_vectors(std::int64_t size, Body&& body) {
-    const std::int64_t whole = size / LANES * LANES;
-    for (std::int64_t i = 0; i < whole; i += LANES) body(i, LANES);
-    if (whole < size) body(whole, static_cast<int>(size - whole));
+// y [size] = (x [size] - mean(x)) / sqrt(variance(x) + eps) * weight [size] + bias [size]
+template <typename T>
+void layer_norm_row(const T* x, const T* weight, const T* bias, T* y, std::int64_t size, float eps) {
+    const auto sum_of = [&](auto&& term) {
+        Float sums[4] = {};
+        by_vectors(size, [&](std::int64_t i, int n) {
+            Float& sum = sums[i / LANES % 4];
+            sum += term(i, n);
+        });
+        return sum((sums[0] + sums[1]) + (sums[2] + sums[3]));
+    };
+    const float count = static_cast<float>(size);
+    const float mean = sum_of([&](std::int64_t i, int n) { return load_some(x + i, n); }) / count;
+    const float squares = sum_of([&](std::int64_t i, int n) {
+        Float apart = load_some(x + i, n) - mean;
+        for (int j = n; j < LANES; ++j) apart[j] = 0.0f;
+        return apart * apart;
+    });
+    const float factor = 1.0f / std::sqrt(squares / count + eps);
+    by_vectors(size, [&](std::int64_t i, int n) {
+        const Float normed = (load_some(x + i, n) - mean) * factor;
+        store_some(y + i, normed * load_some(weight + i, n) + load_some(bias + i, n), n);
+    });
+}
+
+// `x` [tokens, size] with its stride in elements -> `y` [tokens, size], contiguous.
+void layer_norm(const Team& team, std::int64_t tokens, Address x, std::int64_t stride, Address weight, Address bias,
+                Address y, std::int64_t size, float eps, int dtype) {
+    const Range mine = team.split(tokens);
+    with_dtype(dtype, [&](auto type) {
+        using T = decltype(type);
+        for (std::int64_t i = mine.begin; i < mine.end; ++i) {
+            layer_norm_row(at<const T>(x) + i * stride, at<const T>(weight), at<const T>(bias), at<T>(y) + i * size,
+                           size, eps);
+        }
+    });
 }
 
 template <typename T>
@@ -112,6 +150,7 @@ void gated_rms_norm(const Team& team, std::int64_t tokens, Address x, std::int64
 
 void bind_norm(Module& module) {
     bind<gated_rms_norm>(module, "gated_rms_norm");
+    bind<layer_norm>(module, "layer_norm");
     bind<rms_norm>(module, "rms_norm");
 }
 

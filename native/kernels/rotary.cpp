@@ -22,6 +22,20 @@ void rotary_angles(const Team& team, std::int64_t tokens, Address positions, Add
     }
 }
 
+// As rotary_angles, where angle i is that of position `axes[i]` of the token's: `positions` [tokens, num_axes] int64.
+void axial_angles(const Team& team, std::int64_t tokens, Address positions, std::int64_t num_axes, Address axes,
+                  Address frequencies, Address angles, std::int64_t sines, std::int64_t half_size, float scaling) {
+    const Range mine = team.split(tokens * half_size);
+    float* to = at<float>(angles);
+    for (std::int64_t i = mine.begin; i < mine.end; ++i) {
+        const std::int64_t number = i % half_size, axis = at<const std::int64_t>(axes)[number];
+        const auto position = static_cast<float>(at<const std::int64_t>(positions)[i / half_size * num_axes + axis]);
+        const float angle = position * at<const float>(frequencies)[number];
+        to[i] = std::cos(angle) * scaling;
+        to[sines + i] = std::sin(angle) * scaling;
+    }
+}
+
 // One head [head_dim]: what a product with `multiplier` gives in the storage type, as float.
 template <typename T>
 struct Scaled {
@@ -93,9 +107,26 @@ void rotary(const Team& team, std::int64_t tokens, Address q, std::int64_t q_str
     });
 }
 
+// `x` [tokens, heads, head_dim] with its token stride in elements, `angles` as above -> `out`, contiguous.
+void rotate(const Team& team, std::int64_t tokens, Address x, std::int64_t stride, Address angles, std::int64_t sines,
+            std::int64_t half_size, Address out, std::int64_t heads, std::int64_t head_dim, int dtype) {
+    const Range mine = team.split(tokens * heads);
+    with_dtype(dtype, [&](auto type) {
+        using T = decltype(type);
+        for (std::int64_t i = mine.begin; i < mine.end; ++i) {
+            const float* cosines = at<const float>(angles) + i / heads * half_size;
+            const T* head = at<const T>(x) + i / heads * stride + i % heads * head_dim;
+            rotate_head(Scaled<T>{head, 1.0f}, at<T>(out) + i * head_dim, cosines, cosines + sines, half_size,
+                        head_dim);
+        }
+    });
+}
+
 }  // namespace
 
 void bind_rotary(Module& module) {
+    bind<axial_angles>(module, "axial_angles");
+    bind<rotate>(module, "rotate");
     bind<rotary>(module, "rotary");
     bind<rotary_angles>(module, "rotary_angles");
 }

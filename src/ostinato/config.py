@@ -16,6 +16,7 @@ from pydantic_core import ErrorDetails, PydanticCustomError
 
 from ostinato.errors import ConfigError, Remedy
 from ostinato.plan.capture import checked_sizes
+from ostinato.plan.encoder import checked_budgets
 from ostinato.plan.speculative_setting import LOOKUPS, short_form, speculative_fields
 from ostinato.plan.units import parse_bytes
 
@@ -28,6 +29,8 @@ ALIASES = {
     "cudagraph_capture_sizes": "capture_sizes",
     "max_cudagraph_capture_size": "max_capture_size",
     "speculative_config": "speculative",
+    "encoder_cudagraph_token_budgets": "encoder_token_budgets",
+    "encoder_cudagraph_max_vision_items_per_batch": "encoder_max_items_per_batch",
 }
 """Names that vLLM has for settings of the same meaning; they work wherever a setting is named."""
 
@@ -66,7 +69,7 @@ class EngineConfig(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
-    model: str = Field("demo", description="`demo`, a checkpoint directory, or a hub id.")
+    model: str = Field("demo", description="`demo` or `demo-vl` (embedded), a checkpoint directory, or a hub id.")
     revision: str | None = Field(None, description="Branch, tag or commit, for a hub id.")
     dtype: Literal["auto", "bfloat16", "float16", "float32"] = Field(
         "auto", description="Of weights and activations; auto is the checkpoint's own."
@@ -180,6 +183,29 @@ class EngineConfig(BaseModel):
     speculative_adaptive: Literal["on", "off"] = Field(
         "on", description="Whether steps do without drafts where these were measured not to pay; off: never."
     )
+    encoder_graph_mode: Literal["auto", "always", "none"] = Field(
+        "auto",
+        description="Which images are encoded by graphs: none; those for which graphs were measured to be faster "
+        "(auto); or all that one can hold (always).",
+    )
+    encoder_token_budgets: tuple[int, ...] | None = Field(
+        None,
+        description="Numbers of image tokens that the encoder's graphs are captured for, such as 64,256,1024 (doubling "
+        "from the model's smallest image, and its largest).",
+    )
+    encoder_max_items_per_batch: int | None = Field(
+        None, ge=1, description="Most images that are encoded together by one graph (as many as fit)."
+    )
+    encoder_cache_tokens: int | None = Field(
+        None,
+        ge=1,
+        description="Image tokens whose encoding is kept, for prompts that are computed in parts and for images that "
+        "come again (4 of the largest images, or less where that is more than an eighth of the cache).",
+    )
+    video_pruning_rate: float = Field(
+        0.0, ge=0.0, description="Part of a video's tokens to leave out, where the picture does not change: 0 to 0.99."
+    )
+    allow_remote_images: bool = Field(False, description="Images may be fetched by http and https.")
     scheduling_policy: Literal["fcfs", "priority"] = Field(
         "fcfs", description="First come, first served; or by priority, then as they came."
     )
@@ -229,6 +255,24 @@ class EngineConfig(BaseModel):
             return checked_sizes(str(info.field_name), _listed(value))
         except ConfigError as error:
             raise _whole_error("capture_sizes", error) from None
+
+    @field_validator("encoder_token_budgets", mode="before")
+    @classmethod
+    def _accept_budgets(cls, value: Any) -> Any:
+        if value is None:
+            return None
+        try:
+            return checked_budgets(_listed(value))
+        except ConfigError as error:
+            raise _whole_error("capture_sizes", error) from None
+
+    @field_validator("video_pruning_rate")
+    @classmethod
+    def _leaves_a_part(cls, value: float) -> float:
+        # Also false for NaN.
+        if not value < 1:
+            raise PydanticCustomError("video_pruning_rate", "Input should be less than 1", {"nearest": 0.99})
+        return value
 
     @field_validator("block_size")
     @classmethod

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 
 from ostinato.bench.graph_figures import StepTimes
+from ostinato.engine.decode_inputs import DecodeInputs
 from ostinato.engine.inputs import step_inputs
 from ostinato.engine.runner import Runner
 from ostinato.errors import CapacityError
@@ -76,4 +77,10 @@ def seconds_of(runner: Runner, work: Work, step: StepInputs) -> float:
 
 
 def _inputs(runner: Runner, rows: Sequence[Row], num_decode_rows: int) -> StepInputs:
-    return step_inputs(Batch(tuple(rows), num_decode_rows), runner.block_size, torch.device("cpu"))
+    return step_inputs(
+        Batch(tuple(rows), num_decode_rows),
+        runner.block_size,
+        torch.device("cpu"),
+        (),
+        DecodeInputs(runner.takes_images),
+    )

@@ -59,9 +59,10 @@ def decode_bytes(
     """
     if "moe" in spec.ops:
         return None
-    embedding = 0 if spec.tied_embeddings else spec.vocab_size * spec.hidden_size * DTYPE_BYTES[dtype]
+    unread = 0 if spec.tied_embeddings else spec.vocab_size * spec.hidden_size
+    unread += 0 if spec.vision is None else spec.vision.parameters
     return DecodeBytes(
-        weights=spec.weight_bytes(dtype) - embedding,
+        weights=spec.weight_bytes(dtype) - unread * DTYPE_BYTES[dtype],
         states=2 * rows * memory.state_slot,
         keys_and_values=round(rows * context * memory.kv_block / block_size),
     )

@@ -10,6 +10,7 @@ import torch
 from ostinato.bench.decode_steps import run_eagerly
 from ostinato.bench.profile_figures import Calls, shortest_pass
 from ostinato.bench.stopwatch import Stopwatch
+from ostinato.engine.decode_inputs import DecodeInputs
 from ostinato.engine.inputs import step_inputs
 from ostinato.engine.runner import Runner
 from ostinato.graphs.buffers import StepBuffers
@@ -25,7 +26,7 @@ def profile_tape(runner: Runner, step: StepInputs, size: int, passes: int) -> tu
     without a look at the calls. The tape is captured anew."""
     rows, tokens_per_row = step.write_slots.shape
     table = step.block_tables.shape[1]
-    buffers = StepBuffers(size, size * tokens_per_row, table, tokens_per_row, runner.device)
+    buffers = StepBuffers(size, size * tokens_per_row, table, tokens_per_row, runner.device, runner.takes_images)
     backend = TapeBackend(
         runner.model.build.ops.tap, persistent_storages(buffers, runner.model, runner.memory), runner.device
     )
@@ -75,7 +76,7 @@ def prompt_step(runner: Runner, num_tokens: int, vocab_size: int) -> StepInputs:
     table = tuple(range(1, 1 + -(-num_tokens // block_size))) if memory.num_blocks else ()
     tokens = tuple(rng.randrange(vocab_size) for _ in range(num_tokens))
     row = Row("prompt", tokens, 0, table, 0, (1 if memory.num_slots else 0,))
-    return step_inputs(Batch((row,), 0), block_size, torch.device("cpu"))
+    return step_inputs(Batch((row,), 0), block_size, torch.device("cpu"), (), DecodeInputs(runner.takes_images))
 
 
 def _timed_logits(runner: Runner, hidden: torch.Tensor) -> tuple[str, float]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -13,7 +13,6 @@ from ostinato.bench.stopwatch import Stopwatch
 from ostinato.engine.runner import Runner
 from ostinato.graphs.buffers import StepBuffers
 from ostinato.graphs.graphs import Graphs, persistent_storages
-from ostinato.graphs.recorder import Call
 from ostinato.graphs.tape import Tape, TapeBackend
 from ostinato.layers.step import StepInputs
 from ostinato.ops.native import NativeKernel
@@ -45,8 +44,8 @@ class _TimedBackend(TapeBackend):
         super().__init__(TimedTap(tap, stopwatch), persistent, device)
 
         class TimedTape(Tape):
-            def _add_program(self, calls: Sequence[Call], memory: torch.Tensor) -> None:
-                super()._add_program(calls, memory)
+            def _add_program(self, program: Any, tokens: int) -> None:
+                super()._add_program(program, tokens)
                 self._plays[-1] = stopwatch.timed("program", self._plays[-1])
 
         self.tape_type = TimedTape
@@ -104,6 +103,7 @@ def _timed_graphs(runner: Runner, steps: Mapping[int, StepInputs], stopwatch: St
         max(step.block_tables.shape[1] for step in steps.values()),
         plan.memory.slots_per_request,
         runner.device,
+        runner.takes_images,
     )
     persistent = persistent_storages(buffers, runner.model, runner.memory)
     backend = _TimedBackend(runner.model.build.ops.tap, persistent, runner.device, stopwatch)

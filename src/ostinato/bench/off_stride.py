@@ -73,7 +73,7 @@ def off_stride_configs(config: EngineConfig, budgets: Sequence[int]) -> dict[int
     memories = [make_plan(each, spec, device).memory for each in configs.values()]
     part = min(memory.cache for memory in memories) // len(configs)
     if device.kind == "cuda":
-        beside = sum(memory.weights + memory.activations + memory.graphs for memory in memories)
+        beside = sum(memory.beside_cache for memory in memories)
         part = min(part, (memories[0].available - beside) // len(configs))
     return {budget: each.with_settings(cache_memory=max(1, part)) for budget, each in configs.items()}
 

@@ -97,7 +97,7 @@ def configs_of(
     part = max(plan.memory.cache for plan in plans) // count
     if device.kind == "cuda":
         memories = [plan.memory for plan in plans]
-        beside = sum(memory.weights + memory.activations + memory.graphs for memory in memories)
+        beside = sum(memory.beside_cache for memory in memories)
         part = min(part * count, (memories[0].available - beside) // count)
     configs = {variant: each.with_settings(cache_memory=max(1, part)) for variant, each in configs.items()}
     try:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 import xxhash
 
@@ -14,12 +15,14 @@ BlockHash = Callable[[int, bytes], int]
 
 @dataclass(frozen=True, slots=True)
 class MediaSpan:
-    """Tokens `start` to `end - 1` stand for an image; `digest` is a cryptographic one of its pixels and of how
-    they are processed, since the tokens themselves are the same for every image."""
+    """Tokens `start` to `end - 1` stand for an image, or for one temporal patch of a video; `digest` is a cryptographic
+    one of its pixels and of how they are processed, since the tokens themselves are the same for every image."""
 
     start: int
     end: int
     digest: str
+    item: Any = field(default=None, compare=False, repr=False)
+    """What the encoder gets; the cache and the scheduler do not look into it."""
 
 
 def xxh3_hash(before: int, content: bytes) -> int:

@@ -20,6 +20,7 @@ from ostinato.bench.speculative_prompts import SpeculativeBench
 from ostinato.bench.startup import startup
 from ostinato.bench.throughput import throughput
 from ostinato.bench.workload import Workload
+from ostinato.cli.bench_encoder import encoder_command
 from ostinato.cli.bench_graph_tables import LENGTHS as GRAPH_LENGTHS
 from ostinato.cli.bench_graph_tables import graph_tables
 from ostinato.cli.bench_options import reporter, sizes
@@ -36,8 +37,8 @@ from ostinato.config import EngineConfig
 from ostinato.errors import ConfigError
 
 app = typer.Typer(
-    help="Measure throughput, latency, start-up, the prefix cache, graphs, kernels or speculation, on a checkpoint or "
-    "on random weights; or a server.\n\n"
+    help="Measure throughput, latency, start-up, the prefix cache, graphs, the vision encoder, kernels or speculation, "
+    "on a checkpoint or on random weights; or a server.\n\n"
     "Example: ostinato bench latency demo --batch-sizes 1,8",
     no_args_is_help=True,
     rich_markup_mode=None,
@@ -312,6 +313,7 @@ app.command("latency")(engine_options(latency_command))
 app.command("startup")(engine_options(startup_command))
 app.command("prefix")(engine_options(prefix_command))
 app.command("graphs")(engine_options(graphs_command))
+app.command("encoder")(engine_options(encoder_command))
 app.command("profile")(engine_options(profile_command))
 app.command("speculative")(engine_options(speculative_command))
 app.command("serve")(serve_command)

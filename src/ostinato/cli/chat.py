@@ -20,10 +20,11 @@ if TYPE_CHECKING:
     from ostinato.sample.params import SamplingParams
 
 HELP = """\
-/reset  start a new conversation
-/help   show this
-/exit   leave (or Ctrl-D)
-Ctrl-C  stop an answer; what it has so far stays in the conversation"""
+/image PATH  show the model an image, with the next message
+/reset       start a new conversation
+/help        show this
+/exit        leave (or Ctrl-D)
+Ctrl-C       stop an answer; what it has so far stays in the conversation"""
 
 
 @engine_options
@@ -32,14 +33,18 @@ def chat(
     settings: dict[str, Any],
     sampling: dict[str, Any],
     system: Annotated[str | None, typer.Option(help="The system prompt of every conversation.")] = None,
+    image: Annotated[
+        list[str] | None,
+        typer.Option(metavar="FILE", help="An image that goes with the first message; several may be given."),
+    ] = None,
     chat_template_kwargs: TemplateVariables = None,
     max_tokens: Annotated[int, typer.Option(help="Most tokens of an answer.", rich_help_panel=PANEL)] = 1024,
     stats: Annotated[bool, typer.Option("--stats", help="Print what the engine did, to stderr.")] = False,
 ) -> None:
     """Talk with a model that has a chat template: type a line, read the answer as it comes.
 
-    /reset starts a new conversation, /help lists the commands, /exit leaves. Without a terminal, each line of
-    stdin is a message.
+    /image PATH shows a model with vision an image, /reset starts a new conversation, /help lists the commands, /exit
+    leaves. Without a terminal, each line of stdin is a message.
 
     Example: ostinato chat --system "Answer in one line."
     """
@@ -51,6 +56,8 @@ def chat(
     llm = LLM(**settings)
     params = llm.engine.default_params().replace(max_tokens=max_tokens, **sampling)
     talk = Conversation(llm, params, system, variables)
+    for source in image or ():
+        talk.attach(source)
     interactive = sys.stdin.isatty() and sys.stdout.isatty()
     if interactive:
         with suppress(ImportError):  # not every system has it
@@ -65,6 +72,8 @@ def chat(
             note("(a new conversation)")
         elif command == "/help":
             note(HELP)
+        elif command.split(maxsplit=1)[:1] == ["/image"]:
+            _attach(talk, command.removeprefix("/image").strip())
         elif command.startswith("/") and command.removeprefix("/").isalpha():
             note(f"{command} is not a command; /help lists them")
         elif command:
@@ -81,16 +90,33 @@ class Conversation:
         self.llm = llm
         self.params = params
         self.variables = variables
-        self.opening = [] if system is None else [as_message(system, "system")]
+        self.opening: list[dict[str, Any]] = [] if system is None else [as_message(system, "system")]
         self.messages = list(self.opening)
+        self.attached: list[dict[str, Any]] = []
+        """Images, as parts of the next message"""
         llm.engine.render_chat([*self.opening, as_message("Hello")], **variables)
 
     def reset(self) -> None:
         self.messages = list(self.opening)
+        self.attached = []
+
+    def attach(self, source: str) -> None:
+        """Shows an image with the next message. RequestError if it, or any image, cannot be taken."""
+        from ostinato.media.load import load_image
+
+        part: dict[str, Any] = {"type": "image", "image": source}
+        media = self.llm.engine.media
+        if media is not None:
+            # Read once: the file may be another one when the conversation goes on.
+            part["image"] = load_image(source, media.sources)
+        # Alone, to see whether it can be taken at all.
+        self.llm.engine.render_chat_media([{"role": "user", "content": [part]}], **self.variables)
+        self.attached.append(part)
 
     def answer(self, text: str) -> None:
         """Prints the answer to the next message. One that cannot be answered is not kept."""
-        asked = [*self.messages, as_message(text)]
+        content = [*self.attached, {"type": "text", "text": text}] if self.attached else text
+        asked = [*self.messages, {"role": "user", "content": content}]
         try:
             with StopRequest() as stop:
                 pieces = self.llm.stream_chat(asked, self.params, **self.variables)
@@ -103,6 +129,7 @@ class Conversation:
         else:
             note_cut(output.outputs[0], self.params)
         self.messages = [*asked, as_message(answered, "assistant")]
+        self.attached = []
 
 
 class StopRequest:
@@ -126,6 +153,20 @@ class StopRequest:
     def _ask(self, _number: int, _frame: FrameType | None) -> None:
         self._asked = True
         signal.signal(signal.SIGINT, self._before)
+
+
+def _attach(talk: Conversation, source: str) -> None:
+    if len(source) > 1 and source[0] == source[-1] and source[0] in "'\"":
+        source = source[1:-1]
+    if not source:
+        note("/image PATH: the path of an image is missing")
+        return
+    try:
+        talk.attach(source)
+    except RequestError as error:
+        note(error.message)
+    else:
+        note("(goes with the next message)")
 
 
 def _read(interactive: bool) -> str | None:

@@ -1,4 +1,4 @@
-"""`ostinato eval`: word problems with a known result."""
+"""`ostinato eval`: word problems with a known result, or drawings with a known description."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from rich.text import Text
 
 from ostinato.cli.options import engine_options
 from ostinato.cli.output import figures_table
-from ostinato.cli.requests import as_message
 from ostinato.config import EngineConfig
-from ostinato.demo.problems import Problem, extract_result, held_out
+from ostinato.demo.tasks import Task, questions_about_drawings, word_problems
+from ostinato.errors import ConfigError
 
 if TYPE_CHECKING:
     from ostinato.engine.llm import LLM
@@ -24,19 +24,20 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """How a model did. `seconds` are those of generating, without loading."""
+    """How a model did at `kind`. `seconds` are those of generating, without loading."""
 
-    problems: list[Problem]
+    kind: str
+    tasks: list[Task]
     answers: list[CompletionOutput]
     prompts: list[list[int]]
     seconds: float
 
     @property
-    def wrong(self) -> list[tuple[Problem, CompletionOutput]]:
+    def wrong(self) -> list[tuple[Task, CompletionOutput]]:
         return [
-            (problem, answer)
-            for problem, answer in zip(self.problems, self.answers, strict=True)
-            if extract_result(answer.text) != problem.result
+            (task, answer)
+            for task, answer in zip(self.tasks, self.answers, strict=True)
+            if not task.is_right(answer.text)
         ]
 
     @property
@@ -47,7 +48,7 @@ class Evaluation:
     @property
     def accuracy(self) -> float:
         """From 0 to 1."""
-        return 1 - len(self.wrong) / len(self.problems)
+        return 1 - len(self.wrong) / len(self.tasks)
 
     @property
     def tokens_per_second(self) -> float:
@@ -57,7 +58,7 @@ class Evaluation:
 @engine_options
 def evaluate(
     settings: dict[str, Any],
-    num_problems: Annotated[int, typer.Option(min=1, help="How many problems.")] = 200,
+    num_problems: Annotated[int, typer.Option(min=1, help="How many problems, or drawings.")] = 200,
     seed: Annotated[int, typer.Option(help="Which problems: the same seed draws the same ones.")] = 0,
     max_tokens: Annotated[int, typer.Option(min=1, help="Most tokens of an answer.")] = 128,
     show_wrong: Annotated[bool, typer.Option("--show-wrong", help="List the wrong answers.")] = False,
@@ -69,13 +70,16 @@ def evaluate(
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")] = False,
 ) -> None:
-    """Measure how many arithmetic word problems a model gets right.
+    """Measure how many arithmetic word problems a model gets right; of a model that takes images, how many questions
+    about drawings of shapes.
 
-    The problems are generated, and held out: the embedded model was not trained on them. An answer is right
-    if the number that it states after #### is the result. Answers are greedy; the chat template is used if
-    there is one.
+    Both are generated, and held out: the embedded models were not trained on them. A problem's answer is right if the
+    number that it states after #### is the result, a drawing's if it is the expected one, word by word. Answers are
+    greedy; the chat template is used if there is one.
 
     Example: ostinato eval --num-problems 50 --show-wrong
+
+    Example: ostinato eval --model demo-vl
     """
     from ostinato.engine.llm import LLM
     from ostinato.verify.logits import compare_logits as compare
@@ -83,7 +87,10 @@ def evaluate(
 
     exact = exact_config(EngineConfig(**settings)) if compare_logits else None
     llm = LLM(**settings)
-    evaluation = _evaluate(llm, held_out(seed, num_problems), max_tokens)
+    if exact is not None and llm.engine.spec.vision is not None:
+        message = "logits are compared on text alone, and this model is asked about images; leave out --compare-logits"
+        raise ConfigError(message)
+    evaluation = _evaluate(llm, seed, num_problems, max_tokens)
     loss = None if exact is None else compare(llm.engine, exact, evaluation.texts)
     if as_json:
         run = {"seed": seed, "max_tokens": max_tokens, **asdict(llm.plan.settings)}
@@ -93,13 +100,14 @@ def evaluate(
         return
     console = Console(highlight=False)
     if show_wrong:
-        for problem, answer in evaluation.wrong:
-            console.print(Text(f"> {problem.question}", style="bold"), soft_wrap=True)
-            console.print(Text(f"{answer.text.strip()} (right: {problem.answer})\n"), soft_wrap=True)
-    right = len(evaluation.problems) - len(evaluation.wrong)
+        for task, answer in evaluation.wrong:
+            console.print(Text(f"> {task.question}", style="bold"), soft_wrap=True)
+            console.print(Text(f"{answer.text.strip()} (right: {task.answer})\n"), soft_wrap=True)
+    right = len(evaluation.tasks) - len(evaluation.wrong)
     table = figures_table("eval")
+    table.add_row("asked", evaluation.kind)
     table.add_row("accuracy", f"{evaluation.accuracy:.1%}")
-    table.add_row("right", f"{right} of {len(evaluation.problems)}")
+    table.add_row("right", f"{right} of {len(evaluation.tasks)}")
     table.add_row("seconds", f"{evaluation.seconds:.1f}")
     table.add_row("tokens per second", f"{evaluation.tokens_per_second:,.0f}")
     console.print(table)
@@ -113,25 +121,28 @@ def evaluate(
         console.print(table)
 
 
-def _evaluate(llm: LLM, problems: list[Problem], max_tokens: int) -> Evaluation:
+def _evaluate(llm: LLM, seed: int, count: int, max_tokens: int) -> Evaluation:
     from ostinato.sample.params import SamplingParams
 
+    sees = llm.engine.spec.vision is not None
+    kind = "drawings" if sees else "word problems"
+    tasks = questions_about_drawings(seed, count) if sees else word_problems(seed, count)
     params = SamplingParams(temperature=0, max_tokens=max_tokens)
-    questions = [problem.question for problem in problems]
     begin = time.perf_counter()
-    if llm.engine.chat_template.has_default:
-        outputs = llm.chat([[as_message(question)] for question in questions], params)
+    if sees or llm.engine.chat_template.has_default:
+        outputs = llm.chat([[{"role": "user", "content": task.content}] for task in tasks], params)
     else:
-        outputs = llm.generate(questions, params)
+        outputs = llm.generate([task.question for task in tasks], params)
     answers, prompts = [output.outputs[0] for output in outputs], [output.prompt_token_ids for output in outputs]
-    return Evaluation(problems, answers, prompts, time.perf_counter() - begin)
+    return Evaluation(kind, tasks, answers, prompts, time.perf_counter() - begin)
 
 
 def _to_json(evaluation: Evaluation, model: str, settings: dict[str, Any], show_wrong: bool) -> dict[str, Any]:
     data: dict[str, Any] = {
+        "asked": evaluation.kind,
         "accuracy": evaluation.accuracy,
-        "num_problems": len(evaluation.problems),
-        "correct": len(evaluation.problems) - len(evaluation.wrong),
+        "num_problems": len(evaluation.tasks),
+        "correct": len(evaluation.tasks) - len(evaluation.wrong),
         "seconds": round(evaluation.seconds, 3),
         "tokens_per_second": round(evaluation.tokens_per_second, 1),
         "model": model,
@@ -139,7 +150,7 @@ def _to_json(evaluation: Evaluation, model: str, settings: dict[str, Any], show_
     }
     if show_wrong:
         data["wrong"] = [
-            {"question": problem.question, "expected": problem.answer, "text": answer.text}
-            for problem, answer in evaluation.wrong
+            {"question": task.question, "expected": task.answer, "text": answer.text}
+            for task, answer in evaluation.wrong
         ]
     return data

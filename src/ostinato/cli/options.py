@@ -88,7 +88,7 @@ def _kind(name: str, field: FieldInfo) -> tuple[type, str | None]:
     forms."""
     if ALIASES.get(name, name) == "cache_memory":
         return str, "SIZE"
-    if ALIASES.get(name, name) in ("capture_sizes", "capture_rows"):
+    if ALIASES.get(name, name) in ("capture_sizes", "capture_rows", "encoder_token_budgets"):
         return str, "N,N,..."
     if ALIASES.get(name, name) == "speculative":
         return str, "METHOD:K"

@@ -61,6 +61,8 @@ def print_stats(stats: Mapping[str, Any]) -> None:
     if stats["speculation"] is not None:
         for each in speculation_tables(stats["speculation"]):
             console.print(each)
+    if stats["encoder"] is not None:
+        console.print(encoder_table(stats["encoder"]["graphs"]))
 
 
 def steps_table(graphs: Mapping[str, Any]) -> Table:
@@ -78,6 +80,23 @@ def steps_table(graphs: Mapping[str, Any]) -> Table:
         table.add_row(f"eager ({reason})", "", f"{steps:,}", f"{graphs['eager_tokens'][reason]:,}", "0")
     observed, planned = format_bytes(graphs["observed_bytes"]), format_bytes(graphs["planned_bytes"])
     table.caption = f"{graphs['captured']} graphs in {graphs['capture_seconds']:.1f} s; {observed}, {planned} planned"
+    table.caption_justify = "left"
+    return table
+
+
+def encoder_table(encoder: Mapping[str, Any]) -> Table:
+    """How images were encoded: by the graph of which budget with its padding, and the eager ones by reason."""
+    table = Table(title="images", title_justify="left", title_style="bold", box=None)
+    for name in ("encoded by", "packs", "images", "tokens", "padding", "seconds"):
+        first = name == "encoded by"
+        table.add_column(name, justify="left" if first else "right", style="cyan" if first else None)
+    packs = [(f"graph of {one['budget']} tokens", one) for one in encoder["budgets"]]
+    packs += [(f"eager ({one['reason']})", one) for one in encoder["eager"]]
+    for name, one in packs:
+        counts = (f"{one[key]:,}" for key in ("packs", "items", "tokens", "padding"))
+        table.add_row(name, *counts, f"{one['seconds']:.3f}")
+    observed, planned = format_bytes(encoder["observed_bytes"]), format_bytes(encoder["planned_bytes"])
+    table.caption = f"{encoder['captured']} graphs in {encoder['capture_seconds']:.1f} s; {observed}, {planned} planned"
     table.caption_justify = "left"
     return table
 
@@ -127,7 +146,7 @@ def figures_table(title: str, justify: Literal["left", "right"] = "right") -> Ta
 
 def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     for name, value in values.items():
-        if name in ("graphs", "speculation"):  # in tables of their own
+        if name in ("graphs", "speculation") or value is None:  # in tables of their own, or not there
             continue
         if isinstance(value, Mapping):
             yield from _flat(value, f"{prefix}{name}.")

@@ -45,7 +45,7 @@ def plan(
 ) -> None:
     """Show what an engine would do: memory, limits, graphs, kernels, and every decision with its reason.
 
-    MODEL is `demo`, a directory that holds at least a config.json, or a hub id. Nothing is loaded.
+    MODEL is `demo`, `demo-vl`, a directory that holds at least a config.json, or a hub id. Nothing is loaded.
 
     Example: ostinato plan demo --device l4-24gb --max-num-seqs 64
     """

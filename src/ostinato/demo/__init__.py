@@ -1,13 +1,17 @@
-"""The embedded model: a small hybrid that answers arithmetic word problems, shipped in the package.
+"""The embedded models, shipped in the package, and the generators of what they were trained and are tested on.
 
-`checkpoint_dir` is where its checkpoint lies; `problems` generates what it was trained and is tested on.
+`demo`, a small hybrid, answers the arithmetic word problems of `problems`; `demo-vl`, a small vision-language model,
+answers the questions about pictures of `drawings`.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
 
+CHECKPOINTS = {"demo": "checkpoint", "demo-vl": "checkpoint-vl"}
+"""Name of an embedded model -> its directory beside this file."""
 
-def checkpoint_dir() -> Path:
-    """The directory of the embedded checkpoint, in the usual Hugging Face layout."""
-    return Path(__file__).parent / "checkpoint"
+
+def checkpoint_dir(model: str = "demo") -> Path:
+    """The directory of an embedded model's checkpoint, in the usual Hugging Face layout."""
+    return Path(__file__).parent / CHECKPOINTS[model]

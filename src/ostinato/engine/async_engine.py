@@ -1,87 +1,98 @@
-"""AsyncEngine: the engine on a thread of its own, for many requests from one asyncio event loop."""
+"""AsyncEngine: an engine in a process of its own, for many requests from one asyncio event loop."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
-import queue
-import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from ostinato.config import EngineConfig
 from ostinato.engine.admission import Admission
-from ostinato.engine.delivery import Gains, OutputDelta, Pace
-from ostinato.engine.engine import Engine
-from ostinato.engine.outputs import RequestOutput
-from ostinato.engine.runner import StartProgress
+from ostinato.engine.chat_template import ChatTemplate, load_chat_template
+from ostinato.engine.delivery import OutputDelta
+from ostinato.engine.failures import EngineFailed, EngineStopped
+from ostinato.engine.messages import Abort, Ask, Compile, Gained, Observation, Question, Reply, Settled, Start, Submit
+from ostinato.engine.process import EngineProcess, make_engine
 from ostinato.engine.stream import DeadlineExceeded, Stream
-from ostinato.errors import OstinatoError, RequestError
-from ostinato.sample.grammar import Grammar
+from ostinato.engine.tokenizer import Tokenizer, load_tokenizer
+from ostinato.errors import RequestError
+from ostinato.media.input import MediaInput, load_media_input
+from ostinato.media.prompt import MediaPrompt
+from ostinato.sample.guide import Guide
 from ostinato.sample.params import SamplingParams
 
-T = TypeVar("T")
+if TYPE_CHECKING:
+    from ostinato.engine.engine import Engine
+    from ostinato.engine.runner import StartProgress
 
-_LONGEST_STEP = 30.0
-"""Seconds that stopping waits for the step that runs."""
 _TURNS = 3
 """Turns of the event loop until who waits for a stream has done with what came: woken, forwarded, sent."""
-
-
-log = logging.getLogger("ostinato.engine")
-
-
-class EngineFailed(RuntimeError):
-    """The engine cannot go on; its process should end."""
-
-
-class EngineStopped(EngineFailed):
-    """The engine was stopped, and what was unfinished with it."""
-
-
-class StepFailed(RuntimeError):
-    """An exception in a step ended the request; the engine goes on. Its cause is that exception."""
 
 
 class AsyncEngine:
     """Serves requests of one event loop. Made by `start`; every method is called on the loop that it was started on.
 
-    The engine's thread runs steps while requests are unfinished and waits for commands otherwise; between two steps it
-    runs the commands that have come. What steps give is handed over at `Pace`.
+    Here are the tokenizer, the chat template, the plan and who waits; the engine itself, with the model and its
+    grammars, is in a process (`Host`), which takes in what it is told between two steps and hands over what they give.
     """
 
-    def __init__(self, config: EngineConfig, max_waiting: int, progress: StartProgress) -> None:
-        self._config, self._progress = config, progress
-        self._max_waiting = max_waiting
-        self._loop = asyncio.get_running_loop()
-        self._commands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
-        self._streams: dict[str, Stream] = {}
-        self._calls: set[asyncio.Future[Any]] = set()
-        self._gains, self._pace = Gains(), Pace()
-        self._num_submitted = 0
-        self._stopping = False
-        self._started: asyncio.Future[None] = self._loop.create_future()
-        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
-        self.failure: BaseException | None = None
+    def __init__(
+        self,
+        process: EngineProcess,
+        tokenizer: Tokenizer,
+        chat_template: ChatTemplate,
+        media: MediaInput | None,
+        max_waiting: int,
+    ) -> None:
+        self.tokenizer, self.chat_template = tokenizer, chat_template
+        self.media = media
+        """How the model takes in images; None for one of text alone."""
+        self.plan, self.default_params = process.started.plan, process.started.default_params
+        self.vocab_size = process.started.vocab_size
+        """The model's, which may be padded."""
+        self.admission = Admission(self.plan.settings.max_num_seqs, max_waiting)
+        self.failure: Exception | None = None
         """What ended the engine, if something has."""
         self.on_failure: Callable[[], None] = lambda: None
         """Called on the loop when the engine has failed."""
+        self._process = process
+        self._loop = asyncio.get_running_loop()
+        self._streams: dict[str, Stream] = {}
+        self._calls: dict[str, asyncio.Future[Any]] = {}
+        """What the engine has not answered yet."""
+        self._num_ids = 0
+        self._stopping = False
+        process.on_message, process.on_end = self._take, self._fail
 
     @classmethod
     async def start(
-        cls, config: EngineConfig, *, max_waiting: int = 1024, progress: StartProgress = lambda what, done, total: None
+        cls,
+        config: EngineConfig,
+        *,
+        max_waiting: int = 1024,
+        progress: StartProgress = lambda what, done, total: None,
+        make: Callable[[EngineConfig, StartProgress], Engine] = make_engine,
     ) -> AsyncEngine:
-        """Loads the model on the engine's thread and runs one request of one token, so that a step has succeeded.
+        """Loads the model in a process of its own and runs one request of one token, so that a step has succeeded.
 
-        `max_waiting`: outputs that may wait besides those that run; more are Overloaded. Raises what `Engine` raises,
-        and the error of the first step.
+        `max_waiting`: outputs that may wait besides those that run; more are Overloaded. `make` makes the engine: a
+        function that the process can import. Raises what that raises and the error of the first step, as EngineError
+        what is nobody's to act on.
         """
-        engine = cls(config, max_waiting, progress)
-        engine._thread.start()
-        await engine._started
-        return engine
+        level = logging.getLogger("ostinato").getEffectiveLevel()
+        process = await EngineProcess.start(Start(config, make, level), progress)
+        try:
+            started = process.started
+            tokenizer = await asyncio.to_thread(load_tokenizer, started.directory)
+            chat_template = load_chat_template(started.directory, tokenizer.special_tokens)
+            remote = config.allow_remote_images
+            media = load_media_input(started.directory, started.vision, tokenizer, started.plan, remote)
+            return cls(process, tokenizer, chat_template, media, max_waiting)
+        except BaseException:
+            await asyncio.shield(process.end())
+            raise
 
     @property
     def num_unfinished(self) -> int:
@@ -89,9 +100,9 @@ class AsyncEngine:
         return len(self._streams)
 
     @property
-    def is_alive(self) -> bool:
-        """Whether the engine's thread runs."""
-        return self._thread.is_alive()
+    def pid(self) -> int:
+        """The id of the engine's process."""
+        return self._process.pid
 
     async def submit(
         self,
@@ -101,17 +112,18 @@ class AsyncEngine:
         priority: int = 0,
         add_special_tokens: bool = True,
         cache_salt: str | None = None,
+        media: MediaPrompt | None = None,
         deadline: float | None = None,
-        grammar: Grammar | None = None,
     ) -> Stream:
-        """Takes in a request (see `Engine.add`); returns its stream, to be used with `async with`.
+        """Takes in a request (see `Engine.add`); returns its stream, to be used with `async with`. `media` comes with
+        its own token ids as the prompt.
 
         `deadline`: seconds from now after which the request is ended with DeadlineExceeded. Raises RequestError if it
         can never be served, Overloaded if too many wait, EngineFailed if the engine cannot go on. Cancelled, it leaves
-        nothing behind.
+        nothing behind. A guide is compiled while others are computed.
         """
         self._check()
-        params = params or self.engine.default_params()
+        params = params or self.default_params
         self._check_length(prompt)
         self.admission.enter(params.n)
         name = self._new_id()
@@ -121,20 +133,11 @@ class AsyncEngine:
         try:
             if isinstance(prompt, str):
                 # Away from the loop, as a long prompt takes long; the tokenizer is safe to share.
-                prompt = await asyncio.to_thread(self.engine.tokenizer.encode, prompt, add_special_tokens)
+                prompt = await asyncio.to_thread(self.tokenizer.encode, prompt, add_special_tokens)
                 stream.raise_error()  # it may have ended meanwhile, and then must not begin
                 self._check()
             stream.prompt_token_ids = list(prompt)
-            adding = self._call(
-                lambda: self.engine.add(
-                    stream.prompt_token_ids,
-                    params,
-                    request_id=name,
-                    priority=priority,
-                    cache_salt=cache_salt,
-                    grammar=grammar,
-                )
-            )
+            adding = self._call(name, Submit(name, stream.prompt_token_ids, params, priority, cache_salt, media))
             stream.on_error = lambda error: _set(adding, None, error)  # it may end while a long step runs
             await adding
         except BaseException as error:
@@ -146,39 +149,40 @@ class AsyncEngine:
             raise
         return stream
 
-    async def call(self, command: Callable[[], T]) -> T:
-        """Runs `command` on the engine's thread, between two steps, and returns what it returns."""
+    async def compile_guide(self, guide: Guide) -> None:
+        """Compiles a guide, while others are computed; requests that have it then begin at once. RequestError if that
+        cannot be done."""
         self._check()
-        return await self._call(command)
+        name = self._new_id()
+        await self._call(name, Compile(name, guide))
 
-    def _call(self, command: Callable[[], T]) -> asyncio.Future[T]:
-        future: asyncio.Future[T] = self._loop.create_future()
+    async def observe(self) -> Observation:
+        """The engine's counts between two steps."""
+        return await self._ask("observe")
 
-        def run() -> None:
-            try:
-                result = command()
-            except Exception as error:
-                self._on_loop(_set, future, None, error)
-            else:
-                self._on_loop(_set, future, result, None)
+    async def check_integrity(self) -> int:
+        """Checks the engine's bookkeeping between two steps; returns for how many requests it keeps anything.
+        EngineError with what is wrong."""
+        return await self._ask("check")
 
-        self._calls.add(future)
-        future.add_done_callback(self._calls.discard)
-        self._commands.put(run)
+    async def _ask(self, question: Question) -> Any:
+        self._check()
+        name = self._new_id()
+        return await self._call(name, Ask(name, question))
+
+    def _call(self, name: str, message: Submit | Compile | Ask) -> asyncio.Future[Any]:
+        future = self._calls[name] = self._loop.create_future()
+        future.add_done_callback(lambda _: self._calls.pop(name, None))
+        self._process.send(message)
         return future
 
-    async def stats(self) -> dict[str, Any]:
-        """See `Engine.stats`."""
-        return await self.call(self.engine.stats)
-
     async def stop(self) -> None:
-        """Ends every request that is unfinished, with EngineStopped, and the thread."""
+        """Ends every request that is unfinished, with EngineStopped, and the process."""
         self._stopping = True
         for name in list(self._streams):
-            self._end(name, EngineStopped("the engine was stopped before the request had ended"))
-        self._commands.put(lambda: None)
-        await asyncio.to_thread(self._thread.join, _LONGEST_STEP)
+            self._finish(name, EngineStopped("the engine was stopped before the request had ended"))
         self._refuse_calls(EngineStopped("the engine was stopped"))
+        await self._process.end()
 
     def _check(self) -> None:
         if self.failure is not None:
@@ -188,8 +192,8 @@ class AsyncEngine:
 
     def _check_length(self, prompt: str | Sequence[int]) -> None:
         """Refuses at once what is too long in any case, since to find out by tokenizing it may take seconds."""
-        max_model_len = self.engine.plan.settings.max_model_len
-        most = max_model_len * self.engine.tokenizer.longest_token if isinstance(prompt, str) else max_model_len
+        max_model_len = self.plan.settings.max_model_len
+        most = max_model_len * self.tokenizer.longest_token if isinstance(prompt, str) else max_model_len
         if len(prompt) > most:
             unit = "characters" if isinstance(prompt, str) else "tokens"
             raise RequestError(
@@ -197,8 +201,8 @@ class AsyncEngine:
             )
 
     def _new_id(self) -> str:
-        self._num_submitted += 1
-        return f"async-{self._num_submitted}"
+        self._num_ids += 1
+        return f"async-{self._num_ids}"
 
     def _end(self, request_id: str, error: Exception | None = None) -> None:
         """Ends a request before its time; it may have ended already."""
@@ -214,25 +218,31 @@ class AsyncEngine:
 
     def _abandon(self, request_id: str) -> None:
         """Has the engine drop a request that nobody waits for."""
-
-        def drop() -> None:
-            self.engine.abort(request_id)
-            self._gains.drop(request_id)
-
-        self._commands.put(drop)
+        self._process.send(Abort(request_id))
 
     def _expire(self, request_id: str, deadline: float) -> None:
         self._end(request_id, DeadlineExceeded(f"the request did not end within its deadline of {deadline:g} seconds"))
 
+    def _take(self, message: Any) -> None:
+        """What the engine says."""
+        match message:
+            case Gained(deltas):
+                self._deliver(deltas)
+            case Reply(call_id, result, error):
+                if (future := self._calls.get(call_id)) is not None:  # else nobody waits for it any more
+                    _set(future, result, error)
+            case _:
+                raise TypeError(f"no such message: {message!r}")
+
     def _deliver(self, deltas: Sequence[OutputDelta]) -> None:
-        """On the loop: hands each stream what its request has gained."""
+        """Hands each stream what its request has gained."""
         begin = time.thread_time()
         for delta in deltas:
             stream = self._streams.get(delta.request_id)
             if stream is not None:
                 stream.put(delta)
                 if delta.output is not None:
-                    self._finish(delta.request_id, _told(delta.output.error))
+                    self._finish(delta.request_id, delta.output.error)
         self._settle(begin, _TURNS)
 
     def _settle(self, begin: float, turns: int) -> None:
@@ -240,10 +250,10 @@ class AsyncEngine:
         if turns:
             self._loop.call_soon(self._settle, begin, turns - 1)
         else:
-            self._pace.settled(time.thread_time() - begin)
+            self._process.send(Settled(time.thread_time() - begin))
 
-    def _fail(self, error: BaseException) -> None:
-        """On the loop: nothing will be computed any more."""
+    def _fail(self, error: Exception) -> None:
+        """Nothing will be computed any more."""
         self.failure = error
         for name in list(self._streams):
             self._finish(name, _failed(error))
@@ -251,75 +261,11 @@ class AsyncEngine:
         self.on_failure()
 
     def _refuse_calls(self, error: Exception) -> None:
-        for future in self._calls:
+        for future in list(self._calls.values()):
             _set(future, None, error)
 
-    # What follows runs on the engine's thread.
 
-    def _run(self) -> None:
-        try:
-            self.engine = Engine(self._config, self._progress)
-            settings = self.engine.plan.settings
-            self.admission = Admission(settings.max_num_seqs, self._max_waiting)
-            _first_step(self.engine)
-        except BaseException as error:
-            self._on_loop(_set, self._started, None, error)
-            return
-        self._on_loop(_set, self._started, None, None)
-        try:
-            while not self._stopping:
-                self._run_commands(wait=not self.engine.has_unfinished and not self._gains)
-                if self.engine.has_unfinished:
-                    self._step()
-                if self._gains and (self._pace.allows(self._gains.is_urgent) or not self.engine.has_unfinished):
-                    self._pace.sent()
-                    self._on_loop(self._deliver, self._gains.take())
-        except BaseException as error:
-            self._on_loop(self._fail, error)
-
-    def _run_commands(self, wait: bool) -> None:
-        """Runs the commands that have come; if it may `wait`, at least one."""
-        with contextlib.suppress(queue.Empty):
-            while True:
-                self._commands.get(block=wait)()
-                wait = False
-
-    def _step(self) -> None:
-        failed = self.engine.scheduler.counters.failed_steps
-        outputs = self.engine.step()
-        self._gains.note(outputs)
-        has_failed = self.engine.scheduler.counters.failed_steps > failed
-        _log_errors(outputs, has_failed)
-        if has_failed:
-            # Its requests have failed; nobody else's may be served from bookkeeping that it has left in disorder.
-            self.engine.scheduler.check_integrity()
-
-    def _on_loop(self, function: Callable[..., None], *arguments: Any) -> None:
-        """Runs a function on the loop, if that has not ended before the thread."""
-        with contextlib.suppress(RuntimeError):
-            self._loop.call_soon_threadsafe(function, *arguments)
-
-
-def _told(error: Exception | None) -> Exception | None:
-    """An error of a request, as its stream raises it. One of a step is that of many: each gets its own."""
-    if error is None or isinstance(error, OstinatoError):
-        return error
-    told = StepFailed("the step that computed the request failed")
-    told.__cause__ = error
-    return told
-
-
-def _log_errors(outputs: Sequence[RequestOutput], has_step_failed: bool) -> None:
-    errors = {output.request_id: output.error for output in outputs if output.error is not None and output.finished}
-    if has_step_failed:
-        cause = next(iter(errors.values()), None)
-        log.error("a step failed, and %d requests with it", len(errors), exc_info=cause)
-        return
-    for request_id, error in errors.items():
-        log.error("request %s failed: %s", request_id, error)
-
-
-def _failed(cause: BaseException) -> EngineFailed:
+def _failed(cause: Exception) -> EngineFailed:
     error = EngineFailed("the engine has failed and serves no more requests")
     error.__cause__ = cause
     return error
@@ -332,13 +278,3 @@ def _set(future: asyncio.Future[Any], result: Any, error: BaseException | None) 
         future.set_exception(error)
     else:
         future.set_result(result)
-
-
-def _first_step(engine: Engine) -> None:
-    """One token behind one token: shows that the model runs. Raises what went wrong."""
-    token = engine.tokenizer.bos_token_id
-    engine.add([0 if token is None else token], SamplingParams(temperature=0, max_tokens=1), cache_salt="first step")
-    while engine.has_unfinished:
-        for output in engine.step():
-            if output.error is not None:
-                raise output.error

@@ -20,8 +20,8 @@ import jinja2.nodes
 import jinja2.parser
 import jinja2.sandbox
 
-from ostinato.engine.tokenizer import read_json
 from ostinato.errors import ModelError, RequestError
+from ostinato.plan.json_file import read_json
 
 # Stands after a message that is to be continued, to find its end in the rendered text. The space after it
 # shows whether the template trims messages.

@@ -15,9 +15,10 @@ from ostinato.schedule.batch import Row
 
 
 class DecodeInputs:
-    """Memory for the inputs of one step after the other."""
+    """Memory for the inputs of one step after the other; `takes_images` for a model that does."""
 
-    def __init__(self) -> None:
+    def __init__(self, takes_images: bool = False) -> None:
+        self.takes_images = takes_images
         self.block_tables = BlockTables()
         self._steps: dict[tuple[int, ...], StepInputs] = {}  # by the shape of their block tables
         self._tables: Any = None  # the array in which these lie
@@ -44,6 +45,10 @@ class DecodeInputs:
             [row.read_slot for row in rows],
             [row.write_slots[0] for row in rows],
         )
+        if self.takes_images:
+            # Where a request is decoded, all that stand for images is behind it.
+            deltas = [0 if row.rope is None else row.rope.delta for row in rows]
+            self._rope_positions[:count] = (self._ids[1, :count] + deltas)[:, None]
         if tables.base is not self._tables:
             self._tables = tables.base
             self._steps.clear()
@@ -58,6 +63,9 @@ class DecodeInputs:
         self._ids = np.zeros((3, count), dtype=np.int64)  # token ids, positions and cells
         self._numbers = np.zeros((4, count), dtype=np.int32)  # start positions, context lengths, slots read and written
         self._row_starts = np.arange(count + 1, dtype=np.int32)
+        if self.takes_images:
+            self._rope_positions = np.zeros((count, 3), dtype=np.int64)
+            self._media_cells = np.zeros(count, dtype=np.int64)
         self._steps.clear()
 
     def _make_step(self, count: int, tables: np.ndarray) -> StepInputs:
@@ -74,6 +82,8 @@ class DecodeInputs:
             read_slots=read_slots,
             write_slots=write_slots.unsqueeze(1),
             num_decode_rows=count,
+            rope_positions=torch.from_numpy(self._rope_positions[:count]) if self.takes_images else None,
+            media_cells=torch.from_numpy(self._media_cells[:count]) if self.takes_images else None,
         )
 
 

@@ -47,7 +47,7 @@ class OutputDelta(NamedTuple):
     """Those of its outputs that gained something or ended, by index."""
     num_cached_tokens: int | None
     times: RequestTimes
-    """Of the request so far; the engine's thread goes on writing it."""
+    """Of the request so far."""
     output: RequestOutput | None = None
     """The whole output, once the request has ended and nothing changes it any more."""
 
@@ -72,6 +72,11 @@ class Gains:
 
     def __bool__(self) -> bool:
         return bool(self._changed)
+
+    @property
+    def num_kept(self) -> int:
+        """Requests of which anything is remembered."""
+        return len(self._given.keys() | self._changed.keys())
 
     def note(self, outputs: Iterable[RequestOutput]) -> None:
         """Takes in what a step has changed."""
@@ -117,11 +122,8 @@ def _sample_gain(sample: CompletionOutput, num_characters: int, num_tokens: int)
 
 
 class Pace:
-    """When gains are handed over to the event loop's thread: at once while that is cheap; with many streams so seldom
-    that what the loop does with them leaves the engine its processor. Gains that wait are handed over as one.
-
-    The engine's thread asks, the loop's thread tells; each attribute is written by one of them.
-    """
+    """When gains are handed over to the server's event loop: at once while that is cheap; with many streams so seldom
+    that what the loop does with them leaves the engine its processors. Gains that wait are handed over as one."""
 
     def __init__(self) -> None:
         self._next = 0.0
@@ -133,11 +135,11 @@ class Pace:
         return not self._in_flight and (is_urgent or time.monotonic() >= self._next)
 
     def sent(self) -> None:
-        """The engine's thread has handed gains over."""
+        """Gains have been handed over."""
         self._in_flight = True
 
     def settled(self, cost: float) -> None:
-        """The loop's thread has worked `cost` seconds on the gains. Of two costs in a row the lower one counts: other
+        """The loop has worked `cost` seconds on the gains. Of two costs in a row the lower one counts: other
         work of the loop may have come between."""
         wait = min(cost, self._last_cost) * (1 / SHARE - 1)
         self._next = time.monotonic() + min(wait, LONGEST_WAIT)

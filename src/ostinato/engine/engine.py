@@ -17,9 +17,11 @@ from ostinato.engine.outputs import RequestOutput
 from ostinato.engine.runner import Runner, StartProgress
 from ostinato.engine.scheduling import make_scheduler
 from ostinato.engine.speculation import Speculation
-from ostinato.engine.stats import EngineStats
+from ostinato.engine.stats import EngineStats, encoder_cache_use
 from ostinato.engine.tokenizer import Tokenizer, load_tokenizer
 from ostinato.errors import ConfigError, ModelError, Remedy, RequestError
+from ostinato.media.input import RenderedChat, load_media_input, render_chat
+from ostinato.media.prompt import MediaPrompt
 from ostinato.observe.meter import Meter
 from ostinato.plan.device import detect
 from ostinato.plan.plan import Plan, make_plan
@@ -57,6 +59,8 @@ class Engine:
         self.scheduler = make_scheduler(plan, None if self.speculation is None else self.speculation.controller.choose)
         # A tokenizer may know end tokens that the model cannot give.
         self._eos_token_ids = frozenset(i for i in self.tokenizer.eos_token_ids if i < self.spec.vocab_size)
+        remote = config.allow_remote_images
+        self.media = load_media_input(self.directory, self.spec.vision, self.tokenizer, plan, remote)
         self._grammars = GrammarCompiler(self.tokenizer, self.spec.vocab_size, self._eos_token_ids)
         self._stats = EngineStats()
         self.meter = Meter()
@@ -78,14 +82,15 @@ class Engine:
         add_special_tokens: bool = True,
         cache_salt: str | None = None,
         grammar: Grammar | None = None,
+        media: MediaPrompt | None = None,
     ) -> str:
         """Takes in a request and returns its id.
 
-        `prompt` is text or token ids. Without `params`, those of `default_params` apply. `add_special_tokens` is
-        for text that already holds them, such as a rendered chat template. Requests find in the prefix cache what
-        requests of the same `cache_salt` have left there, and nothing else. The guide of `params` is compiled here,
-        unless `grammar` is what `compile_guide` made of it. Raises RequestError, and changes nothing, if the request
-        can never be served.
+        `prompt` is text or token ids, or the text that `media`, which has token ids of its own, was made of. Without
+        `params`, those of `default_params` apply. `add_special_tokens` is for text that already holds them, such as a
+        rendered chat template. Requests find in the prefix cache what requests of the same `cache_salt` have left
+        there, and nothing else. The guide of `params` is compiled here, unless `grammar` is what `compile_guide` made
+        of it. Raises RequestError, and changes nothing, if the request can never be served.
         """
         _check_salt(cache_salt)
         if not isinstance(priority, int):
@@ -95,8 +100,15 @@ class Engine:
             raise RequestError(message, [Remedy("scheduling_policy", "priority")])
         params = params or self.default_params()
         text = prompt if isinstance(prompt, str) else None
-        token_ids = self.tokenizer.encode(prompt, add_special_tokens) if isinstance(prompt, str) else _as_ids(prompt)
+        if media is not None:
+            token_ids = media.token_ids
+        elif isinstance(prompt, str):
+            token_ids = self.tokenizer.encode(prompt, add_special_tokens)
+        else:
+            token_ids = _as_ids(prompt)
         self._check_vocabulary(token_ids)
+        if media is not None and media.spans and self.plan.encoder is None:
+            raise RequestError("the prompt has images, and this model takes text only; choose a model with vision")
         check_token_ids(params, self.spec.vocab_size, self._eos_token_ids)
         if grammar is None and params.guide is not None:
             grammar = self.compile_guide(params.guide)
@@ -116,6 +128,7 @@ class Engine:
             # Derived twice: a request's samples derive theirs from its own, and none may be another request's.
             default_seed=derive_seed(derive_seed(self.plan.settings.seed, 1), self._num_added + 1),
             grammar=grammar,
+            media=media,
         )
         # The scheduler forgets a sample that has ended; its id stays in use until its request has ended.
         if request_id in self._generations or any(r.request_id in self._of_sample for r in generation.requests):
@@ -167,9 +180,10 @@ class Engine:
         changed = self._deliver(updates)
         generated = sum(len(update.token_ids) for update in updates)
         seconds = time.perf_counter() - begin
-        self._stats.count_step(batch, generated, seconds, bookkeeping)
+        computed = batch.num_tokens
+        self._stats.count_step(batch, computed, generated, seconds, bookkeeping)
         self.meter.step.observe(seconds)
-        self.meter.step_tokens.observe(batch.num_tokens)
+        self.meter.step_tokens.observe(computed)
         if self.speculation is not None and result is not None:
             self.speculation.count_step(batch, result, seconds, self.runner.num_captured)
         return changed
@@ -199,7 +213,10 @@ class Engine:
         return self._grammars.compile(guide)
 
     def reset_prefix_cache(self) -> bool:
-        """Forgets every prefix that no running request holds. False if some are held, and so can still be found."""
+        """Forgets every prefix and every encoded image that no running request holds. False if some prefixes are held,
+        and so can still be found."""
+        if self.scheduler.encoder_cache is not None:
+            self.scheduler.encoder_cache.forget()
         return self.scheduler.cache.store.forget()
 
     def default_params(self) -> SamplingParams:
@@ -208,7 +225,16 @@ class Engine:
 
     def render_chat(self, messages: Sequence[Message], **chat_template_kwargs: Any) -> str:
         """The prompt that the checkpoint's chat template makes of a conversation, special tokens included."""
-        return self.chat_template.render(messages, **chat_template_kwargs)
+        return self.render_chat_media(messages, **chat_template_kwargs).text
+
+    def render_chat_media(self, messages: Sequence[Message], **chat_template_kwargs: Any) -> RenderedChat:
+        """The prompt of a conversation, and what `add` needs of its images. Any thread may call it; loading images
+        takes its time. RequestError if one cannot be taken, or the template refuses the conversation."""
+
+        def render(plain: Sequence[Message]) -> str:
+            return self.chat_template.render(plain, **chat_template_kwargs)
+
+        return render_chat(messages, render, self.media, chat_template_kwargs)
 
     def stats(self) -> dict[str, Any]:
         """Counts since the start, and the cache's present use, as plain data."""
@@ -217,7 +243,13 @@ class Engine:
         if self.speculation is not None and drafting is not None:
             of_drafts = drafting.graphs.counts.to_json() if drafting.graphs is not None else None
             speculation = {**self.speculation.to_json(), "graphs": of_drafts}
-        return {**self._stats.to_json(self.scheduler, graphs), "speculation": speculation}
+        encoder = None
+        if self.runner.encoder is not None:
+            encoder = {
+                "graphs": self.runner.encoder.counts.to_json() | self.runner.encoder.figures(),
+                "cache": encoder_cache_use(self.scheduler),
+            }
+        return {**self._stats.to_json(self.scheduler, graphs), "speculation": speculation, "encoder": encoder}
 
     def _deliver(self, updates: Sequence[RequestUpdate]) -> list[RequestOutput]:
         """Adds what a step gave to the outputs, and returns those that it changed."""

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
 import time
 from collections.abc import Sequence
 
+from ostinato.cache.chain import MediaSpan
 from ostinato.engine.detokenizer import Detokenizer, StopChecker
 from ostinato.engine.outputs import CompletionOutput, RequestOutput, RequestTimes
 from ostinato.engine.tokenizer import Tokenizer
+from ostinato.media.prompt import MediaPrompt, PlacedItem
 from ostinato.observe.meter import Meter
 from ostinato.sample.grammar import Grammar
 from ostinato.sample.params import SamplingParams
@@ -32,8 +35,10 @@ class Generation:
         cache_salt: str | None,
         default_seed: int,
         grammar: Grammar | None = None,
+        media: MediaPrompt | None = None,
     ) -> None:
-        """`default_seed` is for a request whose parameters bring none; `grammar` is that of its guide."""
+        """`default_seed` is for a request whose parameters bring none; `grammar` is that of its guide, `media` holds
+        its images."""
         self.params = params
         stop = StopConditions(
             max_tokens=max_model_len if params.max_tokens is None else params.max_tokens,
@@ -56,6 +61,8 @@ class Generation:
                 # All samples have the same prompt, so the first alone scores it.
                 wants_prompt_logprobs=params.prompt_logprobs is not None and index == 0,
                 cache_salt=cache_salt,
+                media=() if media is None else [_span(placed, cache_salt) for placed in media.spans],
+                rope=None if media is None else media.rope,
             )
             request.payload = SamplingState(
                 params,
@@ -116,6 +123,14 @@ class Generation:
         """Marks every unfinished output as aborted; what it has stays."""
         for text in self._texts.values():
             text.finish(FinishReason.ABORT)
+
+
+def _span(placed: PlacedItem, cache_salt: str | None) -> MediaSpan:
+    """Its digest is of the salt too: nor are encoded images found by requests of another one."""
+    digest = placed.item.digest
+    if cache_salt is not None:
+        digest = hashlib.blake2b(f"{digest} {cache_salt}".encode(), digest_size=32).hexdigest()
+    return MediaSpan(placed.start, placed.end, digest, placed.item)
 
 
 class _Text:

@@ -15,6 +15,8 @@ from ostinato.models.base import CausalLM
 from ostinato.plan.capture_plan import CapturePlan
 from ostinato.plan.plan import Plan
 
+BACKENDS = {"tape": TapeBackend, "cuda": CudaBackend}
+"""By the name that a plan has for them."""
 _NO_OTHERS: Mapping[str, torch.Tensor] = {}
 
 
@@ -39,14 +41,14 @@ def make_graphs(
         -(-settings.max_model_len // settings.block_size) if plan.memory.num_blocks else 0,
         capture.tokens_per_row[-1],
         device,
+        takes_images=model.spec.vision is not None,
     )
 
     def persistent() -> Mapping[int, str]:
         named = {buffer.untyped_storage().data_ptr(): name for name, buffer in others.items()}
         return {**persistent_storages(buffers, model, memory), **named}
 
-    make_backend = {"tape": TapeBackend, "cuda": CudaBackend}[capture.backend]
-    backend: Backend = make_backend(model.build.ops.tap, persistent(), device)
+    backend: Backend = BACKENDS[capture.backend](model.build.ops.tap, persistent(), device)
     return Graphs(
         capture,
         backend,

@@ -10,7 +10,7 @@ import torch
 
 from ostinato.engine.decode_inputs import DecodeInputs
 from ostinato.layers.step import StepInputs
-from ostinato.schedule.batch import Batch
+from ostinato.schedule.batch import Batch, Row
 
 
 def step_inputs(
@@ -24,7 +24,7 @@ def step_inputs(
 
     `drafts` has the tokens proposed for each row, or nothing. If there are any, each decode row has the batch's
     `num_drafts` of them behind its own token, the last of which may be padding. With `decode_inputs`, where steps that
-    only decode have theirs, the inputs are valid until the next step.
+    only decode have theirs, the inputs are valid until the next step. It says whether the model takes images.
     """
     rows = batch.rows
     decode_inputs = decode_inputs or DecodeInputs()
@@ -51,6 +51,11 @@ def step_inputs(
     if lengths != real:
         is_padding = offset >= np.array(real)[row_of_token]
         positions[is_padding] = kv_cells[is_padding] = 0
+    rope_positions: torch.Tensor | None = None
+    media_cells: torch.Tensor | None = None
+    if decode_inputs.takes_images:
+        rope_positions = torch.from_numpy(_rope_positions(rows, row_starts, row_of_token, positions))
+        media_cells = torch.from_numpy(_media_cells(rows, row_starts))
     inputs = StepInputs(
         token_ids=torch.from_numpy(np.array(token_ids, dtype=np.int64)),
         positions=torch.from_numpy(positions),
@@ -64,6 +69,8 @@ def step_inputs(
             [_padded(row.write_slots[: 1 + count], width) for row, count in zip(rows, counts, strict=True)]
         ),
         num_decode_rows=batch.num_decode_rows,
+        rope_positions=rope_positions,
+        media_cells=media_cells,
         checkpoints=tuple(
             (i, position - row.start, slot) for i, row in enumerate(rows) for position, slot in row.checkpoints
         ),
@@ -85,6 +92,29 @@ def logit_positions(batch: Batch, drafts: Sequence[Sequence[int]] = ()) -> list[
         wanted.extend(range(end - num_own, end + (len(drafts[i]) if has_drafts else 0)))
         start = end + (batch.num_drafts if has_drafts and i < batch.num_decode_rows else 0)
     return wanted
+
+
+def _rope_positions(
+    rows: Sequence[Row], row_starts: np.ndarray, row_of_token: np.ndarray, positions: np.ndarray
+) -> np.ndarray:
+    """[tokens, 3] int64: where each token stands. Of padding, anything that is a position."""
+    deltas = np.array([0 if row.rope is None else row.rope.delta for row in rows], dtype=np.int64)
+    found = np.repeat((positions + deltas[row_of_token])[:, None], 3, axis=1)
+    for row, first, end in zip(rows, row_starts[:-1], row_starts[1:], strict=True):
+        if row.rope is not None and row.start < len(row.rope.prompt):
+            found[first:end] = row.rope.of(row.start, row.start + end - first)
+    return np.maximum(found, 0)
+
+
+def _media_cells(rows: Sequence[Row], row_starts: np.ndarray) -> np.ndarray:
+    """[tokens] int64: the cells that tokens of images take, and the null one for all others."""
+    cells = np.zeros(row_starts[-1], dtype=np.int64)
+    for row, first in zip(rows, row_starts[:-1], strict=True):
+        for use in row.media:
+            start, end = max(use.start, row.start), min(use.end, row.end)
+            place = first + start - row.start
+            cells[place : place + end - start] = use.cells[start - use.start : end - use.start]
+    return cells
 
 
 def _padded(slots: tuple[int, ...], width: int) -> tuple[int, ...]:

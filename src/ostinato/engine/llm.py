@@ -4,18 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, SupportsIndex, cast
+from typing import Any, NamedTuple, SupportsIndex, cast
 
 from ostinato.config import EngineConfig
 from ostinato.engine.engine import Engine
 from ostinato.engine.outputs import RequestOutput
 from ostinato.engine.progress import generation_progress, start_progress
 from ostinato.errors import RequestError
+from ostinato.media.prompt import MediaPrompt
 from ostinato.plan.plan import Plan
 from ostinato.sample.params import SamplingParams
 
 Prompt = str | Sequence[int]
 Message = Mapping[str, Any]
+
+
+class _Prompt(NamedTuple):
+    """What the engine is given of a prompt."""
+
+    prompt: Prompt
+    add_special_tokens: bool = True
+    media: MediaPrompt | None = None
 
 
 class LLM:
@@ -52,7 +61,7 @@ class LLM:
         before anything runs, if one of the prompts cannot be served.
         """
         listed = _as_list(prompts)
-        return self._run([(prompt, True) for prompt in listed], params, cache_salt)
+        return self._run([_Prompt(prompt) for prompt in listed], params, cache_salt)
 
     def chat(
         self,
@@ -64,15 +73,18 @@ class LLM:
     ) -> list[RequestOutput]:
         """Answers one conversation, or each of several.
 
-        A message is `{"role": ..., "content": ...}`. The checkpoint's chat template makes the prompt;
-        `chat_template_kwargs` are handed to it. Raises RequestError as `generate`, and if the template refuses.
+        A message is `{"role": ..., "content": ...}`, its content a text, or a list of parts `{"type": "text", "text":
+        ...}`, `{"type": "image", "image": ...}` (a path, a URL, bytes, a PIL image), `{"type": "image_url",
+        "image_url": {"url": ...}}` and `{"type": "video", "video": [frames], "fps": ...}`. The checkpoint's chat
+        template makes the prompt; `chat_template_kwargs` are handed to it. Raises RequestError as `generate`, if the
+        template refuses, and if an image cannot be taken.
         """
         if isinstance(messages, Mapping):
             raise RequestError("a conversation is a list of messages; put the one message into a list")
         alone = not messages or isinstance(messages[0], Mapping)
         conversations = cast(Sequence[Sequence[Message]], [messages] if alone else messages)
-        prompts = [self.engine.render_chat(conversation, **chat_template_kwargs) for conversation in conversations]
-        return self._run([(prompt, False) for prompt in prompts], params, cache_salt)
+        prompts = [self._rendered(conversation, chat_template_kwargs) for conversation in conversations]
+        return self._run(prompts, params, cache_salt)
 
     def stream(
         self, prompt: Prompt, params: SamplingParams | None = None, *, cache_salt: str | None = None
@@ -82,7 +94,7 @@ class LLM:
         Leaving the generator early aborts the request; its value is the whole output. Text needs a tokenizer;
         `n` must be 1. Raises RequestError at once, not at the first piece, if the prompt cannot be served.
         """
-        return self._stream(prompt, params, cache_salt, add_special_tokens=True)
+        return self._stream(_Prompt(prompt), params, cache_salt)
 
     def stream_chat(
         self,
@@ -93,12 +105,11 @@ class LLM:
         **chat_template_kwargs: Any,
     ) -> Generator[str, None, RequestOutput]:
         """The answer to a conversation, piece by piece; see `chat` and `stream`."""
-        prompt = self.engine.render_chat(messages, **chat_template_kwargs)
-        return self._stream(prompt, params, cache_salt, add_special_tokens=False)
+        return self._stream(self._rendered(messages, chat_template_kwargs), params, cache_salt)
 
     def reset_prefix_cache(self) -> bool:
-        """Forgets every prefix that no running request holds, so that what comes next begins cold. False if some are
-        held (by a stream that is not over), and so can still be found."""
+        """Forgets every prefix and every encoded image that no running request holds, so that what comes next begins
+        cold. False if some prefixes are held (by a stream that is not over), and so can still be found."""
         return self.engine.reset_prefix_cache()
 
     def save_traffic(self, path: str | Path) -> None:
@@ -113,22 +124,31 @@ class LLM:
         """What the engine has done since its start, as plain data."""
         return self.engine.stats()
 
+    def _rendered(self, messages: Sequence[Message], chat_template_kwargs: dict[str, Any]) -> _Prompt:
+        text, media = self.engine.render_chat_media(messages, **chat_template_kwargs)
+        return _Prompt(text, False, media)
+
+    def _add(self, prompt: _Prompt, params: SamplingParams | None, cache_salt: str | None) -> str:
+        return self.engine.add(
+            prompt.prompt,
+            params,
+            add_special_tokens=prompt.add_special_tokens,
+            cache_salt=cache_salt,
+            media=prompt.media,
+        )
+
     def _run(
         self,
-        prompts: list[tuple[Prompt, bool]],
+        prompts: list[_Prompt],
         params: SamplingParams | Sequence[SamplingParams] | None,
         cache_salt: str | None,
     ) -> list[RequestOutput]:
         each = _one_each(params, len(prompts))
         ids: list[str] = []
         try:
-            for (prompt, add_special_tokens), own_params in zip(prompts, each, strict=True):
+            for prompt, own_params in zip(prompts, each, strict=True):
                 try:
-                    ids.append(
-                        self.engine.add(
-                            prompt, own_params, add_special_tokens=add_special_tokens, cache_salt=cache_salt
-                        )
-                    )
+                    ids.append(self._add(prompt, own_params, cache_salt))
                 except RequestError as error:
                     if len(prompts) == 1:
                         raise
@@ -155,11 +175,11 @@ class LLM:
         return finished
 
     def _stream(
-        self, prompt: Prompt, params: SamplingParams | None, cache_salt: str | None, add_special_tokens: bool
+        self, prompt: _Prompt, params: SamplingParams | None, cache_salt: str | None
     ) -> Generator[str, None, RequestOutput]:
         if params is not None and params.n != 1:
             raise RequestError(f"stream gives one output, and n is {params.n}; use generate for several")
-        request_id = self.engine.add(prompt, params, add_special_tokens=add_special_tokens, cache_salt=cache_salt)
+        request_id = self._add(prompt, params, cache_salt)
         pieces = self._pieces(request_id)
         # Up to its first, empty piece: a generator that has not begun would not abort its request when it is left.
         next(pieces)

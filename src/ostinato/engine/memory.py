@@ -21,6 +21,15 @@ def allocate_memory(spec: ModelSpec, plan: Plan, device: torch.device) -> list[L
     return memory
 
 
+def allocate_cells(spec: ModelSpec, plan: Plan, device: torch.device) -> list[LayerMemory]:
+    """The encoder cache of a model that takes images, which stands behind the memory of its layers; unwritten too."""
+    if plan.encoder is None or spec.vision is None:
+        return []
+    shape = (plan.encoder.num_cells, spec.vision.hidden_rows, spec.vision.out_hidden_size)
+    dtype = getattr(torch, plan.settings.dtype)
+    return [LayerMemory(media=pages.empty(*shape, dtype=dtype, device=device))]
+
+
 def _allocate_layer(layer: LayerSpec, plan: Plan, device: torch.device) -> LayerMemory:
     settings, memory = plan.settings, plan.memory
     dtype = getattr(torch, settings.dtype)

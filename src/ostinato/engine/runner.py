@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -13,10 +13,13 @@ import torch
 
 from ostinato.engine.decode_inputs import DecodeInputs
 from ostinato.engine.drafting import make_drafting
+from ostinato.engine.encoder_graphing import make_encoder_graphs
+from ostinato.engine.encoding import Encoding
 from ostinato.engine.graphing import make_graphs
 from ostinato.engine.inputs import logit_positions, step_inputs
-from ostinato.engine.memory import allocate_memory
+from ostinato.engine.memory import allocate_cells, allocate_memory
 from ostinato.errors import CapacityError, Remedy
+from ostinato.graphs.encoder import EncoderGraphs
 from ostinato.graphs.graphs import Graphs
 from ostinato.layers.build import Build
 from ostinato.models.base import CausalLM
@@ -52,24 +55,25 @@ class Runner:
         self.plan = plan
         self.device = torch.device(settings.device)
         self.block_size = settings.block_size
-        self._decode_inputs = DecodeInputs()
+        self._decode_inputs = DecodeInputs(takes_images=spec.vision is not None)
         if settings.threads is not None:
             torch.set_num_threads(settings.threads)
         begin = time.perf_counter()
         self.model = self._make_model(
             replace(spec, rope=settings.rope, quantization=settings.quantization), directory, progress
         )
-        self.memory = allocate_memory(spec, plan, self.device)
+        layers, cells = allocate_memory(spec, plan, self.device), allocate_cells(spec, plan, self.device)
+        self.memory = [*layers, *cells]
         self.drafting = make_drafting(
             plan,
             spec,
             self.model,
-            self.memory,
+            layers,
             lambda draft, path: self._make_model(draft, path, progress),
             draft_directory,
         )
         # A prediction head runs within the model's steps; a draft model's layers are none of the model's.
-        own = self.memory if self.model.head is not None else self.memory[: len(spec.layers)]
+        own = [*(layers if self.model.head is not None else layers[: len(spec.layers)]), *cells]
         self.graphs = make_graphs(
             plan,
             plan.capture,
@@ -78,6 +82,14 @@ class Runner:
             own,
             max_tokens=settings.max_num_batched_tokens,
         )
+        self.encoder: EncoderGraphs | None = None
+        self.encoding: Encoding | None = None
+        if plan.encoder is not None and spec.vision is not None:
+            self.encoder = make_encoder_graphs(
+                plan.encoder, spec.vision, self.model, check_replay=settings.check_replay
+            )
+            most_patches = plan.encoder.most_tokens * spec.vision.patches_per_token
+            self.encoding = Encoding(self.encoder, cells[0].media, most_patches)
         self.measured: dict[str, Any] = {
             "load_seconds": round(time.perf_counter() - begin, 3),
             "weight_bytes": sum(weight.numel() * weight.element_size() for weight in self._weights()),
@@ -85,9 +97,12 @@ class Runner:
 
     @torch.inference_mode()
     def run(self, batch: Batch) -> StepResult:
-        """Proposes drafts, computes the batch with them, writes its keys, values and states, and samples where a row's
-        next tokens are due."""
+        """Proposes drafts, encodes the batch's new images, computes the batch with both, writes its keys, values and
+        states, and samples where a row's next tokens are due."""
         drafts = self.drafting.proposer.propose(batch) if self.drafting is not None else ()
+        if batch.encode:
+            assert self.encoding is not None, "images came to a model that has no encoder"
+            self.encoding.run(batch.encode)
         hidden = self.graphs.run(step_inputs(batch, self.block_size, torch.device("cpu"), drafts, self._decode_inputs))
         positions = logit_positions(batch, drafts)
 
@@ -102,21 +117,23 @@ class Runner:
 
     @torch.inference_mode()
     def capture(self, progress: StartProgress = lambda what, done, total: None) -> None:
-        """Captures every planned graph, and compares what they take with the plan.
+        """Captures every planned graph, and compares what they take with the plan. The encoder's are timed as well.
 
         Raises CaptureError if a step cannot be captured, CapacityError if the graphs take more than was planned.
         """
         for graphs in self._all_graphs():
             graphs.capture_all(progress)
-        if not self.graphs.planned():
-            return
-        figures = self.measured["graphs"] = self.graph_figures()
-        planned, observed = figures["planned_bytes"], figures["observed_bytes"]
-        if observed > planned:
-            raise CapacityError(
-                f"the graphs take {observed} bytes, and {planned} were planned for them",
-                [Remedy("graph_mode", "none")],
-            )
+        if self.graphs.planned():
+            self.measured["graphs"] = self.graph_figures()
+            _check_size("the graphs", self.measured["graphs"], Remedy("graph_mode", "none"))
+        if self.encoder is not None and self.encoder.planned:
+            self.encoder.capture_all(progress)
+            self.measured["encoder"] = self.encoder.figures()
+            _check_size("the encoder's graphs", self.measured["encoder"], Remedy("encoder_graph_mode", "none"))
+
+    @property
+    def takes_images(self) -> bool:
+        return self.encoding is not None
 
     @property
     def num_captured(self) -> int:
@@ -153,3 +170,9 @@ class Runner:
         else:
             load_weights(model, directory, partial(progress, "Loading weights"))
         return model
+
+
+def _check_size(what: str, figures: Mapping[str, Any], remedy: Remedy) -> None:
+    planned, observed = figures["planned_bytes"], figures["observed_bytes"]
+    if observed > planned:
+        raise CapacityError(f"{what} take {observed} bytes, and {planned} were planned for them", [remedy])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ostinato.cache.encoder_cache import EncoderCache
 from ostinato.cache.eviction import EvictionCosts
 from ostinato.cache.manager import CacheManager
 from ostinato.cache.placement import CachePolicy
@@ -33,6 +34,7 @@ def make_scheduler(plan: Plan, choose_drafts: ChooseDrafts | None = None) -> Sch
         max_model_len=settings.max_model_len,
         enable_chunked_prefill=settings.enable_chunked_prefill,
         policy=settings.scheduling_policy,
+        max_item_tokens=0 if plan.encoder is None else plan.encoder.max_item_tokens,
         graph_tokens=_graph_tokens(plan),
     )
     policy = CachePolicy(
@@ -41,7 +43,8 @@ def make_scheduler(plan: Plan, choose_drafts: ChooseDrafts | None = None) -> Sch
         state_block_size=settings.state_block_size,
         branches=settings.checkpoint_policy == "boundaries+branches",
     )
-    return Scheduler(limits, cache, policy, choose_drafts)
+    encoder_cache = None if plan.encoder is None else EncoderCache(plan.encoder.num_cells)
+    return Scheduler(limits, cache, policy, choose_drafts, encoder_cache)
 
 
 def _graph_tokens(plan: Plan) -> int:

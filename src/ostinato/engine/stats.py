@@ -25,9 +25,9 @@ class EngineStats:
     bookkeeping_seconds: float = 0.0
     """Of those, what choosing batches and taking their results in took: requests, blocks, slots, the prefix index."""
 
-    def count_step(self, batch: Batch, generated: int, seconds: float, bookkeeping: float) -> None:
+    def count_step(self, batch: Batch, computed: int, generated: int, seconds: float, bookkeeping: float) -> None:
         self.generated_tokens += generated
-        self.computed_tokens += batch.num_tokens
+        self.computed_tokens += computed
         self.decode_rows += batch.num_decode_rows
         self.prefill_rows += len(batch.rows) - batch.num_decode_rows
         self.step_seconds += seconds
@@ -49,3 +49,16 @@ class EngineStats:
                 **asdict(scheduler.cache.store.counters),
             },
         }
+
+
+def encoder_cache_use(scheduler: Scheduler) -> dict[str, int]:
+    """What the encoder cache has counted, and its present use, in cells: one holds a token of an image."""
+    cache = scheduler.encoder_cache
+    assert cache is not None, "only models that take images have one"
+    return {
+        **asdict(cache.counters),
+        "items": cache.num_items,
+        "cells_used": cache.num_pinned,
+        "cells_cached": cache.num_cached,
+        "cells_total": cache.capacity,
+    }

@@ -76,6 +76,8 @@ class Stream:
     def put(self, delta: OutputDelta) -> None:
         """The engine's: what was gained."""
         self.num_cached_tokens, self.times = delta.num_cached_tokens, delta.times
+        if delta.output is not None:
+            delta.output.prompt_token_ids = self.prompt_token_ids  # which the engine did not send back
         for sample in delta.samples:
             self.num_output_tokens += len(sample.token_ids)
             if sample.finish_reason is not None:

@@ -13,6 +13,7 @@ from typing import Any
 import tokenizers
 
 from ostinato.errors import ModelError, RequestError
+from ostinato.plan.json_file import read_json
 
 _BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 _SAMPLING_SETTINGS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
@@ -182,19 +183,6 @@ def generation_defaults(directory: Path) -> GenerationDefaults:
         sampling = {name: sampling[name] for name in sampling if name == "repetition_penalty"}
         sampling["temperature"] = 0.0
     return GenerationDefaults(frozenset(ends), sampling)
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """The object in a JSON file, empty if there is no such file. ModelError if it holds anything else."""
-    if not path.is_file():
-        return {}
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ModelError(f"{path} cannot be read: {error}") from None
-    if not isinstance(value, dict):
-        raise ModelError(f"{path} should hold an object, not a {type(value).__name__}")
-    return value
 
 
 def _special_tokens(settings: Mapping[str, Any]) -> dict[str, str]:

@@ -12,7 +12,10 @@ from ostinato.graphs.errors import CaptureError
 from ostinato.layers.step import StepInputs
 
 TENSORS = tuple(field.name for field in fields(StepInputs) if field.type == "torch.Tensor")
-"""The inputs of a step that lie in buffers."""
+"""The inputs of every step, which lie in buffers."""
+
+OF_IMAGES = ("rope_positions", "media_cells")
+"""Those for models that take images, both per token."""
 
 PER_TOKEN = ("token_ids", "positions", "kv_cells")
 PER_ROW = ("start_positions", "kv_lens", "read_slots", "write_slots", "block_tables")
@@ -26,7 +29,13 @@ class StepBuffers:
     """
 
     def __init__(
-        self, max_rows: int, max_tokens: int, max_blocks: int, slots_per_request: int, device: torch.device
+        self,
+        max_rows: int,
+        max_tokens: int,
+        max_blocks: int,
+        slots_per_request: int,
+        device: torch.device,
+        takes_images: bool = False,
     ) -> None:
         def of(*shape: int, dtype: torch.dtype = torch.int32) -> torch.Tensor:
             return torch.zeros(shape, dtype=dtype, device=device)
@@ -40,6 +49,10 @@ class StepBuffers:
         self.block_tables = of(max_rows, max(max_blocks, 1))
         self.read_slots = of(max_rows)
         self.write_slots = of(max_rows, slots_per_request)
+        self.rope_positions = of(max_tokens, 3, dtype=torch.int64) if takes_images else None
+        self.media_cells = of(max_tokens, dtype=torch.int64) if takes_images else None
+        self._names = TENSORS + (OF_IMAGES if takes_images else ())
+        self._per_token = PER_TOKEN + (OF_IMAGES if takes_images else ())
         self._table_columns = 0  # of block_tables: those behind are 0 in every row
         # On a CPU buffers are written through NumPy, whose small copies cost a fraction of torch's.
         self._arrays = {name: buffer.numpy() for name, buffer in self.named()} if device.type == "cpu" else None
@@ -49,7 +62,7 @@ class StepBuffers:
         self._source_arrays: dict[str, Any] = {}
 
     def named(self) -> Iterator[tuple[str, torch.Tensor]]:
-        for name in TENSORS:
+        for name in self._names:
             yield name, getattr(self, name)
 
     @property
@@ -93,6 +106,8 @@ class StepBuffers:
             read_slots=self.read_slots[:rows],
             write_slots=self.write_slots[:rows, :tokens_per_row],
             num_decode_rows=num_decode_rows,
+            rope_positions=None if self.rope_positions is None else self.rope_positions[:tokens],
+            media_cells=None if self.media_cells is None else self.media_cells[:tokens],
             checkpoints=checkpoints,
         )
 
@@ -110,8 +125,8 @@ class StepBuffers:
         # Long contexts make tables wide, so only the columns that were ever used are cleared.
         self._table_columns = max(self._table_columns, step.block_tables.shape[1])
         if self._arrays is not None and step is not self._source:
-            self._source, self._source_arrays = step, {name: getattr(step, name).numpy() for name in TENSORS}
-        for name, padded in (*((name, tokens) for name in PER_TOKEN), *((name, rows) for name in PER_ROW)):
+            self._source, self._source_arrays = step, {name: getattr(step, name).numpy() for name in self._names}
+        for name, padded in (*((name, tokens) for name in self._per_token), *((name, rows) for name in PER_ROW)):
             buffer, value = self._pair(name, step)
             if name == "block_tables":
                 buffer = buffer[:, : self._table_columns]
@@ -125,23 +140,6 @@ class StepBuffers:
         if self._arrays is not None:
             return self._arrays[name], self._source_arrays[name]
         return getattr(self, name), getattr(step, name)
-
-
-def addresses(step: StepInputs) -> tuple[int, ...]:
-    """Where the tensors of a step lie."""
-    return tuple([getattr(step, name).data_ptr() for name in TENSORS])
-
-
-def check_addresses(step: StepInputs, captured: tuple[int, ...]) -> None:
-    """CaptureError if `step` does not lie where the captured one did: it would not be what a graph reads."""
-    now = addresses(step)
-    if now == captured:
-        return
-    moved = [name for name, old, new in zip(TENSORS, captured, now, strict=True) if old != new]
-    raise CaptureError(
-        f"step buffers.{', step buffers.'.join(moved)} moved after the graph was captured, which would go on reading "
-        "the old memory. Buffers are written in place, never replaced"
-    )
 
 
 def check_unmoved(captured: Mapping[int, str], now: Mapping[int, str]) -> None:

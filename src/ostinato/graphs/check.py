@@ -38,6 +38,11 @@ def compare_replay(
     return replayed
 
 
+def compare_encoding(name: str, replayed: torch.Tensor, eager: torch.Tensor) -> None:
+    """CaptureError if what a graph of the vision encoder gave differs from `eager` by more than rounding."""
+    _compare(name, "encoded images", replayed, eager, TOLERANCE[eager.dtype])
+
+
 def _slots(step: StepInputs) -> torch.Tensor:
     """Every slot that the step reads or writes, but the null one."""
     checkpoints = torch.tensor([slot for _, _, slot in step.checkpoints], dtype=torch.int32)

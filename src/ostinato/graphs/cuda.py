@@ -17,16 +17,15 @@ from typing import Any, Protocol
 
 import torch
 
-from ostinato.graphs.buffers import addresses, check_addresses
 from ostinato.graphs.errors import CaptureError
+from ostinato.graphs.inputs import Addresses, Inputs
 from ostinato.graphs.parts import left_out
 from ostinato.graphs.places import Place, place_of, pointer_of
 from ostinato.graphs.recorder import Recorder
-from ostinato.layers.step import StepInputs
 from ostinato.ops.recording import Kernel, Tap
 
-Forward = Callable[[StepInputs], torch.Tensor]
-Play = Callable[[StepInputs], None]
+Forward = Callable[[Any], torch.Tensor]
+Play = Callable[[Inputs], None]
 
 
 class Segment(Protocol):
@@ -60,14 +59,14 @@ class Driver(Protocol):
 class CudaGraph:
     """A captured step: segments, and the parts left out between them."""
 
-    def __init__(self, plays: list[Play], result: torch.Tensor, captured: StepInputs) -> None:
+    def __init__(self, plays: list[Play], result: torch.Tensor, captured: Inputs) -> None:
         self._plays = plays
         self._result = result
-        self._addresses = addresses(captured)
+        self._addresses = Addresses(captured)
 
-    def replay(self, step: StepInputs) -> torch.Tensor:
+    def replay(self, step: Inputs) -> torch.Tensor:
         """See `graphs.Graph`. CaptureError if a step buffer has moved since the capture."""
-        check_addresses(step, self._addresses)
+        self._addresses.check(step)
         for play in self._plays:
             play(step)
         return self._result
@@ -91,7 +90,7 @@ class CudaBackend:
         self.num_bytes = 0
         """What the pool of the graphs took. The CUDA driver's own memory per graph is not in it."""
 
-    def capture(self, forward: Forward, step: StepInputs, splits: Collection[str]) -> CudaGraph:
+    def capture(self, forward: Forward, step: Inputs, splits: Collection[str]) -> CudaGraph:
         """Runs `forward(step)` to note and to warm up, then captures it. CaptureError if it cannot be captured, or
         if a replay could not repeat it."""
         with torch.inference_mode(), self._driver.aside():
@@ -113,7 +112,7 @@ class CudaBackend:
             self.num_bytes += self._driver.reserved_bytes() - before
             return CudaGraph(segments.plays(step), _reach(self._driver, result), step)
 
-    def _record(self, forward: Forward, step: StepInputs, splits: Collection[str]) -> Iterator[Place]:
+    def _record(self, forward: Forward, step: Inputs, splits: Collection[str]) -> Iterator[Place]:
         """Refuses what a replay could not repeat -> shapes and dtypes of what the parts left out return, in order."""
         recorder = Recorder(self._persistent, splits, kernels_may_read=False)
         self._tap.recorder = recorder
@@ -134,7 +133,7 @@ class _Segments:
         self._shapes = shapes
         self._device = device
         self._open: Segment | None = None
-        self._plays: list[Callable[[StepInputs], Play]] = []
+        self._plays: list[Callable[[Inputs], Play]] = []
 
     def begin(self) -> None:
         segment = self._driver.new_segment()
@@ -155,7 +154,7 @@ class _Segments:
             with suppress(RuntimeError):
                 segment.end()
 
-    def plays(self, captured: StepInputs) -> list[Play]:
+    def plays(self, captured: Inputs) -> list[Play]:
         """What a replay does, in order. Only after the last `end`."""
         return [play(captured) for play in self._plays]
 
@@ -183,7 +182,7 @@ class _Segments:
         out = torch.empty(shape.shape, dtype=shape.dtype, device=self._device)
         inputs, output = tuple(map(_locate, tensors)), _locate(out)
 
-        def play(captured: StepInputs) -> Play:
+        def play(captured: Inputs) -> Play:
             reached = tuple(_reach(self._driver, one) for one in inputs)
             return left_out(function, reached, others, _reach(self._driver, output), captured)
 

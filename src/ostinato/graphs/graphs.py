@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -176,18 +176,25 @@ class Graphs:
 
 def persistent_storages(buffers: StepBuffers, model: nn.Module, memory: Sequence[LayerMemory]) -> Mapping[int, str]:
     """Storage pointer -> name, of everything that stays where it is: step buffers, weights and constants, cache."""
-    named: dict[int, str] = {}
+    return {
+        **_storages((f"step buffers.{name}", buffer) for name, buffer in buffers.named()),
+        **weight_storages(model),
+        **_storages(
+            (f"cache memory.{index}.{name}", value)
+            for index, layer in enumerate(memory)
+            for name, value in vars(layer).items()
+        ),
+    }
 
-    def note(name: str, value: object) -> None:
-        if isinstance(value, torch.Tensor):
-            named[value.untyped_storage().data_ptr()] = name
 
-    for name, buffer in buffers.named():
-        note(f"step buffers.{name}", buffer)
-    for path, module in model.named_modules():
-        for name, value in (*vars(module).items(), *module.named_parameters(recurse=False)):
-            note(f"weights.{path}.{name}", value)
-    for index, layer in enumerate(memory):
-        for name, value in vars(layer).items():
-            note(f"cache memory.{index}.{name}", value)
-    return named
+def weight_storages(model: nn.Module) -> Mapping[int, str]:
+    """Storage pointer -> name, of a model's weights and constants."""
+    return _storages(
+        (f"weights.{path}.{name}", value)
+        for path, module in model.named_modules()
+        for name, value in (*vars(module).items(), *module.named_parameters(recurse=False))
+    )
+
+
+def _storages(named: Iterable[tuple[str, object]]) -> dict[int, str]:
+    return {value.untyped_storage().data_ptr(): name for name, value in named if isinstance(value, torch.Tensor)}

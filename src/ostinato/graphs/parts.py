@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
+from ostinato.graphs.inputs import Inputs
 from ostinato.graphs.recorder import check_captured_step
-from ostinato.layers.step import StepInputs
 from ostinato.ops.recording import Kernel
 
 
@@ -17,16 +17,16 @@ def left_out(
     tensors: tuple[torch.Tensor, ...],
     others: tuple[Any, ...],
     out: torch.Tensor,
-    captured: StepInputs,
-) -> Callable[[StepInputs], None]:
+    captured: Inputs,
+) -> Callable[[Inputs], None]:
     """`function` on the real tokens alone, with the step of now in place of the captured one; zeros for padding.
 
     `tensors` and `out` have one entry per padded token in their first dimension.
     """
     check_captured_step(others, captured)
 
-    def play(step: StepInputs) -> None:
-        count = step.token_ids.shape[0]
+    def play(step: Inputs) -> None:
+        count = step.length
         now = [step if other is captured else other for other in others]
         out[:count] = function(*(tensor[:count] for tensor in tensors), *now)
         out[count:] = 0

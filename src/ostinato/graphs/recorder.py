@@ -20,8 +20,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ostinato.graphs.errors import CaptureError
 from ostinato.graphs.host import HostGuard, changes_device, reads_on_host, refuse_read
+from ostinato.graphs.inputs import Inputs
 from ostinato.graphs.places import Place, has_memory, map_items, place_of, pointer_of, shape_of, tensors_in
-from ostinato.layers.step import StepInputs
 from ostinato.ops.recording import Kernel
 
 UNWRITTEN = frozenset({"empty", "empty_like", "new_empty", "empty_strided", "new_empty_strided", "empty_permuted"})
@@ -255,10 +255,10 @@ class Recorder(TorchDispatchMode):
         )
 
 
-def check_captured_step(others: Iterable[Any], captured: StepInputs) -> None:
+def check_captured_step(others: Iterable[Any], captured: Inputs) -> None:
     """A part that is left out must get the step itself: another one would be the same in every replay."""
     for other in others:
-        if isinstance(other, StepInputs) and other is not captured:
+        if isinstance(other, type(captured)) and other is not captured:
             raise CaptureError("a part that is left out gets a copy of the step, which a replay could not replace")
 
 

@@ -3,41 +3,41 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
 import torch
 
 from ostinato.graphs.arena import Arena, Layout, bind, plan_layout
-from ostinato.graphs.buffers import addresses, check_addresses
+from ostinato.graphs.inputs import Addresses, Inputs
 from ostinato.graphs.parts import left_out
 from ostinato.graphs.places import Place, tensors_in
 from ostinato.graphs.recorder import Call, Recorder
-from ostinato.layers.step import StepInputs
 from ostinato.ops.native import NativeKernel
 from ostinato.ops.recording import Tap
 
 WRITES_INTO = frozenset({"add", "mul", "sub", "neg", "exp", "silu", "cat", "embedding", "cos", "sin"})
 """Operations that are replayed by their form with an output; the results of others are copied to their place."""
 
-Play = Callable[[StepInputs], None]
-Profile = Callable[[StepInputs], list[tuple[str, float]]]
+Play = Callable[[Inputs], None]
+Profile = Callable[[Inputs], list[tuple[str, float]]]
 """Plays calls -> (name, seconds) of each."""
-Forward = Callable[[StepInputs], torch.Tensor]
+Forward = Callable[[Any], torch.Tensor]
 
 
 class Tape:
     """A captured step. `replay` makes its calls again and returns the step's result, which the next replay of any
     tape overwrites."""
 
-    def __init__(self, calls: Sequence[Call], layout: Layout, result: Place, captured: StepInputs) -> None:
+    def __init__(self, calls: Sequence[Call], layout: Layout, result: Place, captured: Inputs) -> None:
         self.num_calls = len(calls)
         self._calls = calls
         self._layout = layout
         self._result_place = result
         self._captured = captured
-        self._addresses = addresses(captured)
+        self._length = captured.length
+        self._addresses = Addresses(captured)
 
     def bind(self, memory: torch.Tensor) -> None:
         """Puts what the calls compute into `memory`, as laid out. To be done before the first replay, and again when
@@ -47,7 +47,7 @@ class Tape:
         self.programs: list[Any] = []
         for is_native, calls in groupby(self._calls, key=lambda call: isinstance(call.function, NativeKernel)):
             if is_native:
-                self._add_program(list(calls), memory)
+                self._add_programs(calls, memory)
                 continue
             for call in calls:
                 play = self._play(call, memory)
@@ -55,28 +55,36 @@ class Tape:
                 self._profiles.append(_stopped(call.name, play))
         self._result: torch.Tensor = bind(self._result_place, self._layout, memory)
 
-    def replay(self, step: StepInputs) -> torch.Tensor:
+    def replay(self, step: Inputs) -> torch.Tensor:
         """`step`, the real part of what stands in the buffers, is given to the parts that were left out, as they
         depend on its rows. -> [padded tokens, hidden]. CaptureError if a step buffer has moved since the capture."""
-        check_addresses(step, self._addresses)
+        self._addresses.check(step)
         for play in self._plays:
             play(step)
         return self._result
 
-    def profile(self, step: StepInputs) -> list[tuple[str, float]]:
+    def profile(self, step: Inputs) -> list[tuple[str, float]]:
         """As `replay`, but -> the name of every call and the seconds that it took, in order."""
-        check_addresses(step, self._addresses)
+        self._addresses.check(step)
         return [call for profile in self._profiles for call in profile(step)]
 
-    def _add_program(self, calls: Sequence[Call], memory: torch.Tensor) -> None:
-        """Adjacent native kernels: one call of the extension, which leaves padding tokens out."""
-        program = calls[0].function.extension.Program()
-        self.programs.append(program)
+    def _add_programs(self, calls: Iterable[Call], memory: torch.Tensor) -> None:
+        """Adjacent native kernels: one call of the extension for those of as many tokens, which leaves padding out."""
+        program, of_program = None, 0
         for call in calls:
             args, kwargs, writes = bind((call.args, call.kwargs, call.writes), self._layout, memory)
-            call.function.record(program, writes[0], args, kwargs)
-        self._plays.append(lambda step: program.run(step.token_ids.shape[0]))
-        self._profiles.append(lambda step: program.profile(step.token_ids.shape[0]))
+            tokens, *numbers = call.function.lowered(writes[0], args, kwargs)
+            if program is None or tokens != of_program:
+                program, of_program = call.function.extension.Program(), tokens
+                self._add_program(program, tokens)
+            getattr(program, call.name)(tokens, *numbers)
+
+    def _add_program(self, program: Any, tokens: int) -> None:
+        """`tokens` is what its kernels count, padding included."""
+        self.programs.append(program)
+        real = _real_tokens(tokens, self._length)
+        self._plays.append(lambda step: program.run(real(step)))
+        self._profiles.append(lambda step: program.profile(real(step)))
 
     def _play(self, call: Call, memory: torch.Tensor) -> Play:
         function = call.function
@@ -94,7 +102,7 @@ class Tape:
                 return lambda _: with_output(*args, **kwargs)
             return lambda _: out.copy_(function(*args, **kwargs))
 
-        def copy_each(_: StepInputs) -> None:
+        def copy_each(_: Inputs) -> None:
             for out, value in zip(writes, tensors_in(function(*args, **kwargs)), strict=True):
                 if out is not None:
                     out.copy_(value)
@@ -122,7 +130,7 @@ class TapeBackend:
         """What the graphs take beside the persistent buffers."""
         return self.arena.size
 
-    def capture(self, forward: Forward, step: StepInputs, splits: Collection[str]) -> Tape:
+    def capture(self, forward: Forward, step: Inputs, splits: Collection[str]) -> Tape:
         """Runs `forward(step)` once and notes what it does. CaptureError if a replay could not repeat it."""
         recorder = Recorder(self._persistent, splits)
         self._tap.recorder = recorder
@@ -142,8 +150,18 @@ class TapeBackend:
         return tape
 
 
+def _real_tokens(tokens: int, length: int) -> Callable[[Inputs], int]:
+    """How many of a kernel's `tokens` are real, for inputs padded to `length` entries: one of them may stand for
+    several entries (patches that were merged), or several for one. All, where the two do not divide."""
+    if tokens == length:
+        return lambda inputs: inputs.length
+    if tokens and (length % tokens == 0 or tokens % length == 0):
+        return lambda inputs: -(-inputs.length * tokens // length)
+    return lambda inputs: tokens
+
+
 def _stopped(name: str, play: Play) -> Profile:
-    def profile(step: StepInputs) -> list[tuple[str, float]]:
+    def profile(step: Inputs) -> list[tuple[str, float]]:
         begin = time.perf_counter()
         play(step)
         return [(name, time.perf_counter() - begin)]

@@ -22,6 +22,21 @@ class RMSNorm(nn.Module):
         return self.op(x, self.weight, self.eps)
 
 
+class LayerNorm(nn.Module):
+    """Mean 0 and variance 1 over the last dimension, then weight and bias."""
+
+    def __init__(self, build: Build, size: int, eps: float) -> None:
+        super().__init__()
+        self.op = build.ops.layer_norm
+        self.weight = build.weight(size)
+        self.bias = build.weight(size)
+        self.eps = eps
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[tokens, size] -> [tokens, size]"""
+        return self.op(x, self.weight, self.bias, self.eps)
+
+
 class GatedRMSNorm(nn.Module):
     """RMS norm over groups of channels with a SiLU gate, as Mamba-2 mixers end with. `group_size` None: the gate alone,
     which has no weight."""

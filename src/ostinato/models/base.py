@@ -46,6 +46,9 @@ class CausalLM(nn.Module, ABC):
     where they differ, `checkpoint_name` translates.
     """
 
+    transposable: tuple[str, ...] = ()
+    """Ends of the names of stacks of matrices that a checkpoint may hold with rows for columns. Their shape says so."""
+
     def __init__(self, build: Build, spec: ModelSpec, logits_multiplier: float = 1.0) -> None:
         super().__init__()
         self.build = build

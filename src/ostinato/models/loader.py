@@ -53,7 +53,9 @@ def load_weights(
                 if main != file:
                     continue
                 tensor, place = tensors.get_tensor(source_name), places[name]
-                if source.scale is None or stored is None:
+                if source.is_transposed:
+                    _put_transposed(tensor, place)
+                elif source.scale is None or stored is None:
                     _put(tensor, place, parameters)
                 else:
                     scale = _scale(source.scale)
@@ -80,6 +82,16 @@ def _put(tensor: torch.Tensor, place: Target, parameters: Parameters) -> None:
             return
         for begin, end, source in _pieces(tensor, PIECE):
             place[begin:end].copy_(source)
+
+
+def _put_transposed(tensor: torch.Tensor, place: Target) -> None:
+    """Puts a stack [matrices, columns, rows] of a mapped file in its place [matrices, rows, columns]."""
+    for i, matrix in enumerate(tensor):
+        if isinstance(place, QuantizedView):
+            place.of(i).put(matrix.t().contiguous())
+        else:
+            place[i].copy_(matrix.t())
+        pages.drop(matrix)
 
 
 def _put_integers(

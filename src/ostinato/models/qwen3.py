@@ -20,9 +20,12 @@ from ostinato.plan.model import ModelSpec
 
 
 class Block(nn.Module):
-    """Attention, then the MLP, each on a norm of the residual stream and added to it."""
+    """Attention, then the MLP, each on a norm of the residual stream and added to it. `mlp` stands in for the gated one
+    (experts)."""
 
-    def __init__(self, build: Build, hidden_size: int, hyper: Qwen3Hyperparameters) -> None:
+    def __init__(
+        self, build: Build, hidden_size: int, hyper: Qwen3Hyperparameters, mlp: nn.Module | None = None
+    ) -> None:
         super().__init__()
         self.input_layernorm = RMSNorm(build, hidden_size, hyper.norm_eps)
         self.self_attn = Attention(
@@ -34,7 +37,7 @@ class Block(nn.Module):
             qk_norm_eps=hyper.norm_eps,
         )
         self.post_attention_layernorm = RMSNorm(build, hidden_size, hyper.norm_eps)
-        self.mlp = GatedMLP(build, hidden_size, hyper.intermediate_size)
+        self.mlp = GatedMLP(build, hidden_size, hyper.intermediate_size) if mlp is None else mlp
 
     def forward(
         self,

@@ -18,6 +18,8 @@ MODELS = {
     "mamba2": "Mamba2",
     "nemotron_h": "NemotronH",
     "qwen3": "Qwen3",
+    "qwen3_vl": "Qwen3VL",
+    "qwen3_vl_moe": "Qwen3VLMoe",
 }
 
 

@@ -29,6 +29,8 @@ class Source:
     """The tensors that hold one weight: part -> (file, name there). The part is the tensor's own, or one of `PARTS`."""
 
     parts: dict[str, tuple[Path, str]] = field(default_factory=dict)
+    is_transposed: bool = False
+    """Whether it has rows for columns."""
 
     @property
     def main(self) -> tuple[Path, str]:
@@ -80,11 +82,14 @@ def find_sources(
                     shape = tensors.get_tensor(source_name).tolist()
                     # Of a stack it may be that of one matrix of all rows.
                     expected = of_place if len(shape) > 2 else [math.prod(of_place[:-1]), of_place[-1]]
-                if shape != expected:
+                source = sources.setdefault(place, Source())
+                if shape != expected and place.endswith(model.transposable):
+                    source.is_transposed = shape == [*expected[:-2], expected[-1], expected[-2]]
+                if shape != expected and not source.is_transposed:
                     misshapen.append(f"{source_name} is {shape}, expected {expected}")
                 if part == "values" and stored is not None and found.get_dtype() == "I8":
                     integers.add(place)
-                sources.setdefault(place, Source()).parts[part] = (file, source_name)
+                source.parts[part] = (file, source_name)
     missing = [name for name in places if name not in sources]
     for name, source in sources.items():
         if "weight_packed" not in source.parts and "values" not in source.parts:

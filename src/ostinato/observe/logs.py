@@ -85,7 +85,8 @@ class _Text(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         moment = time.strftime("%H:%M:%S", time.localtime(record.created))
         text = f"{moment}.{int(record.msecs):03d} {record.levelname:<7} {record.getMessage()}"
-        return text if not record.exc_info else f"{text}\n{self.formatException(record.exc_info)}"
+        trace = _trace(self, record)
+        return f"{text}\n{trace}" if trace else text
 
 
 class _Json(logging.Formatter):
@@ -97,6 +98,11 @@ class _Json(logging.Formatter):
         }
         fields = getattr(record, "fields", None)
         entry |= fields if fields is not None else {"message": record.getMessage()}
-        if record.exc_info:
-            entry["exception"] = self.formatException(record.exc_info)
+        if trace := _trace(self, record):
+            entry["exception"] = trace
         return json.dumps(entry)
+
+
+def _trace(formatter: logging.Formatter, record: logging.LogRecord) -> str | None:
+    """Of the exception that a record is about: as text already, where the engine's process has sent it."""
+    return record.exc_text or (formatter.formatException(record.exc_info) if record.exc_info else None)

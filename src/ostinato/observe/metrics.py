@@ -27,6 +27,16 @@ _HISTOGRAMS = (
 """(name, attribute of Meter, help)"""
 
 
+_ENCODER = (
+    ("encoder_packs", "packs", "Packs of images that the vision encoder took together, eager ones with the reason"),
+    ("encoder_items", "items", "Images that were encoded"),
+    ("encoder_tokens", "tokens", "Output tokens of the vision encoder, padding aside"),
+    ("encoder_padding_tokens", "padding", "Padding that the graphs of the vision encoder computed"),
+    ("encoder_seconds", "seconds", "Time in the vision encoder"),
+)
+"""(name, key of a pack's counts, help)"""
+
+
 def exposition(metrics: Iterable[Metric]) -> bytes:
     """Metrics in Prometheus' text format."""
     return generate_latest(_Fixed(metrics))  # type: ignore[arg-type]
@@ -46,13 +56,20 @@ def families(
     yield from _of_steps(make, stats)
     if stats["speculation"] is not None:
         yield from _of_drafts(make, stats["speculation"])
+    if stats["encoder"] is not None:
+        yield from _of_encoder(make, stats["encoder"]["graphs"])
+        yield from _of_encoder_cache(make, stats["encoder"]["cache"])
     for name, attribute, text in _HISTOGRAMS:
         yield make.histogram(name, text, getattr(meter, attribute))
+    parts: tuple[str, ...] = ("weights", "activations", "graphs", "cache")
     observed = {"graphs": stats["graphs"]["observed_bytes"]}
+    if stats["encoder"] is not None:
+        parts += ("encoder_graphs", "encoder_cache")
+        observed["encoder_graphs"] = stats["encoder"]["graphs"]["observed_bytes"]
     yield make.gauge(
         "planned_memory_bytes",
         "Memory that the plan gives to each part",
-        [({"part": part}, memory[part]) for part in ("weights", "activations", "graphs", "cache")],
+        [({"part": part}, memory[part]) for part in parts],
     )
     yield make.gauge(
         "observed_memory_bytes", "Memory that a part was seen to take", [({"part": p}, b) for p, b in observed.items()]
@@ -145,6 +162,31 @@ def _of_drafts(make: _Maker, speculation: Mapping[str, Any]) -> Iterator[Metric]
         "speculation_steps",
         "Decode steps by the number of drafts that the controller chose",
         [({"drafts": drafts}, count) for drafts, count in speculation["steps"].items()],
+    )
+
+
+def _of_encoder(make: _Maker, encoder: Mapping[str, Any]) -> Iterator[Metric]:
+    """Images, by what served them: the graph of a budget, or none for a reason."""
+    served = [({"budget": str(one["budget"]), "reason": ""}, one) for one in encoder["budgets"]]
+    served += [({"budget": "", "reason": one["reason"]}, one) for one in encoder["eager"]]
+    for name, key, text in _ENCODER:
+        yield make.counter(name, text, [(labels, one[key]) for labels, one in served])
+
+
+def _of_encoder_cache(make: _Maker, cache: Mapping[str, Any]) -> Iterator[Metric]:
+    yield make.counter(
+        "encoder_cache_images",
+        "Images that requests took from the encoder cache (hit), or had to have encoded (miss)",
+        [({"result": "hit"}, cache["hits"]), ({"result": "miss"}, cache["misses"])],
+    )
+    yield make.counter(
+        "encoder_cache_evicted_images", "Images that made room in the encoder cache", cache["evicted_items"]
+    )
+    uses = ("used", "cached", "total")
+    yield make.gauge(
+        "encoder_cache_cells",
+        "Cells of the encoder cache, one for each token of an image: of images that requests hold, of others, and all",
+        [({"use": use}, cache[f"cells_{use}"]) for use in uses],
     )
 
 

@@ -13,58 +13,76 @@ from typing import Any
 
 from ostinato.ops import (
     attention,
+    axial_angles,
     causal_conv1d,
     concat,
     embedding,
+    encoder_attention,
     gated_rms_norm,
+    inject_media,
+    layer_norm,
     linear,
     moe,
     rms_norm,
     rotary,
     rotary_angles,
+    rotate,
     route,
     sample,
     ssd_scan,
     state_update,
     token_shift,
+    weighted_embedding,
 )
 from ostinato.ops.native import Lowered, NativeKernel, load_extension
 from ostinato.ops.recording import Kernel, Tap
 
 REFERENCES: dict[str, Kernel] = {
     "attention": attention.reference,
+    "axial_angles": axial_angles.reference,
     "causal_conv1d": causal_conv1d.reference,
     "concat": concat.reference,
     "embedding": embedding.reference,
+    "encoder_attention": encoder_attention.reference,
     "gated_rms_norm": gated_rms_norm.reference,
+    "inject_media": inject_media.reference,
+    "layer_norm": layer_norm.reference,
     "linear": linear.reference,
     "moe": moe.reference,
     "rms_norm": rms_norm.reference,
     "rotary": rotary.reference,
     "rotary_angles": rotary_angles.reference,
+    "rotate": rotate.reference,
     "route": route.reference,
     "sample": sample.reference,
     "ssd_scan": ssd_scan.reference,
     "state_update": state_update.reference,
     "token_shift": token_shift.reference,
+    "weighted_embedding": weighted_embedding.reference,
 }
 
 NATIVE: dict[str, Callable[..., Lowered]] = {
     "attention": attention.lower,
+    "axial_angles": axial_angles.lower,
     "causal_conv1d": causal_conv1d.lower,
     "concat": concat.lower,
     "embedding": embedding.lower,
+    "encoder_attention": encoder_attention.lower,
     "gated_rms_norm": gated_rms_norm.lower,
+    "inject_media": inject_media.lower,
+    "layer_norm": layer_norm.lower,
     "linear": linear.lower,
     "moe": moe.lower,
     "rms_norm": rms_norm.lower,
     "rotary": rotary.lower,
     "rotary_angles": rotary_angles.lower,
+    "rotate": rotate.lower,
     "route": route.lower,
     "sample": sample.lower,
     "ssd_scan": ssd_scan.lower,
     "state_update": state_update.lower,
     "token_shift": token_shift.lower,
+    "weighted_embedding": weighted_embedding.lower,
 }
 """Kernels of the extension, by how their arguments are lowered."""
 
@@ -80,20 +98,26 @@ class Ops:
     """
 
     attention: Kernel
+    axial_angles: Kernel
     causal_conv1d: Kernel
     concat: Kernel
     embedding: Kernel
+    encoder_attention: Kernel
     gated_rms_norm: Kernel
+    inject_media: Kernel
+    layer_norm: Kernel
     linear: Kernel
     moe: Kernel
     rms_norm: Kernel
     rotary: Kernel
     rotary_angles: Kernel
+    rotate: Kernel
     route: Kernel
     sample: Kernel
     ssd_scan: Kernel
     state_update: Kernel
     token_shift: Kernel
+    weighted_embedding: Kernel
     tap: Tap
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -22,5 +23,8 @@ ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "silu": F.silu,
     "relu2": _relu2,
     "swiglu": _swiglu,
+    "gelu": F.gelu,
+    "gelu_pytorch_tanh": partial(F.gelu, approximate="tanh"),
 }
-"""By name. `relu2` is the squared ReLU; `swiglu` halves the last dimension."""
+"""By name. `relu2` is the squared ReLU; `swiglu` halves the last dimension; `gelu` is x times the normal distribution's
+integral up to x (Hendrycks and Gimpel 2016, arXiv 1606.08415), `gelu_pytorch_tanh` its approximation by tanh there."""

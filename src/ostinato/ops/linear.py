@@ -10,7 +10,7 @@ from ostinato.ops.activations import ACTIVATIONS
 from ostinato.ops.native import DTYPES, Lowered, check_plain, check_rows
 from ostinato.plan.activations import EXPANDED
 
-CODES = {None: 0, "relu2": 1, "silu": 2, "swiglu": 3}
+CODES = {None: 0, "relu2": 1, "silu": 2, "swiglu": 3, "gelu": 4, "gelu_pytorch_tanh": 5}
 """Activations, as in native/product.h."""
 
 INT8 = 3
@@ -30,8 +30,8 @@ def reference(
 ) -> torch.Tensor:
     """activation((x W^T + bias) * scale) + residual.
 
-    `x` [tokens, in] and `weight` [out, in] in one dtype, `bias` [out]; `scale` [out] float32; `activation` is `silu`,
-    `relu2` or `swiglu`, with which the first half of the outputs are the gates and the result has half as many.
+    `x` [tokens, in] and `weight` [out, in] in one dtype, `bias` [out]; `scale` [out] float32; `activation` is one of
+    `ops.activations`; with `swiglu` the first half of the outputs are the gates and the result has half as many.
     `residual` is as the result: [tokens, out or out / 2], in the dtype of `x` or in `out_dtype` where that is given.
     With `weight_scale` float32 [out] or [out, groups], `weight` is int8 (see `ops.int8`), and multiplied exactly.
     """

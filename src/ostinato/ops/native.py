@@ -2,7 +2,7 @@
 
 A kernel's file lowers its arguments to numbers: `lower(*args, out=None) -> (out, numbers)`, where `out` is the tensor
 that the kernel writes, made where none is given, and `numbers` are what the C++ function of the kernel's name takes,
-the number of tokens first; a list of integers is copied. Calling the kernel makes the call; a tape keeps it (`record`)
+the number of tokens first; a list of integers is copied. Calling the kernel makes the call; a tape keeps it (`lowered`)
 and makes it again without Python.
 """
 
@@ -39,10 +39,13 @@ class NativeKernel:
         self._run(*numbers)
         return out
 
-    def record(self, program: Any, out: torch.Tensor | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Notes the call in an extension's `Program`. `out` is None where the result is a view of an argument."""
+    def lowered(
+        self, out: torch.Tensor | None, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[int | float | list[int], ...]:
+        """The call's numbers, for the method of a `Program` that has the kernel's name and notes the call. `out` is
+        None where the result is a view of an argument."""
         _, numbers = self._lower(*args, **kwargs, out=out)
-        getattr(program, self.name)(*numbers)
+        return numbers
 
 
 def check_rows(name: str, *tensors: torch.Tensor) -> None:

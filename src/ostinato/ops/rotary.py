@@ -6,6 +6,7 @@ from __future__ import annotations
 import torch
 
 from ostinato.ops.native import DTYPES, Lowered, check_heads, check_plain
+from ostinato.ops.rotate import reference as rotate
 
 
 def reference(
@@ -30,21 +31,10 @@ def reference(
     if key_multiplier != 1.0:
         k = k * key_multiplier
     if angles is not None:
-        q, k = _rotated(q, angles), _rotated(k, angles)
+        q, k = rotate(q, angles), rotate(k, angles)
     k_cache.flatten(0, 1).index_copy_(0, kv_cells, k)
     v_cache.flatten(0, 1).index_copy_(0, kv_cells, v)
     return q
-
-
-def _rotated(x: torch.Tensor, angles: torch.Tensor) -> torch.Tensor:
-    """`x` [tokens, heads, head_dim], with element i rotated with element `half + i` by the angle of frequency i."""
-    half = angles.shape[-1]
-    cos, sin = angles.unsqueeze(2)
-    first, second = x[..., :half].float(), x[..., half : 2 * half].float()
-    rotated = torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(x.dtype)
-    if 2 * half == x.shape[-1]:
-        return rotated
-    return torch.cat((rotated, x[..., 2 * half :]), dim=-1)
 
 
 def lower(

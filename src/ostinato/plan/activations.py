@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+from ostinato.plan.kernels import ENCODER_ONLY
 from ostinato.plan.model import DTYPE_BYTES, LayerSpec, ModelSpec
 from ostinato.plan.native_scratch import native_scratch
 from ostinato.plan.passes import Pass, drafter_pass, own_pass
@@ -34,7 +35,8 @@ def activation_bytes(
     native: Collection[str] = (),
     threads: int = 1,
 ) -> int:
-    """Bytes that one step of `tokens` tokens in `rows` rows needs at most, beside weights and cache.
+    """Bytes that one step of `tokens` tokens in `rows` rows needs at most, beside weights and cache, without encoding
+    images.
 
     Counted are, as alive at once: the residual stream and its normed form; the greediest layer's intermediate results,
     with what its kernels allocate; or, after the last layer, the logits of `tokens_per_row` positions per row, each
@@ -46,7 +48,7 @@ def activation_bytes(
     float32 copy too. `gathers_states`: whether a decode step gathers all rows' states into one tensor, as the
     references do on a GPU.
     """
-    has_references = any(op not in native for op in model.ops)
+    has_references = any(op not in native and op not in ENCODER_ONLY for op in model.ops)
     width = DTYPE_BYTES[dtype]
     element = width + 4 if has_references else width
 

@@ -2,40 +2,53 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from ostinato.config import EngineConfig
-from ostinato.errors import CapacityError, OstinatoError
+from ostinato.errors import CapacityError, ConfigError, OstinatoError
 from ostinato.plan.activations import activation_bytes
 from ostinato.plan.capture import CaptureLadders
 from ostinato.plan.capture_plan import choose_graph_mode, choose_ladders, largest_graphs
 from ostinato.plan.coverage import FULL_MODES, GraphMode
 from ostinato.plan.decision import Decision
 from ostinato.plan.device import DeviceSpec
+from ostinato.plan.encoder import EncoderPlan
+from ostinato.plan.encoder_memory import EncoderMemory
+from ostinato.plan.encoder_plan import (
+    EncoderChoice,
+    choose_budgets,
+    choose_encoder,
+    encoder_activations,
+    encoder_decisions,
+    encoder_memory,
+    least_cache_tokens,
+    most_cache_tokens,
+    plan_encoder,
+)
+from ostinato.plan.fit_words import cache_decisions, even_if_lowered, explain, limit_decisions
 from ostinato.plan.graph_memory import LargestGraphs, graph_bytes
 from ostinato.plan.kernels import KernelChoice, backend_of, choose_kernels
 from ostinato.plan.limits import DEFAULT_MAX_NUM_SEQS, Limits, lower_limits, wanted_limits
 from ostinato.plan.memory import (
-    MOST_CACHED_TOKENS,
+    NO_ENCODER,
     Budget,
     MemoryPlan,
     cache_need,
     cache_room,
-    expected_prefix,
     fit_memory,
     kv_block_bytes,
-    prefixes_that_fit,
     slots_per_request,
     state_slot_bytes,
 )
 from ostinato.plan.model import ModelSpec
 from ostinato.plan.passes import of_each_kind
 from ostinato.plan.quantization_setting import with_quantization
+from ostinato.plan.search import largest
 from ostinato.plan.settings import choose_dtype, choose_ssm_state_dtype, choose_threads
 from ostinato.plan.speculative import with_drafter
 from ostinato.plan.state import StateCacheMode, choose_state_block_size, choose_state_cache_mode
-from ostinato.plan.units import GiB, format_bytes
+from ostinato.plan.units import GiB
 
 DEFAULT_MEMORY_UTILIZATION = {"cuda": 0.9, "cpu": 1.0}
 DEFAULT_CPU_CACHE = 4 * GiB
@@ -54,6 +67,7 @@ class Fit:
     kernels: dict[str, KernelChoice]
     graph_mode: GraphMode
     ladders: CaptureLadders
+    encoder: EncoderPlan | None
     decisions: tuple[Decision, ...]
 
 
@@ -78,7 +92,7 @@ def fit(config: EngineConfig, model: ModelSpec, device: DeviceSpec) -> Fit:
     mode = choose_state_cache_mode(config, model)
     state_block_size = choose_state_block_size(config, model)
     per_request = slots_per_request(config.num_speculative_tokens)
-    wanted, limit_decisions = wanted_limits(config, model, device.kind, per_request)
+    wanted, of_limits = wanted_limits(config, model, device.kind, per_request)
     # A model without state needs no checkpoints to hit.
     hits = config.enable_prefix_caching and (mode.effective != "none" or not model.keeps_state)
     budget = _budget(config, model, device, dtype, ssm_state_dtype, hits)
@@ -91,9 +105,12 @@ def fit(config: EngineConfig, model: ModelSpec, device: DeviceSpec) -> Fit:
     kinds = of_each_kind(model)
     native = [op for op, choice in kernels.items() if choice.implementation == "native"]
     threads = choose_threads(config, device) or 1
+    encoder = choose_encoder(config, model, dtype, kernels, backend, threads)
+    if encoder is not None:
+        choose_budgets(encoder, wanted)  # as above
 
     def activations(limits: Limits) -> int:
-        return activation_bytes(
+        of_text = activation_bytes(
             kinds,
             dtype,
             tokens=limits.max_num_batched_tokens,
@@ -104,6 +121,8 @@ def fit(config: EngineConfig, model: ModelSpec, device: DeviceSpec) -> Fit:
             native=native,
             threads=threads,
         )
+        # Images are encoded before the text part runs.
+        return of_text if encoder is None else max(of_text, encoder_activations(encoder, limits))
 
     def captured(limits: Limits) -> LargestGraphs:
         return largest_graphs(config, graph_mode, asked_rows, limits, per_request)
@@ -118,17 +137,25 @@ def fit(config: EngineConfig, model: ModelSpec, device: DeviceSpec) -> Fit:
             gathers_states=device.kind == "cuda" and graph_mode in FULL_MODES,
         )
 
+    def kept(limits: Limits) -> EncoderMemory:
+        return NO_ENCODER if encoder is None else encoder_memory(encoder, limits)
+
     def fits(limits: Limits, rows: int) -> bool:
-        room = cache_room(budget, activations(limits), graphs(limits))
+        room = cache_room(budget, activations(limits), graphs(limits) + kept(limits).total)
         return cache_need(budget, rows, limits.max_model_len) <= room
 
     limits, _ = lower_limits(config, wanted, per_request, fits)
     tokens = captured(limits).most_tokens
     of_activations, of_graphs = activations(limits), graphs(limits)
-    memory = fit_memory(budget, of_activations, limits.max_num_seqs, limits.max_model_len, of_graphs)
+    cache_tokens = 0
+    of_encoder = kept(limits)
+    if encoder is not None:
+        cache_tokens = _cache_tokens(encoder, budget, limits, of_activations, of_graphs)
+        of_encoder = encoder_memory(encoder, limits, cache_tokens)
+    memory = fit_memory(budget, of_activations, limits.max_num_seqs, limits.max_model_len, of_graphs, of_encoder)
     if memory is None:
-        message = _even_if_lowered(wanted, limits) + _explain(budget, of_activations, of_graphs, tokens, limits, device)
-        raise DoesNotFit(message, wanted, limits, budget, tokens)
+        explained = explain(budget, of_activations, of_graphs, of_encoder, tokens, limits, device)
+        raise DoesNotFit(even_if_lowered(wanted, limits) + explained, wanted, limits, budget, tokens)
     if config.expected_prefix_tokens is not None and config.expected_prefix_tokens > limits.max_model_len:
         message = (
             f"max_model_len {limits.max_model_len} is the most that fits, and expected_prefix_tokens "
@@ -136,6 +163,10 @@ def fit(config: EngineConfig, model: ModelSpec, device: DeviceSpec) -> Fit:
         )
         raise DoesNotFit(message, wanted, limits, budget, tokens)
     ladders = choose_ladders(config, graph_mode, asked_rows, limits, per_request)
+    try:
+        encoder_plan = None if encoder is None else plan_encoder(encoder, limits, cache_tokens)
+    except ConfigError as error:
+        raise DoesNotFit(even_if_lowered(wanted, limits) + error.message, wanted, limits, budget, tokens) from None
     return Fit(
         dtype,
         ssm_state_dtype,
@@ -146,14 +177,16 @@ def fit(config: EngineConfig, model: ModelSpec, device: DeviceSpec) -> Fit:
         kernels,
         graph_mode,
         ladders,
+        encoder_plan,
         (
             *decisions,
             *ssm_decisions,
             *([mode] if mode.effective != config.state_cache_mode else []),
-            *_limit_decisions(limit_decisions, wanted, limits, memory),
+            *limit_decisions(of_limits, wanted, limits, memory),
             *graph_decisions,
             *ladders.decisions,
-            *_cache_decisions(budget, memory, limits),
+            *cache_decisions(budget, memory, limits),
+            *encoder_decisions(config, model, limits, encoder_plan),
         ),
     )
 
@@ -188,92 +221,13 @@ def _budget(
     )
 
 
-def _limit_decisions(before: list[Decision], wanted: Limits, limits: Limits, memory: MemoryPlan) -> list[Decision]:
-    """`before` and what was lowered to fit, as one decision where a setting was changed twice."""
-    changes = {decision.topic: decision for decision in before}
-    reason = (
-        f"the most that fits into {format_bytes(memory.available)} beside {format_bytes(memory.weights)} of "
-        f"weights and {format_bytes(memory.activations + memory.graphs)} of activations and graphs"
-    )
-    for setting in ("max_num_seqs", "max_num_batched_tokens", "max_model_len"):
-        first, last = getattr(wanted, setting), getattr(limits, setting)
-        if first == last:
-            continue
-        earlier = changes.get(setting)
-        if earlier is None:
-            changes[setting] = Decision(setting, first, last, reason)
-        else:
-            changes[setting] = replace(earlier, effective=last, reason=f"{earlier.reason}; then {reason}")
-    return list(changes.values())
+def _cache_tokens(encoder: EncoderChoice, budget: Budget, limits: Limits, of_activations: int, of_graphs: int) -> int:
+    """Tokens of the encoder cache: as many as are wanted, if blocks and slots keep what they need."""
 
+    def room(tokens: int) -> int:
+        return cache_room(budget, of_activations, of_graphs + encoder_memory(encoder, limits, tokens).total)
 
-def _cache_decisions(budget: Budget, memory: MemoryPlan, limits: Limits) -> list[Decision]:
-    decisions: list[Decision] = []
-    room = cache_room(budget, memory.activations, memory.graphs)
-    if budget.cache_size is not None and room < budget.cache_size:
-        reason = "the default is more than weights, activations and graphs leave of the memory"
-        decisions.append(Decision("cache_memory", budget.cache_size, room, reason))
-    if memory.kv_block and not budget.holds_prefixes:
-        possible = (room - memory.num_slots * memory.state_slot) // memory.kv_block
-        if possible > memory.num_blocks:
-            reason = "no more can be used: the null block, and max_num_seqs requests of max_model_len tokens"
-            decisions.append(Decision("num_blocks", possible, memory.num_blocks, reason))
-    if memory.expected_prefix_tokens is not None:
-        decisions += _prefix_decisions(budget, memory, limits, room)
-    return decisions
-
-
-def _prefix_decisions(budget: Budget, memory: MemoryPlan, limits: Limits, room: int) -> list[Decision]:
-    """What the split for prefixes assumes, or that there are more than are worth planning for."""
-    expected = expected_prefix(budget, limits.max_model_len)
-    possible = expected * prefixes_that_fit(budget, room, limits.max_num_seqs, limits.max_model_len)
-    if possible > memory.prefix_tokens:
-        reason = f"the cache is planned for no more than {MOST_CACHED_TOKENS} tokens of prefixes"
-        return [Decision("prefix_tokens", possible, memory.prefix_tokens, reason)]
-    if budget.expected_prefix_tokens is not None or not (memory.kv_block and memory.state_slot):
-        return []
-    reason = "what running requests leave of the cache is split for prefixes of this mean length"
-    return [Decision("expected_prefix_tokens", None, expected, reason)]
-
-
-def _even_if_lowered(wanted: Limits, limits: Limits) -> str:
-    """Says which open values were lowered in vain."""
-    lowered = [
-        f"{setting} at {getattr(limits, setting)}"
-        for setting in ("max_num_seqs", "max_num_batched_tokens", "max_model_len")
-        if getattr(limits, setting) != getattr(wanted, setting)
-    ]
-    return f"even with {', '.join(lowered)}: " if lowered else ""
-
-
-def _explain(
-    budget: Budget, activations: int, graphs: int, captured_tokens: int, limits: Limits, device: DeviceSpec
-) -> str:
-    """What is needed, part by part, against what there is."""
     need = cache_need(budget, limits.max_num_seqs, limits.max_model_len)
-    parts = []
-    if budget.state_slot:
-        slots = limits.max_num_seqs * budget.slots_per_request + 1
-        size = format_bytes(budget.state_slot)
-        each = f", {budget.slots_per_request} each" if budget.slots_per_request > 1 else ""
-        parts.append(f"{slots} slots of {size} for max_num_seqs {limits.max_num_seqs}{each}")
-    if budget.kv_block:
-        blocks = -(-limits.max_model_len // budget.block_size) + 1
-        size = format_bytes(budget.kv_block)
-        parts.append(f"{blocks} blocks of {size} for one request of max_model_len {limits.max_model_len}")
-    what_for = " and ".join(parts)
-    if budget.cache_size is not None and need > budget.cache_size:
-        cache = f"the cache of {format_bytes(budget.cache_size)} (cache_memory)"
-        return f"{cache} is less than the {format_bytes(need)} that it must hold: {what_for}"
-    cache = f"cache {format_bytes(need)} ({what_for})"
-    if budget.cache_size is not None and budget.cache_is_given:
-        need, cache = budget.cache_size, f"cache_memory {format_bytes(budget.cache_size)}"
-    total = budget.weights + graphs + activations + need
-    of_graphs = f"graphs {format_bytes(graphs)} (of up to {captured_tokens} tokens), " if graphs else ""
-    return (
-        f"{format_bytes(total)} are needed, and {format_bytes(budget.available)} of the "
-        f"{format_bytes(device.memory_bytes)} of {device.name} may be used: "
-        f"weights {format_bytes(budget.weights)}, "
-        f"activations {format_bytes(activations)} (max_num_batched_tokens {limits.max_num_batched_tokens}), "
-        f"{of_graphs}{cache}"
-    )
+    least = least_cache_tokens(encoder, limits)
+    most = most_cache_tokens(encoder, limits, room(0))
+    return largest(least, most, lambda tokens: need <= room(tokens)) or least

@@ -38,18 +38,20 @@ def graph_bytes(
     # Drafts end at max_model_len as requests do, so no block table is longer for them.
     max_blocks = -(-limits.max_model_len // block_size)
     gathered_rows = limits.max_num_seqs if gathers_states else 0
-    buffers = buffer_bytes(limits.max_num_batched_tokens, limits.max_num_seqs, max_blocks, largest.tokens_per_row)
+    tokens, takes_images = limits.max_num_batched_tokens, model.vision is not None
+    buffers = buffer_bytes(tokens, limits.max_num_seqs, max_blocks, largest.tokens_per_row, takes_images)
     arena = arena_bytes(model, dtype, largest.most_tokens, gathered_rows)
     return buffers + arena + drafter_graph_bytes(model, dtype, largest, limits, max_blocks, gathered_rows)
 
 
-def buffer_bytes(tokens: int, rows: int, max_blocks: int, slots_per_request: int) -> int:
+def buffer_bytes(tokens: int, rows: int, max_blocks: int, slots_per_request: int, takes_images: bool = False) -> int:
     """Bytes of the buffers that hold a step's inputs.
 
-    int64 per token: id, position and cell of its key. int32 per row: first token (and one more for the end), first
+    int64 per token: id, position and cell of its key, and for a model that takes images three positions more and the
+    cell of its image. int32 per row: first token (and one more for the end), first
     position, context length, read slot, write slots and block table.
     """
-    return 8 * 3 * tokens + 4 * (rows * (4 + slots_per_request + max(max_blocks, 1)) + 1)
+    return 8 * (7 if takes_images else 3) * tokens + 4 * (rows * (4 + slots_per_request + max(max_blocks, 1)) + 1)
 
 
 def arena_bytes(model: ModelSpec, dtype: str, tokens: int, gathered_rows: int) -> int:

@@ -27,27 +27,36 @@ CUDA graph cannot hold them."""
 NATIVE = frozenset(
     {
         "attention",
+        "axial_angles",
         "causal_conv1d",
         "concat",
         "embedding",
+        "encoder_attention",
         "gated_rms_norm",
+        "inject_media",
+        "layer_norm",
         "linear",
         "moe",
         "rms_norm",
         "rotary",
         "rotary_angles",
+        "rotate",
         "route",
         "sample",
         "ssd_scan",
         "state_update",
         "token_shift",
+        "weighted_embedding",
     }
 )
 """Operations that the extension has a kernel for."""
 
 KernelSetting = Literal["auto", "native", "reference"]
 
-PREFILL_ONLY = frozenset({"ssd_scan"})
+ENCODER_ONLY = frozenset({"encoder_attention", "layer_norm", "rotate", "weighted_embedding"})
+"""Operations that a vision encoder alone calls."""
+
+PREFILL_ONLY = ENCODER_ONLY | {"ssd_scan"}
 """Operations that a step of decode rows alone does not call."""
 
 SPLITS = {

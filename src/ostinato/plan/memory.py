@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ostinato.plan.encoder_memory import EncoderMemory
 from ostinato.plan.model import DTYPE_BYTES, ModelSpec
 
 DEFAULT_PREFIX_TOKENS = 1024
@@ -15,6 +16,8 @@ MOST_CACHED_TOKENS = 2**22
 """Tokens of prefixes that are planned for at most: memory for more is better left to others, since every block and
 slot is also an id to keep."""
 
+NO_ENCODER = EncoderMemory()
+
 
 @dataclass(frozen=True)
 class MemoryPlan:
@@ -22,7 +25,7 @@ class MemoryPlan:
 
     The counts include the null block and the null slot; a model without attention has no blocks, one
     that keeps no state no slots. `cache` is what all blocks and slots take, `available` what the plan may
-    use in all.
+    use in all. `encoder_graphs` and `encoder_cache` are 0 for a model that takes text alone.
 
     `num_checkpoints` slots are planned beyond the null one and the working ones of `max_num_seqs` rows. Beside
     that many running requests of `expected_prefix_tokens` tokens each, the cache holds `prefix_tokens` tokens of
@@ -32,6 +35,8 @@ class MemoryPlan:
     weights: int
     activations: int
     graphs: int
+    encoder_graphs: int
+    encoder_cache: int
     kv_block: int
     state_slot: int
     num_blocks: int
@@ -43,6 +48,15 @@ class MemoryPlan:
     prefix_tokens: int
     cache: int
     available: int
+
+    @property
+    def beside_cache(self) -> int:
+        """Bytes of all but blocks and slots."""
+        return self.weights + self.activations + self.graphs + self.encoder_graphs + self.encoder_cache
+
+    @property
+    def used(self) -> int:
+        return self.beside_cache + self.cache
 
 
 @dataclass(frozen=True)
@@ -94,9 +108,10 @@ def cache_need(budget: Budget, max_num_seqs: int, max_model_len: int) -> int:
     return _slots(budget, max_num_seqs) * budget.state_slot + _blocks(budget, 1, max_model_len) * budget.kv_block
 
 
-def cache_room(budget: Budget, activations: int, graphs: int = 0) -> int:
-    """Bytes that the cache gets; negative if what must be there beside it does not fit."""
-    left = budget.available - budget.weights - graphs - activations
+def cache_room(budget: Budget, activations: int, others: int = 0) -> int:
+    """Bytes that the cache gets; negative if what must be there beside it does not fit. `others`: graphs, and what the
+    encoder keeps."""
+    left = budget.available - budget.weights - others - activations
     if budget.cache_size is None:
         return left
     if budget.cache_is_given:
@@ -105,7 +120,12 @@ def cache_room(budget: Budget, activations: int, graphs: int = 0) -> int:
 
 
 def fit_memory(
-    budget: Budget, activations: int, max_num_seqs: int, max_model_len: int, graphs: int = 0
+    budget: Budget,
+    activations: int,
+    max_num_seqs: int,
+    max_model_len: int,
+    graphs: int = 0,
+    encoder: EncoderMemory = NO_ENCODER,
 ) -> MemoryPlan | None:
     """The split for these limits, or None if it does not fit.
 
@@ -114,7 +134,7 @@ def fit_memory(
     blocks. There are no more blocks than all those prefixes and `max_num_seqs` requests of `max_model_len`
     tokens can use, save for a remainder that holds no further prefix.
     """
-    room = cache_room(budget, activations, graphs)
+    room = cache_room(budget, activations, graphs + encoder.total)
     if cache_need(budget, max_num_seqs, max_model_len) > room:
         return None
     expected = expected_prefix(budget, max_model_len)
@@ -133,6 +153,8 @@ def fit_memory(
         weights=budget.weights,
         activations=activations,
         graphs=graphs,
+        encoder_graphs=encoder.graphs,
+        encoder_cache=encoder.cache,
         kv_block=budget.kv_block,
         state_slot=budget.state_slot,
         num_blocks=num_blocks,

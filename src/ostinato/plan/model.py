@@ -141,6 +141,60 @@ class DrafterSpec:
 
 
 @dataclass(frozen=True)
+class VisionSpec:
+    """A vision encoder, as the plan sees it: a transformer over patches of images, whose outputs stand in for tokens.
+
+    An item is one image, or one temporal patch (`temporal_patch_size` frames) of a video. Each of its
+    `merge_size ** 2` neighbouring patches give one output token, of `hidden_rows` vectors of `out_hidden_size`: one
+    that takes the place of the token's embedding, and one for each of the first layers of the text model (DeepStack),
+    taken behind the encoder's layers `deepstack_layers`.
+    """
+
+    hidden_size: int
+    num_layers: int
+    num_heads: int
+    intermediate_size: int
+    patch_size: int
+    temporal_patch_size: int
+    merge_size: int
+    in_channels: int
+    out_hidden_size: int
+    num_positions: int
+    """Learned position embeddings, of a square grid."""
+    deepstack_layers: tuple[int, ...]
+    parameters: int
+    image_token_id: int
+    video_token_id: int
+    start_token_id: int
+    """Stands before an image's tokens."""
+    end_token_id: int
+    linears: tuple[LinearSpec, ...] = ()
+    """The matrices among `parameters` that can be quantised."""
+    smallest_item: int = 64
+    """Output tokens of the smallest image, as the checkpoint's image processor makes it: 64 are 256 x 256 pixels in
+    patches of 16."""
+
+    @property
+    def patch_elements(self) -> int:
+        """Elements of a patch, as the encoder reads it."""
+        return self.in_channels * self.temporal_patch_size * self.patch_size**2
+
+    @property
+    def patches_per_token(self) -> int:
+        return self.merge_size**2
+
+    @property
+    def token_side(self) -> int:
+        """Pixels along a side of what an output token stands for."""
+        return self.merge_size * self.patch_size
+
+    @property
+    def hidden_rows(self) -> int:
+        """Vectors of an output token."""
+        return 1 + len(self.deepstack_layers)
+
+
+@dataclass(frozen=True)
 class RopeSpec:
     """Rotary position embedding as the checkpoint asks for it.
 
@@ -153,6 +207,9 @@ class RopeSpec:
     rotary_dim: int
     original_max_position: int
     parameters: dict[str, Any]
+    sections: tuple[int, int, int] | None = None
+    """How many of the angles belong to time, height and width (M-RoPE), which take turns (see `plan.rope.axes`);
+    None: tokens stand in a line."""
 
 
 @dataclass(frozen=True)
@@ -182,6 +239,10 @@ class ModelSpec:
     """How the checkpoint's weights are quantised, where they are."""
     quantization: Quantization | None = None
     """How they are while the model runs, a prediction head's among them."""
+    vision: VisionSpec | None = None
+    """The encoder of images, for models that have one."""
+    backbone: str = "model."
+    """What the checkpoint puts before the names of the layers."""
 
     @property
     def num_layers(self) -> int:
@@ -214,26 +275,30 @@ class ModelSpec:
 
     @property
     def num_parameters(self) -> int:
-        """All of the model's own parameters, each counted once; a drafter has its own."""
-        return _num_parameters(self.outer_parameters, self.layers)
+        """All of the model's own parameters, its encoder's too, each counted once; a drafter has its own."""
+        return _num_parameters(self.outer_parameters, self.layers) + self._vision_parameters
+
+    @property
+    def _vision_parameters(self) -> int:
+        return 0 if self.vision is None else self.vision.parameters
 
     def weight_bytes(self, dtype: str) -> int:
-        """Bytes of the model's own weights when it runs in `dtype`; a drafter has its own."""
-        whole = _weight_bytes(self.outer_parameters, self.layers, dtype)
+        """Bytes of the model's own weights, its encoder's too, when it runs in `dtype`; a drafter has its own."""
+        whole = _weight_bytes(self.outer_parameters + self._vision_parameters, self.layers, dtype)
         return whole - saved_bytes((*self.linears, *self.experts), self.quantization, dtype)
 
     @property
     def linears(self) -> Iterator[LinearSpec]:
         """The matrices that can be quantised: those of the layers, and the LM head, which may be the embedding too."""
         for linear in _linears(self.layers):
-            yield linear.under("model.")
+            yield linear.under(self.backbone)
         yield LinearSpec(("lm_head",), self.hidden_size, self.vocab_size)
 
     @property
     def experts(self) -> Iterator[LinearSpec]:
         """Those of the layers' experts, which can be quantised too."""
         for linear in _experts(self.layers):
-            yield linear.under("model.")
+            yield linear.under(self.backbone)
 
 
 def _num_parameters(outer: int, layers: tuple[LayerSpec, ...]) -> int:

@@ -17,9 +17,11 @@ SUMS = 32
 """floats that a product keeps per token: of two panels"""
 
 TILE = 128
-"""keys that attention takes at a time, by at most as many query rows; where several threads share a unit's keys, each
-keeps the sums of at most `CUT_ROWS` of these for each tile"""
+"""keys that attention takes at a time"""
+UNIT_ROWS = 256
+"""queries that it takes at a time, a vision encoder's too"""
 CUT_ROWS = 32
+"""of a unit whose keys several threads share, at the most: each keeps their sums for each tile"""
 
 SCAN_HEADS = 4
 """heads that a thread scans at a time"""
@@ -56,7 +58,7 @@ def native_scratch(
             own.append(of_each)
         if "attention" in native and layer.attention is not None:
             attention = layer.attention
-            dim, rows = _padded(attention.head_dim), max(TILE, attention.num_heads // attention.num_kv_heads)
+            dim, rows = _padded(attention.head_dim), max(UNIT_ROWS, attention.num_heads // attention.num_kv_heads)
             shared.append(threads * (max_model_len // TILE + 1) * CUT_ROWS * (dim + 2))
             own.append(rows * (3 * dim + TILE + 4) + 2 * TILE * dim)
         if "ssd_scan" in native and layer.mamba2 is not None:
@@ -69,6 +71,12 @@ def native_scratch(
         shared.append(positions * -(-head[1] // SAMPLED))
         own.append(3 * head[1])
     return 4 * (max(shared) + threads * max(own))
+
+
+def encoder_attention_scratch(head_dim: int) -> int:
+    """Bytes that each thread keeps: its queries with their scores and sums, and a tile of keys and values."""
+    dim = _padded(head_dim)
+    return 4 * (UNIT_ROWS * (3 * dim + TILE + 2) + 2 * TILE * dim)
 
 
 def _product(tokens: int, in_size: int) -> int:

@@ -15,18 +15,19 @@ from ostinato.plan.capture_plan import CapturePlan, plan_capture
 from ostinato.plan.coverage import FULL_MODES
 from ostinato.plan.decision import Decision
 from ostinato.plan.device import DeviceSpec
+from ostinato.plan.encoder import EncoderPlan
 from ostinato.plan.fit import DoesNotFit, Fit, fit
 from ostinato.plan.flops import PrefillFlops, prefill_flops
 from ostinato.plan.graph_memory import LargestGraphs, graph_bytes
 from ostinato.plan.kernels import KernelChoice, backend_of, not_capturable_in_decode
 from ostinato.plan.memory import MemoryPlan, kv_block_bytes, state_slot_bytes
-from ostinato.plan.model import ModelSpec, RopeSpec
+from ostinato.plan.model import ModelSpec, VisionSpec
 from ostinato.plan.native import NativeFacts
 from ostinato.plan.prefixes import prefix_decisions
 from ostinato.plan.quantization import quantization_from_json
 from ostinato.plan.quantization_setting import quantization_decisions, with_quantization
 from ostinato.plan.remedies import advice, capacity_remedies, working_remedies
-from ostinato.plan.rope import resolve_rope
+from ostinato.plan.rope import resolve_rope, rope_from_json
 from ostinato.plan.settings import EffectiveSettings, choose_threads
 from ostinato.plan.speculative import SpeculativePlan, plan_speculation, with_drafter
 from ostinato.plan.state import StateCachePlan
@@ -48,9 +49,22 @@ JSON_SECTIONS = (
 
 
 @dataclass(frozen=True)
+class VisionSummary:
+    """A vision encoder in figures. An output token stands for `token_side` pixels along both sides, and takes
+    `hidden_rows` vectors of the text model's size; the model's smallest image has `smallest_item` tokens."""
+
+    parameters: int
+    layers: int
+    hidden_size: int
+    token_side: int
+    hidden_rows: int
+    smallest_item: int
+
+
+@dataclass(frozen=True)
 class ModelSummary:
-    """The model in figures, without what makes drafts. `layers` counts them by kind; the byte counts are in the dtypes
-    that it runs with."""
+    """The model in figures, without what makes drafts. `layers` counts those of the text part by kind; the byte counts
+    are in the dtypes that it runs with."""
 
     architecture: str
     checkpoint_dtype: str
@@ -61,6 +75,7 @@ class ModelSummary:
     layers: dict[str, int]
     kv_bytes_per_token: int
     state_bytes_per_request: int
+    vision: VisionSummary | None
 
 
 @dataclass(frozen=True)
@@ -75,6 +90,8 @@ class Plan:
     memory: MemoryPlan
     state_cache: StateCachePlan
     speculative: SpeculativePlan | None
+    encoder: EncoderPlan | None
+    """None for models that take text alone."""
     kernels: dict[str, KernelChoice]
     decisions: tuple[Decision, ...]
     measured: dict[str, Any] = field(default_factory=dict)
@@ -83,6 +100,7 @@ class Plan:
         """The plan as plain data, ready for `json.dumps`."""
         sections = asdict(self) | {
             "capture": self.capture.to_json(),
+            "encoder": self.encoder.to_json() if self.encoder is not None else None,
             "decisions": [asdict(decision) for decision in self.decisions],
         }
         return {name: sections.get(name) for name in JSON_SECTIONS}
@@ -91,20 +109,21 @@ class Plan:
     def from_json(cls, data: Mapping[str, Any]) -> Plan:
         """The plan that `to_json` gave."""
         settings = dict(data["settings"])
-        if settings["rope"] is not None:
-            settings["rope"] = RopeSpec(**settings["rope"])
+        settings["rope"] = rope_from_json(settings["rope"])
         settings["quantization"] = quantization_from_json(settings["quantization"])
         device = data["device"] | {"native": NativeFacts(**data["device"]["native"])}
         state_cache = dict(data["state_cache"])
         state_cache["prefill_flops"] = PrefillFlops(**state_cache["prefill_flops"])
+        vision = data["model"]["vision"]
         return cls(
-            model=ModelSummary(**data["model"]),
+            model=ModelSummary(**data["model"] | {"vision": VisionSummary(**vision) if vision is not None else None}),
             device=DeviceSpec(**device),
             settings=EffectiveSettings(**settings),
             capture=CapturePlan.from_json(data["capture"]),
             memory=MemoryPlan(**data["memory"]),
             state_cache=StateCachePlan(**state_cache),
             speculative=SpeculativePlan.from_json(data["speculative"]) if data["speculative"] is not None else None,
+            encoder=EncoderPlan.from_json(data["encoder"]) if data["encoder"] is not None else None,
             kernels={op: KernelChoice(**choice) for op, choice in data["kernels"].items()},
             decisions=tuple(Decision(**decision) for decision in data["decisions"]),
             measured=dict(data["measured"]),
@@ -184,6 +203,7 @@ def make_plan(config: EngineConfig, model: ModelSpec, device: DeviceSpec) -> Pla
         memory=fitted.memory,
         state_cache=_state_cache(model, config, fitted),
         speculative=speculative,
+        encoder=fitted.encoder,
         kernels=fitted.kernels,
         decisions=tuple(decisions),
     )
@@ -202,6 +222,18 @@ def _summary(model: ModelSpec, fitted: Fit) -> ModelSummary:
         layers=dict(Counter(layer.kind for layer in model.layers)),
         kv_bytes_per_token=kv_block_bytes(own, 1, fitted.dtype),
         state_bytes_per_request=slot * fitted.memory.slots_per_request,
+        vision=None if model.vision is None else _vision_summary(model.vision),
+    )
+
+
+def _vision_summary(vision: VisionSpec) -> VisionSummary:
+    return VisionSummary(
+        parameters=vision.parameters,
+        layers=vision.num_layers,
+        hidden_size=vision.hidden_size,
+        token_side=vision.token_side,
+        hidden_rows=vision.hidden_rows,
+        smallest_item=vision.smallest_item,
     )
 
 

@@ -98,5 +98,5 @@ def _ways_to_one(config: EngineConfig, model: ModelSpec, device: DeviceSpec, fit
 
 
 def _most_cache(memory: MemoryPlan) -> int:
-    """Bytes that weights and activations leave."""
-    return memory.available - memory.weights - memory.graphs - memory.activations
+    """Bytes that all else leaves."""
+    return memory.available - memory.beside_cache

@@ -74,6 +74,7 @@ def _decisions(
     of_experts = sum(chosen.covers(linear.names, linear.is_stack) for linear in experts)
     also = f" and the experts of {of_experts} of {len(experts)} layers" if experts else ""
     kept = "routers, norms and convolutions" if experts else "norms and convolutions"
+    kept = kept if model.vision is None else f"the encoder of images, {kept}"
     parts = [
         "as the checkpoint has them" if stored is not None else "made while loading",
         f"{covered} of {len(linears)} linear layers{also}, {head}, have {chosen.granularity}; {kept} stay in {dtype}",

@@ -25,8 +25,13 @@ LOWEST: dict[str, Callable[[EngineConfig], int]] = {
     "max_num_seqs": lambda _: 1,
     "max_model_len": least_model_len,
     "expected_prefix_tokens": lambda _: 1,
+    "encoder_max_items_per_batch": lambda _: 1,
+    "encoder_cache_tokens": lambda _: 1,
 }
 """Settings of which less always fits where more does, with the least that they may be."""
+
+LOWERED_IF_GIVEN = ("expected_prefix_tokens", "encoder_max_items_per_batch", "encoder_cache_tokens")
+"""Those of them that, left open, are no reason why something does not fit."""
 
 
 def working_remedies(
@@ -50,15 +55,18 @@ def capacity_remedies(failure: DoesNotFit, config: EngineConfig, model: ModelSpe
     """One remedy for each setting that has a value that works, all else being as the user gave it or left
     it."""
     works = _works_with(config, model, device)
-    found: dict[str, int | float | str | None] = {
-        "max_num_seqs": _max_num_seqs(config, works),
+    found: dict[str, Any] = {
+        # An open one was lowered to 1 already, so only a given one can be.
+        "max_num_seqs": _less_of_given("max_num_seqs", config, works),
         "max_num_batched_tokens": _max_num_batched_tokens(failure, config, works),
         "max_model_len": _largest_below(failure.limits.max_model_len, "max_model_len", config, works),
-        "expected_prefix_tokens": _expected_prefix_tokens(config, works),
+        **{name: _less_of_given(name, config, works) for name in LOWERED_IF_GIVEN},
         "memory_utilization": _memory_utilization(config, device, works),
         "cache_memory": _cache_memory(failure, config, works),
         "max_capture_size": _max_capture_size(failure, config, works),
         "graph_mode": "none" if failure.captured_tokens and works("graph_mode", "none") else None,
+        "encoder_token_budgets": _smaller_budgets(config, works),
+        "encoder_graph_mode": _no_encoder_graphs(config, model, works),
     }
     remedies = [Remedy(setting, value) for setting, value in found.items() if value is not None]
     return remedies + _fewer_drafts(config, works)
@@ -70,16 +78,15 @@ def advice(failure: DoesNotFit, remedies: list[Remedy]) -> str:
         "max_num_seqs": failure.limits.max_num_seqs,
         "max_num_batched_tokens": failure.limits.max_num_batched_tokens,
         "max_model_len": failure.limits.max_model_len,
-        "expected_prefix_tokens": failure.budget.expected_prefix_tokens or 0,
         "cache_memory": failure.budget.cache_size or 0,
         "max_capture_size": failure.captured_tokens,
     }
     phrases = []
     for remedy in remedies:
         is_new = remedy.setting == "cache_memory" and not failure.budget.cache_is_given
-        if is_new or remedy.setting in ("graph_mode", "speculative"):
+        if is_new or not isinstance(remedy.value, int | float) or remedy.setting == "speculative":
             phrases.append(str(remedy))
-        elif remedy.setting in tried and remedy.value < tried[remedy.setting]:
+        elif remedy.setting in LOWERED_IF_GIVEN or remedy.value < tried.get(remedy.setting, 0):
             phrases.append(f"lower {remedy.setting} to at most {remedy.value}")
         else:
             phrases.append(f"raise {remedy.setting} to at least {remedy.value}")
@@ -96,17 +103,22 @@ def _largest_below(value: int, setting: str, config: EngineConfig, works: Works)
     return largest(LOWEST[setting](config), value - 1, partial(works, setting))
 
 
-def _max_num_seqs(config: EngineConfig, works: Works) -> int | None:
-    """An open one was lowered to 1 already, so only a given one can be."""
-    if config.max_num_seqs is None:
-        return None
-    return _largest_below(config.max_num_seqs, "max_num_seqs", config, works)
+def _less_of_given(setting: str, config: EngineConfig, works: Works) -> int | None:
+    value = getattr(config, setting)
+    return None if value is None else _largest_below(value, setting, config, works)
 
 
-def _expected_prefix_tokens(config: EngineConfig, works: Works) -> int | None:
-    if config.expected_prefix_tokens is None:
+def _smaller_budgets(config: EngineConfig, works: Works) -> list[int] | None:
+    """Given ones without the largest, as few of these as need be."""
+    budgets = list(config.encoder_token_budgets or ())
+    kept = largest(1, len(budgets) - 1, lambda count: works("encoder_token_budgets", budgets[:count]))
+    return None if kept is None else budgets[:kept]
+
+
+def _no_encoder_graphs(config: EngineConfig, model: ModelSpec, works: Works) -> str | None:
+    if model.vision is None or config.encoder_graph_mode == "none":
         return None
-    return _largest_below(config.expected_prefix_tokens, "expected_prefix_tokens", config, works)
+    return "none" if works("encoder_graph_mode", "none") else None
 
 
 def _max_num_batched_tokens(failure: DoesNotFit, config: EngineConfig, works: Works) -> int | None:

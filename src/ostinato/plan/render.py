@@ -12,7 +12,9 @@ from rich.table import Table
 from rich.text import Text
 
 from ostinato.plan.decision import Decision
+from ostinato.plan.memory import MemoryPlan
 from ostinato.plan.plan import Plan
+from ostinato.plan.render_encoder import encoder_rows, vision_row
 from ostinato.plan.render_graphs import graph_rows
 from ostinato.plan.render_speculative import speculation_rows
 from ostinato.plan.units import format_bytes
@@ -35,6 +37,7 @@ def render_plan(plan: Plan) -> RenderableType:
         _memory(plan),
         _section("prefix cache", _prefix_cache_rows(plan)),
         *([_section("speculation", speculation_rows(plan))] if plan.speculative is not None else []),
+        *([_section("encoder", encoder_rows(plan))] if plan.encoder is not None else []),
         _section("kernels", _kernel_rows(plan)),
         _decisions(plan),
     ]
@@ -62,6 +65,8 @@ def _model_rows(plan: Plan) -> Iterator[tuple[str, str]]:
     yield "architecture", f"{model.architecture}, {model.parameters:,} parameters, {model.checkpoint_dtype}"
     yield "layers", ", ".join(f"{count} {kind}" for kind, count in model.layers.items())
     yield "sizes", f"hidden {model.hidden_size}, vocabulary {model.vocab_size}"
+    if model.vision is not None:
+        yield "encoder", vision_row(model.vision)
     yield "keys and values", f"{format_bytes(model.kv_bytes_per_token)} per token"
     yield "state", f"{format_bytes(model.state_bytes_per_request)} per request"
 
@@ -99,7 +104,6 @@ def _memory(plan: Plan) -> RenderableType:
     table.columns[1].justify = "right"
     table.add_column(justify="right")
     table.add_column(overflow="fold")
-    used = memory.weights + memory.activations + memory.graphs + memory.cache
     blocks = f"{memory.num_blocks:,} of {format_bytes(memory.kv_block)}"
     slots = f"{memory.num_slots:,} of {format_bytes(memory.state_slot)}"
     drafter = 0 if plan.speculative is None else plan.speculative.weights
@@ -107,14 +111,22 @@ def _memory(plan: Plan) -> RenderableType:
         ("weights", memory.weights, f"with the drafter's {format_bytes(drafter)}" if drafter else ""),
         ("activations", memory.activations, "at most, in one step"),
         ("graphs", memory.graphs, "at most, with their buffers" if memory.graphs else ""),
+        *_encoder_memory(memory),
         ("blocks", memory.num_blocks * memory.kv_block, blocks),
         ("slots", memory.num_slots * memory.state_slot, slots),
-        ("together", used, ""),
+        ("together", memory.used, ""),
         ("available", memory.available, ""),
     ):
         table.add_row(name, format_bytes(size), f"{size:,} B", note)
     table.add_row("slots per request", str(memory.slots_per_request), "", "")
     return Padding(table, (0, 0, 1, 0))
+
+
+def _encoder_memory(memory: MemoryPlan) -> Iterator[tuple[str, int, str]]:
+    if memory.encoder_graphs:
+        yield "encoder graphs", memory.encoder_graphs, "at most, with their buffers"
+    if memory.encoder_cache:
+        yield "encoder cache", memory.encoder_cache, ""
 
 
 def _prefix_cache_rows(plan: Plan) -> Iterator[tuple[str, str]]:

@@ -13,7 +13,7 @@ from typing import Any
 
 from ostinato.errors import ModelError
 from ostinato.plan.decision import Decision
-from ostinato.plan.hyperparameters import integer, number
+from ostinato.plan.hyperparameters import flag, integer, number
 from ostinato.plan.model import RopeSpec
 
 DEFAULT_THETA = 10000.0
@@ -50,6 +50,41 @@ def parse_rope(config: Mapping[str, Any], head_dim: int, default_partial: float 
     if kind == "yarn" and "factor" not in parameters:
         parameters["factor"] = integer(config, "max_position_embeddings") / original
     return RopeSpec(kind, theta, int(head_dim * partial), original, parameters)
+
+
+def rope_from_json(data: Mapping[str, Any] | None) -> RopeSpec | None:
+    """What `dataclasses.asdict` gave, as plain data."""
+    if data is None:
+        return None
+    sections = data.get("sections")
+    return RopeSpec(**{**data, "sections": None if sections is None else tuple(sections)})
+
+
+def with_sections(rope: RopeSpec, scaling: Mapping[str, Any], default: tuple[int, int, int]) -> RopeSpec:
+    """`rope` with the sections that `scaling`, a config.json's dict on it, gives time, height and width.
+
+    ModelError for sections that are not three, and for those that do not take turns.
+    """
+    if not flag(scaling, "mrope_interleaved", True):
+        raise ModelError("config.json has mrope_interleaved = false; supported: true")
+    given = scaling.get("mrope_section")
+    sections = default if given is None else given
+    is_list = isinstance(sections, list | tuple)
+    if not is_list or len(sections) != 3 or not all(type(size) is int and size >= 0 for size in sections):
+        raise ModelError(f"config.json has mrope_section = {sections!r}, which should be three whole numbers")
+    time, height, width = sections
+    return replace(rope, sections=(time, height, width))
+
+
+def axes(rope: RopeSpec) -> list[int]:
+    """Which of a token's positions each angle is of: 0 time, 1 height, 2 width.
+
+    With sections height and width have every third angle, until they have as many as their section says, or there
+    are no more (the interleaved M-RoPE of Qwen3-VL, arXiv 2511.21631, section 2.1); all others are time's.
+    """
+    if rope.sections is None:
+        return [0] * (rope.rotary_dim // 2)
+    return [i % 3 if i < 3 * rope.sections[i % 3] else 0 for i in range(rope.rotary_dim // 2)]
 
 
 def resolve_rope(rope: RopeSpec, max_model_len: int) -> tuple[RopeSpec, Decision | None]:

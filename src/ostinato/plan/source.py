@@ -11,31 +11,44 @@ from pathlib import Path
 from typing import Any
 
 from ostinato.config import EngineConfig
-from ostinato.demo import checkpoint_dir
+from ostinato.demo import CHECKPOINTS, checkpoint_dir
 from ostinato.errors import ConfigError, ModelError, Remedy
 from ostinato.plan.compressed_tensors import stored_quantization
-from ostinato.plan.model import DTYPE_BYTES, ModelSpec
+from ostinato.plan.json_file import read_json
+from ostinato.plan.model import DTYPE_BYTES, ModelSpec, VisionSpec
 from ostinato.plan.quantization_setting import with_quantization
 from ostinato.plan.speculative import with_drafter
 
 ARCHITECTURES = {
     name: f"ostinato.plan.architectures.{name}"
-    for name in ("bamba", "falcon_h1", "granitemoehybrid", "llama", "mamba2", "nemotron_h", "qwen3")
+    for name in (
+        "bamba",
+        "falcon_h1",
+        "granitemoehybrid",
+        "llama",
+        "mamba2",
+        "nemotron_h",
+        "qwen3",
+        "qwen3_vl",
+        "qwen3_vl_moe",
+    )
 }
 """`model_type` of a config.json -> the module whose `model_spec` reads it; imported when it is needed."""
 
 CHECKPOINT_FILES = ("*.json", "*.safetensors", "*.jinja")
+PLANNED_FROM = ("config.json", "processor_config.json", "preprocessor_config.json")
+"""All that a plan reads of a checkpoint."""
 SECOND_COPIES = ("original/*", "consolidated*")
 """The same weights in their author's own format, which some repositories hold beside those that are read."""
 
 
 def resolve_model_dir(model: str, revision: str | None = None, files: tuple[str, ...] = CHECKPOINT_FILES) -> Path:
-    """The directory of `model`: `demo` (the embedded one), a directory, or a hub id, which is fetched.
+    """The directory of `model`: an embedded one by its name, a directory, or a hub id, which is fetched.
 
     `files` are the patterns to fetch from a hub. ModelError if there is no such directory or model;
     ConfigError if a `revision` is given for what is not a hub id.
     """
-    directory = checkpoint_dir() if model == "demo" else Path(model).expanduser()
+    directory = checkpoint_dir(model) if model in CHECKPOINTS else Path(model).expanduser()
     if directory.is_dir():
         if revision is not None:
             message = f"revision {revision!r} is for hub ids, and {model!r} is a directory"
@@ -46,22 +59,28 @@ def resolve_model_dir(model: str, revision: str | None = None, files: tuple[str,
     # A word alone is rather one that was left over on a command line.
     if re.fullmatch(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", model) is None:
         message = f"there is no directory {str(directory)!r}"
-        raise ModelError(message if "/" in model else f"{message}; a hub id is OWNER/NAME, the embedded model `demo`")
+        if "/" not in model:
+            embedded = " and ".join(f"`{name}`" for name in CHECKPOINTS)
+            message += f"; a hub id is OWNER/NAME, the embedded models are {embedded}"
+        raise ModelError(message)
     return _fetch(model, revision, files)
 
 
 def load_spec(config: EngineConfig) -> ModelSpec:
-    """The model that `config` names, with what makes its drafts attached. Reads the config.json of each, no more.
+    """The model that `config` names, with what makes its drafts attached. Reads the config.json of each, and what an
+    image processor's file says of the smallest image, no more.
 
-    ModelError as `resolve_model_dir`, `read_config` and `model_spec`; ConfigError as `with_drafter` and
-    `with_quantization`.
+    ModelError as `resolve_model_dir`, `read_config`, `model_spec` and `with_smallest_item`; ConfigError as
+    `with_drafter` and `with_quantization`.
     """
-    only_config = ("config.json",)
-    model = model_spec(read_config(resolve_model_dir(config.model, config.revision, only_config)))
+    directory = resolve_model_dir(config.model, config.revision, PLANNED_FROM)
+    model = model_spec(read_config(directory))
+    if model.vision is not None:
+        model = replace(model, vision=with_smallest_item(model.vision, directory))
     draft = None
     if config.speculative is not None and config.speculative.model is not None:
         try:
-            draft = model_spec(read_config(resolve_model_dir(config.speculative.model, files=only_config)))
+            draft = model_spec(read_config(resolve_model_dir(config.speculative.model, files=("config.json",))))
         except ModelError as error:
             raise ModelError(f"the draft model: {error.message}", error.remedies) from error
     return with_quantization(config, with_drafter(config, model, draft))
@@ -79,6 +98,23 @@ def read_config(directory: Path) -> dict[str, Any]:
     if not isinstance(config, dict):
         raise ModelError(f"{path} should hold an object, not a {type(config).__name__}")
     return config
+
+
+def with_smallest_item(vision: VisionSpec, directory: Path) -> VisionSpec:
+    """The encoder with the size of its smallest image as the checkpoint's image processor makes it, if that says so.
+
+    An image is enlarged to whole tokens and at least so many pixels. ModelError if the processor's file is damaged.
+    """
+    nested = read_json(directory / "processor_config.json").get("image_processor")
+    path = directory / ("processor_config.json" if isinstance(nested, dict) else "preprocessor_config.json")
+    settings = nested if isinstance(nested, dict) else read_json(path)
+    size = settings.get("size")
+    pixels = settings.get("min_pixels") or (size.get("shortest_edge") if isinstance(size, dict) else None)
+    if pixels is None:
+        return vision
+    if type(pixels) is not int or pixels < 1:
+        raise ModelError(f"{path} has images of at least {pixels!r} pixels, which should be a whole number above 0")
+    return replace(vision, smallest_item=-(-pixels // vision.token_side**2))
 
 
 def model_spec(config: dict[str, Any]) -> ModelSpec:

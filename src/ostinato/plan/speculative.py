@@ -12,7 +12,7 @@ from ostinato.plan.decision import Decision
 from ostinato.plan.memory import kv_block_bytes, slots_per_request, state_slot_bytes
 from ostinato.plan.model import DrafterSpec, ModelSpec, RopeSpec
 from ostinato.plan.quantization import Quantization, quantization_from_json
-from ostinato.plan.rope import resolve_rope
+from ostinato.plan.rope import resolve_rope, rope_from_json
 
 Method = Literal["ngram", "mtp", "draft"]
 
@@ -45,8 +45,13 @@ class SpeculativePlan:
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> SpeculativePlan:
         """The plan that `dataclasses.asdict` gave."""
-        rope = None if data["rope"] is None else RopeSpec(**data["rope"])
-        return cls(**{**data, "rope": rope, "quantization": quantization_from_json(data["quantization"])})
+        return cls(
+            **{
+                **data,
+                "rope": rope_from_json(data["rope"]),
+                "quantization": quantization_from_json(data["quantization"]),
+            }
+        )
 
 
 def available_methods(model: ModelSpec) -> tuple[Method, ...]:
@@ -73,6 +78,11 @@ def with_drafter(config: EngineConfig, model: ModelSpec, draft: ModelSpec | None
     if draft is None and model.drafter is not None:
         draft = model.drafter.model
     assert draft is not None, "method draft needs the draft model's spec"
+    if draft.vision is not None:
+        raise ConfigError(
+            f"speculative: the draft model {speculative.model!r} has an encoder of images; give one of text alone",
+            [Remedy("speculative", f"ngram:{speculative.num_speculative_tokens}")],
+        )
     if draft.vocab_size != model.vocab_size:
         raise _other_vocabulary(speculative, model, draft)
     drafter = DrafterSpec("draft", draft.layers, draft.outer_parameters, 0, draft.ops, draft)

@@ -5,8 +5,27 @@ What every row of every step has one of is a named tuple, made in a third of a d
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
+
+
+class MediaUse(NamedTuple):
+    """An image that tokens of a row stand for: those at positions `start` to `end - 1`, of which a row may have a part.
+    Token `start + i` takes what the encoder wrote to `cells[i]`."""
+
+    start: int
+    end: int
+    cells: Sequence[int]
+
+
+class MediaToEncode(NamedTuple):
+    """An image that the step encodes before its forward pass, one cell per token."""
+
+    digest: str
+    item: Any
+    """What the encoder gets; the scheduler does not look into it."""
+    cells: Sequence[int]
 
 
 class Row(NamedTuple):
@@ -34,6 +53,11 @@ class Row(NamedTuple):
     """Whether the row's last known token is computed in this step, so that its next token is sampled."""
     payload: Any = None
     """What the runner needs beyond tokens and memory (sampling state); the scheduler does not look into it."""
+    rope: Any = None
+    """Where the request's tokens stand for the rotary embedding, where that is not their position; the scheduler does
+    not look into it."""
+    media: tuple[MediaUse, ...] = ()
+    """Images that tokens of the row stand for, by position."""
 
     @property
     def end(self) -> int:
@@ -55,6 +79,8 @@ class Batch:
     """0 or k: the drafts of each decode row."""
     first: tuple[str, ...] = ()
     """Requests of which no step before has computed anything."""
+    encode: tuple[MediaToEncode, ...] = ()
+    """Images that rows of this step need and that no step before has encoded."""
 
     @property
     def num_tokens(self) -> int:

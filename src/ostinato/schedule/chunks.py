@@ -4,19 +4,24 @@ from __future__ import annotations
 
 from ostinato.cache.manager import CacheManager
 from ostinato.schedule.limits import SchedulerLimits
+from ostinato.schedule.queues import Queues
 from ostinato.schedule.request import Request
+from ostinato.schedule.rows import is_decoding
 
 
-def chunk_tokens(remaining: int, budget: int, limits: SchedulerLimits, num_later: int | None) -> int:
-    """How many of a prompt's `remaining` tokens a step with room for `budget` more should take at most.
+def chunk_tokens(request: Request, budget: int, num_drafts: int, limits: SchedulerLimits, queues: Queues) -> int:
+    """How many of a prompt's tokens a step with room for `budget` more, and drafts as given, should take at most.
 
     A prompt that does not fit fills the step up. It stops at a size that has a graph if that makes nobody wait: it
     needs no more steps of such a size than of the full one, and nobody else has a prompt to be computed, who would
-    fill the step up himself (`num_later` is None then, and else the tokens that others take of every later step, who
-    decode).
+    fill the step up himself.
     """
+    remaining = request.num_tokens - request.num_computed_tokens
+    if not limits.graph_tokens or remaining <= budget:
+        return min(budget, remaining)
     room = budget - (limits.max_num_batched_tokens - limits.graph_tokens)
-    if not limits.graph_tokens or room <= 0 or remaining <= budget or num_later is None:
+    num_later = _tokens_of_others(request, num_drafts, queues)
+    if room <= 0 or num_later is None:
         return budget
     steps_later = -(-(remaining - budget) // limits.max_num_batched_tokens)
     return room if remaining - room <= steps_later * (limits.graph_tokens - num_later) else budget
@@ -35,3 +40,10 @@ def room_for_drafts(request: Request, cache: CacheManager, num_drafts: int) -> i
     has_grown = cache.grow(request.request_id, request.num_tokens + count)
     assert has_grown, "available blocks were counted above"
     return count
+
+
+def _tokens_of_others(request: Request, num_drafts: int, queues: Queues) -> int | None:
+    """Tokens that others than `request` take of each later step, if all of them decode; None if one has a prompt."""
+    if queues.waiting or not all(other is request or is_decoding(other) for other in queues.running):
+        return None
+    return (len(queues.running) - 1) * (1 + num_drafts)

@@ -2,38 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection
 
 from ostinato.cache.manager import CacheManager
-from ostinato.schedule.request import Request, RequestStatus
+from ostinato.schedule.media import MediaHolders
+from ostinato.schedule.queues import Queues
 
 
-@dataclass(frozen=True)
-class Queues:
-    """Who waits and who runs, in order of rank, of all `requests` by their ids; whether a step is in flight, and the
-    ids of those that ended since it was scheduled."""
+def check_integrity(
+    queues: Queues,
+    cache: CacheManager,
+    media: MediaHolders | None,
+    max_num_seqs: int,
+    is_in_flight: bool,
+    ended_in_flight: Collection[str],
+) -> None:
+    """Raise AssertionError unless queues, requests and caches agree with each other.
 
-    waiting: Sequence[Request]
-    running: Sequence[Request]
-    requests: Mapping[str, Request]
-    is_in_flight: bool
-    ended_in_flight: Collection[str]
-
-
-def check_integrity(queues: Queues, cache: CacheManager, max_num_seqs: int) -> None:
-    """Raise AssertionError unless queues, requests and cache agree with each other."""
+    `is_in_flight`: whether there is a step in flight; `ended_in_flight` are the ids of the requests that ended since
+    it was scheduled.
+    """
     cache.check_integrity()
-    for queue, status in (
-        (queues.waiting, RequestStatus.WAITING),
-        (queues.running, RequestStatus.RUNNING),
-    ):
-        ranks = [request.rank for request in queue]
-        assert ranks == sorted(set(ranks)), f"the {status} requests are not in order of rank"
-        for request in queue:
-            assert request.status is status, f"request {request.request_id} is {request.status}, not {status}"
-            assert queues.requests.get(request.request_id) is request, "a queue holds an unknown request"
-    assert len(queues.waiting) + len(queues.running) == len(queues.requests), "a request is in no queue"
+    if media is not None:
+        media.check_integrity(queues.running, is_in_flight, ended_in_flight)
+    queues.check_integrity()
     assert len(queues.running) <= max_num_seqs, "more requests run than may"
     for request in queues.waiting:
         assert request.num_computed_tokens == 0, f"request {request.request_id} waits with computed tokens"
@@ -45,6 +37,6 @@ def check_integrity(queues: Queues, cache: CacheManager, max_num_seqs: int) -> N
         assert request.num_computed_tokens <= cache.holding(request.request_id).capacity, (
             f"request {request.request_id} has computed tokens without a block"
         )
-    holders = {request.request_id for request in queues.running} | set(queues.ended_in_flight)
+    holders = {request.request_id for request in queues.running} | set(ended_in_flight)
     assert cache.holders() == holders, "memory is held by a request that neither runs nor is in flight"
-    assert queues.is_in_flight or not queues.ended_in_flight, "memory of ended requests was kept"
+    assert is_in_flight or not ended_in_flight, "memory of ended requests was kept"

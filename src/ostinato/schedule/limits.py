@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from ostinato.cache.encoder_cache import EncoderCache
 from ostinato.cache.manager import CacheManager
 from ostinato.errors import Remedy, RequestError
 from ostinato.schedule.request import Request
@@ -24,6 +25,8 @@ class SchedulerLimits:
     """Tokens of a request, prompt and output together."""
     enable_chunked_prefill: bool = True
     policy: Policy = "fcfs"
+    max_item_tokens: int = 0
+    """Tokens of an image, for models that have an encoder: activations were planned for so many at once."""
     graph_tokens: int = 0
     """The largest step that has a graph of its own size, where `max_num_batched_tokens` has none; 0: no preference."""
 
@@ -33,7 +36,9 @@ def max_length(request: Request, limits: SchedulerLimits) -> int:
     return min(len(request.prompt_token_ids) + request.stop.max_tokens, limits.max_model_len)
 
 
-def check_arrival(request: Request, limits: SchedulerLimits, cache: CacheManager) -> None:
+def check_arrival(
+    request: Request, limits: SchedulerLimits, cache: CacheManager, encoder_cache: EncoderCache | None = None
+) -> None:
     """Raise RequestError, which says what to change, if `request` could never be served to its end.
 
     A prompt must leave room for one token of output, so it has at most `max_model_len - 1`. The last token of
@@ -69,4 +74,36 @@ def check_arrival(request: Request, limits: SchedulerLimits, cache: CacheManager
             f"{request.stop.max_tokens} of output), and the whole cache serves at most "
             f"{most + 1 if most else 0}; {advice}, or give the cache more memory",
             [Remedy("max_tokens", max_tokens)] if max_tokens >= 1 else [],
+        )
+    if request.media:
+        assert encoder_cache is not None, "images came to a model that has no encoder"
+        _check_media(name, request, limits, encoder_cache.capacity)
+
+
+def _check_media(name: str, request: Request, limits: SchedulerLimits, num_cells: int) -> None:
+    """Raise RequestError unless each image can be encoded and kept, or all at once where the prompt must be computed in
+    one step."""
+    assert list(request.media) == sorted(request.media, key=lambda span: span.start), "images are not in order"
+    largest = max(span.end - span.start for span in request.media)
+    if request.media[-1].end >= len(request.prompt_token_ids):
+        raise RequestError(f"{name} has a prompt that ends with an image; let text follow it, such as the image's end")
+    if largest > limits.max_item_tokens:
+        raise RequestError(
+            f"{name} has an image of {largest} tokens, and at most {limits.max_item_tokens} are encoded at once "
+            f"(max_num_batched_tokens); make the image smaller, or raise max_num_batched_tokens to {largest}",
+            [Remedy("max_num_batched_tokens", largest)],
+        )
+    if largest > num_cells:
+        raise RequestError(
+            f"{name} has an image of {largest} tokens, and the encoder cache holds {num_cells}; make the image "
+            f"smaller, or raise encoder_cache_tokens to {largest}",
+            [Remedy("encoder_cache_tokens", largest)],
+        )
+    together = sum({span.digest: span.end - span.start for span in request.media}.values())
+    if not limits.enable_chunked_prefill and together > num_cells:
+        raise RequestError(
+            f"{name} has images of {together} tokens together, which without chunked prefill are needed in one step, "
+            f"and the encoder cache holds {num_cells}; raise encoder_cache_tokens to {together}, or turn "
+            "enable_chunked_prefill on",
+            [Remedy("encoder_cache_tokens", together), Remedy("enable_chunked_prefill", True)],
         )

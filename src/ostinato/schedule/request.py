@@ -52,7 +52,7 @@ class StopConditions:
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """One sequence to be continued. The caller gives the first eight fields; the scheduler owns the rest."""
+    """One sequence to be continued. The caller gives the first nine fields; the scheduler owns the rest."""
 
     request_id: str
     prompt_token_ids: Sequence[int]
@@ -65,7 +65,9 @@ class Request:
     cache_salt: str | None = None
     """Only requests of the same salt find each other's blocks."""
     media: Sequence[MediaSpan] = ()
-    """The images that tokens of the prompt stand for."""
+    """The images that tokens of the prompt stand for, by position."""
+    rope: Any = None
+    """See `Row.rope`."""
 
     output_token_ids: list[int] = field(default_factory=list)
     num_tokens: int = field(init=False)

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from ostinato.cache.holding import Holding
-from ostinato.schedule.batch import Row, RowResult
+from ostinato.schedule.batch import MediaUse, Row, RowResult
 from ostinato.schedule.request import Request
 
 _NULL_SLOT = (0,)
 
 
-def make_row(request: Request, holding: Holding, count: int, num_drafts: int = 0) -> Row:
+def make_row(
+    request: Request, holding: Holding, count: int, num_drafts: int = 0, media: tuple[MediaUse, ...] = ()
+) -> Row:
     """The row that computes the next `count` known tokens of `request` in the memory of `holding`, and up to
-    `num_drafts` drafts behind them.
+    `num_drafts` drafts behind them. `media` are the images that tokens of it stand for.
 
     Logits are wanted where the row samples, which is behind its last token and behind each draft, and where prompt
     log-probabilities are owed: of all positions from the first one owed to the row's end.
@@ -34,6 +36,8 @@ def make_row(request: Request, holding: Holding, count: int, num_drafts: int = 0
         num_logits,
         samples,
         request.payload,
+        request.rope,
+        media,
     )
 
 

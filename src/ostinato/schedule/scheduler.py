@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
 from collections.abc import Callable
-from operator import attrgetter
 
+from ostinato.cache.encoder_cache import EncoderCache
 from ostinato.cache.manager import CacheManager
 from ostinato.cache.placement import CachePolicy
 from ostinato.errors import RequestError
 from ostinato.schedule.admission import Refusal, find_match, place, report, restate_spacing
-from ostinato.schedule.batch import Batch, Row, StepResult
+from ostinato.schedule.batch import Batch, MediaUse, Row, StepResult
 from ostinato.schedule.chunks import chunk_tokens, room_for_drafts
 from ostinato.schedule.counters import PrefixCounters, SchedulerCounters
-from ostinato.schedule.integrity import Queues, check_integrity
+from ostinato.schedule.integrity import check_integrity
 from ostinato.schedule.limits import SchedulerLimits, check_arrival, max_length
+from ostinato.schedule.media import MediaHolders
+from ostinato.schedule.queues import Queues
 from ostinato.schedule.request import FinishReason, Request, RequestStatus, RequestUpdate
 from ostinato.schedule.rows import check_result, is_decoding, make_row
 
 _NO_PREFIX_CACHE = CachePolicy()
-
-_rank = attrgetter("rank")
 
 ChooseDrafts = Callable[[int], int]
 """Requests that will decode in the next step, as far as that is known -> drafts for each of them: 0 or k."""
@@ -46,6 +45,8 @@ class Scheduler:
     Without chunked prefill a prompt waits until it fits into a step whole. The one exception is a preempted
     request whose prompt and outputs have outgrown `max_num_batched_tokens`: it is computed again in chunks,
     since no step may exceed that budget, and `counters.cut_recomputations` says so.
+
+    For images, see `MediaHolders`.
     """
 
     def __init__(
@@ -54,18 +55,18 @@ class Scheduler:
         cache: CacheManager,
         policy: CachePolicy = _NO_PREFIX_CACHE,
         choose_drafts: ChooseDrafts | None = None,
+        encoder_cache: EncoderCache | None = None,
     ) -> None:
+        """`encoder_cache` is for models that take images."""
         self._choose_drafts = choose_drafts
         self.limits = limits
         self.cache = cache
         self.policy = policy
         self.counters = SchedulerCounters()
         self.prefix_counters = PrefixCounters()
-        self._requests: dict[str, Request] = {}
-        # Both sorted by rank.
-        self._waiting: list[Request] = []
-        self._running: list[Request] = []
-        self._num_arrived = 0
+        self.queues = Queues()
+        self.encoder_cache = encoder_cache
+        self._media = MediaHolders(encoder_cache) if encoder_cache is not None else None
         self._refusal: Refusal | None = None
         self._in_flight: Batch | None = None
         self._in_flight_requests: list[Request] = []
@@ -74,7 +75,7 @@ class Scheduler:
 
     @property
     def has_unfinished(self) -> bool:
-        return bool(self._requests)
+        return bool(self.queues.requests)
 
     def is_in_flight(self, batch: Batch) -> bool:
         """Whether `batch` was scheduled and is neither updated nor failed."""
@@ -82,11 +83,11 @@ class Scheduler:
 
     @property
     def num_waiting(self) -> int:
-        return len(self._waiting)
+        return len(self.queues.waiting)
 
     @property
     def num_running(self) -> int:
-        return len(self._running)
+        return len(self.queues.running)
 
     def add(self, request: Request) -> None:
         """Let `request` wait for its first step.
@@ -94,15 +95,11 @@ class Scheduler:
         Raises RequestError, and changes nothing, if it could never be served (see `check_arrival`), or if its
         id is in use, which it is until the request has ended and no step in flight writes for it.
         """
-        if request.request_id in self._requests or request.request_id in self._ended_in_flight:
+        if request.request_id in self.queues.requests or request.request_id in self._ended_in_flight:
             raise RequestError(f"the request id {request.request_id!r} is in use; choose another one")
-        check_arrival(request, self.limits, self.cache)
-        request.arrival = self._num_arrived
-        request.rank = (request.priority if self.limits.policy == "priority" else 0, request.arrival)
+        check_arrival(request, self.limits, self.cache, self.encoder_cache)
         request.max_num_tokens = max_length(request, self.limits)
-        self._num_arrived += 1
-        self._requests[request.request_id] = request
-        insort(self._waiting, request, key=_rank)
+        self.queues.arrive(request, by_priority=self.limits.policy == "priority")
 
     def schedule(self) -> Batch:
         """Choose the next step and give its rows their memory.
@@ -112,10 +109,12 @@ class Scheduler:
         """
         assert self._in_flight is None, "the last step needs update() or fail() before the next is scheduled"
         num_drafts = self._num_drafts()
+        if self._media is not None:
+            self._media.begin_step()
         decoding = self._schedule_decoding(num_drafts)
         budget = self.limits.max_num_batched_tokens - len(decoding) * (1 + num_drafts)
         others: list[tuple[Request, Row]] = []
-        for request in self._running if len(decoding) < len(self._running) else ():
+        for request in self.queues.running if len(decoding) < len(self.queues.running) else ():
             if budget > 0 and not is_decoding(request):
                 row = self._next_row(request, budget, num_drafts)
                 if row is not None:
@@ -132,8 +131,9 @@ class Scheduler:
             len(decoding),
             num_drafts if has_drafts else 0,
             tuple(request.request_id for request, _ in admitted if not request.num_preemptions),
+            self._media.to_encode() if self._media is not None else (),
         )
-        assert batch.rows or not self._requests, "no row was scheduled although requests are unfinished"
+        assert batch.rows or not self.queues.requests, "no row was scheduled although requests are unfinished"
         if batch.rows:
             self._in_flight, self._in_flight_requests = batch, [request for request, _ in scheduled]
             self.counters.steps += 1
@@ -153,6 +153,8 @@ class Scheduler:
         for request, row, row_result in steps:
             check_result(request, row, row_result)
         self._end_step()
+        if self.encoder_cache is not None:
+            self.encoder_cache.settle(succeeded=True)
         if batch.num_decode_rows < len(batch.rows):
             self._refusal = None  # a prompt advanced, which the first in line may share
         updates = []
@@ -185,6 +187,8 @@ class Scheduler:
                     request.stop_reason,
                 )
             )
+        if self._media is not None:
+            self._media.advance()
         return updates
 
     def fail(self, batch: Batch, error: Exception) -> list[RequestUpdate]:
@@ -200,6 +204,8 @@ class Scheduler:
         for request in requests:
             if request.status is not RequestStatus.FINISHED:
                 updates.append(self._end_with(request, error))
+        if self.encoder_cache is not None:
+            self.encoder_cache.settle(succeeded=False)
         return updates
 
     def abort(self, request_id: str) -> bool:
@@ -211,7 +217,7 @@ class Scheduler:
 
         If a step in flight computes it, the result is ignored and the memory is freed when the step is over.
         """
-        request = self._requests.get(request_id)
+        request = self.queues.requests.get(request_id)
         if request is None:
             return False
         self._end(request, reason)
@@ -220,25 +226,24 @@ class Scheduler:
     def preempt(self, request_id: str) -> bool:
         """Preempt a request between two steps, as lack of memory would; False if it is not running."""
         assert self._in_flight is None, "a request cannot lose its memory while a step writes to it"
-        request = self._requests.get(request_id)
+        request = self.queues.requests.get(request_id)
         if request is None or request.status is not RequestStatus.RUNNING:
             return False
         self._preempt(request)
         return True
 
     def check_integrity(self) -> None:
-        """Raise AssertionError unless queues, requests and cache agree with each other."""
-        queues = Queues(
-            self._waiting, self._running, self._requests, self._in_flight is not None, self._ended_in_flight
-        )
-        check_integrity(queues, self.cache, self.limits.max_num_seqs)
+        """Raise AssertionError unless queues, requests and caches agree with each other."""
+        is_in_flight = self._in_flight is not None
+        most = self.limits.max_num_seqs
+        check_integrity(self.queues, self.cache, self._media, most, is_in_flight, self._ended_in_flight)
 
     def _num_drafts(self) -> int:
         """Drafts of each row that decodes in the next step."""
         if self._choose_drafts is None:
             return 0
         # Who waits decodes as soon as it is admitted, if all but its last token is cached.
-        return self._choose_drafts(max(sum(map(is_decoding, self._running)), min(1, len(self._waiting))))
+        return self._choose_drafts(max(sum(map(is_decoding, self.queues.running)), min(1, len(self.queues.waiting))))
 
     def _schedule_decoding(self, num_drafts: int) -> list[tuple[Request, Row]]:
         """A row for each request that is decoding, in order of rank; preempts from the other end."""
@@ -246,9 +251,10 @@ class Scheduler:
         index = 0
         # Preemption shortens the list only behind `index` or at it, so nobody who has room loses it.
         while (
-            index < len(self._running) and (len(with_room) + 1) * (1 + num_drafts) <= self.limits.max_num_batched_tokens
+            index < len(self.queues.running)
+            and (len(with_room) + 1) * (1 + num_drafts) <= self.limits.max_num_batched_tokens
         ):
-            request = self._running[index]
+            request = self.queues.running[index]
             index += 1
             if is_decoding(request) and self._make_room(request):
                 with_room.append(request)
@@ -257,7 +263,8 @@ class Scheduler:
         return [(request, row) for request, row in rows if row is not None]
 
     def _next_row(self, request: Request, budget: int, num_drafts: int) -> Row | None:
-        """The row of a running request for at most `budget` tokens; None if it must wait for a slot.
+        """The row of a running request for at most `budget` tokens; None if it must wait for a slot, or for
+        room for an image.
 
         A row that decodes has up to `num_drafts` drafts besides, for which the budget has room.
         """
@@ -270,25 +277,24 @@ class Scheduler:
             return make_row(request, self.cache.holding(request.request_id), 1, num_drafts)
         assert request.placement is not None, "a running request knows where its checkpoints go"
         start = request.num_computed_tokens
-        remaining = request.num_tokens - start
-        chunk = chunk_tokens(remaining, budget, self.limits, self._tokens_of_others(request, num_drafts))
-        end = request.placement.chunk_end(start, start + min(chunk, remaining))
+        chunk = chunk_tokens(request, budget, num_drafts, self.limits, self.queues)
+        end = request.placement.chunk_end(start, start + chunk)
+        media: tuple[MediaUse, ...] = ()
+        if self._media is not None and request.media:
+            reach = self._media.reach(request, start, end)
+            if reach == start:
+                return None
+            end = request.placement.chunk_end(start, reach)
+            media = self._media.take(request, start, end)
         positions = request.placement.inside(start, end) if end - start > 1 else []
         if positions:
             self.cache.reserve(request.request_id, positions, spare_slots)
-        return make_row(request, self.cache.holding(request.request_id), end - start)
-
-    def _tokens_of_others(self, request: Request, num_drafts: int) -> int | None:
-        """Tokens that others than `request` take of each step, if all of them decode; None if one has a prompt."""
-        if not self.limits.graph_tokens or self._waiting:
-            return None
-        if not all(other is request or is_decoding(other) for other in self._running):
-            return None
-        return (len(self._running) - 1) * (1 + num_drafts)
+        return make_row(request, self.cache.holding(request.request_id), end - start, media=media)
 
     def _spare_slots(self) -> int:
         """Slots that no checkpoint may take, so that the next request can be admitted."""
-        return self.cache.slots_per_request if self._waiting and len(self._running) < self.limits.max_num_seqs else 0
+        can_admit = self.queues.waiting and len(self.queues.running) < self.limits.max_num_seqs
+        return self.cache.slots_per_request if can_admit else 0
 
     def _make_room(self, request: Request) -> bool:
         """Find `request` the block of its next token, by preemption if need be; False if it was its own.
@@ -296,9 +302,9 @@ class Scheduler:
         Blocks that are held for drafts alone are given back before.
         """
         while not self.cache.grow(request.request_id, request.num_tokens):
-            if any(self.cache.shrink(each.request_id, each.num_tokens) for each in reversed(self._running)):
+            if any(self.cache.shrink(each.request_id, each.num_tokens) for each in reversed(self.queues.running)):
                 continue
-            victim = self._running[-1]
+            victim = self.queues.running[-1]
             self._preempt(victim)
             if victim is request:
                 return False
@@ -306,23 +312,21 @@ class Scheduler:
 
     def _preempt(self, request: Request) -> None:
         """Take a running request's memory; it waits, with its outputs, to compute all its tokens again."""
-        self._running.remove(request)
+        self.queues.put_back(request)
         self.counters.preemptions += 1
         self.counters.recomputed_tokens += request.num_computed_tokens
-        self.cache.release(request.request_id)
+        self._release(request.request_id)
         request.num_preemptions += 1
         request.num_computed_tokens = 0
         request.placement = None
-        request.status = RequestStatus.WAITING
-        insort(self._waiting, request, key=_rank)
 
     def _admit(self, budget: int, num_drafts: int) -> list[tuple[Request, Row]]:
         """Start waiting requests, in order of rank, until one finds no row, no tokens or no memory."""
         admitted: list[tuple[Request, Row]] = []
-        while self._waiting and budget > 0 and len(self._running) < self.limits.max_num_seqs:
-            request = self._waiting[0]
+        while self.queues.waiting and budget > 0 and len(self.queues.running) < self.limits.max_num_seqs:
+            request = self.queues.waiting[0]
             # A block is left for each running request that may need one, else it would soon preempt this one.
-            spare_blocks = sum(map(self._may_outgrow, self._running))
+            spare_blocks = sum(map(self._may_outgrow, self.queues.running))
             room = self.cache.blocks.num_available - spare_blocks, self.cache.slots.num_available
             if self._refusal is not None and self._refusal.stands(request, *room):
                 break
@@ -336,14 +340,17 @@ class Scheduler:
             decodes = 0 < match.hit == request.num_tokens - 1
             if decodes and budget <= num_drafts:
                 break
+            if self._media is not None and request.media:
+                # Its row must be able to begin, and without chunked prefill to end.
+                end = match.hit + 1 if self.limits.enable_chunked_prefill or is_cut else request.num_tokens
+                if self._media.reach(request, match.hit, end) < end:
+                    break
             placement = place(request, match, self.cache, self.policy)
             if not self.cache.admit(request.request_id, request.num_tokens, match, spare_blocks):
                 self._refusal = Refusal(request, *room)
                 break
-            self._waiting.pop(0)
+            self.queues.start()
             self._refusal = None
-            request.status = RequestStatus.RUNNING
-            insort(self._running, request, key=_rank)
             self.counters.cut_recomputations += is_cut
             request.num_computed_tokens, request.placement = match.hit, placement
             if request.cache_report is None:
@@ -375,8 +382,13 @@ class Scheduler:
     def _end_step(self) -> None:
         self._in_flight, self._in_flight_requests = None, []
         for request_id in self._ended_in_flight:
-            self.cache.release(request_id)
+            self._release(request_id)
         self._ended_in_flight.clear()
+
+    def _release(self, request_id: str, is_suspect: bool = False) -> None:
+        self.cache.release(request_id)
+        if self.encoder_cache is not None:
+            self.encoder_cache.release(request_id, is_suspect)
 
     def _end_with(self, request: Request, error: Exception) -> RequestUpdate:
         self._end(request, FinishReason.ERROR)
@@ -384,14 +396,10 @@ class Scheduler:
 
     def _end(self, request: Request, reason: FinishReason) -> None:
         """Take `request` out; its memory is freed now, or after a step in flight, which may write to it."""
-        queue = self._running if request.status is RequestStatus.RUNNING else self._waiting
-        del queue[bisect_left(queue, request.rank, key=_rank)]
-        del self._requests[request.request_id]
-        if queue is self._running:
+        if self.queues.remove(request):
             if self._in_flight is not None:
                 self._ended_in_flight.add(request.request_id)
             else:
-                self.cache.release(request.request_id)
-        request.status = RequestStatus.FINISHED
+                self._release(request.request_id, is_suspect=reason is FinishReason.ERROR)
         request.finish_reason = reason
         self.counters.finished[reason] += 1

@@ -4,16 +4,38 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from typing import Any
+
+from fastapi import Request
+from fastapi.responses import Response
 
 from ostinato.engine.async_engine import AsyncEngine
 from ostinato.engine.delivery import OutputDelta
 from ostinato.engine.stream import Stream
+from ostinato.media.prompt import MediaPrompt
 from ostinato.observe.record import RequestRecord
-from ostinato.sample.grammar import Grammar
+from ostinato.sample.guide import Guide
 from ostinato.sample.params import SamplingParams
+from ostinato.serve.chunks import Json
 from ostinato.serve.protocol.common import Generating
+from ostinato.serve.streaming import EventStream, unless_gone
+
+
+async def answer(
+    request: Request,
+    run: Run,
+    stream: bool | None,
+    events: Callable[[], AsyncIterator[bytes]],
+    whole: Callable[[], Coroutine[Any, Any, str | bytes]],
+) -> Response:
+    """The response that `run`, which ends with it, gives: events as they come, or JSON once it is whole."""
+    if stream:
+        return EventStream(events(), run.close)
+    try:
+        return Json(await unless_gone(request, whole()))
+    finally:
+        run.close()
 
 
 def head(prefix: str, kind: str, request_id: str, model: str) -> dict[str, Any]:
@@ -27,6 +49,7 @@ class Run:
     def __init__(self, streams: Sequence[Stream]) -> None:
         self.streams = streams
         self.completion_tokens = 0
+        self._num_ended = 0
         self.reasoning_tokens: int | None = None
         """Those of completion_tokens that are reasoning; None where nothing is known of reasoning."""
 
@@ -39,12 +62,13 @@ class Run:
         body: Generating,
         deadline: float,
         record: RequestRecord,
-        grammar: Grammar | None = None,
+        guide: Guide | None = None,
+        media: MediaPrompt | None = None,
     ) -> Run:
         """Submits every prompt, as token ids, for the request of `record`; if one is refused, none runs, and its error
-        is raised."""
-        if grammar is not None:
-            params = params.replace(guide=grammar.guide)
+        is raised. `media` is that of the only prompt."""
+        if guide is not None:
+            params = params.replace(guide=guide)
         streams: list[Stream] = []
         record.streams = streams
         try:
@@ -55,7 +79,7 @@ class Run:
                         params,
                         priority=body.priority,
                         cache_salt=body.cache_salt,
-                        grammar=grammar,
+                        media=media,
                         deadline=deadline,
                     )
                 )
@@ -88,6 +112,11 @@ class Run:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
+    @property
+    def has_ended(self) -> bool:
+        """Whether `deltas` has given all that there is, and no error comes behind it."""
+        return self._num_ended == len(self.streams)
+
     def close(self) -> None:
         """Ends what is unfinished."""
         for stream in self.streams:
@@ -109,6 +138,7 @@ class Run:
 
     def _counted(self, delta: OutputDelta) -> OutputDelta:
         self.completion_tokens += sum(len(sample.token_ids) for sample in delta.samples)
+        self._num_ended += delta.output is not None and delta.output.error is None
         return delta
 
 

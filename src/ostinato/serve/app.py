@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from functools import lru_cache
+from functools import lru_cache, partial
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -54,14 +54,15 @@ def make_app(life: Life, tracing: Tracing | None = None) -> FastAPI:
         redoc_url=None,
         redirect_slashes=False,
     )
+    text_of = lru_cache(maxsize=1)(partial(ModelText, max_images=settings.max_images))
+    for router in (chat_router, completions_router, responses_router, tokens_router):
+        app.include_router(router(life, text_of), responses=GENERATING)
+    # Behind what is asked most: routes are tried in order.
     app.include_router(service_router(life), responses=READING)
     app.include_router(page_router())
     app.mount("/page", page_files())
     app.include_router(metrics_router(life), responses=READING)
     app.include_router(live_router(life), responses=READING)
-    text_of = lru_cache(maxsize=1)(ModelText)
-    for router in (chat_router, completions_router, responses_router, tokens_router):
-        app.include_router(router(life, text_of), responses=GENERATING)
     app.add_middleware(Gate, settings=settings, tracing=tracing)
     if settings.cors_origin:
         # Outside of the gate: a browser asks for leave without a key.

@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ostinato.engine.async_engine import AsyncEngine
 from ostinato.errors import RequestError
+from ostinato.media.input import RenderedChat, render_chat
+from ostinato.media.messages import MediaError
+from ostinato.observe.record import RequestRecord
+from ostinato.sample.params import SamplingParams
+from ostinato.serve.answers import Run
 from ostinato.serve.errors import ApiError
+from ostinato.serve.guides import answer_guide
 from ostinato.serve.model_text import ModelText, at_leisure
 from ostinato.serve.parsing.formats import AnswerFormats, opens_reasoning
 from ostinato.serve.parsing.tools import Tool, forced_tools, read_tools
+from ostinato.serve.protocol.common import Generating
 from ostinato.serve.protocol.conversation import ConversationBody, template_kwargs
+from ostinato.serve.protocol.guides import Wish
 from ostinato.serve.protocol.messages import for_template
 
 
@@ -24,10 +33,16 @@ class Conversation:
     kwargs: dict[str, Any]
     add_generation_prompt: bool
     continue_final_message: bool
+    places: Sequence[str] | None = None
+    """Where the messages stood in the request; None: `messages[0]` and so on."""
+
+    @property
+    def has_images(self) -> bool:
+        return any(isinstance(message.get("content"), list) for message in self.messages)
 
     @property
     def size(self) -> int:
-        """Characters, about."""
+        """Characters, about, images aside."""
         texts = (text for message in self.messages for text in message.values() if isinstance(text, str))
         return sum(map(len, texts)) + (len(str(self.tools)) if self.tools else 0)
 
@@ -68,22 +83,69 @@ def described(tool: Tool) -> dict[str, Any]:
     return {"type": "function", "function": function}
 
 
-async def render(text: ModelText, conversation: Conversation, param: str = "messages") -> str:
-    """The prompt, special tokens included. ApiError, which names `param`, if the template refuses."""
+async def render(text: ModelText, conversation: Conversation, param: str = "messages") -> RenderedChat:
+    """The prompt, special tokens included, with its images. ApiError, which names `param`, if the template refuses, or
+    the image that cannot be taken."""
 
-    def work() -> str:
+    def of_template(messages: Sequence[Mapping[str, Any]]) -> str:
         return text.chat_template.render(
-            conversation.messages,
+            messages,
             tools=conversation.tools,
             add_generation_prompt=conversation.add_generation_prompt,
             continue_final_message=conversation.continue_final_message,
             **conversation.kwargs,
         )
 
+    def work() -> RenderedChat:
+        others = (conversation.tools, conversation.kwargs)
+        return render_chat(conversation.messages, of_template, text.media, others, conversation.places)
+
     try:
+        if conversation.has_images and text.media is not None:
+            return await text.seeing.run(work)
         return await at_leisure(conversation.size, work)
+    except MediaError as error:
+        raise ApiError(400, error.message, param=error.where) from None
     except RequestError as error:
         raise ApiError(400, error.message, param=param) from None
+
+
+async def token_ids_of(
+    text: ModelText, rendered: RenderedChat, param: str, add_special_tokens: bool = False
+) -> list[int]:
+    """Those of a conversation's prompt. ApiError, which names `param`, if there are none or too many."""
+    if rendered.media is not None:
+        return rendered.media.token_ids
+    return await text.encode(rendered.text, add_special_tokens, param)
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a request says of its answer: `wish` is for its form, `param` the field that the conversation came in."""
+
+    conversation: Conversation
+    tools: tuple[Tool, ...]
+    tool_choice: Any
+    parallel: bool
+    wish: Wish | None
+    param: str
+
+
+async def begin(
+    engine: AsyncEngine,
+    text: ModelText,
+    asked: Asked,
+    params: SamplingParams,
+    body: Generating,
+    deadline: float,
+    record: RequestRecord,
+) -> tuple[Run, AnswerForm]:
+    """Has the engine answer a conversation, for the request of `record`; also tells what the answer may consist of."""
+    rendered = await render(text, asked.conversation, asked.param)
+    token_ids = await token_ids_of(text, rendered, asked.param)
+    form = answer_form(text, asked.conversation, rendered.text, asked.tools, asked.parallel)
+    guide = await answer_guide(text, form, asked.wish, asked.tool_choice)
+    return await Run.begin(engine, [token_ids], params, body, deadline, record, guide, rendered.media), form
 
 
 def answer_form(

@@ -9,7 +9,7 @@ from typing import Any
 from starlette.responses import Response
 
 from ostinato.engine.admission import Overloaded
-from ostinato.engine.async_engine import EngineFailed, EngineStopped
+from ostinato.engine.failures import EngineFailed, EngineStopped
 from ostinato.engine.stream import DeadlineExceeded
 from ostinato.errors import OstinatoError, RequestError
 

@@ -2,42 +2,43 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ostinato.errors import RequestError
-from ostinato.sample.grammar import Grammar
 from ostinato.sample.guide import Guide
-from ostinato.serve.conversation import AnswerForm
 from ostinato.serve.errors import ApiError
 from ostinato.serve.model_text import ModelText
 from ostinato.serve.parsing.guide import tool_guide
 from ostinato.serve.parsing.value_guide import value_guide
 from ostinato.serve.protocol.guides import Wish
 
+if TYPE_CHECKING:
+    from ostinato.serve.conversation import AnswerForm
 
-async def plain_grammar(text: ModelText, wish: Wish | None) -> Grammar | None:
+
+async def plain_guide(text: ModelText, wish: Wish | None) -> Guide | None:
     """Of an output that is nothing but what is wished for."""
     if wish is None:
         return None
-    return await text.compiling.grammar(_guide(wish.param, **{wish.kind: wish.value}), wish.param)
+    return await text.compiling.checked(_guide(wish.param, **{wish.kind: wish.value}), wish.param)
 
 
-async def answer_grammar(text: ModelText, form: AnswerForm, wish: Wish | None, tool_choice: Any) -> Grammar | None:
+async def answer_guide(text: ModelText, form: AnswerForm, wish: Wish | None, tool_choice: Any) -> Guide | None:
     """Of an answer of a model that may reason first, and calls tools as it is told to."""
     if form.tools and wish is not None:
         message = f"{wish.param} and tools are not served together; leave one out, or set tool_choice to none"
         raise ApiError(400, message, param=wish.param)
     if wish is None:
-        return await _tool_grammar(text, form, tool_choice)
+        return await _tool_guide(text, form, tool_choice)
     tags = form.formats.reasoning
     if tags is None:
-        return await plain_grammar(text, wish)
+        return await plain_guide(text, wish)
     checked = _guide(wish.param, **{wish.kind: wish.value})
     lark = value_guide(checked, tags, form.starts_in_reasoning, text.special_tags)
-    return await text.compiling.grammar(_guide(wish.param, lark=lark), wish.param)
+    return await text.compiling.checked(_guide(wish.param, lark=lark), wish.param)
 
 
-async def _tool_grammar(text: ModelText, form: AnswerForm, tool_choice: Any) -> Grammar | None:
+async def _tool_guide(text: ModelText, form: AnswerForm, tool_choice: Any) -> Guide | None:
     try:
         lark = tool_guide(
             form.tools,
@@ -49,7 +50,7 @@ async def _tool_grammar(text: ModelText, form: AnswerForm, tool_choice: Any) -> 
         )
     except RequestError as error:
         raise ApiError(400, error.message, param="tools") from None
-    return None if lark is None else await text.compiling.grammar(_guide("tools", lark=lark), "tools")
+    return None if lark is None else await text.compiling.checked(_guide("tools", lark=lark), "tools")
 
 
 def _guide(param: str, **kind: Any) -> Guide:

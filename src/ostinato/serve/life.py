@@ -7,12 +7,17 @@ import logging
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ostinato.config import EngineConfig
 from ostinato.engine.async_engine import AsyncEngine
-from ostinato.engine.runner import StartProgress
+from ostinato.engine.process import make_engine
 from ostinato.serve.errors import ApiError
 from ostinato.serve.settings import ServeSettings
+
+if TYPE_CHECKING:
+    from ostinato.engine.engine import Engine
+    from ostinato.engine.runner import StartProgress
 
 log = logging.getLogger("ostinato.serve")
 
@@ -21,8 +26,13 @@ class Life:
     """Starts the engine behind a server that answers already, and ends it with the server."""
 
     def __init__(
-        self, config: EngineConfig, settings: ServeSettings, progress: StartProgress = lambda what, done, total: None
+        self,
+        config: EngineConfig,
+        settings: ServeSettings,
+        progress: StartProgress = lambda what, done, total: None,
+        make: Callable[[EngineConfig, StartProgress], Engine] = make_engine,
     ) -> None:
+        """`make` makes the engine; see `AsyncEngine.start`."""
         self.config, self.settings = config, settings
         self.model_name = settings.served_model_name or _name(config.model)
         self.created = int(time.time())
@@ -31,7 +41,7 @@ class Life:
         """Why the engine could not start, or ended."""
         self.on_end: Callable[[], None] = lambda: None
         """Called when there is nothing left to live for: the engine failed, or everything is drained."""
-        self._progress = progress
+        self._progress, self._make = progress, make
         self._engine: AsyncEngine | None = None
         self._starting: asyncio.Task[None] | None = None
 
@@ -42,7 +52,7 @@ class Life:
     async def _start(self) -> None:
         try:
             engine = await AsyncEngine.start(
-                self.config, max_waiting=self.settings.max_waiting, progress=self._progress
+                self.config, max_waiting=self.settings.max_waiting, progress=self._progress, make=self._make
             )
         except Exception as error:
             self.error = error
@@ -105,20 +115,17 @@ class Life:
         self.on_end()
 
     async def end(self) -> None:
-        """Ends the engine, and what is unfinished with it."""
+        """Ends the engine, and what is unfinished with it; also one that is being loaded."""
         if self._engine is not None:
             await self._engine.stop()
-
-    @property
-    def is_stuck(self) -> bool:
-        """After the end: whether the engine's thread is still there, loading the model or in a step without an end."""
-        starting = self._starting is not None and self._engine is None and self.error is None
-        return starting or (self._engine is not None and self._engine.is_alive)
+        elif self._starting is not None:
+            self._starting.cancel()
+            await asyncio.gather(self._starting, return_exceptions=True)
 
     def exit_status(self) -> int:
-        """0 after a drain; 1 if the engine failed or is stuck in a step. Raises why the engine could not start."""
+        """0 after a drain; 1 if the engine failed. Raises why the engine could not start."""
         if self.error is None:
-            return 0 if self._engine is None or not self._engine.is_alive else 1
+            return 0
         if self._engine is None:
             raise self.error
         return 1

@@ -6,12 +6,13 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from ostinato.engine.engine import Engine
+from ostinato.engine.async_engine import AsyncEngine
 from ostinato.engine.tokenizer import Tokenizer
 from ostinato.errors import RequestError
 from ostinato.serve.compiling import Compiling
 from ostinato.serve.errors import ApiError
 from ostinato.serve.parsing.formats import detect_formats
+from ostinato.serve.seeing import Seeing, for_clients
 from ostinato.serve.token_texts import TokenTexts
 
 T = TypeVar("T")
@@ -23,7 +24,7 @@ SHORT = 4096
 class ModelText:
     """Made once for an engine, for the event loop."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: AsyncEngine, max_images: int) -> None:
         self.tokenizer = engine.tokenizer
         self.chat_template = engine.chat_template
         template = engine.chat_template.text
@@ -34,7 +35,9 @@ class ModelText:
         self.knows_developer = "developer" in template
         self.compiling = Compiling(engine)
         self.token_texts = TokenTexts(engine.tokenizer)
-        self.vocab_size = engine.spec.vocab_size
+        self.media = for_clients(engine.media, max_images)
+        self.seeing = Seeing()
+        self.vocab_size = engine.vocab_size
         self.max_model_len: int = engine.plan.settings.max_model_len
 
     async def encode(self, text: str, add_special_tokens: bool, param: str) -> list[int]:

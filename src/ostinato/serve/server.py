@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-import logging
-import os
 import signal
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 import uvicorn
 
 from ostinato.config import EngineConfig
-from ostinato.engine.runner import StartProgress
 from ostinato.errors import ConfigError
 from ostinato.observe.logs import configure_logs
 from ostinato.serve.app import make_app
 from ostinato.serve.life import Life
 from ostinato.serve.settings import ServeSettings
+
+if TYPE_CHECKING:
+    from ostinato.engine.runner import StartProgress
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 GRACE = 5
@@ -57,6 +58,7 @@ def serve(
             server_header=False,
             date_header=False,
             ws="none",
+            proxy_headers=False,
             timeout_graceful_shutdown=GRACE,
         )
     )
@@ -80,12 +82,7 @@ def serve(
 
     with asyncio.Runner(loop_factory=server.config.get_loop_factory()) as runner:
         runner.run(run())
-    status = life.exit_status()
-    if life.is_stuck:
-        # Python would wait for the thread, or pull the ground from under it.
-        logging.shutdown()
-        os._exit(status)
-    return status
+    return life.exit_status()
 
 
 def _listen(settings: ServeSettings) -> socket.socket:

@@ -34,8 +34,10 @@ class ServeSettings(BaseModel):
     """The model's name in requests and answers (that of the checkpoint)."""
     max_waiting: int = Field(256, ge=0)
     """Outputs that may wait besides those that run; more requests get status 429."""
-    max_body: int = Field(4 * 2**20, ge=1024)
-    """Bytes of a request's body."""
+    max_body: int = Field(16 * 2**20, ge=1024)
+    """Bytes of a request's body, images in it among them."""
+    max_images: int = Field(16, ge=0)
+    """Images of a request, frames of videos among them."""
     max_stop: int = Field(16, ge=0)
     """Stop strings of a request."""
     max_stop_length: int = Field(256, ge=1)

@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from ostinato.engine.async_engine import EngineFailed, StepFailed
+from ostinato.engine.failures import EngineFailed, StepFailed
 from ostinato.errors import OstinatoError
 from ostinato.observe.record import RequestRecord
 from ostinato.serve.errors import as_api_error
@@ -23,6 +23,12 @@ T = TypeVar("T")
 log = logging.getLogger("ostinato.serve")
 
 DONE = b"data: [DONE]\n\n"
+
+
+class Last(bytes):
+    """The end of a stream of events: sent together with the end of the answer, which no other then has to."""
+
+
 STALLED = 60.0
 """Seconds after which a client that takes nothing of what is sent counts as gone."""
 
@@ -40,8 +46,8 @@ def event(data: Any, name: str | None = None) -> bytes:
 class EventStream(Response):
     """Sends events as they come. `close` is called at the end in any case: also if the client goes before the first.
 
-    An error after the first byte is sent as an event, since the status is out. A client that reads slowly holds the
-    events up, not the engine; one that reads nothing for `STALLED` seconds counts as gone.
+    `events` may end with a Last. An error after the first byte is sent as an event, since the status is out. A client
+    that reads slowly holds the events up, not the engine; one that reads nothing for `STALLED` seconds counts as gone.
     """
 
     def __init__(self, events: AsyncIterator[bytes], close: Callable[[], None]) -> None:
@@ -76,20 +82,23 @@ class EventStream(Response):
     async def _send(self, send: Send, record: RequestRecord) -> None:
         async def send_some(data: bytes) -> None:
             self._sending_since = time.monotonic()
-            await send({"type": "http.response.body", "body": data, "more_body": True})
+            await send({"type": "http.response.body", "body": data, "more_body": not isinstance(data, Last)})
             self._sending_since = None
 
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         try:
             async for data in self._events:
                 await send_some(data)
+                if isinstance(data, Last):
+                    return
         except Exception as error:
             answer = as_api_error(error)
             record.error = answer.code or type(error).__name__
             if answer.status >= 500:
                 log_failure(record.request_id, error)
-            await send_some(event(answer.body()) + DONE)
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
+            await send_some(Last(event(answer.body()) + DONE))
+        else:
+            await send_some(Last(b""))
 
 
 async def unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from ostinato.config import EngineConfig
+from ostinato.engine.decode_inputs import DecodeInputs
 from ostinato.engine.engine import Engine
 from ostinato.engine.inputs import logit_positions, step_inputs
 from ostinato.sample import noise
@@ -99,5 +100,7 @@ def text_logits(engine: Engine, text: Sequence[int], count: int) -> torch.Tensor
         num_logits=count,
     )
     batch = Batch((row,), num_decode_rows=0)
-    hidden = runner.model(step_inputs(batch, block_size, runner.device), runner.memory)
+    hidden = runner.model(
+        step_inputs(batch, block_size, runner.device, (), DecodeInputs(runner.takes_images)), runner.memory
+    )
     return runner.model.logits(hidden[logit_positions(batch)])

@@ -9,7 +9,6 @@ from ostinato.config import EngineConfig, Speculative
 from ostinato.errors import CapacityError, ConfigError, Remedy
 from ostinato.plan.device import detect
 from ostinato.plan.limits import least_batched_tokens
-from ostinato.plan.memory import MemoryPlan
 from ostinato.plan.model import ModelSpec
 from ostinato.plan.plan import make_plan
 from ostinato.plan.source import load_spec
@@ -104,14 +103,10 @@ def check_memory(plain: EngineConfig, ways: Sequence[EngineConfig]) -> None:
     """CapacityError if the plain path's engine does not fit beside that of each way."""
     device = detect(plain.device)
     memories = [make_plan(config, load_spec(config), device).memory for config in (plain, *ways)]
-    own, most = _taken(memories[0]), max(map(_taken, memories[1:]))
+    own, most = memories[0].used, max(memory.used for memory in memories[1:])
     available = memories[0].available
     if own + most > available:
         raise CapacityError(
             f"the plain path takes {format_bytes(own)} and the largest engine beside it {format_bytes(most)}; "
             f"together that is more than the {format_bytes(available)} there are"
         )
-
-
-def _taken(memory: MemoryPlan) -> int:
-    return memory.weights + memory.activations + memory.graphs + memory.cache

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ostinato.errors import ModelError
@@ -20,6 +21,9 @@ from ostinato.plan.model import AttentionSpec, LayerSpec, ModelSpec
 from ostinato.plan.rope import parse_rope
 from ostinato.plan.source import checkpoint_dtype
 
+TEXT_OPS = ("attention", "embedding", "linear", "rms_norm", "rotary")
+"""Beside the operation that gives the angles."""
+
 
 @dataclass(frozen=True)
 class Qwen3Hyperparameters:
@@ -36,17 +40,7 @@ def model_spec(config: dict[str, Any]) -> ModelSpec:
     activation(config, "hidden_act", "silu", ("silu",))
     _refuse_other_attention(config)
     hidden_size, vocab_size = integer(config, "hidden_size"), integer(config, "vocab_size")
-    num_heads = integer(config, "num_attention_heads")
-    hyper = Qwen3Hyperparameters(
-        attention=AttentionSpec(
-            num_heads=num_heads,
-            num_kv_heads=integer(config, "num_key_value_heads", num_heads),
-            head_dim=integer(config, "head_dim", 128),
-        ),
-        intermediate_size=integer(config, "intermediate_size"),
-        attention_bias=flag(config, "attention_bias", False),
-        norm_eps=number(config, "rms_norm_eps", 1e-6),
-    )
+    hyper = hyperparameters(config, 128)
     tied = flag(config, "tie_word_embeddings", False)
     return ModelSpec(
         architecture="qwen3",
@@ -55,12 +49,27 @@ def model_spec(config: dict[str, Any]) -> ModelSpec:
         hidden_size=hidden_size,
         max_position_embeddings=config.get("max_position_embeddings"),
         tied_embeddings=tied,
-        layers=(_layer(hyper, hidden_size),) * integer(config, "num_hidden_layers"),
+        layers=(dense_layer(hyper, hidden_size),) * integer(config, "num_hidden_layers"),
         outer_parameters=vocab_size * hidden_size * (1 if tied else 2) + hidden_size,
         ssm_state_dtype=None,
         rope=parse_rope(config, hyper.attention.head_dim),
-        ops=("attention", "embedding", "linear", "rms_norm", "rotary", "rotary_angles"),
+        ops=(*TEXT_OPS, "rotary_angles"),
         hyperparameters=hyper,
+    )
+
+
+def hyperparameters(config: Mapping[str, Any], head_dim: int) -> Qwen3Hyperparameters:
+    """Of the layers; `head_dim` is that of a config.json that names none."""
+    num_heads = integer(config, "num_attention_heads")
+    return Qwen3Hyperparameters(
+        attention=AttentionSpec(
+            num_heads=num_heads,
+            num_kv_heads=integer(config, "num_key_value_heads", num_heads),
+            head_dim=integer(config, "head_dim", head_dim),
+        ),
+        intermediate_size=integer(config, "intermediate_size"),
+        attention_bias=flag(config, "attention_bias", False),
+        norm_eps=number(config, "rms_norm_eps", 1e-6),
     )
 
 
@@ -80,12 +89,21 @@ def _refuse_other_attention(config: dict[str, Any]) -> None:
         )
 
 
-def _layer(hyper: Qwen3Hyperparameters, hidden_size: int) -> LayerSpec:
+def dense_layer(hyper: Qwen3Hyperparameters, hidden_size: int) -> LayerSpec:
+    """A layer whose feed-forward part is one gated MLP."""
+    layer = attention_part(hyper, hidden_size)
+    return replace(
+        layer,
+        parameters=layer.parameters + mlp_parameters(hidden_size, hyper.intermediate_size),
+        activation_elements=max(layer.activation_elements, 3 * hyper.intermediate_size),
+        linears=layer.linears + mlp_linears(hidden_size, hyper.intermediate_size, "mlp"),
+    )
+
+
+def attention_part(hyper: Qwen3Hyperparameters, hidden_size: int) -> LayerSpec:
+    """A layer's attention and its two norms, without what comes between."""
     attention = hyper.attention
     parameters = attention_parameters(hidden_size, attention, hyper.attention_bias, qk_norm=True)
-    parameters += mlp_parameters(hidden_size, hyper.intermediate_size)
-    attention_width = 2 * attention.num_heads * attention.head_dim + attention.kv_elements_per_token
-    width = max(attention_width, 3 * hyper.intermediate_size)
+    width = 2 * attention.num_heads * attention.head_dim + attention.kv_elements_per_token
     linears = attention_linears(hidden_size, attention, "self_attn")
-    linears += mlp_linears(hidden_size, hyper.intermediate_size, "mlp")
     return LayerSpec("attention", attention, None, parameters + 2 * hidden_size, 0, width, linears=linears)

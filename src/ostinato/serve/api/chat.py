@@ -9,31 +9,30 @@ from typing import Any
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
+from ostinato.engine.async_engine import AsyncEngine
 from ostinato.engine.delivery import SampleDelta
-from ostinato.engine.engine import Engine
 from ostinato.engine.outputs import CompletionOutput
 from ostinato.schedule.batch import TokenLogprobs
-from ostinato.serve.answers import Run, head
-from ostinato.serve.chunks import Chunks, Json, Whole, compact, quoted
-from ostinato.serve.conversation import answer_form, checked_tools, conversation_of, render
-from ostinato.serve.guides import answer_grammar
+from ostinato.serve.answers import Run, answer, head
+from ostinato.serve.chunks import Chunks, Whole, compact, quoted
+from ostinato.serve.conversation import Asked, begin, checked_tools, conversation_of
 from ostinato.serve.life import Life
 from ostinato.serve.model_text import ModelText
 from ostinato.serve.parsing.answer import AnswerDelta, ToolCallDelta
 from ostinato.serve.protocol.chat import ChatRequest
 from ostinato.serve.protocol.guides import format_wish, one_wish, wishes_of
 from ostinato.serve.split import Answer
-from ostinato.serve.streaming import DONE, EventStream, unless_gone
+from ostinato.serve.streaming import DONE, Last
 from ostinato.serve.token_texts import TokenTexts
 
 
-def chat_router(life: Life, text_of: Callable[[Engine], ModelText]) -> APIRouter:
+def chat_router(life: Life, text_of: Callable[[AsyncEngine], ModelText]) -> APIRouter:
     router = APIRouter()
 
     @router.post("/v1/chat/completions", response_model=None)
     async def chat(body: ChatRequest, request: Request) -> Response:
         engine = life.engine
-        text = text_of(engine.engine)
+        text = text_of(engine)
         body.check(life.settings, life.model_name)
         engine.admission.check(body.n or 1)
         wish = one_wish([format_wish(body.response_format), *wishes_of(body)])
@@ -42,24 +41,21 @@ def chat_router(life: Life, text_of: Callable[[Engine], ModelText]) -> APIRouter
         more = {"max_tokens": body.max_output(), **text.shows_tags(body.skip_special_tokens)}
         if (logprobs := body.num_logprobs()) is not None:
             more["logprobs"] = logprobs
-        params = body.sampling(engine.engine.default_params(), **more)
-        prompt = await render(text, conversation)
-        token_ids = await text.encode(prompt, False, "messages")
-        form = answer_form(text, conversation, prompt, tools, body.parallel_tool_calls is not False)
-        grammar = await answer_grammar(text, form, wish, body.tool_choice)
+        params = body.sampling(engine.default_params, **more)
+        asked = Asked(conversation, tools, body.tool_choice, body.parallel_tool_calls is not False, wish, "messages")
         deadline = body.deadline(life.settings)
-        run = await Run.begin(engine, [token_ids], params, body, deadline, request.state.record, grammar)
+        run, form = await begin(engine, text, asked, params, body, deadline, request.state.record)
         answers = [Answer(text, form) for _ in range(params.n)]
         texts = None if logprobs is None else text.token_texts
         kind = "chat.completion.chunk" if body.stream else "chat.completion"
         own = head("chatcmpl", kind, request.state.request_id, life.model_name)
-        if body.stream:
-            chunks = Chunks(own, body.include_usage)
-            return EventStream(_events(run, answers, texts, chunks, body.include_usage), run.close)
-        try:
-            return Json(await unless_gone(request, _whole(run, answers, texts, Whole(own))))
-        finally:
-            run.close()
+        return await answer(
+            request,
+            run,
+            body.stream,
+            lambda: _events(run, answers, texts, Chunks(own, body.include_usage), body.include_usage),
+            lambda: _whole(run, answers, texts, Whole(own)),
+        )
 
     return router
 
@@ -68,6 +64,7 @@ async def _events(
     run: Run, answers: Sequence[Answer], texts: TokenTexts | None, chunks: Chunks, include_usage: bool
 ) -> AsyncGenerator[bytes]:
     begun: set[int] = set()
+    end = ""
     async for _, delta in run.deltas():
         events = []
         for sample in delta.samples:
@@ -78,11 +75,13 @@ async def _events(
                 events.append(chunks.event(choice))
         if delta.output is not None:
             _count_reasoning(run, answers, delta.output.outputs)
-        if events:
+        if run.has_ended:
+            end = "".join(events)
+        elif events:
             yield "".join(events).encode()
     if include_usage:
-        yield chunks.usage(run.usage()).encode()
-    yield DONE
+        end += chunks.usage(run.usage())
+    yield Last(end.encode() + DONE)
 
 
 def _streamed(sample: SampleDelta, answer: Answer, texts: TokenTexts | None, begins: bool) -> str | None:

@@ -9,47 +9,48 @@ from dataclasses import dataclass
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
+from ostinato.engine.async_engine import AsyncEngine
 from ostinato.engine.delivery import SampleDelta
-from ostinato.engine.engine import Engine
 from ostinato.engine.outputs import CompletionOutput, RequestOutput
 from ostinato.sample.params import SamplingParams
 from ostinato.schedule.batch import TokenLogprobs
-from ostinato.serve.answers import Run, head
-from ostinato.serve.chunks import Chunks, Json, Whole, quoted
-from ostinato.serve.guides import plain_grammar
+from ostinato.serve.answers import Run, answer, head
+from ostinato.serve.chunks import Chunks, Whole, quoted
+from ostinato.serve.guides import plain_guide
 from ostinato.serve.life import Life
 from ostinato.serve.model_text import ModelText
 from ostinato.serve.protocol.completions import CompletionRequest
 from ostinato.serve.protocol.guides import one_wish, wishes_of
-from ostinato.serve.streaming import DONE, EventStream, unless_gone
+from ostinato.serve.streaming import DONE, Last
 from ostinato.serve.token_texts import CompletionLogprobs
 
 
-def completions_router(life: Life, text_of: Callable[[Engine], ModelText]) -> APIRouter:
+def completions_router(life: Life, text_of: Callable[[AsyncEngine], ModelText]) -> APIRouter:
     router = APIRouter()
 
     @router.post("/v1/completions", response_model=None)
     async def completions(body: CompletionRequest, request: Request) -> Response:
         engine = life.engine
-        text = text_of(engine.engine)
+        text = text_of(engine)
         prompts = body.prompts()
         body.check(life.settings, life.model_name, len(prompts))
         engine.admission.check(len(prompts) * (body.n or 1))
         body.check_echo()
-        params = _params(body, engine.engine.default_params())
+        params = _params(body, engine.default_params)
         token_ids = [await _encode(text, prompt) for prompt in prompts]
         echoes = await _echoes(text, body, prompts, params.skip_special_tokens)
-        grammar = await plain_grammar(text, one_wish(wishes_of(body)))
+        guide = await plain_guide(text, one_wish(wishes_of(body)))
         deadline = body.deadline(life.settings)
-        run = await Run.begin(engine, token_ids, params, body, deadline, request.state.record, grammar)
+        run = await Run.begin(engine, token_ids, params, body, deadline, request.state.record, guide)
         form = _Form(text, params, echoes, scores_only=body.max_tokens == 0)
         own = head("cmpl", "text_completion", request.state.request_id, life.model_name)
-        if body.stream:
-            return EventStream(_events(run, form, Chunks(own, body.include_usage), body.include_usage), run.close)
-        try:
-            return Json(await unless_gone(request, _whole(run, form, Whole(own))))
-        finally:
-            run.close()
+        return await answer(
+            request,
+            run,
+            body.stream,
+            lambda: _events(run, form, Chunks(own, body.include_usage), body.include_usage),
+            lambda: _whole(run, form, Whole(own)),
+        )
 
     return router
 
@@ -109,6 +110,7 @@ async def _events(run: Run, form: _Form, chunks: Chunks, include_usage: bool) ->
     n = form.num_samples
     logprobs = [form.logprobs() for _ in range(n * len(run.streams))]
     begun: set[int] = set()
+    end = ""
     async for place, delta in run.deltas():
         events = []
         for sample in delta.samples:
@@ -117,11 +119,13 @@ async def _events(run: Run, form: _Form, chunks: Chunks, include_usage: bool) ->
             begun.add(index)
             if event := _streamed(index, echo, sample, logprobs[index], form.scores_only):
                 events.append(chunks.event(event))
-        if events:
+        if run.has_ended:
+            end = "".join(events)
+        elif events:
             yield "".join(events).encode()
     if include_usage:
-        yield chunks.usage(run.usage(form.scores_only)).encode()
-    yield DONE
+        end += chunks.usage(run.usage(form.scores_only))
+    yield Last(end.encode() + DONE)
 
 
 def _streamed(

@@ -19,18 +19,14 @@ def live_router(life: Life) -> APIRouter:
         """The engine's counts since its start, and medians of its latencies; `time` in seconds of a monotonic clock,
         so that rates follow from two answers."""
         engine = life.present_engine
-
-        def look() -> dict[str, Any]:
-            return {"stats": engine.engine.stats(), "latency": _latencies(engine.engine.meter)}
-
-        seen = await engine.call(look)
-        settings = engine.engine.plan.settings
+        seen = await engine.observe()
         return {
             "time": time.monotonic(),
             "status": life.status,
             "model": life.model_name,
-            "max_num_seqs": settings.max_num_seqs,
-            **seen,
+            "max_num_seqs": engine.plan.settings.max_num_seqs,
+            "stats": seen.stats,
+            "latency": _latencies(seen.meter),
         }
 
     return router

@@ -19,13 +19,8 @@ def metrics_router(life: Life) -> APIRouter:
         """503 until the engine runs, so that no series begins with what was not measured."""
         engine = life.present_engine
         labels = {"model_name": life.model_name, "engine": "0"}
-
-        def collect() -> bytes:
-            inner = engine.engine
-            memory = asdict(inner.plan.memory)
-            return exposition(families(inner.stats(), inner.meter, memory, life.settings.metrics_prefix, labels))
-
-        # Between two steps, where all counts agree with each other.
-        return Response(await engine.call(collect), media_type=CONTENT_TYPE_LATEST)
+        seen, memory = await engine.observe(), asdict(engine.plan.memory)
+        text = exposition(families(seen.stats, seen.meter, memory, life.settings.metrics_prefix, labels))
+        return Response(text, media_type=CONTENT_TYPE_LATEST)
 
     return router

@@ -9,14 +9,13 @@ from typing import Any
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
-from ostinato.engine.engine import Engine
+from ostinato.engine.async_engine import AsyncEngine
 from ostinato.engine.outputs import CompletionOutput
 from ostinato.sample.params import SamplingParams
-from ostinato.serve.answers import Run
-from ostinato.serve.chunks import Json, compact
-from ostinato.serve.conversation import Conversation, answer_form, checked_tools, described, render
+from ostinato.serve.answers import Run, answer
+from ostinato.serve.chunks import compact
+from ostinato.serve.conversation import Asked, Conversation, begin, checked_tools, described
 from ostinato.serve.errors import ApiError, as_api_error
-from ostinato.serve.guides import answer_grammar
 from ostinato.serve.life import Life
 from ostinato.serve.model_text import ModelText
 from ostinato.serve.protocol.conversation import template_kwargs
@@ -25,44 +24,40 @@ from ostinato.serve.protocol.input_items import template_messages
 from ostinato.serve.protocol.responses import ResponsesRequest
 from ostinato.serve.response_items import Event, Items
 from ostinato.serve.split import Answer
-from ostinato.serve.streaming import EventStream, unless_gone
+from ostinato.serve.streaming import Last
 
 
-def responses_router(life: Life, text_of: Callable[[Engine], ModelText]) -> APIRouter:
+def responses_router(life: Life, text_of: Callable[[AsyncEngine], ModelText]) -> APIRouter:
     router = APIRouter()
 
     @router.post("/v1/responses", response_model=None)
     async def responses(body: ResponsesRequest, request: Request) -> Response:
         engine = life.engine
-        text = text_of(engine.engine)
+        text = text_of(engine)
         body.check(life.settings, life.model_name)
         engine.admission.check(1)
         wish = one_wish([body.format_wish(), *wishes_of(body)])
         tools = checked_tools(text, body.nested_tools(), body.nested_choice(), nested=False)
         effort = None if body.reasoning is None else body.reasoning.effort
+        messages, places = template_messages(body.input, body.instructions, text.knows_developer)
         conversation = Conversation(
-            template_messages(body.input, body.instructions, text.knows_developer),
+            messages,
             [described(tool) for tool in tools] or None,
             template_kwargs(body.chat_template_kwargs, effort),
             add_generation_prompt=True,
             continue_final_message=False,
+            places=places,
         )
         more = {"max_tokens": body.max_output_tokens, **text.shows_tags(body.skip_special_tokens)}
-        params = body.sampling(engine.engine.default_params(), **more)
-        prompt = await render(text, conversation, "input")
-        token_ids = await text.encode(prompt, False, "input")
-        form = answer_form(text, conversation, prompt, tools, body.parallel_tool_calls is not False)
-        grammar = await answer_grammar(text, form, wish, body.nested_choice())
+        params = body.sampling(engine.default_params, **more)
+        asked = Asked(conversation, tools, body.nested_choice(), body.parallel_tool_calls is not False, wish, "input")
         deadline = body.deadline(life.settings)
-        run = await Run.begin(engine, [token_ids], params, body, deadline, request.state.record, grammar)
-        answer = Answer(text, form)
+        run, form = await begin(engine, text, asked, params, body, deadline, request.state.record)
+        parts = Answer(text, form)
         own = _response(body, params, f"resp_{request.state.request_id}", life.model_name)
-        if body.stream:
-            return EventStream(_events(run, answer, own), run.close)
-        try:
-            return Json(compact(await unless_gone(request, _whole(run, answer, own))))
-        finally:
-            run.close()
+        return await answer(
+            request, run, body.stream, lambda: _events(run, parts, own), lambda: _whole(run, parts, own)
+        )
 
     return router
 
@@ -120,19 +115,19 @@ def _status(output: CompletionOutput) -> str:
     return "incomplete" if output.finish_reason == "length" else "completed"
 
 
-async def _whole(run: Run, answer: Answer, response: dict[str, Any]) -> dict[str, Any]:
+async def _whole(run: Run, parts: Answer, response: dict[str, Any]) -> str:
     items = Items()
     async for _, delta in run.deltas():
         if delta.output is not None:
             [output] = delta.output.outputs
-            for _event in (*items.take(answer.take(output)), *items.end(_status(output))):
+            for _event in (*items.take(parts.take(output)), *items.end(_status(output))):
                 pass
-            run.reasoning_tokens = answer.reasoning_tokens(output.token_ids)
+            run.reasoning_tokens = parts.reasoning_tokens(output.token_ids)
             response = _ended(response, items, output, run)
-    return response
+    return compact(response)
 
 
-async def _events(run: Run, answer: Answer, response: dict[str, Any]) -> AsyncGenerator[bytes]:
+async def _events(run: Run, parts: Answer, response: dict[str, Any]) -> AsyncGenerator[bytes]:
     items, lines = Items(), _Lines()
     opening = {"response": response}
     yield lines.of([Event("response.created", opening), Event("response.in_progress", opening)])
@@ -140,14 +135,16 @@ async def _events(run: Run, answer: Answer, response: dict[str, Any]) -> AsyncGe
         async for _, delta in run.deltas():
             events: list[Event] = []
             for sample in delta.samples:
-                events += items.take(answer.take(sample))
-            if delta.output is not None:
+                events += items.take(parts.take(sample))
+            if delta.output is not None and delta.output.error is None:
                 [output] = delta.output.outputs
                 status = _status(output)
                 events += items.end(status)
-                run.reasoning_tokens = answer.reasoning_tokens(output.token_ids)
+                run.reasoning_tokens = parts.reasoning_tokens(output.token_ids)
                 events.append(Event(f"response.{status}", {"response": _ended(response, items, output, run)}))
-            if events:
+            if run.has_ended:
+                yield Last(lines.of(events))
+            elif events:
                 yield lines.of(events)
     except Exception as error:
         yield lines.of([Event("response.failed", {"response": _failed(response, items, as_api_error(error))})])

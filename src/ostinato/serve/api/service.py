@@ -28,7 +28,7 @@ def service_router(life: Life) -> APIRouter:
     @router.get("/plan")
     async def plan() -> dict[str, Any]:
         """What was decided before the weights were loaded, and what was measured since."""
-        return life.engine.engine.plan.to_json()
+        return life.engine.plan.to_json()
 
     @router.get("/v1/models")
     async def models() -> dict[str, Any]:
@@ -43,7 +43,7 @@ def service_router(life: Life) -> APIRouter:
 
 
 def _model(life: Life) -> dict[str, Any]:
-    max_model_len = life.engine.engine.plan.settings.max_model_len
+    max_model_len = life.engine.plan.settings.max_model_len
     return {
         "id": life.model_name,
         "object": "model",

@@ -29,13 +29,16 @@ class InputItem(Echoed):
 
 def template_messages(
     given: str | Sequence[InputItem], instructions: str | None, knows_developer: bool
-) -> list[dict[str, Any]]:
-    """The messages that a chat template is given. ApiError, which names the field, for what is none of them."""
+) -> tuple[list[dict[str, Any]], list[str]]:
+    """The messages that a chat template is given, and where each stood. ApiError, which names the field, for what is
+    none of them."""
     messages: list[dict[str, Any]] = []
+    places: list[str] = []
     if instructions is not None:
         messages.append({"role": "system", "content": instructions})
+        places.append("instructions")
     if isinstance(given, str):
-        return [*messages, {"role": "user", "content": given}]
+        return [*messages, {"role": "user", "content": given}], [*places, "input"]
     reasoning = ""
     for place, item in enumerate(given):
         where = f"input[{place}]"
@@ -50,7 +53,8 @@ def template_messages(
         if reasoning and message["role"] == "assistant":
             message["reasoning_content"], reasoning = reasoning, ""
         messages.append(message)
-    return messages
+        places.append(where)
+    return messages, places
 
 
 def _message(item: InputItem, where: str) -> Message:

@@ -10,6 +10,7 @@ from ostinato.serve.errors import ApiError
 from ostinato.serve.protocol.common import Echoed, Ignored, Several, unserved
 
 Role = Literal["system", "developer", "user", "assistant", "tool"]
+_MEDIA = ("image_url", "input_image", "video")
 
 
 class FunctionCall(Echoed):
@@ -28,7 +29,9 @@ class ToolCall(Echoed):
 class Message(Echoed):
     role: Role
     content: str | Several[dict[str, Any]] | None = None
-    """Text, or a list of parts `{"type": "text", "text": ...}`, which the template gets with newlines between them."""
+    """Text, or a list of parts: `{"type": "text", "text": ...}`, `{"type": "image_url", "image_url": {"url": ...}}` and
+    `{"type": "video", "video": [URLs of frames], "fps": ...}`. Where all are text, the template gets them with newlines
+    between them."""
     name: str | None = None
     tool_calls: Several[ToolCall] | None = None
     """Of an assistant."""
@@ -43,10 +46,11 @@ class Message(Echoed):
 
 
 def for_template(messages: Sequence[Message], knows_developer: bool) -> list[dict[str, Any]]:
-    """Messages as Hugging Face's chat templates take them: content as one text, arguments of calls as objects.
+    """Messages as Hugging Face's chat templates take them: content as one text, or as parts where images are among
+    them, arguments of calls as objects.
 
     `developer` becomes `system` for a template that does not know it. ApiError, which names the field, for content
-    that is no text.
+    that is neither text nor an image.
     """
     return [one_for_template(message, f"messages[{place}]", knows_developer) for place, message in enumerate(messages)]
 
@@ -58,7 +62,7 @@ def one_for_template(message: Message, where: str, knows_developer: bool) -> dic
     if message.content is None and message.role != "assistant":
         raise ApiError(400, f"{where} has no content", param=f"{where}.content")
     role = "system" if message.role == "developer" and not knows_developer else message.role
-    made: dict[str, Any] = {"role": role, "content": text_of(message.content or "", f"{where}.content")}
+    made: dict[str, Any] = {"role": role, "content": _content(message.content or "", f"{where}.content")}
     if message.tool_calls:
         made["tool_calls"] = [
             _call(call, f"{where}.tool_calls[{place}]") for place, call in enumerate(message.tool_calls)
@@ -76,12 +80,32 @@ def text_of(content: str | list[dict[str, Any]], where: str) -> str:
     return "\n".join(_part(part, f"{where}[{place}]") for place, part in enumerate(content))
 
 
+def _content(content: str | list[dict[str, Any]], where: str) -> str | list[dict[str, Any]]:
+    """The text of a message's content, or its parts if there are images among them."""
+    if isinstance(content, str) or not any(part.get("type") in _MEDIA for part in content):
+        return text_of(content, where)
+    return [
+        _media(part, f"{where}[{place}]")
+        if part.get("type") in _MEDIA
+        else {"type": "text", "text": _part(part, f"{where}[{place}]")}
+        for place, part in enumerate(content)
+    ]
+
+
+def _media(part: dict[str, Any], where: str) -> dict[str, Any]:
+    """A part as `media` takes it, which looks at what it holds."""
+    if part["type"] != "input_image":
+        return part
+    if part.get("file_id") is not None:
+        raise ApiError(400, "files are not stored; give the image as image_url", param=f"{where}.file_id")
+    return {"type": "image_url"} | {key: value for key, value in part.items() if key not in ("type", "file_id")}
+
+
 def _part(part: dict[str, Any], where: str) -> str:
     kind = part.get("type")
-    if isinstance(kind, str) and "image" in kind:
-        raise ApiError(400, "images are not served yet; give text alone", param=where, code="images_not_served")
     if kind not in ("text", "input_text", "output_text"):
-        raise ApiError(400, f"{where}.type should be text: no other content is served", param=f"{where}.type")
+        message = f"{where}.type should be text, or that of an image: no other content is served"
+        raise ApiError(400, message, param=f"{where}.type")
     for name in part:
         if name not in ("type", "text", "annotations", "logprobs"):
             path = f"{where}.{name}"

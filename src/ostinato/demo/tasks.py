@@ -1,0 +1,41 @@
+"""What `ostinato eval` asks a model, whatever kind of question it is, and how an answer is judged."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from . import drawings
+from .problems import Problem, extract_result, held_out
+
+
+@dataclass(frozen=True)
+class Task:
+    """A question with its right answer, the parts of the message that asks it, and what judges an answer."""
+
+    question: str
+    answer: str
+    content: str | list[dict[str, Any]]
+    is_right: Callable[[str], bool]
+
+
+def word_problems(seed: int, count: int) -> list[Task]:
+    """Held-out arithmetic word problems. An answer is right if the number after #### is the result."""
+    return [_word_problem(problem) for problem in held_out(seed, count)]
+
+
+def questions_about_drawings(seed: int, count: int) -> list[Task]:
+    """Held-out drawings with a question each. An answer is right if it is the expected one, word by word."""
+    return [_about_drawing(turn) for (turn,) in drawings.held_out(seed, count, "question")]
+
+
+def _word_problem(problem: Problem) -> Task:
+    return Task(problem.question, problem.answer, problem.question, lambda text: extract_result(text) == problem.result)
+
+
+def _about_drawing(turn: drawings.Turn) -> Task:
+    text = turn.question.text
+    content: list[dict[str, Any]] = [{"type": "image", "image": image} for image in turn.images()]
+    content.append({"type": "text", "text": text})
+    return Task(text, turn.question.answer, content, lambda answer: drawings.is_right(answer, turn))

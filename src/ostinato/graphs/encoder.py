@@ -1,0 +1,199 @@
+"""The vision encoder's graphs, one per token budget: capture as planned, the measured choice, and packs of images."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+
+from ostinato.graphs.buffers import check_unmoved
+from ostinato.graphs.check import compare_encoding
+from ostinato.graphs.encoder_buffers import EncoderBuffers
+from ostinato.graphs.encoder_choice import BudgetTimes, time_both
+from ostinato.graphs.encoder_counts import EncoderCounts
+from ostinato.graphs.graphs import CaptureProgress
+from ostinato.layers.step import EncoderInputs
+from ostinato.media.item import MediaItem
+from ostinato.plan.encoder import EncoderPlan
+from ostinato.plan.model import VisionSpec
+from ostinato.plan.packing import Pack, pack_items
+from ostinato.plan.units import format_bytes
+
+Encode = Callable[[EncoderInputs], torch.Tensor]
+MakeInputs = Callable[[Sequence[MediaItem]], EncoderInputs]
+
+OFF = "encoder graphs are off"
+TOO_LARGE = "larger than the largest budget"
+LOSES = "eager was faster when both were timed"
+
+
+class EncoderGraph(Protocol):
+    def replay(self, inputs: EncoderInputs) -> torch.Tensor:
+        """The encoder again, on what stands in the buffers now. `inputs` is the same without padding. -> [padded
+        tokens, rows, hidden], valid until the next replay."""
+        ...
+
+
+class EncoderBackend(Protocol):
+    """As `graphs.Backend`, for the encoder."""
+
+    @property
+    def num_bytes(self) -> int: ...
+
+    def capture(self, forward: Encode, inputs: EncoderInputs, splits: Collection[str]) -> EncoderGraph: ...
+
+
+class EncoderGraphs:
+    """Encodes images: packs of them replayed where a budget holds them and its graph pays, else eagerly; counted either
+    way."""
+
+    def __init__(
+        self,
+        plan: EncoderPlan,
+        vision: VisionSpec,
+        encode: Encode,
+        make_inputs: MakeInputs,
+        device: torch.device,
+        make_backend: Callable[[Mapping[int, str]], EncoderBackend],
+        weights: Callable[[], Mapping[int, str]] = dict,
+        *,
+        check_replay: bool = False,
+    ) -> None:
+        """`encode` is the model's, `make_inputs` puts images side by side, on the host. `make_backend` gets the
+        storages that have to stay where they are, with their names; `weights` looks up those that are not buffers."""
+        self.counts = EncoderCounts()
+        self.capture_seconds = 0.0
+        self.times: dict[int, BudgetTimes] = {}
+        """Budget -> what the choice was made by."""
+        self._plan = plan
+        self._vision = vision
+        self._encode = encode
+        self._make_inputs = make_inputs
+        self._device = device
+        self._weights = weights
+        self._check_replay = check_replay
+        self._budgets = plan.token_budgets if plan.graph_mode != "none" else ()
+        self._graphs: dict[int, EncoderGraph] = {}
+        self._buffers: EncoderBuffers | None = None
+        self._backend: EncoderBackend | None = None
+        if self._budgets:
+            self._buffers = EncoderBuffers(self._budgets[-1], plan.max_items_per_batch, vision, device)
+            self._captured_at = self._persistent()
+            self._backend = make_backend(self._captured_at)
+
+    @property
+    def num_bytes(self) -> int:
+        """Buffers and graphs."""
+        if self._buffers is None or self._backend is None:
+            return 0
+        return self._buffers.num_bytes + self._backend.num_bytes
+
+    @property
+    def planned(self) -> tuple[int, ...]:
+        """The budgets that have a graph, or get one when they are first used."""
+        return self._budgets
+
+    @property
+    def num_captured(self) -> int:
+        return len(self._graphs)
+
+    def figures(self) -> dict[str, Any]:
+        """Graphs captured so far, the time that took, their memory beside the planned, and, in the decision on
+        `encoder_graph_mode`, the times by which each budget's way was chosen."""
+        return {
+            "captured": self.num_captured,
+            "capture_seconds": round(self.capture_seconds, 3),
+            "planned_bytes": self._plan.graph_bytes,
+            "observed_bytes": self.num_bytes,
+            "decides": "encoder_graph_mode",
+            "mode": self._plan.graph_mode,
+            "timed": [self.times[budget].to_json() for budget in sorted(self.times)],
+        }
+
+    def capture_all(self, progress: CaptureProgress = lambda what, done, total: None) -> None:
+        """Captures, and times, every budget that has no graph yet; the largest first, which makes the arena large
+        enough."""
+        missing = [budget for budget in reversed(self._budgets) if budget not in self._graphs]
+        for done, budget in enumerate(missing):
+            name = f"{budget} tokens; {format_bytes(self.num_bytes)}"
+            progress(f"Capturing encoder graphs ({name})", done, len(missing))
+            self._capture(budget)
+        if missing:
+            check_unmoved(self._captured_at, self._persistent())
+            progress("Capturing encoder graphs", len(missing), len(missing))
+
+    def run(self, items: Sequence[MediaItem]) -> list[torch.Tensor]:
+        """Encodes images -> for each, all of its output tokens, also those that are not kept: [tokens, rows, hidden],
+        in memory of their own."""
+        results: dict[int, torch.Tensor] = {}
+        sizes = [self._tokens_of(item) for item in items]
+        for pack in pack_items(sizes, self._budgets, self._plan.max_items_per_batch):
+            encoded = self._run_pack(pack, [items[index] for index in pack.indices])
+            parts = encoded.split([sizes[index] for index in pack.indices])
+            results |= dict(zip(pack.indices, parts, strict=True))
+        return [results[index] for index in range(len(items))]
+
+    def _run_pack(self, pack: Pack, items: Sequence[MediaItem]) -> torch.Tensor:
+        """-> [tokens, rows, hidden] of the pack's images, one behind the other."""
+        if pack.budget is not None and pack.budget not in self._graphs:
+            self._capture(pack.budget)
+        begin = time.perf_counter()
+        inputs = self._make_inputs(items)
+        reason = self._eager_reason(pack.budget)
+        if pack.budget is None or reason is not None:
+            encoded = self._encode(inputs.to(self._device))[: pack.tokens]
+            self.counts.count_eager(reason or OFF, len(items), pack.tokens, time.perf_counter() - begin)
+            return encoded
+        encoded = self._replay(pack.budget, inputs)[: pack.tokens].clone()
+        self.counts.count_replay(pack.budget, len(items), pack.tokens, time.perf_counter() - begin)
+        if self._check_replay:
+            check_unmoved(self._captured_at, self._persistent())
+            compare_encoding(f"{pack.budget} tokens", encoded, self._encode(inputs.to(self._device))[: pack.tokens])
+        return encoded
+
+    def _eager_reason(self, budget: int | None) -> str | None:
+        if not self._budgets:
+            return OFF
+        if budget is None:
+            return TOO_LARGE
+        return LOSES if self.times[budget].graph_loses else None
+
+    def _replay(self, budget: int, inputs: EncoderInputs) -> torch.Tensor:
+        assert self._buffers is not None, "a budget has buffers"
+        now = self._buffers.fill(inputs, budget * self._vision.patches_per_token)
+        return self._graphs[budget].replay(now)
+
+    def _capture(self, budget: int) -> None:
+        """Captures the graph of a budget, and times it against eager unless it is used always."""
+        assert self._buffers is not None, "a budget has buffers"
+        assert self._backend is not None, "a budget has a backend"
+        begin = time.perf_counter()
+        inputs = self._make_inputs([self._filling(budget)])
+        self._buffers.fill(inputs, inputs.length)
+        self._graphs[budget] = self._backend.capture(self._encode, self._buffers.view(inputs.length), ())
+        self.capture_seconds += time.perf_counter() - begin
+        self.times[budget] = BudgetTimes(budget)
+        if self._plan.graph_mode == "auto":
+            self.times[budget] = time_both(
+                budget,
+                lambda: self._replay(budget, inputs).clone(),
+                lambda: self._encode(inputs.to(self._device)),
+                torch.cuda.synchronize if self._device.type == "cuda" else lambda: None,
+            )
+
+    def _filling(self, budget: int) -> MediaItem:
+        """An image, a band of black, of as many output tokens as the budget has."""
+        merge = self._vision.merge_size
+        patches = np.zeros((budget * merge**2, self._vision.patch_elements), dtype=np.float32)
+        return MediaItem(patches, (merge, merge * budget), budget, "")
+
+    def _tokens_of(self, item: MediaItem) -> int:
+        return item.grid[0] * item.grid[1] // self._vision.patches_per_token
+
+    def _persistent(self) -> Mapping[int, str]:
+        assert self._buffers is not None, "only graphs have something that must not move"
+        named = {buffer.untyped_storage().data_ptr(): name for name, buffer in self._buffers.named()}
+        return {**{pointer: f"encoder buffers.{name}" for pointer, name in named.items()}, **self._weights()}

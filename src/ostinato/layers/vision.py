@@ -1,0 +1,156 @@
+"""The vision encoder of Qwen3-VL (arXiv 2511.21631): a transformer over patches, of which neighbours become a token.
+
+Every computation is row by row but for attention, which stays within an image, so that padding reaches nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import nn
+
+from ostinato.layers.build import Build
+from ostinato.layers.linear import Linear
+from ostinato.layers.norm import LayerNorm
+from ostinato.layers.rotary import AxialRotary
+from ostinato.layers.step import EncoderInputs
+from ostinato.plan.model import VisionSpec
+
+NORM_EPS = 1e-6
+
+
+def linear(build: Build, in_size: int, out_size: int) -> Linear:
+    """The encoder's weights stay in the model's dtype where the text part's are quantised."""
+    return Linear(build, in_size, out_size, bias=True, keeps_dtype=True)
+
+
+class PatchEmbedding(nn.Module):
+    """A product with the patch as one vector; in checkpoints a convolution [hidden, channels, time, height, width]."""
+
+    def __init__(self, build: Build, vision: VisionSpec) -> None:
+        super().__init__()
+        self.kernel = (vision.in_channels, vision.temporal_patch_size, vision.patch_size, vision.patch_size)
+        self.proj = linear(build, vision.patch_elements, vision.hidden_size)
+
+    def forward(self, patches: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        """`patches` [patches, elements] and the embeddings of their positions -> [patches, hidden]"""
+        return self.proj(patches, positions)
+
+    def checkpoint_views(self, prefix: str) -> Iterator[tuple[str, torch.Tensor]]:
+        yield f"{prefix}.proj.weight", self.proj.weight.data.view(-1, *self.kernel)
+        assert self.proj.bias is not None
+        yield f"{prefix}.proj.bias", self.proj.bias.data
+
+
+class PositionEmbedding(nn.Module):
+    """Learned embeddings of a square grid, of which a patch takes a weighted sum: four neighbours, bilinearly."""
+
+    def __init__(self, build: Build, count: int, hidden_size: int) -> None:
+        super().__init__()
+        self.op = build.ops.weighted_embedding
+        self.weight = build.weight(count, hidden_size)
+
+    def forward(self, taps: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        """`taps` [patches, 4] int64, `weights` [patches, 4] float32 -> [patches, hidden], added up in float32"""
+        return self.op(taps, weights, self.weight)
+
+
+class EncoderAttention(nn.Module):
+    """Attention within an image, with rotated queries and keys, and the residual."""
+
+    def __init__(self, build: Build, size: int, num_heads: int) -> None:
+        super().__init__()
+        self.ops = build.ops
+        self.num_heads = num_heads
+        self.qkv = linear(build, size, 3 * size)
+        self.proj = linear(build, size, size)
+
+    def forward(
+        self, x: torch.Tensor, angles: torch.Tensor, starts: torch.Tensor, residual: torch.Tensor
+    ) -> torch.Tensor:
+        """`x` and `residual` [patches, hidden] -> [patches, hidden]"""
+        heads = self.num_heads
+        parts = self.qkv(x).unflatten(-1, (3 * heads, -1))
+        q, k = self.ops.rotate(parts[:, : 2 * heads], angles).split(heads, dim=1)
+        out = self.ops.encoder_attention(q, k, parts[:, 2 * heads :], starts)
+        return self.proj(out.flatten(1), residual)
+
+
+class EncoderMLP(nn.Module):
+    """linear_fc2(activation(linear_fc1(x))) + residual."""
+
+    def __init__(self, build: Build, size: int, inner_size: int, activation: str) -> None:
+        super().__init__()
+        self.activation = activation
+        self.linear_fc1 = linear(build, size, inner_size)
+        self.linear_fc2 = linear(build, inner_size, size)
+
+    def forward(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+        """Both [patches, hidden] -> [patches, hidden]"""
+        return self.linear_fc2(self.linear_fc1(x, activation=self.activation), residual)
+
+
+class EncoderBlock(nn.Module):
+    """Attention, then the MLP, each on a norm of the residual stream and added to it."""
+
+    def __init__(self, build: Build, vision: VisionSpec, activation: str) -> None:
+        super().__init__()
+        size = vision.hidden_size
+        self.norm1 = LayerNorm(build, size, NORM_EPS)
+        self.attn = EncoderAttention(build, size, vision.num_heads)
+        self.norm2 = LayerNorm(build, size, NORM_EPS)
+        self.mlp = EncoderMLP(build, size, vision.intermediate_size, activation)
+
+    def forward(self, x: torch.Tensor, angles: torch.Tensor, starts: torch.Tensor) -> torch.Tensor:
+        """[patches, hidden] -> [patches, hidden]"""
+        x = self.attn(self.norm1(x), angles, starts, x)
+        return self.mlp(self.norm2(x), x)
+
+
+class Merger(nn.Module):
+    """Neighbouring patches, side by side, become one token of the text part. `norms_merged`: the norm is over all of
+    them together, as in DeepStack's."""
+
+    def __init__(self, build: Build, vision: VisionSpec, norms_merged: bool) -> None:
+        super().__init__()
+        self.size, self.norms_merged = vision.patches_per_token * vision.hidden_size, norms_merged
+        self.norm = LayerNorm(build, self.size if norms_merged else vision.hidden_size, NORM_EPS)
+        self.linear_fc1 = linear(build, self.size, self.size)
+        self.linear_fc2 = linear(build, self.size, vision.out_hidden_size)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[patches, hidden] -> [tokens, out]"""
+        merged = self.norm(x.view(-1, self.size)) if self.norms_merged else self.norm(x).view(-1, self.size)
+        return self.linear_fc2(self.linear_fc1(merged, activation="gelu"))
+
+
+class VisionEncoder(nn.Module):
+    """Patch and position embeddings, blocks, and the mergers of the last block's output and of those that DeepStack
+    takes."""
+
+    def __init__(self, build: Build, vision: VisionSpec, theta: float, activation: str) -> None:
+        super().__init__()
+        self.dtype = build.dtype
+        self.deepstack_layers = vision.deepstack_layers
+        self.patch_embed = PatchEmbedding(build, vision)
+        self.pos_embed = PositionEmbedding(build, vision.num_positions, vision.hidden_size)
+        self.blocks = nn.ModuleList(EncoderBlock(build, vision, activation) for _ in range(vision.num_layers))
+        self.merger = Merger(build, vision, norms_merged=False)
+        self.deepstack_merger_list = nn.ModuleList(Merger(build, vision, True) for _ in vision.deepstack_layers)
+        # A quarter of a head is rotated with another by the rows, and a quarter with another by the columns.
+        quarter = vision.hidden_size // vision.num_heads // 4
+        frequencies = [theta ** (-i / quarter) for i in range(quarter)]
+        self.rotary = AxialRotary(build, [0] * quarter + [1] * quarter, 2 * frequencies, 1.0)
+
+    def forward(self, inputs: EncoderInputs) -> torch.Tensor:
+        """-> [patches / merge ** 2, rows, hidden of the text part]: the merged last block's output, then DeepStack's"""
+        positions = self.pos_embed(inputs.taps, inputs.tap_weights)
+        x = self.patch_embed(inputs.patches.to(self.dtype), positions)
+        angles = self.rotary(inputs.positions)
+        deepstack: list[torch.Tensor] = []
+        for i, block in enumerate(self.blocks):
+            x = block(x, angles, inputs.starts)
+            if i in self.deepstack_layers:
+                deepstack.append(self.deepstack_merger_list[len(deepstack)](x))
+        return torch.stack((self.merger(x), *deepstack), dim=1)

@@ -1,0 +1,196 @@
+"""From a conversation to the prompt of a model, with its images: what LLM, the commands and the server share."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+from PIL import Image
+
+from ostinato.errors import Remedy, RequestError
+from ostinato.media.item import MediaItem
+from ostinato.media.load import Sources, load_image
+from ostinato.media.messages import MediaError, MediaPart, Message, split_media, texts
+from ostinato.media.processor import Video, process_image, process_video
+from ostinato.media.prompt import Encode, MediaPrompt, Placeholders, media_prompt, placeholders
+from ostinato.media.settings import MediaSettings, PixelSettings, load_media_settings
+from ostinato.media.sizes import image_size, video_size
+from ostinato.plan.model import VisionSpec
+from ostinato.plan.plan import Plan
+
+Render = Callable[[Sequence[Message]], str]
+"""A conversation, in which images have no content, to its text."""
+
+SizeOf = Callable[[PixelSettings], tuple[int, int]]
+"""Settings to the height and width that something is resized to."""
+
+
+class TextTokens(Protocol):
+    """What is needed of a tokenizer."""
+
+    @property
+    def has_text(self) -> bool: ...
+
+    def encode(self, text: str, add_special_tokens: bool = ...) -> list[int]: ...
+
+    def token_text(self, token_id: int) -> str | None: ...
+
+
+class RenderedChat(NamedTuple):
+    """A conversation as the model gets it."""
+
+    text: str
+    """As the chat template made it, with special tokens, one placeholder for each image and video"""
+    media: MediaPrompt | None
+    """None for a conversation without images: its prompt is the text."""
+
+
+@dataclass(frozen=True)
+class MediaInput:
+    """How a model takes in images and videos, and which it takes."""
+
+    vision: VisionSpec
+    settings: MediaSettings
+    placeholders: Placeholders
+    encode: Encode
+    sources: Sources
+    max_item_tokens: int
+    """Of an image, or of one temporal patch of a video, without pruning"""
+    max_prompt_tokens: int
+    pruning_rate: float = 0.0
+    max_images: int | None = None
+    """In a conversation, frames of videos among them"""
+
+    def prepare(self, parts: Sequence[MediaPart]) -> list[MediaItem | Video]:
+        """Loads and cuts up the images. RequestError, with the place of one that cannot be taken."""
+        count = sum(len(part.sources) for part in parts)
+        if self.max_images is not None and count > self.max_images:
+            raise RequestError(
+                f"the conversation has {count} images, frames of videos among them, and at most {self.max_images} are "
+                "taken"
+            )
+        prepared: list[MediaItem | Video] = []
+        tokens = 0
+        for part in parts:
+            try:
+                made = self._image(part) if part.kind == "image" else self._video(part)
+            except RequestError as error:
+                raise MediaError(part.where, error.message, error.remedies) from None
+            prepared.append(made)
+            tokens += sum(item.num_tokens for item in (made.items if isinstance(made, Video) else (made,)))
+            if tokens >= self.max_prompt_tokens:
+                raise MediaError(
+                    part.where,
+                    f"the images up to this one alone have {tokens} tokens, and a request has room for "
+                    f"{self.max_prompt_tokens}, its output included; leave some out, or give them max_pixels",
+                )
+        return prepared
+
+    def _image(self, part: MediaPart) -> MediaItem:
+        image = load_image(part.sources[0], self.sources)
+        settings = part.limits(self.settings.image)
+        self._check_tokens(settings, partial(image_size, image.height, image.width), 1)
+        return process_image(image, settings)
+
+    def _video(self, part: MediaPart) -> Video:
+        settings = part.limits(self.settings.video)
+
+        def frames() -> Iterator[Image.Image]:
+            # One after the other: frames that were not made smaller yet may be many times larger.
+            for i, source in enumerate(part.sources):
+                frame = load_image(source, self.sources)
+                if i == 0:
+                    size = partial(video_size, len(part.sources), frame.height, frame.width)
+                    self._check_tokens(settings, size, len(part.sources))
+                yield frame
+
+        return process_video(frames(), len(part.sources), part.fps, settings, self.pruning_rate)
+
+    def _check_tokens(self, settings: PixelSettings, size: SizeOf, num_frames: int) -> None:
+        """Before anything is resized: an image, or a video, of absurd size is never made."""
+        height, width = size(settings)
+        tokens = height * width // settings.factor**2
+        if tokens <= self.max_item_tokens:
+            whole = math.ceil(num_frames / settings.temporal_patch_size) * tokens
+            if whole * (1 - self.pruning_rate) >= self.max_prompt_tokens:
+                raise RequestError(
+                    f"its {num_frames} frames of {width}x{height} pixels are {whole} tokens, and a request has room "
+                    f"for {self.max_prompt_tokens}, its output included; leave frames out, or give it max_pixels"
+                )
+            return
+        remedies = [Remedy("max_pixels", pixels) for pixels in self._fitting(settings, size)]
+        raise RequestError(
+            f"it is resized to {width}x{height} pixels, which are {tokens} tokens, and one image may have at most "
+            f"{self.max_item_tokens} (of max_num_batched_tokens and max_model_len the lesser); make it smaller"
+            + "".join(f', or give it "max_pixels": {remedy.value}' for remedy in remedies),
+            remedies,
+        )
+
+    def _fitting(self, settings: PixelSettings, size: SizeOf) -> list[int]:
+        """The limit of pixels, if there is one, under which it has no more tokens than it may have."""
+        pixels = min(settings.max_pixels, self.max_item_tokens * settings.factor**2)
+        while pixels >= 1:
+            limited = MediaPart(settings.kind, (), "", max_pixels=pixels).limits(settings)
+            height, width = size(limited)
+            if height * width <= self.max_item_tokens * settings.factor**2:
+                return [pixels]
+            pixels = pixels * 7 // 8
+        return []
+
+
+def load_media_input(
+    directory: Path, vision: VisionSpec | None, tokenizer: TextTokens, plan: Plan, remote: bool
+) -> MediaInput | None:
+    """How the model of a checkpoint directory takes in images, from files among others; `remote`: also from URLs.
+
+    None for a model of text alone, or one whose text is not known either. ModelError if its files are damaged or
+    contradict each other.
+    """
+    if vision is None or plan.encoder is None or not tokenizer.has_text:
+        return None
+
+    def encode(text: str) -> list[int]:
+        return tokenizer.encode(text, add_special_tokens=False)
+
+    return MediaInput(
+        vision,
+        load_media_settings(directory, vision),
+        placeholders(tokenizer.token_text, encode, vision),
+        encode,
+        Sources(files=True, remote=remote),
+        max_item_tokens=plan.encoder.max_item_tokens,
+        max_prompt_tokens=plan.settings.max_model_len,
+        pruning_rate=plan.encoder.video_pruning_rate,
+    )
+
+
+def render_chat(
+    messages: Sequence[Message],
+    render: Render,
+    media: MediaInput | None,
+    others: Any = None,
+    places: Sequence[str] | None = None,
+) -> RenderedChat:
+    """The prompt of a conversation; `media` is None for a model of text alone.
+
+    `others` is whatever else the template writes out, such as tools; `places` are what errors call the messages. A
+    text of the request that holds a placeholder of images is refused, since it would be taken for one. RequestError for
+    images that cannot be taken, and if the template refuses the conversation.
+    """
+    plain, parts = split_media(messages, places)
+    if media is None:
+        if parts:
+            reason = "this model takes text only, and no images; leave it out, or choose a model with vision"
+            raise MediaError(parts[0].where, reason)
+        return RenderedChat(render(plain), None)
+    for text in texts([plain, others]):
+        media.placeholders.check_absent(text)
+    text = render(plain)
+    if not parts:
+        return RenderedChat(text, None)
+    prepared = media.prepare(parts)
+    return RenderedChat(text, media_prompt(text, prepared, media.placeholders, media.encode, media.vision))

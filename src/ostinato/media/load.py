@@ -1,0 +1,177 @@
+"""An image from wherever it comes, decoded: upright, of mode RGB, and of a size that was looked at first."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import io
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, unquote_to_bytes, urlsplit
+
+import numpy as np
+from PIL import Image, ImageOps
+
+from ostinato.errors import Remedy, RequestError
+
+FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
+MAX_PIXELS = 2**26
+"""Of an image as it comes, 8192x8192: what decoding it takes follows from them, whatever the file's size."""
+MAX_FILE_BYTES = 2**26
+_KNOWN = f"{', '.join(FORMATS[:-1])} and {FORMATS[-1]}"
+_DEEP_GRAYS = ("I;16", "I;16L", "I;16B", "I;16N")
+
+
+def _fetch(url: str) -> bytes:
+    from ostinato.media.fetch import fetch  # here, as its client takes long to import
+
+    return fetch(url)
+
+
+@dataclass(frozen=True)
+class Sources:
+    """Where images may come from, besides what the request itself holds."""
+
+    files: bool
+    """Paths on this machine"""
+    remote: bool
+    """http and https"""
+    fetch: Callable[[str], bytes] = _fetch
+
+
+def load_image(source: Any, sources: Sources) -> Image.Image:
+    """The image of a path, a `data:`, `http(s):` or `file:` URL, the bytes of a file, a PIL image, or an array
+    [height, width, 3] of uint8.
+
+    Transparent parts become white, 16-bit grays 8-bit ones, and the orientation of a photograph is followed.
+    RequestError if there is no such image, it cannot be decoded, is too large, or `sources` does not allow it.
+    """
+    if isinstance(source, Image.Image):
+        return _decoded(source)
+    if isinstance(source, np.ndarray):
+        return _decoded(_of_array(source))
+    if isinstance(source, bytes | bytearray | memoryview):
+        return _opened(bytes(source))
+    if isinstance(source, str):
+        scheme = source.split(":", 1)[0].lower() if ":" in source[:16] else ""
+        if scheme == "data":
+            return _opened(_of_data_url(source))
+        if scheme in ("http", "https"):
+            return _opened(_fetched(source, sources))
+        if scheme == "file":
+            source = unquote(urlsplit(source).path)
+    if isinstance(source, str | os.PathLike):
+        return _opened(_read(source, sources))
+    raise RequestError(
+        f"an image is a path, a URL, bytes, a PIL image or an array of uint8, not a {type(source).__name__}"
+    )
+
+
+def check_size(image: Image.Image) -> None:
+    """RequestError for more pixels than are decoded. Looks at the header only."""
+    width, height = image.size
+    if width * height > MAX_PIXELS:
+        raise RequestError(
+            f"an image of {width}x{height} pixels is too large: at most {MAX_PIXELS} are decoded, such as 8192x8192; "
+            "make it smaller"
+        )
+
+
+def to_rgb(image: Image.Image) -> Image.Image:
+    """The image in mode RGB, on white where it is transparent. RequestError for pixels of no known range."""
+    if image.mode in _DEEP_GRAYS:
+        image = Image.fromarray((np.asarray(image).astype(np.uint16) >> 8).astype(np.uint8))
+    if image.mode in ("I", "F"):
+        raise RequestError(
+            f"an image of Pillow's mode {image.mode} has pixels of no certain range; convert it to L or RGB"
+        )
+    if "A" in image.getbands() or "a" in image.getbands() or image.info.get("transparency") is not None:
+        image = image.convert("RGBA")
+        image = Image.alpha_composite(Image.new("RGBA", image.size, (255, 255, 255, 255)), image)
+    return image.convert("RGB")
+
+
+def _opened(content: bytes) -> Image.Image:
+    try:
+        image = Image.open(io.BytesIO(content), formats=FORMATS)
+    except (Image.DecompressionBombError, Image.DecompressionBombWarning):
+        raise RequestError(f"an image is too large: at most {MAX_PIXELS} pixels are decoded; make it smaller") from None
+    except Exception:  # decoders raise whatever they meet
+        raise RequestError(f"an image is not one that can be read, or is broken: {_KNOWN} files are read") from None
+    return _decoded(image)
+
+
+def _decoded(image: Image.Image) -> Image.Image:
+    check_size(image)
+    # A JPEG of a telephone may hold previews behind its photograph, which is no animation.
+    if image.format != "MPO" and getattr(image, "is_animated", False):
+        raise RequestError(
+            "an image is animated, and a model sees one picture of it: give one frame as an image, or the frames as a "
+            'video, {"type": "video", "video": [frames], "fps": ...}'
+        )
+    try:
+        return to_rgb(ImageOps.exif_transpose(image))
+    except RequestError:
+        raise
+    except Exception as error:
+        kind = image.format or "image"
+        raise RequestError(f"a {kind} file is broken or incomplete and cannot be decoded: {error}") from None
+
+
+def _of_array(array: np.ndarray) -> Image.Image:
+    if array.dtype != np.uint8 or array.ndim != 3 or array.shape[2] != 3:
+        raise RequestError(
+            f"an image as an array is of uint8 and [height, width, 3], not of {array.dtype} and {list(array.shape)}"
+        )
+    if array.size == 0:
+        raise RequestError("an image of an array without pixels is empty")
+    return Image.fromarray(array)
+
+
+def _of_data_url(url: str) -> bytes:
+    head, comma, content = url.partition(",")
+    media_type, *parameters = head[len("data:") :].split(";")
+    if not comma or not media_type.lower().startswith("image/"):
+        raise RequestError(
+            f"a data: URL of an image begins with data:image/png;base64, or another type of image, not {head[:40]!r}"
+        )
+    try:
+        if "base64" not in (parameter.strip().lower() for parameter in parameters):
+            return unquote_to_bytes(content)
+        # Padding is often left out, and line breaks left in.
+        plain = "".join(unquote(content).split()).rstrip("=")
+        return base64.b64decode(plain + "=" * (-len(plain) % 4), validate=True)
+    except (binascii.Error, ValueError):
+        raise RequestError("a data: URL of an image is not valid base64, or not valid text") from None
+
+
+def _fetched(url: str, sources: Sources) -> bytes:
+    if not sources.remote:
+        raise RequestError(
+            "an image is not fetched by http unless allow_remote_images is set; give it as a data: URL",
+            [Remedy("allow_remote_images", True)],
+        )
+    return sources.fetch(url)
+
+
+def _read(source: str | os.PathLike[str], sources: Sources) -> bytes:
+    if not sources.files:
+        raise RequestError("an image is given as a data: URL, such as data:image/png;base64,...; files are not read")
+    path = Path(source)
+    try:
+        with path.open("rb") as file:
+            content = file.read(MAX_FILE_BYTES + 1)  # a pipe or a device may have no end
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise RequestError(f"the image {_shown(path)} cannot be read: {reason}") from None
+    if len(content) > MAX_FILE_BYTES:
+        raise RequestError(f"the image {_shown(path)} is larger than {MAX_FILE_BYTES} bytes; make it smaller")
+    return content
+
+
+def _shown(path: Path) -> str:
+    text = str(path)
+    return text if len(text) <= 120 else f"{text[:120]}..."

@@ -1,0 +1,117 @@
+"""Images and frames to patches: resized, normalised and cut up, as transformers' processors of the Qwen VL models do
+with Pillow and NumPy."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from ostinato.errors import RequestError
+from ostinato.media.item import MediaItem
+from ostinato.media.patches import Patches
+from ostinato.media.pruning import kept_tokens
+from ostinato.media.settings import PixelSettings
+from ostinato.media.sizes import image_size, video_size
+
+
+@dataclass(frozen=True, eq=False)
+class Video:
+    """A video as the encoder gets it: one item per temporal patch, and when each is seen."""
+
+    items: tuple[MediaItem, ...]
+    timestamps: tuple[float, ...]
+    """Seconds from the first frame: the mean of those of a temporal patch's first and last frame"""
+
+
+def process_image(image: Image.Image, settings: PixelSettings) -> MediaItem:
+    """The patches of an image of mode RGB. RequestError for proportions that no model sees."""
+    height, width = image_size(image.height, image.width, settings)
+    pixels = np.asarray(image.resize((width, height), resample=settings.resample))
+    # An image is a video of one frame, which stands in a temporal patch as often as it has places.
+    return _item(pixels[None], None, settings)
+
+
+def process_video(
+    frames: Iterable[Image.Image], count: int, fps: float, settings: PixelSettings, pruning_rate: float = 0.0
+) -> Video:
+    """The patches of a video, given as `count` frames of mode RGB and of one size, `fps` of them per second.
+
+    A last temporal patch that is not full repeats the last frame. `pruning_rate` of the tokens are left out where the
+    picture does not change. RequestError for no such video.
+    """
+    if not _is_rate(fps, count):
+        raise RequestError(f"fps {str(fps)[:100]!r} of a video should be a number above 0: its frames per second")
+    if count > settings.max_frames:
+        raise RequestError(
+            f"a video of {count} frames is too long: at most {settings.max_frames} are taken; leave frames out, "
+            "and give their fps accordingly"
+        )
+    video_size(count, settings.factor, settings.factor, settings)  # too few frames, before any is looked at
+    resized = _resized(frames, count, settings)
+    num = settings.temporal_patch_size
+    resized += [resized[-1]] * (-count % num)
+    groups = np.stack(resized).reshape(-1, num, *resized[0].shape)
+    seconds = [min(i, count - 1) / fps for i in range(len(resized))]
+    stamps = [(seconds[i] + seconds[i + num - 1]) / 2 for i in range(0, len(seconds), num)]
+    kept: Sequence[np.ndarray | None] = [None] * len(groups)
+    if pruning_rate > 0:
+        kept = kept_tokens(np.stack([_tokens(group, settings) for group in groups]), pruning_rate)
+    return Video(tuple(map(partial(_item, settings=settings), groups, kept)), tuple(stamps))
+
+
+def _is_rate(fps: Any, count: int) -> bool:
+    """Whether so many frames per second give each of `count` frames a time."""
+    is_number = isinstance(fps, int | float) and not isinstance(fps, bool)
+    return is_number and 0 < fps < math.inf and math.isfinite(count / fps)
+
+
+def _resized(frames: Iterable[Image.Image], count: int, settings: PixelSettings) -> list[np.ndarray]:
+    """[height, width, channels] uint8 each. RequestError if they are not of one size."""
+    made: list[np.ndarray] = []
+    first, size = (0, 0), (0, 0)
+    for frame in frames:
+        if not made:
+            first = frame.size
+            size = video_size(count, frame.height, frame.width, settings)[::-1]
+        if frame.size != first:
+            raise RequestError(
+                f"the frames of a video should have one size: the first is of {first[0]}x{first[1]} pixels, and one of "
+                f"{frame.width}x{frame.height}"
+            )
+        made.append(np.asarray(frame.resize(size, resample=settings.resample)))
+    return made
+
+
+def _item(frames: np.ndarray, kept: np.ndarray | None, settings: PixelSettings) -> MediaItem:
+    """`frames`: [1 or temporal_patch_size, height, width, channels] uint8, both sides whole tokens."""
+    grid = (frames.shape[1] // settings.patch_size, frames.shape[2] // settings.patch_size)
+    tokens = grid[0] * grid[1] // settings.merge_size**2
+    if kept is not None and len(kept) == tokens:
+        kept = None
+    num_tokens = tokens if kept is None else len(kept)
+    return MediaItem(Patches(frames, settings), grid, num_tokens, _digest(frames, kept, settings), kept)
+
+
+def _tokens(frames: np.ndarray, settings: PixelSettings) -> np.ndarray:
+    """[tokens, elements] uint8: the pixels that each token of a temporal patch stands for."""
+    count, height, width, channels = frames.shape
+    side = settings.factor
+    tiles = frames.reshape(count, height // side, side, width // side, side, channels)
+    return tiles.transpose(1, 3, 0, 2, 4, 5).reshape(-1, count * side * side * channels)
+
+
+def _digest(frames: np.ndarray, kept: np.ndarray | None, settings: PixelSettings) -> str:
+    """Of all that the patches are made from: equal digests mean equal patches of an equal grid, and the same kept."""
+    made = (settings.kind, settings.scale, settings.mean, settings.std)
+    cut = (settings.patch_size, settings.temporal_patch_size, settings.merge_size)
+    left = None if kept is None else kept.tolist()
+    content = hashlib.blake2b(repr((made, cut, frames.shape, left)).encode(), digest_size=32)
+    content.update(frames.tobytes())
+    return content.hexdigest()

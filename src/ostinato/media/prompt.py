@@ -1,0 +1,126 @@
+"""The prompt of a conversation with images: its token ids, what stands for which image, and where."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from ostinato.errors import ModelError, RequestError
+from ostinato.media.item import MediaItem, RopePositions
+from ostinato.media.processor import Video
+from ostinato.media.rope import rope_positions
+from ostinato.plan.model import VisionSpec
+
+Encode = Callable[[str], list[int]]
+"""Text, with special tokens written out, to token ids."""
+TokenText = Callable[[int], str | None]
+"""Token id to its text."""
+
+
+class PlacedItem(NamedTuple):
+    """Tokens `start` to `end - 1` of a prompt stand for an item."""
+
+    start: int
+    end: int
+    item: MediaItem
+
+
+@dataclass(frozen=True, eq=False)
+class MediaPrompt:
+    """A prompt with images, ready for the engine."""
+
+    token_ids: list[int]
+    """One token for each that an item has"""
+    spans: tuple[PlacedItem, ...]
+    """By position. Items without tokens have none."""
+    rope: RopePositions
+
+
+@dataclass(frozen=True)
+class Placeholders:
+    """The texts that a chat template writes for an image and for a video, each of one token, and those around them."""
+
+    image: str
+    video: str
+    start: str
+    end: str
+
+    def check_absent(self, text: str) -> None:
+        """RequestError if a text that is not the template's own holds one: it would be taken for an image."""
+        for placeholder in (self.image, self.video):
+            if placeholder in text:
+                raise RequestError(
+                    f"a message holds the text {placeholder}, which stands for an image in this model's prompts; leave "
+                    "it out, and give images as parts of a message"
+                )
+
+
+def placeholders(token_text: TokenText, encode: Encode, vision: VisionSpec) -> Placeholders:
+    """Those of a model. ModelError if its tokenizer does not have their tokens."""
+    texts = []
+    for token_id in (vision.image_token_id, vision.video_token_id, vision.start_token_id, vision.end_token_id):
+        text = token_text(token_id)
+        if text is None or encode(text) != [token_id]:
+            raise ModelError(
+                f"config.json has {token_id} as a token that stands for images or around them, but tokenizer.json has "
+                "no special token of this id"
+            )
+        texts.append(text)
+    return Placeholders(*texts)
+
+
+def media_prompt(
+    text: str, media: Sequence[MediaItem | Video], own: Placeholders, encode: Encode, vision: VisionSpec
+) -> MediaPrompt:
+    """What a rendered conversation and its images, in their order, become.
+
+    An image's placeholder becomes as many tokens as the image has. A video's becomes, for each temporal patch, its
+    time and its tokens, enclosed as an image's are; as in transformers, what the template writes around a video's
+    placeholder stays. RequestError if the text has other placeholders than there are images.
+    """
+    expanded, items = _expanded(text, media, own)
+    token_ids: list[int] = []
+    placed: list[PlacedItem] = []
+    waiting = iter(items)
+    for token_id in encode(expanded):
+        if token_id in (vision.image_token_id, vision.video_token_id):
+            item = next(waiting)
+            placed.append(PlacedItem(len(token_ids), len(token_ids) + item.num_tokens, item))
+            token_ids += [token_id] * item.num_tokens
+        else:
+            token_ids.append(token_id)
+    assert next(waiting, None) is None, "each placeholder is one token"
+    rope = rope_positions(len(token_ids), placed, vision.merge_size)
+    return MediaPrompt(token_ids, tuple(span for span in placed if span.end > span.start), rope)
+
+
+def _expanded(text: str, media: Sequence[MediaItem | Video], own: Placeholders) -> tuple[str, list[MediaItem]]:
+    """The text with one placeholder per item, and the items in the order of their placeholders."""
+    images = [each for each in media if isinstance(each, MediaItem)]
+    videos = [each for each in media if isinstance(each, Video)]
+    for kind, placeholder, given in (("images", own.image, images), ("videos", own.video, videos)):
+        if text.count(placeholder) != len(given):
+            raise RequestError(
+                f"the conversation has {len(given)} {kind}, but the chat template made places for "
+                f"{text.count(placeholder)}; give them in messages of a role that may have them, such as user"
+            )
+    of_image, of_video = iter(images), iter(videos)
+    items: list[MediaItem] = []
+
+    def replaced(match: re.Match[str]) -> str:
+        if match.group() == own.image:
+            items.append(next(of_image))
+            return own.image
+        video = next(of_video)
+        items.extend(video.items)
+        return "".join(_patch_texts(video, own))
+
+    pattern = "|".join(re.escape(placeholder) for placeholder in (own.image, own.video))
+    return re.sub(pattern, replaced, text), items
+
+
+def _patch_texts(video: Video, own: Placeholders) -> Iterator[str]:
+    for seconds in video.timestamps:
+        yield f"<{seconds:.1f} seconds>{own.start}{own.video}{own.end}"

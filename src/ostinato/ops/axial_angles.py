@@ -1,0 +1,35 @@
+"""axial_angles: by which angles heads are rotated where tokens stand in more than a line: text with images in time,
+height and width (M-RoPE, Qwen2-VL, arXiv 2409.12191, section 2.1), patches in rows and columns."""
+
+from __future__ import annotations
+
+import torch
+
+from ostinato.ops.native import Lowered, check_plain
+
+
+def reference(positions: torch.Tensor, axes: torch.Tensor, frequencies: torch.Tensor, scaling: float) -> torch.Tensor:
+    """Cosine and sine of each angle, times `scaling`; angle i is the token's position `axes[i]` times `frequencies[i]`.
+
+    `positions` [tokens, axes] int64, `axes` [half] int64, `frequencies` [half] float32 -> [2, tokens, half] float32,
+    the cosines first.
+    """
+    angles = positions.index_select(1, axes).float() * frequencies
+    return torch.stack((angles.cos(), angles.sin())).mul_(scaling)
+
+
+def lower(
+    positions: torch.Tensor,
+    axes: torch.Tensor,
+    frequencies: torch.Tensor,
+    scaling: float,
+    *,
+    out: torch.Tensor | None = None,
+) -> Lowered:
+    """As the reference."""
+    check_plain("axial_angles", torch.int64, positions, axes)
+    check_plain("axial_angles", torch.float32, frequencies)
+    (tokens, num_axes), half = positions.shape, frequencies.shape[0]
+    out = torch.empty(2, tokens, half) if out is None else out
+    pointers = (positions.data_ptr(), num_axes, axes.data_ptr(), frequencies.data_ptr(), out.data_ptr())
+    return out, (tokens, *pointers, out.stride(0), half, scaling)

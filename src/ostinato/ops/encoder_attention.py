@@ -1,0 +1,66 @@
+"""encoder_attention: attention of a vision encoder, in which every patch of an image sees all others of it."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from ostinato.ops.native import DTYPES, Lowered, check_heads, check_plain
+
+
+def reference(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, starts: torch.Tensor) -> torch.Tensor:
+    """softmax(q k^T / sqrt(head_dim)) v within each segment.
+
+    `q`, `k`, `v` [patches, heads, head_dim]; `starts` [segments + 1] int32, ascending: segment s owns the patches
+    `starts[s]:starts[s + 1]`, which may be none. -> [patches, heads, head_dim], zeros for patches in no segment, whose
+    keys and values reach nobody.
+    """
+    if q.is_cuda:
+        return of_all_segments(q, k, v, starts)
+    out = torch.zeros(q.shape, dtype=q.dtype, device=q.device)
+    for begin, end in pairwise(starts.tolist()):
+        if begin < end:
+            out[begin:end] = _attend(q[begin:end], k[begin:end], v[begin:end], None)
+    return out
+
+
+def of_all_segments(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, starts: torch.Tensor) -> torch.Tensor:
+    """The same without a look at `starts` on the host, so that a CUDA graph can hold it."""
+    patch = torch.arange(q.shape[0], dtype=starts.dtype, device=q.device)
+    in_segment = (patch < starts[-1])[:, None, None]
+    if q.is_cuda and q.dtype != torch.float32:
+        # Written from its documentation; it has not run on a GPU. It reads no key behind the last segment.
+        from torch.nn.attention.varlen import varlen_attn  # of GPUs alone, and slow to import
+
+        longest = len(patch)  # no segment has more than all patches
+        out: Any = varlen_attn(q, k, v, starts, starts, longest, longest)
+    else:
+        segment = torch.searchsorted(starts, patch, right=True)
+        seen = segment[:, None] == segment
+        q, k, v = (torch.where(in_segment, each, 0) for each in (q, k, v))
+        out = _attend(q, k, v, seen)
+    return torch.where(in_segment, out, 0)
+
+
+def _attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
+    """[patches, heads, head_dim] each; `mask` [patches, patches] is true where one sees another, None: everywhere."""
+    heads_first = [each.transpose(0, 1).unsqueeze(0) for each in (q, k, v)]
+    out = F.scaled_dot_product_attention(heads_first[0], heads_first[1], heads_first[2], attn_mask=mask)
+    return out.squeeze(0).transpose(0, 1)
+
+
+def lower(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, starts: torch.Tensor, *, out: torch.Tensor | None = None
+) -> Lowered:
+    """`q`, `k` and `v` are strided by patch only, and of one dtype."""
+    check_heads("encoder_attention", q, k, v)
+    check_plain("encoder_attention", torch.int32, starts)
+    assert q.dtype == k.dtype == v.dtype, "encoder_attention: one dtype"
+    out = torch.empty(q.shape, dtype=q.dtype) if out is None else out
+    patches, heads, head_dim = q.shape
+    strided = [number for each in (q, k, v) for number in (each.data_ptr(), each.stride(0))]
+    segments = (starts.data_ptr(), starts.shape[0] - 1)
+    return out, (patches, *strided, *segments, out.data_ptr(), heads, head_dim, head_dim**-0.5, DTYPES[q.dtype])

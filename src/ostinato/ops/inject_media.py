@@ -1,0 +1,37 @@
+"""inject_media: what an encoder gave for the tokens of images takes its place among the hidden states of text."""
+
+from __future__ import annotations
+
+import torch
+
+from ostinato.ops.native import DTYPES, Lowered, check_plain
+
+
+def reference(x: torch.Tensor, media_cells: torch.Tensor, media: torch.Tensor, row: int, add: bool) -> torch.Tensor:
+    """Row `row` of each token's cell replaces its hidden state in place, or with `add` is added to it; tokens with cell
+    0 keep theirs.
+
+    `x` [tokens, hidden]; `media_cells` [tokens] int64; `media` [cells, rows, hidden] in the dtype of `x`. -> `x`.
+
+    Cell 0 may hold anything, NaN too.
+    """
+    rows = media.select(1, row).index_select(0, media_cells)
+    return x.copy_(torch.where(media_cells.unsqueeze(1) > 0, x + rows if add else rows, x))
+
+
+def lower(
+    x: torch.Tensor,
+    media_cells: torch.Tensor,
+    media: torch.Tensor,
+    row: int,
+    add: bool,
+    *,
+    out: torch.Tensor | None = None,
+) -> Lowered:
+    """As the reference."""
+    assert out is None, "inject_media: it works in place"
+    check_plain("inject_media", x.dtype, x, media)
+    check_plain("inject_media", torch.int64, media_cells)
+    tokens, hidden = x.shape
+    first = media[:, row].data_ptr()
+    return x, (tokens, x.data_ptr(), media_cells.data_ptr(), first, media.stride(0), hidden, add, DTYPES[x.dtype])

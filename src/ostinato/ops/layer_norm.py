@@ -1,0 +1,28 @@
+"""layer_norm: normalisation to mean 0 and variance 1 over the last dimension (Ba et al. 2016, arXiv 1607.06450)."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+
+from ostinato.ops.native import DTYPES, Lowered, check_plain, check_rows
+
+
+def reference(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float) -> torch.Tensor:
+    """(x - mean) / sqrt(variance + eps) * weight + bias.
+
+    `x` [tokens, size], `weight` and `bias` [size] in one dtype -> [tokens, size]; computed in float32.
+    """
+    return F.layer_norm(x, x.shape[-1:], weight, bias, eps)
+
+
+def lower(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float, *, out: torch.Tensor | None = None
+) -> Lowered:
+    """As the reference."""
+    check_rows("layer_norm", x)
+    check_plain("layer_norm", x.dtype, weight, bias)
+    out = torch.empty(x.shape, dtype=x.dtype) if out is None else out
+    tokens, size = x.shape
+    pointers = (x.data_ptr(), x.stride(0), weight.data_ptr(), bias.data_ptr(), out.data_ptr())
+    return out, (tokens, *pointers, size, eps, DTYPES[x.dtype])

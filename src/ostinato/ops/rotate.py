@@ -1,0 +1,30 @@
+"""rotate: rotary position embedding of heads that go into no cache, in the half-split layout (Su et al. 2021)."""
+
+from __future__ import annotations
+
+import torch
+
+from ostinato.ops.native import DTYPES, Lowered, check_heads, check_plain
+
+
+def reference(x: torch.Tensor, angles: torch.Tensor) -> torch.Tensor:
+    """`x` [tokens, heads, head_dim] with element i of every head rotated with element `half + i` by the angle of
+    frequency i; elements from `2 * half` on pass through. `angles` [2, tokens, half] float32, as `rotary_angles` and
+    `axial_angles` give them. -> like `x`"""
+    half = angles.shape[-1]
+    cos, sin = angles.unsqueeze(2)
+    first, second = x[..., :half].float(), x[..., half : 2 * half].float()
+    rotated = torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(x.dtype)
+    if 2 * half == x.shape[-1]:
+        return rotated
+    return torch.cat((rotated, x[..., 2 * half :]), dim=-1)
+
+
+def lower(x: torch.Tensor, angles: torch.Tensor, *, out: torch.Tensor | None = None) -> Lowered:
+    """`x` is strided by token only."""
+    check_heads("rotate", x)
+    check_plain("rotate", torch.float32, *angles)
+    out = torch.empty(x.shape, dtype=x.dtype) if out is None else out
+    tokens, heads, head_dim = x.shape
+    pointers = (x.data_ptr(), x.stride(0), angles.data_ptr(), angles.stride(0), angles.shape[2], out.data_ptr())
+    return out, (tokens, *pointers, heads, head_dim, DTYPES[x.dtype])

@@ -1,0 +1,31 @@
+"""weighted_embedding: sums of learned vectors, as those of positions between the learned ones."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+
+from ostinato.ops.native import DTYPES, Lowered, check_plain
+
+
+def reference(ids: torch.Tensor, weights: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
+    """Sum over i of weights[:, i] * table[ids[:, i]], computed in float32.
+
+    `ids` [tokens, count] int64, `weights` [tokens, count] float32, `table` [rows, hidden] -> [tokens, hidden] in the
+    dtype of `table`.
+    """
+    total = torch.zeros(ids.shape[0], table.shape[1], dtype=torch.float32, device=ids.device)
+    for of_ids, of_weights in zip(ids.unbind(1), weights.unsqueeze(-1).unbind(1), strict=True):
+        total += F.embedding(of_ids, table) * of_weights
+    return total.to(table.dtype)
+
+
+def lower(ids: torch.Tensor, weights: torch.Tensor, table: torch.Tensor, *, out: torch.Tensor | None = None) -> Lowered:
+    """As the reference."""
+    check_plain("weighted_embedding", torch.int64, ids)
+    check_plain("weighted_embedding", torch.float32, weights)
+    check_plain("weighted_embedding", table.dtype, table)
+    (tokens, count), hidden = ids.shape, table.shape[1]
+    out = torch.empty(tokens, hidden, dtype=table.dtype) if out is None else out
+    pointers = (ids.data_ptr(), weights.data_ptr(), count, table.data_ptr(), out.data_ptr())
+    return out, (tokens, *pointers, hidden, DTYPES[table.dtype])

@@ -1,0 +1,119 @@
+"""What a config.json of a model with an encoder of images says, and what is refused of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from ostinato import EngineConfig
+from ostinato.errors import ConfigError, ModelError
+from ostinato.plan.rope import axes, rope_from_json
+from ostinato.plan.source import model_spec
+from ostinato.plan.speculative import with_drafter
+
+TEXT = {
+    "hidden_size": 2560,
+    "intermediate_size": 9728,
+    "num_hidden_layers": 36,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "vocab_size": 151936,
+    "max_position_embeddings": 262144,
+    "dtype": "bfloat16",
+    "rope_theta": 5000000,
+    "rope_scaling": {"rope_type": "default", "mrope_section": [24, 20, 20], "mrope_interleaved": True},
+    "tie_word_embeddings": True,
+}
+VISION = {
+    "depth": 24,
+    "hidden_size": 1024,
+    "intermediate_size": 4096,
+    "num_heads": 16,
+    "patch_size": 16,
+    "out_hidden_size": 2560,
+    "num_position_embeddings": 2304,
+    "deepstack_visual_indexes": [5, 11, 17],
+}
+EXPERTS = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 768, "decoder_sparse_step": 3}
+
+
+def config(text: dict[str, Any] | None = None, vision: dict[str, Any] | None = None, **given: Any) -> dict[str, Any]:
+    """As published Qwen3-VL-4B has it."""
+    return {
+        "model_type": "qwen3_vl",
+        "text_config": TEXT | (text or {}),
+        "vision_config": VISION | (vision or {}),
+        **given,
+    }
+
+
+def moe(**text: Any) -> dict[str, Any]:
+    return config(EXPERTS | text, model_type="qwen3_vl_moe")
+
+
+def test_the_published_model_has_the_parameters_that_its_page_says() -> None:
+    spec = model_spec(config())
+    assert spec.num_parameters == 4_437_815_808
+    assert spec.weight_bytes("bfloat16") == 2 * spec.num_parameters
+    assert spec.vision is not None
+    assert (spec.vision.hidden_rows, spec.vision.patch_elements, spec.vision.patches_per_token) == (4, 1536, 4)
+    assert (spec.dtype, spec.tied_embeddings, spec.max_position_embeddings) == ("bfloat16", True, 262144)
+    assert next(iter(spec.linears)).names[0] == "model.language_model.layers.0.self_attn.q_proj"
+
+
+def test_time_height_and_width_take_turns() -> None:
+    """From angle 60 on height and width have theirs, and the rest is time's."""
+    rope = model_spec(config()).rope
+    assert rope is not None
+    assert rope.theta == 5000000
+    assert axes(rope) == [0, 1, 2] * 20 + [0] * 4
+    shorter = model_spec(config({"rope_scaling": {"mrope_section": [44, 8, 12]}})).rope
+    assert shorter is not None
+    assert [axes(shorter).count(axis) for axis in range(3)] == [44, 8, 12]
+    assert rope_from_json({**vars(rope), "sections": [24, 20, 20]}) == rope
+
+
+def test_tied_embeddings_are_the_whole_model_s_word_before_the_text_part_s() -> None:
+    assert not model_spec(config(tie_word_embeddings=False)).tied_embeddings
+    assert model_spec(config({"tie_word_embeddings": False}, tie_word_embeddings=True)).tied_embeddings
+    assert not model_spec(config({"tie_word_embeddings": None})).tied_embeddings
+
+
+def test_experts_are_in_every_third_layer_but_for_those_that_are_named() -> None:
+    spec = model_spec(moe(num_hidden_layers=12, mlp_only_layers=[5]))
+    assert [i for i, layer in enumerate(spec.layers) if layer.experts] == [2, 8, 11]
+    assert {(layer.num_experts, layer.experts_per_token) for layer in spec.layers if layer.experts} == {(8, 2)}
+    assert {"moe", "route"} <= set(spec.ops)
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        (config(vision={"num_position_embeddings": 2300}), "2300, which is no square"),
+        (config(vision={"out_hidden_size": 2048}), "out_hidden_size = 2048; the text part's hidden_size is 2560"),
+        (config(vision={"num_heads": 15}), "15 heads in an encoder of hidden_size 1024"),
+        (config(vision={"num_heads": 512}), "should be a multiple of 4"),
+        (config(vision={"deepstack_visual_indexes": [5, 24]}), r"\[5, 24\].*0 to 23"),
+        (config(vision={"deepstack_visual_indexes": [11, 5]}), "ascending"),
+        (config({"num_hidden_layers": 2}), "no more than the text part's 2"),
+        (config(vision={"hidden_act": "relu"}), "'relu'; supported: gelu_pytorch_tanh, gelu"),
+        (config(vision={"rope_parameters": {"rope_type": "linear"}}), "'linear' for the encoder; supported: axial"),
+        (config({"rope_scaling": {"mrope_section": [24, 40]}}), "three whole numbers"),
+        (config({"rope_scaling": {"mrope_interleaved": False}}), "mrope_interleaved = false; supported: true"),
+        ({"model_type": "qwen3_vl", "vision_config": VISION}, "no 'text_config'"),
+        (moe(norm_topk_prob=False), "norm_topk_prob = false; supported: true"),
+        (moe(num_experts_per_tok=9), "num_experts_per_tok = 9, which should be 1 to 8"),
+        (moe(decoder_sparse_step=0), "decoder_sparse_step = 0"),
+    ],
+)
+def test_what_the_model_does_not_do_is_refused(given: dict[str, Any], expected: str) -> None:
+    with pytest.raises(ModelError, match=expected):
+        model_spec(given)
+
+
+def test_a_draft_model_with_an_encoder_is_refused() -> None:
+    spec = model_spec(config())
+    with pytest.raises(ConfigError, match="give one of text alone"):
+        with_drafter(EngineConfig(speculative="draft:small:2"), spec, spec)
