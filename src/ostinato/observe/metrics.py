@@ -10,7 +10,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 
 from ostinato.observe.meter import Histogram, Meter
 
-__all__ = ["CONTENT_TYPE_LATEST", "exposition", "families"]
+__all__ = ["CONTENT_TYPE_LATEST", "answers", "exposition", "families"]
 
 _HISTOGRAMS = (
     ("time_to_first_token_seconds", "first_token", "From a request's arrival to its first token"),
@@ -74,6 +74,13 @@ def families(
     yield make.gauge(
         "observed_memory_bytes", "Memory that a part was seen to take", [({"part": p}, b) for p, b in observed.items()]
     )
+
+
+def answers(rows: list[tuple[dict[str, str], float]], labels: Mapping[str, str]) -> Metric:
+    """Answers of HTTP as (labels, count), under the name and labels that dashboards of web servers know, vLLM's among
+    them: so without a prefix."""
+    text = "Requests that were answered, by status; 499: the client left before the end"
+    return _Maker("", labels).counter("http_requests", text, rows)
 
 
 def _of_requests(make: _Maker, stats: Mapping[str, Any]) -> Iterator[Metric]:

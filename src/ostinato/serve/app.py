@@ -24,6 +24,7 @@ from ostinato.serve.api.page import page_files, page_router
 from ostinato.serve.api.responses import responses_router
 from ostinato.serve.api.service import service_router
 from ostinato.serve.api.tokens import tokens_router
+from ostinato.serve.counts import AnswerCounts
 from ostinato.serve.errors import ApiError, as_api_error, from_validation
 from ostinato.serve.gate import Gate
 from ostinato.serve.life import Life
@@ -54,6 +55,7 @@ def make_app(life: Life, tracing: Tracing | None = None) -> FastAPI:
         redoc_url=None,
         redirect_slashes=False,
     )
+    counts = AnswerCounts()
     text_of = lru_cache(maxsize=1)(partial(ModelText, max_images=settings.max_images))
     for router in (chat_router, completions_router, responses_router, tokens_router):
         app.include_router(router(life, text_of), responses=GENERATING)
@@ -61,9 +63,9 @@ def make_app(life: Life, tracing: Tracing | None = None) -> FastAPI:
     app.include_router(service_router(life), responses=READING)
     app.include_router(page_router())
     app.mount("/page", page_files())
-    app.include_router(metrics_router(life), responses=READING)
+    app.include_router(metrics_router(life, counts), responses=READING)
     app.include_router(live_router(life), responses=READING)
-    app.add_middleware(Gate, settings=settings, tracing=tracing)
+    app.add_middleware(Gate, settings=settings, counts=counts, tracing=tracing)
     if settings.cors_origin:
         # Outside of the gate: a browser asks for leave without a key.
         app.add_middleware(

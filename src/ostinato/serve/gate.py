@@ -12,6 +12,7 @@ from ostinato.observe.logs import log_request
 from ostinato.observe.record import RequestRecord
 from ostinato.observe.tracing import Tracing
 from ostinato.serve.access import Keys, check_host
+from ostinato.serve.counts import AnswerCounts
 from ostinato.serve.errors import as_api_error
 from ostinato.serve.intake import read_body, replayed
 from ostinato.serve.settings import ServeSettings, is_loopback
@@ -28,8 +29,10 @@ class Gate:
     The id is the answer's header `x-request-id`; id and record are in `request.state`.
     """
 
-    def __init__(self, app: ASGIApp, settings: ServeSettings, tracing: Tracing | None = None) -> None:
-        self._app = app
+    def __init__(
+        self, app: ASGIApp, settings: ServeSettings, counts: AnswerCounts, tracing: Tracing | None = None
+    ) -> None:
+        self._app, self._counts = app, counts
         self._keys = Keys(settings.keys)
         self._is_private = is_loopback(settings.host) and not settings.keys
         self._max_body = settings.max_body
@@ -63,6 +66,7 @@ class Gate:
         finally:
             record.end()
             log_request(record)
+            self._counts.note(record.method, scope["path"], record.status)
             if self._tracing is not None:
                 self._tracing.trace(record, headers)
 

@@ -51,7 +51,8 @@ class ServeSettings(BaseModel):
     drain_timeout: float = Field(30.0, ge=0)
     """Seconds that running requests have to end after SIGTERM."""
     metrics_prefix: str = Field("ostinato:", pattern=r"^[a-zA-Z_:][a-zA-Z0-9_:]*$")
-    """What names of metrics begin with; with vllm: dashboards made for vLLM show what both have."""
+    """What names of metrics begin with; with vllm: dashboards made for vLLM show what both have.
+    http_requests_total alone has none, as everywhere."""
 
     log_level: LogLevel = "info"
     """What is logged: a line per request at info; at debug, those of pages and probes too."""

@@ -1,4 +1,4 @@
-"""`GET /metrics`: what the engine does, for Prometheus."""
+"""`GET /metrics`: what the engine does, and how requests were answered, for Prometheus."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ from dataclasses import asdict
 from fastapi import APIRouter
 from fastapi.responses import Response
 
-from ostinato.observe.metrics import CONTENT_TYPE_LATEST, exposition, families
+from ostinato.observe.metrics import CONTENT_TYPE_LATEST, answers, exposition, families
+from ostinato.serve.counts import AnswerCounts
 from ostinato.serve.life import Life
 
 
-def metrics_router(life: Life) -> APIRouter:
+def metrics_router(life: Life, counts: AnswerCounts) -> APIRouter:
     router = APIRouter()
 
     @router.get("/metrics", response_model=None)
@@ -20,7 +21,7 @@ def metrics_router(life: Life) -> APIRouter:
         engine = life.present_engine
         labels = {"model_name": life.model_name, "engine": "0"}
         seen, memory = await engine.observe(), asdict(engine.plan.memory)
-        text = exposition(families(seen.stats, seen.meter, memory, life.settings.metrics_prefix, labels))
-        return Response(text, media_type=CONTENT_TYPE_LATEST)
+        of_engine = families(seen.stats, seen.meter, memory, life.settings.metrics_prefix, labels)
+        return Response(exposition([*of_engine, answers(counts.rows(), labels)]), media_type=CONTENT_TYPE_LATEST)
 
     return router
