@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Sequence
 from typing import Annotated
@@ -20,6 +21,7 @@ from ostinato.cli.plan import plan
 from ostinato.cli.serve import serve
 from ostinato.cli.verify import verify
 from ostinato.errors import ConfigError, OstinatoError
+from ostinato.threads import wait_briefly
 
 EXIT_BAD_REQUEST = 2
 
@@ -61,6 +63,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     as_json = "--json" in arguments
+    wait_briefly(os.environ)  # commands import torch when they run
     try:
         status = app(arguments, prog_name="ostinato", standalone_mode=not as_json)
     except OstinatoError as error:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, cast
 from ostinato.config import EngineConfig
 from ostinato.engine.failures import EngineError
 from ostinato.engine.messages import Failed, Log, Progress, Start, Started, Unpacker, pack
+from ostinato.threads import wait_briefly
 
 if TYPE_CHECKING:
     from ostinato.engine.engine import Engine
@@ -23,9 +24,6 @@ if TYPE_CHECKING:
 
 _PATIENCE = 5.0
 """Seconds that a process has to be gone after its connection; it ends itself at once."""
-_SPINS = "1000"
-"""Turns (some microseconds) for which a kernel's thread waits awake for the others, before it leaves its core to the
-server: between two steps, and where the server has taken another one's core, that is what it is waiting for."""
 
 
 def make_engine(config: EngineConfig, progress: StartProgress) -> Engine:
@@ -135,8 +133,7 @@ def _spawn(connection: socket.socket) -> subprocess.Popen[bytes]:
     """The process at the end of `connection`. It finds modules where this one does."""
     command = [sys.executable, "-P", "-m", "ostinato.engine.child", str(connection.fileno())]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(each or os.getcwd() for each in sys.path)}
-    if "OMP_WAIT_POLICY" not in environment:
-        environment.setdefault("GOMP_SPINCOUNT", _SPINS)
+    wait_briefly(environment)
     # The child inherits what is blocked, so no signal reaches it before it ignores them.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
     try:
