@@ -1,10 +1,9 @@
-"""Images and frames become the patches that transformers' processors make of them."""
+"""Images become the patches that transformers' processor with Pillow makes of them; and settings of processors."""
 
 from __future__ import annotations
 
 import json
 import pickle
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -16,7 +15,7 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLIm
 from ostinato.errors import ModelError, RequestError
 from ostinato.media.processor import process_image, process_video
 from ostinato.media.settings import load_media_settings
-from ostinato.media.sizes import image_size, video_size
+from ostinato.media.sizes import image_size
 from tests.media_cases import HALVES, drawn, pixel_settings, vision_spec
 
 SIDES = st.integers(1, 700)
@@ -86,57 +85,6 @@ def test_real_limits_give_the_sizes_of_transformers():
     assert image_size(6000, 8000, own) == (3520, 4704)
 
 
-@pytest.mark.parametrize(
-    ("num_frames", "height", "width", "high", "expected"),
-    [
-        (2, 64, 64, 64, (96, 96)),
-        (3, 480, 640, 300, (256, 352)),
-        (5, 1080, 1920, 2048, (480, 832)),
-        (7, 20, 700, 100, (32, 704)),
-        (8, 5, 5, 64, (64, 64)),
-        (40, 2160, 3840, 4096, (224, 416)),
-        (13, 720, 1280, 64, (32, 64)),
-        (2, 1, 199, 64, (32, 2528)),
-        (2, 3000, 16, 64, (2464, 32)),
-    ],
-)
-def test_a_video_has_the_size_that_transformers_gives_it(num_frames, height, width, high, expected):
-    """Its video processor needs torchvision, so that these are sizes that it gave once."""
-    own = pixel_settings("video", min_pixels=16384, max_pixels=high * 1024)
-    assert video_size(num_frames, height, width, own) == expected
-
-
-@given(
-    num_frames=st.integers(2, 40), height=st.integers(1, 4000), width=st.integers(1, 4000), high=st.integers(64, 4096)
-)
-@settings(max_examples=200, deadline=None)
-def test_a_video_keeps_to_its_limits_in_whole_tokens(num_frames, height, width, high):
-    own = pixel_settings("video", min_pixels=16384, max_pixels=high * 1024)
-    if max(height, width) / min(height, width) > 100:
-        return
-    found = video_size(num_frames, height, width, own)
-    assert min(found) >= 32
-    assert found[0] % 32 == found[1] % 32 == 0
-    # A side is never less than a token, which the limit yields to.
-    assert num_frames // 2 * 2 * found[0] * found[1] <= high * 1024 or min(found) == 32
-
-
-def test_capped_frames_share_the_pixels_of_a_video():
-    own = pixel_settings("video", min_pixels=4096, max_pixels=4_000_000, cap_pixels_per_frame=True, max_video_tokens=4)
-    assert video_size(4, 500, 500, own) == (64, 64)
-    assert video_size(4, 500, 500, replace(own, cap_pixels_per_frame=False)) == (512, 512)
-
-
-def test_a_temporal_patch_holds_its_frames_one_after_the_other_in_each_channel():
-    own = pixel_settings("video", min_pixels=1024, max_pixels=4096, scale=1.0, mean=(0.0,) * 3, std=(1.0,) * 3)
-    frames = [Image.new("RGB", (32, 32), (i, 100 + i, 200 + i)) for i in range(4)]
-    video = process_video(frames, len(frames), 2.0, own)
-    assert [item.grid for item in video.items] == [(2, 2), (2, 2)]
-    rows = np.asarray(video.items[1].patches).reshape(4, 3, 2, 256)
-    assert (rows[:, :, 0] == np.array([2, 102, 202])[None, :, None]).all()
-    assert (rows[:, :, 1] == np.array([3, 103, 203])[None, :, None]).all()
-
-
 def test_patches_lie_in_the_order_of_merging():
     own = pixel_settings(min_pixels=1, scale=1.0, mean=(0.0,) * 3, std=(1.0,) * 3, resample=0)
     pixels = np.zeros((64, 64, 3), np.uint8)
@@ -148,28 +96,6 @@ def test_patches_lie_in_the_order_of_merging():
     assert np.asarray(item.patches)[:, 0].tolist() == order
 
 
-def test_frames_are_normalised_as_transformers_normalises_them():
-    """Its video processor takes mean and deviation times 255 off unscaled pixels, which rounds differently."""
-    own = pixel_settings("video", mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225))
-    frame = drawn(64, 64)
-    item = process_video([frame, frame], 2, 1.0, own).items[0]
-    mean = np.array(own.mean, np.float32) * np.float32(255)
-    std = np.array(own.std, np.float32) * np.float32(255)
-    expected = (np.asarray(frame).astype(np.float32) - mean) / std
-    rows = np.asarray(item.patches).reshape(2, 2, 2, 2, 3, 2, 16, 16)[..., 0, :, :]
-    back = rows.transpose(0, 2, 5, 1, 3, 6, 4).reshape(64, 64, 3)
-    np.testing.assert_array_equal(back, expected)
-
-
-def test_a_last_frame_fills_its_temporal_patch_and_times_are_means():
-    own = pixel_settings("video")
-    frames = [drawn(64, 64, seed) for seed in range(5)]
-    video = process_video(frames, len(frames), 2.0, own)
-    assert video.timestamps == (0.25, 1.25, 2.0)
-    halves = np.asarray(video.items[2].patches).reshape(-1, 3, 2, 256)
-    np.testing.assert_array_equal(halves[:, :, 0], halves[:, :, 1])
-
-
 @pytest.mark.parametrize(("height", "width"), [(1, 10000), (10000, 1), (1, 201)])
 def test_an_image_that_is_too_narrow_is_refused(height, width):
     with pytest.raises(RequestError, match="at most 200 times"):
@@ -179,29 +105,6 @@ def test_an_image_that_is_too_narrow_is_refused(height, width):
 def test_an_image_without_pixels_is_refused():
     with pytest.raises(RequestError, match="is empty"):
         process_image(Image.new("RGB", (0, 10)), pixel_settings())
-
-
-@pytest.mark.parametrize(
-    ("frames", "fps", "message"),
-    [
-        ([], 1.0, "at least 2 frames, not 0"),
-        ([drawn(64, 64)], 1.0, "at least 2 frames, not 1"),
-        ([drawn(64, 64), drawn(64, 32)], 1.0, "the first is of 64x64 pixels, and one of 32x64"),
-        ([drawn(64, 64)] * 2, 0, "fps '0'"),
-        ([drawn(64, 64)] * 2, float("nan"), "fps 'nan'"),
-        ([drawn(64, 64)] * 2, "2", "fps '2'"),
-        ([drawn(64, 64)] * 2, True, "fps 'True'"),
-        ([drawn(64, 64)] * 2, 5e-324, "fps '5e-324'"),
-        ([drawn(8, 8)] * 9, 1.0, "at most 8"),
-    ],
-)
-def test_frames_that_are_no_video_are_refused(frames, fps, message):
-    with pytest.raises(RequestError, match=message):
-        process_video(frames, len(frames), fps, pixel_settings("video", max_frames=8))
-
-
-def test_frames_of_a_rate_beyond_floats_are_seen_at_once():
-    assert process_video([drawn(64, 64)] * 2, 2, 10**400, pixel_settings("video")).timestamps == (0.0,)
 
 
 def test_a_digest_tells_apart_pixels_grids_and_settings():
@@ -261,6 +164,7 @@ def test_limits_by_their_old_names_win(tmp_path):
         ({"patch_size": 14}, "patch_size = 14, which should be 16"),
         ({"do_resize": False}, "do_resize = False, which should be true"),
         ({"resample": 9}, "resample = 9, which should be one of"),
+        ({"resample": 4}, r"resample = 4, which should be one of 0 \(nearest\), 1 .*, 3 \(bicubic\)$"),
         ({"size": {"shortest_edge": 10, "longest_edge": 5}}, "cannot both hold"),
         ({"size": 3}, "should be of the type dict"),
         ({"size": {"height": 224, "width": 224}}, "should be with shortest_edge"),

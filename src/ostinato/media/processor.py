@@ -1,5 +1,5 @@
-"""Images and frames to patches: resized, normalised and cut up, as transformers' processors of the Qwen VL models do
-with Pillow and NumPy."""
+"""Images and frames to patches: resized, normalised and cut up as transformers does it, images as by its processor with
+Pillow and NumPy, frames as by its video processor, which uses torch."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from ostinato.errors import RequestError
 from ostinato.media.item import MediaItem
 from ostinato.media.patches import Patches
 from ostinato.media.pruning import kept_tokens
+from ostinato.media.resize import resize
 from ostinato.media.settings import PixelSettings
 from ostinato.media.sizes import image_size, video_size
 
@@ -79,13 +80,13 @@ def _resized(frames: Iterable[Image.Image], count: int, settings: PixelSettings)
     for frame in frames:
         if not made:
             first = frame.size
-            size = video_size(count, frame.height, frame.width, settings)[::-1]
+            size = video_size(count, frame.height, frame.width, settings)
         if frame.size != first:
             raise RequestError(
                 f"the frames of a video should have one size: the first is of {first[0]}x{first[1]} pixels, and one of "
                 f"{frame.width}x{frame.height}"
             )
-        made.append(np.asarray(frame.resize(size, resample=settings.resample)))
+        made.append(resize(np.asarray(frame), *size, settings.resample))
     return made
 
 

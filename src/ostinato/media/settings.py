@@ -14,7 +14,8 @@ from ostinato.plan.model import VisionSpec
 _CLIP_MEAN, _CLIP_STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
 _HALVES = (0.5, 0.5, 0.5)
 _STEPS = ("do_resize", "do_rescale", "do_normalize", "do_convert_rgb")
-_RESAMPLES = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic", 4: "box", 5: "hamming"}
+_OF_VIDEOS = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic"}
+_RESAMPLES = {"image": _OF_VIDEOS | {4: "box", 5: "hamming"}, "video": _OF_VIDEOS}
 
 
 @dataclass(frozen=True)
@@ -27,7 +28,7 @@ class PixelSettings:
     """Of an image, or of all frames of a video together, after resizing"""
     max_pixels: int
     resample: int
-    """Pillow's number of a filter"""
+    """Pillow's number of a filter, also of those that frames are resized by"""
     scale: float
     """What a pixel's value from 0 to 255 is multiplied with"""
     mean: tuple[float, ...]
@@ -101,9 +102,9 @@ class _Reader:
         )
         if limits[0] > limits[1]:
             raise ModelError(f"{self.path}: {limits[0]} pixels at least, and {limits[1]} at most, cannot both hold")
-        resample = self.values.get("resample", 3)
-        if type(resample) is not int or resample not in _RESAMPLES:
-            raise self._error("resample", "one of " + ", ".join(f"{n} ({name})" for n, name in _RESAMPLES.items()))
+        resample, filters = self.values.get("resample", 3), _RESAMPLES[kind]
+        if type(resample) is not int or resample not in filters:
+            raise self._error("resample", "one of " + ", ".join(f"{n} ({name})" for n, name in filters.items()))
         scale = self.values.get("rescale_factor", 1 / 255)
         if not isinstance(scale, int | float) or not scale > 0:
             raise self._error("rescale_factor", "a number above 0")

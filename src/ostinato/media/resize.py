@@ -1,0 +1,114 @@
+"""Resizing as torch resizes uint8 with antialiasing, which is how transformers' video processor does it: to the bit,
+and without torch. Pillow weighs by the same filters, but more finely and at times in another order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+NEAREST, LANCZOS, BILINEAR, BICUBIC = 0, 1, 2, 3
+"""Pillow's numbers of the filters that torch has too."""
+
+ROWS = 16
+"""That are made at a time: few enough for a core's own cache, many enough to be worth the calls."""
+
+MOST_BITS = 22
+"""Of the fraction of a weight, at most: a weighted pixel, and a sum of them, fit into int32."""
+
+
+def resize(pixels: np.ndarray, height: int, width: int, resample: int) -> np.ndarray:
+    """[h, w, 3] uint8 -> [height, width, 3] uint8, in Pillow's filter number `resample`, one of those above.
+
+    First along the rows, then along the columns; between the two, pixels are whole numbers again.
+    """
+    if resample == NEAREST:
+        rows, columns = _nearest(pixels.shape[0], height), _nearest(pixels.shape[1], width)
+        return np.ascontiguousarray(pixels[rows][:, columns])
+    if width != pixels.shape[1]:
+        pixels = _transposed(_resized_rows(_transposed(pixels), width, resample))
+    if height != pixels.shape[0]:
+        pixels = _resized_rows(pixels, height, resample)
+    return np.ascontiguousarray(pixels)
+
+
+def _nearest(size: int, new_size: int) -> np.ndarray:
+    """[new_size] int64: which of `size` pixels is the nearest to the middle of each new one, computed in float32."""
+    places = (np.arange(new_size, dtype=np.float32) + np.float32(0.5)) * (np.float32(size) / np.float32(new_size))
+    return np.minimum(places.astype(np.int64), size - 1)
+
+
+def _transposed(pixels: np.ndarray) -> np.ndarray:
+    """[h, w, 3] -> [w, h, 3], contiguous. A pixel moves as one element, which takes half the time."""
+    whole = np.ascontiguousarray(pixels).view(f"V{pixels.shape[2]}")[..., 0]
+    return np.ascontiguousarray(whole.T).view(np.uint8).reshape(pixels.shape[1], pixels.shape[0], -1)
+
+
+def _resized_rows(pixels: np.ndarray, count: int, resample: int) -> np.ndarray:
+    """[h, w, 3] -> [count, w, 3]: each new row is a weighted sum of old ones, in integers."""
+    starts, weights, bits = _taps(len(pixels), count, resample)
+    rows = np.ascontiguousarray(pixels).reshape(len(pixels), -1)
+    made = np.empty((count, rows.shape[1]), dtype=np.uint8)
+    taken = np.empty((min(ROWS, count), rows.shape[1]), dtype=np.uint8)
+    weighted, sums = np.empty(taken.shape, dtype=np.int32), np.empty(taken.shape, dtype=np.int32)
+    for begin in range(0, count, ROWS):
+        end = min(begin + ROWS, count)
+        num = end - begin
+        sums[:num] = 1 << bits >> 1  # one half, so that what is cut off below was rounded
+        for tap in range(weights.shape[1]):
+            # Taps of weight 0 may lie behind the last row.
+            np.take(rows, starts[begin:end] + tap, axis=0, mode="clip", out=taken[:num])
+            np.multiply(taken[:num], weights[begin:end, tap, None], out=weighted[:num])
+            sums[:num] += weighted[:num]
+        sums[:num] >>= bits
+        np.clip(sums[:num], 0, 255, out=sums[:num])
+        made[begin:end] = sums[:num]
+    return made.reshape(count, *pixels.shape[1:])
+
+
+def _taps(size: int, new_size: int, resample: int) -> tuple[np.ndarray, np.ndarray, int]:
+    """Which of `size` old pixels make each new one, and by which weights.
+
+    -> the first of them [new_size] int64, the weights of it and those that follow [new_size, taps] int32, and the
+    number of bits that a weight has behind the point: the most with which none takes more than 15, sign aside.
+    Where there are fewer new pixels than old ones, the filter is as much wider (antialiasing).
+    """
+    half_width, filter_of = FILTERS[resample]
+    scale = size / new_size
+    stretch = max(scale, 1.0)
+    centers = scale * (np.arange(new_size) + 0.5)
+    starts = np.maximum((centers - half_width * stretch + 0.5).astype(np.int64), 0)
+    ends = np.minimum((centers + half_width * stretch + 0.5).astype(np.int64), size)
+    taps = np.arange((ends - starts).max())
+    distances = (taps + starts[:, None] - centers[:, None] + 0.5) * (1 / stretch)
+    weights = np.where(taps < (ends - starts)[:, None], filter_of(distances), 0.0)
+    weights /= np.cumsum(weights, axis=1)[:, -1:]  # added up one by one, as a sum in pairs would round differently
+    largest, bits = float(weights.max()), 0
+    while bits < MOST_BITS and int(0.5 + largest * (2 << bits)) < 1 << 15:
+        bits += 1
+    # Halves away from zero.
+    return starts, np.trunc(weights * (1 << bits) + np.copysign(0.5, weights)).astype(np.int32), bits
+
+
+def _triangle(x: np.ndarray) -> np.ndarray:
+    return np.maximum(1 - np.abs(x), 0.0)
+
+
+def _cubic(x: np.ndarray) -> np.ndarray:
+    """Keys 1981 (Cubic convolution interpolation for digital image processing), with a = -1/2."""
+    x = np.abs(x)
+    near, far = (1.5 * x - 2.5) * x * x + 1, ((-0.5 * x + 2.5) * x - 4) * x + 2
+    return np.where(x < 1, near, np.where(x < 2, far, 0.0))
+
+
+def _windowed_sinc(x: np.ndarray) -> np.ndarray:
+    """sinc(x) sinc(x / 3), Lanczos's window of three."""
+    return np.where(np.abs(x) < 3, np.sinc(x) * np.sinc(x / 3), 0.0)
+
+
+FILTERS: dict[int, tuple[float, Callable[[np.ndarray], np.ndarray]]] = {
+    LANCZOS: (3.0, _windowed_sinc),
+    BILINEAR: (1.0, _triangle),
+    BICUBIC: (2.0, _cubic),
+}
+"""Number -> how far the filter reaches to either side, in pixels, and its value at a distance."""
