@@ -16,6 +16,7 @@ import uvicorn
 
 from ostinato.config import EngineConfig
 from ostinato.serve.app import make_app
+from ostinato.serve.connection import Connection
 from ostinato.serve.life import Life
 from ostinato.serve.settings import ServeSettings
 from tests.engine_probe import Probe, without_native_kernels
@@ -30,6 +31,7 @@ class Served:
     loop: asyncio.AbstractEventLoop
     probe: Probe
     """For faults in its engine."""
+    server: uvicorn.Server
 
     @property
     def engine(self) -> Any:
@@ -42,6 +44,10 @@ class Served:
     def stats(self) -> dict[str, Any]:
         """The engine's, between two steps."""
         return self.on_loop(self.engine.observe()).stats
+
+    def num_connections(self) -> int:
+        """Those of clients that the server has open."""
+        return len(self.server.server_state.connections)
 
     def num_kept(self) -> int:
         """For how many requests the engine keeps anything, between two steps."""
@@ -65,7 +71,8 @@ def serving(serve: dict[str, Any] | None = None, *, wait: bool = True, **setting
     config = EngineConfig(**{"model": "demo", "dtype": "float32", "threads": 1, **settings})
     probe = Probe(reference=without_native_kernels())
     life = Life(config, ServeSettings(**{"port": 0, **(serve or {})}), make=probe)
-    server = uvicorn.Server(uvicorn.Config(make_app(life), host="127.0.0.1", port=0, log_config=None))
+    web = uvicorn.Config(make_app(life), host="127.0.0.1", port=0, http=Connection, log_config=None)
+    server = uvicorn.Server(web)
     loops: list[asyncio.AbstractEventLoop] = []
 
     async def run() -> None:
@@ -78,7 +85,7 @@ def serving(serve: dict[str, Any] | None = None, *, wait: bool = True, **setting
         assert thread.is_alive(), "the server ended before it started"
         time.sleep(0.01)
     port = server.servers[0].sockets[0].getsockname()[1]
-    served = Served(f"http://127.0.0.1:{port}", life, loops[0], probe)
+    served = Served(f"http://127.0.0.1:{port}", life, loops[0], probe, server)
     life.on_end = lambda: setattr(server, "should_exit", True)
     try:
         if wait:

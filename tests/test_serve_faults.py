@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import httpx2
 import pytest
 
-from ostinato.serve import streaming
+from ostinato.serve import connection as connections
 from tests.engine_probe import SECRET
 from tests.serving import events, serving
 
@@ -212,18 +212,71 @@ def test_the_day_may_change_while_requests_run(served, monkeypatch):
     assert len(events(post(served, {**SHORT, "stream": True, "timeout": 30}))) >= 2
 
 
-def test_a_reader_that_does_not_read_holds_up_nobody_and_is_left_at_last(served, monkeypatch):
-    monkeypatch.setattr(streaming, "STALLED", 0.5)
+def connect_slowly(served, body):
+    """As `connect`, on a connection that takes little before it is read."""
     host, port = served.url.removeprefix("http://").split(":")
     connection = socket.socket()
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
     connection.connect((host, int(port)))
-    send(connection, {**LONG, "stream": True, "n": 2, "logprobs": 20})
-    served.until(lambda: served.engine.num_unfinished == 1)
-    with contextlib.closing(connection):
-        # The engine computes all of it, whether it is read or not.
+    connection.settimeout(60)
+    send(connection, body)
+    return contextlib.closing(connection)
+
+
+@pytest.fixture
+def small_buffers(monkeypatch):
+    """Connections into which the system takes little beyond what their clients have taken."""
+    made = connections.Connection.connection_made
+
+    def connection_made(self, transport):
+        transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+        made(self, transport)
+
+    monkeypatch.setattr(connections.Connection, "connection_made", connection_made)
+
+
+MUCH = {**LONG, "n": 2, "logprobs": 20}
+
+
+@pytest.mark.usefixtures("small_buffers")
+@pytest.mark.parametrize("stream", [True, False], ids=["stream", "whole"])
+def test_a_reader_that_does_not_read_holds_up_nobody_and_is_left_at_last(served, monkeypatch, stream):
+    monkeypatch.setattr(connections, "STALLED", 0.5)
+    served.until(lambda: served.num_connections() == 0)
+    with connect_slowly(served, {**MUCH, "stream": stream}) as connection:
+        served.until(lambda: served.engine.num_unfinished == 1)
+        # The engine computes what it can, whether it is read or not.
         served.until(lambda: served.engine.num_unfinished == 0)
         assert post(served, SHORT).status_code == 200
+        # Nothing was read, and the socket is closed all the same.
+        served.until(lambda: served.num_connections() == 0, timeout=20)
+        received = b"".join(iter(lambda: connection.recv(65536), b""))
+    assert len(received) < 65536
+
+
+@pytest.mark.usefixtures("small_buffers")
+def test_the_last_words_to_a_reader_that_does_not_read_do_not_keep_its_connection(served, monkeypatch):
+    monkeypatch.setattr(connections, "STALLED", 0.5)
+    monkeypatch.setattr(served.server.config, "timeout_keep_alive", 0.5)
+    served.until(lambda: served.num_connections() == 0)
+    # Too short to pause whoever writes, and too long for the system's buffers.
+    with connect_slowly(served, {**LONG, "max_tokens": 60, "logprobs": 10}) as connection:
+        served.until(lambda: served.num_connections() == 1)
+        served.until(lambda: served.num_connections() == 0, timeout=20)
+        assert connection.recv(100).startswith(b"HTTP/1.1 200")
+
+
+@pytest.mark.usefixtures("small_buffers")
+def test_a_reader_that_reads_slowly_gets_all_of_it(served, monkeypatch):
+    monkeypatch.setattr(connections, "STALLED", 0.5)
+    with connect_slowly(served, {**MUCH, "max_tokens": 80, "stream": True}) as connection:
+        received = b""
+        while b"[DONE]" not in received[-100:]:
+            time.sleep(0.02)
+            piece = connection.recv(512)  # of what pauses a writer, less than all before `STALLED` has passed
+            assert piece, "the connection was closed"
+            received += piece
+    assert len(received) > 100_000
 
 
 @pytest.mark.parametrize(

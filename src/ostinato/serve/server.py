@@ -15,6 +15,7 @@ from ostinato.config import EngineConfig
 from ostinato.errors import ConfigError
 from ostinato.observe.logs import configure_logs
 from ostinato.serve.app import make_app
+from ostinato.serve.connection import Connection
 from ostinato.serve.life import Life
 from ostinato.serve.settings import ServeSettings
 
@@ -53,6 +54,7 @@ def serve(
     server = _Server(
         uvicorn.Config(
             app,
+            http=Connection,
             log_config=None,
             access_log=False,
             server_header=False,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
 from typing import Any, TypeVar
 
@@ -29,10 +28,6 @@ class Last(bytes):
     """The end of a stream of events: sent together with the end of the answer, which no other then has to."""
 
 
-STALLED = 60.0
-"""Seconds after which a client that takes nothing of what is sent counts as gone."""
-
-
 class ClientGone(Exception):
     """The client closed its connection before the answer was complete."""
 
@@ -47,24 +42,19 @@ class EventStream(Response):
     """Sends events as they come. `close` is called at the end in any case: also if the client goes before the first.
 
     `events` may end with a Last. An error after the first byte is sent as an event, since the status is out. A client
-    that reads slowly holds the events up, not the engine; one that reads nothing for `STALLED` seconds counts as gone.
+    that reads slowly holds the events up, not the engine; one that reads nothing loses its connection (`connection`).
     """
 
     def __init__(self, events: AsyncIterator[bytes], close: Callable[[], None]) -> None:
         super().__init__(media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
         del self.headers["content-length"]
         self._events, self._close = events, close
-        self._sending_since: float | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         sending = asyncio.create_task(self._send(send, scope["state"]["record"]))
         leaving = asyncio.create_task(_leaves(receive))
         try:
-            done: set[asyncio.Task[None]] = set()
-            while not done and not self._is_stalled():
-                done, _ = await asyncio.wait(
-                    (sending, leaving), timeout=STALLED / 4, return_when=asyncio.FIRST_COMPLETED
-                )
+            await asyncio.wait((sending, leaving), return_when=asyncio.FIRST_COMPLETED)
             if not sending.done():
                 raise ClientGone
             sending.result()
@@ -76,14 +66,9 @@ class EventStream(Response):
             if isinstance(self._events, AsyncGenerator):
                 await self._events.aclose()
 
-    def _is_stalled(self) -> bool:
-        return self._sending_since is not None and time.monotonic() - self._sending_since > STALLED
-
     async def _send(self, send: Send, record: RequestRecord) -> None:
         async def send_some(data: bytes) -> None:
-            self._sending_since = time.monotonic()
             await send({"type": "http.response.body", "body": data, "more_body": not isinstance(data, Last)})
-            self._sending_since = None
 
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         try:
