@@ -64,25 +64,38 @@ def test_logprobs_name_each_token_its_best_rivals_and_where_it_stands(client):
         assert top[token] == logprob == max(top.values())
 
 
-def test_streamed_logprobs_are_those_of_the_whole_answer(client):
-    asked = {"model": "demo", "prompt": [QUESTION, "Q:"], "n": 2, "seed": 3, "max_tokens": 8, "logprobs": 2}
+@pytest.mark.parametrize(
+    "more",
+    [{}, {"echo": True}, {"echo": True, "max_tokens": 0}, {"echo": True, "max_tokens": 1, "logprobs": 0}],
+    ids=["output", "echo", "prompt", "both"],
+)
+def test_streamed_logprobs_are_those_of_the_whole_answer(client, more):
+    asked = {"model": "demo", "prompt": [QUESTION, "Q:"], "n": 2, "seed": 3, "max_tokens": 8, "logprobs": 2, **more}
     whole = client.completions.create(**asked).choices
     streamed = [{"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []} for _ in whole]
-    texts = ["" for _ in whole]
+    texts, reasons = ["" for _ in whole], [None for _ in whole]
     for chunk in client.completions.create(**asked, stream=True):
         for choice in chunk.choices:
+            if not texts[choice.index] and "echo" in more:
+                # The prompt comes first, whole, with its log-probabilities.
+                prompt = asked["prompt"][choice.index // 2]
+                assert choice.text.startswith(prompt)
+                assert "".join(choice.logprobs.tokens).startswith(prompt)
+                assert choice.logprobs.token_logprobs[0] is None
             texts[choice.index] += choice.text
+            reasons[choice.index] = choice.finish_reason
             for name, values in streamed[choice.index].items():
                 values += getattr(choice.logprobs, name)
     assert texts == [choice.text for choice in whole]
+    assert reasons == [choice.finish_reason for choice in whole]
     for found, choice in zip(streamed, whole, strict=True):
         expected = choice.logprobs.model_dump()
         assert found["tokens"] == expected["tokens"]
         assert found["text_offset"] == expected["text_offset"]
         # Other rows were in the batch the second time, and sums of other shapes round differently.
-        assert found["token_logprobs"] == pytest.approx(expected["token_logprobs"], abs=1e-4)
-        for top, other in zip(found["top_logprobs"], expected["top_logprobs"], strict=True):
-            assert top == pytest.approx(other, abs=1e-4)
+        for name in ("token_logprobs", "top_logprobs"):
+            for value, other in zip(found[name], expected[name], strict=True):
+                assert value == (None if other is None else pytest.approx(other, abs=1e-4))
 
 
 def test_echo_scores_the_prompt_like_an_output(served, client):
@@ -121,7 +134,6 @@ def test_an_echoed_answer_is_the_same_streamed_and_whole(client):
         ({"prompt": "x", "best_of": 2}, "best_of"),
         ({"prompt": "x", "max_tokens": 0}, "max_tokens"),
         ({"prompt": "x", "logprobs": 21}, "logprobs"),
-        ({"prompt": "x", "echo": True, "logprobs": 1, "stream": True}, "echo"),
         ({"prompt": "x", "stream": True, "stream_options": {"usage": True}}, "stream_options.usage"),
         ({"prompt": "x", "stop": ["a", 1]}, "stop[1]"),
         ({"prompt": "x", "temperature": -1}, "temperature"),

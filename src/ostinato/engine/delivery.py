@@ -50,6 +50,8 @@ class OutputDelta(NamedTuple):
     """Of the request so far."""
     output: RequestOutput | None = None
     """The whole output, once the request has ended and nothing changes it any more."""
+    prompt_logprobs: Sequence[TokenLogprobs | None] | None = None
+    """Of the prompt, if the request asked for them: with the first token of its first output, which scores it."""
 
     def then(self, later: OutputDelta) -> OutputDelta:
         """Both gains as one."""
@@ -58,7 +60,8 @@ class OutputDelta(NamedTuple):
             before = samples.get(sample.sample_index)
             samples[sample.sample_index] = sample if before is None else before.then(sample)
         ordered = [samples[index] for index in sorted(samples)]
-        return OutputDelta(self.request_id, ordered, later.num_cached_tokens, later.times, later.output)
+        scores = self.prompt_logprobs or later.prompt_logprobs
+        return OutputDelta(self.request_id, ordered, later.num_cached_tokens, later.times, later.output, scores)
 
 
 class Gains:
@@ -98,6 +101,7 @@ class Gains:
 
     def _gain(self, output: RequestOutput) -> OutputDelta:
         given = self._given.setdefault(output.request_id, [(0, 0, False)] * len(output.outputs))
+        scores = output.prompt_logprobs if given[0][1] == 0 < len(output.outputs[0].token_ids) else None
         samples = []
         for index, sample in enumerate(output.outputs):
             state = (len(sample.text), len(sample.token_ids), sample.finished)
@@ -107,7 +111,7 @@ class Gains:
         if output.finished:
             del self._given[output.request_id]
         ended = output if output.finished else None
-        return OutputDelta(output.request_id, samples, output.num_cached_tokens, output.times, ended)
+        return OutputDelta(output.request_id, samples, output.num_cached_tokens, output.times, ended, scores)
 
 
 def _sample_gain(sample: CompletionOutput, num_characters: int, num_tokens: int) -> SampleDelta:

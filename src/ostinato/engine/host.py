@@ -128,12 +128,13 @@ class Host:
 
 
 def _told(delta: OutputDelta) -> OutputDelta:
-    """As the server needs it: it knows the prompt, and errors have to be such as it can read."""
+    """As the server needs it: it knows the prompt and has got its log-probabilities, and errors have to be such as it
+    can read."""
     output = delta.output
     if output is None:
         return delta
     error = None if output.error is None else of_step(output.error)
-    return delta._replace(output=replace(output, prompt_token_ids=[], error=error))
+    return delta._replace(output=replace(output, prompt_token_ids=[], prompt_logprobs=None, error=error))
 
 
 def _log_errors(outputs: Sequence[RequestOutput], has_step_failed: bool) -> None:

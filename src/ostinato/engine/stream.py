@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from ostinato.engine.delivery import OutputDelta
 from ostinato.engine.outputs import RequestTimes
 from ostinato.errors import RequestError
+from ostinato.schedule.batch import TokenLogprobs
 
 
 class DeadlineExceeded(RequestError):
@@ -25,6 +26,8 @@ class Stream:
         self.request_id = request_id
         self.num_outputs = num_outputs
         self.prompt_token_ids: list[int] = []
+        self.prompt_logprobs: Sequence[TokenLogprobs | None] | None = None
+        """Of the prompt, if they were asked for; None before the first token of the first output."""
         self.num_cached_tokens: int | None = None
         """Tokens of the prompt that came from the prefix cache; None before the first gain."""
         self.num_output_tokens = 0
@@ -76,8 +79,12 @@ class Stream:
     def put(self, delta: OutputDelta) -> None:
         """The engine's: what was gained."""
         self.num_cached_tokens, self.times = delta.num_cached_tokens, delta.times
+        if delta.prompt_logprobs is not None:
+            self.prompt_logprobs = delta.prompt_logprobs
         if delta.output is not None:
-            delta.output.prompt_token_ids = self.prompt_token_ids  # which the engine did not send back
+            # Which the engine did not send back, or not once more.
+            delta.output.prompt_token_ids = self.prompt_token_ids
+            delta.output.prompt_logprobs = None if self.prompt_logprobs is None else list(self.prompt_logprobs)
         for sample in delta.samples:
             self.num_output_tokens += len(sample.token_ids)
             if sample.finish_reason is not None:

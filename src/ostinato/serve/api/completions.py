@@ -11,7 +11,8 @@ from fastapi.responses import Response
 
 from ostinato.engine.async_engine import AsyncEngine
 from ostinato.engine.delivery import SampleDelta
-from ostinato.engine.outputs import CompletionOutput, RequestOutput
+from ostinato.engine.outputs import CompletionOutput
+from ostinato.engine.stream import Stream
 from ostinato.sample.params import SamplingParams
 from ostinato.schedule.batch import TokenLogprobs
 from ostinato.serve.answers import Run, answer, head
@@ -82,6 +83,18 @@ async def _echoes(
 
 
 @dataclass(frozen=True)
+class _Echo:
+    """What an output begins with: its prompt's text, and tokens with log-probabilities where these were asked for."""
+
+    text: str = ""
+    token_ids: Sequence[int] = ()
+    logprobs: Sequence[TokenLogprobs | None] = ()
+
+
+_NOTHING = _Echo()
+
+
+@dataclass(frozen=True)
 class _Form:
     """How outputs become choices."""
 
@@ -93,6 +106,12 @@ class _Form:
     @property
     def num_samples(self) -> int:
         return self.params.n
+
+    def echo_of(self, place: int, stream: Stream) -> _Echo:
+        """What the outputs of one prompt begin with."""
+        if stream.prompt_logprobs is None:
+            return _Echo(self.echoes[place])
+        return _Echo(self.echoes[place], stream.prompt_token_ids, stream.prompt_logprobs)
 
     def logprobs(self) -> CompletionLogprobs | None:
         """Of one output's tokens; None if they were not asked for."""
@@ -110,14 +129,16 @@ async def _events(run: Run, form: _Form, chunks: Chunks, include_usage: bool) ->
     n = form.num_samples
     logprobs = [form.logprobs() for _ in range(n * len(run.streams))]
     begun: set[int] = set()
+    held = _Held(form)
     end = ""
     async for place, delta in run.deltas():
         events = []
-        for sample in delta.samples:
+        stream = run.streams[place]
+        for sample in held.released(place, delta.samples, stream.prompt_logprobs):
             index = place * n + sample.sample_index
-            echo = "" if index in begun else form.echoes[place]
+            before = form.echo_of(place, stream) if index not in begun else _NOTHING
             begun.add(index)
-            if event := _streamed(index, echo, sample, logprobs[index], form.scores_only):
+            if event := _streamed(index, before, sample, logprobs[index], form.scores_only):
                 events.append(chunks.event(event))
         if run.has_ended:
             end = "".join(events)
@@ -128,17 +149,42 @@ async def _events(run: Run, form: _Form, chunks: Chunks, include_usage: bool) ->
     yield Last(end.encode() + DONE)
 
 
+class _Held:
+    """Outputs that came before the log-probabilities of their prompt, which the first of them has scored: they wait."""
+
+    def __init__(self, form: _Form) -> None:
+        self._waits = form.params.prompt_logprobs is not None
+        self._samples: dict[int, dict[int, SampleDelta]] = {}
+
+    def released(
+        self, place: int, samples: Sequence[SampleDelta], prompt_logprobs: Sequence[TokenLogprobs | None] | None
+    ) -> Sequence[SampleDelta]:
+        """What may be said of the outputs of one prompt, now that they gained `samples`."""
+        if not self._waits:
+            return samples
+        held = self._samples.setdefault(place, {})
+        for sample in samples:
+            before = held.get(sample.sample_index)
+            held[sample.sample_index] = sample if before is None else before.then(sample)
+        if prompt_logprobs is None:
+            return ()
+        del self._samples[place]
+        return [held[index] for index in sorted(held)]
+
+
 def _streamed(
-    index: int, echo: str, sample: SampleDelta, logprobs: CompletionLogprobs | None, scores_only: bool
+    index: int, before: _Echo, sample: SampleDelta, logprobs: CompletionLogprobs | None, scores_only: bool
 ) -> str | None:
     """A chunk's choice; None if there is nothing to say."""
-    text, tokens = ("", ()) if scores_only else (sample.text, sample.token_ids)
+    text, tokens, of_tokens = sample.text, sample.token_ids, sample.logprobs or ()
+    if scores_only:
+        text, tokens, of_tokens = "", (), ()
     found = "null"
-    if logprobs is not None and sample.logprobs and tokens:
-        found = logprobs.json(tokens, sample.logprobs)
-    elif not (echo or text or sample.finish_reason):
+    if logprobs is not None and (before.token_ids or tokens):
+        found = logprobs.json([*before.token_ids, *tokens], [*before.logprobs, *of_tokens])
+    elif not (before.text or text or sample.finish_reason):
         return None
-    return _choice(index, echo + text, found, "length" if scores_only else sample.finish_reason)
+    return _choice(index, before.text + text, found, "length" if scores_only else sample.finish_reason)
 
 
 async def _whole(run: Run, form: _Form, whole: Whole) -> bytes:
@@ -147,20 +193,18 @@ async def _whole(run: Run, form: _Form, whole: Whole) -> bytes:
         if delta.output is not None:
             for sample in delta.output.outputs:
                 index = place * form.num_samples + sample.index
-                choices[index] = _complete(index, form.echoes[place], sample, delta.output, form)
+                choices[index] = _complete(index, form.echo_of(place, run.streams[place]), sample, form)
             # Many log-probabilities take long: others have their turn between two outputs.
             await asyncio.sleep(0)
     return whole.body([choices[index] for index in sorted(choices)], run.usage(form.scores_only))
 
 
-def _complete(index: int, echo: str, sample: CompletionOutput, output: RequestOutput, form: _Form) -> str:
+def _complete(index: int, before: _Echo, sample: CompletionOutput, form: _Form) -> str:
     text, token_ids, logprobs, reason = sample.text, sample.token_ids, sample.logprobs, sample.finish_reason
     if form.scores_only:
         text, token_ids, logprobs, reason = "", [], logprobs and [], "length"
     writer = form.logprobs()
     found = "null"
     if writer is not None and logprobs is not None:
-        of_prompt: list[TokenLogprobs | None] = output.prompt_logprobs or []
-        before = output.prompt_token_ids if output.prompt_logprobs is not None else []
-        found = writer.json([*before, *token_ids], [*of_prompt, *logprobs])
-    return _choice(index, echo + text, found, reason)
+        found = writer.json([*before.token_ids, *token_ids], [*before.logprobs, *logprobs])
+    return _choice(index, before.text + text, found, reason)

@@ -47,11 +47,6 @@ class CompletionRequest(Generating):
         return list(prompt)  # type: ignore[arg-type]
 
     def check_echo(self) -> None:
-        """ApiError for what goes with `echo` alone, and for what does not go with it."""
+        """ApiError for what goes with `echo` alone."""
         if self.max_tokens == 0 and not self.echo:
             raise ApiError(400, "max_tokens 0 needs echo: there would be no text", param="max_tokens")
-        if self.echo and self.stream and self.logprobs is not None:
-            message = (
-                "echo with logprobs is not streamed, since a prompt's are complete only at its end; leave out stream"
-            )
-            raise ApiError(400, message, param="echo")

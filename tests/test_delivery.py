@@ -1,0 +1,62 @@
+"""What outputs gained, as it is handed over: nothing twice, and a prompt's log-probabilities in time."""
+
+from types import SimpleNamespace
+
+from ostinato.engine.delivery import Gains
+from ostinato.engine.outputs import CompletionOutput, RequestOutput, RequestTimes
+from ostinato.engine.stream import Stream
+from ostinato.sample.params import SamplingParams
+from ostinato.schedule.batch import TokenLogprobs
+from ostinato.serve.api.completions import _Held
+
+SCORES = [None, TokenLogprobs(6, -0.5, 1)]
+
+
+def gain(gains, output, index, token):
+    """What one sample's next token is handed over as."""
+    sample = output.outputs[index]
+    sample.token_ids.append(token)
+    sample.text += chr(token)
+    gains.note([output])
+    [delta] = gains.take()
+    return delta
+
+
+def two_samples():
+    return RequestOutput("r", None, [5, 6], [CompletionOutput(0), CompletionOutput(1)], RequestTimes(0.0), [None])
+
+
+def test_log_probabilities_of_a_prompt_come_once_with_the_first_token_of_the_sample_that_scores_it():
+    gains, output = Gains(), two_samples()
+    assert gain(gains, output, 1, 65).prompt_logprobs is None
+    output.prompt_logprobs = SCORES
+    assert gain(gains, output, 0, 66).prompt_logprobs == SCORES
+    assert gain(gains, output, 0, 67).prompt_logprobs is None
+
+
+def test_gains_that_become_one_keep_them():
+    gains, output = Gains(), two_samples()
+    early = gain(gains, output, 1, 65)
+    output.prompt_logprobs = SCORES
+    scored, late = gain(gains, output, 0, 66), gain(gains, output, 0, 67)
+    assert early.then(scored).then(late).prompt_logprobs == early.then(scored.then(late)).prompt_logprobs == SCORES
+    stream = Stream("r", 2, lambda: None)
+    stream.put(early)
+    assert stream.prompt_logprobs is None
+    stream.put(scored)
+    stream.put(late)
+    assert stream.prompt_logprobs == SCORES
+
+
+def test_an_output_that_comes_before_its_prompt_is_scored_waits_for_that():
+    gains, output = Gains(), two_samples()
+    held = _Held(SimpleNamespace(params=SamplingParams(prompt_logprobs=1)))
+    first = gain(gains, output, 1, 65), gain(gains, output, 1, 66)
+    for delta in first:
+        assert list(held.released(0, delta.samples, None)) == []
+    output.prompt_logprobs = SCORES
+    delta = gain(gains, output, 0, 67)
+    released = held.released(0, delta.samples, delta.prompt_logprobs)
+    assert [(sample.sample_index, sample.text) for sample in released] == [(0, "C"), (1, "AB")]
+    later = gain(gains, output, 1, 68)
+    assert [sample.text for sample in held.released(0, later.samples, SCORES)] == ["D"]
