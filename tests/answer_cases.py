@@ -84,8 +84,11 @@ def parse(
     *,
     tools: Sequence[Tool] | None = TOOLS,
     starts_in_reasoning: bool = False,
+    either: bool = False,
 ) -> Joined:
-    parser = AnswerParser(formats, tools=tools, starts_in_reasoning=starts_in_reasoning, new_id=numbered_ids())
+    parser = AnswerParser(
+        formats, tools=tools, starts_in_reasoning=starts_in_reasoning, new_id=numbered_ids(), either=either
+    )
     joined = Joined([*(parser.push(piece) for piece in pieces), parser.finish()])
     assert parser.has_tool_calls == bool(joined.calls)
     return joined

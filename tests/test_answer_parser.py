@@ -279,3 +279,20 @@ def test_parameters_are_given_out_one_by_one() -> None:
         AnswerDelta(),
         AnswerDelta(tool_calls=(ToolCallDelta(0, None, None, ', "days": 2}'),)),
     ]
+
+
+@pytest.mark.parametrize(
+    ("text", "parts"),
+    [
+        (f'{{"a": "{XML_CLOCK}"}}'.replace("\n", ""), ("", f'{{"a": "{XML_CLOCK}"}}'.replace("\n", ""), [])),
+        (f"<think>\nHm.\n</think>\n\nIt: {XML_CLOCK}", ("Hm.", f"It: {XML_CLOCK}", [])),
+        (XML_CLOCK, ("", "", [("clock", "{}")])),
+        (f"<think>Hm.</think>\n{XML_CLOCK}\n{XML_CLOCK}", ("Hm.", "", [("clock", "{}")] * 2)),
+        ("<tool_", ("", "<tool_", [])),
+    ],
+)
+def test_an_answer_that_is_content_or_calls_is_what_it_begins_with(
+    text: str, parts: tuple[str, str, list[Call]]
+) -> None:
+    assert parse([text], XML, either=True).parts() == parts
+    assert parse(list(text), XML, either=True).parts() == parts

@@ -29,10 +29,10 @@ MESSAGES = [{"role": "user", "content": "Hm?"}]
 ASKED = {"model": "tiny", "messages": MESSAGES, "temperature": 1, "seed": 1, "max_tokens": 300}
 
 
-def serve(template, tags=()):
+def serve(template, tags=(), **settings):
     return serving(
         {"served_model_name": "tiny"}, model=str(text_checkpoint(chat_template=template, tags=tags)),
-        max_num_seqs=4, max_model_len=512, cache_memory="8MiB",
+        max_num_seqs=4, max_model_len=512, cache_memory="8MiB", **settings,
     )  # fmt: skip
 
 
@@ -40,6 +40,13 @@ def serve(template, tags=()):
 def hermes():
     with serve(HERMES) as served:
         yield served.client()
+
+
+@pytest.fixture(scope="module")
+def drafting():
+    """As `hermes`, with drafts."""
+    with serve(HERMES, speculative="ngram:3") as served:
+        yield served
 
 
 @pytest.fixture(scope="module")
@@ -137,6 +144,99 @@ def test_tools_are_told_to_the_model_unless_it_may_call_none(hermes):
     assert tokens() == tokens(tools=[CLOCK], tool_choice="none") < tokens(tools=[CLOCK])
 
 
+def response_format(schema):
+    return {"type": "json_schema", "json_schema": {"name": "n", "schema": schema}}
+
+
+def of_parameters(properties):
+    return {"type": "function", "function": {"name": "f", "parameters": {"properties": properties}}}
+
+
+SHORT_WORD = {"type": "string", "pattern": "^[a-e ]{1,40}$"}
+VERDICT = {**NOTHING, "properties": {"ok": {"type": "boolean"}, "why": SHORT_WORD}, "required": ["ok", "why"]}
+BESIDE = {**ASKED, "tools": [WEATHER, CLOCK], "response_format": response_format(VERDICT)}
+NESTED = {
+    "model": "tiny", "input": "Hm?", "temperature": 1, "max_output_tokens": 300,
+    "tools": [{"type": "function", **tool["function"]} for tool in (WEATHER, CLOCK)],
+    "text": {"format": {"type": "json_schema", "name": "n", "schema": VERDICT}},
+}  # fmt: skip
+
+
+def begins_with(engine, text):
+    """A bias for answers that begin with a character."""
+    [token] = engine.tokenizer.encode(text)
+    return {str(token): 4}
+
+
+@pytest.mark.parametrize("strict", [True, False])
+@pytest.mark.parametrize("first", ["<", "{"])
+def test_an_answer_of_a_form_calls_a_tool_or_has_that_form(drafting, first, strict):
+    client, seen = drafting.client(), []
+    tools = [{**tool, "function": {**tool["function"], "strict": strict}} for tool in (WEATHER, CLOCK)]
+    asked = {**BESIDE, "tools": tools, "logit_bias": begins_with(drafting.engine, first)}
+    for seed in range(4):
+        whole = parts(client.chat.completions.create(**{**asked, "seed": seed}))
+        assert joined(client.chat.completions.create(**{**asked, "seed": seed}, stream=True)) == whole
+        content, _, calls, reason = whole
+        seen.append(bool(calls))
+        if calls:
+            assert (content, reason) == ("", "tool_calls")
+            assert {name for name, _ in calls} <= {"weather", "clock"}
+            assert all(isinstance(json.loads(arguments), dict) for _, arguments in calls)
+        else:
+            assert json.loads(content).keys() == VERDICT["properties"].keys()
+            assert reason == "stop"
+    assert (first == "<") in seen
+
+
+@pytest.mark.parametrize("first", ["<", "{"])
+def test_drafts_change_nothing_of_such_an_answer(hermes, drafting, first):
+    client = drafting.client()
+    for seed in range(3):
+        asked = {**BESIDE, "logit_bias": begins_with(drafting.engine, first), "seed": seed}
+        expected = parts(hermes.chat.completions.create(**asked))
+        assert parts(client.chat.completions.create(**asked)) == expected
+    assert drafting.stats()["speculation"]["drafts_accepted"] > 0
+
+
+@pytest.mark.parametrize("first", ["<", "{"])
+def test_responses_call_a_tool_or_have_the_form_too(drafting, first):
+    extra = {"logit_bias": begins_with(drafting.engine, first), "seed": 2}
+    response = drafting.client().responses.create(**NESTED, extra_body=extra)
+    kinds = {item.type for item in response.output}
+    assert kinds == ({"function_call"} if first == "<" else {"message"})
+    if first == "{":
+        assert json.loads(response.output_text).keys() == VERDICT["properties"].keys()
+    events = list(drafting.client().responses.create(**NESTED, extra_body=extra, stream=True))
+    last = events[-1].response
+    assert [item.type for item in last.output] == [item.type for item in response.output]
+    assert last.output_text == response.output_text
+
+
+def test_a_choice_that_leaves_none_is_kept_beside_a_form(drafting):
+    client = drafting.client()
+    bias = begins_with(drafting.engine, "<")
+    content, _, calls, _ = parts(client.chat.completions.create(**BESIDE, tool_choice="none", logit_bias=bias))
+    assert json.loads(content).keys() == VERDICT["properties"].keys()
+    assert not calls
+    bias = begins_with(drafting.engine, "{")
+    for choice in ("required", {"type": "function", "function": {"name": "clock"}}):
+        content, _, calls, _ = parts(client.chat.completions.create(**BESIDE, tool_choice=choice, logit_bias=bias))
+        assert calls
+        assert not content
+
+
+@pytest.mark.parametrize("first", ["<tool_call>", "{"])
+def test_a_model_that_thinks_chooses_afterwards(thinking, first):
+    client, engine = thinking
+    bias = {str(engine.tokenizer.token_id("</think>")): 20, **begins_with(engine, first)}
+    whole = parts(client.chat.completions.create(**BESIDE, logit_bias=bias))
+    assert joined(client.chat.completions.create(**BESIDE, logit_bias=bias, stream=True)) == whole
+    content, _, calls, reason = whole
+    assert (bool(calls), reason) == ((True, "tool_calls") if first == "<tool_call>" else (False, "stop"))
+    assert calls or json.loads(content).keys() == VERDICT["properties"].keys()
+
+
 @pytest.mark.parametrize(
     ("body", "param"),
     [
@@ -144,7 +244,8 @@ def test_tools_are_told_to_the_model_unless_it_may_call_none(hermes):
         ({"tools": [{"type": "web_search"}]}, "tools"),
         ({"tools": [CLOCK], "tool_choice": "always"}, "tool_choice"),
         ({"tools": [CLOCK], "tool_choice": {"type": "function", "function": {"name": "x"}}}, "tool_choice"),
-        ({"tools": [CLOCK], "response_format": {"type": "json_object"}}, "response_format"),
+        ({"tools": [CLOCK], "response_format": response_format({"type": "text"})}, "response_format"),
+        ({"tools": [of_parameters({"a": {"type": "text"}})], "response_format": {"type": "json_object"}}, "tools"),
     ],
 )
 def test_tools_that_cannot_be_used_are_refused(hermes, body, param):

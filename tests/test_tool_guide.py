@@ -10,6 +10,7 @@ import llguidance
 import pytest
 
 from ostinato.errors import RequestError
+from ostinato.sample.guide import Guide
 from ostinato.serve.parsing.formats import AnswerFormats, ToolFormat
 from ostinato.serve.parsing.guide import tool_guide
 from ostinato.serve.parsing.tools import Tool
@@ -194,6 +195,62 @@ def test_strict_tools_do_with_special_tokens() -> None:
 
 def test_strict_tools_demand_nothing_where_none_may_be_called() -> None:
     assert tool_guide(STRICT, "none", HERMES) is None
+
+
+VERDICT = Guide(json_schema={"type": "object", "properties": {"ok": {"type": "boolean"}}, "required": ["ok"]})
+
+
+@pytest.mark.parametrize("tools", [TOOLS, STRICT], ids=["lax", "strict"])
+@pytest.mark.parametrize(
+    ("formats", "call"),
+    [
+        (HERMES, hermes("get_weather", PARIS)),
+        (XML, xml("get_weather", city="Paris", days="2")),
+        (TOOLCALL, '<TOOLCALL>[{"name": "clock", "arguments": {}}]</TOOLCALL>'),
+    ],
+    ids=["hermes", "xml", "toolcall"],
+)
+def test_an_answer_of_a_form_beside_tools_is_calls_or_of_that_form(
+    formats: AnswerFormats, call: str, tools: tuple[Tool, ...]
+) -> None:
+    grammar = guide("auto", formats, tools, instead=VERDICT)
+    for before in ("", "<think>\nA call, {} or <tool_call>?\n</think>\n\n"):
+        assert accepts(grammar, before + call)
+        assert accepts(grammar, before + '{"ok": true}')
+        for illegal in ("", "Well.", call + '{"ok": true}', '{"ok": true}' + call, '{"ok": 3}', call.replace("e", "x")):
+            assert not accepts(grammar, before + illegal), illegal
+    inside = guide(None, formats, tools, instead=VERDICT, starts_in_reasoning=True)
+    assert accepts(inside, f"Hm.\n</think>\n{call}")
+    assert accepts(inside, 'Hm.\n</think>\n{"ok": false}')
+    assert not accepts(inside, call)
+
+
+@pytest.mark.parametrize("instead", [Guide(json_object=True), Guide(regex="<a|b+>"), Guide(choice=("<tool", "{"))])
+def test_any_form_may_stand_beside_tools(instead: Guide) -> None:
+    grammar = guide("auto", AnswerFormats(None, ToolFormat.HERMES), instead=instead)
+    assert accepts(grammar, hermes("clock", "{}"))
+    legal = {'{"a": [1]}', "<a", "bb>", "<tool", "{"}
+    wanted = {'{"a": [1]}'} if instead.json_object else {"<a", "bb>"} if instead.regex else {"<tool", "{"}
+    assert {text for text in legal if accepts(grammar, text)} == wanted
+
+
+def test_beside_a_form_calls_are_as_many_as_they_may_be_and_tags_may_be_special_tokens() -> None:
+    two = hermes("clock", "{}") + "\n" + hermes("clock", "{}")
+    assert accepts(guide("auto", HERMES, instead=VERDICT), two)
+    assert not accepts(guide("auto", HERMES, instead=VERDICT, parallel=False), two)
+    special = guide("auto", TOOLCALL, instead=VERDICT, special_tags=SPECIAL)
+    assert accepts(special, "<TOOLCALL>", '[{"name": "clock", "arguments": {}}]', "</TOOLCALL>")
+    assert accepts(special, "<think>", "Hm.", "</think>", "\n", '{"ok": true}')
+
+
+@pytest.mark.parametrize("choice", ["required", named(CLOCK)])
+def test_a_form_means_nothing_where_a_call_is_demanded(choice: Any) -> None:
+    assert guide(choice, HERMES, instead=VERDICT) == guide(choice, HERMES)
+
+
+def test_a_form_without_tools_that_may_be_called_is_no_grammar_of_calls() -> None:
+    assert tool_guide(TOOLS, "none", HERMES, instead=VERDICT) is None
+    assert tool_guide((), "auto", HERMES, instead=VERDICT) is None
 
 
 def test_a_model_that_reasons_may_do_so_before_the_call() -> None:

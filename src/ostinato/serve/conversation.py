@@ -57,6 +57,8 @@ class AnswerForm:
     starts_in_reasoning: bool
     parallel: bool
     """Whether it may call several."""
+    either: bool
+    """Whether it has calls or content, and never both."""
 
     @property
     def is_plain(self) -> bool:
@@ -143,21 +145,19 @@ async def begin(
     """Has the engine answer a conversation, for the request of `record`; also tells what the answer may consist of."""
     rendered = await render(text, asked.conversation, asked.param)
     token_ids = await token_ids_of(text, rendered, asked.param)
-    form = answer_form(text, asked.conversation, rendered.text, asked.tools, asked.parallel)
+    form = answer_form(text, asked, rendered.text)
     guide = await answer_guide(text, form, asked.wish, asked.tool_choice)
     return await Run.begin(engine, [token_ids], params, body, deadline, record, guide, rendered.media), form
 
 
-def answer_form(
-    text: ModelText, conversation: Conversation, prompt: str, tools: tuple[Tool, ...], parallel: bool
-) -> AnswerForm:
-    """What the answer to `prompt`, which was rendered from `conversation`, may consist of."""
-    formats = text.formats
+def answer_form(text: ModelText, asked: Asked, prompt: str) -> AnswerForm:
+    """What the answer to `prompt`, which was rendered from the conversation that is asked about, may consist of."""
+    formats, conversation = text.formats, asked.conversation
     inside = opens_reasoning(prompt, formats)
     if conversation.continue_final_message and formats.reasoning is not None:
         last = str(conversation.messages[-1]["content"])
         inside = last.rfind(formats.reasoning.begin) > last.rfind(formats.reasoning.end)
-    return AnswerForm(formats, tools, inside, parallel)
+    return AnswerForm(formats, asked.tools, inside, asked.parallel, either=asked.wish is not None)
 
 
 def checked_tools(text: ModelText, tools: Any, tool_choice: Any, nested: bool = True) -> tuple[Tool, ...]:

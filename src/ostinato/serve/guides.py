@@ -9,6 +9,7 @@ from ostinato.sample.guide import Guide
 from ostinato.serve.errors import ApiError
 from ostinato.serve.model_text import ModelText
 from ostinato.serve.parsing.guide import tool_guide
+from ostinato.serve.parsing.tools import forced_tools
 from ostinato.serve.parsing.value_guide import value_guide
 from ostinato.serve.protocol.guides import Wish
 
@@ -24,21 +25,28 @@ async def plain_guide(text: ModelText, wish: Wish | None) -> Guide | None:
 
 
 async def answer_guide(text: ModelText, form: AnswerForm, wish: Wish | None, tool_choice: Any) -> Guide | None:
-    """Of an answer of a model that may reason first, and calls tools as it is told to."""
-    if form.tools and wish is not None:
-        message = f"{wish.param} and tools are not served together; leave one out, or set tool_choice to none"
-        raise ApiError(400, message, param=wish.param)
-    if wish is None:
+    """Of an answer of a model that may reason first, and calls tools as it is told to: where it need not, the answer
+    either calls tools or is as wished for."""
+    if wish is None or forced_tools(form.tools, tool_choice):
         return await _tool_guide(text, form, tool_choice)
+    checked = _guide(wish.param, **{wish.kind: wish.value})
+    if form.tools:
+        try:
+            return await _tool_guide(text, form, tool_choice, checked)
+        except ApiError as error:
+            if error.status == 400:
+                await text.compiling.checked(checked, wish.param)  # whose error it is, if it has one by itself
+            raise
     tags = form.formats.reasoning
     if tags is None:
-        return await plain_guide(text, wish)
-    checked = _guide(wish.param, **{wish.kind: wish.value})
+        return await text.compiling.checked(checked, wish.param)
     lark = value_guide(checked, tags, form.starts_in_reasoning, text.special_tags)
     return await text.compiling.checked(_guide(wish.param, lark=lark), wish.param)
 
 
-async def _tool_guide(text: ModelText, form: AnswerForm, tool_choice: Any) -> Guide | None:
+async def _tool_guide(
+    text: ModelText, form: AnswerForm, tool_choice: Any, instead: Guide | None = None
+) -> Guide | None:
     try:
         lark = tool_guide(
             form.tools,
@@ -47,6 +55,7 @@ async def _tool_guide(text: ModelText, form: AnswerForm, tool_choice: Any) -> Gu
             starts_in_reasoning=form.starts_in_reasoning,
             parallel=form.parallel,
             special_tags=text.special_tags,
+            instead=instead,
         )
     except RequestError as error:
         raise ApiError(400, error.message, param="tools") from None

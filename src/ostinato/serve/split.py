@@ -35,7 +35,11 @@ class Answer:
         self._parser = None
         if not form.is_plain:
             self._parser = AnswerParser(
-                form.formats, tools=form.tools, starts_in_reasoning=form.starts_in_reasoning, new_id=_call_id
+                form.formats,
+                tools=form.tools,
+                starts_in_reasoning=form.starts_in_reasoning,
+                new_id=_call_id,
+                either=form.either,
             )
 
     def take(self, piece: Piece) -> AnswerDelta:

@@ -37,12 +37,14 @@ class AnswerParser:
         tools: Sequence[Tool] | None,
         starts_in_reasoning: bool,
         new_id: Callable[[], str],
+        either: bool = False,
     ) -> None:
-        """`tools`: None or empty looks for no calls. `new_id` gives each call its id, such as "call_7f3a"."""
+        """`tools`: None or empty looks for no calls. `new_id` gives each call its id, such as "call_7f3a". `either`:
+        an answer that does not begin with a call has none, as where a grammar makes it one or the other."""
         self._text = GrowingText()
         self._collector = DeltaCollector(new_id)
         self._give = self._collector.add_content
-        self._steps = self._read(formats, tools or (), starts_in_reasoning)
+        self._steps = self._read(formats, tools or (), starts_in_reasoning, either)
 
     @property
     def has_tool_calls(self) -> bool:
@@ -61,11 +63,13 @@ class AnswerParser:
         next(self._steps, None)
         return self._collector.take()
 
-    def _read(self, formats: AnswerFormats, tools: Sequence[Tool], starts_in_reasoning: bool) -> Reading[None]:
+    def _read(
+        self, formats: AnswerFormats, tools: Sequence[Tool], starts_in_reasoning: bool, either: bool
+    ) -> Reading[None]:
         try:
             if formats.reasoning is not None:
                 yield from self._read_reasoning(formats.reasoning, starts_in_reasoning)
-            if formats.tools is None or not tools:
+            if formats.tools is None or not tools or (either and not (yield from self._begins(formats.tools))):
                 yield from self._read_plain()
             else:
                 reader = _call_reader(formats.tools, self._text, self._collector, tools)
@@ -93,6 +97,12 @@ class AnswerParser:
         text.release(end + len(tags.end))
         self._give = self._collector.add_content
         yield from text.drop("\n")
+
+    def _begins(self, tool_format: ToolFormat) -> Reading[bool]:
+        """Whether a call comes next, which is not read."""
+        begins = yield from self._text.tag(tool_format.begin_tag)
+        self._text.position = 0
+        return begins
 
     def _read_plain(self) -> Reading[None]:
         while True:

@@ -7,8 +7,10 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from ostinato.errors import Remedy, RequestError
+from ostinato.sample.guide import Guide
 from ostinato.serve.parsing.formats import AnswerFormats, ReasoningTags, ToolFormat
 from ostinato.serve.parsing.tools import Tool, forced_tools
+from ostinato.serve.parsing.value_guide import value_term
 from ostinato.serve.parsing.xml_values import allows, resolve
 
 # JSON as chat templates print it: models are used to that, and white space without end is ruled out.
@@ -29,13 +31,15 @@ def tool_guide(
     starts_in_reasoning: bool = False,
     parallel: bool = True,
     special_tags: Collection[str] = (),
+    instead: Guide | None = None,
 ) -> str | None:
     """The Lark grammar of an answer that calls tools as `tool_choice` demands; None if it demands nothing.
 
     "required" allows calls of any of the tools, several in a row where `parallel`; a named function is called
-    once. With "auto", tools that are `strict` demand that each call in the answer is well-formed. Models that reason
-    may do so first, and must end it if the prompt began it. `special_tags` are those of the format's tags that are
-    special tokens of the tokenizer: a grammar names these apart from text.
+    once. With "auto", tools that are `strict` demand that each call in the answer is well-formed; and where the answer
+    is to have a form, `instead`, it either consists of calls, as if they were required, or has that form. Models that
+    reason may do so first, and must end it if the prompt began it. `special_tags` are those of the format's tags that
+    are special tokens of the tokenizer: a grammar names these apart from text.
 
     Arguments follow their schemas, with properties in the schema's order. In the XML format this goes for
     parameters that are no strings and for strings with an `enum` or `const`; other strings are any text without
@@ -43,18 +47,23 @@ def tool_guide(
     the model has no known format, or the format cannot write a name.
     """
     called = forced_tools(tools, tool_choice)
-    free = not called and tool_choice != "none" and any(tool.strict for tool in tools)
-    if not called and not free:
+    may_call = bool(tools) and not called and tool_choice != "none"
+    either = may_call and instead is not None
+    free = may_call and not either and any(tool.strict for tool in tools)
+    if not (called or either or free):
         return None
     if formats.tools is None:
-        demand = "tool_choice" if called else "strict"
+        demand = "tool_choice" if called else "a form of the answer beside tools" if either else "strict"
+        remedy = Remedy("tool_choice", "auto" if called else "none") if called or either else Remedy("strict", False)
         raise RequestError(
             f"{demand} needs a model whose chat template shows how it writes tool calls; known are the formats of "
             "Hermes, Qwen3-Coder and Nemotron",
-            [Remedy("tool_choice", "auto") if called else Remedy("strict", False)],
+            [remedy],
         )
     grammar = _Grammar(formats.tools, special_tags)
     thoughts = grammar.thoughts(formats.reasoning, starts_in_reasoning)
+    if instead is not None and either:
+        return grammar.text(thoughts + grammar.calls_or_value(value_term(instead), parallel), tools)
     if free:
         return grammar.text(thoughts + grammar.free_calls(formats.reasoning, parallel), tools)
     return grammar.text(thoughts + grammar.forced_calls(parallel and tool_choice == "required"), called)
@@ -90,6 +99,11 @@ class _Grammar:
         if several and self._format is not ToolFormat.TOOLCALL:
             return rf'{block} ("\n" {block})*'
         return block
+
+    def calls_or_value(self, value: str, several: bool) -> str:
+        """Calls and nothing else, or nothing but `value`, a term."""
+        self._rules.append(f"value: {value}")
+        return f"({self.forced_calls(several)} | value)"
 
     def free_calls(self, reasoning: ReasoningTags | None, several: bool) -> str:
         """Any text, with calls wherever it says that one begins."""

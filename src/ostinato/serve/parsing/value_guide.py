@@ -28,10 +28,11 @@ def value_guide(
         rules = [f"thoughts: THOUGHTS {tags.end}", "THOUGHTS: /(?s:.*)/"]
     else:
         rules = ["thoughts[lazy]: THOUGHTS", f"THOUGHTS: /(?s:.*){_escaped(tags.end)}/"]
-    return "\n".join([f"start: {thoughts} value", *rules, r"GAP: /\n{1,2}/", f"value: {_value(guide)}", ""])
+    return "\n".join([f"start: {thoughts} value", *rules, r"GAP: /\n{1,2}/", f"value: {value_term(guide)}", ""])
 
 
-def _value(guide: Guide) -> str:
+def value_term(guide: Guide) -> str:
+    """llguidance's term for what `guide` says: JSON, a regular expression or a choice."""
     if guide.json_object or guide.json_schema is not None:
         schema = {"type": "object"} if guide.json_schema is None else json.loads(guide.json_schema)
         return f"%json {json.dumps({**schema, 'x-guidance': JSON_OPTIONS}, ensure_ascii=False)}"
