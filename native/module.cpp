@@ -12,6 +12,11 @@
 
 NB_MODULE(OSTINATO_MODULE, m) {
     using namespace ostinato;
+#ifdef NDEBUG
+    // What an interpreter has not freed when it ends, an engine in a thread's or a traceback's frame, is no concern of
+    // whoever reads its last lines.
+    nb::set_leak_warnings(false);
+#endif
     nb::class_<Program> program(m, "Program");
     program.def(nb::init<>())
         .def("__len__", &Program::size)

@@ -134,6 +134,20 @@ def run_python(code: str, **streams: Any) -> subprocess.CompletedProcess[str]:
     return done
 
 
+def test_a_program_that_ends_while_an_engine_is_held_ends_in_silence(made: Path) -> None:
+    code = f"""
+import threading, time
+from ostinato import LLM
+llm = LLM({str(made)!r}, **{SETTINGS!r})
+def hold(llm, pieces):
+    time.sleep(1000)
+pieces = llm.stream("ab")
+next(pieces)
+threading.Thread(target=hold, args=(llm, pieces), daemon=True).start()
+"""
+    assert run_python(code, capture_output=True).stderr == ""
+
+
 def test_importing_and_planning_import_no_torch() -> None:
     code = f"""
 import sys
