@@ -1,17 +1,30 @@
-"""For every test: one thread for torch, since pytest-xdist already gives each core a process of its own. Fixtures."""
+"""For every test: one thread for torch, since pytest-xdist already gives each core a process of its own; what
+hypothesis draws; no wishes of the terminal. Fixtures."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 
 import pytest
 import torch
+from hypothesis import HealthCheck, settings
 
 from ostinato.plan import device
 from ostinato.plan.native import NativeFacts
 from tests.draws import IMPLEMENTATIONS, choose_draw
 
 torch.set_num_threads(1)
+
+# A run on a machine that is slow or busy fails for nothing else than a run on any other.
+PATIENT = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("same", PATIENT, derandomize=True)
+settings.register_profile("search", PATIENT, print_blob=True)
+settings.load_profile("same")
+
+# Tables and messages are as wide and as plain as where nobody asks for anything else.
+for variable in ("COLUMNS", "LINES", "FORCE_COLOR", "PY_COLORS", "GITHUB_ACTIONS", "TTY_COMPATIBLE", "TTY_INTERACTIVE"):
+    os.environ.pop(variable, None)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -24,7 +24,7 @@ from tests.checkpoints import checkpoint
 APPLES = "Ava has 17 apples and buys 25 more. She gives away 9. How many apples are left?"
 STAMPS = "Tom collects 125 stamps. He loses 17 of them. How many stamps does he have now?"
 COMMANDS = ["generate", "chat", "plan", "eval", "bench throughput", "bench latency", "bench startup", "bench prefix"]
-SMALL = ["--threads", "1", "--max-num-seqs", "4", "--cache-memory", "16MiB"]
+SMALL = ["--dtype", "float32", "--threads", "1", "--max-num-seqs", "4", "--cache-memory", "16MiB"]
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ def ask(run: Callable[..., Outcome]) -> Callable[..., Outcome]:
 
 @pytest.fixture(scope="module")
 def llm() -> LLM:
-    return LLM("demo", threads=1, max_num_seqs=4, cache_memory="16MiB")
+    return LLM("demo", dtype="float32", threads=1, max_num_seqs=4, cache_memory="16MiB")
 
 
 def answer(llm: LLM, *messages: str) -> str:
