@@ -14,6 +14,7 @@ import numpy as np
 FIELDS = (
     "allowed",
     "steps",
+    "held",
     "delay",
     "fail_rows",
     "nan_rows",
@@ -30,9 +31,9 @@ SECRET = "/a/secret/path"
 class Probe:
     """Numbers that a test and the process of its engine share. Made in the test, and called in the process.
 
-    `allowed`: steps that may run since the start; the next one waits. `steps`: those that have begun. `delay`: seconds
-    before each. `fail_rows`, `nan_rows`: the next step of so many rows raises, or has NaN in its last row's logits;
-    -1 stands for any. `breaks`: the next step leaves the bookkeeping in disorder, and raises. `clock_jumps`: the time
+    `allowed`: steps that may run since the start; the next one waits. `steps`: those that have begun. `held`: whether
+    one waits. `delay`: seconds before each. `fail_rows`, `nan_rows`: the next step of so many rows raises, or has NaN
+    in its last row's logits; -1 stands for any. `breaks`: the next step leaves the bookkeeping in disorder, and raises. `clock_jumps`: the time
     of day jumps. `grammars_allowed`: whether guides are compiled now, else they wait; `compiling`, `most_compiling`:
     how many are, and were at a time.
     """
@@ -69,6 +70,14 @@ class Probe:
         """No further step begins."""
         self.allowed = self.steps
 
+    def hold_next(self) -> None:
+        """Returns when a step waits, so that nothing happens any more. There must be requests to compute."""
+        self.hold()
+        self.held, end = 0, time.monotonic() + 60
+        while not self.held:
+            assert time.monotonic() < end, "no step begins"
+            time.sleep(0.001)
+
     def go(self) -> None:
         self.allowed = math.inf
 
@@ -94,7 +103,9 @@ class Probe:
     def _run(self, run: Any, scheduler: Any) -> Any:
         def probed(batch: Any) -> Any:
             while self.steps >= self.allowed:
+                self.held = 1
                 time.sleep(0.001)
+            self.held = 0
             self.steps += 1
             time.sleep(self.delay)
             if self.breaks:

@@ -57,6 +57,11 @@ class Served:
         """Runs a coroutine on the server's loop."""
         return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result(timeout)
 
+    def unfinished(self, count: int) -> None:
+        """Waits until so many requests are unfinished, and the engine has been told of each."""
+        self.until(lambda: self.engine.num_unfinished == count)
+        self.on_loop(asyncio.sleep(0))
+
     def until(self, condition: Any, timeout: float = 60) -> None:
         """Waits until `condition()` holds."""
         end = time.monotonic() + timeout

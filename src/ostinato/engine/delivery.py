@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from ostinato.engine.outputs import CompletionOutput, RequestOutput, RequestTimes
@@ -129,14 +129,15 @@ class Pace:
     """When gains are handed over to the server's event loop: at once while that is cheap; with many streams so seldom
     that what the loop does with them leaves the engine its processors. Gains that wait are handed over as one."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
         self._next = 0.0
         self._last_cost = 0.0
         self._in_flight = False
 
     def allows(self, is_urgent: bool) -> bool:
         """Whether gains may be handed over now. Urgent ones need only wait for those before them to be settled."""
-        return not self._in_flight and (is_urgent or time.monotonic() >= self._next)
+        return not self._in_flight and (is_urgent or self._clock() >= self._next)
 
     def sent(self) -> None:
         """Gains have been handed over."""
@@ -146,6 +147,6 @@ class Pace:
         """The loop has worked `cost` seconds on the gains. Of two costs in a row the lower one counts: other
         work of the loop may have come between."""
         wait = min(cost, self._last_cost) * (1 / SHARE - 1)
-        self._next = time.monotonic() + min(wait, LONGEST_WAIT)
+        self._next = self._clock() + min(wait, LONGEST_WAIT)
         self._last_cost = cost
         self._in_flight = False
