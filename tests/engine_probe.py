@@ -33,9 +33,9 @@ class Probe:
 
     `allowed`: steps that may run since the start; the next one waits. `steps`: those that have begun. `held`: whether
     one waits. `delay`: seconds before each. `fail_rows`, `nan_rows`: the next step of so many rows raises, or has NaN
-    in its last row's logits; -1 stands for any. `breaks`: the next step leaves the bookkeeping in disorder, and raises. `clock_jumps`: the time
-    of day jumps. `grammars_allowed`: whether guides are compiled now, else they wait; `compiling`, `most_compiling`:
-    how many are, and were at a time.
+    in its last row's logits; -1 stands for any. `breaks`: the next step leaves the bookkeeping in disorder, and raises.
+    `clock_jumps`: the time of day jumps. `grammars_allowed`: whether guides are compiled now, else they wait;
+    `compiling`, `most_compiling`: how many are, and were at a time.
     """
 
     def __init__(self, path: str | None = None, reference: bool = False) -> None:
@@ -77,6 +77,7 @@ class Probe:
         while not self.held:
             assert time.monotonic() < end, "no step begins"
             time.sleep(0.001)
+        self.hold()  # one may have begun when it was said first
 
     def go(self) -> None:
         self.allowed = math.inf

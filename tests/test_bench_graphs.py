@@ -151,8 +151,8 @@ def test_kernels_take_a_part_of_a_step_and_leave_the_tap_free(mode: str) -> None
     shares = kernel_shares(runner, steps, passes=1)
     assert shares.keys() == {1, 4}
     for share in shares.values():
-        assert 0.05 < share.eager < 1
-        assert 0.05 < share.graph < 1
+        assert 0 < share.eager < 1
+        assert 0 < share.graph < 1
     assert runner.model.build.ops.tap.recorder is None
 
 

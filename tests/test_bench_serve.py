@@ -193,7 +193,7 @@ def test_a_deadline_is_two_times_in_milliseconds() -> None:
 
 
 def target(server: FakeServer, chat: bool = False, **more: Any) -> Target:
-    return Target(server.base_url, "fake-model", chat, timeout=20.0, **more)
+    return Target(server.base_url, "fake-model", chat, timeout=60.0, **more)
 
 
 def test_prompts_have_the_lengths_that_the_server_counts() -> None:
@@ -242,11 +242,11 @@ def command(capsys: pytest.CaptureFixture[str], *flags: str) -> tuple[int, str, 
     return int(end.value.code or 0), printed.out, printed.err
 
 
-SMALL = ["--requests", "3", "--prompt-tokens", "20", "--output-tokens", "4", "--timeout", "20"]
+SMALL = ["--requests", "3", "--prompt-tokens", "20", "--output-tokens", "4", "--timeout", "60"]
 
 
 def test_the_command_prints_tables_or_json_and_never_the_key(capsys: pytest.CaptureFixture[str]) -> None:
-    flags = [*SMALL, "--rate", "200,inf", "--deadline", "20000:20000", "--api-key", "sk-hidden", "--endpoint", "chat"]
+    flags = [*SMALL, "--rate", "200,inf", "--deadline", "60000:60000", "--api-key", "sk-hidden", "--endpoint", "chat"]
     with fake_openai(fault=lambda number, body: "429" if number == 3 else None) as server:
         status, tables, _ = command(capsys, "--base-url", server.base_url, *flags)
         _, report, _ = command(capsys, "--base-url", server.base_url, *flags, "--seed", "1", "--json")

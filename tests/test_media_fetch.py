@@ -32,7 +32,7 @@ class _Site(BaseHTTPRequestHandler):
         elif name == "slow":
             self.send_response(200)
             self.end_headers()
-            for _ in range(40):
+            for _ in range(600):
                 try:
                     self.wfile.write(b"x")
                 except OSError:
@@ -68,7 +68,7 @@ def site():
 
 
 def get(url, **limits):
-    return fetch(url, allowed=lambda address: address == HERE, **{"max_bytes": 1000, "seconds": 5.0, **limits})
+    return fetch(url, allowed=lambda address: address == HERE, **{"max_bytes": 1000, "seconds": 60.0, **limits})
 
 
 @pytest.mark.parametrize(
@@ -131,9 +131,12 @@ def test_this_machine_is_no_place_to_fetch_from(site, host):
         fetch(f"http://{host}:{port}/12")
 
 
-def test_a_url_that_leads_to_a_private_address_is_refused(site):
-    for private in ("http://169.254.169.254/latest", "http://10.0.0.1/", "http://localhost.localdomain/"):
-        with pytest.raises(RequestError, match=r"not on the public internet|is not known"):
+def test_a_url_that_leads_to_a_private_address_is_refused(site, monkeypatch):
+    look_up = socket.getaddrinfo
+    inside = {"inside.example": "10.0.0.2"}
+    monkeypatch.setattr(socket, "getaddrinfo", lambda host, *a, **k: look_up(inside.get(host, host), *a, **k))
+    for private in ("http://169.254.169.254/latest", "http://10.0.0.1/", "http://inside.example/"):
+        with pytest.raises(RequestError, match="not on the public internet"):
             get(f"{site}/to/{private}")
 
 
@@ -183,16 +186,16 @@ def test_a_server_that_dribbles_is_left_in_time(site):
     begin = time.monotonic()
     with pytest.raises(RequestError, match=r"not fetched within 0\.5 seconds"):
         get(f"{site}/slow", seconds=0.5)
-    assert time.monotonic() - begin < 3
+    assert time.monotonic() - begin < 30
 
 
 def test_a_name_that_is_looked_up_for_long_is_left_in_time(monkeypatch):
     is_over = threading.Event()
-    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: is_over.wait(10))
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: is_over.wait(60))
     begin = time.monotonic()
     with pytest.raises(RequestError, match=r"not fetched within 0\.2 seconds"):
         get("http://pictures.example/1", seconds=0.2)
-    assert time.monotonic() - begin < 3
+    assert time.monotonic() - begin < 30
     is_over.set()
 
 

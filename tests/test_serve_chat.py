@@ -105,7 +105,13 @@ def test_logprobs_are_of_each_token_with_its_bytes_and_rivals(client):
         assert len(token.top_logprobs) == 2
     chunks = client.chat.completions.create(**asked, stream=True)
     streamed = [token for chunk in chunks for token in chunk.choices[0].logprobs.content]
-    assert streamed == tokens
+    # The second time a part of the prompt may be cached, and sums of other shapes round differently.
+    for found, expected in zip(streamed, tokens, strict=True):
+        assert (found.token, found.bytes) == (expected.token, expected.bytes)
+        assert found.logprob == pytest.approx(expected.logprob, abs=1e-4)
+        assert [each.token for each in found.top_logprobs] == [each.token for each in expected.top_logprobs]
+        logprobs = [each.logprob for each in expected.top_logprobs]
+        assert [each.logprob for each in found.top_logprobs] == pytest.approx(logprobs, abs=1e-4)
 
 
 def test_a_stop_string_ends_the_answer_before_it(client):
@@ -233,6 +239,7 @@ def test_grammars_are_compiled_one_at_a_time_and_while_others_are_answered(serve
             for digit in (3, 4, 5)
         ]
         try:
+            served.until(lambda: served.probe.compiling)
             assert client.chat.completions.create(**ASKED).choices[0].message.content.endswith("#### 42")
             assert not any(each.done() for each in waiting)
             assert served.probe.compiling == 1

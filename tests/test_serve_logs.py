@@ -1,3 +1,4 @@
+import asyncio
 import io
 import json
 import logging
@@ -112,6 +113,7 @@ def test_an_error_inside_an_endpoint_is_logged_with_its_place_and_not_told(serve
 
 
 def test_a_request_is_a_span_with_its_parts_within_the_clients(served, spans):
+    served.on_loop(asyncio.sleep(0))  # so that requests before have had their end
     spans.clear()
     trace, parent = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
     complete(served, {"traceparent": f"00-{trace}-{parent}-01"})

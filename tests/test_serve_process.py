@@ -17,6 +17,7 @@ import pytest
 
 from ostinato.cli.main import main
 from ostinato.threads import TURNS
+from tests.engine_probe import Probe, without_native_kernels
 
 ROOT = Path(__file__).parent.parent
 RUN = "from ostinato.cli.main import main; main()"
@@ -34,7 +35,12 @@ class Process:
         env |= {"OMP_NUM_THREADS": "1", **environment}
         self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=env)
         self.lines = []
-        threading.Thread(target=lambda: self.lines.extend(self.process.stderr), daemon=True).start()
+        self.reading = threading.Thread(target=self._read, daemon=True)
+        self.reading.start()
+
+    def _read(self):
+        for line in self.process.stderr:
+            self.lines.append(line)
 
     def until(self, condition, seconds=120):
         end = time.monotonic() + seconds
@@ -54,21 +60,32 @@ class Process:
         return url
 
     def engine_pid(self):
-        children = f"/proc/{self.process.pid}/task/{self.process.pid}/children"
-        self.until(lambda: Path(children).read_text().split())
-        [pid] = Path(children).read_text().split()
+        children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children")
+
+        def has_begun():
+            return any("ostinato.engine.child" in Path(f"/proc/{pid}/cmdline").read_text() for pid in pids())
+
+        def pids():
+            return children.read_text().split()
+
+        self.until(has_begun)
+        [pid] = pids()
         return int(pid)
 
-    def status(self, seconds=60):
-        return self.process.wait(seconds)
+    def status(self):
+        """The exit status, once all that was said is in `lines`."""
+        status = self.process.wait(60)
+        self.reading.join(60)
+        return status
 
 
 def with_engine(make):
-    """The server with an engine of tests/odd_engines.py."""
+    """The server with another engine, as an expression: of `engines`, tests/odd_engines.py, or a Probe."""
     return (
         f"import sys; sys.path.insert(0, {str(ROOT)!r})\n"
         "import ostinato.serve.server as server, ostinato.serve.life as life, tests.odd_engines as engines\n"
-        f"server.Life = lambda *given: life.Life(*given, make=engines.{make})\n{RUN}"
+        "from tests.engine_probe import Probe\n"
+        f"server.Life = lambda *given: life.Life(*given, make={make})\n{RUN}"
     )
 
 
@@ -79,6 +96,18 @@ def is_alive(pid):
             return file.read().rpartition(")")[2].split()[0] != "Z"
     except FileNotFoundError:
         return False
+
+
+@pytest.fixture
+def probe():
+    """Slows steps down, so that no request ends by itself before a test has looked."""
+    with contextlib.closing(Probe(reference=without_native_kernels())) as probe:
+        probe.delay = 0.05
+        yield probe
+
+
+def slowed(probe):
+    return with_engine(f"Probe({probe.path!r}, {probe.reference})")
 
 
 @pytest.fixture
@@ -113,8 +142,8 @@ class Reader(threading.Thread):
                     self.events.append(line.removeprefix("data: "))
 
 
-def test_sigterm_under_load_lets_running_requests_end_and_takes_no_new_ones(start):
-    server = start()
+def test_sigterm_under_load_lets_running_requests_end_and_takes_no_new_ones(start, probe):
+    server = start(code=slowed(probe))
     url = server.ready()
     readers = [Reader(url) for _ in range(6)]  # four run, two wait
     server.until(lambda: sum(bool(reader.events) for reader in readers) >= 4)
@@ -123,6 +152,7 @@ def test_sigterm_under_load_lets_running_requests_end_and_takes_no_new_ones(star
     refused = httpx2.post(f"{url}/v1/completions", json={"prompt": [5]})
     assert refused.status_code == 503
     assert refused.json()["error"]["code"] == "draining"
+    probe.delay = 0
     for reader in readers:
         reader.join(60)
         assert reader.events[-1] == "[DONE]"
@@ -130,8 +160,8 @@ def test_sigterm_under_load_lets_running_requests_end_and_takes_no_new_ones(star
     assert server.status() == 0
 
 
-def test_what_outlasts_the_drain_is_told_so_and_a_second_signal_ends_the_process_at_once(start):
-    impatient, patient = start("--drain-timeout", "0"), start("--drain-timeout", "600")
+def test_what_outlasts_the_drain_is_told_so_and_a_second_signal_ends_the_process_at_once(start, probe):
+    impatient, patient = (start("--drain-timeout", seconds, code=slowed(probe)) for seconds in ("0", "600"))
     readers = []
     for server in (impatient, patient):
         url = server.ready()
@@ -141,53 +171,53 @@ def test_what_outlasts_the_drain_is_told_so_and_a_second_signal_ends_the_process
         if server is patient:
             server.until(lambda url=url: httpx2.get(f"{url}/health").json()["status"] == "draining")
             server.process.send_signal(signal.SIGTERM)
-    assert patient.status(10) == -signal.SIGTERM
-    assert impatient.status(30) == 0
-    readers[0].join(30)
+    assert patient.status() == -signal.SIGTERM
+    assert impatient.status() == 0
+    readers[0].join(60)
     assert json.loads(readers[0].events[-2])["error"]["code"] == "draining"
 
 
 def test_sigint_while_the_model_is_loaded_ends_the_process_and_its_engine(start):
-    server = start(code=with_engine("never"))
+    server = start(code=with_engine("engines.never"))
     assert httpx2.get(f"{server.url}/health").json() == {"status": "starting"}
     engine = server.engine_pid()
     server.process.send_signal(signal.SIGINT)
-    assert server.status(30) == 0
+    assert server.status() == 0
     server.until(lambda: not is_alive(engine))
 
 
 def test_an_engine_that_fails_ends_the_process_with_1(start):
-    server = start("--log-format", "json", code=with_engine("out_of_memory"))
+    server = start("--log-format", "json", code=with_engine("engines.out_of_memory"))
     response = httpx2.post(f"{server.ready()}/v1/completions", json={"prompt": [5]}, timeout=60)
     assert response.status_code == 503
     assert response.json()["error"]["code"] == "engine_failed"
-    assert server.status(30) == 1
+    assert server.status() == 1
     entries = [json.loads(line) for line in server.lines if line.startswith("{")]
     assert any(entry["level"] == "critical" and "MemoryError" in entry["exception"] for entry in entries)
 
 
-def test_an_engine_whose_process_is_killed_ends_the_server_with_1(start):
-    server = start()
+def test_an_engine_whose_process_is_killed_ends_the_server_with_1(start, probe):
+    server = start(code=slowed(probe))
     url = server.ready()
     reader = Reader(url)
     server.until(lambda: reader.events)
     os.kill(server.engine_pid(), signal.SIGKILL)
-    reader.join(30)
+    reader.join(60)
     assert json.loads(reader.events[-2])["error"]["code"] == "engine_failed"
-    assert server.status(30) == 1
+    assert server.status() == 1
     assert any("SIGKILL" in line for line in server.lines)
 
 
 def test_an_engine_whose_process_dies_while_it_loads_ends_the_server(start):
-    server = start(code=with_engine("never"))
+    server = start(code=with_engine("engines.never"))
     assert server.url
     os.kill(server.engine_pid(), signal.SIGKILL)
-    assert server.status(30) == 1
+    assert server.status() == 1
     assert any("SIGKILL" in line for line in server.lines)
 
 
 def test_what_goes_wrong_in_making_the_engine_is_shown_with_its_place(start):
-    server = start(code=with_engine("broken"))
+    server = start(code=with_engine("engines.broken"))
     assert server.status() == 1
     assert any("ZeroDivisionError" in line for line in server.lines)
     assert any("in broken" in line for line in server.lines)
@@ -195,7 +225,7 @@ def test_what_goes_wrong_in_making_the_engine_is_shown_with_its_place(start):
 
 @pytest.mark.parametrize("ready", [True, False], ids=["ready", "loading"])
 def test_an_engine_ends_with_a_server_that_is_killed(start, ready):
-    server = start() if ready else start(code=with_engine("never"))
+    server = start() if ready else start(code=with_engine("engines.never"))
     assert server.ready() if ready else server.url
     engine = server.engine_pid()
     server.process.kill()

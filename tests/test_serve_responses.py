@@ -162,11 +162,16 @@ def test_what_is_wrong_is_refused_by_the_name_of_its_field(served, body, param):
     assert response.json()["error"]["param"] == param, response.text
 
 
-def test_a_stream_that_fails_says_so_and_the_client_raises(client):
-    extra = {"ignore_eos": True, "timeout": 0.3}
+def test_a_stream_that_fails_says_so_and_the_client_raises(served, client):
     events = []
-    with pytest.raises(openai.APIError, match="deadline"):
-        events.extend(client.responses.create(**ASKED, stream=True, extra_body=extra))
+    for seconds in (0.3, 3, 30):  # until it has begun in time, and not ended
+        served.probe.delay = seconds / 20
+        extra = {"ignore_eos": True, "timeout": seconds}
+        with pytest.raises(openai.APIError, match="deadline"):
+            events.extend(client.responses.create(**ASKED, stream=True, extra_body=extra))
+        if events:
+            break
+    served.probe.reset()
     assert events[-1].type == "response.failed"
     assert events[-1].response.status == "failed"
     assert "deadline" in events[-1].response.error.message
