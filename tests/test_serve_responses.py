@@ -101,6 +101,99 @@ def test_a_conversation_is_given_as_items(client):
     assert response.output_text.endswith("#### 7")
 
 
+LOGPROBS = {"include": ["message.output_text.logprobs"], "top_logprobs": 3}
+
+
+def flat(logprobs):
+    """(token, log-probability, its rivals) of each token: equal to others' where they are equal but for rounding."""
+    return [
+        (each.token, pytest.approx(each.logprob, abs=1e-4), [pytest.approx(top.logprob, abs=1e-4) for top in rivals])
+        for each in logprobs
+        for rivals in [each.top_logprobs]
+    ]
+
+
+def plain(logprobs):
+    return [(each.token, each.logprob, [top.logprob for top in each.top_logprobs]) for each in logprobs]
+
+
+def streamed_logprobs(events):
+    """Those of all pieces of text, checked against those of every event that repeats them."""
+    pieces = [each for event in events if event.type == "response.output_text.delta" for each in event.logprobs]
+    [done] = [event.logprobs for event in events if event.type == "response.output_text.done"]
+    [part] = [
+        event.part.logprobs
+        for event in events
+        if event.type == "response.content_part.done" and event.part.type == "output_text"
+    ]
+    [message] = [item for item in events[-1].response.output if item.type == "message"]
+    assert plain(pieces) == plain(done) == plain(part) == plain(message.content[0].logprobs)
+    return pieces
+
+
+@pytest.mark.parametrize("most", [None, 6])
+def test_log_probabilities_are_those_of_a_chat(client, most):
+    asked = {**ASKED, "max_output_tokens": most, **LOGPROBS}
+    response = client.responses.create(**asked)
+    [message] = response.output
+    found = message.content[0].logprobs
+    chat = client.chat.completions.create(
+        model="demo", messages=[{"role": "user", "content": QUESTION}], temperature=0, max_tokens=most,
+        logprobs=True, top_logprobs=3,
+    )  # fmt: skip
+    expected = chat.choices[0].logprobs.content
+    assert plain(found) == flat(expected)
+    assert [each.bytes for each in found] == [each.bytes for each in expected]
+    assert [len(each.top_logprobs) for each in found] == [3] * response.usage.output_tokens
+    assert response.top_logprobs == 3
+    assert plain(streamed_logprobs(list(client.responses.create(**asked, stream=True)))) == flat(found)
+
+
+def test_log_probabilities_come_with_the_text_of_their_tokens(client):
+    text, tokens = "", ""
+    for event in client.responses.create(**ASKED, **LOGPROBS, max_output_tokens=12, stream=True):
+        if event.type == "response.output_text.delta":
+            text += event.delta
+            tokens += "".join(each.token for each in event.logprobs)
+            assert tokens == text
+    assert text
+
+
+def test_log_probabilities_are_given_to_those_who_ask(client):
+    for more in ({}, {"include": []}, {"top_logprobs": 0}, {"include": ["reasoning.encrypted_content"]}):
+        asked = {**ASKED, **more, "max_output_tokens": 3}
+        assert client.responses.create(**asked).output[0].content[0].logprobs == []
+        assert streamed_logprobs(list(client.responses.create(**asked, stream=True))) == []
+    alone = client.responses.create(**ASKED, include=LOGPROBS["include"], max_output_tokens=3).output[0].content[0]
+    assert [(len(each.token) > 0, each.top_logprobs) for each in alone.logprobs] == [(True, [])] * 3
+    with client.responses.stream(**ASKED, **LOGPROBS) as stream:
+        final = stream.get_final_response()
+    assert len(final.output[0].content[0].logprobs) == final.usage.output_tokens
+
+
+def test_log_probabilities_of_a_message_are_of_its_own_tokens(thinking):
+    client, end = thinking
+    asked = {
+        "model": "tiny", "input": "Hm?", "temperature": 1, "max_output_tokens": 60,
+        **LOGPROBS,
+    }  # fmt: skip
+    num_with_both = 0
+    for seed in range(8):
+        extra = {"logit_bias": {end: 4}, "seed": seed}
+        response = client.responses.create(**asked, extra_body=extra)
+        [*reasoning, last] = response.output
+        if not reasoning or last.type != "message":
+            continue
+        num_with_both += 1
+        [part] = last.content
+        tokens = b"".join(bytes(each.bytes) for each in part.logprobs).decode("utf-8", "replace")
+        assert tokens.removesuffix("</s>") == part.text
+        assert 0 < len(part.logprobs) < response.usage.output_tokens
+        events = list(client.responses.create(**asked, extra_body=extra, stream=True))
+        assert plain(streamed_logprobs(events)) == flat(part.logprobs)
+    assert num_with_both > 0
+
+
 def test_an_answer_that_is_cut_off_is_incomplete(client):
     asked = {**ASKED, "max_output_tokens": 3}
     response = client.responses.create(**asked)
@@ -154,6 +247,8 @@ def test_reasoning_and_calls_are_items_of_their_own(thinking):
         ({"text": {"format": {"type": "json_schema", "name": "x"}}}, "text.format.schema"),
         ({"text": {"format": {"type": "json_schema", "name": "x", "schema": {"type": 1}}}}, "text.format"),
         ({"include": ["web_search_call.results"]}, "include[0]"),
+        ({"top_logprobs": 2}, "top_logprobs"),
+        ({"top_logprobs": 21, "include": LOGPROBS["include"]}, "top_logprobs"),
     ],
 )
 def test_what_is_wrong_is_refused_by_the_name_of_its_field(served, body, param):

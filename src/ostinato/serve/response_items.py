@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from ostinato.serve.parsing.answer import AnswerDelta, ToolCallDelta
@@ -23,21 +23,25 @@ class Items:
         self.items: list[dict[str, Any]] = []
         """Those that are complete, and the one that grows, without what it has of text."""
         self._text: list[str] = []
+        self._logprobs: list[dict[str, Any]] = []
         self._is_open = False
 
-    def take(self, delta: AnswerDelta) -> Iterator[Event]:
-        """What a delta changes."""
+    def take(self, delta: AnswerDelta, logprobs: Sequence[dict[str, Any]] = ()) -> Iterator[Event]:
+        """What a delta changes; `logprobs` are those of the tokens of its content, if they were asked for."""
         if delta.reasoning:
             yield from self._grow("reasoning", delta.reasoning)
         if delta.content:
-            yield from self._grow("message", delta.content)
+            yield from self._grow("message", delta.content, logprobs)
         for call in delta.tool_calls:
             yield from self._grow_call(call)
 
-    def end(self, status: str) -> Iterator[Event]:
-        """No more comes: the last item gets the response's status. There is always one."""
+    def end(self, status: str, logprobs: Sequence[dict[str, Any]] = ()) -> Iterator[Event]:
+        """No more comes: the last item gets the response's status. There is always one. `logprobs` are of the tokens
+        that ended the answer; a message that stands last has them."""
         if not self.items:
             yield from self._begin(_message())
+        if logprobs and self.items[-1]["type"] == "message":
+            yield from self._grow("message", "", logprobs)
         yield from self._close(status)
 
     @property
@@ -45,13 +49,15 @@ class Items:
         """Where the item that grows stands."""
         return {"item_id": self.items[-1]["id"], "output_index": len(self.items) - 1}
 
-    def _grow(self, kind: str, text: str) -> Iterator[Event]:
+    def _grow(self, kind: str, text: str, logprobs: Sequence[dict[str, Any]] = ()) -> Iterator[Event]:
         if not self._is_open or self.items[-1]["type"] != kind:
             yield from self._close("completed")
             yield from self._begin(_message() if kind == "message" else _reasoning())
         self._text.append(text)
         if kind == "message":
-            yield Event("response.output_text.delta", {**self._at, "content_index": 0, "delta": text, "logprobs": []})
+            self._logprobs += logprobs
+            more = {"content_index": 0, "delta": text, "logprobs": list(logprobs)}
+            yield Event("response.output_text.delta", {**self._at, **more})
         else:
             yield Event("response.reasoning_text.delta", {**self._at, "content_index": 0, "delta": text})
 
@@ -65,10 +71,10 @@ class Items:
 
     def _begin(self, item: dict[str, Any]) -> Iterator[Event]:
         self.items.append(item)
-        self._text, self._is_open = [], True
+        self._text, self._logprobs, self._is_open = [], [], True
         yield Event("response.output_item.added", {"output_index": len(self.items) - 1, "item": dict(item)})
         if item["type"] != "function_call":
-            yield Event("response.content_part.added", {**self._at, "content_index": 0, "part": _part(item, "")})
+            yield Event("response.content_part.added", {**self._at, "content_index": 0, "part": _part(item, "", [])})
 
     def _close(self, status: str) -> Iterator[Event]:
         if not self._is_open:
@@ -79,11 +85,11 @@ class Items:
             done = {**at, "name": item["name"], "arguments": text}
             yield Event("response.function_call_arguments.done", done)
         else:
-            part = _part(item, text)
+            part = _part(item, text, self._logprobs)
             item["content"] = [part]
             at["content_index"] = 0
             if item["type"] == "message":
-                yield Event("response.output_text.done", {**at, "text": text, "logprobs": []})
+                yield Event("response.output_text.done", {**at, "text": text, "logprobs": self._logprobs})
             else:
                 yield Event("response.reasoning_text.done", {**at, "text": text})
             yield Event("response.content_part.done", {**at, "part": part})
@@ -111,10 +117,10 @@ def _call(call: ToolCallDelta) -> dict[str, Any]:
     }
 
 
-def _part(item: dict[str, Any], text: str) -> dict[str, Any]:
+def _part(item: dict[str, Any], text: str, logprobs: list[dict[str, Any]]) -> dict[str, Any]:
     if item["type"] == "reasoning":
         return {"type": "reasoning_text", "text": text}
-    return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}
 
 
 def _id(prefix: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import bisect
 import uuid
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Protocol
 
 from ostinato.serve.conversation import AnswerForm
@@ -50,7 +51,7 @@ class Answer:
         if piece.finish_reason is not None:
             delta = _joined(delta, self._parser.finish())
         if delta.tool_calls and not self._form.parallel:
-            delta = AnswerDelta(delta.content, delta.reasoning, tuple(c for c in delta.tool_calls if c.index == 0))
+            delta = replace(delta, tool_calls=tuple(call for call in delta.tool_calls if call.index == 0))
         self._num_calls += len(delta.tool_calls)
         self._reasoned = self._reasoned or bool(delta.reasoning)
         return delta
@@ -91,7 +92,7 @@ def _joined(first: AnswerDelta, second: AnswerDelta) -> AnswerDelta:
             call = ToolCallDelta(call.index, before.id, before.name, before.arguments + call.arguments)
         calls[call.index] = call
     content, reasoning = first.content + second.content, first.reasoning + second.reasoning
-    return AnswerDelta(content, reasoning, tuple(calls.values()))
+    return AnswerDelta(content, reasoning, tuple(calls.values()), first.content_spans + second.content_spans)
 
 
 def _call_id() -> str:

@@ -6,6 +6,7 @@ import codecs
 import json
 import math
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 from ostinato.engine.tokenizer import Tokenizer
 from ostinato.schedule.batch import TokenLogprobs
@@ -51,6 +52,21 @@ class TokenTexts:
         """The `content` list of a chat answer's logprobs."""
         return f"[{','.join(map(self._chat_token, logprobs))}]"
 
+    def chat_objects(self, logprobs: Iterable[TokenLogprobs]) -> list[dict[str, Any]]:
+        """As `chat_json`, not serialised yet."""
+        return [
+            {
+                **self._chat_object(each.token_id, each.logprob),
+                "top_logprobs": [self._chat_object(*one) for one in each.top],
+            }
+            for each in logprobs
+        ]
+
+    def _chat_object(self, token_id: int, logprob: float) -> dict[str, Any]:
+        found = self.bytes_of(token_id)
+        listed = None if found is None else list(found)
+        return {"token": self.text_of(token_id), "bytes": listed, "logprob": _finite(logprob)}
+
     def _chat_token(self, logprob: TokenLogprobs) -> str:
         top = ",".join(f"{{{self._chat_head(token)}{number(value)}}}" for token, value in logprob.top)
         return f'{{{self._chat_head(logprob.token_id)}{number(logprob.logprob)},"top_logprobs":[{top}]}}'
@@ -63,14 +79,32 @@ class TokenTexts:
         return self._chat[token_id]
 
 
-class CompletionLogprobs:
-    """The `logprobs` object of a completion's choice, piece by piece: each token stands at an offset in the text."""
+class Offsets:
+    """Where the tokens of one text stand in it, in characters."""
 
     def __init__(self, texts: TokenTexts, tokenizer: Tokenizer, skip_special_tokens: bool) -> None:
         self._texts, self._tokenizer = texts, tokenizer
         self._skip_special_tokens = skip_special_tokens
-        self._offset = 0
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self.end = 0
+        """Of the last token."""
+
+    def next(self, token_id: int) -> int:
+        """Where the next token begins: a character of several tokens belongs to the last one."""
+        begin = self.end
+        if not self._tokenizer.has_no_text(token_id, self._skip_special_tokens):
+            found = self._texts.bytes_of(token_id)
+            text = self._texts.text_of(token_id) if found is None else self._decoder.decode(found)
+            self.end += len(text)
+        return begin
+
+
+class CompletionLogprobs:
+    """The `logprobs` object of a completion's choice, piece by piece: each token stands at an offset in the text."""
+
+    def __init__(self, texts: TokenTexts, tokenizer: Tokenizer, skip_special_tokens: bool) -> None:
+        self._texts = texts
+        self._offsets = Offsets(texts, tokenizer, skip_special_tokens)
 
     def json(self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs | None]) -> str:
         """The object of the tokens that come next. A place without a log-probability (a prompt's first) has null."""
@@ -78,7 +112,7 @@ class CompletionLogprobs:
         tokens = json.dumps([name(token_id) for token_id in token_ids])
         values = ",".join("null" if each is None else number(each.logprob) for each in logprobs)
         tops = ",".join("null" if each is None else self._top(each) for each in logprobs)
-        offsets = ",".join(str(self._next_offset(token_id)) for token_id in token_ids)
+        offsets = ",".join(str(self._offsets.next(token_id)) for token_id in token_ids)
         return f'{{"tokens":{tokens},"token_logprobs":[{values}],"top_logprobs":[{tops}],"text_offset":[{offsets}]}}'
 
     def _top(self, logprob: TokenLogprobs) -> str:
@@ -88,18 +122,14 @@ class CompletionLogprobs:
             found.setdefault(self._texts.name_of(token_id), value)
         return "{" + ",".join(f"{json.dumps(name)}:{number(value)}" for name, value in found.items()) + "}"
 
-    def _next_offset(self, token_id: int) -> int:
-        offset = self._offset
-        if not self._tokenizer.has_no_text(token_id, self._skip_special_tokens):
-            found = self._texts.bytes_of(token_id)
-            text = self._texts.text_of(token_id) if found is None else self._decoder.decode(found)
-            self._offset += len(text)
-        return offset
-
 
 def number(value: float) -> str:
     """A log-probability as JSON."""
-    return repr(value) if math.isfinite(value) else repr(LOWEST)
+    return repr(_finite(value))
+
+
+def _finite(value: float) -> float:
+    return value if math.isfinite(value) else LOWEST
 
 
 def _bytes_of(tokenizer: Tokenizer, token_id: int) -> bytes | None:

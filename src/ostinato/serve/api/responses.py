@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator, Callable, Iterable
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator
+from itertools import chain
 from typing import Any
 
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
 from ostinato.engine.async_engine import AsyncEngine
+from ostinato.engine.delivery import SampleDelta
 from ostinato.engine.outputs import CompletionOutput
 from ostinato.sample.params import SamplingParams
 from ostinato.serve.answers import Run, answer
 from ostinato.serve.chunks import compact
-from ostinato.serve.conversation import Asked, Conversation, begin, checked_tools, described
+from ostinato.serve.conversation import AnswerForm, Asked, Conversation, begin, checked_tools, described
 from ostinato.serve.errors import ApiError, as_api_error
 from ostinato.serve.life import Life
+from ostinato.serve.message_logprobs import MessageLogprobs
 from ostinato.serve.model_text import ModelText
 from ostinato.serve.protocol.conversation import template_kwargs
 from ostinato.serve.protocol.guides import one_wish, wishes_of
@@ -49,11 +52,13 @@ def responses_router(life: Life, text_of: Callable[[AsyncEngine], ModelText]) ->
             places=places,
         )
         more = {"max_tokens": body.max_output_tokens, **text.shows_tags(body.skip_special_tokens)}
+        if (logprobs := body.num_logprobs()) is not None:
+            more["logprobs"] = logprobs
         params = body.sampling(engine.default_params, **more)
         asked = Asked(conversation, tools, body.nested_choice(), body.parallel_tool_calls is not False, wish, "input")
         deadline = body.deadline(life.settings)
         run, form = await begin(engine, text, asked, params, body, deadline, request.state.record)
-        parts = Answer(text, form)
+        parts = _Parts(text, form, params)
         own = _response(body, params, f"resp_{request.state.request_id}", life.model_name)
         return await answer(
             request, run, body.stream, lambda: _events(run, parts, own), lambda: _whole(run, parts, own)
@@ -85,6 +90,7 @@ def _response(body: ResponsesRequest, params: SamplingParams, response_id: str, 
         "background": False,
         "temperature": params.temperature,
         "top_p": params.top_p,
+        "top_logprobs": body.top_logprobs or 0,
         "text": {"format": {"type": "text"} if text_format is None else text_format.model_dump(exclude_none=True)},
         "tool_choice": body.tool_choice or "auto",
         "tools": body.tools or [],
@@ -115,39 +121,61 @@ def _status(output: CompletionOutput) -> str:
     return "incomplete" if output.finish_reason == "length" else "completed"
 
 
-async def _whole(run: Run, parts: Answer, response: dict[str, Any]) -> str:
-    items = Items()
+class _Parts:
+    """An answer taken apart into items, with the log-probabilities of its messages if these were asked for."""
+
+    def __init__(self, text: ModelText, form: AnswerForm, params: SamplingParams) -> None:
+        self.items = Items()
+        self._answer = Answer(text, form)
+        self._logprobs = None
+        if params.logprobs is not None:
+            self._logprobs = MessageLogprobs(text, params.skip_special_tokens, form.is_plain)
+
+    def take(self, piece: SampleDelta | CompletionOutput) -> Iterator[Event]:
+        """What the next piece of the output changes."""
+        delta = self._answer.take(piece)
+        return self.items.take(delta, () if self._logprobs is None else self._logprobs.take(piece, delta))
+
+    def end(self, output: CompletionOutput) -> Iterator[Event]:
+        """What its end changes."""
+        return self.items.end(_status(output), () if self._logprobs is None else self._logprobs.rest())
+
+    def reasoning_tokens(self, output: CompletionOutput) -> int:
+        return self._answer.reasoning_tokens(output.token_ids)
+
+
+async def _whole(run: Run, parts: _Parts, response: dict[str, Any]) -> str:
     async for _, delta in run.deltas():
         if delta.output is not None:
             [output] = delta.output.outputs
-            for _event in (*items.take(parts.take(output)), *items.end(_status(output))):
+            for _event in chain(parts.take(output), parts.end(output)):
                 pass
-            run.reasoning_tokens = parts.reasoning_tokens(output.token_ids)
-            response = _ended(response, items, output, run)
+            run.reasoning_tokens = parts.reasoning_tokens(output)
+            response = _ended(response, parts.items, output, run)
     return compact(response)
 
 
-async def _events(run: Run, parts: Answer, response: dict[str, Any]) -> AsyncGenerator[bytes]:
-    items, lines = Items(), _Lines()
+async def _events(run: Run, parts: _Parts, response: dict[str, Any]) -> AsyncGenerator[bytes]:
+    lines = _Lines()
     opening = {"response": response}
     yield lines.of([Event("response.created", opening), Event("response.in_progress", opening)])
     try:
         async for _, delta in run.deltas():
             events: list[Event] = []
             for sample in delta.samples:
-                events += items.take(parts.take(sample))
+                events += parts.take(sample)
             if delta.output is not None and delta.output.error is None:
                 [output] = delta.output.outputs
-                status = _status(output)
-                events += items.end(status)
-                run.reasoning_tokens = parts.reasoning_tokens(output.token_ids)
-                events.append(Event(f"response.{status}", {"response": _ended(response, items, output, run)}))
+                events += parts.end(output)
+                run.reasoning_tokens = parts.reasoning_tokens(output)
+                ended = _ended(response, parts.items, output, run)
+                events.append(Event(f"response.{ended['status']}", {"response": ended}))
             if run.has_ended:
                 yield Last(lines.of(events))
             elif events:
                 yield lines.of(events)
     except Exception as error:
-        yield lines.of([Event("response.failed", {"response": _failed(response, items, as_api_error(error))})])
+        yield lines.of([Event("response.failed", {"response": _failed(response, parts.items, as_api_error(error))})])
         raise
 
 

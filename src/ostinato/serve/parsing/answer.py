@@ -43,7 +43,7 @@ class AnswerParser:
         an answer that does not begin with a call has none, as where a grammar makes it one or the other."""
         self._text = GrowingText()
         self._collector = DeltaCollector(new_id)
-        self._give = self._collector.add_content
+        self._give: Callable[[str], None] = self._add_content
         self._steps = self._read(formats, tools or (), starts_in_reasoning, either)
 
     @property
@@ -95,7 +95,7 @@ class AnswerParser:
             yield from text.wait()
         self._give(text.text[:end].rstrip("\n"))
         text.release(end + len(tags.end))
-        self._give = self._collector.add_content
+        self._give = self._add_content
         yield from text.drop("\n")
 
     def _begins(self, tool_format: ToolFormat) -> Reading[bool]:
@@ -103,6 +103,10 @@ class AnswerParser:
         begins = yield from self._text.tag(tool_format.begin_tag)
         self._text.position = 0
         return begins
+
+    def _add_content(self, released: str) -> None:
+        """What was released last."""
+        self._collector.add_content(released, self._text.released)
 
     def _read_plain(self) -> Reading[None]:
         while True:

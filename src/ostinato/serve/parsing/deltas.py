@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +27,8 @@ class AnswerDelta:
     content: str = ""
     reasoning: str = ""
     tool_calls: tuple[ToolCallDelta, ...] = ()
+    content_spans: tuple[tuple[int, int], ...] = field(default=(), compare=False)
+    """Where the content stands in the answer's whole text: (begin, end) of each part of it, in characters."""
 
 
 class DeltaCollector:
@@ -39,11 +41,14 @@ class DeltaCollector:
         """Whether no content followed the last call."""
         self._content = ""
         self._reasoning = ""
+        self._spans: list[tuple[int, int]] = []
         self._calls: list[ToolCallDelta] = []
 
-    def add_content(self, text: str) -> None:
+    def add_content(self, text: str, end: int) -> None:
+        """`end` is where it ends in the answer's whole text."""
         if text:
             self._content += text
+            self._spans.append((end - len(text), end))
             self.after_call = False
 
     def add_reasoning(self, text: str) -> None:
@@ -67,7 +72,8 @@ class DeltaCollector:
 
     def take(self) -> AnswerDelta:
         """What was gathered since the last time."""
-        delta = AnswerDelta(self._content, self._reasoning, tuple(self._calls))
+        delta = AnswerDelta(self._content, self._reasoning, tuple(self._calls), tuple(self._spans))
         self._content = self._reasoning = ""
+        self._spans.clear()
         self._calls.clear()
         return delta

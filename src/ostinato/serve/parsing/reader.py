@@ -28,11 +28,13 @@ class GrowingText:
     What is read but not released can still be given out as it stands, if it turns out to be plain text.
     """
 
-    __slots__ = ("_ended", "position", "text")
+    __slots__ = ("_ended", "position", "released", "text")
 
     def __init__(self) -> None:
         self.text = ""
         self.position = 0
+        self.released = 0
+        """Characters that were taken away so far."""
         self._ended = False
 
     def add(self, piece: str) -> None:
@@ -47,6 +49,7 @@ class GrowingText:
         count = self.position if count is None else count
         taken, self.text = self.text[:count], self.text[count:]
         self.position = max(0, self.position - count)
+        self.released += len(taken)
         return taken
 
     def release_all(self) -> str:
@@ -61,7 +64,9 @@ class GrowingText:
     def drop(self, characters: str) -> Reading[None]:
         """Release all of these characters that come next. Nothing must be read and not released."""
         while True:
-            self.text = self.text.lstrip(characters)
+            left = self.text.lstrip(characters)
+            self.released += len(self.text) - len(left)
+            self.text = left
             if self.text:
                 return
             yield from self.wait()

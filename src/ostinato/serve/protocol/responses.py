@@ -7,9 +7,11 @@ from typing import Annotated, Any, Literal
 from pydantic import ConfigDict, Field
 
 from ostinato.serve.errors import ApiError
-from ostinato.serve.protocol.common import MAX_MESSAGES, Body, Generating, Ignored, Several, unserved
+from ostinato.serve.protocol.common import MAX_LOGPROBS, MAX_MESSAGES, Body, Generating, Ignored, Several, unserved
 from ostinato.serve.protocol.guides import Wish
 from ostinato.serve.protocol.input_items import InputItem
+
+_LOGPROBS = "message.output_text.logprobs"
 
 
 class TextFormat(Body):
@@ -61,14 +63,16 @@ class ResponsesRequest(Generating):
     """An answer is given while its client waits."""
     truncation: Literal["disabled"] | None = None
     """Input that is too long is refused."""
-    include: Several[Literal["reasoning.encrypted_content"]] | None = None
-    """Changes nothing: reasoning is given in plain text."""
+    include: Several[Literal["message.output_text.logprobs", "reasoning.encrypted_content"]] | None = None
+    """`message.output_text.logprobs`: give the log-probability of each token of a message.
+    `reasoning.encrypted_content` changes nothing: reasoning is given in plain text."""
+    top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
+    """With those log-probabilities: also of so many most likely tokens."""
     n: Annotated[None, unserved("a response has one output")] = None  # type: ignore[assignment]
     previous_response_id: Annotated[None, unserved("nothing is stored; give the conversation as input")] = None
     conversation: Annotated[None, unserved("nothing is stored; give the conversation as input")] = None
     prompt: Annotated[None, unserved("nothing is stored; give the conversation as input")] = None
     max_tool_calls: Annotated[None, unserved("no tool is built in")] = None
-    top_logprobs: Annotated[None, unserved("ask /v1/chat/completions for log-probabilities")] = None
     prompt_cache_key: Ignored = None
     prompt_cache_retention: Ignored = None
     safety_identifier: Ignored = None
@@ -85,6 +89,15 @@ class ResponsesRequest(Generating):
             message = "text.format.schema should be given with the type json_schema"
             raise ApiError(400, message, param="text.format.schema")
         return Wish("text.format", "json_schema", asked.schema_)
+
+    def num_logprobs(self) -> int | None:
+        """Of how many most likely tokens log-probabilities are given; None: of no tokens at all."""
+        if _LOGPROBS in (self.include or ()):
+            return self.top_logprobs or 0
+        if self.top_logprobs:
+            message = f'top_logprobs needs include to hold "{_LOGPROBS}"'
+            raise ApiError(400, message, param="top_logprobs")
+        return None
 
     def nested_tools(self) -> list[dict[str, Any]] | None:
         """The tools in the form of chat completions."""
