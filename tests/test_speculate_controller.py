@@ -10,7 +10,7 @@ import random
 import subprocess
 import sys
 from collections.abc import Callable
-from itertools import pairwise
+from itertools import groupby, pairwise
 from statistics import fmean
 
 import pytest
@@ -286,8 +286,10 @@ def test_a_row_that_ends_with_an_error_disturbs_nothing() -> None:
 
 def test_the_statistics_are_those_of_a_sequence_counted_by_hand() -> None:
     controller = Controller(K, adaptive=True)
-    # Two steps with drafts, two of the first trial; 3.75 tokens for twice the time, so drafts stay in use.
-    for k, tokens, seconds in ((K, 16, 0.020), (K, 14, 0.024), (0, 4, 0.010), (0, 4, 0.011), (K, 15, 0.022)):
+    # Two steps with drafts, five of the first trial, three of which find cold caches; 3.75 tokens for twice the time:
+    # drafts stay in use.
+    cold = [(0, 4, 0.019)] * 3
+    for k, tokens, seconds in ((K, 16, 0.020), (K, 14, 0.024), *cold, (0, 4, 0.010), (0, 4, 0.011), (K, 15, 0.022)):
         assert controller.choose(4) == k
         controller.observe(4, k, tokens, seconds, is_pure_decode=True)
     assert controller.to_json() == {
@@ -303,7 +305,7 @@ def test_the_statistics_are_those_of_a_sequence_counted_by_hand() -> None:
                 "speed_up": round(49 / 13 / 2, 4),
                 "choice": K,
                 "ground": "drafts: 3.8 tokens for 2.0 times the time of 1",
-                "steps": {"plain": 2, "drafts": 3, "no_draft": 0},
+                "steps": {"plain": 5, "drafts": 3, "no_draft": 0},
                 "trials": 1,
             }
         ],
@@ -337,6 +339,46 @@ def test_drafts_are_never_thought_to_save_time_within_a_step() -> None:
         for _ in range(2):
             times.add(kind, 1, seconds)
     assert times.ratio(StepKind.DRAFTS) == 1.0
+
+
+def test_steps_right_behind_drafts_are_not_what_plain_steps_take() -> None:
+    """Drafts give 3 tokens for 4 times the time of a plain step, or twice that of one with cold caches."""
+    controller, since = Controller(K, adaptive=True), 0
+    for _ in range(300):
+        k = controller.choose(1)
+        since = 0 if k else since + 1
+        controller.observe(1, k, 3 if k else 1, 4.0 if k else 2.0 if since <= 3 else 1.0, is_pure_decode=True)
+    assert choice(controller, 1) == 0
+    assert controller.to_json()["batch_sizes"][0]["time_ratio"] == 4.0
+
+
+def test_drafts_rest_until_shortly_before_they_are_tried() -> None:
+    controller, steps = Controller(K, adaptive=True, lead_in=16), []
+    for _ in range(3000):
+        k = controller.choose(8)
+        if controller.rests and controller.pass_by(8):
+            steps.append("rests")
+            continue
+        steps.append("drafts" if k else "rests" if controller.rests else "leads in")
+        controller.observe(8, k, 8, 3.0 if k else 1.05 if steps[-1] == "leads in" else 1.0, is_pure_decode=True)
+    runs = [(kind, len(list(run))) for kind, run in groupby(steps[100:])]
+    between = [index for index, (kind, _) in enumerate(runs) if kind == "drafts"]
+    assert len(between) >= 3
+    for index in between[1:]:
+        assert runs[index - 1] == ("leads in", 16)
+        assert runs[index - 2][0] == "rests"
+    seconds = {"drafts": 3.0, "leads in": 1.05, "rests": 1.0}
+    assert sum(map(seconds.__getitem__, steps[100:])) < 1.015 * len(steps[100:])
+
+
+def test_without_a_choice_nothing_rests() -> None:
+    for controller in (Controller(K, adaptive=False, lead_in=16), Controller(K, adaptive=True, lead_in=16)):
+        controller.choose(0)
+        assert not controller.rests
+        for _ in range(2):
+            assert controller.choose(4) == K
+            assert not controller.rests
+            controller.observe(4, K, 16, 1.0, is_pure_decode=True)
 
 
 def test_the_controller_imports_no_torch() -> None:

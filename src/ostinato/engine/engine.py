@@ -55,8 +55,10 @@ class Engine:
         if plan.settings.capture == "startup":
             self.runner.capture(progress)
         self.plan: Plan = replace(plan, measured=self.runner.measured)
-        self.speculation = Speculation(plan.speculative) if plan.speculative is not None else None
-        self.scheduler = make_scheduler(plan, None if self.speculation is None else self.speculation.controller.choose)
+        self.speculation: Speculation | None = None
+        if plan.speculative is not None:
+            self.speculation = Speculation(plan.speculative, lambda: self.runner.num_captured)
+        self.scheduler = make_scheduler(plan, None if self.speculation is None else self.speculation.choose)
         # A tokenizer may know end tokens that the model cannot give.
         self._eos_token_ids = frozenset(i for i in self.tokenizer.eos_token_ids if i < self.spec.vocab_size)
         remote = config.allow_remote_images
@@ -185,7 +187,7 @@ class Engine:
         self.meter.step.observe(seconds)
         self.meter.step_tokens.observe(computed)
         if self.speculation is not None and result is not None:
-            self.speculation.count_step(batch, result, seconds, self.runner.num_captured)
+            self.speculation.count_step(batch, result, seconds)
         return changed
 
     def output(self, request_id: str) -> RequestOutput | None:

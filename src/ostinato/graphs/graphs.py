@@ -51,11 +51,15 @@ class Backend(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class GraphKey:
-    """A graph: `size` is in rows for a full one, with `tokens_per_row` tokens each, in tokens for a piecewise one."""
+    """A graph: `size` is in rows for a full one, with `tokens_per_row` tokens each, in tokens for a piecewise one.
+
+    A full one may be of steps that leave out what only drafts need.
+    """
 
     mode: StepMode
     size: int
     tokens_per_row: int = 0
+    drafts_rest: bool = False
 
     @property
     def tokens(self) -> int:
@@ -63,7 +67,8 @@ class GraphKey:
 
     def __str__(self) -> str:
         if self.mode == "full":
-            return f"full, {self.size} rows of {self.tokens_per_row}"
+            rest = ", without what drafts need" if self.drafts_rest else ""
+            return f"full, {self.size} rows of {self.tokens_per_row}{rest}"
         return f"piecewise, {self.size} tokens"
 
 
@@ -79,10 +84,12 @@ class Graphs:
         memory: Sequence[LayerMemory],
         *,
         persistent: Callable[[], Mapping[int, str]] = dict,
+        drafts_may_rest: bool = False,
         strict: bool = False,
         check_replay: bool = False,
     ) -> None:
-        """`persistent` looks up the storages that have to stay where they are, with their names."""
+        """`persistent` looks up the storages that have to stay where they are, with their names. `drafts_may_rest`:
+        steps of one token per row have a second full graph, without what only drafts need."""
         self.counts = StepCounts()
         self.capture_seconds = 0.0
         self._plan = plan
@@ -94,6 +101,7 @@ class Graphs:
         self._strict = strict
         self._check_replay = check_replay
         self._persistent = persistent
+        self._drafts_may_rest = drafts_may_rest
         self._captured_at = persistent()
         self._graphs: dict[GraphKey, Graph] = {}
 
@@ -110,6 +118,8 @@ class Graphs:
         """Every graph of the plan, largest first, so that the first one makes the arena large enough."""
         piecewise = [GraphKey("piecewise", size) for size in self._ladders.tokens]
         full = [GraphKey("full", rows, count) for rows in self._ladders.rows for count in self._plan.tokens_per_row]
+        if self._drafts_may_rest:
+            full += [GraphKey("full", rows, 1, drafts_rest=True) for rows in self._ladders.rows]
         return sorted(piecewise + full, key=lambda key: (-key.tokens, key.mode))
 
     def capture_all(self, progress: CaptureProgress = lambda what, done, total: None) -> None:
@@ -129,11 +139,15 @@ class Graphs:
         mode, size = dispatch(self._ladders, self._plan.graph_mode, rows, tokens_per_row, tokens)
         if size is None:
             return self._run_eagerly(step, rows, tokens_per_row, tokens)
-        key = GraphKey(mode, size, (tokens_per_row or 0) if mode == "full" else 0)
+        is_full = mode == "full"
+        rests = is_full and self._drafts_may_rest and step.drafts_rest
+        key = GraphKey(mode, size, (tokens_per_row or 0) if is_full else 0, rests)
         graph = self._graphs.get(key) or self._capture(key)
         self.counts.count_replay(mode, size, key.tokens_per_row or None, tokens, key.tokens)
-        self._buffers.fill(step, size if mode == "full" else rows, key.tokens)
-        now = self._buffers.view(rows, tokens, step.write_slots.shape[1], step.num_decode_rows, step.checkpoints)
+        self._buffers.fill(step, size if is_full else rows, key.tokens)
+        now = self._buffers.view(
+            rows, tokens, step.write_slots.shape[1], step.num_decode_rows, step.checkpoints, drafts_rest=rests
+        )
         if self._check_replay:
             check_unmoved(self._captured_at, self._persistent())
             return compare_replay(str(key), graph.replay, self._forward, now, self._memory)
@@ -164,7 +178,8 @@ class Graphs:
         begin = time.perf_counter()
         self._buffers.clear()
         if key.mode == "full":
-            step = self._buffers.view(key.size, key.tokens, key.tokens_per_row, key.size)
+            rests = key.drafts_rest
+            step = self._buffers.view(key.size, key.tokens, key.tokens_per_row, key.size, drafts_rest=rests)
             graph = self._backend.capture(self._forward, step, ())
         else:
             step = self._buffers.view(1, key.tokens, 1, 0)

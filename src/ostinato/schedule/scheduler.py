@@ -21,8 +21,9 @@ from ostinato.schedule.rows import check_result, is_decoding, make_row
 
 _NO_PREFIX_CACHE = CachePolicy()
 
-ChooseDrafts = Callable[[int], int]
-"""Requests that will decode in the next step, as far as that is known -> drafts for each of them: 0 or k."""
+ChooseDrafts = Callable[[int], int | None]
+"""Requests that will decode in the next step, as far as that is known -> drafts for each of them: 0 or k, or None for 0
+if none are wanted in the next steps either."""
 
 
 class Scheduler:
@@ -108,7 +109,8 @@ class Scheduler:
         needs no `update`. A row's block table may be longer than the row needs.
         """
         assert self._in_flight is None, "the last step needs update() or fail() before the next is scheduled"
-        num_drafts = self._num_drafts()
+        chosen = self._num_drafts()
+        num_drafts = chosen or 0
         if self._media is not None:
             self._media.begin_step()
         decoding = self._schedule_decoding(num_drafts)
@@ -132,6 +134,7 @@ class Scheduler:
             num_drafts if has_drafts else 0,
             tuple(request.request_id for request, _ in admitted if not request.num_preemptions),
             self._media.to_encode() if self._media is not None else (),
+            drafts_rest=chosen is None,
         )
         assert batch.rows or not self.queues.requests, "no row was scheduled although requests are unfinished"
         if batch.rows:
@@ -238,8 +241,8 @@ class Scheduler:
         most = self.limits.max_num_seqs
         check_integrity(self.queues, self.cache, self._media, most, is_in_flight, self._ended_in_flight)
 
-    def _num_drafts(self) -> int:
-        """Drafts of each row that decodes in the next step."""
+    def _num_drafts(self) -> int | None:
+        """Drafts of each row that decodes in the next step, as `ChooseDrafts` has them."""
         if self._choose_drafts is None:
             return 0
         # Who waits decodes as soon as it is admitted, if all but its last token is cached.

@@ -17,10 +17,17 @@ from ostinato.speculate.evidence import DraftGains, StepKind, StepTimes
 # A trial of the choice that is not in use takes so many steps; some more if their times disagree; and one of drafts
 # more, as long as it pays.
 _TRIAL_STEPS, _MOST_UNSETTLED_STEPS, _MOST_TRIAL_STEPS = 2, 4, 32
+# Plain steps behind one with drafts whose times are not those of plain steps alone: the processor's caches hold what
+# that one read, and the first takes up to twice as long as the fourth. A trial has so many more.
+_SETTLING_STEPS = 3
 # The steps between trials are so many that these cost about this share of the time.
 _TRIAL_SHARE, _SHORTEST_WAIT, _LONGEST_WAIT = 0.01, 16, 1000
 # Steps before the first trial: at a new batch size, and at one that can lean on its neighbours.
 _FIRST_WAIT, _LEANING_WAIT = 2, 16
+# What a step before a trial takes more than one that leaves out what drafts need, in times of that one.
+_LEAD_IN_COST = 0.2
+# The last steps that rest before a trial, whose times are noted to compare those of its steps with.
+_TIMED_STEPS = 24
 # The other choice must be so many times as fast to be taken.
 _SWITCH = 1.02
 # Standard errors by which the tokens of drafts that rest may be underestimated: the fewer were seen, the sooner
@@ -40,6 +47,8 @@ class _RowRange:
     trial_balance: float = 0.0
     """What the drafts of the trial under way have gained, in times of a plain step."""
     trials: int = 0
+    weighed: int = -1
+    """How much had been observed when the choice was last weighed."""
     steps: Counter[StepKind] = field(default_factory=Counter)
     times: StepTimes = field(default_factory=StepTimes)
 
@@ -55,24 +64,35 @@ class Controller:
     `choose` before each step, `observe` after it. Batch sizes fall into ranges of 1, 2, 3 to 4, 5 to 8, ... rows:
     the ratio of the times goes with how far a step is bound by memory or by arithmetic, which changes over octaves,
     and so few ranges are soon measured. Each has a choice in use, drafts at first, and tries the other now and then.
+
+    While drafts are not in use they *rest*: steps leave out what only drafts need, except for the last `lead_in` steps
+    before a trial, so that its drafts are as good as ever.
     """
 
-    def __init__(self, num_speculative_tokens: int, adaptive: bool) -> None:
+    def __init__(self, num_speculative_tokens: int, adaptive: bool, lead_in: int = 0) -> None:
         """Without `adaptive` it always asks for drafts, and only keeps the statistics."""
         assert num_speculative_tokens >= 1, "without drafts there is nothing to choose"
         self.num_speculative_tokens = num_speculative_tokens
         self.adaptive = adaptive
         self._gains = DraftGains(num_speculative_tokens)
         self._ranges: dict[int, _RowRange] = {}
+        self._lead_in = lead_in
+        self._num_observed = 0  # steps that told something
+        self._num_settled = 0  # steps since the last one that had drafts
         self._asked = True
+        self.rests = False
+        """Whether the step that the last `choose` was for may leave out what only drafts need."""
 
     def choose(self, rows: int) -> int:
         """How many drafts per row to ask for in a step with `rows` decoding rows: 0 or `num_speculative_tokens`."""
-        self._asked = rows > 0
+        self._asked, self.rests = rows > 0, False
         if rows and self.adaptive:
             at = self._range(rows)
-            self._weigh(at)
+            if at.weighed != self._num_observed:
+                self._weigh(at)
+                at.weighed = self._num_observed
             self._asked = at.uses_drafts != (at.wait == 0)
+            self.rests = not self._asked and (at.uses_drafts or at.wait > self._lead_in)
         return self.num_speculative_tokens if self._asked else 0
 
     def observe(self, rows: int, num_drafts: int, num_tokens: int, seconds: float, *, is_pure_decode: bool) -> None:
@@ -87,12 +107,26 @@ class Controller:
         kind = StepKind.DRAFTS if num_drafts else StepKind.NO_DRAFT if self._asked else StepKind.PLAIN
         at = self._range(rows)
         at.steps[kind] += 1
+        self._num_settled = 0 if num_drafts else self._num_settled + 1
+        self._num_observed += 1
         if kind is not StepKind.PLAIN:
             self._gains.add(rows, num_tokens, drafted=kind is StepKind.DRAFTS)
-        if is_pure_decode:
+        is_typical = self._asked or (self.rests and self._num_settled > _SETTLING_STEPS)
+        if is_pure_decode and is_typical:
             at.times.add(kind, rows, seconds)
         if self.adaptive:
             self._advance(at, kind, rows, num_tokens, is_pure_decode)
+
+    def pass_by(self, rows: int) -> bool:
+        """Instead of `observe`, for a step that rested: whether that was all, since the next trial is so far off that
+        the step's time says nothing. It takes a microsecond, and a small model's step a hundred."""
+        at = self._ranges.get((rows - 1).bit_length()) if rows else None
+        if at is None or at.uses_drafts or at.wait <= self._lead_in + _TIMED_STEPS:
+            return False
+        at.wait -= 1
+        at.steps[StepKind.PLAIN] += 1
+        self._num_settled += 1
+        return True
 
     def to_json(self) -> dict[str, Any]:
         """The choices and their grounds, per range of batch sizes, as plain data; times in milliseconds."""
@@ -109,7 +143,8 @@ class Controller:
             at = self._ranges[index] = _RowRange(index)
             speed_up = self._speed_up(at)
             if speed_up is not None:
-                at.uses_drafts, at.wait = speed_up >= 1, _LEANING_WAIT
+                at.uses_drafts = speed_up >= 1
+                at.wait = _LEANING_WAIT + (0 if at.uses_drafts else self._lead_in)
         return self._ranges[index]
 
     def _advance(self, at: _RowRange, kind: StepKind, rows: int, num_tokens: int, is_pure_decode: bool) -> None:
@@ -121,11 +156,13 @@ class Controller:
             at.trial_steps += 1
             if asked:
                 at.trial_balance += num_tokens / rows - (self._ratio(at, kind) or 1.0)
-            most = _TRIAL_STEPS
+            # Drafts that were asked for and not found leave nothing to settle.
+            settling = 0 if asked else max(0, _SETTLING_STEPS - (self._num_settled - at.trial_steps))
+            most = _TRIAL_STEPS + settling
             if asked and at.trial_balance >= 0:
                 most = _MOST_TRIAL_STEPS
             elif is_pure_decode and not at.times.is_settled(kind, rows):
-                most = _MOST_UNSETTLED_STEPS
+                most = _MOST_UNSETTLED_STEPS + settling
             if at.trial_steps >= most:
                 at.trials += 1
                 self._put_off_trial(at, at.trial_steps)
@@ -148,13 +185,15 @@ class Controller:
         """Ends the trial and puts the next one so far off that `num_steps` of it cost their share of the time.
 
         A step of the other choice that takes c times as long as one of the choice in use, and gives t times its
-        tokens, loses the time of c - t steps of that.
+        tokens, loses the time of c - t steps of that; steps that lead into a trial of drafts take longer, too.
         """
-        at.trial_steps, at.trial_balance, at.wait = 0, 0.0, _SHORTEST_WAIT
+        lead_in = 0 if at.uses_drafts else self._lead_in
+        at.trial_steps, at.trial_balance, at.wait = 0, 0.0, _SHORTEST_WAIT + lead_in
         cost, tokens = self._cost(at), self._gains.estimate
         if cost is not None:
             loss = 1 / cost - 1 / tokens if at.uses_drafts else cost - tokens - _DOUBT * self._gains.error
-            at.wait = round(min(max(num_steps * loss / _TRIAL_SHARE, _SHORTEST_WAIT), _LONGEST_WAIT))
+            share = (num_steps * loss + lead_in * _LEAD_IN_COST) / _TRIAL_SHARE
+            at.wait = round(min(max(share, at.wait), _LONGEST_WAIT))
 
     def _speed_up(self, at: _RowRange) -> float | None:
         """Tokens per second of asking for drafts, in units of not asking; None where that was not measured."""

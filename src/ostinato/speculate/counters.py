@@ -40,6 +40,11 @@ class SpeculationCounters:
 
     def count(self, batch: Batch, result: StepResult) -> None:
         """Takes in a step that succeeded."""
+        if not batch.num_drafts:
+            tokens = sum(len(row.token_ids) for row in result.rows[: batch.num_decode_rows])
+            self.steps[0] += tokens > 0
+            self.tokens += tokens
+            return
         rows = [row for row in result.rows[: batch.num_decode_rows] if row.error is None]
         if not rows:
             return

@@ -49,6 +49,8 @@ class MtpProposer:
         self._forward = forward
 
     def propose(self, batch: Batch) -> list[tuple[int, ...]]:
+        if not batch.num_drafts:
+            return []
         drafting = [i for i in range(batch.num_decode_rows) if batch.rows[i].num_drafts]
         rows = [batch.rows[i] for i in drafting]
         found: list[tuple[int, ...]] = [()] * len(batch.rows)
