@@ -8,9 +8,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ostinato.graphs.arena import ALIGNMENT, Arena, bind, plan_layout
+from ostinato.graphs.arena import Arena, bind, plan_layout
 from ostinato.graphs.places import Place, place_of
 from ostinato.graphs.recorder import Call
+from ostinato.plan.first_fit import ALIGNMENT
 
 
 def place(storage: int, size: int) -> Place:

@@ -9,13 +9,14 @@ from typing import Any
 
 import torch
 
-from ostinato.graphs.arena import Arena, Layout, bind, plan_layout
+from ostinato.graphs.arena import Arena, bind, plan_layout
 from ostinato.graphs.inputs import Addresses, Inputs
 from ostinato.graphs.parts import left_out
 from ostinato.graphs.places import Place, tensors_in
 from ostinato.graphs.recorder import Call, Recorder
 from ostinato.ops.native import NativeKernel
 from ostinato.ops.recording import Tap
+from ostinato.plan.first_fit import Layout
 
 WRITES_INTO = frozenset({"add", "mul", "sub", "neg", "exp", "silu", "cat", "embedding", "cos", "sin"})
 """Operations that are replayed by their form with an output; the results of others are copied to their place."""
