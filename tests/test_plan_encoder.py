@@ -161,7 +161,7 @@ def test_budgets_above_the_largest_image_are_kept_as_a_decision() -> None:
     assert "1024 tokens" in decision.reason
     assert "(max_num_batched_tokens)" in decision.reason
     assert plan.encoder.graph_bytes == encoder_graph_bytes(
-        VISION, "bfloat16", 2048, 2048, backend="tape", sees_all=False
+        VISION, "bfloat16", (256, 2048), 2048, backend="tape", sees_all=False
     )
     assert "encoder_token_budgets" not in decided(planned(encoder_token_budgets=[256, 1024]))
 

@@ -91,7 +91,7 @@ def encoder_budgets(
         raise ConfigError(message, [Remedy(ITEMS, 1)])
     min_budget = min(min_budget, max_budget)
     if token_budgets is None:
-        budgets = _doubling(max(min_budget, max_items_per_batch or 1), max_budget)
+        budgets = doubling(max(min_budget, max_items_per_batch or 1), max_budget)
     else:
         budgets = checked_budgets(token_budgets)
     if max_items_per_batch is None:
@@ -124,7 +124,8 @@ def checked_budgets(given: Any) -> tuple[int, ...]:
     return tuple(sorted(set(values)))
 
 
-def _doubling(first: int, last: int) -> tuple[int, ...]:
+def doubling(first: int, last: int) -> tuple[int, ...]:
+    """`first`, twice that, and so on as far as below `last`, which ends them."""
     budgets = []
     while first < last:
         budgets.append(first)

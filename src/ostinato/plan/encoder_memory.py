@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 
+from ostinato.plan.encoder_tape import encoder_arena_bytes
 from ostinato.plan.kernels import ENCODER_ONLY, Backend
 from ostinato.plan.model import DTYPE_BYTES, LayerSpec, VisionSpec
 from ostinato.plan.native_scratch import encoder_attention_scratch, native_scratch
@@ -56,17 +57,23 @@ def encoding_bytes(
 
 
 def encoder_graph_bytes(
-    vision: VisionSpec, dtype: str, tokens: int, items: int, *, backend: Backend, sees_all: bool
+    vision: VisionSpec, dtype: str, budgets: Collection[int], items: int, *, backend: Backend, sees_all: bool
 ) -> int:
-    """Bytes of all graphs together, of which the largest serves `items` images of `tokens` output tokens in all; 0 if
-    there are none. One arena serves all, so that the largest decides.
+    """Bytes of the graphs of all `budgets`, of which each serves at most `items` images, with their buffers; 0 if there
+    are none. One arena serves all, so that the greediest decides.
 
-    What kernels allocate while they run is no part of a tape, but of a CUDA graph, whose kernels are references.
+    For tapes it is what they take, to the byte. What kernels allocate while they run is no part of a tape, but of a
+    CUDA graph, whose kernels are references: of those it is the most that can be needed at once, and a quarter more.
     """
-    if tokens == 0:
+    if not budgets:
         return 0
-    peak = _peak_bytes(vision, dtype, tokens, widens=backend == "cuda")
-    return encoder_buffer_bytes(vision, tokens, items) + peak + peak // 4 + _mask_bytes(vision, tokens, sees_all)
+    largest = max(budgets)
+    buffers = encoder_buffer_bytes(vision, largest, items)
+    if backend == "tape":
+        # Nearly always the largest; but of two that are nearly equal, the smaller may happen to be laid out worse.
+        return buffers + max(encoder_arena_bytes(vision, dtype, budget) for budget in budgets)
+    peak = _peak_bytes(vision, dtype, largest, widens=True)
+    return buffers + peak + peak // 4 + _mask_bytes(vision, largest, sees_all)
 
 
 def encoder_buffer_bytes(vision: VisionSpec, tokens: int, items: int) -> int:

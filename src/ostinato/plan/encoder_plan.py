@@ -9,7 +9,15 @@ from typing import Any
 from ostinato.config import EngineConfig
 from ostinato.errors import ConfigError, Remedy
 from ostinato.plan.decision import Decision
-from ostinato.plan.encoder import BUDGETS, ITEMS, EncoderBudgets, EncoderGraphMode, EncoderPlan, encoder_budgets
+from ostinato.plan.encoder import (
+    BUDGETS,
+    ITEMS,
+    EncoderBudgets,
+    EncoderGraphMode,
+    EncoderPlan,
+    doubling,
+    encoder_budgets,
+)
 from ostinato.plan.encoder_memory import (
     ENCODER_OPS,
     EncoderMemory,
@@ -102,7 +110,7 @@ def choose_budgets(choice: EncoderChoice, limits: Limits) -> EncoderBudgets:
 
 def encoder_activations(choice: EncoderChoice, limits: Limits) -> int:
     """Bytes that the greediest pack needs at once when it runs eagerly: the largest image, or a full budget."""
-    tokens = max(max_item_tokens(limits), _largest_budget(choice, limits))
+    tokens = max((max_item_tokens(limits), *_graph_budgets(choice, limits)))
     return encoding_bytes(
         choice.vision, choice.dtype, tokens, native=choice.native, threads=choice.threads, sees_all=choice.sees_all
     )
@@ -111,10 +119,11 @@ def encoder_activations(choice: EncoderChoice, limits: Limits) -> int:
 def encoder_memory(choice: EncoderChoice, limits: Limits, cache_tokens: int | None = None) -> EncoderMemory:
     """Bytes of the graphs, and of a cache of `cache_tokens` tokens: by default as many as are given, or the least."""
     tokens = least_cache_tokens(choice, limits) if cache_tokens is None else cache_tokens
-    largest = _largest_budget(choice, limits)
+    budgets = _graph_budgets(choice, limits)
     # No pack has more images than tokens.
+    items = max(budgets, default=0)
     graphs = encoder_graph_bytes(
-        choice.vision, choice.dtype, largest, largest, backend=choice.backend, sees_all=choice.sees_all
+        choice.vision, choice.dtype, budgets, items, backend=choice.backend, sees_all=choice.sees_all
     )
     return EncoderMemory(graphs, (tokens + 1) * cell_bytes(choice.vision, choice.dtype))
 
@@ -213,11 +222,14 @@ def _graph_mode(
     return "none", reason
 
 
-def _largest_budget(choice: EncoderChoice, limits: Limits) -> int:
-    """In tokens; 0 without graphs."""
+def _graph_budgets(choice: EncoderChoice, limits: Limits) -> tuple[int, ...]:
+    """As `choose_budgets`, also where that has an error to tell; none without graphs."""
     if choice.mode == "none":
-        return 0
-    return max(choice.token_budgets) if choice.token_budgets is not None else max_item_tokens(limits)
+        return ()
+    if choice.token_budgets is not None:
+        return choice.token_budgets
+    largest = max_item_tokens(limits)
+    return doubling(max(min(choice.vision.smallest_item, largest), choice.max_items_per_batch or 1), largest)
 
 
 def _why_so_many(cached: int, largest: int) -> str:

@@ -1,0 +1,136 @@
+"""The plan knows the tapes of a vision encoder to the byte."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ostinato.config import EngineConfig
+from ostinato.engine.encoder_inputs import encoder_inputs
+from ostinato.graphs.encoder import EncoderGraphs
+from ostinato.graphs.graphs import weight_storages
+from ostinato.graphs.tape import TapeBackend
+from ostinato.layers.build import Build
+from ostinato.layers.vision import VisionEncoder
+from ostinato.ops import select_ops
+from ostinato.plan.device import detect
+from ostinato.plan.encoder_memory import ENCODER_OPS, encoder_graph_bytes
+from ostinato.plan.encoder_tape import encoder_arena_bytes, encoder_tape
+from ostinato.plan.model import VisionSpec
+from ostinato.plan.source import load_spec
+from tests.encoder_stand_in import plan_of
+from tests.native_sets import runnable_sets, threads
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+CPU = torch.device("cpu")
+KERNELS = ["reference", *(["native"] if runnable_sets() else [])]
+
+
+def vision_of(name: str) -> VisionSpec:
+    vision = load_spec(EngineConfig(model=name)).vision
+    assert vision is not None
+    return vision
+
+
+DEMO = vision_of("demo-vl")
+MODELS = Path(__file__).parent.parent / "benchmarks" / "models"
+LARGER = replace(vision_of(str(MODELS / "qwen3-vl-300m")), num_layers=3, deepstack_layers=(0, 1), num_positions=16)
+"""As wide as the real one, and as deep as a test has time for."""
+
+
+@st.composite
+def visions(draw: st.DrawFn) -> VisionSpec:
+    heads, layers, merge = draw(st.integers(1, 4)), draw(st.integers(1, 4)), draw(st.integers(1, 3))
+    return replace(
+        DEMO,
+        hidden_size=heads * draw(st.sampled_from([8, 16, 24])),
+        num_heads=heads,
+        num_layers=layers,
+        intermediate_size=draw(st.integers(1, 150)),
+        patch_size=draw(st.integers(1, 6)),
+        merge_size=merge,
+        out_hidden_size=draw(st.integers(1, 200)),
+        deepstack_layers=tuple(sorted(draw(st.sets(st.integers(0, layers - 1))))),
+    )
+
+
+def captured(vision: VisionSpec, dtype: str, budgets: Sequence[int], items: int, kernels: str) -> EncoderGraphs:
+    isa = detect("cpu").native.isa if kernels == "native" else None
+    ops = select_ops(dict.fromkeys(ENCODER_OPS, kernels), isa)
+    encoder = VisionEncoder(Build(ops, DTYPES[dtype], CPU), vision, 10000.0, "gelu_pytorch_tanh")
+    graphs = EncoderGraphs(
+        plan_of(budgets, items),
+        vision,
+        encoder.forward,
+        partial(encoder_inputs, vision=vision),
+        CPU,
+        lambda persistent: TapeBackend(ops.tap, persistent, CPU),
+        lambda: weight_storages(encoder),
+    )
+    with torch.inference_mode():
+        for weight in encoder.parameters():
+            weight.zero_()
+        graphs.capture_all()
+    return graphs
+
+
+@given(
+    vision=visions(),
+    dtype=st.sampled_from(sorted(DTYPES)),
+    budgets=st.lists(st.integers(1, 40), min_size=1, max_size=4, unique=True).map(sorted),
+    items=st.integers(1, 40),
+    kernels=st.sampled_from(KERNELS),
+    num_threads=st.sampled_from([1, 2]),
+)
+@settings(max_examples=150, deadline=None)
+def test_graphs_take_what_was_planned_to_the_byte(vision, dtype, budgets, items, kernels, num_threads):
+    items = min(items, *budgets)
+    with threads(num_threads):
+        graphs = captured(vision, dtype, budgets, items, kernels)
+    planned = encoder_graph_bytes(vision, dtype, budgets, items, backend="tape", sees_all=False)
+    assert graphs.num_bytes == planned
+
+
+@pytest.mark.parametrize("kernels", KERNELS)
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize(
+    ("vision", "budgets"), [(DEMO, (9, 36, 144, 300)), (LARGER, (8, 16))], ids=["demo-vl", "larger"]
+)
+def test_graphs_of_real_encoders_take_what_was_planned_to_the_byte(vision, budgets, dtype, kernels):
+    graphs = captured(vision, dtype, budgets, 4, kernels)
+    assert graphs.num_bytes == encoder_graph_bytes(vision, dtype, budgets, 4, backend="tape", sees_all=False)
+
+
+def test_every_call_but_the_last_is_read_by_a_later_one():
+    calls = encoder_tape(DEMO, "bfloat16", 9)
+    read = [number for call in calls for number in call.reads]
+    assert sorted(set(read)) == list(range(len(calls) - 1))
+    assert all(number < at for at, call in enumerate(calls) for number in call.reads)
+
+
+def test_the_arena_of_twice_the_tokens_is_twice_as_large():
+    assert encoder_arena_bytes(DEMO, "bfloat16", 288) == 2 * encoder_arena_bytes(DEMO, "bfloat16", 144)
+
+
+def test_a_smaller_budget_that_is_laid_out_worse_is_planned_for():
+    vision = replace(
+        DEMO,
+        hidden_size=16,
+        num_heads=2,
+        num_layers=2,
+        intermediate_size=46,
+        patch_size=4,
+        merge_size=3,
+        out_hidden_size=200,
+        deepstack_layers=(),
+    )
+    assert encoder_arena_bytes(vision, "bfloat16", 47) > encoder_arena_bytes(vision, "bfloat16", 48)
+    graphs = captured(vision, "bfloat16", (47, 48), 1, "reference")
+    assert graphs.num_bytes == encoder_graph_bytes(vision, "bfloat16", (47, 48), 1, backend="tape", sees_all=False)
