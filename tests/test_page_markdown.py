@@ -122,9 +122,13 @@ def test_what_a_model_writes_is_never_markup_of_the_page(browser, text):
 def test_no_text_holds_the_page_up(browser, text):
     took = browser.wait_for(
         """const { markdown } = await import("/markdown.js");
-        const begin = performance.now();
-        markdown(arguments[0]);
-        return performance.now() - begin;""",
+        const times = [];
+        while (times.length < 3) {  // others may have the processor once
+          const begin = performance.now();
+          markdown(arguments[0]);
+          times.push(performance.now() - begin);
+        }
+        return Math.min(...times);""",
         text,
     )
     assert isinstance(took, int | float), took

@@ -129,7 +129,9 @@ def test_a_biased_token_is_chosen(served, client):
 def test_text_parts_and_developer_messages_are_text(served, client):
     parts = [{"type": "text", "text": "Ava has 17 apples and buys 25 more."}, {"type": "text", "text": "How many?"}]
     messages = [{"role": "developer", "content": "Be brief."}, {"role": "user", "content": parts}]
-    found = httpx2.post(f"{served.url}/tokenize", json={"messages": messages, "return_token_strs": True}).json()
+    found = httpx2.post(
+        f"{served.url}/tokenize", json={"messages": messages, "return_token_strs": True}, timeout=60
+    ).json()
     assert "".join(found["token_strs"]) == "Q: Ava has 17 apples and buys 25 more.\nHow many?\nA:"
     assert client.chat.completions.create(model="demo", messages=messages, max_tokens=1).choices
 

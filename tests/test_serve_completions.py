@@ -25,7 +25,7 @@ def post(served, **body):
 
 
 def test_health_is_200_after_the_servers_own_first_step(served):
-    assert httpx2.get(f"{served.url}/health").status_code == 200
+    assert httpx2.get(f"{served.url}/health", timeout=60).status_code == 200
     assert served.stats()["steps"] >= 1
 
 
@@ -165,7 +165,7 @@ def test_null_is_as_left_out(served):
     ],
 )
 def test_a_body_that_is_no_json_object_is_refused_with_what_to_send(served, content, headers, status, said):
-    response = httpx2.post(f"{served.url}/v1/completions", content=content, headers=headers)
+    response = httpx2.post(f"{served.url}/v1/completions", content=content, headers=headers, timeout=60)
     assert response.status_code == status
     assert said in response.json()["error"]["message"]
 
@@ -179,7 +179,7 @@ def test_models_are_listed_and_found_by_name(client):
 
 def test_tokens_and_text_are_told_from_each_other(served):
     def ask(path, **body):
-        return httpx2.post(f"{served.url}/{path}", json=body).json()
+        return httpx2.post(f"{served.url}/{path}", json=body, timeout=60).json()
 
     found = ask("tokenize", prompt=QUESTION, return_token_strs=True)
     assert found["count"] == len(found["tokens"])

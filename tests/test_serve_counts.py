@@ -65,12 +65,12 @@ def test_every_answer_is_counted_once_under_its_endpoint_and_status(served):
         url = served.url
         for more in ({}, {"stream": True}, {"n": 2}, {"foo": 1}):
             httpx2.post(f"{url}/v1/completions", json={**SHORT, **more}, headers=KEY, timeout=60)
-        httpx2.post(f"{url}/v1/chat/completions", json={})
-        httpx2.get(f"{url}/v1/chat/completions", headers=KEY)
-        httpx2.get(f"{url}/v1/models/demo", headers=KEY)
-        httpx2.get(f"{url}/v1/models/none/such", headers=KEY)
-        httpx2.get(f"{url}/page/main.js")
-        httpx2.get(f"{url}/health")
+        httpx2.post(f"{url}/v1/chat/completions", json={}, timeout=60)
+        httpx2.get(f"{url}/v1/chat/completions", headers=KEY, timeout=60)
+        httpx2.get(f"{url}/v1/models/demo", headers=KEY, timeout=60)
+        httpx2.get(f"{url}/v1/models/none/such", headers=KEY, timeout=60)
+        httpx2.get(f"{url}/page/main.js", timeout=60)
+        httpx2.get(f"{url}/health", timeout=60)
 
 
 def test_a_client_that_leaves_is_counted_as_such(served):

@@ -211,7 +211,7 @@ def test_an_exception_in_a_step_ends_its_requests_and_the_server_goes_on(served)
     assert done == "[DONE]"
     assert json.loads(error)["error"]["type"] == "server_error"
     assert SECRET not in whole.text + stream.text
-    assert httpx2.get(f"{served.url}/health").status_code == 200
+    assert httpx2.get(f"{served.url}/health", timeout=60).status_code == 200
     assert post(served, SHORT).json()["choices"][0]["text"] == expected
 
 

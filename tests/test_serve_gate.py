@@ -47,7 +47,7 @@ def test_every_key_opens(guarded, key):
 def test_without_a_key_nothing_is_told(guarded, given):
     headers = {} if given is None else {"Authorization": given.encode("latin-1")}
     for path in ("/v1/models", "/plan", "/live", "/openapi.json", "/nothing"):
-        response = httpx2.get(f"{guarded.url}{path}", headers=headers)
+        response = httpx2.get(f"{guarded.url}{path}", headers=headers, timeout=60)
         assert response.status_code == 401
         assert response.headers["www-authenticate"] == "Bearer"
     assert complete(guarded, headers).json()["error"]["code"] == "invalid_api_key"
@@ -55,11 +55,14 @@ def test_without_a_key_nothing_is_told(guarded, given):
 
 @pytest.mark.parametrize("path", ["/", "/health", "/version", "/metrics"])
 def test_what_is_open_needs_no_key(guarded, path):
-    assert httpx2.get(f"{guarded.url}{path}").status_code == 200
+    assert httpx2.get(f"{guarded.url}{path}", timeout=60).status_code == 200
 
 
 def test_every_answer_has_an_id_of_its_own(guarded):
-    ids = {httpx2.get(f"{guarded.url}{path}").headers["x-request-id"] for path in ("/health", "/nothing", "/v1/models")}
+    ids = {
+        httpx2.get(f"{guarded.url}{path}", timeout=60).headers["x-request-id"]
+        for path in ("/health", "/nothing", "/v1/models")
+    }
     assert len(ids) == 3
 
 
@@ -70,7 +73,7 @@ def test_a_preflight_passes_without_a_key_and_other_origins_are_not_allowed(guar
             "Access-Control-Request-Method": "POST",
             "Access-Control-Request-Headers": "authorization,content-type",
         }
-        return httpx2.options(f"{guarded.url}/v1/completions", headers=headers)
+        return httpx2.options(f"{guarded.url}/v1/completions", headers=headers, timeout=60)
 
     allowed = preflight("http://page.example")
     assert allowed.status_code == 200
@@ -89,7 +92,7 @@ def test_without_cors_no_origin_is_allowed(private):
 
 def test_a_private_server_answers_to_names_of_its_machine_alone(private):
     def status(host):
-        return httpx2.get(f"{private.url}/v1/models", headers={"Host": host}).status_code
+        return httpx2.get(f"{private.url}/v1/models", headers={"Host": host}, timeout=60).status_code
 
     assert [status(host) for host in ("localhost:8000", "127.0.0.1", "[::1]:80", "LOCALHOST")] == [200] * 4
     assert [status(host) for host in ("evil.example:8000", "localhost.evil.example", "10.0.0.1", "[::2]")] == [421] * 4
@@ -109,8 +112,8 @@ def test_hosts_that_are_strange_are_refused():
 def test_a_body_that_is_too_large_is_refused_whether_its_size_is_declared_or_not(guarded):
     headers = {"Authorization": "Bearer first-key", "Content-Type": "application/json"}
     url = f"{guarded.url}/v1/completions"
-    declared = httpx2.post(url, content=b" " * 70000, headers=headers)
-    chunked = httpx2.post(url, content=iter([b" " * 40000] * 2), headers=headers)
+    declared = httpx2.post(url, content=b" " * 70000, headers=headers, timeout=60)
+    chunked = httpx2.post(url, content=iter([b" " * 40000] * 2), headers=headers, timeout=60)
     for response in (declared, chunked):
         assert response.status_code == 413
         assert response.json()["error"]["code"] == "body_too_large"

@@ -76,10 +76,10 @@ def test_a_request_is_one_line_that_says_how_it_went_and_not_what(served, lines)
 
 
 def test_refusals_are_lines_too_and_probes_are_not(served, lines):
-    httpx2.get(f"{served.url}/health")
-    httpx2.get(f"{served.url}/metrics")
-    httpx2.post(f"{served.url}/v1/completions?secret={KEY}", json={}, headers={"Authorization": "Bearer x"})
-    httpx2.get(f"{served.url}/no%0athing", headers=HEADERS)
+    httpx2.get(f"{served.url}/health", timeout=60)
+    httpx2.get(f"{served.url}/metrics", timeout=60)
+    httpx2.post(f"{served.url}/v1/completions?secret={KEY}", json={}, headers={"Authorization": "Bearer x"}, timeout=60)
+    httpx2.get(f"{served.url}/no%0athing", headers=HEADERS, timeout=60)
     served.until(lambda: len(lines()) >= 2)
     refused, unknown = lines()
     assert "401" in refused

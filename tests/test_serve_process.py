@@ -56,7 +56,9 @@ class Process:
 
     def ready(self):
         url = self.url
-        self.until(lambda: self.process.poll() is not None or httpx2.get(f"{url}/health").status_code == 200)
+        self.until(
+            lambda: self.process.poll() is not None or httpx2.get(f"{url}/health", timeout=60).status_code == 200
+        )
         return url
 
     def engine_pid(self):
@@ -148,8 +150,8 @@ def test_sigterm_under_load_lets_running_requests_end_and_takes_no_new_ones(star
     readers = [Reader(url) for _ in range(6)]  # four run, two wait
     server.until(lambda: sum(bool(reader.events) for reader in readers) >= 4)
     server.process.send_signal(signal.SIGTERM)
-    server.until(lambda: httpx2.get(f"{url}/health").json()["status"] == "draining")
-    refused = httpx2.post(f"{url}/v1/completions", json={"prompt": [5]})
+    server.until(lambda: httpx2.get(f"{url}/health", timeout=60).json()["status"] == "draining")
+    refused = httpx2.post(f"{url}/v1/completions", json={"prompt": [5]}, timeout=60)
     assert refused.status_code == 503
     assert refused.json()["error"]["code"] == "draining"
     probe.delay = 0
@@ -169,7 +171,7 @@ def test_what_outlasts_the_drain_is_told_so_and_a_second_signal_ends_the_process
         server.until(lambda: readers[-1].events)
         server.process.send_signal(signal.SIGTERM)
         if server is patient:
-            server.until(lambda url=url: httpx2.get(f"{url}/health").json()["status"] == "draining")
+            server.until(lambda url=url: httpx2.get(f"{url}/health", timeout=60).json()["status"] == "draining")
             server.process.send_signal(signal.SIGTERM)
     assert patient.status() == -signal.SIGTERM
     assert impatient.status() == 0
@@ -179,7 +181,7 @@ def test_what_outlasts_the_drain_is_told_so_and_a_second_signal_ends_the_process
 
 def test_sigint_while_the_model_is_loaded_ends_the_process_and_its_engine(start):
     server = start(code=with_engine("engines.never"))
-    assert httpx2.get(f"{server.url}/health").json() == {"status": "starting"}
+    assert httpx2.get(f"{server.url}/health", timeout=60).json() == {"status": "starting"}
     engine = server.engine_pid()
     server.process.send_signal(signal.SIGINT)
     assert server.status() == 0
@@ -299,8 +301,8 @@ def test_keys_are_neither_in_the_log_nor_among_the_arguments(start, tmp_path):
     url = server.ready()
     for key in ("key-of-a-file", "key-of-the-environment"):
         headers = {"Authorization": f"Bearer {key}"}
-        assert httpx2.get(f"{url}/v1/models", headers=headers).status_code == 200
-    assert httpx2.get(f"{url}/v1/models").status_code == 401
+        assert httpx2.get(f"{url}/v1/models", headers=headers, timeout=60).status_code == 200
+    assert httpx2.get(f"{url}/v1/models", timeout=60).status_code == 401
     server.process.send_signal(signal.SIGTERM)
     assert server.status() == 0
     assert "key-of" not in "".join(server.lines)

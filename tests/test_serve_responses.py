@@ -252,7 +252,7 @@ def test_reasoning_and_calls_are_items_of_their_own(thinking):
     ],
 )
 def test_what_is_wrong_is_refused_by_the_name_of_its_field(served, body, param):
-    response = httpx2.post(f"{served.url}/v1/responses", json={"input": "x", **body})
+    response = httpx2.post(f"{served.url}/v1/responses", json={"input": "x", **body}, timeout=60)
     assert response.status_code == 400, response.text
     assert response.json()["error"]["param"] == param, response.text
 
