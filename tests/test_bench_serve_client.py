@@ -67,7 +67,7 @@ def test_a_reply_counts_pieces_of_text_and_thinking_and_keeps_the_usage() -> Non
     reply = reply_to(*chunks, event(choices=[], usage={"completion_tokens": 9}), "data: [DONE]\n\n")
     reply.check_complete()
     assert (reply.text, reply.chunk_times, reply.end) == ("hmé", [1.0, 2.0], 5.0)
-    assert reply.usage == {"completion_tokens": 9}
+    assert reply.usage == {"prompt_tokens": None, "completion_tokens": 9, "cached_tokens": None}
 
 
 @pytest.mark.parametrize(

@@ -95,7 +95,7 @@ class Connection(asyncio.Protocol):
             self._ended.set_exception(Failure("broken_stream", "the connection ended before the reply did"))
 
     def _take(self, data: bytes) -> None:
-        if self._framing == "head":
+        while self._framing == "head":
             end = data.find(b"\r\n\r\n")
             if end < 0:
                 self._buffer = data
@@ -119,6 +119,8 @@ class Connection(asyncio.Protocol):
         version, status, *_ = status_line.split(" ", 2)
         if not version.startswith("HTTP/1."):
             raise ValueError(f"it begins with {status_line[:40]!r}")
+        if 100 <= int(status) < 200:
+            return  # in advance of the reply's own head (RFC 9110, section 15.2)
         self.reusable = version == "HTTP/1.1" and headers.get("connection", "").lower() != "close"
         if "chunked" in headers.get("transfer-encoding", "").lower():
             self._framing = "chunked"

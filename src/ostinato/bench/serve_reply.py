@@ -10,14 +10,24 @@ from ostinato.bench.serve_http import Failure
 
 MOST_DETAIL = 300
 """Characters that are kept of what a server says of an error."""
+_HINTS = ("Retry-After", "Location")
+"""Headers of a refusal that say what to do about it."""
+
+
+DONE = b"[DONE]"
 
 
 class EventParser:
-    """The `data` of server-sent events, from bytes that come in any pieces; comments and other fields are left out."""
+    """The `data` of server-sent events, from bytes that come in any pieces; comments and other fields are left out, and
+    so are events without data, which keep a connection alive.
+
+    Failure `error_event` for an event that its name says to be an error.
+    """
 
     def __init__(self) -> None:
         self._rest = b""
         self._data: list[bytes] = []
+        self._is_error = False
 
     def feed(self, piece: bytes) -> Iterator[bytes]:
         lines = (self._rest + piece).split(b"\n")
@@ -26,9 +36,22 @@ class EventParser:
             line = line.rstrip(b"\r")
             if line.startswith(b"data:"):
                 self._data.append(line[5:].removeprefix(b" "))
-            elif not line and self._data:
-                yield b"\n".join(self._data)
-                self._data = []
+            elif line.startswith(b"event:"):
+                self._is_error = line[6:].strip() == b"error"
+            elif not line:
+                yield from self._event()
+
+    def finish(self) -> Iterator[bytes]:
+        """What is left at the end of a stream: some servers end with its last line, or before the end of that."""
+        yield from self.feed(b"\n\n")
+
+    def _event(self) -> Iterator[bytes]:
+        data, is_error = b"\n".join(self._data), self._is_error
+        self._data, self._is_error = [], False
+        if is_error:
+            raise Failure("error_event", _error_text(data))
+        if data:
+            yield data
 
 
 class Reply:
@@ -40,10 +63,12 @@ class Reply:
         self.end: float | None = None
         """When the reply said that it was done."""
         self.pieces: list[str] = []
-        self.usage: Mapping[str, Any] = {}
+        self.usage: Mapping[str, int | None] = {}
+        """`prompt_tokens`, `completion_tokens` and `cached_tokens`, as far as the server tells."""
         self._clock = clock
         self._events = EventParser()
         self._status = 0
+        self._hints = ""
         self._error_body = b""
 
     @property
@@ -52,17 +77,32 @@ class Reply:
 
     def begin(self, status: int, headers: Mapping[str, str]) -> None:
         self._status = status
+        self._hints = ", ".join(f"{name}: {headers[name.lower()]}" for name in _HINTS if name.lower() in headers)
         kind = headers.get("content-type", "none")
-        if status == 200 and not kind.startswith("text/event-stream"):
+        if status == 200 and not kind.lower().startswith("text/event-stream"):
             raise Failure("bad_reply", f"the reply is no stream of events, its content type is {kind}")
 
     def feed(self, data: bytes) -> None:
         if self._status != 200:
             self._error_body += data[:100_000]
             return
+        self._take_all(self._events.feed(data))
+
+    def check_complete(self) -> None:
+        """Once nothing more comes. Failure if the server refused, `http_<status>`, or the stream ended without saying
+        so, `broken_stream`."""
+        if self._status != 200:
+            said = _error_text(self._error_body)
+            raise Failure(f"http_{self._status}", f"{said} ({self._hints})" if self._hints else said)
+        if self.end is None:
+            self._take_all(self._events.finish())
+        if self.end is None:
+            raise Failure("broken_stream", "the stream ended without data: [DONE]")
+
+    def _take_all(self, events: Iterator[bytes]) -> None:
         now = self._clock()
-        for event in self._events.feed(data):
-            if event == b"[DONE]":
+        for event in events:
+            if event == DONE:
                 self.end = now
             else:
                 try:
@@ -70,23 +110,18 @@ class Reply:
                 except (AttributeError, TypeError):
                     raise Failure("bad_reply", f"an event has another form: {event[:MOST_DETAIL]!r}") from None
 
-    def check_complete(self) -> None:
-        """Failure if the server refused, `http_<status>`, or the stream ended without saying so, `broken_stream`."""
-        if self._status != 200:
-            raise Failure(f"http_{self._status}", _error_text(self._error_body))
-        if self.end is None:
-            raise Failure("broken_stream", "the stream ended without data: [DONE]")
-
     def _take(self, chunk: Any, now: float) -> None:
         if not isinstance(chunk, dict):
             raise Failure("bad_reply", f"an event is no JSON object: {str(chunk)[:MOST_DETAIL]}")
-        if chunk.get("error"):
+        if chunk.get("error") or chunk.get("object") == "error":
             raise Failure("error_event", str(_message(chunk))[:MOST_DETAIL])
         if chunk.get("usage"):
-            self.usage = chunk["usage"]
+            self.usage = _usage(chunk["usage"])
         for choice in chunk.get("choices") or ():
             piece = _piece(choice)
             if piece:
+                if not isinstance(piece, str):
+                    raise TypeError
                 self.chunk_times.append(now)
                 self.pieces.append(piece)
 
@@ -97,6 +132,16 @@ def _piece(choice: Mapping[str, Any]) -> str:
         return choice["text"] or ""
     delta = choice.get("delta") or {}
     return delta.get("content") or delta.get("reasoning_content") or delta.get("reasoning") or ""
+
+
+def _usage(said: Mapping[str, Any]) -> dict[str, int | None]:
+    """The counts that are looked at; None for those that the server does not have."""
+    details = said.get("prompt_tokens_details") or {}
+    counts = {name: said.get(name) for name in ("prompt_tokens", "completion_tokens")}
+    counts["cached_tokens"] = details.get("cached_tokens")
+    if any(not isinstance(count, int | None) for count in counts.values()):
+        raise TypeError
+    return counts
 
 
 def _parsed(event: bytes) -> Any:

@@ -162,7 +162,12 @@ class _Driver:
         reply = Reply(self.now)
         sent = self.now()
         try:
-            await self.client.post(body, reply, self.target.timeout)
+            try:
+                await self.client.post(body, reply, self.target.timeout)
+            except Failure as failure:
+                # A server may close the connection as soon as it has said that it is done.
+                if failure.kind != "broken_stream" or reply.end is None:
+                    raise
             reply.check_complete()
         except Failure as failure:
             times = tuple(reply.chunk_times)
@@ -178,7 +183,7 @@ class _Driver:
             text=reply.text,
             prompt_tokens=usage.get("prompt_tokens"),
             output_tokens=usage.get("completion_tokens"),
-            cached_tokens=(usage.get("prompt_tokens_details") or {}).get("cached_tokens"),
+            cached_tokens=usage.get("cached_tokens"),
         )
 
 
