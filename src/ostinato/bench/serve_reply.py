@@ -38,20 +38,16 @@ class EventParser:
                 self._data.append(line[5:].removeprefix(b" "))
             elif line.startswith(b"event:"):
                 self._is_error = line[6:].strip() == b"error"
-            elif not line:
-                yield from self._event()
+            elif not line and (self._data or self._is_error):
+                data, self._data = b"\n".join(self._data), []
+                if self._is_error:
+                    raise Failure("error_event", _error_text(data))
+                if data:
+                    yield data
 
     def finish(self) -> Iterator[bytes]:
         """What is left at the end of a stream: some servers end with its last line, or before the end of that."""
         yield from self.feed(b"\n\n")
-
-    def _event(self) -> Iterator[bytes]:
-        data, is_error = b"\n".join(self._data), self._is_error
-        self._data, self._is_error = [], False
-        if is_error:
-            raise Failure("error_event", _error_text(data))
-        if data:
-            yield data
 
 
 class Reply:
