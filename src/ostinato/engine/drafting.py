@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 
+from ostinato.engine.decode_inputs import DecodeInputs
 from ostinato.engine.graphing import make_graphs
 from ostinato.engine.inputs import step_inputs
 from ostinato.graphs.graphs import Graphs
@@ -72,4 +73,5 @@ def make_drafting(
 
 
 def _forward(graphs: Graphs, block_size: int) -> Forward:
-    return lambda batch: graphs.run(step_inputs(batch, block_size, torch.device("cpu")))
+    inputs = DecodeInputs()
+    return lambda batch: graphs.run(step_inputs(batch, block_size, torch.device("cpu"), (), inputs))

@@ -21,6 +21,8 @@ def choose(logits: torch.Tensor, picks: Sequence[Pick], draw: Draw) -> dict[int,
     logits of its own, therefore shares the noise with the target, and often the token. Picks without a finite best
     logit are left out.
     """
+    if all(pick.state.is_simple for pick in picks):
+        return _tokens(draw(logits))
     if not all(pick.plain for pick in picks):
         logits = logits.clone()
         adjust(logits, picks)
@@ -30,4 +32,8 @@ def choose(logits: torch.Tensor, picks: Sequence[Pick], draw: Draw) -> dict[int,
     else:
         settings = row_settings(params)
         tokens = draw(logits, settings, noise.keys([(pick.state.seed, pick.position) for pick in picks]))
-    return {place: token for place, token in enumerate(tokens.tolist()) if token >= 0}
+    return _tokens(tokens)
+
+
+def _tokens(drawn: torch.Tensor) -> dict[int, int]:
+    return {place: token for place, token in enumerate(drawn.tolist()) if token >= 0}

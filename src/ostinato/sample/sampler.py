@@ -62,6 +62,8 @@ def sample(
     """
     if not any(drafts) and all(row.num_logits == 1 and row.payload.is_simple for row in rows):
         return _best_tokens(project, rows, draw)
+    if drafts and all(row.num_logits == 1 + row.num_drafts and row.payload.is_simple for row in rows):
+        return _best_tokens_ahead(project, rows, drafts, draw)
     drafts = drafts or [()] * len(rows)
     due: list[_Due] = []
     prompt_positions: list[_Known] = []
@@ -103,6 +105,28 @@ def _best_tokens(project: Project, rows: Sequence[Row], draw: Draw) -> list[RowR
         else RowResult(row.request_id, error=_not_finite(row.request_id))
         for row, token in zip(rows, tokens, strict=True)
     ]
+
+
+def _best_tokens_ahead(
+    project: Project, rows: Sequence[Row], drafts: Sequence[tuple[int, ...]], draw: Draw
+) -> list[RowResult]:
+    """The same for rows with drafts: of the best tokens behind each one's known token and drafts, those as far as the
+    drafts before them are right."""
+    tokens = draw(project(list(range(len(rows) + sum(map(len, drafts)))))).tolist()
+    results = []
+    place = 0
+    for row, ahead in zip(rows, drafts, strict=True):
+        best = tokens[place : place + 1 + len(ahead)]
+        place += len(best)
+        count = 1 + next((i for i, draft in enumerate(ahead) if draft != best[i]), len(ahead))
+        if best[count - 1] < 0:
+            count -= 1  # behind a draft, the next step will tell
+        results.append(
+            RowResult(row.request_id, tuple(best[:count]), num_drafts=len(ahead))
+            if count
+            else RowResult(row.request_id, error=_not_finite(row.request_id))
+        )
+    return results
 
 
 def _sample_due(
