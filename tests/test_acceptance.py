@@ -195,18 +195,18 @@ def test_places_exist_for_the_drafts_that_were_given_and_no_others() -> None:
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
-@pytest.mark.parametrize("temperature", [0.0, 0.3])
+@pytest.mark.parametrize(("temperature", "logprobs"), [(0.0, 0), (0.0, None), (0.3, 0)])
 def test_logits_that_are_not_finite_end_the_accepted_tokens_and_are_an_error_when_they_come_first(
-    temperature: float, bad: float
+    temperature: float, logprobs: int | None, bad: float
 ) -> None:
     def breaks(prefix: tuple[int, ...]) -> torch.Tensor:
         return torch.full((VOCAB,), bad) if prefix[-1] == 7 else successor(prefix)
 
-    params = SamplingParams(temperature=temperature, logprobs=0)
+    params = SamplingParams(temperature=temperature, logprobs=logprobs)
     broken, sound = Request((5,), params, name="broken"), Request((10,), params, name="sound")
     results = step(breaks, [broken, sound], [(6, 7, 8), (11, 12, 13)], num_drafts=3)
     assert [result.token_ids for result in results] == [(6, 7), (11, 12, 13, 14)]
-    assert len(broken.logprobs) == 2
+    assert len(broken.logprobs) == (0 if logprobs is None else 2)
     results = step(breaks, [broken, sound], [(8, 9), (15,)], num_drafts=3)
     assert isinstance(results[0].error, ModelError)
     assert results[0] == RowResult("broken", error=results[0].error)
