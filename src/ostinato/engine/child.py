@@ -12,6 +12,7 @@ import sys
 from ostinato.engine.channel import Channel
 from ostinato.engine.engine import Engine
 from ostinato.engine.failures import portable
+from ostinato.engine.garbage import keep_for_good
 from ostinato.engine.host import Host
 from ostinato.engine.messages import Failed, Log, Progress, Start, Started
 from ostinato.sample.params import SamplingParams
@@ -31,6 +32,7 @@ def main(descriptor: int) -> None:
         _first_step(engine)
         spec = engine.spec
         channel.send(Started(engine.plan, engine.directory, engine.default_params(), spec.vocab_size, spec.vision))
+        keep_for_good()
         Host(engine, channel).run()
     except BaseException as error:
         if not isinstance(error, EOFError | ConnectionError):

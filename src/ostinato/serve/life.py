@@ -39,6 +39,8 @@ class Life:
         self.draining = False
         self.error: BaseException | None = None
         """Why the engine could not start, or ended."""
+        self.on_ready: Callable[[], None] = lambda: None
+        """Called when requests are taken."""
         self.on_end: Callable[[], None] = lambda: None
         """Called when there is nothing left to live for: the engine failed, or everything is drained."""
         self._progress, self._make = progress, make
@@ -60,6 +62,7 @@ class Life:
             return
         engine.on_failure = self._fail
         self._engine = engine
+        self.on_ready()
         log.info("%s is ready", self.model_name)
 
     def _fail(self) -> None:

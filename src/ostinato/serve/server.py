@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import uvicorn
 
 from ostinato.config import EngineConfig
+from ostinato.engine.garbage import keep_for_good
 from ostinato.errors import ConfigError
 from ostinato.observe.logs import configure_logs
 from ostinato.serve.app import make_app
@@ -64,6 +65,7 @@ def serve(
             timeout_graceful_shutdown=GRACE,
         )
     )
+    life.on_ready = keep_for_good
     life.on_end = lambda: setattr(server, "should_exit", True)
 
     async def run() -> None:
