@@ -7,7 +7,8 @@ import schemathesis
 from hypothesis import HealthCheck, Phase, settings
 
 from ostinato.config import EngineConfig
-from ostinato.serve.app import make_app
+from ostinato.serve.app import make_api
+from ostinato.serve.counts import AnswerCounts
 from ostinato.serve.life import Life
 from ostinato.serve.settings import ServeSettings
 from tests.serving import serving
@@ -22,7 +23,8 @@ def served():
         yield served
 
 
-document = schemathesis.openapi.from_dict(make_app(Life(EngineConfig(model="demo"), ServeSettings())).openapi())
+api, _ = make_api(Life(EngineConfig(model="demo"), ServeSettings()), AnswerCounts())
+document = schemathesis.openapi.from_dict(api.openapi())
 
 
 @document.parametrize()

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from functools import lru_cache, partial
 
-from fastapi import FastAPI, Request
+from fastapi import APIRouter, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import Response
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
+from starlette.types import ASGIApp
 
 from ostinato import __version__
 from ostinato.errors import RequestError
@@ -30,14 +31,35 @@ from ostinato.serve.gate import Gate
 from ostinato.serve.life import Life
 from ostinato.serve.model_text import ModelText
 from ostinato.serve.openapi import GENERATING, READING
+from ostinato.serve.straight import Straight
 
 
-def make_app(life: Life, tracing: Tracing | None = None) -> FastAPI:
+def make_app(life: Life, tracing: Tracing | None = None) -> ASGIApp:
     """The server's application around `life`, which begins and ends with it. Without `tracing` it is as the settings
     have it; ConfigError if that cannot be."""
-    settings = life.settings
+    settings, counts = life.settings, AnswerCounts()
     if tracing is None and settings.otlp_endpoint is not None:
         tracing = make_tracing(settings.otlp_endpoint, life.model_name)
+    api, generating = make_api(life, counts, tracing)
+    gate = Gate(Straight(api, generating), settings, counts, tracing)
+    if not settings.cors_origin:
+        return gate
+    # Outside of the gate: a browser asks for leave without a key.
+    return CORSMiddleware(
+        gate,
+        allow_origins=settings.cors_origin,
+        allow_methods=["GET", "POST"],
+        allow_headers=["*"],
+        expose_headers=["x-request-id", "retry-after"],
+    )
+
+
+def make_api(
+    life: Life, counts: AnswerCounts, tracing: Tracing | None = None
+) -> tuple[FastAPI, Sequence[APIRouter]]:
+    """All endpoints, with what is said of them and of errors; and those again that generate text."""
+    text_of = lru_cache(maxsize=1)(partial(ModelText, max_images=life.settings.max_images))
+    generating = [router(life, text_of) for router in (chat_router, completions_router, responses_router)]
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -55,26 +77,14 @@ def make_app(life: Life, tracing: Tracing | None = None) -> FastAPI:
         redoc_url=None,
         redirect_slashes=False,
     )
-    counts = AnswerCounts()
-    text_of = lru_cache(maxsize=1)(partial(ModelText, max_images=settings.max_images))
-    for router in (chat_router, completions_router, responses_router, tokens_router):
-        app.include_router(router(life, text_of), responses=GENERATING)
+    for router in (*generating, tokens_router(life, text_of)):
+        app.include_router(router, responses=GENERATING)
     # Behind what is asked most: routes are tried in order.
     app.include_router(service_router(life), responses=READING)
     app.include_router(page_router())
     app.mount("/page", page_files())
     app.include_router(metrics_router(life, counts), responses=READING)
     app.include_router(live_router(life), responses=READING)
-    app.add_middleware(Gate, settings=settings, counts=counts, tracing=tracing)
-    if settings.cors_origin:
-        # Outside of the gate: a browser asks for leave without a key.
-        app.add_middleware(
-            CORSMiddleware,
-            allow_origins=settings.cors_origin,
-            allow_methods=["GET", "POST"],
-            allow_headers=["*"],
-            expose_headers=["x-request-id", "retry-after"],
-        )
 
     @app.exception_handler(RequestValidationError)
     async def invalid(request: Request, error: RequestValidationError) -> Response:
@@ -90,4 +100,8 @@ def make_app(life: Life, tracing: Tracing | None = None) -> FastAPI:
     async def not_served(_: Request, error: HTTPException) -> Response:
         return ApiError(error.status_code, str(error.detail), headers=error.headers).response()
 
-    return app
+    @app.exception_handler(Exception)
+    async def failed(_: Request, error: Exception) -> Response:
+        return as_api_error(error).response()  # and the gate, which gets it too, logs it
+
+    return app, generating
