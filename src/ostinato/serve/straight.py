@@ -35,7 +35,8 @@ class Straight:
         self._endpoints: dict[str, tuple[type[Body], Endpoint]] = {}
         for router in routers:
             for route in router.routes:
-                assert isinstance(route, APIRoute) and route.methods == {"POST"}, "one that takes a body"
+                assert isinstance(route, APIRoute), "an endpoint"
+                assert route.methods == {"POST"}, "one that takes a body"
                 kind = inspect.signature(route.endpoint, eval_str=True).parameters["body"].annotation
                 self._endpoints[route.path] = kind, route.endpoint
 

@@ -51,18 +51,18 @@ class EventStream(Response):
         self._events, self._close = events, close
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        sending = asyncio.create_task(self._send(send, scope["state"]["record"]))
-        leaving = asyncio.create_task(_leaves(receive))
         try:
-            await asyncio.wait((sending, leaving), return_when=asyncio.FIRST_COMPLETED)
-            if not sending.done():
-                raise ClientGone
-            sending.result()
+            # Without an end of its own: it gets one when the client is gone.
+            async with asyncio.timeout(None) as sending:
+                leaving = asyncio.create_task(_end_when_left(receive, sending))
+                try:
+                    await self._send(send, scope["state"]["record"])
+                finally:
+                    leaving.cancel()
+        except TimeoutError:
+            raise ClientGone from None
         finally:
             self._close()
-            for task in (sending, leaving):
-                task.cancel()
-            await asyncio.gather(sending, leaving, return_exceptions=True)
             if isinstance(self._events, AsyncGenerator):
                 await self._events.aclose()
 
@@ -105,6 +105,11 @@ def log_failure(request_id: str, error: Exception) -> None:
     """Logs what is the server's fault; with its place in the code, unless the engine has logged that."""
     is_known = isinstance(error, (OstinatoError, StepFailed, EngineFailed))
     log.error("request %s failed: %s", request_id, error, exc_info=None if is_known else error)
+
+
+async def _end_when_left(receive: Receive, sending: asyncio.Timeout) -> None:
+    await _leaves(receive)
+    sending.reschedule(asyncio.get_running_loop().time())
 
 
 async def _leaves(receive: Receive) -> None:
