@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
 import random
 from collections.abc import Callable, Sequence
@@ -11,7 +10,7 @@ from typing import Any
 
 from ostinato.bench.serve_figures import Deadline, serve_figures
 from ostinato.bench.serve_http import check_url
-from ostinato.bench.serve_run import Run, Target, run_load
+from ostinato.bench.serve_run import Run, Target, run_load, run_on_loop
 from ostinato.bench.serve_workload import Conversation, Load, Ruler, Turn, make_conversations, make_ruler, say
 from ostinato.errors import ConfigError, RequestError
 
@@ -46,7 +45,7 @@ def serve(target: Target, bench: ServeBench, report: Callable[[str], None]) -> d
     for number, (rate, concurrency) in enumerate(points):
         report(f"{rate:g} per second" if rate is not None else f"{concurrency} at a time")
         conversations = make_conversations(bench.load, ruler, chat=target.chat, rate=rate, number=number)
-        run = asyncio.run(run_load(target, conversations, concurrency))
+        run = run_on_loop(run_load(target, conversations, concurrency))
         # JSON has no infinity.
         shown = "inf" if rate is not None and math.isinf(rate) else rate
         results.append({"rate": shown, "concurrency": concurrency, **serve_figures(run, bench.deadline)})
@@ -96,12 +95,12 @@ def try_server(target: Target, load: Load) -> tuple[Ruler, bool]:
     if load.prompt_tokens is None:
         # Of another seed, so that no prompt that counts is in the server's cache.
         alone = replace(load, requests=1, turns=1, seed=-1 - load.seed)
-        asyncio.run(_asked(target, make_conversations(alone, Ruler(1.0), chat=target.chat)))
+        run_on_loop(_asked(target, make_conversations(alone, Ruler(1.0), chat=target.chat)))
         return Ruler(1.0), False
     rng = random.Random(f"{load.seed} trial")
 
     def tokens_of(words: int) -> int | None:
-        run = asyncio.run(_asked(target, [Conversation(0.0, (Turn(say(rng, words), 1),))]))
+        run = run_on_loop(_asked(target, [Conversation(0.0, (Turn(say(rng, words), 1),))]))
         return run.outcomes[0].prompt_tokens
 
     few_tokens = tokens_of(FEW_WORDS)

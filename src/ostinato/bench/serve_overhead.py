@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -13,7 +12,7 @@ from ostinato.bench.facts import machine_facts, model_facts
 from ostinato.bench.serve import find_model, load_settings, try_server
 from ostinato.bench.serve_figures import count_tokens, serve_figures
 from ostinato.bench.serve_process import ServerProcess
-from ostinato.bench.serve_run import Run, Target, run_load
+from ostinato.bench.serve_run import Run, Target, run_load, run_on_loop
 from ostinato.bench.serve_workload import Conversation, Load, Ruler, make_conversations
 from ostinato.bench.trace import spread
 from ostinato.bench.worker import ask
@@ -61,8 +60,8 @@ def overhead(settings: dict[str, Any], bench: OverheadBench, report: Callable[[s
             warm_up, counted = (
                 make_conversations(bench.load, ruler, chat=False, number=each) for each in (2 * number, 2 * number + 1)
             )
-            asyncio.run(run_load(target, warm_up[: bench.concurrency], bench.concurrency))
-            run = asyncio.run(run_load(target, counted, bench.concurrency))
+            run_on_loop(run_load(target, warm_up[: bench.concurrency], bench.concurrency))
+            run = run_on_loop(run_load(target, counted, bench.concurrency))
         report(f"round {number + 1}: LLM.generate")
         batches = [_batch(warm_up[: bench.concurrency]), _batch(counted)]
         answer = ask("generate", {"settings": settings, "batches": batches, "ignore_eos": bench.ignore_eos})
