@@ -38,7 +38,10 @@ def log_request(record: RequestRecord) -> None:
     level = logging.WARNING if failed else logging.DEBUG if quiet and record.status == 200 else logging.INFO
     if _requests.isEnabledFor(level):
         fields = request_fields(record)
-        _requests.log(level, "%s", _sentence(fields), extra={"fields": fields})
+        # Made here and not by `log`, which would look through the stack for where that was.
+        line = _requests.makeRecord(_requests.name, level, __file__, 0, _sentence(fields), (), None)
+        line.fields = fields
+        _requests.handle(line)
 
 
 def request_fields(record: RequestRecord) -> dict[str, Any]:

@@ -54,9 +54,7 @@ def make_app(life: Life, tracing: Tracing | None = None) -> ASGIApp:
     )
 
 
-def make_api(
-    life: Life, counts: AnswerCounts, tracing: Tracing | None = None
-) -> tuple[FastAPI, Sequence[APIRouter]]:
+def make_api(life: Life, counts: AnswerCounts, tracing: Tracing | None = None) -> tuple[FastAPI, Sequence[APIRouter]]:
     """All endpoints, with what is said of them and of errors; and those again that generate text."""
     text_of = lru_cache(maxsize=1)(partial(ModelText, max_images=life.settings.max_images))
     generating = [router(life, text_of) for router in (chat_router, completions_router, responses_router)]

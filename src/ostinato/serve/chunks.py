@@ -12,9 +12,12 @@ from starlette.responses import Response
 __all__ = ["Chunks", "Json", "Whole", "compact", "quoted"]
 
 
+_encode = json.JSONEncoder(separators=(",", ":")).encode
+
+
 def compact(value: Any) -> str:
     """JSON without white space, in ASCII: values that came from a client need not be text that can be encoded."""
-    return json.dumps(value, separators=(",", ":"))
+    return _encode(value)
 
 
 class Json(Response):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -114,6 +115,7 @@ def _keys_in(path: Path | None) -> tuple[str, ...]:
     return keys
 
 
+@lru_cache(maxsize=64)
 def is_loopback(host: str) -> bool:
     """Whether only this machine reaches the address."""
     if host.lower() == "localhost":
