@@ -285,19 +285,6 @@ def test_the_last_words_to_a_reader_that_does_not_read_do_not_keep_its_connectio
         assert connection.recv(100).startswith(b"HTTP/1.1 200")
 
 
-@pytest.mark.usefixtures("small_buffers")
-def test_a_reader_that_reads_slowly_gets_all_of_it(served, monkeypatch):
-    monkeypatch.setattr(connections, "STALLED", 2.0)
-    with connect_slowly(served, {**MUCH, "max_tokens": 80, "stream": True}) as connection:
-        received = b""
-        while b"[DONE]" not in received[-100:]:
-            time.sleep(0.02)
-            piece = connection.recv(512)  # of what pauses a writer, less than all before `STALLED` has passed
-            assert piece, "the connection was closed"
-            received += piece
-    assert len(received) > 100_000
-
-
 @pytest.mark.parametrize(
     ("wrong", "param"),
     [
