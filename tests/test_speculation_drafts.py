@@ -64,6 +64,7 @@ def serve(engine: Engine, cases: Sequence[Case]) -> None:
     run(engine)
     outputs.append(add(engine, turn))
     while not outputs[-1].outputs[0].token_ids:
+        assert not outputs[-1].finished
         engine.step()
     outputs.append(add(engine, beginning))
     run(engine)
