@@ -16,7 +16,7 @@ import httpx2
 import pytest
 
 from ostinato.cli.main import main
-from ostinato.threads import TURNS
+from ostinato.threads import TURNS_BESIDE_SERVER
 from tests.engine_probe import Probe, without_native_kernels
 
 ROOT = Path(__file__).parent.parent
@@ -248,7 +248,7 @@ def test_signals_that_reach_the_engine_too_are_the_servers(start):
 
 
 def test_threads_that_wait_leave_their_cores_to_others_unless_the_user_says_how_they_wait(start):
-    servers = {f"GOMP_SPINCOUNT={TURNS}": start(), "GOMP_SPINCOUNT=5": start(GOMP_SPINCOUNT="5")}
+    servers = {f"GOMP_SPINCOUNT={TURNS_BESIDE_SERVER}": start(), "GOMP_SPINCOUNT=5": start(GOMP_SPINCOUNT="5")}
     servers["OMP_WAIT_POLICY=active"] = start(OMP_WAIT_POLICY="active")
     for expected, server in servers.items():
         assert server.url

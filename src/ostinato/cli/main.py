@@ -63,7 +63,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     as_json = "--json" in arguments
-    wait_briefly(os.environ)  # commands import torch when they run
+    if arguments[:1] not in (["serve"], ["bench"]):  # the one's engine has a process of its own, the other measures
+        wait_briefly(os.environ)  # commands import torch when they run
     try:
         status = app(arguments, prog_name="ostinato", standalone_mode=not as_json)
     except OstinatoError as error:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, cast
 from ostinato.config import EngineConfig
 from ostinato.engine.failures import EngineError
 from ostinato.engine.messages import Failed, Log, Progress, Start, Started, Unpacker, pack
-from ostinato.threads import wait_briefly
+from ostinato.threads import TURNS_BESIDE_SERVER, wait_briefly
 
 if TYPE_CHECKING:
     from ostinato.engine.engine import Engine
@@ -133,7 +133,7 @@ def _spawn(connection: socket.socket) -> subprocess.Popen[bytes]:
     """The process at the end of `connection`. It finds modules where this one does."""
     command = [sys.executable, "-P", "-m", "ostinato.engine.child", str(connection.fileno())]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(each or os.getcwd() for each in sys.path)}
-    wait_briefly(environment)
+    wait_briefly(environment, TURNS_BESIDE_SERVER)
     # The child inherits what is blocked, so no signal reaches it before it ignores them.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
     try:
