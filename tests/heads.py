@@ -88,7 +88,7 @@ class Recorder:
     def propose(self, batch: Batch) -> list[tuple[int, ...]]:
         self._chosen.clear()
         found = self._proposer.propose(batch)
-        for row, drafts in zip(batch.rows, found or [()] * len(batch.rows), strict=True):
+        for row, drafts in zip(batch.rows, found, strict=True):
             text = (*row.payload.prompt_token_ids, *row.payload.output_token_ids)
             own = [(pick.ahead, logits) for pick, logits in self._chosen if pick.state is row.payload]
             # A row that has its drafts stays in the steps of the others, as padding.

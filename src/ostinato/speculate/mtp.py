@@ -50,7 +50,7 @@ class MtpProposer:
 
     def propose(self, batch: Batch) -> list[tuple[int, ...]]:
         if not batch.num_drafts:
-            return []
+            return [()] * len(batch.rows)
         drafting = [i for i in range(batch.num_decode_rows) if batch.rows[i].num_drafts]
         rows = [batch.rows[i] for i in drafting]
         found: list[tuple[int, ...]] = [()] * len(batch.rows)
