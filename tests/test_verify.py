@@ -192,7 +192,7 @@ def test_an_engine_that_raises_is_an_error_of_its_cells_alone(monkeypatch: pytes
 
 def test_a_plain_path_that_contradicts_the_whole_text_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """What every path gets wrong alike makes all cells equal."""
-    choose, best_tokens = sampler.choose, sampler._best_tokens
+    choose, best_tokens, best_ahead = sampler.choose, sampler._best_tokens, sampler._best_tokens_ahead
 
     def wrong(token: int, position: int) -> int:
         return token if position % 7 else (token + 1) % 100
@@ -207,8 +207,17 @@ def test_a_plain_path_that_contradicts_the_whole_text_is_found(monkeypatch: pyte
             for row, result in zip(rows, results, strict=True)
         ]
 
+    def ahead(project: Project, rows: Sequence[Row], drafts: Sequence[tuple[int, ...]], draw: Draw) -> list[RowResult]:
+        positions = [row.end + i for row, of_row in zip(rows, drafts, strict=True) for i in range(1 + len(of_row))]
+
+        def drawn(logits: torch.Tensor) -> torch.Tensor:
+            return torch.tensor(list(map(wrong, draw(logits).tolist(), positions)))
+
+        return best_ahead(project, rows, drafts, drawn)
+
     monkeypatch.setattr(sampler, "choose", chosen)
     monkeypatch.setattr(sampler, "_best_tokens", best)
+    monkeypatch.setattr(sampler, "_best_tokens_ahead", ahead)
     report = verified("llama", Trial(extent="quick", num_prompts=0, max_tokens=8))
     assert verdicts(report) == {"equal"}
     assert report["plain"]["verdict"] == "different"
