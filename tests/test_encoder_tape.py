@@ -20,7 +20,6 @@ from ostinato.graphs.tape import TapeBackend
 from ostinato.layers.build import Build
 from ostinato.layers.vision import VisionEncoder
 from ostinato.ops import select_ops
-from ostinato.plan.device import detect
 from ostinato.plan.encoder_memory import ENCODER_OPS, encoder_graph_bytes
 from ostinato.plan.encoder_tape import encoder_arena_bytes, encoder_tape
 from ostinato.plan.model import VisionSpec
@@ -62,7 +61,7 @@ def visions(draw: st.DrawFn) -> VisionSpec:
 
 
 def captured(vision: VisionSpec, dtype: str, budgets: Sequence[int], items: int, kernels: str) -> EncoderGraphs:
-    isa = detect("cpu").native.isa if kernels == "native" else None
+    isa = runnable_sets()[0] if kernels == "native" else None
     ops = select_ops(dict.fromkeys(ENCODER_OPS, kernels), isa)
     encoder = VisionEncoder(Build(ops, DTYPES[dtype], CPU), vision, 10000.0, "gelu_pytorch_tanh")
     graphs = EncoderGraphs(
