@@ -17,6 +17,7 @@ from ostinato.demo.counts import compare, transfer
 from ostinato.demo.problems import RESULT_MARK, is_held_out, training_problem
 from ostinato.demo.sheet import Draw, OutOfRange, Sheet
 
+from .groups import by_length
 from .tokenizer import END, spellings
 
 PROMPT_WEIGHT = 0.1
@@ -171,12 +172,7 @@ def batches(
     while drawn < 2 * PAIRS_PER_POOL * tokens:
         sequences.append(encoder.sequence(rng, drills))
         drawn += len(sequences[-1].ids)
-    sequences.sort(key=lambda sequence: len(sequence.ids))
-    groups: list[list[Sequence]] = [[]]
-    for sequence in sequences:
-        if (len(groups[-1]) + 1) * len(sequence.ids) > tokens:
-            groups.append([])
-        groups[-1].append(sequence)
+    groups = by_length(sequences, tokens)
     pairs = [groups[index : index + 2] for index in range(0, len(groups) - 1, 2)]
     rng.shuffle(pairs)
     return [_pad(pair[rank], pad) for pair in pairs]

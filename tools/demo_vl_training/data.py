@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import torch
+from demo_training.groups import by_length
 from PIL import Image
 from tokenizers import Tokenizer
 from torch import Tensor
@@ -201,12 +202,7 @@ def batches(encoder: Encoder, seed: int, pool: int, tokens: int, single: float) 
         conversation = training_conversation(rng, single=single)
         sequences.append(encoder.sequence(conversation, rng.choice(FRAME_RATES), rng.random() < 0.5))
         drawn += len(sequences[-1].ids)
-    sequences.sort(key=lambda sequence: len(sequence.ids))
-    groups: list[list[Sequence]] = [[]]
-    for sequence in sequences:
-        if (len(groups[-1]) + 1) * len(sequence.ids) > tokens:
-            groups.append([])
-        groups[-1].append(sequence)
+    groups = by_length(sequences, tokens)
     rng.shuffle(groups)
     special = encoder.special
     for group in groups:
