@@ -10,7 +10,7 @@ import torch
 
 from ostinato import EngineConfig, SamplingParams
 from ostinato.engine.engine import Engine
-from ostinato.engine.inputs import step_inputs
+from ostinato.engine.run.inputs import step_inputs
 from ostinato.graphs.buffers import StepBuffers
 from ostinato.graphs.graphs import persistent_storages
 from ostinato.graphs.tape import Tape, TapeBackend

@@ -12,7 +12,7 @@ import numpy as np
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
 
-from ostinato.engine.tokenizer import Tokenizer
+from ostinato.engine.text.tokenizer import Tokenizer
 from ostinato.sample.grammar import Grammar, GrammarCompiler
 from ostinato.sample.guide import Guide
 

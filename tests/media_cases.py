@@ -8,7 +8,7 @@ import numpy as np
 import tokenizers
 from PIL import Image
 
-from ostinato.engine.tokenizer import Tokenizer
+from ostinato.engine.text.tokenizer import Tokenizer
 from ostinato.media.settings import MediaSettings, PixelSettings
 from ostinato.plan.model import VisionSpec
 

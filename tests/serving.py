@@ -15,9 +15,9 @@ import openai
 import uvicorn
 
 from ostinato.config import EngineConfig
-from ostinato.serve.app import make_app
-from ostinato.serve.connection import Connection
-from ostinato.serve.life import Life
+from ostinato.serve.http.app import make_app
+from ostinato.serve.http.connection import Connection
+from ostinato.serve.http.life import Life
 from ostinato.serve.settings import ServeSettings
 from tests.engine_probe import Probe, without_native_kernels
 

@@ -1,6 +1,6 @@
 import pytest
 
-from ostinato.engine.admission import LONGEST_RETRY, WINDOW, Admission, Overloaded
+from ostinato.engine.process.admission import LONGEST_RETRY, WINDOW, Admission, Overloaded
 from ostinato.errors import RequestError
 
 

@@ -8,10 +8,10 @@ import time
 import pytest
 
 from ostinato.config import EngineConfig
-from ostinato.engine.async_engine import AsyncEngine
-from ostinato.engine.delivery import LONGEST_WAIT, SHARE, Pace
-from ostinato.engine.failures import EngineFailed, EngineStopped, StepFailed
-from ostinato.engine.stream import DeadlineExceeded
+from ostinato.engine.process.async_engine import AsyncEngine
+from ostinato.engine.process.delivery import LONGEST_WAIT, SHARE, Pace
+from ostinato.engine.process.failures import EngineFailed, EngineStopped, StepFailed
+from ostinato.engine.process.stream import DeadlineExceeded
 from ostinato.errors import RequestError
 from ostinato.sample.params import SamplingParams
 from tests.engine_probe import SECRET, Probe, without_native_kernels

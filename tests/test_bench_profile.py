@@ -15,7 +15,7 @@ from ostinato.bench.profile import ProfileBench, profile
 from ostinato.bench.profile_figures import Roofs, kernel_figures, phase_figures, shortest_pass, total_figures
 from ostinato.bench.stopwatch import Stopwatch
 from ostinato.cli.main import main
-from ostinato.plan.kernel_work import KernelWork
+from ostinato.plan.memory.kernel_work import KernelWork
 from ostinato.plan.native import detect_native
 from tests.checkpoints import checkpoint
 

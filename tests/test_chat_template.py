@@ -10,7 +10,7 @@ import pytest
 from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
-from ostinato.engine.chat_template import ChatTemplate, load_chat_template
+from ostinato.engine.text.chat_template import ChatTemplate, load_chat_template
 from ostinato.errors import ModelError, RequestError
 
 SPECIAL = {"bos_token": "<s>", "eos_token": "</s>"}

@@ -12,8 +12,8 @@ from PIL import Image
 from ostinato import LLM, SamplingParams
 from ostinato.cli.chat import Conversation, _attach
 from ostinato.cli.main import main
-from ostinato.engine.chat_template import ChatTemplate
 from ostinato.engine.outputs import CompletionOutput, RequestOutput, RequestTimes
+from ostinato.engine.text.chat_template import ChatTemplate
 from ostinato.errors import RequestError
 from ostinato.media.input import MediaInput, render_chat
 from ostinato.media.load import Sources

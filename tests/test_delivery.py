@@ -2,9 +2,9 @@
 
 from types import SimpleNamespace
 
-from ostinato.engine.delivery import Gains
 from ostinato.engine.outputs import CompletionOutput, RequestOutput, RequestTimes
-from ostinato.engine.stream import Stream
+from ostinato.engine.process.delivery import Gains
+from ostinato.engine.process.stream import Stream
 from ostinato.sample.params import SamplingParams
 from ostinato.schedule.batch import TokenLogprobs
 from ostinato.serve.api.completions import _Held

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
-from ostinato.engine.detokenizer import Detokenizer, StopChecker
-from ostinato.engine.tokenizer import Tokenizer
+from ostinato.engine.text.detokenizer import Detokenizer, StopChecker
+from ostinato.engine.text.tokenizer import Tokenizer
 
 CORPUS = [
     "the quick brown fox jumps over the lazy dog, don't they? ",

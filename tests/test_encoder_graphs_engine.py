@@ -11,7 +11,7 @@ import torch
 
 from ostinato import CapacityError, EngineConfig, SamplingParams
 from ostinato.engine.engine import Engine
-from ostinato.engine.runner import Runner
+from ostinato.engine.run.runner import Runner
 from tests.vision_parity import make_prompt
 from tests.vl_models import random_items, vl_checkpoint
 

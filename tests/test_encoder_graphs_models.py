@@ -9,8 +9,8 @@ from functools import partial
 import pytest
 import torch
 
-from ostinato.engine.encoder_graphing import make_encoder_graphs
-from ostinato.engine.encoder_inputs import encoder_inputs
+from ostinato.engine.run.encoder_graphing import make_encoder_graphs
+from ostinato.engine.run.encoder_inputs import encoder_inputs
 from ostinato.graphs.cuda import CudaBackend
 from ostinato.graphs.encoder import EncoderGraphs
 from ostinato.graphs.graphs import weight_storages

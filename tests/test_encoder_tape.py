@@ -13,14 +13,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ostinato.config import EngineConfig
-from ostinato.engine.encoder_inputs import encoder_inputs
+from ostinato.engine.run.encoder_inputs import encoder_inputs
 from ostinato.graphs.encoder import EncoderGraphs
 from ostinato.graphs.graphs import weight_storages
 from ostinato.graphs.tape import TapeBackend
 from ostinato.layers.build import Build
 from ostinato.layers.vision import VisionEncoder
 from ostinato.ops import select_ops
-from ostinato.plan.encoder_memory import ENCODER_OPS, encoder_graph_bytes
+from ostinato.plan.encoder.encoder_memory import ENCODER_OPS, encoder_graph_bytes
 from ostinato.plan.encoder_tape import encoder_arena_bytes, encoder_tape
 from ostinato.plan.model import VisionSpec
 from ostinato.plan.source import load_spec

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from ostinato.engine.encoding import Encoding
+from ostinato.engine.run.encoding import Encoding
 from ostinato.graphs.encoder import EncoderGraphs
 from ostinato.media.item import MediaItem
 from ostinato.schedule.batch import MediaToEncode

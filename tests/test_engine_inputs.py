@@ -9,9 +9,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ostinato.engine.block_tables import BlockTables
-from ostinato.engine.decode_inputs import DecodeInputs
-from ostinato.engine.inputs import step_inputs
+from ostinato.engine.run.block_tables import BlockTables
+from ostinato.engine.run.decode_inputs import DecodeInputs
+from ostinato.engine.run.inputs import step_inputs
 from ostinato.media.item import RopePositions
 from ostinato.schedule.batch import Batch, MediaUse, Row
 

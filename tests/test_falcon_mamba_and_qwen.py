@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import PretrainedConfig
 
-from ostinato.engine.inputs import step_inputs
+from ostinato.engine.run.inputs import step_inputs
 from ostinato.errors import ModelError
 from ostinato.layers.build import Build
 from ostinato.models.loader import load_weights

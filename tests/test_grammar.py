@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ostinato.demo import checkpoint_dir
-from ostinato.engine.tokenizer import Tokenizer, load_tokenizer
+from ostinato.engine.text.tokenizer import Tokenizer, load_tokenizer
 from ostinato.errors import RequestError
 from ostinato.sample.grammar import Grammar, GrammarCompiler, Guidance
 from ostinato.sample.guide import Guide

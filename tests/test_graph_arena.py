@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from ostinato.graphs.arena import Arena, bind, plan_layout
 from ostinato.graphs.places import Place, place_of
 from ostinato.graphs.recorder import Call
-from ostinato.plan.first_fit import ALIGNMENT
+from ostinato.plan.graphs.first_fit import ALIGNMENT
 
 
 def place(storage: int, size: int) -> Place:

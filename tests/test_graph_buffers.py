@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from ostinato.graphs.buffers import StepBuffers
 from ostinato.graphs.inputs import Addresses
 from ostinato.layers.step import StepInputs
-from ostinato.plan.graph_memory import buffer_bytes
+from ostinato.plan.memory.graph_memory import buffer_bytes
 from tests.graph_steps import CPU, step_of
 
 PER_TOKEN = ("token_ids", "positions", "kv_cells")

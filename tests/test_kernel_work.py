@@ -11,7 +11,7 @@ from ostinato import EngineConfig
 from ostinato.engine.engine import Engine
 from ostinato.layers.linear import Linear
 from ostinato.layers.moe import Experts
-from ostinato.plan.kernel_work import KernelWork, StepShape, kernel_work
+from ostinato.plan.memory.kernel_work import KernelWork, StepShape, kernel_work
 from ostinato.plan.model import AttentionSpec, LayerSpec, Mamba2Spec, ModelSpec
 from ostinato.plan.quantization import LinearSpec, Quantization
 from tests.checkpoints import checkpoint

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from ostinato.engine.chat_template import ChatTemplate
+from ostinato.engine.text.chat_template import ChatTemplate
 from ostinato.errors import Remedy, RequestError
 from ostinato.media.input import MediaInput, render_chat
 from ostinato.media.load import Sources

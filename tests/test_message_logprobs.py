@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ostinato.engine.tokenizer import Tokenizer
+from ostinato.engine.text.tokenizer import Tokenizer
 from ostinato.schedule.batch import TokenLogprobs
-from ostinato.serve.message_logprobs import MessageLogprobs
+from ostinato.serve.chat.message_logprobs import MessageLogprobs
+from ostinato.serve.chat.token_texts import TokenTexts
 from ostinato.serve.parsing.answer import AnswerParser
-from ostinato.serve.token_texts import TokenTexts
 from tests.answer_cases import CLOCK_TEXT, HERMES, TOOLS, numbered_ids
 from tests.text_checkpoint import byte_level_tokenizer
 

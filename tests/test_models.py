@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from ostinato import EngineConfig, ModelError
-from ostinato.engine.inputs import step_inputs
+from ostinato.engine.run.inputs import step_inputs
 from ostinato.layers.build import Build, checkpoint_views
 from ostinato.layers.step import LayerMemory
 from ostinato.models.base import CausalLM
@@ -20,7 +20,7 @@ from ostinato.models.registry import build_model
 from ostinato.ops import select_ops
 from ostinato.plan.model import ModelSpec
 from ostinato.plan.source import model_spec, read_config
-from ostinato.plan.speculative import with_drafter
+from ostinato.plan.speculation.speculative import with_drafter
 from ostinato.schedule.batch import Batch, Row
 from tests.checkpoints import RECIPES, checkpoint, oracle_logits, random_prompt
 from tests.parity import make_engine

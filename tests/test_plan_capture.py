@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 from ostinato.config import EngineConfig
 from ostinato.errors import CapacityError, ConfigError
-from ostinato.plan.capture import capture_ladders
-from ostinato.plan.coverage import FULL_MODES, PIECEWISE_MODES, dispatch
-from ostinato.plan.graph_memory import LargestGraphs, arena_bytes, buffer_bytes, graph_bytes
+from ostinato.plan.graphs.capture import capture_ladders
+from ostinato.plan.graphs.coverage import FULL_MODES, PIECEWISE_MODES, dispatch
 from ostinato.plan.limits import Limits
+from ostinato.plan.memory.graph_memory import LargestGraphs, arena_bytes, buffer_bytes, graph_bytes
 from ostinato.plan.model import ModelSpec
 from ostinato.plan.plan import Plan, make_plan
 from tests.plan_cases import GIB, MAMBA2, MIB, attention_layer, cpu, gpu, hybrid, mamba2_layer, mlp_layer, model

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from ostinato.plan.flops import PrefillFlops, prefill_flops
+from ostinato.plan.memory.flops import PrefillFlops, prefill_flops
 from ostinato.plan.model import AttentionSpec, LayerSpec, Mamba2Spec
 from ostinato.plan.source import model_spec
 from tests.plan_cases import mlp_layer, model

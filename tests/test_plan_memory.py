@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from ostinato.plan.activations import activation_bytes
-from ostinato.plan.memory import (
+from ostinato.plan.memory.activations import activation_bytes
+from ostinato.plan.memory.memory import (
     Budget,
     cache_need,
     cache_room,

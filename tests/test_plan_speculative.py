@@ -11,12 +11,12 @@ import pytest
 
 from ostinato.config import EngineConfig
 from ostinato.errors import ConfigError, ModelError
-from ostinato.plan.draft_capture import draft_capture
-from ostinato.plan.flops import prefill_flops
+from ostinato.plan.graphs.draft_capture import draft_capture
+from ostinato.plan.memory.flops import prefill_flops
 from ostinato.plan.model import ModelSpec, RopeSpec
 from ostinato.plan.plan import Plan, make_plan
 from ostinato.plan.source import load_spec, model_spec
-from ostinato.plan.speculative import available_methods, with_drafter
+from ostinato.plan.speculation.speculative import available_methods, with_drafter
 from tests.drafter_cases import DRAFT, EXPERTS, MTP, NEMOTRON_H, NGRAM, decided, drafting, planned, remedies
 from tests.plan_cases import (
     GIB,

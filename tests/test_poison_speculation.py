@@ -7,7 +7,7 @@ import pytest
 
 from ostinato.engine.engine import Engine
 from ostinato.layers.attention import Attention
-from ostinato.models.nemotron_h import Head
+from ostinato.models.nemotron_h.model import Head
 from tests.checkpoints import checkpoint
 from tests.engines import complete, greedy
 from tests.parity import make_engine

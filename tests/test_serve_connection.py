@@ -10,7 +10,7 @@ import pytest
 import uvicorn
 from uvicorn.server import ServerState
 
-from ostinato.serve import connection as connections
+from ostinato.serve.http import connection as connections
 
 
 class Transport(asyncio.Transport):

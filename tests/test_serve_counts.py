@@ -9,9 +9,9 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from ostinato.config import EngineConfig
-from ostinato.serve.app import make_api
-from ostinato.serve.counts import FAMILIES, PATHS, AnswerCounts
-from ostinato.serve.life import Life
+from ostinato.serve.http.app import make_api
+from ostinato.serve.http.counts import FAMILIES, PATHS, AnswerCounts
+from ostinato.serve.http.life import Life
 from ostinato.serve.settings import ServeSettings
 from tests.serving import serving
 

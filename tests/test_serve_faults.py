@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import httpx2
 import pytest
 
-from ostinato.serve import connection as connections
+from ostinato.serve.http import connection as connections
 from tests.engine_probe import SECRET
 from tests.serving import events, serving
 

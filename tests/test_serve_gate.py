@@ -6,9 +6,9 @@ import httpx2
 import pytest
 
 from ostinato.errors import ConfigError
-from ostinato.serve import intake
-from ostinato.serve.access import check_host
-from ostinato.serve.errors import ApiError
+from ostinato.serve.http import intake
+from ostinato.serve.http.access import check_host
+from ostinato.serve.http.errors import ApiError
 from ostinato.serve.settings import ServeSettings
 from tests.serving import serving
 

@@ -11,7 +11,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 from ostinato.observe.logs import configure_logs
 from ostinato.observe.tracing import Tracing
-from ostinato.serve.app import make_app
+from ostinato.serve.http.app import make_app
 from tests import serving as tests_serving
 from tests.engine_probe import SECRET as FAULT
 from tests.serving import serving

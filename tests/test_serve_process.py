@@ -65,7 +65,7 @@ class Process:
         children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children")
 
         def has_begun():
-            return any("ostinato.engine.child" in Path(f"/proc/{pid}/cmdline").read_text() for pid in pids())
+            return any("ostinato.engine.process.child" in Path(f"/proc/{pid}/cmdline").read_text() for pid in pids())
 
         def pids():
             return children.read_text().split()
@@ -85,7 +85,7 @@ def with_engine(make):
     """The server with another engine, as an expression: of `engines`, tests/odd_engines.py, or a Probe."""
     return (
         f"import sys; sys.path.insert(0, {str(ROOT)!r})\n"
-        "import ostinato.serve.server as server, ostinato.serve.life as life, tests.odd_engines as engines\n"
+        "import ostinato.serve.http.server as server, ostinato.serve.http.life as life, tests.odd_engines as engines\n"
         "from tests.engine_probe import Probe\n"
         f"server.Life = lambda *given: life.Life(*given, make={make})\n{RUN}"
     )

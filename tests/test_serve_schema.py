@@ -7,9 +7,9 @@ import schemathesis
 from hypothesis import HealthCheck, Phase, settings
 
 from ostinato.config import EngineConfig
-from ostinato.serve.app import make_api
-from ostinato.serve.counts import AnswerCounts
-from ostinato.serve.life import Life
+from ostinato.serve.http.app import make_api
+from ostinato.serve.http.counts import AnswerCounts
+from ostinato.serve.http.life import Life
 from ostinato.serve.settings import ServeSettings
 from tests.serving import serving
 

@@ -7,8 +7,8 @@ import threading
 
 import pytest
 
-from ostinato.serve.errors import ApiError
-from ostinato.serve.seeing import MOST_WAITING, Seeing
+from ostinato.serve.chat.seeing import MOST_WAITING, Seeing
+from ostinato.serve.http.errors import ApiError
 
 
 def test_two_are_prepared_at_a_time_and_the_loop_goes_on() -> None:

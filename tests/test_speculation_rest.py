@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from ostinato.engine.engine import Engine
-from ostinato.models.nemotron_h import Head
+from ostinato.models.nemotron_h.model import Head
 from tests.checkpoints import random_prompt
 from tests.engines import greedy
 from tests.parity import (

@@ -5,9 +5,9 @@ import json
 import tokenizers
 from tokenizers import decoders, models
 
-from ostinato.engine.tokenizer import Tokenizer
+from ostinato.engine.text.tokenizer import Tokenizer
 from ostinato.schedule.batch import TokenLogprobs
-from ostinato.serve.token_texts import LOWEST, CompletionLogprobs, TokenTexts
+from ostinato.serve.chat.token_texts import LOWEST, CompletionLogprobs, TokenTexts
 from tests.text_checkpoint import byte_level_tokenizer
 
 TOKENIZER = Tokenizer(byte_level_tokenizer())

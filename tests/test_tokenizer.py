@@ -11,7 +11,7 @@ import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, processors, trainers
 from transformers import AutoTokenizer
 
-from ostinato.engine.tokenizer import generation_defaults, load_tokenizer
+from ostinato.engine.text.tokenizer import generation_defaults, load_tokenizer
 from ostinato.errors import ModelError, RequestError
 
 TEXT = "Ada läuft 12 km 🎼 <|im_end|> and back.\n\nDone"

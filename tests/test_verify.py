@@ -17,7 +17,7 @@ from ostinato import EngineConfig
 from ostinato.cache.manager import CacheManager
 from ostinato.cli.main import main
 from ostinato.cli.verify_tables import print_report
-from ostinato.engine.tokenizer import load_tokenizer
+from ostinato.engine.text.tokenizer import load_tokenizer
 from ostinato.sample import sampler
 from ostinato.sample.choose import Draw
 from ostinato.sample.sampler import Project

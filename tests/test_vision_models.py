@@ -10,13 +10,13 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from ostinato.engine.encoder_inputs import encoder_inputs
-from ostinato.engine.inputs import step_inputs
+from ostinato.engine.run.encoder_inputs import encoder_inputs
+from ostinato.engine.run.inputs import step_inputs
 from ostinato.graphs.graphs import weight_storages
 from ostinato.graphs.tape import TapeBackend
 from ostinato.layers.build import Build
 from ostinato.models.loader import load_weights
-from ostinato.models.qwen3_vl import Qwen3VL
+from ostinato.models.qwen3_vl.model import Qwen3VL
 from ostinato.models.random import randomize_weights
 from ostinato.models.registry import build_model
 from ostinato.ops import select_ops

@@ -10,7 +10,7 @@ from ostinato import EngineConfig
 from ostinato.errors import ConfigError, ModelError
 from ostinato.plan.rope import axes, rope_from_json
 from ostinato.plan.source import model_spec
-from ostinato.plan.speculative import with_drafter
+from ostinato.plan.speculation.speculative import with_drafter
 
 TEXT = {
     "hidden_size": 2560,

@@ -19,7 +19,7 @@ from ostinato.layers.build import Build
 from ostinato.layers.step import LayerMemory, StepInputs
 from ostinato.media.item import MediaItem
 from ostinato.models.loader import load_weights
-from ostinato.models.qwen3_vl import Qwen3VL
+from ostinato.models.qwen3_vl.model import Qwen3VL
 from ostinato.models.registry import build_model
 from ostinato.ops import Ops, select_ops
 from ostinato.plan.device import detect

@@ -15,10 +15,10 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationIn
 from pydantic_core import ErrorDetails, PydanticCustomError
 
 from ostinato.errors import ConfigError, Remedy
-from ostinato.plan.capture import checked_sizes
-from ostinato.plan.encoder import checked_budgets
-from ostinato.plan.speculative_setting import LOOKUPS, short_form, speculative_fields
-from ostinato.plan.units import parse_bytes
+from ostinato.plan.encoder.encoder import checked_budgets
+from ostinato.plan.graphs.capture import checked_sizes
+from ostinato.plan.memory.units import parse_bytes
+from ostinato.plan.speculation.speculative_setting import LOOKUPS, short_form, speculative_fields
 
 ALIASES = {
     "mamba_ssm_cache_dtype": "ssm_state_dtype",

@@ -14,7 +14,7 @@ S = TypeVar("S", bound=HasIds)
 
 
 def by_length(sequences: Iterable[S], tokens: int) -> list[list[S]]:
-    """Groups of at most `tokens` tokens each, or of one sequence, padding to the longest included; the shortest first."""
+    """Groups of one sequence, or of at most `tokens` tokens with the padding to their longest; the shortest first."""
     groups: list[list[S]] = [[]]
     for sequence in sorted(sequences, key=lambda sequence: len(sequence.ids)):
         if (len(groups[-1]) + 1) * len(sequence.ids) > tokens:

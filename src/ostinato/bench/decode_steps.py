@@ -9,9 +9,9 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 
 from ostinato.bench.graph_figures import StepTimes
-from ostinato.engine.decode_inputs import DecodeInputs
-from ostinato.engine.inputs import step_inputs
-from ostinato.engine.runner import Runner
+from ostinato.engine.run.decode_inputs import DecodeInputs
+from ostinato.engine.run.inputs import step_inputs
+from ostinato.engine.run.runner import Runner
 from ostinato.errors import CapacityError
 from ostinato.layers.step import StepInputs
 from ostinato.schedule.batch import Batch, Row

@@ -35,8 +35,8 @@ def encoder(settings: dict[str, Any], bench: EncoderBench, report: Callable[[str
     _check_measurable(config)
     import torch
 
-    from ostinato.engine.encoder_graphing import make_encoder_graphs
     from ostinato.engine.engine import Engine
+    from ostinato.engine.run.encoder_graphing import make_encoder_graphs
 
     report("loading the model and capturing the encoder's graphs")
     engine = Engine(config.with_settings(capture="lazy"))  # the text part's graphs are none of this

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from ostinato.bench.facts import machine_facts
-from ostinato.plan.memory import MemoryPlan
+from ostinato.plan.memory.memory import MemoryPlan
 from ostinato.plan.model import DTYPE_BYTES, ModelSpec
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Literal
 
-from ostinato.plan.coverage import StepMode
+from ostinato.plan.graphs.coverage import StepMode
 
 Way = Literal["eager", "graph"]
 WAYS = ("eager", "tape", "cuda")

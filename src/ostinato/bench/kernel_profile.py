@@ -10,9 +10,9 @@ import torch
 from ostinato.bench.decode_steps import run_eagerly
 from ostinato.bench.profile_figures import Calls, shortest_pass
 from ostinato.bench.stopwatch import Stopwatch
-from ostinato.engine.decode_inputs import DecodeInputs
-from ostinato.engine.inputs import step_inputs
-from ostinato.engine.runner import Runner
+from ostinato.engine.run.decode_inputs import DecodeInputs
+from ostinato.engine.run.inputs import step_inputs
+from ostinato.engine.run.runner import Runner
 from ostinato.graphs.buffers import StepBuffers
 from ostinato.graphs.graphs import persistent_storages
 from ostinato.graphs.tape import TapeBackend

@@ -10,7 +10,7 @@ import torch
 from ostinato.bench.decode_steps import Work, run_eagerly, seconds_of
 from ostinato.bench.graph_figures import KernelShares
 from ostinato.bench.stopwatch import Stopwatch
-from ostinato.engine.runner import Runner
+from ostinato.engine.run.runner import Runner
 from ostinato.graphs.buffers import StepBuffers
 from ostinato.graphs.graphs import Graphs, persistent_storages
 from ostinato.graphs.tape import Tape, TapeBackend

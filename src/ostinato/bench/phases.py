@@ -9,8 +9,8 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest.mock import patch
 
-from ostinato.engine import runner as runner_module
 from ostinato.engine.engine import Engine
+from ostinato.engine.run import runner as runner_module
 from ostinato.graphs.tape import Tape
 from ostinato.sample.params import SamplingParams
 

@@ -12,7 +12,7 @@ from ostinato.bench.floor import measure_bandwidth, measure_flops
 from ostinato.bench.graphs import graph_of, plan_of
 from ostinato.bench.profile_figures import Calls, Roofs, kernel_figures, phase_figures, total_figures
 from ostinato.errors import ConfigError, Remedy
-from ostinato.plan.kernel_work import StepShape, kernel_work
+from ostinato.plan.memory.kernel_work import StepShape, kernel_work
 from ostinato.plan.plan import Plan
 
 if TYPE_CHECKING:

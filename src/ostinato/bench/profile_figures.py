@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ostinato.plan.kernel_work import KernelWork
+from ostinato.plan.memory.kernel_work import KernelWork
 
 Calls = Sequence[tuple[str, float]]
 """(name, seconds) of every call of a step, in order."""

@@ -14,7 +14,7 @@ from ostinato.bench.speculative_prompts import Prompts, SpeculativeBench, make_p
 from ostinato.config import EngineConfig
 from ostinato.errors import ConfigError, Remedy
 from ostinato.plan.source import load_spec
-from ostinato.plan.speculative import available_methods
+from ostinato.plan.speculation.speculative import available_methods
 
 if TYPE_CHECKING:
     from ostinato.engine.engine import Engine

@@ -55,7 +55,7 @@ def make_prompts(config: EngineConfig, bench: SpeculativeBench) -> Prompts:
         texts = [f"Q: {problem.question}\nA:" for problem in held_out(0, sum(size for size, _ in keys))]
     else:
         texts = _lines(bench.prompts)
-    from ostinato.engine.tokenizer import load_tokenizer
+    from ostinato.engine.text.tokenizer import load_tokenizer
 
     tokenizer = load_tokenizer(resolve_model_dir(config.model, config.revision))
     ids = [tokenizer.encode(text) for text in texts]

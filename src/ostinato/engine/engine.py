@@ -11,14 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from ostinato.config import EngineConfig
-from ostinato.engine.chat_template import Message, load_chat_template
 from ostinato.engine.generation import Generation
 from ostinato.engine.outputs import RequestOutput
-from ostinato.engine.runner import Runner, StartProgress
+from ostinato.engine.run.runner import Runner, StartProgress
 from ostinato.engine.scheduling import make_scheduler
 from ostinato.engine.speculation import Speculation
 from ostinato.engine.stats import EngineStats, encoder_cache_use
-from ostinato.engine.tokenizer import Tokenizer, load_tokenizer
+from ostinato.engine.text.chat_template import Message, load_chat_template
+from ostinato.engine.text.tokenizer import Tokenizer, load_tokenizer
 from ostinato.errors import ConfigError, ModelError, Remedy, RequestError
 from ostinato.media.input import RenderedChat, load_media_input, render_chat
 from ostinato.media.prompt import MediaPrompt

@@ -7,9 +7,9 @@ import time
 from collections.abc import Sequence
 
 from ostinato.cache.chain import MediaSpan
-from ostinato.engine.detokenizer import Detokenizer, StopChecker
 from ostinato.engine.outputs import CompletionOutput, RequestOutput, RequestTimes
-from ostinato.engine.tokenizer import Tokenizer
+from ostinato.engine.text.detokenizer import Detokenizer, StopChecker
+from ostinato.engine.text.tokenizer import Tokenizer
 from ostinato.media.prompt import MediaPrompt, PlacedItem
 from ostinato.observe.meter import Meter
 from ostinato.sample.grammar import Grammar

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from ostinato.plan.speculative import SpeculativePlan
+from ostinato.plan.speculation.speculative import SpeculativePlan
 from ostinato.schedule.batch import Batch, StepResult
 from ostinato.speculate.controller import Controller
 from ostinato.speculate.counters import SpeculationCounters

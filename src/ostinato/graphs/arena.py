@@ -9,7 +9,7 @@ import torch
 
 from ostinato.graphs.places import Place, items_in, map_items
 from ostinato.graphs.recorder import Call
-from ostinato.plan.first_fit import Layout, first_fit
+from ostinato.plan.graphs.first_fit import Layout, first_fit
 
 
 def plan_layout(calls: Sequence[Call], sizes: Mapping[int, int], results: Sequence[Place]) -> Layout:

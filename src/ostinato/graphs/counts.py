@@ -6,8 +6,8 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
-from ostinato.plan.coverage import StepMode
-from ostinato.plan.traffic import Traffic
+from ostinato.plan.graphs.coverage import StepMode
+from ostinato.plan.graphs.traffic import Traffic
 
 
 @dataclass(slots=True)

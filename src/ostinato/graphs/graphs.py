@@ -15,9 +15,9 @@ from ostinato.graphs.buffers import StepBuffers, check_unmoved
 from ostinato.graphs.check import compare_replay
 from ostinato.graphs.counts import StepCounts
 from ostinato.layers.step import LayerMemory, StepInputs
-from ostinato.plan.capture_plan import CapturePlan
-from ostinato.plan.coverage import PIECEWISE_MODES, StepMode, dispatch
-from ostinato.plan.units import format_bytes
+from ostinato.plan.graphs.capture_plan import CapturePlan
+from ostinato.plan.graphs.coverage import PIECEWISE_MODES, StepMode, dispatch
+from ostinato.plan.memory.units import format_bytes
 
 Forward = Callable[[StepInputs], torch.Tensor]
 CaptureProgress = Callable[[str, int, int], None]

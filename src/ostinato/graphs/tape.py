@@ -16,7 +16,7 @@ from ostinato.graphs.places import Place, tensors_in
 from ostinato.graphs.recorder import Call, Recorder
 from ostinato.ops.native import NativeKernel
 from ostinato.ops.recording import Tap
-from ostinato.plan.first_fit import Layout
+from ostinato.plan.graphs.first_fit import Layout
 
 WRITES_INTO = frozenset({"add", "mul", "sub", "neg", "exp", "silu", "cat", "embedding", "cos", "sin"})
 """Operations that are replayed by their form with an output; the results of others are copied to their place."""

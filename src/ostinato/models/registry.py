@@ -1,4 +1,4 @@
-"""From a ModelSpec to its model. A new architecture is one line here and one file beside this one."""
+"""From a ModelSpec to its model. A new architecture is one line here and one folder beside this file."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ MODELS = {
 
 def build_model(build: Build, spec: ModelSpec) -> CausalLM:
     """The model of `spec`, its weights allocated on `build.device` and not yet written."""
-    module = import_module(f"ostinato.models.{spec.architecture}")
+    module = import_module(f"ostinato.models.{spec.architecture}.model")
     make = getattr(module, MODELS[spec.architecture])
     if spec.quantization is None:
         model: CausalLM = make(build, spec)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ostinato.engine.stream import Stream
+from ostinato.engine.process.stream import Stream
 
 
 @dataclass(slots=True)

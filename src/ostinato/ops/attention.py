@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 
 from ostinato.ops.native import DTYPES, Lowered, check_heads, check_plain
-from ostinato.plan.activations import ATTENTION_SLAB
+from ostinato.plan.memory.activations import ATTENTION_SLAB
 
 
 def reference(

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from ostinato.ops import int8
 from ostinato.ops.activations import ACTIVATIONS
 from ostinato.ops.native import DTYPES, Lowered, check_plain, check_rows
-from ostinato.plan.activations import EXPANDED
+from ostinato.plan.memory.activations import EXPANDED
 
 CODES = {None: 0, "relu2": 1, "silu": 2, "swiglu": 3, "gelu": 4, "gelu_pytorch_tanh": 5}
 """Activations, as in native/product.h."""

@@ -15,8 +15,8 @@ from pathlib import Path
 
 from ostinato.errors import ConfigError
 from ostinato.plan.cgroup import core_limit, memory_limit
+from ostinato.plan.memory.units import KiB, MiB
 from ostinato.plan.native import NOT_THIS_CPU, NativeFacts, detect_native
-from ostinato.plan.units import KiB, MiB
 
 
 @dataclass(frozen=True)

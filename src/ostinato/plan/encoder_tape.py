@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 
-from ostinato.plan.first_fit import first_fit
+from ostinato.plan.graphs.first_fit import first_fit
 from ostinato.plan.model import DTYPE_BYTES, VisionSpec
 
 

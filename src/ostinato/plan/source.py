@@ -17,10 +17,10 @@ from ostinato.plan.compressed_tensors import stored_quantization
 from ostinato.plan.json_file import read_json
 from ostinato.plan.model import DTYPE_BYTES, ModelSpec, VisionSpec
 from ostinato.plan.quantization_setting import with_quantization
-from ostinato.plan.speculative import with_drafter
+from ostinato.plan.speculation.speculative import with_drafter
 
 ARCHITECTURES = {
-    name: f"ostinato.plan.architectures.{name}"
+    name: f"ostinato.models.{name}.spec"
     for name in (
         "bamba",
         "falcon_h1",

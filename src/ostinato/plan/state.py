@@ -9,7 +9,7 @@ from typing import Literal
 from ostinato.config import EngineConfig
 from ostinato.errors import ConfigError, Remedy
 from ostinato.plan.decision import Decision
-from ostinato.plan.flops import PrefillFlops
+from ostinato.plan.memory.flops import PrefillFlops
 from ostinato.plan.model import ModelSpec
 
 StateCacheMode = Literal["none", "align", "all"]

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from llguidance import LLMatcher, LLParserLimits, LLTokenizer
     from llguidance._lib import JsonCompileOptions
 
-    from ostinato.engine.tokenizer import Tokenizer
+    from ostinato.engine.text.tokenizer import Tokenizer
 
 T = TypeVar("T")
 

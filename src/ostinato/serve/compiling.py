@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 
-from ostinato.engine.async_engine import AsyncEngine
+from ostinato.engine.process.async_engine import AsyncEngine
 from ostinato.errors import RequestError
 from ostinato.sample.guide import Guide
-from ostinato.serve.errors import ApiError
+from ostinato.serve.http.errors import ApiError
 
 MOST_WAITING = 64
 """Requests whose grammars wait: each may take a second."""

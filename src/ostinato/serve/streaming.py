@@ -12,10 +12,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from ostinato.engine.failures import EngineFailed, StepFailed
+from ostinato.engine.process.failures import EngineFailed, StepFailed
 from ostinato.errors import OstinatoError
 from ostinato.observe.record import RequestRecord
-from ostinato.serve.errors import as_api_error
+from ostinato.serve.http.errors import as_api_error
 
 T = TypeVar("T")
 

@@ -10,7 +10,7 @@ from typing import Any
 from ostinato.config import EngineConfig
 from ostinato.engine.engine import Engine
 from ostinato.errors import CapacityError, ConfigError
-from ostinato.plan.coverage import FULL_MODES, PIECEWISE_MODES
+from ostinato.plan.graphs.coverage import FULL_MODES, PIECEWISE_MODES
 from ostinato.verify.compare import Divergence, Verdict, compare, verdict_of
 from ostinato.verify.drafts import steer_drafts
 from ostinato.verify.matrix import Way

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import torch
 
 from ostinato.config import EngineConfig
-from ostinato.engine.decode_inputs import DecodeInputs
 from ostinato.engine.engine import Engine
-from ostinato.engine.inputs import logit_positions, step_inputs
+from ostinato.engine.run.decode_inputs import DecodeInputs
+from ostinato.engine.run.inputs import logit_positions, step_inputs
 from ostinato.sample import noise
 from ostinato.sample.params import SamplingParams
 from ostinato.sample.processing import adjust, restrict

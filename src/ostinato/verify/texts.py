@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from ostinato.config import EngineConfig
 from ostinato.demo.problems import held_out
-from ostinato.engine.chat_template import ChatTemplate, load_chat_template
-from ostinato.engine.tokenizer import Tokenizer, load_tokenizer
+from ostinato.engine.text.chat_template import ChatTemplate, load_chat_template
+from ostinato.engine.text.tokenizer import Tokenizer, load_tokenizer
 from ostinato.errors import RequestError
 from ostinato.plan.model import ModelSpec
 from ostinato.plan.source import resolve_model_dir

@@ -9,21 +9,21 @@ from typing import Any
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
-from ostinato.engine.async_engine import AsyncEngine
-from ostinato.engine.delivery import SampleDelta
 from ostinato.engine.outputs import CompletionOutput
+from ostinato.engine.process.async_engine import AsyncEngine
+from ostinato.engine.process.delivery import SampleDelta
 from ostinato.schedule.batch import TokenLogprobs
-from ostinato.serve.answers import Run, answer, head
+from ostinato.serve.chat.answers import Run, answer, head
+from ostinato.serve.chat.conversation import Asked, begin, checked_tools, conversation_of
+from ostinato.serve.chat.model_text import ModelText
+from ostinato.serve.chat.split import Answer
+from ostinato.serve.chat.token_texts import TokenTexts
 from ostinato.serve.chunks import Chunks, Whole, compact, quoted
-from ostinato.serve.conversation import Asked, begin, checked_tools, conversation_of
-from ostinato.serve.life import Life
-from ostinato.serve.model_text import ModelText
+from ostinato.serve.http.life import Life
 from ostinato.serve.parsing.answer import AnswerDelta, ToolCallDelta
 from ostinato.serve.protocol.chat import ChatRequest
 from ostinato.serve.protocol.guides import format_wish, one_wish, wishes_of
-from ostinato.serve.split import Answer
 from ostinato.serve.streaming import DONE, Last
-from ostinato.serve.token_texts import TokenTexts
 
 
 def chat_router(life: Life, text_of: Callable[[AsyncEngine], ModelText]) -> APIRouter:

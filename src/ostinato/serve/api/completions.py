@@ -9,21 +9,21 @@ from dataclasses import dataclass
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
-from ostinato.engine.async_engine import AsyncEngine
-from ostinato.engine.delivery import SampleDelta
 from ostinato.engine.outputs import CompletionOutput
-from ostinato.engine.stream import Stream
+from ostinato.engine.process.async_engine import AsyncEngine
+from ostinato.engine.process.delivery import SampleDelta
+from ostinato.engine.process.stream import Stream
 from ostinato.sample.params import SamplingParams
 from ostinato.schedule.batch import TokenLogprobs
-from ostinato.serve.answers import Run, answer, head
+from ostinato.serve.chat.answers import Run, answer, head
+from ostinato.serve.chat.guides import plain_guide
+from ostinato.serve.chat.model_text import ModelText
+from ostinato.serve.chat.token_texts import CompletionLogprobs
 from ostinato.serve.chunks import Chunks, Whole, quoted
-from ostinato.serve.guides import plain_guide
-from ostinato.serve.life import Life
-from ostinato.serve.model_text import ModelText
+from ostinato.serve.http.life import Life
 from ostinato.serve.protocol.completions import CompletionRequest
 from ostinato.serve.protocol.guides import one_wish, wishes_of
 from ostinato.serve.streaming import DONE, Last
-from ostinato.serve.token_texts import CompletionLogprobs
 
 
 def completions_router(life: Life, text_of: Callable[[AsyncEngine], ModelText]) -> APIRouter:

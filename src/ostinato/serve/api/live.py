@@ -8,7 +8,7 @@ from typing import Any
 from fastapi import APIRouter
 
 from ostinato.observe.meter import Meter
-from ostinato.serve.life import Life
+from ostinato.serve.http.life import Life
 
 
 def live_router(life: Life) -> APIRouter:

@@ -8,8 +8,8 @@ from fastapi import APIRouter
 from fastapi.responses import Response
 
 from ostinato.observe.metrics import CONTENT_TYPE_LATEST, answers, exposition, families
-from ostinato.serve.counts import AnswerCounts
-from ostinato.serve.life import Life
+from ostinato.serve.http.counts import AnswerCounts
+from ostinato.serve.http.life import Life
 
 
 def metrics_router(life: Life, counts: AnswerCounts) -> APIRouter:

@@ -10,23 +10,23 @@ from typing import Any
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
-from ostinato.engine.async_engine import AsyncEngine
-from ostinato.engine.delivery import SampleDelta
 from ostinato.engine.outputs import CompletionOutput
+from ostinato.engine.process.async_engine import AsyncEngine
+from ostinato.engine.process.delivery import SampleDelta
 from ostinato.sample.params import SamplingParams
-from ostinato.serve.answers import Run, answer
+from ostinato.serve.chat.answers import Run, answer
+from ostinato.serve.chat.conversation import AnswerForm, Asked, Conversation, begin, checked_tools, described
+from ostinato.serve.chat.message_logprobs import MessageLogprobs
+from ostinato.serve.chat.model_text import ModelText
+from ostinato.serve.chat.response_items import Event, Items
+from ostinato.serve.chat.split import Answer
 from ostinato.serve.chunks import compact
-from ostinato.serve.conversation import AnswerForm, Asked, Conversation, begin, checked_tools, described
-from ostinato.serve.errors import ApiError, as_api_error
-from ostinato.serve.life import Life
-from ostinato.serve.message_logprobs import MessageLogprobs
-from ostinato.serve.model_text import ModelText
+from ostinato.serve.http.errors import ApiError, as_api_error
+from ostinato.serve.http.life import Life
 from ostinato.serve.protocol.conversation import template_kwargs
 from ostinato.serve.protocol.guides import one_wish, wishes_of
 from ostinato.serve.protocol.input_items import template_messages
 from ostinato.serve.protocol.responses import ResponsesRequest
-from ostinato.serve.response_items import Event, Items
-from ostinato.serve.split import Answer
 from ostinato.serve.streaming import Last
 
 

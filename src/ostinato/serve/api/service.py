@@ -8,7 +8,7 @@ from fastapi import APIRouter
 from fastapi.responses import JSONResponse, Response
 
 from ostinato import __version__
-from ostinato.serve.life import Life
+from ostinato.serve.http.life import Life
 from ostinato.serve.protocol.common import check_model
 
 

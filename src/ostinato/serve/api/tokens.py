@@ -7,10 +7,10 @@ from typing import Any
 
 from fastapi import APIRouter
 
-from ostinato.engine.async_engine import AsyncEngine
-from ostinato.serve.conversation import checked_tools, conversation_of, render, token_ids_of
-from ostinato.serve.life import Life
-from ostinato.serve.model_text import ModelText
+from ostinato.engine.process.async_engine import AsyncEngine
+from ostinato.serve.chat.conversation import checked_tools, conversation_of, render, token_ids_of
+from ostinato.serve.chat.model_text import ModelText
+from ostinato.serve.http.life import Life
 from ostinato.serve.protocol.common import check_model
 from ostinato.serve.protocol.tokens import DetokenizeRequest, TokenizeRequest
 

@@ -16,7 +16,7 @@ from pydantic import (
 )
 
 from ostinato.sample.params import SamplingParams
-from ostinato.serve.errors import ApiError
+from ostinato.serve.http.errors import ApiError
 from ostinato.serve.settings import ServeSettings
 
 T = TypeVar("T")

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field
 
-from ostinato.serve.errors import ApiError
+from ostinato.serve.http.errors import ApiError
 from ostinato.serve.protocol.common import MAX_LOGPROBS, Generating, unserved
 
 

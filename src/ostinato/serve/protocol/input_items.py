@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ostinato.serve.errors import ApiError
+from ostinato.serve.http.errors import ApiError
 from ostinato.serve.protocol.common import Echoed, Ignored, Several
 from ostinato.serve.protocol.messages import FunctionCall, Message, Role, ToolCall, one_for_template, text_of
 

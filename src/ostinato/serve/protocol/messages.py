@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
-from ostinato.serve.errors import ApiError
+from ostinato.serve.http.errors import ApiError
 from ostinato.serve.protocol.common import Echoed, Ignored, Several, unserved
 
 Role = Literal["system", "developer", "user", "assistant", "tool"]

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field
 
-from ostinato.serve.errors import ApiError
+from ostinato.serve.http.errors import ApiError
 from ostinato.serve.protocol.common import MAX_LOGPROBS, MAX_MESSAGES, Body, Generating, Ignored, Several, unserved
 from ostinato.serve.protocol.guides import Wish
 from ostinato.serve.protocol.input_items import InputItem

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from ostinato.serve.errors import ApiError
+from ostinato.serve.http.errors import ApiError
 from ostinato.serve.protocol.common import MAX_MESSAGES, Body, Several
 from ostinato.serve.protocol.conversation import ConversationBody
 from ostinato.serve.protocol.messages import Message

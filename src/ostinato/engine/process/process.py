@@ -1,0 +1,142 @@
+"""The engine's process, as the server's event loop has it: started, told, heard, and ended."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, cast
+
+from ostinato.config import EngineConfig
+from ostinato.engine.process.failures import EngineError
+from ostinato.engine.process.messages import Failed, Log, Progress, Start, Started, Unpacker, pack
+from ostinato.threads import TURNS_BESIDE_SERVER, wait_briefly
+
+if TYPE_CHECKING:
+    from ostinato.engine.engine import Engine
+    from ostinato.engine.run.runner import StartProgress
+
+_PATIENCE = 5.0
+"""Seconds that a process has to be gone after its connection; it ends itself at once."""
+
+
+def make_engine(config: EngineConfig, progress: StartProgress) -> Engine:
+    """The engine of a configuration; see `Engine`. Imports torch."""
+    from ostinato.engine.engine import Engine
+
+    return Engine(config, progress)
+
+
+class EngineProcess(asyncio.Protocol):
+    """A process that runs one engine. It ends when its connection does, and so with the process that started it."""
+
+    started: Started
+    """What it has told of itself."""
+
+    def __init__(self, progress: StartProgress) -> None:
+        self._progress = progress
+        self._unpacker = Unpacker()
+        self._loop = asyncio.get_running_loop()
+        self._starting: asyncio.Future[Started] = self._loop.create_future()
+        self._transport: asyncio.Transport
+        self._process: subprocess.Popen[bytes]
+        self._reaping: asyncio.Task[None] | None = None
+        self._has_ended = False
+        self.on_message: Callable[[Any], None] = lambda message: None
+        """Called on the loop with what the engine says once it has started."""
+        self.on_end: Callable[[Exception], None] = lambda error: None
+        """Called on the loop, once, when the engine has failed or its process died."""
+
+    @classmethod
+    async def start(cls, start: Start, progress: StartProgress) -> EngineProcess:
+        """A process whose engine has succeeded in a step. Raises what making the engine raised, and EngineError if the
+        process died; cancelled, it leaves nothing behind."""
+        process = cls(progress)
+        ours, theirs = socket.socketpair()
+        with theirs:
+            transport, _ = await process._loop.create_unix_connection(lambda: process, sock=ours)
+            process._transport = cast(asyncio.Transport, transport)
+            process._process = _spawn(theirs)
+        try:
+            process.send(start)
+            process.started = await process._starting
+        except BaseException:
+            await asyncio.shield(process.end())
+            raise
+        return process
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def send(self, message: Any) -> None:
+        """Sends a message; what cannot be sent at once waits, and what comes after the end is dropped."""
+        if not self._transport.is_closing():
+            self._transport.write(pack(message))
+
+    async def end(self) -> None:
+        """Ends the process, whatever it does."""
+        self._has_ended = True
+        self._transport.abort()
+        await asyncio.to_thread(self._reap)
+
+    def _reap(self) -> int:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return self._process.wait(_PATIENCE)
+        self._process.kill()
+        return self._process.wait()
+
+    # asyncio.Protocol's.
+
+    def data_received(self, data: bytes) -> None:
+        for message in self._unpacker.feed(data):
+            match message:
+                case Log(record):
+                    logger = logging.getLogger(record.name)
+                    if logger.isEnabledFor(record.levelno):
+                        logger.handle(record)
+                case Progress():
+                    self._progress(*message)
+                case Started():
+                    self._starting.set_result(message)
+                case Failed(error):
+                    self._fail(error)
+                case _:
+                    self.on_message(message)
+
+    def connection_lost(self, _: Exception | None) -> None:
+        if not self._has_ended:
+            self._reaping = self._loop.create_task(self._note_death())
+
+    async def _note_death(self) -> None:
+        status = await asyncio.to_thread(self._reap)
+        how = f"by signal {signal.Signals(-status).name}" if status < 0 else f"with status {status}"
+        self._fail(EngineError(f"the engine's process ended {how}"))
+
+    def _fail(self, error: Exception) -> None:
+        if self._has_ended:
+            return
+        self._has_ended = True
+        if not self._starting.done():
+            self._starting.set_exception(error)
+        else:
+            self.on_end(error)
+
+
+def _spawn(connection: socket.socket) -> subprocess.Popen[bytes]:
+    """The process at the end of `connection`. It finds modules where this one does."""
+    command = [sys.executable, "-P", "-m", "ostinato.engine.process.child", str(connection.fileno())]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(each or os.getcwd() for each in sys.path)}
+    wait_briefly(environment, TURNS_BESIDE_SERVER)
+    # The child inherits what is blocked, so no signal reaches it before it ignores them.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
+    try:
+        return subprocess.Popen(command, pass_fds=[connection.fileno()], stdin=subprocess.DEVNULL, env=environment)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)

@@ -1,0 +1,103 @@
+"""One request of an AsyncEngine, as its caller on the event loop sees it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+from ostinato.engine.outputs import RequestTimes
+from ostinato.engine.process.delivery import OutputDelta
+from ostinato.errors import RequestError
+from ostinato.schedule.batch import TokenLogprobs
+
+
+class DeadlineExceeded(RequestError):
+    """The request had a deadline, and was ended when it passed."""
+
+
+class Stream:
+    """An asynchronous iterator over what a request gains. Leaving its `async with` early ends the request.
+
+    Gains that the caller has not fetched become one, so what waits for a slow caller is bounded by the request's own
+    output. An error that ended the request, or some of its outputs, is raised once all that it gained was fetched.
+    """
+
+    def __init__(self, request_id: str, num_outputs: int, abort: Callable[[], None]) -> None:
+        self.request_id = request_id
+        self.num_outputs = num_outputs
+        self.prompt_token_ids: list[int] = []
+        self.prompt_logprobs: Sequence[TokenLogprobs | None] | None = None
+        """Of the prompt, if they were asked for; None before the first token of the first output."""
+        self.num_cached_tokens: int | None = None
+        """Tokens of the prompt that came from the prefix cache; None before the first gain."""
+        self.num_output_tokens = 0
+        """Gained so far, by all outputs."""
+        self.finish_reasons: list[str] = []
+        """Of the outputs that have ended."""
+        self.ended = False
+        """Whether the engine is done with it."""
+        self.timer: asyncio.TimerHandle | None = None
+        """What ends it at its deadline."""
+        self.times: RequestTimes | None = None
+        """Of the request; None before the first gain."""
+        self.on_error: Callable[[Exception], None] = lambda error: None
+        """Called when an error ends the request."""
+        self._abort = abort
+        self._waiting: OutputDelta | None = None
+        self._error: Exception | None = None
+        self._news = asyncio.Event()
+
+    async def __aenter__(self) -> Stream:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.abort()
+
+    def __aiter__(self) -> Stream:
+        return self
+
+    async def __anext__(self) -> OutputDelta:
+        while self._waiting is None:
+            if self.ended:
+                self.raise_error()
+                raise StopAsyncIteration
+            self._news.clear()
+            await self._news.wait()
+        delta, self._waiting = self._waiting, None
+        return delta
+
+    def raise_error(self) -> None:
+        """Raises the error that ended the request, if one did."""
+        if self._error is not None:
+            raise self._error
+
+    def abort(self) -> None:
+        """Ends the request, if it has not ended: within one step its memory is free."""
+        if not self.ended:
+            self._abort()
+
+    def put(self, delta: OutputDelta) -> None:
+        """The engine's: what was gained."""
+        self.num_cached_tokens, self.times = delta.num_cached_tokens, delta.times
+        if delta.prompt_logprobs is not None:
+            self.prompt_logprobs = delta.prompt_logprobs
+        if delta.output is not None:
+            # Which the engine did not send back, or not once more.
+            delta.output.prompt_token_ids = self.prompt_token_ids
+            delta.output.prompt_logprobs = None if self.prompt_logprobs is None else list(self.prompt_logprobs)
+        for sample in delta.samples:
+            self.num_output_tokens += len(sample.token_ids)
+            if sample.finish_reason is not None:
+                self.finish_reasons.append(sample.finish_reason)
+        self._waiting = delta if self._waiting is None else self._waiting.then(delta)
+        self._news.set()
+
+    def end(self, error: Exception | None = None) -> None:
+        """The engine's: nothing more will come."""
+        self.ended, self._error = True, error
+        if self.timer is not None:
+            self.timer.cancel()
+            self.timer = None
+        if error is not None:
+            self.on_error(error)
+        self._news.set()

@@ -1,0 +1,77 @@
+"""What makes drafts, as the plan wants it: its weights, its part of the cache memory, its graphs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+
+from ostinato.engine.run.decode_inputs import DecodeInputs
+from ostinato.engine.run.graphing import make_graphs
+from ostinato.engine.run.inputs import step_inputs
+from ostinato.graphs.graphs import Graphs
+from ostinato.layers.step import LayerMemory
+from ostinato.models.base import CausalLM
+from ostinato.plan.graphs.draft_capture import draft_capture
+from ostinato.plan.model import ModelSpec
+from ostinato.plan.plan import Plan
+from ostinato.speculate.draft import DraftProposer
+from ostinato.speculate.mtp import HeadForward, MtpProposer
+from ostinato.speculate.ngram import NgramProposer
+from ostinato.speculate.proposer import Forward, Proposer
+
+MakeModel = Callable[[ModelSpec, Path | None], CausalLM]
+
+
+@dataclass(frozen=True)
+class Drafting:
+    """A proposer, and what it runs: a draft model of its own, and graphs, where it has them."""
+
+    proposer: Proposer
+    model: CausalLM | None = None
+    graphs: Graphs | None = None
+
+
+def make_drafting(
+    plan: Plan,
+    spec: ModelSpec,
+    model: CausalLM,
+    memory: Sequence[LayerMemory],
+    make_model: MakeModel,
+    draft_directory: Path | None,
+) -> Drafting | None:
+    """What the plan's `speculative` asks for; None without it.
+
+    `memory` is that of all cached layers, the drafter's behind the model's. `make_model` makes a second model with
+    the weights in a directory. ModelError if these do not match.
+    """
+    speculative, settings = plan.speculative, plan.settings
+    if speculative is None:
+        return None
+    if speculative.method == "ngram":
+        assert speculative.prompt_lookup_min is not None, "method ngram has lengths to look up"
+        assert speculative.prompt_lookup_max is not None, "method ngram has lengths to look up"
+        return Drafting(NgramProposer(speculative.prompt_lookup_min, speculative.prompt_lookup_max))
+    own = memory[len(spec.layers) :]
+    capture = draft_capture(plan.capture, speculative.method, settings.max_num_seqs, settings.max_num_batched_tokens)
+    if speculative.method == "mtp":
+        head = HeadForward(model, own, settings.max_num_seqs)
+        graphs = make_graphs(
+            plan, capture, model, head, own, max_tokens=settings.max_num_seqs, others={"drafts.hidden": head.hidden}
+        )
+        return Drafting(MtpProposer(model, head, _forward(graphs, settings.block_size)), graphs=graphs)
+    assert spec.drafter is not None, "method draft has a drafter"
+    assert spec.drafter.model is not None, "method draft has a second model"
+    of_draft = replace(spec.drafter.model, rope=speculative.rope, quantization=speculative.quantization)
+    draft = make_model(of_draft, draft_directory)
+    graphs = make_graphs(
+        plan, capture, draft, lambda step: draft(step, own), own, max_tokens=settings.max_num_batched_tokens
+    )
+    return Drafting(DraftProposer(draft, _forward(graphs, settings.block_size)), draft, graphs)
+
+
+def _forward(graphs: Graphs, block_size: int) -> Forward:
+    inputs = DecodeInputs()
+    return lambda batch: graphs.run(step_inputs(batch, block_size, torch.device("cpu"), (), inputs))

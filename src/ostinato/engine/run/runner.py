@@ -1,0 +1,179 @@
+"""The runner owns tensors: weights and cache memory. It computes batches and knows no policy."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ostinato.engine.run.decode_inputs import DecodeInputs
+from ostinato.engine.run.drafting import make_drafting
+from ostinato.engine.run.encoder_graphing import make_encoder_graphs
+from ostinato.engine.run.encoding import Encoding
+from ostinato.engine.run.graphing import make_graphs
+from ostinato.engine.run.inputs import logit_positions, step_inputs
+from ostinato.engine.run.memory import allocate_cells, allocate_memory
+from ostinato.errors import CapacityError, Remedy
+from ostinato.graphs.encoder import EncoderGraphs
+from ostinato.graphs.graphs import Graphs
+from ostinato.layers.build import Build
+from ostinato.models.base import CausalLM
+from ostinato.models.loader import load_weights
+from ostinato.models.random import randomize_weights
+from ostinato.models.registry import build_model
+from ostinato.ops import select_ops
+from ostinato.plan.model import ModelSpec
+from ostinato.plan.plan import Plan
+from ostinato.sample.sampler import sample
+from ostinato.schedule.batch import Batch, StepResult
+
+StartProgress = Callable[[str, int, int], None]
+"""(what is being done, how much of it is done, how much it is in all)"""
+
+
+class Runner:
+    """A model in memory, with its cache, as the plan describes them."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        spec: ModelSpec,
+        directory: Path | None,
+        progress: StartProgress = lambda what, done, total: None,
+        draft_directory: Path | None = None,
+    ) -> None:
+        """Loads the weights in `directory`, or makes random ones if it is None; so too those of a draft model.
+
+        Raises ModelError if the weights do not match.
+        """
+        settings = plan.settings
+        self.plan = plan
+        self.device = torch.device(settings.device)
+        self.block_size = settings.block_size
+        self._decode_inputs = DecodeInputs(takes_images=spec.vision is not None)
+        if settings.threads is not None:
+            torch.set_num_threads(settings.threads)
+        begin = time.perf_counter()
+        self.model = self._make_model(
+            replace(spec, rope=settings.rope, quantization=settings.quantization), directory, progress
+        )
+        layers, cells = allocate_memory(spec, plan, self.device), allocate_cells(spec, plan, self.device)
+        self.memory = [*layers, *cells]
+        self.drafting = make_drafting(
+            plan,
+            spec,
+            self.model,
+            layers,
+            lambda draft, path: self._make_model(draft, path, progress),
+            draft_directory,
+        )
+        # A prediction head runs within the model's steps; a draft model's layers are none of the model's.
+        own = [*(layers if self.model.head is not None else layers[: len(spec.layers)]), *cells]
+        self.graphs = make_graphs(
+            plan,
+            plan.capture,
+            self.model,
+            lambda step: self.model(step, own),
+            own,
+            max_tokens=settings.max_num_batched_tokens,
+            drafts_may_rest=plan.speculative is not None and plan.speculative.may_rest,
+        )
+        self.encoder: EncoderGraphs | None = None
+        self.encoding: Encoding | None = None
+        if plan.encoder is not None and spec.vision is not None:
+            self.encoder = make_encoder_graphs(
+                plan.encoder, spec.vision, self.model, check_replay=settings.check_replay
+            )
+            most_patches = plan.encoder.most_tokens * spec.vision.patches_per_token
+            self.encoding = Encoding(self.encoder, cells[0].media, most_patches)
+        self.measured: dict[str, Any] = {
+            "load_seconds": round(time.perf_counter() - begin, 3),
+            "weight_bytes": sum(weight.numel() * weight.element_size() for weight in self._weights()),
+        }
+
+    @torch.inference_mode()
+    def run(self, batch: Batch) -> StepResult:
+        """Proposes drafts, encodes the batch's new images, computes the batch with both, writes its keys, values and
+        states, and samples where a row's next tokens are due."""
+        drafts = self.drafting.proposer.propose(batch) if self.drafting is not None else ()
+        if batch.encode:
+            assert self.encoding is not None, "images came to a model that has no encoder"
+            self.encoding.run(batch.encode)
+        hidden = self.graphs.run(step_inputs(batch, self.block_size, torch.device("cpu"), drafts, self._decode_inputs))
+        positions = logit_positions(batch, drafts)
+
+        def project(places: list[int]) -> torch.Tensor:
+            wanted = [positions[i] for i in places]
+            # Where every row has one token, all of them are wanted, in order: no copy.
+            if wanted != list(range(len(wanted))):
+                return self.model.logits(hidden[wanted])
+            return self.model.logits(hidden if len(wanted) == len(hidden) else hidden[: len(wanted)])
+
+        return StepResult(tuple(sample(project, batch.rows, drafts, draw=self.model.build.ops.sample)))
+
+    @torch.inference_mode()
+    def capture(self, progress: StartProgress = lambda what, done, total: None) -> None:
+        """Captures every planned graph, and compares what they take with the plan. The encoder's are timed as well.
+
+        Raises CaptureError if a step cannot be captured, CapacityError if the graphs take more than was planned.
+        """
+        for graphs in self._all_graphs():
+            graphs.capture_all(progress)
+        if self.graphs.planned():
+            self.measured["graphs"] = self.graph_figures()
+            _check_size("the graphs", self.measured["graphs"], Remedy("graph_mode", "none"))
+        if self.encoder is not None and self.encoder.planned:
+            self.encoder.capture_all(progress)
+            self.measured["encoder"] = self.encoder.figures()
+            _check_size("the encoder's graphs", self.measured["encoder"], Remedy("encoder_graph_mode", "none"))
+
+    @property
+    def takes_images(self) -> bool:
+        return self.encoding is not None
+
+    @property
+    def num_captured(self) -> int:
+        """Graphs captured so far."""
+        return sum(each.num_captured for each in self._all_graphs())
+
+    def graph_figures(self) -> dict[str, Any]:
+        """Graphs captured so far, the time that took, and their memory beside the planned."""
+        graphs = self._all_graphs()
+        return {
+            "captured": self.num_captured,
+            "capture_seconds": round(sum(each.capture_seconds for each in graphs), 3),
+            "planned_bytes": self.plan.memory.graphs,
+            "observed_bytes": sum(each.num_bytes for each in graphs) if self.graphs.planned() else 0,
+        }
+
+    def _all_graphs(self) -> list[Graphs]:
+        """Those of the model, and those of what makes drafts."""
+        of_drafts = None if self.drafting is None else self.drafting.graphs
+        return [self.graphs] if of_drafts is None else [self.graphs, of_drafts]
+
+    def _weights(self) -> list[torch.Tensor]:
+        draft = None if self.drafting is None else self.drafting.model
+        return [*self.model.parameters(), *(draft.parameters() if draft is not None else ())]
+
+    def _make_model(self, spec: ModelSpec, directory: Path | None, progress: StartProgress) -> CausalLM:
+        """A model with the weights in `directory`, or with random ones."""
+        settings = self.plan.settings
+        choices = {name: choice.implementation for name, choice in self.plan.kernels.items()}
+        ops = select_ops(choices, self.plan.device.native.isa, deterministic=settings.deterministic)
+        model = build_model(Build(ops, getattr(torch, settings.dtype), self.device), spec)
+        if directory is None:
+            randomize_weights(model, settings.seed)
+        else:
+            load_weights(model, directory, partial(progress, "Loading weights"))
+        return model
+
+
+def _check_size(what: str, figures: Mapping[str, Any], remedy: Remedy) -> None:
+    planned, observed = figures["planned_bytes"], figures["observed_bytes"]
+    if observed > planned:
+        raise CapacityError(f"{what} take {observed} bytes, and {planned} were planned for them", [remedy])

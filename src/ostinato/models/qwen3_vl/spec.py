@@ -1,0 +1,156 @@
+"""Qwen3-VL (arXiv 2511.21631): Qwen3's layers with positions in time, height and width, and an encoder of images."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import isqrt
+from typing import Any
+
+from ostinato.errors import ModelError
+from ostinato.models.qwen3.spec import TEXT_OPS, Qwen3Hyperparameters, dense_layer, hyperparameters
+from ostinato.plan.hyperparameters import activation, flag, integer, linear_parameters, number
+from ostinato.plan.model import LayerSpec, ModelSpec, RopeSpec, VisionSpec
+from ostinato.plan.rope import parse_rope, with_sections
+from ostinato.plan.source import checkpoint_dtype
+
+VISION_OPS = ("encoder_attention", "layer_norm", "rotate", "weighted_embedding")
+"""That the encoder alone calls."""
+
+MEDIA_OPS = ("axial_angles", "inject_media")
+
+TEXT_THETA = 500000.0
+SECTIONS = (24, 20, 20)
+TOKENS = {"image": 151655, "video": 151656, "vision_start": 151652, "vision_end": 151653}
+DEEPSTACK = (8, 16, 24)
+"""What a config.json means that names none."""
+
+
+@dataclass(frozen=True)
+class Qwen3VLHyperparameters:
+    """What models/qwen3_vl/model.py builds from, beside the VisionSpec. `theta` and `activation` are the encoder's."""
+
+    text: Qwen3Hyperparameters
+    theta: float
+    activation: str
+
+
+def model_spec(config: dict[str, Any]) -> ModelSpec:
+    """The spec of a `qwen3_vl` config.json, whose text and vision parts are dicts of their own."""
+    text = part(config, "text_config")
+    hyper = hyperparameters(text, 128)
+    layer = dense_layer(hyper, integer(text, "hidden_size"))
+    return vl_spec(config, "qwen3_vl", hyper, (layer,) * integer(text, "num_hidden_layers"))
+
+
+def part(config: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """One of the dicts in a config.json."""
+    found = config.get(name)
+    if not isinstance(found, dict):
+        raise ModelError(f"config.json has no {name!r} with the sizes of that part of a {config['model_type']} model")
+    return found
+
+
+def vl_spec(
+    config: dict[str, Any],
+    architecture: str,
+    hyper: Qwen3Hyperparameters,
+    layers: tuple[LayerSpec, ...],
+    layer_ops: tuple[str, ...] = (),
+) -> ModelSpec:
+    """What is around the `layers` of the text part, which call `layer_ops` beside Qwen3's."""
+    text, vision = part(config, "text_config"), part(config, "vision_config")
+    activation(text, "hidden_act", "silu", ("silu",))
+    hidden_size, vocab_size = integer(text, "hidden_size"), integer(text, "vocab_size")
+    # The whole model's word counts before the text part's.
+    tied = flag(config, "tie_word_embeddings", flag(text, "tie_word_embeddings", False))
+    return ModelSpec(
+        architecture=architecture,
+        dtype=checkpoint_dtype({**text, **config}),
+        vocab_size=vocab_size,
+        hidden_size=hidden_size,
+        max_position_embeddings=text.get("max_position_embeddings"),
+        tied_embeddings=tied,
+        layers=layers,
+        outer_parameters=vocab_size * hidden_size * (1 if tied else 2) + hidden_size,
+        ssm_state_dtype=None,
+        rope=_rope(text, hyper.attention.head_dim),
+        ops=(*TEXT_OPS, *layer_ops, *MEDIA_OPS, *VISION_OPS),
+        hyperparameters=Qwen3VLHyperparameters(
+            text=hyper,
+            theta=_vision_theta(vision),
+            activation=activation(vision, "hidden_act", "gelu_pytorch_tanh", ("gelu_pytorch_tanh", "gelu")),
+        ),
+        vision=_vision(config, vision, hidden_size, len(layers)),
+        backbone="model.language_model.",
+    )
+
+
+def _rope(text: dict[str, Any], head_dim: int) -> RopeSpec:
+    rope = parse_rope({"rope_theta": TEXT_THETA, **text}, head_dim)
+    return with_sections(rope, text.get("rope_scaling") or text.get("rope_parameters") or {}, SECTIONS)
+
+
+def _vision_theta(vision: dict[str, Any]) -> float:
+    rope = vision.get("rope_parameters") or {}
+    kind = rope.get("rope_type", "axial")
+    if kind != "axial":
+        raise ModelError(f"config.json has rope_type = {kind!r} for the encoder; supported: axial")
+    return number(rope, "rope_theta", 10000.0)
+
+
+def _vision(config: dict[str, Any], vision: dict[str, Any], text_size: int, num_text_layers: int) -> VisionSpec:
+    size, depth = integer(vision, "hidden_size", 1152), integer(vision, "depth", 27)
+    heads, inner = integer(vision, "num_heads", 16), integer(vision, "intermediate_size", 4304)
+    positions = integer(vision, "num_position_embeddings", 2304)
+    out, merge = integer(vision, "out_hidden_size", 3584), integer(vision, "spatial_merge_size", 2)
+    deepstack = _deepstack(vision, depth, num_text_layers)
+    if isqrt(positions) ** 2 != positions:
+        raise ModelError(f"config.json has num_position_embeddings = {positions}, which is no square")
+    if out != text_size:
+        raise ModelError(f"config.json has out_hidden_size = {out}; the text part's hidden_size is {text_size}")
+    if heads < 1 or size % (4 * heads):
+        raise ModelError(
+            f"config.json has {heads} heads in an encoder of hidden_size {size}; they are rotated by rows and columns, "
+            "so their size should be a multiple of 4"
+        )
+    channels, patch = integer(vision, "in_channels", 3), integer(vision, "patch_size", 16)
+    temporal = integer(vision, "temporal_patch_size", 2)
+    if min(channels, patch, temporal, merge) < 1:
+        raise ModelError("config.json has an encoder without channels, or of patches or merged patches without extent")
+    block = 4 * size + linear_parameters(size, 3 * size, True) + linear_parameters(size, size, True)
+    block += linear_parameters(size, inner, True) + linear_parameters(inner, size, True)
+    merged = merge**2 * size
+    merger = linear_parameters(merged, merged, True) + linear_parameters(merged, out, True)
+    parameters = linear_parameters(channels * temporal * patch**2, size, True) + positions * size
+    parameters += depth * block + merger + 2 * size + len(deepstack) * (merger + 2 * merged)
+    return VisionSpec(
+        hidden_size=size,
+        num_layers=depth,
+        num_heads=heads,
+        intermediate_size=inner,
+        patch_size=patch,
+        temporal_patch_size=temporal,
+        merge_size=merge,
+        in_channels=channels,
+        out_hidden_size=out,
+        num_positions=positions,
+        deepstack_layers=deepstack,
+        parameters=parameters,
+        image_token_id=integer(config, "image_token_id", TOKENS["image"]),
+        video_token_id=integer(config, "video_token_id", TOKENS["video"]),
+        start_token_id=integer(config, "vision_start_token_id", TOKENS["vision_start"]),
+        end_token_id=integer(config, "vision_end_token_id", TOKENS["vision_end"]),
+    )
+
+
+def _deepstack(vision: dict[str, Any], depth: int, num_text_layers: int) -> tuple[int, ...]:
+    given = vision.get("deepstack_visual_indexes")
+    layers = tuple(DEEPSTACK if given is None else given)
+    are_layers = all(type(layer) is int and 0 <= layer < depth for layer in layers)
+    if not are_layers or list(layers) != sorted(set(layers)) or len(layers) > num_text_layers:
+        raise ModelError(
+            f"config.json has deepstack_visual_indexes = {list(layers)}; they should be layers of the encoder "
+            f"(0 to {depth - 1}), ascending, and no more than the text part's {num_text_layers}"
+        )
+    return layers

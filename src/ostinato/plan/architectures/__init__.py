@@ -1,1 +1,0 @@
-"""One file per architecture: its hyperparameters as a dataclass, and the function from config.json to ModelSpec."""

@@ -1,0 +1,1 @@
+"""The vision encoder's part of a plan: budgets, packing, memory."""

@@ -1,0 +1,255 @@
+"""EncoderPlan from settings and limits: whether the encoder has graphs, of which sizes, and how much it keeps."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ostinato.config import EngineConfig
+from ostinato.errors import ConfigError, Remedy
+from ostinato.plan.decision import Decision
+from ostinato.plan.encoder.encoder import (
+    BUDGETS,
+    ITEMS,
+    EncoderBudgets,
+    EncoderGraphMode,
+    EncoderPlan,
+    doubling,
+    encoder_budgets,
+)
+from ostinato.plan.encoder.encoder_memory import (
+    ENCODER_OPS,
+    EncoderMemory,
+    cell_bytes,
+    encoder_graph_bytes,
+    encoding_bytes,
+)
+from ostinato.plan.kernels import Backend, KernelChoice
+from ostinato.plan.limits import Limits
+from ostinato.plan.model import ModelSpec, VisionSpec
+
+MODE = "encoder_graph_mode"
+CACHED_ITEMS = 4
+"""Of the largest images, that the encoder cache holds by default."""
+CACHE_SHARE = 8
+"""One part in so many of the cache's memory is the most that this default takes, beyond one image."""
+SETTINGS = (MODE, BUDGETS, ITEMS, "encoder_cache_tokens", "video_pruning_rate", "allow_remote_images")
+
+
+@dataclass(frozen=True)
+class EncoderChoice:
+    """What is known of the encoder before the limits are: `mode` is that of its graphs, as `EncoderPlan.graph_mode`.
+    The given settings are None where they are open."""
+
+    vision: VisionSpec
+    dtype: str
+    mode: EncoderGraphMode
+    reason: str
+    backend: Backend
+    native: Collection[str]
+    threads: int
+    token_budgets: tuple[int, ...] | None
+    max_items_per_batch: int | None
+    cache_tokens: int | None
+    video_pruning_rate: float
+
+    @property
+    def sees_all(self) -> bool:
+        """As in `encoding_bytes`."""
+        return self.backend == "cuda" and self.dtype == "float32"
+
+
+def choose_encoder(
+    config: EngineConfig,
+    model: ModelSpec,
+    dtype: str,
+    kernels: Mapping[str, KernelChoice],
+    backend: Backend,
+    threads: int,
+) -> EncoderChoice | None:
+    """None for a model that takes text alone. ConfigError if graphs are always to be used and there can be none."""
+    if model.vision is None:
+        return None
+    mode, reason = _graph_mode(config, kernels, backend)
+    return EncoderChoice(
+        vision=model.vision,
+        dtype=dtype,
+        mode=mode,
+        reason=reason,
+        backend=backend,
+        native=[op for op, choice in kernels.items() if choice.implementation == "native"],
+        threads=threads,
+        token_budgets=config.encoder_token_budgets,
+        max_items_per_batch=config.encoder_max_items_per_batch,
+        cache_tokens=config.encoder_cache_tokens,
+        video_pruning_rate=config.video_pruning_rate,
+    )
+
+
+def max_item_tokens(limits: Limits) -> int:
+    """Output tokens of the largest image that is served: a step encodes it whole, and a request holds it."""
+    return min(limits.max_num_batched_tokens, limits.max_model_len)
+
+
+def what_limits_items(limits: Limits) -> str:
+    """The settings that `max_item_tokens` comes from."""
+    values = {"max_num_batched_tokens": limits.max_num_batched_tokens, "max_model_len": limits.max_model_len}
+    return " and ".join(name for name, value in values.items() if value == max_item_tokens(limits))
+
+
+def choose_budgets(choice: EncoderChoice, limits: Limits) -> EncoderBudgets:
+    """The budgets for these limits, whether or not there are graphs. ConfigError as `encoder_budgets`."""
+    return encoder_budgets(
+        min_budget=choice.vision.smallest_item,
+        max_budget=max_item_tokens(limits),
+        token_budgets=choice.token_budgets,
+        max_items_per_batch=choice.max_items_per_batch,
+    )
+
+
+def encoder_activations(choice: EncoderChoice, limits: Limits) -> int:
+    """Bytes that the greediest pack needs at once when it runs eagerly: the largest image, or a full budget."""
+    tokens = max((max_item_tokens(limits), *_graph_budgets(choice, limits)))
+    return encoding_bytes(
+        choice.vision, choice.dtype, tokens, native=choice.native, threads=choice.threads, sees_all=choice.sees_all
+    )
+
+
+def encoder_memory(choice: EncoderChoice, limits: Limits, cache_tokens: int | None = None) -> EncoderMemory:
+    """Bytes of the graphs, and of a cache of `cache_tokens` tokens: by default as many as are given, or the least."""
+    tokens = least_cache_tokens(choice, limits) if cache_tokens is None else cache_tokens
+    budgets = _graph_budgets(choice, limits)
+    # No pack has more images than tokens.
+    items = max(budgets, default=0)
+    graphs = encoder_graph_bytes(
+        choice.vision, choice.dtype, budgets, items, backend=choice.backend, sees_all=choice.sees_all
+    )
+    return EncoderMemory(graphs, (tokens + 1) * cell_bytes(choice.vision, choice.dtype))
+
+
+def least_cache_tokens(choice: EncoderChoice, limits: Limits) -> int:
+    """Those given; else those of the largest image, which no cache may have less than."""
+    return choice.cache_tokens or max_item_tokens(limits)
+
+
+def most_cache_tokens(choice: EncoderChoice, limits: Limits, room: int) -> int:
+    """Those that are wanted where `room` bytes are left for blocks, slots and this cache."""
+    least = least_cache_tokens(choice, limits)
+    if choice.cache_tokens is not None:
+        return least
+    share = room // CACHE_SHARE // cell_bytes(choice.vision, choice.dtype) - 1
+    return max(least, min(CACHED_ITEMS * least, share))
+
+
+def plan_encoder(choice: EncoderChoice, limits: Limits, cache_tokens: int) -> EncoderPlan:
+    """The plan, with a cache of `cache_tokens` tokens. ConfigError as `encoder_budgets`."""
+    budgets = choose_budgets(choice, limits)
+    memory = encoder_memory(choice, limits, cache_tokens)
+    return EncoderPlan(
+        token_budgets=budgets.token_budgets if choice.mode != "none" else (),
+        max_items_per_batch=budgets.max_items_per_batch,
+        max_item_tokens=max_item_tokens(limits),
+        graph_mode=choice.mode,
+        reason=choice.reason,
+        backend=choice.backend,
+        num_cells=cache_tokens + 1,
+        cell_bytes=cell_bytes(choice.vision, choice.dtype),
+        cache_bytes=memory.cache,
+        graph_bytes=memory.graphs,
+        activation_bytes=encoder_activations(choice, limits),
+        video_pruning_rate=choice.video_pruning_rate,
+    )
+
+
+def encoder_decisions(
+    config: EngineConfig, model: ModelSpec, limits: Limits, plan: EncoderPlan | None
+) -> list[Decision]:
+    """What was chosen or changed, given settings that change nothing, and images that are not served."""
+    if plan is None or model.vision is None:
+        idle = [name for name in SETTINGS if config.is_given(name) and _value(config, name) != _default(name)]
+        return [_without_effect(config, name, "the model takes text alone") for name in idle]
+    decisions = []
+    if plan.graph_mode != config.encoder_graph_mode:
+        decisions.append(Decision(MODE, config.encoder_graph_mode, plan.graph_mode, plan.reason))
+    if plan.graph_mode == "none":
+        idle = [name for name in (BUDGETS, ITEMS) if config.is_given(name)]
+        decisions += [_without_effect(config, name, "the encoder has no graphs") for name in idle]
+    largest = plan.max_item_tokens
+    above = [budget for budget in plan.token_budgets if budget > largest]
+    if above:
+        reason = (
+            f"kept as given, though no image of more than {largest} tokens is served ({what_limits_items(limits)}): "
+            "larger graphs are for several images at once"
+        )
+        decisions.append(Decision(BUDGETS, list(plan.token_budgets), list(plan.token_budgets), reason))
+    cached = plan.num_cells - 1
+    if config.encoder_cache_tokens is None:
+        decisions.append(Decision("encoder_cache_tokens", None, cached, _why_so_many(cached, largest)))
+    served, what = min((largest, what_limits_items(limits)), (cached, "encoder_cache_tokens"))
+    if model.vision.smallest_item > served:
+        reason = f"no image is served: the model's smallest has {model.vision.smallest_item} tokens; raise {what}"
+        decisions.append(Decision("max_item_tokens", model.vision.smallest_item, served, reason))
+    elif cached < largest:
+        reason = f"images of more than {cached} tokens are refused: encoder_cache_tokens holds no more"
+        decisions.append(Decision("max_item_tokens", largest, cached, reason))
+    return decisions
+
+
+def _graph_mode(
+    config: EngineConfig, kernels: Mapping[str, KernelChoice], backend: Backend
+) -> tuple[EncoderGraphMode, str]:
+    """The mode, and why it is this one. ConfigError if `always` was asked for and cannot be had."""
+    asked = config.encoder_graph_mode
+    if asked == "none":
+        return "none", "as given"
+    blockers = [op for op in kernels if op in ENCODER_OPS and not kernels[op].capturable]
+    if config.video_pruning_rate > 0:
+        reason = "with video_pruning_rate some of what the encoder gives is dropped behind it, and its graphs are off"
+        remedies = [Remedy("video_pruning_rate", 0.0)]
+    elif blockers:
+        named = ", ".join(f"{op} ({kernels[op].implementation})" for op in blockers)
+        reason, remedies = f"a graph of backend {backend} cannot hold {named}", []
+    elif asked == "always":
+        return "always", "as given: each budget's graph is used, whether or not it is faster"
+    elif config.graph_mode == "none":
+        return "none", "graph_mode is none, and nothing else asks for the encoder's graphs"
+    else:
+        return "auto", "after capture each budget's graph is timed against eager, and used if it is faster"
+    if asked == "always":
+        message = f"{MODE} always is impossible: {reason}"
+        raise ConfigError(message, [*remedies, Remedy(MODE, "auto")])
+    return "none", reason
+
+
+def _graph_budgets(choice: EncoderChoice, limits: Limits) -> tuple[int, ...]:
+    """As `choose_budgets`, also where that has an error to tell; none without graphs."""
+    if choice.mode == "none":
+        return ()
+    if choice.token_budgets is not None:
+        return choice.token_budgets
+    largest = max_item_tokens(limits)
+    return doubling(max(min(choice.vision.smallest_item, largest), choice.max_items_per_batch or 1), largest)
+
+
+def _why_so_many(cached: int, largest: int) -> str:
+    if cached >= CACHED_ITEMS * largest:
+        return f"{CACHED_ITEMS} of the largest images ({largest} tokens)"
+    part = f"{CACHED_ITEMS} would take more than an eighth of the cache's memory, or leave blocks and slots too little"
+    if cached > largest:
+        return f"as many as there is room for, and at least one of the largest images ({largest} tokens): {part}"
+    return f"one of the largest images ({largest} tokens): {part}"
+
+
+def _without_effect(config: EngineConfig, name: str, why: str) -> Decision:
+    value = _value(config, name)
+    return Decision(name, value, value, f"without effect: {why}")
+
+
+def _value(config: EngineConfig, name: str) -> Any:
+    value = getattr(config, name)
+    return list(value) if isinstance(value, tuple) else value
+
+
+def _default(name: str) -> Any:
+    return EngineConfig.model_fields[name].default

@@ -1,0 +1,208 @@
+"""CapturePlan: which graphs are captured, what each batch will run as, and what would cover the rest."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ostinato.config import EngineConfig
+from ostinato.errors import ConfigError, Remedy
+from ostinato.plan.decision import Decision
+from ostinato.plan.graphs.capture import LARGEST_DEFAULT_SIZE, CaptureLadders, capture_ladders
+from ostinato.plan.graphs.coverage import (
+    FULL_MODES,
+    PIECEWISE_MODES,
+    Coverage,
+    GraphMode,
+    GraphShape,
+    Uncovered,
+    coverage,
+    uncovered,
+)
+from ostinato.plan.kernels import Backend, KernelChoice, not_capturable_in_decode, splits_of
+from ostinato.plan.limits import Limits
+from ostinato.plan.memory.graph_memory import LargestGraphs
+
+
+@dataclass(frozen=True)
+class CapturePlan:
+    """The graphs of an engine. `tokens` are the sizes of piecewise graphs, `rows` those of full ones, each captured
+    for every one of `tokens_per_row`; empty where `graph_mode` has no such graphs.
+
+    `splits` are the parts of the model that piecewise graphs leave out (see `plan.kernels.SPLITS`). `uncovered` are the
+    ranges of `coverage` that run eagerly, with what would cover them.
+    """
+
+    backend: Backend
+    graph_mode: GraphMode
+    tokens: tuple[int, ...]
+    rows: tuple[int, ...]
+    tokens_per_row: tuple[int, ...]
+    splits: tuple[str, ...]
+    coverage: Coverage
+    uncovered: tuple[Uncovered, ...]
+
+    def ladders(self) -> CaptureLadders:
+        """What `plan.coverage.dispatch` chooses from."""
+        return CaptureLadders(self.tokens, self.rows)
+
+    @property
+    def max_tokens(self) -> int:
+        """Tokens of the largest graph; 0 if there is none."""
+        return self.ladders().most_tokens(self.tokens_per_row[-1])
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "backend": self.backend,
+            "graph_mode": self.graph_mode,
+            "tokens": list(self.tokens),
+            "rows": list(self.rows),
+            "tokens_per_row": list(self.tokens_per_row),
+            "splits": list(self.splits),
+            "coverage": self.coverage.to_json(),
+            "uncovered": [entry.to_json() for entry in self.uncovered],
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> CapturePlan:
+        """The plan that `to_json` gave."""
+        return cls(
+            backend=data["backend"],
+            graph_mode=data["graph_mode"],
+            tokens=tuple(data["tokens"]),
+            rows=tuple(data["rows"]),
+            tokens_per_row=tuple(data["tokens_per_row"]),
+            splits=tuple(data["splits"]),
+            coverage=Coverage.from_json(data["coverage"]),
+            uncovered=tuple(Uncovered.from_json(entry) for entry in data["uncovered"]),
+        )
+
+
+def choose_graph_mode(
+    config: EngineConfig, kernels: Mapping[str, KernelChoice], backend: Backend
+) -> tuple[GraphMode, list[Decision]]:
+    """The mode asked for, or piecewise where that was left open and a kernel of decode cannot be captured; ConfigError
+    if a mode with full graphs was given there."""
+    asked, blockers = config.graph_mode, not_capturable_in_decode(kernels)
+    if asked not in FULL_MODES or not blockers:
+        return asked, []
+    named = ", ".join(f"{op} ({kernels[op].implementation})" for op in blockers)
+    reason = f"a full graph holds a whole decode step, and one of backend {backend} cannot hold {named}"
+    if not config.is_given("graph_mode"):
+        return "piecewise", [Decision("graph_mode", asked, "piecewise", reason)]
+    remedies = [Remedy("graph_mode", "piecewise"), Remedy("graph_mode", "none")]
+    raise ConfigError(f"graph_mode {asked} has full graphs: {reason}; set it to piecewise or none", remedies)
+
+
+def choose_ladders(
+    config: EngineConfig, graph_mode: GraphMode, asked_rows: int, limits: Limits, slots_per_request: int
+) -> CaptureLadders:
+    """Both ladders that the settings come to, whether or not `graph_mode` has such graphs, and decisions on those that
+    it has. Tokens come from the `max_num_seqs` asked for, rows from what fits of it, so that slots bound only rows.
+
+    ConfigError as `capture_ladders`.
+    """
+    settings: dict[str, Any] = _settings(config, slots_per_request) | {
+        "max_num_batched_tokens": limits.max_num_batched_tokens
+    }
+    by_tokens = capture_ladders(max_num_seqs=asked_rows, **settings)
+    by_rows = capture_ladders(max_num_seqs=limits.max_num_seqs, **settings)
+    decisions = _without_effect(config, graph_mode)
+    if graph_mode in PIECEWISE_MODES:
+        decisions += [decision for decision in by_tokens.decisions if decision.topic != "capture_rows"]
+    if graph_mode in FULL_MODES:
+        decisions += [decision for decision in by_rows.decisions if decision.topic == "capture_rows"]
+    return CaptureLadders(by_tokens.tokens, by_rows.rows, tuple(decisions))
+
+
+def largest_graphs(
+    config: EngineConfig, graph_mode: GraphMode, asked_rows: int, limits: Limits, slots_per_request: int
+) -> LargestGraphs:
+    """Sizes that no graph is larger than. They never fall as `limits` grow, as the top of a ladder does where it leaves
+    a size that is off stride."""
+    tokens = rows = 0
+    if graph_mode in PIECEWISE_MODES:
+        default = min(asked_rows * slots_per_request * 2, LARGEST_DEFAULT_SIZE)
+        reachable = [size for size in config.capture_sizes or () if size <= limits.max_num_batched_tokens]
+        top = min(config.max_capture_size or default, limits.max_num_batched_tokens)
+        tokens = top if config.capture_sizes is None else max(reachable, default=0)
+    if graph_mode in FULL_MODES:
+        rows = limits.max_num_seqs
+        if config.capture_rows is not None:
+            rows = max((size for size in config.capture_rows if size <= rows), default=0)
+        elif config.capture_sizes is not None:
+            fitting = (size // slots_per_request for size in config.capture_sizes if size % slots_per_request == 0)
+            rows = max((size for size in fitting if size <= rows), default=0)
+    return LargestGraphs(tokens, rows, slots_per_request)
+
+
+def plan_capture(
+    config: EngineConfig,
+    kernels: Mapping[str, KernelChoice],
+    backend: Backend,
+    graph_mode: GraphMode,
+    ladders: CaptureLadders,
+    limits: Limits,
+    slots_per_request: int,
+    bytes_for: Callable[[LargestGraphs], int],
+) -> CapturePlan:
+    """The graphs that there will be. `ladders` are those of `choose_ladders`; `bytes_for` is what all graphs take if
+    these are the largest."""
+    has_piecewise, has_full = graph_mode in PIECEWISE_MODES, graph_mode in FULL_MODES
+    reach = {
+        "max_num_seqs": limits.max_num_seqs,
+        "max_num_batched_tokens": limits.max_num_batched_tokens,
+        "num_speculative_tokens": slots_per_request - 1,
+    }
+    captured = CaptureLadders(ladders.tokens if has_piecewise else (), ladders.rows if has_full else ())
+    largest = LargestGraphs(max(captured.tokens, default=0), max(captured.rows, default=0), slots_per_request)
+
+    def bytes_of_more(graphs: Collection[GraphShape]) -> int:
+        tokens = max((graph.size for graph in graphs if graph.mode == "piecewise"), default=0)
+        rows = max((graph.size for graph in graphs if graph.mode == "full"), default=0)
+        more = LargestGraphs(max(tokens, largest.tokens), max(rows, largest.rows), slots_per_request)
+        return bytes_for(more) - bytes_for(largest)
+
+    return CapturePlan(
+        backend=backend,
+        graph_mode=graph_mode,
+        tokens=captured.tokens,
+        rows=captured.rows,
+        tokens_per_row=tuple(sorted({1, slots_per_request})),
+        splits=splits_of(kernels) if has_piecewise else (),
+        coverage=coverage(captured, graph_mode, **reach),
+        uncovered=uncovered(
+            ladders,
+            graph_mode,
+            **reach | _settings(config, slots_per_request),
+            bytes_for=bytes_of_more,
+            full_graphs_work=not not_capturable_in_decode(kernels),
+        ),
+    )
+
+
+def _settings(config: EngineConfig, slots_per_request: int) -> dict[str, Any]:
+    return {
+        "num_speculative_tokens": slots_per_request - 1,
+        "max_capture_size": config.max_capture_size,
+        "capture_sizes": config.capture_sizes,
+        "capture_rows": config.capture_rows,
+        "performance_mode": config.performance_mode,
+    }
+
+
+def _without_effect(config: EngineConfig, graph_mode: GraphMode) -> list[Decision]:
+    """Given settings that this mode makes nothing of."""
+    idle: list[str] = []
+    if graph_mode == "none":
+        idle = ["capture_sizes", "capture_rows", "max_capture_size", "performance_mode", "check_replay"]
+    elif graph_mode == "piecewise":
+        idle = ["capture_rows"]
+    elif graph_mode == "full_decode_only":
+        idle = ["max_capture_size", *(["capture_sizes"] if config.capture_rows is not None else [])]
+    values = {name: getattr(config, name) for name in idle if config.is_given(name)}
+    plain = {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
+    return [
+        Decision(name, value, value, f"without effect: graph_mode is {graph_mode}") for name, value in plain.items()
+    ]

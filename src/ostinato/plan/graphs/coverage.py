@@ -1,0 +1,314 @@
+"""Coverage: which graph serves each batch that can occur, how far it is padded, and what would run eagerly.
+
+`dispatch` is the one rule. The plan's ranges are built with it and the engine asks it in every step, so they agree.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, Literal, NamedTuple
+
+from ostinato.errors import Remedy
+from ostinato.plan.graphs.capture import CaptureLadders, capture_ladders
+
+GraphMode = Literal["none", "piecewise", "full_decode_only", "full_and_piecewise"]
+StepMode = Literal["full", "piecewise", "eager"]
+
+FULL_MODES = ("full_decode_only", "full_and_piecewise")
+PIECEWISE_MODES = ("piecewise", "full_and_piecewise")
+
+
+class GraphShape(NamedTuple):
+    """A graph: `size` counts rows of `tokens_per_row` tokens each if the mode is `full`, and tokens if `piecewise`."""
+
+    mode: StepMode
+    size: int
+    tokens_per_row: int = 1
+
+    @property
+    def tokens(self) -> int:
+        return self.size * self.tokens_per_row
+
+
+@dataclass(frozen=True)
+class MixedRange:
+    """Mixed batches of `from_` to `to` tokens. `size` is the graph's, in tokens; None where they run eagerly."""
+
+    from_: int
+    to: int
+    mode: StepMode
+    size: int | None
+
+    @property
+    def most_padding(self) -> int:
+        """Tokens of padding in the range's worst batch."""
+        return 0 if self.size is None else self.size - self.from_
+
+    def to_json(self) -> dict[str, Any]:
+        return {"from": self.from_, "to": self.to, "mode": self.mode, "size": self.size}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> MixedRange:
+        return cls(data["from"], data["to"], data["mode"], data["size"])
+
+
+@dataclass(frozen=True)
+class DecodeRange:
+    """Uniform decode of `from_` to `to` rows with `tokens_per_row` tokens each.
+
+    `size` is the graph's: in rows if the mode is `full`, in tokens if `piecewise`, None if they run eagerly.
+    """
+
+    tokens_per_row: int
+    from_: int
+    to: int
+    mode: StepMode
+    size: int | None
+
+    @property
+    def most_padding(self) -> int:
+        """Tokens of padding in the range's worst batch."""
+        if self.size is None:
+            return 0
+        size = self.size * self.tokens_per_row if self.mode == "full" else self.size
+        return size - self.from_ * self.tokens_per_row
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "tokens_per_row": self.tokens_per_row,
+            "from": self.from_,
+            "to": self.to,
+            "mode": self.mode,
+            "size": self.size,
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> DecodeRange:
+        return cls(data["tokens_per_row"], data["from"], data["to"], data["mode"], data["size"])
+
+
+@dataclass(frozen=True)
+class Coverage:
+    """Ranges ascending, without gap or overlap: `decode` of rows, for each number of tokens per row in turn;
+    `mixed` of tokens."""
+
+    decode: tuple[DecodeRange, ...]
+    mixed: tuple[MixedRange, ...]
+
+    def mode_of(self, rows: int, tokens_per_row: int | None, tokens: int) -> StepMode | None:
+        """What is promised to a batch, described as for `dispatch`; None if the ranges do not reach it."""
+        for decode in self.decode:
+            if tokens_per_row == decode.tokens_per_row and decode.from_ <= rows <= decode.to:
+                return decode.mode
+        for mixed in self.mixed:
+            if tokens_per_row is None and mixed.from_ <= tokens <= mixed.to:
+                return mixed.mode
+        return None
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "decode": [entry.to_json() for entry in self.decode],
+            "mixed": [entry.to_json() for entry in self.mixed],
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Coverage:
+        """The coverage that `to_json` gave."""
+        return cls(
+            tuple(DecodeRange.from_json(entry) for entry in data["decode"]),
+            tuple(MixedRange.from_json(entry) for entry in data["mixed"]),
+        )
+
+
+@dataclass(frozen=True)
+class Uncovered:
+    """Batches that run eagerly, and what would give them a graph.
+
+    `changes` are settings to be changed together. `sizes` are the graphs that would be captured beside those there are,
+    in tokens each and ascending; `memory` is what they take, in bytes.
+    """
+
+    batches: DecodeRange | MixedRange
+    changes: tuple[Remedy, ...]
+    sizes: tuple[int, ...]
+    memory: int
+
+    def to_json(self) -> dict[str, Any]:
+        changes = [{"setting": change.setting, "value": change.value} for change in self.changes]
+        return {
+            "kind": "decode" if isinstance(self.batches, DecodeRange) else "mixed",
+            "batches": self.batches.to_json(),
+            "changes": changes,
+            "sizes": list(self.sizes),
+            "memory": self.memory,
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Uncovered:
+        kind = DecodeRange if data["kind"] == "decode" else MixedRange
+        changes = tuple(Remedy(**change) for change in data["changes"])
+        return cls(kind.from_json(data["batches"]), changes, tuple(data["sizes"]), data["memory"])
+
+
+def smallest_holding(ladder: Sequence[int], count: int) -> int | None:
+    """The smallest size of an ascending ladder that is at least `count`; None if none is."""
+    index = bisect_left(ladder, count)
+    return ladder[index] if index < len(ladder) else None
+
+
+def dispatch(
+    ladders: CaptureLadders, graph_mode: GraphMode, rows: int, tokens_per_row: int | None, tokens: int
+) -> tuple[StepMode, int | None]:
+    """(mode, size) of the graph that serves a batch: the smallest that holds it, and (`eager`, None) if none does.
+
+    `tokens_per_row` is 1 or 1 + k where all rows decode with as many tokens, else None. Such a batch takes a full
+    graph, whose size is in rows, where the mode has them; else a piecewise one, in tokens, as mixed batches do.
+    """
+    if tokens_per_row is not None and graph_mode in FULL_MODES:
+        size = smallest_holding(ladders.rows, rows)
+        if size is not None:
+            return "full", size
+    if graph_mode in PIECEWISE_MODES:
+        size = smallest_holding(ladders.tokens, tokens)
+        if size is not None:
+            return "piecewise", size
+    return "eager", None
+
+
+def coverage(
+    ladders: CaptureLadders,
+    graph_mode: GraphMode,
+    *,
+    max_num_seqs: int,
+    max_num_batched_tokens: int,
+    num_speculative_tokens: int = 0,
+) -> Coverage:
+    """What serves each batch: decode of 1 to `max_num_seqs` rows with 1 and with 1 + k tokens per row, and mixed
+    batches of 1 to `max_num_batched_tokens` tokens."""
+    decode: list[DecodeRange] = []
+    for tokens_per_row in sorted({1, 1 + num_speculative_tokens}):
+        # What serves a batch changes only behind a size: of rows, or of tokens if they are that many rows.
+        ends = [*ladders.rows, *(size // tokens_per_row for size in ladders.tokens)]
+        for first, last in _spans(ends, max_num_seqs):
+            mode, size = dispatch(ladders, graph_mode, last, tokens_per_row, last * tokens_per_row)
+            before = decode[-1] if decode else None
+            if before and (before.tokens_per_row, before.mode, before.size) == (tokens_per_row, mode, size):
+                first = decode.pop().from_
+            decode.append(DecodeRange(tokens_per_row, first, last, mode, size))
+    mixed: list[MixedRange] = []
+    for first, last in _spans(ladders.tokens, max_num_batched_tokens):
+        # The row count of a mixed batch does not matter.
+        mode, size = dispatch(ladders, graph_mode, 1, None, last)
+        if mixed and (mixed[-1].mode, mixed[-1].size) == (mode, size):
+            first = mixed.pop().from_
+        mixed.append(MixedRange(first, last, mode, size))
+    return Coverage(tuple(decode), tuple(mixed))
+
+
+def uncovered(
+    ladders: CaptureLadders,
+    graph_mode: GraphMode,
+    *,
+    max_num_seqs: int,
+    max_num_batched_tokens: int,
+    num_speculative_tokens: int = 0,
+    max_capture_size: int | None = None,
+    capture_sizes: Sequence[int] | None = None,
+    capture_rows: Sequence[int] | None = None,
+    performance_mode: str = "balanced",
+    bytes_for: Callable[[Collection[GraphShape]], int],
+    full_graphs_work: bool = True,
+) -> tuple[Uncovered, ...]:
+    """The ranges of `coverage` that run eagerly, each with the settings that would cover it.
+
+    The settings are those that `ladders` came from, as `capture_ladders` takes them, and `max_num_batched_tokens` is at
+    least `max_num_seqs * (1 + k)`. `bytes_for(graphs)` is the memory of more graphs.
+    `full_graphs_work`: whether the kernels of a decode step can be captured, so that a mode may have full graphs.
+    """
+    limits: dict[str, Any] = {
+        "max_num_seqs": max_num_seqs,
+        "max_num_batched_tokens": max_num_batched_tokens,
+        "num_speculative_tokens": num_speculative_tokens,
+    }
+    covered = coverage(ladders, graph_mode, **limits)
+    present = _graphs(ladders, graph_mode, num_speculative_tokens)
+    found = []
+    ranges: tuple[DecodeRange | MixedRange, ...] = (*covered.decode, *covered.mixed)
+    for batches in ranges:
+        if batches.mode != "eager":
+            continue
+        mode, changes = _mode_for(batches, graph_mode, full_graphs_work)
+        changed = ladders
+        if _serves(ladders, mode, batches)[0] == "eager":
+            changes += _size_changes(batches, mode, ladders, max_capture_size, capture_sizes)
+            settings: dict[str, Any] = {
+                "max_capture_size": max_capture_size,
+                "capture_sizes": capture_sizes,
+                "capture_rows": capture_rows,
+                "performance_mode": performance_mode,
+            } | {change.setting: change.value for change in changes if change.setting != "graph_mode"}
+            changed = capture_ladders(**limits, **settings)
+        # A default token ladder follows the max_num_seqs asked for, and `changed` the one that fits: its sizes are some
+        # of those present, so none of them counts as added.
+        added = _graphs(changed, mode, num_speculative_tokens) - present
+        sizes = tuple(sorted(graph.tokens for graph in added))
+        found.append(Uncovered(batches, tuple(changes), sizes, bytes_for(added)))
+    return tuple(found)
+
+
+def _spans(ends: Iterable[int], last: int) -> list[tuple[int, int]]:
+    """1 to `last`, cut behind each of `ends`, as (first, last) pairs."""
+    cuts = sorted({0, last} | {end for end in ends if 0 < end < last})
+    return [(before + 1, end) for before, end in pairwise(cuts)]
+
+
+def _serves(ladders: CaptureLadders, mode: GraphMode, batches: DecodeRange | MixedRange) -> tuple[StepMode, int | None]:
+    """What serves the largest batch of a range, and so all of them."""
+    if isinstance(batches, MixedRange):
+        return dispatch(ladders, mode, 1, None, batches.to)
+    return dispatch(ladders, mode, batches.to, batches.tokens_per_row, batches.to * batches.tokens_per_row)
+
+
+def _mode_for(
+    batches: DecodeRange | MixedRange, graph_mode: GraphMode, full_graphs_work: bool
+) -> tuple[GraphMode, list[Remedy]]:
+    """A mode that has graphs for such batches, `graph_mode` itself if it has, and the change to it."""
+    if graph_mode in PIECEWISE_MODES or (graph_mode in FULL_MODES and isinstance(batches, DecodeRange)):
+        return graph_mode, []
+    mode: GraphMode = "full_and_piecewise" if full_graphs_work else "piecewise"
+    return mode, [Remedy("graph_mode", mode)]
+
+
+def _size_changes(
+    batches: DecodeRange | MixedRange,
+    mode: GraphMode,
+    ladders: CaptureLadders,
+    max_capture_size: int | None,
+    capture_sizes: Sequence[int] | None,
+) -> list[Remedy]:
+    """The settings that bring a ladder up to the largest batch of a range."""
+    if isinstance(batches, DecodeRange) and mode in FULL_MODES:
+        return [Remedy("capture_rows", [*ladders.rows, batches.to])]
+    tokens = batches.to * batches.tokens_per_row if isinstance(batches, DecodeRange) else batches.to
+    if capture_sizes is None:
+        return [Remedy("max_capture_size", tokens)]
+    sizes = sorted({*capture_sizes, tokens})
+    changes = [Remedy("capture_sizes", sizes)]
+    if max_capture_size is not None and max_capture_size != sizes[-1]:
+        # Given beside the sizes, it has to be the largest of them.
+        changes.append(Remedy("max_capture_size", sizes[-1]))
+    return changes
+
+
+def _graphs(ladders: CaptureLadders, mode: GraphMode, num_speculative_tokens: int) -> set[GraphShape]:
+    """Every graph that is captured."""
+    graphs: set[GraphShape] = set()
+    if mode in PIECEWISE_MODES:
+        graphs |= {GraphShape("piecewise", size) for size in ladders.tokens}
+    if mode in FULL_MODES:
+        for tokens_per_row in {1, 1 + num_speculative_tokens}:
+            graphs |= {GraphShape("full", size, tokens_per_row) for size in ladders.rows}
+    return graphs

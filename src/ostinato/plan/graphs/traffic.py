@@ -1,0 +1,194 @@
+"""Ladders from traffic: a histogram of the batches that an engine ran, and the sizes that would pad them least."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+from ostinato.errors import ConfigError, Remedy
+from ostinato.plan.graphs.coverage import smallest_holding
+
+
+@dataclass
+class Traffic:
+    """How many steps had which shape: `decode[tokens_per_row][rows]` of uniform decode, `mixed[tokens]` of others."""
+
+    decode: dict[int, Counter[int]] = field(default_factory=dict)
+    mixed: Counter[int] = field(default_factory=Counter)
+
+    def count(self, rows: int, tokens_per_row: int | None, tokens: int) -> None:
+        """Adds one step. `tokens_per_row` is None for a mixed batch, as for `dispatch`."""
+        if tokens_per_row is None:
+            self.mixed[tokens] += 1
+        else:
+            self.decode.setdefault(tokens_per_row, Counter())[rows] += 1
+
+    def row_weights(self) -> Counter[int]:
+        """`{rows: tokens}` that a row more would have cost: the counts for one row ladder that serves every number of
+        tokens per row, so that its padding is in tokens."""
+        weights: Counter[int] = Counter()
+        for tokens_per_row, counts in self.decode.items():
+            for rows, count in counts.items():
+                weights[rows] += tokens_per_row * count
+        return weights
+
+    def to_json(self) -> dict[str, Any]:
+        """`{"decode": {tokens_per_row: {rows: count}}, "mixed": {tokens: count}}`, its keys ascending, as strings."""
+        return {
+            "decode": {str(size): _with_string_keys(counts) for size, counts in sorted(self.decode.items())},
+            "mixed": _with_string_keys(self.mixed),
+        }
+
+    @classmethod
+    def from_json(cls, data: Any) -> Traffic:
+        """The traffic that `to_json` gave. ConfigError that names the field if the data has another form."""
+        fields = _object("traffic", data)
+        if fields.keys() != {"decode", "mixed"}:
+            names = ", ".join(repr(name) for name in fields) or "nothing"
+            raise ConfigError(f"traffic has {names}; its fields are decode and mixed")
+        decode = {
+            _shape("decode", key): _counts(f"decode.{key}", counts)
+            for key, counts in _object("decode", fields["decode"]).items()
+        }
+        return cls(decode, _counts("mixed", fields["mixed"]))
+
+    def save(self, path: Path) -> None:
+        """Writes the traffic as JSON."""
+        path.write_text(json.dumps(self.to_json(), indent=2) + "\n", encoding="utf-8")
+
+    @classmethod
+    def load(cls, path: Path) -> Traffic:
+        """Reads what `save` wrote. ConfigError if there is no such file, or it is not one of traffic."""
+        try:
+            data = json.loads(path.read_text(encoding="utf-8"))
+        except OSError as error:
+            raise ConfigError(f"traffic file {path} cannot be read: {error.strerror}") from None
+        except ValueError as error:
+            raise ConfigError(f"traffic file {path} is not JSON: {error}") from None
+        try:
+            return cls.from_json(data)
+        except ConfigError as error:
+            raise ConfigError(f"traffic file {path}: {error.message}") from None
+
+
+@dataclass(frozen=True)
+class LadderPadding:
+    """What a ladder makes of counted batches: `covered` and `uncovered` of them, and the `padding` of all covered ones
+    together, in the unit of their sizes."""
+
+    covered: int
+    uncovered: int
+    padding: int
+
+    @property
+    def mean(self) -> float:
+        """Padding of one covered batch, expected; 0 if there are none."""
+        return self.padding / self.covered if self.covered else 0.0
+
+
+def expected_padding(counts: Mapping[int, int], ladder: Sequence[int]) -> LadderPadding:
+    """The padding of batches, as `{size: count}`, if each takes the smallest size of the ladder that holds it.
+
+    The ladder is ascending. Batches above its largest size run eagerly and are not padded.
+    """
+    covered = uncovered = padding = 0
+    for size, count in counts.items():
+        captured = smallest_holding(ladder, size)
+        if captured is None:
+            uncovered += count
+        else:
+            covered += count
+            padding += (captured - size) * count
+    return LadderPadding(covered, uncovered, padding)
+
+
+def choose_sizes(counts: Mapping[int, int], num_sizes: int, largest: int | None = None) -> tuple[int, ...]:
+    """The `num_sizes` sizes, at most `largest`, that cover the most of the counted batches, as `{size: count}`, and of
+    those the ones with the least padding in all. Ascending; fewer if fewer sizes occur.
+
+    Exact, by dynamic programming over the sizes that occur, since a size that does not occur could be lowered to the
+    next one that does. The last size is the largest that occurs, so all that can be covered is.
+    ConfigError if `num_sizes` is less than 1.
+    """
+    if num_sizes < 1:
+        raise ConfigError(f"num_sizes = {num_sizes}: at least one size is chosen", [Remedy("num_sizes", 1)])
+    sizes = sorted(size for size, count in counts.items() if count > 0 and (largest is None or size <= largest))
+    if len(sizes) <= num_sizes:
+        return tuple(sizes)
+    batches = [0, *accumulate(counts[size] for size in sizes)]
+    units = [0, *accumulate(size * counts[size] for size in sizes)]
+
+    def padding(first: int, end: int) -> int:
+        """Of the batches of sizes[first:end], all padded to the last of these sizes."""
+        return sizes[end - 1] * (batches[end] - batches[first]) - (units[end] - units[first])
+
+    # least[end]: the least padding of sizes[:end] with as many sizes chosen as there were rounds so far, the last being
+    # sizes[end - 1]; cuts: for each further round, where the batches that the last size serves begin.
+    least = [0, *(padding(0, end) for end in range(1, len(sizes) + 1))]
+    cuts: list[list[int]] = []
+    for chosen in range(1, num_sizes):
+        least, cut = _with_one_more(least, padding, chosen)
+        cuts.append(cut)
+    ends = [len(sizes)]
+    for cut in reversed(cuts):
+        ends.append(cut[ends[-1]])
+    return tuple(sizes[end - 1] for end in reversed(ends))
+
+
+def _with_one_more(least: list[int], padding: Callable[[int, int], int], chosen: int) -> tuple[list[int], list[int]]:
+    """(least padding, cut) by end, with one size more than the `chosen` ones that `least` stands for.
+
+    Since a <= b <= c <= d gives padding(a, c) + padding(b, d) <= padding(a, d) + padding(b, c), the best cut moves only
+    up with the end (Yao, 1980, on quadrangle inequalities). So the best cut of the middle end bounds those of all ends
+    on either side, and a round takes n log n steps, not n squared.
+    """
+    last_end = len(least) - 1
+    total, cuts = [0] * len(least), [0] * len(least)
+    open_ends = [(chosen + 1, last_end, chosen, last_end - 1)]
+    while open_ends:
+        first, last, low, high = open_ends.pop()
+        if first > last:
+            continue
+        end = (first + last) // 2
+        total[end], cuts[end] = min((least[cut] + padding(cut, end), cut) for cut in range(low, min(high, end - 1) + 1))
+        open_ends += [(first, end - 1, low, cuts[end]), (end + 1, last, cuts[end], high)]
+    return total, cuts
+
+
+def _object(name: str, data: Any) -> dict[str, Any]:
+    if not isinstance(data, dict):
+        raise ConfigError(f"{name} = {_short(data)}: it is an object")
+    return data
+
+
+def _counts(name: str, data: Any) -> Counter[int]:
+    """`{size: steps}` from an object whose keys are sizes as strings."""
+    counts: Counter[int] = Counter()
+    for key, count in _object(name, data).items():
+        size = _shape(name, key)
+        if not isinstance(count, int) or isinstance(count, bool) or count < 0:
+            raise ConfigError(f"{name}.{key} = {_short(count)}: it is a number of steps")
+        counts[size] = count
+    return counts
+
+
+def _shape(name: str, key: Any) -> int:
+    # In one way of writing only, so that no two keys are one size.
+    if not isinstance(key, str) or re.fullmatch("[1-9][0-9]{0,17}", key) is None:
+        raise ConfigError(f"{name} has the key {_short(key)}: its keys are whole numbers of at least 1")
+    return int(key)
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 40 else f"{text[:37]}..."
+
+
+def _with_string_keys(counts: Mapping[int, int]) -> dict[str, int]:
+    return {str(size): count for size, count in sorted(counts.items())}

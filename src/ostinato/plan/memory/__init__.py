@@ -1,0 +1,1 @@
+"""Bytes: what weights, activations, graphs and cache take."""

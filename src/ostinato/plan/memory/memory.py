@@ -1,0 +1,206 @@
+"""How the memory of a device is split: weights, activations, blocks and slots. Pure functions of plain
+numbers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ostinato.plan.encoder.encoder_memory import EncoderMemory
+from ostinato.plan.model import DTYPE_BYTES, ModelSpec
+
+DEFAULT_PREFIX_TOKENS = 1024
+"""Mean length of the prefixes that the cache is split for, where the user does not say: a system prompt with some
+examples, or a few turns of a conversation."""
+
+MOST_CACHED_TOKENS = 2**22
+"""Tokens of prefixes that are planned for at most: memory for more is better left to others, since every block and
+slot is also an id to keep."""
+
+NO_ENCODER = EncoderMemory()
+
+
+@dataclass(frozen=True)
+class MemoryPlan:
+    """The split. Sizes are in bytes, of one block and one slot for `kv_block` and `state_slot`.
+
+    The counts include the null block and the null slot; a model without attention has no blocks, one
+    that keeps no state no slots. `cache` is what all blocks and slots take, `available` what the plan may
+    use in all. `encoder_graphs` and `encoder_cache` are 0 for a model that takes text alone.
+
+    `num_checkpoints` slots are planned beyond the null one and the working ones of `max_num_seqs` rows. Beside
+    that many running requests of `expected_prefix_tokens` tokens each, the cache holds `prefix_tokens` tokens of
+    distinct prefixes of that length; None and 0 where no prompt can hit.
+    """
+
+    weights: int
+    activations: int
+    graphs: int
+    encoder_graphs: int
+    encoder_cache: int
+    kv_block: int
+    state_slot: int
+    num_blocks: int
+    num_slots: int
+    slots_per_request: int
+    max_num_seqs: int
+    num_checkpoints: int
+    expected_prefix_tokens: int | None
+    prefix_tokens: int
+    cache: int
+    available: int
+
+    @property
+    def beside_cache(self) -> int:
+        """Bytes of all but blocks and slots."""
+        return self.weights + self.activations + self.graphs + self.encoder_graphs + self.encoder_cache
+
+    @property
+    def used(self) -> int:
+        return self.beside_cache + self.cache
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What a split is made from, whatever the limits on rows and tokens are. Sizes in bytes.
+
+    `cache_size` is the size that the cache should have: exactly if `cache_is_given`, else less where there
+    is less room; None if it may take all that is left. `holds_prefixes`: whether a prompt can hit, so that the
+    cache is split for prefixes, of `expected_prefix_tokens` tokens if the user gave it.
+    """
+
+    available: int
+    weights: int
+    cache_size: int | None
+    cache_is_given: bool
+    block_size: int
+    kv_block: int
+    state_slot: int
+    slots_per_request: int
+    holds_prefixes: bool = False
+    expected_prefix_tokens: int | None = None
+
+
+def slots_per_request(num_speculative_tokens: int = 0) -> int:
+    """Slots that a running request writes in one step: one for the state after each of its input tokens."""
+    return 1 + num_speculative_tokens
+
+
+def kv_block_bytes(model: ModelSpec, block_size: int, dtype: str) -> int:
+    """Bytes of one block: keys and values of `block_size` tokens in all attention layers, a drafter's among them."""
+    elements = sum(attention.kv_elements_per_token for attention in model.attention_layers)
+    return elements * block_size * DTYPE_BYTES[dtype]
+
+
+def state_slot_bytes(model: ModelSpec, dtype: str, ssm_state_dtype: str) -> int:
+    """Bytes of one slot: in each state layer a conv state in the model's dtype and an SSM state in its own; and what a
+    drafter keeps of the model's hidden state, in the model's dtype."""
+    states = sum(
+        mamba2.conv_state_elements * DTYPE_BYTES[dtype] + mamba2.ssm_state_elements * DTYPE_BYTES[ssm_state_dtype]
+        for mamba2 in model.state_layers
+    )
+    hidden = 0 if model.drafter is None else model.drafter.hidden_elements
+    return states + hidden * DTYPE_BYTES[dtype]
+
+
+def cache_need(budget: Budget, max_num_seqs: int, max_model_len: int) -> int:
+    """Bytes of the working slots of `max_num_seqs` rows and the blocks of one request of `max_model_len`
+    tokens, with the null slot and the null block: the least cache that a plan may have."""
+    return _slots(budget, max_num_seqs) * budget.state_slot + _blocks(budget, 1, max_model_len) * budget.kv_block
+
+
+def cache_room(budget: Budget, activations: int, others: int = 0) -> int:
+    """Bytes that the cache gets; negative if what must be there beside it does not fit. `others`: graphs, and what the
+    encoder keeps."""
+    left = budget.available - budget.weights - others - activations
+    if budget.cache_size is None:
+        return left
+    if budget.cache_is_given:
+        return budget.cache_size if left >= budget.cache_size else -1
+    return min(budget.cache_size, left)
+
+
+def fit_memory(
+    budget: Budget,
+    activations: int,
+    max_num_seqs: int,
+    max_model_len: int,
+    graphs: int = 0,
+    encoder: EncoderMemory = NO_ENCODER,
+) -> MemoryPlan | None:
+    """The split for these limits, or None if it does not fit.
+
+    Working slots are counted for `max_num_seqs` rows. If prompts can hit, the rest is for running requests and
+    prefixes (see `prefixes_that_fit`), of which there are no more than `most_prefixes`; what is left over goes to
+    blocks. There are no more blocks than all those prefixes and `max_num_seqs` requests of `max_model_len`
+    tokens can use, save for a remainder that holds no further prefix.
+    """
+    room = cache_room(budget, activations, graphs + encoder.total)
+    if cache_need(budget, max_num_seqs, max_model_len) > room:
+        return None
+    expected = expected_prefix(budget, max_model_len)
+    most = most_prefixes(budget, expected) if budget.holds_prefixes else 0
+    possible = prefixes_that_fit(budget, room, max_num_seqs, max_model_len)
+    prefixes = min(possible, most)
+    checkpoints = prefixes if budget.state_slot else 0
+    num_slots = _slots(budget, max_num_seqs) + checkpoints
+    num_blocks = 0
+    if budget.kv_block:
+        num_blocks = (room - num_slots * budget.state_slot) // budget.kv_block
+        if possible > most or not budget.holds_prefixes:
+            used = prefixes * _blocks_of(expected, budget.block_size)
+            num_blocks = min(num_blocks, _blocks(budget, max_num_seqs, max_model_len) + used)
+    return MemoryPlan(
+        weights=budget.weights,
+        activations=activations,
+        graphs=graphs,
+        encoder_graphs=encoder.graphs,
+        encoder_cache=encoder.cache,
+        kv_block=budget.kv_block,
+        state_slot=budget.state_slot,
+        num_blocks=num_blocks,
+        num_slots=num_slots,
+        slots_per_request=budget.slots_per_request,
+        max_num_seqs=max_num_seqs,
+        num_checkpoints=checkpoints,
+        expected_prefix_tokens=expected if budget.holds_prefixes else None,
+        prefix_tokens=prefixes * expected,
+        cache=num_blocks * budget.kv_block + num_slots * budget.state_slot,
+        available=budget.available,
+    )
+
+
+def expected_prefix(budget: Budget, max_model_len: int) -> int:
+    """Tokens of the prefixes that the cache is split for."""
+    return budget.expected_prefix_tokens or min(DEFAULT_PREFIX_TOKENS, max_model_len)
+
+
+def prefixes_that_fit(budget: Budget, room: int, max_num_seqs: int, max_model_len: int) -> int:
+    """How many distinct prefixes `room` bytes hold, each its blocks and one checkpoint, beside what runs.
+
+    That is the working slots of `max_num_seqs` rows, and the blocks of as many requests of a prefix's length; of
+    these no more than half of the blocks there could be, but always those of one request of `max_model_len`.
+    """
+    blocks = _blocks_of(expected_prefix(budget, max_model_len), budget.block_size)
+    each = blocks * budget.kv_block + budget.state_slot
+    rest = room - _slots(budget, max_num_seqs) * budget.state_slot - budget.kv_block
+    if budget.kv_block:
+        running = min(max_num_seqs * blocks, rest // budget.kv_block // 2)
+        rest -= max(running, _blocks_of(max_model_len, budget.block_size)) * budget.kv_block
+    return rest // each if each else 0
+
+
+def most_prefixes(budget: Budget, expected: int) -> int:
+    """How many prefixes of `expected` tokens are planned for at the most."""
+    return max(1, MOST_CACHED_TOKENS // (_blocks_of(expected, budget.block_size) * budget.block_size))
+
+
+def _slots(budget: Budget, rows: int) -> int:
+    return rows * budget.slots_per_request + 1 if budget.state_slot else 0
+
+
+def _blocks(budget: Budget, requests: int, max_model_len: int) -> int:
+    return requests * _blocks_of(max_model_len, budget.block_size) + 1 if budget.kv_block else 0
+
+
+def _blocks_of(tokens: int, block_size: int) -> int:
+    return -(-tokens // block_size)

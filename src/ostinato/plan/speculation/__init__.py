@@ -1,0 +1,1 @@
+"""The speculative method and k."""

@@ -1,0 +1,180 @@
+"""Speculation: what makes drafts, which methods a model can do, and what drafts take."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from ostinato.config import EngineConfig, Speculative
+from ostinato.errors import ConfigError, Remedy
+from ostinato.plan.decision import Decision
+from ostinato.plan.memory.memory import kv_block_bytes, slots_per_request, state_slot_bytes
+from ostinato.plan.model import DrafterSpec, ModelSpec, RopeSpec
+from ostinato.plan.quantization import Quantization, quantization_from_json
+from ostinato.plan.rope import resolve_rope, rope_from_json
+
+Method = Literal["ngram", "mtp", "draft"]
+
+
+@dataclass(frozen=True)
+class SpeculativePlan:
+    """How drafts are made, and what the drafter adds to the model's own; it is 0 where nothing with weights drafts.
+
+    `weights` are bytes in all, `kv_block` those of one block, `state_slot` those of one slot. `model`, `quantization`
+    and `rope` (as resolved for `max_model_len`) are a draft model's, `architecture` is that of what has weights, and
+    the `prompt_lookup_*` are those of method `ngram`; each is None elsewhere.
+    """
+
+    method: Method
+    num_speculative_tokens: int
+    adaptive: bool
+    slots_per_request: int
+    model: str | None
+    architecture: str | None
+    parameters: int
+    weights: int
+    quantization: Quantization | None
+    kv_block: int
+    state_slot: int
+    rope: RopeSpec | None
+    prompt_lookup_max: int | None
+    prompt_lookup_min: int | None
+    reason: str
+
+    @property
+    def may_rest(self) -> bool:
+        """Whether steps leave out what only drafts need while the controller wants none: what a head writes."""
+        return self.adaptive and self.method == "mtp"
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> SpeculativePlan:
+        """The plan that `dataclasses.asdict` gave."""
+        return cls(
+            **{
+                **data,
+                "rope": rope_from_json(data["rope"]),
+                "quantization": quantization_from_json(data["quantization"]),
+            }
+        )
+
+
+def available_methods(model: ModelSpec) -> tuple[Method, ...]:
+    """The methods that a model can do, `draft` with a second checkpoint."""
+    return ("ngram", "mtp", "draft") if _why_no_head(model) is None else ("ngram", "draft")
+
+
+def with_drafter(config: EngineConfig, model: ModelSpec, draft: ModelSpec | None = None) -> ModelSpec:
+    """`model` with what makes drafts as `config` asks, None where nothing with weights does.
+
+    `draft` is the second model of method `draft`; without it, the one that is attached already. ConfigError if the
+    model cannot do the method, or the draft model has another vocabulary.
+    """
+    speculative = config.speculative
+    if speculative is None or speculative.method == "ngram":
+        return replace(model, drafter=None)
+    if speculative.method == "mtp":
+        problem = _why_no_head(model)
+        if problem is not None:
+            ngram = Remedy("speculative", f"ngram:{speculative.num_speculative_tokens}")
+            methods = ", ".join(available_methods(model))
+            raise ConfigError(f"speculative mtp: {problem}; methods that it can do: {methods}", [ngram])
+        return replace(model, drafter=model.head)
+    if draft is None and model.drafter is not None:
+        draft = model.drafter.model
+    assert draft is not None, "method draft needs the draft model's spec"
+    if draft.vision is not None:
+        raise ConfigError(
+            f"speculative: the draft model {speculative.model!r} has an encoder of images; give one of text alone",
+            [Remedy("speculative", f"ngram:{speculative.num_speculative_tokens}")],
+        )
+    if draft.vocab_size != model.vocab_size:
+        raise _other_vocabulary(speculative, model, draft)
+    drafter = DrafterSpec("draft", draft.layers, draft.outer_parameters, 0, draft.ops, draft)
+    return replace(model, drafter=drafter)
+
+
+def plan_speculation(
+    config: EngineConfig, model: ModelSpec, dtype: str, ssm_state_dtype: str, max_model_len: int
+) -> tuple[SpeculativePlan | None, list[Decision]]:
+    """What drafts take, the model having its drafter and running in these dtypes, and decisions on them; None without
+    speculation."""
+    speculative = config.speculative
+    if speculative is None:
+        adaptive = config.speculative_adaptive
+        idle = Decision("speculative_adaptive", adaptive, adaptive, "without effect: speculative is open")
+        return None, [idle] if config.is_given("speculative_adaptive") else []
+    own, drafter = replace(model, drafter=None), model.drafter
+    draft = None if drafter is None else drafter.model
+    decisions: list[Decision] = []
+    rope = None
+    if draft is not None:
+        decisions += _draft_decisions(draft, dtype, ssm_state_dtype, max_model_len)
+        if draft.rope is not None:
+            rope, decision = resolve_rope(draft.rope, max_model_len)
+            decisions += [replace(decision, topic="draft.rope")] if decision is not None else []
+    is_ngram = speculative.method == "ngram"
+    plan = SpeculativePlan(
+        method=speculative.method,
+        num_speculative_tokens=speculative.num_speculative_tokens,
+        adaptive=config.speculative_adaptive == "on",
+        slots_per_request=slots_per_request(speculative.num_speculative_tokens),
+        model=speculative.model,
+        architecture=None if drafter is None else (draft or model).architecture,
+        parameters=0 if drafter is None else drafter.num_parameters,
+        weights=0 if drafter is None else drafter.weight_bytes(dtype),
+        quantization=None if draft is None else draft.quantization,
+        kv_block=kv_block_bytes(model, config.block_size, dtype) - kv_block_bytes(own, config.block_size, dtype),
+        state_slot=state_slot_bytes(model, dtype, ssm_state_dtype) - state_slot_bytes(own, dtype, ssm_state_dtype),
+        rope=rope,
+        prompt_lookup_max=speculative.prompt_lookup_max if is_ngram else None,
+        prompt_lookup_min=speculative.prompt_lookup_min if is_ngram else None,
+        reason=_reason(speculative),
+    )
+    return plan, decisions
+
+
+def _why_no_head(model: ModelSpec) -> str | None:
+    """What keeps the model from drafting with a head of its own; None if nothing does."""
+    if model.head is None:
+        return "the model has no prediction head"
+    if any(layer.mamba2 is not None for layer in model.head.layers):
+        return "the model's prediction head has state layers, which cannot draft yet"
+    return None
+
+
+def _other_vocabulary(speculative: Speculative, model: ModelSpec, draft: ModelSpec) -> ConfigError:
+    count = speculative.num_speculative_tokens
+    message = (
+        f"the draft model {speculative.model} has a vocabulary of {draft.vocab_size} tokens, and the model one of "
+        f"{model.vocab_size}; a draft model's is the same"
+    )
+    others = [method for method in available_methods(model) if method != "draft"]
+    return ConfigError(message, [Remedy("speculative", f"{method}:{count}") for method in others])
+
+
+def _draft_decisions(draft: ModelSpec, dtype: str, ssm_state_dtype: str, max_model_len: int) -> list[Decision]:
+    """Where a draft model runs otherwise than its checkpoint says."""
+    decisions = []
+    if draft.dtype != dtype:
+        reason = "a draft model runs in the dtype of the model: its weights are converted while loading"
+        decisions.append(Decision("draft.dtype", draft.dtype, dtype, reason))
+    wish = draft.ssm_state_dtype or "float32"
+    if any(layer.mamba2 is not None for layer in draft.layers) and wish != ssm_state_dtype:
+        reason = "slots hold the states of both models, in one dtype"
+        decisions.append(Decision("draft.ssm_state_dtype", wish, ssm_state_dtype, reason))
+    longest = draft.max_position_embeddings
+    if longest is not None and longest < max_model_len:
+        reason = f"the draft model was made for {longest} tokens; beyond them its drafts may seldom be accepted"
+        decisions.append(Decision("draft.max_model_len", longest, max_model_len, reason))
+    return decisions
+
+
+def _reason(speculative: Speculative) -> str:
+    if speculative.method == "ngram":
+        low, high = speculative.prompt_lookup_min, speculative.prompt_lookup_max
+        words = f"{low} to {high}" if low < high else str(high)
+        return f"drafts are what followed the last occurrence of the text's last {words} tokens"
+    if speculative.method == "mtp":
+        return "drafts come from the model's own prediction head, which is fed its own hidden state"
+    return f"drafts come from the model {speculative.model}"

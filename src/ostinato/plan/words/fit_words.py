@@ -1,0 +1,125 @@
+"""What there is to say of a fit: which values were lowered, what the split assumes, or why nothing fits."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ostinato.plan.decision import Decision
+from ostinato.plan.device import DeviceSpec
+from ostinato.plan.encoder.encoder_memory import EncoderMemory
+from ostinato.plan.limits import Limits
+from ostinato.plan.memory.memory import (
+    MOST_CACHED_TOKENS,
+    Budget,
+    MemoryPlan,
+    cache_need,
+    cache_room,
+    expected_prefix,
+    prefixes_that_fit,
+)
+from ostinato.plan.memory.units import format_bytes
+
+
+def limit_decisions(before: list[Decision], wanted: Limits, limits: Limits, memory: MemoryPlan) -> list[Decision]:
+    """`before` and what was lowered to fit, as one decision where a setting was changed twice."""
+    changes = {decision.topic: decision for decision in before}
+    others = "activations, graphs and the encoder's cache" if memory.encoder_cache else "activations and graphs"
+    reason = (
+        f"the most that fits into {format_bytes(memory.available)} beside {format_bytes(memory.weights)} of "
+        f"weights and {format_bytes(memory.beside_cache - memory.weights)} of {others}"
+    )
+    for setting in ("max_num_seqs", "max_num_batched_tokens", "max_model_len"):
+        first, last = getattr(wanted, setting), getattr(limits, setting)
+        if first == last:
+            continue
+        earlier = changes.get(setting)
+        if earlier is None:
+            changes[setting] = Decision(setting, first, last, reason)
+        else:
+            changes[setting] = replace(earlier, effective=last, reason=f"{earlier.reason}; then {reason}")
+    return list(changes.values())
+
+
+def cache_decisions(budget: Budget, memory: MemoryPlan, limits: Limits) -> list[Decision]:
+    """That the cache is smaller than by default, or has fewer blocks than there is room for; and what its split
+    assumes."""
+    decisions: list[Decision] = []
+    room = cache_room(budget, memory.activations, memory.beside_cache - memory.weights - memory.activations)
+    if budget.cache_size is not None and room < budget.cache_size:
+        others = "activations, graphs and images" if memory.encoder_cache else "activations and graphs"
+        reason = f"the default is more than weights, {others} leave of the memory"
+        decisions.append(Decision("cache_memory", budget.cache_size, room, reason))
+    if memory.kv_block and not budget.holds_prefixes:
+        possible = (room - memory.num_slots * memory.state_slot) // memory.kv_block
+        if possible > memory.num_blocks:
+            reason = "no more can be used: the null block, and max_num_seqs requests of max_model_len tokens"
+            decisions.append(Decision("num_blocks", possible, memory.num_blocks, reason))
+    if memory.expected_prefix_tokens is not None:
+        decisions += _prefix_decisions(budget, memory, limits, room)
+    return decisions
+
+
+def _prefix_decisions(budget: Budget, memory: MemoryPlan, limits: Limits, room: int) -> list[Decision]:
+    """What the split for prefixes assumes, or that there are more than are worth planning for."""
+    expected = expected_prefix(budget, limits.max_model_len)
+    possible = expected * prefixes_that_fit(budget, room, limits.max_num_seqs, limits.max_model_len)
+    if possible > memory.prefix_tokens:
+        reason = f"the cache is planned for no more than {MOST_CACHED_TOKENS} tokens of prefixes"
+        return [Decision("prefix_tokens", possible, memory.prefix_tokens, reason)]
+    if budget.expected_prefix_tokens is not None or not (memory.kv_block and memory.state_slot):
+        return []
+    reason = "what running requests leave of the cache is split for prefixes of this mean length"
+    return [Decision("expected_prefix_tokens", None, expected, reason)]
+
+
+def even_if_lowered(wanted: Limits, limits: Limits) -> str:
+    """Says which open values were lowered in vain."""
+    lowered = [
+        f"{setting} at {getattr(limits, setting)}"
+        for setting in ("max_num_seqs", "max_num_batched_tokens", "max_model_len")
+        if getattr(limits, setting) != getattr(wanted, setting)
+    ]
+    return f"even with {', '.join(lowered)}: " if lowered else ""
+
+
+def explain(
+    budget: Budget,
+    activations: int,
+    graphs: int,
+    encoder: EncoderMemory,
+    captured_tokens: int,
+    limits: Limits,
+    device: DeviceSpec,
+) -> str:
+    """What is needed, part by part, against what there is."""
+    need = cache_need(budget, limits.max_num_seqs, limits.max_model_len)
+    parts = []
+    if budget.state_slot:
+        slots = limits.max_num_seqs * budget.slots_per_request + 1
+        size = format_bytes(budget.state_slot)
+        each = f", {budget.slots_per_request} each" if budget.slots_per_request > 1 else ""
+        parts.append(f"{slots} slots of {size} for max_num_seqs {limits.max_num_seqs}{each}")
+    if budget.kv_block:
+        blocks = -(-limits.max_model_len // budget.block_size) + 1
+        size = format_bytes(budget.kv_block)
+        parts.append(f"{blocks} blocks of {size} for one request of max_model_len {limits.max_model_len}")
+    what_for = " and ".join(parts)
+    if budget.cache_size is not None and need > budget.cache_size:
+        cache = f"the cache of {format_bytes(budget.cache_size)} (cache_memory)"
+        return f"{cache} is less than the {format_bytes(need)} that it must hold: {what_for}"
+    cache = f"cache {format_bytes(need)} ({what_for})"
+    if budget.cache_size is not None and budget.cache_is_given:
+        need, cache = budget.cache_size, f"cache_memory {format_bytes(budget.cache_size)}"
+    total = budget.weights + graphs + encoder.total + activations + need
+    of_graphs = f"graphs {format_bytes(graphs)} (of up to {captured_tokens} tokens), " if graphs else ""
+    if encoder.graphs:
+        of_graphs += f"the encoder's graphs {format_bytes(encoder.graphs)} (encoder_token_budgets), "
+    if encoder.cache:
+        of_graphs += f"the encoder's cache {format_bytes(encoder.cache)} (encoder_cache_tokens), "
+    return (
+        f"{format_bytes(total)} are needed, and {format_bytes(budget.available)} of the "
+        f"{format_bytes(device.memory_bytes)} of {device.name} may be used: "
+        f"weights {format_bytes(budget.weights)}, "
+        f"activations {format_bytes(activations)} (max_num_batched_tokens {limits.max_num_batched_tokens}), "
+        f"{of_graphs}{cache}"
+    )

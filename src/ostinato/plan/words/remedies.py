@@ -1,0 +1,178 @@
+"""Remedies: for a config that does not fit, the nearest value of each setting that alone makes it fit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any
+
+from ostinato.config import EngineConfig
+from ostinato.errors import Remedy
+from ostinato.plan.device import DeviceSpec
+from ostinato.plan.fit import DEFAULT_MEMORY_UTILIZATION, DoesNotFit, fit_with
+from ostinato.plan.graphs.coverage import PIECEWISE_MODES
+from ostinato.plan.limits import least_batched_tokens, least_model_len
+from ostinato.plan.memory.memory import cache_need
+from ostinato.plan.model import ModelSpec
+from ostinato.plan.search import largest, smallest
+
+Works = Callable[[str, Any], bool]
+
+CACHE_STEPS = 32
+"""Sizes of the cache that are tried before bisecting between two of them."""
+
+LOWEST: dict[str, Callable[[EngineConfig], int]] = {
+    "max_num_seqs": lambda _: 1,
+    "max_model_len": least_model_len,
+    "expected_prefix_tokens": lambda _: 1,
+    "encoder_max_items_per_batch": lambda _: 1,
+    "encoder_cache_tokens": lambda _: 1,
+}
+"""Settings of which less always fits where more does, with the least that they may be."""
+
+LOWERED_IF_GIVEN = ("expected_prefix_tokens", "encoder_max_items_per_batch", "encoder_cache_tokens")
+"""Those of them that, left open, are no reason why something does not fit."""
+
+
+def working_remedies(
+    remedies: Iterable[Remedy], config: EngineConfig, model: ModelSpec, device: DeviceSpec
+) -> list[Remedy]:
+    """`remedies` with values that also fit: each the nearest one that does, left out if there is none."""
+    works = _works_with(config, model, device)
+    found: list[Remedy] = []
+    for remedy in remedies:
+        if works(remedy.setting, remedy.value):
+            found.append(remedy)
+        elif remedy.setting == "speculative":
+            found += _fewer_drafts(config, works)
+        elif remedy.setting in LOWEST:
+            value = _largest_below(remedy.value, remedy.setting, config, works)
+            found += [Remedy(remedy.setting, value)] if value is not None else []
+    return found
+
+
+def capacity_remedies(failure: DoesNotFit, config: EngineConfig, model: ModelSpec, device: DeviceSpec) -> list[Remedy]:
+    """One remedy for each setting that has a value that works, all else being as the user gave it or left
+    it."""
+    works = _works_with(config, model, device)
+    found: dict[str, Any] = {
+        # An open one was lowered to 1 already, so only a given one can be.
+        "max_num_seqs": _less_of_given("max_num_seqs", config, works),
+        "max_num_batched_tokens": _max_num_batched_tokens(failure, config, works),
+        "max_model_len": _largest_below(failure.limits.max_model_len, "max_model_len", config, works),
+        **{name: _less_of_given(name, config, works) for name in LOWERED_IF_GIVEN},
+        "memory_utilization": _memory_utilization(config, device, works),
+        "cache_memory": _cache_memory(failure, config, works),
+        "max_capture_size": _max_capture_size(failure, config, works),
+        "graph_mode": "none" if failure.captured_tokens and works("graph_mode", "none") else None,
+        "encoder_token_budgets": _smaller_budgets(config, works),
+        "encoder_graph_mode": _no_encoder_graphs(config, model, works),
+    }
+    remedies = [Remedy(setting, value) for setting, value in found.items() if value is not None]
+    return remedies + _fewer_drafts(config, works)
+
+
+def advice(failure: DoesNotFit, remedies: list[Remedy]) -> str:
+    """The remedies as one sentence, such as "lower max_num_seqs to at most 512, or raise ..."."""
+    tried = {
+        "max_num_seqs": failure.limits.max_num_seqs,
+        "max_num_batched_tokens": failure.limits.max_num_batched_tokens,
+        "max_model_len": failure.limits.max_model_len,
+        "cache_memory": failure.budget.cache_size or 0,
+        "max_capture_size": failure.captured_tokens,
+    }
+    phrases = []
+    for remedy in remedies:
+        is_new = remedy.setting == "cache_memory" and not failure.budget.cache_is_given
+        if is_new or not isinstance(remedy.value, int | float) or remedy.setting == "speculative":
+            phrases.append(str(remedy))
+        elif remedy.setting in LOWERED_IF_GIVEN or remedy.value < tried.get(remedy.setting, 0):
+            phrases.append(f"lower {remedy.setting} to at most {remedy.value}")
+        else:
+            phrases.append(f"raise {remedy.setting} to at least {remedy.value}")
+    if not phrases:
+        return "no single setting can make it fit: it needs a larger device or a smaller model"
+    return ", or ".join(phrases)
+
+
+def _works_with(config: EngineConfig, model: ModelSpec, device: DeviceSpec) -> Works:
+    return lambda setting, value: fit_with(config, model, device, setting, value) is not None
+
+
+def _largest_below(value: int, setting: str, config: EngineConfig, works: Works) -> int | None:
+    return largest(LOWEST[setting](config), value - 1, partial(works, setting))
+
+
+def _less_of_given(setting: str, config: EngineConfig, works: Works) -> int | None:
+    value = getattr(config, setting)
+    return None if value is None else _largest_below(value, setting, config, works)
+
+
+def _smaller_budgets(config: EngineConfig, works: Works) -> list[int] | None:
+    """Given ones without the largest, as few of these as need be."""
+    budgets = list(config.encoder_token_budgets or ())
+    kept = largest(1, len(budgets) - 1, lambda count: works("encoder_token_budgets", budgets[:count]))
+    return None if kept is None else budgets[:kept]
+
+
+def _no_encoder_graphs(config: EngineConfig, model: ModelSpec, works: Works) -> str | None:
+    if model.vision is None or config.encoder_graph_mode == "none":
+        return None
+    return "none" if works("encoder_graph_mode", "none") else None
+
+
+def _max_num_batched_tokens(failure: DoesNotFit, config: EngineConfig, works: Works) -> int | None:
+    budget = failure.budget
+    least = least_batched_tokens(config.max_num_seqs or 1, budget.slots_per_request, budget.block_size)
+    highest = failure.limits.max_num_batched_tokens - 1
+    return largest(least, highest, partial(works, "max_num_batched_tokens"))
+
+
+def _max_capture_size(failure: DoesNotFit, config: EngineConfig, works: Works) -> int | None:
+    """Given sizes have their largest already."""
+    if config.capture_sizes is not None or config.graph_mode not in PIECEWISE_MODES:
+        return None
+    return largest(1, failure.captured_tokens - 1, partial(works, "max_capture_size"))
+
+
+def _fewer_drafts(config: EngineConfig, works: Works) -> list[Remedy]:
+    """Fewer drafts of the same method; or none, if that alone works; at most one remedy."""
+    speculative = config.speculative
+    if speculative is None:
+        return []
+    count = largest(
+        1,
+        speculative.num_speculative_tokens - 1,
+        lambda count: works("speculative", speculative.with_tokens(count)),
+    )
+    if count is not None:
+        return [Remedy("speculative", speculative.with_tokens(count))]
+    return [Remedy("speculative", None)] if works("speculative", None) else []
+
+
+def _memory_utilization(config: EngineConfig, device: DeviceSpec, works: Works) -> float | None:
+    """In whole percents, since nobody tunes it finer."""
+    current = config.memory_utilization or DEFAULT_MEMORY_UTILIZATION[device.kind]
+    percent = smallest(int(current * 100) + 1, 100, lambda value: works("memory_utilization", value / 100))
+    return None if percent is None else percent / 100
+
+
+def _cache_memory(failure: DoesNotFit, config: EngineConfig, works: Works) -> int | None:
+    """The least that works, if it is more than now; else the most that leaves room for the rest."""
+    budget, rows = failure.budget, config.max_num_seqs or 1
+    # An open max_model_len is lowered where one request does not fit, but not to make room for slots: so what
+    # works begins somewhere between the shortest and the longest request.
+    lengths = (config.max_model_len or budget.block_size, failure.wanted.max_model_len)
+    needs = (cache_need(budget, rows, length) for length in lengths)
+    low, high = (max(1, min(need, budget.available)) for need in needs)
+    points = sorted({low + (high - low) * step // CACHE_STEPS for step in range(CACHE_STEPS + 1)})
+    first = next((index for index, size in enumerate(points) if works("cache_memory", size)), None)
+    if first is None:
+        return None
+    above = points[first - 1] + 1 if first else points[0]
+    need = smallest(above, points[first], partial(works, "cache_memory"))
+    if need is None or budget.cache_size is None or budget.cache_size < need:
+        return need
+    # A default shrinks to what is left, so the same size may work when it is given.
+    highest = budget.cache_size - 1 if budget.cache_is_given else budget.cache_size
+    return largest(need, highest, partial(works, "cache_memory"))

@@ -1,0 +1,179 @@
+"""The plan as tables, for people. Readable at 80 columns; without colour where the output is no terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from rich.console import Console, Group, RenderableType
+from rich.markup import escape
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from ostinato.plan.decision import Decision
+from ostinato.plan.memory.memory import MemoryPlan
+from ostinato.plan.memory.units import format_bytes
+from ostinato.plan.plan import Plan
+from ostinato.plan.words.render_encoder import encoder_rows, vision_row
+from ostinato.plan.words.render_graphs import graph_rows
+from ostinato.plan.words.render_speculative import speculation_rows
+
+BYTE_TOPICS = ("cache_memory",)
+"""Decisions whose values are bytes."""
+
+
+def print_plan(plan: Plan, console: Console) -> None:
+    """Prints every section that the plan has."""
+    console.print(render_plan(plan))
+
+
+def render_plan(plan: Plan) -> RenderableType:
+    sections = [
+        _section("model", _model_rows(plan)),
+        _section("device", _device_rows(plan)),
+        _section("settings", _settings_rows(plan)),
+        _section("graphs", graph_rows(plan.capture, plan.settings)),
+        _memory(plan),
+        _section("prefix cache", _prefix_cache_rows(plan)),
+        *([_section("speculation", speculation_rows(plan))] if plan.speculative is not None else []),
+        *([_section("encoder", encoder_rows(plan))] if plan.encoder is not None else []),
+        _section("kernels", _kernel_rows(plan)),
+        _decisions(plan),
+    ]
+    if plan.measured:
+        sections.append(_section("measured", ((name, str(value)) for name, value in plan.measured.items())))
+    return Group(*sections)
+
+
+def _section(title: str, rows: Iterator[tuple[str, str]]) -> RenderableType:
+    table = _table(title)
+    for name, value in rows:
+        table.add_row(name, escape(value))
+    return Padding(table, (0, 0, 1, 0))
+
+
+def _table(title: str) -> Table:
+    table = Table(title=title, title_justify="left", title_style="bold", box=None, show_header=False)
+    table.add_column(style="cyan", no_wrap=True, min_width=24)
+    table.add_column(overflow="fold")
+    return table
+
+
+def _model_rows(plan: Plan) -> Iterator[tuple[str, str]]:
+    model = plan.model
+    yield "architecture", f"{model.architecture}, {model.parameters:,} parameters, {model.checkpoint_dtype}"
+    yield "layers", ", ".join(f"{count} {kind}" for kind, count in model.layers.items())
+    yield "sizes", f"hidden {model.hidden_size}, vocabulary {model.vocab_size}"
+    if model.vision is not None:
+        yield "encoder", vision_row(model.vision)
+    yield "keys and values", f"{format_bytes(model.kv_bytes_per_token)} per token"
+    yield "state", f"{format_bytes(model.state_bytes_per_request)} per request"
+
+
+def _device_rows(plan: Plan) -> Iterator[tuple[str, str]]:
+    device = plan.device
+    yield "name", f"{device.name} ({device.kind})"
+    yield "memory", _bytes(device.memory_bytes)
+    if device.bandwidth is not None:
+        yield "bandwidth", f"{device.bandwidth / 1e9:,.0f} GB/s"
+    yield "source", device.source
+
+
+def _settings_rows(plan: Plan) -> Iterator[tuple[str, str]]:
+    settings = plan.settings
+    yield "dtype", f"{settings.dtype}, SSM state {settings.ssm_state_dtype}"
+    if settings.quantization is not None:
+        yield "quantization", f"{settings.quantization.name}, {settings.quantization.granularity}"
+    yield "max_num_seqs", f"{settings.max_num_seqs} requests"
+    yield "max_num_batched_tokens", f"{settings.max_num_batched_tokens} tokens"
+    yield "max_model_len", f"{settings.max_model_len} tokens"
+    yield "block_size", f"{settings.block_size} tokens"
+    yield "enable_chunked_prefill", "on" if settings.enable_chunked_prefill else "off"
+    yield "scheduling_policy", settings.scheduling_policy
+    if settings.deterministic:
+        yield "deterministic", "on: the decode recurrence for prompts too, sums in a fixed order"
+    yield "threads", "left to torch" if settings.threads is None else str(settings.threads)
+    if settings.rope is not None:
+        yield "rope", f"{settings.rope.kind}, theta {settings.rope.theta:g}"
+
+
+def _memory(plan: Plan) -> RenderableType:
+    memory = plan.memory
+    table = _table("memory")
+    table.columns[1].justify = "right"
+    table.add_column(justify="right")
+    table.add_column(overflow="fold")
+    blocks = f"{memory.num_blocks:,} of {format_bytes(memory.kv_block)}"
+    slots = f"{memory.num_slots:,} of {format_bytes(memory.state_slot)}"
+    drafter = 0 if plan.speculative is None else plan.speculative.weights
+    for name, size, note in (
+        ("weights", memory.weights, f"with the drafter's {format_bytes(drafter)}" if drafter else ""),
+        ("activations", memory.activations, "at most, in one step"),
+        ("graphs", memory.graphs, "at most, with their buffers" if memory.graphs else ""),
+        *_encoder_memory(memory),
+        ("blocks", memory.num_blocks * memory.kv_block, blocks),
+        ("slots", memory.num_slots * memory.state_slot, slots),
+        ("together", memory.used, ""),
+        ("available", memory.available, ""),
+    ):
+        table.add_row(name, format_bytes(size), f"{size:,} B", note)
+    table.add_row("slots per request", str(memory.slots_per_request), "", "")
+    return Padding(table, (0, 0, 1, 0))
+
+
+def _encoder_memory(memory: MemoryPlan) -> Iterator[tuple[str, int, str]]:
+    if memory.encoder_graphs:
+        yield "encoder graphs", memory.encoder_graphs, "at most, with their buffers"
+    if memory.encoder_cache:
+        yield "encoder cache", memory.encoder_cache, ""
+
+
+def _prefix_cache_rows(plan: Plan) -> Iterator[tuple[str, str]]:
+    cache, has_state = plan.state_cache, plan.memory.state_slot > 0
+    yield "enable_prefix_caching", "on" if cache.enable_prefix_caching else "off"
+    if has_state:
+        yield "state_cache_mode", cache.mode
+    if cache.expected_prefix_tokens is None:
+        return
+    if has_state:
+        yield "state_block_size", f"{cache.state_block_size} tokens"
+        yield "checkpoint_policy", cache.checkpoint_policy
+    yield "eviction_policy", cache.eviction_policy
+    if has_state:
+        yield "checkpoints", f"{cache.num_checkpoints:,} slots beyond the working ones"
+    count, rows = cache.prefix_tokens // cache.expected_prefix_tokens, plan.settings.max_num_seqs
+    prefixes = f"{count:,} prefixes of {cache.expected_prefix_tokens:,} tokens"
+    yield "holds", f"{prefixes} ({cache.prefix_tokens:,} tokens) beside {rows} running requests"
+
+
+def _kernel_rows(plan: Plan) -> Iterator[tuple[str, str]]:
+    """One row per implementation and reason, since most operations share them."""
+    shared: dict[tuple[str, str], list[str]] = {}
+    for op, choice in plan.kernels.items():
+        reason = choice.reason if choice.capturable else f"{choice.reason}; no graph can hold it"
+        shared.setdefault((choice.implementation, reason), []).append(op)
+    for (implementation, reason), ops in shared.items():
+        yield implementation, f"{', '.join(ops)} ({reason})"
+
+
+def _decisions(plan: Plan) -> RenderableType:
+    title = Text("decisions", style="bold")
+    if not plan.decisions:
+        return Group(title, Text("  none: every setting is as given or by default"))
+    entries: list[RenderableType] = [title]
+    for decision in plan.decisions:
+        requested, effective = (_value(decision, value) for value in (decision.requested, decision.effective))
+        entries.append(Text.assemble("  ", (decision.topic, "cyan"), f": {requested} -> {effective}"))
+        entries.append(Padding(Text(decision.reason), (0, 0, 0, 4)))
+    return Group(*entries)
+
+
+def _value(decision: Decision, value: Any) -> str:
+    if value is None:
+        return "open"
+    return _bytes(value) if decision.topic in BYTE_TOPICS else str(value)
+
+
+def _bytes(count: int) -> str:
+    return f"{format_bytes(count)} ({count:,} B)"

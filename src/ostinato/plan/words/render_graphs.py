@@ -1,0 +1,114 @@
+"""The graphs of a plan, and sizes chosen from traffic, as text for people."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from ostinato.plan.graphs.capture_plan import CapturePlan
+from ostinato.plan.graphs.coverage import DecodeRange, MixedRange, Uncovered
+from ostinato.plan.memory.sizing import Sizing
+from ostinato.plan.memory.units import format_bytes
+from ostinato.plan.settings import EffectiveSettings
+
+LEAST_RUN = 4
+"""Sizes that are equally far apart are written as a range from so many on."""
+
+
+def graph_rows(capture: CapturePlan, settings: EffectiveSettings) -> Iterator[tuple[str, str]]:
+    """(name, text) of each line; a text may have several lines."""
+    yield "graph_mode", capture.graph_mode
+    if capture.graph_mode != "none":
+        when = "at start-up" if settings.capture == "startup" else "when first needed"
+        yield "captured", f"{when}, by backend {capture.backend}"
+    if capture.tokens:
+        yield "piecewise, tokens", short_sizes(capture.tokens)
+    if capture.splits:
+        yield "piecewise, without", ", ".join(capture.splits)
+    if capture.rows:
+        per_row = " or ".join(str(count) for count in capture.tokens_per_row)
+        one = capture.tokens_per_row == (1,)
+        yield "full, rows", short_sizes(capture.rows) + ("" if one else f"; of {per_row} tokens each")
+    uncovered: dict[DecodeRange | MixedRange, Uncovered] = {entry.batches: entry for entry in capture.uncovered}
+    for tokens_per_row in capture.tokens_per_row:
+        decode = [entry for entry in capture.coverage.decode if entry.tokens_per_row == tokens_per_row]
+        name = "decode" if tokens_per_row == 1 else f"decode, {tokens_per_row} tokens"
+        yield name, "\n".join(_lines(decode, "row", uncovered))
+    yield "mixed", "\n".join(_lines(capture.coverage.mixed, "token", uncovered))
+
+
+def short_sizes(sizes: Sequence[int]) -> str:
+    """`1, 2, 4, 8..256 by 8`: ascending sizes, runs of equal steps as ranges."""
+    words: list[str] = []
+    first = 0
+    while first < len(sizes):
+        last = first + 1
+        while last + 1 < len(sizes) and sizes[last + 1] - sizes[last] == sizes[first + 1] - sizes[first]:
+            last += 1
+        if last - first + 1 >= LEAST_RUN and last < len(sizes):
+            step = sizes[first + 1] - sizes[first]
+            words.append(f"{sizes[first]}..{sizes[last]}" + (f" by {step}" if step > 1 else ""))
+            first = last + 1
+        else:
+            words.append(str(sizes[first]))
+            first += 1
+    return ", ".join(words)
+
+
+def print_sizing(sizing: Sizing, console: Console) -> None:
+    """Prints what the planned ladders and the chosen ones make of the traffic, and the flags to choose them, which are
+    never wrapped, so that they can be copied."""
+    table = Table(title="sizes from traffic", title_justify="left", title_style="bold", box=None)
+    for heading in ("ladder", "sizes", "replayed", "eager", "padding tokens", "per step"):
+        table.add_column(heading, justify="left" if heading == "ladder" else "right", header_style="")
+    for name, choice in sizing.choices():
+        for which, entry in (("planned", choice.planned), ("chosen", choice.chosen)):
+            figures = (len(entry.sizes), entry.replayed, entry.eager, entry.padding)
+            table.add_row(f"{name}, {which}", *(f"{figure:,}" for figure in figures), f"{entry.mean:.2f}")
+    console.print("", table)
+    for flag in sizing.flags():
+        console.print(Text(f" {flag}"), soft_wrap=True)
+
+
+def _lines(
+    ranges: Sequence[DecodeRange | MixedRange], unit: str, uncovered: dict[DecodeRange | MixedRange, Uncovered]
+) -> Iterator[str]:
+    """One line for each run of ranges that are served alike."""
+    for mode, run in groupby(ranges, key=lambda entry: entry.mode):
+        entries = list(run)
+        batches = f"{entries[0].from_}..{entries[-1].to} {unit}s"
+        if entries[0].from_ == entries[-1].to:
+            batches = _counted(entries[0].to, unit)
+        if mode == "eager":
+            yield f"{batches}: eager; {_what_covers(uncovered[entries[0]])}"
+        else:
+            yield f"{batches}: {mode}, {_padding(entries)}"
+
+
+def _padding(entries: Sequence[DecodeRange | MixedRange]) -> str:
+    most = max(entry.most_padding for entry in entries)
+    first = entries[0]
+    if isinstance(first, DecodeRange) and first.mode == "full":
+        most, unit = most // first.tokens_per_row, "padding row"
+    else:
+        unit = "padding token"
+    return f"at most {_counted(most, unit)}" if most else "without padding"
+
+
+def _what_covers(entry: Uncovered) -> str:
+    changes = " and ".join(f"{change.setting} {_value(change.value)}" for change in entry.changes)
+    memory = f"with {format_bytes(entry.memory)} more" if entry.memory else "with no more memory"
+    return f"{changes} would cover them, {memory}"
+
+
+def _value(value: Any) -> str:
+    return short_sizes(value) if isinstance(value, list) else str(value)
+
+
+def _counted(count: int, unit: str) -> str:
+    return f"{count} {unit}{'' if count == 1 else 's'}"

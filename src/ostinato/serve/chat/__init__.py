@@ -1,0 +1,1 @@
+"""From a conversation to a prompt, and from an answer to messages."""

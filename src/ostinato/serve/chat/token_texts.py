@@ -1,0 +1,158 @@
+"""The text of single tokens, for log-probabilities: as text, as bytes, and ready-made as JSON."""
+
+from __future__ import annotations
+
+import codecs
+import json
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from ostinato.engine.text.tokenizer import Tokenizer
+from ostinato.schedule.batch import TokenLogprobs
+
+_REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
+_SPACE_MARK = "\N{LOWER ONE EIGHTH BLOCK}"
+LOWEST = -9999.0
+"""Stands for the log-probability of what is impossible, for which JSON has no number."""
+
+
+class TokenTexts:
+    """Texts of one tokenizer's tokens, each looked up once."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._bytes: dict[int, bytes | None] = {}
+        self._chat: dict[int, str] = {}
+        self._names: dict[int, str] = {}
+
+    def bytes_of(self, token_id: int) -> bytes | None:
+        """The token's part of a text in UTF-8, which may be a part of a character; None if it cannot be told."""
+        if token_id not in self._bytes:
+            self._bytes[token_id] = _bytes_of(self._tokenizer, token_id)
+        return self._bytes[token_id]
+
+    def text_of(self, token_id: int) -> str:
+        """The token's text, special tokens included; U+FFFD for parts of characters."""
+        if not self._tokenizer.has_text:
+            return f"token_id:{token_id}"
+        found = self.bytes_of(token_id)
+        return self._tokenizer.decode_token(token_id, False) if found is None else found.decode("utf-8", "replace")
+
+    def name_of(self, token_id: int) -> str:
+        """The text, or `bytes:\\xe2\\x80` for parts of characters, which have the same text."""
+        if token_id not in self._names:
+            text, found = self.text_of(token_id), self.bytes_of(token_id)
+            if _REPLACEMENT in text and found is not None and found != text.encode():
+                text = "bytes:" + "".join(f"\\x{byte:02x}" for byte in found)
+            self._names[token_id] = text
+        return self._names[token_id]
+
+    def chat_json(self, logprobs: Iterable[TokenLogprobs]) -> str:
+        """The `content` list of a chat answer's logprobs."""
+        return f"[{','.join(map(self._chat_token, logprobs))}]"
+
+    def chat_objects(self, logprobs: Iterable[TokenLogprobs]) -> list[dict[str, Any]]:
+        """As `chat_json`, not serialised yet."""
+        return [
+            {
+                **self._chat_object(each.token_id, each.logprob),
+                "top_logprobs": [self._chat_object(*one) for one in each.top],
+            }
+            for each in logprobs
+        ]
+
+    def _chat_object(self, token_id: int, logprob: float) -> dict[str, Any]:
+        found = self.bytes_of(token_id)
+        listed = None if found is None else list(found)
+        return {"token": self.text_of(token_id), "bytes": listed, "logprob": _finite(logprob)}
+
+    def _chat_token(self, logprob: TokenLogprobs) -> str:
+        top = ",".join(f"{{{self._chat_head(token)}{number(value)}}}" for token, value in logprob.top)
+        return f'{{{self._chat_head(logprob.token_id)}{number(logprob.logprob)},"top_logprobs":[{top}]}}'
+
+    def _chat_head(self, token_id: int) -> str:
+        if token_id not in self._chat:
+            found = self.bytes_of(token_id)
+            listed = json.dumps(None if found is None else list(found), separators=(",", ":"))
+            self._chat[token_id] = f'"token":{json.dumps(self.text_of(token_id))},"bytes":{listed},"logprob":'
+        return self._chat[token_id]
+
+
+class Offsets:
+    """Where the tokens of one text stand in it, in characters."""
+
+    def __init__(self, texts: TokenTexts, tokenizer: Tokenizer, skip_special_tokens: bool) -> None:
+        self._texts, self._tokenizer = texts, tokenizer
+        self._skip_special_tokens = skip_special_tokens
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self.end = 0
+        """Of the last token."""
+
+    def next(self, token_id: int) -> int:
+        """Where the next token begins: a character of several tokens belongs to the last one."""
+        begin = self.end
+        if not self._tokenizer.has_no_text(token_id, self._skip_special_tokens):
+            found = self._texts.bytes_of(token_id)
+            text = self._texts.text_of(token_id) if found is None else self._decoder.decode(found)
+            self.end += len(text)
+        return begin
+
+
+class CompletionLogprobs:
+    """The `logprobs` object of a completion's choice, piece by piece: each token stands at an offset in the text."""
+
+    def __init__(self, texts: TokenTexts, tokenizer: Tokenizer, skip_special_tokens: bool) -> None:
+        self._texts = texts
+        self._offsets = Offsets(texts, tokenizer, skip_special_tokens)
+
+    def json(self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs | None]) -> str:
+        """The object of the tokens that come next. A place without a log-probability (a prompt's first) has null."""
+        name = self._texts.name_of
+        tokens = json.dumps([name(token_id) for token_id in token_ids])
+        values = ",".join("null" if each is None else number(each.logprob) for each in logprobs)
+        tops = ",".join("null" if each is None else self._top(each) for each in logprobs)
+        offsets = ",".join(str(self._offsets.next(token_id)) for token_id in token_ids)
+        return f'{{"tokens":{tokens},"token_logprobs":[{values}],"top_logprobs":[{tops}],"text_offset":[{offsets}]}}'
+
+    def _top(self, logprob: TokenLogprobs) -> str:
+        """The best tokens and the one that stands there, whose text may be the same: the better one counts."""
+        found: dict[str, float] = {}
+        for token_id, value in (*logprob.top, (logprob.token_id, logprob.logprob)):
+            found.setdefault(self._texts.name_of(token_id), value)
+        return "{" + ",".join(f"{json.dumps(name)}:{number(value)}" for name, value in found.items()) + "}"
+
+
+def number(value: float) -> str:
+    """A log-probability as JSON."""
+    return repr(_finite(value))
+
+
+def _finite(value: float) -> float:
+    return value if math.isfinite(value) else LOWEST
+
+
+def _bytes_of(tokenizer: Tokenizer, token_id: int) -> bytes | None:
+    entry = tokenizer.token_text(token_id)
+    if entry is None:
+        return b"" if tokenizer.has_text else None
+    if tokenizer.is_byte(token_id):
+        return bytes([int(entry[3:5], 16)])
+    text = tokenizer.decode_token(token_id, False)
+    if _REPLACEMENT in text and all(character in _BYTE_OF for character in entry):
+        return bytes(_BYTE_OF[character] for character in entry)
+    # Alone, a token loses its space to a decoder that strips a text's first one.
+    if entry.startswith(_SPACE_MARK) and not text.startswith(" "):
+        text = " " + text
+    return text.encode()
+
+
+def _byte_level_alphabet() -> dict[str, int]:
+    """The characters that stand for bytes in the vocabularies of byte-level BPE (GPT-2): those that can be printed for
+    themselves, the others, in order, those from 256 on."""
+    printed = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in set(printed)]
+    return {chr(byte): byte for byte in printed} | {chr(256 + place): byte for place, byte in enumerate(others)}
+
+
+_BYTE_OF = _byte_level_alphabet()

@@ -1,0 +1,1 @@
+"""Connections, bodies, errors and the life of the server."""

@@ -1,0 +1,99 @@
+"""The process: its socket, its signals, and the status it exits with."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import uvicorn
+
+from ostinato.config import EngineConfig
+from ostinato.engine.process.garbage import keep_for_good
+from ostinato.errors import ConfigError
+from ostinato.observe.logs import configure_logs
+from ostinato.serve.http.app import make_app
+from ostinato.serve.http.connection import Connection
+from ostinato.serve.http.life import Life
+from ostinato.serve.settings import ServeSettings
+
+if TYPE_CHECKING:
+    from ostinato.engine.run.runner import StartProgress
+
+SIGNALS = (signal.SIGTERM, signal.SIGINT)
+GRACE = 5
+"""Seconds that answers have to reach their clients when everything has been computed, or ended."""
+
+
+class _Server(uvicorn.Server):
+    """uvicorn's server, with signals left to Life: it is to answer while it drains."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+def serve(
+    config: EngineConfig,
+    settings: ServeSettings,
+    progress: StartProgress,
+    announce: Callable[[str], None],
+) -> int:
+    """Serves until SIGTERM or SIGINT, or until the engine fails; returns the process's exit status. The first signal
+    drains, a second one ends the process at once.
+
+    `announce` gets the server's URL once it listens. Raises ConfigError if it cannot, and what the engine raises when
+    it cannot start.
+    """
+    configure_logs(settings.log_format, settings.log_level)
+    life = Life(config, settings, progress)
+    app = make_app(life)
+    listener = _listen(settings)
+    server = _Server(
+        uvicorn.Config(
+            app,
+            http=Connection,
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            date_header=False,
+            ws="none",
+            proxy_headers=False,
+            timeout_graceful_shutdown=GRACE,
+        )
+    )
+    life.on_ready = keep_for_good
+    life.on_end = lambda: setattr(server, "should_exit", True)
+
+    async def run() -> None:
+        loop = asyncio.get_running_loop()
+        drains: list[asyncio.Task[None]] = []
+
+        def drain() -> None:
+            for each in SIGNALS:
+                loop.remove_signal_handler(each)
+                signal.signal(each, signal.SIG_DFL)  # the next one ends the process at once
+            drains.append(loop.create_task(life.drain()))
+
+        for each in SIGNALS:
+            loop.add_signal_handler(each, drain)
+        host, port = listener.getsockname()[:2]
+        announce(f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}")
+        await server.serve(sockets=[listener])
+
+    with asyncio.Runner(loop_factory=server.config.get_loop_factory()) as runner:
+        runner.run(run())
+    return life.exit_status()
+
+
+def _listen(settings: ServeSettings) -> socket.socket:
+    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+    try:
+        return socket.create_server((settings.host, settings.port), family=family, backlog=2048)
+    except OSError as error:
+        reason = error.strerror or str(error)
+        advice = "host is an address of this machine" if isinstance(error, socket.gaierror) else "choose another port"
+        raise ConfigError(f"the server cannot listen on {settings.host}:{settings.port}: {reason}; {advice}") from None
