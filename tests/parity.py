@@ -116,7 +116,7 @@ def shrink(engine: Engine, num_blocks: int, num_slots: int) -> None:
     )
     engine.plan = replace(engine.plan, memory=memory)
     speculation = engine.speculation
-    engine.scheduler = make_scheduler(engine.plan, None if speculation is None else speculation.choose)
+    engine.scheduler = make_scheduler(engine.plan, None if speculation is None else speculation.controller.choose)
 
 
 def add(engine: Engine, case: Case, prompt_logprobs: bool = False, salt: str | None = None) -> RequestOutput:

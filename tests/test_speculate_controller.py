@@ -10,7 +10,7 @@ import random
 import subprocess
 import sys
 from collections.abc import Callable
-from itertools import groupby, pairwise
+from itertools import pairwise
 from statistics import fmean
 
 import pytest
@@ -350,35 +350,6 @@ def test_steps_right_behind_drafts_are_not_what_plain_steps_take() -> None:
         controller.observe(1, k, 3 if k else 1, 4.0 if k else 2.0 if since <= 3 else 1.0, is_pure_decode=True)
     assert choice(controller, 1) == 0
     assert controller.to_json()["batch_sizes"][0]["time_ratio"] == 4.0
-
-
-def test_drafts_rest_until_shortly_before_they_are_tried() -> None:
-    controller, steps = Controller(K, adaptive=True, lead_in=16), []
-    for _ in range(3000):
-        k = controller.choose(8)
-        if controller.rests and controller.pass_by(8):
-            steps.append("rests")
-            continue
-        steps.append("drafts" if k else "rests" if controller.rests else "leads in")
-        controller.observe(8, k, 8, 3.0 if k else 1.05 if steps[-1] == "leads in" else 1.0, is_pure_decode=True)
-    runs = [(kind, len(list(run))) for kind, run in groupby(steps[100:])]
-    between = [index for index, (kind, _) in enumerate(runs) if kind == "drafts"]
-    assert len(between) >= 3
-    for index in between[1:]:
-        assert runs[index - 1] == ("leads in", 16)
-        assert runs[index - 2][0] == "rests"
-    seconds = {"drafts": 3.0, "leads in": 1.05, "rests": 1.0}
-    assert sum(map(seconds.__getitem__, steps[100:])) < 1.015 * len(steps[100:])
-
-
-def test_without_a_choice_nothing_rests() -> None:
-    for controller in (Controller(K, adaptive=False, lead_in=16), Controller(K, adaptive=True, lead_in=16)):
-        controller.choose(0)
-        assert not controller.rests
-        for _ in range(2):
-            assert controller.choose(4) == K
-            assert not controller.rests
-            controller.observe(4, K, 16, 1.0, is_pure_decode=True)
 
 
 def test_the_controller_imports_no_torch() -> None:

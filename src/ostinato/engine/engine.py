@@ -58,7 +58,7 @@ class Engine:
         self.speculation: Speculation | None = None
         if plan.speculative is not None:
             self.speculation = Speculation(plan.speculative, lambda: self.runner.num_captured)
-        self.scheduler = make_scheduler(plan, None if self.speculation is None else self.speculation.choose)
+        self.scheduler = make_scheduler(plan, None if self.speculation is None else self.speculation.controller.choose)
         # A tokenizer may know end tokens that the model cannot give.
         self._eos_token_ids = frozenset(i for i in self.tokenizer.eos_token_ids if i < self.spec.vocab_size)
         remote = config.allow_remote_images

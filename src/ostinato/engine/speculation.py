@@ -10,10 +10,6 @@ from ostinato.schedule.batch import Batch, StepResult
 from ostinato.speculate.controller import Controller
 from ostinato.speculate.counters import SpeculationCounters
 
-LEAD_IN = 16
-"""Steps before a trial in which a head takes the text in again. Drafts of the embedded model are then as good as if it
-had never rested; without such steps a third of their tokens is lost."""
-
 
 class Speculation:
     """Counts of drafts, and the controller that they steer."""
@@ -21,21 +17,14 @@ class Speculation:
     def __init__(self, plan: SpeculativePlan, num_captured: Callable[[], int]) -> None:
         """`num_captured` counts the graphs that were captured so far."""
         self._method = plan.method
-        self.controller = Controller(plan.num_speculative_tokens, plan.adaptive, LEAD_IN if plan.may_rest else 0)
+        self.controller = Controller(plan.num_speculative_tokens, plan.adaptive)
         self.counters = SpeculationCounters(plan.num_speculative_tokens)
         self._count_captured = num_captured
         self._num_captured = 0
 
-    def choose(self, rows: int) -> int | None:
-        """Drafts for each of `rows` decoding rows in the next step; None for 0 if they rest."""
-        num_drafts = self.controller.choose(rows)
-        return None if self.controller.rests else num_drafts
-
     def count_step(self, batch: Batch, result: StepResult, seconds: float) -> None:
         """Takes in a step that succeeded."""
         self.counters.count(batch, result)
-        if batch.drafts_rest and self.controller.pass_by(batch.num_decode_rows):
-            return
         num_captured = self._count_captured()
         # A step that captured a graph tells nothing of what such steps cost.
         is_typical, self._num_captured = num_captured == self._num_captured, num_captured

@@ -56,7 +56,7 @@ class StepBuffers:
         self._table_columns = 0  # of block_tables: those behind are 0 in every row
         # On a CPU buffers are written through NumPy, whose small copies cost a fraction of torch's.
         self._arrays = {name: buffer.numpy() for name, buffer in self.named()} if device.type == "cpu" else None
-        self._decode_views: dict[tuple[int, int, bool], StepInputs] = {}
+        self._decode_views: dict[tuple[int, int], StepInputs] = {}
         # Steps that only decode lie in the same tensors again and again.
         self._source: StepInputs | None = None
         self._source_arrays: dict[str, Any] = {}
@@ -76,17 +76,15 @@ class StepBuffers:
         tokens_per_row: int,
         num_decode_rows: int,
         checkpoints: Sequence[tuple[int, int, int]] = (),
-        *,
-        drafts_rest: bool = False,
     ) -> StepInputs:
         """The first `rows` rows and `tokens` tokens as a step, whose rows write `tokens_per_row` slots each."""
         if num_decode_rows < rows or tokens != rows * tokens_per_row:
             return self._make_view(rows, tokens, tokens_per_row, num_decode_rows, checkpoints)
         # Steps that only decode have few shapes, and none of them a checkpoint on its way.
-        key = (rows, tokens_per_row, drafts_rest)
+        key = (rows, tokens_per_row)
         view = self._decode_views.get(key)
         if view is None:
-            view = self._make_view(rows, tokens, tokens_per_row, num_decode_rows, (), drafts_rest)
+            view = self._make_view(rows, tokens, tokens_per_row, num_decode_rows, ())
             self._decode_views[key] = view
         return view
 
@@ -97,7 +95,6 @@ class StepBuffers:
         tokens_per_row: int,
         num_decode_rows: int,
         checkpoints: Sequence[tuple[int, int, int]],
-        drafts_rest: bool = False,
     ) -> StepInputs:
         return StepInputs(
             token_ids=self.token_ids[:tokens],
@@ -113,7 +110,6 @@ class StepBuffers:
             rope_positions=None if self.rope_positions is None else self.rope_positions[:tokens],
             media_cells=None if self.media_cells is None else self.media_cells[:tokens],
             checkpoints=checkpoints,
-            drafts_rest=drafts_rest,
         )
 
     def clear(self) -> None:

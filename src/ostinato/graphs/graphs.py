@@ -51,15 +51,11 @@ class Backend(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class GraphKey:
-    """A graph: `size` is in rows for a full one, with `tokens_per_row` tokens each, in tokens for a piecewise one.
-
-    A full one may be of steps that leave out what only drafts need.
-    """
+    """A graph: `size` is in rows for a full one, with `tokens_per_row` tokens each, in tokens for a piecewise one."""
 
     mode: StepMode
     size: int
     tokens_per_row: int = 0
-    drafts_rest: bool = False
 
     @property
     def tokens(self) -> int:
@@ -67,8 +63,7 @@ class GraphKey:
 
     def __str__(self) -> str:
         if self.mode == "full":
-            rest = ", without what drafts need" if self.drafts_rest else ""
-            return f"full, {self.size} rows of {self.tokens_per_row}{rest}"
+            return f"full, {self.size} rows of {self.tokens_per_row}"
         return f"piecewise, {self.size} tokens"
 
 
@@ -84,12 +79,10 @@ class Graphs:
         memory: Sequence[LayerMemory],
         *,
         persistent: Callable[[], Mapping[int, str]] = dict,
-        drafts_may_rest: bool = False,
         strict: bool = False,
         check_replay: bool = False,
     ) -> None:
-        """`persistent` looks up the storages that have to stay where they are, with their names. `drafts_may_rest`:
-        steps of one token per row have a second full graph, without what only drafts need."""
+        """`persistent` looks up the storages that have to stay where they are, with their names."""
         self.counts = StepCounts()
         self.capture_seconds = 0.0
         self._plan = plan
@@ -101,7 +94,6 @@ class Graphs:
         self._strict = strict
         self._check_replay = check_replay
         self._persistent = persistent
-        self._drafts_may_rest = drafts_may_rest
         self._captured_at = persistent()
         self._graphs: dict[GraphKey, Graph] = {}
 
@@ -118,8 +110,6 @@ class Graphs:
         """Every graph of the plan, largest first, so that the first one makes the arena large enough."""
         piecewise = [GraphKey("piecewise", size) for size in self._ladders.tokens]
         full = [GraphKey("full", rows, count) for rows in self._ladders.rows for count in self._plan.tokens_per_row]
-        if self._drafts_may_rest:
-            full += [GraphKey("full", rows, 1, drafts_rest=True) for rows in self._ladders.rows]
         return sorted(piecewise + full, key=lambda key: (-key.tokens, key.mode))
 
     def capture_all(self, progress: CaptureProgress = lambda what, done, total: None) -> None:
@@ -140,14 +130,11 @@ class Graphs:
         if size is None:
             return self._run_eagerly(step, rows, tokens_per_row, tokens)
         is_full = mode == "full"
-        rests = is_full and self._drafts_may_rest and step.drafts_rest
-        key = GraphKey(mode, size, (tokens_per_row or 0) if is_full else 0, rests)
+        key = GraphKey(mode, size, (tokens_per_row or 0) if is_full else 0)
         graph = self._graphs.get(key) or self._capture(key)
         self.counts.count_replay(mode, size, key.tokens_per_row or None, tokens, key.tokens)
         self._buffers.fill(step, size if is_full else rows, key.tokens)
-        now = self._buffers.view(
-            rows, tokens, step.write_slots.shape[1], step.num_decode_rows, step.checkpoints, drafts_rest=rests
-        )
+        now = self._buffers.view(rows, tokens, step.write_slots.shape[1], step.num_decode_rows, step.checkpoints)
         if self._check_replay:
             check_unmoved(self._captured_at, self._persistent())
             return compare_replay(str(key), graph.replay, self._forward, now, self._memory)
@@ -178,8 +165,7 @@ class Graphs:
         begin = time.perf_counter()
         self._buffers.clear()
         if key.mode == "full":
-            rests = key.drafts_rest
-            step = self._buffers.view(key.size, key.tokens, key.tokens_per_row, key.size, drafts_rest=rests)
+            step = self._buffers.view(key.size, key.tokens, key.tokens_per_row, key.size)
             graph = self._backend.capture(self._forward, step, ())
         else:
             step = self._buffers.view(1, key.tokens, 1, 0)

@@ -47,7 +47,6 @@ class Attention(nn.Module):
         self.scale = spec.head_dim**-0.5 if scale is None else scale
         self.key_multiplier = key_multiplier
         self.first_key = first_key
-        self.nothing = torch.zeros(1, spec.num_kv_heads, spec.head_dim, dtype=build.dtype, device=build.device)
 
     def forward(
         self,
@@ -72,12 +71,6 @@ class Attention(nn.Module):
         parts = self.qkv.part(x, self.q_size, self.q_size + 2 * self.kv_size).split(self.kv_size, dim=-1)
         k, v = (part.unflatten(-1, (-1, self.spec.head_dim)) for part in parts)
         self._store(k[:, :0], k, v, None, step, memory)
-
-    def store_nothing(self, step: StepInputs, memory: LayerMemory) -> None:
-        """Writes zeros for keys and values: a query gives such a token the weight of a score of 0, and takes nothing
-        from it. For attention without positions."""
-        zeros = self.nothing.expand(step.length, -1, -1)
-        self._store(zeros[:, :0], zeros, zeros, None, step, memory)
 
     def _store(
         self,

@@ -44,8 +44,6 @@ class StepInputs:
     """[tokens] int64: the cell of the encoder cache that a token takes, 0 for tokens of text; for models with images"""
     checkpoints: Sequence[tuple[int, int, int]] = ()
     """(row, offset, slot): the state after `offset` tokens of a prefill row also goes to `slot`."""
-    drafts_rest: bool = False
-    """What only drafts need is left out, in a step that decodes one token per row."""
 
     @property
     def length(self) -> int:

@@ -38,11 +38,6 @@ class PredictionHead(nn.Module, ABC):
         """Writes what belongs to the step's tokens: their keys and values, from the hidden state that the model has
         just computed before each (and from the read slot before the first), and the last hidden state of each row."""
 
-    @abstractmethod
-    def pass_over(self, hidden: torch.Tensor, step: StepInputs, memory: Sequence[LayerMemory]) -> None:
-        """Instead of `follow`, while drafts rest: writes the last hidden state of each row, and zeros for the tokens'
-        keys and values. Drafts behind them know less of the text; the step costs what it costs without a head."""
-
 
 class CausalLM(nn.Module, ABC):
     """A language model over paged blocks and slots.

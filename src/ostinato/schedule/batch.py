@@ -81,8 +81,6 @@ class Batch:
     """Requests of which no step before has computed anything."""
     encode: tuple[MediaToEncode, ...] = ()
     """Images that rows of this step need and that no step before has encoded."""
-    drafts_rest: bool = False
-    """No drafts are wanted in the next steps either, so what only they would need may be left out."""
 
     @property
     def num_tokens(self) -> int:

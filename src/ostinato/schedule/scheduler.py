@@ -21,9 +21,8 @@ from ostinato.schedule.rows import check_result, is_decoding, make_row
 
 _NO_PREFIX_CACHE = CachePolicy()
 
-ChooseDrafts = Callable[[int], int | None]
-"""Requests that will decode in the next step, as far as that is known -> drafts for each of them: 0 or k, or None for 0
-if none are wanted in the next steps either."""
+ChooseDrafts = Callable[[int], int]
+"""Requests that will decode in the next step, as far as that is known -> drafts for each of them: 0 or k."""
 
 
 class Scheduler:
@@ -109,8 +108,7 @@ class Scheduler:
         needs no `update`. A row's block table may be longer than the row needs.
         """
         assert self._in_flight is None, "the last step needs update() or fail() before the next is scheduled"
-        chosen = self._num_drafts()
-        num_drafts = chosen or 0
+        num_drafts = self._num_drafts()
         if self._media is not None:
             self._media.begin_step()
         decoding = self._schedule_decoding(num_drafts)
@@ -134,7 +132,6 @@ class Scheduler:
             num_drafts if has_drafts else 0,
             tuple(request.request_id for request, _ in admitted if not request.num_preemptions),
             self._media.to_encode() if self._media is not None else (),
-            drafts_rest=chosen is None,
         )
         assert batch.rows or not self.queues.requests, "no row was scheduled although requests are unfinished"
         if batch.rows:
@@ -241,7 +238,7 @@ class Scheduler:
         most = self.limits.max_num_seqs
         check_integrity(self.queues, self.cache, self._media, most, is_in_flight, self._ended_in_flight)
 
-    def _num_drafts(self) -> int | None:
+    def _num_drafts(self) -> int:
         """Drafts of each row that decodes in the next step, as `ChooseDrafts` has them."""
         if self._choose_drafts is None:
             return 0

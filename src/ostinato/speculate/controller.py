@@ -24,10 +24,6 @@ _SETTLING_STEPS = 3
 _TRIAL_SHARE, _SHORTEST_WAIT, _LONGEST_WAIT = 0.01, 16, 1000
 # Steps before the first trial: at a new batch size, and at one that can lean on its neighbours.
 _FIRST_WAIT, _LEANING_WAIT = 2, 16
-# What a step before a trial takes more than one that leaves out what drafts need, in times of that one.
-_LEAD_IN_COST = 0.2
-# The last steps that rest before a trial, whose times are noted to compare those of its steps with.
-_TIMED_STEPS = 24
 # The other choice must be so many times as fast to be taken.
 _SWITCH = 1.02
 # Standard errors by which the tokens of drafts that rest may be underestimated: the fewer were seen, the sooner
@@ -64,35 +60,28 @@ class Controller:
     `choose` before each step, `observe` after it. Batch sizes fall into ranges of 1, 2, 3 to 4, 5 to 8, ... rows:
     the ratio of the times goes with how far a step is bound by memory or by arithmetic, which changes over octaves,
     and so few ranges are soon measured. Each has a choice in use, drafts at first, and tries the other now and then.
-
-    While drafts are not in use they *rest*: steps leave out what only drafts need, except for the last `lead_in` steps
-    before a trial, so that its drafts are as good as ever.
     """
 
-    def __init__(self, num_speculative_tokens: int, adaptive: bool, lead_in: int = 0) -> None:
+    def __init__(self, num_speculative_tokens: int, adaptive: bool) -> None:
         """Without `adaptive` it always asks for drafts, and only keeps the statistics."""
         assert num_speculative_tokens >= 1, "without drafts there is nothing to choose"
         self.num_speculative_tokens = num_speculative_tokens
         self.adaptive = adaptive
         self._gains = DraftGains(num_speculative_tokens)
         self._ranges: dict[int, _RowRange] = {}
-        self._lead_in = lead_in
         self._num_observed = 0  # steps that told something
         self._num_settled = 0  # steps since the last one that had drafts
         self._asked = True
-        self.rests = False
-        """Whether the step that the last `choose` was for may leave out what only drafts need."""
 
     def choose(self, rows: int) -> int:
         """How many drafts per row to ask for in a step with `rows` decoding rows: 0 or `num_speculative_tokens`."""
-        self._asked, self.rests = rows > 0, False
+        self._asked = rows > 0
         if rows and self.adaptive:
             at = self._range(rows)
             if at.weighed != self._num_observed:
                 self._weigh(at)
                 at.weighed = self._num_observed
             self._asked = at.uses_drafts != (at.wait == 0)
-            self.rests = not self._asked and (at.uses_drafts or at.wait > self._lead_in)
         return self.num_speculative_tokens if self._asked else 0
 
     def observe(self, rows: int, num_drafts: int, num_tokens: int, seconds: float, *, is_pure_decode: bool) -> None:
@@ -111,22 +100,11 @@ class Controller:
         self._num_observed += 1
         if kind is not StepKind.PLAIN:
             self._gains.add(rows, num_tokens, drafted=kind is StepKind.DRAFTS)
-        is_typical = self._asked or (self.rests and self._num_settled > _SETTLING_STEPS)
+        is_typical = self._asked or self._num_settled > _SETTLING_STEPS
         if is_pure_decode and is_typical:
             at.times.add(kind, rows, seconds)
         if self.adaptive:
             self._advance(at, kind, rows, num_tokens, is_pure_decode)
-
-    def pass_by(self, rows: int) -> bool:
-        """Instead of `observe`, for a step that rested: whether that was all, since the next trial is so far off that
-        the step's time says nothing. It takes a microsecond, and a small model's step a hundred."""
-        at = self._ranges.get((rows - 1).bit_length()) if rows else None
-        if at is None or at.uses_drafts or at.wait <= self._lead_in + _TIMED_STEPS:
-            return False
-        at.wait -= 1
-        at.steps[StepKind.PLAIN] += 1
-        self._num_settled += 1
-        return True
 
     def to_json(self) -> dict[str, Any]:
         """The choices and their grounds, per range of batch sizes, as plain data; times in milliseconds."""
@@ -144,7 +122,7 @@ class Controller:
             speed_up = self._speed_up(at)
             if speed_up is not None:
                 at.uses_drafts = speed_up >= 1
-                at.wait = _LEANING_WAIT + (0 if at.uses_drafts else self._lead_in)
+                at.wait = _LEANING_WAIT
         return self._ranges[index]
 
     def _advance(self, at: _RowRange, kind: StepKind, rows: int, num_tokens: int, is_pure_decode: bool) -> None:
@@ -185,14 +163,13 @@ class Controller:
         """Ends the trial and puts the next one so far off that `num_steps` of it cost their share of the time.
 
         A step of the other choice that takes c times as long as one of the choice in use, and gives t times its
-        tokens, loses the time of c - t steps of that; steps that lead into a trial of drafts take longer, too.
+        tokens, loses the time of c - t steps of that.
         """
-        lead_in = 0 if at.uses_drafts else self._lead_in
-        at.trial_steps, at.trial_balance, at.wait = 0, 0.0, _SHORTEST_WAIT + lead_in
+        at.trial_steps, at.trial_balance, at.wait = 0, 0.0, _SHORTEST_WAIT
         cost, tokens = self._cost(at), self._gains.estimate
         if cost is not None:
             loss = 1 / cost - 1 / tokens if at.uses_drafts else cost - tokens - _DOUBT * self._gains.error
-            share = (num_steps * loss + lead_in * _LEAD_IN_COST) / _TRIAL_SHARE
+            share = num_steps * loss / _TRIAL_SHARE
             at.wait = round(min(max(share, at.wait), _LONGEST_WAIT))
 
     def _speed_up(self, at: _RowRange) -> float | None:

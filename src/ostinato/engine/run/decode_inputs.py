@@ -20,12 +20,12 @@ class DecodeInputs:
     def __init__(self, takes_images: bool = False) -> None:
         self.takes_images = takes_images
         self.block_tables = BlockTables()
-        # By the shape of their block tables, and whether drafts rest.
-        self._steps: dict[tuple[int, int, bool], StepInputs] = {}
+        # By the shape of their block tables.
+        self._steps: dict[tuple[int, int], StepInputs] = {}
         self._tables: Any = None  # the array in which these lie
         self._make_arrays(0)
 
-    def of(self, rows: Sequence[Row], block_size: int, *, drafts_rest: bool = False) -> StepInputs:
+    def of(self, rows: Sequence[Row], block_size: int) -> StepInputs:
         """The inputs of `rows`, which have one token each. Valid until the next call.
 
         Rows without blocks write to the null block.
@@ -53,10 +53,10 @@ class DecodeInputs:
         if tables.base is not self._tables:
             self._tables = tables.base
             self._steps.clear()
-        key = (count, tables.shape[1], drafts_rest)
+        key = (count, tables.shape[1])
         step = self._steps.get(key)
         if step is None:
-            step = self._steps[key] = self._make_step(count, tables, drafts_rest)
+            step = self._steps[key] = self._make_step(count, tables)
         return step
 
     def _make_arrays(self, count: int) -> None:
@@ -69,7 +69,7 @@ class DecodeInputs:
             self._media_cells = np.zeros(count, dtype=np.int64)
         self._steps.clear()
 
-    def _make_step(self, count: int, tables: np.ndarray, drafts_rest: bool) -> StepInputs:
+    def _make_step(self, count: int, tables: np.ndarray) -> StepInputs:
         token_ids, positions, kv_cells = torch.from_numpy(self._ids[:, :count])
         start_positions, kv_lens, read_slots, write_slots = torch.from_numpy(self._numbers[:, :count])
         return StepInputs(
@@ -85,7 +85,6 @@ class DecodeInputs:
             num_decode_rows=count,
             rope_positions=torch.from_numpy(self._rope_positions[:count]) if self.takes_images else None,
             media_cells=torch.from_numpy(self._media_cells[:count]) if self.takes_images else None,
-            drafts_rest=drafts_rest,
         )
 
 

@@ -29,7 +29,6 @@ def make_graphs(
     *,
     max_tokens: int,
     others: Mapping[str, torch.Tensor] = _NO_OTHERS,
-    drafts_may_rest: bool = False,
 ) -> Graphs:
     """Graphs of `forward`, a part of `model` that works on `memory`, over buffers for steps of `max_tokens` tokens.
 
@@ -57,7 +56,6 @@ def make_graphs(
         buffers,
         memory,
         persistent=persistent,
-        drafts_may_rest=drafts_may_rest,
         strict=settings.strict,
         check_replay=settings.check_replay,
     )

@@ -29,7 +29,7 @@ def step_inputs(
     rows = batch.rows
     decode_inputs = decode_inputs or DecodeInputs()
     if batch.num_decode_rows == len(rows) and not any(drafts):
-        return decode_inputs.of(rows, block_size, drafts_rest=batch.drafts_rest).to(device)
+        return decode_inputs.of(rows, block_size).to(device)
     # NumPy, whose small operations cost a fraction of torch's.
     starts = np.array([row.start for row in rows], dtype=np.int64)
     tables = decode_inputs.block_tables.of(rows)

@@ -81,7 +81,6 @@ class Runner:
             lambda step: self.model(step, own),
             own,
             max_tokens=settings.max_num_batched_tokens,
-            drafts_may_rest=plan.speculative is not None and plan.speculative.may_rest,
         )
         self.encoder: EncoderGraphs | None = None
         self.encoding: Encoding | None = None

@@ -180,12 +180,6 @@ class Head(PredictionHead):
         assert isinstance(block.mixer, Attention), "it was found by its kind"
         block.mixer.store(block.norm(x), step, memory[self.last_attention])
 
-    def pass_over(self, hidden: torch.Tensor, step: StepInputs, memory: Sequence[LayerMemory]) -> None:
-        self.tap.split("state", self._shift, (hidden,), step, memory[-1])
-        for block, layer_memory in zip(self._blocks, memory, strict=False):
-            if isinstance(block.mixer, Attention):
-                block.mixer.store_nothing(step, layer_memory)
-
     def _shift(self, hidden: torch.Tensor, step: StepInputs, memory: LayerMemory) -> torch.Tensor:
         """The hidden state before each token. -> [tokens, hidden]"""
         return self.token_shift(
@@ -219,11 +213,7 @@ class NemotronH(CausalLM):
     def forward(self, step: StepInputs, memory: Sequence[LayerMemory]) -> torch.Tensor:
         own = len(self.model.layers)
         hidden = self.model(step, memory[:own])
-        if self.mtp is None:
-            return hidden
-        if step.drafts_rest:
-            self.mtp.pass_over(hidden, step, memory[own:])
-        else:
+        if self.mtp is not None:
             self.mtp.follow(hidden, self.embedding(step.token_ids), step, memory[own:])
         return hidden
 

@@ -42,11 +42,6 @@ class SpeculativePlan:
     prompt_lookup_min: int | None
     reason: str
 
-    @property
-    def may_rest(self) -> bool:
-        """Whether steps leave out what only drafts need while the controller wants none: what a head writes."""
-        return self.adaptive and self.method == "mtp"
-
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> SpeculativePlan:
         """The plan that `dataclasses.asdict` gave."""

@@ -20,8 +20,7 @@ def speculation_rows(plan: Plan) -> Iterator[tuple[str, str]]:
     yield "method", f"{speculative.method}: {speculative.reason}"
     yield "drafts", f"{k} of each request in a step, which verifies 1 + {k} tokens"
     if speculative.adaptive:
-        rest = ", and then leave the head out" if speculative.may_rest else ""
-        yield "speculative_adaptive", f"on: steps do without drafts where these do not pay{rest}"
+        yield "speculative_adaptive", "on: steps do without drafts where these do not pay"
     else:
         yield "speculative_adaptive", "off: every step that decodes has drafts"
     if speculative.architecture is not None:
