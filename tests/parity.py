@@ -13,7 +13,7 @@ from ostinato import EngineConfig, SamplingParams
 from ostinato.engine.engine import Engine
 from ostinato.engine.outputs import RequestOutput
 from ostinato.engine.scheduling import make_scheduler
-from ostinato.plan.source import model_spec
+from ostinato.models.checkpoint import model_spec
 from ostinato.sample import noise
 from tests.checkpoints import RECIPES, checkpoint, oracle_generate, oracle_logits, random_prompt, recipe
 

@@ -19,9 +19,9 @@ from ostinato.bench.trace import Trace, latency_figures, percentiles, spread, th
 from ostinato.bench.worker import ask
 from ostinato.bench.workload import Workload
 from ostinato.cli.main import main
+from ostinato.models.checkpoint import model_spec, read_config
 from ostinato.plan.device import find_device
 from ostinato.plan.plan import make_plan
-from ostinato.plan.source import model_spec, read_config
 from tests.checkpoints import VOCAB_SIZE, checkpoint
 
 MODELS = Path(__file__).parent.parent / "benchmarks" / "models"

@@ -14,10 +14,10 @@ from ostinato.bench.prefix_run import COUNTERS, Round, Served, run_round
 from ostinato.bench.prefix_variants import Variant, check_open, choose_variants, configs_of, find_baseline
 from ostinato.bench.prefix_workloads import Answer, Ask
 from ostinato.errors import CapacityError
+from ostinato.models.checkpoint import model_spec, read_config
 from ostinato.plan.device import find_device
 from ostinato.plan.model import ModelSpec
 from ostinato.plan.plan import make_plan
-from ostinato.plan.source import model_spec, read_config
 from tests.checkpoints import checkpoint
 
 TINY = {"threads": 1, "dtype": "float32"}

@@ -51,7 +51,7 @@ from ostinato.models.registry import build_model
 from ostinato.ops import select_ops
 from ostinato.plan.device import detect
 from ostinato.plan.plan import make_plan
-from ostinato.plan.source import load_spec
+from ostinato.models.checkpoint import load_spec
 
 def kibibytes(name):
     [line] = [line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(name)]

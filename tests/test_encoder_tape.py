@@ -19,11 +19,11 @@ from ostinato.graphs.graphs import weight_storages
 from ostinato.graphs.tape import TapeBackend
 from ostinato.layers.build import Build
 from ostinato.layers.vision import VisionEncoder
+from ostinato.models.checkpoint import load_spec
 from ostinato.ops import select_ops
 from ostinato.plan.encoder.encoder_memory import ENCODER_OPS, encoder_graph_bytes
 from ostinato.plan.encoder_tape import encoder_arena_bytes, encoder_tape
 from ostinato.plan.model import VisionSpec
-from ostinato.plan.source import load_spec
 from tests.encoder_stand_in import plan_of
 from tests.native_sets import runnable_sets, threads
 

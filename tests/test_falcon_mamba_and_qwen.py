@@ -14,11 +14,11 @@ from transformers import PretrainedConfig
 from ostinato.engine.run.inputs import step_inputs
 from ostinato.errors import ModelError
 from ostinato.layers.build import Build
+from ostinato.models.checkpoint import model_spec, read_config
 from ostinato.models.loader import load_weights
 from ostinato.models.registry import build_model
 from ostinato.ops import REFERENCES, select_ops
 from ostinato.plan.model import ModelSpec
-from ostinato.plan.source import model_spec, read_config
 from ostinato.schedule.batch import Batch, Row
 from tests.checkpoints import RECIPES, checkpoint, oracle_logits, random_prompt
 from tests.test_models import BLOCK_SIZE, CPU, PROMPT, logits_in_steps, poisoned_memory

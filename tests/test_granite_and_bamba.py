@@ -8,8 +8,8 @@ import pytest
 from transformers import PretrainedConfig
 
 from ostinato.errors import ModelError
+from ostinato.models.checkpoint import model_spec, read_config
 from ostinato.plan.model import ModelSpec
-from ostinato.plan.source import model_spec, read_config
 from tests.checkpoints import RECIPES, checkpoint, oracle_logits, random_prompt
 from tests.test_models import PROMPT, logits_in_steps
 

@@ -14,10 +14,10 @@ from safetensors.torch import load_file, save_file
 from ostinato import EngineConfig, ModelError, SamplingParams
 from ostinato.engine.engine import Engine
 from ostinato.layers.build import Build, checkpoint_views
+from ostinato.models.checkpoint import model_spec, read_config
 from ostinato.models.loader import INDEX, SINGLE, load_weights
 from ostinato.models.registry import build_model
 from ostinato.ops import select_ops
-from ostinato.plan.source import model_spec, read_config
 from tests.checkpoints import checkpoint, oracle, random_prompt
 
 CPU = torch.device("cpu")

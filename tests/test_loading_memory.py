@@ -14,11 +14,11 @@ import torch
 from ostinato.layers import pages
 from ostinato.layers.build import Build, checkpoint_views
 from ostinato.models.base import CausalLM
+from ostinato.models.checkpoint import model_spec, read_config
 from ostinato.models.loader import SINGLE, load_weights
 from ostinato.models.random import PERIOD, randomize_weights
 from ostinato.models.registry import build_model
 from ostinato.ops import select_ops
-from ostinato.plan.source import model_spec, read_config
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="what memory is made of is Linux's business")
 
@@ -40,7 +40,7 @@ from ostinato.models.loader import load_weights
 from ostinato.models.random import randomize_weights
 from ostinato.models.registry import build_model
 from ostinato.ops import select_ops
-from ostinato.plan.source import load_spec
+from ostinato.models.checkpoint import load_spec
 
 def kibibytes(name):
     [line] = [line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(name)]

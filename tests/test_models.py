@@ -15,11 +15,11 @@ from ostinato.engine.run.inputs import step_inputs
 from ostinato.layers.build import Build, checkpoint_views
 from ostinato.layers.step import LayerMemory
 from ostinato.models.base import CausalLM
+from ostinato.models.checkpoint import model_spec, read_config
 from ostinato.models.loader import load_weights
 from ostinato.models.registry import build_model
 from ostinato.ops import select_ops
 from ostinato.plan.model import ModelSpec
-from ostinato.plan.source import model_spec, read_config
 from ostinato.plan.speculation.speculative import with_drafter
 from ostinato.schedule.batch import Batch, Row
 from tests.checkpoints import RECIPES, checkpoint, oracle_logits, random_prompt

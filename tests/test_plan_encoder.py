@@ -12,6 +12,7 @@ from rich.console import Console
 
 from ostinato.config import EngineConfig
 from ostinato.errors import CapacityError, ConfigError, ModelError
+from ostinato.models.checkpoint import load_spec, with_smallest_item
 from ostinato.plan.decision import Decision
 from ostinato.plan.device import DeviceSpec
 from ostinato.plan.encoder.encoder import EncoderPlan
@@ -20,7 +21,6 @@ from ostinato.plan.encoder.encoder_plan import choose_encoder
 from ostinato.plan.kernels import ENCODER_ONLY, KernelChoice
 from ostinato.plan.model import ModelSpec
 from ostinato.plan.plan import Plan, make_plan
-from ostinato.plan.source import load_spec, with_smallest_item
 from ostinato.plan.words.render import render_plan
 from tests.plan_cases import GIB, MIB, VISION, attention_layer, cpu, gpu, mlp_layer, model, with_vision
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
+from ostinato.models.checkpoint import model_spec
 from ostinato.plan.memory.flops import PrefillFlops, prefill_flops
 from ostinato.plan.model import AttentionSpec, LayerSpec, Mamba2Spec
-from ostinato.plan.source import model_spec
 from tests.plan_cases import mlp_layer, model
 
 SHARED = {"hidden_size": 8, "vocab_size": 10, "num_attention_heads": 2, "num_key_value_heads": 1}

@@ -8,6 +8,7 @@ import pytest
 
 from ostinato.config import EngineConfig
 from ostinato.errors import CapacityError, ConfigError
+from ostinato.models.checkpoint import model_spec
 from ostinato.plan.limits import Limits
 from ostinato.plan.memory.activations import LOGIT_COPIES, activation_bytes
 from ostinato.plan.memory.graph_memory import (
@@ -20,7 +21,6 @@ from ostinato.plan.memory.graph_memory import (
 from ostinato.plan.memory.memory import kv_block_bytes, state_slot_bytes
 from ostinato.plan.model import ModelSpec
 from ostinato.plan.plan import make_plan
-from ostinato.plan.source import model_spec
 from ostinato.plan.speculation.speculative import with_drafter
 from tests.drafter_cases import DRAFT, EXPERTS, MTP, NEMOTRON_H, NGRAM, decided, drafting, planned, remedies
 from tests.plan_cases import (

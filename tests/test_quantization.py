@@ -14,6 +14,7 @@ from ostinato.engine.engine import Engine
 from ostinato.layers.build import Build, checkpoint_views
 from ostinato.layers.quantized import QuantizedView
 from ostinato.models.base import CausalLM
+from ostinato.models.checkpoint import load_spec, model_spec
 from ostinato.models.loader import SINGLE, load_weights
 from ostinato.models.random import randomize_weights
 from ostinato.models.registry import build_model
@@ -22,7 +23,6 @@ from ostinato.plan.compressed_tensors import stored_quantization
 from ostinato.plan.model import ModelSpec
 from ostinato.plan.plan import Plan, make_plan
 from ostinato.plan.quantization import Quantization
-from ostinato.plan.source import load_spec, model_spec
 from ostinato.verify.logits import compare_logits
 from tests.checkpoints import checkpoint, random_prompt
 from tests.engines import complete, greedy
@@ -30,7 +30,7 @@ from tests.native_sets import runnable_sets
 from tests.plan_cases import GIB, cpu
 from tests.quantized_checkpoints import compressed, quantization_config
 from tests.recipes import HEADED, RECIPES
-from tests.test_plan_source import LLAMA
+from tests.test_checkpoint_specs import LLAMA
 
 CPU = torch.device("cpu")
 needs_native = pytest.mark.skipif(not runnable_sets(), reason="no native module is built: run make native")

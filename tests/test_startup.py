@@ -157,7 +157,7 @@ assert not {{"torch", "transformers", "tokenizers"}} & set(sys.modules), "import
 from ostinato.plan.device import detect
 from ostinato.plan.plan import make_plan
 from ostinato.plan.words.render import render_plan
-from ostinato.plan.source import model_spec, read_config, resolve_model_dir
+from ostinato.models.checkpoint import model_spec, read_config, resolve_model_dir
 from pathlib import Path
 for directory in {[str(checkpoint(name)) for name in ("nemotron_h", "llama", "falcon_h1")]}:
     render_plan(make_plan(EngineConfig(model=directory), model_spec(read_config(Path(directory))), detect("cpu")))

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from ostinato import CapacityError, ConfigError, SamplingParams
+from ostinato.models.checkpoint import load_spec
 from ostinato.plan.device import detect
 from ostinato.plan.plan import make_plan
-from ostinato.plan.source import load_spec
 from ostinato.sample.state import SamplingState
 from ostinato.schedule.batch import Batch, Row
 from ostinato.verify.drafts import SteeredProposer

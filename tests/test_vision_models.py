@@ -15,6 +15,7 @@ from ostinato.engine.run.inputs import step_inputs
 from ostinato.graphs.graphs import weight_storages
 from ostinato.graphs.tape import TapeBackend
 from ostinato.layers.build import Build
+from ostinato.models.checkpoint import model_spec, read_config
 from ostinato.models.loader import load_weights
 from ostinato.models.qwen3_vl.model import Qwen3VL
 from ostinato.models.random import randomize_weights
@@ -22,7 +23,6 @@ from ostinato.models.registry import build_model
 from ostinato.ops import select_ops
 from ostinato.plan.device import detect
 from ostinato.plan.quantization import Quantization
-from ostinato.plan.source import model_spec, read_config
 from ostinato.schedule.batch import Batch, Row
 from tests.checkpoints import random_prompt
 from tests.vl_models import (

@@ -8,8 +8,8 @@ import pytest
 
 from ostinato import EngineConfig
 from ostinato.errors import ConfigError, ModelError
+from ostinato.models.checkpoint import model_spec
 from ostinato.plan.rope import axes, rope_from_json
-from ostinato.plan.source import model_spec
 from ostinato.plan.speculation.speculative import with_drafter
 
 TEXT = {

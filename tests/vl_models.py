@@ -18,6 +18,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 from ostinato.layers.build import Build
 from ostinato.layers.step import LayerMemory, StepInputs
 from ostinato.media.item import MediaItem
+from ostinato.models.checkpoint import model_spec, read_config
 from ostinato.models.loader import load_weights
 from ostinato.models.qwen3_vl.model import Qwen3VL
 from ostinato.models.registry import build_model
@@ -25,7 +26,6 @@ from ostinato.ops import Ops, select_ops
 from ostinato.plan.device import detect
 from ostinato.plan.kernels import NATIVE
 from ostinato.plan.model import ModelSpec
-from ostinato.plan.source import model_spec, read_config
 from tests.checkpoints import randomize
 from tests.recipes import COMMON, VOCAB_SIZE
 

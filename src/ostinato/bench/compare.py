@@ -14,7 +14,7 @@ from ostinato.bench.trace import Trace, throughput_figures
 from ostinato.bench.worker import ask
 from ostinato.bench.workload import Workload
 from ostinato.errors import ConfigError
-from ostinato.plan.source import load_spec
+from ostinato.models.checkpoint import load_spec
 
 PEERS = ("transformers",)
 RATES = ("total_tokens_per_second", "prefill_tokens_per_second", "decode_tokens_per_second")

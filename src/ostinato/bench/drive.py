@@ -10,7 +10,7 @@ from ostinato.bench.trace import Trace
 from ostinato.bench.workload import Workload
 from ostinato.config import EngineConfig
 from ostinato.errors import ConfigError, Remedy
-from ostinato.plan.source import load_spec
+from ostinato.models.checkpoint import load_spec
 
 if TYPE_CHECKING:
     from ostinato.engine.engine import Engine

@@ -135,9 +135,9 @@ def work(job: dict[str, Any]) -> dict[str, Any]:
     import torch
 
     from ostinato.bench.drive import with_room
+    from ostinato.models.checkpoint import load_spec
     from ostinato.plan.device import detect
     from ostinato.plan.plan import make_plan
-    from ostinato.plan.source import load_spec
 
     config = with_room(job["settings"], max_num_seqs=max(job["rows"]))
     if config.threads is not None:

@@ -13,10 +13,10 @@ from ostinato.bench.floor import decode_bytes, floor_figures, measure_bandwidth
 from ostinato.bench.graph_figures import capture_figures, least_steps, overall_figures, step_figures
 from ostinato.bench.off_stride import off_stride
 from ostinato.errors import ConfigError, Remedy
+from ostinato.models.checkpoint import load_spec
 from ostinato.plan.device import detect
 from ostinato.plan.graphs.coverage import DecodeRange, StepMode, dispatch
 from ostinato.plan.plan import Plan, make_plan
-from ostinato.plan.source import load_spec
 
 if TYPE_CHECKING:
     from ostinato.config import EngineConfig

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from ostinato.bench.drive import run_batch
 from ostinato.bench.trace import spread
+from ostinato.models.checkpoint import load_spec
 from ostinato.plan.device import detect
 from ostinato.plan.plan import make_plan
-from ostinato.plan.source import load_spec
 
 if TYPE_CHECKING:
     from ostinato.config import EngineConfig

@@ -11,7 +11,7 @@ import transformers
 
 from ostinato.bench.trace import Trace
 from ostinato.config import EngineConfig
-from ostinato.plan.source import resolve_model_dir
+from ostinato.models.checkpoint import resolve_model_dir
 
 
 class TokenClock(transformers.StoppingCriteria):

@@ -14,9 +14,9 @@ from ostinato.bench.prefix_run import Round, run_round
 from ostinato.bench.prefix_variants import COMPARED, Variant, check_open, choose_variants, configs_of, find_baseline
 from ostinato.bench.prefix_workloads import Ask, Sizes, make_asks
 from ostinato.config import EngineConfig
+from ostinato.models.checkpoint import load_spec
 from ostinato.plan.device import detect
 from ostinato.plan.plan import Plan
-from ostinato.plan.source import load_spec
 
 if TYPE_CHECKING:
     from ostinato.engine.engine import Engine

@@ -13,7 +13,7 @@ from ostinato.bench.speculative_figures import Round, speculative_figures
 from ostinato.bench.speculative_prompts import Prompts, SpeculativeBench, make_prompts
 from ostinato.config import EngineConfig
 from ostinato.errors import ConfigError, Remedy
-from ostinato.plan.source import load_spec
+from ostinato.models.checkpoint import load_spec
 from ostinato.plan.speculation.speculative import available_methods
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from ostinato.bench.workload import Workload
 from ostinato.config import EngineConfig
 from ostinato.demo.problems import held_out
 from ostinato.errors import ConfigError
-from ostinato.plan.source import load_spec, resolve_model_dir
+from ostinato.models.checkpoint import load_spec, resolve_model_dir
 
 
 @dataclass(frozen=True)

@@ -43,9 +43,9 @@ def work(job: dict[str, Any]) -> dict[str, Any]:
     from ostinato.engine.engine import Engine
 
     moments.append(time.monotonic())
+    from ostinato.models.checkpoint import load_spec
     from ostinato.plan.device import detect
     from ostinato.plan.plan import make_plan
-    from ostinato.plan.source import load_spec
 
     workload = Workload(job["prompt_len"], output_len=1, batch_sizes=(1,), rounds=1)
     config = bench_config(job["settings"], workload)

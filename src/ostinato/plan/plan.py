@@ -142,7 +142,7 @@ class Plan:
 def make_plan(config: EngineConfig, model: ModelSpec, device: DeviceSpec) -> Plan:
     """The plan for a model on a device: pure, without weights, GPU or torch.
 
-    `model` may be as `plan.source.load_spec` gives it; only a draft model must have been attached to it.
+    `model` may be as `models.checkpoint.load_spec` gives it; only a draft model must have been attached to it.
     Raises CapacityError if what was given does not fit, with the nearest value of each setting that alone
     would do; ConfigError if what was given contradicts itself or the model.
     """

@@ -12,8 +12,8 @@ from dataclasses import replace
 from typing import Any
 
 from ostinato.errors import ModelError
+from ostinato.models.hyperparameters import flag, integer, number
 from ostinato.plan.decision import Decision
-from ostinato.plan.hyperparameters import flag, integer, number
 from ostinato.plan.model import RopeSpec
 
 DEFAULT_THETA = 10000.0

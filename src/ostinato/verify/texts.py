@@ -11,8 +11,8 @@ from ostinato.demo.problems import held_out
 from ostinato.engine.text.chat_template import ChatTemplate, load_chat_template
 from ostinato.engine.text.tokenizer import Tokenizer, load_tokenizer
 from ostinato.errors import RequestError
+from ostinato.models.checkpoint import resolve_model_dir
 from ostinato.plan.model import ModelSpec
-from ostinato.plan.source import resolve_model_dir
 
 NUM_EXAMPLES = 24
 """Word problems with their answers in the text that prompts are cut from."""

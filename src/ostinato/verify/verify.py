@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from ostinato.config import EngineConfig
+from ostinato.models.checkpoint import load_spec
 from ostinato.plan.limits import least_batched_tokens
 from ostinato.plan.model import ModelSpec
-from ostinato.plan.source import load_spec
 from ostinato.sample.params import SamplingParams
 from ostinato.verify.cells import CACHES, KINDS, Cell, Found, run_ways
 from ostinato.verify.compare import Verdict, verdict_of

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from ostinato.errors import ModelError
-from ostinato.plan.hyperparameters import (
+from ostinato.models.checkpoint import checkpoint_dtype
+from ostinato.models.hyperparameters import (
     activation,
     attention_linears,
     attention_parameters,
@@ -22,7 +23,6 @@ from ostinato.plan.hyperparameters import (
 )
 from ostinato.plan.model import AttentionSpec, LayerSpec, Mamba2Spec, ModelSpec
 from ostinato.plan.rope import parse_rope
-from ostinato.plan.source import checkpoint_dtype
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from ostinato.plan.hyperparameters import (
+from ostinato.models.checkpoint import checkpoint_dtype
+from ostinato.models.hyperparameters import (
     activation,
     attention_linears,
     attention_parameters,
@@ -17,7 +18,6 @@ from ostinato.plan.hyperparameters import (
 )
 from ostinato.plan.model import AttentionSpec, LayerSpec, ModelSpec
 from ostinato.plan.rope import parse_rope
-from ostinato.plan.source import checkpoint_dtype
 
 
 @dataclass(frozen=True)

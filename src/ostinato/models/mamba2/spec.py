@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from ostinato.errors import ModelError
-from ostinato.plan.hyperparameters import (
+from ostinato.models.checkpoint import checkpoint_dtype
+from ostinato.models.hyperparameters import (
     activation,
     flag,
     integer,
@@ -16,7 +17,6 @@ from ostinato.plan.hyperparameters import (
     time_step_limit,
 )
 from ostinato.plan.model import LayerSpec, Mamba2Spec, ModelSpec
-from ostinato.plan.source import checkpoint_dtype
 
 
 @dataclass(frozen=True)

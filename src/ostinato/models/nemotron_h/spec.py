@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from ostinato.errors import ModelError
-from ostinato.plan.hyperparameters import (
+from ostinato.models.checkpoint import checkpoint_dtype
+from ostinato.models.hyperparameters import (
     activation,
     attention_linears,
     attention_parameters,
@@ -23,7 +24,6 @@ from ostinato.plan.hyperparameters import (
 )
 from ostinato.plan.model import AttentionSpec, DrafterSpec, LayerSpec, Mamba2Spec, ModelSpec
 from ostinato.plan.quantization import LinearSpec
-from ostinato.plan.source import checkpoint_dtype
 
 KINDS = {
     "M": "mamba2", "mamba": "mamba2", "linear_attention": "mamba2",

@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ostinato.errors import ModelError
-from ostinato.plan.hyperparameters import (
+from ostinato.models.checkpoint import checkpoint_dtype
+from ostinato.models.hyperparameters import (
     activation,
     attention_linears,
     attention_parameters,
@@ -19,7 +20,6 @@ from ostinato.plan.hyperparameters import (
 )
 from ostinato.plan.model import AttentionSpec, LayerSpec, ModelSpec
 from ostinato.plan.rope import parse_rope
-from ostinato.plan.source import checkpoint_dtype
 
 TEXT_OPS = ("attention", "embedding", "linear", "rms_norm", "rotary")
 """Beside the operation that gives the angles."""

@@ -8,11 +8,11 @@ from math import isqrt
 from typing import Any
 
 from ostinato.errors import ModelError
+from ostinato.models.checkpoint import checkpoint_dtype
+from ostinato.models.hyperparameters import activation, flag, integer, linear_parameters, number
 from ostinato.models.qwen3.spec import TEXT_OPS, Qwen3Hyperparameters, dense_layer, hyperparameters
-from ostinato.plan.hyperparameters import activation, flag, integer, linear_parameters, number
 from ostinato.plan.model import LayerSpec, ModelSpec, RopeSpec, VisionSpec
 from ostinato.plan.rope import parse_rope, with_sections
-from ostinato.plan.source import checkpoint_dtype
 
 VISION_OPS = ("encoder_attention", "layer_norm", "rotate", "weighted_embedding")
 """That the encoder alone calls."""

@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ostinato.errors import ModelError
+from ostinato.models.hyperparameters import expert_linears, flag, integer, linear_parameters, mlp_parameters
 from ostinato.models.qwen3.spec import Qwen3Hyperparameters, attention_part, dense_layer, hyperparameters
 from ostinato.models.qwen3_vl.spec import Qwen3VLHyperparameters, part, vl_spec
-from ostinato.plan.hyperparameters import expert_linears, flag, integer, linear_parameters, mlp_parameters
 from ostinato.plan.model import LayerSpec, ModelSpec
 
 

@@ -11,14 +11,14 @@ import pytest
 
 from ostinato.demo import checkpoint_dir
 from ostinato.errors import ConfigError, ModelError
-from ostinato.plan.model import AttentionSpec, Mamba2Spec
-from ostinato.plan.source import (
+from ostinato.models.checkpoint import (
     ARCHITECTURES,
     checkpoint_dtype,
     model_spec,
     read_config,
     resolve_model_dir,
 )
+from ostinato.plan.model import AttentionSpec, Mamba2Spec
 from tests.checkpoints import checkpoint
 
 LLAMA = {
@@ -195,7 +195,7 @@ def test_a_state_layer_has_the_sizes_of_its_config() -> None:
 
 def test_planning_imports_no_torch() -> None:
     code = (
-        "import sys, ostinato, ostinato.plan.plan, ostinato.plan.source as source;"
+        "import sys, ostinato, ostinato.plan.plan, ostinato.models.checkpoint as source;"
         "[source.import_module(module) for module in source.ARCHITECTURES.values()];"
         "assert 'torch' not in sys.modules, 'torch was imported'"
     )
