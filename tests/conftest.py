@@ -10,8 +10,8 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
-from ostinato.plan import device
-from ostinato.plan.native import NativeFacts
+from ostinato.plan.device import detect as device
+from ostinato.plan.device.instruction_sets import NativeFacts
 from tests.draws import IMPLEMENTATIONS, choose_draw
 
 torch.set_num_threads(1)

@@ -16,8 +16,8 @@ from ostinato.graphs.tape import TapeBackend
 from ostinato.layers.step import EncoderInputs
 from ostinato.media.item import MediaItem
 from ostinato.ops import Ops, select_ops
-from ostinato.plan.device import detect
-from ostinato.plan.encoder.encoder import EncoderPlan
+from ostinato.plan.device.detect import detect
+from ostinato.plan.encoder.choice import EncoderPlan
 from ostinato.plan.model import VisionSpec
 
 CPU = torch.device("cpu")

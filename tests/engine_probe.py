@@ -147,13 +147,13 @@ class Probe:
 
 def without_native_kernels() -> bool:
     """Whether this process plans without native kernels, as `--reference-kernels` has it."""
-    from ostinato.plan import device
+    from ostinato.plan.device import detect as device
 
-    return device.detect_native.__module__ != "ostinato.plan.native"
+    return device.detect_native.__module__ != "ostinato.plan.device.instruction_sets"
 
 
 def _without_native_kernels() -> None:
-    from ostinato.plan import device
-    from ostinato.plan.native import NativeFacts
+    from ostinato.plan.device import detect as device
+    from ostinato.plan.device.instruction_sets import NativeFacts
 
     device.detect_native = lambda root: NativeFacts(None, "the tests run without native kernels")

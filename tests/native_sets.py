@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from ostinato.ops.native import Lowered, NativeKernel, load_extension
-from ostinato.plan.native import choose_isa, installed_modules, read_cpu_flags
+from ostinato.plan.device.instruction_sets import choose_isa, installed_modules, read_cpu_flags
 
 
 def runnable_sets() -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ostinato.plan.device import DeviceSpec
+from ostinato.plan.device.catalogue import DeviceSpec
 from ostinato.plan.model import (
     AttentionSpec,
     DrafterSpec,

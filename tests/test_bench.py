@@ -20,7 +20,7 @@ from ostinato.bench.worker import ask
 from ostinato.bench.workload import Workload
 from ostinato.cli.main import main
 from ostinato.models.checkpoint import model_spec, read_config
-from ostinato.plan.device import find_device
+from ostinato.plan.device.detect import find_device
 from ostinato.plan.plan import make_plan
 from tests.checkpoints import VOCAB_SIZE, checkpoint
 

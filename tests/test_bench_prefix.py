@@ -15,7 +15,7 @@ from ostinato.bench.prefix_variants import Variant, check_open, choose_variants,
 from ostinato.bench.prefix_workloads import Answer, Ask
 from ostinato.errors import CapacityError
 from ostinato.models.checkpoint import model_spec, read_config
-from ostinato.plan.device import find_device
+from ostinato.plan.device.detect import find_device
 from ostinato.plan.model import ModelSpec
 from ostinato.plan.plan import make_plan
 from tests.checkpoints import checkpoint

@@ -15,8 +15,8 @@ from ostinato.bench.profile import ProfileBench, profile
 from ostinato.bench.profile_figures import Roofs, kernel_figures, phase_figures, shortest_pass, total_figures
 from ostinato.bench.stopwatch import Stopwatch
 from ostinato.cli.main import main
+from ostinato.plan.device.instruction_sets import detect_native
 from ostinato.plan.memory.kernel_work import KernelWork
-from ostinato.plan.native import detect_native
 from tests.checkpoints import checkpoint
 
 TINY = {"threads": 1, "dtype": "float32", "cache_memory": "16MiB"}

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from ostinato import ConfigError, EngineConfig
 from ostinato.config import ALIASES, Speculative
-from ostinato.plan.memory.units import format_bytes, parse_bytes
+from ostinato.units import format_bytes, parse_bytes
 
 
 def remedies(error: ConfigError) -> dict[str, object]:

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ostinato.plan.graphs.capture import CaptureLadders, capture_ladders
 from ostinato.plan.graphs.coverage import Coverage, DecodeRange, MixedRange, coverage, dispatch, uncovered
+from ostinato.plan.graphs.ladders import CaptureLadders, capture_ladders
 
 MODES = ("none", "piecewise", "full_decode_only", "full_and_piecewise")
 LADDERS = CaptureLadders((1, 2, 4, 8), (1, 2, 3))

@@ -12,7 +12,7 @@ from ostinato import SamplingParams
 from ostinato.engine.engine import Engine
 from ostinato.engine.outputs import RequestOutput
 from ostinato.errors import ConfigError
-from ostinato.plan.device import detect
+from ostinato.plan.device.detect import detect
 from tests.checkpoints import random_prompt
 from tests.parity import cached, has_state, make_engine, run, run_with_preemptions
 from tests.recipes import HEADED

@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 
 from ostinato.errors import ConfigError
-from ostinato.plan import device as device_module
-from ostinato.plan.cgroup import core_limit, memory_limit
-from ostinato.plan.device import CATALOGUE, detect, find_device
-from ostinato.plan.native import NativeFacts
+from ostinato.plan.device import detect as device_module
+from ostinato.plan.device.catalogue import CATALOGUE
+from ostinato.plan.device.cgroup import core_limit, memory_limit
+from ostinato.plan.device.detect import detect, find_device
+from ostinato.plan.device.instruction_sets import NativeFacts
 
 MEMINFO = "MemFree: 1 kB\nMemTotal:       16777216 kB\nCached: 5 kB\n"
 GIB = 2**30

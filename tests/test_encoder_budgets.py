@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from ostinato.config import EngineConfig
 from ostinato.errors import ConfigError
-from ostinato.plan.encoder.encoder import EncoderBudgets, EncoderPlan, encoder_budgets
+from ostinato.plan.encoder.budgets import EncoderBudgets, encoder_budgets
+from ostinato.plan.encoder.choice import EncoderPlan
 
 SIZES = st.integers(1, 20_000)
 BUDGET_LISTS = st.lists(SIZES, min_size=1, max_size=6)

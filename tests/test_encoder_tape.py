@@ -21,7 +21,7 @@ from ostinato.layers.build import Build
 from ostinato.layers.vision import VisionEncoder
 from ostinato.models.checkpoint import load_spec
 from ostinato.ops import select_ops
-from ostinato.plan.encoder.encoder_memory import ENCODER_OPS, encoder_graph_bytes
+from ostinato.plan.encoder.needs import ENCODER_OPS, encoder_graph_bytes
 from ostinato.plan.encoder_tape import encoder_arena_bytes, encoder_tape
 from ostinato.plan.model import VisionSpec
 from tests.encoder_stand_in import plan_of

@@ -21,9 +21,9 @@ from ostinato.graphs.errors import CaptureError
 from ostinato.graphs.graphs import Forward, GraphKey, Graphs
 from ostinato.layers.mlp import MLP
 from ostinato.layers.step import StepInputs
-from ostinato.plan.graphs.capture import CaptureLadders, capture_ladders
 from ostinato.plan.graphs.capture_plan import CapturePlan
 from ostinato.plan.graphs.coverage import FULL_MODES, PIECEWISE_MODES, coverage
+from ostinato.plan.graphs.ladders import CaptureLadders, capture_ladders
 from ostinato.plan.plan import Plan, make_plan
 from tests.checkpoints import random_prompt
 from tests.engines import PROMPT, greedy, make_engine, run, tokens_of

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from ostinato.ops.native import load_extension
-from ostinato.plan.native import detect_native
+from ostinato.plan.device.instruction_sets import detect_native
 
 NATIVE = detect_native()
 

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from ostinato.config import EngineConfig
 from ostinato.errors import CapacityError, ConfigError
-from ostinato.plan.graphs.capture import capture_ladders
 from ostinato.plan.graphs.coverage import FULL_MODES, PIECEWISE_MODES, dispatch
+from ostinato.plan.graphs.ladders import capture_ladders
 from ostinato.plan.limits import Limits
 from ostinato.plan.memory.graph_memory import LargestGraphs, arena_bytes, buffer_bytes, graph_bytes
 from ostinato.plan.model import ModelSpec

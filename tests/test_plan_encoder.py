@@ -14,10 +14,9 @@ from ostinato.config import EngineConfig
 from ostinato.errors import CapacityError, ConfigError, ModelError
 from ostinato.models.checkpoint import load_spec, with_smallest_item
 from ostinato.plan.decision import Decision
-from ostinato.plan.device import DeviceSpec
-from ostinato.plan.encoder.encoder import EncoderPlan
-from ostinato.plan.encoder.encoder_memory import encoder_buffer_bytes, encoder_graph_bytes, encoding_bytes
-from ostinato.plan.encoder.encoder_plan import choose_encoder
+from ostinato.plan.device.catalogue import DeviceSpec
+from ostinato.plan.encoder.choice import EncoderPlan, choose_encoder
+from ostinato.plan.encoder.needs import encoder_buffer_bytes, encoder_graph_bytes, encoding_bytes
 from ostinato.plan.kernels import ENCODER_ONLY, KernelChoice
 from ostinato.plan.model import ModelSpec
 from ostinato.plan.plan import Plan, make_plan

@@ -8,9 +8,9 @@ import pytest
 
 from ostinato import ops
 from ostinato.errors import ConfigError
-from ostinato.plan.device import DeviceSpec
+from ostinato.plan.device.catalogue import DeviceSpec
+from ostinato.plan.device.instruction_sets import NativeFacts
 from ostinato.plan.kernels import NATIVE, choose_kernels
-from ostinato.plan.native import NativeFacts
 from tests.plan_cases import hybrid
 
 CPU = DeviceSpec("cpu", "cpu", 2**34, 2, None, None, "a test", NativeFacts("x86_64_v3", "it is the best"))

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from ostinato.plan.memory.activations import activation_bytes
-from ostinato.plan.memory.memory import (
+from ostinato.plan.memory.cache_split import (
     Budget,
     cache_need,
     cache_room,

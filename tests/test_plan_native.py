@@ -8,7 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from ostinato.plan.native import CPU_FLAGS, NativeFacts, choose_isa, detect_native, installed_modules, read_cpu_flags
+from ostinato.plan.device.instruction_sets import (
+    CPU_FLAGS,
+    NativeFacts,
+    choose_isa,
+    detect_native,
+    installed_modules,
+    read_cpu_flags,
+)
 
 X86 = CPU_FLAGS["x86_64"]
 ALL = tuple(X86)

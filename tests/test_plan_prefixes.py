@@ -14,7 +14,7 @@ from rich.console import Console
 
 from ostinato.config import EngineConfig
 from ostinato.errors import CapacityError
-from ostinato.plan.memory.memory import MOST_CACHED_TOKENS, Budget, MemoryPlan, cache_need, fit_memory
+from ostinato.plan.memory.cache_split import MOST_CACHED_TOKENS, Budget, MemoryPlan, cache_need, fit_memory
 from ostinato.plan.plan import Plan, make_plan
 from ostinato.plan.words.render import print_plan
 from tests.plan_cases import GIB, MIB, attention_layer, cpu, gpu, hybrid, mamba2_layer, mlp_layer, model

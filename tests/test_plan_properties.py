@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from ostinato.config import EngineConfig
 from ostinato.errors import CapacityError, ConfigError, OstinatoError, Remedy
-from ostinato.plan.device import DeviceSpec
+from ostinato.plan.device.catalogue import DeviceSpec
 from ostinato.plan.model import AttentionSpec, Mamba2Spec, ModelSpec
 from ostinato.plan.plan import Plan, make_plan
 from ostinato.plan.speculation.speculative import with_drafter

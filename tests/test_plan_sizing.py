@@ -9,8 +9,8 @@ import pytest
 from ostinato.config import EngineConfig
 from ostinato.errors import ConfigError
 from ostinato.plan.graphs.capture_plan import CapturePlan
+from ostinato.plan.graphs.sizing import LadderOutcome, Sizing, size_for_traffic
 from ostinato.plan.graphs.traffic import Traffic
-from ostinato.plan.memory.sizing import LadderOutcome, Sizing, size_for_traffic
 from ostinato.plan.plan import make_plan
 from tests.plan_cases import GIB, cpu, hybrid
 

@@ -11,6 +11,7 @@ from ostinato.errors import CapacityError, ConfigError
 from ostinato.models.checkpoint import model_spec
 from ostinato.plan.limits import Limits
 from ostinato.plan.memory.activations import LOGIT_COPIES, activation_bytes
+from ostinato.plan.memory.cache_split import kv_block_bytes, state_slot_bytes
 from ostinato.plan.memory.graph_memory import (
     LargestGraphs,
     arena_bytes,
@@ -18,7 +19,6 @@ from ostinato.plan.memory.graph_memory import (
     drafter_graph_bytes,
     graph_bytes,
 )
-from ostinato.plan.memory.memory import kv_block_bytes, state_slot_bytes
 from ostinato.plan.model import ModelSpec
 from ostinato.plan.plan import make_plan
 from ostinato.plan.speculation.speculative import with_drafter

@@ -9,9 +9,9 @@ import pytest
 
 from ostinato.config import EngineConfig
 from ostinato.errors import CapacityError, ConfigError
+from ostinato.plan.memory.state_cache import choose_state_block_size, resolve_state_cache_mode
 from ostinato.plan.model import ModelSpec
 from ostinato.plan.plan import Plan, make_plan
-from ostinato.plan.state import choose_state_block_size, resolve_state_cache_mode
 from tests.plan_cases import GIB, MAMBA2, attention_layer, cpu, gpu, hybrid, mamba2_layer, mlp_layer, model
 
 NOT_ALL = replace(MAMBA2, scan_writes_states=False)

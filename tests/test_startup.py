@@ -154,7 +154,7 @@ import sys
 import ostinato
 from ostinato import EngineConfig, SamplingParams, CapacityError
 assert not {{"torch", "transformers", "tokenizers"}} & set(sys.modules), "import"
-from ostinato.plan.device import detect
+from ostinato.plan.device.detect import detect
 from ostinato.plan.plan import make_plan
 from ostinato.plan.words.render import render_plan
 from ostinato.models.checkpoint import model_spec, read_config, resolve_model_dir

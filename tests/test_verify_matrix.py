@@ -10,7 +10,7 @@ import pytest
 
 from ostinato import CapacityError, ConfigError, SamplingParams
 from ostinato.models.checkpoint import load_spec
-from ostinato.plan.device import detect
+from ostinato.plan.device.detect import detect
 from ostinato.plan.plan import make_plan
 from ostinato.sample.state import SamplingState
 from ostinato.schedule.batch import Batch, Row

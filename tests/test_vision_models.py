@@ -21,7 +21,7 @@ from ostinato.models.qwen3_vl.model import Qwen3VL
 from ostinato.models.random import randomize_weights
 from ostinato.models.registry import build_model
 from ostinato.ops import select_ops
-from ostinato.plan.device import detect
+from ostinato.plan.device.detect import detect
 from ostinato.plan.quantization import Quantization
 from ostinato.schedule.batch import Batch, Row
 from tests.checkpoints import random_prompt

@@ -23,7 +23,7 @@ from ostinato.models.loader import load_weights
 from ostinato.models.qwen3_vl.model import Qwen3VL
 from ostinato.models.registry import build_model
 from ostinato.ops import Ops, select_ops
-from ostinato.plan.device import detect
+from ostinato.plan.device.detect import detect
 from ostinato.plan.kernels import NATIVE
 from ostinato.plan.model import ModelSpec
 from tests.checkpoints import randomize

@@ -15,10 +15,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationIn
 from pydantic_core import ErrorDetails, PydanticCustomError
 
 from ostinato.errors import ConfigError, Remedy
-from ostinato.plan.encoder.encoder import checked_budgets
-from ostinato.plan.graphs.capture import checked_sizes
-from ostinato.plan.memory.units import parse_bytes
-from ostinato.plan.speculation.speculative_setting import LOOKUPS, short_form, speculative_fields
+from ostinato.size_lists import checked_sizes
+from ostinato.speculative_setting import LOOKUPS, short_form, speculative_fields
+from ostinato.units import parse_bytes
 
 ALIASES = {
     "mamba_ssm_cache_dtype": "ssm_state_dtype",
@@ -246,23 +245,13 @@ class EngineConfig(BaseModel):
         except ConfigError as error:
             raise _whole_error("speculative", error) from None
 
-    @field_validator("capture_sizes", "capture_rows", mode="before")
+    @field_validator("capture_sizes", "capture_rows", "encoder_token_budgets", mode="before")
     @classmethod
     def _accept_a_list(cls, value: Any, info: ValidationInfo) -> Any:
         if value is None:
             return None
         try:
             return checked_sizes(str(info.field_name), _listed(value))
-        except ConfigError as error:
-            raise _whole_error("capture_sizes", error) from None
-
-    @field_validator("encoder_token_budgets", mode="before")
-    @classmethod
-    def _accept_budgets(cls, value: Any) -> Any:
-        if value is None:
-            return None
-        try:
-            return checked_budgets(_listed(value))
         except ConfigError as error:
             raise _whole_error("capture_sizes", error) from None
 

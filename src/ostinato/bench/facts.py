@@ -16,7 +16,7 @@ def machine_facts(plan: Plan) -> dict[str, Any]:
     """The processor, the cores that the process may use, the threads that it uses, and torch's version."""
     import torch
 
-    from ostinato.plan.device import cpu_model, detect
+    from ostinato.plan.device.detect import cpu_model, detect
 
     return {
         "cpu": cpu_model(),

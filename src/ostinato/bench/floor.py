@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from ostinato.bench.facts import machine_facts
-from ostinato.plan.memory.memory import MemoryPlan
+from ostinato.plan.memory.cache_split import MemoryPlan
 from ostinato.plan.model import DTYPE_BYTES, ModelSpec
 
 if TYPE_CHECKING:
@@ -136,7 +136,7 @@ def work(job: dict[str, Any]) -> dict[str, Any]:
 
     from ostinato.bench.drive import with_room
     from ostinato.models.checkpoint import load_spec
-    from ostinato.plan.device import detect
+    from ostinato.plan.device.detect import detect
     from ostinato.plan.plan import make_plan
 
     config = with_room(job["settings"], max_num_seqs=max(job["rows"]))

@@ -14,7 +14,7 @@ from ostinato.bench.graph_figures import capture_figures, least_steps, overall_f
 from ostinato.bench.off_stride import off_stride
 from ostinato.errors import ConfigError, Remedy
 from ostinato.models.checkpoint import load_spec
-from ostinato.plan.device import detect
+from ostinato.plan.device.detect import detect
 from ostinato.plan.graphs.coverage import DecodeRange, StepMode, dispatch
 from ostinato.plan.plan import Plan, make_plan
 

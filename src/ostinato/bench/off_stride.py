@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from ostinato.bench.drive import run_batch
 from ostinato.bench.trace import spread
 from ostinato.models.checkpoint import load_spec
-from ostinato.plan.device import detect
+from ostinato.plan.device.detect import detect
 from ostinato.plan.plan import make_plan
 
 if TYPE_CHECKING:

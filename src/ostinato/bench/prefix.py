@@ -15,7 +15,7 @@ from ostinato.bench.prefix_variants import COMPARED, Variant, check_open, choose
 from ostinato.bench.prefix_workloads import Ask, Sizes, make_asks
 from ostinato.config import EngineConfig
 from ostinato.models.checkpoint import load_spec
-from ostinato.plan.device import detect
+from ostinato.plan.device.detect import detect
 from ostinato.plan.plan import Plan
 
 if TYPE_CHECKING:

@@ -8,10 +8,10 @@ from itertools import product
 
 from ostinato.config import EngineConfig
 from ostinato.errors import CapacityError, ConfigError
-from ostinato.plan.device import DeviceSpec
-from ostinato.plan.memory.units import format_bytes
+from ostinato.plan.device.catalogue import DeviceSpec
 from ostinato.plan.model import ModelSpec
 from ostinato.plan.plan import make_plan
+from ostinato.units import format_bytes
 
 MODES = ("off", "none", "align", "all")
 """`off` is without prefix caching; the others are values of `state_cache_mode`."""

@@ -44,7 +44,7 @@ def work(job: dict[str, Any]) -> dict[str, Any]:
 
     moments.append(time.monotonic())
     from ostinato.models.checkpoint import load_spec
-    from ostinato.plan.device import detect
+    from ostinato.plan.device.detect import detect
     from ostinato.plan.plan import make_plan
 
     workload = Workload(job["prompt_len"], output_len=1, batch_sizes=(1,), rounds=1)

@@ -19,7 +19,7 @@ from ostinato.cli.bench_tables import columns, milliseconds, show
 from ostinato.cli.options import name_model
 from ostinato.cli.output import figures_table
 from ostinato.errors import ConfigError
-from ostinato.plan.memory.units import format_bytes
+from ostinato.units import format_bytes
 
 LENGTHS = "{arrivals} arrivals of one image and {arrivals} of several"
 

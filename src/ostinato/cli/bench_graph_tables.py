@@ -9,7 +9,7 @@ from rich.table import Table
 
 from ostinato.cli.bench_tables import columns
 from ostinato.cli.output import figures_table
-from ostinato.plan.memory.units import format_bytes
+from ostinato.units import format_bytes
 
 LENGTHS = "{prompt_len} tokens before each row"
 

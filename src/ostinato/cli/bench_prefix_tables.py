@@ -11,7 +11,7 @@ from rich.table import Table
 
 from ostinato.bench.prefix_run import COUNTERS
 from ostinato.cli.bench_tables import columns, milliseconds
-from ostinato.plan.memory.units import format_bytes
+from ostinato.units import format_bytes
 
 LENGTHS = "{shared_len} shared tokens, about {new_len} new, {output_len} of output, {concurrency} at once"
 

@@ -11,7 +11,7 @@ from rich.table import Table
 
 from ostinato.bench.compare import RATES
 from ostinato.cli.output import figures_table
-from ostinato.plan.memory.units import format_bytes
+from ostinato.units import format_bytes
 
 LENGTHS = "{prompt_len} prompt tokens, {output_len} new"
 

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from ostinato.plan.memory.units import format_bytes
+from ostinato.units import format_bytes
 
 if TYPE_CHECKING:
     from ostinato.engine.outputs import CompletionOutput, RequestOutput

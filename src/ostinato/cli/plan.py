@@ -14,13 +14,14 @@ from ostinato.cli.options import engine_options, name_model
 from ostinato.config import EngineConfig
 from ostinato.errors import ConfigError
 from ostinato.models.checkpoint import load_spec
-from ostinato.plan.device import DEVICE_NAMES, DeviceSpec, find_device
+from ostinato.plan.device.catalogue import DEVICE_NAMES, DeviceSpec
+from ostinato.plan.device.detect import find_device
+from ostinato.plan.graphs.sizing import size_for_traffic
 from ostinato.plan.graphs.traffic import Traffic
-from ostinato.plan.memory.sizing import size_for_traffic
-from ostinato.plan.memory.units import format_bytes, parse_bytes
 from ostinato.plan.plan import make_plan
 from ostinato.plan.words.render import print_plan
 from ostinato.plan.words.render_graphs import print_sizing
+from ostinato.units import format_bytes, parse_bytes
 
 
 @engine_options

@@ -17,10 +17,10 @@ from ostinato.graphs.encoder_counts import EncoderCounts
 from ostinato.graphs.graphs import CaptureProgress
 from ostinato.layers.step import EncoderInputs
 from ostinato.media.item import MediaItem
-from ostinato.plan.encoder.encoder import EncoderPlan
+from ostinato.plan.encoder.choice import EncoderPlan
 from ostinato.plan.encoder.packing import Pack, pack_items
-from ostinato.plan.memory.units import format_bytes
 from ostinato.plan.model import VisionSpec
+from ostinato.units import format_bytes
 
 Encode = Callable[[EncoderInputs], torch.Tensor]
 MakeInputs = Callable[[Sequence[MediaItem]], EncoderInputs]

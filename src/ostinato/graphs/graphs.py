@@ -17,7 +17,7 @@ from ostinato.graphs.counts import StepCounts
 from ostinato.layers.step import LayerMemory, StepInputs
 from ostinato.plan.graphs.capture_plan import CapturePlan
 from ostinato.plan.graphs.coverage import PIECEWISE_MODES, StepMode, dispatch
-from ostinato.plan.memory.units import format_bytes
+from ostinato.units import format_bytes
 
 Forward = Callable[[StepInputs], torch.Tensor]
 CaptureProgress = Callable[[str, int, int], None]

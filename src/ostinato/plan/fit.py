@@ -8,11 +8,10 @@ from typing import Any
 from ostinato.config import EngineConfig
 from ostinato.errors import CapacityError, ConfigError, OstinatoError
 from ostinato.plan.decision import Decision
-from ostinato.plan.device import DeviceSpec
-from ostinato.plan.encoder.encoder import EncoderPlan
-from ostinato.plan.encoder.encoder_memory import EncoderMemory
-from ostinato.plan.encoder.encoder_plan import (
+from ostinato.plan.device.catalogue import DeviceSpec
+from ostinato.plan.encoder.choice import (
     EncoderChoice,
+    EncoderPlan,
     choose_budgets,
     choose_encoder,
     encoder_activations,
@@ -22,14 +21,14 @@ from ostinato.plan.encoder.encoder_plan import (
     most_cache_tokens,
     plan_encoder,
 )
-from ostinato.plan.graphs.capture import CaptureLadders
+from ostinato.plan.encoder.needs import EncoderMemory
 from ostinato.plan.graphs.capture_plan import choose_graph_mode, choose_ladders, largest_graphs
 from ostinato.plan.graphs.coverage import FULL_MODES, GraphMode
+from ostinato.plan.graphs.ladders import CaptureLadders
 from ostinato.plan.kernels import KernelChoice, backend_of, choose_kernels
 from ostinato.plan.limits import DEFAULT_MAX_NUM_SEQS, Limits, lower_limits, wanted_limits
 from ostinato.plan.memory.activations import activation_bytes
-from ostinato.plan.memory.graph_memory import LargestGraphs, graph_bytes
-from ostinato.plan.memory.memory import (
+from ostinato.plan.memory.cache_split import (
     NO_ENCODER,
     Budget,
     MemoryPlan,
@@ -40,15 +39,16 @@ from ostinato.plan.memory.memory import (
     slots_per_request,
     state_slot_bytes,
 )
-from ostinato.plan.memory.units import GiB
+from ostinato.plan.memory.graph_memory import LargestGraphs, graph_bytes
+from ostinato.plan.memory.passes import of_each_kind
+from ostinato.plan.memory.state_cache import StateCacheMode, choose_state_block_size, choose_state_cache_mode
 from ostinato.plan.model import ModelSpec
-from ostinato.plan.passes import of_each_kind
 from ostinato.plan.quantization_setting import with_quantization
 from ostinato.plan.search import largest
 from ostinato.plan.settings import choose_dtype, choose_ssm_state_dtype, choose_threads
 from ostinato.plan.speculation.speculative import with_drafter
-from ostinato.plan.state import StateCacheMode, choose_state_block_size, choose_state_cache_mode
 from ostinato.plan.words.fit_words import cache_decisions, even_if_lowered, explain, limit_decisions
+from ostinato.units import GiB
 
 DEFAULT_MEMORY_UTILIZATION = {"cuda": 0.9, "cpu": 1.0}
 DEFAULT_CPU_CACHE = 4 * GiB

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ostinato.errors import ConfigError, Remedy
-from ostinato.plan.device import DeviceSpec
+from ostinato.plan.device.catalogue import DeviceSpec
 from ostinato.plan.model import ModelSpec
 
 Backend = Literal["tape", "cuda"]

@@ -12,25 +12,25 @@ from typing import Any
 from ostinato.config import EngineConfig
 from ostinato.errors import CapacityError, ConfigError
 from ostinato.plan.decision import Decision
-from ostinato.plan.device import DeviceSpec
-from ostinato.plan.encoder.encoder import EncoderPlan
+from ostinato.plan.device.catalogue import DeviceSpec
+from ostinato.plan.device.instruction_sets import NativeFacts
+from ostinato.plan.encoder.choice import EncoderPlan
 from ostinato.plan.fit import DoesNotFit, Fit, fit
 from ostinato.plan.graphs.capture_plan import CapturePlan, plan_capture
 from ostinato.plan.graphs.coverage import FULL_MODES
 from ostinato.plan.kernels import KernelChoice, backend_of, not_capturable_in_decode
+from ostinato.plan.memory.cache_split import MemoryPlan, kv_block_bytes, state_slot_bytes
 from ostinato.plan.memory.flops import PrefillFlops, prefill_flops
 from ostinato.plan.memory.graph_memory import LargestGraphs, graph_bytes
-from ostinato.plan.memory.memory import MemoryPlan, kv_block_bytes, state_slot_bytes
 from ostinato.plan.memory.prefixes import prefix_decisions
+from ostinato.plan.memory.state_cache import StateCachePlan
 from ostinato.plan.model import ModelSpec, VisionSpec
-from ostinato.plan.native import NativeFacts
 from ostinato.plan.quantization import quantization_from_json
 from ostinato.plan.quantization_setting import quantization_decisions, with_quantization
+from ostinato.plan.remedies import advice, capacity_remedies, working_remedies
 from ostinato.plan.rope import resolve_rope, rope_from_json
 from ostinato.plan.settings import EffectiveSettings, choose_threads
 from ostinato.plan.speculation.speculative import SpeculativePlan, plan_speculation, with_drafter
-from ostinato.plan.state import StateCachePlan
-from ostinato.plan.words.remedies import advice, capacity_remedies, working_remedies
 
 JSON_SECTIONS = (
     "model",

@@ -9,9 +9,9 @@ from ostinato.config import EngineConfig
 from ostinato.errors import ConfigError, Remedy
 from ostinato.plan.decision import Decision
 from ostinato.plan.kernels import KernelChoice
-from ostinato.plan.memory.units import format_bytes
 from ostinato.plan.model import ModelSpec
 from ostinato.plan.quantization import Quantization
+from ostinato.units import format_bytes
 
 GIVEN = {"none": None, "int8": Quantization(None), "int8_g128": Quantization(128)}
 

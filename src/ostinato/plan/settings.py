@@ -8,7 +8,7 @@ from typing import Literal
 from ostinato.config import EngineConfig
 from ostinato.errors import ModelError
 from ostinato.plan.decision import Decision
-from ostinato.plan.device import DeviceSpec
+from ostinato.plan.device.catalogue import DeviceSpec
 from ostinato.plan.graphs.coverage import GraphMode
 from ostinato.plan.model import DTYPE_BYTES, ModelSpec, RopeSpec
 from ostinato.plan.quantization import Quantization

@@ -10,14 +10,14 @@ from typing import Any, Literal, get_args
 from ostinato.config import EngineConfig, Speculative
 from ostinato.errors import ConfigError, Remedy
 from ostinato.models.checkpoint import load_spec
-from ostinato.plan.device import detect
+from ostinato.plan.device.detect import detect
 from ostinato.plan.graphs.coverage import GraphMode
 from ostinato.plan.limits import least_batched_tokens
+from ostinato.plan.memory.state_cache import StateCacheMode
 from ostinato.plan.model import ModelSpec
 from ostinato.plan.plan import make_plan
 from ostinato.plan.speculation.speculative import available_methods
-from ostinato.plan.speculation.speculative_setting import short_form
-from ostinato.plan.state import StateCacheMode
+from ostinato.speculative_setting import short_form
 from ostinato.verify.covering import Choice, cover, every_choice
 from ostinato.verify.settings import way_config
 

@@ -8,11 +8,11 @@ from typing import Any
 from ostinato.config import EngineConfig, Speculative
 from ostinato.errors import CapacityError, ConfigError, Remedy
 from ostinato.models.checkpoint import load_spec
-from ostinato.plan.device import detect
+from ostinato.plan.device.detect import detect
 from ostinato.plan.limits import least_batched_tokens
-from ostinato.plan.memory.units import format_bytes
 from ostinato.plan.model import ModelSpec
 from ostinato.plan.plan import make_plan
+from ostinato.units import format_bytes
 
 ROWS = 4
 SMALL_MODEL = 20_000_000

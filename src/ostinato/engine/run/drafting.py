@@ -14,9 +14,9 @@ from ostinato.engine.run.inputs import step_inputs
 from ostinato.graphs.graphs import Graphs
 from ostinato.layers.step import LayerMemory
 from ostinato.models.base import CausalLM
-from ostinato.plan.graphs.draft_capture import draft_capture
 from ostinato.plan.model import ModelSpec
 from ostinato.plan.plan import Plan
+from ostinato.plan.speculation.draft_capture import draft_capture
 from ostinato.speculate.draft import DraftProposer
 from ostinato.speculate.mtp import HeadForward, MtpProposer
 from ostinato.speculate.ngram import NgramProposer

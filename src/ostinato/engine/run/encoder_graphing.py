@@ -13,7 +13,7 @@ from ostinato.graphs.encoder import EncoderGraphs
 from ostinato.graphs.graphs import weight_storages
 from ostinato.layers.step import EncoderInputs
 from ostinato.models.base import CausalLM
-from ostinato.plan.encoder.encoder import EncoderPlan
+from ostinato.plan.encoder.choice import EncoderPlan
 from ostinato.plan.model import VisionSpec
 
 

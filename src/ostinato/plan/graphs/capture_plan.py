@@ -9,7 +9,6 @@ from typing import Any
 from ostinato.config import EngineConfig
 from ostinato.errors import ConfigError, Remedy
 from ostinato.plan.decision import Decision
-from ostinato.plan.graphs.capture import LARGEST_DEFAULT_SIZE, CaptureLadders, capture_ladders
 from ostinato.plan.graphs.coverage import (
     FULL_MODES,
     PIECEWISE_MODES,
@@ -20,6 +19,7 @@ from ostinato.plan.graphs.coverage import (
     coverage,
     uncovered,
 )
+from ostinato.plan.graphs.ladders import LARGEST_DEFAULT_SIZE, CaptureLadders, capture_ladders
 from ostinato.plan.kernels import Backend, KernelChoice, not_capturable_in_decode, splits_of
 from ostinato.plan.limits import Limits
 from ostinato.plan.memory.graph_memory import LargestGraphs

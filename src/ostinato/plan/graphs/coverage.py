@@ -12,7 +12,7 @@ from itertools import pairwise
 from typing import Any, Literal, NamedTuple
 
 from ostinato.errors import Remedy
-from ostinato.plan.graphs.capture import CaptureLadders, capture_ladders
+from ostinato.plan.graphs.ladders import CaptureLadders, capture_ladders
 
 GraphMode = Literal["none", "piecewise", "full_decode_only", "full_and_piecewise"]
 StepMode = Literal["full", "piecewise", "eager"]

@@ -6,9 +6,9 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from ostinato.plan.kernels import ENCODER_ONLY
+from ostinato.plan.memory.passes import Pass, drafter_pass, own_pass
 from ostinato.plan.model import DTYPE_BYTES, LayerSpec, ModelSpec
 from ostinato.plan.native_scratch import native_scratch
-from ostinato.plan.passes import Pass, drafter_pass, own_pass
 
 LOGIT_COPIES = 9
 """Floats per logit while sampling: raw, float32 and processed copies, and a sort with its 64-bit indices; 8

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ostinato.plan.limits import Limits
+from ostinato.plan.memory.passes import Pass, drafter_pass, own_pass
 from ostinato.plan.model import DTYPE_BYTES, ModelSpec
-from ostinato.plan.passes import Pass, drafter_pass, own_pass
 
 
 @dataclass(frozen=True)

@@ -7,10 +7,10 @@ from typing import Any
 
 from ostinato.config import EngineConfig
 from ostinato.plan.decision import Decision
-from ostinato.plan.device import DeviceSpec
+from ostinato.plan.device.catalogue import DeviceSpec
 from ostinato.plan.fit import Fit, fit_with
 from ostinato.plan.limits import least_model_len
-from ostinato.plan.memory.memory import MemoryPlan
+from ostinato.plan.memory.cache_split import MemoryPlan
 from ostinato.plan.model import ModelSpec
 from ostinato.plan.search import largest, smallest
 

@@ -9,7 +9,7 @@ from typing import Any, Literal
 from ostinato.config import EngineConfig, Speculative
 from ostinato.errors import ConfigError, Remedy
 from ostinato.plan.decision import Decision
-from ostinato.plan.memory.memory import kv_block_bytes, slots_per_request, state_slot_bytes
+from ostinato.plan.memory.cache_split import kv_block_bytes, slots_per_request, state_slot_bytes
 from ostinato.plan.model import DrafterSpec, ModelSpec, RopeSpec
 from ostinato.plan.quantization import Quantization, quantization_from_json
 from ostinato.plan.rope import resolve_rope, rope_from_json

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ostinato.plan.decision import Decision
-from ostinato.plan.device import DeviceSpec
-from ostinato.plan.encoder.encoder_memory import EncoderMemory
+from ostinato.plan.device.catalogue import DeviceSpec
+from ostinato.plan.encoder.needs import EncoderMemory
 from ostinato.plan.limits import Limits
-from ostinato.plan.memory.memory import (
+from ostinato.plan.memory.cache_split import (
     MOST_CACHED_TOKENS,
     Budget,
     MemoryPlan,
@@ -17,7 +17,7 @@ from ostinato.plan.memory.memory import (
     expected_prefix,
     prefixes_that_fit,
 )
-from ostinato.plan.memory.units import format_bytes
+from ostinato.units import format_bytes
 
 
 def limit_decisions(before: list[Decision], wanted: Limits, limits: Limits, memory: MemoryPlan) -> list[Decision]:

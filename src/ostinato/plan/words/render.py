@@ -12,12 +12,12 @@ from rich.table import Table
 from rich.text import Text
 
 from ostinato.plan.decision import Decision
-from ostinato.plan.memory.memory import MemoryPlan
-from ostinato.plan.memory.units import format_bytes
+from ostinato.plan.memory.cache_split import MemoryPlan
 from ostinato.plan.plan import Plan
 from ostinato.plan.words.render_encoder import encoder_rows, vision_row
 from ostinato.plan.words.render_graphs import graph_rows
 from ostinato.plan.words.render_speculative import speculation_rows
+from ostinato.units import format_bytes
 
 BYTE_TOPICS = ("cache_memory",)
 """Decisions whose values are bytes."""

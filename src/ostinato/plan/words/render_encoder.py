@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from math import isqrt
 
-from ostinato.plan.encoder.encoder import BUDGETS, EncoderPlan
-from ostinato.plan.encoder.encoder_plan import what_limits_items
+from ostinato.plan.encoder.choice import EncoderPlan, what_limits_items
 from ostinato.plan.limits import Limits
-from ostinato.plan.memory.units import format_bytes
 from ostinato.plan.plan import Plan, VisionSummary
 from ostinato.plan.words.render_graphs import short_sizes
+from ostinato.size_lists import BUDGETS
+from ostinato.units import format_bytes
 
 
 def vision_row(vision: VisionSummary) -> str:

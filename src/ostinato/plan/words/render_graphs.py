@@ -12,9 +12,9 @@ from rich.text import Text
 
 from ostinato.plan.graphs.capture_plan import CapturePlan
 from ostinato.plan.graphs.coverage import DecodeRange, MixedRange, Uncovered
-from ostinato.plan.memory.sizing import Sizing
-from ostinato.plan.memory.units import format_bytes
+from ostinato.plan.graphs.sizing import Sizing
 from ostinato.plan.settings import EffectiveSettings
+from ostinato.units import format_bytes
 
 LEAST_RUN = 4
 """Sizes that are equally far apart are written as a range from so many on."""

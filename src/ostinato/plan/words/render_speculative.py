@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ostinato.plan.graphs.draft_capture import draft_capture
-from ostinato.plan.memory.units import format_bytes
 from ostinato.plan.plan import Plan
+from ostinato.plan.speculation.draft_capture import draft_capture
 from ostinato.plan.speculation.speculative import SpeculativePlan
 from ostinato.plan.words.render_graphs import short_sizes
+from ostinato.units import format_bytes
 
 
 def speculation_rows(plan: Plan) -> Iterator[tuple[str, str]]:

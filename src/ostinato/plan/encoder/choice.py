@@ -3,22 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
 
 from ostinato.config import EngineConfig
 from ostinato.errors import ConfigError, Remedy
 from ostinato.plan.decision import Decision
-from ostinato.plan.encoder.encoder import (
-    BUDGETS,
-    ITEMS,
-    EncoderBudgets,
-    EncoderGraphMode,
-    EncoderPlan,
-    doubling,
-    encoder_budgets,
-)
-from ostinato.plan.encoder.encoder_memory import (
+from ostinato.plan.encoder.budgets import ITEMS, EncoderBudgets, doubling, encoder_budgets
+from ostinato.plan.encoder.needs import (
     ENCODER_OPS,
     EncoderMemory,
     cell_bytes,
@@ -28,6 +20,9 @@ from ostinato.plan.encoder.encoder_memory import (
 from ostinato.plan.kernels import Backend, KernelChoice
 from ostinato.plan.limits import Limits
 from ostinato.plan.model import ModelSpec, VisionSpec
+from ostinato.size_lists import BUDGETS
+
+EncoderGraphMode = Literal["none", "auto", "always"]
 
 MODE = "encoder_graph_mode"
 CACHED_ITEMS = 4
@@ -35,6 +30,46 @@ CACHED_ITEMS = 4
 CACHE_SHARE = 8
 """One part in so many of the cache's memory is the most that this default takes, beyond one image."""
 SETTINGS = (MODE, BUDGETS, ITEMS, "encoder_cache_tokens", "video_pruning_rate", "allow_remote_images")
+
+
+@dataclass(frozen=True)
+class EncoderPlan:
+    """What a vision encoder does. Tokens are output tokens; an item is one image, or one temporal patch of a video.
+
+    Graphs are captured for `token_budgets`, none if `graph_mode` is `none`, of at most `max_items_per_batch` items
+    each. `max_item_tokens` are those of the largest item that is served, which runs eagerly if no budget holds it.
+    `auto`: a budget at which the graph is measured to lose runs eagerly; `always`: none does. `reason` says why it is
+    the one or the other.
+
+    The encoder cache has `num_cells` of `cell_bytes` each, the null one among them, one per token. `graph_bytes` are
+    what graphs take with their buffers, and `activation_bytes` what encoding `most_tokens` at a time eagerly takes.
+    """
+
+    token_budgets: tuple[int, ...]
+    max_items_per_batch: int
+    max_item_tokens: int
+    graph_mode: EncoderGraphMode
+    reason: str
+    backend: Backend
+    num_cells: int
+    cell_bytes: int
+    cache_bytes: int
+    graph_bytes: int
+    activation_bytes: int
+    video_pruning_rate: float
+
+    @property
+    def most_tokens(self) -> int:
+        """Tokens that are encoded at a time: those of the largest image, or of several that fill the largest budget."""
+        return max((self.max_item_tokens, *self.token_budgets))
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self) | {"token_budgets": list(self.token_budgets)}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> EncoderPlan:
+        """The plan that `to_json` gave."""
+        return cls(**dict(data) | {"token_budgets": tuple(data["token_budgets"])})
 
 
 @dataclass(frozen=True)

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 from ostinato.plan.encoder_tape import encoder_arena_bytes
 from ostinato.plan.kernels import ENCODER_ONLY, Backend
-from ostinato.plan.memory.units import MiB
 from ostinato.plan.model import DTYPE_BYTES, LayerSpec, VisionSpec
 from ostinato.plan.native_scratch import encoder_attention_scratch, native_scratch
 from ostinato.plan.quantization import LinearSpec
+from ostinato.units import MiB
 
 ENCODER_OPS = ENCODER_ONLY | {"axial_angles", "linear"}
 """Operations that it calls."""

@@ -49,7 +49,7 @@ def detect_native(root: Path = Path("/")) -> NativeFacts:
     return choose_isa(installed_modules(), read_cpu_flags(root), platform.machine())
 
 
-def installed_modules(package: Path = Path(__file__).parents[1]) -> frozenset[str]:
+def installed_modules(package: Path = Path(__file__).parents[2]) -> frozenset[str]:
     """The instruction sets whose modules lie beside the package's sources and fit this interpreter."""
     known = (isa for isas in CPU_FLAGS.values() for isa in isas)
     return frozenset(

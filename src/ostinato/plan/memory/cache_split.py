@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ostinato.plan.encoder.encoder_memory import EncoderMemory
+from ostinato.plan.encoder.needs import EncoderMemory
 from ostinato.plan.model import DTYPE_BYTES, ModelSpec
 
 DEFAULT_PREFIX_TOKENS = 1024

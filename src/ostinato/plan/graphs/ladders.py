@@ -5,12 +5,13 @@ Mixed batches are bound by tokens, decode by rows, so each has a ladder of its o
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from ostinato.errors import ConfigError, Remedy
 from ostinato.plan.decision import Decision
+from ostinato.size_lists import ascending, checked_sizes, is_count
 
 PerformanceMode = Literal["balanced", "interactivity"]
 
@@ -86,7 +87,7 @@ def capture_ladders(
     elif sizes is not None:
         rows, row_decisions = _rows_of(sizes, tokens_per_row, max_num_seqs)
     else:
-        rows, row_decisions = _ascending([*_progression(max_num_seqs, interactive), max_num_seqs]), []
+        rows, row_decisions = ascending([*_progression(max_num_seqs, interactive), max_num_seqs]), []
     return CaptureLadders(tokens, rows, (*decisions, *row_decisions))
 
 
@@ -95,14 +96,14 @@ def _progression(last: int, interactive: bool) -> list[int]:
     first = range(1, LAST_INTERACTIVE_SIZE + 1) if interactive else FIRST_SIZES
     fine = range(FINE_STEP, LAST_FINE_SIZE + 1, FINE_STEP)
     coarse = range(LAST_FINE_SIZE + COARSE_STEP, last + 1, COARSE_STEP)
-    return [size for size in _ascending([*first, *fine, *coarse]) if size <= last]
+    return [size for size in ascending([*first, *fine, *coarse]) if size <= last]
 
 
 def _token_progression(last: int, max_num_batched_tokens: int, interactive: bool) -> tuple[int, ...]:
     if max_num_batched_tokens > last:
         return tuple(_progression(last, interactive))
     # A full batch is the most common one while prompts are computed: without a size of its own it would run eagerly.
-    return _ascending([*_progression(max_num_batched_tokens, interactive), max_num_batched_tokens])
+    return ascending([*_progression(max_num_batched_tokens, interactive), max_num_batched_tokens])
 
 
 def _tokens_up_to(
@@ -112,7 +113,7 @@ def _tokens_up_to(
     _check_at_least("max_capture_size", max_capture_size, 1)
     tokens = _token_progression(max_capture_size, max_num_batched_tokens, interactive)
     if max_capture_size <= max_num_batched_tokens:
-        return _ascending([*tokens, max_capture_size]), []
+        return ascending([*tokens, max_capture_size]), []
     reason = f"no batch has more than max_num_batched_tokens {max_num_batched_tokens}"
     return tokens, [Decision("max_capture_size", max_capture_size, max_num_batched_tokens, reason)]
 
@@ -143,52 +144,7 @@ def _reachable(
     return kept, [Decision(setting, list(sizes), list(kept), reason)]
 
 
-def checked_sizes(setting: str, given: Iterable[int], max_capture_size: int | None = None) -> tuple[int, ...]:
-    """The given sizes, ascending, each once. ConfigError if there are none, one is no size, or the largest is not
-    `max_capture_size`, where that is given too."""
-    if isinstance(given, str | bytes) or not isinstance(given, Iterable):
-        message = f"{setting} = {given!r} is not a list of whole numbers"
-        raise ConfigError(message, [Remedy(setting, _repaired([given], max_capture_size))])
-    values = list(given)
-    repair = Remedy(setting, _repaired(values, max_capture_size))
-    if not values:
-        message = f"{setting} is an empty list; leave it open for the default sizes, or set graph_mode to none"
-        raise ConfigError(message, [repair])
-    wrong = [repr(value) for value in values if not _is_size(value)]
-    if wrong:
-        message = f"{setting} has {', '.join(wrong)}: a capture size is a whole number of at least 1"
-        raise ConfigError(message, [repair])
-    sizes = _ascending(values)
-    if max_capture_size is not None and max_capture_size != sizes[-1]:
-        message = f"max_capture_size {max_capture_size!r} is not the largest of the given {setting}, {sizes[-1]}"
-        remedies = [Remedy("max_capture_size", sizes[-1])]
-        raise ConfigError(message, [*remedies, repair] if _is_size(max_capture_size) else remedies)
-    return sizes
-
-
-def _repaired(given: Iterable[Any], max_capture_size: int | None) -> list[int] | None:
-    """The nearest legal list, whose largest size is `max_capture_size` where that is given; None (open) if no size
-    is left."""
-    sizes = {value for value in given if _is_size(value)}
-    if sizes and max_capture_size is not None and _is_size(max_capture_size):
-        sizes = {size for size in sizes if size < max_capture_size} | {max_capture_size}
-    return sorted(sizes) or None
-
-
-def _is_size(value: Any) -> bool:
-    return _is_whole(value) and value >= 1
-
-
 def _check_at_least(setting: str, value: Any, least: int) -> None:
-    if not _is_whole(value) or value < least:
+    if not is_count(value, least):
         message = f"{setting} = {value!r}: it is a whole number of at least {least}"
         raise ConfigError(message, [Remedy(setting, least)])
-
-
-def _is_whole(value: Any) -> bool:
-    # True and False are ints to Python, and mistakes here.
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
-def _ascending(sizes: Iterable[int]) -> tuple[int, ...]:
-    return tuple(sorted(set(sizes)))

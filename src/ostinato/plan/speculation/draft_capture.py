@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Literal
 
-from ostinato.plan.graphs.capture import CaptureLadders
 from ostinato.plan.graphs.capture_plan import CapturePlan
 from ostinato.plan.graphs.coverage import coverage
+from ostinato.plan.graphs.ladders import CaptureLadders
 
 
 def draft_capture(

@@ -9,6 +9,7 @@ from difflib import get_close_matches
 from typing import Any
 
 from ostinato.errors import ConfigError, Remedy
+from ostinato.size_lists import is_count
 
 METHODS = {"ngram": "ngram:4", "mtp": "mtp:3", "draft": "draft:PATH:4"}
 """Each method with an example of its short form."""
@@ -96,7 +97,7 @@ def _check_count(fields: Mapping[str, Any], repaired: dict[str, Any], problems: 
         problems.append(f"it does not say how many tokens are guessed ahead, as {example} does ({name})")
         return
     count = fields[name]
-    if _is_count(count):
+    if is_count(count):
         return
     problems.append(f"{name} {count!r} is not a whole number of at least 1")
     del repaired[name]
@@ -129,7 +130,7 @@ def _check_lookups(method: str, fields: Mapping[str, Any], repaired: dict[str, A
             del repaired[name]
         return
     lengths = LOOKUPS | {name: fields[name] for name in LOOKUPS if name in fields}
-    wrong = [name for name, length in lengths.items() if not _is_count(length)]
+    wrong = [name for name, length in lengths.items() if not is_count(length)]
     for name in wrong:
         problems.append(f"{name} {lengths[name]!r} is not a whole number of at least 1")
     if wrong:
@@ -145,11 +146,6 @@ def _check_lookups(method: str, fields: Mapping[str, Any], repaired: dict[str, A
 
 def _are(names: list[str]) -> str:
     return "is" if len(names) == 1 else "are"
-
-
-def _is_count(value: Any) -> bool:
-    # True and False are ints to Python, and mistakes here.
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
 
 
 def _is_number(text: str) -> bool:

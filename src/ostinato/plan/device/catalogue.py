@@ -1,0 +1,51 @@
+"""DeviceSpec: what the plan knows of a device; and a catalogue of GPUs that need not be here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ostinato.plan.device.instruction_sets import NOT_THIS_CPU, NativeFacts
+from ostinato.units import MiB
+
+
+@dataclass(frozen=True)
+class DeviceSpec:
+    """`kind` is `cpu` or `cuda`. Rates that nobody has measured or published are None.
+
+    `peak_rates` are dense matrix products in FLOP/s by dtype; `bandwidth` is in bytes/s; `cores` are the
+    cores that the process may use, or a GPU's multiprocessors; `source` says where all this is from; `native` are
+    the native kernels for it.
+    """
+
+    name: str
+    kind: str
+    memory_bytes: int
+    cores: int
+    bandwidth: float | None
+    peak_rates: dict[str, float] | None
+    source: str
+    native: NativeFacts = NOT_THIS_CPU
+
+
+def _gpu(name: str, memory_mib: int, cores: int, bandwidth: float, half_rate: float, float32_rate: float) -> DeviceSpec:
+    rates = {"bfloat16": half_rate, "float16": half_rate, "float32": float32_rate}
+    return DeviceSpec(name, "cuda", memory_mib * MiB, cores, bandwidth, rates, "catalogue")
+
+
+CATALOGUE = {
+    gpu.name: gpu
+    for gpu in (
+        _gpu("a100-80gb", 81920, 108, 2.039e12, 312e12, 19.5e12),
+        _gpu("h100-80gb", 81559, 132, 3.35e12, 989e12, 67e12),
+        _gpu("h200-141gb", 143771, 132, 4.8e12, 989e12, 67e12),
+        _gpu("b200-192gb", 183359, 148, 8.0e12, 2250e12, 75e12),
+        _gpu("l4-24gb", 23034, 58, 0.3e12, 121e12, 30.3e12),
+        _gpu("l40s-48gb", 46068, 142, 0.864e12, 362e12, 91.6e12),
+        _gpu("rtx4090-24gb", 24564, 128, 1.008e12, 165e12, 82.6e12),
+    )
+}
+"""GPUs by name. Memory is what the driver reports, which is less than what the name says; the rates are those
+of the vendor's data sheets (the SXM variants), without sparsity, sums in float32."""
+
+DEVICE_NAMES = ("cpu", *CATALOGUE)
+"""All that `find_device` knows; `cpu` is the CPU of this machine."""

@@ -1,0 +1,81 @@
+"""Encoder budgets: the sizes, in output tokens, that a vision encoder's graphs are captured for, and how many images
+each may hold."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from ostinato.errors import ConfigError, Remedy
+from ostinato.size_lists import BUDGETS, checked_sizes, is_count
+
+ITEMS = "encoder_max_items_per_batch"
+
+
+@dataclass(frozen=True)
+class EncoderBudgets:
+    """`token_budgets`, ascending, are in output tokens. None is smaller than `max_items_per_batch`, so that each image
+    of a pack has a token at least."""
+
+    token_budgets: tuple[int, ...]
+    max_items_per_batch: int
+
+
+def encoder_budgets(
+    *,
+    min_budget: int,
+    max_budget: int,
+    token_budgets: Iterable[int] | None = None,
+    max_items_per_batch: int | None = None,
+) -> EncoderBudgets:
+    """The budgets that the settings come to. None is open.
+
+    `min_budget` are the tokens of the model's smallest image, `max_budget` those of the largest that is served; where
+    not even the smallest is, `max_budget` counts as both. Open budgets double from `min_budget`, or from the given
+    items where these are more, and `max_budget` is appended. Open items are as many of the smallest image as
+    `max_budget` holds, and no more than the smallest budget. Given budgets are sorted, each kept once, also those above
+    `max_budget`.
+
+    ConfigError if a value is no whole number of at least 1, the budgets are an empty list, the items are more than the
+    smallest given budget (with a remedy for each of the two), or, budgets being open, more than `max_budget`.
+    """
+    for name, value in (("min_budget", min_budget), ("max_budget", max_budget)):
+        if not is_count(value):
+            raise ConfigError(f"{name} = {value!r}: it is a whole number of tokens, at least 1")
+    if max_items_per_batch is not None and not is_count(max_items_per_batch):
+        message = f"{ITEMS} = {max_items_per_batch!r}: it is a whole number of images, at least 1"
+        raise ConfigError(message, [Remedy(ITEMS, 1)])
+    min_budget = min(min_budget, max_budget)
+    if token_budgets is None:
+        budgets = doubling(max(min_budget, max_items_per_batch or 1), max_budget)
+    else:
+        budgets = checked_sizes(BUDGETS, token_budgets)
+    if max_items_per_batch is None:
+        return EncoderBudgets(budgets, min(max_budget // min_budget, budgets[0]))
+    if token_budgets is None and max_items_per_batch > max_budget:
+        message = (
+            f"{ITEMS} {max_items_per_batch} is more than the largest budget has tokens, {max_budget}, "
+            "and each image has at least one"
+        )
+        raise ConfigError(message, [Remedy(ITEMS, max_budget)])
+    if max_items_per_batch > budgets[0]:
+        raise _too_many_items(max_items_per_batch, budgets)
+    return EncoderBudgets(budgets, max_items_per_batch)
+
+
+def doubling(first: int, last: int) -> tuple[int, ...]:
+    """`first`, twice that, and so on as far as below `last`, which ends them."""
+    budgets = []
+    while first < last:
+        budgets.append(first)
+        first *= 2
+    return (*budgets, last)
+
+
+def _too_many_items(items: int, budgets: tuple[int, ...]) -> ConfigError:
+    message = (
+        f"{ITEMS} {items} is more than the smallest of {BUDGETS}, {budgets[0]}, has tokens, and each image has at "
+        f"least one: lower {ITEMS} to at most {budgets[0]}, or give no budget below {items}"
+    )
+    large_enough = [budget for budget in budgets if budget >= items] or [items]
+    return ConfigError(message, [Remedy(ITEMS, budgets[0]), Remedy(BUDGETS, large_enough)])
