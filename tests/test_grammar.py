@@ -64,12 +64,8 @@ def test_of_choices_those_tokens_are_allowed_that_one_of_them_goes_on_with(
             if any(choice.startswith(text + toy_text(token)) for choice in choices)
         }
         allowed = token_ids(guidance.allowed())
-        assert allowed <= going_on | {EOS}
+        assert allowed - {EOS} == going_on
         assert (EOS in allowed) is (text in choices)
-        # Where the next characters are certain, only the tokenizer's own token for them is allowed.
-        following = {choice[len(text)] for choice in choices if choice.startswith(text) and choice != text}
-        assert {toy_text(token)[0] for token in allowed - {EOS}} == following
-        assert len(following) < 2 or allowed - {EOS} == going_on
         token = rng.choice(sorted(allowed))
         if token == EOS:
             break

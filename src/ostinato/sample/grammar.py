@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import threading
 from collections import OrderedDict
@@ -13,10 +12,10 @@ from typing import TYPE_CHECKING, TypeVar
 
 from ostinato.errors import RequestError
 from ostinato.sample.guide import Guide
+from ostinato.sample.lark import lark_grammar
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLParserLimits, LLTokenizer
-    from llguidance._lib import JsonCompileOptions
 
     from ostinato.engine.text.tokenizer import Tokenizer
 
@@ -31,18 +30,6 @@ _PIECE = 16
 _MAX_REASON = 500
 # Where the library repeats the lines of a grammar around what it found.
 _EXCERPT = re.compile(r"\n\s*\d+ \| ")
-# A space, or a line break and what indents the line: without a bound, a model that likes blanks puts them out for ever.
-_WHITESPACE = r"( |\n( {0,32}|\t{0,8}))"
-JSON_OPTIONS: JsonCompileOptions = {
-    "whitespace_pattern": _WHITESPACE,
-    "whitespace_flexible": True,
-    "item_separator": ",",
-    "key_separator": ":",
-    # Nothing of a schema is passed over in silence.
-    "lenient": False,
-    "coerce_one_of": False,
-}
-"""All that a schema itself could ask of the library, so that none can."""
 
 
 class Grammar:
@@ -127,7 +114,7 @@ def _make_matcher(guide: Guide, tokenizer: LLTokenizer) -> LLMatcher:
     from llguidance import LLMatcher
 
     try:
-        matcher = LLMatcher(tokenizer, _library_text(guide), log_level=0, limits=_limits())
+        matcher = LLMatcher(tokenizer, lark_grammar(guide), log_level=0, limits=_limits())
     except ValueError as error:
         raise RequestError(_refused(str(error))) from None
     if not matcher.is_error():
@@ -171,24 +158,6 @@ def _reason(matcher: LLMatcher) -> str:
     if reason == "NoExtensionBias":
         reason = "no text follows it"
     return reason if len(reason) <= _MAX_REASON else f"{reason[:100]} ... {reason[-_MAX_REASON + 100 :]}"
-
-
-def _library_text(guide: Guide) -> str:
-    """A guide in the library's own form."""
-    from llguidance import LLMatcher
-
-    if guide.json_object:
-        return LLMatcher.grammar_from_json_schema('{"type": "object"}', overrides=JSON_OPTIONS)
-    if guide.json_schema is not None:
-        return LLMatcher.grammar_from_json_schema(guide.json_schema, overrides=JSON_OPTIONS)
-    if guide.regex is not None:
-        return LLMatcher.grammar_from_regex(guide.regex)
-    if guide.choice:
-        # As one terminal: an automaton, however many there are.
-        strings = " | ".join(json.dumps(text, ensure_ascii=False) for text in dict.fromkeys(guide.choice))
-        return LLMatcher.grammar_from_lark(f"start: CHOICE\nCHOICE: {strings}")
-    assert guide.lark is not None, "a guide is of one kind"
-    return LLMatcher.grammar_from_lark(guide.lark)
 
 
 def _limits() -> LLParserLimits:

@@ -8,9 +8,9 @@ from typing import Any
 
 from ostinato.errors import Remedy, RequestError
 from ostinato.sample.guide import Guide
+from ostinato.sample.lark import lark_term
 from ostinato.serve.parsing.formats import AnswerFormats, ReasoningTags, ToolFormat
 from ostinato.serve.parsing.tools import Tool, forced_tools
-from ostinato.serve.parsing.value_guide import value_term
 from ostinato.serve.parsing.xml_values import allows, resolve
 
 # JSON as chat templates print it: models are used to that, and white space without end is ruled out.
@@ -63,7 +63,7 @@ def tool_guide(
     grammar = _Grammar(formats.tools, special_tags)
     thoughts = grammar.thoughts(formats.reasoning, starts_in_reasoning)
     if instead is not None and either:
-        return grammar.text(thoughts + grammar.calls_or_value(value_term(instead), parallel), tools)
+        return grammar.text(thoughts + grammar.calls_or_value(lark_term(instead), parallel), tools)
     if free:
         return grammar.text(thoughts + grammar.free_calls(formats.reasoning, parallel), tools)
     return grammar.text(thoughts + grammar.forced_calls(parallel and tool_choice == "required"), called)
