@@ -24,5 +24,5 @@ def draw(*args: Any) -> torch.Tensor:
 
 def choose_draw(monkeypatch: pytest.MonkeyPatch, implementation: str) -> None:
     native = implementation != "reference"
-    kernel = native_kernel(implementation, "sample", sample.lower) if native else sample.reference
+    kernel = native_kernel(implementation, "sample") if native else sample.reference
     monkeypatch.setattr("tests.draws._chosen", kernel)

@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 
-from ostinato.ops import NATIVE
 from tests.native_sets import native_kernel, record, threads
 
 
@@ -16,7 +15,7 @@ def checked_kernel(isa: str, name: str) -> Callable[..., torch.Tensor]:
 
     All calls but one get copies of the arguments, in which what they write is compared.
     """
-    kernel = native_kernel(isa, name, NATIVE[name])
+    kernel = native_kernel(isa, name)
 
     def call(*args: Any, **kwargs: Any) -> torch.Tensor:
         alone, recorded = [_copy(arg) for arg in args], [_copy(arg) for arg in args]

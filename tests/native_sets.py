@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import pytest
 import torch
 
-from ostinato.ops.native import Lowered, NativeKernel, load_extension
+from ostinato.ops import select
+from ostinato.ops.native import NativeKernel, load_extension
 from ostinato.plan.device.instruction_sets import choose_isa, installed_modules, read_cpu_flags
 
 
@@ -29,8 +30,8 @@ SETS = [
 ]
 
 
-def native_kernel(isa: str, name: str, lower: Callable[..., Lowered]) -> NativeKernel:
-    return NativeKernel(load_extension(isa), name, lower)
+def native_kernel(isa: str, name: str, *, deterministic: bool = False) -> NativeKernel:
+    return select.native_kernel(load_extension(isa), name, deterministic=deterministic)
 
 
 def record(isa: str, kernel: NativeKernel, out: torch.Tensor | None, *args: Any, **kwargs: Any) -> Any:

@@ -14,7 +14,7 @@ from ostinato.engine.engine import Engine
 from ostinato.engine.outputs import RequestOutput
 from ostinato.engine.scheduling import make_scheduler
 from ostinato.models.checkpoint import model_spec
-from ostinato.sample import noise
+from ostinato.ops import noise
 from tests.checkpoints import RECIPES, checkpoint, oracle_generate, oracle_logits, random_prompt, recipe
 
 PROMPT = 150

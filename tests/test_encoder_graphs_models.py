@@ -18,8 +18,8 @@ from ostinato.layers.build import Build
 from ostinato.media.item import MediaItem
 from ostinato.models.loader import load_weights
 from ostinato.models.registry import build_model
-from ostinato.ops import select_ops
-from ostinato.ops.encoder_attention import of_all_segments
+from ostinato.ops.encoder.encoder_attention import of_all_segments
+from ostinato.ops.select import select_ops
 from tests.encoder_stand_in import CPU, plan_of
 from tests.test_graph_cuda import PretendedDriver, needs_gpu
 from tests.vl_models import VL_RECIPES, ops_of, oracle_encode, random_items, vl_checkpoint, vl_model, vl_spec

@@ -20,7 +20,7 @@ from ostinato.graphs.tape import TapeBackend
 from ostinato.layers.build import Build
 from ostinato.layers.vision import VisionEncoder
 from ostinato.models.checkpoint import load_spec
-from ostinato.ops import select_ops
+from ostinato.ops.select import select_ops
 from ostinato.plan.encoder.needs import ENCODER_OPS, encoder_graph_bytes
 from ostinato.plan.encoder_tape import encoder_arena_bytes, encoder_tape
 from ostinato.plan.model import VisionSpec

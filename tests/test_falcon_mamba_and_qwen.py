@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,8 @@ from ostinato.layers.build import Build
 from ostinato.models.checkpoint import model_spec, read_config
 from ostinato.models.loader import load_weights
 from ostinato.models.registry import build_model
-from ostinato.ops import REFERENCES, select_ops
+from ostinato.ops.facts import OPERATIONS
+from ostinato.ops.select import Ops, select_ops
 from ostinato.plan.model import ModelSpec
 from ostinato.schedule.batch import Batch, Row
 from tests.checkpoints import RECIPES, checkpoint, oracle_logits, random_prompt
@@ -100,7 +100,7 @@ def test_the_spec_names_the_kernels_that_the_model_calls(name: str) -> None:
         return note
 
     ops = select_ops({})
-    ops = replace(ops, **{op: noting(op, getattr(ops, op)) for op in REFERENCES})
+    ops = Ops({op: noting(op, getattr(ops, op)) for op in OPERATIONS}, ops.tap)
     spec = spec_with(name)
     model = build_model(Build(ops, torch.float32, CPU), spec)
     load_weights(model, checkpoint(name))

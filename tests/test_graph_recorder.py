@@ -13,7 +13,7 @@ import torch
 from ostinato.graphs.errors import CaptureError
 from ostinato.graphs.recorder import Call, Recorder
 from ostinato.layers.step import StepInputs
-from ostinato.plan.kernels import PREFILL_ONLY
+from ostinato.ops.facts import called_by
 from tests.graph_steps import Steps, Toy
 
 Function = Callable[[torch.Tensor], object]
@@ -151,14 +151,16 @@ def test_a_decode_step_is_kernels_alone(recipe: str) -> None:
     steps = Steps(recipe)
     calls = calls_of(steps, steps.padding(4, 4, True), ())
     assert {call.kind for call in calls} == {"kernel"}
-    assert {call.name for call in calls} == set(steps.engine.spec.ops) - PREFILL_ONLY
+    assert {call.name for call in calls} == set(steps.engine.spec.ops) - called_by("prefill", "encoder")
 
 
 def test_what_a_prediction_head_follows_in_a_decode_step_is_kernels_alone() -> None:
     steps = Steps("nemotron_h_head", speculative="mtp:2")
     calls = calls_of(steps, steps.padding(4, 4, True), ())
     assert {call.kind for call in calls} == {"kernel"}
-    assert {call.name for call in calls} == {*steps.engine.spec.ops, "concat", "token_shift"} - PREFILL_ONLY
+    assert {call.name for call in calls} == {*steps.engine.spec.ops, "concat", "token_shift"} - called_by(
+        "prefill", "encoder"
+    )
 
 
 def test_a_piecewise_graph_holds_the_write_of_keys_and_values_and_leaves_out_attention_alone() -> None:

@@ -17,7 +17,7 @@ from ostinato.layers.build import Build, checkpoint_views
 from ostinato.models.checkpoint import model_spec, read_config
 from ostinato.models.loader import INDEX, SINGLE, load_weights
 from ostinato.models.registry import build_model
-from ostinato.ops import select_ops
+from ostinato.ops.select import select_ops
 from tests.checkpoints import checkpoint, oracle, random_prompt
 
 CPU = torch.device("cpu")

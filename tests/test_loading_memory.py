@@ -18,7 +18,7 @@ from ostinato.models.checkpoint import model_spec, read_config
 from ostinato.models.loader import SINGLE, load_weights
 from ostinato.models.random import PERIOD, randomize_weights
 from ostinato.models.registry import build_model
-from ostinato.ops import select_ops
+from ostinato.ops.select import select_ops
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="what memory is made of is Linux's business")
 
@@ -39,7 +39,7 @@ from ostinato.layers.build import Build
 from ostinato.models.loader import load_weights
 from ostinato.models.random import randomize_weights
 from ostinato.models.registry import build_model
-from ostinato.ops import select_ops
+from ostinato.ops.select import select_ops
 from ostinato.models.checkpoint import load_spec
 
 def kibibytes(name):

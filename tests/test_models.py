@@ -18,7 +18,7 @@ from ostinato.models.base import CausalLM
 from ostinato.models.checkpoint import model_spec, read_config
 from ostinato.models.loader import load_weights
 from ostinato.models.registry import build_model
-from ostinato.ops import select_ops
+from ostinato.ops.select import select_ops
 from ostinato.plan.model import ModelSpec
 from ostinato.plan.speculation.speculative import with_drafter
 from ostinato.schedule.batch import Batch, Row

@@ -11,7 +11,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ostinato.ops import attention
 from tests.native_sets import SETS, native_kernel, record, threads
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -89,7 +88,7 @@ class Batch:
 
     def run(self, isa: str, scale: float = 0.2, count: int = 1) -> torch.Tensor:
         with threads(count):
-            return native_kernel(isa, "attention", attention.lower)(*self.arguments(scale))
+            return native_kernel(isa, "attention")(*self.arguments(scale))
 
     def of_row(self, out: torch.Tensor, row: int) -> torch.Tensor:
         """The row's tokens, padding too."""
@@ -197,7 +196,7 @@ def test_a_replay_reads_its_rows_when_it_runs_and_leaves_out_the_tokens_behind_t
     later = Batch([(contexts[0], Row(280, 1)), (contexts[1], Row(33, 1))], 16)
     captured.k_cache, captured.v_cache = later.k_cache, later.v_cache
     out = torch.full((3, 4, 48), 5.0)
-    kernel = native_kernel(isa, "attention", attention.lower)
+    kernel = native_kernel(isa, "attention")
     program = record(isa, kernel, out, *captured.arguments(0.2))
     captured.q[:2] = later.q
     captured.start_positions[:] = torch.tensor([280, 33, 0])

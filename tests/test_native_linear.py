@@ -10,7 +10,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ostinato.ops.linear import lower
 from tests.native_kernels import checked_kernel, same_bits, spaced
 from tests.native_sets import SETS, native_kernel, threads
 
@@ -130,7 +129,7 @@ def test_weights_of_8_bits_have_a_scale_per_output_or_per_group(
     weight = torch.randint(-128, 128, (rows, in_size), generator=generator, dtype=torch.int8)
     groups = -(-in_size // group) if group else 1
     scales = (torch.rand(rows, groups, generator=generator) + 0.5) / (64 * in_size**0.5)
-    kernel = native_kernel(isa, "linear", lower)
+    kernel = native_kernel(isa, "linear", deterministic=fixed_order)
     call = partial(
         kernel,
         x,
@@ -139,7 +138,6 @@ def test_weights_of_8_bits_have_a_scale_per_output_or_per_group(
         out_dtype=torch.float32,
         weight_scale=scales if group else scales.flatten(),
         group_size=group or None,
-        fixed_order=fixed_order,
     )
     with threads(1):
         of_one = call()
@@ -162,30 +160,30 @@ def test_in_a_fixed_order_the_bits_do_not_depend_on_the_number_of_tokens(
     torch.manual_seed(0)
     x = torch.randn(600, in_size).to(dtype)
     weight = torch.randn(70, in_size).to(dtype)
-    kernel = native_kernel(isa, "linear", lower)
+    kernel = native_kernel(isa, "linear", deterministic=True)
     call = partial(kernel, weight=weight, activation="silu")
     if bits == 8:
         int8 = torch.randint(-128, 128, weight.shape, dtype=torch.int8)
         call = partial(kernel, weight=int8, weight_scale=torch.rand(70, 2), group_size=128)
-    alone = torch.cat([call(x[i : i + 1], fixed_order=True) for i in range(len(x))])
+    alone = torch.cat([call(x[i : i + 1]) for i in range(len(x))])
     for tokens in (2, 5, 6, 7, 13, 32, 48, 50, 111, 600):
-        assert torch.equal(call(x[:tokens], fixed_order=True), alone[:tokens])
-        assert torch.equal(call(x[len(x) - tokens :], fixed_order=True), alone[len(x) - tokens :])
+        assert torch.equal(call(x[:tokens]), alone[:tokens])
+        assert torch.equal(call(x[len(x) - tokens :]), alone[len(x) - tokens :])
 
 
 @pytest.mark.parametrize("fixed_order", [False, True])
 @pytest.mark.parametrize("tokens", [513, 1030])
 def test_tokens_may_be_more_than_are_computed_at_a_time(isa: str, tokens: int, fixed_order: bool) -> None:
     torch.manual_seed(0)
-    kernel = native_kernel(isa, "linear", lower)
+    kernel = native_kernel(isa, "linear", deterministic=fixed_order)
     for dtype, in_size in [(torch.float32, 130), (torch.bfloat16, 131), (torch.float16, 64)]:
         x, weight = spaced(torch.randn(tokens, in_size).to(dtype), 2), torch.randn(20, in_size).to(dtype)
-        out = kernel(x, weight, out_dtype=torch.float32, fixed_order=fixed_order)
+        out = kernel(x, weight, out_dtype=torch.float32)
         assert_near(out, x.double() @ weight.double().T, x.double().abs() @ weight.double().abs().T)
 
 
 def test_dtypes_that_the_kernel_does_not_know_are_refused(isa: str) -> None:
-    kernel = native_kernel(isa, "linear", lower)
+    kernel = native_kernel(isa, "linear")
     x, weight = torch.zeros(2, 8), torch.zeros(3, 8)
     narrow = weight.bfloat16()
     with pytest.raises(AssertionError, match="the result is in float32"):

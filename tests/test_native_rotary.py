@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ostinato.ops import embedding, rotary, rotary_angles
+from ostinato.ops import embedding, rotary_angles
 from tests.native_sets import SETS, native_kernel, record, threads
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -37,7 +37,7 @@ def test_an_embedding_is_the_reference_to_the_bit(
     expected = embedding.reference(ids, weight, multiplier)
     for count in (1, 2):
         with threads(count):
-            result = native_kernel(isa, "embedding", embedding.lower)(ids, weight, multiplier)
+            result = native_kernel(isa, "embedding")(ids, weight, multiplier)
         assert result.dtype == dtype
         assert torch.equal(result, expected)
 
@@ -45,7 +45,7 @@ def test_an_embedding_is_the_reference_to_the_bit(
 def test_angles_are_right_up_to_a_position_of_a_million(isa: str) -> None:
     frequencies = torch.tensor([1.0, 0.37, 0.01, 1e-4, 3e-7])
     positions = torch.tensor([0, 1, 17, 4095, 131071, 999_983, 1_000_000])
-    result = native_kernel(isa, "rotary_angles", rotary_angles.lower)(positions, frequencies, 1.25)
+    result = native_kernel(isa, "rotary_angles")(positions, frequencies, 1.25)
     angles = (positions.float()[:, None] * frequencies).double()
     expected = 1.25 * torch.stack((angles.cos(), angles.sin()))
     assert result.shape == (2, 7, 5)
@@ -89,7 +89,7 @@ def test_rotary_rotates_queries_and_stores_keys_and_values(
     for count in (1, 2):
         k_cache, v_cache = case.k_cache.clone(), case.v_cache.clone()
         with threads(count):
-            q = native_kernel(isa, "rotary", rotary.lower)(
+            q = native_kernel(isa, "rotary")(
                 case.q, case.k, case.v, case.angles, multiplier, k_cache, v_cache, case.kv_cells
             )
         results.append((q, k_cache, v_cache))
@@ -110,7 +110,7 @@ def test_rotary_rotates_queries_and_stores_keys_and_values(
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_without_angles_keys_and_values_are_stored_as_they_are(isa: str, multiplier: float, dtype: torch.dtype) -> None:
     case = Case(5, 4, 2, 24, 1, dtype)
-    kernel = native_kernel(isa, "rotary", rotary.lower)
+    kernel = native_kernel(isa, "rotary")
     q = kernel(case.q, case.k, case.v, None, multiplier, case.k_cache, case.v_cache, case.kv_cells)
     assert q is case.q
     assert torch.equal(case.k_cache.flatten(0, 1)[case.kv_cells], case.k * multiplier)
@@ -119,7 +119,7 @@ def test_without_angles_keys_and_values_are_stored_as_they_are(isa: str, multipl
 
 def test_a_replay_of_fewer_tokens_writes_nothing_for_the_others(isa: str) -> None:
     case = Case(6, 2, 1, 32, 16, torch.float32)
-    kernel = native_kernel(isa, "rotary", rotary.lower)
+    kernel = native_kernel(isa, "rotary")
     args = (case.q, case.k, case.v, case.angles, 1.0)
     whole = kernel(*args, case.k_cache.clone(), case.v_cache.clone(), case.kv_cells)
     out = torch.full_like(whole, -1.0)
@@ -130,7 +130,7 @@ def test_a_replay_of_fewer_tokens_writes_nothing_for_the_others(isa: str) -> Non
     assert bool(case.v_cache.flatten(0, 1)[case.kv_cells[4:]].isnan().all())
 
     positions, frequencies = torch.arange(6) + 1000, torch.logspace(0, -3, 16)
-    angles = native_kernel(isa, "rotary_angles", rotary_angles.lower)
+    angles = native_kernel(isa, "rotary_angles")
     captured = torch.full((2, 6, 16), -2.0)
     record(isa, angles, captured, positions, frequencies, math.pi).run(4)
     assert torch.equal(captured[:, :4], angles(positions, frequencies, math.pi)[:, :4])

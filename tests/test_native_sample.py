@@ -9,8 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ostinato.ops import sample
-from ostinato.sample import noise
+from ostinato.ops import noise, sample
 from tests.native_sets import SETS, native_kernel, threads
 
 pytestmark = pytest.mark.parametrize("isa", SETS)
@@ -21,7 +20,7 @@ VOCABS = st.sampled_from([1, 2, 7, 15, 16, 17, 33, 255, 256, 257, 511, 513, 1000
 
 def native(isa: str, *args: torch.Tensor) -> list[int]:
     """The tokens, which one thread and two must agree on."""
-    kernel = native_kernel(isa, "sample", sample.lower)
+    kernel = native_kernel(isa, "sample")
     tokens = []
     for count in (1, 2):
         with threads(count):
@@ -121,7 +120,7 @@ def test_rows_behind_the_real_ones_are_left_alone(isa: str) -> None:
     logits = random_logits(3, 300, 1.0)
     logits[2] = math.nan
     out = torch.full((3,), 77, dtype=torch.int32)
-    kernel = native_kernel(isa, "sample", sample.lower)
+    kernel = native_kernel(isa, "sample")
     kernel(logits[:2], out=out[:2])
     assert out.tolist() == [*logits[:2].argmax(-1).tolist(), 77]
     assert kernel(logits[:0]).tolist() == []

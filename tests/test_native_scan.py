@@ -12,7 +12,6 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ostinato.ops import ssd_scan, state_update
 from tests.native_sets import SETS, native_kernel, record, threads
 
 few = settings(max_examples=40, deadline=None, derandomize=True)
@@ -105,7 +104,7 @@ def run(
     """The scan of the tokens from `begin` on. Write slots are one column of several."""
     part = slice(begin, begin + rows.starts[-1])
     columns = int32([[write, 99] for write in writes])
-    return native_kernel(isa, "ssd_scan", ssd_scan.lower)(
+    return native_kernel(isa, "ssd_scan")(
         *(case.x[part], case.dt[part], case.A_log, case.B[part], case.C[part], case.D, case.dt_bias, case.dt_limit),
         *(chunk_size, states, int32(rows.starts), int32(rows.positions), int32(rows.reads), columns[:, 0], checkpoints),
         recurrent=recurrent,
@@ -115,7 +114,7 @@ def run(
 def decode(isa: str, case: Case, states: torch.Tensor, token: int, read: int, write: int) -> torch.Tensor:
     """One token as a decode row."""
     part = slice(token, token + 1)
-    return native_kernel(isa, "state_update", state_update.lower)(
+    return native_kernel(isa, "state_update")(
         *(case.x[part], case.dt[part], case.A_log, case.B[part], case.C[part], case.D, case.dt_bias, case.dt_limit),
         *(states, int32([read]), torch.tensor([[write]], dtype=torch.int32)),
     )
@@ -296,7 +295,7 @@ def test_a_replay_with_fewer_tokens_leaves_the_rows_behind_them_alone(isa: str) 
     head = (case.x, case.dt, case.A_log, case.B, case.C, case.D, case.dt_bias, case.dt_limit, 16)
     rows = (int32([0, 25, 40]), int32([0, 0]), int32([0, 0]), int32([1, 2]), [(1, 10, 2)])
     out = torch.full(case.x.shape, NAN)
-    record(isa, native_kernel(isa, "ssd_scan", ssd_scan.lower), out, *head, states, *rows).run(25)
+    record(isa, native_kernel(isa, "ssd_scan"), out, *head, states, *rows).run(25)
     y = run(isa, case, expected, Rows([0], [25]), [1], 16)
     assert torch.equal(out[:25], y)
     assert out[25:].isnan().all()

@@ -9,8 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ostinato.ops import NATIVE
-from ostinato.ops.encoder_attention import of_all_segments, reference
+from ostinato.ops.encoder.encoder_attention import of_all_segments, reference
 from ostinato.ops.inject_media import reference as inject_reference
 from tests.native_kernels import checked_kernel, rounding, same_bits, spaced
 from tests.native_sets import SETS, native_kernel, record, threads
@@ -77,9 +76,9 @@ def test_an_image_gives_the_same_bits_wherever_it_stands(isa: str) -> None:
 @of_each_set
 def test_a_replay_of_fewer_patches_leaves_padding_alone(isa: str) -> None:
     q, k, v = heads_of(64, 2, 16, torch.float32, 4)
-    starts, kernel = torch.tensor([0, 20, 41], dtype=torch.int32), NATIVE["encoder_attention"]
+    starts = torch.tensor([0, 20, 41], dtype=torch.int32)
     out = torch.full(q.shape, 7.0)
-    record(isa, native_kernel(isa, "encoder_attention", kernel), out, q, k, v, starts).run(44)
+    record(isa, native_kernel(isa, "encoder_attention"), out, q, k, v, starts).run(44)
     torch.testing.assert_close(out[:44].double(), attention_in_segments(q, k, v, [0, 20, 41])[:44], rtol=0, atol=1e-5)
     assert bool((out[44:] == 7).all())
 
@@ -110,7 +109,7 @@ def test_every_angle_is_of_its_own_axis(
 
 def checked_angles(isa: str, positions: torch.Tensor, axes: torch.Tensor, frequencies: torch.Tensor) -> torch.Tensor:
     """The first dimension is not that of tokens, so `checked_kernel` does not fit."""
-    kernel = native_kernel(isa, "axial_angles", NATIVE["axial_angles"])
+    kernel = native_kernel(isa, "axial_angles")
     with threads(1):
         alone = kernel(positions, axes, frequencies, 1.5)
     with threads(2):
@@ -174,7 +173,7 @@ def test_media_takes_its_place_and_the_null_cell_reaches_nobody(
     if isa is None:
         out = inject_reference(x, cells, media, row, add)
     else:
-        kernel = native_kernel(isa, "inject_media", NATIVE["inject_media"])
+        kernel = native_kernel(isa, "inject_media")
         again = x.clone()
         program = record(isa, kernel, None, again, cells, media, row, add)
         out = kernel(x, cells, media, row, add)

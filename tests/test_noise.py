@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from ostinato.sample import noise
+from ostinato.ops import noise
 
 
 def scalar_hash(seed: int, position: int, token: int) -> int:

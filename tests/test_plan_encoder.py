@@ -13,11 +13,12 @@ from rich.console import Console
 from ostinato.config import EngineConfig
 from ostinato.errors import CapacityError, ConfigError, ModelError
 from ostinato.models.checkpoint import load_spec, with_smallest_item
+from ostinato.ops.facts import called_by
 from ostinato.plan.decision import Decision
 from ostinato.plan.device.catalogue import DeviceSpec
 from ostinato.plan.encoder.choice import EncoderPlan, choose_encoder
 from ostinato.plan.encoder.needs import encoder_buffer_bytes, encoder_graph_bytes, encoding_bytes
-from ostinato.plan.kernels import ENCODER_ONLY, KernelChoice
+from ostinato.plan.kernels import KernelChoice
 from ostinato.plan.model import ModelSpec
 from ostinato.plan.plan import Plan, make_plan
 from ostinato.plan.words.render import render_plan
@@ -296,7 +297,7 @@ def test_buffers_hold_pixels_taps_and_places_of_each_patch() -> None:
 
 
 def test_encoding_takes_more_with_references_and_a_mask_over_all_patches() -> None:
-    native = [*ENCODER_ONLY, "axial_angles", "linear"]
+    native = [*called_by("encoder"), "axial_angles", "linear"]
     sizes = {
         name: encoding_bytes(VISION, "bfloat16", 1000, threads=1, **settings)
         for name, settings in {

@@ -18,7 +18,8 @@ from ostinato.models.checkpoint import load_spec, model_spec
 from ostinato.models.loader import SINGLE, load_weights
 from ostinato.models.random import randomize_weights
 from ostinato.models.registry import build_model
-from ostinato.ops import int8, select_ops
+from ostinato.ops import int8
+from ostinato.ops.select import select_ops
 from ostinato.plan.compressed_tensors import stored_quantization
 from ostinato.plan.model import ModelSpec
 from ostinato.plan.plan import Plan, make_plan

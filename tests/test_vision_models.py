@@ -20,7 +20,7 @@ from ostinato.models.loader import load_weights
 from ostinato.models.qwen3_vl.model import Qwen3VL
 from ostinato.models.random import randomize_weights
 from ostinato.models.registry import build_model
-from ostinato.ops import select_ops
+from ostinato.ops.select import select_ops
 from ostinato.plan.device.detect import detect
 from ostinato.plan.quantization import Quantization
 from ostinato.schedule.batch import Batch, Row

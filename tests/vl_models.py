@@ -22,9 +22,9 @@ from ostinato.models.checkpoint import model_spec, read_config
 from ostinato.models.loader import load_weights
 from ostinato.models.qwen3_vl.model import Qwen3VL
 from ostinato.models.registry import build_model
-from ostinato.ops import Ops, select_ops
+from ostinato.ops.facts import OPERATIONS
+from ostinato.ops.select import Ops, select_ops
 from ostinato.plan.device.detect import detect
-from ostinato.plan.kernels import NATIVE
 from ostinato.plan.model import ModelSpec
 from tests.checkpoints import randomize
 from tests.recipes import COMMON, VOCAB_SIZE
@@ -117,7 +117,7 @@ def ops_of(name: str, kind: str) -> Ops:
         return select_ops({})
     if isa is None:
         pytest.skip("no native module is built: run make native")
-    return select_ops({op: "native" if op in NATIVE else "reference" for op in vl_spec(name).ops}, isa)
+    return select_ops({op: "native" if OPERATIONS[op].native else "reference" for op in vl_spec(name).ops}, isa)
 
 
 def random_items(name: str, grids: Sequence[tuple[int, int]], seed: int) -> list[MediaItem]:

@@ -24,11 +24,11 @@ from ostinato.media.input import RenderedChat, load_media_input, render_chat
 from ostinato.media.prompt import MediaPrompt
 from ostinato.models.checkpoint import load_spec, resolve_model_dir
 from ostinato.observe.meter import Meter
+from ostinato.ops.noise import derive_seed
 from ostinato.plan.device.detect import detect
 from ostinato.plan.plan import Plan, make_plan
 from ostinato.sample.grammar import Grammar, GrammarCompiler
 from ostinato.sample.guide import Guide
-from ostinato.sample.noise import derive_seed
 from ostinato.sample.params import SamplingParams, check_token_ids
 from ostinato.schedule.batch import StepResult
 from ostinato.schedule.request import FinishReason, RequestUpdate

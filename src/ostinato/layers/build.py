@@ -11,7 +11,7 @@ from torch import nn
 
 from ostinato.layers import pages
 from ostinato.layers.quantized import QuantizedView
-from ostinato.ops import Ops
+from ostinato.ops.select import Ops
 
 
 @dataclass(frozen=True)

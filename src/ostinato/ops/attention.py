@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 
 from ostinato.ops.native import DTYPES, Lowered, check_heads, check_plain
-from ostinato.plan.memory.activations import ATTENTION_SLAB
+from ostinato.ops.sizes import ATTENTION_SLAB
 
 
 def reference(
@@ -92,18 +92,17 @@ def lower(
     scale: float,
     first_key: int = 0,
     *,
-    out: torch.Tensor | None = None,
+    out: torch.Tensor,
 ) -> Lowered:
     """`q` is strided by token only, and of the cache's dtype; what says which rows there are is int32."""
     check_heads("attention", q)
     check_plain("attention", q.dtype, k_cache, v_cache)
     rows = (row_starts, start_positions, kv_lens, block_tables)
     assert all(tensor.dtype == torch.int32 for tensor in rows), "attention: rows are described in int32"
-    out = torch.empty(q.shape, dtype=q.dtype) if out is None else out
     tokens, heads, head_dim = q.shape
     _, block_size, kv_heads, _ = k_cache.shape
     caches = (k_cache.data_ptr(), v_cache.data_ptr())
     described = (*(tensor.data_ptr() for tensor in rows), block_tables.stride(0))
     pointers = (q.data_ptr(), q.stride(0), *caches, *described, out.data_ptr())
     sizes = (kv_lens.shape[0], heads, kv_heads, head_dim, block_size)
-    return out, (tokens, *pointers, *sizes, scale, first_key, DTYPES[q.dtype])
+    return (tokens, *pointers, *sizes, scale, first_key, DTYPES[q.dtype])

@@ -24,12 +24,11 @@ def lower(
     frequencies: torch.Tensor,
     scaling: float,
     *,
-    out: torch.Tensor | None = None,
+    out: torch.Tensor,
 ) -> Lowered:
     """As the reference."""
     check_plain("axial_angles", torch.int64, positions, axes)
     check_plain("axial_angles", torch.float32, frequencies)
     (tokens, num_axes), half = positions.shape, frequencies.shape[0]
-    out = torch.empty(2, tokens, half) if out is None else out
     pointers = (positions.data_ptr(), num_axes, axes.data_ptr(), frequencies.data_ptr(), out.data_ptr())
-    return out, (tokens, *pointers, out.stride(0), half, scaling)
+    return (tokens, *pointers, out.stride(0), half, scaling)

@@ -106,16 +106,15 @@ def lower(
     num_decode_rows: int,
     checkpoints: Sequence[tuple[int, int, int]] = (),
     *,
-    out: torch.Tensor | None = None,
+    out: torch.Tensor,
 ) -> Lowered:
     """`x`, `weight`, `bias` and `conv_states` in one dtype, `x` with any stride from token to token."""
     weights = (weight, conv_states) if bias is None else (weight, conv_states, bias)
     check_rows("causal_conv1d", x)
     assert all(t.dtype == x.dtype for t in weights), "causal_conv1d: one dtype"
     assert all(t[:1].is_contiguous() for t in weights), "causal_conv1d: weights and slots are contiguous"
-    out = torch.empty(x.shape, dtype=x.dtype) if out is None else out
     pointers = (x.data_ptr(), x.stride(0), weight.data_ptr(), 0 if bias is None else bias.data_ptr())
     states = (conv_states.data_ptr(), conv_states.stride(0))
     rows = lower_rows(row_starts, read_slots, write_slots, num_decode_rows, checkpoints)
     sizes = (x.shape[1], weight.shape[0], DTYPES[x.dtype])
-    return out, (x.shape[0], *pointers, *states, *rows, out.data_ptr(), *sizes)
+    return (x.shape[0], *pointers, *states, *rows, out.data_ptr(), *sizes)

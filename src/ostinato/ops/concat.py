@@ -12,16 +12,15 @@ def reference(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
     return torch.cat((first, second), dim=-1)
 
 
-def lower(first: torch.Tensor, second: torch.Tensor, *, out: torch.Tensor | None = None) -> Lowered:
+def lower(first: torch.Tensor, second: torch.Tensor, *, out: torch.Tensor) -> Lowered:
     """As the reference."""
     check_rows("concat", first, second)
     assert first.dtype == second.dtype, "concat: one dtype"
     tokens, bytes_each = first.shape[0], first.element_size()
     sizes = (first.shape[1], second.shape[1])
-    out = torch.empty(tokens, sum(sizes), dtype=first.dtype) if out is None else out
     parts = [
         number * bytes_each if i else number
         for part, size in zip((first, second), sizes, strict=True)
         for i, number in enumerate((part.data_ptr(), part.stride(0), size))
     ]
-    return out, (tokens, *parts, out.data_ptr(), out.stride(0) * bytes_each)
+    return (tokens, *parts, out.data_ptr(), out.stride(0) * bytes_each)

@@ -38,15 +38,13 @@ def lower(
     group_size: int | None = None,
     out_dtype: torch.dtype | None = None,
     *,
-    out: torch.Tensor | None = None,
+    out: torch.Tensor,
 ) -> Lowered:
     """As the reference."""
     check_rows("embedding", weight)
     check_plain("embedding", torch.int64, token_ids)
     check_plain("embedding", torch.float32, weight_scale)
     tokens, hidden = token_ids.shape[0], weight.shape[1]
-    dtype = weight.dtype if weight_scale is None or out_dtype is None else out_dtype
-    out = torch.empty(tokens, hidden, dtype=dtype) if out is None else out
     scales = 0 if weight_scale is None else weight_scale.data_ptr()
     pointers = (token_ids.data_ptr(), weight.data_ptr(), weight.stride(0), scales, group_size or 0, out.data_ptr())
-    return out, (tokens, *pointers, hidden, multiplier, DTYPES[dtype])
+    return (tokens, *pointers, hidden, multiplier, DTYPES[out.dtype])

@@ -39,14 +39,13 @@ def lower(
     group_size: int | None,
     norm_before_gate: bool = False,
     *,
-    out: torch.Tensor | None = None,
+    out: torch.Tensor,
 ) -> Lowered:
     """`x`, `gate` and `weight` in one dtype, with any stride from token to token."""
     check_rows("gated_rms_norm", x, gate)
     assert gate.dtype == x.dtype, "gated_rms_norm: one dtype"
     check_plain("gated_rms_norm", x.dtype, weight)
-    out = torch.empty(x.shape, dtype=x.dtype) if out is None else out
     tokens, size = x.shape
     pointers = (x.data_ptr(), x.stride(0), gate.data_ptr(), gate.stride(0), 0 if weight is None else weight.data_ptr())
     sizes = (size, group_size or size, eps, norm_before_gate, DTYPES[x.dtype])
-    return out, (tokens, *pointers, out.data_ptr(), *sizes)
+    return (tokens, *pointers, out.data_ptr(), *sizes)

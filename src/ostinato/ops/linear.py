@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from ostinato.ops import int8
 from ostinato.ops.activations import ACTIVATIONS
 from ostinato.ops.native import DTYPES, Lowered, check_plain, check_rows
-from ostinato.plan.memory.activations import EXPANDED
+from ostinato.ops.sizes import EXPANDED_ELEMENTS
 
 CODES = {None: 0, "relu2": 1, "silu": 2, "swiglu": 3, "gelu": 4, "gelu_pytorch_tanh": 5}
 """Activations, as in native/product.h."""
@@ -60,7 +60,7 @@ def lower(
     group_size: int | None = None,
     *,
     fixed_order: bool = False,
-    out: torch.Tensor | None = None,
+    out: torch.Tensor,
 ) -> Lowered:
     """As the reference. In `fixed_order` a token's bits do not depend on how many tokens are computed with it."""
     check_rows("linear", x, *(() if residual is None else (residual,)))
@@ -68,11 +68,9 @@ def lower(
     check_plain("linear", x.dtype, bias)
     check_plain("linear", torch.float32, scale, weight_scale)
     tokens, (out_size, in_size) = x.shape[0], weight.shape
-    result_size = out_size // 2 if activation == "swiglu" else out_size
-    out = torch.empty(tokens, result_size, dtype=out_dtype or x.dtype) if out is None else out
     assert out.dtype in (torch.float32, x.dtype), "linear: the result is in float32 or in the dtype of x"
     assert residual is None or residual.dtype == out.dtype, "linear: the residual has another dtype than the result"
-    return out, (
+    return (
         tokens,
         x.data_ptr(),
         x.stride(0),
@@ -104,7 +102,7 @@ def _quantized_product(
 ) -> torch.Tensor:
     """x W^T + bias in the dtype of `x`; computed in float32 at least, a slab of rows at a time."""
     wide = torch.promote_types(x.dtype, torch.float32)
-    rows = max(1, EXPANDED // weight.shape[1])
+    rows = max(1, EXPANDED_ELEMENTS // weight.shape[1])
     slabs = zip(weight.split(rows), weight_scale.to(wide).split(rows), strict=True)
     y = torch.cat([F.linear(x.to(wide), int8.dequantize(slab, scale, group_size)) for slab, scale in slabs], dim=1)
     return (y if bias is None else y + bias).to(x.dtype)

@@ -51,16 +51,15 @@ def lower(
     down_scale: torch.Tensor | None = None,
     group_size: int | None = None,
     *,
-    out: torch.Tensor | None = None,
+    out: torch.Tensor,
 ) -> Lowered:
     """As the reference."""
     check_rows("moe", x, *(() if residual is None else (residual,)))
     check_plain("moe", x.dtype if up_scale is None else torch.int8, up, down)
     check_plain("moe", torch.float32, choices, up_scale, down_scale)
     assert residual is None or residual.dtype == x.dtype, "moe: the residual has another dtype"
-    out = torch.empty(x.shape, dtype=x.dtype) if out is None else out
     experts, size, inner = down.shape
-    return out, (
+    return (
         x.shape[0],
         x.data_ptr(),
         x.stride(0),

@@ -1,20 +1,23 @@
 """Native kernels: functions of the extension, called with the addresses of their tensors.
 
-A kernel's file lowers its arguments to numbers: `lower(*args, out=None) -> (out, numbers)`, where `out` is the tensor
-that the kernel writes, made where none is given, and `numbers` are what the C++ function of the kernel's name takes,
-the number of tokens first; a list of integers is copied. Calling the kernel makes the call; a tape keeps it (`lowered`)
-and makes it again without Python.
+A kernel's file lowers its arguments to numbers: `lower(*args, out) -> numbers`, where `out` is the tensor that the
+kernel writes, and `numbers` are what the C++ function of the kernel's name takes, the number of tokens first; a list of
+integers is copied. Calling the kernel makes the call, into an output made by the rule in the operation's row
+(`ops/facts.py`); a tape keeps the call (`lowered`) and makes it again without Python.
 """
 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 
-Lowered = tuple[torch.Tensor, tuple[int | float | list[int], ...]]
+from ostinato.ops.facts import Result
+
+Lowered = tuple[int | float | list[int], ...]
 
 DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 """As `DType` in simd.h."""
@@ -28,24 +31,34 @@ def load_extension(isa: str) -> Any:
 class NativeKernel:
     """A kernel of the extension, to be called like its reference."""
 
-    def __init__(self, extension: Any, name: str, lower: Callable[..., Lowered]) -> None:
+    def __init__(
+        self, extension: Any, name: str, lower: Callable[..., Lowered], result: Result, told: Mapping[str, Any]
+    ) -> None:
+        """`result` is the rule for what the kernel writes, `told` what `lower` gets in each call."""
         self.extension = extension
         self.name = name
         self._run = getattr(extension, name)
-        self._lower = lower
+        self._lower = partial(lower, **told) if told else lower
+        self._result = result
 
-    def __call__(self, *args: Any, **kwargs: Any) -> torch.Tensor:
-        out, numbers = self._lower(*args, **kwargs)
-        self._run(*numbers)
+    def __call__(self, *args: Any, out: torch.Tensor | None = None, **kwargs: Any) -> torch.Tensor:
+        if out is None:
+            out = self._output(args, kwargs)
+        self._run(*self._lower(*args, **kwargs, out=out))
         return out
 
-    def lowered(
-        self, out: torch.Tensor | None, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[int | float | list[int], ...]:
+    def lowered(self, out: torch.Tensor | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Lowered:
         """The call's numbers, for the method of a `Program` that has the kernel's name and notes the call. `out` is
-        None where the result is a view of an argument."""
-        _, numbers = self._lower(*args, **kwargs, out=out)
-        return numbers
+        None where the result is an argument."""
+        return self._lower(*args, **kwargs, out=self._output(args, kwargs) if out is None else out)
+
+    def _output(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
+        """What the kernel writes: a new tensor, or the argument that is the result."""
+        result = self._result(*args, **kwargs)
+        if isinstance(result, torch.Tensor):
+            return result
+        shape, dtype = result
+        return torch.empty(shape, dtype=getattr(torch, dtype) if isinstance(dtype, str) else dtype)
 
 
 def check_rows(name: str, *tensors: torch.Tensor) -> None:

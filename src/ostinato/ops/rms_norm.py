@@ -16,12 +16,11 @@ def reference(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor
     return F.rms_norm(x.float(), size, weight.float(), eps).to(weight.dtype)
 
 
-def lower(x: torch.Tensor, weight: torch.Tensor, eps: float, *, out: torch.Tensor | None = None) -> Lowered:
+def lower(x: torch.Tensor, weight: torch.Tensor, eps: float, *, out: torch.Tensor) -> Lowered:
     """`x` [tokens, size] or [tokens, heads, size], in the dtype of `weight`."""
     check_rows("rms_norm", x)
     check_plain("rms_norm", x.dtype, weight)
-    out = torch.empty(x.shape, dtype=x.dtype) if out is None else out
     tokens, heads, size = (x.shape[0], 1, x.shape[1]) if x.ndim == 2 else x.shape
     strides = (x.stride(0), x.stride(-2))
     pointers = (x.data_ptr(), *strides, weight.data_ptr(), out.data_ptr())
-    return out, (tokens, *pointers, heads, size, eps, DTYPES[x.dtype])
+    return (tokens, *pointers, heads, size, eps, DTYPES[x.dtype])

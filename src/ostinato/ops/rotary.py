@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import torch
 
+from ostinato.ops.encoder.rotate import reference as rotate
 from ostinato.ops.native import DTYPES, Lowered, check_heads, check_plain
-from ostinato.ops.rotate import reference as rotate
 
 
 def reference(
@@ -47,7 +47,7 @@ def lower(
     v_cache: torch.Tensor,
     kv_cells: torch.Tensor,
     *,
-    out: torch.Tensor | None = None,
+    out: torch.Tensor,
 ) -> Lowered:
     """`q`, `k` and `v` are strided by token only, and of the cache's dtype."""
     check_heads("rotary", q, k, v)
@@ -59,8 +59,7 @@ def lower(
     strided = (q.data_ptr(), q.stride(0), k.data_ptr(), k.stride(0), v.data_ptr(), v.stride(0))
     if angles is None:
         unrotated = (*strided, 0, 0, 0, key_multiplier, *caches, 0, 0)
-        return q, (tokens, *unrotated, kv_heads, head_dim, DTYPES[q.dtype])
+        return (tokens, *unrotated, kv_heads, head_dim, DTYPES[q.dtype])
     check_plain("rotary", torch.float32, *angles)
-    out = torch.empty(q.shape, dtype=q.dtype) if out is None else out
     rotated = (*strided, angles.data_ptr(), angles.stride(0), angles.shape[2], key_multiplier, *caches, out.data_ptr())
-    return out, (tokens, *rotated, q.shape[1], kv_heads, head_dim, DTYPES[q.dtype])
+    return (tokens, *rotated, q.shape[1], kv_heads, head_dim, DTYPES[q.dtype])

@@ -16,12 +16,9 @@ def reference(positions: torch.Tensor, frequencies: torch.Tensor, scaling: float
     return torch.stack((angles.cos(), angles.sin())).mul_(scaling)
 
 
-def lower(
-    positions: torch.Tensor, frequencies: torch.Tensor, scaling: float, *, out: torch.Tensor | None = None
-) -> Lowered:
+def lower(positions: torch.Tensor, frequencies: torch.Tensor, scaling: float, *, out: torch.Tensor) -> Lowered:
     check_plain("rotary_angles", torch.int64, positions)
     check_plain("rotary_angles", torch.float32, frequencies)
     tokens, half = positions.shape[0], frequencies.shape[0]
-    out = torch.empty(2, tokens, half) if out is None else out
     pointers = (positions.data_ptr(), frequencies.data_ptr(), out.data_ptr())
-    return out, (tokens, *pointers, out.stride(0), half, scaling)
+    return (tokens, *pointers, out.stride(0), half, scaling)

@@ -65,15 +65,14 @@ def lower(
     normalize: bool = False,
     scaling: float = 1.0,
     *,
-    out: torch.Tensor | None = None,
+    out: torch.Tensor,
 ) -> Lowered:
     """As the reference."""
     check_rows("route", x)
     check_plain("route", x.dtype, weight)
     check_plain("route", torch.float32, correction_bias)
     tokens, (experts, size) = x.shape[0], weight.shape
-    out = torch.empty(tokens, 2, top_k) if out is None else out
     bias = 0 if correction_bias is None else correction_bias.data_ptr()
     pointers = (x.data_ptr(), x.stride(0), weight.data_ptr(), bias, out.data_ptr())
     options = (top_k, num_groups, top_groups, int(normalize), scaling)
-    return out, (tokens, *pointers, experts, size, *options, DTYPES[x.dtype])
+    return (tokens, *pointers, experts, size, *options, DTYPES[x.dtype])

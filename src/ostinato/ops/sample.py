@@ -1,6 +1,6 @@
 """sample: the next token of each row, the best one or one drawn from its distribution; it stands in no graph.
 
-A token is drawn as the argmax of the restricted logits plus the Gumbel noise of `sample.noise`. `settings` [rows, 4]
+A token is drawn as the argmax of the restricted logits plus the Gumbel noise of `ops.noise`. `settings` [rows, 4]
 float64 are a row's temperature (0: its best token), top_k (0: all tokens), top_p (1: all) and min_p (0: all); `keys`
 [rows, 2] int32 are those of its noise. Both are in the CPU's memory.
 """
@@ -13,8 +13,8 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
+from ostinato.ops import noise
 from ostinato.ops.native import Lowered, check_plain, check_rows
-from ostinato.sample import noise
 
 # A token so far below the best one cannot win, whatever their noise; 1 is room for rounding.
 _HOPELESS = noise.GUMBEL_MIN - noise.GUMBEL_MAX - 1
@@ -54,7 +54,7 @@ def lower(
     settings: torch.Tensor | None = None,
     keys: torch.Tensor | None = None,
     *,
-    out: torch.Tensor | None = None,
+    out: torch.Tensor,
 ) -> Lowered:
     """Arguments as those of the reference."""
     check_rows("sample", logits)
@@ -62,9 +62,8 @@ def lower(
     check_plain("sample", torch.float64, settings)
     check_plain("sample", torch.int32, keys)
     rows, vocab_size = logits.shape
-    out = torch.empty(rows, dtype=torch.int32) if out is None else out
     drawn = (0, 0) if settings is None or keys is None else (settings.data_ptr(), keys.data_ptr())
-    return out, (rows, logits.data_ptr(), logits.stride(0), vocab_size, *drawn, out.data_ptr())
+    return (rows, logits.data_ptr(), logits.stride(0), vocab_size, *drawn, out.data_ptr())
 
 
 def restrict(logits: torch.Tensor, settings: torch.Tensor) -> torch.Tensor:

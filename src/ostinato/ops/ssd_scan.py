@@ -190,7 +190,7 @@ def lower(
     checkpoints: Sequence[tuple[int, int, int]] = (),
     recurrent: bool = False,
     *,
-    out: torch.Tensor | None = None,
+    out: torch.Tensor,
 ) -> Lowered:
     """`x`, `dt`, `B` and `C` in one dtype, strided by token only; `write_slots` [rows] may be strided."""
     check_heads("ssd_scan", x, B, C)
@@ -199,7 +199,6 @@ def lower(
     assert all(t.dtype == torch.float32 and t.is_contiguous() for t in (A_log, D, dt_bias)), "ssd_scan: per head"
     assert all(t.dtype == torch.int32 for t in (row_starts, start_positions, read_slots, write_slots)), "ssd_scan: rows"
     assert all(t.is_contiguous() for t in (row_starts, start_positions, read_slots, ssm_states[0])), "ssd_scan: rows"
-    out = torch.empty(x.shape, dtype=x.dtype) if out is None else out
     (tokens, heads, head_dim), (groups, size) = x.shape, B.shape[1:]
     x_and_dt = (x.data_ptr(), x.stride(0), dt.data_ptr(), dt.stride(0))
     B_and_C = (B.data_ptr(), B.stride(0), C.data_ptr(), C.stride(0))
@@ -210,4 +209,4 @@ def lower(
     sizes = (len(read_slots), heads, head_dim, groups, size, chunk_length(chunk_size, LONGEST_NATIVE_CHUNK))
     dtypes = (DTYPES[x.dtype], DTYPES[ssm_states.dtype])
     inputs = (*x_and_dt, *B_and_C, *per_head, *states, *per_row)
-    return out, (tokens, *inputs, taken, out.data_ptr(), *sizes, *dtypes, recurrent)
+    return (tokens, *inputs, taken, out.data_ptr(), *sizes, *dtypes, recurrent)

@@ -136,7 +136,7 @@ def lower(
     read_slots: torch.Tensor,
     write_slots: torch.Tensor,
     *,
-    out: torch.Tensor | None = None,
+    out: torch.Tensor,
 ) -> Lowered:
     """`x`, `dt`, `B` and `C` in one dtype, with any stride from token to token."""
     check_rows("state_update", x, dt, B, C, read_slots, write_slots)
@@ -144,7 +144,6 @@ def lower(
     assert all(t.dtype == torch.float32 for t in (A_log, D, dt_bias)), "state_update: A_log, D, dt_bias in float32"
     assert read_slots.dtype == write_slots.dtype == torch.int32, "state_update: slots in int32"
     assert all(t[:1].is_contiguous() for t in (x, B, C, ssm_states)), "state_update: what is behind a token or a slot"
-    out = torch.empty(x.shape, dtype=x.dtype) if out is None else out
     (tokens, heads, head_dim), (groups, size) = x.shape, B.shape[1:]
     inputs = [number for t in (x, dt) for number in (t.data_ptr(), t.stride(0))]
     outer = [number for t in (B, C) for number in (t.data_ptr(), t.stride(0))]
@@ -153,4 +152,4 @@ def lower(
     slots = (read_slots.data_ptr(), write_slots.data_ptr(), write_slots.stride(0))
     pointers = (*inputs, A_log.data_ptr(), *outer, *per_head, *states, *slots, out.data_ptr())
     sizes = (heads, head_dim, groups, size, DTYPES[x.dtype], DTYPES[ssm_states.dtype])
-    return out, (tokens, write_slots.shape[1], *pointers, *sizes)
+    return (tokens, write_slots.shape[1], *pointers, *sizes)

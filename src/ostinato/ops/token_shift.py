@@ -62,12 +62,11 @@ def lower(
     num_decode_rows: int,
     checkpoints: Sequence[tuple[int, int, int]] = (),
     *,
-    out: torch.Tensor | None = None,
+    out: torch.Tensor,
 ) -> Lowered:
     """`x` and `states` in one dtype, with any stride in the first dimension."""
     check_rows("token_shift", x, states)
     assert states.dtype == x.dtype, "token_shift: one dtype"
-    out = torch.empty(x.shape, dtype=x.dtype) if out is None else out
     pointers = (x.data_ptr(), x.stride(0), states.data_ptr(), states.stride(0))
     rows = lower_rows(row_starts, read_slots, write_slots, num_decode_rows, checkpoints)
-    return out, (x.shape[0], *pointers, *rows, out.data_ptr(), x.shape[1], DTYPES[x.dtype])
+    return (x.shape[0], *pointers, *rows, out.data_ptr(), x.shape[1], DTYPES[x.dtype])

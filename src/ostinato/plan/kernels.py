@@ -7,64 +7,11 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ostinato.errors import ConfigError, Remedy
+from ostinato.ops.facts import OPERATIONS, Backend, called_by, parts
 from ostinato.plan.device.catalogue import DeviceSpec
 from ostinato.plan.model import ModelSpec
 
-Backend = Literal["tape", "cuda"]
-
-READS_ON_HOST = frozenset(
-    {
-        ("attention", "reference"),
-        ("causal_conv1d", "reference"),
-        ("moe", "reference"),
-        ("ssd_scan", "reference"),
-        ("token_shift", "reference"),
-    }
-)
-"""(operation, implementation) that look at values on the host while they run. A tape calls them anew in each replay; a
-CUDA graph cannot hold them."""
-
-NATIVE = frozenset(
-    {
-        "attention",
-        "axial_angles",
-        "causal_conv1d",
-        "concat",
-        "embedding",
-        "encoder_attention",
-        "gated_rms_norm",
-        "inject_media",
-        "layer_norm",
-        "linear",
-        "moe",
-        "rms_norm",
-        "rotary",
-        "rotary_angles",
-        "rotate",
-        "route",
-        "sample",
-        "ssd_scan",
-        "state_update",
-        "token_shift",
-        "weighted_embedding",
-    }
-)
-"""Operations that the extension has a kernel for."""
-
 KernelSetting = Literal["auto", "native", "reference"]
-
-ENCODER_ONLY = frozenset({"encoder_attention", "layer_norm", "rotate", "weighted_embedding"})
-"""Operations that a vision encoder alone calls."""
-
-PREFILL_ONLY = ENCODER_ONLY | {"ssd_scan"}
-"""Operations that a step of decode rows alone does not call."""
-
-SPLITS = {
-    "attention": ("attention",),
-    "state": ("causal_conv1d", "ssd_scan", "state_update", "token_shift"),
-    "moe": ("moe",),
-}
-"""Parts of a model that piecewise graphs may leave out, and the operations in each."""
 
 
 @dataclass(frozen=True)
@@ -111,27 +58,26 @@ def _choose(op: str, device: DeviceSpec, setting: KernelSetting) -> KernelChoice
         implementation, reason = "reference", "kernels is reference"
     elif device.native.isa is None:
         implementation, reason = "reference", device.native.reason
-    elif op not in NATIVE:
+    elif OPERATIONS[op].native is None:
         implementation, reason = "reference", "the extension has no kernel for it"
     else:
         implementation, reason = "native", device.native.reason
-    return KernelChoice(implementation, reason, is_capturable(op, implementation, backend_of(device.kind)))
-
-
-def is_capturable(op: str, implementation: str, backend: Backend) -> bool:
-    return backend == "tape" or (op, implementation) not in READS_ON_HOST
+    facts = OPERATIONS[op].implementation(implementation)
+    assert facts is not None, "what is chosen is there"
+    return KernelChoice(implementation, reason, facts.is_capturable(backend_of(device.kind)))
 
 
 def not_capturable_in_decode(kernels: Mapping[str, KernelChoice]) -> list[str]:
     """Operations of a decode step that no graph can hold; where there are any, there are no full graphs."""
-    return [op for op, choice in kernels.items() if not choice.capturable and op not in PREFILL_ONLY]
+    not_called = called_by("prefill", "encoder")
+    return [op for op, choice in kernels.items() if not choice.capturable and op not in not_called]
 
 
 def splits_of(kernels: Mapping[str, KernelChoice]) -> tuple[str, ...]:
-    """The parts that piecewise graphs leave out, of `SPLITS`: attention and state, whose work depends on the rows, and
-    experts if no graph can hold them."""
+    """The parts that piecewise graphs leave out: attention and state, whose work depends on the rows, and experts if no
+    graph can hold them."""
     return tuple(
         part
-        for part, ops in SPLITS.items()
+        for part, ops in parts().items()
         if any(op in kernels and (part != "moe" or not kernels[op].capturable) for op in ops)
     )

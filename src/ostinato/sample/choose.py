@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from ostinato.sample import noise
+from ostinato.ops import noise
 from ostinato.sample.processing import adjust, row_settings
 from ostinato.sample.state import Pick
 

@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ostinato.ops.noise import derive_seed
 from ostinato.sample.grammar import Grammar, Guidance
-from ostinato.sample.noise import derive_seed
 from ostinato.sample.params import SamplingParams
 
 

@@ -11,7 +11,7 @@ from ostinato.config import EngineConfig
 from ostinato.engine.engine import Engine
 from ostinato.engine.run.decode_inputs import DecodeInputs
 from ostinato.engine.run.inputs import logit_positions, step_inputs
-from ostinato.sample import noise
+from ostinato.ops import noise
 from ostinato.sample.params import SamplingParams
 from ostinato.sample.processing import adjust, restrict
 from ostinato.sample.state import Pick, SamplingState

@@ -26,7 +26,7 @@ from ostinato.models.base import CausalLM
 from ostinato.models.loader import load_weights
 from ostinato.models.random import randomize_weights
 from ostinato.models.registry import build_model
-from ostinato.ops import select_ops
+from ostinato.ops.select import select_ops
 from ostinato.plan.model import ModelSpec
 from ostinato.plan.plan import Plan
 from ostinato.sample.sampler import sample

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from ostinato.config import EngineConfig
 from ostinato.errors import ConfigError, Remedy
+from ostinato.ops.facts import Backend
 from ostinato.plan.decision import Decision
 from ostinato.plan.encoder.budgets import ITEMS, EncoderBudgets, doubling, encoder_budgets
 from ostinato.plan.encoder.needs import (
@@ -17,7 +18,7 @@ from ostinato.plan.encoder.needs import (
     encoder_graph_bytes,
     encoding_bytes,
 )
-from ostinato.plan.kernels import Backend, KernelChoice
+from ostinato.plan.kernels import KernelChoice
 from ostinato.plan.limits import Limits
 from ostinato.plan.model import ModelSpec, VisionSpec
 from ostinato.size_lists import BUDGETS

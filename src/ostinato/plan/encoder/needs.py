@@ -6,14 +6,15 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 
+from ostinato.ops.facts import Backend, called_by
+from ostinato.ops.scratch import native_encoder_attention
 from ostinato.plan.encoder_tape import encoder_arena_bytes
-from ostinato.plan.kernels import ENCODER_ONLY, Backend
+from ostinato.plan.memory.kernel_scratch import native_scratch
 from ostinato.plan.model import DTYPE_BYTES, LayerSpec, VisionSpec
-from ostinato.plan.native_scratch import encoder_attention_scratch, native_scratch
 from ostinato.plan.quantization import LinearSpec
 from ostinato.units import MiB
 
-ENCODER_OPS = ENCODER_ONLY | {"axial_angles", "linear"}
+ENCODER_OPS = called_by("encoder") | {"axial_angles", "linear"}
 """Operations that it calls."""
 
 TAPS = 4
@@ -125,4 +126,4 @@ def _scratch(vision: VisionSpec, tokens: int, native: Collection[str], threads: 
     patches = tokens * vision.patches_per_token
     products = native_scratch([layer], (size, size), {"linear"} & set(native), patches, 0, 0, threads)
     attends = "encoder_attention" in native
-    return products + (threads * encoder_attention_scratch(size // vision.num_heads) if attends else 0)
+    return products + (threads * native_encoder_attention(head_dim=size // vision.num_heads).own if attends else 0)

@@ -8,6 +8,7 @@ from typing import Any
 
 from ostinato.config import EngineConfig
 from ostinato.errors import ConfigError, Remedy
+from ostinato.ops.facts import Backend
 from ostinato.plan.decision import Decision
 from ostinato.plan.graphs.coverage import (
     FULL_MODES,
@@ -20,7 +21,7 @@ from ostinato.plan.graphs.coverage import (
     uncovered,
 )
 from ostinato.plan.graphs.ladders import LARGEST_DEFAULT_SIZE, CaptureLadders, capture_ladders
-from ostinato.plan.kernels import Backend, KernelChoice, not_capturable_in_decode, splits_of
+from ostinato.plan.kernels import KernelChoice, not_capturable_in_decode, splits_of
 from ostinato.plan.limits import Limits
 from ostinato.plan.memory.graph_memory import LargestGraphs
 
@@ -30,7 +31,7 @@ class CapturePlan:
     """The graphs of an engine. `tokens` are the sizes of piecewise graphs, `rows` those of full ones, each captured
     for every one of `tokens_per_row`; empty where `graph_mode` has no such graphs.
 
-    `splits` are the parts of the model that piecewise graphs leave out (see `plan.kernels.SPLITS`). `uncovered` are the
+    `splits` are the parts of the model that piecewise graphs leave out (see `ops.facts.parts`). `uncovered` are the
     ranges of `coverage` that run eagerly, with what would cover them.
     """
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from ostinato.plan.kernels import ENCODER_ONLY
+from ostinato.ops.facts import called_by
+from ostinato.plan.memory.kernel_scratch import native_scratch, reference_scratch
 from ostinato.plan.memory.passes import Pass, drafter_pass, own_pass
 from ostinato.plan.model import DTYPE_BYTES, LayerSpec, ModelSpec
-from ostinato.plan.native_scratch import native_scratch
 
 LOGIT_COPIES = 9
 """Floats per logit while sampling: raw, float32 and processed copies, and a sort with its 64-bit indices; 8
@@ -16,12 +16,6 @@ were seen with top-p."""
 
 NATIVE_LOGIT_COPIES = 4
 """The same where the kernel that samples is native, which sorts in scratch of its own."""
-
-ATTENTION_SLAB = 256
-"""Tokens of a prompt chunk that attend at a time, so that a causal mask has no more rows than these."""
-
-EXPANDED = 2**22
-"""Elements of 8-bit weights that a reference expands at a time."""
 
 
 def activation_bytes(
@@ -48,16 +42,20 @@ def activation_bytes(
     float32 copy too. `gathers_states`: whether a decode step gathers all rows' states into one tensor, as the
     references do on a GPU.
     """
-    has_references = any(op not in native and op not in ENCODER_ONLY for op in model.ops)
+    has_references = bool({*model.ops} - {*native} - called_by("encoder"))
     width = DTYPE_BYTES[dtype]
     element = width + 4 if has_references else width
 
     def scratch(layer: LayerSpec) -> int:
         """Of the greediest reference."""
-        return max(
-            0 if "attention" in native else _attention_scratch(layer, width, tokens, max_model_len),
-            0 if "ssd_scan" in native else _scan_scratch(layer, rows if gathers_states else 1),
-            0 if "linear" in native or model.quantization is None else _expanded_scratch(layer),
+        return reference_scratch(
+            layer,
+            native,
+            tokens,
+            max_model_len,
+            element_bytes=width,
+            is_quantized=model.quantization is not None,
+            states=rows if gathers_states else 1,
         )
 
     def layers_of(way: Pass) -> int:
@@ -84,27 +82,3 @@ def activation_bytes(
     head = (model.hidden_size, model.vocab_size)
     kept = native_scratch(layers, head, native, tokens, positions, max_model_len, threads)
     return peak + peak // 4 + kept
-
-
-def _attention_scratch(layer: LayerSpec, width: int, tokens: int, max_model_len: int) -> int:
-    """Of one row at a time: its gathered keys and values, and a slab's causal mask, as bool and as float32."""
-    if layer.attention is None:
-        return 0
-    gathered = max_model_len * layer.attention.kv_elements_per_token * width
-    return gathered + min(tokens, ATTENTION_SLAB, max_model_len) * max_model_len * (1 + 4)
-
-
-def _scan_scratch(layer: LayerSpec, states: int) -> int:
-    """Of one chunk: decay and weights [heads, chunk, chunk] and scores [groups, chunk, chunk]; and three
-    copies of `states` SSM states (before, added, after); all in float32."""
-    if layer.mamba2 is None:
-        return 0
-    mamba2 = layer.mamba2
-    chunk = (2 * mamba2.num_heads + mamba2.num_groups) * mamba2.chunk_size**2
-    return 4 * (chunk + 3 * states * mamba2.ssm_state_elements)
-
-
-def _expanded_scratch(layer: LayerSpec) -> int:
-    """Of 8-bit weights: a slab, and its scales spread out, in float32."""
-    largest = max((linear.in_size * linear.out_size for linear in (*layer.linears, *layer.experts)), default=0)
-    return 2 * 4 * min(EXPANDED, largest)

@@ -52,15 +52,12 @@ def _attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tenso
     return out.squeeze(0).transpose(0, 1)
 
 
-def lower(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, starts: torch.Tensor, *, out: torch.Tensor | None = None
-) -> Lowered:
+def lower(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, starts: torch.Tensor, *, out: torch.Tensor) -> Lowered:
     """`q`, `k` and `v` are strided by patch only, and of one dtype."""
     check_heads("encoder_attention", q, k, v)
     check_plain("encoder_attention", torch.int32, starts)
     assert q.dtype == k.dtype == v.dtype, "encoder_attention: one dtype"
-    out = torch.empty(q.shape, dtype=q.dtype) if out is None else out
     patches, heads, head_dim = q.shape
     strided = [number for each in (q, k, v) for number in (each.data_ptr(), each.stride(0))]
     segments = (starts.data_ptr(), starts.shape[0] - 1)
-    return out, (patches, *strided, *segments, out.data_ptr(), heads, head_dim, head_dim**-0.5, DTYPES[q.dtype])
+    return (patches, *strided, *segments, out.data_ptr(), heads, head_dim, head_dim**-0.5, DTYPES[q.dtype])

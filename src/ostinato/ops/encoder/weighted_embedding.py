@@ -20,12 +20,11 @@ def reference(ids: torch.Tensor, weights: torch.Tensor, table: torch.Tensor) -> 
     return total.to(table.dtype)
 
 
-def lower(ids: torch.Tensor, weights: torch.Tensor, table: torch.Tensor, *, out: torch.Tensor | None = None) -> Lowered:
+def lower(ids: torch.Tensor, weights: torch.Tensor, table: torch.Tensor, *, out: torch.Tensor) -> Lowered:
     """As the reference."""
     check_plain("weighted_embedding", torch.int64, ids)
     check_plain("weighted_embedding", torch.float32, weights)
     check_plain("weighted_embedding", table.dtype, table)
     (tokens, count), hidden = ids.shape, table.shape[1]
-    out = torch.empty(tokens, hidden, dtype=table.dtype) if out is None else out
     pointers = (ids.data_ptr(), weights.data_ptr(), count, table.data_ptr(), out.data_ptr())
-    return out, (tokens, *pointers, hidden, DTYPES[table.dtype])
+    return (tokens, *pointers, hidden, DTYPES[table.dtype])

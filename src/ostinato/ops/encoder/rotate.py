@@ -20,11 +20,10 @@ def reference(x: torch.Tensor, angles: torch.Tensor) -> torch.Tensor:
     return torch.cat((rotated, x[..., 2 * half :]), dim=-1)
 
 
-def lower(x: torch.Tensor, angles: torch.Tensor, *, out: torch.Tensor | None = None) -> Lowered:
+def lower(x: torch.Tensor, angles: torch.Tensor, *, out: torch.Tensor) -> Lowered:
     """`x` is strided by token only."""
     check_heads("rotate", x)
     check_plain("rotate", torch.float32, *angles)
-    out = torch.empty(x.shape, dtype=x.dtype) if out is None else out
     tokens, heads, head_dim = x.shape
     pointers = (x.data_ptr(), x.stride(0), angles.data_ptr(), angles.stride(0), angles.shape[2], out.data_ptr())
-    return out, (tokens, *pointers, heads, head_dim, DTYPES[x.dtype])
+    return (tokens, *pointers, heads, head_dim, DTYPES[x.dtype])

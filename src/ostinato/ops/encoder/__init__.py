@@ -1,0 +1,1 @@
+"""Operations that only a vision encoder calls."""

@@ -1,0 +1,203 @@
+"""The operations' facts, one row each: all that the plan, the choice of kernels and graphs know of them, without torch.
+
+The file of an operation's name holds its `reference`, which is the definition, and `lower`, which hands the call to the
+native kernel of that name. Operations that only a vision encoder calls lie in `ops/encoder/`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, overload
+
+from ostinato.ops import scratch
+from ostinato.ops.scratch import Scratch
+
+Backend = Literal["tape", "cuda"]
+"""How a graph is captured: on a CPU, or on a GPU."""
+
+Part = Literal["attention", "state", "moe"]
+"""A part of a model that a piecewise graph may leave out."""
+
+Caller = Literal["every step", "prefill", "encoder"]
+"""Who calls an operation: only a step with a prompt in it, only a vision encoder, or any step."""
+
+Result = Callable[..., Any]
+"""Called like the operation, with anything that has a `shape` and a `dtype` in place of tensors.
+
+-> (shape, dtype) of the result. The dtype is that of an argument, or a name. An operation that works in place gives the
+argument itself."""
+
+
+@dataclass(frozen=True)
+class Implementation:
+    """What is known of an operation's implementation in one backend."""
+
+    reads_on_host: bool = False
+    """It looks at values on the host while it runs."""
+
+    deterministic: Mapping[str, Any] = field(default_factory=dict)
+    """What it is told so that a token's bits depend on nothing but its own row. Without, they never depend on more."""
+
+    scratch: Callable[..., Scratch] | None = None
+    """Its memory, where that counts."""
+
+    def is_capturable(self, backend: Backend) -> bool:
+        """A tape calls what reads on the host anew in each replay; a CUDA graph cannot hold it."""
+        return backend == "tape" or not self.reads_on_host
+
+
+@dataclass(frozen=True)
+class Operation:
+    """One operation: its implementations by name, and what is the same for all of them."""
+
+    result: Result
+    reference: Implementation = Implementation()
+    native: Implementation | None = Implementation()
+    part: Part | None = None
+    caller: Caller = "every step"
+
+    def implementation(self, name: str) -> Implementation | None:
+        """`name` is `reference` or `native`; None: there is none."""
+        return {"reference": self.reference, "native": self.native}.get(name)
+
+    @overload
+    def __get__(self, ops: None, owner: type) -> Operation: ...
+    @overload
+    def __get__(self, ops: object, owner: type) -> Callable[..., Any]: ...
+    def __get__(self, ops: object | None, owner: type) -> Any:
+        """Of the class `Operations` the row; an object of it (`ops.select.Ops`) has the chosen kernel in its place."""
+        assert ops is None, f"{type(ops).__name__} was made without all kernels"
+        return self
+
+
+def _like_first(x: Any, /, *_: Any, **__: Any) -> Any:
+    return x.shape, x.dtype
+
+
+def _axial_angles(positions: Any, axes: Any, frequencies: Any, scaling: float) -> Any:
+    return (2, positions.shape[0], frequencies.shape[0]), "float32"
+
+
+def _concat(first: Any, second: Any) -> Any:
+    return (first.shape[0], first.shape[1] + second.shape[1]), first.dtype
+
+
+def _embedding(
+    token_ids: Any,
+    weight: Any,
+    multiplier: float,
+    weight_scale: Any = None,
+    group_size: int | None = None,
+    out_dtype: Any = None,
+) -> Any:
+    return (token_ids.shape[0], weight.shape[1]), weight.dtype if weight_scale is None else out_dtype
+
+
+def _gated_rms_norm(x: Any, gate: Any, *_: Any, **__: Any) -> Any:
+    return x.shape, gate.dtype
+
+
+def _linear(
+    x: Any,
+    weight: Any,
+    bias: Any = None,
+    residual: Any = None,
+    activation: str | None = None,
+    scale: Any = None,
+    out_dtype: Any = None,
+    weight_scale: Any = None,
+    group_size: int | None = None,
+) -> Any:
+    outputs = weight.shape[0] // 2 if activation == "swiglu" else weight.shape[0]
+    return (x.shape[0], outputs), out_dtype or x.dtype
+
+
+def _rms_norm(x: Any, weight: Any, eps: float) -> Any:
+    return x.shape, weight.dtype
+
+
+def _rotary(q: Any, k: Any, v: Any, angles: Any, *_: Any, **__: Any) -> Any:
+    return q if angles is None else (q.shape, q.dtype)
+
+
+def _rotary_angles(positions: Any, frequencies: Any, scaling: float) -> Any:
+    return (2, positions.shape[0], frequencies.shape[0]), "float32"
+
+
+def _route(x: Any, weight: Any, correction_bias: Any, top_k: int, *_: Any, **__: Any) -> Any:
+    return (x.shape[0], 2, top_k), "float32"
+
+
+def _sample(logits: Any, *_: Any, **__: Any) -> Any:
+    return (logits.shape[0],), "int32"
+
+
+def _weighted_embedding(ids: Any, weights: Any, table: Any) -> Any:
+    return (ids.shape[0], table.shape[1]), table.dtype
+
+
+class Operations:
+    """All rows. The files of the operations say what each computes."""
+
+    attention = Operation(
+        _like_first,
+        Implementation(reads_on_host=True, scratch=scratch.reference_attention),
+        Implementation(scratch=scratch.native_attention),
+        part="attention",
+    )
+    axial_angles = Operation(_axial_angles)
+    causal_conv1d = Operation(_like_first, Implementation(reads_on_host=True), part="state")
+    concat = Operation(_concat)
+    embedding = Operation(_embedding)
+    encoder_attention = Operation(
+        _like_first, native=Implementation(scratch=scratch.native_encoder_attention), caller="encoder"
+    )
+    gated_rms_norm = Operation(_gated_rms_norm)
+    inject_media = Operation(lambda x, *_, **__: x)
+    layer_norm = Operation(_like_first, caller="encoder")
+    linear = Operation(
+        _linear,
+        Implementation(scratch=scratch.reference_quantized),
+        Implementation(scratch=scratch.native_linear, deterministic={"fixed_order": True}),
+    )
+    moe = Operation(
+        _like_first,
+        Implementation(reads_on_host=True),
+        Implementation(scratch=scratch.native_moe),
+        part="moe",
+    )
+    rms_norm = Operation(_rms_norm)
+    rotary = Operation(_rotary)
+    rotary_angles = Operation(_rotary_angles)
+    rotate = Operation(_like_first, caller="encoder")
+    route = Operation(_route)
+    sample = Operation(_sample, native=Implementation(scratch=scratch.native_sample))
+    ssd_scan = Operation(
+        _like_first,
+        Implementation(reads_on_host=True, scratch=scratch.reference_ssd_scan),
+        Implementation(scratch=scratch.native_ssd_scan, deterministic={"recurrent": True}),
+        part="state",
+        caller="prefill",
+    )
+    state_update = Operation(_like_first, part="state")
+    token_shift = Operation(_like_first, Implementation(reads_on_host=True), part="state")
+    weighted_embedding = Operation(_weighted_embedding, caller="encoder")
+
+
+OPERATIONS: dict[str, Operation] = {name: row for name, row in vars(Operations).items() if isinstance(row, Operation)}
+"""By name."""
+
+
+def called_by(*callers: Caller) -> frozenset[str]:
+    """The names of the operations that none but these call."""
+    return frozenset(name for name, row in OPERATIONS.items() if row.caller in callers)
+
+
+def parts() -> dict[Part, tuple[str, ...]]:
+    """The parts of a model that piecewise graphs may leave out and the operations in each."""
+    found: dict[Part, tuple[str, ...]] = {}
+    for name, row in OPERATIONS.items():
+        if row.part is not None:
+            found[row.part] = (*found.get(row.part, ()), name)
+    return found

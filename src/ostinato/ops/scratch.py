@@ -1,0 +1,108 @@
+"""The memory that kernels use while they run, beside their arguments and results, as functions of plain numbers.
+
+A native kernel keeps its scratch from call to call, as much as the greediest call needed. All threads share some of it,
+and each has some of its own. A reference frees what it allocates.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from ostinato.ops.sizes import (
+    ATTENTION_SLAB,
+    ATTENTION_TILE,
+    CUT_ROWS,
+    EXPANDED_ELEMENTS,
+    GROUP_BYTES,
+    GROUP_TOKENS,
+    LEAST_GROUP_TOKENS,
+    PANEL_ROWS,
+    SAMPLE_BLOCK,
+    SCAN_HEADS,
+    UNIT_ROWS,
+    VECTOR,
+)
+
+FLOAT = 4
+"""Bytes."""
+
+
+class Scratch(NamedTuple):
+    """Bytes: of all threads together, and of each thread."""
+
+    shared: int
+    own: int = 0
+
+
+def native_linear(*, tokens: int, in_size: int) -> Scratch:
+    """The tokens that are packed, or copied, at a time; and sums of two panels."""
+    copied = min(tokens, max(_grouped_tokens(in_size), GROUP_TOKENS)) * padded(in_size)
+    return Scratch(FLOAT * copied, FLOAT * min(tokens, _grouped_tokens(in_size)) * 2 * PANEL_ROWS)
+
+
+def native_moe(*, tokens: int, size: int, inner: int, num_experts: int, experts_per_token: int) -> Scratch:
+    """Of all threads: the tokens, once for every choice; what is between the two products; the sums of each token. (The
+    router needs less.) Of each thread: the order of all choices, and the sums of those that it multiplies at a time."""
+    places = tokens * experts_per_token
+    apart = 3 * VECTOR * 2  # whole vectors, and an odd number of cache lines
+    shared = tokens * (size + apart) + places * (size + inner + 2 * apart)
+    scores = tokens * padded(num_experts)
+    at_once = min(places, max(_grouped_tokens(size), _grouped_tokens(inner)))
+    own = at_once * 2 * PANEL_ROWS + places + num_experts + 1
+    return Scratch(FLOAT * max(shared, scores), FLOAT * own)
+
+
+def native_attention(*, num_heads: int, num_kv_heads: int, head_dim: int, max_model_len: int, threads: int) -> Scratch:
+    """Of all threads: the sums of units that several of them share. Of each: as for an encoder's attention."""
+    dim, rows = padded(head_dim), max(UNIT_ROWS, num_heads // num_kv_heads)
+    shared = threads * (max_model_len // ATTENTION_TILE + 1) * CUT_ROWS * (dim + 2)
+    own = rows * (3 * dim + ATTENTION_TILE + 4) + 2 * ATTENTION_TILE * dim
+    return Scratch(FLOAT * shared, FLOAT * own)
+
+
+def native_encoder_attention(*, head_dim: int) -> Scratch:
+    """A thread's queries with their scores and sums, and a tile of keys and values."""
+    dim = padded(head_dim)
+    return Scratch(0, FLOAT * (UNIT_ROWS * (3 * dim + ATTENTION_TILE + 2) + 2 * ATTENTION_TILE * dim))
+
+
+def native_ssd_scan(*, chunk_size: int, head_dim: int, state_size: int) -> Scratch:
+    """A thread's states of some heads and one more, and what it makes of a chunk."""
+    chunk, dim, state = padded(chunk_size), padded(head_dim), padded(state_size)
+    return Scratch(0, FLOAT * ((SCAN_HEADS + 1) * state * dim + chunk * (2 * state + 3 * chunk + 3 * dim + 4)))
+
+
+def native_sample(*, positions: int, vocab_size: int) -> Scratch:
+    """The maxima of all blocks of logits; and for each thread a row, ordered."""
+    return Scratch(FLOAT * positions * -(-vocab_size // SAMPLE_BLOCK), FLOAT * 3 * vocab_size)
+
+
+def reference_attention(*, tokens: int, kv_elements: int, element_bytes: int, max_model_len: int) -> Scratch:
+    """Of one row at a time: its gathered keys and values, `kv_elements` per token; and a slab's causal mask, as bool
+    and as float32."""
+    gathered = max_model_len * kv_elements * element_bytes
+    return Scratch(gathered + min(tokens, ATTENTION_SLAB, max_model_len) * max_model_len * (1 + FLOAT))
+
+
+def reference_ssd_scan(
+    *, num_heads: int, num_groups: int, chunk_size: int, state_elements: int, states: int
+) -> Scratch:
+    """Of one chunk: decay and weights [heads, chunk, chunk] and scores [groups, chunk, chunk]; and three copies of
+    `states` SSM states (before, added, after); all in float32."""
+    chunk = (2 * num_heads + num_groups) * chunk_size**2
+    return Scratch(FLOAT * (chunk + 3 * states * state_elements))
+
+
+def reference_quantized(*, elements: int) -> Scratch:
+    """Of 8-bit weights of so many elements: a slab, and its scales spread out, in float32."""
+    return Scratch(2 * FLOAT * min(EXPANDED_ELEMENTS, elements))
+
+
+def padded(size: int) -> int:
+    """`size` floats in whole vectors."""
+    return -(-size // VECTOR) * VECTOR
+
+
+def _grouped_tokens(in_size: int) -> int:
+    """Tokens that a product takes together, where an element of them may have as little as two bytes."""
+    return max(GROUP_BYTES // (2 * in_size), LEAST_GROUP_TOKENS)

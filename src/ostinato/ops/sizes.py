@@ -1,0 +1,44 @@
+"""The sizes of the kernels' tiles, slabs and blocks, from which their scratch memory follows.
+
+Plain numbers and nothing else. The plan reads them without torch.
+"""
+
+from __future__ import annotations
+
+VECTOR = 16
+"""Floats of the widest vector. Scratch is padded to whole vectors of it."""
+
+GROUP_BYTES = 512 * 1024
+"""Bytes of the tokens that a matrix product takes together while rows of weights pass by: they stay in an L2 cache."""
+
+LEAST_GROUP_TOKENS = 24
+"""Tokens that it takes together at least, however large they are."""
+
+GROUP_TOKENS = 512
+"""Tokens whose sums a product of many tokens keeps at a time: 128 KiB, which stay in an L2 cache."""
+
+PANEL_ROWS = 16
+"""Rows of weights whose sums are kept for all tokens before they are put out."""
+
+ATTENTION_TILE = 128
+"""Keys that attention takes at a time."""
+
+UNIT_ROWS = 256
+"""Query rows that attention takes at a time, a vision encoder's too: as many as make packing a tile cheap beside its
+use."""
+
+CUT_ROWS = 32
+"""Query rows of a unit of attention whose keys several threads may share, at the most: each thread keeps their sums for
+each tile, and that must stay small."""
+
+SCAN_HEADS = 4
+"""Heads that a thread scans at a time."""
+
+SAMPLE_BLOCK = 256
+"""Logits with a maximum of their own."""
+
+ATTENTION_SLAB = 256
+"""Tokens of a prompt chunk that the reference has attend at a time, so that a causal mask has no more rows."""
+
+EXPANDED_ELEMENTS = 2**22
+"""Elements of 8-bit weights that a reference expands at a time."""

@@ -1,0 +1,105 @@
+"""The memory that a step's kernels use while they run: what the operations' facts say, for the layers of a model."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+
+from ostinato.ops.facts import OPERATIONS
+from ostinato.ops.scratch import Scratch
+from ostinato.plan.model import LayerSpec
+
+
+def native_scratch(
+    layers: Iterable[LayerSpec],
+    head: tuple[int, int],
+    native: Collection[str],
+    tokens: int,
+    positions: int,
+    max_model_len: int,
+    threads: int,
+) -> int:
+    """Bytes that the kernels of `native` keep, at the most: what all threads share, and what each has for itself.
+
+    `head`: the sizes of the LM head, in and out; `positions` are sampled.
+    """
+    needed = [Scratch(0)]
+
+    def note(op: str, **numbers: int) -> None:
+        row = OPERATIONS[op].native
+        if op in native and row is not None and row.scratch is not None:
+            needed.append(row.scratch(**numbers))
+
+    for layer in layers:
+        for linear in layer.linears:
+            note("linear", tokens=tokens, in_size=linear.in_size)
+        if layer.experts:
+            up, down = layer.experts
+            note(
+                "moe",
+                tokens=tokens,
+                size=up.in_size,
+                inner=down.in_size,
+                num_experts=layer.num_experts,
+                experts_per_token=layer.experts_per_token,
+            )
+        if layer.attention is not None:
+            note(
+                "attention",
+                num_heads=layer.attention.num_heads,
+                num_kv_heads=layer.attention.num_kv_heads,
+                head_dim=layer.attention.head_dim,
+                max_model_len=max_model_len,
+                threads=threads,
+            )
+        if layer.mamba2 is not None:
+            note(
+                "ssd_scan",
+                chunk_size=layer.mamba2.chunk_size,
+                head_dim=layer.mamba2.head_dim,
+                state_size=layer.mamba2.state_size,
+            )
+    note("linear", tokens=positions, in_size=head[0])
+    note("sample", positions=positions, vocab_size=head[1])
+    return max(each.shared for each in needed) + threads * max(each.own for each in needed)
+
+
+def reference_scratch(
+    layer: LayerSpec,
+    native: Collection[str],
+    tokens: int,
+    max_model_len: int,
+    *,
+    element_bytes: int,
+    is_quantized: bool,
+    states: int,
+) -> int:
+    """Bytes that the greediest reference of a layer allocates; operations of `native` have none. `states`: of how many
+    rows it takes the states at once."""
+    needed = [Scratch(0)]
+
+    def note(op: str, **numbers: int) -> None:
+        row = OPERATIONS[op].reference
+        if op not in native and row.scratch is not None:
+            needed.append(row.scratch(**numbers))
+
+    if layer.attention is not None:
+        note(
+            "attention",
+            tokens=tokens,
+            kv_elements=layer.attention.kv_elements_per_token,
+            element_bytes=element_bytes,
+            max_model_len=max_model_len,
+        )
+    if layer.mamba2 is not None:
+        note(
+            "ssd_scan",
+            num_heads=layer.mamba2.num_heads,
+            num_groups=layer.mamba2.num_groups,
+            chunk_size=layer.mamba2.chunk_size,
+            state_elements=layer.mamba2.ssm_state_elements,
+            states=states,
+        )
+    if is_quantized:
+        matrices = (*layer.linears, *layer.experts)
+        note("linear", elements=max((each.in_size * each.out_size for each in matrices), default=0))
+    return max(each.shared for each in needed)
