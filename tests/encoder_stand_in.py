@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from ostinato.graphs.buffers import EncoderBuffers
 from ostinato.graphs.encoder import EncoderGraphs
 from ostinato.graphs.graphs import weight_storages
 from ostinato.graphs.tape import TapeBackend
@@ -87,6 +88,14 @@ def inputs_of(items: Sequence[MediaItem]) -> EncoderInputs:
     )
 
 
+def write(buffers: EncoderBuffers, items: Sequence[MediaItem]) -> EncoderInputs:
+    inputs = inputs_of(items)
+    for name, array in buffers.arrays.items():
+        value = getattr(inputs, name)
+        array[: len(value)] = value
+    return buffers.view(inputs.length)
+
+
 def plan_of(budgets: Sequence[int] = (4, 8, 16), max_items: int = 4, mode: str = "always") -> EncoderPlan:
     return EncoderPlan(
         token_budgets=tuple(budgets), max_items_per_batch=max_items, max_item_tokens=64, graph_mode=mode,
@@ -110,7 +119,7 @@ class Encoding:
             return self.backend
 
         self.graphs = EncoderGraphs(
-            plan or plan_of(), VISION, self.model.encode, inputs_of, CPU, make_backend,
+            plan or plan_of(), VISION, self.model.encode, write, CPU, make_backend,
             lambda: weight_storages(self.model), **settings,
         )  # fmt: skip
 

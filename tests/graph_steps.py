@@ -10,7 +10,7 @@ import torch
 
 from ostinato import EngineConfig, SamplingParams
 from ostinato.engine.engine import Engine
-from ostinato.engine.run.inputs import step_inputs
+from ostinato.engine.run.inputs import step_inputs, write_step
 from ostinato.graphs.buffers import StepBuffers
 from ostinato.graphs.graphs import persistent_storages
 from ostinato.graphs.tape import Tape, TapeBackend
@@ -42,6 +42,18 @@ def step_of(
     )
 
 
+def lay(buffers: StepBuffers, step: StepInputs, rows: int, tokens: int) -> StepInputs:
+    """Writes a step whose tensors lie elsewhere, padded to `rows` rows and `tokens` tokens -> its view."""
+    count, real_tokens = step.read_slots.shape[0], step.token_ids.shape[0]
+    for name, array in buffers.arrays.items():
+        if name != "block_tables":
+            value = getattr(step, name).cpu()
+            array[tuple(slice(size) for size in value.shape)] = value
+    buffers.write_tables([tuple(table) for table in step.block_tables.tolist()])
+    buffers.pad(count, real_tokens, rows, tokens)
+    return buffers.view(count, real_tokens, step.write_slots.shape[1], step.num_decode_rows, step.checkpoints)
+
+
 class Toy:
     """Step buffers for 8 tokens, a weight, a cache, and a backend of tapes: a place to capture small functions."""
 
@@ -55,9 +67,9 @@ class Toy:
         self.backend = TapeBackend(self.tap, self.persistent(), device)
 
     def persistent(self) -> dict[int, str]:
-        named = {f"step buffers.{name}": buffer for name, buffer in self.buffers.named()}
-        named |= {"weights.table": self.table, "weights.weight": self.weight, "cache memory.0": self.cache}
-        return {tensor.untyped_storage().data_ptr(): name for name, tensor in named.items()}
+        named = {"weights.table": self.table, "weights.weight": self.weight, "cache memory.0": self.cache}
+        own = {tensor.untyped_storage().data_ptr(): name for name, tensor in named.items()}
+        return {self.buffers.storage: "step buffers", **own}
 
     def padding(self, tokens: int = 8) -> StepInputs:
         self.buffers.clear()
@@ -68,9 +80,7 @@ class Toy:
 
     def write(self, tokens: Sequence[int]) -> StepInputs:
         """Fills the buffers with a step of one row, padded to 8 tokens -> its view."""
-        step = step_of(tokens)
-        self.buffers.fill(step, 1, 8)
-        return self.buffers.view(1, len(tokens), 1, 0)
+        return lay(self.buffers, replace(step_of(tokens), num_decode_rows=0), 1, 8)
 
 
 class Steps:
@@ -105,8 +115,8 @@ class Steps:
         assert self.batch is not None
         step = step_inputs(self.batch, self.block_size, CPU)
         count = step.read_slots.shape[0]
-        self.buffers.fill(step, rows or count, tokens)
-        view = self.buffers.view(count, step.token_ids.shape[0], 1, step.num_decode_rows, step.checkpoints)
+        view = write_step(self.buffers, self.batch, self.block_size)
+        self.buffers.pad(count, view.length, rows or count, tokens)
         return step, view
 
     def finish(self) -> None:

@@ -87,24 +87,26 @@ def poison_graphs(engine: Engine) -> None:
     memory = engine.plan.memory
     numbers = torch.arange(10_000)
     for graphs in engine.runner._all_graphs():
-        backend, buffers = graphs._backend, graphs._buffers
+        backend, buffers = graphs._backend, graphs.buffers
         assert isinstance(backend, TapeBackend)
         backend.arena.poison()
         if not graphs.planned():
             continue
         stale = {
             "kv_cells": numbers * engine.runner.block_size % (max(memory.num_blocks, 1) * engine.runner.block_size),
-            "row_starts": numbers.clamp(max=buffers.token_ids.numel()),
+            "row_starts": numbers.clamp(max=buffers.tensors["token_ids"].numel()),
             "kv_lens": torch.full_like(numbers, 17),
             "block_tables": numbers % max(memory.num_blocks, 1),
             "media_cells": numbers % (engine.plan.encoder.num_cells if engine.plan.encoder is not None else 1),
             "rope_positions": numbers,
         }
-        for name, buffer in buffers.named():
+        for name, buffer in buffers.tensors.items():
             if name == "block_tables":  # columns that no step has used yet are 0 from the start
-                buffer = buffer[:, : buffers._table_columns]
+                buffer = buffer[:, : max(map(len, buffers.written_tables))]
             values = stale.get(name, numbers % max(memory.num_slots, 1))
             buffer[:] = values[: buffer.numel()].view(buffer.shape)
+            if name == "block_tables":
+                buffers.written_tables = [tuple(table) for table in buffer.tolist()]
 
 
 def watch_writes(engine: Engine) -> None:

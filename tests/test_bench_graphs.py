@@ -29,6 +29,7 @@ from ostinato.bench.off_stride import STEPS, off_stride_configs, prompt_lengths
 from ostinato.bench.stopwatch import Stopwatch
 from ostinato.cli.bench_graph_tables import graph_tables
 from ostinato.cli.main import main
+from ostinato.engine.run.inputs import step_inputs
 from tests.checkpoints import VOCAB_SIZE, checkpoint
 from tests.engines import make_engine
 
@@ -111,7 +112,7 @@ def test_capture_is_also_told_per_graph() -> None:
 def test_a_decode_step_by_hand_is_what_the_engine_would_run(name: str) -> None:
     engine = make_engine(name, max_num_batched_tokens=20)
     steps = make_decode_steps(engine.runner, (1, 3), prompt_len=37, vocab_size=VOCAB_SIZE)
-    step = steps[3]
+    step, first = (step_inputs(steps[size], engine.runner.block_size, torch.device("cpu")) for size in (3, 1))
     assert step.num_decode_rows == 3
     assert step.positions.tolist() == step.start_positions.tolist() == [37] * 3
     assert step.kv_lens.tolist() == [38] * 3
@@ -121,9 +122,9 @@ def test_a_decode_step_by_hand_is_what_the_engine_would_run(name: str) -> None:
     if memory.num_blocks:
         assert len(set(step.block_tables.flatten().tolist())) == 9
         assert step.kv_cells.tolist() == [(3 * row + 3) * 16 + 37 - 32 for row in range(3)]
-    assert steps[1].token_ids.tolist() == step.token_ids.tolist()[:1]
+    assert first.token_ids.tolist() == step.token_ids.tolist()[:1]
     with torch.inference_mode():
-        assert torch.isfinite(run_eagerly(engine.runner)(step)).all()
+        assert torch.isfinite(run_eagerly(engine.runner, steps[3])()).all()
 
 
 def test_rows_that_the_cache_cannot_hold_at_once_are_refused() -> None:

@@ -5,15 +5,16 @@ from __future__ import annotations
 from itertools import count
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ostinato.graphs.encoder_buffers import EncoderBuffers
+from ostinato.graphs.buffers import EncoderBuffers
 from ostinato.graphs.encoder_choice import BudgetTimes, time_both
 from ostinato.graphs.errors import CaptureError
-from tests.encoder_stand_in import CPU, VISION, Encoding, image, inputs_of, plan_of
+from tests.encoder_stand_in import CPU, VISION, Encoding, image, inputs_of, plan_of, write
 
 CLOSE = {"rtol": 1e-5, "atol": 1e-5}
 
@@ -27,12 +28,12 @@ def inference() -> object:
 def poison(encoding: Encoding) -> None:
     """NaN, and indices that exist but are wrong, wherever no image was written."""
     encoding.backend.arena.poison()
-    whole = encoding.graphs._buffers.whole
-    whole.patches.fill_(torch.nan)
-    whole.tap_weights.fill_(torch.nan)
-    whole.taps.fill_(VISION.num_positions - 1)
-    whole.positions.fill_(1 << 40)
-    whole.starts.fill_(3)
+    whole = encoding.graphs._buffers.arrays
+    whole["patches"].fill(np.nan)
+    whole["tap_weights"].fill(np.nan)
+    whole["taps"].fill(VISION.num_positions - 1)
+    whole["positions"].fill(1 << 40)
+    whole["starts"].fill(3)
 
 
 @pytest.mark.parametrize("native", [True, False])
@@ -122,7 +123,7 @@ def test_capture_begins_with_the_largest_and_says_how_far_it_is() -> None:
         ("Capturing encoder graphs", 3, 3),
     ]
     assert encoding.graphs.num_captured == 3
-    buffers = EncoderBuffers(16, 4, VISION, CPU).num_bytes
+    buffers = EncoderBuffers(64, 4, VISION.patch_elements, CPU).num_bytes
     assert encoding.graphs.num_bytes == buffers + encoding.backend.arena.size
     assert buffers == 64 * (12 * 4 + 4 * 8 + 4 * 4 + 2 * 8) + 5 * 4
 
@@ -202,9 +203,8 @@ def test_always_uses_every_graph_and_times_none(monkeypatch: pytest.MonkeyPatch)
 def test_a_buffer_that_was_replaced_is_an_error_that_names_it() -> None:
     encoding = Encoding()
     encoding.run(image(4))
-    buffers = encoding.graphs._buffers
-    whole = buffers.whole
-    buffers.whole = type(whole)(**{**vars(whole), "taps": whole.taps.clone()})
+    tensors = encoding.graphs._buffers.tensors
+    tensors["taps"] = tensors["taps"].clone()
     with pytest.raises(CaptureError, match=r"^encoder buffers\.taps moved"):
         encoding.run(image(4))
 
@@ -219,10 +219,12 @@ def test_check_replay_finds_what_was_baked_in() -> None:
 
 
 def test_buffers_are_padded_with_indices_that_exist_and_images_without_patches() -> None:
-    buffers = EncoderBuffers(8, 3, VISION, CPU)
-    buffers.fill(inputs_of([image(2), image(3), image(3)]), 32)
+    buffers = EncoderBuffers(32, 3, VISION.patch_elements, CPU)
+    write(buffers, [image(2), image(3), image(3)])
+    buffers.pad(32, 3, 32)
     real = inputs_of([image(1), image(2)])
-    view = buffers.fill(real, 16)
+    view = write(buffers, [image(1), image(2)])
+    buffers.pad(12, 2, 16)
     assert view.length == 12
     assert view.starts.tolist() == [0, 4, 12, 12]
     for name in ("patches", "taps", "tap_weights", "positions"):

@@ -6,11 +6,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
+import numpy as np
 import pytest
 import torch
 
 from ostinato.engine.run.encoder_graphing import make_encoder_graphs
-from ostinato.engine.run.encoder_inputs import encoder_inputs
+from ostinato.engine.run.encoder_inputs import write_images
 from ostinato.graphs.cuda import CudaBackend
 from ostinato.graphs.encoder import EncoderGraphs
 from ostinato.graphs.graphs import weight_storages
@@ -49,8 +50,8 @@ def test_graphs_of_an_encoder_give_what_the_oracle_gives_and_padding_reaches_not
 
 
 def check_encoded(graphs: EncoderGraphs, name: str, items: Sequence[MediaItem]) -> None:
-    graphs._buffers.whole.patches.fill_(torch.nan)
-    graphs._buffers.whole.tap_weights.fill_(torch.nan)
+    graphs._buffers.arrays["patches"].fill(np.nan)
+    graphs._buffers.arrays["tap_weights"].fill(np.nan)
     given = graphs.run(items)
     right = oracle_encode(name, items).split([item.num_tokens for item in items])
     for own, expected in zip(given, right, strict=True):
@@ -68,7 +69,7 @@ def test_an_encoder_is_captured_for_cuda_where_attention_does_not_look_at_the_ho
         plan_of((6, 16, 24), 3),
         vision,
         model.encode,
-        partial(encoder_inputs, vision=vision),
+        partial(write_images, vision=vision),
         CPU,
         lambda persistent: CudaBackend(ops.tap, persistent, CPU, driver),
         lambda: weight_storages(model),

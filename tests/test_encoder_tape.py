@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ostinato.config import EngineConfig
-from ostinato.engine.run.encoder_inputs import encoder_inputs
+from ostinato.engine.run.encoder_inputs import write_images
 from ostinato.graphs.encoder import EncoderGraphs
 from ostinato.graphs.graphs import weight_storages
 from ostinato.graphs.tape import TapeBackend
@@ -68,7 +68,7 @@ def captured(vision: VisionSpec, dtype: str, budgets: Sequence[int], items: int,
         plan_of(budgets, items),
         vision,
         encoder.forward,
-        partial(encoder_inputs, vision=vision),
+        partial(write_images, vision=vision),
         CPU,
         lambda persistent: TapeBackend(ops.tap, persistent, CPU),
         lambda: weight_storages(encoder),

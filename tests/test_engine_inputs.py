@@ -9,12 +9,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ostinato.engine.run.block_tables import BlockTables
-from ostinato.engine.run.decode_inputs import DecodeInputs
-from ostinato.engine.run.inputs import step_inputs
+from ostinato.engine.run.inputs import step_inputs, write_step
+from ostinato.graphs.buffers import StepBuffers
+from ostinato.layers.step import StepInputs
 from ostinato.media.item import RopePositions
 from ostinato.schedule.batch import Batch, MediaUse, Row
 
+CPU = torch.device("cpu")
 tables = st.lists(st.integers(1, 99), max_size=9).map(tuple)
 steps = st.lists(st.lists(tables, min_size=1, max_size=5), min_size=1, max_size=6)
 
@@ -25,18 +26,20 @@ def rows_of(step: list[tuple[int, ...]]) -> list[Row]:
 
 @given(steps)
 def test_nothing_of_an_earlier_step_is_left_in_the_tables(steps: list[list[tuple[int, ...]]]) -> None:
-    block_tables = BlockTables()
+    buffers = StepBuffers(5, 5, 9, 1, CPU)
     for step in steps:
-        found = block_tables.of(rows_of(step))
-        width = max(1, *map(len, step), 1)
+        buffers.write_tables([row.block_table for row in rows_of(step)])
+        found = buffers.arrays["block_tables"]
         assert found.dtype == np.int32
-        assert found.tolist() == [[*table, *[0] * (width - len(table))] for table in step]
+        assert found[: len(step)].tolist() == [[*table, *[0] * (9 - len(table))] for table in step]
 
 
 def test_a_table_that_stays_is_not_written_again() -> None:
-    block_tables, table = BlockTables(), (3, 4)
-    block_tables.of(rows_of([table, (5, 6)]))[0] = 77
-    assert block_tables.of(rows_of([table, (8, 9)])).tolist() == [[77, 77], [8, 9]]
+    buffers, table = StepBuffers(2, 2, 2, 1, CPU), (3, 4)
+    buffers.write_tables([table, (5, 6)])
+    buffers.arrays["block_tables"][0] = 77
+    buffers.write_tables([(3, 4), (8, 9)])
+    assert buffers.arrays["block_tables"].tolist() == [[77, 77], [8, 9]]
 
 
 BLOCK_SIZE = 4
@@ -53,12 +56,11 @@ def decode_rows(draw: st.DrawFn) -> Row:
 
 @given(st.lists(st.lists(decode_rows(), min_size=1, max_size=5), min_size=1, max_size=6))
 def test_the_inputs_of_a_decode_step_hold_nothing_of_an_earlier_one(steps: list[list[Row]]) -> None:
-    kept = DecodeInputs()
+    kept = StepBuffers(5, 5, 8, 2, CPU)
     for rows in steps:
-        batch = Batch(tuple(rows), num_decode_rows=len(rows))
-        inputs = step_inputs(batch, BLOCK_SIZE, torch.device("cpu"), decode_inputs=kept)
+        inputs = write_step(kept, Batch(tuple(rows), num_decode_rows=len(rows)), BLOCK_SIZE)
         starts = [row.start for row in rows]
-        width = max(1, *(len(row.block_table) for row in rows))
+        width = 8
         assert inputs.token_ids.tolist() == [row.token_ids[0] for row in rows]
         assert inputs.positions.tolist() == inputs.start_positions.tolist() == starts
         assert inputs.row_starts.tolist() == list(range(len(rows) + 1))
@@ -75,8 +77,12 @@ def test_the_inputs_of_a_decode_step_hold_nothing_of_an_earlier_one(steps: list[
 
 
 def test_decode_steps_of_the_same_rows_lie_in_the_same_memory() -> None:
-    kept = DecodeInputs()
-    first, second = (kept.of([Row("a", (1,), start, (3, 5), 1, (1,))], BLOCK_SIZE) for start in (4, 5))
+    kept = StepBuffers(1, 1, 2, 1, CPU)
+
+    def written(start: int) -> StepInputs:
+        return write_step(kept, Batch((Row("a", (1,), start, (3, 5), 1, (1,)),), 1), BLOCK_SIZE)
+
+    first, second = written(4), written(5)
     assert first is second
     assert first.positions.tolist() == [5]
 
@@ -88,7 +94,7 @@ def rope_of(length: int, delta: int) -> RopePositions:
 
 def images_of(*rows: Row, num_decode_rows: int = 0, num_drafts: int = 0, drafts: Any = ()) -> tuple[Any, Any]:
     batch = Batch(rows, num_decode_rows, num_drafts)
-    inputs = step_inputs(batch, BLOCK_SIZE, torch.device("cpu"), drafts, DecodeInputs(takes_images=True))
+    inputs = step_inputs(batch, BLOCK_SIZE, CPU, drafts, takes_images=True)
     assert inputs.rope_positions is not None
     assert inputs.media_cells is not None
     return inputs.rope_positions.tolist(), inputs.media_cells.tolist()
@@ -121,10 +127,10 @@ def test_drafts_stand_behind_their_token_and_padding_stands_somewhere() -> None:
 
 @given(st.lists(st.lists(decode_rows(), min_size=1, max_size=5), min_size=1, max_size=6))
 def test_positions_of_a_decode_step_hold_nothing_of_an_earlier_one(steps: list[list[Row]]) -> None:
-    kept = DecodeInputs(takes_images=True)
+    kept = StepBuffers(5, 5, 8, 2, CPU, takes_images=True)
     for number, rows in enumerate(steps):
         rows = [row._replace(rope=rope_of(1, number + i)) if i % 2 else row for i, row in enumerate(rows)]
-        inputs = step_inputs(Batch(tuple(rows), len(rows)), BLOCK_SIZE, torch.device("cpu"), decode_inputs=kept)
+        inputs = write_step(kept, Batch(tuple(rows), len(rows)), BLOCK_SIZE)
         assert inputs.rope_positions is not None
         assert inputs.media_cells is not None
         expected = [[row.start + (number + i if i % 2 else 0)] * 3 for i, row in enumerate(rows)]

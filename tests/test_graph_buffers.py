@@ -9,11 +9,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ostinato.graphs.buffers import StepBuffers
-from ostinato.graphs.inputs import Addresses
+from ostinato.graphs.buffers import Addresses, StepBuffers
 from ostinato.layers.step import StepInputs
 from ostinato.plan.memory.graph_memory import buffer_bytes
-from tests.graph_steps import CPU, step_of
+from tests.graph_steps import CPU, lay, step_of
 
 PER_TOKEN = ("token_ids", "positions", "kv_cells")
 PER_ROW = ("start_positions", "kv_lens", "read_slots", "write_slots", "block_tables")
@@ -22,15 +21,15 @@ PER_ROW = ("start_positions", "kv_lens", "read_slots", "write_slots", "block_tab
 def full_buffers() -> StepBuffers:
     """As a step of all rows, tokens, columns and slots leaves them."""
     buffers = StepBuffers(6, 12, 5, 3, CPU)
-    buffers.fill(step_of([9] * 6, [[7] * 5] * 6, [[8, 8, 8]]), 6, 6)
-    buffers.fill(step_of([9] * 12, [[7] * 5]), 1, 12)
-    buffers.fill(step_of([9] * 6, [[7] * 5] * 6, [[8, 8, 8]]), 6, 12)
+    lay(buffers, step_of([9] * 6, [[7] * 5] * 6, [[8, 8, 8]]), 6, 6)
+    lay(buffers, step_of([9] * 12, [[7] * 5]), 1, 12)
+    lay(buffers, step_of([9] * 6, [[7] * 5] * 6, [[8, 8, 8]]), 6, 12)
     return buffers
 
 
 def test_every_tensor_of_a_step_has_a_buffer_and_counts_as_memory() -> None:
     buffers = StepBuffers(6, 12, 5, 3, CPU)
-    named = dict(buffers.named())
+    named = buffers.tensors
     assert named.keys() == {name for name, value in vars(step_of([1])).items() if isinstance(value, torch.Tensor)}
     view = buffers.view(6, 12, 3, 0)
     assert all(getattr(view, name).shape == buffer.shape for name, buffer in named.items())
@@ -44,7 +43,7 @@ def test_a_model_that_takes_images_has_two_more_buffers_which_are_padded_with_ze
     for tokens in (12, 2):
         positions, cells = torch.arange(3 * tokens).view(tokens, 3) + 1, torch.arange(tokens) + 1
         step = replace(step_of([9] * tokens), rope_positions=positions, media_cells=cells)
-        buffers.fill(step, 1, 12)
+        lay(buffers, step, 1, 12)
     view = buffers.view(1, 12, 1, 0)
     assert view.rope_positions is not None
     assert view.media_cells is not None
@@ -55,7 +54,7 @@ def test_a_model_that_takes_images_has_two_more_buffers_which_are_padded_with_ze
 
 def test_padding_rows_are_null_rows_without_tokens() -> None:
     buffers = full_buffers()
-    buffers.fill(step_of([1, 2], [[3, 4], [5, 6]], [[7]]), 4, 4)
+    lay(buffers, step_of([1, 2], [[3, 4], [5, 6]], [[7]]), 4, 4)
     view = buffers.view(4, 4, 1, 4)
     assert view.token_ids.tolist() == [1, 2, 0, 0]
     assert view.kv_cells.tolist() == [32, 33, 0, 0]
@@ -70,7 +69,7 @@ def test_padding_rows_are_null_rows_without_tokens() -> None:
 
 def test_more_tokens_than_rows_are_padded_each_by_its_own_count() -> None:
     buffers = full_buffers()
-    buffers.fill(step_of([1, 2, 3], [[4]]), 1, 8)
+    lay(buffers, step_of([1, 2, 3], [[4]]), 1, 8)
     view = buffers.view(1, 8, 1, 0)
     assert view.token_ids.tolist() == [1, 2, 3, 0, 0, 0, 0, 0]
     assert view.row_starts.tolist() == [0, 3]
@@ -90,8 +89,8 @@ def steps(draw: st.DrawFn) -> tuple[StepInputs, int, int]:
 def test_after_any_steps_the_buffers_hold_the_last_one_and_zeros(history: list[tuple[StepInputs, int, int]]) -> None:
     buffers, fresh = full_buffers(), StepBuffers(6, 12, 5, 3, CPU)
     for step, rows, tokens in history:
-        buffers.fill(step, rows, tokens)
-    fresh.fill(step, rows, tokens)
+        lay(buffers, step, rows, tokens)
+    lay(fresh, step, rows, tokens)
     count, real_tokens, slots = step.read_slots.shape[0], step.token_ids.shape[0], step.write_slots.shape[1]
     ours, right = (each.view(rows, tokens, slots, 0) for each in (buffers, fresh))
     for name in (*PER_TOKEN, *PER_ROW, "row_starts"):
@@ -108,13 +107,13 @@ def test_after_any_steps_the_buffers_hold_the_last_one_and_zeros(history: list[t
 def test_cleared_buffers_are_padding_everywhere() -> None:
     buffers = full_buffers()
     buffers.clear()
-    assert not any(buffer.any() for _, buffer in buffers.named())
+    assert not any(buffer.any() for buffer in buffers.tensors.values())
 
 
 def test_filling_and_viewing_leave_the_buffers_where_they_are() -> None:
     buffers = full_buffers()
     before = Addresses(buffers.view(6, 12, 3, 0))
-    buffers.fill(step_of([1, 2], [[3], [4]]), 4, 4)
+    lay(buffers, step_of([1, 2], [[3], [4]]), 4, 4)
     before.check(buffers.view(1, 2, 1, 0))
     buffers.clear()
     before.check(buffers.view(6, 12, 3, 0))
@@ -123,4 +122,4 @@ def test_filling_and_viewing_leave_the_buffers_where_they_are() -> None:
 @pytest.mark.parametrize(("rows", "tokens"), [(1, 4), (2, 1)])
 def test_a_step_larger_than_its_padding_is_refused(rows: int, tokens: int) -> None:
     with pytest.raises(AssertionError, match="than it is padded to"):
-        full_buffers().fill(step_of([1, 2], [[3], [4]]), rows, tokens)
+        lay(full_buffers(), step_of([1, 2], [[3], [4]]), rows, tokens)

@@ -218,7 +218,7 @@ def test_a_capture_that_fails_is_ended_and_named_and_the_model_runs_on() -> None
 def test_a_step_buffer_that_moved_is_an_error() -> None:
     toy = Toy()
     graph = backend_of(toy)[0].capture(TwoParts(toy), toy.padding(), ("state",))
-    toy.buffers.kv_cells = toy.buffers.kv_cells.clone()
+    toy.buffers.tensors["kv_cells"] = toy.buffers.tensors["kv_cells"].clone()
     with pytest.raises(CaptureError, match=r"^step buffers\.kv_cells moved"):
         graph.replay(toy.write([1]))
 

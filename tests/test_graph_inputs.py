@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from ostinato.graphs.buffers import Addresses
 from ostinato.graphs.errors import CaptureError
-from ostinato.graphs.inputs import Addresses
 from ostinato.graphs.tape import TapeBackend
 from ostinato.layers.step import EncoderInputs
 from ostinato.ops.recording import Tap
@@ -55,5 +55,5 @@ def test_inputs_that_moved_are_named_with_their_buffers() -> None:
     buffers = patches(8)
     places = Addresses(buffers)
     places.check(first(buffers, 4))
-    with pytest.raises(CaptureError, match=r"^encoder buffers\.patches, .*starts moved"):
+    with pytest.raises(CaptureError, match=r"^encoder buffers\.taps, .*starts moved"):
         places.check(patches(8))

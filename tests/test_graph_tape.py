@@ -257,7 +257,7 @@ def test_one_arena_serves_several_tapes_and_its_growth_leaves_them_valid() -> No
 def test_a_step_buffer_that_moved_is_an_error_that_names_it() -> None:
     toy = Toy()
     tape = toy.capture(lambda step: toy.table[step.token_ids] + step.positions.unsqueeze(-1))
-    toy.buffers.positions = toy.buffers.positions.clone()
+    toy.buffers.tensors["positions"] = toy.buffers.tensors["positions"].clone()
     with pytest.raises(CaptureError, match=r"^step buffers\.positions moved"):
         tape.replay(toy.write([1, 2]))
 

@@ -462,13 +462,13 @@ def test_a_step_that_fails_leaves_graphs_that_serve_the_next(monkeypatch: pytest
     engine, other = make_engine(max_num_batched_tokens=24), make_engine(max_num_batched_tokens=24)
     graphs = engine.runner.graphs
     expected = serve(other)
-    fill = graphs._buffers.fill
+    pad = graphs.buffers.pad
 
-    def breaking(step: StepInputs, rows: int, tokens: int) -> None:
-        fill(step, rows, tokens)
+    def breaking(rows: int, tokens: int, to_rows: int, to_tokens: int) -> None:
+        pad(rows, tokens, to_rows, to_tokens)
         raise RuntimeError("out of memory")
 
-    monkeypatch.setattr(graphs._buffers, "fill", breaking)
+    monkeypatch.setattr(graphs.buffers, "pad", breaking)
     engine.add(random_prompt(30, seed=9), greedy())
     [output] = run(engine).values()
     assert "out of memory" in str(output.error)

@@ -13,6 +13,7 @@ from ostinato.engine.engine import Engine
 from ostinato.layers.step import StepInputs
 from ostinato.schedule.batch import Batch, StepResult
 from tests.checkpoints import checkpoint
+from tests.graph_steps import without_padding
 from tests.parity import Case, add, check, run, sampled_case
 from tests.speculation import Watched, at_random, drafting_engine, outputs_of, script
 
@@ -52,13 +53,13 @@ def test_graphs_and_steps_have_a_column_for_each_write_slot(method: str) -> None
     engine = graph_engine(method, max_num_seqs=3)
     graphs, steps = engine.runner.graphs, list[StepInputs]()
     assert engine.plan.capture.tokens_per_row == (1, 1 + K)
-    assert graphs._buffers.write_slots.shape == (3, engine.plan.memory.slots_per_request) == (3, 1 + K)
+    assert graphs.buffers.tensors["write_slots"].shape == (3, engine.plan.memory.slots_per_request) == (3, 1 + K)
     keys = {(key.size, key.tokens_per_row) for key in graphs._graphs if key.mode == "full"}
     assert keys == {(rows, tokens) for rows in (1, 2, 3) for tokens in (1, 1 + K)}
     run_step = graphs.run
 
     def recorded(step: StepInputs) -> torch.Tensor:
-        steps.append(step)
+        steps.append(without_padding(step))
         return run_step(step)
 
     graphs.run = recorded  # type: ignore[method-assign]
@@ -76,32 +77,36 @@ def test_a_verify_batch_is_padded_by_rows_where_it_is_indexed_by_rows() -> None:
     """Three rows of four tokens in a graph of four rows, whose buffers held a step of other rows before."""
     engine = graph_engine(capture_rows=(4,), capture_sizes=(64,))
     graphs, padded = engine.runner.graphs, 0
-    buffers, run_step = graphs._buffers, graphs.run
+    buffers, run_batch, run_step = graphs.buffers, engine.runner.run, graphs.run
+    tensors = buffers.tensors
 
-    def dirtied(step: StepInputs) -> torch.Tensor:
-        nonlocal padded
-        for name, buffer in buffers.named():
-            used = buffers._table_columns if name == "block_tables" else None
+    def dirtied(batch: Batch) -> StepResult:
+        for name, buffer in tensors.items():
+            used = buffer.shape[-1] if name != "block_tables" else max(map(len, buffers.written_tables))
             buffer[..., :used] = 3
+        buffers.written_tables = [(3,) * used] * buffer.shape[0]  # the tables come last
+        return run_batch(batch)
+
+    def checked(step: StepInputs) -> torch.Tensor:
+        nonlocal padded
+        right = {name: getattr(step, name).clone() for name in tensors}
         hidden = run_step(step)
         rows, width = step.write_slots.shape
         if step.num_decode_rows != rows or width == 1:
             return hidden
         assert hidden.shape[0] == 4 * width
         for name in ("read_slots", "write_slots", "kv_lens", "start_positions"):
-            buffer = getattr(buffers, name)
-            assert torch.equal(buffer[:rows], getattr(step, name))
-            assert not buffer[rows:4].any()
-        assert not buffers.block_tables[rows:4].any()
-        assert buffers.row_starts[: 4 + 1].tolist() == [min(row, rows) * width for row in range(5)]
+            assert torch.equal(tensors[name][:rows], right[name])
+            assert not tensors[name][rows:4].any()
+        assert not tensors["block_tables"][rows:4].any()
+        assert tensors["row_starts"][: 4 + 1].tolist() == [min(row, rows) * width for row in range(5)]
         for name in ("token_ids", "positions", "kv_cells"):
-            buffer = getattr(buffers, name)
-            assert torch.equal(buffer[: rows * width], getattr(step, name))
-            assert not buffer[rows * width : 4 * width].any()
+            assert torch.equal(tensors[name][: rows * width], right[name])
+            assert not tensors[name][rows * width : 4 * width].any()
         padded += rows == 3
         return hidden
 
-    graphs.run = dirtied  # type: ignore[method-assign]
+    engine.runner.run, graphs.run = dirtied, checked  # type: ignore[method-assign]
     assert_right(engine, cases_of("nemotron_h_dense_head"))
     assert padded > 5
 

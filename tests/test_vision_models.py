@@ -10,7 +10,6 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from ostinato.engine.run.encoder_inputs import encoder_inputs
 from ostinato.engine.run.inputs import step_inputs
 from ostinato.graphs.graphs import weight_storages
 from ostinato.graphs.tape import TapeBackend
@@ -32,6 +31,7 @@ from tests.vl_models import (
     IMAGE,
     START,
     VL_RECIPES,
+    encoder_inputs,
     ops_of,
     oracle_encode,
     poisoned_memory,

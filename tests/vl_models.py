@@ -15,8 +15,10 @@ import torch
 import transformers
 from transformers import PretrainedConfig, PreTrainedModel
 
+from ostinato.engine.run.encoder_inputs import write_images
+from ostinato.graphs.buffers import EncoderBuffers
 from ostinato.layers.build import Build
-from ostinato.layers.step import LayerMemory, StepInputs
+from ostinato.layers.step import EncoderInputs, LayerMemory, StepInputs
 from ostinato.media.item import MediaItem
 from ostinato.models.checkpoint import model_spec, read_config
 from ostinato.models.loader import load_weights
@@ -25,7 +27,7 @@ from ostinato.models.registry import build_model
 from ostinato.ops.facts import OPERATIONS
 from ostinato.ops.select import Ops, select_ops
 from ostinato.plan.device.detect import detect
-from ostinato.plan.model import ModelSpec
+from ostinato.plan.model import ModelSpec, VisionSpec
 from tests.checkpoints import randomize
 from tests.recipes import COMMON, VOCAB_SIZE
 
@@ -158,3 +160,10 @@ def poisoned_memory(spec: ModelSpec, blocks: int, encoded: torch.Tensor) -> list
 
 def with_media(step: StepInputs, rope_positions: torch.Tensor, media_cells: torch.Tensor) -> StepInputs:
     return replace(step, rope_positions=rope_positions.contiguous(), media_cells=media_cells)
+
+
+def encoder_inputs(items: Sequence[MediaItem], vision: VisionSpec) -> EncoderInputs:
+    """Images in buffers as large as they are."""
+    patches = sum(len(item.patches) for item in items)
+    buffers = EncoderBuffers(patches, len(items), vision.patch_elements, CPU)
+    return write_images(buffers, items, vision)

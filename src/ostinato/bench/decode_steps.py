@@ -5,23 +5,22 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 import torch
 
 from ostinato.bench.graph_figures import StepTimes
-from ostinato.engine.run.decode_inputs import DecodeInputs
 from ostinato.engine.run.inputs import step_inputs
 from ostinato.engine.run.runner import Runner
 from ostinato.errors import CapacityError
-from ostinato.layers.step import StepInputs
 from ostinato.schedule.batch import Batch, Row
 
-Work = Callable[[StepInputs], object]
+Work = Callable[[], object]
 
 
 @torch.inference_mode()
-def make_decode_steps(runner: Runner, sizes: Sequence[int], prompt_len: int, vocab_size: int) -> dict[int, StepInputs]:
-    """A decode step for each number of rows in `sizes`, on a CPU. Every row has `prompt_len` tokens before it, which
+def make_decode_steps(runner: Runner, sizes: Sequence[int], prompt_len: int, vocab_size: int) -> dict[int, Batch]:
+    """A decode step for each number of rows in `sizes`. Every row has `prompt_len` tokens before it, which
     are computed here; row r has blocks and a slot of its own, in every step the same. CapacityError if there are fewer
     blocks."""
     settings, memory = runner.plan.settings, runner.plan.memory
@@ -40,47 +39,39 @@ def make_decode_steps(runner: Runner, sizes: Sequence[int], prompt_len: int, voc
             count = min(settings.max_num_batched_tokens, prompt_len - start)
             tokens = tuple(rng.randrange(vocab_size) for _ in range(count))
             chunk = Row(str(number), tokens, start, table, slot if start else 0, (slot,))
-            runner.graphs.run(_inputs(runner, [chunk], num_decode_rows=0))
+            runner.forward(Batch((chunk,), num_decode_rows=0))
         rows.append(Row(str(number), (rng.randrange(vocab_size),), prompt_len, table, slot, (slot,)))
-    return {size: _inputs(runner, rows[:size], size) for size in sizes}
+    return {size: Batch(tuple(rows[:size]), size) for size in sizes}
 
 
 @torch.inference_mode()
 def take_turns(
-    runner: Runner, steps: Mapping[int, StepInputs], rounds: int, report: Callable[[str], None]
+    runner: Runner, steps: Mapping[int, Batch], rounds: int, report: Callable[[str], None]
 ) -> list[StepTimes]:
     """The seconds of every step, both ways. In a round each size has its turn, once from eager to graph and once back,
     so that what else the machine does falls on all alike. The first round is not counted."""
     pairs: dict[int, list[tuple[float, float]]] = {size: [] for size in steps}
+    ways = {size: (run_eagerly(runner, step), partial(runner.forward, step)) for size, step in steps.items()}
     for number in range(rounds + 1):
         report(f"round {number} of {rounds}" if number else "warming up")
-        for size, step in steps.items():
-            first, second = seconds_of(runner, run_eagerly(runner), step), seconds_of(runner, runner.graphs.run, step)
-            third, fourth = seconds_of(runner, runner.graphs.run, step), seconds_of(runner, run_eagerly(runner), step)
+        for size, (eager, graph) in ways.items():
+            first, second = seconds_of(runner, eager), seconds_of(runner, graph)
+            third, fourth = seconds_of(runner, graph), seconds_of(runner, eager)
             if number:
                 pairs[size] += [(first, second), (fourth, third)]
     return [StepTimes(size, [one for one, _ in each], [other for _, other in each]) for size, each in pairs.items()]
 
 
-def run_eagerly(runner: Runner) -> Work:
-    """The model's forward pass on a step that lies on a CPU."""
-    return lambda step: runner.model(step if runner.device.type == "cpu" else step.to(runner.device), runner.memory)
+def run_eagerly(runner: Runner, batch: Batch) -> Work:
+    """The model's forward pass on a step whose inputs are written here."""
+    step = step_inputs(batch, runner.block_size, runner.device, takes_images=runner.takes_images)
+    return lambda: runner.model(step, runner.memory)
 
 
-def seconds_of(runner: Runner, work: Work, step: StepInputs) -> float:
+def seconds_of(runner: Runner, work: Work) -> float:
     """From the call until the device is done."""
     begin = time.perf_counter()
-    work(step)
+    work()
     if runner.device.type == "cuda":
         torch.cuda.synchronize(runner.device)
     return time.perf_counter() - begin
-
-
-def _inputs(runner: Runner, rows: Sequence[Row], num_decode_rows: int) -> StepInputs:
-    return step_inputs(
-        Batch(tuple(rows), num_decode_rows),
-        runner.block_size,
-        torch.device("cpu"),
-        (),
-        DecodeInputs(runner.takes_images),
-    )

@@ -10,30 +10,26 @@ import torch
 from ostinato.bench.decode_steps import run_eagerly
 from ostinato.bench.profile_figures import Calls, shortest_pass
 from ostinato.bench.stopwatch import Stopwatch
-from ostinato.engine.run.decode_inputs import DecodeInputs
-from ostinato.engine.run.inputs import step_inputs
+from ostinato.engine.run.inputs import write_step
 from ostinato.engine.run.runner import Runner
 from ostinato.graphs.buffers import StepBuffers
 from ostinato.graphs.graphs import persistent_storages
 from ostinato.graphs.tape import TapeBackend
-from ostinato.layers.step import StepInputs
 from ostinato.schedule.batch import Batch, Row
 
 
 @torch.inference_mode()
-def profile_tape(runner: Runner, step: StepInputs, size: int, passes: int) -> tuple[Calls, float]:
+def profile_tape(runner: Runner, step: Batch, size: int, passes: int) -> tuple[Calls, float]:
     """Of a decode step, padded to `size` rows: the calls of the shortest pass, `logits` last, and the shortest replay
     without a look at the calls. The tape is captured anew."""
-    rows, tokens_per_row = step.write_slots.shape
-    table = step.block_tables.shape[1]
-    buffers = StepBuffers(size, size * tokens_per_row, table, tokens_per_row, runner.device, runner.takes_images)
+    rows, blocks = len(step.rows), max(len(row.block_table) for row in step.rows)
+    buffers = StepBuffers(size, size, blocks, 1, runner.device, runner.takes_images)
     backend = TapeBackend(
         runner.model.build.ops.tap, persistent_storages(buffers, runner.model, runner.memory), runner.device
     )
-    padded = buffers.view(size, size * tokens_per_row, tokens_per_row, size)
-    tape = backend.capture(lambda each: runner.model(each, runner.memory), padded, ())
-    buffers.fill(step, size, size * tokens_per_row)
-    now = buffers.view(rows, rows * tokens_per_row, tokens_per_row, rows)
+    tape = backend.capture(lambda each: runner.model(each, runner.memory), buffers.view(size, size, 1, size), ())
+    now = write_step(buffers, step, runner.block_size)
+    buffers.pad(rows, rows, size, size)
     profiles: list[Calls] = []
     replays = []
     for _ in range(passes + 1):
@@ -47,36 +43,36 @@ def profile_tape(runner: Runner, step: StepInputs, size: int, passes: int) -> tu
 
 
 @torch.inference_mode()
-def profile_eagerly(runner: Runner, step: StepInputs, rows: int, passes: int) -> tuple[Calls, float]:
+def profile_eagerly(runner: Runner, step: Batch, rows: int, passes: int) -> tuple[Calls, float]:
     """The kernels of the shortest pass, `logits` of `rows` positions last, and the shortest time of the whole model:
     Python, and torch between the kernels, in it."""
-    work, tap = run_eagerly(runner), runner.model.build.ops.tap
+    work, tap = run_eagerly(runner, step), runner.model.build.ops.tap
     profiles: list[Calls] = []
     runs = []
     for _ in range(passes + 1):
         clock = Stopwatch()
         begin = time.perf_counter()
-        hidden = work(step)
+        hidden = work()
         runs.append(time.perf_counter() - begin)
         assert isinstance(hidden, torch.Tensor)
         logits = _timed_logits(runner, hidden[-rows:])
         tap.recorder = clock
         try:
-            work(step)
+            work()
         finally:
             tap.recorder = None
         profiles.append([*clock.calls, logits])
     return shortest_pass(profiles[1:]), min(runs[1:])
 
 
-def prompt_step(runner: Runner, num_tokens: int, vocab_size: int) -> StepInputs:
+def prompt_step(runner: Runner, num_tokens: int, vocab_size: int) -> Batch:
     """A prompt of random tokens as a step of one row, in the first blocks and the first slot."""
     rng = random.Random(num_tokens)
     memory, block_size = runner.plan.memory, runner.block_size
     table = tuple(range(1, 1 + -(-num_tokens // block_size))) if memory.num_blocks else ()
     tokens = tuple(rng.randrange(vocab_size) for _ in range(num_tokens))
     row = Row("prompt", tokens, 0, table, 0, (1 if memory.num_slots else 0,))
-    return step_inputs(Batch((row,), 0), block_size, torch.device("cpu"), (), DecodeInputs(runner.takes_images))
+    return Batch((row,), 0)
 
 
 def _timed_logits(runner: Runner, hidden: torch.Tensor) -> tuple[str, float]:

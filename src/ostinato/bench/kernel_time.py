@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -10,6 +11,7 @@ import torch
 from ostinato.bench.decode_steps import Work, run_eagerly, seconds_of
 from ostinato.bench.graph_figures import KernelShares
 from ostinato.bench.stopwatch import Stopwatch
+from ostinato.engine.run.inputs import write_step
 from ostinato.engine.run.runner import Runner
 from ostinato.graphs.buffers import StepBuffers
 from ostinato.graphs.graphs import Graphs, persistent_storages
@@ -17,6 +19,7 @@ from ostinato.graphs.tape import Tape, TapeBackend
 from ostinato.layers.step import StepInputs
 from ostinato.ops.native import NativeKernel
 from ostinato.ops.recording import Kernel, Recorder, Tap
+from ostinato.schedule.batch import Batch
 
 PASSES = 5
 
@@ -63,7 +66,7 @@ class _TimedRecorder:
 
 
 @torch.inference_mode()
-def kernel_shares(runner: Runner, steps: Mapping[int, StepInputs], passes: int = PASSES) -> dict[int, KernelShares]:
+def kernel_shares(runner: Runner, steps: Mapping[int, Batch], passes: int = PASSES) -> dict[int, KernelShares]:
     """By number of rows: the part of a step's time that its kernels take, in the shortest of `passes` passes.
 
     The stopwatch's own time counts as the rest, which it makes larger by about a microsecond per kernel. Tapes are
@@ -71,15 +74,19 @@ def kernel_shares(runner: Runner, steps: Mapping[int, StepInputs], passes: int =
     """
     stopwatch = Stopwatch()
     tap = runner.model.build.ops.tap
-    replay = _timed_graphs(runner, steps, stopwatch).run
+    graphs = _timed_graphs(runner, steps, stopwatch)
+
+    def replay(step: Batch) -> torch.Tensor:
+        return graphs.run(write_step(graphs.buffers, step, runner.block_size))
+
     for step in steps.values():
         replay(step)  # captured here, as the tap cannot hold two recorders
     shares: dict[int, KernelShares] = {}
     tap.recorder = stopwatch
     try:
         for size, step in steps.items():
-            ways = (run_eagerly(runner), replay)
-            passes_of = [[_timed_pass(runner, stopwatch, work, step) for work in ways] for _ in range(passes)]
+            ways = (run_eagerly(runner, step), partial(replay, step))
+            passes_of = [[_timed_pass(runner, stopwatch, work) for work in ways] for _ in range(passes)]
             # In the shortest pass the least of other work came between.
             shares[size] = KernelShares(*(min(one)[1] for one in zip(*passes_of, strict=True)))
     finally:
@@ -87,20 +94,20 @@ def kernel_shares(runner: Runner, steps: Mapping[int, StepInputs], passes: int =
     return shares
 
 
-def _timed_pass(runner: Runner, stopwatch: Stopwatch, work: Work, step: StepInputs) -> tuple[float, float]:
+def _timed_pass(runner: Runner, stopwatch: Stopwatch, work: Work) -> tuple[float, float]:
     """Seconds of a step, and the part of them in kernels."""
     stopwatch.calls.clear()
-    seconds = seconds_of(runner, work, step)
+    seconds = seconds_of(runner, work)
     return seconds, stopwatch.seconds / seconds
 
 
-def _timed_graphs(runner: Runner, steps: Mapping[int, StepInputs], stopwatch: Stopwatch) -> Graphs:
+def _timed_graphs(runner: Runner, steps: Mapping[int, Batch], stopwatch: Stopwatch) -> Graphs:
     """The runner's graphs once more, each captured when first used."""
     plan = runner.plan
     buffers = StepBuffers(
         plan.settings.max_num_seqs,
         plan.settings.max_num_batched_tokens,
-        max(step.block_tables.shape[1] for step in steps.values()),
+        max(len(row.block_table) for step in steps.values() for row in step.rows),
         plan.memory.slots_per_request,
         runner.device,
         runner.takes_images,

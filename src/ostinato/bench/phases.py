@@ -52,7 +52,7 @@ def watched(engine: Engine, clock: PhaseClock) -> Iterator[None]:
     places: list[tuple[str, Any, str]] = [
         ("loop", engine, "step"),
         ("schedule", engine.scheduler, "schedule"),
-        ("inputs", runner_module, "step_inputs"),
+        ("inputs", runner_module, "write_step"),
         ("run", runner, "run"),
         ("buffers", runner.graphs, "run"),
         ("model", runner.model, "forward"),

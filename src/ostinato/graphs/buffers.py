@@ -1,32 +1,92 @@
-"""Persistent buffers: where every step's inputs lie when a graph reads them. Allocated once, as the plan says."""
+"""Persistent buffers: where inputs lie when a model or a graph reads them. Allocated once, as the plan says."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import fields
-from typing import Any
+from contextlib import contextmanager
+from typing import ClassVar, Protocol
 
+import numpy as np
 import torch
 
 from ostinato.graphs.errors import CaptureError
-from ostinato.layers.step import StepInputs
+from ostinato.layers.step import (
+    ENCODER_TABLE,
+    EncoderInputs,
+    StepInputs,
+    Table,
+    encoder_sizes,
+    step_sizes,
+    step_table,
+    table_bytes,
+)
 
-TENSORS = tuple(field.name for field in fields(StepInputs) if field.type == "torch.Tensor")
-"""The inputs of every step, which lie in buffers."""
 
-OF_IMAGES = ("rope_positions", "media_cells")
-"""Those for models that take images, both per token."""
+class Inputs(Protocol):
+    """Inputs of a forward pass: a dataclass whose tensors are views of persistent buffers.
 
-PER_TOKEN = ("token_ids", "positions", "kv_cells")
-PER_ROW = ("start_positions", "kv_lens", "read_slots", "write_slots", "block_tables")
-
-
-class StepBuffers:
-    """The inputs of one step, at addresses that never change.
-
-    Buffers that are indexed per token have room for `max_tokens`, those per row for `max_rows`, and each is padded as
-    it is indexed: with null cells and positions 0, and with null slots, null blocks and a context length of 0.
+    Padding is added behind the `length` real entries (tokens, patches) of each tensor that is indexed by them.
     """
+
+    buffers: ClassVar[str]
+    """What the buffers of such inputs are called."""
+
+    @property
+    def length(self) -> int: ...
+
+
+class Buffers:
+    """Memory for the inputs of a table, in one piece, at addresses that never change.
+
+    Inputs are written into `arrays`, on the host, and read from `tensors`, on the device. On a CPU both are the same
+    memory; on a GPU `pad` copies what was written.
+    """
+
+    def __init__(self, table: Table, sizes: Mapping[str, int], device: torch.device) -> None:
+        self.table = table
+        num_bytes = table_bytes(table, sizes)
+        self._host = torch.zeros(num_bytes, dtype=torch.uint8, pin_memory=device.type == "cuda")
+        self._memory = self._host if device.type == "cpu" else torch.zeros_like(self._host, device=device)
+        self._offsets: dict[str, int] = {}
+        self.arrays: dict[str, np.ndarray] = {}
+        self.tensors: dict[str, torch.Tensor] = {}
+        offset = 0
+        for name, each in table.items():
+            self._offsets[name] = offset
+            end, shape = offset + each.num_bytes(sizes), each.shape(sizes)
+            self.arrays[name] = self._host.numpy()[offset:end].view(each.dtype).reshape(shape)
+            self.tensors[name] = self._memory[offset:end].view(getattr(torch, each.dtype)).view(shape)
+            offset = end
+
+    @property
+    def num_bytes(self) -> int:
+        return self._memory.numel()
+
+    @property
+    def storage(self) -> int:
+        """Address of the memory that all inputs lie in."""
+        return self._memory.untyped_storage().data_ptr()
+
+    def clear(self) -> None:
+        """Padding everywhere."""
+        self._host.zero_()
+        self._memory.zero_()
+
+    def _views(self, lengths: Mapping[str, int]) -> dict[str, torch.Tensor]:
+        """The first entries of every buffer, as many of each kind as `lengths` says."""
+        return {name: self.tensors[name][: lengths[each.per] + each.ends] for name, each in self.table.items()}
+
+    def _pad(self, per: str, real: int, padded: int, end: int) -> None:
+        """Padding in the entries `real` to `padded - 1` of one kind. `end` is where the last real row ends."""
+        if real == padded:
+            return
+        for name, each in self.table.items():
+            if each.per == per and each.is_padded:
+                self.arrays[name][real + each.ends : padded + each.ends] = end if each.ends else 0
+
+
+class StepBuffers(Buffers):
+    """The inputs of one step, for `max_rows` rows and `max_tokens` tokens at the most."""
 
     def __init__(
         self,
@@ -37,37 +97,13 @@ class StepBuffers:
         device: torch.device,
         takes_images: bool = False,
     ) -> None:
-        def of(*shape: int, dtype: torch.dtype = torch.int32) -> torch.Tensor:
-            return torch.zeros(shape, dtype=dtype, device=device)
-
-        self.token_ids = of(max_tokens, dtype=torch.int64)
-        self.positions = of(max_tokens, dtype=torch.int64)
-        self.kv_cells = of(max_tokens, dtype=torch.int64)
-        self.row_starts = of(max_rows + 1)
-        self.start_positions = of(max_rows)
-        self.kv_lens = of(max_rows)
-        self.block_tables = of(max_rows, max(max_blocks, 1))
-        self.read_slots = of(max_rows)
-        self.write_slots = of(max_rows, slots_per_request)
-        self.rope_positions = of(max_tokens, 3, dtype=torch.int64) if takes_images else None
-        self.media_cells = of(max_tokens, dtype=torch.int64) if takes_images else None
-        self._names = TENSORS + (OF_IMAGES if takes_images else ())
-        self._per_token = PER_TOKEN + (OF_IMAGES if takes_images else ())
-        self._table_columns = 0  # of block_tables: those behind are 0 in every row
-        # On a CPU buffers are written through NumPy, whose small copies cost a fraction of torch's.
-        self._arrays = {name: buffer.numpy() for name, buffer in self.named()} if device.type == "cpu" else None
+        super().__init__(
+            step_table(takes_images), step_sizes(max_rows, max_tokens, max_blocks, slots_per_request), device
+        )
+        self.takes_images = takes_images
+        self.written_tables: list[Sequence[int]] = [()] * max_rows
+        """The block tables that stand in the rows, behind which there are zeros."""
         self._decode_views: dict[tuple[int, int], StepInputs] = {}
-        # Steps that only decode lie in the same tensors again and again.
-        self._source: StepInputs | None = None
-        self._source_arrays: dict[str, Any] = {}
-
-    def named(self) -> Iterator[tuple[str, torch.Tensor]]:
-        for name in self._names:
-            yield name, getattr(self, name)
-
-    @property
-    def num_bytes(self) -> int:
-        return sum(buffer.numel() * buffer.element_size() for _, buffer in self.named())
 
     def view(
         self,
@@ -78,69 +114,103 @@ class StepBuffers:
         checkpoints: Sequence[tuple[int, int, int]] = (),
     ) -> StepInputs:
         """The first `rows` rows and `tokens` tokens as a step, whose rows write `tokens_per_row` slots each."""
-        if num_decode_rows < rows or tokens != rows * tokens_per_row:
-            return self._make_view(rows, tokens, tokens_per_row, num_decode_rows, checkpoints)
         # Steps that only decode have few shapes, and none of them a checkpoint on its way.
-        key = (rows, tokens_per_row)
-        view = self._decode_views.get(key)
-        if view is None:
-            view = self._make_view(rows, tokens, tokens_per_row, num_decode_rows, ())
-            self._decode_views[key] = view
-        return view
+        is_decode = num_decode_rows == rows and tokens == rows * tokens_per_row
+        step = self._decode_views.get((rows, tokens_per_row)) if is_decode else None
+        if step is None:
+            views = self._views({"row": rows, "token": tokens})
+            views["write_slots"] = views["write_slots"][:, :tokens_per_row]
+            step = StepInputs(**views, num_decode_rows=num_decode_rows, checkpoints=checkpoints)
+            if is_decode:
+                self._decode_views[rows, tokens_per_row] = step
+        return step
 
-    def _make_view(
-        self,
-        rows: int,
-        tokens: int,
-        tokens_per_row: int,
-        num_decode_rows: int,
-        checkpoints: Sequence[tuple[int, int, int]],
-    ) -> StepInputs:
-        return StepInputs(
-            token_ids=self.token_ids[:tokens],
-            positions=self.positions[:tokens],
-            row_starts=self.row_starts[: rows + 1],
-            start_positions=self.start_positions[:rows],
-            kv_lens=self.kv_lens[:rows],
-            block_tables=self.block_tables[:rows],
-            kv_cells=self.kv_cells[:tokens],
-            read_slots=self.read_slots[:rows],
-            write_slots=self.write_slots[:rows, :tokens_per_row],
-            num_decode_rows=num_decode_rows,
-            rope_positions=None if self.rope_positions is None else self.rope_positions[:tokens],
-            media_cells=None if self.media_cells is None else self.media_cells[:tokens],
-            checkpoints=checkpoints,
-        )
+    def write_tables(self, tables: Sequence[Sequence[int]]) -> None:
+        """Writes the block table of each row. One that stands there already is not written again, however long it is:
+        steps of long contexts would spend their time in copying."""
+        array, written = self.arrays["block_tables"], self.written_tables
+        for row, table in enumerate(tables):
+            before = written[row]
+            # `is` first: to compare two tuples takes time, also where they are one.
+            if table is not before and table != before:
+                array[row, : len(table)] = table
+                array[row, len(table) : len(before)] = 0
+                written[row] = table
+
+    def pad(self, rows: int, tokens: int, to_rows: int, to_tokens: int) -> None:
+        """Makes what was written, `rows` and `tokens`, a step of `to_rows` rows and `to_tokens` tokens: with null cells
+        per token, and with null slots, null blocks and a context length of 0 per row."""
+        assert rows <= to_rows, "a step has more rows than it is padded to"
+        assert tokens <= to_tokens, "a step has more tokens than it is padded to"
+        self._pad("token", tokens, to_tokens, 0)
+        self._pad("row", rows, to_rows, tokens)
+        self.written_tables[rows:to_rows] = [()] * (to_rows - rows)
+        if self._memory is not self._host:
+            # The tables, by far the largest part, come last.
+            tables = self.arrays["block_tables"]
+            end = self._offsets["block_tables"] + to_rows * tables.strides[0]
+            self._memory[:end].copy_(self._host[:end])
 
     def clear(self) -> None:
         """Padding everywhere: a step of it reads and writes nothing but the null block and the null slot."""
-        for _, buffer in self.named():
-            buffer.zero_()
-        self._table_columns = 0
+        super().clear()
+        self.written_tables = [()] * len(self.written_tables)
 
-    def fill(self, step: StepInputs, rows: int, tokens: int) -> None:
-        """Write `step`, padded to `rows` rows and `tokens` tokens. Nothing of an earlier step is left in there."""
-        real_rows, real_tokens = step.read_slots.shape[0], step.token_ids.shape[0]
-        assert real_rows <= rows, "a step has more rows than it is padded to"
-        assert real_tokens <= tokens, "a step has more tokens than it is padded to"
-        # Long contexts make tables wide, so only the columns that were ever used are cleared.
-        self._table_columns = max(self._table_columns, step.block_tables.shape[1])
-        if self._arrays is not None and step is not self._source:
-            self._source, self._source_arrays = step, {name: getattr(step, name).numpy() for name in self._names}
-        for name, padded in (*((name, tokens) for name in self._per_token), *((name, rows) for name in PER_ROW)):
-            buffer, value = self._pair(name, step)
-            if name == "block_tables":
-                buffer = buffer[:, : self._table_columns]
-            _fill(buffer, value, padded)
-        starts, values = self._pair("row_starts", step)
-        starts[: real_rows + 1] = values
-        starts[real_rows + 1 : rows + 1] = real_tokens
+    @contextmanager
+    def cleared(self) -> Iterator[None]:
+        """Padding everywhere for a while; then what stood there before."""
+        content, tables = self._host.clone(), self.written_tables
+        self.clear()
+        yield
+        self._host.copy_(content)
+        self.written_tables = tables
 
-    def _pair(self, name: str, step: StepInputs) -> tuple[Any, Any]:
-        """A buffer and what `step` has for it, both of one kind, torch's or NumPy's."""
-        if self._arrays is not None:
-            return self._arrays[name], self._source_arrays[name]
-        return getattr(self, name), getattr(step, name)
+
+class EncoderBuffers(Buffers):
+    """The inputs of one pack of images: `max_patches` patches and `max_images` images at the most."""
+
+    def __init__(self, max_patches: int, max_images: int, patch_elements: int, device: torch.device) -> None:
+        super().__init__(ENCODER_TABLE, encoder_sizes(max_patches, max_images, patch_elements), device)
+
+    def view(self, patches: int) -> EncoderInputs:
+        """The first `patches` patches, with the segments of all images that there is room for."""
+        return EncoderInputs(**self._views({"patch": patches, "image": len(self.arrays["starts"]) - 1}))
+
+    def pad(self, patches: int, images: int, to_patches: int) -> None:
+        """Makes what was written, `patches` of so many images, a pack of `to_patches` patches: the positions of the
+        others exist, and images for which there is room have none of them."""
+        starts = self.arrays["starts"]
+        assert patches <= to_patches, "a pack has more patches than it is padded to"
+        assert images < len(starts), "a pack has more images than there is room for"
+        self._pad("patch", patches, to_patches, 0)
+        self._pad("image", images, len(starts) - 1, patches)
+        if self._memory is not self._host:
+            for name, each in self.table.items():
+                count = to_patches if each.per == "patch" else len(starts)
+                self.tensors[name][:count].copy_(torch.from_numpy(self.arrays[name][:count]))
+
+
+class Addresses:
+    """Where the tensors of captured inputs lie. Those that were absent are not looked at."""
+
+    def __init__(self, captured: Inputs) -> None:
+        self._names = tuple(name for name, value in vars(captured).items() if isinstance(value, torch.Tensor))
+        self._captured = self._of(captured)
+
+    def check(self, inputs: Inputs) -> None:
+        """CaptureError if `inputs` do not lie where the captured ones did: they would not be what a graph reads."""
+        now = self._of(inputs)
+        if now == self._captured:
+            return
+        moved = [name for name, old, new in zip(self._names, self._captured, now, strict=True) if old != new]
+        named = ", ".join(f"{inputs.buffers}.{name}" for name in moved)
+        raise CaptureError(
+            f"{named} moved after the graph was captured, which would go on reading the old memory. Buffers are "
+            "written in place, never replaced"
+        )
+
+    def _of(self, inputs: Inputs) -> list[int]:
+        return [getattr(inputs, name).data_ptr() for name in self._names]
 
 
 def check_unmoved(captured: Mapping[int, str], now: Mapping[int, str]) -> None:
@@ -152,17 +222,3 @@ def check_unmoved(captured: Mapping[int, str], now: Mapping[int, str]) -> None:
             f"{', '.join(moved[:8])} moved after graphs were captured, which would go on using the old memory. Write "
             "into persistent buffers, or capture again"
         )
-
-
-def _fill(buffer: Any, value: Any, padded: int) -> None:
-    """`value` at the begin of `buffer`, and zeros to its right and behind it up to `padded`; both of one kind, torch's
-    or NumPy's."""
-    length = value.shape[0]
-    if buffer.ndim == 2:
-        buffer[:length, : value.shape[1]] = value
-        if value.shape[1] < buffer.shape[1]:
-            buffer[:length, value.shape[1] :] = 0
-    else:
-        buffer[:length] = value
-    if length < padded:
-        buffer[length:padded] = 0

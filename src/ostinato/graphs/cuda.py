@@ -17,8 +17,8 @@ from typing import Any, Protocol
 
 import torch
 
+from ostinato.graphs.buffers import Addresses, Inputs
 from ostinato.graphs.errors import CaptureError
-from ostinato.graphs.inputs import Addresses, Inputs
 from ostinato.graphs.parts import left_out
 from ostinato.graphs.places import Place, place_of, pointer_of
 from ostinato.graphs.recorder import Recorder

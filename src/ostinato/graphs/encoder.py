@@ -9,9 +9,8 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
-from ostinato.graphs.buffers import check_unmoved
+from ostinato.graphs.buffers import EncoderBuffers, check_unmoved
 from ostinato.graphs.check import compare_encoding
-from ostinato.graphs.encoder_buffers import EncoderBuffers
 from ostinato.graphs.encoder_choice import BudgetTimes, time_both
 from ostinato.graphs.encoder_counts import EncoderCounts
 from ostinato.graphs.graphs import CaptureProgress
@@ -23,7 +22,8 @@ from ostinato.plan.model import VisionSpec
 from ostinato.units import format_bytes
 
 Encode = Callable[[EncoderInputs], torch.Tensor]
-MakeInputs = Callable[[Sequence[MediaItem]], EncoderInputs]
+WriteImages = Callable[[EncoderBuffers, Sequence[MediaItem]], EncoderInputs]
+"""Writes images into buffers, side by side -> the views of what was written."""
 
 OFF = "encoder graphs are off"
 TOO_LARGE = "larger than the largest budget"
@@ -55,15 +55,15 @@ class EncoderGraphs:
         plan: EncoderPlan,
         vision: VisionSpec,
         encode: Encode,
-        make_inputs: MakeInputs,
+        write: WriteImages,
         device: torch.device,
         make_backend: Callable[[Mapping[int, str]], EncoderBackend],
         weights: Callable[[], Mapping[int, str]] = dict,
         *,
         check_replay: bool = False,
     ) -> None:
-        """`encode` is the model's, `make_inputs` puts images side by side, on the host. `make_backend` gets the
-        storages that have to stay where they are, with their names; `weights` looks up those that are not buffers."""
+        """`encode` is the model's. `make_backend` gets the storages that have to stay where they are, with their names;
+        `weights` looks up those that are not buffers."""
         self.counts = EncoderCounts()
         self.capture_seconds = 0.0
         self.times: dict[int, BudgetTimes] = {}
@@ -71,7 +71,7 @@ class EncoderGraphs:
         self._plan = plan
         self._vision = vision
         self._encode = encode
-        self._make_inputs = make_inputs
+        self._write = write
         self._device = device
         self._weights = weights
         self._check_replay = check_replay
@@ -80,7 +80,7 @@ class EncoderGraphs:
         self._buffers: EncoderBuffers | None = None
         self._backend: EncoderBackend | None = None
         if self._budgets:
-            self._buffers = EncoderBuffers(self._budgets[-1], plan.max_items_per_batch, vision, device)
+            self._buffers = self._make_buffers(self._budgets[-1], plan.max_items_per_batch)
             self._captured_at = self._persistent()
             self._backend = make_backend(self._captured_at)
 
@@ -141,18 +141,28 @@ class EncoderGraphs:
         if pack.budget is not None and pack.budget not in self._graphs:
             self._capture(pack.budget)
         begin = time.perf_counter()
-        inputs = self._make_inputs(items)
         reason = self._eager_reason(pack.budget)
         if pack.budget is None or reason is not None:
-            encoded = self._encode(inputs.to(self._device))[: pack.tokens]
+            encoded = self._run_eagerly(items)[: pack.tokens]
             self.counts.count_eager(reason or OFF, len(items), pack.tokens, time.perf_counter() - begin)
             return encoded
-        encoded = self._replay(pack.budget, inputs)[: pack.tokens].clone()
+        encoded = self._replay(pack.budget, items)[: pack.tokens].clone()
         self.counts.count_replay(pack.budget, len(items), pack.tokens, time.perf_counter() - begin)
         if self._check_replay:
             check_unmoved(self._captured_at, self._persistent())
-            compare_encoding(f"{pack.budget} tokens", encoded, self._encode(inputs.to(self._device))[: pack.tokens])
+            compare_encoding(f"{pack.budget} tokens", encoded, self._run_eagerly(items)[: pack.tokens])
         return encoded
+
+    def _run_eagerly(self, items: Sequence[MediaItem]) -> torch.Tensor:
+        """On buffers as large as the images, which may be larger than any budget."""
+        buffers = self._make_buffers(sum(self._tokens_of(item) for item in items), len(items))
+        inputs = self._write(buffers, items)
+        buffers.pad(inputs.length, len(items), inputs.length)
+        return self._encode(inputs)
+
+    def _make_buffers(self, tokens: int, images: int) -> EncoderBuffers:
+        patches = tokens * self._vision.patches_per_token
+        return EncoderBuffers(patches, images, self._vision.patch_elements, self._device)
 
     def _eager_reason(self, budget: int | None) -> str | None:
         if not self._budgets:
@@ -161,26 +171,28 @@ class EncoderGraphs:
             return TOO_LARGE
         return LOSES if self.times[budget].graph_loses else None
 
-    def _replay(self, budget: int, inputs: EncoderInputs) -> torch.Tensor:
+    def _replay(self, budget: int, items: Sequence[MediaItem]) -> torch.Tensor:
         assert self._buffers is not None, "a budget has buffers"
-        now = self._buffers.fill(inputs, budget * self._vision.patches_per_token)
-        return self._graphs[budget].replay(now)
+        inputs = self._write(self._buffers, items)
+        self._buffers.pad(inputs.length, len(items), budget * self._vision.patches_per_token)
+        return self._graphs[budget].replay(inputs)
 
     def _capture(self, budget: int) -> None:
         """Captures the graph of a budget, and times it against eager unless it is used always."""
         assert self._buffers is not None, "a budget has buffers"
         assert self._backend is not None, "a budget has a backend"
         begin = time.perf_counter()
-        inputs = self._make_inputs([self._filling(budget)])
-        self._buffers.fill(inputs, inputs.length)
-        self._graphs[budget] = self._backend.capture(self._encode, self._buffers.view(inputs.length), ())
+        items = [self._filling(budget)]
+        inputs = self._write(self._buffers, items)
+        self._buffers.pad(inputs.length, 1, inputs.length)
+        self._graphs[budget] = self._backend.capture(self._encode, inputs, ())
         self.capture_seconds += time.perf_counter() - begin
         self.times[budget] = BudgetTimes(budget)
         if self._plan.graph_mode == "auto":
             self.times[budget] = time_both(
                 budget,
-                lambda: self._replay(budget, inputs).clone(),
-                lambda: self._encode(inputs.to(self._device)),
+                lambda: self._replay(budget, items).clone(),
+                lambda: self._run_eagerly(items),
                 torch.cuda.synchronize if self._device.type == "cuda" else lambda: None,
             )
 
@@ -195,5 +207,4 @@ class EncoderGraphs:
 
     def _persistent(self) -> Mapping[int, str]:
         assert self._buffers is not None, "only graphs have something that must not move"
-        named = {buffer.untyped_storage().data_ptr(): name for name, buffer in self._buffers.named()}
-        return {**{pointer: f"encoder buffers.{name}" for pointer, name in named.items()}, **self._weights()}
+        return {self._buffers.storage: EncoderInputs.buffers, **self._weights()}

@@ -89,7 +89,8 @@ class Graphs:
         self._ladders = plan.ladders()
         self._backend = backend
         self._forward = forward
-        self._buffers = buffers
+        self.buffers = buffers
+        """Where each step is written before `run`."""
         self._memory = memory
         self._strict = strict
         self._check_replay = check_replay
@@ -100,7 +101,7 @@ class Graphs:
     @property
     def num_bytes(self) -> int:
         """Persistent buffers and graphs."""
-        return self._buffers.num_bytes + self._backend.num_bytes
+        return self.buffers.num_bytes + self._backend.num_bytes
 
     @property
     def num_captured(self) -> int:
@@ -122,7 +123,8 @@ class Graphs:
         progress("Capturing graphs", len(missing), len(missing))
 
     def run(self, step: StepInputs) -> torch.Tensor:
-        """Computes a step -> hidden states of its tokens and then of padding, [padded tokens, hidden]."""
+        """Computes the step that was written into the buffers -> hidden states of its tokens and then of padding,
+        [padded tokens, hidden]."""
         rows, tokens = step.read_slots.shape[0], step.token_ids.shape[0]
         tokens_per_row = step.write_slots.shape[1] if step.num_decode_rows == rows else None
         self.counts.traffic.count(rows, tokens_per_row, tokens)
@@ -133,12 +135,11 @@ class Graphs:
         key = GraphKey(mode, size, (tokens_per_row or 0) if is_full else 0)
         graph = self._graphs.get(key) or self._capture(key)
         self.counts.count_replay(mode, size, key.tokens_per_row or None, tokens, key.tokens)
-        self._buffers.fill(step, size if is_full else rows, key.tokens)
-        now = self._buffers.view(rows, tokens, step.write_slots.shape[1], step.num_decode_rows, step.checkpoints)
+        self.buffers.pad(rows, tokens, size if is_full else rows, key.tokens)
         if self._check_replay:
             check_unmoved(self._captured_at, self._persistent())
-            return compare_replay(str(key), graph.replay, self._forward, now, self._memory)
-        return graph.replay(now)
+            return compare_replay(str(key), graph.replay, self._forward, step, self._memory)
+        return graph.replay(step)
 
     def _run_eagerly(self, step: StepInputs, rows: int, tokens_per_row: int | None, tokens: int) -> torch.Tensor:
         shape = f"{rows} rows of {tokens_per_row} tokens" if tokens_per_row else f"{tokens} tokens in {rows} rows"
@@ -158,18 +159,18 @@ class Graphs:
         else:
             reason = "mixed: no graph of so many tokens"
         self.counts.count_eager(reason, tokens, was_planned)
-        device = self._buffers.token_ids.device
-        return self._forward(step if device.type == "cpu" else step.to(device))
+        self.buffers.pad(rows, tokens, rows, tokens)
+        return self._forward(step)
 
     def _capture(self, key: GraphKey) -> Graph:
         begin = time.perf_counter()
-        self._buffers.clear()
-        if key.mode == "full":
-            step = self._buffers.view(key.size, key.tokens, key.tokens_per_row, key.size)
-            graph = self._backend.capture(self._forward, step, ())
-        else:
-            step = self._buffers.view(1, key.tokens, 1, 0)
-            graph = self._backend.capture(self._forward, step, self._plan.splits)
+        with self.buffers.cleared():
+            if key.mode == "full":
+                step = self.buffers.view(key.size, key.tokens, key.tokens_per_row, key.size)
+                graph = self._backend.capture(self._forward, step, ())
+            else:
+                step = self.buffers.view(1, key.tokens, 1, 0)
+                graph = self._backend.capture(self._forward, step, self._plan.splits)
         self._graphs[key] = graph
         self.capture_seconds += time.perf_counter() - begin
         return graph
@@ -178,7 +179,7 @@ class Graphs:
 def persistent_storages(buffers: StepBuffers, model: nn.Module, memory: Sequence[LayerMemory]) -> Mapping[int, str]:
     """Storage pointer -> name, of everything that stays where it is: step buffers, weights and constants, cache."""
     return {
-        **_storages((f"step buffers.{name}", buffer) for name, buffer in buffers.named()),
+        buffers.storage: StepInputs.buffers,
         **weight_storages(model),
         **_storages(
             (f"cache memory.{index}.{name}", value)

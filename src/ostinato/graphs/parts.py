@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from ostinato.graphs.inputs import Inputs
+from ostinato.graphs.buffers import Inputs
 from ostinato.graphs.recorder import check_captured_step
 from ostinato.ops.recording import Kernel
 

@@ -18,9 +18,9 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from ostinato.graphs.buffers import Inputs
 from ostinato.graphs.errors import CaptureError
 from ostinato.graphs.host import HostGuard, changes_device, reads_on_host, refuse_read
-from ostinato.graphs.inputs import Inputs
 from ostinato.graphs.places import Place, has_memory, map_items, place_of, pointer_of, shape_of, tensors_in
 from ostinato.ops.recording import Kernel
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from ostinato.graphs.arena import Arena, bind, plan_layout
-from ostinato.graphs.inputs import Addresses, Inputs
+from ostinato.graphs.buffers import Addresses, Inputs
 from ostinato.graphs.parts import left_out
 from ostinato.graphs.places import Place, tensors_in
 from ostinato.graphs.recorder import Call, Recorder

@@ -1,15 +1,68 @@
-"""What the layers get in a step: the batch as tensors, and each layer's part of the cache memory."""
+"""What the layers get in a step: its inputs, and each layer's part of the cache memory.
+
+The fields of `StepInputs` and `EncoderInputs` are the table of inputs: from it come the persistent buffers, their bytes
+in the plan, and the views that layers read. No torch is imported, so that the plan can read it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
-from typing import Any, ClassVar
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from math import prod
+from typing import TYPE_CHECKING, ClassVar
 
-import torch
+import numpy as np
+
+if TYPE_CHECKING:
+    import torch
 
 
 @dataclass(frozen=True)
+class Input:
+    """Facts of one input, a tensor with an entry per token, row, patch or image. Padding entries are 0."""
+
+    per: str
+    """token, row, patch or image"""
+    dtype: str
+    width: int | str | None = None
+    """Elements of an entry, or the name of a size; None for an entry that is a single number."""
+    ends: bool = False
+    """Entry i is where row i begins, and one more entry is where the last one ends. Padding entries are that end."""
+    of_images: bool = False
+    """Only models that take images have it."""
+    is_padded: bool = True
+    """False where padding may keep what stood there: no other entry depends on it."""
+
+    def shape(self, sizes: Mapping[str, int]) -> tuple[int, ...]:
+        """Of a tensor with `sizes["token"]` tokens, `sizes["row"]` rows and so on."""
+        entries = sizes[self.per] + self.ends
+        if self.width is None:
+            return (entries,)
+        return (entries, self.width if isinstance(self.width, int) else sizes[self.width])
+
+    def num_bytes(self, sizes: Mapping[str, int]) -> int:
+        return prod(self.shape(sizes)) * np.dtype(self.dtype).itemsize
+
+
+Table = Mapping[str, Input]
+"""Inputs by name, those of the widest dtype first, so that in one piece of memory each is aligned."""
+
+
+def _of(per: str, dtype: str, width: int | str | None = None, **facts: bool) -> Mapping[str, Input]:
+    """Metadata of a field that is an input."""
+    return {"input": Input(per, dtype, width, **facts)}
+
+
+def _table(inputs: type) -> Table:
+    return {each.name: each.metadata["input"] for each in fields(inputs) if each.metadata}
+
+
+def table_bytes(table: Table, sizes: Mapping[str, int]) -> int:
+    """Bytes of buffers for all inputs of a table."""
+    return sum(each.num_bytes(sizes) for each in table.values())
+
+
+@dataclass(frozen=True, kw_only=True)
 class StepInputs:
     """One batch, as the kernels read it. Decode rows come first, `write_slots.shape[1]` tokens each.
 
@@ -19,29 +72,29 @@ class StepInputs:
 
     buffers: ClassVar[str] = "step buffers"
 
-    token_ids: torch.Tensor
-    """[tokens] int64"""
-    positions: torch.Tensor
-    """[tokens] int64, counted from the request's first token"""
-    row_starts: torch.Tensor
-    """[rows + 1] int32"""
-    start_positions: torch.Tensor
-    """[rows] int32: position of each row's first token"""
-    kv_lens: torch.Tensor
-    """[rows] int32: each row's context length after the step"""
-    block_tables: torch.Tensor
-    """[rows, max_blocks] int32"""
-    kv_cells: torch.Tensor
-    """[tokens] int64: block id * block_size + offset in the block, where a token's key and value go"""
-    read_slots: torch.Tensor
-    """[rows] int32, 0 being the zero state"""
-    write_slots: torch.Tensor
-    """[rows, 1 + k] int32"""
+    token_ids: torch.Tensor = field(metadata=_of("token", "int64"))
+    """[tokens]"""
+    positions: torch.Tensor = field(metadata=_of("token", "int64"))
+    """[tokens], counted from the request's first token"""
+    kv_cells: torch.Tensor = field(metadata=_of("token", "int64"))
+    """[tokens]: block id * block_size + offset in the block, where a token's key and value go"""
+    rope_positions: torch.Tensor | None = field(default=None, metadata=_of("token", "int64", 3, of_images=True))
+    """[tokens, 3]: where each token stands in time, height and width, for models with images"""
+    media_cells: torch.Tensor | None = field(default=None, metadata=_of("token", "int64", of_images=True))
+    """[tokens]: the cell of the encoder cache that a token takes, 0 for tokens of text; for models with images"""
+    row_starts: torch.Tensor = field(metadata=_of("row", "int32", ends=True))
+    """[rows + 1]"""
+    start_positions: torch.Tensor = field(metadata=_of("row", "int32"))
+    """[rows]: position of each row's first token"""
+    kv_lens: torch.Tensor = field(metadata=_of("row", "int32"))
+    """[rows]: each row's context length after the step"""
+    read_slots: torch.Tensor = field(metadata=_of("row", "int32"))
+    """[rows], 0 being the zero state"""
+    write_slots: torch.Tensor = field(metadata=_of("row", "int32", "slots"))
+    """[rows, 1 + k]"""
+    block_tables: torch.Tensor = field(metadata=_of("row", "int32", "blocks"))
+    """[rows, max_blocks]"""
     num_decode_rows: int
-    rope_positions: torch.Tensor | None = None
-    """[tokens, 3] int64: where each token stands in time, height and width, for models with images"""
-    media_cells: torch.Tensor | None = None
-    """[tokens] int64: the cell of the encoder cache that a token takes, 0 for tokens of text; for models with images"""
     checkpoints: Sequence[tuple[int, int, int]] = ()
     """(row, offset, slot): the state after `offset` tokens of a prefill row also goes to `slot`."""
 
@@ -53,16 +106,6 @@ class StepInputs:
     @property
     def num_decode_tokens(self) -> int:
         return self.num_decode_rows * self.write_slots.shape[1]
-
-    def to(self, device: torch.device) -> StepInputs:
-        """The same inputs on another device."""
-        if self.token_ids.device == device:
-            return self
-        tensors = {f.name: getattr(self, f.name) for f in fields(self)}
-        moved: dict[str, Any] = {
-            name: value.to(device) for name, value in tensors.items() if isinstance(value, torch.Tensor)
-        }
-        return replace(self, **moved)
 
 
 @dataclass(frozen=True)
@@ -82,7 +125,7 @@ class LayerMemory:
     token's embedding, row i is added behind layer i - 1 (DeepStack). Not a layer's: it stands behind the layers'."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class EncoderInputs:
     """Images side by side, as the vision encoder reads them. Patches lie in the order of merging: the
     `merge_size ** 2` patches of an output token are neighbours.
@@ -93,24 +136,37 @@ class EncoderInputs:
 
     buffers: ClassVar[str] = "encoder buffers"
 
-    patches: torch.Tensor
-    """[patches, patch_elements] float32"""
-    taps: torch.Tensor
-    """[patches, 4] int64: the learned position embeddings that a patch's own is made of"""
-    tap_weights: torch.Tensor
-    """[patches, 4] float32"""
-    positions: torch.Tensor
-    """[patches, 2] int64: row and column, in patches"""
-    starts: torch.Tensor
-    """[segments + 1] int32"""
+    taps: torch.Tensor = field(metadata=_of("patch", "int64", 4))
+    """[patches, 4]: the learned position embeddings that a patch's own is made of"""
+    positions: torch.Tensor = field(metadata=_of("patch", "int64", 2))
+    """[patches, 2]: row and column, in patches"""
+    patches: torch.Tensor = field(metadata=_of("patch", "float32", "patch_elements", is_padded=False))
+    """[patches, patch_elements]"""
+    tap_weights: torch.Tensor = field(metadata=_of("patch", "float32", 4))
+    """[patches, 4]"""
+    starts: torch.Tensor = field(metadata=_of("image", "int32", ends=True))
+    """[segments + 1]"""
 
     @property
     def length(self) -> int:
         """Patches."""
         return self.patches.shape[0]
 
-    def to(self, device: torch.device) -> EncoderInputs:
-        """The same inputs on another device."""
-        if self.patches.device == device:
-            return self
-        return EncoderInputs(**{name: value.to(device) for name, value in vars(self).items()})
+
+ENCODER_TABLE = _table(EncoderInputs)
+
+
+def step_table(takes_images: bool) -> Table:
+    """The inputs of a step of a model; of every model, or of one that takes images."""
+    return {name: each for name, each in _table(StepInputs).items() if takes_images or not each.of_images}
+
+
+def step_sizes(rows: int, tokens: int, blocks: int, slots: int) -> dict[str, int]:
+    """Sizes of buffers for steps of so many rows and tokens, with `blocks` blocks and `slots` write slots per row.
+    A model without blocks has a column of null blocks."""
+    return {"row": rows, "token": tokens, "blocks": max(blocks, 1), "slots": slots}
+
+
+def encoder_sizes(patches: int, images: int, patch_elements: int) -> dict[str, int]:
+    """Sizes of buffers for packs of so many patches and images."""
+    return {"patch": patches, "image": images, "patch_elements": patch_elements}

@@ -9,7 +9,6 @@ import torch
 
 from ostinato.config import EngineConfig
 from ostinato.engine.engine import Engine
-from ostinato.engine.run.decode_inputs import DecodeInputs
 from ostinato.engine.run.inputs import logit_positions, step_inputs
 from ostinato.ops import noise
 from ostinato.sample.params import SamplingParams
@@ -100,7 +99,6 @@ def text_logits(engine: Engine, text: Sequence[int], count: int) -> torch.Tensor
         num_logits=count,
     )
     batch = Batch((row,), num_decode_rows=0)
-    hidden = runner.model(
-        step_inputs(batch, block_size, runner.device, (), DecodeInputs(runner.takes_images)), runner.memory
-    )
+    step = step_inputs(batch, block_size, runner.device, takes_images=runner.takes_images)
+    hidden = runner.model(step, runner.memory)
     return runner.model.logits(hidden[logit_positions(batch)])

@@ -6,11 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import torch
-
-from ostinato.engine.run.decode_inputs import DecodeInputs
 from ostinato.engine.run.graphing import make_graphs
-from ostinato.engine.run.inputs import step_inputs
+from ostinato.engine.run.inputs import write_step
 from ostinato.graphs.graphs import Graphs
 from ostinato.layers.step import LayerMemory
 from ostinato.models.base import CausalLM
@@ -73,5 +70,4 @@ def make_drafting(
 
 
 def _forward(graphs: Graphs, block_size: int) -> Forward:
-    inputs = DecodeInputs()
-    return lambda batch: graphs.run(step_inputs(batch, block_size, torch.device("cpu"), (), inputs))
+    return lambda batch: graphs.run(write_step(graphs.buffers, batch, block_size))

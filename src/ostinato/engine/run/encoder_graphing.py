@@ -7,7 +7,7 @@ from typing import Protocol, runtime_checkable
 
 import torch
 
-from ostinato.engine.run.encoder_inputs import encoder_inputs
+from ostinato.engine.run.encoder_inputs import write_images
 from ostinato.engine.run.graphing import BACKENDS
 from ostinato.graphs.encoder import EncoderGraphs
 from ostinato.graphs.graphs import weight_storages
@@ -37,7 +37,7 @@ def make_encoder_graphs(
         plan,
         vision,
         model.encode,
-        partial(encoder_inputs, vision=vision),
+        partial(write_images, vision=vision),
         device,
         lambda persistent: BACKENDS[plan.backend](tap, persistent, device),
         lambda: weight_storages(model),

@@ -2,32 +2,30 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from math import isqrt
 
 import numpy as np
-import torch
 
+from ostinato.graphs.buffers import EncoderBuffers
 from ostinato.layers.step import EncoderInputs
 from ostinato.media.item import MediaItem
 from ostinato.plan.model import VisionSpec
 
 
-def encoder_inputs(items: Sequence[MediaItem], vision: VisionSpec) -> EncoderInputs:
-    """`items`, at least one, side by side, on the host, without padding."""
-    positions = [patch_positions(item.grid, vision.merge_size) for item in items]
-    taps = [
-        position_taps(of_item, item.grid, isqrt(vision.num_positions))
-        for of_item, item in zip(positions, items, strict=True)
-    ]
-    starts = np.cumsum([0, *(len(item.patches) for item in items)], dtype=np.int32)
-    return EncoderInputs(
-        patches=torch.from_numpy(np.concatenate([item.patches for item in items])),
-        taps=torch.from_numpy(np.concatenate([ids for ids, _ in taps])),
-        tap_weights=torch.from_numpy(np.concatenate([weights for _, weights in taps])),
-        positions=torch.from_numpy(np.concatenate(positions)),
-        starts=torch.from_numpy(starts),
-    )
+def write_images(buffers: EncoderBuffers, items: Sequence[MediaItem], vision: VisionSpec) -> EncoderInputs:
+    """Writes `items`, at least one, into `buffers`, side by side -> the views of their patches. They are ready when
+    `buffers.pad` has padded them."""
+    arrays, side = buffers.arrays, isqrt(vision.num_positions)
+    starts = [0, *itertools.accumulate(len(item.patches) for item in items)]
+    for item, (begin, end) in zip(items, itertools.pairwise(starts), strict=True):
+        positions = patch_positions(item.grid, vision.merge_size)
+        arrays["patches"][begin:end] = item.patches
+        arrays["positions"][begin:end] = positions
+        arrays["taps"][begin:end], arrays["tap_weights"][begin:end] = position_taps(positions, item.grid, side)
+    arrays["starts"][: len(starts)] = starts
+    return buffers.view(starts[-1])
 
 
 def patch_positions(grid: tuple[int, int], merge: int) -> np.ndarray:

@@ -11,12 +11,11 @@ from typing import Any
 
 import torch
 
-from ostinato.engine.run.decode_inputs import DecodeInputs
 from ostinato.engine.run.drafting import make_drafting
 from ostinato.engine.run.encoder_graphing import make_encoder_graphs
 from ostinato.engine.run.encoding import Encoding
 from ostinato.engine.run.graphing import make_graphs
-from ostinato.engine.run.inputs import logit_positions, step_inputs
+from ostinato.engine.run.inputs import Drafts, logit_positions, write_step
 from ostinato.engine.run.memory import allocate_cells, allocate_memory
 from ostinato.errors import CapacityError, Remedy
 from ostinato.graphs.encoder import EncoderGraphs
@@ -55,7 +54,6 @@ class Runner:
         self.plan = plan
         self.device = torch.device(settings.device)
         self.block_size = settings.block_size
-        self._decode_inputs = DecodeInputs(takes_images=spec.vision is not None)
         if settings.threads is not None:
             torch.set_num_threads(settings.threads)
         begin = time.perf_counter()
@@ -103,7 +101,7 @@ class Runner:
         if batch.encode:
             assert self.encoding is not None, "images came to a model that has no encoder"
             self.encoding.run(batch.encode)
-        hidden = self.graphs.run(step_inputs(batch, self.block_size, torch.device("cpu"), drafts, self._decode_inputs))
+        hidden = self.forward(batch, drafts)
         positions = logit_positions(batch, drafts)
 
         def project(places: list[int]) -> torch.Tensor:
@@ -114,6 +112,10 @@ class Runner:
             return self.model.logits(hidden if len(wanted) == len(hidden) else hidden[: len(wanted)])
 
         return StepResult(tuple(sample(project, batch.rows, drafts, draw=self.model.build.ops.sample)))
+
+    def forward(self, batch: Batch, drafts: Drafts = ()) -> torch.Tensor:
+        """Computes the model's layers -> hidden states of the batch's tokens and drafts, and behind them of padding."""
+        return self.graphs.run(write_step(self.graphs.buffers, batch, self.block_size, drafts))
 
     @torch.inference_mode()
     def capture(self, progress: StartProgress = lambda what, done, total: None) -> None:

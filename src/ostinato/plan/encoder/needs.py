@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 
+from ostinato.layers.step import ENCODER_TABLE, encoder_sizes, table_bytes
 from ostinato.ops.facts import Backend, called_by
 from ostinato.ops.scratch import native_encoder_attention
 from ostinato.plan.encoder_tape import encoder_arena_bytes
@@ -78,13 +79,9 @@ def encoder_graph_bytes(
 
 
 def encoder_buffer_bytes(vision: VisionSpec, tokens: int, items: int) -> int:
-    """Bytes of the buffers that hold the inputs of `items` images of `tokens` output tokens in all.
-
-    Per patch: its pixels and the weights of its taps in float32; taps, row and column in int64. int32 per image: its
-    first patch (and one more for the end).
-    """
-    per_patch = 4 * (vision.patch_elements + TAPS) + 8 * (TAPS + 2)
-    return tokens * vision.patches_per_token * per_patch + 4 * (items + 1)
+    """Bytes of the buffers that hold the inputs of `items` images of `tokens` output tokens in all."""
+    patches = tokens * vision.patches_per_token
+    return table_bytes(ENCODER_TABLE, encoder_sizes(patches, items, vision.patch_elements))
 
 
 def _peak_bytes(vision: VisionSpec, dtype: str, tokens: int, widens: bool) -> int:

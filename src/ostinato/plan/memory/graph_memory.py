@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ostinato.layers.step import step_sizes, step_table, table_bytes
 from ostinato.plan.limits import Limits
 from ostinato.plan.memory.passes import Pass, drafter_pass, own_pass
 from ostinato.plan.model import DTYPE_BYTES, ModelSpec
@@ -45,13 +46,8 @@ def graph_bytes(
 
 
 def buffer_bytes(tokens: int, rows: int, max_blocks: int, slots_per_request: int, takes_images: bool = False) -> int:
-    """Bytes of the buffers that hold a step's inputs.
-
-    int64 per token: id, position and cell of its key, and for a model that takes images three positions more and the
-    cell of its image. int32 per row: first token (and one more for the end), first
-    position, context length, read slot, write slots and block table.
-    """
-    return 8 * (7 if takes_images else 3) * tokens + 4 * (rows * (4 + slots_per_request + max(max_blocks, 1)) + 1)
+    """Bytes of the buffers that hold a step's inputs."""
+    return table_bytes(step_table(takes_images), step_sizes(rows, tokens, max_blocks, slots_per_request))
 
 
 def arena_bytes(model: ModelSpec, dtype: str, tokens: int, gathered_rows: int) -> int:
