@@ -51,8 +51,8 @@ def test_the_plan_of_a_directory_with_only_a_config_is_printed_as_json(capsys, c
     assert status == 0
     assert list(data) == list(JSON_SECTIONS)
     assert data["device"]["name"] == "h200-141gb"
-    assert data["settings"]["max_num_seqs"] == data["memory"]["max_num_seqs"] == 256
-    assert data["memory"]["num_slots"] == 257 + data["state_cache"]["num_checkpoints"]
+    assert data["settings"]["max_num_seqs"] == 256
+    assert data["memory"]["num_slots"] == 257 + data["memory"]["num_checkpoints"]
     assert Plan.from_json(data).to_json() == data
 
 
@@ -143,7 +143,12 @@ def test_every_setting_is_a_flag_and_reaches_the_plan(capsys, checkpoint) -> Non
         "state_block_size": 320, "checkpoint_policy": "boundaries", "eviction_policy": "lru",
         "graph_mode": "piecewise", "capture": "lazy", "prefer_graph_sizes": False, "strict": True,
         "check_replay": True, "scheduling_policy": "priority", "seed": 9, "threads": 3,
-        "rope": None, "deterministic": False,
+        "rope": None, "deterministic": False, "model": checkpoint, "revision": None, "random_weights": True,
+        "memory_utilization": 0.5, "cache_memory": 2**30, "expected_prefix_tokens": 100, "kernels": "auto",
+        "capture_sizes": [1, 2, 64], "capture_rows": [1, 4], "max_capture_size": 64,
+        "performance_mode": "interactivity", "speculative": "ngram:2", "speculative_adaptive": "off",
+        "encoder_graph_mode": "auto", "encoder_token_budgets": None, "encoder_max_items_per_batch": None,
+        "encoder_cache_tokens": None, "video_pruning_rate": 0.0, "allow_remote_images": False,
     }  # fmt: skip
     assert data["capture"]["tokens"] == [1, 2, 64]
     assert (data["speculative"]["method"], data["speculative"]["num_speculative_tokens"]) == ("ngram", 2)

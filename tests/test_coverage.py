@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ostinato.plain_data import from_plain, to_plain
 from ostinato.plan.graphs.coverage import Coverage, DecodeRange, MixedRange, coverage, dispatch, uncovered
 from ostinato.plan.graphs.ladders import CaptureLadders, capture_ladders
 
@@ -50,7 +51,7 @@ def expected(ladder: tuple[int, ...], count: int) -> int | None:
 
 
 def test_uniform_decode_takes_a_full_graph_and_mixed_batches_a_piecewise_one() -> None:
-    assert coverage(LADDERS, "full_and_piecewise", **SMALL, num_speculative_tokens=1).to_json() == {
+    assert to_plain(coverage(LADDERS, "full_and_piecewise", **SMALL, num_speculative_tokens=1)) == {
         "decode": [
             {"tokens_per_row": 1, "from": 1, "to": 1, "mode": "full", "size": 1},
             {"tokens_per_row": 1, "from": 2, "to": 2, "mode": "full", "size": 2},
@@ -107,7 +108,7 @@ def test_padding_is_that_of_the_smallest_batch_in_tokens() -> None:
 
 def test_coverage_survives_json() -> None:
     found = coverage(LADDERS, "full_and_piecewise", **SMALL, num_speculative_tokens=2)
-    assert Coverage.from_json(json.loads(json.dumps(found.to_json()))) == found
+    assert from_plain(Coverage, json.loads(json.dumps(to_plain(found)))) == found
 
 
 @settings(max_examples=200, deadline=None)

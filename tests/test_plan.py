@@ -65,7 +65,7 @@ def test_counts_include_null_block_and_null_slot() -> None:
     config = EngineConfig(max_num_seqs=4, max_model_len=100, enable_prefix_caching=False)
     memory = make_plan(config, hybrid(), gpu(10 * GIB)).memory
     assert (memory.num_slots, memory.num_blocks) == (4 + 1, 4 * 7 + 1)
-    assert (memory.slots_per_request, memory.max_num_seqs) == (1, 4)
+    assert memory.slots_per_request == 1
 
 
 def test_blocks_that_no_request_could_use_are_left_out_as_a_decision() -> None:
@@ -81,7 +81,7 @@ def test_open_rows_are_lowered_first_and_only_as_far_as_needed() -> None:
     requested, rows = decided(plan)["max_num_seqs"]
     assert requested == 256
     assert 1 < rows < 256
-    assert plan.settings.max_num_seqs == plan.memory.max_num_seqs == rows
+    assert plan.settings.max_num_seqs == rows
     assert (plan.settings.max_num_batched_tokens, plan.settings.max_model_len) == (8192, 4096)
     with pytest.raises(CapacityError):
         make_plan(EngineConfig(max_num_seqs=rows + 1, **AS_PLANNED), hybrid(), gpu(GIB // 2))

@@ -33,7 +33,7 @@ def test_each_ladder_is_chosen_from_its_own_steps_and_stays_within_the_limits() 
     assert sizing.rows is not None
     assert sizing.tokens.chosen == LadderOutcome((9, 100), replayed=9, eager=1, padding=0)
     assert sizing.rows.chosen == LadderOutcome((3, 20), replayed=16, eager=4, padding=0)
-    assert sizing.flags() == ["--capture-sizes 9,100", "--capture-rows 3,20"]
+    assert sizing.flags == ["--capture-sizes 9,100", "--capture-rows 3,20"]
 
 
 def test_a_row_of_padding_counts_as_many_tokens_as_a_row_has() -> None:
@@ -41,7 +41,7 @@ def test_a_row_of_padding_counts_as_many_tokens_as_a_row_has() -> None:
     assert sizing.rows is not None
     # 3 rows take the graph of 4: 10 times one token, 5 times three; 20 rows take that of 24.
     assert sizing.rows.planned.padding == 10 + 5 * 3 + 4
-    assert sizing.rows.planned.mean == (10 + 5 * 3 + 4) / 16
+    assert sizing.rows.planned.mean_padding == (10 + 5 * 3 + 4) / 16
 
 
 def test_without_full_graphs_decode_steps_are_steps_of_tokens() -> None:
@@ -50,18 +50,18 @@ def test_without_full_graphs_decode_steps_are_steps_of_tokens() -> None:
     assert sizing.tokens is not None
     assert sizing.tokens.chosen.sizes == (100,)
     assert sizing.tokens.chosen.replayed == 10 + 1 + 4 + 5 + 2 + 7
-    assert sizing.flags() == ["--capture-sizes 100"]
+    assert sizing.flags == ["--capture-sizes 100"]
 
 
 def test_without_piecewise_graphs_only_rows_are_chosen() -> None:
     sizing = sized(captured(graph_mode="full_decode_only"))
     assert sizing.tokens is None
-    assert sizing.flags() == ["--capture-rows 3,20"]
+    assert sizing.flags == ["--capture-rows 3,20"]
 
 
 def test_a_ladder_without_traffic_stays_as_it_is_and_is_named_all_the_same() -> None:
     sizing = sized(captured(capture_rows=[1, 8]), traffic=Traffic(mixed=Counter({9: 2})))
-    assert sizing.flags() == ["--capture-sizes 9", "--capture-rows 1,8"]
+    assert sizing.flags == ["--capture-sizes 9", "--capture-rows 1,8"]
 
 
 def test_by_default_there_are_as_many_sizes_as_planned() -> None:

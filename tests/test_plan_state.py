@@ -137,7 +137,7 @@ def decided(plan: Plan, topic: str) -> tuple[object, object] | None:
 
 def test_the_plan_takes_the_mode_from_model_and_settings_and_tells_what_auto_came_to() -> None:
     plan = planned()
-    assert plan.settings.state_cache_mode == plan.state_cache.mode == "all"
+    assert plan.settings.state_cache_mode == plan.settings.state_cache_mode == "all"
     assert decided(plan, "state_cache_mode") == ("auto", "all")
     assert decided(planned(model(mamba2_layer(), mamba2_layer(NOT_ALL))), "state_cache_mode") == ("auto", "align")
     given = planned(state_cache_mode="align")
@@ -164,7 +164,7 @@ def test_a_refused_mode_is_refused_by_the_plan_with_remedies_that_fit() -> None:
 
 
 def test_the_name_of_vllm_reaches_the_plan() -> None:
-    assert planned(mamba_cache_mode="align", mamba_block_size=512).state_cache.mode == "align"
+    assert planned(mamba_cache_mode="align", mamba_block_size=512).settings.state_cache_mode == "align"
 
 
 @pytest.mark.parametrize(
@@ -192,7 +192,7 @@ def test_checkpoints_are_256_tokens_apart_or_more_at_multiples_of_chunks_and_blo
 
 def test_a_given_spacing_is_kept_if_it_is_a_multiple_of_the_block_size() -> None:
     assert planned(state_block_size=48).settings.state_block_size == 48
-    assert planned(state_block_size=64, block_size=64).state_cache.state_block_size == 64
+    assert planned(state_block_size=64, block_size=64).settings.state_block_size == 64
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,9 @@ import pytest
 from ostinato import EngineConfig
 from ostinato.errors import ConfigError, ModelError
 from ostinato.models.checkpoint import model_spec
-from ostinato.plan.rope import axes, rope_from_json
+from ostinato.plain_data import from_plain
+from ostinato.plan.model import RopeSpec
+from ostinato.plan.rope import axes
 from ostinato.plan.speculation.speculative import with_drafter
 
 TEXT = {
@@ -72,7 +74,7 @@ def test_time_height_and_width_take_turns() -> None:
     shorter = model_spec(config({"rope_scaling": {"mrope_section": [44, 8, 12]}})).rope
     assert shorter is not None
     assert [axes(shorter).count(axis) for axis in range(3)] == [44, 8, 12]
-    assert rope_from_json({**vars(rope), "sections": [24, 20, 20]}) == rope
+    assert from_plain(RopeSpec, {**vars(rope), "sections": [24, 20, 20]}) == rope
 
 
 def test_tied_embeddings_are_the_whole_model_s_word_before_the_text_part_s() -> None:

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from difflib import get_close_matches
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator, model_serializer
 from pydantic_core import ErrorDetails, PydanticCustomError
 
 from ostinato.errors import ConfigError, Remedy
@@ -57,7 +57,12 @@ class Speculative(BaseModel):
 
     def with_tokens(self, count: int) -> str | dict[str, Any]:
         """What `speculative` would be given as for `count` tokens, all else being as it is."""
-        return short_form(self.model_dump() | {"num_speculative_tokens": count})
+        return short_form(dict(self) | {"num_speculative_tokens": count})
+
+    @model_serializer
+    def as_given(self) -> str | dict[str, Any]:
+        """What `speculative` would be given as."""
+        return short_form(dict(self))
 
 
 class EngineConfig(BaseModel):

@@ -15,6 +15,7 @@ from ostinato.bench.worker import ask
 from ostinato.bench.workload import Workload
 from ostinato.errors import ConfigError
 from ostinato.models.checkpoint import load_spec
+from ostinato.plain_data import to_plain
 
 PEERS = ("transformers",)
 RATES = ("total_tokens_per_second", "prefill_tokens_per_second", "decode_tokens_per_second")
@@ -84,7 +85,7 @@ def work(job: dict[str, Any]) -> dict[str, Any]:
         "traces": [asdict(trace) for trace in traces],
         "startup_seconds": ends[0] - job["began"],
         "model": model_facts(config, engine.plan),
-        "settings": asdict(engine.plan.settings),
+        "settings": to_plain(engine.plan.settings),
         "machine": machine_facts(engine.plan),
     }
 

@@ -16,6 +16,7 @@ from ostinato.bench.graphs import plan_of
 from ostinato.config import EngineConfig
 from ostinato.errors import ConfigError, ModelError, Remedy
 from ostinato.media.settings import load_media_settings
+from ostinato.plain_data import to_plain
 
 if TYPE_CHECKING:
     from ostinato.engine.engine import Engine
@@ -74,10 +75,10 @@ def encoder(settings: dict[str, Any], bench: EncoderBench, report: Callable[[str
     return {
         "command": "encoder",
         "model": model_facts(config, plan),
-        "settings": {**asdict(plan.settings), **asdict(bench)},
+        "settings": {**to_plain(plan.settings), **asdict(bench)},
         "machine": machine_facts(plan),
         "backend": plan.encoder.backend,
-        "plan": plan.encoder.to_json(),
+        "plan": to_plain(plan.encoder),
         "image_tokens": {"min": tokens[0], "median": tokens[len(tokens) // 2], "max": tokens[-1]},
         "results": results,
         "first_token": {**latency_figures(first), "text_tokens": AROUND},

@@ -6,6 +6,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from ostinato.bench.workload import Workload
+from ostinato.plain_data import to_plain
 from ostinato.plan.plan import Plan
 
 if TYPE_CHECKING:
@@ -38,4 +39,4 @@ def model_facts(config: EngineConfig, plan: Plan) -> dict[str, Any]:
 
 def setting_facts(plan: Plan, workload: Workload) -> dict[str, Any]:
     """The engine's settings and the workload's."""
-    return {**asdict(plan.settings), **asdict(workload)}
+    return {**to_plain(plan.settings), **asdict(workload)}

@@ -14,6 +14,7 @@ from ostinato.bench.graph_figures import capture_figures, least_steps, overall_f
 from ostinato.bench.off_stride import off_stride
 from ostinato.errors import ConfigError, Remedy
 from ostinato.models.checkpoint import load_spec
+from ostinato.plain_data import to_plain
 from ostinato.plan.device.detect import detect
 from ostinato.plan.graphs.coverage import DecodeRange, StepMode, dispatch
 from ostinato.plan.plan import Plan, make_plan
@@ -50,7 +51,7 @@ def graphs(settings: dict[str, Any], bench: GraphBench, report: Callable[[str], 
     return {
         "command": "graphs",
         "model": model_facts(config, plan),
-        "settings": {**asdict(plan.settings), **asdict(bench)},
+        "settings": {**to_plain(plan.settings), **asdict(bench)},
         "machine": machine_facts(plan),
         "backend": plan.capture.backend,
         "steps": steps,

@@ -15,6 +15,7 @@ from ostinato.bench.prefix_variants import COMPARED, Variant, check_open, choose
 from ostinato.bench.prefix_workloads import Ask, Sizes, make_asks
 from ostinato.config import EngineConfig
 from ostinato.models.checkpoint import load_spec
+from ostinato.plain_data import to_plain
 from ostinato.plan.device.detect import detect
 from ostinato.plan.plan import Plan
 
@@ -68,7 +69,7 @@ def prefix(settings: dict[str, Any], bench: PrefixBench, report: Callable[[str],
         figures = prefix_figures(ours, theirs) | {"second_turn": second_turn_figures(ours, theirs)}
         results.append({"workload": name, "configuration": variant.name, **asdict(variant), **figures})
     plan = engines[variants[0]].plan
-    common = {name: value for name, value in asdict(plan.settings).items() if name not in COMPARED}
+    common = {name: value for name, value in to_plain(plan.settings).items() if name not in COMPARED}
     return {
         "command": "prefix",
         "model": model_facts(config, plan),

@@ -12,6 +12,7 @@ from ostinato.bench.floor import measure_bandwidth, measure_flops
 from ostinato.bench.graphs import graph_of, plan_of
 from ostinato.bench.profile_figures import Calls, Roofs, kernel_figures, phase_figures, total_figures
 from ostinato.errors import ConfigError, Remedy
+from ostinato.plain_data import to_plain
 from ostinato.plan.memory.kernel_work import StepShape, kernel_work
 from ostinato.plan.plan import Plan
 
@@ -51,7 +52,7 @@ def profile(settings: dict[str, Any], bench: ProfileBench, report: Callable[[str
     return {
         "command": "profile",
         "model": model_facts(config, plan),
-        "settings": {**asdict(plan.settings), **asdict(bench)},
+        "settings": {**to_plain(plan.settings), **asdict(bench)},
         "machine": {
             **machine_facts(plan),
             "read_bytes_per_second": bandwidth.read,

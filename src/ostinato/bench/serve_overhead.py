@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from ostinato.bench.drive import with_room
@@ -17,6 +17,7 @@ from ostinato.bench.serve_workload import Conversation, Load, Ruler, make_conver
 from ostinato.bench.trace import spread
 from ostinato.bench.worker import ask
 from ostinato.errors import RequestError
+from ostinato.plain_data import to_plain
 
 
 @dataclass(frozen=True)
@@ -124,7 +125,7 @@ def work(job: dict[str, Any]) -> dict[str, Any]:
         "output_tokens": sum(len(output.outputs[0].token_ids) for output in outputs),
         "texts": [output.outputs[0].text for output in outputs],
         "model": model_facts(config, plan),
-        "settings": asdict(plan.settings),
+        "settings": to_plain(plan.settings),
         "machine": machine_facts(plan),
     }
 

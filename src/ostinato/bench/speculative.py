@@ -14,6 +14,7 @@ from ostinato.bench.speculative_prompts import Prompts, SpeculativeBench, make_p
 from ostinato.config import EngineConfig
 from ostinato.errors import ConfigError, Remedy
 from ostinato.models.checkpoint import load_spec
+from ostinato.plain_data import to_plain
 from ostinato.plan.speculation.speculative import available_methods
 
 if TYPE_CHECKING:
@@ -66,7 +67,7 @@ def speculative(settings: dict[str, Any], bench: SpeculativeBench, report: Calla
     return {
         "command": "speculative",
         "model": model_facts(config, plan),
-        "settings": {**asdict(plan.settings), **asdict(bench), "prompts": prompts.source},
+        "settings": {**to_plain(plan.settings), **asdict(bench), "prompts": prompts.source},
         "machine": machine_facts(plan),
         "results": results,
         "controller": None if speculation is None else speculation["controller"],

@@ -14,6 +14,7 @@ from ostinato.cli.options import engine_options, name_model
 from ostinato.config import EngineConfig
 from ostinato.errors import ConfigError
 from ostinato.models.checkpoint import load_spec
+from ostinato.plain_data import to_plain
 from ostinato.plan.device.catalogue import DEVICE_NAMES, DeviceSpec
 from ostinato.plan.device.detect import find_device
 from ostinato.plan.graphs.sizing import size_for_traffic
@@ -65,7 +66,7 @@ def plan(
         limits = {name: getattr(made.settings, name) for name in ("max_num_seqs", "max_num_batched_tokens")}
         sizing = size_for_traffic(Traffic.load(traffic), made.capture, num_sizes=num_sizes, **limits)
     if as_json:
-        print(json.dumps(made.to_json() | ({"traffic": sizing.to_json()} if sizing else {}), indent=2))
+        print(json.dumps(made.to_json() | ({"traffic": to_plain(sizing)} if sizing else {}), indent=2))
         return
     print_plan(made, Console())
     if sizing is not None:

@@ -200,15 +200,19 @@ def fit_with(config: EngineConfig, model: ModelSpec, device: DeviceSpec, setting
         return None
 
 
+def utilization(config: EngineConfig, device: DeviceSpec) -> float:
+    """The part of the device's memory that the plan may use."""
+    return config.memory_utilization or DEFAULT_MEMORY_UTILIZATION[device.kind]
+
+
 def _budget(
     config: EngineConfig, model: ModelSpec, device: DeviceSpec, dtype: str, ssm_state_dtype: str, hits: bool
 ) -> Budget:
-    utilization = config.memory_utilization or DEFAULT_MEMORY_UTILIZATION[device.kind]
     cache_size = config.cache_memory
     if cache_size is None and device.kind == "cpu":
         cache_size = min(DEFAULT_CPU_CACHE, device.memory_bytes // 4)
     return Budget(
-        available=int(device.memory_bytes * utilization),
+        available=int(device.memory_bytes * utilization(config, device)),
         weights=model.weight_bytes(dtype) + (model.drafter.weight_bytes(dtype) if model.drafter is not None else 0),
         cache_size=cache_size,
         cache_is_given=config.cache_memory is not None,

@@ -2,50 +2,32 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
 from ostinato.config import EngineConfig
 from ostinato.errors import CapacityError, ConfigError
+from ostinato.plain_data import from_plain, load_json, save_json, to_plain
 from ostinato.plan.decision import Decision
 from ostinato.plan.device.catalogue import DeviceSpec
-from ostinato.plan.device.instruction_sets import NativeFacts
 from ostinato.plan.encoder.choice import EncoderPlan
-from ostinato.plan.fit import DoesNotFit, Fit, fit
+from ostinato.plan.fit import DoesNotFit, Fit, fit, utilization
 from ostinato.plan.graphs.capture_plan import CapturePlan, plan_capture
 from ostinato.plan.graphs.coverage import FULL_MODES
 from ostinato.plan.kernels import KernelChoice, backend_of, not_capturable_in_decode
 from ostinato.plan.memory.cache_split import MemoryPlan, kv_block_bytes, state_slot_bytes
-from ostinato.plan.memory.flops import PrefillFlops, prefill_flops
+from ostinato.plan.memory.flops import StateCachePlan, prefill_flops
 from ostinato.plan.memory.graph_memory import LargestGraphs, graph_bytes
 from ostinato.plan.memory.prefixes import prefix_decisions
-from ostinato.plan.memory.state_cache import StateCachePlan
 from ostinato.plan.model import ModelSpec, VisionSpec
-from ostinato.plan.quantization import quantization_from_json
 from ostinato.plan.quantization_setting import quantization_decisions, with_quantization
 from ostinato.plan.remedies import advice, capacity_remedies, working_remedies
-from ostinato.plan.rope import resolve_rope, rope_from_json
+from ostinato.plan.rope import resolve_rope
 from ostinato.plan.settings import EffectiveSettings, choose_threads
 from ostinato.plan.speculation.speculative import SpeculativePlan, plan_speculation, with_drafter
-
-JSON_SECTIONS = (
-    "model",
-    "device",
-    "settings",
-    "capture",
-    "memory",
-    "state_cache",
-    "speculative",
-    "encoder",
-    "kernels",
-    "decisions",
-    "measured",
-)
-"""The top level of a plan's JSON. A section that the engine does not have yet is null."""
 
 
 @dataclass(frozen=True)
@@ -97,46 +79,27 @@ class Plan:
     measured: dict[str, Any] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
-        """The plan as plain data, ready for `json.dumps`."""
-        sections = asdict(self) | {
-            "capture": self.capture.to_json(),
-            "encoder": self.encoder.to_json() if self.encoder is not None else None,
-            "decisions": [asdict(decision) for decision in self.decisions],
-        }
-        return {name: sections.get(name) for name in JSON_SECTIONS}
+        """The plan as plain data, ready for `json.dumps`. A section that the engine does not have is null."""
+        data: dict[str, Any] = to_plain(self)
+        return data
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Plan:
         """The plan that `to_json` gave."""
-        settings = dict(data["settings"])
-        settings["rope"] = rope_from_json(settings["rope"])
-        settings["quantization"] = quantization_from_json(settings["quantization"])
-        device = data["device"] | {"native": NativeFacts(**data["device"]["native"])}
-        state_cache = dict(data["state_cache"])
-        state_cache["prefill_flops"] = PrefillFlops(**state_cache["prefill_flops"])
-        vision = data["model"]["vision"]
-        return cls(
-            model=ModelSummary(**data["model"] | {"vision": VisionSummary(**vision) if vision is not None else None}),
-            device=DeviceSpec(**device),
-            settings=EffectiveSettings(**settings),
-            capture=CapturePlan.from_json(data["capture"]),
-            memory=MemoryPlan(**data["memory"]),
-            state_cache=StateCachePlan(**state_cache),
-            speculative=SpeculativePlan.from_json(data["speculative"]) if data["speculative"] is not None else None,
-            encoder=EncoderPlan.from_json(data["encoder"]) if data["encoder"] is not None else None,
-            kernels={op: KernelChoice(**choice) for op, choice in data["kernels"].items()},
-            decisions=tuple(Decision(**decision) for decision in data["decisions"]),
-            measured=dict(data["measured"]),
-        )
+        return from_plain(cls, data)
 
     def save(self, path: Path) -> None:
         """Writes the plan as JSON."""
-        path.write_text(json.dumps(self.to_json(), indent=2) + "\n", encoding="utf-8")
+        save_json(self, path)
 
     @classmethod
     def load(cls, path: Path) -> Plan:
         """Reads what `save` wrote."""
-        return cls.from_json(json.loads(path.read_text(encoding="utf-8")))
+        return load_json(cls, path)
+
+
+JSON_SECTIONS = tuple(section.name for section in fields(Plan))
+"""The top level of a plan's JSON."""
 
 
 def make_plan(config: EngineConfig, model: ModelSpec, device: DeviceSpec) -> Plan:
@@ -173,35 +136,23 @@ def make_plan(config: EngineConfig, model: ModelSpec, device: DeviceSpec) -> Pla
     return Plan(
         model=_summary(model, fitted),
         device=device,
-        settings=EffectiveSettings(
+        settings=EffectiveSettings.of(
+            config,
+            rope=rope,
+            quantization=model.quantization,
             dtype=fitted.dtype,
             ssm_state_dtype=fitted.ssm_state_dtype,
-            quantization=model.quantization,
             device=device.kind,
-            max_num_seqs=fitted.limits.max_num_seqs,
-            max_num_batched_tokens=fitted.limits.max_num_batched_tokens,
-            max_model_len=fitted.limits.max_model_len,
-            block_size=config.block_size,
-            enable_chunked_prefill=config.enable_chunked_prefill,
-            enable_prefix_caching=config.enable_prefix_caching,
+            **vars(fitted.limits),
+            memory_utilization=utilization(config, device),
             state_cache_mode=fitted.state_cache_mode,
             state_block_size=fitted.state_block_size,
-            checkpoint_policy=config.checkpoint_policy,
-            eviction_policy=config.eviction_policy,
-            deterministic=config.deterministic,
             graph_mode=fitted.graph_mode,
-            capture=config.capture,
-            prefer_graph_sizes=config.prefer_graph_sizes,
-            strict=config.strict,
-            check_replay=config.check_replay,
-            scheduling_policy=config.scheduling_policy,
-            seed=config.seed,
             threads=choose_threads(config, device),
-            rope=rope,
         ),
         capture=_capture(model, config, device, fitted),
         memory=fitted.memory,
-        state_cache=_state_cache(model, config, fitted),
+        state_cache=StateCachePlan(prefill_flops(model)),
         speculative=speculative,
         encoder=fitted.encoder,
         kernels=fitted.kernels,
@@ -256,18 +207,4 @@ def _capture(model: ModelSpec, config: EngineConfig, device: DeviceSpec, fitted:
     backend = backend_of(device.kind)
     return plan_capture(
         config, fitted.kernels, backend, mode, fitted.ladders, fitted.limits, slots_per_request, bytes_for
-    )
-
-
-def _state_cache(model: ModelSpec, config: EngineConfig, fitted: Fit) -> StateCachePlan:
-    return StateCachePlan(
-        mode=fitted.state_cache_mode,
-        enable_prefix_caching=config.enable_prefix_caching,
-        state_block_size=fitted.state_block_size,
-        checkpoint_policy=config.checkpoint_policy,
-        eviction_policy=config.eviction_policy,
-        num_checkpoints=fitted.memory.num_checkpoints,
-        expected_prefix_tokens=fitted.memory.expected_prefix_tokens,
-        prefix_tokens=fitted.memory.prefix_tokens,
-        prefill_flops=prefill_flops(model),
     )

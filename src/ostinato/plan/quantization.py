@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Any
 
 SCALE_BYTES = 4
 """Scales are float32."""
@@ -72,8 +71,3 @@ class Quantization:
             elif entry in spellings:
                 return True
         return False
-
-
-def quantization_from_json(data: Mapping[str, Any] | None) -> Quantization | None:
-    """What `dataclasses.asdict` gave, as plain data."""
-    return None if data is None else Quantization(data["group_size"], tuple(data["ignore"]), data["ignores_stacks"])

@@ -52,14 +52,6 @@ def parse_rope(config: Mapping[str, Any], head_dim: int, default_partial: float 
     return RopeSpec(kind, theta, int(head_dim * partial), original, parameters)
 
 
-def rope_from_json(data: Mapping[str, Any] | None) -> RopeSpec | None:
-    """What `dataclasses.asdict` gave, as plain data."""
-    if data is None:
-        return None
-    sections = data.get("sections")
-    return RopeSpec(**{**data, "sections": None if sections is None else tuple(sections)})
-
-
 def with_sections(rope: RopeSpec, scaling: Mapping[str, Any], default: tuple[int, int, int]) -> RopeSpec:
     """`rope` with the sections that `scaling`, a config.json's dict on it, gives time, height and width.
 

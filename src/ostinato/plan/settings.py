@@ -2,47 +2,51 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Self
+
+from pydantic import ConfigDict
 
 from ostinato.config import EngineConfig
 from ostinato.errors import ModelError
 from ostinato.plan.decision import Decision
 from ostinato.plan.device.catalogue import DeviceSpec
-from ostinato.plan.graphs.coverage import GraphMode
+from ostinato.plan.memory.state_cache import StateCacheMode
 from ostinato.plan.model import DTYPE_BYTES, ModelSpec, RopeSpec
 from ostinato.plan.quantization import Quantization
 
 
-@dataclass(frozen=True)
-class EffectiveSettings:
-    """`device` is `cpu` or `cuda`. `threads` is None where it is left to torch (on a GPU); `rope` is
-    resolved for `max_model_len`, and None for a model without rotary embedding."""
+class EffectiveSettings(EngineConfig):
+    """The config with its open settings decided, as far as a single value says what was decided: a setting that is
+    None is still open, and the plan's sections tell what came of it.
 
-    dtype: str
-    ssm_state_dtype: str
-    quantization: Quantization | None
-    device: str
+    `device` is `cpu` or `cuda`; `quantization` is how the weights are while the model runs; `threads` is None where it
+    is left to torch (on a GPU); `rope` is resolved for `max_model_len`, and None for a model without rotary embedding.
+    """
+
+    model_config = ConfigDict(strict=False)
+
+    quantization: Quantization | None = None  # type: ignore[assignment]
     max_num_seqs: int
     max_num_batched_tokens: int
     max_model_len: int
-    block_size: int
-    enable_chunked_prefill: bool
-    enable_prefix_caching: bool
-    state_cache_mode: Literal["none", "align", "all"]
+    memory_utilization: float
+    state_cache_mode: StateCacheMode
     state_block_size: int
-    checkpoint_policy: Literal["boundaries", "boundaries+branches"]
-    eviction_policy: Literal["marconi", "lru"]
-    deterministic: bool
-    graph_mode: GraphMode
-    capture: Literal["startup", "lazy"]
-    prefer_graph_sizes: bool
-    strict: bool
-    check_replay: bool
-    scheduling_policy: Literal["fcfs", "priority"]
-    seed: int
-    threads: int | None
-    rope: RopeSpec | None
+    rope: RopeSpec | None = None
+
+    @classmethod
+    def of(
+        cls, config: EngineConfig, *, rope: RopeSpec | None, quantization: Quantization | None, **decided: Any
+    ) -> Self:
+        """`config` with values for its open settings. A value that was given is never another one here."""
+        asked = {name: getattr(config, name) for name in EngineConfig.model_fields}
+        for name, value in decided.items():
+            # A model without state layers has no state to keep, whatever the mode.
+            is_open = (
+                not config.is_given(name) or asked[name] == "auto" or (name, value) == ("state_cache_mode", "none")
+            )
+            assert is_open or asked[name] == value, f"{name} was given as {asked[name]!r} and planned as {value!r}"
+        return cls(**asked | decided | {"rope": rope, "quantization": quantization})
 
 
 def choose_dtype(config: EngineConfig, model: ModelSpec) -> tuple[str, list[Decision]]:

@@ -17,7 +17,6 @@ from ostinato.plan.memory.state_cache import StateCacheMode
 from ostinato.plan.model import ModelSpec
 from ostinato.plan.plan import make_plan
 from ostinato.plan.speculation.speculative import available_methods
-from ostinato.speculative_setting import short_form
 from ostinato.verify.covering import Choice, cover, every_choice
 from ostinato.verify.settings import way_config
 
@@ -63,7 +62,7 @@ class Matrix:
 
 def named(speculative: Speculative | None) -> str | dict[str, Any]:
     """`none`, or what `speculative` would be given as."""
-    return "none" if speculative is None else short_form(speculative.model_dump())
+    return "none" if speculative is None else speculative.as_given()
 
 
 def speculations(config: EngineConfig, model: ModelSpec, draft: str | None) -> tuple[Speculative | None, ...]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from ostinato.config import EngineConfig
@@ -63,14 +63,6 @@ class EncoderPlan:
     def most_tokens(self) -> int:
         """Tokens that are encoded at a time: those of the largest image, or of several that fill the largest budget."""
         return max((self.max_item_tokens, *self.token_budgets))
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self) | {"token_budgets": list(self.token_budgets)}
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> EncoderPlan:
-        """The plan that `to_json` gave."""
-        return cls(**dict(data) | {"token_budgets": tuple(data["token_budgets"])})
 
 
 @dataclass(frozen=True)

@@ -53,32 +53,6 @@ class CapturePlan:
         """Tokens of the largest graph; 0 if there is none."""
         return self.ladders().most_tokens(self.tokens_per_row[-1])
 
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "backend": self.backend,
-            "graph_mode": self.graph_mode,
-            "tokens": list(self.tokens),
-            "rows": list(self.rows),
-            "tokens_per_row": list(self.tokens_per_row),
-            "splits": list(self.splits),
-            "coverage": self.coverage.to_json(),
-            "uncovered": [entry.to_json() for entry in self.uncovered],
-        }
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> CapturePlan:
-        """The plan that `to_json` gave."""
-        return cls(
-            backend=data["backend"],
-            graph_mode=data["graph_mode"],
-            tokens=tuple(data["tokens"]),
-            rows=tuple(data["rows"]),
-            tokens_per_row=tuple(data["tokens_per_row"]),
-            splits=tuple(data["splits"]),
-            coverage=Coverage.from_json(data["coverage"]),
-            uncovered=tuple(Uncovered.from_json(entry) for entry in data["uncovered"]),
-        )
-
 
 def choose_graph_mode(
     config: EngineConfig, kernels: Mapping[str, KernelChoice], backend: Backend

@@ -6,10 +6,12 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
+
+from pydantic import Field, computed_field
 
 from ostinato.errors import Remedy
 from ostinato.plan.graphs.ladders import CaptureLadders, capture_ladders
@@ -37,7 +39,7 @@ class GraphShape(NamedTuple):
 class MixedRange:
     """Mixed batches of `from_` to `to` tokens. `size` is the graph's, in tokens; None where they run eagerly."""
 
-    from_: int
+    from_: Annotated[int, Field(alias="from")]
     to: int
     mode: StepMode
     size: int | None
@@ -46,13 +48,6 @@ class MixedRange:
     def most_padding(self) -> int:
         """Tokens of padding in the range's worst batch."""
         return 0 if self.size is None else self.size - self.from_
-
-    def to_json(self) -> dict[str, Any]:
-        return {"from": self.from_, "to": self.to, "mode": self.mode, "size": self.size}
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> MixedRange:
-        return cls(data["from"], data["to"], data["mode"], data["size"])
 
 
 @dataclass(frozen=True)
@@ -63,7 +58,7 @@ class DecodeRange:
     """
 
     tokens_per_row: int
-    from_: int
+    from_: Annotated[int, Field(alias="from")]
     to: int
     mode: StepMode
     size: int | None
@@ -75,19 +70,6 @@ class DecodeRange:
             return 0
         size = self.size * self.tokens_per_row if self.mode == "full" else self.size
         return size - self.from_ * self.tokens_per_row
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "tokens_per_row": self.tokens_per_row,
-            "from": self.from_,
-            "to": self.to,
-            "mode": self.mode,
-            "size": self.size,
-        }
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> DecodeRange:
-        return cls(data["tokens_per_row"], data["from"], data["to"], data["mode"], data["size"])
 
 
 @dataclass(frozen=True)
@@ -108,20 +90,6 @@ class Coverage:
                 return mixed.mode
         return None
 
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "decode": [entry.to_json() for entry in self.decode],
-            "mixed": [entry.to_json() for entry in self.mixed],
-        }
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Coverage:
-        """The coverage that `to_json` gave."""
-        return cls(
-            tuple(DecodeRange.from_json(entry) for entry in data["decode"]),
-            tuple(MixedRange.from_json(entry) for entry in data["mixed"]),
-        )
-
 
 @dataclass(frozen=True)
 class Uncovered:
@@ -136,21 +104,10 @@ class Uncovered:
     sizes: tuple[int, ...]
     memory: int
 
-    def to_json(self) -> dict[str, Any]:
-        changes = [{"setting": change.setting, "value": change.value} for change in self.changes]
-        return {
-            "kind": "decode" if isinstance(self.batches, DecodeRange) else "mixed",
-            "batches": self.batches.to_json(),
-            "changes": changes,
-            "sizes": list(self.sizes),
-            "memory": self.memory,
-        }
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Uncovered:
-        kind = DecodeRange if data["kind"] == "decode" else MixedRange
-        changes = tuple(Remedy(**change) for change in data["changes"])
-        return cls(kind.from_json(data["batches"]), changes, tuple(data["sizes"]), data["memory"])
+    @computed_field  # type: ignore[prop-decorator]
+    @property
+    def kind(self) -> Literal["decode", "mixed"]:
+        return "decode" if isinstance(self.batches, DecodeRange) else "mixed"
 
 
 def smallest_holding(ladder: Sequence[int], count: int) -> int | None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+
+from pydantic import computed_field
 
 from ostinato.errors import ConfigError
 from ostinato.plan.graphs.capture_plan import CapturePlan
@@ -23,19 +24,11 @@ class LadderOutcome:
     eager: int
     padding: int
 
+    @computed_field  # type: ignore[prop-decorator]
     @property
-    def mean(self) -> float:
+    def mean_padding(self) -> float:
         """Tokens of padding of one replayed step, expected."""
         return self.padding / self.replayed if self.replayed else 0.0
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "sizes": list(self.sizes),
-            "replayed": self.replayed,
-            "eager": self.eager,
-            "padding": self.padding,
-            "mean_padding": self.mean,
-        }
 
 
 @dataclass(frozen=True)
@@ -44,9 +37,6 @@ class LadderChoice:
 
     planned: LadderOutcome
     chosen: LadderOutcome
-
-    def to_json(self) -> dict[str, Any]:
-        return {"planned": self.planned.to_json(), "chosen": self.chosen.to_json()}
 
 
 @dataclass(frozen=True)
@@ -62,6 +52,8 @@ class Sizing:
         if self.rows is not None:
             yield "rows", self.rows
 
+    @computed_field  # type: ignore[prop-decorator]
+    @property
     def flags(self) -> list[str]:
         """What to give on a command line for the chosen sizes. All ladders are named, since what is left open would
         follow from the others."""
@@ -71,10 +63,6 @@ class Sizing:
             for name, choice in self.choices()
             if choice.chosen.sizes
         ]
-
-    def to_json(self) -> dict[str, Any]:
-        ladders = {name: choice.to_json() for name, choice in self.choices()}
-        return {"tokens": None, "rows": None} | ladders | {"flags": self.flags()}
 
 
 def size_for_traffic(

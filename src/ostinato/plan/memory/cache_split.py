@@ -42,7 +42,6 @@ class MemoryPlan:
     num_blocks: int
     num_slots: int
     slots_per_request: int
-    max_num_seqs: int
     num_checkpoints: int
     expected_prefix_tokens: int | None
     prefix_tokens: int
@@ -160,7 +159,6 @@ def fit_memory(
         num_blocks=num_blocks,
         num_slots=num_slots,
         slots_per_request=budget.slots_per_request,
-        max_num_seqs=max_num_seqs,
         num_checkpoints=checkpoints,
         expected_prefix_tokens=expected if budget.holds_prefixes else None,
         prefix_tokens=prefixes * expected,

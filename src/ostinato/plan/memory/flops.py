@@ -20,6 +20,13 @@ class PrefillFlops:
         return self.per_token * tokens + self.per_pair * tokens * (tokens + 1) / 2
 
 
+@dataclass(frozen=True)
+class StateCachePlan:
+    """What a hit saves. How prefixes are kept is in the settings, how many in the split of the memory."""
+
+    prefill_flops: PrefillFlops
+
+
 def prefill_flops(model: ModelSpec) -> PrefillFlops:
     """The work of all layers, the drafter's among them, which computes prompts too; embeddings cost none, and only a
     prompt's last token needs the LM head.

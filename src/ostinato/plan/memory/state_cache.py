@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import Literal
 
 from ostinato.config import EngineConfig
 from ostinato.errors import ConfigError, Remedy
 from ostinato.plan.decision import Decision
-from ostinato.plan.memory.flops import PrefillFlops
 from ostinato.plan.model import ModelSpec
 
 StateCacheMode = Literal["none", "align", "all"]
@@ -18,21 +16,6 @@ MODES = ("auto", "none", "align", "all")
 LEAST_STATE_BLOCK_SIZE = 256
 """Tokens between checkpoints, at the least, where the user does not say: a slot weighs as much as hundreds of tokens
 of keys and values."""
-
-
-@dataclass(frozen=True)
-class StateCachePlan:
-    """How prefixes are kept. The counts are those of MemoryPlan; `prefill_flops` is what a hit saves."""
-
-    mode: StateCacheMode
-    enable_prefix_caching: bool
-    state_block_size: int
-    checkpoint_policy: Literal["boundaries", "boundaries+branches"]
-    eviction_policy: Literal["marconi", "lru"]
-    num_checkpoints: int
-    expected_prefix_tokens: int | None
-    prefix_tokens: int
-    prefill_flops: PrefillFlops
 
 
 def resolve_state_cache_mode(

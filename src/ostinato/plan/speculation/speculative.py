@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Literal
 
 from ostinato.config import EngineConfig, Speculative
 from ostinato.errors import ConfigError, Remedy
 from ostinato.plan.decision import Decision
 from ostinato.plan.memory.cache_split import kv_block_bytes, slots_per_request, state_slot_bytes
 from ostinato.plan.model import DrafterSpec, ModelSpec, RopeSpec
-from ostinato.plan.quantization import Quantization, quantization_from_json
-from ostinato.plan.rope import resolve_rope, rope_from_json
+from ostinato.plan.quantization import Quantization
+from ostinato.plan.rope import resolve_rope
 
 Method = Literal["ngram", "mtp", "draft"]
 
@@ -41,17 +40,6 @@ class SpeculativePlan:
     prompt_lookup_max: int | None
     prompt_lookup_min: int | None
     reason: str
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> SpeculativePlan:
-        """The plan that `dataclasses.asdict` gave."""
-        return cls(
-            **{
-                **data,
-                "rope": rope_from_json(data["rope"]),
-                "quantization": quantization_from_json(data["quantization"]),
-            }
-        )
 
 
 def available_methods(model: ModelSpec) -> tuple[Method, ...]:

@@ -130,21 +130,22 @@ def _encoder_memory(memory: MemoryPlan) -> Iterator[tuple[str, int, str]]:
 
 
 def _prefix_cache_rows(plan: Plan) -> Iterator[tuple[str, str]]:
-    cache, has_state = plan.state_cache, plan.memory.state_slot > 0
-    yield "enable_prefix_caching", "on" if cache.enable_prefix_caching else "off"
+    settings, memory = plan.settings, plan.memory
+    has_state = memory.state_slot > 0
+    yield "enable_prefix_caching", "on" if settings.enable_prefix_caching else "off"
     if has_state:
-        yield "state_cache_mode", cache.mode
-    if cache.expected_prefix_tokens is None:
+        yield "state_cache_mode", settings.state_cache_mode
+    if memory.expected_prefix_tokens is None:
         return
     if has_state:
-        yield "state_block_size", f"{cache.state_block_size} tokens"
-        yield "checkpoint_policy", cache.checkpoint_policy
-    yield "eviction_policy", cache.eviction_policy
+        yield "state_block_size", f"{settings.state_block_size} tokens"
+        yield "checkpoint_policy", settings.checkpoint_policy
+    yield "eviction_policy", settings.eviction_policy
     if has_state:
-        yield "checkpoints", f"{cache.num_checkpoints:,} slots beyond the working ones"
-    count, rows = cache.prefix_tokens // cache.expected_prefix_tokens, plan.settings.max_num_seqs
-    prefixes = f"{count:,} prefixes of {cache.expected_prefix_tokens:,} tokens"
-    yield "holds", f"{prefixes} ({cache.prefix_tokens:,} tokens) beside {rows} running requests"
+        yield "checkpoints", f"{memory.num_checkpoints:,} slots beyond the working ones"
+    count = memory.prefix_tokens // memory.expected_prefix_tokens
+    prefixes = f"{count:,} prefixes of {memory.expected_prefix_tokens:,} tokens"
+    yield "holds", f"{prefixes} ({memory.prefix_tokens:,} tokens) beside {settings.max_num_seqs} running requests"
 
 
 def _kernel_rows(plan: Plan) -> Iterator[tuple[str, str]]:

@@ -69,9 +69,9 @@ def print_sizing(sizing: Sizing, console: Console) -> None:
     for name, choice in sizing.choices():
         for which, entry in (("planned", choice.planned), ("chosen", choice.chosen)):
             figures = (len(entry.sizes), entry.replayed, entry.eager, entry.padding)
-            table.add_row(f"{name}, {which}", *(f"{figure:,}" for figure in figures), f"{entry.mean:.2f}")
+            table.add_row(f"{name}, {which}", *(f"{figure:,}" for figure in figures), f"{entry.mean_padding:.2f}")
     console.print("", table)
-    for flag in sizing.flags():
+    for flag in sizing.flags:
         console.print(Text(f" {flag}"), soft_wrap=True)
 
 

@@ -1,0 +1,41 @@
+"""Dataclasses as plain data and back, for JSON."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import TypeAdapter
+
+Data = TypeVar("Data")
+
+
+def to_plain(value: Any) -> Any:
+    """A dataclass, or whatever else pydantic knows, as dicts, lists, strings and numbers, ready for `json.dumps`."""
+    kind: Any = type(value)
+    return _adapter(kind).dump_python(value, mode="json", by_alias=True)
+
+
+def from_plain(kind: type[Data], data: Any) -> Data:
+    """The `kind` that `to_plain` gave. pydantic's ValidationError if the data is none."""
+    any_kind: Any = kind  # mypy takes a type[Data] for unhashable
+    found: Data = _adapter(any_kind).validate_python(data)
+    return found
+
+
+def save_json(value: Any, path: Path) -> None:
+    """Writes what `to_plain` gives, indented."""
+    path.write_text(json.dumps(to_plain(value), indent=2) + "\n", encoding="utf-8")
+
+
+def load_json(kind: type[Data], path: Path) -> Data:
+    """Reads what `save_json` wrote."""
+    return from_plain(kind, json.loads(path.read_text(encoding="utf-8")))
+
+
+@cache
+def _adapter(kind: Any) -> TypeAdapter[Any]:
+    # Built when first asked for: the one of a plan takes tens of milliseconds.
+    return TypeAdapter(kind)
