@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 
-from ostinato.engine.run.encoder_inputs import encoder_inputs
 from ostinato.engine.run.inputs import step_inputs
 from ostinato.layers.build import Build
 from ostinato.layers.step import LayerMemory
@@ -22,7 +21,7 @@ from ostinato.ops.select import Ops, module_of, select_ops
 from ostinato.schedule.batch import Batch, Row
 from tests.checkpoints import RECIPES, checkpoint
 from tests.test_models import BLOCK_SIZE, CPU, poisoned_memory
-from tests.vl_models import VL_RECIPES, random_items, vl_model, vl_spec
+from tests.vl_models import VL_RECIPES, encoder_inputs, random_items, vl_model, vl_spec
 
 
 @pytest.mark.parametrize("name", OPERATIONS)
