@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
 
 from ostinato.graphs.buffers import EncoderBuffers
 from ostinato.graphs.encoder import EncoderGraphs
 from ostinato.graphs.graphs import weight_storages
 from ostinato.graphs.tape import TapeBackend
+from ostinato.layers.module import Module
 from ostinato.layers.step import EncoderInputs
 from ostinato.media.item import MediaItem
 from ostinato.ops.select import Ops, select_ops
@@ -25,20 +25,20 @@ CPU = torch.device("cpu")
 HIDDEN = 16
 VISION = VisionSpec(
     hidden_size=HIDDEN, num_layers=1, num_heads=1, intermediate_size=32, patch_size=2, temporal_patch_size=1,
-    merge_size=2, in_channels=3, out_hidden_size=8, num_positions=9, deepstack_layers=(0,), parameters=1000,
+    merge_size=2, in_channels=3, out_hidden_size=8, num_positions=9, deepstack_layers=(0,),
     image_token_id=1, video_token_id=2, start_token_id=3, end_token_id=4,
 )  # fmt: skip
 
 
-class Encoder(nn.Module):
+class Encoder(Module):
     """Every patch sees the mean of its own image, and of no other; four of them make one token of two rows."""
 
     def __init__(self, ops: Ops) -> None:
         super().__init__()
         generator = torch.Generator().manual_seed(1)
 
-        def of(*shape: int) -> nn.Parameter:
-            return nn.Parameter(torch.randn(shape, generator=generator) / shape[-1] ** 0.5, requires_grad=False)
+        def of(*shape: int) -> torch.Tensor:
+            return torch.randn(shape, generator=generator) / shape[-1] ** 0.5
 
         self.ops = ops
         self.embed = of(HIDDEN, VISION.patch_elements)

@@ -55,7 +55,6 @@ def vision_spec(**changes: Any) -> VisionSpec:
         "out_hidden_size": 48,
         "num_positions": 64,
         "deepstack_layers": (0,),
-        "parameters": 1000,
         "image_token_id": ids[0],
         "video_token_id": ids[1],
         "start_token_id": ids[2],

@@ -14,6 +14,7 @@ from ostinato.plan.model import (
     RopeSpec,
     VisionSpec,
 )
+from ostinato.plan.weights import Weight
 
 MIB = 2**20
 GIB = 2**30
@@ -36,7 +37,7 @@ VISION = VisionSpec(
     out_hidden_size=512,
     num_positions=256,
     deepstack_layers=(1, 2),
-    parameters=1_500_000,
+    weights=(Weight((1_500_000,), "norm"),),
     image_token_id=10,
     video_token_id=11,
     start_token_id=12,
@@ -45,16 +46,22 @@ VISION = VisionSpec(
 """Tokens of 32 x 32 pixels, of 3 x 512 elements each."""
 
 
+def weights(parameters: int, float32: int = 0) -> tuple[Weight, ...]:
+    """So many parameters in the model's dtype, and in float32."""
+    return Weight((parameters,), "norm"), Weight((float32,), "per_head", in_float32=True)
+
+
 def attention_layer(attention: AttentionSpec = ATTENTION, parameters: int = 1_000_000) -> LayerSpec:
-    return LayerSpec("attention", attention, None, parameters, 0, 2 * 512 + 256)
+    return LayerSpec("attention", attention, activation_elements=2 * 512 + 256, weights=weights(parameters))
 
 
 def mamba2_layer(mamba2: Mamba2Spec = MAMBA2, parameters: int = 3_000_000) -> LayerSpec:
-    return LayerSpec("mamba2", None, mamba2, parameters, 48, mamba2.in_proj_size + mamba2.conv_dim)
+    width = mamba2.in_proj_size + mamba2.conv_dim
+    return LayerSpec("mamba2", None, mamba2, activation_elements=width, weights=weights(parameters, 48))
 
 
 def mlp_layer(parameters: int = 2_000_000) -> LayerSpec:
-    return LayerSpec("mlp", None, None, parameters, 0, 2 * 2048)
+    return LayerSpec("mlp", activation_elements=2 * 2048, weights=weights(parameters))
 
 
 def model(
@@ -73,7 +80,7 @@ def model(
         max_position_embeddings=max_position_embeddings,
         tied_embeddings=False,
         layers=layers,
-        outer_parameters=2 * vocab_size * 512 + 512,
+        weights=(*weights((vocab_size + 1) * 512), Weight((vocab_size, 512), "linear", is_lm_head=True)),
         ssm_state_dtype=ssm_state_dtype,
         rope=rope,
         ops=("linear", "rms_norm"),
@@ -91,7 +98,7 @@ def with_head(spec: ModelSpec, *layers: LayerSpec) -> ModelSpec:
     """The model with a prediction head: by default a layer of attention and an MLP, and 700,000 parameters outside."""
     layers = layers or (attention_layer(), mlp_layer())
     ops = ("attention", "linear", "rms_norm", "token_shift")
-    return replace(spec, head=DrafterSpec("mtp", layers, 700_000, spec.hidden_size, ops))
+    return replace(spec, head=DrafterSpec("mtp", layers, weights(700_000), spec.hidden_size, ops))
 
 
 def with_vision(spec: ModelSpec, vision: VisionSpec = VISION) -> ModelSpec:

@@ -12,12 +12,12 @@ import pytest
 from ostinato.demo import checkpoint_dir
 from ostinato.errors import ConfigError, ModelError
 from ostinato.models.checkpoint import (
-    ARCHITECTURES,
-    checkpoint_dtype,
     model_spec,
     read_config,
     resolve_model_dir,
 )
+from ostinato.models.hyperparameters import checkpoint_dtype
+from ostinato.models.registry import MODELS
 from ostinato.plan.model import AttentionSpec, Mamba2Spec
 from tests.checkpoints import checkpoint
 
@@ -146,10 +146,10 @@ def test_a_config_that_cannot_be_used_is_refused_by_name(config: dict, words: li
 
 
 def test_every_architecture_of_the_registry_has_its_reader() -> None:
-    for name, module in ARCHITECTURES.items():
+    for name in MODELS:
         with pytest.raises(ModelError, match=r"config\.json"):
             model_spec({"model_type": name})
-        assert sys.modules[module].model_spec
+        assert sys.modules[f"ostinato.models.{name}.spec"].model_spec
 
 
 @pytest.mark.parametrize(
@@ -195,8 +195,9 @@ def test_a_state_layer_has_the_sizes_of_its_config() -> None:
 
 def test_planning_imports_no_torch() -> None:
     code = (
-        "import sys, ostinato, ostinato.plan.plan, ostinato.models.checkpoint as source;"
-        "[source.import_module(module) for module in source.ARCHITECTURES.values()];"
+        "import sys, importlib, ostinato, ostinato.plan.plan, ostinato.models.registry as registry;"
+        "[importlib.import_module(f'ostinato.models.{name}.{part}')"
+        " for name in registry.MODELS for part in ('spec', 'model')];"
         "assert 'torch' not in sys.modules, 'torch was imported'"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
@@ -215,7 +216,7 @@ def test_planning_imports_no_torch() -> None:
 )
 def test_a_router_that_could_not_choose_as_many_experts_is_refused(changes: dict[str, int], words: list[str]) -> None:
     config = read_config(checkpoint("nemotron_h"))
-    assert model_spec(config | {"num_experts_per_tok": 4}).layers[1].experts_per_token == 4
+    assert model_spec(config | {"num_experts_per_tok": 4}).layers[1].experts.top_k == 4
     with pytest.raises(ModelError) as caught:
         model_spec(config | changes)
     assert all(word in caught.value.message for word in words)

@@ -17,8 +17,7 @@ from ostinato.graphs.encoder import EncoderGraphs
 from ostinato.graphs.graphs import weight_storages
 from ostinato.layers.build import Build
 from ostinato.media.item import MediaItem
-from ostinato.models.loader import load_weights
-from ostinato.models.registry import build_model
+from ostinato.models.loader import build_model, load_weights
 from ostinato.ops.encoder.encoder_attention import of_all_segments
 from ostinato.ops.select import select_ops
 from tests.encoder_stand_in import CPU, plan_of

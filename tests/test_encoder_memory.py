@@ -47,9 +47,10 @@ from ostinato import EngineConfig
 from ostinato.engine.run.encoder_graphing import make_encoder_graphs
 from ostinato.layers.build import Build
 from ostinato.layers.step import EncoderInputs
-from ostinato.models.registry import build_model
 from ostinato.ops.select import select_ops
 from ostinato.plan.device.detect import detect
+from ostinato.models.loader import build_model
+from ostinato.plan.device import detect
 from ostinato.plan.plan import make_plan
 from ostinato.models.checkpoint import load_spec
 

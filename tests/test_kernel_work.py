@@ -12,9 +12,11 @@ from ostinato.engine.engine import Engine
 from ostinato.layers.linear import Linear
 from ostinato.layers.moe import Experts
 from ostinato.plan.memory.kernel_work import KernelWork, StepShape, kernel_work
-from ostinato.plan.model import AttentionSpec, LayerSpec, Mamba2Spec, ModelSpec
-from ostinato.plan.quantization import LinearSpec, Quantization
+from ostinato.plan.model import AttentionSpec, ExpertsSpec, LayerSpec, Mamba2Spec, ModelSpec
+from ostinato.plan.quantization import Quantization
+from ostinato.plan.weights import Weight
 from tests.checkpoints import checkpoint
+from tests.plan_cases import weights
 
 ATTENTION = AttentionSpec(num_heads=6, num_kv_heads=2, head_dim=8)
 MAMBA2 = Mamba2Spec(num_heads=4, head_dim=8, state_size=16, num_groups=1, conv_kernel=4, chunk_size=32)
@@ -26,10 +28,10 @@ SPEC = ModelSpec(
     max_position_embeddings=None,
     tied_embeddings=True,
     layers=(
-        LayerSpec("attention", ATTENTION, None, parameters=5000, float32_parameters=0, activation_elements=0),
-        LayerSpec("mamba2", None, MAMBA2, parameters=7000, float32_parameters=12, activation_elements=0),
+        LayerSpec("attention", ATTENTION, weights=weights(5000)),
+        LayerSpec("mamba2", None, MAMBA2, weights=weights(7000, 12)),
     ),
-    outer_parameters=3232,
+    weights=(Weight((100, 32), "embedding", can_be_quantised=True, is_lm_head=True), *weights(32)),
     ssm_state_dtype=None,
     rope=None,
     ops=(),
@@ -37,8 +39,16 @@ SPEC = ModelSpec(
 )
 
 
-EXPERTS = (LinearSpec(("up", "down"), in_size=20, out_size=100), LinearSpec(("up", "down"), in_size=50, out_size=40))
-"""Of one layer: 4 with 500 parameters inward and 500 outward."""
+WITH_EXPERTS = replace(
+    SPEC.layers[0],
+    experts=ExpertsSpec(num_experts=4, top_k=1, size=10, intermediate_size=50, is_gated=False),
+    weights=(
+        *weights(1000),
+        Weight((4, 50, 10), "experts", ("up",), can_be_quantised=True),
+        Weight((4, 10, 50), "experts", ("down",), can_be_quantised=True),
+    ),
+)
+"""Of 4 experts with 500 parameters inward and 500 outward, one of which a token meets; and 1000 others."""
 
 
 def work(step: StepShape, spec: ModelSpec = SPEC) -> dict[str, Any]:
@@ -69,8 +79,7 @@ def test_a_prompt_begins_with_no_state_and_attends_to_itself() -> None:
 
 
 def test_a_token_alone_reads_the_experts_that_its_router_chooses_and_several_read_nobody_knows_which() -> None:
-    layer = replace(SPEC.layers[0], experts=EXPERTS, inactive_parameters=3000)
-    spec = replace(SPEC, layers=(layer,))
+    spec = replace(SPEC, layers=(WITH_EXPERTS,))
     alone = work(StepShape(rows=1, tokens_per_row=1, context=0, decodes=True), spec)
     assert alone["moe"] == KernelWork(1000 * 2, 2 * 1000)
     assert alone["linear"].num_bytes == 1000 * 2
@@ -78,15 +87,14 @@ def test_a_token_alone_reads_the_experts_that_its_router_chooses_and_several_rea
 
 
 def test_of_experts_of_8_bits_a_token_reads_its_share() -> None:
-    layer = replace(SPEC.layers[0], experts=EXPERTS, inactive_parameters=3000)
-    spec = replace(SPEC, layers=(layer,), quantization=Quantization())
+    spec = replace(SPEC, layers=(WITH_EXPERTS,), quantization=Quantization())
     alone = work(StepShape(rows=1, tokens_per_row=1, context=0, decodes=True), spec)
-    assert alone["moe"] == KernelWork((4000 + (100 + 40) * 4) / 4, 2 * 1000)
+    assert alone["moe"] == KernelWork((4000 + (4 * 50 + 4 * 10) * 4) / 4, 2 * 1000)
 
 
 def test_matrices_of_8_bits_are_read_as_such() -> None:
-    matrix = LinearSpec(("q", "k"), in_size=32, out_size=64)
-    layers = (replace(SPEC.layers[0], linears=(matrix,)), SPEC.layers[1])
+    matrix = Weight((64, 32), "linear", ("q", "k"), can_be_quantised=True)
+    layers = (replace(SPEC.layers[0], weights=(matrix, *weights(5000 - 64 * 32))), SPEC.layers[1])
     spec = replace(SPEC, layers=layers, quantization=Quantization(ignore=("lm_head",)))
     step = StepShape(rows=1, tokens_per_row=1, context=0, decodes=True)
     assert work(step)["linear"].num_bytes - work(step, spec)["linear"].num_bytes == 64 * 32 - 64 * 4

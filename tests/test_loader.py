@@ -15,8 +15,7 @@ from ostinato import EngineConfig, ModelError, SamplingParams
 from ostinato.engine.engine import Engine
 from ostinato.layers.build import Build, checkpoint_views
 from ostinato.models.checkpoint import model_spec, read_config
-from ostinato.models.loader import INDEX, SINGLE, load_weights
-from ostinato.models.registry import build_model
+from ostinato.models.loader import INDEX, SINGLE, build_model, load_weights
 from ostinato.ops.select import select_ops
 from tests.checkpoints import checkpoint, oracle, random_prompt
 

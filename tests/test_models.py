@@ -16,8 +16,7 @@ from ostinato.layers.build import Build, checkpoint_views
 from ostinato.layers.step import LayerMemory
 from ostinato.models.base import CausalLM
 from ostinato.models.checkpoint import model_spec, read_config
-from ostinato.models.loader import load_weights
-from ostinato.models.registry import build_model
+from ostinato.models.loader import build_model, load_weights
 from ostinato.ops.select import select_ops
 from ostinato.plan.model import ModelSpec
 from ostinato.plan.speculation.speculative import with_drafter

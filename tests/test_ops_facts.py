@@ -14,8 +14,7 @@ from ostinato.engine.run.inputs import step_inputs
 from ostinato.layers.build import Build
 from ostinato.layers.step import LayerMemory
 from ostinato.models.checkpoint import model_spec, read_config
-from ostinato.models.loader import load_weights
-from ostinato.models.registry import build_model
+from ostinato.models.loader import build_model, load_weights
 from ostinato.ops.facts import OPERATIONS, Operations
 from ostinato.ops.select import Ops, module_of, select_ops
 from ostinato.schedule.batch import Batch, Row

@@ -9,7 +9,7 @@ import pytest
 from ostinato.models.checkpoint import model_spec
 from ostinato.plan.memory.flops import PrefillFlops, prefill_flops
 from ostinato.plan.model import AttentionSpec, LayerSpec, Mamba2Spec
-from tests.plan_cases import mlp_layer, model
+from tests.plan_cases import mlp_layer, model, weights
 
 SHARED = {"hidden_size": 8, "vocab_size": 10, "num_attention_heads": 2, "num_key_value_heads": 1}
 NEMOTRON_H = SHARED | {
@@ -31,7 +31,7 @@ def test_each_parameter_is_a_product_and_a_sum_per_token_without_embedding_and_h
 
 def test_attention_costs_a_score_and_a_value_per_query_head_and_pair() -> None:
     attention = AttentionSpec(num_heads=6, num_kv_heads=2, head_dim=5)
-    flops = prefill_flops(model(LayerSpec("attention", attention, None, 0, 0, 1)))
+    flops = prefill_flops(model(LayerSpec("attention", attention)))
     scores = 6 * 5 * 2
     assert flops == PrefillFlops(per_token=0, per_pair=2 * scores)
 
@@ -44,7 +44,7 @@ def test_a_scan_costs_its_state_in_and_out_and_the_pairs_of_its_chunk() -> None:
         "scores": (7 * 8 // 2) * 5 * 2,
         "values": (7 * 8 // 2) * (3 * 2) * 2,
     }
-    flops = prefill_flops(model(LayerSpec("mamba2", None, mamba2, 0, 9, 1)))
+    flops = prefill_flops(model(LayerSpec("mamba2", None, mamba2, weights=weights(0, 9))))
     assert flops == PrefillFlops(per_token=sum(per_chunk.values()) / 7, per_pair=0)
 
 

@@ -16,8 +16,7 @@ from ostinato.plan.memory.cache_split import (
     slots_per_request,
     state_slot_bytes,
 )
-from ostinato.plan.model import LayerSpec
-from ostinato.plan.quantization import LinearSpec
+from ostinato.plan.model import ExpertsSpec, LayerSpec
 from tests.plan_cases import ATTENTION, MAMBA2, MIB, attention_layer, hybrid, mamba2_layer, mlp_layer, model
 
 BUDGET = Budget(
@@ -49,7 +48,7 @@ def test_a_slot_holds_conv_states_in_the_models_dtype_and_ssm_states_in_their_ow
 
 
 def test_a_layer_with_attention_and_state_counts_in_both_pools() -> None:
-    parallel = model(LayerSpec("hybrid", ATTENTION, MAMBA2, 1, 1, 1))
+    parallel = model(LayerSpec("hybrid", ATTENTION, MAMBA2))
     assert kv_block_bytes(parallel, 16, "bfloat16") == kv_block_bytes(model(attention_layer()), 16, "bfloat16")
     assert state_slot_bytes(parallel, "bfloat16", "float32") == state_slot_bytes(
         model(mamba2_layer()), "bfloat16", "float32"
@@ -122,19 +121,18 @@ def test_scratch_of_native_kernels_is_that_of_the_greediest_of_each_thread() -> 
 
 
 def test_native_experts_keep_what_each_choice_reads_and_computes() -> None:
-    experts = (LinearSpec(("e",), 512, 8 * 2 * 1024), LinearSpec(("e",), 1024, 8 * 512))
-    parameters = 8 * 3 * 512 * 1024
-    layer = LayerSpec("mlp", None, None, parameters, 0, 512, parameters * 5 // 8, experts=experts)
-    assert (layer.num_experts, layer.experts_per_token, layer.expert_elements) == (8, 3, 3 * (2 * 1024 + 1024 + 512))
+    experts = ExpertsSpec(num_experts=8, top_k=3, size=512, intermediate_size=1024)
+    layer = LayerSpec("mlp", None, None, experts, 512)
+    assert experts.activation_elements == 3 * (2 * 1024 + 1024 + 512)
 
     def size(spec: LayerSpec, native: tuple[str, ...]) -> int:
         only = model(spec, vocab_size=10)
         return activation_bytes(only, "bfloat16", 1000, 1, 64, gathers_states=False, native=native)
 
-    plain = replace(layer, experts=())
+    plain = replace(layer, experts=None)
     kept = 1000 * (512 + 3 * (512 + 1024)) * 4
     assert kept < size(layer, ALL_NATIVE) - size(plain, ALL_NATIVE) < kept * 1.3
-    assert size(layer, ()) - size(plain, ()) == 1000 * layer.expert_elements * (2 + 4) * 5 // 4
+    assert size(layer, ()) - size(plain, ()) == 1000 * experts.activation_elements * (2 + 4) * 5 // 4
 
 
 def test_the_least_cache_has_null_block_null_slot_all_slots_and_one_request() -> None:

@@ -11,14 +11,11 @@ from safetensors.torch import load_file
 
 from ostinato import ConfigError, EngineConfig, ModelError
 from ostinato.engine.engine import Engine
-from ostinato.layers.build import Build, checkpoint_views
-from ostinato.layers.quantized import QuantizedView
+from ostinato.layers.build import Build, QuantizedView, checkpoint_views
 from ostinato.models.base import CausalLM
 from ostinato.models.checkpoint import load_spec, model_spec
-from ostinato.models.loader import SINGLE, load_weights
+from ostinato.models.loader import SINGLE, build_model, load_weights
 from ostinato.models.random import randomize_weights
-from ostinato.models.registry import build_model
-from ostinato.ops import int8
 from ostinato.ops.select import select_ops
 from ostinato.plan.compressed_tensors import stored_quantization
 from ostinato.plan.model import ModelSpec

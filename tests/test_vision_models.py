@@ -15,10 +15,9 @@ from ostinato.graphs.graphs import weight_storages
 from ostinato.graphs.tape import TapeBackend
 from ostinato.layers.build import Build
 from ostinato.models.checkpoint import model_spec, read_config
-from ostinato.models.loader import load_weights
+from ostinato.models.loader import build_model, load_weights
 from ostinato.models.qwen3_vl.model import Qwen3VL
 from ostinato.models.random import randomize_weights
-from ostinato.models.registry import build_model
 from ostinato.ops.select import select_ops
 from ostinato.plan.device.detect import detect
 from ostinato.plan.quantization import Quantization

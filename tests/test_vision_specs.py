@@ -62,7 +62,7 @@ def test_the_published_model_has_the_parameters_that_its_page_says() -> None:
     assert spec.vision is not None
     assert (spec.vision.hidden_rows, spec.vision.patch_elements, spec.vision.patches_per_token) == (4, 1536, 4)
     assert (spec.dtype, spec.tied_embeddings, spec.max_position_embeddings) == ("bfloat16", True, 262144)
-    assert next(iter(spec.linears)).names[0] == "model.language_model.layers.0.self_attn.q_proj"
+    assert next(iter(spec.linears)).linears[0] == "model.language_model.layers.0.self_attn.q_proj"
 
 
 def test_time_height_and_width_take_turns() -> None:
@@ -85,8 +85,8 @@ def test_tied_embeddings_are_the_whole_model_s_word_before_the_text_part_s() -> 
 
 def test_experts_are_in_every_third_layer_but_for_those_that_are_named() -> None:
     spec = model_spec(moe(num_hidden_layers=12, mlp_only_layers=[5]))
-    assert [i for i, layer in enumerate(spec.layers) if layer.experts] == [2, 8, 11]
-    assert {(layer.num_experts, layer.experts_per_token) for layer in spec.layers if layer.experts} == {(8, 2)}
+    assert [i for i, layer in enumerate(spec.layers) if layer.experts is not None] == [2, 8, 11]
+    assert {(experts.num_experts, experts.top_k) for layer in spec.layers if (experts := layer.experts)} == {(8, 2)}
     assert {"moe", "route"} <= set(spec.ops)
 
 

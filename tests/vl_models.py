@@ -21,9 +21,8 @@ from ostinato.layers.build import Build
 from ostinato.layers.step import EncoderInputs, LayerMemory, StepInputs
 from ostinato.media.item import MediaItem
 from ostinato.models.checkpoint import model_spec, read_config
-from ostinato.models.loader import load_weights
+from ostinato.models.loader import build_model, load_weights
 from ostinato.models.qwen3_vl.model import Qwen3VL
-from ostinato.models.registry import build_model
 from ostinato.ops.facts import OPERATIONS
 from ostinato.ops.select import Ops, select_ops
 from ostinato.plan.device.detect import detect

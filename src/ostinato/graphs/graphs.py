@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import torch
-from torch import nn
 
 from ostinato.errors import ConfigError, Remedy
 from ostinato.graphs.buffers import StepBuffers, check_unmoved
 from ostinato.graphs.check import compare_replay
 from ostinato.graphs.counts import StepCounts
+from ostinato.layers.module import Module
 from ostinato.layers.step import LayerMemory, StepInputs
 from ostinato.plan.graphs.capture_plan import CapturePlan
 from ostinato.plan.graphs.coverage import PIECEWISE_MODES, StepMode, dispatch
@@ -176,7 +176,7 @@ class Graphs:
         return graph
 
 
-def persistent_storages(buffers: StepBuffers, model: nn.Module, memory: Sequence[LayerMemory]) -> Mapping[int, str]:
+def persistent_storages(buffers: StepBuffers, model: Module, memory: Sequence[LayerMemory]) -> Mapping[int, str]:
     """Storage pointer -> name, of everything that stays where it is: step buffers, weights and constants, cache."""
     return {
         buffers.storage: StepInputs.buffers,
@@ -189,12 +189,12 @@ def persistent_storages(buffers: StepBuffers, model: nn.Module, memory: Sequence
     }
 
 
-def weight_storages(model: nn.Module) -> Mapping[int, str]:
+def weight_storages(model: Module) -> Mapping[int, str]:
     """Storage pointer -> name, of a model's weights and constants."""
     return _storages(
         (f"weights.{path}.{name}", value)
         for path, module in model.named_modules()
-        for name, value in (*vars(module).items(), *module.named_parameters(recurse=False))
+        for name, value in vars(module).items()
     )
 
 

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-import torch
-from torch import nn
+from typing import TYPE_CHECKING
 
-from ostinato.layers.build import Build
 from ostinato.layers.linear import Linear, PackedLinear
+from ostinato.layers.module import Builder, Module
 from ostinato.layers.norm import RMSNorm
-from ostinato.layers.step import LayerMemory, StepInputs
 from ostinato.plan.model import AttentionSpec
 
+if TYPE_CHECKING:
+    import torch
 
-class Attention(nn.Module):
+    from ostinato.layers.step import LayerMemory, StepInputs
+
+
+class Attention(Module):
     """q, k, v projections, optional norm of queries and keys, rotation, attention, output projection, residual.
 
     `scale` multiplies the scores (default head_dim ** -0.5); `in_multiplier`, `key_multiplier` and `out_multiplier` the
@@ -22,7 +25,7 @@ class Attention(nn.Module):
 
     def __init__(
         self,
-        build: Build,
+        build: Builder,
         hidden_size: int,
         spec: AttentionSpec,
         *,

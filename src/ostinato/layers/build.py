@@ -1,66 +1,137 @@
-"""What every layer is built with, and how its weights are named in a checkpoint."""
+"""The memory of a model: what its weights are allocated with, and where a checkpoint's tensors go."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 
 import torch
-from torch import nn
 
 from ostinato.layers import pages
-from ostinato.layers.quantized import QuantizedView
+from ostinato.layers.matrix import Matrix
+from ostinato.layers.module import Module, Multiplier
+from ostinato.ops import int8
 from ostinato.ops.select import Ops
+from ostinato.plan.quantization import Quantization
+from ostinato.plan.weights import Weight
 
 
 @dataclass(frozen=True)
-class Build:
-    """Kernels to call, and where and in which dtype to allocate weights.
+class QuantizedView:
+    """Rows of a quantised weight, int8 [rows, in], and of its scales, float32 [rows] or [rows, groups]; or a stack of
+    such, with one more dimension before these."""
 
-    With `defers_matrices`, matrices that may be quantised are left to `layers.linear.place_matrices`.
-    """
+    weight: torch.Tensor
+    scale: torch.Tensor
+    group_size: int | None
 
-    ops: Ops
-    dtype: torch.dtype
-    device: torch.device
-    defers_matrices: bool = False
+    @property
+    def shape(self) -> torch.Size:
+        return self.weight.shape
 
-    def weight(self, *shape: int, dtype: torch.dtype | None = None) -> nn.Parameter:
-        """An unwritten weight; loading fills it, or has it lie where the file is mapped."""
-        return nn.Parameter(pages.empty(*shape, dtype=dtype or self.dtype, device=self.device), requires_grad=False)
+    @property
+    def device(self) -> torch.device:
+        return self.weight.device
 
-    def matrix(self, *shape: int) -> nn.Parameter:
-        """A weight [rows, columns], or a stack of such, that may be quantised; without memory if that is deferred."""
-        if not self.defers_matrices:
-            return self.weight(*shape)
-        empty = torch.empty(shape, dtype=self.dtype, device="meta")
-        return nn.Parameter(empty, requires_grad=False)
+    def flat(self) -> QuantizedView:
+        """The rows of a stack, one behind the other."""
+        stacked = self.weight.dim() - 2
+        return QuantizedView(self.weight.flatten(0, stacked), self.scale.flatten(0, stacked), self.group_size)
+
+    def of(self, i: int) -> QuantizedView:
+        """One weight of a stack."""
+        return QuantizedView(self.weight[i], self.scale[i], self.group_size)
+
+    def rows(self, begin: int, end: int) -> QuantizedView:
+        return QuantizedView(self.weight[begin:end], self.scale[begin:end], self.group_size)
+
+    def put(self, values: torch.Tensor) -> None:
+        """Quantises `values` [rows, in] into these rows."""
+        weight, scale = int8.quantize(values.to(self.device), self.group_size)
+        self.weight.copy_(weight)
+        self.scale.copy_(scale)
 
 
 Target = torch.Tensor | QuantizedView
 """The part of a weight where the values of a checkpoint's tensor go."""
 
 
-@runtime_checkable
-class HasCheckpointViews(Protocol):
-    """A module whose checkpoint tensors are not simply its parameters under their own names."""
+@dataclass(frozen=True)
+class Build:
+    """Kernels to call, and where and in which dtype to allocate weights.
 
-    def checkpoint_views(self, prefix: str) -> Iterator[tuple[str, Target]]:
-        """(name in the checkpoint, the part of a weight that holds it); `prefix` is the module's own name."""
-        ...
+    With `defers_matrices`, matrices that may be quantised get their memory from `place_matrices`.
+    """
+
+    ops: Ops
+    dtype: torch.dtype
+    device: torch.device
+    defers_matrices: bool = False
+    float32 = torch.float32
+
+    def weight(self, row: Weight) -> torch.Tensor:
+        """An unwritten weight; loading fills it, or has it lie where the file is mapped."""
+        dtype = torch.float32 if row.in_float32 else self.dtype
+        if self.defers_matrices and row.can_be_quantised:
+            return torch.empty(row.shape, dtype=dtype, device="meta")
+        return pages.empty(*row.shape, dtype=dtype, device=self.device)
+
+    def scale(self, multiplier: Multiplier, size: int, factor: float) -> torch.Tensor | None:
+        if isinstance(multiplier, tuple):
+            return torch.cat([self._filled(count, value) for value, count in multiplier]) * factor
+        return None if multiplier * factor == 1.0 else self._filled(size, multiplier * factor)
+
+    def constant(self, values: Sequence[float], dtype: str) -> torch.Tensor:
+        return torch.tensor(values, dtype=getattr(torch, dtype), device=self.device)
+
+    def stack(self, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+        return torch.stack(list(tensors), dim=1)
+
+    def deferring(self) -> Build:
+        return replace(self, defers_matrices=True)
+
+    def place_matrices(self, model: Module, quantization: Quantization) -> None:
+        """Gives the deferred matrices of `model` their memory, quantised or in the model's dtype."""
+        for module, _, row in model.weights():
+            if not isinstance(module, Matrix) or not row.can_be_quantised:
+                continue
+            *rows, columns = row.shape
+            if not quantization.quantises(row):
+                module.weight = pages.empty(*row.shape, dtype=self.dtype, device=self.device)
+                continue
+            group_size = quantization.group_size
+            groups = () if group_size is None else (int8.num_groups(columns, group_size),)
+            module.weight = pages.empty(*row.shape, dtype=torch.int8, device=self.device)
+            module.weight_scale = pages.empty(*rows, *groups, dtype=torch.float32, device=self.device)
+            module.group_size = group_size
+
+    def _filled(self, size: int, value: float) -> torch.Tensor:
+        return torch.full((size,), value, dtype=torch.float32, device=self.device)
 
 
-def checkpoint_views(module: nn.Module, prefix: str = "") -> Iterator[tuple[str, Target]]:
-    """Every tensor that a checkpoint of `module` holds, as a view into the weight where its values go."""
-    if isinstance(module, HasCheckpointViews):
-        yield from module.checkpoint_views(prefix)
-        return
-    for name, parameter in module.named_parameters(recurse=False):
-        yield _join(prefix, name), parameter.data
-    for name, child in module.named_children():
-        yield from checkpoint_views(child, _join(prefix, name))
+def checkpoint_views(module: Module, prefix: str = "") -> Iterator[tuple[str, Target]]:
+    """Every tensor that a checkpoint of `module` holds, by its name, as a view into the weight where its values go."""
+    for owner, attribute, row in module.weights(prefix):
+        weight: torch.Tensor = getattr(owner, attribute)
+        target: Target = weight
+        if isinstance(owner, Matrix) and owner.weight_scale is not None and attribute == "weight":
+            target = QuantizedView(weight, owner.weight_scale, owner.group_size)
+        yield from zip(row.names, _parts(row, target), strict=True)
 
 
-def _join(prefix: str, name: str) -> str:
-    return f"{prefix}.{name}" if prefix else name
+def _parts(row: Weight, target: Target) -> Iterator[Target]:
+    """The part of each of the row's names."""
+    if row.role == "experts" and not row.is_stack:
+        for i in range(len(row.names)):
+            yield target.of(i) if isinstance(target, QuantizedView) else target[i]
+    elif len(row.names) == 1:
+        if row.stored_shape:
+            assert isinstance(target, torch.Tensor), "what is quantised is stored as it is"
+            target = (target.t() if row.stored_transposed else target).view(row.stored_shape)
+        yield target
+    else:
+        begin = 0
+        for size in row.sizes:
+            end = begin + size
+            yield target.rows(begin, end) if isinstance(target, QuantizedView) else target[begin:end]
+            begin = end

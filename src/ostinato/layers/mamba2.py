@@ -2,57 +2,53 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
-import torch
-from torch import nn
-
-from ostinato.layers.build import Build
 from ostinato.layers.linear import Linear
+from ostinato.layers.module import Builder, Module, Multiplier
 from ostinato.layers.norm import GatedRMSNorm
-from ostinato.layers.step import LayerMemory, StepInputs
 from ostinato.plan.model import Mamba2Spec
 
+if TYPE_CHECKING:
+    import torch
 
-class CausalConv(nn.Module):
+    from ostinato.layers.step import LayerMemory, StepInputs
+
+
+class CausalConv(Module):
     """Weights of the depthwise convolution, time first in memory; in checkpoints [channels, 1, width]."""
 
-    def __init__(self, build: Build, channels: int, width: int, bias: bool) -> None:
+    def __init__(self, build: Builder, channels: int, width: int, bias: bool) -> None:
         super().__init__()
-        self.weight = build.weight(width, channels)
-        self.bias = build.weight(channels) if bias else None
-
-    def checkpoint_views(self, prefix: str) -> Iterator[tuple[str, torch.Tensor]]:
-        yield f"{prefix}.weight", self.weight.data.t().unsqueeze(1)
-        if self.bias is not None:
-            yield f"{prefix}.bias", self.bias.data
+        stored = {"stored_shape": (channels, 1, width), "stored_transposed": True}
+        self.weight = self.own(build, "weight", width, channels, role="convolution", **stored)
+        self.bias = self.own(build, "bias", channels, role="bias") if bias else None
 
 
-class Mamba2Mixer(nn.Module):
+class Mamba2Mixer(Module):
     """One state layer's mixer.
 
-    `norm_group_size` is the number of channels that the gated norm averages over; None leaves the norm out,
-    so that only the gate is applied. `proj_bias` is for both projections, unless `out_bias` is given for the
-    output's. `dt_limit` clamps the time step, in prefill and decode alike. `in_multiplier` multiplies the input,
-    `in_scale` [in_proj_size] float32 what is projected from it (Falcon-H1), `out_multiplier` the output before the
-    residual.
+    The gated norm averages over the channels of a group; without `has_norm` only the gate is applied. `proj_bias` is
+    for both projections, unless `out_bias` is given for the output's. `dt_limit` clamps the time step, in prefill and
+    decode alike. `in_multiplier` multiplies the input, `in_scale` what is projected from it (Falcon-H1),
+    `out_multiplier` the output before the residual.
     """
 
     def __init__(
         self,
-        build: Build,
+        build: Builder,
         hidden_size: int,
         spec: Mamba2Spec,
         *,
         eps: float,
-        norm_group_size: int | None,
+        has_norm: bool = True,
         norm_before_gate: bool = False,
         proj_bias: bool = False,
         out_bias: bool | None = None,
         conv_bias: bool = True,
         dt_limit: tuple[float, float] = (0.0, float("inf")),
         in_multiplier: float = 1.0,
-        in_scale: float | torch.Tensor = 1.0,
+        in_scale: Multiplier = 1.0,
         out_multiplier: float = 1.0,
     ) -> None:
         super().__init__()
@@ -61,10 +57,11 @@ class Mamba2Mixer(nn.Module):
         self.dt_limit = dt_limit
         self.in_proj = Linear(build, hidden_size, spec.in_proj_size, proj_bias, in_scale, in_multiplier)
         self.conv1d = CausalConv(build, spec.conv_dim, spec.conv_kernel, conv_bias)
-        self.A_log = build.weight(spec.num_heads, dtype=torch.float32)
-        self.D = build.weight(spec.num_heads, dtype=torch.float32)
-        self.dt_bias = build.weight(spec.num_heads, dtype=torch.float32)
-        self.norm = GatedRMSNorm(build, spec.intermediate_size, eps, norm_group_size, norm_before_gate)
+        self.A_log = self.own(build, "A_log", spec.num_heads, role="per_head", in_float32=True)
+        self.D = self.own(build, "D", spec.num_heads, role="per_head", in_float32=True)
+        self.dt_bias = self.own(build, "dt_bias", spec.num_heads, role="per_head", in_float32=True)
+        group_size = spec.intermediate_size // spec.num_groups if has_norm else None
+        self.norm = GatedRMSNorm(build, spec.intermediate_size, eps, group_size, norm_before_gate)
         out_bias = proj_bias if out_bias is None else out_bias
         self.out_proj = Linear(build, spec.intermediate_size, hidden_size, out_bias, out_multiplier)
 
@@ -99,41 +96,53 @@ class Mamba2Mixer(nn.Module):
         x = x.unflatten(-1, (spec.num_heads, spec.head_dim))
         B, C = B.unflatten(-1, (spec.num_groups, -1)), C.unflatten(-1, (spec.num_groups, -1))
         rows, tokens = step.num_decode_rows, step.num_decode_tokens
-        parts = []
-        if rows:
-            parts.append(
-                self.ops.state_update(
-                    x[:tokens],
-                    dt[:tokens],
-                    self.A_log,
-                    B[:tokens],
-                    C[:tokens],
-                    self.D,
-                    self.dt_bias,
-                    self.dt_limit,
-                    memory.ssm_states,
-                    step.read_slots[:rows],
-                    step.write_slots[:rows],
-                )
-            )
-        if rows < step.read_slots.shape[0]:
-            parts.append(
-                self.ops.ssd_scan(
-                    x[tokens:],
-                    dt[tokens:],
-                    self.A_log,
-                    B[tokens:],
-                    C[tokens:],
-                    self.D,
-                    self.dt_bias,
-                    self.dt_limit,
-                    spec.chunk_size,
-                    memory.ssm_states,
-                    step.row_starts[rows:] - tokens,
-                    step.start_positions[rows:],
-                    step.read_slots[rows:],
-                    step.write_slots[rows:, 0],
-                    [(row - rows, offset, slot) for row, offset, slot in step.checkpoints],
-                )
-            )
-        return parts[0] if len(parts) == 1 else torch.cat(parts)
+        if rows == 0:
+            return self._scan(x, dt, B, C, step, memory)
+        decoded = self.ops.state_update(
+            x[:tokens],
+            dt[:tokens],
+            self.A_log,
+            B[:tokens],
+            C[:tokens],
+            self.D,
+            self.dt_bias,
+            self.dt_limit,
+            memory.ssm_states,
+            step.read_slots[:rows],
+            step.write_slots[:rows],
+        )
+        if rows == step.read_slots.shape[0]:
+            return decoded
+        out = x.new_empty(x.shape)
+        out[:tokens] = decoded
+        out[tokens:] = self._scan(x[tokens:], dt[tokens:], B[tokens:], C[tokens:], step, memory)
+        return out
+
+    def _scan(
+        self,
+        x: torch.Tensor,
+        dt: torch.Tensor,
+        B: torch.Tensor,
+        C: torch.Tensor,
+        step: StepInputs,
+        memory: LayerMemory,
+    ) -> torch.Tensor:
+        """The prefill rows of a step, whose tokens alone are given. -> [tokens, heads, head_dim]"""
+        rows, tokens = step.num_decode_rows, step.num_decode_tokens
+        return self.ops.ssd_scan(
+            x,
+            dt,
+            self.A_log,
+            B,
+            C,
+            self.D,
+            self.dt_bias,
+            self.dt_limit,
+            self.spec.chunk_size,
+            memory.ssm_states,
+            step.row_starts[rows:] - tokens,
+            step.start_positions[rows:],
+            step.read_slots[rows:],
+            step.write_slots[rows:, 0],
+            [(row - rows, offset, slot) for row, offset, slot in step.checkpoints],
+        )

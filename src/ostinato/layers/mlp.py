@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-import torch
-from torch import nn
+from typing import TYPE_CHECKING
 
-from ostinato.layers.build import Build
 from ostinato.layers.linear import Linear, PackedLinear
+from ostinato.layers.module import Builder, Module, Multiplier
+
+if TYPE_CHECKING:
+    import torch
 
 
-class MLP(nn.Module):
+class MLP(Module):
     """down_proj(activation(up_proj(x))) + residual."""
 
     def __init__(
-        self, build: Build, hidden_size: int, intermediate_size: int, activation: str, bias: bool = False
+        self, build: Builder, hidden_size: int, intermediate_size: int, activation: str, bias: bool = False
     ) -> None:
         super().__init__()
         self.activation = activation
@@ -25,7 +27,7 @@ class MLP(nn.Module):
         return self.down_proj(self.up_proj(x, activation=self.activation), residual)
 
 
-class GatedMLP(nn.Module):
+class GatedMLP(Module):
     """down_proj(silu(gate_proj(x)) * up_proj(x)) + residual.
 
     `gate_multiplier` and `down_multiplier` scale the gate before its activation and the result (Falcon-H1).
@@ -33,7 +35,7 @@ class GatedMLP(nn.Module):
 
     def __init__(
         self,
-        build: Build,
+        build: Builder,
         hidden_size: int,
         intermediate_size: int,
         bias: bool = False,
@@ -41,13 +43,10 @@ class GatedMLP(nn.Module):
         down_multiplier: float = 1.0,
     ) -> None:
         super().__init__()
-        parts = (("gate_proj", intermediate_size), ("up_proj", intermediate_size))
-        multiplier: float | torch.Tensor = 1.0
-        if gate_multiplier != 1.0:
-            multiplier = torch.ones(2 * intermediate_size, dtype=torch.float32, device=build.device)
-            multiplier[:intermediate_size] = gate_multiplier
-        self.gate_up = PackedLinear(build, hidden_size, parts, bias, multiplier)
-        self.down_proj = Linear(build, intermediate_size, hidden_size, bias, down_multiplier)
+        size = intermediate_size
+        multiplier: Multiplier = 1.0 if gate_multiplier == 1.0 else ((gate_multiplier, size), (1.0, size))
+        self.gate_up = PackedLinear(build, hidden_size, (("gate_proj", size), ("up_proj", size)), bias, multiplier)
+        self.down_proj = Linear(build, size, hidden_size, bias, down_multiplier)
 
     def forward(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
         """Both [tokens, hidden] -> [tokens, hidden]"""

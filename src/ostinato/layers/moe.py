@@ -2,29 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
-import torch
-from torch import nn
+from ostinato.layers.matrix import Matrix
+from ostinato.layers.module import Builder, Module
+from ostinato.plan.model import ExpertsSpec
 
-from ostinato.layers.build import Build, Target
-from ostinato.layers.quantized import Matrix, QuantizedView
+if TYPE_CHECKING:
+    import torch
 
 
-class Experts(nn.Module):
-    """The experts of a layer, stacked. Each has its own tensors in the checkpoint: `{i}.up_proj.weight` and so on."""
+class Experts(Module):
+    """The experts of a layer, stacked: [experts, out, in] each, inward (of a gated activation the gates first) and
+    outward.
 
-    is_stack = False
-    """Whether they are stacked in the checkpoint too."""
+    In the checkpoint each expert has its own tensors, `{i}.up_proj.weight` and `{i}.down_proj.weight`; or it has two
+    stacks as these are, with the names `stacked_as`.
+    """
 
-    def __init__(self, build: Build, num_experts: int, in_size: int, intermediate_size: int, activation: str) -> None:
+    def __init__(
+        self, build: Builder, spec: ExpertsSpec, activation: str, stacked_as: tuple[str, str] | None = None
+    ) -> None:
         super().__init__()
         self.ops = build.ops
         self.activation = activation
-        inner_size = 2 * intermediate_size if activation == "swiglu" else intermediate_size
-        self.num_experts = num_experts
-        self.up = Matrix(build.matrix(num_experts, inner_size, in_size))
-        self.down = Matrix(build.matrix(num_experts, in_size, intermediate_size))
+        experts = range(spec.num_experts)
+        names = [tuple(f"{i}.{name}.weight" for i in experts) for name in ("up_proj", "down_proj")]
+        if stacked_as is not None:
+            names = [(name,) for name in stacked_as]
+        shapes = ((spec.num_experts, spec.inner_size, spec.size), (spec.num_experts, spec.size, spec.intermediate_size))
+        self.up, self.down = (
+            Stack(build, shape, own, other, is_stack=stacked_as is not None)
+            for shape, own, other in zip(shapes, names, reversed(names), strict=True)
+        )
 
     def forward(self, x: torch.Tensor, choices: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
         """`x` and `residual` [tokens, in], `choices` [tokens, 2, k] as `ops.route` gives them -> [tokens, in]"""
@@ -36,13 +46,19 @@ class Experts(nn.Module):
         quantization = () if up.weight_scale is None else (up.weight_scale, down.weight_scale, up.group_size)
         return self.ops.moe(x, choices, up.weight, down.weight, self.activation, residual, *quantization)
 
-    def checkpoint_names(self, path: str) -> tuple[str, ...]:
-        """The checkpoint's names of their matrices, which are quantised together; the model calls the module `path`."""
-        return tuple(f"{path}.{i}.{part}" for i in range(self.num_experts) for part in ("up_proj", "down_proj"))
 
-    def checkpoint_views(self, prefix: str) -> Iterator[tuple[str, Target]]:
-        targets = [(part, matrix.target()) for part, matrix in (("up_proj", self.up), ("down_proj", self.down))]
-        for i in range(self.num_experts):
-            for part, target in targets:
-                one = target.of(i) if isinstance(target, QuantizedView) else target[i]
-                yield f"{prefix}.{i}.{part}.weight", one
+class Stack(Matrix):
+    """One matrix of every expert. It is quantised together with the tensors `beside` it, or not at all."""
+
+    is_in_checkpoint = False
+
+    def __init__(
+        self,
+        build: Builder,
+        shape: tuple[int, int, int],
+        names: tuple[str, ...],
+        beside: tuple[str, ...],
+        is_stack: bool,
+    ) -> None:
+        facts = {"names": names, "beside": beside, "is_stack": is_stack, "can_be_quantised": True}
+        super().__init__(build, *shape, role="experts", **facts)

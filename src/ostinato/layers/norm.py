@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-import torch
-from torch import nn
+from typing import TYPE_CHECKING
 
-from ostinato.layers.build import Build
+from ostinato.layers.module import Builder, Module
+
+if TYPE_CHECKING:
+    import torch
 
 
-class RMSNorm(nn.Module):
+class RMSNorm(Module):
     """RMS norm over the last dimension."""
 
-    def __init__(self, build: Build, size: int, eps: float) -> None:
+    def __init__(self, build: Builder, size: int, eps: float) -> None:
         super().__init__()
         self.op = build.ops.rms_norm
-        self.weight = build.weight(size)
+        self.weight = self.own(build, "weight", size, role="norm")
         self.eps = eps
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -22,14 +24,14 @@ class RMSNorm(nn.Module):
         return self.op(x, self.weight, self.eps)
 
 
-class LayerNorm(nn.Module):
+class LayerNorm(Module):
     """Mean 0 and variance 1 over the last dimension, then weight and bias."""
 
-    def __init__(self, build: Build, size: int, eps: float) -> None:
+    def __init__(self, build: Builder, size: int, eps: float) -> None:
         super().__init__()
         self.op = build.ops.layer_norm
-        self.weight = build.weight(size)
-        self.bias = build.weight(size)
+        self.weight = self.own(build, "weight", size, role="norm")
+        self.bias = self.own(build, "bias", size, role="bias")
         self.eps = eps
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -37,16 +39,16 @@ class LayerNorm(nn.Module):
         return self.op(x, self.weight, self.bias, self.eps)
 
 
-class GatedRMSNorm(nn.Module):
+class GatedRMSNorm(Module):
     """RMS norm over groups of channels with a SiLU gate, as Mamba-2 mixers end with. `group_size` None: the gate alone,
     which has no weight."""
 
     def __init__(
-        self, build: Build, size: int, eps: float, group_size: int | None, norm_before_gate: bool = False
+        self, build: Builder, size: int, eps: float, group_size: int | None, norm_before_gate: bool = False
     ) -> None:
         super().__init__()
         self.op = build.ops.gated_rms_norm
-        self.weight = build.weight(size) if group_size is not None else None
+        self.weight = self.own(build, "weight", size, role="norm") if group_size is not None else None
         self.eps = eps
         self.group_size = group_size
         self.norm_before_gate = norm_before_gate

@@ -5,61 +5,57 @@ Every computation is row by row but for attention, which stays within an image, 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
-import torch
-from torch import nn
-
-from ostinato.layers.build import Build
 from ostinato.layers.linear import Linear
+from ostinato.layers.module import Builder, Module, ModuleList
 from ostinato.layers.norm import LayerNorm
 from ostinato.layers.rotary import AxialRotary
-from ostinato.layers.step import EncoderInputs
 from ostinato.plan.model import VisionSpec
+
+if TYPE_CHECKING:
+    import torch
+
+    from ostinato.layers.step import EncoderInputs
 
 NORM_EPS = 1e-6
 
 
-def linear(build: Build, in_size: int, out_size: int) -> Linear:
+def linear(build: Builder, in_size: int, out_size: int, stored_shape: tuple[int, ...] = ()) -> Linear:
     """The encoder's weights stay in the model's dtype where the text part's are quantised."""
-    return Linear(build, in_size, out_size, bias=True, keeps_dtype=True)
+    return Linear(build, in_size, out_size, bias=True, can_be_quantised=False, stored_shape=stored_shape)
 
 
-class PatchEmbedding(nn.Module):
+class PatchEmbedding(Module):
     """A product with the patch as one vector; in checkpoints a convolution [hidden, channels, time, height, width]."""
 
-    def __init__(self, build: Build, vision: VisionSpec) -> None:
+    def __init__(self, build: Builder, vision: VisionSpec) -> None:
         super().__init__()
-        self.kernel = (vision.in_channels, vision.temporal_patch_size, vision.patch_size, vision.patch_size)
-        self.proj = linear(build, vision.patch_elements, vision.hidden_size)
+        kernel = (vision.in_channels, vision.temporal_patch_size, vision.patch_size, vision.patch_size)
+        self.proj = linear(build, vision.patch_elements, vision.hidden_size, (vision.hidden_size, *kernel))
 
     def forward(self, patches: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """`patches` [patches, elements] and the embeddings of their positions -> [patches, hidden]"""
         return self.proj(patches, positions)
 
-    def checkpoint_views(self, prefix: str) -> Iterator[tuple[str, torch.Tensor]]:
-        yield f"{prefix}.proj.weight", self.proj.weight.data.view(-1, *self.kernel)
-        assert self.proj.bias is not None
-        yield f"{prefix}.proj.bias", self.proj.bias.data
 
-
-class PositionEmbedding(nn.Module):
+class PositionEmbedding(Module):
     """Learned embeddings of a square grid, of which a patch takes a weighted sum: four neighbours, bilinearly."""
 
-    def __init__(self, build: Build, count: int, hidden_size: int) -> None:
+    def __init__(self, build: Builder, count: int, hidden_size: int) -> None:
         super().__init__()
         self.op = build.ops.weighted_embedding
-        self.weight = build.weight(count, hidden_size)
+        self.weight = self.own(build, "weight", count, hidden_size, role="embedding")
 
     def forward(self, taps: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         """`taps` [patches, 4] int64, `weights` [patches, 4] float32 -> [patches, hidden], added up in float32"""
         return self.op(taps, weights, self.weight)
 
 
-class EncoderAttention(nn.Module):
+class EncoderAttention(Module):
     """Attention within an image, with rotated queries and keys, and the residual."""
 
-    def __init__(self, build: Build, size: int, num_heads: int) -> None:
+    def __init__(self, build: Builder, size: int, num_heads: int) -> None:
         super().__init__()
         self.ops = build.ops
         self.num_heads = num_heads
@@ -77,10 +73,10 @@ class EncoderAttention(nn.Module):
         return self.proj(out.flatten(1), residual)
 
 
-class EncoderMLP(nn.Module):
+class EncoderMLP(Module):
     """linear_fc2(activation(linear_fc1(x))) + residual."""
 
-    def __init__(self, build: Build, size: int, inner_size: int, activation: str) -> None:
+    def __init__(self, build: Builder, size: int, inner_size: int, activation: str) -> None:
         super().__init__()
         self.activation = activation
         self.linear_fc1 = linear(build, size, inner_size)
@@ -91,10 +87,10 @@ class EncoderMLP(nn.Module):
         return self.linear_fc2(self.linear_fc1(x, activation=self.activation), residual)
 
 
-class EncoderBlock(nn.Module):
+class EncoderBlock(Module):
     """Attention, then the MLP, each on a norm of the residual stream and added to it."""
 
-    def __init__(self, build: Build, vision: VisionSpec, activation: str) -> None:
+    def __init__(self, build: Builder, vision: VisionSpec, activation: str) -> None:
         super().__init__()
         size = vision.hidden_size
         self.norm1 = LayerNorm(build, size, NORM_EPS)
@@ -108,11 +104,11 @@ class EncoderBlock(nn.Module):
         return self.mlp(self.norm2(x), x)
 
 
-class Merger(nn.Module):
+class Merger(Module):
     """Neighbouring patches, side by side, become one token of the text part. `norms_merged`: the norm is over all of
     them together, as in DeepStack's."""
 
-    def __init__(self, build: Build, vision: VisionSpec, norms_merged: bool) -> None:
+    def __init__(self, build: Builder, vision: VisionSpec, norms_merged: bool) -> None:
         super().__init__()
         self.size, self.norms_merged = vision.patches_per_token * vision.hidden_size, norms_merged
         self.norm = LayerNorm(build, self.size if norms_merged else vision.hidden_size, NORM_EPS)
@@ -125,19 +121,19 @@ class Merger(nn.Module):
         return self.linear_fc2(self.linear_fc1(merged, activation="gelu"))
 
 
-class VisionEncoder(nn.Module):
+class VisionEncoder(Module):
     """Patch and position embeddings, blocks, and the mergers of the last block's output and of those that DeepStack
     takes."""
 
-    def __init__(self, build: Build, vision: VisionSpec, theta: float, activation: str) -> None:
+    def __init__(self, build: Builder, vision: VisionSpec, theta: float, activation: str) -> None:
         super().__init__()
-        self.dtype = build.dtype
+        self.dtype, self.stack = build.dtype, build.stack
         self.deepstack_layers = vision.deepstack_layers
         self.patch_embed = PatchEmbedding(build, vision)
         self.pos_embed = PositionEmbedding(build, vision.num_positions, vision.hidden_size)
-        self.blocks = nn.ModuleList(EncoderBlock(build, vision, activation) for _ in range(vision.num_layers))
+        self.blocks = ModuleList(EncoderBlock(build, vision, activation) for _ in range(vision.num_layers))
         self.merger = Merger(build, vision, norms_merged=False)
-        self.deepstack_merger_list = nn.ModuleList(Merger(build, vision, True) for _ in vision.deepstack_layers)
+        self.deepstack_merger_list = ModuleList(Merger(build, vision, True) for _ in vision.deepstack_layers)
         # A quarter of a head is rotated with another by the rows, and a quarter with another by the columns.
         quarter = vision.hidden_size // vision.num_heads // 4
         frequencies = [theta ** (-i / quarter) for i in range(quarter)]
@@ -153,4 +149,4 @@ class VisionEncoder(nn.Module):
             x = block(x, angles, inputs.starts)
             if i in self.deepstack_layers:
                 deepstack.append(self.deepstack_merger_list[len(deepstack)](x))
-        return torch.stack((self.merger(x), *deepstack), dim=1)
+        return self.stack((self.merger(x), *deepstack))

@@ -4,24 +4,31 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-import torch
-from torch import nn
-
-from ostinato.layers.build import Build
-from ostinato.layers.linear import Embedding, Linear, output_scale
-from ostinato.layers.quantized import Matrix
-from ostinato.layers.step import LayerMemory, StepInputs
+from ostinato.layers.linear import Embedding, Linear
+from ostinato.layers.matrix import Matrix
+from ostinato.layers.module import Builder, Module, ModuleList
 from ostinato.plan.model import ModelSpec
 
+if TYPE_CHECKING:
+    import torch
 
-class PredictionHead(nn.Module, ABC):
+    from ostinato.layers.step import LayerMemory, StepInputs
+    from ostinato.layers.vision import VisionEncoder
+    from ostinato.models.decoder import Backbone
+
+
+class PredictionHead(Module, ABC):
     """Predicts the token after next from a hidden state of the model (after its final norm) and the next token.
 
     Its entry for token p is made of the hidden state at p - 1 and token p, and its keys and values stand at position
     p; position 0 has none. `memory` is that of its layers, and behind them one whose `conv_states` [slots, 1, hidden]
     keep the model's last hidden state.
     """
+
+    blocks: ModuleList[Module]
+    """Its layers."""
 
     @abstractmethod
     def forward(
@@ -39,7 +46,7 @@ class PredictionHead(nn.Module, ABC):
         just computed before each (and from the read slot before the first), and the last hidden state of each row."""
 
 
-class CausalLM(nn.Module, ABC):
+class CausalLM(Module, ABC):
     """A language model over paged blocks and slots.
 
     An architecture's class adds its layers and `forward`. Its weights carry the names that the checkpoint has;
@@ -49,22 +56,31 @@ class CausalLM(nn.Module, ABC):
     transposable: tuple[str, ...] = ()
     """Ends of the names of stacks of matrices that a checkpoint may hold with rows for columns. Their shape says so."""
 
-    def __init__(self, build: Build, spec: ModelSpec, logits_multiplier: float = 1.0) -> None:
+    def __init__(self, build: Builder, spec: ModelSpec, logits_multiplier: float = 1.0) -> None:
         super().__init__()
         self.build = build
         self.spec = spec
-        self.logits_scale = output_scale(build, spec.vocab_size, logits_multiplier)
+        self.logits_scale = build.scale(logits_multiplier, spec.vocab_size, 1.0)
         if not spec.tied_embeddings:
-            self.lm_head = Linear(build, spec.hidden_size, spec.vocab_size)
+            self.lm_head = Linear(build, spec.hidden_size, spec.vocab_size, is_lm_head=True)
 
     @property
     @abstractmethod
+    def backbone(self) -> Backbone:
+        """Embedding, blocks and final norm."""
+
+    @property
     def embedding(self) -> Embedding:
-        """The token embedding, under whatever name the architecture keeps it."""
+        return self.backbone.embed_tokens
 
     @property
     def head(self) -> PredictionHead | None:
         """What makes drafts, if the model was built to make them itself."""
+        return None
+
+    @property
+    def encoder(self) -> VisionEncoder | None:
+        """What encodes images, for models that take them."""
         return None
 
     @abstractmethod
@@ -78,7 +94,7 @@ class CausalLM(nn.Module, ABC):
             hidden,
             head.weight,
             scale=self.logits_scale,
-            out_dtype=torch.float32,
+            out_dtype=self.build.float32,
             weight_scale=head.weight_scale,
             group_size=head.group_size,
         )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
@@ -13,27 +12,13 @@ from typing import Any
 from ostinato.config import EngineConfig
 from ostinato.demo import CHECKPOINTS, checkpoint_dir
 from ostinato.errors import ConfigError, ModelError, Remedy
+from ostinato.models.registry import MODELS
+from ostinato.models.table import with_weights
 from ostinato.plan.compressed_tensors import stored_quantization
 from ostinato.plan.json_file import read_json
-from ostinato.plan.model import DTYPE_BYTES, ModelSpec, VisionSpec
+from ostinato.plan.model import ModelSpec, VisionSpec
 from ostinato.plan.quantization_setting import with_quantization
 from ostinato.plan.speculation.speculative import with_drafter
-
-ARCHITECTURES = {
-    name: f"ostinato.models.{name}.spec"
-    for name in (
-        "bamba",
-        "falcon_h1",
-        "granitemoehybrid",
-        "llama",
-        "mamba2",
-        "nemotron_h",
-        "qwen3",
-        "qwen3_vl",
-        "qwen3_vl_moe",
-    )
-}
-"""`model_type` of a config.json -> the module whose `model_spec` reads it; imported when it is needed."""
 
 CHECKPOINT_FILES = ("*.json", "*.safetensors", "*.jinja")
 PLANNED_FROM = ("config.json", "processor_config.json", "preprocessor_config.json")
@@ -120,32 +105,24 @@ def with_smallest_item(vision: VisionSpec, directory: Path) -> VisionSpec:
 def model_spec(config: dict[str, Any]) -> ModelSpec:
     """What config.json describes. ModelError for a missing or unknown architecture, for weights that are quantized in a
     way that cannot be read, and for values that no such model can have."""
-    known = ", ".join(sorted(ARCHITECTURES))
+    known = ", ".join(sorted(MODELS))
     architecture = config.get("model_type")
     if not architecture:
         raise ModelError(f"config.json names no architecture (model_type); the known ones are {known}")
-    if not isinstance(architecture, str) or architecture not in ARCHITECTURES:
+    if not isinstance(architecture, str) or architecture not in MODELS:
         raise ModelError(f"architecture {architecture!r} is not known; the known ones are {known}")
     quantization = stored_quantization(config)
-    reader = import_module(ARCHITECTURES[architecture])
+    reader = import_module(f"ostinato.models.{architecture}.spec")
     try:
         spec: ModelSpec = reader.model_spec(config)
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         raise ModelError(f"config.json is not one of a {architecture} model: {error}") from error
     _check_sizes(spec)
+    spec = with_weights(spec)
     if quantization is not None and spec.tied_embeddings:
         # What a checkpoint quantises is linears; one that shares the embedding's matrix is stored as that.
         quantization = replace(quantization, ignore=(*quantization.ignore, "lm_head"))
     return replace(spec, stored_quantization=quantization, quantization=quantization)
-
-
-def checkpoint_dtype(config: Mapping[str, Any]) -> str:
-    """What config.json names as `dtype` or `torch_dtype`; float32 where it names neither, as in
-    transformers."""
-    dtype = str(config.get("dtype") or config.get("torch_dtype") or "float32").removeprefix("torch.")
-    if dtype not in DTYPE_BYTES:
-        raise ModelError(f"config.json has dtype {dtype!r}; the supported ones are {', '.join(DTYPE_BYTES)}")
-    return dtype
 
 
 def _check_sizes(spec: ModelSpec) -> None:

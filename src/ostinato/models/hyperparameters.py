@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ostinato.errors import ModelError
-from ostinato.plan.model import AttentionSpec, Mamba2Spec
-from ostinato.plan.quantization import LinearSpec
+from ostinato.plan.model import DTYPE_BYTES, AttentionSpec, Mamba2Spec
 
 
 def require(config: Mapping[str, Any], name: str) -> Any:
@@ -96,92 +95,46 @@ def expanded_mamba2_spec(config: Mapping[str, Any], inner_size: int | None = Non
     )
 
 
-def linear_parameters(in_features: int, out_features: int, bias: bool = False) -> int:
-    return in_features * out_features + (out_features if bias else 0)
-
-
-def attention_parameters(hidden_size: int, attention: AttentionSpec, bias: bool = False, qk_norm: bool = False) -> int:
-    """Query, key, value and output projections, all with a bias or none, and the norms over heads, if any."""
-    query_size = attention.num_heads * attention.head_dim
-    kv_size = attention.num_kv_heads * attention.head_dim
-    return (
-        linear_parameters(hidden_size, query_size, bias)
-        + 2 * linear_parameters(hidden_size, kv_size, bias)
-        + linear_parameters(query_size, hidden_size, bias)
-        + (2 * attention.head_dim if qk_norm else 0)
+def attention_spec(config: Mapping[str, Any], head_dim: int | None = None) -> AttentionSpec:
+    """The attention of the usual keys. `head_dim` is that of a config.json that names none; by default the heads part
+    the hidden size."""
+    num_heads = integer(config, "num_attention_heads")
+    if head_dim is None:
+        head_dim = integer(config, "hidden_size") // num_heads
+    return AttentionSpec(
+        num_heads=num_heads,
+        num_kv_heads=integer(config, "num_key_value_heads", num_heads),
+        head_dim=integer(config, "head_dim", head_dim),
     )
 
 
-def mamba2_parameters(
-    hidden_size: int,
-    mamba2: Mamba2Spec,
-    proj_bias: bool = False,
-    conv_bias: bool = True,
-    norm: bool = True,
-    out_bias: bool | None = None,
-) -> tuple[int, int]:
-    """(parameters in the model's dtype, parameters in float32) of one Mamba-2 mixer, its block's norm aside.
-
-    The first: input and output projection, convolution and gated norm; the second: A_log, D and dt_bias.
-    `out_bias` is the output projection's, where it differs from `proj_bias`.
-    """
-    out_bias = proj_bias if out_bias is None else out_bias
-    parameters = (
-        linear_parameters(hidden_size, mamba2.in_proj_size, proj_bias)
-        + mamba2.conv_dim * (mamba2.conv_kernel + (1 if conv_bias else 0))
-        + (mamba2.intermediate_size if norm else 0)
-        + linear_parameters(mamba2.intermediate_size, hidden_size, out_bias)
-    )
-    return parameters, 3 * mamba2.num_heads
+def top_k(config: Mapping[str, Any], num_experts: int, default: int | None = None) -> int:
+    """How many experts a router chooses; ModelError if there are not so many."""
+    chosen = integer(config, "num_experts_per_tok", default)
+    if not 1 <= chosen <= num_experts:
+        raise ModelError(f"config.json has num_experts_per_tok = {chosen}, which should be 1 to {num_experts}")
+    return chosen
 
 
-def mlp_parameters(hidden_size: int, intermediate_size: int, gated: bool = True, bias: bool = False) -> int:
-    """Up and down projection, and the gate's if there is one."""
-    inward = linear_parameters(hidden_size, intermediate_size, bias)
-    return (2 if gated else 1) * inward + linear_parameters(intermediate_size, hidden_size, bias)
+def shared_fields(config: Mapping[str, Any], default_tied: bool = False) -> dict[str, Any]:
+    """The fields of a ModelSpec that every architecture has under the same keys."""
+    return {
+        "dtype": checkpoint_dtype(config),
+        "vocab_size": integer(config, "vocab_size"),
+        "hidden_size": integer(config, "hidden_size"),
+        "max_position_embeddings": config.get("max_position_embeddings"),
+        "tied_embeddings": flag(config, "tie_word_embeddings", default_tied),
+        "ssm_state_dtype": config.get("mamba_ssm_cache_dtype"),
+    }
 
 
-def attention_linears(hidden_size: int, attention: AttentionSpec, module: str) -> tuple[LinearSpec, ...]:
-    """The matrices of an attention that the checkpoint calls `module`: queries, keys and values share one."""
-    query_size = attention.num_heads * attention.head_dim
-    inward = tuple(f"{module}.{name}" for name in ("q_proj", "k_proj", "v_proj"))
-    return (
-        LinearSpec(inward, hidden_size, query_size + 2 * attention.num_kv_heads * attention.head_dim),
-        LinearSpec((f"{module}.o_proj",), query_size, hidden_size),
-    )
-
-
-def mamba2_linears(hidden_size: int, mamba2: Mamba2Spec, module: str) -> tuple[LinearSpec, ...]:
-    """The matrices of a Mamba-2 mixer that the checkpoint calls `module`."""
-    return (
-        LinearSpec((f"{module}.in_proj",), hidden_size, mamba2.in_proj_size),
-        LinearSpec((f"{module}.out_proj",), mamba2.intermediate_size, hidden_size),
-    )
-
-
-def mlp_linears(hidden_size: int, intermediate_size: int, module: str, gated: bool = True) -> tuple[LinearSpec, ...]:
-    """The matrices of an MLP that the checkpoint calls `module`: gate and up projection share one."""
-    inward = tuple(f"{module}.{name}" for name in (("gate_proj", "up_proj") if gated else ("up_proj",)))
-    return (
-        LinearSpec(inward, hidden_size, len(inward) * intermediate_size),
-        LinearSpec((f"{module}.down_proj",), intermediate_size, hidden_size),
-    )
-
-
-def expert_linears(
-    size: int,
-    intermediate_size: int,
-    num_experts: int,
-    names: tuple[str, ...],
-    gated: bool = True,
-    stacked: bool = False,
-) -> tuple[LinearSpec, LinearSpec]:
-    """The matrices of a layer's experts, inward (with a gate's, if there is one) and outward; `names` are of both."""
-    inner = 2 * intermediate_size if gated else intermediate_size
-    return (
-        LinearSpec(names, size, num_experts * inner, stacked),
-        LinearSpec(names, intermediate_size, num_experts * size, stacked),
-    )
+def checkpoint_dtype(config: Mapping[str, Any]) -> str:
+    """What config.json names as `dtype` or `torch_dtype`; float32 where it names neither, as in
+    transformers."""
+    dtype = str(config.get("dtype") or config.get("torch_dtype") or "float32").removeprefix("torch.")
+    if dtype not in DTYPE_BYTES:
+        raise ModelError(f"config.json has dtype {dtype!r}; the supported ones are {', '.join(DTYPE_BYTES)}")
+    return dtype
 
 
 def _maybe_infinite(name: str, value: Any) -> float:

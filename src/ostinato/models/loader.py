@@ -7,15 +7,15 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import torch
-from torch import nn
 
 from ostinato.errors import ModelError
 from ostinato.layers import pages
-from ostinato.layers.build import Target, checkpoint_views
-from ostinato.layers.quantized import QuantizedView
+from ostinato.layers.build import Build, QuantizedView, Target, checkpoint_views
 from ostinato.models.base import CausalLM
+from ostinato.models.registry import make_model
 from ostinato.models.sources import find_sources, opened
 from ostinato.ops import int8
+from ostinato.plan.model import ModelSpec
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
@@ -23,8 +23,17 @@ SINGLE = "model.safetensors"
 PIECE = 2**23
 """bytes that are copied from a mapped file before their pages are dropped"""
 
-Parameters = Mapping[int, nn.Parameter]
+Parameters = Mapping[int, torch.Tensor]
 """Weights by the address at which they begin."""
+
+
+def build_model(build: Build, spec: ModelSpec) -> CausalLM:
+    """The model of `spec`, its weights allocated on `build.device` and not yet written."""
+    if spec.quantization is None:
+        return make_model(build, spec)
+    model = make_model(build.deferring(), spec)
+    build.place_matrices(model, spec.quantization)
+    return model
 
 
 def load_weights(
@@ -156,7 +165,7 @@ def _stays_mapped(tensor: torch.Tensor, place: torch.Tensor, parameters: Paramet
     return True
 
 
-def _serves_as(tensor: torch.Tensor, place: torch.Tensor, parameter: nn.Parameter) -> bool:
+def _serves_as(tensor: torch.Tensor, place: torch.Tensor, parameter: torch.Tensor) -> bool:
     """Whether a mapped tensor can be the weight itself. Most files place tensors anywhere, and decoding reads all
     weights in every step: across cache lines that takes 5 to 10 % longer, which one copy saves for good. Small pages
     cost 1 to 2 %."""

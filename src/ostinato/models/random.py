@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from ostinato.layers.build import checkpoint_views
-from ostinato.layers.quantized import QuantizedView
+from ostinato.layers.build import QuantizedView, checkpoint_views
 from ostinato.models.base import CausalLM
 
 PERIOD = 1_000_003
@@ -19,7 +18,7 @@ def randomize_weights(model: CausalLM, seed: int) -> None:
     Matrices are normal with variance 1 / inputs, norms are 1, biases 0; a state layer's decay and time step lie in
     the ranges that Mamba-2 is initialised in (Dao and Gu 2024, appendix D).
     """
-    device = model.build.device
+    device = model.embedding.weight.device
     generator = torch.Generator(device=device).manual_seed(seed)
     drawn = torch.empty(PERIOD, device=device).normal_(generator=generator).repeat(2)
     for name, view in checkpoint_views(model):

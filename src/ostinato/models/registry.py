@@ -1,12 +1,10 @@
-"""From a ModelSpec to its model. A new architecture is one line here and one folder beside this file."""
+"""The architectures. A new one is one line here and one folder beside this file."""
 
 from __future__ import annotations
 
-from dataclasses import replace
 from importlib import import_module
 
-from ostinato.layers.build import Build
-from ostinato.layers.linear import place_matrices
+from ostinato.layers.module import Builder
 from ostinato.models.base import CausalLM
 from ostinato.plan.model import ModelSpec
 
@@ -21,15 +19,11 @@ MODELS = {
     "qwen3_vl": "Qwen3VL",
     "qwen3_vl_moe": "Qwen3VLMoe",
 }
+"""`model_type` of a config.json, which is the folder's name too -> the class of its model."""
 
 
-def build_model(build: Build, spec: ModelSpec) -> CausalLM:
-    """The model of `spec`, its weights allocated on `build.device` and not yet written."""
+def make_model(build: Builder, spec: ModelSpec) -> CausalLM:
+    """The model of `spec`, with the weights that `build` gives."""
     module = import_module(f"ostinato.models.{spec.architecture}.model")
-    make = getattr(module, MODELS[spec.architecture])
-    if spec.quantization is None:
-        model: CausalLM = make(build, spec)
-    else:
-        model = make(replace(build, defers_matrices=True), spec)
-        place_matrices(model, build, spec.quantization, spec.tied_embeddings)
-    return model.eval()
+    model: CausalLM = getattr(module, MODELS[spec.architecture])(build, spec)
+    return model

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Literal
 
-from ostinato.plan.quantization import LinearSpec, Quantization
+from ostinato.plan.quantization import Quantization
+from ostinato.plan.weights import Weight, num_elements
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
@@ -23,6 +25,11 @@ class AttentionSpec:
     def kv_elements_per_token(self) -> int:
         """Elements of key and value that one token adds to the cache in this layer."""
         return 2 * self.num_kv_heads * self.head_dim
+
+    @property
+    def activation_elements(self) -> int:
+        """Elements per token of queries, keys, values and what attention gives."""
+        return 2 * self.num_heads * self.head_dim + self.kv_elements_per_token
 
 
 @dataclass(frozen=True)
@@ -60,50 +67,83 @@ class Mamba2Spec:
     def ssm_state_elements(self) -> int:
         return self.num_heads * self.head_dim * self.state_size
 
+    @property
+    def activation_elements(self) -> int:
+        """Elements per token of the projected input, what the convolution and the recurrence give, and their norm."""
+        return self.in_proj_size + self.conv_dim + 2 * self.intermediate_size
+
+
+@dataclass(frozen=True)
+class ExpertsSpec:
+    """The experts of one layer, of which a router chooses `top_k` for each token. `size` is that of their input and
+    result; an activation with a gate takes `intermediate_size` twice."""
+
+    num_experts: int
+    top_k: int
+    size: int
+    intermediate_size: int
+    is_gated: bool = True
+
+    @property
+    def inner_size(self) -> int:
+        """Of what an expert's inward product gives."""
+        return (2 if self.is_gated else 1) * self.intermediate_size
+
+    @property
+    def parameters_of_each(self) -> int:
+        return self.size * (self.inner_size + self.intermediate_size)
+
+    @property
+    def activation_elements(self) -> int:
+        """Per token, of the chosen experts: between their two products, with a gate's, and behind them."""
+        return self.top_k * (self.inner_size + self.size + self.intermediate_size)
+
 
 @dataclass(frozen=True)
 class LayerSpec:
     """One layer of the stack. A layer may hold attention, a state mixer, both (Falcon-H1) or neither (an MLP).
 
-    `parameters` are stored in the model's dtype, `float32_parameters` in float32 whatever that dtype is (the
-    decay, skip and time-step vectors of a state mixer, the correction bias of a router). `activation_elements`
-    is the number of elements per token of the layer's widest intermediate results alive at once, without the
-    residual stream and the experts' own. `inactive_parameters` are those of `parameters` that a token does not meet:
-    the experts that its router does not choose. `linears` are the matrices among `parameters` that can be
-    quantised: all but the router's, and those of the `experts`, inward and outward, which can be too.
+    `weights` are its rows of the weight table, their names counted from the layer. `activation_elements` is the number
+    of elements per token of the layer's widest intermediate results alive at once, without the residual stream and the
+    experts' own.
     """
 
     kind: str
-    attention: AttentionSpec | None
-    mamba2: Mamba2Spec | None
-    parameters: int
-    float32_parameters: int
-    activation_elements: int
-    inactive_parameters: int = 0
-    linears: tuple[LinearSpec, ...] = ()
-    experts: tuple[LinearSpec, ...] = ()
+    attention: AttentionSpec | None = None
+    mamba2: Mamba2Spec | None = None
+    experts: ExpertsSpec | None = None
+    activation_elements: int = 0
+    weights: tuple[Weight, ...] = ()
 
-    @property
+    @cached_property
+    def parameters(self) -> int:
+        """Stored in the model's dtype."""
+        return num_elements(self.weights, in_float32=False)
+
+    @cached_property
+    def float32_parameters(self) -> int:
+        """Stored in float32 whatever that dtype is."""
+        return num_elements(self.weights, in_float32=True)
+
+    @cached_property
     def expert_parameters(self) -> int:
-        return sum(linear.in_size * linear.out_size for linear in self.experts)
+        return num_elements(self.expert_weights)
 
     @property
-    def num_experts(self) -> int:
-        return self.experts[1].out_size // self.experts[0].in_size if self.experts else 0
+    def inactive_parameters(self) -> int:
+        """Those that a token does not meet: of experts that its router does not choose."""
+        experts = self.experts
+        return 0 if experts is None else (experts.num_experts - experts.top_k) * experts.parameters_of_each
 
-    @property
-    def experts_per_token(self) -> int:
-        """Those that its router chooses."""
-        met = self.expert_parameters - self.inactive_parameters
-        return met * self.num_experts // self.expert_parameters if self.experts else 0
+    @cached_property
+    def linears(self) -> tuple[Weight, ...]:
+        """The matrices that can be quantised, but for the experts'."""
+        return tuple(weight for weight in self.weights if weight.can_be_quantised and weight.role != "experts")
 
-    @property
-    def expert_elements(self) -> int:
-        """Elements per token between its experts' two products, with a gate's, and behind them."""
-        if not self.experts:
-            return 0
-        up, down = self.experts
-        return self.experts_per_token * ((up.out_size + down.out_size) // self.num_experts + down.in_size)
+    @cached_property
+    def expert_weights(self) -> tuple[Weight, ...]:
+        """Of all experts: inward, and outward."""
+        return tuple(weight for weight in self.weights if weight.role == "experts")
 
 
 @dataclass(frozen=True)
@@ -111,33 +151,40 @@ class DrafterSpec:
     """What makes drafts with weights of its own, as the plan sees it: its layers are appended to the model's in block
     and slot.
 
-    `mtp`: a prediction head, whose `outer_parameters` are those that join a token with a hidden state; slots hold
-    `hidden_elements` of the model's hidden state beside the states. `draft`: a second `model`, `hidden_elements` 0.
+    `mtp`: a prediction head, whose outer `weights` join a token with a hidden state; slots hold `hidden_elements` of
+    the model's hidden state beside the states. `draft`: a second `model`, `hidden_elements` 0.
     """
 
     method: Literal["mtp", "draft"]
     layers: tuple[LayerSpec, ...]
-    outer_parameters: int
+    weights: tuple[Weight, ...]
+    """Outside the layers."""
     hidden_elements: int
     ops: tuple[str, ...]
     model: ModelSpec | None = None
-    outer_linears: tuple[LinearSpec, ...] = ()
-    """The matrices among `outer_parameters` that can be quantised."""
     quantization: Quantization | None = None
     """Of a prediction head."""
 
     @property
+    def outer_parameters(self) -> int:
+        return num_elements(self.weights)
+
+    @property
     def num_parameters(self) -> int:
-        return _num_parameters(self.outer_parameters, self.layers)
+        return self.outer_parameters + _in_layers(self.layers)
 
     def weight_bytes(self, dtype: str) -> int:
         """Bytes of its own weights when it runs in `dtype`; a head's embedding and LM head are the model's."""
         if self.model is not None:
             return self.model.weight_bytes(dtype)
-        linears = (*self.outer_linears, *_linears(self.layers), *_experts(self.layers))
-        return _weight_bytes(self.outer_parameters, self.layers, dtype) - saved_bytes(
-            (linear.under("mtp.") for linear in linears), self.quantization, dtype
-        )
+        whole = _plain_bytes(self.weights, dtype) + sum(_plain_bytes(layer.weights, dtype) for layer in self.layers)
+        return whole - saved_bytes(self.table, self.quantization, dtype)
+
+    @property
+    def table(self) -> Iterator[Weight]:
+        """All weights of a prediction head, as the checkpoint names them."""
+        yield from self.weights
+        yield from _under(self.layers, "mtp.")
 
 
 @dataclass(frozen=True)
@@ -162,17 +209,19 @@ class VisionSpec:
     num_positions: int
     """Learned position embeddings, of a square grid."""
     deepstack_layers: tuple[int, ...]
-    parameters: int
     image_token_id: int
     video_token_id: int
     start_token_id: int
     """Stands before an image's tokens."""
     end_token_id: int
-    linears: tuple[LinearSpec, ...] = ()
-    """The matrices among `parameters` that can be quantised."""
+    weights: tuple[Weight, ...] = ()
     smallest_item: int = 64
     """Output tokens of the smallest image, as the checkpoint's image processor makes it: 64 are 256 x 256 pixels in
     patches of 16."""
+
+    @property
+    def parameters(self) -> int:
+        return num_elements(self.weights)
 
     @property
     def patch_elements(self) -> int:
@@ -223,14 +272,14 @@ class ModelSpec:
     max_position_embeddings: int | None
     tied_embeddings: bool
     layers: tuple[LayerSpec, ...]
-    outer_parameters: int
-    """Parameters outside the layers: embedding, final norm and, when not tied, the LM head."""
     ssm_state_dtype: str | None
     """`mamba_ssm_cache_dtype` of the checkpoint, where it names one."""
     rope: RopeSpec | None
     ops: tuple[str, ...]
     """Names of the ops/ functions that the model calls."""
     hyperparameters: Any
+    weights: tuple[Weight, ...] = ()
+    """Outside the layers: embedding, final norm and, when not tied, the LM head."""
     head: DrafterSpec | None = None
     """The prediction head that the checkpoint has."""
     drafter: DrafterSpec | None = None
@@ -273,61 +322,67 @@ class ModelSpec:
         """Whether every state layer can give its state at any block boundary of a prompt, as mode `all` needs."""
         return all(mamba2.scan_writes_states for mamba2 in self.state_layers)
 
-    @property
+    @cached_property
     def num_parameters(self) -> int:
         """All of the model's own parameters, its encoder's too, each counted once; a drafter has its own."""
-        return _num_parameters(self.outer_parameters, self.layers) + self._vision_parameters
-
-    @property
-    def _vision_parameters(self) -> int:
-        return 0 if self.vision is None else self.vision.parameters
+        vision = 0 if self.vision is None else self.vision.parameters
+        return num_elements(self.weights) + _in_layers(self.layers) + vision
 
     def weight_bytes(self, dtype: str) -> int:
         """Bytes of the model's own weights, its encoder's too, when it runs in `dtype`; a drafter has its own."""
-        whole = _weight_bytes(self.outer_parameters + self._vision_parameters, self.layers, dtype)
-        return whole - saved_bytes((*self.linears, *self.experts), self.quantization, dtype)
+        whole = _plain_bytes(self.weights, dtype) + sum(_plain_bytes(layer.weights, dtype) for layer in self.layers)
+        if self.vision is not None:
+            whole += _plain_bytes(self.vision.weights, dtype)
+        return whole - saved_bytes(self.table, self.quantization, dtype)
 
     @property
-    def linears(self) -> Iterator[LinearSpec]:
-        """The matrices that can be quantised: those of the layers, and the LM head, which may be the embedding too."""
-        for linear in _linears(self.layers):
-            yield linear.under(self.backbone)
-        yield LinearSpec(("lm_head",), self.hidden_size, self.vocab_size)
+    def table(self) -> Iterator[Weight]:
+        """All of the model's own weights, as the checkpoint names them."""
+        yield from self.weights
+        yield from _under(self.layers, self.backbone)
+        if self.vision is not None:
+            yield from self.vision.weights
 
     @property
-    def experts(self) -> Iterator[LinearSpec]:
+    def lm_head(self) -> Weight:
+        """The LM head's matrix, which may be the embedding."""
+        return next(weight for weight in self.weights if weight.is_lm_head)
+
+    @property
+    def linears(self) -> Iterator[Weight]:
+        """The matrices that can be quantised, as the checkpoint names them: those of the layers, but for experts, and
+        the LM head."""
+        in_layers = _under(self.layers, self.backbone)
+        yield from (weight for weight in in_layers if weight.can_be_quantised and weight.role != "experts")
+        yield self.lm_head
+
+    @property
+    def experts(self) -> Iterator[Weight]:
         """Those of the layers' experts, which can be quantised too."""
-        for linear in _experts(self.layers):
-            yield linear.under(self.backbone)
+        yield from (weight for weight in _under(self.layers, self.backbone) if weight.role == "experts")
 
 
-def _num_parameters(outer: int, layers: tuple[LayerSpec, ...]) -> int:
-    return outer + sum(layer.parameters + layer.float32_parameters for layer in layers)
-
-
-def _linears(layers: tuple[LayerSpec, ...]) -> Iterator[LinearSpec]:
+def _under(layers: tuple[LayerSpec, ...], prefix: str) -> Iterator[Weight]:
     for i, layer in enumerate(layers):
-        for linear in layer.linears:
-            yield linear.under(f"layers.{i}.")
+        for weight in layer.weights:
+            yield weight.under(f"{prefix}layers.{i}.")
 
 
-def _experts(layers: tuple[LayerSpec, ...]) -> Iterator[LinearSpec]:
-    for i, layer in enumerate(layers):
-        for linear in layer.experts:
-            yield linear.under(f"layers.{i}.")
+def _in_layers(layers: tuple[LayerSpec, ...]) -> int:
+    return sum(layer.parameters + layer.float32_parameters for layer in layers)
 
 
-def saved_bytes(linears: Iterable[LinearSpec], quantization: Quantization | None, dtype: str) -> int:
-    """What quantisation saves of a model that runs in `dtype`."""
+def _plain_bytes(weights: Iterable[Weight], dtype: str) -> int:
+    """Without quantisation."""
+    return sum(weight.num_elements * (4 if weight.in_float32 else DTYPE_BYTES[dtype]) for weight in weights)
+
+
+def saved_bytes(weights: Iterable[Weight], quantization: Quantization | None, dtype: str) -> int:
+    """What quantisation saves of `weights`, which are named as in the checkpoint, in a model that runs in `dtype`."""
     if quantization is None:
         return 0
     return sum(
-        linear.in_size * linear.out_size * DTYPE_BYTES[dtype] - quantization.num_bytes(linear)
-        for linear in linears
-        if quantization.covers(linear.names, linear.is_stack)
+        weight.num_elements * DTYPE_BYTES[dtype] - quantization.num_bytes(weight)
+        for weight in weights
+        if quantization.quantises(weight)
     )
-
-
-def _weight_bytes(outer: int, layers: tuple[LayerSpec, ...], dtype: str) -> int:
-    float32 = sum(layer.float32_parameters for layer in layers)
-    return (_num_parameters(outer, layers) - float32) * DTYPE_BYTES[dtype] + float32 * 4

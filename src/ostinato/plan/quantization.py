@@ -4,30 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+
+from ostinato.plan.weights import Weight
 
 SCALE_BYTES = 4
 """Scales are float32."""
-
-
-@dataclass(frozen=True)
-class LinearSpec:
-    """The weight [out_size, in_size] of a linear layer that can be quantised. Several linears of a checkpoint may share
-    it, stacked; `names` are theirs, as the checkpoint has them without the `.weight`.
-
-    The matrices of a layer's experts are stacked too, all that lead inward and all that lead outward. Both weights have
-    the names of both, since they are quantised together. `is_stack`: the checkpoint has each as one tensor, [experts,
-    out, in], which is no linear there.
-    """
-
-    names: tuple[str, ...]
-    in_size: int
-    out_size: int
-    is_stack: bool = False
-
-    def under(self, prefix: str) -> LinearSpec:
-        """The same with a prefix before each name."""
-        return replace(self, names=tuple(prefix + name for name in self.names))
 
 
 @dataclass(frozen=True)
@@ -52,14 +34,17 @@ class Quantization:
     def granularity(self) -> str:
         return "one scale per row" if self.group_size is None else f"one scale per {self.group_size} elements of a row"
 
+    def quantises(self, weight: Weight) -> bool:
+        return weight.can_be_quantised and self.covers(weight.linears, weight.is_stack)
+
     def covers(self, names: Iterable[str], is_stack: bool = False) -> bool:
         """Whether linears that share a weight are quantised: only if none of them is to stay as it is."""
         return not (is_stack and self.ignores_stacks) and not any(self._ignores(name) for name in names)
 
-    def num_bytes(self, linear: LinearSpec) -> int:
+    def num_bytes(self, weight: Weight) -> int:
         """Of a quantised weight with its scales."""
-        groups = 1 if self.group_size is None else -(-linear.in_size // self.group_size)
-        return linear.out_size * (linear.in_size + SCALE_BYTES * groups)
+        groups = 1 if self.group_size is None else -(-weight.in_size // self.group_size)
+        return weight.out_size * (weight.in_size + SCALE_BYTES * groups)
 
     def _ignores(self, name: str) -> bool:
         # The backbone of a hybrid has two names among checkpoints.

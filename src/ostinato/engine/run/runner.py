@@ -22,9 +22,8 @@ from ostinato.graphs.encoder import EncoderGraphs
 from ostinato.graphs.graphs import Graphs
 from ostinato.layers.build import Build
 from ostinato.models.base import CausalLM
-from ostinato.models.loader import load_weights
+from ostinato.models.loader import build_model, load_weights
 from ostinato.models.random import randomize_weights
-from ostinato.models.registry import build_model
 from ostinato.ops.select import select_ops
 from ostinato.plan.model import ModelSpec
 from ostinato.plan.plan import Plan

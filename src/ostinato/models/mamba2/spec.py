@@ -6,24 +6,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from ostinato.errors import ModelError
-from ostinato.models.checkpoint import checkpoint_dtype
-from ostinato.models.hyperparameters import (
-    activation,
-    flag,
-    integer,
-    mamba2_linears,
-    mamba2_parameters,
-    number,
-    time_step_limit,
-)
+from ostinato.models.hyperparameters import activation, flag, integer, number, shared_fields, time_step_limit
 from ostinato.plan.model import LayerSpec, Mamba2Spec, ModelSpec
 
 
 @dataclass(frozen=True)
 class Mamba2Hyperparameters:
-    """What models/mamba2/model.py builds from."""
+    """What models/mamba2/model.py builds from, beside the layers."""
 
-    mamba2: Mamba2Spec
     proj_bias: bool
     conv_bias: bool
     dt_limit: tuple[float, float]
@@ -40,29 +30,21 @@ def model_spec(config: dict[str, Any]) -> ModelSpec:
     activation(config, "hidden_act", "silu", ("silu",))
     if not flag(config, "rms_norm", True):
         raise ModelError("config.json has rms_norm = false; supported: true, mixers that end with a gated norm")
-    hidden_size, vocab_size = integer(config, "hidden_size"), integer(config, "vocab_size")
-    hyper = Mamba2Hyperparameters(
-        mamba2=_mixer(config, hidden_size),
-        proj_bias=flag(config, "use_bias", False),
-        conv_bias=flag(config, "use_conv_bias", True),
-        dt_limit=time_step_limit(config),
-        norm_eps=number(config, "layer_norm_epsilon", 1e-5),
-        residual_in_float32=flag(config, "residual_in_fp32", True),
-    )
-    tied = flag(config, "tie_word_embeddings", False)
+    mixer = _mixer(config, integer(config, "hidden_size"))
+    layer = LayerSpec("mamba2", mamba2=mixer, activation_elements=mixer.activation_elements)
     return ModelSpec(
         architecture="mamba2",
-        dtype=checkpoint_dtype(config),
-        vocab_size=vocab_size,
-        hidden_size=hidden_size,
-        max_position_embeddings=config.get("max_position_embeddings"),
-        tied_embeddings=tied,
-        layers=(_layer(hyper, hidden_size),) * integer(config, "num_hidden_layers"),
-        outer_parameters=vocab_size * hidden_size * (1 if tied else 2) + hidden_size,
-        ssm_state_dtype=config.get("mamba_ssm_cache_dtype"),
+        **shared_fields(config),
+        layers=(layer,) * integer(config, "num_hidden_layers"),
         rope=None,
         ops=("causal_conv1d", "embedding", "gated_rms_norm", "linear", "rms_norm", "ssd_scan", "state_update"),
-        hyperparameters=hyper,
+        hyperparameters=Mamba2Hyperparameters(
+            proj_bias=flag(config, "use_bias", False),
+            conv_bias=flag(config, "use_conv_bias", True),
+            dt_limit=time_step_limit(config),
+            norm_eps=number(config, "layer_norm_epsilon", 1e-5),
+            residual_in_float32=flag(config, "residual_in_fp32", True),
+        ),
     )
 
 
@@ -82,13 +64,3 @@ def _mixer(config: dict[str, Any], hidden_size: int) -> Mamba2Spec:
             f"their product should be expand * hidden_size = {inner_size}"
         )
     return mamba2
-
-
-def _layer(hyper: Mamba2Hyperparameters, hidden_size: int) -> LayerSpec:
-    spec = hyper.mamba2
-    parameters, float32 = mamba2_parameters(
-        hidden_size, spec, proj_bias=hyper.proj_bias, conv_bias=hyper.conv_bias, norm=True
-    )
-    width = spec.in_proj_size + spec.conv_dim + 2 * spec.intermediate_size
-    linears = mamba2_linears(hidden_size, spec, "mixer")
-    return LayerSpec("mamba2", None, spec, parameters + hidden_size, float32, width, linears=linears)

@@ -3,49 +3,53 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-
-import torch
-from torch import nn
+from typing import TYPE_CHECKING
 
 from ostinato.layers.attention import Attention
-from ostinato.layers.build import Build
-from ostinato.layers.linear import Embedding, Linear
+from ostinato.layers.linear import Linear
 from ostinato.layers.mamba2 import Mamba2Mixer
 from ostinato.layers.mlp import MLP
+from ostinato.layers.module import Builder, Module, ModuleList
 from ostinato.layers.moe import Experts
 from ostinato.layers.norm import RMSNorm
-from ostinato.layers.step import LayerMemory, StepInputs
-from ostinato.models.base import CausalLM, PredictionHead
+from ostinato.models.base import PredictionHead
+from ostinato.models.decoder import Decoder
 from ostinato.models.nemotron_h.spec import MoeHyperparameters, NemotronHHyperparameters
-from ostinato.plan.model import ModelSpec
+from ostinato.plan.model import LayerSpec, ModelSpec
+
+if TYPE_CHECKING:
+    import torch
+
+    from ostinato.layers.step import LayerMemory, StepInputs
 
 
-class Router(nn.Module):
+class Router(Module):
     """Scores experts in float32; its correction bias influences the choice, not the weights."""
 
-    def __init__(self, build: Build, hidden_size: int, moe: MoeHyperparameters) -> None:
+    def __init__(self, build: Builder, hidden_size: int, moe: MoeHyperparameters) -> None:
         super().__init__()
         self.op, self.moe = build.ops.route, moe
-        self.weight = build.weight(moe.num_experts, hidden_size)
-        self.e_score_correction_bias = build.weight(moe.num_experts, dtype=torch.float32)
+        experts, bias = moe.experts.num_experts, "e_score_correction_bias"
+        self.weight = self.own(build, "weight", experts, hidden_size, role="router")
+        self.e_score_correction_bias = self.own(build, bias, experts, role="bias", in_float32=True)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[tokens, hidden] -> numbers of experts and their weights, [tokens, 2, top_k]"""
         moe = self.moe
-        groups = (moe.num_groups, moe.top_groups)
-        return self.op(x, self.weight, self.e_score_correction_bias, moe.top_k, *groups, moe.normalize, moe.scaling)
+        how = (moe.experts.top_k, moe.num_groups, moe.top_groups, moe.normalize, moe.scaling)
+        return self.op(x, self.weight, self.e_score_correction_bias, *how)
 
 
-class MoE(nn.Module):
+class MoE(Module):
     """Routed experts, in a latent space where the checkpoint has one, beside one shared expert, plus the residual."""
 
-    def __init__(self, build: Build, hidden_size: int, hyper: NemotronHHyperparameters) -> None:
+    def __init__(self, build: Builder, hidden_size: int, hyper: NemotronHHyperparameters) -> None:
         super().__init__()
         moe = hyper.moe
         assert moe is not None
         self.gate = Router(build, hidden_size, moe)
-        inner = moe.latent_size or hidden_size
-        self.experts = Experts(build, moe.num_experts, inner, moe.intermediate_size, hyper.mlp_activation)
+        inner = moe.experts.size
+        self.experts = Experts(build, moe.experts, hyper.mlp_activation)
         shared = (moe.shared_intermediate_size, hyper.mlp_activation, hyper.mlp_bias)
         self.shared_experts = MLP(build, hidden_size, *shared)
         self.latent = moe.latent_size is not None
@@ -62,110 +66,79 @@ class MoE(nn.Module):
         return self.experts(x, choices, shared)
 
 
-class Block(nn.Module):
+class Block(Module):
     """x + mixer(norm(x)). Attention leaves out keys before position `first_key`."""
 
     def __init__(
-        self, build: Build, hidden_size: int, kind: str, hyper: NemotronHHyperparameters, first_key: int = 0
+        self, build: Builder, hidden_size: int, layer: LayerSpec, hyper: NemotronHHyperparameters, first_key: int = 0
     ) -> None:
         super().__init__()
-        self.kind = kind
+        self.kind = layer.kind
         self.norm = RMSNorm(build, hidden_size, hyper.norm_eps)
-        if kind == "mamba2":
-            self.mixer: nn.Module = Mamba2Mixer(
+        if layer.mamba2 is not None:
+            self.mixer: Module = Mamba2Mixer(
                 build,
                 hidden_size,
-                hyper.mamba2,
+                layer.mamba2,
                 eps=hyper.norm_eps,
-                norm_group_size=hyper.mamba2.intermediate_size // hyper.mamba2.num_groups,
                 proj_bias=hyper.mamba_proj_bias,
                 conv_bias=hyper.conv_bias,
                 dt_limit=hyper.dt_limit,
             )
-        elif kind == "attention":
-            self.mixer = Attention(build, hidden_size, hyper.attention, first_key=first_key)
-        elif kind == "mlp":
-            self.mixer = MLP(build, hidden_size, hyper.intermediate_size, hyper.mlp_activation, hyper.mlp_bias)
-        else:
+        elif layer.attention is not None:
+            self.mixer = Attention(build, hidden_size, layer.attention, first_key=first_key)
+        elif layer.experts is not None:
             self.mixer = MoE(build, hidden_size, hyper)
+        else:
+            self.mixer = MLP(build, hidden_size, hyper.intermediate_size, hyper.mlp_activation, hyper.mlp_bias)
 
-    def forward(self, x: torch.Tensor, step: StepInputs, memory: LayerMemory) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, angles: None, step: StepInputs, memory: LayerMemory) -> torch.Tensor:
         """[tokens, hidden] -> [tokens, hidden]"""
         y = self.norm(x)
         if self.kind == "mamba2":
             return self.mixer(y, step, memory, x)
         if self.kind == "attention":
-            return self.mixer(y, None, step, memory, x)
+            return self.mixer(y, angles, step, memory, x)
         return self.mixer(y, x)
 
 
-class Backbone(nn.Module):
-    """Embedding, blocks and final norm."""
+class Join(Module):
+    """What makes one vector of a token and the hidden state before it."""
 
-    def __init__(self, build: Build, spec: ModelSpec) -> None:
+    def __init__(self, build: Builder, hidden_size: int, norm_eps: float) -> None:
         super().__init__()
-        hyper: NemotronHHyperparameters = spec.hyperparameters
-        self.embeddings = Embedding(build, spec.vocab_size, spec.hidden_size)
-        self.layers = nn.ModuleList(Block(build, spec.hidden_size, kind, hyper) for kind in hyper.kinds)
-        self.norm_f = RMSNorm(build, spec.hidden_size, hyper.norm_eps)
-
-    def forward(self, step: StepInputs, memory: Sequence[LayerMemory]) -> torch.Tensor:
-        """-> [tokens, hidden]"""
-        x = self.embeddings(step.token_ids)
-        for block, layer_memory in zip(self.layers, memory, strict=True):
-            x = block(x, step, layer_memory)
-        return self.norm_f(x)
-
-
-class HeadBlock(Block):
-    """A block of the prediction head: the first one also joins its two inputs, the last one also norms its result."""
-
-    def __init__(
-        self, build: Build, hidden_size: int, kind: str, hyper: NemotronHHyperparameters, is_first: bool, is_last: bool
-    ) -> None:
-        super().__init__(build, hidden_size, kind, hyper, first_key=1)
-        eps = hyper.norm_eps
         self.concat = build.ops.concat
-        self.enorm = RMSNorm(build, hidden_size, eps) if is_first else None
-        self.hnorm = RMSNorm(build, hidden_size, eps) if is_first else None
-        self.eh_proj = Linear(build, 2 * hidden_size, hidden_size) if is_first else None
-        self.final_layernorm = RMSNorm(build, hidden_size, eps) if is_last else None
+        self.enorm = RMSNorm(build, hidden_size, norm_eps)
+        self.hnorm = RMSNorm(build, hidden_size, norm_eps)
+        self.eh_proj = Linear(build, 2 * hidden_size, hidden_size)
 
-    def join(self, hidden: torch.Tensor, embedded: torch.Tensor) -> torch.Tensor:
+    def forward(self, hidden: torch.Tensor, embedded: torch.Tensor) -> torch.Tensor:
         """[tokens, hidden] twice -> [tokens, hidden]"""
-        assert self.enorm is not None, "the first block joins"
-        assert self.hnorm is not None, "the first block joins"
-        assert self.eh_proj is not None, "the first block joins"
         return self.eh_proj(self.concat(self.enorm(embedded), self.hnorm(hidden)))
-
-    def norm_result(self, x: torch.Tensor) -> torch.Tensor:
-        """[tokens, hidden] -> [tokens, hidden]"""
-        assert self.final_layernorm is not None, "the last block norms"
-        return self.final_layernorm(x)
 
 
 class Head(PredictionHead):
     """The multi-token prediction head; its blocks have attention without positions, an MLP or experts."""
 
-    def __init__(self, build: Build, spec: ModelSpec) -> None:
+    def __init__(self, build: Builder, spec: ModelSpec, layers: Sequence[LayerSpec]) -> None:
         super().__init__()
         hyper: NemotronHHyperparameters = spec.hyperparameters
+        size, last = spec.hidden_size, len(layers) - 1
+        # In the checkpoint the first block holds what joins, and the last one the norm behind it.
+        self.names = {"join": "layers.0", "blocks": "layers", "final_layernorm": f"layers.{last}.final_layernorm"}
         self.tap, self.token_shift = build.ops.tap, build.ops.token_shift
-        kinds = hyper.mtp_kinds
-        last = len(kinds) - 1
-        self._blocks = [
-            HeadBlock(build, spec.hidden_size, kind, hyper, i == 0, i == last) for i, kind in enumerate(kinds)
-        ]
-        self.layers = nn.ModuleList(self._blocks)
-        self.last_attention = max((i for i, kind in enumerate(kinds) if kind == "attention"), default=-1)
+        self.join = Join(build, size, hyper.norm_eps)
+        self.blocks = ModuleList(Block(build, size, layer, hyper, first_key=1) for layer in layers)
+        self.final_layernorm = RMSNorm(build, size, hyper.norm_eps)
+        self.last_attention = max((i for i, layer in enumerate(layers) if layer.attention is not None), default=-1)
 
     def forward(
         self, hidden: torch.Tensor, embedded: torch.Tensor, step: StepInputs, memory: Sequence[LayerMemory]
     ) -> torch.Tensor:
-        x = self._blocks[0].join(hidden, embedded)
-        for block, layer_memory in zip(self._blocks, memory, strict=False):
-            x = block(x, step, layer_memory)
-        return self._blocks[-1].norm_result(x)
+        x = self.join(hidden, embedded)
+        for block, layer_memory in zip(self.blocks, memory, strict=False):
+            x = block(x, None, step, layer_memory)
+        return self.final_layernorm(x)
 
     def follow(
         self, hidden: torch.Tensor, embedded: torch.Tensor, step: StepInputs, memory: Sequence[LayerMemory]
@@ -173,10 +146,10 @@ class Head(PredictionHead):
         previous = self.tap.split("state", self._shift, (hidden,), step, memory[-1])
         if self.last_attention < 0:
             return
-        x = self._blocks[0].join(previous, embedded)
-        for block, layer_memory in zip(self._blocks[: self.last_attention], memory, strict=False):
-            x = block(x, step, layer_memory)
-        block = self._blocks[self.last_attention]
+        x = self.join(previous, embedded)
+        for block, layer_memory in zip(self.blocks[: self.last_attention], memory, strict=False):
+            x = block(x, None, step, layer_memory)
+        block = self.blocks[self.last_attention]
         assert isinstance(block.mixer, Attention), "it was found by its kind"
         block.mixer.store(block.norm(x), step, memory[self.last_attention])
 
@@ -193,18 +166,18 @@ class Head(PredictionHead):
         )
 
 
-class NemotronH(CausalLM):
+class NemotronH(Decoder):
     """The language model, with its prediction head if that makes drafts."""
 
-    def __init__(self, build: Build, spec: ModelSpec) -> None:
-        super().__init__(build, spec)
-        self.model = Backbone(build, spec)
-        drafts = spec.drafter is not None and spec.drafter.method == "mtp"
-        self.mtp = Head(build, spec) if drafts else None
+    def __init__(self, build: Builder, spec: ModelSpec) -> None:
+        names = {"embed_tokens": "embeddings", "norm": "norm_f"}
+        super().__init__(build, spec, norm_eps=spec.hyperparameters.norm_eps, names=names)
+        drafter = spec.drafter
+        drafts = drafter is not None and drafter.method == "mtp"
+        self.mtp = Head(build, spec, drafter.layers) if drafter is not None and drafts else None
 
-    @property
-    def embedding(self) -> Embedding:
-        return self.model.embeddings
+    def make_block(self, layer: LayerSpec) -> Block:
+        return Block(self.build, self.spec.hidden_size, layer, self.spec.hyperparameters)
 
     @property
     def head(self) -> Head | None:

@@ -8,8 +8,15 @@ from math import isqrt
 from typing import Any
 
 from ostinato.errors import ModelError
-from ostinato.models.checkpoint import checkpoint_dtype
-from ostinato.models.hyperparameters import activation, flag, integer, linear_parameters, number
+from ostinato.models.hyperparameters import (
+    activation,
+    attention_spec,
+    checkpoint_dtype,
+    flag,
+    integer,
+    number,
+    shared_fields,
+)
 from ostinato.models.qwen3.spec import TEXT_OPS, Qwen3Hyperparameters, dense_layer, hyperparameters
 from ostinato.plan.model import LayerSpec, ModelSpec, RopeSpec, VisionSpec
 from ostinato.plan.rope import parse_rope, with_sections
@@ -38,8 +45,8 @@ class Qwen3VLHyperparameters:
 def model_spec(config: dict[str, Any]) -> ModelSpec:
     """The spec of a `qwen3_vl` config.json, whose text and vision parts are dicts of their own."""
     text = part(config, "text_config")
-    hyper = hyperparameters(text, 128)
-    layer = dense_layer(hyper, integer(text, "hidden_size"))
+    hyper = hyperparameters(text)
+    layer = dense_layer(attention_spec(text, 128), hyper)
     return vl_spec(config, "qwen3_vl", hyper, (layer,) * integer(text, "num_hidden_layers"))
 
 
@@ -61,28 +68,23 @@ def vl_spec(
     """What is around the `layers` of the text part, which call `layer_ops` beside Qwen3's."""
     text, vision = part(config, "text_config"), part(config, "vision_config")
     activation(text, "hidden_act", "silu", ("silu",))
-    hidden_size, vocab_size = integer(text, "hidden_size"), integer(text, "vocab_size")
     # The whole model's word counts before the text part's.
     tied = flag(config, "tie_word_embeddings", flag(text, "tie_word_embeddings", False))
+    shared = shared_fields({**text, "dtype": checkpoint_dtype({**text, **config}), "tie_word_embeddings": tied})
+    [attention] = {layer.attention for layer in layers}
+    assert attention is not None, "every layer has attention"
     return ModelSpec(
         architecture=architecture,
-        dtype=checkpoint_dtype({**text, **config}),
-        vocab_size=vocab_size,
-        hidden_size=hidden_size,
-        max_position_embeddings=text.get("max_position_embeddings"),
-        tied_embeddings=tied,
+        **shared,
         layers=layers,
-        outer_parameters=vocab_size * hidden_size * (1 if tied else 2) + hidden_size,
-        ssm_state_dtype=None,
-        rope=_rope(text, hyper.attention.head_dim),
+        rope=_rope(text, attention.head_dim),
         ops=(*TEXT_OPS, *layer_ops, *MEDIA_OPS, *VISION_OPS),
         hyperparameters=Qwen3VLHyperparameters(
             text=hyper,
             theta=_vision_theta(vision),
             activation=activation(vision, "hidden_act", "gelu_pytorch_tanh", ("gelu_pytorch_tanh", "gelu")),
         ),
-        vision=_vision(config, vision, hidden_size, len(layers)),
-        backbone="model.language_model.",
+        vision=_vision(config, vision, shared["hidden_size"], len(layers)),
     )
 
 
@@ -118,12 +120,6 @@ def _vision(config: dict[str, Any], vision: dict[str, Any], text_size: int, num_
     temporal = integer(vision, "temporal_patch_size", 2)
     if min(channels, patch, temporal, merge) < 1:
         raise ModelError("config.json has an encoder without channels, or of patches or merged patches without extent")
-    block = 4 * size + linear_parameters(size, 3 * size, True) + linear_parameters(size, size, True)
-    block += linear_parameters(size, inner, True) + linear_parameters(inner, size, True)
-    merged = merge**2 * size
-    merger = linear_parameters(merged, merged, True) + linear_parameters(merged, out, True)
-    parameters = linear_parameters(channels * temporal * patch**2, size, True) + positions * size
-    parameters += depth * block + merger + 2 * size + len(deepstack) * (merger + 2 * merged)
     return VisionSpec(
         hidden_size=size,
         num_layers=depth,
@@ -136,7 +132,6 @@ def _vision(config: dict[str, Any], vision: dict[str, Any], text_size: int, num_
         out_hidden_size=out,
         num_positions=positions,
         deepstack_layers=deepstack,
-        parameters=parameters,
         image_token_id=integer(config, "image_token_id", TOKENS["image"]),
         video_token_id=integer(config, "video_token_id", TOKENS["video"]),
         start_token_id=integer(config, "vision_start_token_id", TOKENS["vision_start"]),

@@ -12,7 +12,7 @@ from ostinato.ops.scratch import native_encoder_attention
 from ostinato.plan.encoder_tape import encoder_arena_bytes
 from ostinato.plan.memory.kernel_scratch import native_scratch
 from ostinato.plan.model import DTYPE_BYTES, LayerSpec, VisionSpec
-from ostinato.plan.quantization import LinearSpec
+from ostinato.plan.weights import Weight
 from ostinato.units import MiB
 
 ENCODER_OPS = called_by("encoder") | {"axial_angles", "linear"}
@@ -118,9 +118,9 @@ def _scratch(vision: VisionSpec, tokens: int, native: Collection[str], threads: 
         (merged, merged),
         (merged, vision.out_hidden_size),
     ]
-    linears = tuple(LinearSpec(("",), *each) for each in sizes)
-    layer = LayerSpec("vision", None, None, 0, 0, 0, linears=linears)
+    products = tuple(Weight((out_size, in_size), "linear", can_be_quantised=True) for in_size, out_size in sizes)
+    layer = LayerSpec("vision", weights=products)
     patches = tokens * vision.patches_per_token
-    products = native_scratch([layer], (size, size), {"linear"} & set(native), patches, 0, 0, threads)
+    kept = native_scratch([layer], (size, size), {"linear"} & set(native), patches, 0, 0, threads)
     attends = "encoder_attention" in native
-    return products + (threads * native_encoder_attention(head_dim=size // vision.num_heads).own if attends else 0)
+    return kept + (threads * native_encoder_attention(head_dim=size // vision.num_heads).own if attends else 0)

@@ -61,7 +61,7 @@ def activation_bytes(
     def layers_of(way: Pass) -> int:
         widest = max(
             (
-                tokens * (layer.activation_elements + (0 if "moe" in native else layer.expert_elements)) * element
+                tokens * (layer.activation_elements + (0 if "moe" in native else _expert_elements(layer))) * element
                 + scratch(layer)
                 for layer in way.layers
             ),
@@ -82,3 +82,7 @@ def activation_bytes(
     head = (model.hidden_size, model.vocab_size)
     kept = native_scratch(layers, head, native, tokens, positions, max_model_len, threads)
     return peak + peak // 4 + kept
+
+
+def _expert_elements(layer: LayerSpec) -> int:
+    return 0 if layer.experts is None else layer.experts.activation_elements

@@ -32,15 +32,14 @@ def native_scratch(
     for layer in layers:
         for linear in layer.linears:
             note("linear", tokens=tokens, in_size=linear.in_size)
-        if layer.experts:
-            up, down = layer.experts
+        if layer.experts is not None:
             note(
                 "moe",
                 tokens=tokens,
-                size=up.in_size,
-                inner=down.in_size,
-                num_experts=layer.num_experts,
-                experts_per_token=layer.experts_per_token,
+                size=layer.experts.size,
+                inner=layer.experts.intermediate_size,
+                num_experts=layer.experts.num_experts,
+                experts_per_token=layer.experts.top_k,
             )
         if layer.attention is not None:
             note(
@@ -100,6 +99,6 @@ def reference_scratch(
             states=states,
         )
     if is_quantized:
-        matrices = (*layer.linears, *layer.experts)
-        note("linear", elements=max((each.in_size * each.out_size for each in matrices), default=0))
+        matrices = (*layer.linears, *layer.expert_weights)
+        note("linear", elements=max((each.num_elements for each in matrices), default=0))
     return max(each.shared for each in needed)

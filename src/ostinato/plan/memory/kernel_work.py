@@ -59,7 +59,7 @@ def kernel_work(model: ModelSpec, dtype: str, ssm_state_dtype: str, step: StepSh
         products = _product_parameters(layer)
         note("linear", products * width, 2 * products * step.tokens)
         if met:
-            experts = [linear.under(f"{model.backbone}layers.{i}.") for linear in layer.experts]
+            experts = [linear.under(f"{model.backbone}layers.{i}.") for linear in layer.expert_weights]
             saved = saved_bytes(experts, model.quantization, dtype) * met / layer.expert_parameters
             note("moe", met * width - saved, 2 * met * step.tokens)
         if layer.attention is not None:

@@ -1,0 +1,117 @@
+"""What plain decoders share: blocks of a mixer and an MLP, and the way of a token through them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from ostinato.layers.attention import Attention
+from ostinato.layers.linear import Embedding
+from ostinato.layers.mamba2 import Mamba2Mixer
+from ostinato.layers.module import Builder, Module, ModuleList
+from ostinato.layers.norm import RMSNorm
+from ostinato.layers.rotary import Rotary
+from ostinato.models.base import CausalLM
+from ostinato.plan.model import LayerSpec, ModelSpec
+
+if TYPE_CHECKING:
+    import torch
+
+    from ostinato.layers.step import LayerMemory, StepInputs
+
+
+class Block(Module):
+    """Attention, a state mixer or both, then an MLP, experts or both: each part of a pair works on one norm of the
+    residual stream and is added to it. `names` are the checkpoint's for the attributes, where they differ."""
+
+    def __init__(
+        self,
+        build: Builder,
+        hidden_size: int,
+        norm_eps: float,
+        *,
+        mlp: Module,
+        attention: Attention | None = None,
+        mamba: Mamba2Mixer | None = None,
+        experts: Module | None = None,
+        names: dict[str, str] | None = None,
+    ) -> None:
+        super().__init__()
+        self.names = names or {}
+        self.input_layernorm = RMSNorm(build, hidden_size, norm_eps)
+        self.self_attn = attention
+        self.mamba = mamba
+        self.post_attention_layernorm = RMSNorm(build, hidden_size, norm_eps)
+        self.mlp = mlp
+        self.experts = experts
+
+    def forward(
+        self, x: torch.Tensor, angles: torch.Tensor | None, step: StepInputs, memory: LayerMemory
+    ) -> torch.Tensor:
+        """[tokens, hidden] -> [tokens, hidden]"""
+        y = self.input_layernorm(x)
+        if self.mamba is not None:
+            x = self.mamba(y, step, memory, x)
+        if self.self_attn is not None:
+            x = self.self_attn(y, angles, step, memory, x)
+        y = self.post_attention_layernorm(x)
+        x = self.mlp(y, x)
+        return x if self.experts is None else self.experts(y, x)
+
+
+class Backbone(Module):
+    """Embedding, blocks and final norm. `names` are the checkpoint's for the attributes, where they differ."""
+
+    def __init__(
+        self,
+        build: Builder,
+        spec: ModelSpec,
+        make_block: Callable[[LayerSpec], Module],
+        norm_eps: float,
+        names: dict[str, str] | None = None,
+        embedding_multiplier: float = 1.0,
+    ) -> None:
+        super().__init__()
+        self.names = names or {}
+        self.embed_tokens = Embedding(
+            build, spec.vocab_size, spec.hidden_size, embedding_multiplier, spec.tied_embeddings
+        )
+        self.layers = ModuleList(make_block(layer) for layer in spec.layers)
+        self.norm = RMSNorm(build, spec.hidden_size, norm_eps)
+        self.rotary = Rotary(build, spec.rope) if spec.rope is not None and spec.rope.sections is None else None
+
+    def forward(self, step: StepInputs, memory: Sequence[LayerMemory]) -> torch.Tensor:
+        """-> [tokens, hidden]"""
+        x = self.embed_tokens(step.token_ids)
+        angles = self.rotary(step.positions) if self.rotary is not None else None
+        for block, layer_memory in zip(self.layers, memory, strict=True):
+            x = block(x, angles, step, layer_memory)
+        return self.norm(x.to(self.embed_tokens.dtype))
+
+
+class Decoder(CausalLM):
+    """A language model that is a backbone and an LM head. An architecture adds its blocks."""
+
+    def __init__(
+        self,
+        build: Builder,
+        spec: ModelSpec,
+        *,
+        norm_eps: float,
+        names: dict[str, str] | None = None,
+        embedding_multiplier: float = 1.0,
+        logits_multiplier: float = 1.0,
+    ) -> None:
+        super().__init__(build, spec, logits_multiplier)
+        self.model = Backbone(build, spec, self.make_block, norm_eps, names, embedding_multiplier)
+
+    def make_block(self, layer: LayerSpec) -> Module:
+        """A block of the kind that `layer` says, for x [tokens, hidden], angles, step and the layer's memory."""
+        raise NotImplementedError
+
+    @property
+    def backbone(self) -> Backbone:
+        return self.model
+
+    def forward(self, step: StepInputs, memory: Sequence[LayerMemory]) -> torch.Tensor:
+        return self.model(step, memory)

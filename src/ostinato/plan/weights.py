@@ -1,0 +1,69 @@
+"""The weight table: one row for each tensor of a model, with all that is to be known of it before it is read."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Literal
+
+Role = Literal["linear", "router", "experts", "embedding", "norm", "bias", "convolution", "per_head"]
+
+
+@dataclass(frozen=True)
+class Weight:
+    """One tensor of a model, which may hold several of a checkpoint's.
+
+    `names` are the checkpoint's tensors that lie in it, one behind the other along its first dimension. `sizes` says
+    how much each takes of that dimension; without it all take the same. Experts are stacked: [experts, out, in].
+    """
+
+    shape: tuple[int, ...]
+    role: Role
+    names: tuple[str, ...] = ("weight",)
+    sizes: tuple[int, ...] = ()
+    in_float32: bool = False
+    """Whether it is float32 whatever the model's dtype is."""
+    can_be_quantised: bool = False
+    beside: tuple[str, ...] = ()
+    """Names of tensors that lie elsewhere and are quantised only together with this one: the experts' other matrix."""
+    is_lm_head: bool = False
+    """Whether it gives the logits, as its own matrix or as the embedding that is tied to it."""
+    is_stack: bool = False
+    """Whether the checkpoint too has experts as one tensor, which is no linear there."""
+    stored_shape: tuple[int, ...] = ()
+    """In the checkpoint, where that differs."""
+    stored_transposed: bool = False
+    """Whether the checkpoint has the first dimension last."""
+
+    @property
+    def num_elements(self) -> int:
+        return math.prod(self.shape)
+
+    @property
+    def in_size(self) -> int:
+        """Elements of a row."""
+        return self.shape[-1]
+
+    @property
+    def out_size(self) -> int:
+        """Rows, of all experts together."""
+        return self.num_elements // self.shape[-1]
+
+    @cached_property
+    def linears(self) -> tuple[str, ...]:
+        """The checkpoint's names for the linear layers that are quantised together here, or not at all."""
+        if self.is_lm_head:
+            return ("lm_head",)
+        return tuple(name.removesuffix(".weight") for name in (*self.names, *self.beside))
+
+    def under(self, prefix: str) -> Weight:
+        """The same with a prefix before each name."""
+        names, beside = (tuple(prefix + name for name in each) for each in (self.names, self.beside))
+        return replace(self, names=names, beside=beside)
+
+
+def num_elements(weights: Iterable[Weight], in_float32: bool | None = None) -> int:
+    """Of all weights together, or of those that are float32 whatever the model's dtype is, or of the others."""
+    return sum(weight.num_elements for weight in weights if in_float32 in (None, weight.in_float32))
