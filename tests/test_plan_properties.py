@@ -26,6 +26,7 @@ from tests.plan_cases import (
     mlp_layer,
     model,
     with_head,
+    weights,
     with_vision,
 )
 
@@ -48,7 +49,7 @@ def models(draw: st.DrawFn) -> ModelSpec:
     spec = model(*layers, vocab_size=draw(st.sampled_from([100, 50_000])), max_position_embeddings=maximum)
     if draw(st.booleans()):
         smallest = draw(st.sampled_from([1, 64, 1000]))
-        spec = with_vision(spec, replace(VISION, smallest_item=smallest, parameters=draw(parameters)))
+        spec = with_vision(spec, replace(VISION, smallest_item=smallest, weights=weights(draw(parameters))))
     spec = replace(spec, ops=draw(st.sampled_from([spec.ops, (*spec.ops, "attention", "ssd_scan", "state_update")])))
     few = draw(st.lists(st.sampled_from(kinds), min_size=1, max_size=3))
     draft = replace(spec, layers=tuple(few), vision=None)
