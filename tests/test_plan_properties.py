@@ -25,8 +25,8 @@ from tests.plan_cases import (
     mamba2_layer,
     mlp_layer,
     model,
-    with_head,
     weights,
+    with_head,
     with_vision,
 )
 
