@@ -5,9 +5,10 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterable, Sequence
 
-from ostinato.serve.parsing.answer import AnswerDelta, AnswerParser
-from ostinato.serve.parsing.formats import THINK, AnswerFormats, ToolFormat
-from ostinato.serve.parsing.tools import Tool
+from ostinato.serve.chat.answer_parser import AnswerParser
+from ostinato.serve.chat.deltas import AnswerDelta
+from ostinato.serve.chat.formats import THINK, AnswerFormats, ToolFormat
+from ostinato.serve.chat.tools import Tool
 
 HERMES = AnswerFormats(THINK, ToolFormat.HERMES)
 XML = AnswerFormats(THINK, ToolFormat.XML)

@@ -15,19 +15,19 @@ import openai
 import uvicorn
 
 from ostinato.config import EngineConfig
-from ostinato.serve.http.app import make_app
+from ostinato.serve.app import make_app
 from ostinato.serve.http.connection import Connection
-from ostinato.serve.http.life import Life
+from ostinato.serve.http.lifecycle import Lifecycle
 from ostinato.serve.settings import ServeSettings
 from tests.engine_probe import Probe, without_native_kernels
 
 
 @dataclass
 class Served:
-    """A running server. `life` is the loop's own: look, and act through `on_loop`."""
+    """A running server. `lifecycle` is the loop's own: look, and act through `on_loop`."""
 
     url: str
-    life: Life
+    lifecycle: Lifecycle
     loop: asyncio.AbstractEventLoop
     probe: Probe
     """For faults in its engine."""
@@ -35,7 +35,7 @@ class Served:
 
     @property
     def engine(self) -> Any:
-        return self.life.engine
+        return self.lifecycle.engine
 
     def client(self) -> openai.OpenAI:
         """A client of OpenAI's, which asks once."""
@@ -75,8 +75,8 @@ def serving(serve: dict[str, Any] | None = None, *, wait: bool = True, **setting
     """A server of the embedded model, in float32 on one thread unless `settings` say otherwise."""
     config = EngineConfig(**{"model": "demo", "dtype": "float32", "threads": 1, **settings})
     probe = Probe(reference=without_native_kernels())
-    life = Life(config, ServeSettings(**{"port": 0, **(serve or {})}), make=probe)
-    web = uvicorn.Config(make_app(life), host="127.0.0.1", port=0, http=Connection, log_config=None)
+    lifecycle = Lifecycle(config, ServeSettings(**{"port": 0, **(serve or {})}), make=probe)
+    web = uvicorn.Config(make_app(lifecycle), host="127.0.0.1", port=0, http=Connection, log_config=None)
     server = uvicorn.Server(web)
     loops: list[asyncio.AbstractEventLoop] = []
 
@@ -90,12 +90,12 @@ def serving(serve: dict[str, Any] | None = None, *, wait: bool = True, **setting
         assert thread.is_alive(), "the server ended before it started"
         time.sleep(0.01)
     port = server.servers[0].sockets[0].getsockname()[1]
-    served = Served(f"http://127.0.0.1:{port}", life, loops[0], probe, server)
-    life.on_end = lambda: setattr(server, "should_exit", True)
+    served = Served(f"http://127.0.0.1:{port}", lifecycle, loops[0], probe, server)
+    lifecycle.on_end = lambda: setattr(server, "should_exit", True)
     try:
         if wait:
-            served.until(lambda: life.status != "starting")
-            assert life.error is None, life.error
+            served.until(lambda: lifecycle.status != "starting")
+            assert lifecycle.error is None, lifecycle.error
         yield served
     finally:
         server.should_exit = True

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ostinato.serve.parsing.formats import (
+from ostinato.serve.chat.formats import (
     THINK,
     AnswerFormats,
     ReasoningTags,

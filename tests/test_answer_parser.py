@@ -6,8 +6,9 @@ import json
 
 import pytest
 
-from ostinato.serve.parsing.answer import AnswerDelta, AnswerParser, ToolCallDelta
-from ostinato.serve.parsing.formats import AnswerFormats
+from ostinato.serve.chat.answer_parser import AnswerParser
+from ostinato.serve.chat.deltas import AnswerDelta, ToolCallDelta
+from ostinato.serve.chat.formats import AnswerFormats
 from tests.answer_cases import (
     CLOCK_TEXT,
     HERMES,

@@ -7,7 +7,7 @@ from ostinato.engine.process.delivery import Gains
 from ostinato.engine.process.stream import Stream
 from ostinato.sample.params import SamplingParams
 from ostinato.schedule.batch import TokenLogprobs
-from ostinato.serve.api.completions import _Held
+from ostinato.serve.api.completions import _AwaitingPromptLogprobs
 
 SCORES = [None, TokenLogprobs(6, -0.5, 1)]
 
@@ -50,7 +50,7 @@ def test_gains_that_become_one_keep_them():
 
 def test_an_output_that_comes_before_its_prompt_is_scored_waits_for_that():
     gains, output = Gains(), two_samples()
-    held = _Held(SimpleNamespace(params=SamplingParams(prompt_logprobs=1)))
+    held = _AwaitingPromptLogprobs(SimpleNamespace(params=SamplingParams(prompt_logprobs=1)))
     first = gain(gains, output, 1, 65), gain(gains, output, 1, 66)
     for delta in first:
         assert list(held.released(0, delta.samples, None)) == []

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from ostinato.engine.text.tokenizer import Tokenizer
 from ostinato.schedule.batch import TokenLogprobs
-from ostinato.serve.chat.message_logprobs import MessageLogprobs
+from ostinato.serve.chat.answer_parser import AnswerParser
+from ostinato.serve.chat.output import MessageLogprobs
 from ostinato.serve.chat.token_texts import TokenTexts
-from ostinato.serve.parsing.answer import AnswerParser
 from tests.answer_cases import CLOCK_TEXT, HERMES, TOOLS, numbered_ids
 from tests.text_checkpoint import byte_level_tokenizer
 

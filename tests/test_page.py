@@ -204,7 +204,7 @@ def test_the_plan_is_shown_with_every_decision_and_its_reason(page, served):
 
 def test_the_page_says_how_the_server_is_and_comes_alive_by_itself(page, served, monkeypatch):
     with monkeypatch.context() as patch:
-        patch.setattr(served.life, "_engine", None)
+        patch.setattr(served.lifecycle, "_engine", None)
         page.until(lambda: page.text("#status") == "the model is being loaded")
         assert page.script("return document.getElementById('unknown').hidden") is False
         page.type("question", "Hello" + ENTER)
@@ -212,10 +212,10 @@ def test_the_page_says_how_the_server_is_and_comes_alive_by_itself(page, served,
     page.until(lambda: page.text("#status") == "demo · ready")
     assert page.script("return document.getElementById('unknown').hidden")
     with monkeypatch.context() as patch:
-        patch.setattr(served.life, "draining", True)
+        patch.setattr(served.lifecycle, "draining", True)
         page.until(lambda: "about to end" in page.text("#status"))
     with monkeypatch.context() as patch:
-        patch.setattr(served.life, "error", RuntimeError("lost"))
+        patch.setattr(served.lifecycle, "error", RuntimeError("lost"))
         page.until(lambda: "the engine has failed" in page.text("#status"))
     page.script("window.fetch = () => Promise.reject(new TypeError('refused'))")
     page.until(lambda: page.text("#status") == "the server does not answer")

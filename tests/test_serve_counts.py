@@ -9,9 +9,9 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from ostinato.config import EngineConfig
-from ostinato.serve.http.app import make_api
+from ostinato.serve.app import make_api
 from ostinato.serve.http.counts import FAMILIES, PATHS, AnswerCounts
-from ostinato.serve.http.life import Life
+from ostinato.serve.http.lifecycle import Lifecycle
 from ostinato.serve.settings import ServeSettings
 from tests.serving import serving
 
@@ -100,6 +100,6 @@ def test_paths_and_methods_that_are_not_served_make_one_label():
 
 
 def test_every_endpoint_has_its_name():
-    document = make_api(Life(EngineConfig(model="demo"), ServeSettings()), AnswerCounts())[0].openapi()
+    document = make_api(Lifecycle(EngineConfig(model="demo"), ServeSettings()), AnswerCounts())[0].openapi()
     served = {path.replace(":path", "") for path in document["paths"]} | {"/", "/page", "/openapi.json"}
     assert served == PATHS | {name for _, name in FAMILIES}

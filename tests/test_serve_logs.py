@@ -11,7 +11,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 from ostinato.observe.logs import configure_logs
 from ostinato.observe.tracing import Tracing
-from ostinato.serve.http.app import make_app
+from ostinato.serve.app import make_app
 from tests import serving as tests_serving
 from tests.engine_probe import SECRET as FAULT
 from tests.serving import serving
@@ -30,7 +30,7 @@ def spans():
 def served(spans):
     with pytest.MonkeyPatch.context() as patch:
         tracing = Tracing(spans, "demo", batched=False)
-        patch.setattr(tests_serving, "make_app", lambda life: make_app(life, tracing))
+        patch.setattr(tests_serving, "make_app", lambda lifecycle: make_app(lifecycle, tracing))
         with serving({"api_key": (KEY,)}, max_num_seqs=2, graph_mode="none") as served:
             yield served
 

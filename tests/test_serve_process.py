@@ -85,9 +85,10 @@ def with_engine(make):
     """The server with another engine, as an expression: of `engines`, tests/odd_engines.py, or a Probe."""
     return (
         f"import sys; sys.path.insert(0, {str(ROOT)!r})\n"
-        "import ostinato.serve.http.server as server, ostinato.serve.http.life as life, tests.odd_engines as engines\n"
+        "from ostinato.serve import server; from ostinato.serve.http import lifecycle\n"
+        "import tests.odd_engines as engines\n"
         "from tests.engine_probe import Probe\n"
-        f"server.Life = lambda *given: life.Life(*given, make={make})\n{RUN}"
+        f"server.Lifecycle = lambda *given: lifecycle.Lifecycle(*given, make={make})\n{RUN}"
     )
 
 

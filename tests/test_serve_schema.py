@@ -7,9 +7,9 @@ import schemathesis
 from hypothesis import HealthCheck, Phase, settings
 
 from ostinato.config import EngineConfig
-from ostinato.serve.http.app import make_api
+from ostinato.serve.app import make_api
 from ostinato.serve.http.counts import AnswerCounts
-from ostinato.serve.http.life import Life
+from ostinato.serve.http.lifecycle import Lifecycle
 from ostinato.serve.settings import ServeSettings
 from tests.serving import serving
 
@@ -23,7 +23,7 @@ def served():
         yield served
 
 
-api, _ = make_api(Life(EngineConfig(model="demo"), ServeSettings()), AnswerCounts())
+api, _ = make_api(Lifecycle(EngineConfig(model="demo"), ServeSettings()), AnswerCounts())
 document = schemathesis.openapi.from_dict(api.openapi())
 
 

@@ -11,9 +11,9 @@ import pytest
 
 from ostinato.errors import RequestError
 from ostinato.sample.guide import Guide
-from ostinato.serve.parsing.formats import AnswerFormats, ToolFormat
-from ostinato.serve.parsing.guide import tool_guide
-from ostinato.serve.parsing.tools import Tool
+from ostinato.serve.chat.formats import AnswerFormats, ToolFormat
+from ostinato.serve.chat.tool_guide import tool_guide
+from ostinato.serve.chat.tools import Tool
 from tests.answer_cases import CLOCK, HERMES, TOOLCALL, TOOLS, WEATHER, XML, parse
 
 SPECIAL = ("<TOOLCALL>", "</TOOLCALL>", "<think>", "</think>")

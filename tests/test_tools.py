@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from ostinato.errors import RequestError
-from ostinato.serve.parsing.tools import Tool, forced_tools, read_tools
+from ostinato.serve.chat.tools import Tool, forced_tools, read_tools
 from tests.answer_cases import CLOCK, TOOLS, WEATHER
 
 

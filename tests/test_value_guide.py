@@ -3,8 +3,8 @@
 import pytest
 
 from ostinato.sample.guide import Guide
-from ostinato.serve.parsing.formats import THINK
-from ostinato.serve.parsing.value_guide import value_guide
+from ostinato.serve.chat.formats import THINK
+from ostinato.serve.chat.value_guide import value_guide
 from tests.test_tool_guide import SPECIAL, accepts
 
 SCHEMA = {"type": "object", "properties": {"a": {"enum": ["x/y"]}}, "required": ["a"], "additionalProperties": False}

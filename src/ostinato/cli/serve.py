@@ -58,7 +58,7 @@ def serve(settings: dict[str, Any], serving: dict[str, Any]) -> None:
     chosen = ServeSettings(**serving)
     from ostinato.config import EngineConfig
     from ostinato.engine.progress import start_progress
-    from ostinato.serve.http.server import serve as run
+    from ostinato.serve.server import serve as run
 
     config = EngineConfig(**{"model": "demo", **settings})
     with start_progress() as progress:

@@ -4,64 +4,153 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
-from typing import Any
+from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
+from pydantic import ConfigDict, Field
 
 from ostinato.engine.outputs import CompletionOutput
 from ostinato.engine.process.async_engine import AsyncEngine
 from ostinato.engine.process.delivery import SampleDelta
 from ostinato.schedule.batch import TokenLogprobs
-from ostinato.serve.chat.answers import Run, answer, head
-from ostinato.serve.chat.conversation import Asked, begin, checked_tools, conversation_of
+from ostinato.serve.api.answers import (
+    ChunkWriter,
+    ConversationRequest,
+    Run,
+    answer,
+    compact,
+    head,
+    quoted,
+    start_chat,
+    whole_body,
+)
+from ostinato.serve.api.generation import MAX_LOGPROBS, GenerationBody
+from ostinato.serve.chat.conversation import ConversationBody, checked_tools, conversation_of
+from ostinato.serve.chat.deltas import AnswerDelta, ToolCallDelta
+from ostinato.serve.chat.guides import GuideRequest
 from ostinato.serve.chat.model_text import ModelText
-from ostinato.serve.chat.split import Answer
+from ostinato.serve.chat.output import ChatOutput
 from ostinato.serve.chat.token_texts import TokenTexts
-from ostinato.serve.chunks import Chunks, Whole, compact, quoted
-from ostinato.serve.http.life import Life
-from ostinato.serve.parsing.answer import AnswerDelta, ToolCallDelta
-from ostinato.serve.protocol.chat import ChatRequest
-from ostinato.serve.protocol.guides import format_wish, one_wish, wishes_of
-from ostinato.serve.streaming import DONE, Last
+from ostinato.serve.http.bodies import Body, Ignored, unserved
+from ostinato.serve.http.errors import ApiError
+from ostinato.serve.http.lifecycle import Lifecycle
+from ostinato.serve.http.streaming import DONE, LastEvents
 
 
-def chat_router(life: Life, text_of: Callable[[AsyncEngine], ModelText]) -> APIRouter:
+class JsonSchema(Body):
+    model_config = ConfigDict(serialize_by_alias=True)
+
+    name: str
+    description: str | None = None
+    schema_: dict[str, Any] | None = Field(None, alias="schema")
+    """The JSON schema of the output; null: any object."""
+    strict: bool | None = None
+    """The output follows the schema in any case."""
+
+
+class ResponseFormat(Body):
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
+
+
+class ChatRequest(GenerationBody, ConversationBody):
+    max_completion_tokens: int | None = Field(None, ge=1)
+    """Most tokens of output, reasoning included (as many as there is room for)."""
+    max_tokens: int | None = Field(None, ge=1)
+    """The older name of max_completion_tokens."""
+    logprobs: bool | None = None
+    """Return the log-probability of every token of output, also of reasoning and tool calls."""
+    top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
+    """With logprobs: how many of the most likely tokens are returned too."""
+    response_format: ResponseFormat | None = None
+    """The form of the answer after any reasoning."""
+    tool_choice: str | dict[str, Any] | None = None
+    """`none` (the model is not told of tools), `auto`, `required`, or one function by name."""
+    parallel_tool_calls: bool | None = None
+    """False: at most one call. Where calls are free, those after the first are dropped."""
+    store: Literal[False] | None = None
+    """Nothing is stored."""
+    modalities: list[Literal["text"]] | None = None
+    """Only text is served."""
+    metadata: Ignored = None
+    prediction: Ignored = None
+    prompt_cache_key: Ignored = None
+    prompt_cache_retention: Ignored = None
+    safety_identifier: Ignored = None
+    service_tier: Ignored = None
+    functions: Annotated[None, unserved("use tools")] = None
+    function_call: Annotated[None, unserved("use tool_choice")] = None
+    audio: Annotated[None, unserved("only text is")] = None
+    web_search_options: Annotated[None, unserved("give the model a tool that searches")] = None
+
+    def max_output(self) -> int | None:
+        """Most tokens of output. ApiError if the two names for it disagree."""
+        new, old = self.max_completion_tokens, self.max_tokens
+        if new is not None and old is not None and new != old:
+            message = f"max_completion_tokens is {new} and max_tokens, which means the same, {old}; give one"
+            raise ApiError(400, message, param="max_tokens")
+        return old if new is None else new
+
+    def _format_request(self) -> GuideRequest | None:
+        """What `response_format` asks for. ApiError for a type json_schema without a schema."""
+        asked, param = self.response_format, "response_format.json_schema"
+        if asked is None:
+            return None
+        if asked.type != "json_schema":
+            if asked.json_schema is not None:
+                raise ApiError(400, f"{param} goes with the type json_schema", param=param)
+            return GuideRequest("response_format", "json_object", True) if asked.type == "json_object" else None
+        if asked.json_schema is None:
+            raise ApiError(400, f"{param} should be given with this type", param=param)
+        if asked.json_schema.schema_ is None:
+            return GuideRequest("response_format", "json_object", True)
+        return GuideRequest("response_format", "json_schema", asked.json_schema.schema_)
+
+    def num_logprobs(self) -> int | None:
+        """How many of the most likely tokens are returned at each place; None: no log-probabilities at all."""
+        if self.top_logprobs is not None and not self.logprobs:
+            raise ApiError(400, "top_logprobs needs logprobs to be true", param="top_logprobs")
+        return (self.top_logprobs or 0) if self.logprobs else None
+
+
+def chat_router(lifecycle: Lifecycle, text_of: Callable[[AsyncEngine], ModelText]) -> APIRouter:
     router = APIRouter()
 
     @router.post("/v1/chat/completions", response_model=None)
     async def chat(body: ChatRequest, request: Request) -> Response:
-        engine = life.engine
+        engine = lifecycle.engine
         text = text_of(engine)
-        body.check(life.settings, life.model_name)
+        body.check(lifecycle.settings, lifecycle.model_name)
         engine.admission.check(body.n or 1)
-        wish = one_wish([format_wish(body.response_format), *wishes_of(body)])
+        guide = body.guide_request()
         tools = checked_tools(text, body.tools, body.tool_choice)
         conversation = conversation_of(text, body, tools)
         more = {"max_tokens": body.max_output(), **text.shows_tags(body.skip_special_tokens)}
         if (logprobs := body.num_logprobs()) is not None:
             more["logprobs"] = logprobs
         params = body.sampling(engine.default_params, **more)
-        asked = Asked(conversation, tools, body.tool_choice, body.parallel_tool_calls is not False, wish, "messages")
-        deadline = body.deadline(life.settings)
-        run, form = await begin(engine, text, asked, params, body, deadline, request.state.record)
-        answers = [Answer(text, form) for _ in range(params.n)]
+        parallel = body.parallel_tool_calls is not False
+        asked = ConversationRequest(conversation, tools, body.tool_choice, parallel, guide, "messages")
+        deadline = body.deadline(lifecycle.settings)
+        run, form = await start_chat(engine, text, asked, params, body, deadline, request.state.record)
+        answers = [ChatOutput(text, form) for _ in range(params.n)]
         texts = None if logprobs is None else text.token_texts
         kind = "chat.completion.chunk" if body.stream else "chat.completion"
-        own = head("chatcmpl", kind, request.state.request_id, life.model_name)
+        own = head("chatcmpl", kind, request.state.request_id, lifecycle.model_name)
         return await answer(
             request,
             run,
             body.stream,
-            lambda: _events(run, answers, texts, Chunks(own, body.include_usage), body.include_usage),
-            lambda: _whole(run, answers, texts, Whole(own)),
+            lambda: _events(run, answers, texts, ChunkWriter(own, body.include_usage), body.include_usage),
+            lambda: _whole(run, answers, texts, own),
         )
 
     return router
 
 
 async def _events(
-    run: Run, answers: Sequence[Answer], texts: TokenTexts | None, chunks: Chunks, include_usage: bool
+    run: Run, answers: Sequence[ChatOutput], texts: TokenTexts | None, chunks: ChunkWriter, include_usage: bool
 ) -> AsyncGenerator[bytes]:
     begun: set[int] = set()
     end = ""
@@ -81,11 +170,11 @@ async def _events(
             yield "".join(events).encode()
     if include_usage:
         end += chunks.usage(run.usage())
-    yield Last(end.encode() + DONE)
+    yield LastEvents(end.encode() + DONE)
 
 
-def _streamed(sample: SampleDelta, answer: Answer, texts: TokenTexts | None, begins: bool) -> str | None:
-    """A chunk's choice; None if there is nothing to say."""
+def _streamed(sample: SampleDelta, answer: ChatOutput, texts: TokenTexts | None, begins: bool) -> str | None:
+    """A chunk's choice; None if it would be empty."""
     delta = _delta(answer.take(sample), begins)
     if not (delta or sample.finish_reason or (texts is not None and sample.logprobs)):
         return None
@@ -97,7 +186,7 @@ def _streamed(sample: SampleDelta, answer: Answer, texts: TokenTexts | None, beg
 
 
 def _delta(delta: AnswerDelta, begins: bool) -> str:
-    """The members of a chunk's delta."""
+    """The members of a chunk's `delta`."""
     if not (delta.reasoning or delta.tool_calls):
         return f'"content":{quoted(delta.content)}' if delta.content else ""
     members = []
@@ -120,20 +209,20 @@ def _call_piece(call: ToolCallDelta) -> str:
     return f'{{"index":{call.index},"id":"{call.id}","type":"function","function":{function}}}'
 
 
-async def _whole(run: Run, answers: Sequence[Answer], texts: TokenTexts | None, whole: Whole) -> bytes:
+async def _whole(run: Run, answers: Sequence[ChatOutput], texts: TokenTexts | None, own: dict[str, Any]) -> bytes:
     choices: list[str] = []
     async for _, delta in run.deltas():
         if delta.output is None:
             continue
         for sample in delta.output.outputs:
             choices.append(_complete(sample, answers[sample.index], texts))
-            # Many log-probabilities take long: others have their turn between two outputs.
+            # Many log-probabilities take long to write: other requests get a turn in between.
             await asyncio.sleep(0)
         _count_reasoning(run, answers, delta.output.outputs)
-    return whole.body(choices, run.usage())
+    return whole_body(own, choices, run.usage())
 
 
-def _complete(sample: CompletionOutput, answer: Answer, texts: TokenTexts | None) -> str:
+def _complete(sample: CompletionOutput, answer: ChatOutput, texts: TokenTexts | None) -> str:
     delta = answer.take(sample)
     message: dict[str, Any] = {"role": "assistant", "content": delta.content, "refusal": None}
     if delta.reasoning:
@@ -148,7 +237,7 @@ def _complete(sample: CompletionOutput, answer: Answer, texts: TokenTexts | None
     return f'{{"index":{sample.index},"message":{compact(message)},"logprobs":{logprobs},"finish_reason":{reason}}}'
 
 
-def _count_reasoning(run: Run, answers: Sequence[Answer], outputs: Sequence[CompletionOutput]) -> None:
+def _count_reasoning(run: Run, answers: Sequence[ChatOutput], outputs: Sequence[CompletionOutput]) -> None:
     run.reasoning_tokens = sum(answers[output.index].reasoning_tokens(output.token_ids) for output in outputs)
 
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
+from pydantic import BeforeValidator, Field
 
 from ostinato.engine.outputs import CompletionOutput
 from ostinato.engine.process.async_engine import AsyncEngine
@@ -15,42 +17,84 @@ from ostinato.engine.process.delivery import SampleDelta
 from ostinato.engine.process.stream import Stream
 from ostinato.sample.params import SamplingParams
 from ostinato.schedule.batch import TokenLogprobs
-from ostinato.serve.chat.answers import Run, answer, head
+from ostinato.serve.api.answers import ChunkWriter, Run, answer, head, quoted, whole_body
+from ostinato.serve.api.generation import MAX_LOGPROBS, GenerationBody
 from ostinato.serve.chat.guides import plain_guide
 from ostinato.serve.chat.model_text import ModelText
 from ostinato.serve.chat.token_texts import CompletionLogprobs
-from ostinato.serve.chunks import Chunks, Whole, quoted
-from ostinato.serve.http.life import Life
-from ostinato.serve.protocol.completions import CompletionRequest
-from ostinato.serve.protocol.guides import one_wish, wishes_of
-from ostinato.serve.streaming import DONE, Last
+from ostinato.serve.http.bodies import unserved
+from ostinato.serve.http.errors import ApiError
+from ostinato.serve.http.lifecycle import Lifecycle
+from ostinato.serve.http.streaming import DONE, LastEvents
 
 
-def completions_router(life: Life, text_of: Callable[[AsyncEngine], ModelText]) -> APIRouter:
+def _checked_prompt(value: Any) -> Any:
+    """A wrong prompt gets one message, instead of one for each form that a prompt may have."""
+    if isinstance(value, str) or _are_token_ids(value):
+        return value
+    if isinstance(value, list) and all(isinstance(each, str) or _are_token_ids(each) for each in value):
+        return value
+    raise ValueError("a prompt is text or a list of token ids, and several are a list of these")
+
+
+def _are_token_ids(value: Any) -> bool:
+    return isinstance(value, list) and all(type(each) is int for each in value)
+
+
+class CompletionRequest(GenerationBody):
+    prompt: Annotated[str | list[int] | list[str | list[int]], BeforeValidator(_checked_prompt)]
+    """Text or token ids; several in a list."""
+    max_tokens: int | None = Field(16, ge=0)
+    """Most tokens of output; null: as many as there is room for; 0: only score the prompt, which needs `echo`."""
+    logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
+    """Return the log-probability of each token, and so many of the most likely tokens."""
+    echo: bool | None = None
+    """Begin the text with the prompt, and the log-probabilities with those of its tokens."""
+    suffix: Annotated[None, unserved("a prompt is only continued at its end")] = None
+    best_of: Annotated[None, unserved("ask for n outputs with logprobs, and choose among them")] = None
+
+    def prompts(self) -> list[str | list[int]]:
+        """Each prompt, as text or token ids."""
+        prompt = self.prompt
+        if isinstance(prompt, str):
+            return [prompt]
+        if not prompt:
+            raise ApiError(400, "prompt is an empty list; a prompt is text or token ids", param="prompt")
+        if all(isinstance(item, int) for item in prompt):
+            return [prompt]  # type: ignore[list-item]
+        return list(prompt)  # type: ignore[arg-type]
+
+    def check_echo(self) -> None:
+        """ApiError for what needs `echo`."""
+        if self.max_tokens == 0 and not self.echo:
+            raise ApiError(400, "max_tokens 0 needs echo: there would be no text", param="max_tokens")
+
+
+def completions_router(lifecycle: Lifecycle, text_of: Callable[[AsyncEngine], ModelText]) -> APIRouter:
     router = APIRouter()
 
     @router.post("/v1/completions", response_model=None)
     async def completions(body: CompletionRequest, request: Request) -> Response:
-        engine = life.engine
+        engine = lifecycle.engine
         text = text_of(engine)
         prompts = body.prompts()
-        body.check(life.settings, life.model_name, len(prompts))
+        body.check(lifecycle.settings, lifecycle.model_name, len(prompts))
         engine.admission.check(len(prompts) * (body.n or 1))
         body.check_echo()
         params = _params(body, engine.default_params)
         token_ids = [await _encode(text, prompt) for prompt in prompts]
         echoes = await _echoes(text, body, prompts, params.skip_special_tokens)
-        guide = await plain_guide(text, one_wish(wishes_of(body)))
-        deadline = body.deadline(life.settings)
-        run = await Run.begin(engine, token_ids, params, body, deadline, request.state.record, guide)
-        form = _Form(text, params, echoes, scores_only=body.max_tokens == 0)
-        own = head("cmpl", "text_completion", request.state.request_id, life.model_name)
+        guide = await plain_guide(text, body.guide_request())
+        deadline = body.deadline(lifecycle.settings)
+        run = await Run.start(engine, token_ids, params, body, deadline, request.state.record, guide)
+        form = _ChoiceForm(text, params, echoes, scores_only=body.max_tokens == 0)
+        own = head("cmpl", "text_completion", request.state.request_id, lifecycle.model_name)
         return await answer(
             request,
             run,
             body.stream,
-            lambda: _events(run, form, Chunks(own, body.include_usage), body.include_usage),
-            lambda: _whole(run, form, Whole(own)),
+            lambda: _events(run, form, ChunkWriter(own, body.include_usage), body.include_usage),
+            lambda: _whole(run, form, own),
         )
 
     return router
@@ -62,7 +106,7 @@ def _params(body: CompletionRequest, defaults: SamplingParams) -> SamplingParams
         more["logprobs"] = body.logprobs
         if body.echo:
             more["prompt_logprobs"] = body.logprobs
-    # To score a prompt alone, one token is computed behind it, and not given out.
+    # To score only a prompt, the engine computes one token after it, which is not returned.
     return body.sampling(defaults, max_tokens=1 if body.max_tokens == 0 else body.max_tokens, **more)
 
 
@@ -76,7 +120,7 @@ async def _encode(text: ModelText, prompt: str | list[int]) -> list[int]:
 async def _echoes(
     text: ModelText, body: CompletionRequest, prompts: Sequence[str | list[int]], skip_special_tokens: bool
 ) -> list[str]:
-    """What each prompt's outputs begin with."""
+    """The text that each prompt's outputs begin with."""
     if not body.echo:
         return [""] * len(prompts)
     return [each if isinstance(each, str) else await text.decode(each, skip_special_tokens) for each in prompts]
@@ -84,7 +128,7 @@ async def _echoes(
 
 @dataclass(frozen=True)
 class _Echo:
-    """What an output begins with: its prompt's text, and tokens with log-probabilities where these were asked for."""
+    """The beginning of an output: its prompt's text, and its tokens if log-probabilities were asked for."""
 
     text: str = ""
     token_ids: Sequence[int] = ()
@@ -95,7 +139,7 @@ _NOTHING = _Echo()
 
 
 @dataclass(frozen=True)
-class _Form:
+class _ChoiceForm:
     """How outputs become choices."""
 
     text: ModelText
@@ -108,13 +152,13 @@ class _Form:
         return self.params.n
 
     def echo_of(self, place: int, stream: Stream) -> _Echo:
-        """What the outputs of one prompt begin with."""
+        """The beginning of one prompt's outputs."""
         if stream.prompt_logprobs is None:
             return _Echo(self.echoes[place])
         return _Echo(self.echoes[place], stream.prompt_token_ids, stream.prompt_logprobs)
 
     def logprobs(self) -> CompletionLogprobs | None:
-        """Of one output's tokens; None if they were not asked for."""
+        """The writer of one output's log-probabilities; None if they were not asked for."""
         if self.params.logprobs is None:
             return None
         return CompletionLogprobs(self.text.token_texts, self.text.tokenizer, self.params.skip_special_tokens)
@@ -125,11 +169,11 @@ def _choice(index: int, text: str, logprobs: str, finish_reason: str | None) -> 
     return f'{{"index":{index},"text":{quoted(text)},"logprobs":{logprobs},"finish_reason":{reason}}}'
 
 
-async def _events(run: Run, form: _Form, chunks: Chunks, include_usage: bool) -> AsyncGenerator[bytes]:
+async def _events(run: Run, form: _ChoiceForm, chunks: ChunkWriter, include_usage: bool) -> AsyncGenerator[bytes]:
     n = form.num_samples
     logprobs = [form.logprobs() for _ in range(n * len(run.streams))]
     begun: set[int] = set()
-    held = _Held(form)
+    held = _AwaitingPromptLogprobs(form)
     end = ""
     async for place, delta in run.deltas():
         events = []
@@ -146,20 +190,20 @@ async def _events(run: Run, form: _Form, chunks: Chunks, include_usage: bool) ->
             yield "".join(events).encode()
     if include_usage:
         end += chunks.usage(run.usage(form.scores_only))
-    yield Last(end.encode() + DONE)
+    yield LastEvents(end.encode() + DONE)
 
 
-class _Held:
-    """Outputs that came before the log-probabilities of their prompt, which the first of them has scored: they wait."""
+class _AwaitingPromptLogprobs:
+    """Holds outputs back until the log-probabilities of their prompt are there, which come with its first output."""
 
-    def __init__(self, form: _Form) -> None:
+    def __init__(self, form: _ChoiceForm) -> None:
         self._waits = form.params.prompt_logprobs is not None
         self._samples: dict[int, dict[int, SampleDelta]] = {}
 
     def released(
         self, place: int, samples: Sequence[SampleDelta], prompt_logprobs: Sequence[TokenLogprobs | None] | None
     ) -> Sequence[SampleDelta]:
-        """What may be said of the outputs of one prompt, now that they gained `samples`."""
+        """What can be sent of one prompt's outputs, now that they have gained `samples`."""
         if not self._waits:
             return samples
         held = self._samples.setdefault(place, {})
@@ -175,7 +219,7 @@ class _Held:
 def _streamed(
     index: int, before: _Echo, sample: SampleDelta, logprobs: CompletionLogprobs | None, scores_only: bool
 ) -> str | None:
-    """A chunk's choice; None if there is nothing to say."""
+    """A chunk's choice; None if it would be empty."""
     text, tokens, of_tokens = sample.text, sample.token_ids, sample.logprobs or ()
     if scores_only:
         text, tokens, of_tokens = "", (), ()
@@ -187,19 +231,19 @@ def _streamed(
     return _choice(index, before.text + text, found, "length" if scores_only else sample.finish_reason)
 
 
-async def _whole(run: Run, form: _Form, whole: Whole) -> bytes:
+async def _whole(run: Run, form: _ChoiceForm, own: dict[str, Any]) -> bytes:
     choices: dict[int, str] = {}
     async for place, delta in run.deltas():
         if delta.output is not None:
             for sample in delta.output.outputs:
                 index = place * form.num_samples + sample.index
                 choices[index] = _complete(index, form.echo_of(place, run.streams[place]), sample, form)
-            # Many log-probabilities take long: others have their turn between two outputs.
+            # Many log-probabilities take long to write: other requests get a turn in between.
             await asyncio.sleep(0)
-    return whole.body([choices[index] for index in sorted(choices)], run.usage(form.scores_only))
+    return whole_body(own, [choices[index] for index in sorted(choices)], run.usage(form.scores_only))
 
 
-def _complete(index: int, before: _Echo, sample: CompletionOutput, form: _Form) -> str:
+def _complete(index: int, before: _Echo, sample: CompletionOutput, form: _ChoiceForm) -> str:
     text, token_ids, logprobs, reason = sample.text, sample.token_ids, sample.logprobs, sample.finish_reason
     if form.scores_only:
         text, token_ids, logprobs, reason = "", [], logprobs and [], "length"

@@ -1,4 +1,4 @@
-"""`POST /v1/responses`: conversations answered in items, of which nothing is stored."""
+"""`POST /v1/responses`: conversations answered in items. Nothing is stored."""
 
 from __future__ import annotations
 
@@ -14,38 +14,34 @@ from ostinato.engine.outputs import CompletionOutput
 from ostinato.engine.process.async_engine import AsyncEngine
 from ostinato.engine.process.delivery import SampleDelta
 from ostinato.sample.params import SamplingParams
-from ostinato.serve.chat.answers import Run, answer
-from ostinato.serve.chat.conversation import AnswerForm, Asked, Conversation, begin, checked_tools, described
-from ostinato.serve.chat.message_logprobs import MessageLogprobs
+from ostinato.serve.api.answers import ConversationRequest, Run, answer, compact, start_chat
+from ostinato.serve.api.response_input import ResponsesRequest, template_messages
+from ostinato.serve.api.response_items import Event, ResponseItems
+from ostinato.serve.chat.conversation import Conversation, checked_tools, described, template_kwargs
+from ostinato.serve.chat.formats import AnswerForm
 from ostinato.serve.chat.model_text import ModelText
-from ostinato.serve.chat.response_items import Event, Items
-from ostinato.serve.chat.split import Answer
-from ostinato.serve.chunks import compact
+from ostinato.serve.chat.output import ChatOutput, MessageLogprobs
 from ostinato.serve.http.errors import ApiError, as_api_error
-from ostinato.serve.http.life import Life
-from ostinato.serve.protocol.conversation import template_kwargs
-from ostinato.serve.protocol.guides import one_wish, wishes_of
-from ostinato.serve.protocol.input_items import template_messages
-from ostinato.serve.protocol.responses import ResponsesRequest
-from ostinato.serve.streaming import Last
+from ostinato.serve.http.lifecycle import Lifecycle
+from ostinato.serve.http.streaming import LastEvents
 
 
-def responses_router(life: Life, text_of: Callable[[AsyncEngine], ModelText]) -> APIRouter:
+def responses_router(lifecycle: Lifecycle, text_of: Callable[[AsyncEngine], ModelText]) -> APIRouter:
     router = APIRouter()
 
     @router.post("/v1/responses", response_model=None)
     async def responses(body: ResponsesRequest, request: Request) -> Response:
-        engine = life.engine
+        engine = lifecycle.engine
         text = text_of(engine)
-        body.check(life.settings, life.model_name)
+        body.check(lifecycle.settings, lifecycle.model_name)
         engine.admission.check(1)
-        wish = one_wish([body.format_wish(), *wishes_of(body)])
+        guide = body.guide_request()
         tools = checked_tools(text, body.nested_tools(), body.nested_choice(), nested=False)
         effort = None if body.reasoning is None else body.reasoning.effort
         messages, places = template_messages(body.input, body.instructions, text.knows_developer)
         conversation = Conversation(
             messages,
-            [described(tool) for tool in tools] or None,
+            described(tools),
             template_kwargs(body.chat_template_kwargs, effort),
             add_generation_prompt=True,
             continue_final_message=False,
@@ -55,11 +51,12 @@ def responses_router(life: Life, text_of: Callable[[AsyncEngine], ModelText]) ->
         if (logprobs := body.num_logprobs()) is not None:
             more["logprobs"] = logprobs
         params = body.sampling(engine.default_params, **more)
-        asked = Asked(conversation, tools, body.nested_choice(), body.parallel_tool_calls is not False, wish, "input")
-        deadline = body.deadline(life.settings)
-        run, form = await begin(engine, text, asked, params, body, deadline, request.state.record)
-        parts = _Parts(text, form, params)
-        own = _response(body, params, f"resp_{request.state.request_id}", life.model_name)
+        parallel = body.parallel_tool_calls is not False
+        asked = ConversationRequest(conversation, tools, body.nested_choice(), parallel, guide, "input")
+        deadline = body.deadline(lifecycle.settings)
+        run, form = await start_chat(engine, text, asked, params, body, deadline, request.state.record)
+        parts = _ResponseOutput(text, form, params)
+        own = _response(body, params, f"resp_{request.state.request_id}", lifecycle.model_name)
         return await answer(
             request, run, body.stream, lambda: _events(run, parts, own), lambda: _whole(run, parts, own)
         )
@@ -68,7 +65,7 @@ def responses_router(life: Life, text_of: Callable[[AsyncEngine], ModelText]) ->
 
 
 def _response(body: ResponsesRequest, params: SamplingParams, response_id: str, model: str) -> dict[str, Any]:
-    """The response before it has begun."""
+    """The response before its output begins."""
     text_format = None if body.text is None else body.text.format
     return {
         "id": response_id,
@@ -98,7 +95,7 @@ def _response(body: ResponsesRequest, params: SamplingParams, response_id: str, 
     }
 
 
-def _ended(response: dict[str, Any], items: Items, output: CompletionOutput, run: Run) -> dict[str, Any]:
+def _ended(response: dict[str, Any], items: ResponseItems, output: CompletionOutput, run: Run) -> dict[str, Any]:
     """The response once its output has ended."""
     is_cut = output.finish_reason == "length"
     usage = run.usage()
@@ -121,30 +118,30 @@ def _status(output: CompletionOutput) -> str:
     return "incomplete" if output.finish_reason == "length" else "completed"
 
 
-class _Parts:
-    """An answer taken apart into items, with the log-probabilities of its messages if these were asked for."""
+class _ResponseOutput:
+    """The output of a response as items, with the log-probabilities of its messages if these were asked for."""
 
     def __init__(self, text: ModelText, form: AnswerForm, params: SamplingParams) -> None:
-        self.items = Items()
-        self._answer = Answer(text, form)
+        self.items = ResponseItems()
+        self._answer = ChatOutput(text, form)
         self._logprobs = None
         if params.logprobs is not None:
             self._logprobs = MessageLogprobs(text, params.skip_special_tokens, form.is_plain)
 
     def take(self, piece: SampleDelta | CompletionOutput) -> Iterator[Event]:
-        """What the next piece of the output changes."""
+        """The events of the next piece of the output."""
         delta = self._answer.take(piece)
         return self.items.take(delta, () if self._logprobs is None else self._logprobs.take(piece, delta))
 
     def end(self, output: CompletionOutput) -> Iterator[Event]:
-        """What its end changes."""
+        """The events of its end."""
         return self.items.end(_status(output), () if self._logprobs is None else self._logprobs.rest())
 
     def reasoning_tokens(self, output: CompletionOutput) -> int:
         return self._answer.reasoning_tokens(output.token_ids)
 
 
-async def _whole(run: Run, parts: _Parts, response: dict[str, Any]) -> str:
+async def _whole(run: Run, parts: _ResponseOutput, response: dict[str, Any]) -> str:
     async for _, delta in run.deltas():
         if delta.output is not None:
             [output] = delta.output.outputs
@@ -155,10 +152,10 @@ async def _whole(run: Run, parts: _Parts, response: dict[str, Any]) -> str:
     return compact(response)
 
 
-async def _events(run: Run, parts: _Parts, response: dict[str, Any]) -> AsyncGenerator[bytes]:
-    lines = _Lines()
+async def _events(run: Run, parts: _ResponseOutput, response: dict[str, Any]) -> AsyncGenerator[bytes]:
+    writer = _EventWriter()
     opening = {"response": response}
-    yield lines.of([Event("response.created", opening), Event("response.in_progress", opening)])
+    yield writer.write([Event("response.created", opening), Event("response.in_progress", opening)])
     try:
         async for _, delta in run.deltas():
             events: list[Event] = []
@@ -171,26 +168,28 @@ async def _events(run: Run, parts: _Parts, response: dict[str, Any]) -> AsyncGen
                 ended = _ended(response, parts.items, output, run)
                 events.append(Event(f"response.{ended['status']}", {"response": ended}))
             if run.has_ended:
-                yield Last(lines.of(events))
+                yield LastEvents(writer.write(events))
             elif events:
-                yield lines.of(events)
+                yield writer.write(events)
     except Exception as error:
-        yield lines.of([Event("response.failed", {"response": _failed(response, parts.items, as_api_error(error))})])
+        yield writer.write(
+            [Event("response.failed", {"response": _failed(response, parts.items, as_api_error(error))})]
+        )
         raise
 
 
-def _failed(response: dict[str, Any], items: Items, error: ApiError) -> dict[str, Any]:
+def _failed(response: dict[str, Any], items: ResponseItems, error: ApiError) -> dict[str, Any]:
     reason = {"code": "server_error", "message": error.message}
     return {**response, "status": "failed", "error": reason, "output": items.items}
 
 
-class _Lines:
-    """Events as they are sent, numbered."""
+class _EventWriter:
+    """Numbers events and writes them as they are sent."""
 
     def __init__(self) -> None:
         self._number = 0
 
-    def of(self, events: Iterable[Event]) -> bytes:
+    def write(self, events: Iterable[Event]) -> bytes:
         parts = []
         for event in events:
             data = {"type": event.type, "sequence_number": self._number, **event.data}

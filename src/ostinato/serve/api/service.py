@@ -1,24 +1,29 @@
-"""What is there beside generating: `/health`, `/version`, `/plan`, `/v1/models`, and each by its name."""
+"""What the server reports: `/health`, `/version`, `/plan`, `/v1/models`, `/live` and `/metrics`."""
 
 from __future__ import annotations
 
+import time
+from dataclasses import asdict
 from typing import Any
 
 from fastapi import APIRouter
 from fastapi.responses import JSONResponse, Response
 
 from ostinato import __version__
-from ostinato.serve.http.life import Life
-from ostinato.serve.protocol.common import check_model
+from ostinato.observe.meter import Meter
+from ostinato.observe.metrics import CONTENT_TYPE_LATEST, answers, exposition, families
+from ostinato.serve.api.generation import check_model
+from ostinato.serve.http.counts import AnswerCounts
+from ostinato.serve.http.lifecycle import Lifecycle
 
 
-def service_router(life: Life) -> APIRouter:
+def service_router(lifecycle: Lifecycle) -> APIRouter:
     router = APIRouter()
 
     @router.get("/health", response_model=None)
     async def health() -> Response:
-        """200 once a step has succeeded and while requests are taken, else 503; the body says which."""
-        status = life.status
+        """200 once a step has succeeded and while requests are accepted, else 503. The body says which."""
+        status = lifecycle.status
         return JSONResponse({"status": status}, 200 if status == "ready" else 503)
 
     @router.get("/version")
@@ -28,26 +33,65 @@ def service_router(life: Life) -> APIRouter:
     @router.get("/plan")
     async def plan() -> dict[str, Any]:
         """What was decided before the weights were loaded, and what was measured since."""
-        return life.engine.plan.to_json()
+        return lifecycle.engine.plan.to_json()
 
     @router.get("/v1/models")
     async def models() -> dict[str, Any]:
-        return {"object": "list", "data": [_model(life)]}
+        return {"object": "list", "data": [_model(lifecycle)]}
 
     @router.get("/v1/models/{name:path}")
     async def model(name: str) -> dict[str, Any]:
-        check_model(name, life.model_name)
-        return _model(life)
+        check_model(name, lifecycle.model_name)
+        return _model(lifecycle)
 
     return router
 
 
-def _model(life: Life) -> dict[str, Any]:
-    max_model_len = life.engine.plan.settings.max_model_len
+def _model(lifecycle: Lifecycle) -> dict[str, Any]:
     return {
-        "id": life.model_name,
+        "id": lifecycle.model_name,
         "object": "model",
-        "created": life.created,
+        "created": lifecycle.created,
         "owned_by": "ostinato",
-        "max_model_len": max_model_len,
+        "max_model_len": lifecycle.engine.plan.settings.max_model_len,
+    }
+
+
+def observation_router(lifecycle: Lifecycle, counts: AnswerCounts) -> APIRouter:
+    router = APIRouter()
+
+    @router.get("/live")
+    async def live() -> dict[str, Any]:
+        """The engine's counts since its start, and quantiles of its latencies. `time` is in seconds of a monotonic
+        clock: two answers give rates."""
+        engine = lifecycle.present_engine
+        seen = await engine.observe()
+        return {
+            "time": time.monotonic(),
+            "status": lifecycle.status,
+            "model": lifecycle.model_name,
+            "max_num_seqs": engine.plan.settings.max_num_seqs,
+            "stats": seen.stats,
+            "latency": _latencies(seen.meter),
+        }
+
+    @router.get("/metrics", response_model=None)
+    async def metrics() -> Response:
+        """The counts of engine and server, for Prometheus. 503 until the engine runs, so that no series begins with
+        zeros that nobody measured."""
+        engine = lifecycle.present_engine
+        labels = {"model_name": lifecycle.model_name, "engine": "0"}
+        seen, memory = await engine.observe(), asdict(engine.plan.memory)
+        of_engine = families(seen.stats, seen.meter, memory, lifecycle.settings.metrics_prefix, labels)
+        return Response(exposition([*of_engine, answers(counts.rows(), labels)]), media_type=CONTENT_TYPE_LATEST)
+
+    return router
+
+
+def _latencies(meter: Meter) -> dict[str, dict[str, float | None]]:
+    """Quantiles in seconds, each a bound of its histogram; None where nothing was measured."""
+    measured = {"first_token": meter.first_token, "inter_token": meter.inter_token, "step": meter.step}
+    return {
+        name: {"p50": histogram.quantile(0.5), "p90": histogram.quantile(0.9), "p99": histogram.quantile(0.99)}
+        for name, histogram in measured.items()
     }

@@ -1,47 +1,60 @@
-"""The guide of an answer: of the form that a request wants, or of the tool calls that it demands."""
+"""The guide of an answer: the form that a request asks for, or the tool calls that it demands."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import Any
 
 from ostinato.errors import RequestError
 from ostinato.sample.guide import Guide
+from ostinato.serve.chat.formats import AnswerForm
 from ostinato.serve.chat.model_text import ModelText
+from ostinato.serve.chat.tool_guide import tool_guide
+from ostinato.serve.chat.tools import forced_tools
+from ostinato.serve.chat.value_guide import value_guide
 from ostinato.serve.http.errors import ApiError
-from ostinato.serve.parsing.guide import tool_guide
-from ostinato.serve.parsing.tools import forced_tools
-from ostinato.serve.parsing.value_guide import value_guide
-from ostinato.serve.protocol.guides import Wish
-
-if TYPE_CHECKING:
-    from ostinato.serve.chat.conversation import AnswerForm
 
 
-async def plain_guide(text: ModelText, wish: Wish | None) -> Guide | None:
-    """Of an output that is nothing but what is wished for."""
-    if wish is None:
-        return None
-    return await text.compiling.checked(_guide(wish.param, **{wish.kind: wish.value}), wish.param)
+@dataclass(frozen=True)
+class GuideRequest:
+    """A form that an output should have."""
+
+    param: str
+    """The field of the body that asks for it."""
+    kind: str
+    """A field of Guide."""
+    value: Any
+
+    def guide(self) -> Guide:
+        """ApiError for a value that is no such form."""
+        return _guide(self.param, **{self.kind: self.value})
 
 
-async def answer_guide(text: ModelText, form: AnswerForm, wish: Wish | None, tool_choice: Any) -> Guide | None:
-    """Of an answer of a model that may reason first, and calls tools as it is told to: where it need not, the answer
-    either calls tools or is as wished for."""
-    if wish is None or forced_tools(form.tools, tool_choice):
+async def plain_guide(text: ModelText, asked: GuideRequest | None) -> Guide | None:
+    """The compiled guide of an output that has the form and nothing else."""
+    return None if asked is None else await text.background.compiled(asked.guide(), asked.param)
+
+
+async def answer_guide(text: ModelText, form: AnswerForm, asked: GuideRequest | None, tool_choice: Any) -> Guide | None:
+    """The compiled guide of an answer that may reason first, and calls tools as `tool_choice` says.
+
+    Where a form is asked for and no call is demanded, the answer either calls tools or has the form.
+    """
+    if asked is None or forced_tools(form.tools, tool_choice):
         return await _tool_guide(text, form, tool_choice)
-    checked = _guide(wish.param, **{wish.kind: wish.value})
+    guide = asked.guide()
     if form.tools:
         try:
-            return await _tool_guide(text, form, tool_choice, checked)
+            return await _tool_guide(text, form, tool_choice, guide)
         except ApiError as error:
             if error.status == 400:
-                await text.compiling.checked(checked, wish.param)  # whose error it is, if it has one by itself
+                await text.background.compiled(guide, asked.param)  # raises if the form alone is what is wrong
             raise
     tags = form.formats.reasoning
     if tags is None:
-        return await text.compiling.checked(checked, wish.param)
-    lark = value_guide(checked, tags, form.starts_in_reasoning, text.special_tags)
-    return await text.compiling.checked(_guide(wish.param, lark=lark), wish.param)
+        return await text.background.compiled(guide, asked.param)
+    lark = value_guide(guide, tags, form.starts_in_reasoning, text.special_tags)
+    return await text.background.compiled(_guide(asked.param, lark=lark), asked.param)
 
 
 async def _tool_guide(
@@ -59,7 +72,7 @@ async def _tool_guide(
         )
     except RequestError as error:
         raise ApiError(400, error.message, param="tools") from None
-    return None if lark is None else await text.compiling.checked(_guide("tools", lark=lark), "tools")
+    return None if lark is None else await text.background.compiled(_guide("tools", lark=lark), "tools")
 
 
 def _guide(param: str, **kind: Any) -> Guide:

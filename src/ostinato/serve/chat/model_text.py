@@ -1,28 +1,31 @@
-"""What the endpoints know of a model's text: its tokens, its chat template, and the formats of its answers."""
+"""What the endpoints know of the model's text: its tokenizer, its chat template, and the formats of its answers."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TypeVar
 
 from ostinato.engine.process.async_engine import AsyncEngine
 from ostinato.engine.text.tokenizer import Tokenizer
 from ostinato.errors import RequestError
-from ostinato.serve.chat.seeing import Seeing, for_clients
+from ostinato.media.input import MediaInput
+from ostinato.media.load import Sources
+from ostinato.serve.chat.background import Background
+from ostinato.serve.chat.formats import detect_formats
 from ostinato.serve.chat.token_texts import TokenTexts
-from ostinato.serve.compiling import Compiling
 from ostinato.serve.http.errors import ApiError
-from ostinato.serve.parsing.formats import detect_formats
 
 T = TypeVar("T")
 
 SHORT = 4096
-"""Characters, or tokens, whose translation on the event loop takes at most milliseconds. More goes to a thread."""
+"""Up to so many characters or tokens are encoded, decoded or rendered on the event loop, within milliseconds. More of
+them go to a thread."""
 
 
 class ModelText:
-    """Made once for an engine, for the event loop."""
+    """Made once for an engine, and used on the event loop."""
 
     def __init__(self, engine: AsyncEngine, max_images: int) -> None:
         self.tokenizer = engine.tokenizer
@@ -30,13 +33,12 @@ class ModelText:
         template = engine.chat_template.text
         self.formats = detect_formats(template)
         self.special_tags = frozenset(tag for tag in self.formats.tags if _is_special(engine.tokenizer, tag))
-        """Those tags of the formats that are special tokens, which a text is usually without."""
+        """The tags of the formats that are special tokens, which decoding usually leaves out."""
         self.takes_tools = "tools" in template
         self.knows_developer = "developer" in template
-        self.compiling = Compiling(engine)
+        self.background = Background(engine)
         self.token_texts = TokenTexts(engine.tokenizer)
-        self.media = for_clients(engine.media, max_images)
-        self.seeing = Seeing()
+        self.media = _for_clients(engine.media, max_images)
         self.vocab_size = engine.vocab_size
         self.max_model_len: int = engine.plan.settings.max_model_len
 
@@ -48,22 +50,29 @@ class ModelText:
             room = f"max_model_len ({self.max_model_len}) has room for at most {most}"
             raise ApiError(400, f"the prompt has {len(text)} characters, and {room}", param=param)
         with_param = _naming(param, lambda: self.tokenizer.encode(text, add_special_tokens))
-        return await at_leisure(len(text), with_param)
+        return await off_loop_if_long(len(text), with_param)
 
     async def decode(self, token_ids: Sequence[int], skip_special_tokens: bool) -> str:
         """Text of token ids of the vocabulary."""
-        return await at_leisure(len(token_ids), lambda: self.tokenizer.decode(token_ids, skip_special_tokens))
+        return await off_loop_if_long(len(token_ids), lambda: self.tokenizer.decode(token_ids, skip_special_tokens))
 
     def shows_tags(self, skip_special_tokens: bool | None) -> dict[str, bool]:
-        """The sampling parameter that leaves tags which are special tokens in an answer, unless the request sets it."""
+        """The sampling parameter that keeps tags in the answer that are special tokens, unless the request sets it."""
         return {"skip_special_tokens": False} if self.special_tags and skip_special_tokens is None else {}
 
     def check_ids(self, token_ids: Sequence[int], param: str) -> None:
-        """ApiError unless all ids are of the model's vocabulary."""
+        """ApiError unless all ids are in the model's vocabulary."""
         outside = next((token for token in token_ids if not 0 <= token < self.vocab_size), None)
         if outside is not None:
             message = f"{param} holds token id {outside}; the model's lie between 0 and {self.vocab_size - 1}"
             raise ApiError(400, message, param=param)
+
+
+def _for_clients(media: MediaInput | None, max_images: int) -> MediaInput | None:
+    """How the server takes in images: no client can have it read files of this machine."""
+    if media is None:
+        return None
+    return replace(media, sources=Sources(files=False, remote=media.sources.remote), max_images=max_images)
 
 
 def _is_special(tokenizer: Tokenizer, text: str) -> bool:
@@ -71,8 +80,8 @@ def _is_special(tokenizer: Tokenizer, text: str) -> bool:
     return token_id is not None and tokenizer.has_no_text(token_id, True)
 
 
-async def at_leisure(size: int, work: Callable[[], T]) -> T:
-    """The result of `work` on `size` characters or tokens, away from the event loop if they are many."""
+async def off_loop_if_long(size: int, work: Callable[[], T]) -> T:
+    """The result of `work` on `size` characters or tokens, on a thread if they are many."""
     return work() if size <= SHORT else await asyncio.to_thread(work)
 
 

@@ -1,1 +1,1 @@
-"""Connections, bodies, errors and the life of the server."""
+"""Connections, bodies, errors and the lifecycle of the server."""

@@ -1,9 +1,14 @@
-"""What every request passes before an endpoint sees it, and what is noted when it has ended."""
+"""What every request passes first: host, key and body are checked. When it ends, it is logged and counted."""
 
 from __future__ import annotations
 
+import asyncio
+import hashlib
+import hmac
 import random
+from collections.abc import Sequence
 
+import pydantic_core
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -11,29 +16,34 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from ostinato.observe.logs import log_request
 from ostinato.observe.record import RequestRecord
 from ostinato.observe.tracing import Tracing
-from ostinato.serve.http.access import Keys, check_host
 from ostinato.serve.http.counts import AnswerCounts
-from ostinato.serve.http.errors import as_api_error
-from ostinato.serve.http.intake import read_body, replayed
+from ostinato.serve.http.errors import ApiError, as_api_error
+from ostinato.serve.http.streaming import ClientGone, log_failure
 from ostinato.serve.settings import ServeSettings, is_loopback
-from ostinato.serve.streaming import ClientGone, log_failure
 
 CLIENT_GONE = 499
-"""The status, in the log alone, of a request whose client did not wait for it."""
+"""The status, in log and metrics, of a request whose client left before the answer."""
+OPEN_PATHS = frozenset({"/", "/health", "/version", "/metrics"})
+"""Paths that need no key. The files of the page (`PAGE`) need none either."""
+PAGE = "/page/"
+BODY_SECONDS = 60.0
+"""How long a body may take to arrive."""
+_FLAT = 64
+"""A body with at most this many brackets cannot be nested too deep, and is not checked for it."""
 
 
 class Gate:
-    """ASGI middleware: gives a request its id and its `RequestRecord`, checks host and key, reads the body, and answers
-    for what nobody else has answered.
+    """ASGI middleware around the whole application.
 
-    The id is the answer's header `x-request-id`; id and record are in `request.state`.
+    It gives each request an id and a `RequestRecord` (both in `request.state`; the id is also the answer's header
+    `x-request-id`), checks host and key, reads the body, and answers errors that nothing inside has answered.
     """
 
     def __init__(
         self, app: ASGIApp, settings: ServeSettings, counts: AnswerCounts, tracing: Tracing | None = None
     ) -> None:
         self._app, self._counts = app, counts
-        self._keys = Keys(settings.keys)
+        self._keys = ApiKeys(settings.keys)
         self._is_private = is_loopback(settings.host) and not settings.keys
         self._max_body = settings.max_body
         self._tracing = tracing
@@ -60,7 +70,7 @@ class Gate:
             answer = as_api_error(error)
             if answer.status >= 500:
                 log_failure(record.request_id, error)
-            # Once an answer has begun, all that is left is not to complete it.
+            # An answer that has begun cannot be replaced: it stays incomplete.
             if record.status is None:
                 await answer.response()(scope, receive, send_noted)
         finally:
@@ -74,11 +84,103 @@ class Gate:
         if self._is_private:
             check_host(headers.get("host"))
         self._keys.check(scope["path"], headers.get("authorization"))
-        body = await read_body(headers, receive, self._max_body)
-        await self._app(scope, replayed(body, receive), send)
+        messages = [await _read_body(headers, receive, self._max_body)]
+
+        async def receive_again() -> Message:
+            return messages.pop() if messages else await receive()
+
+        await self._app(scope, receive_again, send)
+
+
+class ApiKeys:
+    """The keys that clients may have. Only digests are kept, so comparing takes the same time for every key."""
+
+    def __init__(self, keys: Sequence[str]) -> None:
+        self._digests = [_digest(key.encode()) for key in keys]
+
+    def check(self, path: str, authorization: str | None) -> None:
+        """ApiError 401 unless the header holds one of the keys, the server has no keys, or the path is open."""
+        if not self._digests or path in OPEN_PATHS or path.startswith(PAGE):
+            return
+        scheme, _, key = (authorization or "").partition(" ")
+        given = _digest(key.strip().encode("utf-8", "replace"))
+        matches = [hmac.compare_digest(given, known) for known in self._digests]  # all of them, always
+        if not (scheme.lower() == "bearer" and any(matches)):
+            message = "the Authorization header should be 'Bearer' and one of the server's keys"
+            raise ApiError(401, message, code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
+
+
+def check_host(host: str | None) -> None:
+    """ApiError 421 unless the host is a name of this machine: for servers on a loopback address, without keys.
+
+    A web page can make its own host name point at this machine, and so read what only local users may. The browser
+    then sends that name as the host. A client that sends no host is not a browser.
+    """
+    name = _without_port(host or "localhost")
+    if not is_loopback(name):
+        message = (
+            "this server is for its own machine, as localhost or 127.0.0.1, and was called by another name; to serve "
+            "others, start it with an api_key"
+        )
+        raise ApiError(421, message, code="foreign_host")
+
+
+async def _read_body(headers: Headers, receive: Receive, limit: int) -> Message:
+    """The whole body, as one message.
+
+    Raises ApiError for a body that has more than `limit` bytes, takes too long to arrive, or is JSON that is nested
+    some 200 deep; ClientDisconnect if it ends early.
+    """
+    declared = headers.get("content-length", "0")
+    if declared.isdecimal() and (len(declared) > 18 or int(declared) > limit):
+        raise _too_large(limit)
+    parts: list[bytes] = []
+    received = 0
+    try:
+        async with asyncio.timeout(BODY_SECONDS):
+            while True:
+                message = await receive()
+                if message["type"] == "http.disconnect":
+                    raise ClientDisconnect
+                part = message.get("body", b"")
+                received += len(part)
+                if received > limit:
+                    raise _too_large(limit)
+                parts.append(part)
+                if not message.get("more_body", False):
+                    break
+    except TimeoutError:
+        raise ApiError(408, f"the body did not arrive within {BODY_SECONDS:g} seconds", code="body_timeout") from None
+    body = b"".join(parts)
+    _check_depth(body)
+    return {"type": "http.request", "body": body, "more_body": False}
+
+
+def _check_depth(body: bytes) -> None:
+    if body.count(b"[") + body.count(b"{") <= _FLAT:
+        return
+    try:
+        pydantic_core.from_json(body, cache_strings="none")  # sets the limit; other errors are told later
+    except ValueError as error:
+        if "recursion" in str(error):
+            raise ApiError(400, "the body is nested too deep", code="nested_too_deep") from None
+
+
+def _too_large(limit: int) -> ApiError:
+    return ApiError(413, f"the body is larger than {limit} bytes (max_body)", code="body_too_large")
 
 
 def _printable(scope: Scope) -> str:
     """The path as it was sent, in printable characters, without the query."""
     path = scope.get("raw_path") or scope["path"].encode()
     return "".join(chr(byte) if 32 < byte < 127 else f"%{byte:02X}" for byte in path[:200])
+
+
+def _without_port(host: str) -> str:
+    if host.startswith("["):
+        return host[1:].partition("]")[0]
+    return host.partition(":")[0]
+
+
+def _digest(key: bytes) -> bytes:
+    return hashlib.sha256(key).digest()

@@ -7,7 +7,7 @@ from collections.abc import Collection
 
 from ostinato.sample.guide import Guide
 from ostinato.sample.lark import escaped, lark_term
-from ostinato.serve.parsing.formats import ReasoningTags
+from ostinato.serve.chat.formats import ReasoningTags
 
 
 def value_guide(

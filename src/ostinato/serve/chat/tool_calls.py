@@ -1,15 +1,45 @@
-"""Tool calls as JSON objects: one a block (Hermes, Qwen) or a list of them (Nemotron-H, Nemotron Nano 2)."""
+"""Reads tool calls out of an answer's text while it grows, in each format that models write them in."""
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
+from typing import Protocol
 
-from ostinato.serve.parsing.calls import NotACall, read_end
-from ostinato.serve.parsing.deltas import DeltaCollector
-from ostinato.serve.parsing.formats import ToolFormat
-from ostinato.serve.parsing.json_scan import JsonScan, NotJson, load_json, members
-from ostinato.serve.parsing.reader import GrowingText, Reading
+from ostinato.serve.chat.deltas import DeltaCollector
+from ostinato.serve.chat.formats import ToolFormat
+from ostinato.serve.chat.growing_text import EndOfText, GrowingText, Reading
+from ostinato.serve.chat.json_scan import JsonScan, NotJson, load_json, members
+from ostinato.serve.chat.schemas import argument_json
+from ostinato.serve.chat.tools import Tool
+
+
+class NotACall(Exception):
+    """The text left the format of tool calls at its position; what is read and not released is content."""
+
+
+class CallReader(Protocol):
+    """Reads the calls of one format out of a growing text and gives them to a DeltaCollector."""
+
+    def read(self) -> Reading[None]:
+        """Read one block of calls, from after its begin tag to after its end tag, and release it.
+
+        NotACall where the text leaves the format.
+        """
+
+
+def read_end(text: GrowingText, *tags: str) -> Reading[None]:
+    """Read the tags that end a block whose last call is complete; half of them is no text of its own."""
+    try:
+        for tag in tags:
+            if not (yield from text.tag(tag)):
+                raise NotACall
+    except EndOfText:
+        text.release_all()
+        raise
+    text.release()
+
 
 # The beginning of a call whose arguments can be given out while they come.
 _HEADER = re.compile(r'\{\s*"name"\s*:\s*"([^"\\]*)"\s*,\s*"arguments"\s*:\s*(?=\{)')
@@ -113,3 +143,66 @@ class JsonCalls:
                 return
             text.release_all()
             yield from text.wait()
+
+
+_NAME = re.compile(r"[^<>\r\n]*")
+
+
+class XmlCalls:
+    """Reads calls `<function=NAME><parameter=KEY>VALUE</parameter>...</function>`.
+
+    A parameter is given out when it is complete, the first with the call's name. One newline on either side of a
+    value belongs to the format. A value ends at the first `</parameter>`, whatever it is part of.
+    """
+
+    def __init__(self, text: GrowingText, collector: DeltaCollector, tools: Mapping[str, Tool]) -> None:
+        self._text = text
+        self._collector = collector
+        self._tools = tools
+
+    def read(self) -> Reading[None]:
+        """Read one block, as CallReader says."""
+        text, give = self._text, self._collector.add_arguments
+        if not (yield from text.tag("<function=")):
+            raise NotACall
+        name = yield from self._read_name()
+        tool = self._tools.get(name)
+        if tool is None:
+            raise NotACall
+        keys: set[str] = set()
+        while (yield from text.tag("<parameter=")):
+            key = yield from self._read_name()
+            if not key or key in keys:
+                raise NotACall
+            value = _without_newlines((yield from text.until("</parameter>")))
+            if not keys:
+                self._collector.begin_call(name)
+            give("{" if not keys else ", ")
+            give(f"{json.dumps(key, ensure_ascii=False)}: {argument_json(value, tool.parameters, key)}")
+            keys.add(key)
+            text.release()
+        if not (yield from text.tag("</function>")):
+            raise NotACall
+        if not keys:
+            self._collector.begin_call(name)
+        give("}" if keys else "{}")
+        text.release()
+        yield from read_end(text, ToolFormat.XML.end_tag)
+
+    def _read_name(self) -> Reading[str]:
+        """What stands before the next ">"; both are read."""
+        text, start = self._text, self._text.position
+        while True:
+            run = _NAME.match(text.text, text.position)
+            assert run is not None
+            text.position = run.end()
+            if text.position < len(text.text):
+                if text.text[text.position] != ">":
+                    raise NotACall
+                text.position += 1
+                return text.text[start : text.position - 1]
+            yield from text.wait()
+
+
+def _without_newlines(value: str) -> str:
+    return value.removeprefix("\n").removesuffix("\n")

@@ -1,9 +1,11 @@
-"""Which reasoning tags and which form of tool calls a model speaks, found in its chat template's own text."""
+"""Which reasoning tags and which format of tool calls a model uses, as its chat template shows."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+
+from ostinato.serve.chat.tools import Tool
 
 
 class ToolFormat(StrEnum):
@@ -47,6 +49,25 @@ class AnswerFormats:
         reasoning = () if self.reasoning is None else (self.reasoning.begin, self.reasoning.end)
         tools = () if self.tools is None else (self.tools.begin_tag, self.tools.end_tag)
         return reasoning + tools
+
+
+@dataclass(frozen=True)
+class AnswerForm:
+    """What one answer may consist of."""
+
+    formats: AnswerFormats
+    tools: tuple[Tool, ...]
+    """The tools that it may call."""
+    starts_in_reasoning: bool
+    parallel: bool
+    """Whether it may have several calls."""
+    either: bool
+    """Whether it has calls or content, but never both."""
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether all of it is content, so that nothing has to be looked for."""
+        return self.formats.reasoning is None and not self.tools
 
 
 THINK = ReasoningTags("<think>", "</think>")

@@ -9,9 +9,9 @@ from typing import Any
 from ostinato.errors import Remedy, RequestError
 from ostinato.sample.guide import Guide
 from ostinato.sample.lark import lark_term
-from ostinato.serve.parsing.formats import AnswerFormats, ReasoningTags, ToolFormat
-from ostinato.serve.parsing.tools import Tool, forced_tools
-from ostinato.serve.parsing.xml_values import allows, resolve
+from ostinato.serve.chat.formats import AnswerFormats, ReasoningTags, ToolFormat
+from ostinato.serve.chat.schemas import allows, resolve
+from ostinato.serve.chat.tools import Tool, forced_tools
 
 # JSON as chat templates print it: models are used to that, and white space without end is ruled out.
 _SPACING = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}

@@ -1,4 +1,4 @@
-"""The server's life: starting, ready, draining, ended; and the engine that it has while it lives."""
+"""The server's lifecycle: starting, ready, draining or failed; and the engine that it has meanwhile."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 log = logging.getLogger("ostinato.serve")
 
 
-class Life:
-    """Starts the engine behind a server that answers already, and ends it with the server."""
+class Lifecycle:
+    """Starts the engine while the server already answers, and stops it with the server."""
 
     def __init__(
         self,
@@ -40,15 +40,15 @@ class Life:
         self.error: BaseException | None = None
         """Why the engine could not start, or ended."""
         self.on_ready: Callable[[], None] = lambda: None
-        """Called when requests are taken."""
+        """Called once requests are accepted."""
         self.on_end: Callable[[], None] = lambda: None
-        """Called when there is nothing left to live for: the engine failed, or everything is drained."""
+        """Called when the server should exit: the engine has failed, or everything is drained."""
         self._progress, self._make = progress, make
         self._engine: AsyncEngine | None = None
         self._starting: asyncio.Task[None] | None = None
 
-    def begin(self) -> None:
-        """Starts the engine, on the running loop; returns at once."""
+    def start(self) -> None:
+        """Starts the engine on the running loop. Returns at once."""
         self._starting = asyncio.create_task(self._start())
 
     async def _start(self) -> None:
@@ -66,9 +66,9 @@ class Life:
         log.info("%s is ready", self.model_name)
 
     def _fail(self) -> None:
-        assert self._engine is not None, "an engine that failed was there"
+        assert self._engine is not None, "only an engine that started can fail"
         self.error = self._engine.failure
-        log.critical("the engine has failed, and the server ends", exc_info=self.error)
+        log.critical("the engine has failed, and the server is shutting down", exc_info=self.error)
         self.on_end()
 
     @property
@@ -82,26 +82,26 @@ class Life:
 
     @property
     def engine(self) -> AsyncEngine:
-        """The engine, once it has succeeded in a step. ApiError 503 while requests are not taken."""
+        """The engine, once a step has succeeded. ApiError 503 while requests are not accepted."""
         status = self.status
         if status == "ready":
-            assert self._engine is not None, "what is ready has an engine"
+            assert self._engine is not None, "a server that is ready has an engine"
             return self._engine
         if status == "failed":
-            raise ApiError(503, "the engine has failed and the server is about to end", code="engine_failed")
+            raise ApiError(503, "the engine has failed, and the server is shutting down", code="engine_failed")
         if status == "draining":
-            raise ApiError(503, "the server is about to end and takes no more requests", code="draining")
+            raise ApiError(503, "the server is shutting down and accepts no more requests", code="draining")
         raise ApiError(503, "the model is being loaded", code="starting", headers={"Retry-After": "5"})
 
     @property
     def present_engine(self) -> AsyncEngine:
-        """The engine for those who look at it: also while it drains. ApiError 503 before and after."""
+        """The engine for those who only observe it: also while it drains. ApiError 503 before and after."""
         if self._engine is not None and self.error is None:
             return self._engine
         return self.engine
 
     async def drain(self) -> None:
-        """Takes no more requests, lets those that run end for at most `drain_timeout` seconds, and ends."""
+        """Accepts no more requests, waits at most `drain_timeout` seconds for those that run, and calls `on_end`."""
         if self.draining:
             return
         self.draining = True
@@ -109,16 +109,16 @@ class Life:
         until = clock() + self.settings.drain_timeout
         engine = self._engine
         if engine is not None:
-            log.info("ending; %d requests are unfinished", engine.num_unfinished)
+            log.info("shutting down; %d requests are unfinished", engine.num_unfinished)
             while engine.num_unfinished and clock() < until:
                 await asyncio.sleep(0.02)
             if engine.num_unfinished:
                 log.warning("%d requests did not end within %g s", engine.num_unfinished, self.settings.drain_timeout)
-                await engine.stop()  # which tells them so
+                await engine.stop()  # which ends them with an error
         self.on_end()
 
-    async def end(self) -> None:
-        """Ends the engine, and what is unfinished with it; also one that is being loaded."""
+    async def stop(self) -> None:
+        """Stops the engine, and with it what is unfinished. One that is being loaded is stopped too."""
         if self._engine is not None:
             await self._engine.stop()
         elif self._starting is not None:
@@ -126,7 +126,7 @@ class Life:
             await asyncio.gather(self._starting, return_exceptions=True)
 
     def exit_status(self) -> int:
-        """0 after a drain; 1 if the engine failed. Raises why the engine could not start."""
+        """0 after a drain; 1 if the engine failed. If the engine could not start, its error is raised."""
         if self.error is None:
             return 0
         if self._engine is None:
@@ -135,6 +135,6 @@ class Life:
 
 
 def _name(model: str) -> str:
-    """A checkpoint's name without its place on this machine."""
+    """A checkpoint's name without its directory on this machine."""
     path = Path(model)
     return path.resolve().name if path.is_dir() else model

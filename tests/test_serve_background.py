@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from ostinato.serve.chat.seeing import MOST_WAITING, Seeing
+from ostinato.serve.chat.background import MOST_WAITING, Background
 from ostinato.serve.http.errors import ApiError
 
 
@@ -27,8 +27,8 @@ def test_two_are_prepared_at_a_time_and_the_loop_goes_on() -> None:
         return 1
 
     async def main() -> int:
-        seeing = Seeing()
-        tasks = [asyncio.create_task(seeing.run(work)) for _ in range(6)]
+        background = Background(None)
+        tasks = [asyncio.create_task(background.prepared(work)) for _ in range(6)]
         for _ in range(2):
             await asyncio.to_thread(begun.acquire)
         await asyncio.sleep(0.05)
@@ -43,15 +43,15 @@ def test_more_than_can_wait_are_told_to_come_later() -> None:
     release = threading.Event()
 
     async def main() -> None:
-        seeing = Seeing()
-        tasks = [asyncio.create_task(seeing.run(release.wait)) for _ in range(MOST_WAITING)]
+        background = Background(None)
+        tasks = [asyncio.create_task(background.prepared(release.wait)) for _ in range(MOST_WAITING)]
         await asyncio.sleep(0)
         with pytest.raises(ApiError) as refused:
-            await seeing.run(release.wait)
+            await background.prepared(release.wait)
         assert refused.value.status == 429
         assert "Retry-After" in refused.value.headers
         release.set()
         await asyncio.gather(*tasks)
-        assert await seeing.run(lambda: 3) == 3
+        assert await background.prepared(lambda: 3) == 3
 
     asyncio.run(main())

@@ -1,4 +1,4 @@
-"""Responses that follow a request of the engine, and end it when the client is gone."""
+"""Responses that follow a request in the engine, and end it when the client leaves."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ log = logging.getLogger("ostinato.serve")
 DONE = b"data: [DONE]\n\n"
 
 
-class Last(bytes):
-    """The end of a stream of events: sent together with the end of the answer, which no other then has to."""
+class LastEvents(bytes):
+    """The end of a stream of events. It is sent with the end of the answer, which saves a message."""
 
 
 class ClientGone(Exception):
@@ -39,10 +39,10 @@ def event(data: Any, name: str | None = None) -> bytes:
 
 
 class EventStream(Response):
-    """Sends events as they come. `close` is called at the end in any case: also if the client goes before the first.
+    """Sends events as they come. `close` is always called at the end, even if the client leaves before the first event.
 
-    `events` may end with a Last. An error after the first byte is sent as an event, since the status is out. A client
-    that reads slowly holds the events up, not the engine; one that reads nothing loses its connection (`connection`).
+    `events` may end with LastEvents. An error is sent as an event, since the status has been sent already. A client
+    that reads slowly delays its own events, not the engine. One that stops reading loses its connection (`Connection`).
     """
 
     def __init__(self, events: AsyncIterator[bytes], close: Callable[[], None]) -> None:
@@ -52,7 +52,7 @@ class EventStream(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            # Without an end of its own: it gets one when the client is gone.
+            # The timeout has no deadline of its own: it gets one when the client leaves.
             async with asyncio.timeout(None) as sending:
                 leaving = asyncio.create_task(_end_when_left(receive, sending))
                 try:
@@ -68,22 +68,22 @@ class EventStream(Response):
 
     async def _send(self, send: Send, record: RequestRecord) -> None:
         async def send_some(data: bytes) -> None:
-            await send({"type": "http.response.body", "body": data, "more_body": not isinstance(data, Last)})
+            await send({"type": "http.response.body", "body": data, "more_body": not isinstance(data, LastEvents)})
 
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         try:
             async for data in self._events:
                 await send_some(data)
-                if isinstance(data, Last):
+                if isinstance(data, LastEvents):
                     return
         except Exception as error:
             answer = as_api_error(error)
             record.error = answer.code or type(error).__name__
             if answer.status >= 500:
                 log_failure(record.request_id, error)
-            await send_some(Last(event(answer.body()) + DONE))
+            await send_some(LastEvents(event(answer.body()) + DONE))
         else:
-            await send_some(Last(b""))
+            await send_some(LastEvents(b""))
 
 
 async def unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
@@ -102,7 +102,7 @@ async def unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
 
 
 def log_failure(request_id: str, error: Exception) -> None:
-    """Logs what is the server's fault; with its place in the code, unless the engine has logged that."""
+    """Logs an error that is the server's fault, with a traceback unless the engine has logged one."""
     is_known = isinstance(error, (OstinatoError, StepFailed, EngineFailed))
     log.error("request %s failed: %s", request_id, error, exc_info=None if is_known else error)
 

@@ -6,28 +6,28 @@ import uuid
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
-from ostinato.serve.parsing.answer import AnswerDelta, ToolCallDelta
+from ostinato.serve.chat.deltas import AnswerDelta, ToolCallDelta
 
 
 class Event(NamedTuple):
-    """Without its sequence number."""
+    """An event of the stream, without its sequence number."""
 
     type: str
     data: dict[str, Any]
 
 
-class Items:
-    """Builds the items from an answer's deltas: reasoning, messages and calls, each complete before the next."""
+class ResponseItems:
+    """Builds items from an answer's deltas: reasoning, messages and calls. Each is complete before the next begins."""
 
     def __init__(self) -> None:
         self.items: list[dict[str, Any]] = []
-        """Those that are complete, and the one that grows, without what it has of text."""
+        """The complete items, and the one that grows, whose text is not in it yet."""
         self._text: list[str] = []
         self._logprobs: list[dict[str, Any]] = []
         self._is_open = False
 
     def take(self, delta: AnswerDelta, logprobs: Sequence[dict[str, Any]] = ()) -> Iterator[Event]:
-        """What a delta changes; `logprobs` are those of the tokens of its content, if they were asked for."""
+        """The events of a delta. `logprobs` belong to the tokens of its content, if they were asked for."""
         if delta.reasoning:
             yield from self._grow("reasoning", delta.reasoning)
         if delta.content:
@@ -36,8 +36,8 @@ class Items:
             yield from self._grow_call(call)
 
     def end(self, status: str, logprobs: Sequence[dict[str, Any]] = ()) -> Iterator[Event]:
-        """No more comes: the last item gets the response's status. There is always one. `logprobs` are of the tokens
-        that ended the answer; a message that stands last has them."""
+        """The events of the end. The last item gets the response's `status`; an empty answer has one empty message.
+        `logprobs` belong to the tokens that ended the answer; they go to the last item if it is a message."""
         if not self.items:
             yield from self._begin(_message())
         if logprobs and self.items[-1]["type"] == "message":
@@ -46,7 +46,7 @@ class Items:
 
     @property
     def _at(self) -> dict[str, Any]:
-        """Where the item that grows stands."""
+        """The position of the item that grows."""
         return {"item_id": self.items[-1]["id"], "output_index": len(self.items) - 1}
 
     def _grow(self, kind: str, text: str, logprobs: Sequence[dict[str, Any]] = ()) -> Iterator[Event]:

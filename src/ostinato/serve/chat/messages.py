@@ -6,34 +6,34 @@ import json
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
+from ostinato.serve.http.bodies import EchoedBody, Ignored, ListOf, unserved
 from ostinato.serve.http.errors import ApiError
-from ostinato.serve.protocol.common import Echoed, Ignored, Several, unserved
 
 Role = Literal["system", "developer", "user", "assistant", "tool"]
 _MEDIA = ("image_url", "input_image", "video")
 
 
-class FunctionCall(Echoed):
+class FunctionCall(EchoedBody):
     name: str
     arguments: str | dict[str, Any]
     """A JSON object, or its text."""
 
 
-class ToolCall(Echoed):
+class ToolCall(EchoedBody):
     id: str | None = None
     type: Literal["function"] = "function"
     function: FunctionCall
     index: Ignored = None
 
 
-class Message(Echoed):
+class Message(EchoedBody):
     role: Role
-    content: str | Several[dict[str, Any]] | None = None
+    content: str | ListOf[dict[str, Any]] | None = None
     """Text, or a list of parts: `{"type": "text", "text": ...}`, `{"type": "image_url", "image_url": {"url": ...}}` and
     `{"type": "video", "video": [URLs of frames], "fps": ...}`. Where all are text, the template gets them with newlines
     between them."""
     name: str | None = None
-    tool_calls: Several[ToolCall] | None = None
+    tool_calls: ListOf[ToolCall] | None = None
     """Of an assistant."""
     tool_call_id: str | None = None
     """Of a tool's answer."""

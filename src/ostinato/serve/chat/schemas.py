@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from ostinato.serve.parsing.json_scan import load_json
+from ostinato.serve.chat.json_scan import load_json
 
 # Templates render earlier calls' values as Python prints them, so models write these too.
 _PYTHON_LITERALS = {"True": "true", "False": "false", "None": "null"}

@@ -1,83 +1,21 @@
-"""The fields that all generating endpoints share, and what they mean to the engine."""
+"""The fields that every generating endpoint takes, and what they ask of the engine."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Self, TypeVar
+from typing import Any
 
-from pydantic import (
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    FailFast,
-    Field,
-    ModelWrapValidatorHandler,
-    ValidationError,
-    model_validator,
-)
+from pydantic import Field
 
 from ostinato.sample.params import SamplingParams
+from ostinato.serve.chat.guides import GuideRequest
+from ostinato.serve.http.bodies import Body, Ignored, ListOf
 from ostinato.serve.http.errors import ApiError
 from ostinato.serve.settings import ServeSettings
 
-T = TypeVar("T")
-
-MAX_ERRORS = 100
-"""Errors of a body up to which the one to tell is looked for."""
-MAX_MESSAGES = 2**14
-"""Messages of a conversation."""
 MAX_SALT = 256
-"""Characters of a cache_salt, which every look into the prefix index compares."""
+"""Characters of a cache_salt: every look-up in the prefix index compares it."""
 MAX_LOGPROBS = 20
 """Most likely tokens that a request may ask for at each place."""
-
-
-class Body(BaseModel):
-    """A request's body; an unknown field is an error that names it."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, use_attribute_docstrings=True)
-
-    @model_validator(mode="wrap")
-    @classmethod
-    def _few_errors(cls, value: Any, validate: ModelWrapValidatorHandler[Self]) -> Self:
-        """A body can be wrong in a million places, and to tell them all takes a kilobyte each."""
-        try:
-            return validate(value)
-        except ValidationError as error:
-            if error.error_count() <= MAX_ERRORS:
-                raise
-        raise ValueError(f"more than {MAX_ERRORS} things are wrong with it")
-
-
-class Echoed(Body):
-    """What clients give back as they got it: their classes know more fields than are served, and dump them as null."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _without_nulls(cls, value: Any) -> Any:
-        return {name: each for name, each in value.items() if each is not None} if isinstance(value, dict) else value
-
-
-def unserved(instead: str) -> BeforeValidator:
-    """Of a field that OpenAI's clients know and that is not served: null is taken, and anything else refused."""
-
-    def refuse(value: Any) -> None:
-        if value is not None:
-            raise ValueError(f"not served; {instead}")
-
-    return BeforeValidator(refuse)
-
-
-Ignored = Annotated[Any, Field(description="Taken for OpenAI's clients; it changes nothing.")]
-
-
-class _FailFast(FailFast):
-    """Pydantic's own, so that it may stand in a union."""
-
-    __hash__ = object.__hash__
-
-
-Several = Annotated[list[T], _FailFast()]
-"""A list whose first wrong item is the only one that is told."""
 
 
 class StreamOptions(Body):
@@ -86,16 +24,16 @@ class StreamOptions(Body):
     include_obfuscation: Ignored = None
 
 
-def check_model(asked: str | None, model_name: str) -> None:
+def check_model(name: str | None, model_name: str) -> None:
     """ApiError for another model's name."""
-    if asked is not None and asked != model_name:
-        message = f"the model {asked!r} is not served here; this server has {model_name!r}"
+    if name is not None and name != model_name:
+        message = f"the model {name!r} is not served here; this server has {model_name!r}"
         raise ApiError(404, message, param="model", code="model_not_found")
 
 
-class Generating(Body):
-    """What asks for generated text. A field that is null or left out is as the checkpoint's generation_config.json
-    says, else as SamplingParams has it."""
+class GenerationBody(Body):
+    """Asks for generated text. A field that is null or left out has the value in the checkpoint's
+    generation_config.json, else the default of SamplingParams."""
 
     model: str | None = None
     """The served model's name, or nothing."""
@@ -108,8 +46,8 @@ class Generating(Body):
     repetition_penalty: float | None = None
     logit_bias: dict[str, float] | None = None
     seed: int | None = None
-    stop: str | Several[str] | None = None
-    stop_token_ids: Several[int] | None = None
+    stop: str | ListOf[str] | None = None
+    stop_token_ids: ListOf[int] | None = None
     min_tokens: int | None = None
     ignore_eos: bool | None = None
     skip_special_tokens: bool | None = None
@@ -127,7 +65,7 @@ class Generating(Body):
     """The output is JSON of this schema."""
     guided_regex: str | None = None
     """The whole output matches this regular expression."""
-    guided_choice: Several[str] | None = None
+    guided_choice: ListOf[str] | None = None
     """The output is one of these strings."""
     user: Ignored = None
 
@@ -136,7 +74,7 @@ class Generating(Body):
         return self.stream_options is not None and self.stream_options.include_usage
 
     def check(self, settings: ServeSettings, model_name: str, num_prompts: int = 1) -> None:
-        """ApiError for another model's name, and for more than the server allows."""
+        """ApiError for the name of another model, and for more than the server allows."""
         check_model(self.model, model_name)
         if self.stream_options is not None and not self.stream:
             raise ApiError(400, "stream_options needs stream", param="stream_options")
@@ -153,12 +91,29 @@ class Generating(Body):
         _check_count("cache_salt", "characters of a cache_salt", len(self.cache_salt or ""), MAX_SALT)
 
     def deadline(self, settings: ServeSettings) -> float:
-        """Seconds that the request has."""
+        """Seconds after which the request is ended."""
         return min(self.timeout or settings.request_timeout, settings.request_timeout)
 
+    def guide_request(self) -> GuideRequest | None:
+        """The form that the output should have. ApiError if several are asked for."""
+        fields = (("guided_json", "json_schema"), ("guided_regex", "regex"), ("guided_choice", "choice"))
+        given = [
+            GuideRequest(param, kind, value) for param, kind in fields if (value := getattr(self, param)) is not None
+        ]
+        if (of_format := self._format_request()) is not None:
+            given.insert(0, of_format)
+        if len(given) > 1:
+            named = " and ".join(each.param for each in given)
+            raise ApiError(400, f"{named} are given, and an output has one form", param=given[1].param)
+        return given[0] if given else None
+
+    def _format_request(self) -> GuideRequest | None:
+        """The form that an endpoint's own field asks for."""
+        return None
+
     def sampling(self, defaults: SamplingParams, **more: Any) -> SamplingParams:
-        """What the fields ask for, beside `defaults`; `more` are settings of the endpoint. RequestError."""
-        names = SamplingParams.model_fields.keys() & Generating.model_fields.keys()
+        """`defaults`, changed by the fields and by `more`, the endpoint's own settings. RequestError if illegal."""
+        names = SamplingParams.model_fields.keys() & GenerationBody.model_fields.keys()
         given = {name: value for name in names if (value := getattr(self, name)) is not None}
         return defaults.replace(**given, **more)
 

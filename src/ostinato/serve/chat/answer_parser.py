@@ -4,15 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from ostinato.serve.parsing.calls import CallReader, NotACall
-from ostinato.serve.parsing.deltas import AnswerDelta, DeltaCollector, ToolCallDelta
-from ostinato.serve.parsing.formats import AnswerFormats, ReasoningTags, ToolFormat
-from ostinato.serve.parsing.json_calls import JsonCalls
-from ostinato.serve.parsing.reader import SPACE, EndOfText, GrowingText, Reading, start_of_tag
-from ostinato.serve.parsing.tools import Tool
-from ostinato.serve.parsing.xml_calls import XmlCalls
-
-__all__ = ["AnswerDelta", "AnswerParser", "ToolCallDelta"]
+from ostinato.serve.chat.deltas import AnswerDelta, DeltaCollector
+from ostinato.serve.chat.formats import AnswerFormats, ReasoningTags, ToolFormat
+from ostinato.serve.chat.growing_text import SPACE, EndOfText, GrowingText, Reading, start_of_tag
+from ostinato.serve.chat.tool_calls import CallReader, JsonCalls, NotACall, XmlCalls
+from ostinato.serve.chat.tools import Tool
 
 
 class AnswerParser:

@@ -1,20 +1,24 @@
-"""One output of a chat, taken apart while it grows: reasoning, content, tool calls, and why it ended."""
+"""One output of a chat while it grows: reasoning, content and tool calls, and whose log-probabilities are whose."""
 
 from __future__ import annotations
 
 import bisect
 import uuid
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Protocol
+from typing import Any, Protocol
 
-from ostinato.serve.chat.conversation import AnswerForm
+from ostinato.schedule.batch import TokenLogprobs
+from ostinato.serve.chat.answer_parser import AnswerParser
+from ostinato.serve.chat.deltas import AnswerDelta, ToolCallDelta
+from ostinato.serve.chat.formats import AnswerForm
 from ostinato.serve.chat.model_text import ModelText
-from ostinato.serve.parsing.answer import AnswerDelta, AnswerParser, ToolCallDelta
+from ostinato.serve.chat.token_texts import Offsets
 
 
 class Piece(Protocol):
-    """What an output has gained, or all of it."""
+    """What an output has gained, or a whole output."""
 
     @property
     def text(self) -> str: ...
@@ -24,10 +28,12 @@ class Piece(Protocol):
     def finish_reason(self) -> str | None: ...
     @property
     def stop_reason(self) -> int | str | None: ...
+    @property
+    def logprobs(self) -> Sequence[TokenLogprobs] | None: ...
 
 
-class Answer:
-    """Takes the pieces of one output, in order; how it is cut into pieces changes nothing."""
+class ChatOutput:
+    """Takes the pieces of one output, in order. Where the output was cut into pieces makes no difference."""
 
     def __init__(self, text: ModelText, form: AnswerForm) -> None:
         self._text, self._form = text, form
@@ -57,11 +63,11 @@ class Answer:
         return delta
 
     def finish_reason(self, piece: Piece) -> str | None:
-        """Why the output ended, as OpenAI says it; to be asked once `take` has the piece."""
+        """Why the output ended, in OpenAI's words. To be called after `take` of the same piece."""
         return "tool_calls" if piece.finish_reason == "stop" and self._num_calls else piece.finish_reason
 
     def reasoning_tokens(self, token_ids: Sequence[int]) -> int:
-        """How many of all the output's tokens are its reasoning, with the tags around it."""
+        """How many of the output's tokens are reasoning, the tags included."""
         tags, tokenizer = self._form.formats.reasoning, self._text.tokenizer
         if tags is None or not self._reasoned:
             return 0
@@ -75,7 +81,7 @@ class Answer:
         return min(len(token_ids), bisect.bisect_left(range(len(token_ids) + 1), True, key=ends_before))
 
     def _without_end(self, piece: Piece) -> str:
-        """The text without that of the token that ended it, which is there where special tokens are shown."""
+        """The text without the token that ended it. Its text is there only where special tokens are shown."""
         if piece.finish_reason != "stop" or isinstance(piece.stop_reason, str) or not piece.token_ids:
             return piece.text
         last = piece.token_ids[-1]
@@ -97,3 +103,39 @@ def _joined(first: AnswerDelta, second: AnswerDelta) -> AnswerDelta:
 
 def _call_id() -> str:
     return f"call_{uuid.uuid4().hex[:24]}"
+
+
+class MessageLogprobs:
+    """Which of an output's log-probabilities belong to its messages. Takes the pieces in order, with their deltas.
+
+    A token belongs to the message if one of its characters does. Tokens of reasoning and calls belong to no message.
+    Tokens that end the answer, and have no text, belong to the message if it stands last.
+    """
+
+    def __init__(self, text: ModelText, skip_special_tokens: bool, is_plain: bool) -> None:
+        """`is_plain`: the whole answer is content."""
+        self._texts, self._is_plain = text.token_texts, is_plain
+        self._offsets = Offsets(text.token_texts, text.tokenizer, skip_special_tokens)
+        self._waiting: deque[tuple[int, int, TokenLogprobs]] = deque()
+        """(begin, end, log-probability) of tokens that nothing is known about yet; places in characters."""
+
+    def take(self, piece: Piece, delta: AnswerDelta) -> list[dict[str, Any]]:
+        """Those of the tokens of the content that a piece added."""
+        for token_id, logprob in zip(piece.token_ids, piece.logprobs or (), strict=True):
+            begin = self._offsets.next(token_id)
+            self._waiting.append((begin, self._offsets.end, logprob))
+        if self._is_plain:
+            return self.rest() if delta.content else []
+        found = []
+        for begin, end in delta.content_spans:
+            while self._waiting and self._waiting[0][0] < end:
+                first, last, logprob = self._waiting.popleft()
+                if last > begin or first >= begin:
+                    found.append(logprob)
+        return self._texts.chat_objects(found)
+
+    def rest(self) -> list[dict[str, Any]]:
+        """Those of the tokens that are left: at the end, those that ended the answer."""
+        left = [logprob for _, _, logprob in self._waiting]
+        self._waiting.clear()
+        return self._texts.chat_objects(left)

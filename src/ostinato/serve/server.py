@@ -1,4 +1,4 @@
-"""The process: its socket, its signals, and the status it exits with."""
+"""The server's process: its socket, its signals and its exit status."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from ostinato.config import EngineConfig
 from ostinato.engine.process.garbage import keep_for_good
 from ostinato.errors import ConfigError
 from ostinato.observe.logs import configure_logs
-from ostinato.serve.http.app import make_app
+from ostinato.serve.app import make_app
 from ostinato.serve.http.connection import Connection
-from ostinato.serve.http.life import Life
+from ostinato.serve.http.lifecycle import Lifecycle
 from ostinato.serve.settings import ServeSettings
 
 if TYPE_CHECKING:
@@ -25,11 +25,11 @@ if TYPE_CHECKING:
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 GRACE = 5
-"""Seconds that answers have to reach their clients when everything has been computed, or ended."""
+"""Seconds that answers have to reach their clients at the end."""
 
 
 class _Server(uvicorn.Server):
-    """uvicorn's server, with signals left to Life: it is to answer while it drains."""
+    """uvicorn's server, without its signal handlers: it should go on answering while requests drain."""
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -42,15 +42,15 @@ def serve(
     progress: StartProgress,
     announce: Callable[[str], None],
 ) -> int:
-    """Serves until SIGTERM or SIGINT, or until the engine fails; returns the process's exit status. The first signal
-    drains, a second one ends the process at once.
+    """Serves until SIGTERM or SIGINT, or until the engine fails. Returns the process's exit status. The first signal
+    lets running requests finish, a second one ends the process at once.
 
-    `announce` gets the server's URL once it listens. Raises ConfigError if it cannot, and what the engine raises when
-    it cannot start.
+    `announce` is called with the server's URL once it listens. ConfigError if it cannot listen. Errors of an
+    engine that cannot start are raised as they are.
     """
     configure_logs(settings.log_format, settings.log_level)
-    life = Life(config, settings, progress)
-    app = make_app(life)
+    lifecycle = Lifecycle(config, settings, progress)
+    app = make_app(lifecycle)
     listener = _listen(settings)
     server = _Server(
         uvicorn.Config(
@@ -65,8 +65,8 @@ def serve(
             timeout_graceful_shutdown=GRACE,
         )
     )
-    life.on_ready = keep_for_good
-    life.on_end = lambda: setattr(server, "should_exit", True)
+    lifecycle.on_ready = keep_for_good
+    lifecycle.on_end = lambda: setattr(server, "should_exit", True)
 
     async def run() -> None:
         loop = asyncio.get_running_loop()
@@ -76,7 +76,7 @@ def serve(
             for each in SIGNALS:
                 loop.remove_signal_handler(each)
                 signal.signal(each, signal.SIG_DFL)  # the next one ends the process at once
-            drains.append(loop.create_task(life.drain()))
+            drains.append(loop.create_task(lifecycle.drain()))
 
         for each in SIGNALS:
             loop.add_signal_handler(each, drain)
@@ -86,7 +86,7 @@ def serve(
 
     with asyncio.Runner(loop_factory=server.config.get_loop_factory()) as runner:
         runner.run(run())
-    return life.exit_status()
+    return lifecycle.exit_status()
 
 
 def _listen(settings: ServeSettings) -> socket.socket:

@@ -1,0 +1,251 @@
+"""What the answers of all endpoints share: the request in the engine, its tokens, its JSON."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from json.encoder import encode_basestring as quoted
+from typing import Any
+
+from fastapi import Request
+from fastapi.responses import Response
+
+from ostinato.engine.process.async_engine import AsyncEngine
+from ostinato.engine.process.delivery import OutputDelta
+from ostinato.engine.process.stream import Stream
+from ostinato.media.prompt import MediaPrompt
+from ostinato.observe.record import RequestRecord
+from ostinato.sample.guide import Guide
+from ostinato.sample.params import SamplingParams
+from ostinato.serve.api.generation import GenerationBody
+from ostinato.serve.chat.conversation import Conversation, begins_in_reasoning, render, token_ids_of
+from ostinato.serve.chat.formats import AnswerForm
+from ostinato.serve.chat.guides import GuideRequest, answer_guide
+from ostinato.serve.chat.model_text import ModelText
+from ostinato.serve.chat.tools import Tool
+from ostinato.serve.http.streaming import EventStream, unless_gone
+
+__all__ = [
+    "ChunkWriter",
+    "ConversationRequest",
+    "Run",
+    "answer",
+    "compact",
+    "head",
+    "quoted",
+    "start_chat",
+    "whole_body",
+]
+
+
+class Run:
+    """One HTTP request in the engine: a stream per prompt, and the tokens that they have gained so far."""
+
+    def __init__(self) -> None:
+        self.streams: list[Stream] = []
+        self.completion_tokens = 0
+        self.reasoning_tokens: int | None = None
+        """How many of completion_tokens are reasoning; None where the endpoint does not tell reasoning apart."""
+        self._num_ended = 0
+
+    @classmethod
+    async def start(
+        cls,
+        engine: AsyncEngine,
+        prompts: Sequence[Sequence[int]],
+        params: SamplingParams,
+        body: GenerationBody,
+        deadline: float,
+        record: RequestRecord,
+        guide: Guide | None = None,
+        media: MediaPrompt | None = None,
+    ) -> Run:
+        """Submits every prompt, as token ids. If one is refused, none runs, and its error is raised.
+
+        `deadline` is in seconds. `record` is that of the HTTP request. `media` belongs to the only prompt.
+        """
+        if guide is not None:
+            params = params.replace(guide=guide)
+        run = cls()
+        record.figures = run.figures
+        try:
+            for prompt in prompts:
+                stream = await engine.submit(
+                    prompt,
+                    params,
+                    priority=body.priority,
+                    cache_salt=body.cache_salt,
+                    media=media,
+                    deadline=deadline,
+                )
+                run.streams.append(stream)
+        except BaseException:
+            run.close()
+            raise
+        return run
+
+    async def deltas(self) -> AsyncIterator[tuple[int, OutputDelta]]:
+        """(index of the prompt, what it gained), as they come."""
+        if len(self.streams) == 1:
+            async for delta in self.streams[0]:
+                yield 0, self._counted(delta)
+            return
+        news: asyncio.Queue[tuple[int, OutputDelta] | BaseException | None] = asyncio.Queue(maxsize=len(self.streams))
+        tasks = [asyncio.create_task(_forward(place, stream, news)) for place, stream in enumerate(self.streams)]
+        try:
+            running = len(tasks)
+            while running:
+                item = await news.get()
+                if item is None:
+                    running -= 1
+                elif isinstance(item, BaseException):
+                    raise item
+                else:
+                    yield item[0], self._counted(item[1])
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether `deltas` has given everything, and no error follows."""
+        return self._num_ended == len(self.streams)
+
+    def close(self) -> None:
+        """Ends what is unfinished."""
+        for stream in self.streams:
+            stream.abort()
+
+    def usage(self, without_output: bool = False) -> dict[str, Any]:
+        """OpenAI's `usage`; `without_output` where the client asked for no output."""
+        completion_tokens = 0 if without_output else self.completion_tokens
+        prompt_tokens = sum(len(stream.prompt_token_ids) for stream in self.streams)
+        cached = sum(stream.num_cached_tokens or 0 for stream in self.streams)
+        details = {} if self.reasoning_tokens is None else {"reasoning_tokens": self.reasoning_tokens}
+        return {
+            "prompt_tokens": prompt_tokens,
+            "completion_tokens": completion_tokens,
+            "total_tokens": prompt_tokens + completion_tokens,
+            "prompt_tokens_details": {"cached_tokens": cached},
+            "completion_tokens_details": details or None,
+        }
+
+    def figures(self) -> dict[str, Any]:
+        """What log and trace tell of the request; see `RequestRecord.figures`."""
+        streams = self.streams
+        if not streams:
+            return {}
+        times = [stream.times for stream in streams if stream.times is not None]
+        reasons = dict.fromkeys(reason for stream in streams for reason in stream.finish_reasons)
+        return {
+            "prompt_tokens": sum(len(stream.prompt_token_ids) for stream in streams),
+            "completion_tokens": sum(stream.num_output_tokens for stream in streams),
+            "cached_tokens": sum(stream.num_cached_tokens or 0 for stream in streams),
+            "scheduled": min((each.scheduled for each in times if each.scheduled is not None), default=None),
+            "first_token": min((each.first_token for each in times if each.first_token is not None), default=None),
+            "last_token": max((each.last_token for each in times if each.last_token is not None), default=None),
+            "finish": ",".join(reasons) or None,
+        }
+
+    def _counted(self, delta: OutputDelta) -> OutputDelta:
+        self.completion_tokens += sum(len(sample.token_ids) for sample in delta.samples)
+        self._num_ended += delta.output is not None and delta.output.error is None
+        return delta
+
+
+async def _forward(
+    place: int, stream: Stream, news: asyncio.Queue[tuple[int, OutputDelta] | BaseException | None]
+) -> None:
+    try:
+        async for delta in stream:
+            await news.put((place, delta))
+    except Exception as error:
+        await news.put(error)
+    else:
+        await news.put(None)
+
+
+@dataclass(frozen=True)
+class ConversationRequest:
+    """A conversation, and what its answer should be."""
+
+    conversation: Conversation
+    tools: tuple[Tool, ...]
+    """The tools that the answer may call."""
+    tool_choice: Any
+    parallel: bool
+    """Whether the answer may have several calls."""
+    guide: GuideRequest | None
+    param: str
+    """The field of the body that holds the conversation."""
+
+
+async def start_chat(
+    engine: AsyncEngine,
+    text: ModelText,
+    asked: ConversationRequest,
+    params: SamplingParams,
+    body: GenerationBody,
+    deadline: float,
+    record: RequestRecord,
+) -> tuple[Run, AnswerForm]:
+    """Has the engine answer a conversation. Also returns what the answer may consist of."""
+    rendered = await render(text, asked.conversation, asked.param)
+    token_ids = await token_ids_of(text, rendered, asked.param)
+    inside = begins_in_reasoning(text.formats, asked.conversation, rendered.text)
+    form = AnswerForm(text.formats, asked.tools, inside, asked.parallel, either=asked.guide is not None)
+    guide = await answer_guide(text, form, asked.guide, asked.tool_choice)
+    return await Run.start(engine, [token_ids], params, body, deadline, record, guide, rendered.media), form
+
+
+async def answer(
+    request: Request,
+    run: Run,
+    stream: bool | None,
+    events: Callable[[], AsyncIterator[bytes]],
+    whole: Callable[[], Coroutine[Any, Any, str | bytes]],
+) -> Response:
+    """The response to `request`: events as they come, or JSON once it is whole. `run` ends with it."""
+    if stream:
+        return EventStream(events(), run.close)
+    try:
+        return Response(await unless_gone(request, whole()), media_type="application/json")
+    finally:
+        run.close()
+
+
+def head(prefix: str, kind: str, request_id: str, model: str) -> dict[str, Any]:
+    """The members that every part of an answer begins with."""
+    return {"id": f"{prefix}-{request_id}", "object": kind, "created": int(time.time()), "model": model}
+
+
+_encode = json.JSONEncoder(separators=(",", ":")).encode
+
+
+def compact(value: Any) -> str:
+    """JSON without white space. It is ASCII: text that a client sent may not be encodable."""
+    return _encode(value)
+
+
+class ChunkWriter:
+    """Writes the events of one stream. What is the same in all of them is serialised once. `choices` are JSON texts."""
+
+    def __init__(self, head: Mapping[str, Any], include_usage: bool) -> None:
+        self._before = f'data: {compact(head)[:-1]},"choices":['
+        self._after = '],"usage":null}\n\n' if include_usage else "]}\n\n"
+
+    def event(self, choice: str) -> str:
+        return f"{self._before}{choice}{self._after}"
+
+    def usage(self, usage: Mapping[str, Any]) -> str:
+        """The last event, which has no choice."""
+        return f'{self._before}],"usage":{compact(usage)}}}\n\n'
+
+
+def whole_body(head: Mapping[str, Any], choices: Iterable[str], usage: Mapping[str, Any]) -> bytes:
+    """The body of an answer that is not streamed; `choices` are JSON texts."""
+    return f'{compact(head)[:-1]},"choices":[{",".join(choices)}],"usage":{compact(usage)}}}'.encode()

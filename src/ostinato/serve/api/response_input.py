@@ -1,0 +1,195 @@
+"""The body of `/v1/responses`, and its input as a conversation."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
+
+from pydantic import ConfigDict, Field
+
+from ostinato.serve.api.generation import MAX_LOGPROBS, GenerationBody
+from ostinato.serve.chat.conversation import MAX_MESSAGES
+from ostinato.serve.chat.guides import GuideRequest
+from ostinato.serve.chat.messages import FunctionCall, Message, Role, ToolCall, one_for_template, text_of
+from ostinato.serve.http.bodies import Body, EchoedBody, Ignored, ListOf, unserved
+from ostinato.serve.http.errors import ApiError
+
+_LOGPROBS = "message.output_text.logprobs"
+
+
+class InputItem(EchoedBody):
+    """A message, a call of the model, the result of one, or the model's reasoning."""
+
+    type: str = "message"
+    role: Role | None = None
+    content: str | ListOf[dict[str, Any]] | None = None
+    name: str | None = None
+    arguments: str | None = None
+    call_id: str | None = None
+    output: str | ListOf[dict[str, Any]] | None = None
+    summary: Ignored = None
+    id: Ignored = None
+    status: Ignored = None
+    phase: Ignored = None
+    encrypted_content: Ignored = None
+
+
+class TextFormat(Body):
+    model_config = ConfigDict(serialize_by_alias=True)
+
+    type: Literal["text", "json_object", "json_schema"]
+    name: str | None = None
+    description: str | None = None
+    schema_: dict[str, Any] | None = Field(None, alias="schema")
+    """The JSON schema of the output text."""
+    strict: bool | None = None
+    """The output follows the schema in any case."""
+
+
+class TextConfig(Body):
+    format: TextFormat | None = None
+    verbosity: Annotated[None, unserved("ask for it in the instructions")] = None
+
+
+class ReasoningConfig(Body):
+    effort: str | None = None
+    """A variable of the chat template, reasoning_effort; `none` also sets its enable_thinking to false."""
+    summary: Ignored = None
+    generate_summary: Ignored = None
+
+
+class ResponsesRequest(GenerationBody):
+    input: str | Annotated[ListOf[InputItem], Field(max_length=MAX_MESSAGES)]
+    """A user's text, or the conversation so far."""
+    instructions: str | None = None
+    """A system message before the input."""
+    max_output_tokens: int | None = Field(None, ge=1)
+    """Most tokens of output, reasoning included (as many as there is room for)."""
+    text: TextConfig | None = None
+    tools: ListOf[dict[str, Any]] | None = None
+    """Functions that the model may call."""
+    tool_choice: str | dict[str, Any] | None = None
+    """`none` (the model is not told of tools), `auto`, `required`, or one function by name."""
+    parallel_tool_calls: bool | None = None
+    """False: at most one call. Where calls are free, those after the first are dropped."""
+    reasoning: ReasoningConfig | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    """Further variables of the chat template, such as enable_thinking."""
+    metadata: dict[str, str] | None = None
+    """Returned with the answer."""
+    store: Literal[False] | None = None
+    """Nothing is stored."""
+    background: Literal[False] | None = None
+    """The client waits for the answer."""
+    truncation: Literal["disabled"] | None = None
+    """Input that is too long is refused."""
+    include: ListOf[Literal["message.output_text.logprobs", "reasoning.encrypted_content"]] | None = None
+    """`message.output_text.logprobs`: return the log-probability of each token of a message.
+    `reasoning.encrypted_content` changes nothing: reasoning is returned as plain text."""
+    top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
+    """With those log-probabilities: how many of the most likely tokens are returned too."""
+    n: Annotated[None, unserved("a response has one output")] = None  # type: ignore[assignment]
+    previous_response_id: Annotated[None, unserved("nothing is stored; give the conversation as input")] = None
+    conversation: Annotated[None, unserved("nothing is stored; give the conversation as input")] = None
+    prompt: Annotated[None, unserved("nothing is stored; give the conversation as input")] = None
+    max_tool_calls: Annotated[None, unserved("no tool is built in")] = None
+    prompt_cache_key: Ignored = None
+    prompt_cache_retention: Ignored = None
+    safety_identifier: Ignored = None
+    service_tier: Ignored = None
+
+    def _format_request(self) -> GuideRequest | None:
+        """What `text.format` asks for. ApiError for a type json_schema without a schema."""
+        asked = None if self.text is None else self.text.format
+        if asked is None or asked.type == "text":
+            return None
+        if asked.type == "json_object":
+            return GuideRequest("text.format", "json_object", True)
+        if asked.schema_ is None:
+            message = "text.format.schema should be given with the type json_schema"
+            raise ApiError(400, message, param="text.format.schema")
+        return GuideRequest("text.format", "json_schema", asked.schema_)
+
+    def num_logprobs(self) -> int | None:
+        """How many of the most likely tokens are returned at each place; None: no log-probabilities at all."""
+        if _LOGPROBS in (self.include or ()):
+            return self.top_logprobs or 0
+        if self.top_logprobs:
+            message = f'top_logprobs needs include to hold "{_LOGPROBS}"'
+            raise ApiError(400, message, param="top_logprobs")
+        return None
+
+    def nested_tools(self) -> list[dict[str, Any]] | None:
+        """The tools in the form of chat completions."""
+        if self.tools is None:
+            return None
+        return [
+            {"type": tool.get("type"), "function": {name: tool[name] for name in tool if name != "type"}}
+            for tool in self.tools
+        ]
+
+    def nested_choice(self) -> Any:
+        """The tool choice in the form of chat completions."""
+        match self.tool_choice:
+            case {"type": "function", "name": name, **others} if not others:
+                return {"type": "function", "function": {"name": name}}
+        return self.tool_choice
+
+
+def template_messages(
+    given: str | Sequence[InputItem], instructions: str | None, knows_developer: bool
+) -> tuple[list[dict[str, Any]], list[str]]:
+    """The messages for a chat template, and where each stood in the body. ApiError, which names the field, for an item
+    that is not legal."""
+    messages: list[dict[str, Any]] = []
+    places: list[str] = []
+    if instructions is not None:
+        messages.append({"role": "system", "content": instructions})
+        places.append("instructions")
+    if isinstance(given, str):
+        return [*messages, {"role": "user", "content": given}], [*places, "input"]
+    reasoning = ""
+    for place, item in enumerate(given):
+        where = f"input[{place}]"
+        if item.type == "reasoning":
+            reasoning += _reasoning(item, where)
+            continue
+        message = one_for_template(_message(item, where), where, knows_developer)
+        last = messages[-1] if messages else {}
+        if item.type == "function_call" and not reasoning and last.get("role") == "assistant":
+            last.setdefault("tool_calls", []).extend(message["tool_calls"])
+            continue
+        if reasoning and message["role"] == "assistant":
+            message["reasoning_content"], reasoning = reasoning, ""
+        messages.append(message)
+        places.append(where)
+    return messages, places
+
+
+def _message(item: InputItem, where: str) -> Message:
+    if item.type == "message":
+        if item.role is None:
+            raise ApiError(400, f"{where} has no role", param=f"{where}.role")
+        return Message(role=item.role, content=item.content)
+    if item.type == "function_call":
+        function = FunctionCall(name=_needed(item, "name", where), arguments=_needed(item, "arguments", where))
+        return Message(role="assistant", tool_calls=[ToolCall(id=item.call_id, function=function)])
+    if item.type == "function_call_output":
+        output = _needed(item, "output", where)
+        return Message(role="tool", content=output, tool_call_id=_needed(item, "call_id", where))
+    message = f"{where}.type should be message, function_call, function_call_output or reasoning"
+    raise ApiError(400, message, param=f"{where}.type")
+
+
+def _needed(item: InputItem, name: str, where: str) -> Any:
+    value = getattr(item, name)
+    if value is None:
+        raise ApiError(400, f"{where}.{name} should be given with the type {item.type}", param=f"{where}.{name}")
+    return value
+
+
+def _reasoning(item: InputItem, where: str) -> str:
+    if not isinstance(item.content, list):
+        return item.content or ""
+    parts = [{**part, "type": "text"} if part.get("type") == "reasoning_text" else part for part in item.content]
+    return text_of(parts, f"{where}.content")

@@ -1,0 +1,95 @@
+"""The application: all endpoints, behind the gate."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from functools import lru_cache, partial
+
+from fastapi import APIRouter, FastAPI, Request
+from fastapi.responses import Response
+from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
+from starlette.types import ASGIApp
+
+from ostinato import __version__
+from ostinato.observe.tracing import Tracing, make_tracing
+from ostinato.serve.api.chat import chat_router
+from ostinato.serve.api.completions import completions_router
+from ostinato.serve.api.page import page_files, page_router
+from ostinato.serve.api.responses import responses_router
+from ostinato.serve.api.service import observation_router, service_router
+from ostinato.serve.api.tokens import tokens_router
+from ostinato.serve.chat.model_text import ModelText
+from ostinato.serve.http.bodies import JsonEndpoints
+from ostinato.serve.http.counts import AnswerCounts
+from ostinato.serve.http.errors import MODEL_ERRORS, REPORT_ERRORS, ApiError, as_api_error
+from ostinato.serve.http.gate import Gate
+from ostinato.serve.http.lifecycle import Lifecycle
+
+
+def make_app(lifecycle: Lifecycle, tracing: Tracing | None = None) -> ASGIApp:
+    """The server's application, which starts and stops with `lifecycle`.
+
+    `tracing` takes the place of what the settings ask for. ConfigError if they ask for tracing that is not installed.
+    """
+    settings, counts = lifecycle.settings, AnswerCounts()
+    if tracing is None and settings.otlp_endpoint is not None:
+        tracing = make_tracing(settings.otlp_endpoint, lifecycle.model_name)
+    api, with_bodies = make_api(lifecycle, counts, tracing)
+    gate = Gate(JsonEndpoints(api, with_bodies), settings, counts, tracing)
+    if not settings.cors_origin:
+        return gate
+    # Outside the gate: a browser's preflight request comes without a key.
+    return CORSMiddleware(
+        gate,
+        allow_origins=settings.cors_origin,
+        allow_methods=["GET", "POST"],
+        allow_headers=["*"],
+        expose_headers=["x-request-id", "retry-after"],
+    )
+
+
+def make_api(
+    lifecycle: Lifecycle, counts: AnswerCounts, tracing: Tracing | None = None
+) -> tuple[FastAPI, Sequence[APIRouter]]:
+    """All endpoints with their description; and again those that take a body, which `JsonEndpoints` runs."""
+    text_of = lru_cache(maxsize=1)(partial(ModelText, max_images=lifecycle.settings.max_images))
+    with_bodies = [
+        router(lifecycle, text_of) for router in (chat_router, completions_router, responses_router, tokens_router)
+    ]
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        lifecycle.start()
+        yield
+        await lifecycle.stop()
+        if tracing is not None:
+            await asyncio.to_thread(tracing.end)
+
+    app = FastAPI(
+        title="Ostinato",
+        version=__version__,
+        lifespan=lifespan,
+        docs_url=None,
+        redoc_url=None,
+        redirect_slashes=False,
+    )
+    for router in with_bodies:
+        app.include_router(router, responses=MODEL_ERRORS)
+    app.include_router(service_router(lifecycle), responses=REPORT_ERRORS)
+    app.include_router(page_router())
+    app.mount("/page", page_files())
+    app.include_router(observation_router(lifecycle, counts), responses=REPORT_ERRORS)
+
+    @app.exception_handler(ApiError)
+    @app.exception_handler(Exception)  # which the gate gets too, and logs
+    async def failed(_: Request, error: Exception) -> Response:
+        return as_api_error(error).response()
+
+    @app.exception_handler(HTTPException)
+    async def not_served(_: Request, error: HTTPException) -> Response:
+        return ApiError(error.status_code, str(error.detail), headers=error.headers).response()
+
+    return app, with_bodies

@@ -1,0 +1,185 @@
+"""JSON bodies of requests: the base class of all, and how an endpoint gets one. An unknown field is refused by name."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from typing import Annotated, Any, Self, TypeVar
+
+from fastapi import APIRouter
+from fastapi.routing import APIRoute
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    FailFast,
+    Field,
+    ModelWrapValidatorHandler,
+    ValidationError,
+    model_validator,
+)
+from starlette.datastructures import Headers
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from ostinato.errors import RequestError
+from ostinato.serve.http.errors import ApiError, as_api_error
+
+T = TypeVar("T")
+
+MAX_ERRORS = 100
+"""A body with more errors than this is refused without naming one of them: each takes a kilobyte to describe."""
+
+
+class Body(BaseModel):
+    """A request's body."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, use_attribute_docstrings=True)
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _few_errors(cls, value: Any, validate: ModelWrapValidatorHandler[Self]) -> Self:
+        try:
+            return validate(value)
+        except ValidationError as error:
+            if error.error_count() <= MAX_ERRORS:
+                raise
+        raise ValueError(f"more than {MAX_ERRORS} things are wrong with it")
+
+
+class EchoedBody(Body):
+    """Something that clients send back as they received it. Their classes know more fields than this server serves, and
+    write those as null, so null stands for a field that is left out."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_nulls(cls, value: Any) -> Any:
+        return {name: each for name, each in value.items() if each is not None} if isinstance(value, dict) else value
+
+
+def unserved(instead: str) -> BeforeValidator:
+    """For a field that OpenAI's clients know and this server does not serve: only null is accepted."""
+
+    def refuse(value: Any) -> None:
+        if value is not None:
+            raise ValueError(f"not served; {instead}")
+
+    return BeforeValidator(refuse)
+
+
+Ignored = Annotated[Any, Field(description="Accepted for OpenAI's clients; it changes nothing.")]
+
+
+class _FailFast(FailFast):
+    """Pydantic's own is not hashable, which a union needs."""
+
+    __hash__ = object.__hash__
+
+
+ListOf = Annotated[list[T], _FailFast()]
+"""A list whose validation stops at the first wrong item."""
+
+Endpoint = Callable[[Any, Request], Awaitable[Response]]
+
+
+class JsonEndpoints:
+    """ASGI middleware that takes POST requests with a JSON body to their endpoints; all others go on to `app`.
+
+    The framework keeps the same routes to describe them in the OpenAPI document. It does not run them: a stream would
+    pass all of its layers with every piece.
+    """
+
+    def __init__(self, app: ASGIApp, routers: Iterable[APIRouter]) -> None:
+        """Each endpoint of `routers` is `async def endpoint(body, request) -> Response`, its body a Body."""
+        self._app = app
+        self._endpoints: dict[str, tuple[type[Body], Endpoint]] = {}
+        for router in routers:
+            for route in router.routes:
+                assert isinstance(route, APIRoute), "an endpoint"
+                assert route.methods == {"POST"}, "one that takes a body"
+                kind = inspect.signature(route.endpoint, eval_str=True).parameters["body"].annotation
+                self._endpoints[route.path] = kind, route.endpoint
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        known = self._endpoints.get(scope["path"]) if scope["type"] == "http" and scope["method"] == "POST" else None
+        if known is None:
+            await self._app(scope, receive, send)
+            return
+        kind, endpoint = known
+        sent = (await receive())["body"]  # the whole body: the gate has read it
+        try:
+            body = _validated(kind, Headers(scope=scope).get("content-type", ""), sent)
+            response = await endpoint(body, Request(scope, receive))
+        except (ApiError, RequestError) as error:
+            response = as_api_error(error).response()
+        await response(scope, receive, send)
+
+
+def _validated(kind: type[Body], content_type: str, sent: bytes) -> Body:
+    """The body that was sent. ApiError that says what is wrong with it."""
+    if not sent:
+        raise ApiError(400, "the request has no body; it should be a JSON object")
+    media_type = content_type.partition(";")[0].strip().lower()
+    if media_type != "application/json" and not media_type.endswith("+json"):
+        given = f"not {content_type}" if content_type else "and there is none"
+        message = f"the body should be JSON, sent with the header Content-Type: application/json, {given}"
+        raise ApiError(415, message, code="unsupported_media_type")
+    try:
+        value = json.loads(sent)
+    except (ValueError, RecursionError) as error:
+        reason = error.msg if isinstance(error, json.JSONDecodeError) else error
+        raise ApiError(400, f"the body is not valid JSON: {reason}") from None
+    if not isinstance(value, dict):
+        raise ApiError(400, "the body should be a JSON object")
+    try:
+        return kind.model_validate(value)
+    except ValidationError as error:
+        raise _refusal(error.errors(include_url=False), value) from None
+
+
+def _refusal(errors: Sequence[Mapping[str, Any]], body: dict[str, Any]) -> ApiError:
+    """What pydantic found wrong with a body, as the error of one field.
+
+    The deepest field is named: of a union's alternatives, the one that was meant got furthest.
+    """
+    paths = [_path_in(body, detail["loc"], detail["type"]) for detail in errors]
+    path = max(paths, key=len)
+    found = [detail for detail, each in zip(errors, paths, strict=True) if each == path]
+    if not path:
+        of_name = found[0]["type"] == "string_unicode"
+        message = "the name of a field is not valid Unicode" if of_name else f"the body: {_message(found[0])}"
+        return ApiError(400, message)
+    param = path_text(path)
+    if found[0]["type"] == "extra_forbidden":
+        return ApiError(400, f"unknown parameter: {param}", param=param, code="unknown_parameter")
+    return ApiError(400, f"{param}: {', or: '.join(dict.fromkeys(map(_message, found)))}", param=param)
+
+
+def _message(detail: Mapping[str, Any]) -> str:
+    return str(detail["msg"]).removeprefix("Value error, ")
+
+
+def path_text(path: Sequence[str | int]) -> str:
+    """`messages[0].role`."""
+    text = ""
+    for part in path:
+        text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else str(part)
+    return text
+
+
+def _path_in(body: Any, where: Sequence[str | int], kind: str) -> list[str | int]:
+    """The part of an error's location that lies in the body. The rest names types that pydantic tried."""
+    path: list[str | int] = []
+    value = body
+    for place, part in enumerate(where):
+        is_missing = kind == "missing" and place == len(where) - 1
+        if isinstance(value, dict) and isinstance(part, str) and (part in value or is_missing):
+            value = value.get(part)
+        elif isinstance(value, list) and isinstance(part, int) and part < len(value):
+            value = value[part]
+        else:
+            continue
+        path.append(part)
+    return path
