@@ -9,15 +9,13 @@ import pytest
 import torch
 
 from ostinato import ConfigError, EngineConfig
-from ostinato.bench.compare import check_peer, compare
-from ostinato.bench.drive import bench_config
+from ostinato.bench.comparison import check_peer, compare
+from ostinato.bench.drive import Workload, bench_config
 from ostinato.bench.floor import Bandwidth, DecodeBytes, decode_bytes, floor_figures, measure_bandwidth
-from ostinato.bench.latency import latency
 from ostinato.bench.startup import PHASES, startup
-from ostinato.bench.throughput import throughput
-from ostinato.bench.trace import Trace, latency_figures, percentiles, spread, throughput_figures
+from ostinato.bench.throughput import latency, latency_figures, throughput, throughput_figures
+from ostinato.bench.trace import Trace, percentiles, spread
 from ostinato.bench.worker import ask
-from ostinato.bench.workload import Workload
 from ostinato.cli.main import main
 from ostinato.models.checkpoint import model_spec, read_config
 from ostinato.plan.device.detect import find_device
@@ -99,7 +97,7 @@ def test_settings_too_small_for_the_workload_are_refused_with_what_it_needs() ->
 def test_the_floor_counts_weights_once_and_states_and_keys_per_row(name: str) -> None:
     spec = model_spec(read_config(checkpoint(name)))
     plan = make_plan(EngineConfig(model="tiny", dtype="bfloat16"), spec, find_device("cpu"))
-    one, four = (decode_bytes(spec, "bfloat16", plan.memory, 16, rows, context=100) for rows in (1, 4))
+    one, four = (decode_bytes(spec, plan, rows, context=100) for rows in (1, 4))
     assert one is not None
     assert four is not None
     assert one.weights == four.weights
@@ -115,7 +113,7 @@ def test_the_floor_counts_weights_once_and_states_and_keys_per_row(name: str) ->
 def test_a_model_with_experts_has_no_floor() -> None:
     spec = model_spec(read_config(checkpoint("nemotron_h")))
     plan = make_plan(EngineConfig(model="tiny"), spec, find_device("cpu"))
-    assert decode_bytes(spec, "float32", plan.memory, 16, rows=1, context=10) is None
+    assert decode_bytes(spec, plan, rows=1, context=10) is None
 
 
 def test_the_part_of_the_floor_is_its_time_over_the_measured_one() -> None:
@@ -137,7 +135,7 @@ def test_throughput_reports_each_batch_size(monkeypatch: pytest.MonkeyPatch) -> 
     )
     workload = Workload(prompt_len=12, output_len=5, batch_sizes=(1, 3), rounds=2)
     settings = {**TINY, "model": str(checkpoint("nemotron_h_dense")), "max_num_batched_tokens": 19}
-    report = throughput(settings, workload, quiet)
+    report = throughput(settings, workload, quiet).data
     assert report["command"] == "throughput"
     assert report["model"]["architecture"] == "nemotron_h"
     assert (report["settings"]["max_num_batched_tokens"], report["settings"]["output_len"]) == (19, 5)
@@ -156,7 +154,7 @@ def test_throughput_reports_each_batch_size(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_latency_reports_each_batch_size() -> None:
     workload = Workload(prompt_len=12, output_len=5, batch_sizes=(1, 2), rounds=2)
-    report = latency({**TINY, "model": str(checkpoint("llama"))}, workload, quiet)
+    report = latency({**TINY, "model": str(checkpoint("llama"))}, workload, quiet).data
     for result, size in zip(report["results"], (1, 2), strict=True):
         assert result["batch_size"] == size
         for figures in (result["time_to_first_token"], result["inter_token_latency"]):
@@ -165,7 +163,7 @@ def test_latency_reports_each_batch_size() -> None:
 
 def test_startup_times_a_whole_process() -> None:
     workload = Workload(prompt_len=12, output_len=1, batch_sizes=(1,), rounds=1)
-    report = startup({**TINY, "model": str(checkpoint("llama"))}, workload, quiet)
+    report = startup({**TINY, "model": str(checkpoint("llama"))}, workload, quiet).data
     [result] = report["results"]
     medians = {phase: result["seconds"][phase]["median"] for phase in PHASES}
     assert min(medians.values()) > 0
@@ -184,7 +182,7 @@ def test_a_comparison_runs_both_engines_on_every_batch_size(tmp_path: Path) -> N
     config = json.loads((checkpoint("nemotron_h_dense") / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(config))
     workload = Workload(prompt_len=12, output_len=5, batch_sizes=(1, 2), rounds=1)
-    report = compare({**TINY, "model": str(tmp_path), "random_weights": True}, workload, "transformers", quiet)
+    report = compare({**TINY, "model": str(tmp_path), "random_weights": True}, workload, "transformers", quiet).data
     assert report["compare"]["peer"] == "transformers"
     assert report["settings"]["rounds"] == 1
     for result, size in zip(report["results"], (1, 2), strict=True):
@@ -198,7 +196,7 @@ def test_a_comparison_runs_both_engines_on_every_batch_size(tmp_path: Path) -> N
 def test_a_peer_that_is_unknown_or_not_installed_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigError, match="transformers"):
         check_peer("another")
-    monkeypatch.setattr("ostinato.bench.compare.find_spec", lambda name: None)
+    monkeypatch.setattr("ostinato.bench.comparison.find_spec", lambda name: None)
     with pytest.raises(ConfigError, match="pip install transformers"):
         check_peer("transformers")
 

@@ -11,12 +11,17 @@ import pytest
 from rich.console import Console
 
 from ostinato import ConfigError, ModelError
-from ostinato.bench.encoder import encoder
-from ostinato.bench.encoder_figures import ArrivalTimes, latency_figures, point_of, share_of_padding, spread_ms
-from ostinato.bench.encoder_first_token import AROUND, prompt_of
-from ostinato.bench.encoder_plot import plot_encoder
-from ostinato.bench.encoder_workload import SIZES, EncoderBench, make_arrivals, pixel_settings
-from ostinato.cli.bench_encoder import encoder_tables
+from ostinato.bench.encoder_images import AROUND, SIZES, EncoderBench, make_arrivals, pixel_settings, prompt_of
+from ostinato.bench.encoder_speed import (
+    ArrivalTimes,
+    encoder,
+    encoder_chart,
+    encoder_tables,
+    latency_figures,
+    point_of,
+    share_of_padding,
+    spread_ms,
+)
 from ostinato.cli.main import main
 from ostinato.graphs.encoder_counts import EncoderCounts
 from ostinato.media.settings import PixelSettings
@@ -116,7 +121,7 @@ def report() -> dict[str, Any]:
 def test_tables_show_latencies_what_served_them_and_the_choice() -> None:
     console = Console(file=io.StringIO(), width=200)
     for table in encoder_tables(report()):
-        console.print(table)
+        table.print(console)
     shown = console.file.getvalue()
     for text in (
         "alone",
@@ -132,7 +137,7 @@ def test_tables_show_latencies_what_served_them_and_the_choice() -> None:
 
 def test_a_picture_is_drawn_of_every_arrival(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
-    plot_encoder(report(), tmp_path / "encoder.png")
+    encoder_chart(report()).draw(tmp_path / "encoder.png")
     assert (tmp_path / "encoder.png").stat().st_size > 1000
 
 
@@ -154,7 +159,7 @@ def test_a_small_model_is_measured_in_full() -> None:
         "model": str(vl_checkpoint("qwen3_vl")), "threads": 1, "dtype": "float32", "cache_memory": "16MiB",
         "max_num_batched_tokens": 128, "encoder_token_budgets": (4, 8, 16), "encoder_graph_mode": "always",
     }  # fmt: skip
-    found = encoder(settings, bench, lambda _: None)
+    found = encoder(settings, bench, lambda _: None).data
     assert json.dumps(found)
     for name, least, most in (("alone", 1, 1), ("together", 2, 3)):
         result = found["results"][name]

@@ -11,8 +11,11 @@ import torch
 from rich.console import Console
 
 from ostinato import CapacityError, ConfigError, EngineConfig
-from ostinato.bench.decode_steps import make_decode_steps, run_eagerly, take_turns
-from ostinato.bench.graph_figures import (
+from ostinato.bench.charts import check_plot
+from ostinato.bench.graph_speed import GraphBench, graph_chart, graph_tables, graphs
+from ostinato.bench.kernel_times import Stopwatch, kernel_shares
+from ostinato.bench.off_stride import STEPS, off_stride_configs, prompt_lengths
+from ostinato.bench.step_figures import (
     KernelShares,
     StepTimes,
     capture_figures,
@@ -22,12 +25,7 @@ from ostinato.bench.graph_figures import (
     speed_ratio,
     step_figures,
 )
-from ostinato.bench.graph_plot import check_plot, plot_steps
-from ostinato.bench.graphs import GraphBench, graphs
-from ostinato.bench.kernel_time import kernel_shares
-from ostinato.bench.off_stride import STEPS, off_stride_configs, prompt_lengths
-from ostinato.bench.stopwatch import Stopwatch
-from ostinato.cli.bench_graph_tables import graph_tables
+from ostinato.bench.steps import make_decode_steps, run_eagerly, take_turns
 from ostinato.cli.main import main
 from ostinato.engine.run.inputs import step_inputs
 from tests.checkpoints import VOCAB_SIZE, checkpoint
@@ -43,7 +41,7 @@ def quiet(_: str) -> None:
 
 
 def measure(name: str, bench: GraphBench, **settings: Any) -> dict[str, Any]:
-    return graphs({**TINY, "model": str(checkpoint(name)), **settings}, bench, quiet)
+    return graphs({**TINY, "model": str(checkpoint(name)), **settings}, bench, quiet).data
 
 
 def figures_of(rows: int, eager: float, graph: float, size: int | None = 4) -> dict[str, Any]:
@@ -138,7 +136,7 @@ def test_every_round_times_each_size_both_ways() -> None:
     runner = make_engine(capture_sizes=(4,), capture_rows=(2,)).runner
     steps = make_decode_steps(runner, (1, 2), prompt_len=5, vocab_size=VOCAB_SIZE)
     before = runner.graphs.counts.to_json()["steps"]["full"]
-    times = take_turns(runner, steps, rounds=3, report=quiet)
+    times = take_turns(runner, steps, rounds=3, say=quiet)
     assert [each.rows for each in times] == [1, 2]
     assert [(len(each.eager), len(each.graph)) for each in times] == [(6, 6), (6, 6)]
     assert all(seconds > 0 for each in times for seconds in (*each.eager, *each.graph))
@@ -159,7 +157,7 @@ def test_kernels_take_a_part_of_a_step_and_leave_the_tap_free(mode: str) -> None
 
 def test_a_kernel_inside_a_kernel_is_not_counted_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     moments = iter([1.0, 4.0])
-    monkeypatch.setattr("ostinato.bench.stopwatch.time.perf_counter", lambda: next(moments))
+    monkeypatch.setattr("ostinato.bench.kernel_times.time.perf_counter", lambda: next(moments))
     stopwatch = Stopwatch()
     inner = stopwatch.timed("inner", lambda: torch.zeros(1))
     stopwatch.kernel("outer", lambda: inner() + 1, (), {})
@@ -280,7 +278,7 @@ def test_the_tables_of_a_gpu_show_its_floor_and_no_time_in_kernels(capsys: pytes
     report |= overall_figures(steps, "cuda") | {"least": overall_figures(least_steps(steps), "cuda")}
     console = Console(width=100)
     for table in graph_tables(report):
-        console.print(table)
+        table.print(console)
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
     times = "300.00 ms - 100.00 ms - 2.00x 50.00 ms 50%"
     assert ["3", "piecewise", "4", "1", *times.split()] in lines
@@ -298,12 +296,12 @@ def test_numbers_that_are_none_are_refused(option: str, value: str, capsys: pyte
 def test_a_plot_without_matplotlib_is_refused_before_anything_is_measured(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("ostinato.bench.graph_plot.find_spec", lambda name: None)
+    monkeypatch.setattr("ostinato.bench.charts.find_spec", lambda name: None)
     monkeypatch.setattr("ostinato.cli.bench.graphs", lambda *_: pytest.fail("measured"))
     with pytest.raises(SystemExit) as end:
         main(["bench", "graphs", "demo", "--plot", str(tmp_path / "steps.png")])
     assert end.value.code == 2
-    assert "pip install matplotlib" in capsys.readouterr().err
+    assert "pip install ostinato[plot]" in capsys.readouterr().err
 
 
 def test_a_plot_goes_to_a_picture_in_a_directory_that_exists(tmp_path: Path) -> None:
@@ -324,7 +322,7 @@ def test_the_plot_is_a_picture_of_the_steps(tmp_path: Path) -> None:
         "settings": {"device": "cpu", "dtype": "float32"},
         "steps": [figures_of(1, 0.2, 0.1), figures_of(4, 0.3, 0.2), figures_of(5, 0.4, 0.2, size=None)],
     }
-    plot_steps(report, tmp_path / "steps.png")
+    graph_chart(report).draw(tmp_path / "steps.png")
     assert (tmp_path / "steps.png").read_bytes().startswith(b"\x89PNG")
-    plot_steps(report, tmp_path / "steps.svg")
+    graph_chart(report).draw(tmp_path / "steps.svg")
     assert "<svg" in (tmp_path / "steps.svg").read_text()

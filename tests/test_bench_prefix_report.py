@@ -23,7 +23,7 @@ def report() -> dict[str, Any]:
     """Of all workloads on a hybrid, in every mode."""
     bench = PrefixBench(tuple(WORKLOADS), ("none", "align", "all"), BOTH, ("marconi",), SIZES, concurrency=2, rounds=2)
     settings = {**TINY, "model": str(checkpoint("nemotron_h")), "cache_memory": "16MiB"}
-    return prefix(settings, bench, lambda text: None)
+    return prefix(settings, bench, lambda text: None).data
 
 
 def results_of(report: dict[str, Any], **wanted: Any) -> list[dict[str, Any]]:
@@ -89,7 +89,7 @@ def test_branches_find_what_boundaries_alone_do_not() -> None:
     workloads = ("system", "few-shot", "agents")
     bench = PrefixBench(workloads, ("all",), BOTH, ("marconi",), sizes, concurrency=1, rounds=1)
     settings = {**TINY, "model": str(checkpoint("nemotron_h")), "cache_memory": "16MiB"}
-    report = prefix(settings, bench, lambda text: None)
+    report = prefix(settings, bench, lambda text: None).data
     assert report["baseline"] is None
     for workload in workloads:
         alone, branches = results_of(report, workload=workload)
@@ -103,7 +103,7 @@ def test_branches_find_what_boundaries_alone_do_not() -> None:
 
 def test_the_second_turn_of_a_transformer_finds_whole_blocks() -> None:
     bench = PrefixBench(("second-turn",), None, BOTH, ("marconi", "lru"), SIZES, concurrency=1, rounds=1)
-    report = prefix({**TINY, "model": str(checkpoint("llama"))}, bench, lambda text: None)
+    report = prefix({**TINY, "model": str(checkpoint("llama"))}, bench, lambda text: None).data
     assert report["baseline"] == "off"
     assert [each["cached_tokens"] for each in report["results"]] == [0, 48, 48]
     assert results_of(report, mode="off")[0]["misses"] == {"not_wanted": 72}

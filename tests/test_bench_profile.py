@@ -10,10 +10,9 @@ import torch
 
 from ostinato import ConfigError
 from ostinato.bench.floor import Bandwidth, measure_bandwidth, measure_flops
+from ostinato.bench.kernel_times import Stopwatch, shortest_pass
 from ostinato.bench.phases import PhaseClock
-from ostinato.bench.profile import ProfileBench, profile
-from ostinato.bench.profile_figures import Roofs, kernel_figures, phase_figures, shortest_pass, total_figures
-from ostinato.bench.stopwatch import Stopwatch
+from ostinato.bench.profile import ProfileBench, Roofs, kernel_figures, phase_figures, profile, total_figures
 from ostinato.cli.main import main
 from ostinato.plan.device.instruction_sets import detect_native
 from ostinato.plan.memory.kernel_work import KernelWork
@@ -35,7 +34,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def measure(name: str, **settings: Any) -> dict[str, Any]:
-    return profile({**TINY, "model": str(checkpoint(name)), **settings}, BENCH, lambda _: None)
+    return profile({**TINY, "model": str(checkpoint(name)), **settings}, BENCH, lambda _: None).data
 
 
 def test_the_pass_that_is_shortest_in_all_counts() -> None:

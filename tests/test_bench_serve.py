@@ -13,13 +13,11 @@ from typing import Any
 import pytest
 
 from ostinato import ConfigError, RequestError
-from ostinato.bench.serve import ServeBench, serve, try_server
-from ostinato.bench.serve_figures import Deadline, at_once, parse_deadline, seconds_per_token, serve_figures, summary
-from ostinato.bench.serve_lengths import Lengths, parse_lengths
-from ostinato.bench.serve_plot import plot_serve
-from ostinato.bench.serve_run import Outcome, Run, Target
-from ostinato.bench.serve_workload import Load, Ruler, make_conversations, make_ruler
-from ostinato.cli.bench_serve_tables import remarks
+from ostinato.bench.serve.figures import Deadline, at_once, parse_deadline, seconds_per_token, serve_figures
+from ostinato.bench.serve.sending import Outcome, Run, Target
+from ostinato.bench.serve.sweep import ServeBench, remarks, serve, serve_chart, try_server
+from ostinato.bench.serve.workload import Lengths, Load, Ruler, make_conversations, make_ruler, parse_lengths
+from ostinato.bench.trace import summary
 from ostinato.cli.main import main
 from tests.fake_openai import FakeServer, fake_openai
 
@@ -199,7 +197,7 @@ def target(server: FakeServer, chat: bool = False, **more: Any) -> Target:
 def test_prompts_have_the_lengths_that_the_server_counts() -> None:
     bench = ServeBench(Load(4, TEN, Lengths("uniform", 45, 45)), rates=(math.inf,), concurrencies=(2,))
     with fake_openai() as server:
-        report = serve(target(server), bench, quiet)
+        report = serve(target(server), bench, quiet).data
     assert report["ruler"] == {"per_word": 2.0, "overhead": 5.0, "measured": True}
     assert [(each["rate"], each["concurrency"]) for each in report["results"]] == [("inf", None), (None, 2)]
     for result in report["results"]:
@@ -214,7 +212,7 @@ def test_prompts_have_the_lengths_that_the_server_counts() -> None:
 def test_a_server_that_counts_nothing_gets_prompts_of_a_guessed_length_and_a_remark() -> None:
     bench = ServeBench(Load(2, TEN, TEN), concurrencies=(1,))
     with fake_openai(counts_usage=False) as server:
-        report = serve(target(server), bench, quiet)
+        report = serve(target(server), bench, quiet).data
     assert report["ruler"]["measured"] is False
     said = "\n".join(remarks(report))
     assert "sent no usage in 2 replies" in said
@@ -306,8 +304,8 @@ def test_a_plot_shows_distributions_of_one_run_and_percentiles_of_several(tmp_pa
     pytest.importorskip("matplotlib")
     bench = ServeBench(Load(3, TEN, TEN), rates=(500.0, math.inf), deadline=Deadline(1, 1))
     with fake_openai(fault=lambda number, body: "429" if number in (3, 4, 5) else None) as server:
-        report = serve(target(server), bench, quiet)
-    plot_serve(report, tmp_path / "sweep.svg")
+        report = serve(target(server), bench, quiet).data
+    serve_chart(report).draw(tmp_path / "sweep.svg")
     assert "arrivals per second" in (tmp_path / "sweep.svg").read_text()
-    plot_serve({**report, "results": report["results"][:1]}, tmp_path / "one.png")
+    serve_chart({**report, "results": report["results"][:1]}).draw(tmp_path / "one.png")
     assert (tmp_path / "one.png").read_bytes().startswith(b"\x89PNG")

@@ -13,11 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ostinato import ConfigError
-from ostinato.bench.serve_figures import Deadline, serve_figures
-from ostinato.bench.serve_http import Connection, Failure, HttpClient, check_url
-from ostinato.bench.serve_reply import EventParser, Reply
-from ostinato.bench.serve_run import Run, Target, run_load
-from ostinato.bench.serve_workload import Conversation, Turn
+from ostinato.bench.serve.figures import Deadline, serve_figures
+from ostinato.bench.serve.http_client import Connection, Failure, HttpClient, check_url
+from ostinato.bench.serve.reply import EventParser, Reply
+from ostinato.bench.serve.sending import Run, Target, run_load
+from ostinato.bench.serve.workload import Conversation, Turn
 from tests.fake_openai import FakeServer, event, fake_openai
 
 GENEROUS = 60.0

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from ostinato import ModelError, RequestError
-from ostinato.bench.serve_overhead import Round, compare_round, overhead_figures
-from ostinato.bench.serve_process import ServerProcess, setting_flags
-from ostinato.bench.serve_run import Outcome, Run
+from ostinato.bench.serve.overhead import Round, compare_round, overhead_figures
+from ostinato.bench.serve.sending import Outcome, Run
+from ostinato.bench.serve.server_process import ServerProcess, setting_flags
 from ostinato.cli.main import main
 from tests.text_checkpoint import text_checkpoint
 

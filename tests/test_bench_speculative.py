@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from ostinato import ConfigError, EngineConfig
-from ostinato.bench.speculative_figures import Round, speculative_figures
-from ostinato.bench.speculative_prompts import SpeculativeBench, make_prompts
+from ostinato.bench.draft_prompts import SpeculativeBench, make_prompts
+from ostinato.bench.draft_speed import Round, speculative_figures
 from ostinato.bench.trace import Trace
 from ostinato.cli.main import main
 from tests.checkpoints import VOCAB_SIZE, checkpoint

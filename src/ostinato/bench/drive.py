@@ -1,26 +1,54 @@
-"""Runs a workload on an engine, step by step, and notes when each token came."""
+"""Runs requests on an engine, step by step, and notes when each token came."""
 
 from __future__ import annotations
 
+import random
 import time
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ostinato.bench.trace import Trace
-from ostinato.bench.workload import Workload
 from ostinato.config import EngineConfig
 from ostinato.errors import ConfigError, Remedy
 from ostinato.models.checkpoint import load_spec
+from ostinato.plan.device.detect import detect
+from ostinato.plan.plan import Plan, make_plan
 
 if TYPE_CHECKING:
+    from ostinato.bench.reports import Say
     from ostinato.engine.engine import Engine
+
+T = TypeVar("T")
+
+WARM_UP_TOKENS = 8
+
+
+@dataclass(frozen=True)
+class Workload:
+    """Requests of `prompt_len` random tokens and `output_len` greedy ones, end tokens ignored."""
+
+    prompt_len: int
+    output_len: int
+    batch_sizes: tuple[int, ...]
+    rounds: int
+
+    @property
+    def max_model_len(self) -> int:
+        return self.prompt_len + self.output_len
+
+    def warm_up(self) -> Workload:
+        """The round that is not counted: the same prompts, few tokens of output."""
+        return replace(self, output_len=min(self.output_len, WARM_UP_TOKENS))
+
+    def prompts(self, batch_size: int, vocab_size: int, number: int) -> list[list[int]]:
+        """Token ids of round `number`: others in each round, so that none finds its prefix cached."""
+        rng = random.Random(f"{number} {batch_size}")
+        return [[rng.randrange(vocab_size) for _ in range(self.prompt_len)] for _ in range(batch_size)]
 
 
 def bench_config(settings: dict[str, Any], workload: Workload) -> EngineConfig:
-    """`settings` with room for the workload, where they leave that open.
-
-    ConfigError where they give less than it needs.
-    """
+    """`settings` with room for the workload, as `with_room` makes it."""
     return with_room(settings, max_num_seqs=max(workload.batch_sizes), max_model_len=workload.max_model_len)
 
 
@@ -46,22 +74,26 @@ def with_room(settings: dict[str, Any], **needed: int) -> EngineConfig:
     return config
 
 
-def run_rounds(
-    engine: Engine,
-    workload: Workload,
-    batch_size: int,
-    first_round: int = 0,
-    report: Callable[[str], None] = lambda _: None,
-) -> list[Trace]:
+def plan_of(config: EngineConfig) -> Plan:
+    """The plan that an engine with these settings would make."""
+    return make_plan(config, load_spec(config), detect(config.device))
+
+
+def in_turns(things: Sequence[T], number: int) -> list[T]:
+    """All of `things`, in round `number` beginning with another one than in the round before."""
+    first = number % len(things)
+    return [*things[first:], *things[:first]]
+
+
+def run_rounds(engine: Engine, workload: Workload, batch_size: int, say: Say) -> list[Trace]:
     """A trace of each round, after a warm-up round that is not counted."""
     vocab_size = engine.spec.vocab_size
-    report(f"batch size {batch_size}: warming up")
+    say(f"batch size {batch_size}: warming up")
     run_batch(engine, workload.prompts(batch_size, vocab_size, -1), workload.warm_up().output_len)
     traces = []
-    for number in range(first_round, first_round + workload.rounds):
-        report(f"batch size {batch_size}: round {number + 1}")
-        prompts = workload.prompts(batch_size, vocab_size, number)
-        traces.append(run_batch(engine, prompts, workload.output_len))
+    for number in range(workload.rounds):
+        say(f"batch size {batch_size}: round {number + 1}")
+        traces.append(run_batch(engine, workload.prompts(batch_size, vocab_size, number), workload.output_len))
     return traces
 
 

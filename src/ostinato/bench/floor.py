@@ -7,9 +7,11 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from ostinato.bench.facts import machine_facts
-from ostinato.plan.memory.cache_split import MemoryPlan
+from ostinato.bench.drive import plan_of, with_room
+from ostinato.bench.reports import machine_facts
+from ostinato.models.checkpoint import load_spec
 from ostinato.plan.model import DTYPE_BYTES, ModelSpec
+from ostinato.plan.plan import Plan
 
 if TYPE_CHECKING:
     import torch
@@ -36,6 +38,9 @@ class DecodeBytes:
     def total(self) -> int:
         return self.weights + self.states + self.keys_and_values
 
+    def to_json(self) -> dict[str, int]:
+        return {**asdict(self), "total": self.total}
+
 
 @dataclass(frozen=True)
 class Bandwidth:
@@ -49,22 +54,25 @@ class Bandwidth:
     def best(self) -> float:
         return max(self.read, self.copy)
 
+    def to_json(self) -> dict[str, float]:
+        """As facts about a machine."""
+        return {"read_bytes_per_second": self.read, "copy_bytes_per_second": self.copy}
 
-def decode_bytes(
-    spec: ModelSpec, dtype: str, memory: MemoryPlan, block_size: int, rows: int, context: float
-) -> DecodeBytes | None:
+
+def decode_bytes(spec: ModelSpec, plan: Plan, rows: int, context: float) -> DecodeBytes | None:
     """Of a step with `rows` rows of `context` tokens on average.
 
     None for a model with experts: a step reads those that its tokens choose, which is not known beforehand.
     """
     if "moe" in spec.ops:
         return None
+    dtype, memory = plan.settings.dtype, plan.memory
     unread = 0 if spec.tied_embeddings else spec.vocab_size * spec.hidden_size
     unread += 0 if spec.vision is None else spec.vision.parameters
     return DecodeBytes(
         weights=spec.weight_bytes(dtype) - unread * DTYPE_BYTES[dtype],
         states=2 * rows * memory.state_slot,
-        keys_and_values=round(rows * context * memory.kv_block / block_size),
+        keys_and_values=round(rows * context * memory.kv_block / plan.settings.block_size),
     )
 
 
@@ -72,12 +80,7 @@ def floor_figures(needed: DecodeBytes, bandwidth: Bandwidth, step_seconds: float
     """The least seconds of a decode step, and the part of them in `step_seconds`, the measured ones."""
     seconds = needed.total / bandwidth.best
     return {
-        "step_bytes": {
-            "weights": needed.weights,
-            "states": needed.states,
-            "keys_and_values": needed.keys_and_values,
-            "total": needed.total,
-        },
+        "step_bytes": needed.to_json(),
         "step_seconds": seconds,
         "fraction_reached": seconds / step_seconds,
     }
@@ -127,27 +130,20 @@ def best_seconds(work: Callable[[], object], device: torch.device) -> float:
     return min(seconds)
 
 
-def work(job: dict[str, Any]) -> dict[str, Any]:
+def answer(job: dict[str, Any]) -> dict[str, Any]:
     """The memory's bandwidth with the threads of the settings, and the bytes that decode steps must move.
 
     `decode_bytes` is by number of `rows`, of `context` tokens on average, None for a model where it is not known.
     """
     import torch
 
-    from ostinato.bench.drive import with_room
-    from ostinato.models.checkpoint import load_spec
-    from ostinato.plan.device.detect import detect
-    from ostinato.plan.plan import make_plan
-
     config = with_room(job["settings"], max_num_seqs=max(job["rows"]))
     if config.threads is not None:
         torch.set_num_threads(config.threads)
-    spec = load_spec(config)
-    plan = make_plan(config, spec, detect(config.device))
+    spec, plan = load_spec(config), plan_of(config)
     bandwidth = measure_bandwidth(torch.device(plan.device.kind), isa=plan.device.native.isa)
     needed = {}
     for rows in job["rows"]:
-        settings = plan.settings
-        one = decode_bytes(spec, settings.dtype, plan.memory, settings.block_size, rows, job["context"])
-        needed[str(rows)] = None if one is None else {**asdict(one), "total": one.total}
+        one = decode_bytes(spec, plan, rows, job["context"])
+        needed[str(rows)] = None if one is None else one.to_json()
     return {**asdict(bandwidth), "decode_bytes": needed, "machine": machine_facts(plan)}

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ostinato.bench.drive import run_batch
+from ostinato.bench.drive import in_turns, plan_of, run_batch
+from ostinato.bench.reports import Column, Say, Table, count, digits, spread_columns
 from ostinato.bench.trace import spread
-from ostinato.models.checkpoint import load_spec
-from ostinato.plan.device.detect import detect
-from ostinato.plan.plan import make_plan
 
 if TYPE_CHECKING:
     from ostinato.config import EngineConfig
@@ -21,9 +19,7 @@ STEPS = 3
 """Steps of a round, all full."""
 
 
-def off_stride(
-    config: EngineConfig, budgets: Sequence[int], prompt_len: int, rounds: int, report: Callable[[str], None]
-) -> dict[str, Any]:
+def off_stride(config: EngineConfig, budgets: Sequence[int], prompt_len: int, rounds: int, say: Say) -> dict[str, Any]:
     """Prefill tokens/s with each of `budgets` as `max_num_batched_tokens`, in turns, one engine each, strict.
 
     `ratio` is the first one's rate over the last one's, round by round. A round is prompts of `prompt_len` tokens that
@@ -33,15 +29,14 @@ def off_stride(
 
     engines = {}
     for budget, each in off_stride_configs(config, budgets).items():
-        report(f"max_num_batched_tokens {budget}: loading and capturing")
+        say(f"max_num_batched_tokens {budget}: loading and capturing")
         engines[budget] = Engine(each)
         _run(engines[budget], budget, prompt_len, number=-1)
     before = {budget: engine.stats() for budget, engine in engines.items()}
     rates: dict[int, list[float]] = {budget: [] for budget in budgets}
     for number in range(rounds):
-        report(f"off stride: round {number + 1} of {rounds}")
-        order = list(engines) if number % 2 == 0 else list(engines)[::-1]
-        for budget in order:
+        say(f"off stride: round {number + 1} of {rounds}")
+        for budget in in_turns(list(engines), number):
             rates[budget].append(_run(engines[budget], budget, prompt_len, number))
     first, last = rates[budgets[0]], rates[budgets[-1]]
     return {
@@ -68,11 +63,10 @@ def off_stride_configs(config: EngineConfig, budgets: Sequence[int]) -> dict[int
     configs = {budget: config.with_settings(max_num_batched_tokens=budget, **changes) for budget in budgets}
     if config.is_given("cache_memory"):
         return configs
-    spec = load_spec(config)
-    device = detect(config.device)
-    memories = [make_plan(each, spec, device).memory for each in configs.values()]
+    plans = [plan_of(each) for each in configs.values()]
+    memories = [plan.memory for plan in plans]
     part = min(memory.cache for memory in memories) // len(configs)
-    if device.kind == "cuda":
+    if plans[0].device.kind == "cuda":
         beside = sum(memory.beside_cache for memory in memories)
         part = min(part, (memories[0].available - beside) // len(configs))
     return {budget: each.with_settings(cache_memory=max(1, part)) for budget, each in configs.items()}
@@ -96,3 +90,23 @@ def _steps_since(before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any
     """Steps by how they ran, and the padding, since the statistics `before`."""
     steps = {mode: count - before["steps"][mode] for mode, count in after["steps"].items()}
     return {"steps": steps, "padding": after["padding"] - before["padding"]}
+
+
+def off_stride_table(figures: Mapping[str, Any]) -> Table:
+    """Prompt tokens/s by max_num_batched_tokens, and how the steps ran."""
+    results = figures["results"]
+    rows = [
+        {
+            "name": result["max_num_batched_tokens"],
+            "rate": {name: count(rate) for name, rate in result["prefill_tokens_per_second"].items()},
+            **result["steps"],
+            "padding": result["padding"],
+        }
+        for result in results
+    ]
+    ratio = {name: digits(3)(value) for name, value in figures["ratio"].items()}
+    steps = dict.fromkeys(("piecewise", "full", "eager", "padding"))
+    rows.append({"name": f"{rows[0]['name']} over {rows[-1]['name']}", "rate": ratio, **steps})
+    spread_of = spread_columns("rate", str)
+    columns = (Column("tokens/s", "rate.median"), *spread_of[1:], *(Column(name, name, count) for name in steps))
+    return Table((Column("step size", "name"), *columns), rows, "prefill by step size")

@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
-from unittest.mock import patch
 
 from ostinato.engine.engine import Engine
 from ostinato.engine.run import runner as runner_module
@@ -56,6 +55,7 @@ def watched(engine: Engine, clock: PhaseClock) -> Iterator[None]:
         ("run", runner, "run"),
         ("buffers", runner.graphs, "run"),
         ("model", runner.model, "forward"),
+        ("model", Tape, "replay"),
         ("logits", runner.model, "logits"),
         ("sampling", runner_module, "sample"),
         ("update", engine.scheduler, "update"),
@@ -63,10 +63,23 @@ def watched(engine: Engine, clock: PhaseClock) -> Iterator[None]:
     ]
     with ExitStack() as stack:
         for phase, owner, name in places:
-            stack.enter_context(patch.object(owner, name, clock.timed(phase, getattr(owner, name))))
-        replay = Tape.replay
-        stack.enter_context(patch.object(Tape, "replay", lambda tape, step: clock.timed("model", replay)(tape, step)))
+            stack.enter_context(_in_place(owner, name, clock.timed(phase, getattr(owner, name))))
         yield
+
+
+@contextmanager
+def _in_place(owner: Any, name: str, value: Any) -> Iterator[None]:
+    """`owner` has `value` as attribute `name`, and afterwards what it had before."""
+    had = name in vars(owner)
+    before = vars(owner).get(name)
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        if had:
+            setattr(owner, name, before)
+        else:
+            delattr(owner, name)
 
 
 def decode_phases(engine: Engine, rows: int, context: int, steps: int) -> list[dict[str, float]]:

@@ -2,25 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
-from ostinato.bench.drive import with_room
-from ostinato.bench.facts import machine_facts, model_facts
-from ostinato.bench.prefix_figures import prefix_figures, second_turn_figures
-from ostinato.bench.prefix_run import Round, run_round
+from ostinato.bench.drive import in_turns, with_room
+from ostinato.bench.prefix_run import COUNTERS, Round, prefix_figures, run_round, second_turn_figures
 from ostinato.bench.prefix_variants import COMPARED, Variant, check_open, choose_variants, configs_of, find_baseline
 from ostinato.bench.prefix_workloads import Ask, Sizes, make_asks
+from ostinato.bench.reports import (
+    Column,
+    Report,
+    Say,
+    Table,
+    count,
+    digits,
+    engine_facts,
+    engine_lines,
+    milliseconds,
+    spread_columns,
+)
 from ostinato.config import EngineConfig
 from ostinato.models.checkpoint import load_spec
-from ostinato.plain_data import to_plain
 from ostinato.plan.device.detect import detect
 from ostinato.plan.plan import Plan
+from ostinato.units import format_bytes
 
 if TYPE_CHECKING:
     from ostinato.engine.engine import Engine
+
+
+CONFIGURATIONS = (
+    Column("configuration", "configuration"),
+    Column("eviction", "eviction_policy"),
+    Column("spacing", lambda each: each["state_block_size"] if each["mode"] in ("align", "all") else None),
+    Column("cache", "cache_bytes", format_bytes),
+    *(Column(name, name, count) for name in ("blocks", "slots", "checkpoints")),
+)
 
 
 @dataclass(frozen=True)
@@ -42,8 +61,8 @@ class PrefixBench:
         return {(name, number): make_asks(name, self.sizes, vocab_size, number) for name, number in keys}
 
 
-def prefix(settings: dict[str, Any], bench: PrefixBench, report: Callable[[str], None]) -> dict[str, Any]:
-    """The report: for each workload and configuration what was found, and how soon the first tokens came.
+def prefix(settings: dict[str, Any], bench: PrefixBench, say: Say) -> Report:
+    """For each workload and configuration what was found, and how soon the first tokens came.
 
     All configurations live in this process, have the same weights, and take turns: in each round a workload runs
     on one after another before the next workload does, beginning with another configuration each time. A round's
@@ -60,8 +79,8 @@ def prefix(settings: dict[str, Any], bench: PrefixBench, report: Callable[[str],
         bench.modes, bench.checkpoint_policies, bench.eviction_policies, spec, config.enable_chunked_prefill
     )
     configs = configs_of(variants, config, spec, detect(config.device))
-    engines = _start(configs, longest, report)
-    rounds = _take_turns(engines, bench, asks, report)
+    engines = _start(configs, longest, say)
+    rounds = _take_turns(engines, bench, asks, say)
     baseline = find_baseline(variants, spec)
     results = []
     for name, variant in product(bench.workloads, variants):
@@ -69,25 +88,24 @@ def prefix(settings: dict[str, Any], bench: PrefixBench, report: Callable[[str],
         figures = prefix_figures(ours, theirs) | {"second_turn": second_turn_figures(ours, theirs)}
         results.append({"workload": name, "configuration": variant.name, **asdict(variant), **figures})
     plan = engines[variants[0]].plan
-    common = {name: value for name, value in to_plain(plan.settings).items() if name not in COMPARED}
-    return {
-        "command": "prefix",
-        "model": model_facts(config, plan),
-        "settings": {**common, **asdict(bench.sizes), "concurrency": bench.concurrency, "rounds": bench.rounds},
-        "machine": machine_facts(plan),
-        "baseline": None if baseline is None else baseline.name,
-        "configurations": [_cache_facts(variant, engine.plan) for variant, engine in engines.items()],
-        "results": results,
-    }
+    data = engine_facts(
+        "prefix", config, plan, **asdict(bench.sizes), concurrency=bench.concurrency, rounds=bench.rounds
+    )
+    data["settings"] = {name: value for name, value in data["settings"].items() if name not in COMPARED}
+    data["baseline"] = None if baseline is None else baseline.name
+    data["configurations"] = [_cache_facts(variant, engine.plan) for variant, engine in engines.items()]
+    data["results"] = results
+    workload = "{shared_len} shared tokens, about {new_len} new, {output_len} of output, {concurrency} at once"
+    return Report(data, engine_lines(data, workload), prefix_tables(data))
 
 
-def _start(configs: dict[Variant, EngineConfig], longest: Ask, report: Callable[[str], None]) -> dict[Variant, Engine]:
+def _start(configs: dict[Variant, EngineConfig], longest: Ask, say: Say) -> dict[Variant, Engine]:
     """An engine for each, after a request as long as the longest one."""
     from ostinato.engine.engine import Engine
 
     engines = {}
     for variant, config in configs.items():
-        report(f"{variant.name}: loading and warming up")
+        say(f"{variant.name}: loading and warming up")
         engine = engines[variant] = Engine(config)
         run_round(engine, [Ask(((0,) * longest.prompt_len,), longest.output_len)], concurrency=1, number=-1)
     return engines
@@ -97,15 +115,14 @@ def _take_turns(
     engines: dict[Variant, Engine],
     bench: PrefixBench,
     asks: dict[tuple[str, int], list[Ask]],
-    report: Callable[[str], None],
+    say: Say,
 ) -> dict[tuple[str, Variant], list[Round]]:
     """All rounds, by workload and configuration."""
     rounds: dict[tuple[str, Variant], list[Round]] = {each: [] for each in product(bench.workloads, engines)}
     variants = list(engines)
     for number, name in product(range(bench.rounds), bench.workloads):
-        first = number % len(variants)
-        for variant in variants[first:] + variants[:first]:
-            report(f"round {number + 1}: {name}, {variant.name}")
+        for variant in in_turns(variants, number):
+            say(f"round {number + 1}: {name}, {variant.name}")
             rounds[name, variant].append(run_round(engines[variant], asks[name, number], bench.concurrency, number))
     return rounds
 
@@ -123,3 +140,41 @@ def _cache_facts(variant: Variant, plan: Plan) -> dict[str, Any]:
         "checkpoints": memory.num_checkpoints,
         "prefix_tokens": memory.prefix_tokens,
     }
+
+
+def prefix_tables(data: Mapping[str, Any]) -> list[Table]:
+    results, baseline = data["results"], data["baseline"]
+    names = (Column("workload", "workload", is_text=True), Column("configuration", "configuration", is_text=True))
+    ratio = "ratio" if baseline is None else f"to {baseline}"
+    first_tokens = (
+        Column("hit rate", "hit_rate", digits(1, "%", 100)),
+        Column("first token", "time_to_first_token.mean", milliseconds),
+        Column("p50", "time_to_first_token.p50", milliseconds),
+        Column("p99", "time_to_first_token.p99", milliseconds),
+        Column(ratio, "first_token_ratio.median", digits(2)),
+    )
+    tokens = (
+        Column("prompts", "prompt_tokens", count),
+        Column("cached", "cached_tokens", count),
+        Column("missed", "misses", _misses, is_text=True),
+    )
+    headings = ("checkpoints taken", "not taken", "evicted", "blocks evicted", "preemptions")
+    counters = [Column(heading, name, count) for heading, name in zip(headings, COUNTERS, strict=True)]
+    tables = [Table(CONFIGURATIONS, data["configurations"])]
+    tables += [Table((*names, *columns), results) for columns in (first_tokens, tokens, counters)]
+    second_turns = [result for result in results if result["second_turn"] is not None]
+    if second_turns:
+        columns = (
+            Column("second turn", "configuration"),
+            Column("cold", "second_turn.cold_seconds.median", milliseconds),
+            Column("warm", "second_turn.warm_seconds.median", milliseconds),
+            Column("sooner", "second_turn.speedup.median", digits(1, "x")),
+            *spread_columns("second_turn.speedup", digits(1, "x"), "min", "max"),
+            Column(f"cold {ratio}", "second_turn.cold_ratio.median", digits(2)),
+        )
+        tables.append(Table(columns, second_turns))
+    return tables
+
+
+def _misses(misses: Mapping[str, int]) -> str:
+    return ", ".join(f"{tokens:,} {cause.replace('_', ' ')}" for cause, tokens in misses.items())

@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import statistics
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from ostinato.bench.drive import with_room
-from ostinato.bench.facts import machine_facts, model_facts
+from ostinato.bench.drive import plan_of, with_room
 from ostinato.bench.floor import measure_bandwidth, measure_flops
-from ostinato.bench.graphs import graph_of, plan_of
-from ostinato.bench.profile_figures import Calls, Roofs, kernel_figures, phase_figures, total_figures
+from ostinato.bench.graph_speed import graph_of
+from ostinato.bench.reports import Column, Report, Say, Table, digits, engine_facts, engine_lines, percent
+from ostinato.bench.step_figures import Calls
 from ostinato.errors import ConfigError, Remedy
-from ostinato.plain_data import to_plain
-from ostinato.plan.memory.kernel_work import StepShape, kernel_work
+from ostinato.plan.memory.kernel_work import KernelWork, StepShape, kernel_work
 from ostinato.plan.plan import Plan
 
 if TYPE_CHECKING:
     from ostinato.config import EngineConfig
     from ostinato.engine.engine import Engine
+
+
+MODEL = ("model", "logits")
+"""The phases of a step that are the model; the others are the engine around it."""
+KERNEL_OF = {"logits": "linear"}
+"""What a row is called that is not called as its kernel."""
+MILLISECONDS = digits(3, scale=1e3)
 
 
 @dataclass(frozen=True)
@@ -32,8 +39,21 @@ class ProfileBench:
     rounds: int
 
 
-def profile(settings: dict[str, Any], bench: ProfileBench, report: Callable[[str], None]) -> dict[str, Any]:
-    """The report: of each step the kernels, with calls, seconds, bytes, FLOPs and floor, and of decode steps the phases
+@dataclass(frozen=True)
+class Roofs:
+    """What the machine can do at the most: bytes/s from and to memory, and FLOP/s of matrix products in the model's
+    dtype."""
+
+    bytes_per_second: float
+    flops_per_second: float
+
+    def floor(self, work: KernelWork) -> float:
+        """The least seconds that it takes: moving and computing may go on at the same time."""
+        return max(work.num_bytes / self.bytes_per_second, work.flops / self.flops_per_second)
+
+
+def profile(settings: dict[str, Any], bench: ProfileBench, say: Say) -> Report:
+    """Of each step the kernels, with calls, seconds, bytes, FLOPs and floor, and of decode steps the phases
     in the engine's loop.
 
     A decode step that has a full graph is replayed as a tape whose calls are timed one by one; other steps run eagerly,
@@ -43,42 +63,37 @@ def profile(settings: dict[str, Any], bench: ProfileBench, report: Callable[[str
     from ostinato.engine.engine import Engine
 
     config = _config_for(settings, bench)
-    report("loading the model and capturing its graphs")
+    say("loading the model and capturing its graphs")
     engine = Engine(config)
     plan = engine.plan
-    report("measuring the memory's bandwidth and the rate of matrix products")
+    say("measuring the memory's bandwidth and the rate of matrix products")
     bandwidth = measure_bandwidth(engine.runner.device, isa=plan.device.native.isa)
     roofs = Roofs(bandwidth.best, measure_flops(plan.settings.dtype))
-    return {
-        "command": "profile",
-        "model": model_facts(config, plan),
-        "settings": {**to_plain(plan.settings), **asdict(bench)},
-        "machine": {
-            **machine_facts(plan),
-            "read_bytes_per_second": bandwidth.read,
-            "copy_bytes_per_second": bandwidth.copy,
-            "flops_per_second": roofs.flops_per_second,
-        },
-        "kernels": {name: choice.implementation for name, choice in plan.kernels.items()},
-        "decode": _decode(engine, bench, roofs, report),
-        "prefill": _prefill(engine, bench, roofs, report),
-    }
+    data = engine_facts("profile", config, plan, **asdict(bench))
+    data["machine"] |= {**bandwidth.to_json(), "flops_per_second": roofs.flops_per_second}
+    data["kernels"] = {name: choice.implementation for name, choice in plan.kernels.items()}
+    data["decode"] = _decode(engine, bench, roofs, say)
+    data["prefill"] = _prefill(engine, bench, roofs, say)
+    lines = engine_lines(data, "{context} tokens before each row, {prefill} prompt tokens")
+    return Report(data, lines, profile_tables(data))
 
 
-def _decode(engine: Engine, bench: ProfileBench, roofs: Roofs, report: Callable[[str], None]) -> list[dict[str, Any]]:
-    from ostinato.bench.decode_steps import make_decode_steps
-    from ostinato.bench.kernel_profile import profile_eagerly, profile_tape
+def _decode(engine: Engine, bench: ProfileBench, roofs: Roofs, say: Say) -> list[dict[str, Any]]:
+    from ostinato.bench.kernel_times import TapeClock, profile_eagerly, profile_tape
     from ostinato.bench.phases import decode_phases
+    from ostinato.bench.steps import make_decode_steps
 
     plan, runner = engine.plan, engine.runner
+    clock: TapeClock | None = None
     figures = []
-    report("computing the prompts")
+    say("computing the prompts")
     steps = make_decode_steps(runner, bench.batch_sizes, bench.context, engine.spec.vocab_size)
     for rows, step in steps.items():
-        report(f"decoding, batch size {rows}")
+        say(f"decoding, batch size {rows}")
         mode, size = graph_of(plan, rows)
         if mode == "full" and size is not None:
-            calls, seconds = profile_tape(runner, step, size, bench.rounds)
+            clock = clock or TapeClock(runner)
+            calls, seconds = profile_tape(runner, clock, step, bench.rounds)
         else:
             calls, seconds = profile_eagerly(runner, step, rows, bench.rounds)
         shape = StepShape(rows, 1, bench.context, decodes=True)
@@ -86,15 +101,16 @@ def _decode(engine: Engine, bench: ProfileBench, roofs: Roofs, report: Callable[
         figures.append({"batch_size": rows, "way": "tape" if mode == "full" else "eager", "graph_rows": size, **one})
     # Last: requests write to the blocks and slots that the steps above read.
     for one in figures:
-        report(f"the engine's loop, batch size {one['batch_size']}")
+        say(f"the engine's loop, batch size {one['batch_size']}")
         one["phases"] = phase_figures(decode_phases(engine, one["batch_size"], bench.context, _loop_steps(bench)))
     return figures
 
 
-def _prefill(engine: Engine, bench: ProfileBench, roofs: Roofs, report: Callable[[str], None]) -> dict[str, Any]:
-    from ostinato.bench.kernel_profile import profile_eagerly, prompt_step
+def _prefill(engine: Engine, bench: ProfileBench, roofs: Roofs, say: Say) -> dict[str, Any]:
+    from ostinato.bench.kernel_times import profile_eagerly
+    from ostinato.bench.steps import prompt_step
 
-    report(f"prefill, {bench.prefill} tokens")
+    say(f"prefill, {bench.prefill} tokens")
     step = prompt_step(engine.runner, bench.prefill, engine.spec.vocab_size)
     calls, seconds = profile_eagerly(engine.runner, step, 1, max(3, bench.rounds // 4))
     shape = StepShape(1, bench.prefill, 0, decodes=False)
@@ -140,3 +156,94 @@ def _config_for(settings: dict[str, Any], bench: ProfileBench) -> EngineConfig:
 def _loop_steps(bench: ProfileBench) -> int:
     """Steps of the engine's loop of which a median is taken."""
     return max(bench.rounds, 8)
+
+
+def kernel_figures(calls: Calls, work: Mapping[str, KernelWork | None], roofs: Roofs) -> list[dict[str, Any]]:
+    """The calls of a step by name, longest first: seconds, and their share of all; the floor and the share of it that
+    was reached, None for what `work` does not know."""
+    total = sum(seconds for _, seconds in calls)
+    by_name: dict[str, list[float]] = {}
+    for name, seconds in calls:
+        by_name.setdefault(name, []).append(seconds)
+    figures = []
+    for name, each in sorted(by_name.items(), key=lambda item: -sum(item[1])):
+        seconds, known = sum(each), work.get(name)
+        floor = None if known is None else roofs.floor(known)
+        figures.append(
+            {
+                "kernel": name,
+                "calls": len(each),
+                "seconds": seconds,
+                "share": seconds / total,
+                "bytes": None if known is None else known.num_bytes,
+                "flops": None if known is None else known.flops,
+                "floor_seconds": floor,
+                "fraction_reached": None if floor is None else floor / seconds,
+            }
+        )
+    return figures
+
+
+def total_figures(figures: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Of all kernels of a step. The floor is None where that of a kernel with experts is."""
+    seconds = sum(each["seconds"] for each in figures)
+    is_known = all(each["floor_seconds"] is not None for each in figures if each["kernel"] == "moe")
+    floor = sum(each["floor_seconds"] or 0.0 for each in figures) if is_known else None
+    return {
+        "seconds": seconds,
+        "floor_seconds": floor,
+        "fraction_reached": None if floor is None else floor / seconds,
+    }
+
+
+def phase_figures(steps: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """The median seconds of each phase over steps that all have the same ones."""
+    return {name: statistics.median(step[name] for step in steps) for name in steps[0]}
+
+
+def profile_tables(data: Mapping[str, Any]) -> list[Table]:
+    tables = []
+    for step in data["decode"]:
+        graph = f"{step['way']}, {step['graph_rows']} rows" if step["way"] == "tape" else "eager"
+        tables.append(_kernel_table(f"decode, batch size {step['batch_size']} ({graph})", step, data["kernels"]))
+    prefill = data["prefill"]
+    tables.append(_kernel_table(f"prefill, {prefill['tokens']} tokens ({prefill['way']})", prefill, data["kernels"]))
+    return [*tables, _phase_table(data["decode"])]
+
+
+def _kernel_table(title: str, step: Mapping[str, Any], chosen: Mapping[str, str]) -> Table:
+    """A step's kernels, longest first, with the sum of all, and what lies between them."""
+    empty = dict.fromkeys(("calls", "share", "bytes", "flops", "floor_seconds", "fraction_reached"))
+    rows = [
+        {**each, "kind": chosen.get(KERNEL_OF.get(each["kernel"], each["kernel"]), "torch")} for each in step["kernels"]
+    ]
+    rows.append({**empty, "kernel": "all", "kind": "", **step["total"]})
+    rows.append({**empty, "kernel": "between them", "kind": "", "seconds": step["between_kernels_seconds"]})
+    columns = (
+        Column("kernel", "kernel"),
+        Column("", "kind"),
+        Column("calls", "calls"),
+        Column("ms", "seconds", MILLISECONDS),
+        Column("share", "share", digits(1, "%", 100)),
+        Column("MB", "bytes", digits(2, scale=1e-6)),
+        Column("GFLOP", "flops", digits(2, scale=1e-9)),
+        Column("floor ms", "floor_seconds", MILLISECONDS),
+        Column("reached", "fraction_reached", percent),
+    )
+    return Table(columns, rows, title)
+
+
+def _phase_table(steps: Sequence[Mapping[str, Any]]) -> Table:
+    """Milliseconds of a decode step in the engine's loop, by batch size."""
+    seconds: dict[str, dict[str, float]] = {}
+    for step in steps:
+        size = str(step["batch_size"])
+        for name, each in step["phases"].items():
+            seconds.setdefault(name, {})[size] = each
+    for step in steps:
+        around = sum(each for name, each in step["phases"].items() if name not in MODEL)
+        seconds.setdefault("all but model and logits", {})[str(step["batch_size"])] = around
+    sizes = [str(step["batch_size"]) for step in steps]
+    rows = [{"name": name, **dict.fromkeys(sizes, 0.0), **each} for name, each in seconds.items()]
+    columns = [Column(f"batch {size}", size, MILLISECONDS) for size in sizes]
+    return Table((Column("a step of the engine, ms", "name"), *columns), rows)

@@ -1,4 +1,4 @@
-"""What a round measured, and the figures made of it: pure functions of moments in time."""
+"""When the tokens of a round came, and how figures of many rounds are summed up."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import chain, pairwise
-from typing import Any
+from itertools import pairwise
 
 
 @dataclass(frozen=True)
@@ -39,43 +38,14 @@ class Trace:
         return sum(time > self.prefill_end for times in self.token_times for time in times)
 
     @property
+    def decode_rate(self) -> float:
+        """Tokens per second from the moment on when every request had its first one."""
+        return self.decode_tokens / (self.end - self.prefill_end)
+
+    @property
     def decode_step_seconds(self) -> list[float]:
         """Lengths of the steps after every request had its first token."""
         return [end - begin for begin, end in pairwise(self.step_ends) if end > self.prefill_end]
-
-
-def throughput_figures(traces: Sequence[Trace]) -> dict[str, Any]:
-    """Rates in tokens/s, each as median, min and max over the rounds, and the lengths of decode steps.
-
-    `total` counts prompt and output tokens over the whole round, `output` the output tokens alone; `prefill`
-    prompt tokens until every request had its first output token; `decode` the tokens after that moment, over
-    the time after it, None if there are none.
-    """
-    decodes = [trace for trace in traces if trace.decode_tokens]
-    rates = {
-        "total_tokens_per_second": [(t.prompt_tokens + t.output_tokens) / t.end for t in traces],
-        "output_tokens_per_second": [t.output_tokens / t.end for t in traces],
-        "prefill_tokens_per_second": [t.prompt_tokens / t.prefill_end for t in traces],
-        "decode_tokens_per_second": [t.decode_tokens / (t.end - t.prefill_end) for t in decodes],
-        "seconds": [t.end for t in traces],
-    }
-    steps = list(chain.from_iterable(trace.decode_step_seconds for trace in traces))
-    return {
-        **{name: spread(values) for name, values in rates.items()},
-        "steps": len(traces[0].step_ends),
-        "decode_steps": len(traces[0].decode_step_seconds),
-        "decode_step_seconds": percentiles(steps),
-    }
-
-
-def latency_figures(traces: Sequence[Trace]) -> dict[str, Any]:
-    """Seconds to the first token and between tokens, over all requests of all rounds."""
-    requests = [times for trace in traces for times in trace.token_times]
-    gaps = [later - earlier for times in requests for earlier, later in pairwise(times)]
-    return {
-        "time_to_first_token": percentiles([times[0] for times in requests]),
-        "inter_token_latency": percentiles(gaps),
-    }
 
 
 def spread(values: Sequence[float]) -> dict[str, float] | None:
@@ -92,3 +62,12 @@ def percentiles(values: Sequence[float]) -> dict[str, float] | None:
     ordered = sorted(values)
     rank = math.ceil(0.99 * len(ordered))
     return {"p50": statistics.median(ordered), "p99": ordered[rank - 1], "max": ordered[-1]}
+
+
+def summary(values: Sequence[float]) -> dict[str, float] | None:
+    """Mean, percentiles (nearest rank) and the greatest; None of no values."""
+    if not values:
+        return None
+    ordered = sorted(values)
+    ranks = {f"p{percent}": ordered[math.ceil(len(ordered) * percent / 100) - 1] for percent in (50, 90, 99)}
+    return {"mean": statistics.fmean(ordered), **ranks, "max": ordered[-1]}

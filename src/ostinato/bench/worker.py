@@ -19,13 +19,13 @@ from ostinato.errors import OstinatoError, Remedy
 ENTERED = time.monotonic()
 
 JOBS = {
-    "ostinato": "ostinato.bench.compare",
-    "transformers": "ostinato.bench.peer",
-    "startup": "ostinato.bench.startup",
-    "floor": "ostinato.bench.floor",
-    "generate": "ostinato.bench.serve_overhead",
+    "ostinato": "ostinato.bench.comparison:answer",
+    "transformers": "ostinato.bench.comparison:answer_by_transformers",
+    "startup": "ostinato.bench.startup:answer",
+    "floor": "ostinato.bench.floor:answer",
+    "generate": "ostinato.bench.serve.overhead:answer",
 }
-"""Kind of job -> the module whose `work` does it."""
+"""Kind of job -> the module, and the function in it that does the job."""
 
 
 def ask(kind: str, job: dict[str, Any]) -> dict[str, Any]:
@@ -48,7 +48,8 @@ def ask(kind: str, job: dict[str, Any]) -> dict[str, Any]:
 def main() -> None:
     job = json.loads(sys.stdin.read())
     try:
-        result = import_module(JOBS[job["kind"]]).work({"entered": ENTERED, **job})
+        module, function = JOBS[job["kind"]].split(":")
+        result = getattr(import_module(module), function)({"entered": ENTERED, **job})
     except OstinatoError as error:
         print(json.dumps(error.to_json()))
         return

@@ -7,32 +7,21 @@ from typing import Annotated, Any, get_args
 
 import typer
 
-from ostinato.bench.compare import PEERS, compare
-from ostinato.bench.graph_plot import check_plot, plot_steps
-from ostinato.bench.graphs import GraphBench, graphs
-from ostinato.bench.latency import latency
+from ostinato.bench.comparison import PEERS, compare
+from ostinato.bench.draft_prompts import SpeculativeBench
+from ostinato.bench.draft_speed import speculative
+from ostinato.bench.drive import Workload
+from ostinato.bench.encoder_images import EncoderBench
+from ostinato.bench.encoder_speed import encoder
+from ostinato.bench.graph_speed import GraphBench, graphs
 from ostinato.bench.prefix import PrefixBench, prefix
 from ostinato.bench.prefix_variants import MODES
 from ostinato.bench.prefix_workloads import WORKLOADS, Sizes
 from ostinato.bench.profile import ProfileBench, profile
-from ostinato.bench.speculative import speculative
-from ostinato.bench.speculative_prompts import SpeculativeBench
 from ostinato.bench.startup import startup
-from ostinato.bench.throughput import throughput
-from ostinato.bench.workload import Workload
-from ostinato.cli.bench_encoder import encoder_command
-from ostinato.cli.bench_graph_tables import LENGTHS as GRAPH_LENGTHS
-from ostinato.cli.bench_graph_tables import graph_tables
-from ostinato.cli.bench_options import reporter, sizes
-from ostinato.cli.bench_prefix_tables import LENGTHS as PREFIX_LENGTHS
-from ostinato.cli.bench_prefix_tables import prefix_tables
-from ostinato.cli.bench_profile_tables import LENGTHS as PROFILE_LENGTHS
-from ostinato.cli.bench_profile_tables import profile_tables
+from ostinato.bench.throughput import latency, throughput
+from ostinato.cli.bench_command import Measure, add_command, names, sizes
 from ostinato.cli.bench_serve import overhead_command, serve_command
-from ostinato.cli.bench_speculative_tables import LENGTHS as SPECULATIVE_LENGTHS
-from ostinato.cli.bench_speculative_tables import speculative_tables
-from ostinato.cli.bench_tables import compare_tables, latency_tables, show, startup_tables, throughput_tables
-from ostinato.cli.options import engine_options, name_model
 from ostinato.config import EngineConfig
 from ostinato.errors import ConfigError
 
@@ -44,7 +33,6 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 
-Model = Annotated[str | None, typer.Argument(metavar="MODEL", help="As --model.")]
 BatchSizes = Annotated[
     str,
     typer.Option("--batch-sizes", "--batch-size", "--num-prompts", metavar="N[,N...]", help="Requests at once."),
@@ -52,7 +40,6 @@ BatchSizes = Annotated[
 PromptLen = Annotated[int, typer.Option(min=1, help="Random tokens of each prompt.")]
 OutputLen = Annotated[int, typer.Option(min=1, help="Tokens generated for each request.")]
 Rounds = Annotated[int, typer.Option(min=1, help="Rounds that are counted, after one to warm up.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print the report as JSON.")]
 
 MOST_ROWS = 32
 """Of the batch sizes that graphs are measured for, where none are named."""
@@ -60,7 +47,6 @@ MOST_ROWS = 32
 
 def throughput_command(
     settings: dict[str, Any],
-    target: Model = None,
     batch_sizes: BatchSizes = "32",
     prompt_len: PromptLen = 128,
     output_len: OutputLen = 64,
@@ -69,8 +55,7 @@ def throughput_command(
         str | None,
         typer.Option("--compare", metavar="|".join(PEERS), help="Another engine to run in turns."),
     ] = None,
-    as_json: AsJson = False,
-) -> None:
+) -> Measure:
     """Tokens per second of a batch whose requests all come at once.
 
     Prefill and decode are told apart by the moment when every request has its first token. The floor is the
@@ -79,51 +64,42 @@ def throughput_command(
 
     Example: ostinato bench throughput benchmarks/models/nemotron-h-300m --random-weights --batch-sizes 1,32
     """
-    name_model(settings, target)
     workload = Workload(prompt_len, output_len, sizes(batch_sizes), rounds)
     if peer is None:
-        show(throughput(settings, workload, reporter()), as_json, throughput_tables)
-    else:
-        show(compare(settings, workload, peer, reporter()), as_json, compare_tables)
+        return lambda say: throughput(settings, workload, say)
+    return lambda say: compare(settings, workload, peer, say)
 
 
 def latency_command(
     settings: dict[str, Any],
-    target: Model = None,
     batch_sizes: BatchSizes = "1,8,32",
     prompt_len: PromptLen = 128,
     output_len: OutputLen = 64,
     rounds: Rounds = 3,
-    as_json: AsJson = False,
-) -> None:
+) -> Measure:
     """Seconds to a request's first token and between its tokens, alone and in batches that come at once.
 
     Example: ostinato bench latency demo --batch-sizes 1,8
     """
-    name_model(settings, target)
     workload = Workload(prompt_len, output_len, sizes(batch_sizes), rounds)
-    show(latency(settings, workload, reporter()), as_json, latency_tables)
+    return lambda say: latency(settings, workload, say)
 
 
 def startup_command(
     settings: dict[str, Any],
-    target: Model = None,
     prompt_len: PromptLen = 128,
     rounds: Annotated[int, typer.Option(min=1, help="How many processes are started.")] = 3,
-    as_json: AsJson = False,
-) -> None:
+) -> Measure:
     """Seconds from the start of a fresh process to the first token of a first request.
 
     Example: ostinato bench startup demo --rounds 5
     """
-    name_model(settings, target)
     workload = Workload(prompt_len, output_len=1, batch_sizes=(1,), rounds=rounds)
-    show(startup(settings, workload, reporter()), as_json, startup_tables)
+    return lambda say: startup(settings, workload, say)
 
 
 def prefix_command(
     settings: dict[str, Any],
-    target: Model = None,
     workloads: Annotated[
         str, typer.Option(metavar="NAME[,NAME...]", help="What is asked: some of those above.")
     ] = ",".join(WORKLOADS),
@@ -155,8 +131,7 @@ def prefix_command(
     ] = 2000,
     concurrency: Annotated[int, typer.Option(min=1, help="Requests at once, at most.")] = 2,
     rounds: Annotated[int, typer.Option(min=1, help="Rounds, each with prompts of its own.")] = 3,
-    as_json: AsJson = False,
-) -> None:
+) -> Measure:
     """What the prefix cache finds and how soon first tokens come, per mode and policy, side by side.
 
     system: one system prompt, many questions. chat: conversations in turns. thinking: chat whose template
@@ -175,22 +150,20 @@ def prefix_command(
     Example: ostinato bench prefix demo --workloads chat,thinking --modes none,all --checkpoint-policies
     boundaries+branches --eviction-policies marconi,lru --cache-memory 7MiB
     """
-    name_model(settings, target)
     bench = PrefixBench(
-        workloads=_names("--workloads", workloads, tuple(WORKLOADS)),
-        modes=None if modes is None else _names("--modes", modes, MODES),
+        workloads=names("--workloads", workloads, tuple(WORKLOADS)),
+        modes=None if modes is None else names("--modes", modes, MODES),
         checkpoint_policies=_policies("--checkpoint-policies", checkpoint_policies, "checkpoint_policy"),
         eviction_policies=_policies("--eviction-policies", eviction_policies, "eviction_policy"),
         sizes=Sizes(shared_len, new_len, output_len, sessions, turns, conversation_len),
         concurrency=concurrency,
         rounds=rounds,
     )
-    show(prefix(settings, bench, reporter()), as_json, prefix_tables, PREFIX_LENGTHS)
+    return lambda say: prefix(settings, bench, say)
 
 
 def graphs_command(
     settings: dict[str, Any],
-    target: Model = None,
     rows: Annotated[
         str | None,
         typer.Option(
@@ -211,11 +184,7 @@ def graphs_command(
             help="Also compare prefill with these values of max_num_batched_tokens, such as 700,768.",
         ),
     ] = None,
-    plot: Annotated[
-        Path | None, typer.Option(metavar="FILE.png", help="Draw step time against batch size (needs matplotlib).")
-    ] = None,
-    as_json: AsJson = False,
-) -> None:
+) -> Measure:
     """Milliseconds of a decode step by batch size, eagerly and as a graph, in turns.
 
     A step is measured from the batch's tensors to its hidden states; logits and sampling, which are the same for
@@ -229,24 +198,43 @@ def graphs_command(
 
     Example: ostinato bench graphs demo --rows 1,8,32 --off-stride 700,768
     """
-    name_model(settings, target)
-    if plot is not None:
-        check_plot(plot)
     bench = GraphBench(
         rows=_rows(settings, rows),
         prompt_len=prompt_len,
         rounds=rounds,
         off_stride=() if budgets is None else _budgets(budgets),
     )
-    report = graphs(settings, bench, reporter())
-    show(report, as_json, graph_tables, GRAPH_LENGTHS)
-    if plot is not None:
-        plot_steps(report, plot)
+    return lambda say: graphs(settings, bench, say)
+
+
+def encoder_command(
+    settings: dict[str, Any],
+    arrivals: Annotated[int, typer.Option(min=1, help="Arrivals of one image, and as many of several.")] = 16,
+    batch: Annotated[str, typer.Option(metavar="LEAST,MOST", help="Images that come together.")] = "2,4",
+    max_pixels: Annotated[
+        int | None, typer.Option(min=1, help="Larger images are made smaller. [default: the checkpoint's limit]")
+    ] = None,
+    image_seed: Annotated[int, typer.Option(help="Of sizes, their order, and patches.")] = 0,
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds that are counted, after one to warm up.")] = 3,
+) -> Measure:
+    """Milliseconds until images are encoded, eagerly and with graphs by token budget, in turns.
+
+    Images of mixed sizes come alone and, a few at once, together. Timed is what lies between an arrival's patches and
+    its tokens: eagerly image by image, with graphs in packs. Decoding and resizing, which are the same for both, are
+    left out. Then the time to first token of requests with one image each, alone on the engine. Latencies are over all
+    arrivals and rounds; the least ones are of each arrival's shortest times, which other work on the machine disturbs
+    least.
+
+    Example: ostinato bench encoder demo-vl
+
+    Example: ostinato bench encoder PATH --random-weights --encoder-graph-mode always --plot encoder.png
+    """
+    bench = EncoderBench(arrivals, _range(batch), rounds, image_seed, max_pixels)
+    return lambda say: encoder(settings, bench, say)
 
 
 def speculative_command(
     settings: dict[str, Any],
-    target: Model = None,
     method: Annotated[
         str,
         typer.Option(metavar="mtp|ngram|draft:PATH", help="What makes drafts; how many, --num-drafts says."),
@@ -262,8 +250,7 @@ def speculative_command(
     prompt_len: PromptLen = 128,
     output_len: OutputLen = 64,
     rounds: Rounds = 3,
-    as_json: AsJson = False,
-) -> None:
+) -> Measure:
     """Speculation beside none: speed, acceptance and the cost of a step, by batch size and number of drafts, in turns.
 
     Each number of drafts is measured as such; the largest also with the controller, which does without drafts where
@@ -274,15 +261,13 @@ def speculative_command(
 
     Example: ostinato bench speculative PATH --method ngram --prompts prompts.txt
     """
-    name_model(settings, target)
     numbers = tuple(sorted(set(sizes(num_drafts, "--num-drafts", "1,2,3,4"))))
     bench = SpeculativeBench(_method(method), numbers, sizes(batch_sizes), prompt_len, output_len, rounds, prompts)
-    show(speculative(settings, bench, reporter()), as_json, speculative_tables, SPECULATIVE_LENGTHS)
+    return lambda say: speculative(settings, bench, say)
 
 
 def profile_command(
     settings: dict[str, Any],
-    target: Model = None,
     batch_sizes: BatchSizes = "1,8,32",
     context: Annotated[
         int, typer.Option("--context", "--prompt-len", min=1, help="Tokens before each row of a decode step.")
@@ -291,8 +276,7 @@ def profile_command(
     rounds: Annotated[
         int, typer.Option(min=1, help="Rounds that are counted, after one to warm up; the shortest is shown.")
     ] = 20,
-    as_json: AsJson = False,
-) -> None:
+) -> Measure:
     """Where a step's time goes, by kernel, beside the floor; and what the engine does around the model.
 
     A kernel's floor is the bytes that it must move (weights, states, keys and values; not what is computed on the
@@ -303,21 +287,26 @@ def profile_command(
 
     Example: ostinato bench profile benchmarks/models/nemotron-h-300m --random-weights --batch-sizes 1,32
     """
-    name_model(settings, target)
     bench = ProfileBench(tuple(sorted(set(sizes(batch_sizes)))), context, prefill, rounds)
-    show(profile(settings, bench, reporter()), as_json, profile_tables, PROFILE_LENGTHS)
+    return lambda say: profile(settings, bench, say)
 
 
-app.command("throughput")(engine_options(throughput_command))
-app.command("latency")(engine_options(latency_command))
-app.command("startup")(engine_options(startup_command))
-app.command("prefix")(engine_options(prefix_command))
-app.command("graphs")(engine_options(graphs_command))
-app.command("encoder")(engine_options(encoder_command))
-app.command("profile")(engine_options(profile_command))
-app.command("speculative")(engine_options(speculative_command))
-app.command("serve")(serve_command)
-app.command("serve-overhead")(engine_options(overhead_command))
+add_command(app, "throughput", throughput_command)
+add_command(app, "latency", latency_command)
+add_command(app, "startup", startup_command)
+add_command(app, "prefix", prefix_command)
+add_command(app, "graphs", graphs_command, plot="Draw step time against batch size")
+add_command(app, "encoder", encoder_command, plot="Draw latency against tokens")
+add_command(app, "profile", profile_command)
+add_command(app, "speculative", speculative_command)
+add_command(
+    app,
+    "serve",
+    serve_command,
+    has_engine=False,
+    plot="Draw distributions, or latency against load if there are several",
+)
+add_command(app, "serve-overhead", overhead_command)
 
 
 def _method(text: str) -> str:
@@ -343,12 +332,11 @@ def _budgets(text: str) -> tuple[int, ...]:
 
 
 def _policies(option: str, text: str, setting: str) -> tuple[str, ...]:
-    return _names(option, text, get_args(EngineConfig.model_fields[setting].annotation))
+    return names(option, text, get_args(EngineConfig.model_fields[setting].annotation))
 
 
-def _names(option: str, text: str, known: tuple[str, ...]) -> tuple[str, ...]:
-    names = tuple(part.strip() for part in text.split(","))
-    unknown = [name for name in names if name not in known]
-    if unknown:
-        raise ConfigError(f"{option} {text!r} has {unknown[0]!r}; the known ones are {', '.join(known)}")
-    return tuple(dict.fromkeys(names))
+def _range(text: str) -> tuple[int, int]:
+    found = sizes(text, "--batch", "2,4")
+    if len(found) != 2 or found[0] > found[1]:
+        raise ConfigError(f"--batch {text!r} should be the least and the most images that come together, such as 2,4")
+    return found[0], found[1]

@@ -3,24 +3,17 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from ostinato.bench.graph_plot import check_plot
-from ostinato.bench.serve import ServeBench, find_model, serve
-from ostinato.bench.serve_figures import parse_deadline
-from ostinato.bench.serve_http import check_url
-from ostinato.bench.serve_lengths import FORMS, Lengths, parse_lengths
-from ostinato.bench.serve_overhead import OverheadBench, overhead
-from ostinato.bench.serve_plot import plot_serve
-from ostinato.bench.serve_run import Target
-from ostinato.bench.serve_workload import Load
-from ostinato.cli.bench_options import reporter, sizes
-from ostinato.cli.bench_serve_tables import OVERHEAD_LENGTHS, overhead_tables, show_serve
-from ostinato.cli.bench_tables import show
-from ostinato.cli.options import name_model
+from ostinato.bench.serve.figures import parse_deadline
+from ostinato.bench.serve.http_client import check_url
+from ostinato.bench.serve.overhead import OverheadBench, overhead
+from ostinato.bench.serve.sending import Target
+from ostinato.bench.serve.sweep import ServeBench, find_model, serve
+from ostinato.bench.serve.workload import FORMS, Lengths, Load, parse_lengths
+from ostinato.cli.bench_command import Measure, sizes
 from ostinato.config import EngineConfig
 from ostinato.errors import ConfigError
 
@@ -40,7 +33,6 @@ PromptTokens = Annotated[
     str | None,
     typer.Option(metavar="LENGTH", help=f"Of words, about: {FORMS}. [default: {PROMPT_TOKENS}]", show_default=False),
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Print the report as JSON.")]
 
 
 def serve_command(
@@ -99,15 +91,7 @@ def serve_command(
         int,
         typer.Option(help="Of texts, lengths and arrivals. The same again finds the prompts in the server's cache."),
     ] = 0,
-    plot: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE.png",
-            help="Draw distributions, or latency against load if there are several (needs matplotlib).",
-        ),
-    ] = None,
-    as_json: AsJson = False,
-) -> None:
+) -> Measure:
     """How fast a server answers: any with OpenAI's protocol, at the rate that requests come in.
 
     With --rate the load is open: requests arrive whether or not the server keeps up, and every latency counts from the
@@ -124,8 +108,6 @@ def serve_command(
     Example: ostinato bench serve --base-url http://127.0.0.1:8001/v1 --concurrency 64 --prompt-tokens
     lognormal:256:0.6 --output-tokens uniform:32:128
     """
-    if plot is not None:
-        check_plot(plot)
     check_url(base_url)
     prefix_tokens, prefix_groups = _prefix(shared_prefix)
     bench = ServeBench(
@@ -151,15 +133,11 @@ def serve_command(
         timeout=timeout,
         api_key=api_key,
     )
-    report = serve(target, bench, reporter())
-    show_serve(report, as_json)
-    if plot is not None:
-        plot_serve(report, plot)
+    return lambda say: serve(target, bench, say)
 
 
 def overhead_command(
     settings: dict[str, Any],
-    target: Annotated[str | None, typer.Argument(metavar="MODEL", help="As --model.")] = None,
     concurrency: Annotated[int, typer.Option(min=1, help="Requests at a time in the server.")] = 64,
     requests: Annotated[int, typer.Option(min=1, help="Of each round.")] = 256,
     workload: Annotated[
@@ -171,8 +149,7 @@ def overhead_command(
     ] = "64",
     ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Go on to full length.")] = False,
     rounds: Annotated[int, typer.Option(min=1, help="Rounds, each with prompts of its own.")] = 3,
-    as_json: AsJson = False,
-) -> None:
+) -> Measure:
     """What serving costs: output tokens per second of `ostinato serve` over those of LLM.generate, on the same prompts.
 
     In every round the server is started, asked by the load generator of `bench serve` with --concurrency requests at
@@ -181,7 +158,6 @@ def overhead_command(
 
     Example: ostinato bench serve-overhead demo --concurrency 64
     """
-    name_model(settings, target)
     if workload is None:
         workload = Kind.problems if EngineConfig(**settings).model == "demo" else Kind.words
     load = Load(
@@ -190,7 +166,7 @@ def overhead_command(
         prompt_tokens=_prompt_tokens(workload, prompt_tokens, None),
     )
     bench = OverheadBench(load, concurrency, rounds, ignore_eos)
-    show(overhead(settings, bench, reporter()), as_json, overhead_tables, OVERHEAD_LENGTHS)
+    return lambda say: overhead(settings, bench, say)
 
 
 def _prompt_tokens(workload: Kind, text: str | None, shared_prefix: str | None) -> Lengths | None:

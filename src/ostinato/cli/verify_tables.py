@@ -9,7 +9,6 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from ostinato.cli.bench_tables import columns
 from ostinato.cli.output import figures_table
 
 STYLES = {"equal": "green", "tie": "yellow", "different": "bold red", "error": "bold red"}
@@ -50,7 +49,8 @@ def _facts(report: Mapping[str, Any]) -> Table:
 
 
 def _cells(report: Mapping[str, Any]) -> Table:
-    table = columns("cell")
+    table = Table(box=None, header_style="bold")
+    table.add_column("cell", style="cyan")
     for name in ("state", "drafts", "graphs", "step", "preempt", "cache", "greedy", "sampled"):
         table.add_column(name, no_wrap=True)
     for name in ("accepted", "cached", "preempted", "full/piecewise/eager"):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
@@ -29,10 +29,11 @@ def make_graphs(
     *,
     max_tokens: int,
     others: Mapping[str, torch.Tensor] = _NO_OTHERS,
+    make_backend: Callable[..., Backend] | None = None,
 ) -> Graphs:
     """Graphs of `forward`, a part of `model` that works on `memory`, over buffers for steps of `max_tokens` tokens.
 
-    `others` are further buffers that it reads, by name.
+    `others` are further buffers that it reads, by name. `make_backend` stands in for the plan's backend.
     """
     settings, device = plan.settings, model.embedding.weight.device
     buffers = StepBuffers(
@@ -48,7 +49,7 @@ def make_graphs(
         named = {buffer.untyped_storage().data_ptr(): name for name, buffer in others.items()}
         return {**persistent_storages(buffers, model, memory), **named}
 
-    backend: Backend = BACKENDS[capture.backend](model.build.ops.tap, persistent(), device)
+    backend = (make_backend or BACKENDS[capture.backend])(model.build.ops.tap, persistent(), device)
     return Graphs(
         capture,
         backend,

@@ -1,4 +1,4 @@
-"""Images of mixed sizes, one by one and in small batches: what `ostinato bench encoder` asks for."""
+"""What `ostinato bench encoder` asks for: images of mixed sizes, alone and a few at once, and prompts with one."""
 
 from __future__ import annotations
 
@@ -8,14 +8,22 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from ostinato.media.item import MediaItem
+from ostinato.media.prompt import MediaPrompt, PlacedItem
+from ostinato.media.rope import rope_positions
 from ostinato.media.settings import PixelSettings
 from ostinato.media.sizes import image_size
+from ostinato.plan.model import VisionSpec
 
 SIZES = (
     (224, 224), (336, 336), (448, 448), (512, 512), (640, 480), (800, 600), (1024, 768), (1280, 720), (1920, 1080),
     (320, 64), (768, 256),
 )  # fmt: skip
 """Width and height in pixels: thumbnails, screens, photographs, lines of text. Each also comes upright."""
+
+TEXT = 16
+"""Tokens of text before an image, and as many behind it."""
+AROUND = 2 * TEXT + 2
+"""All tokens of a prompt that no image stands for."""
 
 
 @dataclass(frozen=True)
@@ -54,3 +62,15 @@ def make_arrivals(
     alone = [[image()] for _ in range(bench.arrivals)]
     together = [[image() for _ in range(rng.randint(*bench.batch))] for _ in range(bench.arrivals)]
     return alone, together
+
+
+def prompt_of(item: MediaItem, vision: VisionSpec | None, vocab_size: int, seed: int) -> MediaPrompt:
+    """An image with random tokens around it."""
+    assert vision is not None, "the model takes images"
+    rng = random.Random(seed)
+    named = (vision.image_token_id, vision.video_token_id, vision.start_token_id, vision.end_token_id)
+    text = [token for token in rng.choices(range(vocab_size), k=4 * TEXT + 64) if token not in named][: 2 * TEXT]
+    before, behind = [*text[:TEXT], vision.start_token_id], [vision.end_token_id, *text[TEXT:]]
+    placed = PlacedItem(len(before), len(before) + item.num_tokens, item)
+    token_ids = [*before, *[vision.image_token_id] * item.num_tokens, *behind]
+    return MediaPrompt(token_ids, (placed,), rope_positions(len(token_ids), [placed], vision.merge_size))

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 
-from ostinato.bench.workload import Workload
+from ostinato.bench.drive import Workload
 from ostinato.config import EngineConfig
 from ostinato.demo.problems import held_out
 from ostinato.errors import ConfigError

@@ -11,9 +11,9 @@ from collections.abc import Coroutine, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from ostinato.bench.serve_http import Failure, HttpClient
-from ostinato.bench.serve_reply import Reply
-from ostinato.bench.serve_workload import Conversation
+from ostinato.bench.serve.http_client import Failure, HttpClient
+from ostinato.bench.serve.reply import Reply
+from ostinato.bench.serve.workload import Conversation
 from ostinato.errors import ConfigError
 
 T = TypeVar("T")

@@ -1,4 +1,4 @@
-"""Decode steps made by hand, and their time without a graph and with one."""
+"""Steps made by hand, without a scheduler, and their time without a graph and with one."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ from functools import partial
 
 import torch
 
-from ostinato.bench.graph_figures import StepTimes
+from ostinato.bench.reports import Say
+from ostinato.bench.step_figures import StepTimes
 from ostinato.engine.run.inputs import step_inputs
 from ostinato.engine.run.runner import Runner
 from ostinato.errors import CapacityError
 from ostinato.schedule.batch import Batch, Row
 
-Work = Callable[[], object]
+Work = Callable[[], torch.Tensor]
 
 
 @torch.inference_mode()
@@ -44,16 +45,24 @@ def make_decode_steps(runner: Runner, sizes: Sequence[int], prompt_len: int, voc
     return {size: Batch(tuple(rows[:size]), size) for size in sizes}
 
 
+def prompt_step(runner: Runner, num_tokens: int, vocab_size: int) -> Batch:
+    """A prompt of random tokens as a step of one row, in the first blocks and the first slot."""
+    rng = random.Random(num_tokens)
+    memory, block_size = runner.plan.memory, runner.block_size
+    table = tuple(range(1, 1 + -(-num_tokens // block_size))) if memory.num_blocks else ()
+    tokens = tuple(rng.randrange(vocab_size) for _ in range(num_tokens))
+    row = Row("prompt", tokens, 0, table, 0, (1 if memory.num_slots else 0,))
+    return Batch((row,), 0)
+
+
 @torch.inference_mode()
-def take_turns(
-    runner: Runner, steps: Mapping[int, Batch], rounds: int, report: Callable[[str], None]
-) -> list[StepTimes]:
+def take_turns(runner: Runner, steps: Mapping[int, Batch], rounds: int, say: Say) -> list[StepTimes]:
     """The seconds of every step, both ways. In a round each size has its turn, once from eager to graph and once back,
     so that what else the machine does falls on all alike. The first round is not counted."""
     pairs: dict[int, list[tuple[float, float]]] = {size: [] for size in steps}
     ways = {size: (run_eagerly(runner, step), partial(runner.forward, step)) for size, step in steps.items()}
     for number in range(rounds + 1):
-        report(f"round {number} of {rounds}" if number else "warming up")
+        say(f"round {number} of {rounds}" if number else "warming up")
         for size, (eager, graph) in ways.items():
             first, second = seconds_of(runner, eager), seconds_of(runner, graph)
             third, fourth = seconds_of(runner, graph), seconds_of(runner, eager)

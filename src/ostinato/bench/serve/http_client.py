@@ -1,7 +1,8 @@
 """HTTP/1.1 for a load generator: replies are handed on piece by piece, in the very callback in which they arrive.
 
-Of the machine that it measures, the generator takes as little as it can. A general client spends four to five times
-as long on a piece of a stream as this one, which for a small model is longer than the server's own step.
+The generator often shares its cores with the server that it measures, so it takes as little of them as it can. A
+general client takes four to five times as long for a piece of a stream; for a small model that is longer than the
+server's own step.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ import ssl
 from collections.abc import Mapping
 from typing import Protocol, cast
 from urllib.parse import SplitResult, urlsplit
+
+import httptools
 
 from ostinato.errors import ConfigError
 
@@ -45,11 +48,7 @@ class Connection(asyncio.Protocol):
         self.used = False
         self.reusable = False
         self._transport: asyncio.Transport | None = None
-        self._receiver: Receiver | None = None
-        self._ended: asyncio.Future[None] | None = None
-        self._buffer = b""
-        self._framing = ""
-        self._left = 0
+        self._reply: _Reply | None = None
 
     async def exchange(self, request: bytes, receiver: Receiver) -> None:
         """Sends `request` and returns when the whole reply was handed to `receiver`.
@@ -59,11 +58,11 @@ class Connection(asyncio.Protocol):
         assert self._transport is not None
         if self._transport.is_closing():
             raise Stale
-        self._receiver, self._ended = receiver, asyncio.get_running_loop().create_future()
-        self._buffer, self._framing, self.reusable = b"", "head", False
+        self._reply = reply = _Reply(receiver)
+        self.reusable = False
         self._transport.write(request)
-        await self._ended
-        self.used = True
+        await reply.ended
+        self.used, self.reusable = True, reply.keeps_alive
 
     def close(self) -> None:
         assert self._transport is not None
@@ -73,87 +72,70 @@ class Connection(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)
 
     def data_received(self, data: bytes) -> None:
-        if self._ended is None or self._ended.done():
-            return
-        try:
-            self._take(self._buffer + data if self._buffer else data)
-        except Failure as failure:
-            self._ended.set_exception(failure)
-        except ValueError as error:
-            self._ended.set_exception(Failure("bad_reply", f"the reply is no HTTP/1.1: {error}"))
+        if self._reply is not None:
+            self._reply.take(data)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.reusable = False
-        if self._ended is None or self._ended.done():
+        if self._reply is not None:
+            self._reply.lose(was_used=self.used, is_clean=exc is None)
+
+
+class _Reply:
+    """One reply as it arrives; httptools calls the methods that begin with `on_`."""
+
+    def __init__(self, receiver: Receiver) -> None:
+        self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.keeps_alive = False
+        self.on_body = receiver.feed
+        self._receiver = receiver
+        self._parser = httptools.HttpResponseParser(self)
+        self._headers: dict[str, str] = {}
+        self._has_data = False
+        self._has_begun = False
+
+    def take(self, data: bytes) -> None:
+        if self.ended.done():
             return
-        if self._framing == "until_closed" and exc is None:
-            self._ended.set_result(None)
-        elif self._framing == "head" and not self._buffer and self.used:
-            self._ended.set_exception(Stale())
-        else:
-            self._ended.set_exception(Failure("broken_stream", "the connection ended before the reply did"))
+        self._has_data = True
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserCallbackError as error:
+            self._fail(error.__context__ or error)
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
+            self._fail(Failure("bad_reply", f"the reply is no HTTP/1.1: {error}"))
 
-    def _take(self, data: bytes) -> None:
-        while self._framing == "head":
-            end = data.find(b"\r\n\r\n")
-            if end < 0:
-                self._buffer = data
-                return
-            self._begin(data[:end])
-            data = data[end + 4 :]
-        if self._framing == "chunked":
-            self._take_chunks(data)
+    def lose(self, *, was_used: bool, is_clean: bool) -> None:
+        """The connection is gone. That ends a body of which nothing else says where it ends."""
+        if self.ended.done():
             return
-        self._buffer = b""
-        if data:
-            self._feed(data)
-        if self._framing == "length":
-            self._left -= len(data)
-            if self._left <= 0:
-                self._finish()
-
-    def _begin(self, head: bytes) -> None:
-        status_line, *lines = head.decode("latin-1").split("\r\n")
-        headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
-        version, status, *_ = status_line.split(" ", 2)
-        if not version.startswith("HTTP/1."):
-            raise ValueError(f"it begins with {status_line[:40]!r}")
-        if 100 <= int(status) < 200:
-            return  # in advance of the reply's own head (RFC 9110, section 15.2)
-        self.reusable = version == "HTTP/1.1" and headers.get("connection", "").lower() != "close"
-        if "chunked" in headers.get("transfer-encoding", "").lower():
-            self._framing = "chunked"
-        elif "content-length" in headers:
-            self._framing, self._left = "length", int(headers["content-length"])
+        is_bounded = "content-length" in self._headers or "transfer-encoding" in self._headers
+        if self._has_begun and is_clean and not is_bounded:
+            self.ended.set_result(None)
+        elif was_used and not self._has_data:
+            self.ended.set_exception(Stale())
         else:
-            self._framing = "until_closed"
-        assert self._receiver is not None
-        self._receiver.begin(int(status), headers)
+            self.ended.set_exception(Failure("broken_stream", "the connection ended before the reply did"))
 
-    def _take_chunks(self, data: bytes) -> None:
-        """RFC 9112, section 7.1. Chunks are taken whole; extensions and trailers are passed over."""
-        at = 0
-        while (end := data.find(b"\r\n", at)) >= 0:
-            size = int(data[at:end].partition(b";")[0], 16)
-            if size == 0:
-                if data.find(b"\r\n\r\n", end) < 0:
-                    break
-                self._finish()
-                return
-            stop = end + 2 + size
-            if len(data) < stop + 2:
-                break
-            self._feed(data[end + 2 : stop])
-            at = stop + 2
-        self._buffer = data[at:]
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._headers[name.decode("latin-1").lower()] = value.decode("latin-1")
 
-    def _feed(self, data: bytes) -> None:
-        assert self._receiver is not None
-        self._receiver.feed(data)
+    def on_headers_complete(self) -> None:
+        status = self._parser.get_status_code()
+        if 100 <= status < 200:  # in advance of the reply's own head (RFC 9110, section 15.2)
+            self._headers.clear()
+            return
+        self._has_begun = True
+        self._receiver.begin(status, self._headers)
 
-    def _finish(self) -> None:
-        assert self._ended is not None
-        self._ended.set_result(None)
+    def on_message_complete(self) -> None:
+        if self._has_begun and not self.ended.done():
+            self.keeps_alive = self._parser.should_keep_alive()
+            self.ended.set_result(None)
+
+    def _fail(self, error: BaseException) -> None:
+        if not self.ended.done():
+            self.ended.set_exception(error)
 
 
 class HttpClient:

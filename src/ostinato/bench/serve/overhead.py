@@ -3,21 +3,33 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from ostinato.bench.drive import with_room
-from ostinato.bench.facts import machine_facts, model_facts
-from ostinato.bench.serve import find_model, load_settings, try_server
-from ostinato.bench.serve_figures import count_tokens, serve_figures
-from ostinato.bench.serve_process import ServerProcess
-from ostinato.bench.serve_run import Run, Target, run_load, run_on_loop
-from ostinato.bench.serve_workload import Conversation, Load, Ruler, make_conversations
+from ostinato.bench.reports import (
+    Column,
+    Report,
+    Say,
+    Table,
+    count,
+    digits,
+    engine_facts,
+    engine_lines,
+    milliseconds,
+    percent,
+    spread_columns,
+)
+from ostinato.bench.serve.figures import count_tokens, serve_figures
+from ostinato.bench.serve.sending import Run, Target, run_load, run_on_loop
+from ostinato.bench.serve.server_process import ServerProcess
+from ostinato.bench.serve.sweep import find_model, load_settings, try_server
+from ostinato.bench.serve.workload import Conversation, Load, Ruler, make_conversations
 from ostinato.bench.trace import spread
 from ostinato.bench.worker import ask
+from ostinato.config import EngineConfig
 from ostinato.errors import RequestError
-from ostinato.plain_data import to_plain
 
 
 @dataclass(frozen=True)
@@ -40,8 +52,8 @@ class Round:
     same: int
 
 
-def overhead(settings: dict[str, Any], bench: OverheadBench, report: Callable[[str], None]) -> dict[str, Any]:
-    """The report: output tokens per second of both in each round, and the server's over those of `LLM.generate`.
+def overhead(settings: dict[str, Any], bench: OverheadBench, say: Say) -> Report:
+    """Output tokens per second of both in each round, and the server's over those of `LLM.generate`.
 
     In each round both load the model in a process of their own, one after the other, and warm up with prompts of
     another run. The load generator runs beside the server, on the same cores. RequestError if the server fails any.
@@ -51,7 +63,7 @@ def overhead(settings: dict[str, Any], bench: OverheadBench, report: Callable[[s
     ruler: Ruler | None = None
     rounds, runs = [], []
     for number in range(bench.rounds):
-        report(f"round {number + 1}: the server")
+        say(f"round {number + 1}: the server")
         with ServerProcess(settings) as server:
             model = find_model(server.base_url, None)
             target = Target(server.base_url, model, chat=False, ignore_eos=bench.ignore_eos)
@@ -63,25 +75,21 @@ def overhead(settings: dict[str, Any], bench: OverheadBench, report: Callable[[s
             )
             run_on_loop(run_load(target, warm_up[: bench.concurrency], bench.concurrency))
             run = run_on_loop(run_load(target, counted, bench.concurrency))
-        report(f"round {number + 1}: LLM.generate")
+        say(f"round {number + 1}: LLM.generate")
         batches = [_batch(warm_up[: bench.concurrency]), _batch(counted)]
-        answer = ask("generate", {"settings": settings, "batches": batches, "ignore_eos": bench.ignore_eos})
-        rounds.append(compare_round(run, answer))
+        generated = ask("generate", {"settings": settings, "batches": batches, "ignore_eos": bench.ignore_eos})
+        rounds.append(compare_round(run, generated))
         runs.append(run)
     figures = [serve_figures(run, None) for run in runs]
-    return {
-        "command": "serve-overhead",
-        "model": answer["model"],
-        "settings": {
-            **load_settings(target, bench.load),
-            **answer["settings"],
-            "concurrency": bench.concurrency,
-            "rounds": bench.rounds,
-        },
-        "machine": answer["machine"],
+    data = {
+        **generated["facts"],
         **overhead_figures(rounds),
         "served": [{name: value for name, value in each.items() if name != "outcomes"} for each in figures],
     }
+    more = {"concurrency": bench.concurrency, "rounds": bench.rounds}
+    data["settings"] = {**load_settings(target, bench.load), **data["settings"], **more}
+    lines = engine_lines(data, "{requests} requests, {concurrency} at a time, {output_tokens} new")
+    return Report(data, lines, overhead_tables(data))
 
 
 def compare_round(run: Run, answer: dict[str, Any]) -> Round:
@@ -105,9 +113,8 @@ def overhead_figures(rounds: Sequence[Round]) -> dict[str, Any]:
     }
 
 
-def work(job: dict[str, Any]) -> dict[str, Any]:
+def answer(job: dict[str, Any]) -> dict[str, Any]:
     """The part of `LLM.generate`, in this process: the job's batches, one after the other, the last one timed."""
-    from ostinato.config import EngineConfig
     from ostinato.engine.llm import LLM
     from ostinato.sample.params import SamplingParams
 
@@ -119,17 +126,39 @@ def work(job: dict[str, Any]) -> dict[str, Any]:
         begin = time.perf_counter()
         outputs = llm.generate(batch["prompts"], params)
         seconds = time.perf_counter() - begin
-    plan = llm.plan
     return {
         "seconds": seconds,
         "output_tokens": sum(len(output.outputs[0].token_ids) for output in outputs),
         "texts": [output.outputs[0].text for output in outputs],
-        "model": model_facts(config, plan),
-        "settings": to_plain(plan.settings),
-        "machine": machine_facts(plan),
+        "facts": engine_facts("serve-overhead", config, llm.plan),
     }
 
 
 def _batch(conversations: Sequence[Conversation]) -> dict[str, Any]:
     turns = [conversation.turns[0] for conversation in conversations]
     return {"prompts": [turn.text for turn in turns], "output_tokens": [turn.output_tokens for turn in turns]}
+
+
+def overhead_tables(data: Mapping[str, Any]) -> list[Table]:
+    """Both rates and their ratio; then what the server and the generator did, round by round."""
+    rates = [
+        {"name": name, "rate": {key: format(value) for key, value in data[key_of].items()}}
+        for name, key_of, format in (
+            ("server", "server_tokens_per_second", count),
+            ("LLM.generate", "generate_tokens_per_second", count),
+            ("ratio", "ratio", digits(3)),
+        )
+    ]
+    rounds = [
+        {**served, "round": number, "same": f"{same} of {data['settings']['requests']}"}
+        for number, (served, same) in enumerate(zip(data["served"], data["same_answers"], strict=True), start=1)
+    ]
+    columns = (
+        Column("round", "round"),
+        Column("first token p50", "time_to_first_token.p50", milliseconds),
+        Column("per token p50", "time_per_output_token.p50", milliseconds),
+        Column("at once", "at_once.mean", digits(1)),
+        Column("generator's CPU", "generator.cpu_share", percent),
+        Column("same answers", "same"),
+    )
+    return [Table((Column("output tokens/s", "name"), *spread_columns("rate", str)), rates), Table(columns, rounds)]

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-import statistics
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain, pairwise
 from typing import Any
 
-from ostinato.bench.serve_run import Outcome, Run
+from ostinato.bench.serve.sending import Outcome, Run
+from ostinato.bench.trace import summary
 from ostinato.errors import ConfigError
 
 
@@ -100,15 +100,6 @@ def seconds_per_token(outcome: Outcome) -> float | None:
 def count_tokens(outcome: Outcome) -> int:
     """Output tokens as the server counts them, or else the pieces of text."""
     return len(outcome.chunk_times) if outcome.output_tokens is None else outcome.output_tokens
-
-
-def summary(values: Sequence[float]) -> dict[str, float] | None:
-    """Mean, percentiles (nearest rank) and the greatest; None of no values."""
-    if not values:
-        return None
-    ordered = sorted(values)
-    ranks = {f"p{percent}": ordered[math.ceil(len(ordered) * percent / 100) - 1] for percent in (50, 90, 99)}
-    return {"mean": statistics.fmean(ordered), **ranks, "max": ordered[-1]}
 
 
 def at_once(outcomes: Sequence[Outcome]) -> dict[str, float]:

@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from ostinato.bench.serve_http import Failure
+from ostinato.bench.serve.http_client import Failure
 
 MOST_DETAIL = 300
 """Characters that are kept of what a server says of an error."""

@@ -1,4 +1,4 @@
-"""The figures of the graph benchmark: pure functions of seconds that were measured."""
+"""The figures of decode steps that ran with a graph and without: pure functions of seconds that were measured."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from typing import Any, Literal
 
 from ostinato.plan.graphs.coverage import StepMode
 
+Calls = Sequence[tuple[str, float]]
+"""(name, seconds) of every call of a step, in order."""
 Way = Literal["eager", "graph"]
 WAYS = ("eager", "tape", "cuda")
 """How a step can run, as figures name it."""

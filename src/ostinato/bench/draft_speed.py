@@ -1,0 +1,207 @@
+"""Speculation beside none: numbers of drafts, and the controller's own choice, by batch size, in one run."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from itertools import pairwise, product
+from typing import TYPE_CHECKING, Any
+
+from ostinato.bench.draft_prompts import Prompts, SpeculativeBench, make_prompts
+from ostinato.bench.drive import in_turns, run_batch, with_room
+from ostinato.bench.reports import Column, Report, Say, Table, count, digits, engine_facts, engine_lines
+from ostinato.bench.trace import Trace, spread
+from ostinato.config import EngineConfig
+from ostinato.errors import ConfigError, Remedy
+from ostinato.models.checkpoint import load_spec
+from ostinato.plan.speculation.speculative import available_methods
+
+if TYPE_CHECKING:
+    from ostinato.engine.engine import Engine
+
+
+CONTROLLER = (
+    Column("rows", lambda each: " to ".join(map(str, dict.fromkeys(each["rows"])))),
+    Column("choice", "choice", digits(0, " drafts")),
+    Column("ground", "ground", is_text=True),
+)
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One engine: k drafts in every step, or where the controller chooses them. `k` 0 is no speculation."""
+
+    k: int
+    is_adaptive: bool = False
+
+    @property
+    def name(self) -> str:
+        return f"0 or {self.k}" if self.is_adaptive else str(self.k)
+
+    def settings(self, method: str) -> dict[str, Any]:
+        if self.k == 0:
+            return {}
+        return {"speculative": f"{method}:{self.k}", "speculative_adaptive": "on" if self.is_adaptive else "off"}
+
+
+@dataclass(frozen=True)
+class Round:
+    """One round, and its drafts per position: those whose predecessors were all kept, and of these those that were
+    kept too; `()` without speculation."""
+
+    trace: Trace
+    reached: tuple[int, ...] = ()
+    accepted: tuple[int, ...] = ()
+
+
+def speculative(settings: dict[str, Any], bench: SpeculativeBench, say: Say) -> Report:
+    """For each batch size and number of drafts tokens per second, acceptance per position, and what a
+    step costs.
+
+    All engines live in this process, have the same weights, and take turns: in each round every one of them answers
+    the same prompts, all handed over at once, beginning with another engine each time. The prefix cache is emptied
+    before, so each computes its prompts.
+    """
+    for name in ("speculative", "speculative_adaptive"):
+        if name in settings:
+            raise ConfigError(f"{name} is what this benchmark compares; name drafts by --method and --num-drafts")
+    _check_method(EngineConfig(**settings), bench.method)
+    most = max(bench.num_drafts)
+    prompts = make_prompts(EngineConfig(**settings), bench)
+    longest = max(len(ids) for each in prompts.by_round.values() for ids in each)
+    config = with_room(settings, max_num_seqs=max(bench.batch_sizes), max_model_len=longest + bench.output_len)
+    variants = [Variant(k) for k in sorted({0, *bench.num_drafts})] + ([Variant(most, True)] if most else [])
+    configs = {each: config.with_settings(**each.settings(bench.method)) for each in variants}
+    engines = _start(configs, say)
+    rounds = _take_turns(engines, bench, prompts, say)
+    results = []
+    for size, variant in product(bench.batch_sizes, variants):
+        figures = speculative_figures(rounds[size, variant], rounds[size, Variant(0)], variant.k)
+        results.append({"batch_size": size, "variant": variant.name, **asdict(variant), **figures})
+    plan = engines[Variant(0)].plan
+    speculation = engines[variants[-1]].stats()["speculation"]
+    data = {
+        **engine_facts("speculative", config, plan, **asdict(bench) | {"prompts": prompts.source}),
+        "results": results,
+        "controller": None if speculation is None else speculation["controller"],
+    }
+    return Report(data, engine_lines(data, "{prompts}, up to {output_len} new tokens"), speculative_tables(data))
+
+
+def _check_method(config: EngineConfig, method: str) -> None:
+    """ConfigError if the model has no head to draft with."""
+    methods = available_methods(load_spec(config))
+    if method == "mtp" and "mtp" not in methods:
+        named = " or ".join({"draft": "draft:PATH"}.get(name, name) for name in methods)
+        message = f"the model has no prediction head to measure; choose --method {named}"
+        raise ConfigError(message, [Remedy("method", "ngram")])
+
+
+def _start(configs: dict[Variant, EngineConfig], say: Say) -> dict[Variant, Engine]:
+    from ostinato.engine.engine import Engine
+
+    engines = {}
+    for variant, config in configs.items():
+        say(f"{variant.name} drafts: loading the model and capturing its graphs")
+        engines[variant] = Engine(config)
+    return engines
+
+
+def _take_turns(
+    engines: dict[Variant, Engine], bench: SpeculativeBench, prompts: Prompts, say: Say
+) -> dict[tuple[int, Variant], list[Round]]:
+    """All rounds, by batch size and variant. A round before them is not counted."""
+    rounds: dict[tuple[int, Variant], list[Round]] = {each: [] for each in product(bench.batch_sizes, engines)}
+    variants = list(engines)
+    for number, size in product(range(-1, bench.rounds), bench.batch_sizes):
+        for variant in in_turns(variants, number):
+            engine = engines[variant]
+            say(f"{'warming up' if number < 0 else f'round {number + 1}'}: {size} rows, {variant.name} drafts")
+            engine.reset_prefix_cache()
+            before = _drafts(engine)
+            ids = prompts.by_round[size, number]
+            trace = run_batch(engine, ids, bench.output_len, ignore_eos=prompts.ignore_eos)
+            if number >= 0:
+                reached, accepted = (
+                    tuple(now - then for now, then in zip(*each, strict=True))
+                    for each in zip(_drafts(engine), before, strict=True)
+                )
+                rounds[size, variant].append(Round(trace, reached, accepted))
+    return rounds
+
+
+def _drafts(engine: Engine) -> tuple[Sequence[int], Sequence[int]]:
+    """Drafts so far, per position: those whose predecessors were all kept, and of these those that were kept."""
+    if engine.speculation is None:
+        return (), ()
+    counters = engine.speculation.counters
+    return tuple(counters.reached), tuple(counters.accepted)
+
+
+def speculative_figures(rounds: Sequence[Round], plain: Sequence[Round], k: int) -> dict[str, Any]:
+    """Figures of one variant with `k` drafts against `plain`, without drafts, whose rounds are of the same prompts.
+
+    `decode_tokens_per_second` is the median, least and greatest over the rounds; `speed` that of a round over that of
+    the same round without drafts, and `total_speed` the same of all output tokens over the whole round, prefill
+    included. `acceptance` is by position: of the drafts there whose predecessors were all kept, those that were kept.
+    `tokens_per_step` is the mean number of tokens that a row with drafts gained. `step_milliseconds` is the median
+    length of decode steps before any request ended, and `step_cost` that in steps without drafts.
+    """
+    speeds = [one.trace.decode_rate / other.trace.decode_rate for one, other in zip(rounds, plain, strict=True)]
+    totals = [_total_rate(one) / _total_rate(other) for one, other in zip(rounds, plain, strict=True)]
+    reached, accepted = (_sum([getattr(each, name) for each in rounds], k) for name in ("reached", "accepted"))
+    seconds, plain_seconds = (statistics.median(_full_steps(each)) for each in (rounds, plain))
+    return {
+        "decode_tokens_per_second": spread([each.trace.decode_rate for each in rounds]),
+        "speed": spread(speeds),
+        "total_speed": spread(totals),
+        "acceptance": [kept / count if count else None for kept, count in zip(accepted, reached, strict=True)],
+        "tokens_per_step": 1 + sum(accepted) / reached[0] if any(reached) else 1.0,
+        "step_milliseconds": 1e3 * seconds,
+        "step_cost": seconds / plain_seconds,
+        "output_tokens": sum(each.trace.output_tokens for each in rounds),
+    }
+
+
+def _full_steps(rounds: Sequence[Round]) -> list[float]:
+    """Lengths in seconds of the decode steps in which no request had ended."""
+    found = []
+    for each in rounds:
+        trace = each.trace
+        first_end = min(times[-1] for times in trace.token_times)
+        steps = pairwise(trace.step_ends)
+        found += [end - begin for begin, end in steps if trace.prefill_end < end <= first_end]
+    return found or [length for each in rounds for length in each.trace.decode_step_seconds]
+
+
+def _total_rate(one: Round) -> float:
+    return one.trace.output_tokens / one.trace.end
+
+
+def _sum(counts: Sequence[Sequence[int]], k: int) -> list[int]:
+    return [sum(each[i] for each in counts if each) for i in range(k)]
+
+
+def speculative_tables(data: Mapping[str, Any]) -> list[Table]:
+    names = (Column("batch", "batch_size"), Column("drafts", "variant"))
+    two = digits(2)
+    speeds = (
+        Column("tokens/s", "decode_tokens_per_second.median", count),
+        Column("speed", "speed.median", two),
+        Column("in all", "total_speed.median", two, help="as speed, prefill included"),
+    )
+    steps = (
+        Column("step ms", "step_milliseconds", two),
+        Column("cost", "step_cost", two, help="of a step, in steps without drafts"),
+        Column("tokens/step", "tokens_per_step", two),
+        Column("acceptance", _acceptance, help="of the drafts at each position whose predecessors were all kept"),
+    )
+    tables = [Table((*names, *speeds), data["results"]), Table((*names, *steps), data["results"])]
+    if data["controller"] is not None:
+        tables.append(Table(CONTROLLER, data["controller"]["batch_sizes"], "drafts by batch size"))
+    return tables
+
+
+def _acceptance(result: Mapping[str, Any]) -> str:
+    return " ".join("-" if share is None else f"{share:.2f}" for share in result["acceptance"]) or "-"

@@ -1,0 +1,316 @@
+"""The vision encoder over a mixed stream of images, eagerly and with its graphs, in one run."""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from itertools import chain
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ostinato.bench.charts import Chart, Panel, Series
+from ostinato.bench.drive import in_turns, plan_of
+from ostinato.bench.encoder_images import AROUND, EncoderBench, make_arrivals, pixel_settings, prompt_of
+from ostinato.bench.reports import (
+    Column,
+    Report,
+    Say,
+    Table,
+    capture_table,
+    count,
+    digits,
+    engine_facts,
+    engine_lines,
+    milliseconds,
+    times,
+)
+from ostinato.config import EngineConfig
+from ostinato.errors import ConfigError, ModelError, Remedy
+from ostinato.media.settings import load_media_settings
+from ostinato.plain_data import to_plain
+
+if TYPE_CHECKING:
+    from ostinato.engine.engine import Engine
+    from ostinato.graphs.encoder import EncoderGraphs
+    from ostinato.media.item import MediaItem
+    from ostinato.media.prompt import MediaPrompt
+
+WAYS = ("eager", "graph")
+STATISTICS = ("mean", "p50", "p99")
+KEYS = ("eager_ms", "graph_ms", "speed")
+
+
+@dataclass(frozen=True)
+class ArrivalTimes:
+    """Seconds until the images of one arrival were encoded: entry i of both was measured in turn i."""
+
+    eager: Sequence[float]
+    graph: Sequence[float]
+
+
+def encoder(settings: dict[str, Any], bench: EncoderBench, say: Say) -> Report:
+    """Milliseconds until the images of an arrival are encoded, without graphs and with them.
+
+    What is timed lies between an arrival's patches and its output tokens: packing, the encoder's inputs, filling the
+    buffers and the replay on one side, the model's encoder, image by image, on the other. Both encode the same images
+    in turns. Decoding and resizing, which are the same for both, are left out. `first_token` is the time to first token
+    of a request with one image, from its arrival at the engine.
+    """
+    config = EngineConfig(**settings)
+    _check_measurable(config)
+    import torch
+
+    from ostinato.engine.engine import Engine
+    from ostinato.engine.run.encoder_graphing import make_encoder_graphs
+
+    say("loading the model and capturing the encoder's graphs")
+    engine = Engine(config.with_settings(capture="lazy"))  # the text part's graphs are none of this
+    plan, runner, vision = engine.plan, engine.runner, engine.spec.vision
+    graphs = runner.encoder
+    assert plan.encoder is not None, "the plan was looked at before"
+    assert graphs is not None, "as a model with an encoder has it"
+    assert vision is not None, "as above"
+    with torch.inference_mode():
+        graphs.capture_all()
+    off = replace(plan.encoder, graph_mode="none", token_budgets=())
+    ways = {"eager": make_encoder_graphs(off, vision, runner.model), "graph": graphs}
+    largest = min(plan.encoder.max_item_tokens, plan.encoder.num_cells - 1, plan.settings.max_model_len - AROUND - 1)
+    pixels = pixel_settings(bench, load_media_settings(engine.directory, vision).image, largest)
+    streams = dict(zip(("alone", "together"), make_arrivals(bench, pixels, vision.patch_elements), strict=True))
+    results = {}
+    for name, arrivals in streams.items():
+        taken = _in_turns(
+            lambda way, number, each: _encode(engine, ways[way], each),
+            arrivals,
+            bench.rounds,
+            partial(_say_of, say, f"images {name}"),
+            before=graphs.counts.clear,
+        )
+        counts = graphs.counts.to_json()
+        results[name] = {
+            **latency_figures(taken),
+            "images": sum(map(len, arrivals)),
+            "points": [
+                point_of(sum(item.num_tokens for item in items), len(items), of_arrival)
+                for items, of_arrival in zip(arrivals, taken, strict=True)
+            ],
+            "counts": counts,
+            "padding_share": share_of_padding(counts),
+        }
+    tokens = sorted(item.num_tokens for item in chain.from_iterable(chain.from_iterable(streams.values())))
+    first = _first_tokens(engine, ways, [items[0] for items in streams["alone"]], bench.rounds, say)
+    figures = graphs.figures()
+    data = {
+        **engine_facts("encoder", config, plan, **asdict(bench)),
+        "backend": plan.encoder.backend,
+        "plan": to_plain(plan.encoder),
+        "image_tokens": {"min": tokens[0], "median": tokens[len(tokens) // 2], "max": tokens[-1]},
+        "results": results,
+        "first_token": {**latency_figures(first), "text_tokens": AROUND},
+        "choice": figures["timed"],
+        "capture": {name: figures[name] for name in ("captured", "capture_seconds", "planned_bytes", "observed_bytes")},
+    }
+    lines = engine_lines(data, "{arrivals} arrivals of one image and {arrivals} of several")
+    return Report(data, lines, encoder_tables(data), chart=encoder_chart(data))
+
+
+def _in_turns(
+    seconds_of: Callable[[str, int, Any], float],
+    things: Sequence[Any],
+    rounds: int,
+    say: Say,
+    before: Callable[[], object] = lambda: None,
+) -> list[ArrivalTimes]:
+    """For each of `things` the `seconds_of(way, round, thing)`, both ways in turns; the way that begins changes from
+    round to round. A round before the first, after which `before` is called, is not counted."""
+    taken: list[dict[str, list[float]]] = [{way: [] for way in WAYS} for _ in things]
+    for number in range(rounds + 1):
+        say(f"round {number} of {rounds}" if number else "warming up")
+        if number == 1:
+            before()
+        for thing, own in zip(things, taken, strict=True):
+            for way in in_turns(WAYS, number + 1):
+                seconds = seconds_of(way, number, thing)
+                if number:
+                    own[way].append(seconds)
+    return [ArrivalTimes(**own) for own in taken]
+
+
+def _say_of(say: Say, what: str, text: str) -> None:
+    say(f"{what}: {text}")
+
+
+def _encode(engine: Engine, encoding: EncoderGraphs, items: Sequence[MediaItem]) -> float:
+    """Seconds from the call until the device is done."""
+    import torch
+
+    with torch.inference_mode():
+        begin = time.perf_counter()
+        encoding.run(items)
+        if engine.runner.device.type == "cuda":
+            torch.cuda.synchronize(engine.runner.device)
+        return time.perf_counter() - begin
+
+
+def _first_tokens(
+    engine: Engine, ways: Mapping[str, EncoderGraphs], items: Sequence[MediaItem], rounds: int, say: Say
+) -> list[ArrivalTimes]:
+    """Seconds from a request's arrival to its first token, alone on the engine, for each image and each of the `ways`
+    of encoding it. Every request brings an image that was never seen. The round that is not counted captures the
+    graphs of the text part."""
+    encoding, spec = engine.runner.encoding, engine.spec
+    assert encoding is not None, "the model takes images"
+
+    def seconds_of(way: str, number: int, numbered: tuple[int, MediaItem]) -> float:
+        index, item = numbered
+        encoding.graphs = ways[way]
+        named = replace(item, digest=f"{item.digest} {way} {number}")
+        return _first_token(engine, prompt_of(named, spec.vision, spec.vocab_size, index))
+
+    own = encoding.graphs
+    try:
+        return _in_turns(seconds_of, list(enumerate(items)), rounds, partial(_say_of, say, "first tokens"))
+    finally:
+        encoding.graphs = own
+
+
+def _first_token(engine: Engine, prompt: MediaPrompt) -> float:
+    from ostinato.sample.params import SamplingParams
+
+    engine.reset_prefix_cache()
+    begin = time.perf_counter()
+    engine.add(prompt.token_ids, SamplingParams(temperature=0, max_tokens=1, ignore_eos=True), media=prompt)
+    taken = None
+    while engine.has_unfinished:
+        for output in engine.step():
+            if output.error is not None:
+                raise output.error
+            if taken is None and output.outputs[0].token_ids:
+                taken = time.perf_counter() - begin
+    assert taken is not None, "a request that ended has a token"
+    return taken
+
+
+def _check_measurable(config: EngineConfig) -> None:
+    """ModelError for a model without an encoder, ConfigError if its encoder has no graphs or times say nothing."""
+    plan = plan_of(config).encoder
+    if plan is None:
+        raise ModelError(f"{config.model} has no vision encoder; measure a model that takes images")
+    if plan.graph_mode == "none":
+        raise ConfigError(
+            f"the encoder has no graphs, so there is nothing to compare ({plan.reason})",
+            [Remedy("encoder_graph_mode", "auto")] if config.encoder_graph_mode == "none" else [],
+        )
+    if config.check_replay:
+        message = "check_replay encodes every pack twice, so its time says nothing"
+        raise ConfigError(message, [Remedy("check_replay", False)])
+
+
+def latency_figures(times: Sequence[ArrivalTimes]) -> dict[str, Any]:
+    """Latencies over all arrivals and turns, eager and with graphs, in milliseconds, and `speed`: eager over graphs,
+    above 1 where graphs are faster. `least` is made of each arrival's shortest times: what else the machine does makes
+    one longer, never shorter."""
+    every = {way: [second for one in times for second in getattr(one, way)] for way in WAYS}
+    least = {way: [min(getattr(one, way)) for one in times] for way in WAYS}
+    return {"arrivals": len(times), **_figures(every), "least": _figures(least)}
+
+
+def _figures(seconds: Mapping[str, Sequence[float]]) -> dict[str, Any]:
+    figures = {way: spread_ms(seconds[way]) for way in WAYS}
+    speed = {name: figures["eager"][name] / figures["graph"][name] for name in STATISTICS}
+    return {"eager_ms": figures["eager"], "graph_ms": figures["graph"], "speed": speed}
+
+
+def spread_ms(seconds: Sequence[float]) -> dict[str, float]:
+    """Mean, median and 99th percentile (nearest rank), in milliseconds."""
+    ordered = sorted(seconds)
+    return {
+        "mean": statistics.fmean(ordered) * 1e3,
+        "p50": statistics.median(ordered) * 1e3,
+        "p99": ordered[math.ceil(0.99 * len(ordered)) - 1] * 1e3,
+    }
+
+
+def point_of(tokens: int, images: int, times: ArrivalTimes) -> dict[str, Any]:
+    """One arrival: what it brought, and its shortest times."""
+    return {
+        "tokens": tokens,
+        "images": images,
+        "eager_ms": min(times.eager) * 1e3,
+        "graph_ms": min(times.graph) * 1e3,
+    }
+
+
+def share_of_padding(counts: Mapping[str, Any]) -> float | None:
+    """Padding over all that graphs computed, from the counts of packs; None if no graph ran."""
+    padded = sum(one["tokens"] + one["padding"] for one in counts["budgets"])
+    return counts["padding"] / padded if padded else None
+
+
+def encoder_tables(data: Mapping[str, Any]) -> list[Table]:
+    backend = data["backend"]
+    latencies = [
+        {"name": name, "statistic": statistic, **{key: result[key] for key in (*KEYS, "least")}}
+        for name, result in (*data["results"].items(), ("first token", data["first_token"]))
+        for statistic in STATISTICS
+    ]
+
+    def figure(key: str, *path: str) -> Callable[[Mapping[str, Any]], float]:
+        return lambda row: (row[path[0]] if path else row)[key][row["statistic"]]
+
+    in_ms = digits(1, " ms")
+    columns = (
+        Column("images", "name", is_text=True),
+        Column("", "statistic"),
+        Column("eager", figure("eager_ms"), in_ms),
+        Column(backend, figure("graph_ms"), in_ms),
+        Column("speed", figure("speed"), times),
+        Column("least eager", figure("eager_ms", "least"), in_ms),
+        Column(backend, figure("graph_ms", "least"), in_ms),
+        Column("speed", figure("speed", "least"), times),
+    )
+    packs = []
+    for name, result in data["results"].items():
+        counts = result["counts"]
+        packs += [{**one, "name": name, "by": f"graph of {one['budget']} tokens"} for one in counts["budgets"]]
+        packs += [{**one, "name": name, "by": f"eager: {one['reason']}"} for one in counts["eager"]]
+    served = (("packs", "packs"), ("images", "items"), ("tokens", "tokens"), ("padding", "padding"))
+    choice = (
+        Column("budget", "budget", digits(0, " tokens")),
+        Column("eager", "eager_seconds", milliseconds),
+        Column(backend, "graph_seconds", milliseconds),
+        Column("runs", "runs"),
+    )
+    capture = data["capture"]
+    return [
+        Table(columns, latencies),
+        Table(
+            (
+                Column("images", "name", is_text=True),
+                Column("served by", "by", is_text=True),
+                *(Column(heading, key, count) for heading, key in served),
+            ),
+            packs,
+        ),
+        Table(choice, data["choice"]),
+        capture_table(
+            "capture of the encoder",
+            *(capture[name] for name in ("captured", "capture_seconds", "planned_bytes", "observed_bytes")),
+        ),
+    ]
+
+
+def encoder_chart(data: Mapping[str, Any]) -> Chart:
+    """Latency against the tokens of an arrival; budgets are marked."""
+    points = [point for result in data["results"].values() for point in result["points"]]
+    series = [
+        Series([(point["tokens"], point[way]) for point in points], label, "points", marker)
+        for way, marker, label in (("eager_ms", "o", "eager"), ("graph_ms", "s", f"graphs ({data['backend']})"))
+    ]
+    labels = ("output tokens of an arrival", "milliseconds (shortest of all rounds)")
+    panel = Panel(*labels, series, data["plan"]["token_budgets"], "budget of a graph")
+    return Chart(f"encoder of {Path(data['model']['name']).name}, {data['settings']['dtype']}", [panel])

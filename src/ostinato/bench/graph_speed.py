@@ -1,0 +1,198 @@
+"""Decode steps with and without graphs, by batch size, in one run."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ostinato.bench.charts import Chart, Panel, Series
+from ostinato.bench.drive import plan_of, with_room
+from ostinato.bench.floor import decode_bytes, floor_figures, measure_bandwidth
+from ostinato.bench.off_stride import off_stride, off_stride_table
+from ostinato.bench.reports import (
+    Column,
+    Report,
+    Say,
+    Table,
+    capture_table,
+    digits,
+    engine_facts,
+    engine_lines,
+    percent,
+    times,
+)
+from ostinato.bench.step_figures import KernelShares, capture_figures, least_steps, overall_figures, step_figures
+from ostinato.errors import ConfigError, Remedy
+from ostinato.plan.graphs.coverage import DecodeRange, StepMode, dispatch
+from ostinato.plan.plan import Plan
+
+if TYPE_CHECKING:
+    from ostinato.config import EngineConfig
+
+
+MILLISECONDS = digits(2, " ms")
+
+
+@dataclass(frozen=True)
+class GraphBench:
+    """What is measured: steps of each of `rows` rows, every row with `prompt_len` tokens before it.
+
+    `off_stride` are two or more values of `max_num_batched_tokens` whose prefill is compared; none for no comparison.
+    """
+
+    rows: tuple[int, ...]
+    prompt_len: int
+    rounds: int
+    off_stride: tuple[int, ...] = ()
+
+
+def graphs(settings: dict[str, Any], bench: GraphBench, say: Say) -> Report:
+    """Milliseconds of a decode step by batch size, without graphs and with them, and where they go.
+
+    A step is what lies between a batch's tensors and its hidden states: choosing the graph, filling its buffers and
+    the replay on one side, the model's forward pass on the other. Scheduling, making the tensors, logits and sampling
+    are the same on both, and left out. Both compute the same step again and again, in turns. `least` is made of the
+    shortest times in place of the medians.
+    """
+    config = _config_for(settings, bench)
+    _check_measurable(config, bench)
+    steps, capture, plan = _measure_decode(config, bench, say)
+    gc.collect()  # the engine, which knows itself, so that the next ones find its memory free
+    backend, prefill = plan.capture.backend, None
+    if bench.off_stride:
+        prefill = off_stride(config, bench.off_stride, bench.prompt_len, bench.rounds, say)
+    data = {
+        **engine_facts("graphs", config, plan, **asdict(bench)),
+        "backend": backend,
+        "steps": steps,
+        **overall_figures(steps, backend),
+        "least": overall_figures(least_steps(steps), backend),
+        "capture": capture,
+        "off_stride": prefill,
+    }
+    lines = engine_lines(data, "{prompt_len} tokens before each row")
+    return Report(data, lines, graph_tables(data), chart=graph_chart(data))
+
+
+def _config_for(settings: dict[str, Any], bench: GraphBench) -> EngineConfig:
+    """`settings` with room for the steps. An open `max_num_seqs` stays open where its value is enough, as the sizes of
+    graphs depend on it."""
+    needed = {"max_model_len": bench.prompt_len + 1}
+    config = with_room(settings, **needed)
+    if config.is_given("max_num_seqs") or plan_of(config).settings.max_num_seqs < max(bench.rows):
+        return with_room(settings, **needed, max_num_seqs=max(bench.rows))
+    return config
+
+
+def _measure_decode(
+    config: EngineConfig, bench: GraphBench, say: Say
+) -> tuple[list[dict[str, Any]], dict[str, Any], Plan]:
+    """The figures of each batch size, those of capture, and the plan that they are for."""
+    from ostinato.bench.kernel_times import kernel_shares
+    from ostinato.bench.steps import make_decode_steps, take_turns
+    from ostinato.engine.engine import Engine
+
+    say("loading the model and capturing its graphs")
+    engine = Engine(config)
+    plan, runner = engine.plan, engine.runner
+    if "graphs" not in runner.measured:
+        runner.capture()
+    say("computing the prompts")
+    steps = make_decode_steps(runner, bench.rows, bench.prompt_len, engine.spec.vocab_size)
+    times_of = take_turns(runner, steps, bench.rounds, say)
+    shares: dict[int, KernelShares] = {}
+    floors: dict[int, dict[str, Any]] = {}
+    if plan.capture.backend == "tape":
+        say("timing the kernels alone")
+        shares = kernel_shares(runner, steps)
+    if plan.capture.backend == "cuda":
+        say("measuring the memory's bandwidth")
+        bandwidth = measure_bandwidth(runner.device)
+        for each in times_of:
+            needed = decode_bytes(engine.spec, plan, each.rows, context=bench.prompt_len + 1)
+            if needed is not None:
+                floors[each.rows] = floor_figures(needed, bandwidth, each.median("graph"))
+    figures = []
+    for each in times_of:
+        mode, size = graph_of(plan, each.rows)
+        backend, rows = plan.capture.backend, each.rows
+        figures.append(step_figures(each, mode, size, backend, shares.get(rows), floors.get(rows)))
+    return figures, capture_figures(runner.measured["graphs"]), plan
+
+
+def graph_of(plan: Plan, rows: int) -> tuple[StepMode, int | None]:
+    """What a decode step of so many rows runs as, and the size that it is padded to; None where it runs eagerly."""
+    return dispatch(plan.capture.ladders(), plan.capture.graph_mode, rows, 1, rows)
+
+
+def _check_measurable(config: EngineConfig, bench: GraphBench) -> None:
+    """ConfigError if no step has a graph, or the time of those that have says nothing."""
+    plan = plan_of(config)
+    if all(graph_of(plan, rows)[1] is None for rows in bench.rows):
+        first = bench.rows[0]
+        changes = (
+            entry.changes
+            for entry in plan.capture.uncovered
+            if isinstance(entry.batches, DecodeRange) and entry.batches.from_ <= first <= entry.batches.to
+        )
+        message = "no decode step of the rows asked for has a graph, so there is nothing to compare"
+        raise ConfigError(f"{message} (graph_mode {plan.capture.graph_mode})", next(changes, ()))
+    if config.check_replay:
+        message = "check_replay runs every step twice, so the time of a step says nothing"
+        raise ConfigError(message, [Remedy("check_replay", False)])
+
+
+def graph_tables(data: Mapping[str, Any]) -> list[Table]:
+    steps, backend = data["steps"], data["backend"]
+    columns = [
+        Column("rows", "rows"),
+        Column("graph", lambda step: f"{step['mode']} {step['graph_rows']}" if step["graph_rows"] else "eager"),
+        Column("padding", "padding"),
+        Column("eager", "eager_ms", MILLISECONDS),
+        Column("kernels", "kernel_ms.eager", MILLISECONDS),
+        Column(backend, f"{backend}_ms", MILLISECONDS),
+        Column("kernels", lambda step: (step["kernel_ms"] or {}).get(backend), MILLISECONDS),
+        Column("speed", "speed", times),
+    ]
+    if any(step["floor"] is not None for step in steps):
+        columns.append(Column("floor", "floor.step_seconds", digits(2, " ms", 1e3)))
+        columns.append(Column("reached", "floor.fraction_reached", percent))
+    capture = data["capture"]
+    names = ("graphs", "seconds", "planned_bytes", "observed_bytes")
+    tables = [Table(columns, steps), _summary(data), capture_table("capture", *(capture[name] for name in names))]
+    return tables if data["off_stride"] is None else [*tables, off_stride_table(data["off_stride"])]
+
+
+def _summary(data: Mapping[str, Any]) -> Table:
+    """What the sizes come to: by their medians, and by their shortest times, which other work disturbs least."""
+    rows = []
+    both = (("medians", data), ("least", data["least"]))
+    if data["ratio"] is not None:
+        rows.append({"name": "speed, median", **{key: times(each["ratio"]["median"]) for key, each in both}})
+        worst = {key: f"{times(each['ratio']['worst'])} at {each['ratio']['worst_rows']} rows" for key, each in both}
+        rows.append({"name": "speed, worst", **worst})
+    for way, found in data["cliff"].items():
+        if found is not None:
+            cliffs = {key: each["cliff"][way] for key, each in both}
+            said = {key: f"{times(one['ratio'])}, {one['from']} to {one['to']} rows" for key, one in cliffs.items()}
+            rows.append({"name": f"largest cliff, {way}", **said})
+    columns = (Column("by medians", "medians"), Column("by least times", "least"))
+    return Table((Column("graphs against eager", "name"), *columns), rows)
+
+
+def graph_chart(data: Mapping[str, Any]) -> Chart:
+    """Step time against batch size; the sizes of graphs are marked."""
+    steps, machine, settings = data["steps"], data["machine"], data["settings"]
+    where = machine["cpu"] if settings["device"] == "cpu" else machine["device"]
+    backend = f"{data['backend']}_ms"
+    series = [
+        Series([(step["rows"], step[kind]) for step in steps if step[kind] is not None], label, marker=marker)
+        for kind, label, marker in (("eager_ms", "eager", "o"), (backend, f"graph ({data['backend']})", "s"))
+    ]
+    captured = sorted({step["graph_rows"] for step in steps if step["graph_rows"] is not None})
+    panel = Panel("rows of the decode step", "milliseconds", series, captured, "size of a graph")
+    name = Path(data["model"]["name"]).name
+    return Chart(f"{name}, {settings['dtype']}, {where}, {machine['threads']} threads", [panel])

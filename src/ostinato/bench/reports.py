@@ -1,0 +1,215 @@
+"""What every benchmark returns: a `Report` of tables that prints itself, is plain JSON, and may have a chart."""
+
+from __future__ import annotations
+
+import json
+import platform
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+from ostinato import __version__
+from ostinato.plain_data import to_plain
+from ostinato.plan.device.detect import cpu_model, detect
+from ostinato.units import format_bytes
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from ostinato.bench.charts import Chart
+    from ostinato.config import EngineConfig
+    from ostinato.plan.plan import Plan
+
+Say = Callable[[str], None]
+"""Tells whoever waits what is being measured."""
+Row = Mapping[str, Any]
+
+
+def count(value: float) -> str:
+    return f"{value:,.0f}"
+
+
+def milliseconds(seconds: float) -> str:
+    return f"{seconds * 1e3:.1f} ms"
+
+
+def percent(share: float) -> str:
+    return f"{share:.0%}"
+
+
+def times(ratio: float) -> str:
+    return f"{ratio:.2f}x"
+
+
+def digits(number: int, unit: str = "", scale: float = 1.0) -> Callable[[float], str]:
+    """A format with `number` digits after the point, of the value times `scale`."""
+    return lambda value: f"{value * scale:,.{number}f}{unit}"
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column. A cell is `format` of its row's `value`; "-" stands for None, which is what was not measured."""
+
+    heading: str
+    value: str | Callable[[Row], Any]
+    """The path to the value in a row (`floor.step_seconds`), or a function of the row."""
+    format: Callable[[Any], str] = str
+    help: str = ""
+    """What the heading does not say; printed below the table."""
+    is_text: bool = False
+    """Text stands on the left. Where a row begins with the same texts as the row above, they are left out."""
+
+    def cell(self, row: Row) -> str:
+        value = at(row, self.value) if isinstance(self.value, str) else self.value(row)
+        return "-" if value is None else self.format(value)
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows under columns. The first column names the row."""
+
+    columns: Sequence[Column]
+    rows: Sequence[Row]
+    title: str = ""
+
+    def print(self, console: Console) -> None:
+        from rich.table import Table as RichTable
+
+        helps = [f"{column.heading}: {column.help}" for column in self.columns if column.help]
+        table = RichTable(
+            box=None,
+            header_style="bold",
+            title=self.title or None,
+            title_justify="left",
+            title_style="bold",
+            caption="\n".join(helps) or None,
+            caption_justify="left",
+        )
+        for number, column in enumerate(self.columns):
+            is_left = number == 0 or column.is_text
+            style = None if number else "cyan"
+            table.add_column(column.heading, justify="left" if is_left else "right", style=style, no_wrap=number == 0)
+        above: list[str] = []
+        for row in self.rows:
+            cells = [column.cell(row) for column in self.columns]
+            known = 0
+            while above and self.columns[known].is_text and cells[known] == above[known]:
+                known += 1
+            table.add_row(*[""] * known, *cells[known:])
+            above = cells
+        console.print(table)
+
+
+@dataclass(frozen=True)
+class Report:
+    """What was measured, on what."""
+
+    data: dict[str, Any]
+    """All of it, as plain JSON data; units are in the names."""
+    facts: Mapping[str, str]
+    """What was run, and where: lines of a name and a text."""
+    tables: Sequence[Table]
+    notes: Sequence[str] = ()
+    chart: Chart | None = None
+
+    def to_json(self) -> str:
+        return json.dumps(self.data, indent=2)
+
+    def print(self, console: Console) -> None:
+        from rich.table import Table as RichTable
+        from rich.text import Text
+
+        facts = RichTable(box=None, show_header=False, title=self.data["command"], title_justify="left")
+        facts.title_style = "bold"
+        facts.add_column(style="cyan", no_wrap=True)
+        facts.add_column(overflow="fold")
+        ran = {name: self.data[key] for name, key in (("command", "command_line"), ("date", "date")) if self.data[key]}
+        for name, text in {**self.facts, **ran}.items():
+            facts.add_row(name, Text(text))
+        console.print(facts)
+        for table in self.tables:
+            table.print(console)
+        for note in self.notes:
+            console.print(Text(note, style="dim italic"), soft_wrap=True)
+
+
+def at(row: Row, path: str) -> Any:
+    """What lies at `path`, names with points between them; None where a part of the way is None."""
+    found: Any = row
+    for name in path.split("."):
+        if found is None:
+            return None
+        found = found[name]
+    return found
+
+
+def spread_columns(path: str, format: Callable[[Any], str], *others: str) -> tuple[Column, ...]:
+    """Median, least and greatest of the spread at `path`, or what `others` names of it."""
+    return tuple(Column(name, f"{path}.{name}", format) for name in others or ("median", "min", "max"))
+
+
+def run_facts(command: str) -> dict[str, Any]:
+    """What the data of every report begins with. The command line adds itself as `command_line`."""
+    return {"command": command, "command_line": None, "date": datetime.now().astimezone().isoformat(timespec="seconds")}
+
+
+def machine_facts(plan: Plan | None = None) -> dict[str, Any]:
+    """The processor, the cores that this process may use, and versions. With the plan of an engine in this process also
+    its device, the threads that it uses and torch's version."""
+    machine = {"cpu": cpu_model(), "cores": detect("cpu").cores, "ostinato": __version__}
+    machine["python"] = platform.python_version()
+    if plan is None:
+        return machine
+    import torch
+
+    return {**machine, "threads": torch.get_num_threads(), "torch": torch.__version__, "device": plan.device.name}
+
+
+def model_facts(config: EngineConfig, plan: Plan) -> dict[str, Any]:
+    return {
+        "name": config.model,
+        "architecture": plan.model.architecture,
+        "parameters": plan.model.parameters,
+        "random_weights": config.random_weights,
+    }
+
+
+def engine_facts(command: str, config: EngineConfig, plan: Plan, **settings: Any) -> dict[str, Any]:
+    """What the data of a report on an engine in this process begins with. `settings` of the benchmark join those of
+    the engine."""
+    return {
+        **run_facts(command),
+        "model": model_facts(config, plan),
+        "settings": {**to_plain(plan.settings), **settings},
+        "machine": machine_facts(plan),
+    }
+
+
+def engine_lines(data: Mapping[str, Any], workload: str) -> dict[str, str]:
+    """The facts to print of a report on an engine. `workload` is filled in from the settings."""
+    model, machine, settings = data["model"], data["machine"], data["settings"]
+    size = f"{model['architecture']}, {model['parameters'] / 1e6:,.0f} M"
+    lines = {
+        "model": f"{model['name']} ({size}{', random weights' if model['random_weights'] else ''})",
+        "machine": f"{machine['cpu']}, {machine['threads']} threads, torch {machine['torch']}",
+        "run": f"{settings['device']}, {settings['dtype']}, {workload.format_map(settings)}, "
+        f"{settings['rounds']} rounds",
+    }
+    if "read_bytes_per_second" in machine:
+        read, copy = machine["read_bytes_per_second"] / 1e9, machine["copy_bytes_per_second"] / 1e9
+        lines["memory"] = f"read {read:.1f} GB/s, copy {copy:.1f} GB/s"
+    if "flops_per_second" in machine:
+        lines["products"] = f"{machine['flops_per_second'] / 1e9:,.0f} GFLOP/s in {settings['dtype']}"
+    return lines
+
+
+def capture_table(title: str, graphs: int, seconds: float, planned_bytes: int, observed_bytes: int) -> Table:
+    """What the capture of graphs took."""
+    each = digits(0, " ms", 1e3)(seconds / graphs) if graphs else "-"
+    rows = [
+        {"name": "time", "figure": f"{seconds:.2f} s, {graphs} graphs, {each} each"},
+        {"name": "memory planned", "figure": format_bytes(planned_bytes)},
+        {"name": "memory observed", "figure": format_bytes(observed_bytes)},
+    ]
+    return Table((Column(title, "name"), Column("", "figure")), rows)

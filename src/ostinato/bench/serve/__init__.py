@@ -1,0 +1,1 @@
+"""A server under load: a generator of requests for any that speaks OpenAI's protocol, and its figures."""

@@ -1,0 +1,304 @@
+"""A server under load: any that speaks OpenAI's protocol, at several rates or numbers of requests at once."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from ostinato.bench.charts import Chart, Panel, Series
+from ostinato.bench.reports import (
+    Column,
+    Report,
+    Say,
+    Table,
+    count,
+    digits,
+    machine_facts,
+    milliseconds,
+    percent,
+    run_facts,
+)
+from ostinato.bench.serve.figures import Deadline, serve_figures
+from ostinato.bench.serve.http_client import check_url
+from ostinato.bench.serve.sending import Run, Target, run_load, run_on_loop
+from ostinato.bench.serve.workload import Conversation, Load, Ruler, Turn, make_conversations, make_ruler, say
+from ostinato.errors import ConfigError, RequestError
+
+FEW_WORDS = 4
+"""In the shortest of the prompts that tell how many tokens a word has."""
+ASSUMED_RULER = Ruler(per_word=1.2)
+"""For servers that do not say how many tokens a prompt had."""
+
+
+LATENCIES = {
+    "time_to_first_token": "first token",
+    "time_per_output_token": "per token",
+    "time_between_chunks": "chunk gap",
+    "end_to_end": "request",
+}
+LATE = 0.1
+"""Of the median time to the first token: how late the generator may be (p99) before a remark says so."""
+DRAWN = {
+    "time_to_first_token": ("time to first token, ms", 1e3),
+    "time_per_output_token": ("time per output token, ms", 1e3),
+    "end_to_end": ("whole request, s", 1.0),
+}
+"""Latencies in charts: their label, and their unit in seconds, inverted."""
+
+
+@dataclass(frozen=True)
+class ServeBench:
+    """What is measured: `load` at each of `rates` (per second, infinity for all at once), arrivals not waiting for
+    answers; or with each of `concurrencies` under way at a time. One of both is empty."""
+
+    load: Load
+    rates: tuple[float, ...] = ()
+    concurrencies: tuple[int, ...] = ()
+    deadline: Deadline | None = None
+
+
+def serve(target: Target, bench: ServeBench, say: Say) -> Report:
+    """Figures for each rate or concurrency, in turn, each with prompts of its own.
+
+    Before, up to three requests that are not counted try the server and tell how many tokens its words have.
+    RequestError if it refuses them.
+    """
+    say("trying the server")
+    ruler, is_measured = try_server(target, bench.load)
+    results = []
+    points: list[tuple[float | None, int | None]] = [(rate, None) for rate in bench.rates]
+    points += [(None, concurrency) for concurrency in bench.concurrencies]
+    for number, (rate, concurrency) in enumerate(points):
+        say(f"{rate:g} per second" if rate is not None else f"{concurrency} at a time")
+        conversations = make_conversations(bench.load, ruler, chat=target.chat, rate=rate, number=number)
+        run = run_on_loop(run_load(target, conversations, concurrency))
+        # JSON has no infinity.
+        shown = "inf" if rate is not None and math.isinf(rate) else rate
+        results.append({"rate": shown, "concurrency": concurrency, **serve_figures(run, bench.deadline)})
+    data = {
+        **run_facts("serve"),
+        "server": {"base_url": target.base_url, "model": target.model},
+        "settings": load_settings(target, bench.load) | {"deadline": bench.deadline and asdict(bench.deadline)},
+        "machine": machine_facts(),
+        "ruler": {**asdict(ruler), "measured": is_measured},
+        "results": results,
+    }
+    return Report(data, _lines(data), serve_tables(data), list(remarks(data)), serve_chart(data))
+
+
+def load_settings(target: Target, load: Load) -> dict[str, Any]:
+    """What was asked, as plain data; without the API key."""
+    lengths = {name: getattr(load, name) for name in ("prompt_tokens", "output_tokens")}
+    return {
+        **asdict(load),
+        **{name: None if each is None else str(each) for name, each in lengths.items()},
+        "endpoint": "chat" if target.chat else "completions",
+        "ignore_eos": target.ignore_eos,
+        "timeout": target.timeout,
+    }
+
+
+def find_model(base_url: str, api_key: str | None) -> str:
+    """The first model that the server offers. ConfigError if there is no server, or it offers none."""
+    import httpx2  # here, as every start of the command line comes by
+
+    check_url(base_url)
+    headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+    try:
+        # As the load itself: straight to the server, whatever the environment says of proxies.
+        answer = httpx2.get(f"{base_url.rstrip('/')}/models", headers=headers, timeout=30, trust_env=False)
+    except httpx2.HTTPError as error:
+        raise ConfigError(
+            f"no server answers at {base_url} ({error}); start one, or give --base-url of one that runs"
+        ) from None
+    try:
+        return str(answer.raise_for_status().json()["data"][0]["id"])
+    except (httpx2.HTTPError, ValueError, LookupError, TypeError):
+        said = f"status {answer.status_code}"
+        raise ConfigError(f"{base_url}/models names no model ({said}); give --model, or another --base-url") from None
+
+
+def try_server(target: Target, load: Load) -> tuple[Ruler, bool]:
+    """How long a word is for this server, and whether it said so itself."""
+    if load.prompt_tokens is None:
+        # Of another seed, so that no prompt that counts is in the server's cache.
+        alone = replace(load, requests=1, turns=1, seed=-1 - load.seed)
+        run_on_loop(_asked(target, make_conversations(alone, Ruler(1.0), chat=target.chat)))
+        return Ruler(1.0), False
+    rng = random.Random(f"{load.seed} trial")
+
+    def tokens_of(words: int) -> int | None:
+        run = run_on_loop(_asked(target, [Conversation(0.0, (Turn(say(rng, words), 1),))]))
+        return run.outcomes[0].prompt_tokens
+
+    few_tokens = tokens_of(FEW_WORDS)
+    if few_tokens is None:
+        return ASSUMED_RULER, False
+    # As long as the prompts are to be, since a few words say little about the others; and hardly longer, as the model
+    # may be able to do no more. What a template adds is in the first guess, so that it is too short.
+    wanted = load.prompt_tokens.first + load.prefix_tokens
+    ruler = Ruler(few_tokens / FEW_WORDS)
+    for _ in range(2):
+        words = max(2 * FEW_WORDS, ruler.words(wanted, opening=True))
+        tokens = tokens_of(words)
+        if tokens is None:
+            return ASSUMED_RULER, False
+        ruler = make_ruler([(FEW_WORDS, few_tokens), (words, tokens)])
+    return ruler, True
+
+
+async def _asked(target: Target, conversations: Sequence[Conversation]) -> Run:
+    run = await run_load(target, conversations, concurrency=1)
+    failed = next((outcome for outcome in run.outcomes if outcome.error is not None), None)
+    if failed is not None:
+        raise RequestError(f"{target.url} does not answer a first request: {failed.error}, {failed.detail}")
+    return run
+
+
+def _lines(data: Mapping[str, Any]) -> dict[str, str]:
+    """The facts to print."""
+    server, settings, machine = data["server"], data["settings"], data["machine"]
+    prompt = _prompt(settings)
+    if settings["prefix_tokens"]:
+        prompt = f"{settings['prefix_tokens']} shared in {settings['prefix_groups']} groups, then {prompt}"
+    requests = f"{settings['requests']} requests"
+    if settings["turns"] > 1:
+        think = f"thinking {settings['think_seconds']:g} s"
+        requests = f"{settings['requests']} conversations of {settings['turns']} turns ({think})"
+    lines = {
+        "server": f"{server['base_url']}, {settings['endpoint']}",
+        "model": server["model"],
+        "load": f"{requests}, {prompt}, {settings['output_tokens']} new, seed {settings['seed']}",
+        "generator": f"{machine['cpu']}, {machine['cores']} cores",
+    }
+    deadline = settings["deadline"]
+    if deadline is not None:
+        first, between = (milliseconds(deadline[name]) for name in ("first_token", "between_tokens"))
+        lines["deadline"] = f"first token in {first}, {between} per token after it"
+    return lines
+
+
+def _prompt(settings: Mapping[str, Any]) -> str:
+    return "word problems" if settings["prompt_tokens"] is None else f"{settings['prompt_tokens']} prompt tokens"
+
+
+def serve_tables(data: Mapping[str, Any]) -> list[Table]:
+    """Rates; latencies; and tokens per complete request, requests under way, and what the generator took for itself."""
+    results, load = data["results"], Column("load", load_name, is_text=True)
+    in_time = [Column("in time/s", "goodput", digits(2))] if data["settings"]["deadline"] is not None else []
+    rates = (
+        load,
+        Column("complete", "complete", count),
+        Column("failed", lambda result: result["requests"] - result["complete"] + result["not_sent"], count),
+        Column("requests/s", "requests_per_second", digits(2)),
+        *in_time,
+        Column("new tokens/s", "output_tokens_per_second", digits(1)),
+        Column("tokens/s", "total_tokens_per_second", digits(1)),
+    )
+    statistics = ("mean", "p50", "p90", "p99", "max")
+    latencies = (
+        load,
+        Column("latency", "latency", is_text=True),
+        *(Column(name, f"seconds.{name}", milliseconds) for name in statistics),
+    )
+    rows = [
+        {**result, "latency": label, "seconds": result[latency]}
+        for result in results
+        for latency, label in LATENCIES.items()
+    ]
+
+    def per_request(name: str) -> Column:
+        def value(result: Mapping[str, Any]) -> float | None:
+            tokens = result["tokens"][name]
+            return None if tokens is None else tokens / max(1, result["complete"])
+
+        return Column("new" if name == "output" else name, value, digits(1))
+
+    requests = (
+        load,
+        *map(per_request, ("prompt", "cached", "output", "chunks")),
+        Column("at once", "at_once.mean", digits(1)),
+        Column("late p99", "generator.send_lag.p99", milliseconds),
+        Column("generator", "generator.cpu_share", lambda share: f"{percent(share)} CPU"),
+    )
+    return [Table(rates, results), Table(latencies, rows), Table(requests, results)]
+
+
+def load_name(result: Mapping[str, Any]) -> str:
+    if result["concurrency"] is not None:
+        return f"{result['concurrency']} at a time"
+    return "all at once" if result["rate"] == "inf" else f"{result['rate']:g}/s"
+
+
+def remarks(data: Mapping[str, Any]) -> Iterator[str]:
+    """What the reader should know: errors with an example, lengths that are guesses, a generator that was late."""
+    for result in data["results"]:
+        name = load_name(result)
+        for kind, detail in result["error_details"].items():
+            yield f"{name}: {result['errors'][kind]} x {kind}, such as: {detail}"
+        if result["not_sent"]:
+            yield f"{name}: {result['not_sent']} turns were not sent, as the turn before had failed"
+        if result["empty"]:
+            yield f"{name}: {result['empty']} replies had no text; they meet no deadline"
+        if result["tokens"]["uncounted"]:
+            uncounted = result["tokens"]["uncounted"]
+            yield f"{name}: the server sent no usage in {uncounted} replies; their tokens are the pieces of text"
+        yield from _late(name, result)
+    ruler = data["ruler"]
+    if data["settings"]["prompt_tokens"] is not None and not ruler["measured"]:
+        per_word = ruler["per_word"]
+        yield f"the server does not count prompts, so their lengths are guesses: {per_word:g} tokens per word"
+
+
+def _late(name: str, result: Mapping[str, Any]) -> Iterator[str]:
+    first, generator = result["time_to_first_token"], result["generator"]
+    lags = {each: generator[each] and generator[each]["p99"] for each in ("send_lag", "loop_lag")}
+    worst = max((lag for lag in lags.values() if lag is not None), default=0.0)
+    if first is not None and worst > LATE * first["p50"]:
+        share = f"{generator['cpu_share']:.0%} of a core"
+        yield f"{name}: the generator itself was late (p99 {milliseconds(worst)}, {share}), and latencies contain that"
+
+
+def serve_chart(data: Mapping[str, Any]) -> Chart:
+    """Of one run, how many requests took at most how long; of several, the percentiles and the throughput of each."""
+    settings, results = data["settings"], data["results"]
+    title = f"{Path(data['server']['model']).name}, {_prompt(settings)}, {settings['output_tokens']} new"
+    return Chart(title, _distributions(results[0]) if len(results) == 1 else _sweep(results))
+
+
+def _distributions(result: Mapping[str, Any]) -> list[Panel]:
+    panels = []
+    for name, (label, unit) in DRAWN.items():
+        outcomes = [each for each in result["outcomes"] if each["error"] is None and each[name] is not None]
+        xs = [0.0, *sorted(each[name] * unit for each in outcomes)]
+        points = [(x, number / max(1, len(outcomes))) for number, x in enumerate(xs)]
+        panels.append(Panel(label, "part of the requests", [Series(points, kind="steps")]))
+    return panels
+
+
+def _sweep(results: Sequence[Mapping[str, Any]]) -> list[Panel]:
+    """At equal distances, since a rate may be infinite."""
+    is_open = results[0]["rate"] is not None
+    loads = [each["concurrency"] if each["rate"] is None else each["rate"] for each in results]
+    ticks = [load if load == "inf" else f"{load:g}" for load in loads]
+    x_label = "arrivals per second" if is_open else "requests at a time"
+
+    def series(values: Sequence[float | None], label: str, marker: str = "o") -> Series:
+        return Series([(x, y) for x, y in enumerate(values) if y is not None], label, marker=marker)
+
+    panels = []
+    for name in ("time_to_first_token", "time_per_output_token"):
+        label, unit = DRAWN[name]
+        lines = [
+            series([each[name] and each[name][percentile] * unit for each in results], percentile)
+            for percentile in ("p50", "p90", "p99")
+        ]
+        panels.append(Panel(x_label, label, lines, ticks=ticks))
+    rates = [series([each["requests_per_second"] for each in results], "complete")]
+    if results[0]["goodput"] is not None:
+        rates.append(series([each["goodput"] for each in results], "within deadline", "s"))
+    return [*panels, Panel(x_label, "requests per second", rates, ticks=ticks)]
