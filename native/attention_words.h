@@ -11,7 +11,7 @@
 namespace ostinato {
 namespace attention {
 
-constexpr int TILE = 128;  // keys
+constexpr int TILE = ATTENTION_TILE;
 constexpr int PANELS = TILE / LANES;
 
 template <typename T>

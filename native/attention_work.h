@@ -7,9 +7,6 @@
 namespace ostinato {
 namespace attention {
 
-constexpr std::int64_t UNIT_ROWS = 256;  // query rows: as many as make reading and packing a tile cheap beside its use
-constexpr std::int64_t CUT_ROWS = 32;    // units of at most so many are cut: what must be kept per tile stays small
-
 // The step as the kernel reads it when it runs.
 struct Step {
     std::int64_t tokens;  // of the batch, without padding at its end

@@ -14,7 +14,7 @@
 namespace ostinato {
 
 // Heads that a thread takes at once, which share B, C and the products of the two. Their states should fit its cache.
-constexpr int HEADS = 4;
+constexpr int HEADS = SCAN_HEADS;
 constexpr int SPARE = HEADS;  // the number of one more state
 
 struct Sizes {

@@ -8,8 +8,6 @@
 
 namespace ostinato {
 
-constexpr int PANEL_ROWS = 16;  // rows whose sums are kept, for all tokens of a group, before they are used
-
 // Rows [count, size] of a weight, with `scales` [count, size / group] where they are quantised in groups.
 template <typename W>
 struct Rows {
@@ -20,6 +18,8 @@ struct Rows {
 
     const W* at(std::int64_t row) const { return first + row * size; }
 };
+
+static_assert(4 * DOT_TOKENS <= LEAST_GROUP_TOKENS);
 
 // The most tokens of `size` elements that are to pass by at a time.
 template <typename X>

@@ -14,7 +14,7 @@
 namespace ostinato {
 namespace draw {
 
-constexpr std::int64_t BLOCK = 256;
+constexpr std::int64_t BLOCK = SAMPLE_BLOCK;
 constexpr float INFINITE = std::numeric_limits<float>::infinity();
 // As in sample/noise.py: the multipliers of the hash, and the noise between the two halves of its interval.
 constexpr std::uint32_t FIRST_MULTIPLIER = 0x7FEB352D, SECOND_MULTIPLIER = 0x846CA68B;

@@ -11,7 +11,7 @@ namespace ostinato {
 
 constexpr int STREAMS = DOT_ROWS;
 constexpr int UNAIDED = 2;  // up to so many tokens, what is fetched for the hardware only disturbs it
-constexpr int PANEL = 16;   // rows of a stream whose sums are kept, for all tokens, before they are put out
+constexpr int PANEL = PANEL_ROWS;  // of a stream whose sums are kept, for all tokens, before they are put out
 constexpr std::int64_t NEAR_BYTES = 20 * 1024;  // of rows that the tokens pass by at a time: they stay in the L1
 
 template <typename X, typename W>

@@ -18,7 +18,6 @@ constexpr int PANEL_VECTORS = 4;  // 24 sums, 4 vectors of weights and a token: 
 constexpr int PANEL_OUTPUTS = PANEL_VECTORS * LANES;
 constexpr int PANEL_TOKENS = 6;
 constexpr std::int64_t PANEL_BYTES = 32 * 1024;  // two thirds of an L1; from 16 to 128 KiB make no difference
-constexpr std::int64_t GROUP_TOKENS = 512;       // whose sums are kept at a time: 128 KiB, which stay in the L2
 
 template <typename X, typename W>
 constexpr int UNIT = Dot<X, W>::STEP / LANES;

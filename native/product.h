@@ -18,8 +18,6 @@ template <typename T>
 using Operand = float;
 #endif
 
-constexpr std::int64_t GROUP_BYTES = 512 * 1024;  // of tokens that pass by together: they stay in the L2
-
 // As in ops/linear.py.
 enum Activation : int { NONE = 0, RELU2 = 1, SILU = 2, SWIGLU = 3, GELU = 4, GELU_TANH = 5 };
 constexpr int INT8 = 3;  // a weight's dtype, beside those of `with_dtype`

@@ -13,6 +13,8 @@
 #include <immintrin.h>
 #endif
 
+#include "sizes.h"
+
 namespace ostinato {
 
 #if defined(__AVX512F__)
@@ -22,6 +24,7 @@ constexpr int LANES = 8;
 #else
 constexpr int LANES = 4;
 #endif
+static_assert(LANES <= VECTOR);
 
 typedef float Float __attribute__((vector_size(LANES * 4)));
 typedef std::int32_t Int __attribute__((vector_size(LANES * 4)));

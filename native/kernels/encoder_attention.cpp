@@ -11,7 +11,7 @@ namespace ostinato {
 namespace attention {
 namespace {
 
-constexpr std::int64_t MOST_ROWS = 256;  // queries of a unit: as many as make packing a tile cheap beside its use
+constexpr std::int64_t MOST_ROWS = UNIT_ROWS;  // of a unit
 constexpr std::int64_t LEAST_ROWS = 48;
 constexpr std::int64_t UNITS = 4;  // for each thread, that they end at about the same time
 

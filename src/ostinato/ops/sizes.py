@@ -1,6 +1,7 @@
 """The sizes of the kernels' tiles, slabs and blocks, from which their scratch memory follows.
 
-Plain numbers and nothing else. The plan reads them without torch.
+Plain numbers and nothing else. The plan reads them without torch, and the build gives C++ each of them as a constant of
+the same name (`cmake/write_sizes.py`).
 """
 
 from __future__ import annotations
