@@ -1,13 +1,13 @@
-// Binds a kernel twice: as a function that runs it now, and as a method of Program that notes it.
+// Binds a kernel twice: as a function that runs it now, and as a method of Program that notes it. Both get the number of
+// tokens first, since a replay leaves padding at the end out, and then a dict of the kernel's arguments.
 #pragma once
 
-#include <nanobind/nanobind.h>
+#include <vector>
 
+#include "arguments.h"
 #include "program.h"
 
 namespace ostinato {
-
-namespace nb = nanobind;
 
 struct Module {
     nb::module_& functions;
@@ -20,10 +20,17 @@ constexpr std::int64_t LONG_CALL = 512;
 template <auto kernel>
 struct Bound;
 
-template <typename... Args, void (*kernel)(const Team&, std::int64_t, Args...)>
+template <typename Args, void (*kernel)(const Team&, std::int64_t, const Args&)>
 struct Bound<kernel> {
-    static void run(std::int64_t tokens, Args... args) {
-        const auto call = [&] { in_team([&](const Team& team) { kernel(team, tokens, args...); }); };
+    static Args read(const char* name, const nb::dict& given) {
+        Reader reader(name, given.ptr());
+        Args args{reader};
+        reader.finish();
+        return args;
+    }
+
+    static void run(std::int64_t tokens, const Args& args) {
+        const auto call = [&] { in_team([&](const Team& team) { kernel(team, tokens, args); }); };
         // Among busy threads the interpreter's lock is had back only after a while, which a short call does not repay.
         if (tokens < LONG_CALL) {
             call();
@@ -34,18 +41,27 @@ struct Bound<kernel> {
     }
 
     static void define(Module& module, const char* name) {
-        module.functions.def(name, &run);
-        module.program.def(name, [name](Program& program, std::int64_t tokens, Args... args) {
-            program.add(name, tokens,
-                        [=](const Team& team, std::int64_t real) { kernel(team, real, args...); });
+        module.functions.def(
+            name, [name](std::int64_t tokens, const nb::dict& given) { run(tokens, read(name, given)); });
+        module.program.def(name, [name](Program& program, std::int64_t tokens, const nb::dict& given) {
+            program.add(name, tokens, [args = read(name, given)](const Team& team, std::int64_t real) {
+                kernel(team, real, args);
+            });
         });
     }
 };
 
-// `kernel(team, tokens, arguments...)`, all arguments being numbers and addresses.
-template <auto kernel>
-inline void bind(Module& module, const char* name) {
-    Bound<kernel>::define(module, name);
+// All kernels: what binds each of them.
+inline std::vector<void (*)(Module&)>& bindings() {
+    static std::vector<void (*)(Module&)> all;
+    return all;
 }
+
+// Binds `NAME(team, tokens, arguments)`, the arguments being a struct of fields (arguments.h).
+#define KERNEL(NAME)                                                                      \
+    [[maybe_unused]] const bool NAME##_is_bound = [] {                                    \
+        bindings().push_back([](Module& module) { Bound<NAME>::define(module, #NAME); }); \
+        return true;                                                                      \
+    }()
 
 }  // namespace ostinato

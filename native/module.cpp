@@ -4,7 +4,7 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
-#include "kernels.h"
+#include "bind.h"
 
 #ifndef OSTINATO_MODULE
 #error "define OSTINATO_MODULE as the module's name, _native_ and the instruction set"
@@ -25,5 +25,5 @@ NB_MODULE(OSTINATO_MODULE, m) {
         .def("profile", &Program::profile, nb::arg("tokens"), nb::call_guard<nb::gil_scoped_release>(),
              "Runs all calls -> [(name, seconds)], one entry per call.");
     Module module{m, program};
-    bind_kernels(module);
+    for (const auto bind : bindings()) bind(module);
 }

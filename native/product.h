@@ -3,7 +3,9 @@
 #pragma once
 
 #include <type_traits>
+#include <utility>
 
+#include "arguments.h"
 #include "dot.h"
 #include "team.h"
 
@@ -18,12 +20,22 @@ template <typename T>
 using Operand = float;
 #endif
 
-// As in ops/linear.py.
-enum Activation : int { NONE = 0, RELU2 = 1, SILU = 2, SWIGLU = 3, GELU = 4, GELU_TANH = 5 };
-constexpr int INT8 = 3;  // a weight's dtype, beside those of `with_dtype`
+enum Activation : int { NONE, RELU2, SILU, SWIGLU, GELU, GELU_TANH };
+
+// By its name in ops/activations.py, None where there is none.
+inline bool from_python(PyObject* value, Activation& to) {
+    static const std::pair<const char*, Activation> NAMES[] = {
+        {"relu2", RELU2}, {"silu", SILU}, {"swiglu", SWIGLU}, {"gelu", GELU}, {"gelu_pytorch_tanh", GELU_TANH}};
+    to = NONE;
+    if (value == Py_None) return true;
+    for (const auto& [name, activation] : NAMES) {
+        if (PyUnicode_Check(value) && PyUnicode_CompareWithASCIIString(value, name) == 0) to = activation;
+    }
+    return to != NONE;
+}
 
 // `gated` counts with SWIGLU alone.
-inline Float activated(int activation, Float value, Float gated) {
+inline Float activated(Activation activation, Float value, Float gated) {
     switch (activation) {
         case SWIGLU: return silu(value) * gated;
         case SILU: return silu(value);
@@ -42,7 +54,7 @@ struct Output {
     std::int64_t residual_stride;
     std::int64_t y_stride;
     std::int64_t size;  // outputs per token, after the activation
-    int activation;
+    Activation activation;
 };
 
 // Weights [out, in], with `scales` [out, in / group] where they are quantised in groups.

@@ -14,13 +14,6 @@
 
 namespace ostinato {
 
-using Address = std::uintptr_t;
-
-template <typename T>
-inline T* at(Address address) {
-    return reinterpret_cast<T*>(address);
-}
-
 inline Scratch& shared_scratch() {
     static thread_local Scratch scratch;  // of the thread that opens the parallel region
     return scratch;

@@ -5,55 +5,74 @@
 #include <cstdint>
 #include <vector>
 
-#include "program.h"
+#include <nanobind/stl/array.h>
+#include <nanobind/stl/vector.h>
+
+#include "arguments.h"
 
 namespace ostinato {
 
-// (row, offset, slot), one after the other: the state after `offset` tokens of a prefill row also goes to `slot`.
-using Checkpoints = std::vector<std::int64_t>;
+// The state after `offset` tokens of a prefill row also goes to `slot`.
+struct Checkpoint {
+    std::int64_t row, offset, slot;
+};
+using Checkpoints = std::vector<Checkpoint>;
+
+inline bool from_python(PyObject* value, Checkpoints& to) {
+    std::vector<std::array<std::int64_t, 3>> triples;
+    if (!nb::try_cast(nb::handle(value), triples)) return false;
+    for (const auto& [row, offset, slot] : triples) to.push_back({row, offset, slot});
+    return true;
+}
 
 struct StepRow {
     std::int64_t index, begin, end;  // tokens
     std::int32_t read_slot;          // 0: nothing came before
 };
 
-// `row_starts` [rows + 1], `read_slots` [rows], `write_slots` [rows, per_row] with a stride, all int32. The first
-// `decode_rows` have `per_row` tokens each.
-struct StepRows {
-    const std::int32_t *row_starts, *read_slots, *write_slots;
-    std::int64_t write_stride, rows, per_row, decode_rows;
-    const Checkpoints& checkpoints;
+// The rows as arguments. The first `num_decode_rows` have write_slots.shape[1] tokens each. They are read when the kernel
+// runs; checkpoints were copied.
+struct StepRows : Arguments {
+    FIELD(Tensor, row_starts);   // [rows + 1] int32
+    FIELD(Tensor, read_slots);   // [rows] int32
+    FIELD(Tensor, write_slots);  // [rows, tokens of a decode row] int32, with any stride from row to row
+    FIELD(std::int64_t, num_decode_rows);
+    FIELD(Checkpoints, checkpoints);
 
     // Calls body(StepRow) for all rows that have one of the first `tokens` tokens.
     template <typename Body>
-    void each(std::int64_t tokens, Body&& body) const {
-        for (std::int64_t row = 0; row < rows; ++row) {
-            const bool decodes = row < decode_rows;
-            const std::int64_t begin = decodes ? row * per_row : row_starts[row];
-            const std::int64_t end = std::min(tokens, decodes ? begin + per_row : std::int64_t{row_starts[row + 1]});
-            if (begin < end) body(StepRow{row, begin, end, read_slots[row]});
+    void each_row(std::int64_t tokens, Body&& body) const {
+        const auto* starts = row_starts.at<const std::int32_t>();
+        const auto* reads = read_slots.at<const std::int32_t>();
+        const std::int64_t per_row = write_slots.shape[1];
+        for (std::int64_t row = 0; row < write_slots.shape[0]; ++row) {
+            const bool decodes = row < num_decode_rows;
+            const std::int64_t begin = decodes ? row * per_row : starts[row];
+            const std::int64_t end = std::min(tokens, decodes ? begin + per_row : std::int64_t{starts[row + 1]});
+            if (begin < end) body(StepRow{row, begin, end, reads[row]});
         }
     }
 
     // Whether nobody reads what becomes of a row.
     bool is_padding(const StepRow& row) const {
-        const std::int32_t* writes = write_slots + row.index * write_stride;
-        return row.read_slot == 0 && std::all_of(writes, writes + per_row, [](auto slot) { return slot == 0; });
+        const auto* writes = write_slots.row<const std::int32_t>(row.index);
+        return row.read_slot == 0 &&
+               std::all_of(writes, writes + write_slots.shape[1], [](auto slot) { return slot == 0; });
     }
 
     // Calls body(count, slot) for each slot to which a row's state after `count` of its tokens goes; never for slot 0.
     template <typename Body>
     void each_written(const StepRow& row, Body&& body) const {
-        const std::int32_t* writes = write_slots + row.index * write_stride;
+        const auto* writes = write_slots.row<const std::int32_t>(row.index);
         const std::int64_t count = row.end - row.begin;
-        if (row.index < decode_rows) {
+        if (row.index < num_decode_rows) {
             for (std::int64_t i = 0; i < count; ++i) {
                 if (writes[i]) body(i + 1, writes[i]);
             }
             return;
         }
-        for (std::size_t i = 0; i < checkpoints.size(); i += 3) {
-            if (checkpoints[i] == row.index) body(checkpoints[i + 1], checkpoints[i + 2]);
+        for (const Checkpoint& taken : checkpoints) {
+            if (taken.row == row.index) body(taken.offset, taken.slot);
         }
         if (writes[0]) body(count, writes[0]);
     }

@@ -344,11 +344,12 @@ inline float silu(float x) { return x / (1.0f + std::exp(-x)); }
 // log(1 + e^x), which is x where torch says so too.
 inline float softplus(float x) { return x > 20.0f ? x : std::log1p(std::exp(x)); }
 
-// Calls `body` with a value of the storage type that `dtype` names.
-enum DType : int { FLOAT32 = 0, BFLOAT16 = 1, FLOAT16 = 2 };
+// What tensors hold. The first three are storage types of what is computed in float32.
+enum DType : int { FLOAT32, BFLOAT16, FLOAT16, INT8, INT32, INT64, FLOAT64 };
 
+// Calls `body` with a value of the storage type that `dtype` names.
 template <typename Body>
-inline void with_dtype(int dtype, Body&& body) {
+inline void with_dtype(DType dtype, Body&& body) {
     if (dtype == FLOAT32) {
         body(float{});
     } else if (dtype == BFLOAT16) {

@@ -8,7 +8,7 @@
 #include "../attention_softmax.h"
 #include "../attention_tile.h"
 #include "../attention_work.h"
-#include "../kernels.h"
+#include "../bind.h"
 
 namespace ostinato {
 namespace attention {
@@ -279,35 +279,41 @@ void attend(const Team& team, const Step& step, std::int64_t head_dim, const T* 
     worker.end(open);
 }
 
-// `q` [tokens, heads, head_dim] with its token stride in elements, `k_cache` and `v_cache` [blocks, block_size,
-// kv_heads, head_dim]; row_starts [rows + 1], start_positions, kv_lens [rows] and block_tables [rows, max_blocks] int32
-// -> `out` [tokens, heads, head_dim].
-void attention(const Team& team, std::int64_t tokens, Address q, std::int64_t q_stride, Address k_cache,
-               Address v_cache, Address row_starts, Address start_positions, Address kv_lens, Address block_tables,
-               std::int64_t max_blocks, Address out, std::int64_t rows, std::int64_t heads, std::int64_t kv_heads,
-               std::int64_t head_dim, std::int64_t block_size, float scale, std::int64_t first_key, int dtype) {
-    const auto integers = [](Address address) { return at<const std::int32_t>(address); };
+struct Attention : Arguments {
+    FIELD(Floats, q);                // [tokens, heads, head_dim]
+    FIELD(Tensor, k_cache);          // [blocks, block_size, kv_heads, head_dim], as v_cache, contiguous
+    FIELD(Tensor, v_cache);
+    FIELD(Tensor, row_starts);       // [rows + 1] int32
+    FIELD(Tensor, start_positions);  // [rows] int32, as kv_lens
+    FIELD(Tensor, kv_lens);
+    FIELD(Tensor, block_tables);     // [rows, max_blocks] int32
+    FIELD(float, scale);
+    FIELD(std::int64_t, first_key);
+    FIELD(Tensor, out);              // [tokens, heads, head_dim], contiguous
+};
+
+void attention(const Team& team, std::int64_t tokens, const Attention& in) {
+    const auto integers = [](const Tensor& tensor) { return tensor.at<const std::int32_t>(); };
     const Step step{tokens,
-                    rows,
-                    integers(row_starts),
-                    integers(start_positions),
-                    integers(kv_lens),
-                    integers(block_tables),
-                    max_blocks,
-                    block_size,
-                    heads,
-                    kv_heads,
-                    first_key};
-    with_dtype(dtype, [&](auto type) {
+                    in.kv_lens.shape[0],
+                    integers(in.row_starts),
+                    integers(in.start_positions),
+                    integers(in.kv_lens),
+                    integers(in.block_tables),
+                    in.block_tables.strides[0],
+                    in.k_cache.shape[1],
+                    in.q.shape[1],
+                    in.k_cache.shape[2],
+                    in.first_key};
+    with_dtype(in.q.dtype, [&](auto type) {
         using T = decltype(type);
-        attend(team, step, head_dim, at<const T>(q), q_stride, at<const T>(k_cache), at<const T>(v_cache), at<T>(out),
-               scale);
+        attend(team, step, in.q.shape[2], in.q.at<const T>(), in.q.strides[0], in.k_cache.at<const T>(),
+               in.v_cache.at<const T>(), in.out.at<T>(), in.scale);
     });
 }
 
+KERNEL(attention);
+
 }  // namespace
 }  // namespace attention
-
-void bind_attention(Module& module) { bind<attention::attention>(module, "attention"); }
-
 }  // namespace ostinato

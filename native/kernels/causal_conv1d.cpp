@@ -1,8 +1,6 @@
 // The short depthwise convolution of a state layer, with its last inputs kept in slots.
 
-#include <nanobind/stl/vector.h>
-
-#include "../kernels.h"
+#include "../bind.h"
 #include "../rows.h"
 #include "../simd.h"
 
@@ -32,22 +30,25 @@ void convolve(const T* const* inputs, const float* weight, std::int64_t stride, 
     if (rest) store_first(y + whole, at_channel(whole, [&](const T* from) { return load_first(from, rest); }), rest);
 }
 
-// `x` [tokens, channels] with a stride, `weight` [width, channels], `bias` [channels] or null, `conv_states`
-// [slots, width - 1, channels], all of one dtype -> `y` [tokens, channels], contiguous. Threads share the channels.
-void causal_conv1d(const Team& team, std::int64_t tokens, Address x, std::int64_t x_stride, Address weight,
-                   Address bias, Address conv_states, std::int64_t slot_stride, Address row_starts,
-                   Address read_slots, Address write_slots, std::int64_t write_stride, std::int64_t num_rows,
-                   std::int64_t per_row, std::int64_t decode_rows, const Checkpoints& checkpoints, Address y,
-                   std::int64_t channels, int width, int dtype) {
-    const StepRows rows{at<const std::int32_t>(row_starts), at<const std::int32_t>(read_slots),
-                        at<const std::int32_t>(write_slots), write_stride, num_rows, per_row, decode_rows, checkpoints};
+struct CausalConv1d : StepRows {
+    FIELD(Floats, x);            // [tokens, channels]
+    FIELD(Tensor, weight);       // [width, channels]
+    FIELD(MaybeTensor, bias);    // [channels]
+    FIELD(Tensor, conv_states);  // [slots, width - 1, channels]
+    FIELD(Tensor, out);          // [tokens, channels], contiguous
+};
+
+// Threads share the channels.
+void causal_conv1d(const Team& team, std::int64_t tokens, const CausalConv1d& in) {
+    const std::int64_t channels = in.x.shape[1];
+    const int width = static_cast<int>(in.weight.shape[0]);
     const Range mine = team.split(channels, GRAIN);
     const std::int64_t count = mine.end - mine.begin;
     if (count == 0) return;
     const std::int64_t stride = (count + LANES - 1) / LANES * LANES;
     const int kept = width - 1;
 
-    with_dtype(dtype, [&](auto type) {
+    with_dtype(in.x.dtype, [&](auto type) {
         using T = decltype(type);
         const std::int64_t floats = (width + 1) * stride;
         float* weights = team.own<float>(floats + kept * stride + width * 2);
@@ -57,18 +58,18 @@ void causal_conv1d(const Team& team, std::int64_t tokens, Address x, std::int64_
         const auto widen = [&](const T* from, float* to) {
             for (std::int64_t c = 0; c < count; ++c) to[c] = from ? to_float(from[mine.begin + c]) : 0.0f;
         };
-        for (int j = 0; j < width; ++j) widen(at<const T>(weight) + j * channels, weights + j * stride);
-        widen(at<const T>(bias), biases);
+        for (int j = 0; j < width; ++j) widen(in.weight.at<const T>() + j * channels, weights + j * stride);
+        widen(in.bias.at<const T>(), biases);
 
-        rows.each(tokens, [&](const StepRow& row) {
-            const auto output = [&](std::int64_t token) { return at<T>(y) + token * channels + mine.begin; };
-            if (rows.is_padding(row)) {
+        in.each_row(tokens, [&](const StepRow& row) {
+            const auto output = [&](std::int64_t token) { return in.out.at<T>() + token * channels + mine.begin; };
+            if (in.is_padding(row)) {
                 for (std::int64_t t = row.begin; t < row.end; ++t) std::fill_n(output(t), count, T{});
                 return;
             }
             // A copy, as the row's first token may overwrite the slot from which the others go on.
             for (int j = 0; j < kept; ++j) {
-                const T* from = at<const T>(conv_states) + row.read_slot * slot_stride + j * channels + mine.begin;
+                const T* from = in.conv_states.row<const T>(row.read_slot) + j * channels + mine.begin;
                 if (row.read_slot) {
                     std::copy_n(from, count, before + j * stride);
                 } else {
@@ -78,7 +79,7 @@ void causal_conv1d(const Team& team, std::int64_t tokens, Address x, std::int64_
             // The input at an offset from the row's first token, which is negative for those of the steps before.
             const auto input = [&](std::int64_t offset) {
                 return offset < 0 ? before + (kept + offset) * stride
-                                  : at<const T>(x) + (row.begin + offset) * x_stride + mine.begin;
+                                  : in.x.row<const T>(row.begin + offset) + mine.begin;
             };
             for (std::int64_t t = 0; t < row.end - row.begin; ++t) {
                 for (int j = 0; j < width; ++j) inputs[j] = input(t - kept + j);
@@ -89,16 +90,15 @@ void causal_conv1d(const Team& team, std::int64_t tokens, Address x, std::int64_
                     convolve<0>(inputs, weights, stride, biases, to, count, width);
                 }
             }
-            rows.each_written(row, [&](std::int64_t done, std::int64_t slot) {
-                T* to = at<T>(conv_states) + slot * slot_stride + mine.begin;
+            in.each_written(row, [&](std::int64_t done, std::int64_t slot) {
+                T* to = in.conv_states.row<T>(slot) + mine.begin;
                 for (int j = 0; j < kept; ++j) std::copy_n(input(done - kept + j), count, to + j * channels);
             });
         });
     });
 }
 
+KERNEL(causal_conv1d);
+
 }  // namespace
-
-void bind_causal_conv1d(Module& module) { bind<causal_conv1d>(module, "causal_conv1d"); }
-
 }  // namespace ostinato

@@ -2,25 +2,30 @@
 
 #include <cstring>
 
-#include "../kernels.h"
+#include "../bind.h"
 
 namespace ostinato {
 namespace {
 
-// `first` [tokens, first_size], `second` [tokens, second_size] -> `y` [tokens, first_size + second_size]. Sizes and
-// strides are in bytes.
-void concat(const Team& team, std::int64_t tokens, Address first, std::int64_t first_stride, std::int64_t first_size,
-            Address second, std::int64_t second_stride, std::int64_t second_size, Address y, std::int64_t y_stride) {
+struct Concat : Arguments {
+    FIELD(Tensor, first);   // [tokens, a]
+    FIELD(Tensor, second);  // [tokens, b]
+    FIELD(Tensor, out);     // [tokens, a + b]
+};
+
+void concat(const Team& team, std::int64_t tokens, const Concat& in) {
+    const std::int64_t bytes = in.out.element_bytes();
+    const std::int64_t first_size = in.first.shape[1] * bytes, second_size = in.second.shape[1] * bytes;
+    const auto row = [&](const Tensor& of, std::int64_t t) { return of.address + t * of.strides[0] * bytes; };
     const Range mine = team.split(tokens);
     for (std::int64_t t = mine.begin; t < mine.end; ++t) {
-        std::byte* to = at<std::byte>(y) + t * y_stride;
-        std::memcpy(to, at<const std::byte>(first) + t * first_stride, first_size);
-        std::memcpy(to + first_size, at<const std::byte>(second) + t * second_stride, second_size);
+        std::byte* to = row(in.out, t);
+        std::memcpy(to, row(in.first, t), first_size);
+        std::memcpy(to + first_size, row(in.second, t), second_size);
     }
 }
 
+KERNEL(concat);
+
 }  // namespace
-
-void bind_concat(Module& module) { bind<concat>(module, "concat"); }
-
 }  // namespace ostinato

@@ -1,6 +1,6 @@
 // The vectors of tokens, and what takes their place.
 
-#include "../kernels.h"
+#include "../bind.h"
 #include "../simd.h"
 
 namespace ostinato {
@@ -21,76 +21,96 @@ void expand(const std::int8_t* row, const float* scales, std::int64_t group, std
     }
 }
 
-// `token_ids` [tokens] int64, `weight` [vocab, hidden] -> `out` [tokens, hidden]: rows of `weight` times `multiplier`.
-//
-// With `scales`, `weight` is int8: they are [vocab], or, if `group` is not 0 (but a multiple of LANES), one for each
-// `group` elements of a row.
-void embedding(const Team& team, std::int64_t tokens, Address token_ids, Address weight, std::int64_t weight_stride,
-               Address scales, std::int64_t group, Address out, std::int64_t hidden, float multiplier, int dtype) {
+struct Embedding : Arguments {
+    FIELD(Tensor, token_ids);  // [tokens] int64
+    FIELD(Tensor, weight);     // [vocab, hidden], int8 where there are scales
+    FIELD(float, multiplier);
+    FIELD(MaybeTensor, weight_scale);  // [vocab], or if `group_size` is not 0 one for each `group_size` elements of a row
+    FIELD(std::int64_t, group_size);   // a multiple of LANES
+    FIELD(Floats, out);                // [tokens, hidden], contiguous
+};
+
+// Rows of `weight` times `multiplier`.
+void embedding(const Team& team, std::int64_t tokens, const Embedding& in) {
+    const std::int64_t hidden = in.weight.shape[1], group = in.group_size;
+    const float* scales = in.weight_scale.at<const float>();
     // Threads share the elements, not the tokens: one token alone is worth sharing too.
     constexpr std::int64_t GRAIN = 512;
     const std::int64_t parts = (hidden + GRAIN - 1) / GRAIN;
     const Range mine = team.split(tokens * parts);
-    with_dtype(dtype, [&](auto type) {
+    with_dtype(in.out.dtype, [&](auto type) {
         using T = decltype(type);
         for (std::int64_t i = mine.begin; i < mine.end; ++i) {
             const std::int64_t token = i / parts, begin = i % parts * GRAIN;
             const std::int64_t count = std::min(GRAIN, hidden - begin);
-            const std::int64_t row = at<const std::int64_t>(token_ids)[token];
-            T* to = at<T>(out) + token * hidden + begin;
+            const std::int64_t row = in.token_ids.at<const std::int64_t>()[token];
+            T* to = in.out.at<T>() + token * hidden + begin;
             if (scales) {
                 const std::int64_t groups = group ? (hidden + group - 1) / group : 1;
-                const std::int8_t* integers = at<const std::int8_t>(weight) + row * weight_stride;
-                expand(integers, at<const float>(scales) + row * groups, group, begin, count, multiplier, to);
+                const auto* integers = in.weight.row<const std::int8_t>(row);
+                expand(integers, scales + row * groups, group, begin, count, in.multiplier, to);
                 continue;
             }
-            const T* from = at<const T>(weight) + row * weight_stride + begin;
-            if (multiplier == 1.0f) {
+            const T* from = in.weight.row<const T>(row) + begin;
+            if (in.multiplier == 1.0f) {
                 std::memcpy(to, from, sizeof(T) * count);
                 continue;
             }
             std::int64_t j = 0;
-            for (; j + LANES <= count; j += LANES) store(to + j, load(from + j) * multiplier);
+            for (; j + LANES <= count; j += LANES) store(to + j, load(from + j) * in.multiplier);
             const int rest = static_cast<int>(count - j);
-            if (rest) store_first(to + j, load_first(from + j, rest) * multiplier, rest);
+            if (rest) store_first(to + j, load_first(from + j, rest) * in.multiplier, rest);
         }
     });
 }
 
-// `ids` [tokens, count] int64, `weights` [tokens, count], `table` [rows, hidden] -> `out` [tokens, hidden]: weighted sums
-// of rows of `table`.
-void weighted_embedding(const Team& team, std::int64_t tokens, Address ids, Address weights, std::int64_t count,
-                        Address table, Address out, std::int64_t hidden, int dtype) {
+struct WeightedEmbedding : Arguments {
+    FIELD(Tensor, ids);      // [tokens, count] int64
+    FIELD(Tensor, weights);  // [tokens, count] float32
+    FIELD(Floats, table);    // [rows, hidden]
+    FIELD(Tensor, out);      // [tokens, hidden]; all are contiguous
+};
+
+// Weighted sums of rows of `table`.
+void weighted_embedding(const Team& team, std::int64_t tokens, const WeightedEmbedding& in) {
+    const std::int64_t count = in.ids.shape[1], hidden = in.table.shape[1];
     const Range mine = team.split(tokens);
-    with_dtype(dtype, [&](auto type) {
+    with_dtype(in.table.dtype, [&](auto type) {
         using T = decltype(type);
         for (std::int64_t token = mine.begin; token < mine.end; ++token) {
             for (std::int64_t j = 0; j < hidden; j += LANES) {
                 Float total = {};
                 for (std::int64_t i = 0; i < count; ++i) {
-                    const T* row = at<const T>(table) + at<const std::int64_t>(ids)[token * count + i] * hidden;
-                    const Float weight = splat(at<const float>(weights)[token * count + i]);
+                    const T* row = in.table.row<const T>(in.ids.row<const std::int64_t>(token)[i]);
+                    const Float weight = splat(in.weights.row<const float>(token)[i]);
                     total = fma(load_some(row + j, hidden - j), weight, total);
                 }
-                store_some(at<T>(out) + token * hidden + j, total, hidden - j);
+                store_some(in.out.at<T>() + token * hidden + j, total, hidden - j);
             }
         }
     });
 }
 
-// `x` [tokens, hidden], `cells` [tokens] int64, `media` rows [hidden] that are `stride` elements apart: row `cells[token]`
-// takes the place of the token's vector, or with `add` is added to it; tokens with cell 0 keep theirs.
-void inject_media(const Team& team, std::int64_t tokens, Address x, Address cells, Address media, std::int64_t stride,
-                  std::int64_t hidden, bool add, int dtype) {
+struct InjectMedia : Arguments {
+    FIELD(Floats, x);            // [tokens, hidden], contiguous
+    FIELD(Tensor, media_cells);  // [tokens] int64
+    FIELD(Tensor, media);        // [cells, rows, hidden]
+    FIELD(std::int64_t, row);
+    FIELD(bool, add);
+};
+
+// Row `row` of the token's cell takes the place of its vector, or with `add` is added to it; tokens with cell 0 keep theirs.
+void inject_media(const Team& team, std::int64_t tokens, const InjectMedia& in) {
+    const std::int64_t hidden = in.x.shape[1];
     const Range mine = team.split(tokens);
-    with_dtype(dtype, [&](auto type) {
+    with_dtype(in.x.dtype, [&](auto type) {
         using T = decltype(type);
         for (std::int64_t token = mine.begin; token < mine.end; ++token) {
-            const std::int64_t cell = at<const std::int64_t>(cells)[token];
+            const std::int64_t cell = in.media_cells.at<const std::int64_t>()[token];
             if (cell == 0) continue;
-            const T* from = at<const T>(media) + cell * stride;
-            T* to = at<T>(x) + token * hidden;
-            if (!add) {
+            const T* from = in.media.row<const T>(cell) + in.row * in.media.strides[1];
+            T* to = in.x.row<T>(token);
+            if (!in.add) {
                 std::memcpy(to, from, sizeof(T) * hidden);
                 continue;
             }
@@ -101,12 +121,9 @@ void inject_media(const Team& team, std::int64_t tokens, Address x, Address cell
     });
 }
 
+KERNEL(embedding);
+KERNEL(inject_media);
+KERNEL(weighted_embedding);
+
 }  // namespace
-
-void bind_embedding(Module& module) {
-    bind<embedding>(module, "embedding");
-    bind<inject_media>(module, "inject_media");
-    bind<weighted_embedding>(module, "weighted_embedding");
-}
-
 }  // namespace ostinato

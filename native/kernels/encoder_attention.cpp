@@ -5,7 +5,7 @@
 
 #include "../attention_softmax.h"
 #include "../attention_tile.h"
-#include "../kernels.h"
+#include "../bind.h"
 
 namespace ostinato {
 namespace attention {
@@ -15,11 +15,10 @@ constexpr std::int64_t MOST_ROWS = UNIT_ROWS;  // of a unit
 constexpr std::int64_t LEAST_ROWS = 48;
 constexpr std::int64_t UNITS = 4;  // for each thread, that they end at about the same time
 
-// What is read, [patches, heads, head_dim] each with its stride from patch to patch in elements, and written.
+// What is read, [patches, heads, head_dim] each, and written.
 template <typename T>
 struct Operands {
-    const T *q, *k, *v;
-    std::int64_t q_stride, k_stride, v_stride;
+    const Tensor &q, &k, &v;
     T* out;
     std::int64_t heads;
 };
@@ -81,7 +80,7 @@ class Worker {
         const std::int64_t words = head_.padded_words(), dim = head_.padded_dim(), rows = unit.end - unit.begin;
         const std::int64_t within = unit.head * head_.dim;
         for (std::int64_t i = 0; i < rows; ++i) {
-            const T* from = operands_.q + (unit.begin + i) * operands_.q_stride + within;
+            const T* from = operands_.q.template row<const T>(unit.begin + i) + within;
             for (std::int64_t j = 0; j < words; j += LANES) store(queries_ + i * words + j, head_.load_words(from, j));
         }
         for (std::int64_t begin = unit.segment.begin; begin < unit.segment.end; begin += TILE) {
@@ -142,15 +141,16 @@ class Worker {
         std::int64_t keys[TILE], values[TILE];
         for (std::int64_t i = 0; i < TILE; ++i) {
             const std::int64_t token = begin + std::min(i, count - 1);
-            keys[i] = token * operands_.k_stride + within;
-            values[i] = token * operands_.v_stride + within;
+            keys[i] = token * operands_.k.strides[0] + within;
+            values[i] = token * operands_.v.strides[0] + within;
         }
-        Fetch nothing(operands_.k, nullptr, head_.dim, 1);
+        const T *k = operands_.k.template at<const T>(), *v = operands_.v.template at<const T>();
+        Fetch nothing(k, nullptr, head_.dim, 1);
         for (std::int64_t i = 0; i < count; i += LANES) {
-            pack_keys(head_, operands_.k, keys + i, keys_ + i * head_.padded_words(), nothing);
+            pack_keys(head_, k, keys + i, keys_ + i * head_.padded_words(), nothing);
         }
         for (std::int64_t i = 0; i < count; i += Words<T>::ELEMENTS) {
-            pack_values(head_, operands_.v, values + i, values_ + i / Words<T>::ELEMENTS * head_.padded_dim());
+            pack_values(head_, v, values + i, values_ + i / Words<T>::ELEMENTS * head_.padded_dim());
         }
     }
 };
@@ -187,23 +187,25 @@ void attend(const Team& team, const Segments& segments, const Operands<T>& opera
     });
 }
 
-// `q`, `k`, `v` [tokens, heads, head_dim], each with its token stride in elements, `starts` [segments + 1] int32
-// -> `out` [tokens, heads, head_dim].
-void encoder_attention(const Team& team, std::int64_t tokens, Address q, std::int64_t q_stride, Address k,
-                       std::int64_t k_stride, Address v, std::int64_t v_stride, Address starts, std::int64_t segments,
-                       Address out, std::int64_t heads, std::int64_t head_dim, float scale, int dtype) {
-    const Segments described{tokens, segments, at<const std::int32_t>(starts)};
-    with_dtype(dtype, [&](auto type) {
+struct EncoderAttention : Arguments {
+    FIELD(Floats, q);       // [tokens, heads, head_dim], as k and v
+    FIELD(Tensor, k);
+    FIELD(Tensor, v);
+    FIELD(Tensor, starts);  // [segments + 1] int32
+    FIELD(float, scale);
+    FIELD(Tensor, out);     // [tokens, heads, head_dim], contiguous
+};
+
+void encoder_attention(const Team& team, std::int64_t tokens, const EncoderAttention& in) {
+    const Segments segments{tokens, in.starts.shape[0] - 1, in.starts.at<const std::int32_t>()};
+    with_dtype(in.q.dtype, [&](auto type) {
         using T = decltype(type);
-        const Operands<T> operands{at<const T>(q), at<const T>(k), at<const T>(v), q_stride, k_stride,
-                                   v_stride,       at<T>(out),     heads};
-        attend(team, described, operands, head_dim, scale);
+        attend(team, segments, Operands<T>{in.q, in.k, in.v, in.out.at<T>(), in.q.shape[1]}, in.q.shape[2], in.scale);
     });
 }
 
+KERNEL(encoder_attention);
+
 }  // namespace
 }  // namespace attention
-
-void bind_encoder_attention(Module& module) { bind<attention::encoder_attention>(module, "encoder_attention"); }
-
 }  // namespace ostinato

@@ -5,8 +5,8 @@
 // added up per token. A thread adds up whole sums, expert after expert, so that neither the number of threads nor other
 // tokens change a bit.
 
+#include "../bind.h"
 #include "../dot_rows.h"
-#include "../kernels.h"
 #include "../product.h"
 
 namespace ostinato {
@@ -134,7 +134,7 @@ void put(const float* sums, const T* residual, T* y, std::int64_t begin, std::in
 
 struct Layer {
     std::int64_t experts, size, inner;
-    int activation;
+    Activation activation;
 };
 
 template <typename T, typename W>
@@ -163,7 +163,7 @@ void run_experts(const Team& team, std::int64_t tokens, const T* x, std::int64_t
     }
     team.barrier();
 
-    const int kind = layer.activation;
+    const Activation kind = layer.activation;
     each_panel(chosen, up, team.split(inner, PANEL_ROWS), kind == SWIGLU ? inner : 0, inputs, size_stride, sums,
                [=](std::int64_t row, std::int64_t i, const float* sum) {
                    for (int r = 0; r < PANEL_ROWS; r += LANES) {
@@ -192,26 +192,34 @@ void run_experts(const Team& team, std::int64_t tokens, const T* x, std::int64_t
     }
 }
 
-// `x` [tokens, size], `choices` [tokens, 2, top_k] float32, `up` [experts, inner or 2 * inner if gated, size], `down`
-// [experts, size, inner], both in `dtype` or int8 (`w_dtype` 3) with scales; `residual` [tokens, size] or 0 -> `y`
-// [tokens, size].
-void moe(const Team& team, std::int64_t tokens, Address x, std::int64_t x_stride, Address choices, std::int64_t top_k,
-         Address up, Address up_scales, Address down, Address down_scales, std::int64_t group, Address residual,
-         std::int64_t residual_stride, Address y, std::int64_t y_stride, std::int64_t experts, std::int64_t size,
-         std::int64_t inner, int activation, int dtype, int w_dtype) {
+struct Moe : Arguments {
+    FIELD(Floats, x);                // [tokens, size]
+    FIELD(Tensor, choices);          // [tokens, 2, top_k] float32
+    FIELD(Tensor, up);               // [experts, inner, or 2 * inner if gated, size], of x's dtype or int8
+    FIELD(Tensor, down);             // [experts, size, inner]
+    FIELD(Activation, activation);
+    FIELD(MaybeTensor, residual);    // [tokens, size]
+    FIELD(MaybeTensor, up_scale);    // of int8, float32
+    FIELD(MaybeTensor, down_scale);
+    FIELD(std::int64_t, group_size);
+    FIELD(Tensor, out);              // [tokens, size]
+};
+
+void moe(const Team& team, std::int64_t tokens, const Moe& in) {
     if (tokens == 0) return;
-    const std::int64_t up_rows = activation == SWIGLU ? 2 * inner : inner;
-    with_dtype(dtype, [&](auto type) {
+    const Layer layer{in.down.shape[0], in.down.shape[1], in.down.shape[2], in.activation};
+    with_dtype(in.x.dtype, [&](auto type) {
         using T = decltype(type);
         const auto run = [&](auto weight) {
             using W = decltype(weight);
-            const Stack<W> of_up{at<const W>(up), at<const float>(up_scales), group, up_rows, size};
-            const Stack<W> of_down{at<const W>(down), at<const float>(down_scales), group, size, inner};
-            run_experts(team, tokens, at<const T>(x), x_stride, at<const float>(choices), top_k,
-                        Layer{experts, size, inner, activation}, of_up, of_down, at<const T>(residual), residual_stride,
-                        at<T>(y), y_stride);
+            const auto stack = [&](const Tensor& of, const Tensor& scales) {
+                return Stack<W>{of.at<const W>(), scales.at<const float>(), in.group_size, of.shape[1], of.shape[2]};
+            };
+            run_experts(team, tokens, in.x.at<const T>(), in.x.strides[0], in.choices.at<const float>(),
+                        in.choices.shape[2], layer, stack(in.up, in.up_scale), stack(in.down, in.down_scale),
+                        in.residual.at<const T>(), in.residual.strides[0], in.out.at<T>(), in.out.strides[0]);
         };
-        if (w_dtype == INT8) {
+        if (in.up.dtype == INT8) {
             run(std::int8_t{});
         } else {
             run(T{});
@@ -219,8 +227,7 @@ void moe(const Team& team, std::int64_t tokens, Address x, std::int64_t x_stride
     });
 }
 
+KERNEL(moe);
+
 }  // namespace
-
-void bind_moe(Module& module) { bind<moe>(module, "moe"); }
-
 }  // namespace ostinato

@@ -1,6 +1,6 @@
 // Layer norm, and RMS norms: plain, and over groups of channels with a SiLU gate.
 
-#include "../kernels.h"
+#include "../bind.h"
 #include "../simd.h"
 
 namespace ostinato {
@@ -43,15 +43,23 @@ void norm_row(const X* x, const T* weight, T* y, std::int64_t size, float eps) {
     }
 }
 
-// `x` [tokens, heads, size] with strides in elements -> `y` [tokens, heads, size], contiguous.
-void rms_norm(const Team& team, std::int64_t tokens, Address x, std::int64_t token_stride, std::int64_t head_stride,
-              Address weight, Address y, std::int64_t heads, std::int64_t size, float eps, int dtype) {
+struct RmsNorm : Arguments {
+    FIELD(Floats, x);       // [tokens, size] or [tokens, heads, size], with any strides between heads
+    FIELD(Tensor, weight);  // [size]
+    FIELD(float, eps);
+    FIELD(Tensor, out);     // as x, contiguous
+};
+
+void rms_norm(const Team& team, std::int64_t tokens, const RmsNorm& in) {
+    const bool has_heads = in.x.dims == 3;
+    const std::int64_t heads = has_heads ? in.x.shape[1] : 1, size = in.weight.shape[0];
+    const std::int64_t head_stride = has_heads ? in.x.strides[1] : 0;
     const Range mine = team.split(tokens * heads);
-    with_dtype(dtype, [&](auto type) {
+    with_dtype(in.x.dtype, [&](auto type) {
         using T = decltype(type);
         for (std::int64_t i = mine.begin; i < mine.end; ++i) {
-            const T* from = at<const T>(x) + i / heads * token_stride + i % heads * head_stride;
-            norm_row(from, at<const T>(weight), at<T>(y) + i * size, size, eps);
+            const T* from = in.x.row<const T>(i / heads) + i % heads * head_stride;
+            norm_row(from, in.weight.at<const T>(), in.out.at<T>() + i * size, size, in.eps);
         }
     });
 }
@@ -81,15 +89,22 @@ void layer_norm_row(const T* x, const T* weight, const T* bias, T* y, std::int64
     });
 }
 
-// `x` [tokens, size] with its stride in elements -> `y` [tokens, size], contiguous.
-void layer_norm(const Team& team, std::int64_t tokens, Address x, std::int64_t stride, Address weight, Address bias,
-                Address y, std::int64_t size, float eps, int dtype) {
+struct LayerNorm : Arguments {
+    FIELD(Floats, x);       // [tokens, size]
+    FIELD(Tensor, weight);  // [size], as bias
+    FIELD(Tensor, bias);
+    FIELD(float, eps);
+    FIELD(Tensor, out);     // [tokens, size], contiguous
+};
+
+void layer_norm(const Team& team, std::int64_t tokens, const LayerNorm& in) {
+    const std::int64_t size = in.x.shape[1];
     const Range mine = team.split(tokens);
-    with_dtype(dtype, [&](auto type) {
+    with_dtype(in.x.dtype, [&](auto type) {
         using T = decltype(type);
         for (std::int64_t i = mine.begin; i < mine.end; ++i) {
-            layer_norm_row(at<const T>(x) + i * stride, at<const T>(weight), at<const T>(bias), at<T>(y) + i * size,
-                           size, eps);
+            layer_norm_row(in.x.row<const T>(i), in.weight.at<const T>(), in.bias.at<const T>(),
+                           in.out.at<T>() + i * size, size, in.eps);
         }
     });
 }
@@ -122,23 +137,30 @@ void gated_norm_row(const T* x, const T* gate, const T* weight, T* y, std::int64
     });
 }
 
-// `x`, `gate` [tokens, size] with strides in elements, `weight` [size] or null, which leaves the norm out
-// -> `y` [tokens, size], contiguous.
-void gated_rms_norm(const Team& team, std::int64_t tokens, Address x, std::int64_t x_stride, Address gate,
-                    std::int64_t gate_stride, Address weight, Address y, std::int64_t size, std::int64_t group_size,
-                    float eps, bool norm_before_gate, int dtype) {
-    const std::int64_t groups = size / group_size;
+struct GatedRmsNorm : Arguments {
+    FIELD(Floats, x);            // [tokens, size], as gate
+    FIELD(Tensor, gate);
+    FIELD(MaybeTensor, weight);  // [size]; without there is no norm
+    FIELD(float, eps);
+    FIELD(std::int64_t, group_size);
+    FIELD(bool, norm_before_gate);
+    FIELD(Tensor, out);          // [tokens, size], contiguous
+};
+
+void gated_rms_norm(const Team& team, std::int64_t tokens, const GatedRmsNorm& in) {
+    const std::int64_t size = in.x.shape[1], group_size = in.group_size, groups = size / group_size;
     const Range mine = team.split(tokens * groups);
     float* values = team.own<float>(group_size);
-    with_dtype(dtype, [&](auto type) {
+    with_dtype(in.x.dtype, [&](auto type) {
         using T = decltype(type);
         for (std::int64_t i = mine.begin; i < mine.end; ++i) {
             const std::int64_t token = i / groups, first = i % groups * group_size;
-            const T* from = at<const T>(x) + token * x_stride + first;
-            const T* by = at<const T>(gate) + token * gate_stride + first;
-            T* to = at<T>(y) + token * size + first;
-            if (weight) {
-                gated_norm_row(from, by, at<const T>(weight) + first, to, group_size, eps, norm_before_gate, values);
+            const T* from = in.x.row<const T>(token) + first;
+            const T* by = in.gate.row<const T>(token) + first;
+            T* to = in.out.at<T>() + token * size + first;
+            if (in.weight) {
+                gated_norm_row(from, by, in.weight.at<const T>() + first, to, group_size, in.eps, in.norm_before_gate,
+                               values);
             } else {
                 gate_row(from, by, to, group_size);
             }
@@ -146,12 +168,9 @@ void gated_rms_norm(const Team& team, std::int64_t tokens, Address x, std::int64
     });
 }
 
+KERNEL(gated_rms_norm);
+KERNEL(layer_norm);
+KERNEL(rms_norm);
+
 }  // namespace
-
-void bind_norm(Module& module) {
-    bind<gated_rms_norm>(module, "gated_rms_norm");
-    bind<layer_norm>(module, "layer_norm");
-    bind<rms_norm>(module, "rms_norm");
-}
-
 }  // namespace ostinato

@@ -1,19 +1,25 @@
 // What the memory gives: a kernel that only reads, for benchmarks.
 
-#include "../kernels.h"
+#include "../bind.h"
 #include "../simd.h"
 
 namespace ostinato {
 namespace {
 
-// The sums of `bytes` bytes at `from` as integers, one [LANES] for each of `parts` parts, into `out`. Parts are shared
-// by the threads, and read in several streams each, as one does not keep a core's line buffers busy.
-void read_memory(const Team& team, std::int64_t parts, Address from, std::int64_t bytes, Address out) {
+struct ReadMemory : Arguments {
+    FIELD(Tensor, from);  // contiguous
+    FIELD(Tensor, sums);  // [parts * LANES] int32
+};
+
+// Of all of `from` as integers, one [LANES] of sums for each of `parts` parts. Parts are shared by the threads, and read in
+// several streams each, as one does not keep a core's line buffers busy.
+void read_memory(const Team& team, std::int64_t parts, const ReadMemory& in) {
     constexpr std::int64_t STREAMS = 4, STEP = 4 * LANES;
+    const std::int64_t bytes = in.from.shape[0] * in.from.element_bytes();
     const std::int64_t words = bytes / 4 / parts / STREAMS / STEP * STEP;  // of one stream
     const Range mine = team.split(parts);
     for (std::int64_t part = mine.begin; part < mine.end; ++part) {
-        const std::int32_t* begin = at<const std::int32_t>(from) + part * STREAMS * words;
+        const std::int32_t* begin = in.from.at<const std::int32_t>() + part * STREAMS * words;
         Int sums[STREAMS][4] = {};
         for (std::int64_t i = 0; i < words; i += STEP) {
             for (std::int64_t s = 0; s < STREAMS; ++s) {
@@ -28,12 +34,11 @@ void read_memory(const Team& team, std::int64_t parts, Address from, std::int64_
         for (const auto& stream : sums) {
             for (const Int& each : stream) sum += each;
         }
-        std::memcpy(at<std::int32_t>(out) + part * LANES, &sum, sizeof(sum));
+        std::memcpy(in.sums.at<std::int32_t>() + part * LANES, &sum, sizeof(sum));
     }
 }
 
+KERNEL(read_memory);
+
 }  // namespace
-
-void bind_probe(Module& module) { bind<read_memory>(module, "read_memory"); }
-
 }  // namespace ostinato

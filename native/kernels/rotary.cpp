@@ -1,38 +1,51 @@
 // Rotary position embedding in the half-split layout, its angles, and the write of keys and values into the cache.
 
-#include "../kernels.h"
+#include "../bind.h"
 #include "../simd.h"
 
 namespace ostinato {
 namespace {
 
-// `positions` [tokens] int64, `frequencies` [half] -> `angles` [2, captured tokens, half]: cosines, and `sines`
-// elements behind them the sines, each times `scaling`.
+struct RotaryAngles : Arguments {
+    FIELD(Tensor, positions);    // [tokens] int64
+    FIELD(Tensor, frequencies);  // [half] float32
+    FIELD(float, scaling);
+    FIELD(Tensor, out);          // [2, captured tokens, half] float32
+};
+
+// Angle `i` of the tokens' angles: its cosine and sine, both times `scaling`, go to `out`.
 //
 // The C library's functions reduce their argument exactly, so a position of a million costs no accuracy.
-void rotary_angles(const Team& team, std::int64_t tokens, Address positions, Address frequencies, Address angles,
-                   std::int64_t sines, std::int64_t half_size, float scaling) {
+inline void put_angle(float angle, float scaling, const Tensor& out, std::int64_t i) {
+    out.row<float>(0)[i] = std::cos(angle) * scaling;
+    out.row<float>(1)[i] = std::sin(angle) * scaling;
+}
+
+void rotary_angles(const Team& team, std::int64_t tokens, const RotaryAngles& in) {
+    const std::int64_t half_size = in.frequencies.shape[0];
     const Range mine = team.split(tokens * half_size);
-    float* to = at<float>(angles);
     for (std::int64_t i = mine.begin; i < mine.end; ++i) {
-        const float position = static_cast<float>(at<const std::int64_t>(positions)[i / half_size]);
-        const float angle = position * at<const float>(frequencies)[i % half_size];
-        to[i] = std::cos(angle) * scaling;
-        to[sines + i] = std::sin(angle) * scaling;
+        const float position = static_cast<float>(in.positions.at<const std::int64_t>()[i / half_size]);
+        put_angle(position * in.frequencies.at<const float>()[i % half_size], in.scaling, in.out, i);
     }
 }
 
-// As rotary_angles, where angle i is that of position `axes[i]` of the token's: `positions` [tokens, num_axes] int64.
-void axial_angles(const Team& team, std::int64_t tokens, Address positions, std::int64_t num_axes, Address axes,
-                  Address frequencies, Address angles, std::int64_t sines, std::int64_t half_size, float scaling) {
+struct AxialAngles : Arguments {
+    FIELD(Tensor, positions);    // [tokens, axes] int64
+    FIELD(Tensor, axes);         // [half] int64
+    FIELD(Tensor, frequencies);  // [half] float32
+    FIELD(float, scaling);
+    FIELD(Tensor, out);          // [2, captured tokens, half] float32
+};
+
+// As rotary_angles, where angle i is that of position `axes[i]` of the token's.
+void axial_angles(const Team& team, std::int64_t tokens, const AxialAngles& in) {
+    const std::int64_t half_size = in.frequencies.shape[0];
     const Range mine = team.split(tokens * half_size);
-    float* to = at<float>(angles);
     for (std::int64_t i = mine.begin; i < mine.end; ++i) {
-        const std::int64_t number = i % half_size, axis = at<const std::int64_t>(axes)[number];
-        const auto position = static_cast<float>(at<const std::int64_t>(positions)[i / half_size * num_axes + axis]);
-        const float angle = position * at<const float>(frequencies)[number];
-        to[i] = std::cos(angle) * scaling;
-        to[sines + i] = std::sin(angle) * scaling;
+        const std::int64_t number = i % half_size, axis = in.axes.at<const std::int64_t>()[number];
+        const auto position = static_cast<float>(in.positions.row<const std::int64_t>(i / half_size)[axis]);
+        put_angle(position * in.frequencies.at<const float>()[number], in.scaling, in.out, i);
     }
 }
 
@@ -74,61 +87,78 @@ void rotate_head(Scaled<T> from, T* to, const float* cosines, const float* sines
     }
 }
 
-// `q` [tokens, heads, head_dim], `k` and `v` [tokens, kv_heads, head_dim], each with its token stride in elements and
-// contiguous otherwise; `angles` as above -> `out` [tokens, heads, head_dim] gets the rotated q; the cells
-// `kv_cells` [tokens] int64 of `k_cache` and `v_cache` [cells, kv_heads, head_dim] get k, multiplied and rotated, and
-// v. A `half_size` of 0 rotates nothing; then q may have no heads.
-void rotary(const Team& team, std::int64_t tokens, Address q, std::int64_t q_stride, Address k, std::int64_t k_stride,
-            Address v, std::int64_t v_stride, Address angles, std::int64_t sines, std::int64_t half_size,
-            float key_multiplier, Address k_cache, Address v_cache, Address kv_cells, Address out, std::int64_t heads,
-            std::int64_t kv_heads, std::int64_t head_dim, int dtype) {
-    const std::int64_t parts = heads + 2 * kv_heads;
+// The cosines and the sines of a token's angles.
+struct Angles {
+    const float *cosines, *sines;
+
+    Angles(const Tensor& angles, std::int64_t token)
+        : cosines(angles.row<const float>(0) + token * angles.shape[2]),
+          sines(angles.row<const float>(1) + token * angles.shape[2]) {}
+};
+
+struct Rotary : Arguments {
+    FIELD(Tensor, q);            // [tokens, heads, head_dim]
+    FIELD(Floats, k);            // [tokens, kv_heads, head_dim], as v
+    FIELD(Tensor, v);
+    FIELD(MaybeTensor, angles);  // [2, tokens, half] float32; without nothing is rotated
+    FIELD(float, key_multiplier);
+    FIELD(Tensor, k_cache);      // [blocks, block_size, kv_heads, head_dim], as v_cache
+    FIELD(Tensor, v_cache);
+    FIELD(Tensor, kv_cells);     // [tokens] int64
+    FIELD(Tensor, out);          // as q, contiguous
+};
+
+// `out` gets the rotated q; the tokens' cells of the caches get k, multiplied and rotated, and v.
+void rotary(const Team& team, std::int64_t tokens, const Rotary& in) {
+    const std::int64_t heads = in.angles ? in.q.shape[1] : 0, kv_heads = in.k.shape[1], head_dim = in.k.shape[2];
+    const std::int64_t half_size = in.angles.shape[2], parts = heads + 2 * kv_heads;
     const Range mine = team.split(tokens * parts);
-    with_dtype(dtype, [&](auto type) {
+    with_dtype(in.k.dtype, [&](auto type) {
         using T = decltype(type);
         for (std::int64_t i = mine.begin; i < mine.end; ++i) {
             const std::int64_t token = i / parts, part = i % parts;
-            const float* cosines = at<const float>(angles) + token * half_size;
-            const std::int64_t cell = at<const std::int64_t>(kv_cells)[token] * kv_heads;
+            const Angles angles(in.angles, token);
+            const std::int64_t cell = in.kv_cells.at<const std::int64_t>()[token] * kv_heads;
             if (part < heads) {
-                const T* head = at<const T>(q) + token * q_stride + part * head_dim;
-                T* to = at<T>(out) + (token * heads + part) * head_dim;
-                rotate_head(Scaled<T>{head, 1.0f}, to, cosines, cosines + sines, half_size, head_dim);
+                const Scaled<T> head{in.q.row<const T>(token) + part * head_dim, 1.0f};
+                T* to = in.out.at<T>() + (token * heads + part) * head_dim;
+                rotate_head(head, to, angles.cosines, angles.sines, half_size, head_dim);
             } else if (part < heads + kv_heads) {
-                const T* head = at<const T>(k) + token * k_stride + (part - heads) * head_dim;
-                T* to = at<T>(k_cache) + (cell + part - heads) * head_dim;
-                rotate_head(Scaled<T>{head, key_multiplier}, to, cosines, cosines + sines, half_size, head_dim);
+                const Scaled<T> head{in.k.row<const T>(token) + (part - heads) * head_dim, in.key_multiplier};
+                T* to = in.k_cache.at<T>() + (cell + part - heads) * head_dim;
+                rotate_head(head, to, angles.cosines, angles.sines, half_size, head_dim);
             } else {
                 const std::int64_t head = part - heads - kv_heads;
-                const T* from = at<const T>(v) + token * v_stride + head * head_dim;
-                std::memcpy(at<T>(v_cache) + (cell + head) * head_dim, from, sizeof(T) * head_dim);
+                const T* from = in.v.row<const T>(token) + head * head_dim;
+                std::memcpy(in.v_cache.at<T>() + (cell + head) * head_dim, from, sizeof(T) * head_dim);
             }
         }
     });
 }
 
-// `x` [tokens, heads, head_dim] with its token stride in elements, `angles` as above -> `out`, contiguous.
-void rotate(const Team& team, std::int64_t tokens, Address x, std::int64_t stride, Address angles, std::int64_t sines,
-            std::int64_t half_size, Address out, std::int64_t heads, std::int64_t head_dim, int dtype) {
+struct Rotate : Arguments {
+    FIELD(Floats, x);       // [tokens, heads, head_dim]
+    FIELD(Tensor, angles);  // [2, tokens, half] float32
+    FIELD(Tensor, out);     // as x, contiguous
+};
+
+void rotate(const Team& team, std::int64_t tokens, const Rotate& in) {
+    const std::int64_t heads = in.x.shape[1], head_dim = in.x.shape[2];
     const Range mine = team.split(tokens * heads);
-    with_dtype(dtype, [&](auto type) {
+    with_dtype(in.x.dtype, [&](auto type) {
         using T = decltype(type);
         for (std::int64_t i = mine.begin; i < mine.end; ++i) {
-            const float* cosines = at<const float>(angles) + i / heads * half_size;
-            const T* head = at<const T>(x) + i / heads * stride + i % heads * head_dim;
-            rotate_head(Scaled<T>{head, 1.0f}, at<T>(out) + i * head_dim, cosines, cosines + sines, half_size,
-                        head_dim);
+            const Angles angles(in.angles, i / heads);
+            const Scaled<T> head{in.x.row<const T>(i / heads) + i % heads * head_dim, 1.0f};
+            rotate_head(head, in.out.at<T>() + i * head_dim, angles.cosines, angles.sines, in.angles.shape[2], head_dim);
         }
     });
 }
 
+KERNEL(axial_angles);
+KERNEL(rotate);
+KERNEL(rotary);
+KERNEL(rotary_angles);
+
 }  // namespace
-
-void bind_rotary(Module& module) {
-    bind<axial_angles>(module, "axial_angles");
-    bind<rotate>(module, "rotate");
-    bind<rotary>(module, "rotary");
-    bind<rotary_angles>(module, "rotary_angles");
-}
-
 }  // namespace ostinato

@@ -1,7 +1,7 @@
 // route: the experts that each token goes to, by scores in float32, and their weights.
 
+#include "../bind.h"
 #include "../dot_rows.h"
-#include "../kernels.h"
 
 namespace ostinato {
 namespace {
@@ -49,21 +49,31 @@ inline void allow_groups(float* values, std::int64_t count, std::int64_t groups,
     }
 }
 
-// `x` [tokens, size] and `w` [experts, size] in `dtype`; `bias` [experts] float32, or 0 for a softmax over the chosen
-// scores in place of sigmoids -> `y` [tokens, 2, top_k] float32, numbers of experts and weights.
-void route(const Team& team, std::int64_t tokens, Address x, std::int64_t x_stride, Address w, Address bias, Address y,
-           std::int64_t experts, std::int64_t size, std::int64_t top_k, std::int64_t groups, std::int64_t top_groups,
-           int normalize, float scaling, int dtype) {
+struct Route : Arguments {
+    FIELD(Floats, x);                     // [tokens, size]
+    FIELD(Tensor, weight);                // [experts, size]
+    FIELD(MaybeTensor, correction_bias);  // [experts] float32; without, a softmax over the chosen scores, not sigmoids
+    FIELD(std::int64_t, top_k);
+    FIELD(std::int64_t, num_groups);
+    FIELD(std::int64_t, top_groups);
+    FIELD(bool, normalize);
+    FIELD(float, scaling);
+    FIELD(Tensor, out);                   // [tokens, 2, top_k] float32: numbers of experts, and weights
+};
+
+void route(const Team& team, std::int64_t tokens, const Route& in) {
+    const std::int64_t experts = in.weight.shape[0], size = in.weight.shape[1], top_k = in.top_k, groups = in.num_groups;
+    const float* bias = in.correction_bias.at<const float>();
     const std::int64_t stride = (experts + LANES - 1) / LANES * LANES + LANES;
     float* scores = team.shared<float>(tokens * stride);
-    with_dtype(dtype, [&](auto type) {
+    with_dtype(in.x.dtype, [&](auto type) {
         using T = decltype(type);
-        const Rows<T> rows{at<const T>(w), experts, size};
+        const Rows<T> rows{in.weight.at<const T>(), experts, size};
         const Range mine = team.split(experts, DOT_ROWS);
         const std::int64_t most = tokens_in_cache<T>(size);
         for (std::int64_t first = 0; first < tokens && mine.begin < mine.end; first += most) {
             dot_rows(rows, mine.begin, mine.end, rows.at(mine.begin), std::min(most, tokens - first),
-                     at<const T>(x) + first * x_stride, x_stride, scores + first * stride + mine.begin,
+                     in.x.row<const T>(first), in.x.strides[0], scores + first * stride + mine.begin,
                      static_cast<int>(stride));
         }
     });
@@ -73,7 +83,7 @@ void route(const Team& team, std::int64_t tokens, Address x, std::int64_t x_stri
     const Range mine = team.split(tokens);
     for (std::int64_t t = mine.begin; t < mine.end; ++t) {
         float* of_token = scores + t * stride;
-        float* places = at<float>(y) + t * 2 * top_k;
+        float* places = in.out.row<float>(t);
         float* weights = places + top_k;
         for (std::int64_t i = 0; i < experts; i += LANES) {
             const int count = static_cast<int>(std::min<std::int64_t>(LANES, experts - i));
@@ -81,13 +91,13 @@ void route(const Team& team, std::int64_t tokens, Address x, std::int64_t x_stri
             if (bias) {
                 value = 1.0f / (1.0f + exp(-value));
                 store(of_token + i, value);
-                value += load_first(at<const float>(bias) + i, count);
+                value += load_first(bias + i, count);
             }
             // What is no number is chosen last, so that also then experts are chosen that there are.
             store(choice + i, value == value ? value : splat(std::numeric_limits<float>::lowest()));
             for (int lane = count; lane < LANES; ++lane) choice[i + lane] = NEVER;
         }
-        if (bias && groups > 1) allow_groups(choice, experts, groups, top_groups, choice + stride);
+        if (bias && groups > 1) allow_groups(choice, experts, groups, in.top_groups, choice + stride);
         take_best(choice, experts, top_k, places);
 
         const float best = of_token[static_cast<std::int64_t>(places[0])];
@@ -97,13 +107,12 @@ void route(const Team& team, std::int64_t tokens, Address x, std::int64_t x_stri
             weights[k] = bias ? value : exp(value - best);
             total += weights[k];
         }
-        const float divisor = bias ? (normalize ? total + 1e-20f : 1.0f) : total;
-        for (std::int64_t k = 0; k < top_k; ++k) weights[k] = weights[k] / divisor * scaling;
+        const float divisor = bias ? (in.normalize ? total + 1e-20f : 1.0f) : total;
+        for (std::int64_t k = 0; k < top_k; ++k) weights[k] = weights[k] / divisor * in.scaling;
     }
 }
 
+KERNEL(route);
+
 }  // namespace
-
-void bind_route(Module& module) { bind<route>(module, "route"); }
-
 }  // namespace ostinato

@@ -2,23 +2,33 @@
 
 #include <algorithm>
 
+#include "../bind.h"
 #include "../denormals.h"
-#include "../kernels.h"
 #include "../recurrence.h"
 
 namespace ostinato {
 namespace {
 
-// `x` [tokens, heads, head_dim], `dt` [tokens, heads], `B`, `C` [tokens, groups, size], all with a stride in elements
-// from token to token; `A_log`, `D`, `dt_bias` [heads] float32; `states` [slots, heads, head_dim, size]; row r has the
-// tokens r * per_row to r * per_row + per_row - 1, `read_slots` [rows] and `write_slots` [rows, per_row], int32.
-// -> `y` [tokens, heads, head_dim], contiguous. Threads share the channels of all rows.
-void state_update(const Team& team, std::int64_t tokens, std::int64_t per_row, Address x, std::int64_t x_stride,
-                  Address dt, std::int64_t dt_stride, Address A_log, Address B, std::int64_t B_stride, Address C,
-                  std::int64_t C_stride, Address D, Address dt_bias, float least, float most, Address states,
-                  std::int64_t slot_stride, Address read_slots, Address write_slots, std::int64_t write_stride,
-                  Address y, std::int64_t heads, std::int64_t head_dim, std::int64_t groups, std::int64_t size,
-                  int dtype, int state_dtype) {
+struct StateUpdate : Arguments {
+    FIELD(Floats, x);            // [tokens, heads, head_dim]
+    FIELD(Tensor, dt);           // [tokens, heads]
+    FIELD(Tensor, A_log);        // [heads] float32, as D and dt_bias
+    FIELD(Tensor, B);            // [tokens, groups, size], as C
+    FIELD(Tensor, C);
+    FIELD(Tensor, D);
+    FIELD(Tensor, dt_bias);
+    FIELD(float, least_step);
+    FIELD(float, most_step);
+    FIELD(Floats, ssm_states);   // [slots, heads, head_dim, size]
+    FIELD(Tensor, read_slots);   // [rows] int32
+    FIELD(Tensor, write_slots);  // [rows, per_row] int32
+    FIELD(Tensor, out);          // as x, contiguous
+};
+
+// Row r has the tokens r * per_row to r * per_row + per_row - 1. Threads share the channels of all rows.
+void state_update(const Team& team, std::int64_t tokens, const StateUpdate& in) {
+    const std::int64_t heads = in.x.shape[1], head_dim = in.x.shape[2], groups = in.B.shape[1], size = in.B.shape[2];
+    const std::int64_t per_row = in.write_slots.shape[1];
     const FlushDenormals flush;  // a state that nothing is added to decays for ever
     const std::int64_t per_head = padded(heads), per_state = padded(size), per_channel = padded(head_dim);
     float* steps = team.own<float>(per_row * 2 * (per_head + per_state + per_channel) + per_state);
@@ -36,28 +46,28 @@ void state_update(const Team& team, std::int64_t tokens, std::int64_t per_row, A
         const std::int64_t begin = channel % head_dim, end = std::min(head_dim, begin + mine.end - channel);
         next = channel + end - begin;
         const std::int64_t first = row * per_row, group = head / (heads / groups);
-        const std::int32_t read = at<const std::int32_t>(read_slots)[row];
-        const std::int32_t* writes = at<const std::int32_t>(write_slots) + row * write_stride;
+        const std::int32_t read = in.read_slots.at<const std::int32_t>()[row];
+        const std::int32_t* writes = in.write_slots.row<const std::int32_t>(row);
         const bool is_padding = read == 0 && std::all_of(writes, writes + per_row, [](auto slot) { return slot == 0; });
 
-        with_dtype(dtype, [&](auto type) {
+        with_dtype(in.x.dtype, [&](auto type) {
             using T = decltype(type);
             for (std::int64_t i = 0; i < per_row; ++i) {
                 const std::int64_t token = first + i;
                 if (is_padding) {
-                    T* out = at<T>(y) + (token * heads + head) * head_dim;
+                    T* out = in.out.at<T>() + (token * heads + head) * head_dim;
                     std::fill(out + begin, out + end, T{});
                     continue;
                 }
                 if (row != last_row) {
-                    step_sizes(at<const T>(dt) + token * dt_stride, at<const float>(dt_bias), at<const float>(A_log),
-                               heads, least, most, steps + i * per_head, decays + i * per_head);
+                    step_sizes(in.dt.row<const T>(token), in.dt_bias.at<const float>(), in.A_log.at<const float>(),
+                               heads, in.least_step, in.most_step, steps + i * per_head, decays + i * per_head);
                 }
                 if (row != last_row || group != last_group) {
-                    to_floats(at<const T>(B) + token * B_stride + group * size, B_floats + i * per_state, size);
-                    to_floats(at<const T>(C) + token * C_stride + group * size, C_floats + i * per_state, size);
+                    to_floats(in.B.row<const T>(token) + group * size, B_floats + i * per_state, size);
+                    to_floats(in.C.row<const T>(token) + group * size, C_floats + i * per_state, size);
                 }
-                scale_input(at<const T>(x) + token * x_stride + head * head_dim, steps[i * per_head + head],
+                scale_input(in.x.row<const T>(token) + head * head_dim, steps[i * per_head + head],
                             added + i * per_channel, head_dim);
             }
         });
@@ -67,21 +77,21 @@ void state_update(const Team& team, std::int64_t tokens, std::int64_t per_row, A
 
         const HeadTokens inputs{per_row, decays + head, per_head, B_floats, C_floats,
                                 per_state, added, sums, per_channel};
-        with_dtype(state_dtype, [&](auto type) {
+        with_dtype(in.ssm_states.dtype, [&](auto type) {
             using S = decltype(type);
-            S* of_head = at<S>(states) + head * head_dim * size;
-            const S* from = read ? of_head + read * slot_stride : nullptr;
-            const auto to = [&](std::int64_t i) { return writes[i] ? of_head + writes[i] * slot_stride : nullptr; };
+            const auto slot = [&](std::int64_t id) { return in.ssm_states.row<S>(id) + head * head_dim * size; };
+            const S* from = read ? slot(read) : nullptr;
+            const auto to = [&](std::int64_t i) { return writes[i] ? slot(writes[i]) : nullptr; };
             with_vectors(size, [&](auto vectors) {
                 update_channels<decltype(vectors)::value>(inputs, begin, end, size, from, to, h);
             });
         });
-        with_dtype(dtype, [&](auto type) {
+        with_dtype(in.x.dtype, [&](auto type) {
             using T = decltype(type);
             for (std::int64_t i = 0; i < per_row; ++i) {
-                const T* head_x = at<const T>(x) + (first + i) * x_stride + head * head_dim;
-                T* out = at<T>(y) + ((first + i) * heads + head) * head_dim;
-                add_skip(sums + i * per_channel + begin, at<const float>(D)[head], head_x + begin, out + begin,
+                const T* head_x = in.x.row<const T>(first + i) + head * head_dim;
+                T* out = in.out.at<T>() + ((first + i) * heads + head) * head_dim;
+                add_skip(sums + i * per_channel + begin, in.D.at<const float>()[head], head_x + begin, out + begin,
                          end - begin);
             }
         });
@@ -89,8 +99,7 @@ void state_update(const Team& team, std::int64_t tokens, std::int64_t per_row, A
     end_streams();
 }
 
+KERNEL(state_update);
+
 }  // namespace
-
-void bind_state_update(Module& module) { bind<state_update>(module, "state_update"); }
-
 }  // namespace ostinato

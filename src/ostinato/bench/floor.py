@@ -99,7 +99,7 @@ def measure_bandwidth(device: torch.device, size: int = PROBE_BYTES, isa: str | 
 
         extension, parts = load_extension(isa), 64
         sums = torch.empty(parts * 16, dtype=torch.int32)
-        readings.append(lambda: extension.read_memory(parts, source.data_ptr(), size, sums.data_ptr()))
+        readings.append(lambda: extension.read_memory(parts, {"from": source, "sums": sums}))
     read = min(best_seconds(reading, device) for reading in readings)
     return Bandwidth(read=size / read, copy=2 * size / best_seconds(lambda: target.copy_(source), device))
 

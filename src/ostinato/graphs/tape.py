@@ -74,11 +74,11 @@ class Tape:
         program, of_program = None, 0
         for call in calls:
             args, kwargs, writes = bind((call.args, call.kwargs, call.writes), self._layout, memory)
-            tokens, *numbers = call.function.lowered(writes[0], args, kwargs)
+            tokens, arguments = call.function.lowered(writes[0], args, kwargs)
             if program is None or tokens != of_program:
                 program, of_program = call.function.extension.Program(), tokens
                 self._add_program(program, tokens)
-            getattr(program, call.name)(tokens, *numbers)
+            getattr(program, call.name)(tokens, arguments)
 
     def _add_program(self, program: Any, tokens: int) -> None:
         """`tokens` is what its kernels count, padding included."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from ostinato.ops.native import DTYPES, Lowered, check_heads, check_plain
+from ostinato.ops.native import Lowered, check_heads, check_plain
 from ostinato.ops.sizes import ATTENTION_SLAB
 
 
@@ -99,10 +99,15 @@ def lower(
     check_plain("attention", q.dtype, k_cache, v_cache)
     rows = (row_starts, start_positions, kv_lens, block_tables)
     assert all(tensor.dtype == torch.int32 for tensor in rows), "attention: rows are described in int32"
-    tokens, heads, head_dim = q.shape
-    _, block_size, kv_heads, _ = k_cache.shape
-    caches = (k_cache.data_ptr(), v_cache.data_ptr())
-    described = (*(tensor.data_ptr() for tensor in rows), block_tables.stride(0))
-    pointers = (q.data_ptr(), q.stride(0), *caches, *described, out.data_ptr())
-    sizes = (kv_lens.shape[0], heads, kv_heads, head_dim, block_size)
-    return (tokens, *pointers, *sizes, scale, first_key, DTYPES[q.dtype])
+    return q.shape[0], {
+        "q": q,
+        "k_cache": k_cache,
+        "v_cache": v_cache,
+        "row_starts": row_starts,
+        "start_positions": start_positions,
+        "kv_lens": kv_lens,
+        "block_tables": block_tables,
+        "scale": scale,
+        "first_key": first_key,
+        "out": out,
+    }

@@ -29,6 +29,10 @@ def lower(
     """As the reference."""
     check_plain("axial_angles", torch.int64, positions, axes)
     check_plain("axial_angles", torch.float32, frequencies)
-    (tokens, num_axes), half = positions.shape, frequencies.shape[0]
-    pointers = (positions.data_ptr(), num_axes, axes.data_ptr(), frequencies.data_ptr(), out.data_ptr())
-    return (tokens, *pointers, out.stride(0), half, scaling)
+    return positions.shape[0], {
+        "positions": positions,
+        "axes": axes,
+        "frequencies": frequencies,
+        "scaling": scaling,
+        "out": out,
+    }

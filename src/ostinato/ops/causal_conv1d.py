@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 import torch.nn.functional as F
 
-from ostinato.ops.native import DTYPES, Lowered, check_rows, lower_rows
+from ostinato.ops.native import Lowered, check_rows, rows_of
 
 SLAB = 32
 """Tokens of a prefill row that a CPU convolves at once: a pass per tap is cheap while they stay in a core's cache."""
@@ -113,8 +113,11 @@ def lower(
     check_rows("causal_conv1d", x)
     assert all(t.dtype == x.dtype for t in weights), "causal_conv1d: one dtype"
     assert all(t[:1].is_contiguous() for t in weights), "causal_conv1d: weights and slots are contiguous"
-    pointers = (x.data_ptr(), x.stride(0), weight.data_ptr(), 0 if bias is None else bias.data_ptr())
-    states = (conv_states.data_ptr(), conv_states.stride(0))
-    rows = lower_rows(row_starts, read_slots, write_slots, num_decode_rows, checkpoints)
-    sizes = (x.shape[1], weight.shape[0], DTYPES[x.dtype])
-    return (x.shape[0], *pointers, *states, *rows, out.data_ptr(), *sizes)
+    return x.shape[0], {
+        **rows_of(row_starts, read_slots, write_slots, num_decode_rows, checkpoints),
+        "x": x,
+        "weight": weight,
+        "bias": bias,
+        "conv_states": conv_states,
+        "out": out,
+    }

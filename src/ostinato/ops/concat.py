@@ -16,11 +16,8 @@ def lower(first: torch.Tensor, second: torch.Tensor, *, out: torch.Tensor) -> Lo
     """As the reference."""
     check_rows("concat", first, second)
     assert first.dtype == second.dtype, "concat: one dtype"
-    tokens, bytes_each = first.shape[0], first.element_size()
-    sizes = (first.shape[1], second.shape[1])
-    parts = [
-        number * bytes_each if i else number
-        for part, size in zip((first, second), sizes, strict=True)
-        for i, number in enumerate((part.data_ptr(), part.stride(0), size))
-    ]
-    return (tokens, *parts, out.data_ptr(), out.stride(0) * bytes_each)
+    return first.shape[0], {
+        "first": first,
+        "second": second,
+        "out": out,
+    }

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 
 from ostinato.ops import int8
-from ostinato.ops.native import DTYPES, Lowered, check_plain, check_rows
+from ostinato.ops.native import Lowered, check_plain, check_rows
 
 
 def reference(
@@ -44,7 +44,11 @@ def lower(
     check_rows("embedding", weight)
     check_plain("embedding", torch.int64, token_ids)
     check_plain("embedding", torch.float32, weight_scale)
-    tokens, hidden = token_ids.shape[0], weight.shape[1]
-    scales = 0 if weight_scale is None else weight_scale.data_ptr()
-    pointers = (token_ids.data_ptr(), weight.data_ptr(), weight.stride(0), scales, group_size or 0, out.data_ptr())
-    return (tokens, *pointers, hidden, multiplier, DTYPES[out.dtype])
+    return token_ids.shape[0], {
+        "token_ids": token_ids,
+        "weight": weight,
+        "multiplier": multiplier,
+        "weight_scale": weight_scale,
+        "group_size": group_size or 0,
+        "out": out,
+    }

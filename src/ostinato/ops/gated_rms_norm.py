@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from ostinato.ops.native import DTYPES, Lowered, check_plain, check_rows
+from ostinato.ops.native import Lowered, check_plain, check_rows
 
 
 def reference(
@@ -45,7 +45,12 @@ def lower(
     check_rows("gated_rms_norm", x, gate)
     assert gate.dtype == x.dtype, "gated_rms_norm: one dtype"
     check_plain("gated_rms_norm", x.dtype, weight)
-    tokens, size = x.shape
-    pointers = (x.data_ptr(), x.stride(0), gate.data_ptr(), gate.stride(0), 0 if weight is None else weight.data_ptr())
-    sizes = (size, group_size or size, eps, norm_before_gate, DTYPES[x.dtype])
-    return (tokens, *pointers, out.data_ptr(), *sizes)
+    return x.shape[0], {
+        "x": x,
+        "gate": gate,
+        "weight": weight,
+        "eps": eps,
+        "group_size": group_size or x.shape[1],
+        "norm_before_gate": norm_before_gate,
+        "out": out,
+    }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from ostinato.ops.native import DTYPES, Lowered, check_plain
+from ostinato.ops.native import Lowered, check_plain
 
 
 def reference(x: torch.Tensor, media_cells: torch.Tensor, media: torch.Tensor, row: int, add: bool) -> torch.Tensor:
@@ -31,6 +31,10 @@ def lower(
     """As the reference."""
     check_plain("inject_media", x.dtype, x, media)
     check_plain("inject_media", torch.int64, media_cells)
-    tokens, hidden = x.shape
-    first = media[:, row].data_ptr()
-    return (tokens, out.data_ptr(), media_cells.data_ptr(), first, media.stride(0), hidden, add, DTYPES[x.dtype])
+    return x.shape[0], {
+        "x": out,
+        "media_cells": media_cells,
+        "media": media,
+        "row": row,
+        "add": add,
+    }

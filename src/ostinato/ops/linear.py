@@ -7,14 +7,8 @@ import torch.nn.functional as F
 
 from ostinato.ops import int8
 from ostinato.ops.activations import ACTIVATIONS
-from ostinato.ops.native import DTYPES, Lowered, check_plain, check_rows
+from ostinato.ops.native import Lowered, check_plain, check_rows
 from ostinato.ops.sizes import EXPANDED_ELEMENTS
-
-CODES = {None: 0, "relu2": 1, "silu": 2, "swiglu": 3, "gelu": 4, "gelu_pytorch_tanh": 5}
-"""Activations, as in native/product.h."""
-
-INT8 = 3
-"""A weight's dtype, there."""
 
 
 def reference(
@@ -67,30 +61,20 @@ def lower(
     check_plain("linear", x.dtype if weight_scale is None else torch.int8, weight)
     check_plain("linear", x.dtype, bias)
     check_plain("linear", torch.float32, scale, weight_scale)
-    tokens, (out_size, in_size) = x.shape[0], weight.shape
     assert out.dtype in (torch.float32, x.dtype), "linear: the result is in float32 or in the dtype of x"
     assert residual is None or residual.dtype == out.dtype, "linear: the residual has another dtype than the result"
-    return (
-        tokens,
-        x.data_ptr(),
-        x.stride(0),
-        weight.data_ptr(),
-        0 if weight_scale is None else weight_scale.data_ptr(),
-        group_size or 0,
-        0 if bias is None else bias.data_ptr(),
-        0 if scale is None else scale.data_ptr(),
-        0 if residual is None else residual.data_ptr(),
-        0 if residual is None else residual.stride(0),
-        out.data_ptr(),
-        out.stride(0),
-        in_size,
-        out_size,
-        CODES[activation],
-        DTYPES[x.dtype],
-        INT8 if weight_scale is not None else DTYPES[weight.dtype],
-        DTYPES[out.dtype],
-        int(fixed_order),
-    )
+    return x.shape[0], {
+        "x": x,
+        "weight": weight,
+        "bias": bias,
+        "residual": residual,
+        "activation": activation,
+        "scale": scale,
+        "weight_scale": weight_scale,
+        "group_size": group_size or 0,
+        "fixed_order": fixed_order,
+        "out": out,
+    }
 
 
 def _quantized_product(

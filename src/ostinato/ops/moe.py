@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from ostinato.ops.linear import CODES, INT8
 from ostinato.ops.linear import reference as linear
-from ostinato.ops.native import DTYPES, Lowered, check_plain, check_rows
+from ostinato.ops.native import Lowered, check_plain, check_rows
 
 
 def reference(
@@ -58,26 +57,15 @@ def lower(
     check_plain("moe", x.dtype if up_scale is None else torch.int8, up, down)
     check_plain("moe", torch.float32, choices, up_scale, down_scale)
     assert residual is None or residual.dtype == x.dtype, "moe: the residual has another dtype"
-    experts, size, inner = down.shape
-    return (
-        x.shape[0],
-        x.data_ptr(),
-        x.stride(0),
-        choices.data_ptr(),
-        choices.shape[-1],
-        up.data_ptr(),
-        0 if up_scale is None else up_scale.data_ptr(),
-        down.data_ptr(),
-        0 if down_scale is None else down_scale.data_ptr(),
-        group_size or 0,
-        0 if residual is None else residual.data_ptr(),
-        0 if residual is None else residual.stride(0),
-        out.data_ptr(),
-        out.stride(0),
-        experts,
-        size,
-        inner,
-        CODES[activation],
-        DTYPES[x.dtype],
-        INT8 if up_scale is not None else DTYPES[up.dtype],
-    )
+    return x.shape[0], {
+        "x": x,
+        "choices": choices,
+        "up": up,
+        "down": down,
+        "activation": activation,
+        "residual": residual,
+        "up_scale": up_scale,
+        "down_scale": down_scale,
+        "group_size": group_size or 0,
+        "out": out,
+    }

@@ -1,9 +1,11 @@
-"""Native kernels: functions of the extension, called with the addresses of their tensors.
+"""Native kernels: functions of the extension, called with their arguments by name.
 
-A kernel's file lowers its arguments to numbers: `lower(*args, out) -> numbers`, where `out` is the tensor that the
-kernel writes, and `numbers` are what the C++ function of the kernel's name takes, the number of tokens first; a list of
-integers is copied. Calling the kernel makes the call, into an output made by the rule in the operation's row
-(`ops/facts.py`); a tape keeps the call (`lowered`) and makes it again without Python.
+An operation's file lowers a call: `lower(*args, out) -> (tokens, arguments)`, where `out` is the tensor that the kernel
+writes. `tokens` comes first, since a replay leaves padding at the end out. `arguments` has a value for each field of
+the kernel's struct in C++: a missing or unknown name is a TypeError. C++ notes where tensors lie and copies all else.
+
+Calling the kernel makes the call, into an output made by the rule in the operation's row (`ops/facts.py`). A tape keeps
+the call (`lowered`) and makes it again without Python.
 """
 
 from __future__ import annotations
@@ -17,10 +19,7 @@ import torch
 
 from ostinato.ops.facts import Result
 
-Lowered = tuple[int | float | list[int], ...]
-
-DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
-"""As `DType` in simd.h."""
+Lowered = tuple[int, dict[str, Any]]
 
 
 def load_extension(isa: str) -> Any:
@@ -48,8 +47,8 @@ class NativeKernel:
         return out
 
     def lowered(self, out: torch.Tensor | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Lowered:
-        """The call's numbers, for the method of a `Program` that has the kernel's name and notes the call. `out` is
-        None where the result is an argument."""
+        """The call, for the method of a `Program` that has the kernel's name and notes it. `out` is None
+        where the result is an argument."""
         return self._lower(*args, **kwargs, out=self._output(args, kwargs) if out is None else out)
 
     def _output(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
@@ -83,17 +82,21 @@ def check_plain(name: str, dtype: torch.dtype, *tensors: torch.Tensor | None) ->
             assert tensor.is_contiguous(), f"{name}: a strided tensor where a contiguous one is read"
 
 
-def lower_rows(
+def rows_of(
     row_starts: torch.Tensor,
     read_slots: torch.Tensor,
     write_slots: torch.Tensor,
     num_decode_rows: int,
     checkpoints: Sequence[tuple[int, int, int]],
-) -> tuple[int | list[int], ...]:
+) -> dict[str, Any]:
     """A step's rows as `StepRows` of rows.h takes them. They are read when the kernel runs; checkpoints are copied."""
     slots = (row_starts, read_slots, write_slots)
     check_rows("rows", *slots)
     assert all(t.dtype == torch.int32 for t in slots), "rows: in int32"
-    taken = [number for checkpoint in checkpoints for number in checkpoint]
-    (rows, per_row), stride = write_slots.shape, write_slots.stride(0)
-    return (*(t.data_ptr() for t in slots), stride, rows, per_row, num_decode_rows, taken)
+    return {
+        "row_starts": row_starts,
+        "read_slots": read_slots,
+        "write_slots": write_slots,
+        "num_decode_rows": num_decode_rows,
+        "checkpoints": checkpoints,
+    }

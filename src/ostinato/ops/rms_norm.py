@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from ostinato.ops.native import DTYPES, Lowered, check_plain, check_rows
+from ostinato.ops.native import Lowered, check_plain, check_rows
 
 
 def reference(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
@@ -20,7 +20,9 @@ def lower(x: torch.Tensor, weight: torch.Tensor, eps: float, *, out: torch.Tenso
     """`x` [tokens, size] or [tokens, heads, size], in the dtype of `weight`."""
     check_rows("rms_norm", x)
     check_plain("rms_norm", x.dtype, weight)
-    tokens, heads, size = (x.shape[0], 1, x.shape[1]) if x.ndim == 2 else x.shape
-    strides = (x.stride(0), x.stride(-2))
-    pointers = (x.data_ptr(), *strides, weight.data_ptr(), out.data_ptr())
-    return (tokens, *pointers, heads, size, eps, DTYPES[x.dtype])
+    return x.shape[0], {
+        "x": x,
+        "weight": weight,
+        "eps": eps,
+        "out": out,
+    }

@@ -6,7 +6,7 @@ from __future__ import annotations
 import torch
 
 from ostinato.ops.encoder.rotate import reference as rotate
-from ostinato.ops.native import DTYPES, Lowered, check_heads, check_plain
+from ostinato.ops.native import Lowered, check_heads, check_plain
 
 
 def reference(
@@ -54,12 +54,16 @@ def lower(
     check_plain("rotary", q.dtype, k_cache, v_cache)
     check_plain("rotary", torch.int64, kv_cells)
     assert k.dtype == v.dtype == q.dtype, "rotary: one dtype"
-    tokens, kv_heads, head_dim = k.shape
-    caches = (k_cache.data_ptr(), v_cache.data_ptr(), kv_cells.data_ptr())
-    strided = (q.data_ptr(), q.stride(0), k.data_ptr(), k.stride(0), v.data_ptr(), v.stride(0))
-    if angles is None:
-        unrotated = (*strided, 0, 0, 0, key_multiplier, *caches, 0, 0)
-        return (tokens, *unrotated, kv_heads, head_dim, DTYPES[q.dtype])
-    check_plain("rotary", torch.float32, *angles)
-    rotated = (*strided, angles.data_ptr(), angles.stride(0), angles.shape[2], key_multiplier, *caches, out.data_ptr())
-    return (tokens, *rotated, q.shape[1], kv_heads, head_dim, DTYPES[q.dtype])
+    if angles is not None:
+        check_plain("rotary", torch.float32, *angles)
+    return k.shape[0], {
+        "q": q,
+        "k": k,
+        "v": v,
+        "angles": angles,
+        "key_multiplier": key_multiplier,
+        "k_cache": k_cache,
+        "v_cache": v_cache,
+        "kv_cells": kv_cells,
+        "out": out,
+    }

@@ -19,6 +19,9 @@ def reference(positions: torch.Tensor, frequencies: torch.Tensor, scaling: float
 def lower(positions: torch.Tensor, frequencies: torch.Tensor, scaling: float, *, out: torch.Tensor) -> Lowered:
     check_plain("rotary_angles", torch.int64, positions)
     check_plain("rotary_angles", torch.float32, frequencies)
-    tokens, half = positions.shape[0], frequencies.shape[0]
-    pointers = (positions.data_ptr(), frequencies.data_ptr(), out.data_ptr())
-    return (tokens, *pointers, out.stride(0), half, scaling)
+    return positions.shape[0], {
+        "positions": positions,
+        "frequencies": frequencies,
+        "scaling": scaling,
+        "out": out,
+    }

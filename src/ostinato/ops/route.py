@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from ostinato.ops.native import DTYPES, Lowered, check_plain, check_rows
+from ostinato.ops.native import Lowered, check_plain, check_rows
 
 
 def reference(
@@ -71,8 +71,14 @@ def lower(
     check_rows("route", x)
     check_plain("route", x.dtype, weight)
     check_plain("route", torch.float32, correction_bias)
-    tokens, (experts, size) = x.shape[0], weight.shape
-    bias = 0 if correction_bias is None else correction_bias.data_ptr()
-    pointers = (x.data_ptr(), x.stride(0), weight.data_ptr(), bias, out.data_ptr())
-    options = (top_k, num_groups, top_groups, int(normalize), scaling)
-    return (tokens, *pointers, experts, size, *options, DTYPES[x.dtype])
+    return x.shape[0], {
+        "x": x,
+        "weight": weight,
+        "correction_bias": correction_bias,
+        "top_k": top_k,
+        "num_groups": num_groups,
+        "top_groups": top_groups,
+        "normalize": normalize,
+        "scaling": scaling,
+        "out": out,
+    }

@@ -61,9 +61,12 @@ def lower(
     assert logits.dtype == torch.float32, "sample: logits in float32"
     check_plain("sample", torch.float64, settings)
     check_plain("sample", torch.int32, keys)
-    rows, vocab_size = logits.shape
-    drawn = (0, 0) if settings is None or keys is None else (settings.data_ptr(), keys.data_ptr())
-    return (rows, logits.data_ptr(), logits.stride(0), vocab_size, *drawn, out.data_ptr())
+    return logits.shape[0], {
+        "logits": logits,
+        "settings": settings,
+        "keys": keys,
+        "out": out,
+    }
 
 
 def restrict(logits: torch.Tensor, settings: torch.Tensor) -> torch.Tensor:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import torch
 
-from ostinato.ops.native import DTYPES, Lowered, check_heads, check_rows
+from ostinato.ops.native import Lowered, check_heads, check_rows
 from ostinato.ops.state_update import reference as state_update
 from ostinato.ops.state_update import step_sizes
 
@@ -199,14 +199,23 @@ def lower(
     assert all(t.dtype == torch.float32 and t.is_contiguous() for t in (A_log, D, dt_bias)), "ssd_scan: per head"
     assert all(t.dtype == torch.int32 for t in (row_starts, start_positions, read_slots, write_slots)), "ssd_scan: rows"
     assert all(t.is_contiguous() for t in (row_starts, start_positions, read_slots, ssm_states[0])), "ssd_scan: rows"
-    (tokens, heads, head_dim), (groups, size) = x.shape, B.shape[1:]
-    x_and_dt = (x.data_ptr(), x.stride(0), dt.data_ptr(), dt.stride(0))
-    B_and_C = (B.data_ptr(), B.stride(0), C.data_ptr(), C.stride(0))
-    per_head = (A_log.data_ptr(), D.data_ptr(), dt_bias.data_ptr(), *dt_limit)
-    states = (ssm_states.data_ptr(), ssm_states.stride(0))
-    per_row = (*(t.data_ptr() for t in (row_starts, start_positions, read_slots, write_slots)), write_slots.stride(0))
-    taken = [number for checkpoint in checkpoints for number in checkpoint]
-    sizes = (len(read_slots), heads, head_dim, groups, size, chunk_length(chunk_size, LONGEST_NATIVE_CHUNK))
-    dtypes = (DTYPES[x.dtype], DTYPES[ssm_states.dtype])
-    inputs = (*x_and_dt, *B_and_C, *per_head, *states, *per_row)
-    return (tokens, *inputs, taken, out.data_ptr(), *sizes, *dtypes, recurrent)
+    return x.shape[0], {
+        "x": x,
+        "dt": dt,
+        "A_log": A_log,
+        "B": B,
+        "C": C,
+        "D": D,
+        "dt_bias": dt_bias,
+        "least_step": dt_limit[0],
+        "most_step": dt_limit[1],
+        "chunk": chunk_length(chunk_size, LONGEST_NATIVE_CHUNK),
+        "ssm_states": ssm_states,
+        "row_starts": row_starts,
+        "start_positions": start_positions,
+        "read_slots": read_slots,
+        "write_slots": write_slots,
+        "checkpoints": checkpoints,
+        "recurrent": recurrent,
+        "out": out,
+    }

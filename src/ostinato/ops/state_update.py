@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from ostinato.ops.native import DTYPES, Lowered, check_rows
+from ostinato.ops.native import Lowered, check_rows
 
 
 def reference(
@@ -144,12 +144,18 @@ def lower(
     assert all(t.dtype == torch.float32 for t in (A_log, D, dt_bias)), "state_update: A_log, D, dt_bias in float32"
     assert read_slots.dtype == write_slots.dtype == torch.int32, "state_update: slots in int32"
     assert all(t[:1].is_contiguous() for t in (x, B, C, ssm_states)), "state_update: what is behind a token or a slot"
-    (tokens, heads, head_dim), (groups, size) = x.shape, B.shape[1:]
-    inputs = [number for t in (x, dt) for number in (t.data_ptr(), t.stride(0))]
-    outer = [number for t in (B, C) for number in (t.data_ptr(), t.stride(0))]
-    per_head = (D.data_ptr(), dt_bias.data_ptr(), *dt_limit)
-    states = (ssm_states.data_ptr(), ssm_states.stride(0))
-    slots = (read_slots.data_ptr(), write_slots.data_ptr(), write_slots.stride(0))
-    pointers = (*inputs, A_log.data_ptr(), *outer, *per_head, *states, *slots, out.data_ptr())
-    sizes = (heads, head_dim, groups, size, DTYPES[x.dtype], DTYPES[ssm_states.dtype])
-    return (tokens, write_slots.shape[1], *pointers, *sizes)
+    return x.shape[0], {
+        "x": x,
+        "dt": dt,
+        "A_log": A_log,
+        "B": B,
+        "C": C,
+        "D": D,
+        "dt_bias": dt_bias,
+        "least_step": dt_limit[0],
+        "most_step": dt_limit[1],
+        "ssm_states": ssm_states,
+        "read_slots": read_slots,
+        "write_slots": write_slots,
+        "out": out,
+    }

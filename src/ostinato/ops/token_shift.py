@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import torch
 
-from ostinato.ops.native import DTYPES, Lowered, check_rows, lower_rows
+from ostinato.ops.native import Lowered, check_rows, rows_of
 
 
 def reference(
@@ -67,6 +67,9 @@ def lower(
     """`x` and `states` in one dtype, with any stride in the first dimension."""
     check_rows("token_shift", x, states)
     assert states.dtype == x.dtype, "token_shift: one dtype"
-    pointers = (x.data_ptr(), x.stride(0), states.data_ptr(), states.stride(0))
-    rows = lower_rows(row_starts, read_slots, write_slots, num_decode_rows, checkpoints)
-    return (x.shape[0], *pointers, *rows, out.data_ptr(), x.shape[1], DTYPES[x.dtype])
+    return x.shape[0], {
+        **rows_of(row_starts, read_slots, write_slots, num_decode_rows, checkpoints),
+        "x": x,
+        "states": states,
+        "out": out,
+    }

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from ostinato.ops.native import DTYPES, Lowered, check_heads, check_plain
+from ostinato.ops.native import Lowered, check_heads, check_plain
 
 
 def reference(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, starts: torch.Tensor) -> torch.Tensor:
@@ -57,7 +57,11 @@ def lower(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, starts: torch.Tenso
     check_heads("encoder_attention", q, k, v)
     check_plain("encoder_attention", torch.int32, starts)
     assert q.dtype == k.dtype == v.dtype, "encoder_attention: one dtype"
-    patches, heads, head_dim = q.shape
-    strided = [number for each in (q, k, v) for number in (each.data_ptr(), each.stride(0))]
-    segments = (starts.data_ptr(), starts.shape[0] - 1)
-    return (patches, *strided, *segments, out.data_ptr(), heads, head_dim, head_dim**-0.5, DTYPES[q.dtype])
+    return q.shape[0], {
+        "q": q,
+        "k": k,
+        "v": v,
+        "starts": starts,
+        "scale": q.shape[2] ** -0.5,
+        "out": out,
+    }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from ostinato.ops.native import DTYPES, Lowered, check_heads, check_plain
+from ostinato.ops.native import Lowered, check_heads, check_plain
 
 
 def reference(x: torch.Tensor, angles: torch.Tensor) -> torch.Tensor:
@@ -24,6 +24,8 @@ def lower(x: torch.Tensor, angles: torch.Tensor, *, out: torch.Tensor) -> Lowere
     """`x` is strided by token only."""
     check_heads("rotate", x)
     check_plain("rotate", torch.float32, *angles)
-    tokens, heads, head_dim = x.shape
-    pointers = (x.data_ptr(), x.stride(0), angles.data_ptr(), angles.stride(0), angles.shape[2], out.data_ptr())
-    return (tokens, *pointers, heads, head_dim, DTYPES[x.dtype])
+    return x.shape[0], {
+        "x": x,
+        "angles": angles,
+        "out": out,
+    }

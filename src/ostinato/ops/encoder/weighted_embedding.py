@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from ostinato.ops.native import DTYPES, Lowered, check_plain
+from ostinato.ops.native import Lowered, check_plain
 
 
 def reference(ids: torch.Tensor, weights: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
@@ -25,6 +25,9 @@ def lower(ids: torch.Tensor, weights: torch.Tensor, table: torch.Tensor, *, out:
     check_plain("weighted_embedding", torch.int64, ids)
     check_plain("weighted_embedding", torch.float32, weights)
     check_plain("weighted_embedding", table.dtype, table)
-    (tokens, count), hidden = ids.shape, table.shape[1]
-    pointers = (ids.data_ptr(), weights.data_ptr(), count, table.data_ptr(), out.data_ptr())
-    return (tokens, *pointers, hidden, DTYPES[table.dtype])
+    return ids.shape[0], {
+        "ids": ids,
+        "weights": weights,
+        "table": table,
+        "out": out,
+    }
