@@ -11,9 +11,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ostinato.errors import CaptureError
 from ostinato.graphs.buffers import EncoderBuffers
 from ostinato.graphs.encoder_choice import BudgetTimes, time_both
-from ostinato.graphs.errors import CaptureError
 from tests.encoder_stand_in import CPU, VISION, Encoding, image, inputs_of, plan_of, write
 
 CLOSE = {"rtol": 1e-5, "atol": 1e-5}

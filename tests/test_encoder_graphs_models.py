@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from ostinato.engine.run.encoder_graphing import make_encoder_graphs
-from ostinato.engine.run.encoder_inputs import write_images
+from ostinato.engine.run.encoding import write_images
+from ostinato.engine.run.graphing import make_encoder_graphs
 from ostinato.graphs.cuda import CudaBackend
 from ostinato.graphs.encoder import EncoderGraphs
 from ostinato.graphs.graphs import weight_storages

@@ -44,7 +44,7 @@ import ctypes, json, sys
 from pathlib import Path
 import torch
 from ostinato import EngineConfig
-from ostinato.engine.run.encoder_graphing import make_encoder_graphs
+from ostinato.engine.run.graphing import make_encoder_graphs
 from ostinato.layers.build import Build
 from ostinato.layers.step import EncoderInputs
 from ostinato.ops.select import select_ops

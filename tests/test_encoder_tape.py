@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ostinato.config import EngineConfig
-from ostinato.engine.run.encoder_inputs import write_images
+from ostinato.engine.run.encoding import write_images
 from ostinato.graphs.encoder import EncoderGraphs
 from ostinato.graphs.graphs import weight_storages
 from ostinato.graphs.tape import TapeBackend

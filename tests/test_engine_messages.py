@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from ostinato.engine.process.channel import Channel
 from ostinato.engine.process.failures import EngineError, StepFailed, of_step, portable
 from ostinato.engine.process.messages import Abort, Settled, Unpacker, pack
-from ostinato.errors import ModelError, Remedy, RequestError
-from ostinato.graphs.errors import CaptureError
+from ostinato.errors import CaptureError, ModelError, Remedy, RequestError
 
 
 @given(st.lists(st.text(max_size=300)), st.lists(st.integers(1, 40), min_size=1))

@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from ostinato.errors import CaptureError
 from ostinato.graphs.cuda import CudaBackend
-from ostinato.graphs.errors import CaptureError
 from ostinato.graphs.places import pointer_of, tensors_in
 from ostinato.graphs.recorder import UNWRITTEN
 from ostinato.layers.step import StepInputs

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from ostinato.errors import CaptureError
 from ostinato.graphs.buffers import Addresses
-from ostinato.graphs.errors import CaptureError
 from ostinato.graphs.tape import TapeBackend
 from ostinato.layers.step import EncoderInputs
 from ostinato.ops.recording import Tap

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from ostinato.graphs.errors import CaptureError
+from ostinato.errors import CaptureError
 from ostinato.graphs.recorder import Call, Recorder
 from ostinato.layers.step import StepInputs
 from ostinato.ops.facts import called_by

@@ -8,9 +8,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from ostinato.errors import CaptureError
 from ostinato.graphs.buffers import check_unmoved
 from ostinato.graphs.check import compare_replay
-from ostinato.graphs.errors import CaptureError
 from ostinato.layers.step import StepInputs
 from tests.checkpoints import RECIPES
 from tests.graph_steps import Forward, Steps, Toy

@@ -14,11 +14,9 @@ from hypothesis import strategies as st
 from ostinato import EngineConfig
 from ostinato.engine import engine as engine_module
 from ostinato.engine.engine import Engine
-from ostinato.errors import CapacityError, ConfigError, Remedy
+from ostinato.errors import CapacityError, CaptureError, ConfigError, Remedy
 from ostinato.graphs.buffers import StepBuffers
-from ostinato.graphs.counts import StepCounts
-from ostinato.graphs.errors import CaptureError
-from ostinato.graphs.graphs import Forward, GraphKey, Graphs
+from ostinato.graphs.graphs import Forward, GraphKey, Graphs, StepCounts
 from ostinato.layers.mlp import MLP
 from ostinato.layers.step import StepInputs
 from ostinato.plain_data import to_plain
@@ -271,10 +269,10 @@ def test_eager_steps_are_counted_with_their_reason() -> None:
 
 def test_counts_of_two_kinds_of_graphs_of_one_size_stay_apart() -> None:
     counts = StepCounts()
-    counts.count_replay("full", 4, 1, 3, 4)
-    counts.count_replay("full", 4, 2, 6, 8)
-    counts.count_replay("piecewise", 4, None, 1, 4)
-    counts.count_replay("full", 4, 2, 8, 8)
+    counts.count_replay(GraphKey("full", 4, 1), 3)
+    counts.count_replay(GraphKey("full", 4, 2), 6)
+    counts.count_replay(GraphKey("piecewise", 4), 1)
+    counts.count_replay(GraphKey("full", 4, 2), 8)
     assert counts.to_json()["graphs"] == [
         {"mode": "full", "size": 4, "tokens_per_row": 1, "steps": 1, "tokens": 3, "padding": 1},
         {"mode": "full", "size": 4, "tokens_per_row": 2, "steps": 2, "tokens": 14, "padding": 2},

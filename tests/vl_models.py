@@ -15,7 +15,7 @@ import torch
 import transformers
 from transformers import PretrainedConfig, PreTrainedModel
 
-from ostinato.engine.run.encoder_inputs import write_images
+from ostinato.engine.run.encoding import write_images
 from ostinato.graphs.buffers import EncoderBuffers
 from ostinato.layers.build import Build
 from ostinato.layers.step import EncoderInputs, LayerMemory, StepInputs

@@ -60,3 +60,7 @@ class ModelError(OstinatoError):
 
 class RequestError(OstinatoError):
     """One request cannot be served; the engine goes on serving the others."""
+
+
+class CaptureError(OstinatoError):
+    """What was being captured would not be the same when it is replayed: a bug in a model or a kernel."""

@@ -65,7 +65,7 @@ def encoder(settings: dict[str, Any], bench: EncoderBench, say: Say) -> Report:
     import torch
 
     from ostinato.engine.engine import Engine
-    from ostinato.engine.run.encoder_graphing import make_encoder_graphs
+    from ostinato.engine.run.graphing import make_encoder_graphs
 
     say("loading the model and capturing the encoder's graphs")
     engine = Engine(config.with_settings(capture="lazy"))  # the text part's graphs are none of this

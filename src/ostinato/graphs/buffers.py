@@ -9,7 +9,7 @@ from typing import ClassVar, Protocol
 import numpy as np
 import torch
 
-from ostinato.graphs.errors import CaptureError
+from ostinato.errors import CaptureError
 from ostinato.layers.step import (
     ENCODER_TABLE,
     EncoderInputs,

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from ostinato.graphs.errors import CaptureError
+from ostinato.errors import CaptureError
 from ostinato.layers.step import LayerMemory, StepInputs
 
 Run = Callable[[StepInputs], torch.Tensor]

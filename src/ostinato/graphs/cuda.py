@@ -17,11 +17,10 @@ from typing import Any, Protocol
 
 import torch
 
+from ostinato.errors import CaptureError
 from ostinato.graphs.buffers import Addresses, Inputs
-from ostinato.graphs.errors import CaptureError
-from ostinato.graphs.parts import left_out
 from ostinato.graphs.places import Place, place_of, pointer_of
-from ostinato.graphs.recorder import Recorder
+from ostinato.graphs.recorder import Recorder, left_out
 from ostinato.ops.recording import Kernel, Tap
 
 Forward = Callable[[Any], torch.Tensor]

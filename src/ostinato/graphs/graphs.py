@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 import torch
 
 from ostinato.errors import ConfigError, Remedy
 from ostinato.graphs.buffers import StepBuffers, check_unmoved
 from ostinato.graphs.check import compare_replay
-from ostinato.graphs.counts import StepCounts
 from ostinato.layers.module import Module
 from ostinato.layers.step import LayerMemory, StepInputs
 from ostinato.plan.graphs.capture_plan import CapturePlan
 from ostinato.plan.graphs.coverage import PIECEWISE_MODES, StepMode, dispatch
+from ostinato.plan.graphs.traffic import Traffic
 from ostinato.units import format_bytes
 
 Forward = Callable[[StepInputs], torch.Tensor]
@@ -47,6 +48,10 @@ class Backend(Protocol):
         """Runs `forward(step)`, whose tensors lie in persistent buffers, and keeps what it does. Parts of the model
         named in `splits` are left out and run anew in each replay. CaptureError if a replay could not repeat it."""
         ...
+
+
+Shape = tuple[int | None, int]
+"""Of a step: tokens per row and rows of uniform decode; None and tokens of a mixed batch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +102,7 @@ class Graphs:
         self._persistent = persistent
         self._captured_at = persistent()
         self._graphs: dict[GraphKey, Graph] = {}
+        self._serving: dict[Shape, GraphKey | None] = {}
 
     @property
     def num_bytes(self) -> int:
@@ -127,19 +133,25 @@ class Graphs:
         [padded tokens, hidden]."""
         rows, tokens = step.read_slots.shape[0], step.token_ids.shape[0]
         tokens_per_row = step.write_slots.shape[1] if step.num_decode_rows == rows else None
-        self.counts.traffic.count(rows, tokens_per_row, tokens)
-        mode, size = dispatch(self._ladders, self._plan.graph_mode, rows, tokens_per_row, tokens)
-        if size is None:
+        shape = (tokens_per_row, tokens if tokens_per_row is None else rows)
+        self.counts.shapes[shape] += 1
+        key = self._serving[shape] if shape in self._serving else self._choose(rows, tokens_per_row, tokens)
+        if key is None:
             return self._run_eagerly(step, rows, tokens_per_row, tokens)
-        is_full = mode == "full"
-        key = GraphKey(mode, size, (tokens_per_row or 0) if is_full else 0)
         graph = self._graphs.get(key) or self._capture(key)
-        self.counts.count_replay(mode, size, key.tokens_per_row or None, tokens, key.tokens)
-        self.buffers.pad(rows, tokens, size if is_full else rows, key.tokens)
+        self.counts.count_replay(key, tokens)
+        self.buffers.pad(rows, tokens, key.size if key.mode == "full" else rows, key.tokens)
         if self._check_replay:
             check_unmoved(self._captured_at, self._persistent())
             return compare_replay(str(key), graph.replay, self._forward, step, self._memory)
         return graph.replay(step)
+
+    def _choose(self, rows: int, tokens_per_row: int | None, tokens: int) -> GraphKey | None:
+        """The graph that serves steps of a shape, kept for the next ones; None if they run eagerly."""
+        mode, size = dispatch(self._ladders, self._plan.graph_mode, rows, tokens_per_row, tokens)
+        key = None if size is None else GraphKey(mode, size, (tokens_per_row or 0) if mode == "full" else 0)
+        self._serving[tokens_per_row, tokens if tokens_per_row is None else rows] = key
+        return key
 
     def _run_eagerly(self, step: StepInputs, rows: int, tokens_per_row: int | None, tokens: int) -> torch.Tensor:
         shape = f"{rows} rows of {tokens_per_row} tokens" if tokens_per_row else f"{tokens} tokens in {rows} rows"
@@ -200,3 +212,68 @@ def weight_storages(model: Module) -> Mapping[int, str]:
 
 def _storages(named: Iterable[tuple[str, object]]) -> dict[int, str]:
     return {value.untyped_storage().data_ptr(): name for name, value in named if isinstance(value, torch.Tensor)}
+
+
+@dataclass(slots=True)
+class SizeCount:
+    """Steps that one graph served, and their tokens without padding."""
+
+    steps: int = 0
+    tokens: int = 0
+
+
+@dataclass(slots=True)
+class StepCounts:
+    """Counts since the start. The sum over all modes is the number of steps."""
+
+    by_graph: dict[GraphKey, SizeCount] = field(default_factory=dict)
+    eager: Counter[str] = field(default_factory=Counter)
+    """Reason -> steps without a graph."""
+    eager_tokens: Counter[str] = field(default_factory=Counter)
+    """Reason -> their tokens."""
+    unplanned: int = 0
+    """Eager steps for which the plan had promised a graph."""
+    shapes: Counter[Shape] = field(default_factory=Counter)
+    """Shape -> all steps of it."""
+
+    @property
+    def traffic(self) -> Traffic:
+        """The shapes of all steps, as ladders are made from them."""
+        traffic = Traffic()
+        for (tokens_per_row, size), steps in self.shapes.items():
+            traffic.count(size, tokens_per_row, size, steps)
+        return traffic
+
+    def count_replay(self, key: GraphKey, tokens: int) -> None:
+        one = self.by_graph.setdefault(key, SizeCount())
+        one.steps += 1
+        one.tokens += tokens
+
+    def count_eager(self, reason: str, tokens: int, was_planned: bool) -> None:
+        self.eager[reason] += 1
+        self.eager_tokens[reason] += tokens
+        self.unplanned += not was_planned
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain data: steps per mode, per graph, and the reasons of eager ones."""
+        graphs: list[dict[str, Any]] = [
+            {
+                "mode": key.mode,
+                "size": key.size,
+                "tokens_per_row": key.tokens_per_row or None,
+                "steps": one.steps,
+                "tokens": one.tokens,
+                "padding": one.steps * key.tokens - one.tokens,
+            }
+            for key, one in sorted(self.by_graph.items(), key=lambda item: (item[0].mode, item[0].size))
+        ]
+        steps = {mode: sum(g["steps"] for g in graphs if g["mode"] == mode) for mode in ("full", "piecewise")}
+        return {
+            "steps": {**steps, "eager": self.eager.total()},
+            "padding": sum(g["padding"] for g in graphs),
+            "graphs": graphs,
+            "eager_reasons": dict(self.eager),
+            "eager_tokens": dict(self.eager_tokens),
+            "unplanned": self.unplanned,
+            "traffic": self.traffic.to_json(),
+        }

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-from ostinato.graphs.errors import CaptureError
+from ostinato.errors import CaptureError
 from ostinato.graphs.places import shape_of, tensors_in
 
 UNTAGGED_READS = frozenset({"is_nonzero", "tensor_split.tensor_indices_or_sections", "where.default"})

@@ -10,7 +10,7 @@ call has written as well; and a Python number that changes from step to step. `c
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -18,8 +18,8 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from ostinato.errors import CaptureError
 from ostinato.graphs.buffers import Inputs
-from ostinato.graphs.errors import CaptureError
 from ostinato.graphs.host import HostGuard, changes_device, reads_on_host, refuse_read
 from ostinato.graphs.places import Place, has_memory, map_items, place_of, pointer_of, shape_of, tensors_in
 from ostinato.ops.recording import Kernel
@@ -269,3 +269,25 @@ def _written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[A
         for index, argument in enumerate(func._schema.arguments)
         if argument.alias_info is not None and argument.alias_info.is_write
     ]
+
+
+def left_out(
+    function: Kernel,
+    tensors: tuple[torch.Tensor, ...],
+    others: tuple[Any, ...],
+    out: torch.Tensor,
+    captured: Inputs,
+) -> Callable[[Inputs], None]:
+    """`function` on the real tokens alone, with the step of now in place of the captured one; zeros for padding.
+
+    `tensors` and `out` have one entry per padded token in their first dimension.
+    """
+    check_captured_step(others, captured)
+
+    def play(step: Inputs) -> None:
+        count = step.length
+        now = [step if other is captured else other for other in others]
+        out[:count] = function(*(tensor[:count] for tensor in tensors), *now)
+        out[count:] = 0
+
+    return play

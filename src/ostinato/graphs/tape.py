@@ -11,9 +11,8 @@ import torch
 
 from ostinato.graphs.arena import Arena, bind, plan_layout
 from ostinato.graphs.buffers import Addresses, Inputs
-from ostinato.graphs.parts import left_out
 from ostinato.graphs.places import Place, tensors_in
-from ostinato.graphs.recorder import Call, Recorder
+from ostinato.graphs.recorder import Call, Recorder, left_out
 from ostinato.ops.native import NativeKernel
 from ostinato.ops.recording import Tap
 from ostinato.plan.graphs.first_fit import Layout

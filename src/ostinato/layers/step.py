@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from functools import cached_property
 from math import prod
 from typing import TYPE_CHECKING, ClassVar
 
@@ -98,7 +99,7 @@ class StepInputs:
     checkpoints: Sequence[tuple[int, int, int]] = ()
     """(row, offset, slot): the state after `offset` tokens of a prefill row also goes to `slot`."""
 
-    @property
+    @cached_property
     def length(self) -> int:
         """Tokens."""
         return self.token_ids.shape[0]
@@ -147,7 +148,7 @@ class EncoderInputs:
     starts: torch.Tensor = field(metadata=_of("image", "int32", ends=True))
     """[segments + 1]"""
 
-    @property
+    @cached_property
     def length(self) -> int:
         """Patches."""
         return self.patches.shape[0]

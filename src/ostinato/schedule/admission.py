@@ -9,8 +9,7 @@ from ostinato.cache.manager import CacheManager
 from ostinato.cache.placement import CachePolicy, Placement, place_checkpoints
 from ostinato.cache.report import CacheReport, MissCause, explain
 from ostinato.cache.store import Match
-from ostinato.schedule.request import Request
-from ostinato.schedule.rows import num_prompt_logprobs_owed
+from ostinato.schedule.request import Request, num_prompt_logprobs_owed
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,8 +5,7 @@ from __future__ import annotations
 from ostinato.cache.manager import CacheManager
 from ostinato.schedule.limits import SchedulerLimits
 from ostinato.schedule.queues import Queues
-from ostinato.schedule.request import Request
-from ostinato.schedule.rows import is_decoding
+from ostinato.schedule.request import Request, is_decoding
 
 
 def chunk_tokens(request: Request, budget: int, num_drafts: int, limits: SchedulerLimits, queues: Queues) -> int:

@@ -16,8 +16,15 @@ from ostinato.schedule.integrity import check_integrity
 from ostinato.schedule.limits import SchedulerLimits, check_arrival, max_length
 from ostinato.schedule.media import MediaHolders
 from ostinato.schedule.queues import Queues
-from ostinato.schedule.request import FinishReason, Request, RequestStatus, RequestUpdate
-from ostinato.schedule.rows import check_result, is_decoding, make_row
+from ostinato.schedule.request import (
+    FinishReason,
+    Request,
+    RequestStatus,
+    RequestUpdate,
+    check_result,
+    is_decoding,
+    make_row,
+)
 
 _NO_PREFIX_CACHE = CachePolicy()
 

@@ -1,12 +1,20 @@
-"""A step's images: encoded before its forward pass, and kept in the cells that the scheduler gave them."""
+"""A step's images: written as the vision encoder reads them, encoded before the forward pass, and kept in the cells
+that the scheduler gave them."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
+from math import isqrt
 
+import numpy as np
 import torch
 
+from ostinato.graphs.buffers import EncoderBuffers
 from ostinato.graphs.encoder import EncoderGraphs
+from ostinato.layers.step import EncoderInputs
+from ostinato.media.item import MediaItem
+from ostinato.plan.model import VisionSpec
 from ostinato.schedule.batch import MediaToEncode
 
 
@@ -45,3 +53,45 @@ def _groups(images: Sequence[MediaToEncode], most_patches: int) -> Iterator[Sequ
         patches += count
     if group:
         yield group
+
+
+def write_images(buffers: EncoderBuffers, items: Sequence[MediaItem], vision: VisionSpec) -> EncoderInputs:
+    """Writes `items`, at least one, into `buffers`, side by side -> the views of their patches. They are ready when
+    `buffers.pad` has padded them."""
+    arrays, side = buffers.arrays, isqrt(vision.num_positions)
+    starts = [0, *itertools.accumulate(len(item.patches) for item in items)]
+    for item, (begin, end) in zip(items, itertools.pairwise(starts), strict=True):
+        positions = patch_positions(item.grid, vision.merge_size)
+        arrays["patches"][begin:end] = item.patches
+        arrays["positions"][begin:end] = positions
+        arrays["taps"][begin:end], arrays["tap_weights"][begin:end] = position_taps(positions, item.grid, side)
+    arrays["starts"][: len(starts)] = starts
+    return buffers.view(starts[-1])
+
+
+def patch_positions(grid: tuple[int, int], merge: int) -> np.ndarray:
+    """[patches, 2] int64: row and column of the patches of a grid in the order of merging: those of one token, which
+    make a square of `merge` by `merge`, row by row, the squares row by row too."""
+    height, width = grid
+    rows, columns = np.indices((height, width), dtype=np.int64)
+    squares = (height // merge, merge, width // merge, merge)
+    return np.stack([axis.reshape(squares).swapaxes(1, 2).ravel() for axis in (rows, columns)], axis=1)
+
+
+def position_taps(positions: np.ndarray, grid: tuple[int, int], side: int) -> tuple[np.ndarray, np.ndarray]:
+    """The learned embeddings, of `side` by `side` places, that surround each patch when the grid is stretched over all
+    of them, corner on corner: their numbers [patches, 4] int64 and bilinear weights [patches, 4] float32."""
+    lasts = np.array([max(size - 1, 1) for size in grid], dtype=np.float32)
+    places = positions.astype(np.float32) * np.float32(side - 1) / lasts
+    low = np.floor(places).astype(np.int64)
+    part = places - low.astype(np.float32)
+    (row, column), (row_part, column_part) = low.T, part.T
+    below, right = np.minimum(row + 1, side - 1), np.minimum(column + 1, side - 1)
+    numbers = (row * side + column, row * side + right, below * side + column, below * side + right)
+    weights = (
+        (1 - row_part) * (1 - column_part),
+        (1 - row_part) * column_part,
+        row_part * (1 - column_part),
+        row_part * column_part,
+    )
+    return np.stack(numbers, axis=1), np.stack(weights, axis=1)

@@ -12,9 +12,8 @@ from typing import Any
 import torch
 
 from ostinato.engine.run.drafting import make_drafting
-from ostinato.engine.run.encoder_graphing import make_encoder_graphs
 from ostinato.engine.run.encoding import Encoding
-from ostinato.engine.run.graphing import make_graphs
+from ostinato.engine.run.graphing import make_encoder_graphs, make_graphs
 from ostinato.engine.run.inputs import Drafts, logit_positions, write_step
 from ostinato.engine.run.memory import allocate_cells, allocate_memory
 from ostinato.errors import CapacityError, Remedy

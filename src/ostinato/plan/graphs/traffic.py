@@ -22,12 +22,12 @@ class Traffic:
     decode: dict[int, Counter[int]] = field(default_factory=dict)
     mixed: Counter[int] = field(default_factory=Counter)
 
-    def count(self, rows: int, tokens_per_row: int | None, tokens: int) -> None:
-        """Adds one step. `tokens_per_row` is None for a mixed batch, as for `dispatch`."""
+    def count(self, rows: int, tokens_per_row: int | None, tokens: int, steps: int = 1) -> None:
+        """Adds steps of one shape. `tokens_per_row` is None for a mixed batch, as for `dispatch`."""
         if tokens_per_row is None:
-            self.mixed[tokens] += 1
+            self.mixed[tokens] += steps
         else:
-            self.decode.setdefault(tokens_per_row, Counter())[rows] += 1
+            self.decode.setdefault(tokens_per_row, Counter())[rows] += steps
 
     def row_weights(self) -> Counter[int]:
         """`{rows: tokens}` that a row more would have cost: the counts for one row ladder that serves every number of
