@@ -11,10 +11,9 @@ import torch
 from ostinato import ConfigError, EngineConfig
 from ostinato.bench.comparison import check_peer, compare
 from ostinato.bench.drive import Workload, bench_config
+from ostinato.bench.figures import Trace, percentiles, spread
 from ostinato.bench.floor import Bandwidth, DecodeBytes, decode_bytes, floor_figures, measure_bandwidth
-from ostinato.bench.startup import PHASES, startup
-from ostinato.bench.throughput import latency, latency_figures, throughput, throughput_figures
-from ostinato.bench.trace import Trace, percentiles, spread
+from ostinato.bench.throughput import PHASES, latency, latency_figures, startup, throughput, throughput_figures
 from ostinato.bench.worker import ask
 from ostinato.cli.main import main
 from ostinato.models.checkpoint import model_spec, read_config

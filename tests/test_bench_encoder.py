@@ -11,17 +11,18 @@ import pytest
 from rich.console import Console
 
 from ostinato import ConfigError, ModelError
-from ostinato.bench.encoder_images import AROUND, SIZES, EncoderBench, make_arrivals, pixel_settings, prompt_of
 from ostinato.bench.encoder_speed import (
-    ArrivalTimes,
+    AROUND,
+    SIZES,
+    EncoderBench,
     encoder,
     encoder_chart,
     encoder_tables,
-    latency_figures,
-    point_of,
-    share_of_padding,
-    spread_ms,
+    make_arrivals,
+    pixel_settings,
+    prompt_of,
 )
+from ostinato.bench.figures import ArrivalTimes, arrival_figures, point_of, share_of_padding, spread_ms
 from ostinato.cli.main import main
 from ostinato.graphs.encoder_counts import EncoderCounts
 from ostinato.media.settings import PixelSettings
@@ -71,7 +72,7 @@ def test_no_image_is_larger_than_is_served() -> None:
 
 def test_latencies_are_over_all_arrivals_and_turns_and_least_over_each_arrivals_shortest() -> None:
     times = [ArrivalTimes([0.2, 0.4], [0.1, 0.1]), ArrivalTimes([0.3, 0.3], [0.2, 0.6])]
-    figures = latency_figures(times)
+    figures = arrival_figures(times)
     assert figures["arrivals"] == 2
     assert figures["eager_ms"] == pytest.approx({"mean": 300, "p50": 300, "p99": 400})
     assert figures["graph_ms"] == pytest.approx({"mean": 250, "p50": 150, "p99": 600})
@@ -102,7 +103,7 @@ def report() -> dict[str, Any]:
     counts.count_eager("larger than the largest budget", 1, 100, 0.2)
     times = [ArrivalTimes([0.2], [0.1]), ArrivalTimes([0.4], [0.3])]
     result = {
-        **latency_figures(times), "images": 3, "counts": counts.to_json(), "padding_share": 0.0625,
+        **arrival_figures(times), "images": 3, "counts": counts.to_json(), "padding_share": 0.0625,
         "points": [point_of(60, 2, times[0]), point_of(100, 1, times[1])],
     }  # fmt: skip
     return {
@@ -114,7 +115,7 @@ def report() -> dict[str, Any]:
         "results": {"alone": result, "together": result},
         "choice": [{"budget": 64, "graph_seconds": 0.1, "eager_seconds": 0.2, "runs": "graph"}],
         "capture": {"captured": 1, "capture_seconds": 0.5, "planned_bytes": 2048, "observed_bytes": 1024},
-        "first_token": latency_figures(times),
+        "first_token": arrival_figures(times),
     }
 
 

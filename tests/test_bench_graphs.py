@@ -11,11 +11,7 @@ import torch
 from rich.console import Console
 
 from ostinato import CapacityError, ConfigError, EngineConfig
-from ostinato.bench.charts import check_plot
-from ostinato.bench.graph_speed import GraphBench, graph_chart, graph_tables, graphs
-from ostinato.bench.kernel_times import Stopwatch, kernel_shares
-from ostinato.bench.off_stride import STEPS, off_stride_configs, prompt_lengths
-from ostinato.bench.step_figures import (
+from ostinato.bench.figures import (
     KernelShares,
     StepTimes,
     capture_figures,
@@ -25,7 +21,17 @@ from ostinato.bench.step_figures import (
     speed_ratio,
     step_figures,
 )
-from ostinato.bench.steps import make_decode_steps, run_eagerly, take_turns
+from ostinato.bench.graph_speed import (
+    STEPS,
+    GraphBench,
+    graph_chart,
+    graph_tables,
+    graphs,
+    off_stride_configs,
+    prompt_lengths,
+)
+from ostinato.bench.reports import check_plot
+from ostinato.bench.steps import Stopwatch, kernel_shares, make_decode_steps, run_eagerly, take_turns
 from ostinato.cli.main import main
 from ostinato.engine.run.inputs import step_inputs
 from tests.checkpoints import VOCAB_SIZE, checkpoint
@@ -157,7 +163,7 @@ def test_kernels_take_a_part_of_a_step_and_leave_the_tap_free(mode: str) -> None
 
 def test_a_kernel_inside_a_kernel_is_not_counted_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     moments = iter([1.0, 4.0])
-    monkeypatch.setattr("ostinato.bench.kernel_times.time.perf_counter", lambda: next(moments))
+    monkeypatch.setattr("ostinato.bench.steps.time.perf_counter", lambda: next(moments))
     stopwatch = Stopwatch()
     inner = stopwatch.timed("inner", lambda: torch.zeros(1))
     stopwatch.kernel("outer", lambda: inner() + 1, (), {})
@@ -296,7 +302,7 @@ def test_numbers_that_are_none_are_refused(option: str, value: str, capsys: pyte
 def test_a_plot_without_matplotlib_is_refused_before_anything_is_measured(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("ostinato.bench.charts.find_spec", lambda name: None)
+    monkeypatch.setattr("ostinato.bench.reports.find_spec", lambda name: None)
     monkeypatch.setattr("ostinato.cli.bench.graphs", lambda *_: pytest.fail("measured"))
     with pytest.raises(SystemExit) as end:
         main(["bench", "graphs", "demo", "--plot", str(tmp_path / "steps.png")])

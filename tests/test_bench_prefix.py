@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from ostinato import ConfigError, EngineConfig
+from ostinato.bench.prefix import Variant, check_open, choose_variants, configs_of, find_baseline
 from ostinato.bench.prefix_run import COUNTERS, Round, Served, prefix_figures, run_round, second_turn_figures
-from ostinato.bench.prefix_variants import Variant, check_open, choose_variants, configs_of, find_baseline
 from ostinato.bench.prefix_workloads import Answer, Ask
 from ostinato.errors import CapacityError
 from ostinato.models.checkpoint import model_spec, read_config

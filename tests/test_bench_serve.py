@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 
 from ostinato import ConfigError, RequestError
-from ostinato.bench.serve.figures import Deadline, at_once, parse_deadline, seconds_per_token, serve_figures
+from ostinato.bench.figures import summary
+from ostinato.bench.serve.latencies import Deadline, at_once, parse_deadline, seconds_per_token, serve_figures
 from ostinato.bench.serve.sending import Outcome, Run, Target
 from ostinato.bench.serve.sweep import ServeBench, remarks, serve, serve_chart, try_server
 from ostinato.bench.serve.workload import Lengths, Load, Ruler, make_conversations, make_ruler, parse_lengths
-from ostinato.bench.trace import summary
 from ostinato.cli.main import main
 from tests.fake_openai import FakeServer, fake_openai
 

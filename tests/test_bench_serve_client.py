@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ostinato import ConfigError
-from ostinato.bench.serve.figures import Deadline, serve_figures
 from ostinato.bench.serve.http_client import Connection, Failure, HttpClient, check_url
+from ostinato.bench.serve.latencies import Deadline, serve_figures
 from ostinato.bench.serve.reply import EventParser, Reply
 from ostinato.bench.serve.sending import Run, Target, run_load
 from ostinato.bench.serve.workload import Conversation, Turn

@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 
 from ostinato import ModelError, RequestError
-from ostinato.bench.serve.overhead import Round, compare_round, overhead_figures
+from ostinato.bench.serve.overhead import Round, compare_round, overhead_figures, server_process, setting_flags
 from ostinato.bench.serve.sending import Outcome, Run
-from ostinato.bench.serve.server_process import ServerProcess, setting_flags
 from ostinato.cli.main import main
 from tests.text_checkpoint import text_checkpoint
 
@@ -52,7 +51,7 @@ def test_settings_are_handed_to_the_server_as_flags() -> None:
 
 
 def test_a_server_that_does_not_start_says_why() -> None:
-    with pytest.raises(ModelError, match="the server ended with status 2") as failed, ServerProcess({"threads": -1}):
+    with pytest.raises(ModelError, match="the server ended with status 2") as failed, server_process({"threads": -1}):
         pass
     assert "threads" in failed.value.message
 

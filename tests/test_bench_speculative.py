@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 
 from ostinato import ConfigError, EngineConfig
-from ostinato.bench.draft_prompts import SpeculativeBench, make_prompts
-from ostinato.bench.draft_speed import Round, speculative_figures
-from ostinato.bench.trace import Trace
+from ostinato.bench.draft_speed import Round, SpeculativeBench, make_prompts, speculative_figures
+from ostinato.bench.figures import Trace
 from ostinato.cli.main import main
 from tests.checkpoints import VOCAB_SIZE, checkpoint
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ostinato.bench.trace import Trace
+from ostinato.bench.figures import Trace
 
 
 @dataclass(frozen=True)

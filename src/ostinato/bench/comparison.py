@@ -9,16 +9,16 @@ from importlib.util import find_spec
 from typing import Any
 
 from ostinato.bench.drive import Workload, bench_config, run_batch, with_room
-from ostinato.bench.reports import Column, Report, Say, Table, count, digits, engine_facts, engine_lines, spread_columns
+from ostinato.bench.figures import Trace
+from ostinato.bench.reports import Column, Report, Say, Table, engine_facts, engine_lines, spread_columns
 from ostinato.bench.throughput import LENGTHS, NAMES, RATES, name_of, throughput_figures
-from ostinato.bench.trace import Trace
 from ostinato.bench.worker import ask
 from ostinato.config import EngineConfig
 from ostinato.errors import ConfigError
 from ostinato.models.checkpoint import load_spec, resolve_model_dir
 
 PEERS = ("transformers",)
-COLUMNS = (*NAMES, Column("engine", "engine", is_text=True), *spread_columns("rate", count))
+COLUMNS = (*NAMES, Column("engine", "engine", is_text=True), *spread_columns("rate", "count"))
 
 
 def check_peer(peer: str) -> None:
@@ -62,7 +62,7 @@ def compare(settings: dict[str, Any], workload: Workload, peer: str, say: Say) -
         "results": results,
     }
     data["settings"] |= asdict(workload)
-    ratios = Column("ratio", "ratio", digits(2), help=f"median of ostinato over that of {peer}")
+    ratios = Column("ratio", "ratio", "{:,.2f}", help=f"median of ostinato over that of {peer}")
     return Report(data, engine_lines(data, LENGTHS), [Table((*COLUMNS, ratios), rows)])
 
 

@@ -6,15 +6,16 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise, product
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ostinato.bench.draft_prompts import Prompts, SpeculativeBench, make_prompts
-from ostinato.bench.drive import in_turns, run_batch, with_room
-from ostinato.bench.reports import Column, Report, Say, Table, count, digits, engine_facts, engine_lines
-from ostinato.bench.trace import Trace, spread
+from ostinato.bench.drive import Workload, in_turns, run_batch, with_room
+from ostinato.bench.figures import Trace, spread
+from ostinato.bench.reports import Column, Report, Say, Table, engine_facts, engine_lines
 from ostinato.config import EngineConfig
+from ostinato.demo.problems import held_out
 from ostinato.errors import ConfigError, Remedy
-from ostinato.models.checkpoint import load_spec
+from ostinato.models.checkpoint import load_spec, resolve_model_dir
 from ostinato.plan.speculation.speculative import available_methods
 
 if TYPE_CHECKING:
@@ -23,9 +24,36 @@ if TYPE_CHECKING:
 
 CONTROLLER = (
     Column("rows", lambda each: " to ".join(map(str, dict.fromkeys(each["rows"])))),
-    Column("choice", "choice", digits(0, " drafts")),
+    Column("choice", "choice", "{:,.0f} drafts"),
     Column("ground", "ground", is_text=True),
 )
+
+
+@dataclass(frozen=True)
+class SpeculativeBench:
+    """What is compared: each of `num_drafts` (0 is no speculation) with the controller off, and the largest with it on.
+
+    `method` is what stands before the number in `speculative`: `mtp`, `ngram` or `draft:PATH`. Prompts are the lines
+    of `prompts`, else word problems for the embedded model, else `prompt_len` random tokens.
+    """
+
+    method: str
+    num_drafts: tuple[int, ...]
+    batch_sizes: tuple[int, ...]
+    prompt_len: int
+    output_len: int
+    rounds: int
+    prompts: Path | None = None
+
+
+@dataclass(frozen=True)
+class Prompts:
+    """Token ids by batch size and number of round, -1 being the one to warm up; where they came from; and whether end
+    tokens are ignored, as they are where the prompts say nothing."""
+
+    by_round: dict[tuple[int, int], list[list[int]]]
+    source: str
+    ignore_eos: bool
 
 
 @dataclass(frozen=True)
@@ -139,6 +167,43 @@ def _drafts(engine: Engine) -> tuple[Sequence[int], Sequence[int]]:
     return tuple(counters.reached), tuple(counters.accepted)
 
 
+def make_prompts(config: EngineConfig, bench: SpeculativeBench) -> Prompts:
+    """The prompts of all rounds; as far as there are enough of them, each is used once.
+
+    ConfigError if a file has none, or cannot be read.
+    """
+    keys = list(product(bench.batch_sizes, range(-1, bench.rounds)))
+    if bench.prompts is None and config.model != "demo":
+        vocab_size = load_spec(config).vocab_size
+        workload = Workload(bench.prompt_len, bench.output_len, bench.batch_sizes, bench.rounds)
+        by_round = {(size, number): workload.prompts(size, vocab_size, number) for size, number in keys}
+        return Prompts(by_round, f"{bench.prompt_len} random tokens", True)
+    if bench.prompts is None:
+        texts = [f"Q: {problem.question}\nA:" for problem in held_out(0, sum(size for size, _ in keys))]
+    else:
+        texts = _lines(bench.prompts)
+    from ostinato.engine.text.tokenizer import load_tokenizer
+
+    tokenizer = load_tokenizer(resolve_model_dir(config.model, config.revision))
+    ids = [tokenizer.encode(text) for text in texts]
+    taken: dict[tuple[int, int], list[list[int]]] = {}
+    first = 0
+    for size, number in keys:
+        taken[size, number] = [ids[(first + i) % len(ids)] for i in range(size)]
+        first += size
+    return Prompts(taken, "word problems" if bench.prompts is None else str(bench.prompts), False)
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} cannot be read: {error}") from None
+    if not lines:
+        raise ConfigError(f"{path} holds no prompts, one per line")
+    return lines
+
+
 def speculative_figures(rounds: Sequence[Round], plain: Sequence[Round], k: int) -> dict[str, Any]:
     """Figures of one variant with `k` drafts against `plain`, without drafts, whose rounds are of the same prompts.
 
@@ -185,9 +250,9 @@ def _sum(counts: Sequence[Sequence[int]], k: int) -> list[int]:
 
 def speculative_tables(data: Mapping[str, Any]) -> list[Table]:
     names = (Column("batch", "batch_size"), Column("drafts", "variant"))
-    two = digits(2)
+    two = "{:,.2f}"
     speeds = (
-        Column("tokens/s", "decode_tokens_per_second.median", count),
+        Column("tokens/s", "decode_tokens_per_second.median", "count"),
         Column("speed", "speed.median", two),
         Column("in all", "total_speed.median", two, help="as speed, prefill included"),
     )

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-import statistics
+import random
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -12,44 +11,59 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ostinato.bench.charts import Chart, Panel, Series
+import numpy as np
+
 from ostinato.bench.drive import in_turns, plan_of
-from ostinato.bench.encoder_images import AROUND, EncoderBench, make_arrivals, pixel_settings, prompt_of
+from ostinato.bench.figures import STATISTICS, WAYS, ArrivalTimes, arrival_figures, point_of, share_of_padding
 from ostinato.bench.reports import (
+    Chart,
     Column,
+    Panel,
     Report,
     Say,
+    Series,
     Table,
     capture_table,
-    count,
-    digits,
     engine_facts,
     engine_lines,
-    milliseconds,
-    times,
 )
 from ostinato.config import EngineConfig
 from ostinato.errors import ConfigError, ModelError, Remedy
-from ostinato.media.settings import load_media_settings
+from ostinato.media.item import MediaItem
+from ostinato.media.prompt import MediaPrompt, PlacedItem
+from ostinato.media.rope import rope_positions
+from ostinato.media.settings import PixelSettings, load_media_settings
+from ostinato.media.sizes import image_size
 from ostinato.plain_data import to_plain
+from ostinato.plan.model import VisionSpec
 
 if TYPE_CHECKING:
     from ostinato.engine.engine import Engine
     from ostinato.graphs.encoder import EncoderGraphs
-    from ostinato.media.item import MediaItem
-    from ostinato.media.prompt import MediaPrompt
 
-WAYS = ("eager", "graph")
-STATISTICS = ("mean", "p50", "p99")
+SIZES = (
+    (224, 224), (336, 336), (448, 448), (512, 512), (640, 480), (800, 600), (1024, 768), (1280, 720), (1920, 1080),
+    (320, 64), (768, 256),
+)  # fmt: skip
+"""Width and height in pixels: thumbnails, screens, photographs, lines of text. Each also comes upright."""
+
+TEXT = 16
+"""Tokens of text before an image, and as many behind it."""
+AROUND = 2 * TEXT + 2
+"""All tokens of a prompt that no image stands for."""
 KEYS = ("eager_ms", "graph_ms", "speed")
 
 
 @dataclass(frozen=True)
-class ArrivalTimes:
-    """Seconds until the images of one arrival were encoded: entry i of both was measured in turn i."""
+class EncoderBench:
+    """What is measured: `arrivals` that bring one image each, and as many that bring `batch` of them at once, the same
+    in each of `rounds`. `max_pixels` bounds an image's size further than the checkpoint does; None: it does not."""
 
-    eager: Sequence[float]
-    graph: Sequence[float]
+    arrivals: int
+    batch: tuple[int, int]
+    rounds: int
+    seed: int = 0
+    max_pixels: int | None = None
 
 
 def encoder(settings: dict[str, Any], bench: EncoderBench, say: Say) -> Report:
@@ -92,7 +106,7 @@ def encoder(settings: dict[str, Any], bench: EncoderBench, say: Say) -> Report:
         )
         counts = graphs.counts.to_json()
         results[name] = {
-            **latency_figures(taken),
+            **arrival_figures(taken),
             "images": sum(map(len, arrivals)),
             "points": [
                 point_of(sum(item.num_tokens for item in items), len(items), of_arrival)
@@ -110,7 +124,7 @@ def encoder(settings: dict[str, Any], bench: EncoderBench, say: Say) -> Report:
         "plan": to_plain(plan.encoder),
         "image_tokens": {"min": tokens[0], "median": tokens[len(tokens) // 2], "max": tokens[-1]},
         "results": results,
-        "first_token": {**latency_figures(first), "text_tokens": AROUND},
+        "first_token": {**arrival_figures(first), "text_tokens": AROUND},
         "choice": figures["timed"],
         "capture": {name: figures[name] for name in ("captured", "capture_seconds", "planned_bytes", "observed_bytes")},
     }
@@ -210,45 +224,42 @@ def _check_measurable(config: EngineConfig) -> None:
         raise ConfigError(message, [Remedy("check_replay", False)])
 
 
-def latency_figures(times: Sequence[ArrivalTimes]) -> dict[str, Any]:
-    """Latencies over all arrivals and turns, eager and with graphs, in milliseconds, and `speed`: eager over graphs,
-    above 1 where graphs are faster. `least` is made of each arrival's shortest times: what else the machine does makes
-    one longer, never shorter."""
-    every = {way: [second for one in times for second in getattr(one, way)] for way in WAYS}
-    least = {way: [min(getattr(one, way)) for one in times] for way in WAYS}
-    return {"arrivals": len(times), **_figures(every), "least": _figures(least)}
+def pixel_settings(bench: EncoderBench, checkpoint: PixelSettings, max_item_tokens: int) -> PixelSettings:
+    """The checkpoint's, with no image larger than is served."""
+    limits = (checkpoint.max_pixels, max_item_tokens * checkpoint.factor**2, bench.max_pixels or checkpoint.max_pixels)
+    most = max(min(limits), checkpoint.factor**2)
+    return replace(checkpoint, max_pixels=most, min_pixels=min(checkpoint.min_pixels, most))
 
 
-def _figures(seconds: Mapping[str, Sequence[float]]) -> dict[str, Any]:
-    figures = {way: spread_ms(seconds[way]) for way in WAYS}
-    speed = {name: figures["eager"][name] / figures["graph"][name] for name in STATISTICS}
-    return {"eager_ms": figures["eager"], "graph_ms": figures["graph"], "speed": speed}
+def make_arrivals(
+    bench: EncoderBench, pixels: PixelSettings, patch_elements: int
+) -> tuple[list[list[MediaItem]], list[list[MediaItem]]]:
+    """The images of each arrival: those that come alone, and those that come together. Random patches, seeded."""
+    rng, values = random.Random(bench.seed), np.random.default_rng(bench.seed)
+
+    def image() -> MediaItem:
+        width, height = rng.choice(SIZES)
+        if rng.random() < 0.5:
+            width, height = height, width
+        rows, columns = (side // pixels.patch_size for side in image_size(height, width, pixels))
+        patches = values.standard_normal((rows * columns, patch_elements), dtype=np.float32)
+        return MediaItem(patches, (rows, columns), rows * columns // pixels.merge_size**2, f"image {rng.random()}")
+
+    alone = [[image()] for _ in range(bench.arrivals)]
+    together = [[image() for _ in range(rng.randint(*bench.batch))] for _ in range(bench.arrivals)]
+    return alone, together
 
 
-def spread_ms(seconds: Sequence[float]) -> dict[str, float]:
-    """Mean, median and 99th percentile (nearest rank), in milliseconds."""
-    ordered = sorted(seconds)
-    return {
-        "mean": statistics.fmean(ordered) * 1e3,
-        "p50": statistics.median(ordered) * 1e3,
-        "p99": ordered[math.ceil(0.99 * len(ordered)) - 1] * 1e3,
-    }
-
-
-def point_of(tokens: int, images: int, times: ArrivalTimes) -> dict[str, Any]:
-    """One arrival: what it brought, and its shortest times."""
-    return {
-        "tokens": tokens,
-        "images": images,
-        "eager_ms": min(times.eager) * 1e3,
-        "graph_ms": min(times.graph) * 1e3,
-    }
-
-
-def share_of_padding(counts: Mapping[str, Any]) -> float | None:
-    """Padding over all that graphs computed, from the counts of packs; None if no graph ran."""
-    padded = sum(one["tokens"] + one["padding"] for one in counts["budgets"])
-    return counts["padding"] / padded if padded else None
+def prompt_of(item: MediaItem, vision: VisionSpec | None, vocab_size: int, seed: int) -> MediaPrompt:
+    """An image with random tokens around it."""
+    assert vision is not None, "the model takes images"
+    rng = random.Random(seed)
+    named = (vision.image_token_id, vision.video_token_id, vision.start_token_id, vision.end_token_id)
+    text = [token for token in rng.choices(range(vocab_size), k=4 * TEXT + 64) if token not in named][: 2 * TEXT]
+    before, behind = [*text[:TEXT], vision.start_token_id], [vision.end_token_id, *text[TEXT:]]
+    placed = PlacedItem(len(before), len(before) + item.num_tokens, item)
+    token_ids = [*before, *[vision.image_token_id] * item.num_tokens, *behind]
+    return MediaPrompt(token_ids, (placed,), rope_positions(len(token_ids), [placed], vision.merge_size))
 
 
 def encoder_tables(data: Mapping[str, Any]) -> list[Table]:
@@ -262,16 +273,16 @@ def encoder_tables(data: Mapping[str, Any]) -> list[Table]:
     def figure(key: str, *path: str) -> Callable[[Mapping[str, Any]], float]:
         return lambda row: (row[path[0]] if path else row)[key][row["statistic"]]
 
-    in_ms = digits(1, " ms")
+    in_ms = "{:,.1f} ms"
     columns = (
         Column("images", "name", is_text=True),
         Column("", "statistic"),
         Column("eager", figure("eager_ms"), in_ms),
         Column(backend, figure("graph_ms"), in_ms),
-        Column("speed", figure("speed"), times),
+        Column("speed", figure("speed"), "times"),
         Column("least eager", figure("eager_ms", "least"), in_ms),
         Column(backend, figure("graph_ms", "least"), in_ms),
-        Column("speed", figure("speed", "least"), times),
+        Column("speed", figure("speed", "least"), "times"),
     )
     packs = []
     for name, result in data["results"].items():
@@ -280,9 +291,9 @@ def encoder_tables(data: Mapping[str, Any]) -> list[Table]:
         packs += [{**one, "name": name, "by": f"eager: {one['reason']}"} for one in counts["eager"]]
     served = (("packs", "packs"), ("images", "items"), ("tokens", "tokens"), ("padding", "padding"))
     choice = (
-        Column("budget", "budget", digits(0, " tokens")),
-        Column("eager", "eager_seconds", milliseconds),
-        Column(backend, "graph_seconds", milliseconds),
+        Column("budget", "budget", "{:,.0f} tokens"),
+        Column("eager", "eager_seconds", "ms"),
+        Column(backend, "graph_seconds", "ms"),
         Column("runs", "runs"),
     )
     capture = data["capture"]
@@ -292,7 +303,7 @@ def encoder_tables(data: Mapping[str, Any]) -> list[Table]:
             (
                 Column("images", "name", is_text=True),
                 Column("served by", "by", is_text=True),
-                *(Column(heading, key, count) for heading, key in served),
+                *(Column(heading, key, "count") for heading, key in served),
             ),
             packs,
         ),

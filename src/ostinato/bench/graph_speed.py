@@ -3,37 +3,48 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Mapping
+import random
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ostinato.bench.charts import Chart, Panel, Series
-from ostinato.bench.drive import plan_of, with_room
+from ostinato.bench.drive import in_turns, plan_of, run_batch, with_room
+from ostinato.bench.figures import (
+    KernelShares,
+    capture_figures,
+    least_steps,
+    overall_figures,
+    spread,
+    step_figures,
+)
 from ostinato.bench.floor import decode_bytes, floor_figures, measure_bandwidth
-from ostinato.bench.off_stride import off_stride, off_stride_table
 from ostinato.bench.reports import (
+    Chart,
     Column,
+    Panel,
     Report,
     Say,
+    Series,
     Table,
     capture_table,
-    digits,
     engine_facts,
     engine_lines,
-    percent,
-    times,
+    spread_columns,
 )
-from ostinato.bench.step_figures import KernelShares, capture_figures, least_steps, overall_figures, step_figures
 from ostinato.errors import ConfigError, Remedy
 from ostinato.plan.graphs.coverage import DecodeRange, StepMode, dispatch
 from ostinato.plan.plan import Plan
 
 if TYPE_CHECKING:
     from ostinato.config import EngineConfig
+    from ostinato.engine.engine import Engine
 
 
-MILLISECONDS = digits(2, " ms")
+MAX_CAPTURE_SIZE = 1024
+STEPS = 3
+"""Steps of a round, all full."""
+MILLISECONDS = "{:,.2f} ms"
 
 
 @dataclass(frozen=True)
@@ -91,8 +102,7 @@ def _measure_decode(
     config: EngineConfig, bench: GraphBench, say: Say
 ) -> tuple[list[dict[str, Any]], dict[str, Any], Plan]:
     """The figures of each batch size, those of capture, and the plan that they are for."""
-    from ostinato.bench.kernel_times import kernel_shares
-    from ostinato.bench.steps import make_decode_steps, take_turns
+    from ostinato.bench.steps import kernel_shares, make_decode_steps, take_turns
     from ostinato.engine.engine import Engine
 
     say("loading the model and capturing its graphs")
@@ -145,6 +155,79 @@ def _check_measurable(config: EngineConfig, bench: GraphBench) -> None:
         raise ConfigError(message, [Remedy("check_replay", False)])
 
 
+def off_stride(config: EngineConfig, budgets: Sequence[int], prompt_len: int, rounds: int, say: Say) -> dict[str, Any]:
+    """Prefill tokens/s with each of `budgets` as `max_num_batched_tokens`, in turns, one engine each, strict.
+
+    `ratio` is the first one's rate over the last one's, round by round. A round is prompts of `prompt_len` tokens that
+    fill a few steps, and one token of output for each. Graphs are captured in a first round that is not counted.
+    """
+    from ostinato.engine.engine import Engine
+
+    engines = {}
+    for budget, each in off_stride_configs(config, budgets).items():
+        say(f"max_num_batched_tokens {budget}: loading and capturing")
+        engines[budget] = Engine(each)
+        _run(engines[budget], budget, prompt_len, number=-1)
+    before = {budget: engine.stats() for budget, engine in engines.items()}
+    rates: dict[int, list[float]] = {budget: [] for budget in budgets}
+    for number in range(rounds):
+        say(f"off stride: round {number + 1} of {rounds}")
+        for budget in in_turns(list(engines), number):
+            rates[budget].append(_run(engines[budget], budget, prompt_len, number))
+    first, last = rates[budgets[0]], rates[budgets[-1]]
+    return {
+        "max_capture_size": engines[budgets[0]].plan.capture.max_tokens,
+        "strict": True,
+        "ratio": spread([one / other for one, other in zip(first, last, strict=True)]),
+        "results": [
+            {
+                "max_num_batched_tokens": budget,
+                "prompt_tokens": budget * STEPS,
+                "prefill_tokens_per_second": spread(rates[budget]),
+                **_steps_since(before[budget]["graphs"], engine.stats()["graphs"]),
+            }
+            for budget, engine in engines.items()
+        ],
+    }
+
+
+def off_stride_configs(config: EngineConfig, budgets: Sequence[int]) -> dict[int, EngineConfig]:
+    """The settings for each budget: a graph for every step that it allows, and an equal part of the cache's memory."""
+    changes: dict[str, Any] = {"strict": True, "capture": "lazy"}
+    if not config.is_given("capture_sizes"):
+        changes["max_capture_size"] = max(MAX_CAPTURE_SIZE, *budgets)
+    configs = {budget: config.with_settings(max_num_batched_tokens=budget, **changes) for budget in budgets}
+    if config.is_given("cache_memory"):
+        return configs
+    plans = [plan_of(each) for each in configs.values()]
+    memories = [plan.memory for plan in plans]
+    part = min(memory.cache for memory in memories) // len(configs)
+    if plans[0].device.kind == "cuda":
+        beside = sum(memory.beside_cache for memory in memories)
+        part = min(part, (memories[0].available - beside) // len(configs))
+    return {budget: each.with_settings(cache_memory=max(1, part)) for budget, each in configs.items()}
+
+
+def prompt_lengths(budget: int, prompt_len: int) -> list[int]:
+    """Lengths of prompts that fill `STEPS` steps of `budget` tokens exactly; the last prompt may be shorter."""
+    whole, rest = divmod(budget * STEPS, prompt_len)
+    return [prompt_len] * whole + ([rest] if rest else [])
+
+
+def _run(engine: Engine, budget: int, prompt_len: int, number: int) -> float:
+    """Tokens/s of a round, whose prompts are its own."""
+    rng, vocab_size = random.Random(f"{number} {budget}"), engine.spec.vocab_size
+    prompts = [[rng.randrange(vocab_size) for _ in range(length)] for length in prompt_lengths(budget, prompt_len)]
+    trace = run_batch(engine, prompts, output_len=1)
+    return trace.prompt_tokens / trace.end
+
+
+def _steps_since(before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
+    """Steps by how they ran, and the padding, since the statistics `before`."""
+    steps = {mode: count - before["steps"][mode] for mode, count in after["steps"].items()}
+    return {"steps": steps, "padding": after["padding"] - before["padding"]}
+
+
 def graph_tables(data: Mapping[str, Any]) -> list[Table]:
     steps, backend = data["steps"], data["backend"]
     columns = [
@@ -155,11 +238,11 @@ def graph_tables(data: Mapping[str, Any]) -> list[Table]:
         Column("kernels", "kernel_ms.eager", MILLISECONDS),
         Column(backend, f"{backend}_ms", MILLISECONDS),
         Column("kernels", lambda step: (step["kernel_ms"] or {}).get(backend), MILLISECONDS),
-        Column("speed", "speed", times),
+        Column("speed", "speed", "times"),
     ]
     if any(step["floor"] is not None for step in steps):
-        columns.append(Column("floor", "floor.step_seconds", digits(2, " ms", 1e3)))
-        columns.append(Column("reached", "floor.fraction_reached", percent))
+        columns.append(Column("floor", "floor.step_seconds", lambda seconds: f"{seconds * 1e3:.2f} ms"))
+        columns.append(Column("reached", "floor.fraction_reached", "percent"))
     capture = data["capture"]
     names = ("graphs", "seconds", "planned_bytes", "observed_bytes")
     tables = [Table(columns, steps), _summary(data), capture_table("capture", *(capture[name] for name in names))]
@@ -171,16 +254,32 @@ def _summary(data: Mapping[str, Any]) -> Table:
     rows = []
     both = (("medians", data), ("least", data["least"]))
     if data["ratio"] is not None:
-        rows.append({"name": "speed, median", **{key: times(each["ratio"]["median"]) for key, each in both}})
-        worst = {key: f"{times(each['ratio']['worst'])} at {each['ratio']['worst_rows']} rows" for key, each in both}
+        rows.append({"name": "speed, median", **{key: each["ratio"]["median"] for key, each in both}})
+        worst = {key: f"{each['ratio']['worst']:.2f}x at {each['ratio']['worst_rows']} rows" for key, each in both}
         rows.append({"name": "speed, worst", **worst})
     for way, found in data["cliff"].items():
         if found is not None:
             cliffs = {key: each["cliff"][way] for key, each in both}
-            said = {key: f"{times(one['ratio'])}, {one['from']} to {one['to']} rows" for key, one in cliffs.items()}
+            said = {key: f"{one['ratio']:.2f}x, {one['from']} to {one['to']} rows" for key, one in cliffs.items()}
             rows.append({"name": f"largest cliff, {way}", **said})
-    columns = (Column("by medians", "medians"), Column("by least times", "least"))
+    columns = (Column("by medians", "medians", "times"), Column("by least times", "least", "times"))
     return Table((Column("graphs against eager", "name"), *columns), rows)
+
+
+def off_stride_table(figures: Mapping[str, Any]) -> Table:
+    """Prompt tokens/s by max_num_batched_tokens, and how the steps ran."""
+    rows = [{"name": each["max_num_batched_tokens"], **each, **each["steps"]} for each in figures["results"]]
+    ratio = {name: f"{value:.3f}" for name, value in figures["ratio"].items()}
+    counts = dict.fromkeys(("piecewise", "full", "eager", "padding"))
+    over = f"{rows[0]['name']} over {rows[-1]['name']}"
+    rows.append({"name": over, "prefill_tokens_per_second": ratio, **counts})
+    columns = (
+        Column("step size", "name"),
+        Column("tokens/s", "prefill_tokens_per_second.median", "count"),
+        *spread_columns("prefill_tokens_per_second", "count", "min", "max"),
+        *(Column(name, name, "count") for name in counts),
+    )
+    return Table(columns, rows, "prefill by step size")
 
 
 def graph_chart(data: Mapping[str, Any]) -> Chart:

@@ -2,44 +2,66 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
 from ostinato.bench.drive import in_turns, with_room
 from ostinato.bench.prefix_run import COUNTERS, Round, prefix_figures, run_round, second_turn_figures
-from ostinato.bench.prefix_variants import COMPARED, Variant, check_open, choose_variants, configs_of, find_baseline
 from ostinato.bench.prefix_workloads import Ask, Sizes, make_asks
-from ostinato.bench.reports import (
-    Column,
-    Report,
-    Say,
-    Table,
-    count,
-    digits,
-    engine_facts,
-    engine_lines,
-    milliseconds,
-    spread_columns,
-)
+from ostinato.bench.reports import Column, Report, Say, Table, engine_facts, engine_lines, spread_columns
 from ostinato.config import EngineConfig
+from ostinato.errors import CapacityError, ConfigError
 from ostinato.models.checkpoint import load_spec
+from ostinato.plan.device.catalogue import DeviceSpec
 from ostinato.plan.device.detect import detect
-from ostinato.plan.plan import Plan
+from ostinato.plan.model import ModelSpec
+from ostinato.plan.plan import Plan, make_plan
 from ostinato.units import format_bytes
 
 if TYPE_CHECKING:
     from ostinato.engine.engine import Engine
 
 
+MODES = ("off", "none", "align", "all")
+"""`off` is without prefix caching; the others are values of `state_cache_mode`."""
+
+COMPARED = {
+    "enable_prefix_caching": "--modes",
+    "state_cache_mode": "--modes",
+    "checkpoint_policy": "--checkpoint-policies",
+    "eviction_policy": "--eviction-policies",
+}
+"""Engine settings whose values are compared -> the option that names those values."""
 CONFIGURATIONS = (
     Column("configuration", "configuration"),
     Column("eviction", "eviction_policy"),
     Column("spacing", lambda each: each["state_block_size"] if each["mode"] in ("align", "all") else None),
-    Column("cache", "cache_bytes", format_bytes),
-    *(Column(name, name, count) for name in ("blocks", "slots", "checkpoints")),
+    Column("cache", "cache_bytes", "bytes"),
+    *(Column(name, name, "count") for name in ("blocks", "slots", "checkpoints")),
 )
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One configuration of the cache. A policy that makes no difference in it is None."""
+
+    mode: str
+    checkpoint_policy: str | None = None
+    eviction_policy: str | None = None
+
+    @property
+    def name(self) -> str:
+        """For people; the default policy of eviction goes without saying."""
+        branches = "+branches" if self.checkpoint_policy == "boundaries+branches" else ""
+        return f"{self.mode}{branches}{', lru' if self.eviction_policy == 'lru' else ''}"
+
+    def apply(self, config: EngineConfig) -> EngineConfig:
+        if self.mode == "off":
+            return config.with_settings(enable_prefix_caching=False)
+        policies = {name: value for name, value in asdict(self).items() if name != "mode" and value is not None}
+        return config.with_settings(state_cache_mode=self.mode, **policies)
 
 
 @dataclass(frozen=True)
@@ -142,35 +164,109 @@ def _cache_facts(variant: Variant, plan: Plan) -> dict[str, Any]:
     }
 
 
+def choose_variants(
+    modes: Sequence[str] | None,
+    checkpoint_policies: Sequence[str],
+    eviction_policies: Sequence[str],
+    model: ModelSpec,
+    chunked_prefill: bool,
+) -> list[Variant]:
+    """Each mode with each policy that matters in it, once. `modes` None: all that differ on this model.
+
+    Without state layers there are no checkpoints, so all modes but `off` are one, which is called `none`. With
+    them nothing is found again in mode `none`, which leaves no policy to choose.
+    """
+    chosen: list[Variant] = []
+    for mode in modes or _possible_modes(model, chunked_prefill):
+        if mode == "off" or (mode == "none" and model.keeps_state):
+            chosen.append(Variant(mode))
+        elif model.keeps_state:
+            chosen += [Variant(mode, *policies) for policies in product(checkpoint_policies, eviction_policies)]
+        else:
+            chosen += [Variant("none", None, eviction) for eviction in eviction_policies]
+    return list(dict.fromkeys(chosen))
+
+
+def find_baseline(variants: Sequence[Variant], model: ModelSpec) -> Variant | None:
+    """The first that finds nothing: `off`, or `none` on a model with state layers; None if all may find
+    something."""
+    blind = ("off", "none") if model.keeps_state else ("off",)
+    return next((variant for variant in variants if variant.mode in blind), None)
+
+
+def check_open(config: EngineConfig) -> None:
+    """ConfigError if a setting that is compared is given as well."""
+    for name, option in COMPARED.items():
+        if config.is_given(name):
+            raise ConfigError(f"{name} is what the benchmark compares; leave it out and give {option}")
+
+
+def configs_of(
+    variants: Sequence[Variant], config: EngineConfig, model: ModelSpec, device: DeviceSpec
+) -> dict[Variant, EngineConfig]:
+    """The settings of each. Where `cache_memory` is open, all get an equal part: of what the plan would give one, or
+    on a GPU of what all their weights and activations leave. CapacityError if that is too little.
+    """
+    configs = {variant: variant.apply(config) for variant in variants}
+    plans = [make_plan(each, model, device) for each in configs.values()]
+    count = len(configs)
+    if count == 1 or config.is_given("cache_memory"):
+        return configs
+    part = max(plan.memory.cache for plan in plans) // count
+    if device.kind == "cuda":
+        memories = [plan.memory for plan in plans]
+        beside = sum(memory.beside_cache for memory in memories)
+        part = min(part * count, (memories[0].available - beside) // count)
+    configs = {variant: each.with_settings(cache_memory=max(1, part)) for variant, each in configs.items()}
+    try:
+        for each in configs.values():
+            make_plan(each, model, device)
+    except CapacityError as error:
+        message = f"{count} configurations leave each {format_bytes(max(0, part))} for its cache: compare fewer of them"
+        raise CapacityError(f"{message} ({error.message})") from None
+    return configs
+
+
+def _possible_modes(model: ModelSpec, chunked_prefill: bool) -> list[str]:
+    if not model.keeps_state:
+        return ["off", "none"]
+    modes = ["none"]
+    if chunked_prefill:
+        modes.append("align")
+    if model.supports_all_checkpoints:
+        modes.append("all")
+    return modes
+
+
 def prefix_tables(data: Mapping[str, Any]) -> list[Table]:
     results, baseline = data["results"], data["baseline"]
     names = (Column("workload", "workload", is_text=True), Column("configuration", "configuration", is_text=True))
     ratio = "ratio" if baseline is None else f"to {baseline}"
     first_tokens = (
-        Column("hit rate", "hit_rate", digits(1, "%", 100)),
-        Column("first token", "time_to_first_token.mean", milliseconds),
-        Column("p50", "time_to_first_token.p50", milliseconds),
-        Column("p99", "time_to_first_token.p99", milliseconds),
-        Column(ratio, "first_token_ratio.median", digits(2)),
+        Column("hit rate", "hit_rate", "{:.1%}"),
+        Column("first token", "time_to_first_token.mean", "ms"),
+        Column("p50", "time_to_first_token.p50", "ms"),
+        Column("p99", "time_to_first_token.p99", "ms"),
+        Column(ratio, "first_token_ratio.median", "{:,.2f}"),
     )
     tokens = (
-        Column("prompts", "prompt_tokens", count),
-        Column("cached", "cached_tokens", count),
+        Column("prompts", "prompt_tokens", "count"),
+        Column("cached", "cached_tokens", "count"),
         Column("missed", "misses", _misses, is_text=True),
     )
     headings = ("checkpoints taken", "not taken", "evicted", "blocks evicted", "preemptions")
-    counters = [Column(heading, name, count) for heading, name in zip(headings, COUNTERS, strict=True)]
+    counters = [Column(heading, name, "count") for heading, name in zip(headings, COUNTERS, strict=True)]
     tables = [Table(CONFIGURATIONS, data["configurations"])]
     tables += [Table((*names, *columns), results) for columns in (first_tokens, tokens, counters)]
     second_turns = [result for result in results if result["second_turn"] is not None]
     if second_turns:
         columns = (
             Column("second turn", "configuration"),
-            Column("cold", "second_turn.cold_seconds.median", milliseconds),
-            Column("warm", "second_turn.warm_seconds.median", milliseconds),
-            Column("sooner", "second_turn.speedup.median", digits(1, "x")),
-            *spread_columns("second_turn.speedup", digits(1, "x"), "min", "max"),
-            Column(f"cold {ratio}", "second_turn.cold_ratio.median", digits(2)),
+            Column("cold", "second_turn.cold_seconds.median", "ms"),
+            Column("warm", "second_turn.warm_seconds.median", "ms"),
+            Column("sooner", "second_turn.speedup.median", "{:,.1f}x"),
+            *spread_columns("second_turn.speedup", "{:,.1f}x", "min", "max"),
+            Column(f"cold {ratio}", "second_turn.cold_ratio.median", "{:,.2f}"),
         )
         tables.append(Table(columns, second_turns))
     return tables

@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from ostinato.bench.figures import percentiles, spread
 from ostinato.bench.prefix_workloads import Ask
-from ostinato.bench.trace import percentiles, spread
 from ostinato.cache.report import MissCause
 
 if TYPE_CHECKING:

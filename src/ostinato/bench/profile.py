@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import random
 import statistics
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from ostinato.bench.drive import plan_of, with_room
+from ostinato.bench.figures import Calls
 from ostinato.bench.floor import measure_bandwidth, measure_flops
 from ostinato.bench.graph_speed import graph_of
-from ostinato.bench.reports import Column, Report, Say, Table, digits, engine_facts, engine_lines, percent
-from ostinato.bench.step_figures import Calls
+from ostinato.bench.reports import Column, Report, Say, Table, engine_facts, engine_lines
 from ostinato.errors import ConfigError, Remedy
 from ostinato.plan.memory.kernel_work import KernelWork, StepShape, kernel_work
 from ostinato.plan.plan import Plan
@@ -25,7 +28,6 @@ MODEL = ("model", "logits")
 """The phases of a step that are the model; the others are the engine around it."""
 KERNEL_OF = {"logits": "linear"}
 """What a row is called that is not called as its kernel."""
-MILLISECONDS = digits(3, scale=1e3)
 
 
 @dataclass(frozen=True)
@@ -79,9 +81,7 @@ def profile(settings: dict[str, Any], bench: ProfileBench, say: Say) -> Report:
 
 
 def _decode(engine: Engine, bench: ProfileBench, roofs: Roofs, say: Say) -> list[dict[str, Any]]:
-    from ostinato.bench.kernel_times import TapeClock, profile_eagerly, profile_tape
-    from ostinato.bench.phases import decode_phases
-    from ostinato.bench.steps import make_decode_steps
+    from ostinato.bench.steps import TapeClock, make_decode_steps, profile_eagerly, profile_tape
 
     plan, runner = engine.plan, engine.runner
     clock: TapeClock | None = None
@@ -107,8 +107,7 @@ def _decode(engine: Engine, bench: ProfileBench, roofs: Roofs, say: Say) -> list
 
 
 def _prefill(engine: Engine, bench: ProfileBench, roofs: Roofs, say: Say) -> dict[str, Any]:
-    from ostinato.bench.kernel_times import profile_eagerly
-    from ostinato.bench.steps import prompt_step
+    from ostinato.bench.steps import profile_eagerly, prompt_step
 
     say(f"prefill, {bench.prefill} tokens")
     step = prompt_step(engine.runner, bench.prefill, engine.spec.vocab_size)
@@ -223,12 +222,12 @@ def _kernel_table(title: str, step: Mapping[str, Any], chosen: Mapping[str, str]
         Column("kernel", "kernel"),
         Column("", "kind"),
         Column("calls", "calls"),
-        Column("ms", "seconds", MILLISECONDS),
-        Column("share", "share", digits(1, "%", 100)),
-        Column("MB", "bytes", digits(2, scale=1e-6)),
-        Column("GFLOP", "flops", digits(2, scale=1e-9)),
-        Column("floor ms", "floor_seconds", MILLISECONDS),
-        Column("reached", "fraction_reached", percent),
+        Column("ms", "seconds", _milliseconds),
+        Column("share", "share", "{:.1%}"),
+        Column("MB", "bytes", lambda num_bytes: f"{num_bytes / 1e6:,.2f}"),
+        Column("GFLOP", "flops", lambda flops: f"{flops / 1e9:,.2f}"),
+        Column("floor ms", "floor_seconds", _milliseconds),
+        Column("reached", "fraction_reached", "percent"),
     )
     return Table(columns, rows, title)
 
@@ -245,5 +244,104 @@ def _phase_table(steps: Sequence[Mapping[str, Any]]) -> Table:
         seconds.setdefault("all but model and logits", {})[str(step["batch_size"])] = around
     sizes = [str(step["batch_size"]) for step in steps]
     rows = [{"name": name, **dict.fromkeys(sizes, 0.0), **each} for name, each in seconds.items()]
-    columns = [Column(f"batch {size}", size, MILLISECONDS) for size in sizes]
+    columns = [Column(f"batch {size}", size, _milliseconds) for size in sizes]
     return Table((Column("a step of the engine, ms", "name"), *columns), rows)
+
+
+def _milliseconds(seconds: float) -> str:
+    return f"{seconds * 1e3:.3f}"
+
+
+class PhaseClock:
+    """Seconds by phase. What a phase calls that is one itself counts there alone."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self._stack: list[str] = []
+        self._since = 0.0
+
+    def timed(self, phase: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            self._turn(phase)
+            try:
+                return function(*args, **kwargs)
+            finally:
+                self._turn(None)
+
+        return call
+
+    def _turn(self, phase: str | None) -> None:
+        """Enters a phase, or with None leaves the innermost."""
+        now = time.perf_counter()
+        if self._stack:
+            self.seconds[self._stack[-1]] = self.seconds.get(self._stack[-1], 0.0) + now - self._since
+        if phase is None:
+            self._stack.pop()
+        else:
+            self._stack.append(phase)
+        self._since = time.perf_counter()
+
+
+@contextmanager
+def watched(engine: Engine, clock: PhaseClock) -> Iterator[None]:
+    """Has `clock` time the phases of the engine's steps."""
+    from ostinato.engine.run import runner as runner_module
+    from ostinato.graphs.tape import Tape
+
+    runner = engine.runner
+    places: list[tuple[str, Any, str]] = [
+        ("loop", engine, "step"),
+        ("schedule", engine.scheduler, "schedule"),
+        ("inputs", runner_module, "write_step"),
+        ("run", runner, "run"),
+        ("buffers", runner.graphs, "run"),
+        ("model", runner.model, "forward"),
+        ("model", Tape, "replay"),
+        ("logits", runner.model, "logits"),
+        ("sampling", runner_module, "sample"),
+        ("update", engine.scheduler, "update"),
+        ("deliver", engine, "_deliver"),
+    ]
+    with ExitStack() as stack:
+        for phase, owner, name in places:
+            stack.enter_context(_in_place(owner, name, clock.timed(phase, getattr(owner, name))))
+        yield
+
+
+@contextmanager
+def _in_place(owner: Any, name: str, value: Any) -> Iterator[None]:
+    """`owner` has `value` as attribute `name`, and afterwards what it had before."""
+    had = name in vars(owner)
+    before = vars(owner).get(name)
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        if had:
+            setattr(owner, name, before)
+        else:
+            delattr(owner, name)
+
+
+def decode_phases(engine: Engine, rows: int, context: int, steps: int) -> list[dict[str, float]]:
+    """Seconds by phase of each of `steps` decode steps, greedy, of requests with `context` tokens before them."""
+    from ostinato.sample.params import SamplingParams
+
+    rng = random.Random(context)
+    params = SamplingParams(temperature=0, max_tokens=steps + 3, ignore_eos=True)
+    for _ in range(rows):
+        engine.add([rng.randrange(engine.spec.vocab_size) for _ in range(context)], params)
+    waiting = rows
+    while waiting:
+        waiting -= sum(len(output.outputs[0].token_ids) == 1 for output in engine.step())
+    engine.step()  # the graph may be captured here
+    measured = []
+    clock = PhaseClock()
+    with watched(engine, clock):
+        for _ in range(steps):
+            clock.seconds = {}
+            engine.step()
+            measured.append(clock.seconds)
+    while engine.has_unfinished:
+        engine.step()
+    return measured

@@ -1,4 +1,7 @@
-"""What every benchmark returns: a `Report` of tables that prints itself, is plain JSON, and may have a chart."""
+"""What every benchmark returns: a `Report` of tables that prints itself, is plain JSON, and may have a chart.
+
+matplotlib, which draws charts, is an extra; only this file knows it.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +10,12 @@ import platform
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
 
 from ostinato import __version__
+from ostinato.errors import ConfigError
 from ostinato.plain_data import to_plain
 from ostinato.plan.device.detect import cpu_model, detect
 from ostinato.units import format_bytes
@@ -17,7 +23,6 @@ from ostinato.units import format_bytes
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from ostinato.bench.charts import Chart
     from ostinato.config import EngineConfig
     from ostinato.plan.plan import Plan
 
@@ -26,43 +31,40 @@ Say = Callable[[str], None]
 Row = Mapping[str, Any]
 
 
-def count(value: float) -> str:
-    return f"{value:,.0f}"
+Format = str | Callable[[Any], str]
+"""How a value is shown: a template for `str.format`, a name in `FORMATS`, or a function."""
+FORMATS: dict[str, Format] = {
+    "count": "{:,.0f}",
+    "percent": "{:.0%}",
+    "times": "{:.2f}x",
+    "ms": lambda seconds: f"{seconds * 1e3:.1f} ms",
+    "bytes": format_bytes,
+}
 
 
-def milliseconds(seconds: float) -> str:
-    return f"{seconds * 1e3:.1f} ms"
-
-
-def percent(share: float) -> str:
-    return f"{share:.0%}"
-
-
-def times(ratio: float) -> str:
-    return f"{ratio:.2f}x"
-
-
-def digits(number: int, unit: str = "", scale: float = 1.0) -> Callable[[float], str]:
-    """A format with `number` digits after the point, of the value times `scale`."""
-    return lambda value: f"{value * scale:,.{number}f}{unit}"
+def shown(value: Any, format: Format = "{}") -> str:
+    """`value` in words. Text is shown as it is, and "-" for None, which is what was not measured."""
+    if value is None or isinstance(value, str):
+        return value or "-"
+    format = FORMATS.get(format, format) if isinstance(format, str) else format
+    return format.format(value) if isinstance(format, str) else format(value)
 
 
 @dataclass(frozen=True)
 class Column:
-    """A column. A cell is `format` of its row's `value`; "-" stands for None, which is what was not measured."""
+    """A column: the `value` of each row, shown as `format` says."""
 
     heading: str
     value: str | Callable[[Row], Any]
     """The path to the value in a row (`floor.step_seconds`), or a function of the row."""
-    format: Callable[[Any], str] = str
+    format: Format = "{}"
     help: str = ""
     """What the heading does not say; printed below the table."""
     is_text: bool = False
     """Text stands on the left. Where a row begins with the same texts as the row above, they are left out."""
 
     def cell(self, row: Row) -> str:
-        value = at(row, self.value) if isinstance(self.value, str) else self.value(row)
-        return "-" if value is None else self.format(value)
+        return shown(at(row, self.value) if isinstance(self.value, str) else self.value(row), self.format)
 
 
 @dataclass(frozen=True)
@@ -75,16 +77,14 @@ class Table:
 
     def print(self, console: Console) -> None:
         from rich.table import Table as RichTable
+        from rich.text import Text
 
-        helps = [f"{column.heading}: {column.help}" for column in self.columns if column.help]
         table = RichTable(
             box=None,
             header_style="bold",
             title=self.title or None,
             title_justify="left",
             title_style="bold",
-            caption="\n".join(helps) or None,
-            caption_justify="left",
         )
         for number, column in enumerate(self.columns):
             is_left = number == 0 or column.is_text
@@ -99,6 +99,81 @@ class Table:
             table.add_row(*[""] * known, *cells[known:])
             above = cells
         console.print(table)
+        for column in self.columns:
+            if column.help:
+                console.print(Text(f" {column.heading}: {column.help}", style="dim italic"), soft_wrap=True)
+
+
+@dataclass(frozen=True)
+class Series:
+    """Points that belong together: as a line, as points alone, or as steps of a distribution."""
+
+    points: Sequence[tuple[float, float]]
+    label: str | None = None
+    kind: Literal["line", "points", "steps"] = "line"
+    marker: str = "o"
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One pair of axes. `marks` are vertical lines. With `ticks`, x counts them from 0."""
+
+    x_label: str
+    y_label: str
+    series: Sequence[Series]
+    marks: Sequence[float] = ()
+    marks_label: str = ""
+    ticks: Sequence[str] | None = None
+
+    def draw(self, axes: Any) -> None:
+        for number, x in enumerate(self.marks):
+            axes.axvline(x, color="0.85", linewidth=1, zorder=0, label=None if number else self.marks_label)
+        for each in self.series:
+            xs, ys = [x for x, _ in each.points], [y for _, y in each.points]
+            if each.kind == "points":
+                axes.scatter(xs, ys, s=12, marker=each.marker, alpha=0.7, label=each.label)
+            elif each.kind == "steps":
+                axes.step(xs, ys, where="post", label=each.label)
+            else:
+                axes.plot(xs, ys, marker=each.marker, markersize=3.5, linewidth=1.2, label=each.label)
+        axes.set(xlabel=self.x_label, ylabel=self.y_label)
+        axes.set_ylim(bottom=0)
+        if self.ticks is not None:
+            axes.set_xticks(range(len(self.ticks)), self.ticks)
+        elif all(isinstance(x, int) for each in self.series for x, _ in each.points):
+            axes.xaxis.get_major_locator().set_params(integer=True)
+        if any(each.label for each in self.series):
+            axes.legend(frameon=False)
+
+
+@dataclass(frozen=True)
+class Chart:
+    """Panels beside each other under a title."""
+
+    title: str
+    panels: Sequence[Panel]
+
+    def draw(self, path: Path) -> None:
+        """Writes the picture to `path`, which passed `check_plot`."""
+        from matplotlib.figure import Figure
+
+        figure = Figure(figsize=(8, 4.5) if len(self.panels) == 1 else (12, 4), layout="constrained")
+        figure.suptitle(self.title)
+        for panel, axes in zip(self.panels, figure.subplots(1, len(self.panels), squeeze=False).flat, strict=True):
+            panel.draw(axes)
+        figure.savefig(path, dpi=150)
+
+
+def check_plot(path: Path) -> None:
+    """ConfigError if no picture could be written to `path`; to be called before hours of measuring."""
+    if find_spec("matplotlib") is None:
+        raise ConfigError("--plot needs matplotlib, which is not installed: pip install ostinato[plot]")
+    from matplotlib.backend_bases import FigureCanvasBase
+
+    if path.suffix.lstrip(".").lower() not in FigureCanvasBase.get_supported_filetypes():
+        raise ConfigError(f"--plot {path} should end in .png, .svg or .pdf, which says the format")
+    if not path.parent.is_dir():
+        raise ConfigError(f"--plot {path} should lie in a directory that exists")
 
 
 @dataclass(frozen=True)
@@ -144,7 +219,7 @@ def at(row: Row, path: str) -> Any:
     return found
 
 
-def spread_columns(path: str, format: Callable[[Any], str], *others: str) -> tuple[Column, ...]:
+def spread_columns(path: str, format: Format, *others: str) -> tuple[Column, ...]:
     """Median, least and greatest of the spread at `path`, or what `others` names of it."""
     return tuple(Column(name, f"{path}.{name}", format) for name in others or ("median", "min", "max"))
 
@@ -206,9 +281,9 @@ def engine_lines(data: Mapping[str, Any], workload: str) -> dict[str, str]:
 
 def capture_table(title: str, graphs: int, seconds: float, planned_bytes: int, observed_bytes: int) -> Table:
     """What the capture of graphs took."""
-    each = digits(0, " ms", 1e3)(seconds / graphs) if graphs else "-"
+    each = f", {seconds / graphs * 1e3:.0f} ms each" if graphs else ""
     rows = [
-        {"name": "time", "figure": f"{seconds:.2f} s, {graphs} graphs, {each} each"},
+        {"name": "time", "figure": f"{seconds:.2f} s, {graphs} graphs{each}"},
         {"name": "memory planned", "figure": format_bytes(planned_bytes)},
         {"name": "memory observed", "figure": format_bytes(observed_bytes)},
     ]

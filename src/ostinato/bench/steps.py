@@ -1,21 +1,33 @@
-"""Steps made by hand, without a scheduler, and their time without a graph and with one."""
+"""The time of steps made by hand: without a graph and with one, and that of their kernels on a CPU.
+
+Of an eager step, a stopwatch stands where the recorder listens. A tape times its calls itself, one by one.
+"""
 
 from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 
+from ostinato.bench.figures import Calls, KernelShares, StepTimes
 from ostinato.bench.reports import Say
-from ostinato.bench.step_figures import StepTimes
-from ostinato.engine.run.inputs import step_inputs
+from ostinato.engine.run.graphing import make_graphs
+from ostinato.engine.run.inputs import step_inputs, write_step
 from ostinato.engine.run.runner import Runner
 from ostinato.errors import CapacityError
+from ostinato.graphs.graphs import Forward
+from ostinato.graphs.tape import Tape, TapeBackend
+from ostinato.layers.step import StepInputs
+from ostinato.ops.recording import Kernel, Recorder, Tap
 from ostinato.schedule.batch import Batch, Row
 
+PASSES = 5
 Work = Callable[[], torch.Tensor]
 
 
@@ -84,3 +96,190 @@ def seconds_of(runner: Runner, work: Work) -> float:
     if runner.device.type == "cuda":
         torch.cuda.synchronize(runner.device)
     return time.perf_counter() - begin
+
+
+class Stopwatch:
+    """The seconds of every kernel that runs through it; stands in a tap as a recorder that records nothing."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, float]] = []
+        self._is_running = False
+
+    @property
+    def seconds(self) -> float:
+        """Of all calls together."""
+        return sum(seconds for _, seconds in self.calls)
+
+    def timed(self, name: str, kernel: Callable[..., Any]) -> Callable[..., Any]:
+        """`kernel`, under the stopwatch. What one kernel calls belongs to it, and is not counted twice."""
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if self._is_running:
+                return kernel(*args, **kwargs)
+            self._is_running = True
+            begin = time.perf_counter()
+            try:
+                return kernel(*args, **kwargs)
+            finally:
+                self.calls.append((name, time.perf_counter() - begin))
+                self._is_running = False
+
+        return call
+
+    def kernel(self, name: str, kernel: Kernel, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
+        return self.timed(name, kernel)(*args, **kwargs)
+
+    def split(
+        self,
+        name: str,  # noqa: ARG002
+        function: Kernel,
+        tensors: tuple[torch.Tensor, ...],
+        others: tuple[Any, ...],
+    ) -> torch.Tensor:
+        return function(*tensors, *others)
+
+
+class TapeClock:
+    """A model's tapes once more, captured when first used. Each replay is timed as a whole, and then once more call by
+    call."""
+
+    def __init__(self, runner: Runner) -> None:
+        plan = runner.plan
+        self.calls: Calls = ()
+        """Of the last replay."""
+        self.seconds = 0.0
+        """Of the last replay, without a look at its calls."""
+        self.left_out = Stopwatch()
+        """The kernels of the parts that a piecewise graph leaves out, where this is the tap's recorder."""
+        self._block_size = runner.block_size
+        self._graphs = make_graphs(
+            plan,
+            plan.capture,
+            runner.model,
+            lambda step: runner.model(step, runner.memory),
+            runner.memory,
+            max_tokens=plan.settings.max_num_batched_tokens,
+            make_backend=lambda *parts: _ClockedTapes(TapeBackend(*parts), self),
+        )
+
+    def run(self, batch: Batch) -> torch.Tensor:
+        """Hidden states of a step that has a graph."""
+        return self._graphs.run(write_step(self._graphs.buffers, batch, self._block_size))
+
+
+@dataclass(frozen=True)
+class _ClockedTapes:
+    """A backend for graphs."""
+
+    tapes: TapeBackend
+    clock: TapeClock
+    name = "tape"
+
+    @property
+    def num_bytes(self) -> int:
+        return self.tapes.num_bytes
+
+    def capture(self, forward: Forward, step: StepInputs, splits: Collection[str]) -> _ClockedTape:
+        return _ClockedTape(self.tapes.capture(forward, step, splits), self.clock)
+
+
+@dataclass(frozen=True)
+class _ClockedTape:
+    tape: Tape
+    clock: TapeClock
+
+    def replay(self, step: StepInputs) -> torch.Tensor:
+        begin = time.perf_counter()
+        hidden = self.tape.replay(step)
+        self.clock.seconds = time.perf_counter() - begin
+        self.clock.left_out.calls.clear()
+        self.clock.calls = self.tape.profile(step)
+        return hidden
+
+
+@torch.inference_mode()
+def kernel_shares(runner: Runner, steps: Mapping[int, Batch], passes: int = PASSES) -> dict[int, KernelShares]:
+    """By number of rows: the part of a step's time that its kernels take, in the shortest of `passes` passes.
+
+    The time that looking at the clock takes counts as the rest, which it makes larger by up to a microsecond per call.
+    """
+    clock, tap = TapeClock(runner), runner.model.build.ops.tap
+    for step in steps.values():
+        clock.run(step)  # captured here, as the tap cannot hold two recorders
+    shares: dict[int, KernelShares] = {}
+    for size, step in steps.items():
+        eagerly = run_eagerly(runner, step)
+        eager, graph = [], []
+        for _ in range(passes):
+            watch = Stopwatch()
+            with recording(tap, watch):
+                seconds = seconds_of(runner, eagerly)
+            eager.append((seconds, watch.seconds / seconds))
+            with recording(tap, clock.left_out):
+                seconds = seconds_of(runner, partial(clock.run, step)) - clock.seconds
+            graph.append((seconds, _kernel_seconds(runner, clock) / seconds))
+        # In the shortest pass the least of other work came between.
+        shares[size] = KernelShares(min(eager)[1], min(graph)[1])
+    return shares
+
+
+@torch.inference_mode()
+def profile_tape(runner: Runner, clock: TapeClock, step: Batch, passes: int) -> tuple[Calls, float]:
+    """Of a decode step with a full graph: the calls of the shortest pass, `logits` last, and the shortest replay
+    without a look at the calls."""
+    rows = len(step.rows)
+    profiles, replays = [], []
+    for _ in range(passes + 1):
+        hidden = clock.run(step)
+        replays.append(clock.seconds)
+        profiles.append([*clock.calls, _timed_logits(runner, hidden[:rows])])
+    return shortest_pass(profiles[1:]), min(replays[1:])
+
+
+@torch.inference_mode()
+def profile_eagerly(runner: Runner, step: Batch, rows: int, passes: int) -> tuple[Calls, float]:
+    """The kernels of the shortest pass, `logits` of `rows` positions last, and the shortest time of the whole model:
+    Python, and torch between the kernels, in it."""
+    work = run_eagerly(runner, step)
+    profiles, runs = [], []
+    for _ in range(passes + 1):
+        begin = time.perf_counter()
+        hidden = work()
+        runs.append(time.perf_counter() - begin)
+        logits = _timed_logits(runner, hidden[-rows:])
+        watch = Stopwatch()
+        with recording(runner.model.build.ops.tap, watch):
+            work()
+        profiles.append([*watch.calls, logits])
+    return shortest_pass(profiles[1:]), min(runs[1:])
+
+
+@contextmanager
+def recording(tap: Tap, recorder: Recorder) -> Iterator[None]:
+    """Has `recorder` listen at the tap meanwhile."""
+    tap.recorder = recorder
+    try:
+        yield
+    finally:
+        tap.recorder = None
+
+
+def _kernel_seconds(runner: Runner, clock: TapeClock) -> float:
+    """Of the last replay: its calls of kernels, and those of the parts that it left out."""
+    kernels = set(runner.plan.kernels)
+    if clock.left_out.calls:
+        kernels -= set(runner.plan.capture.splits)
+    return sum(seconds for name, seconds in clock.calls if name in kernels) + clock.left_out.seconds
+
+
+def _timed_logits(runner: Runner, hidden: torch.Tensor) -> tuple[str, float]:
+    begin = time.perf_counter()
+    runner.model.logits(hidden)
+    return "logits", time.perf_counter() - begin
+
+
+def shortest_pass(passes: Sequence[Calls]) -> Calls:
+    """The one of several passes over a step that took the least time in all, as other work makes it longer, never
+    shorter. Not of each call the shortest: on a busy machine the thread with the watch may be late for a call, which
+    then seems short, and the one before it long."""
+    return min(passes, key=lambda calls: sum(seconds for _, seconds in calls))

@@ -1,28 +1,19 @@
-"""Batches of requests that all come at once: tokens per second, and seconds to and between tokens."""
+"""Batches of requests that all come at once: tokens per second, and seconds to and between tokens. And start-up."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import asdict
 from itertools import chain, pairwise
 from typing import Any
 
-from ostinato.bench.drive import Workload, bench_config, run_rounds
+from ostinato.bench.drive import Workload, bench_config, plan_of, run_batch, run_rounds
+from ostinato.bench.figures import Trace, percentiles, spread
 from ostinato.bench.floor import decode_bytes, floor_figures, measure_bandwidth
-from ostinato.bench.reports import (
-    Column,
-    Report,
-    Say,
-    Table,
-    count,
-    digits,
-    engine_facts,
-    engine_lines,
-    milliseconds,
-    percent,
-    spread_columns,
-)
-from ostinato.bench.trace import Trace, percentiles, spread
+from ostinato.bench.reports import Column, Report, Say, Table, engine_facts, engine_lines, run_facts, spread_columns
+from ostinato.bench.worker import ask
+from ostinato.units import format_bytes
 
 RATES = ("total_tokens_per_second", "prefill_tokens_per_second", "decode_tokens_per_second")
 LENGTHS = "{prompt_len} prompt tokens, {output_len} new"
@@ -32,19 +23,22 @@ NAMES = (Column("batch", "batch_size", is_text=True), Column("tokens/s", "name",
 STEP_COLUMNS = (
     Column("batch", "batch_size"),
     Column("decode steps", "decode_steps"),
-    Column("p50", "decode_step_seconds.p50", milliseconds),
-    Column("p99", "decode_step_seconds.p99", milliseconds),
-    Column("floor", "floor.step_seconds", milliseconds, help="the bytes that a step must move, at the best bandwidth"),
-    Column("reached", "floor.fraction_reached", percent),
-    Column("bookkeeping", "bookkeeping_share", digits(2, "%", 100), help="its share of the time of all steps"),
+    Column("p50", "decode_step_seconds.p50", "ms"),
+    Column("p99", "decode_step_seconds.p99", "ms"),
+    Column("floor", "floor.step_seconds", "ms", help="the bytes that a step must move, at the best bandwidth"),
+    Column("reached", "floor.fraction_reached", "percent"),
+    Column("bookkeeping", "bookkeeping_share", "{:.2%}", help="its share of the time of all steps"),
     Column("full/piecewise/eager", lambda row: "/".join(map(str, row["step_modes"].values()))),
 )
+PHASES = ("interpreter", "import", "plan", "load", "first_token", "total")
+"""Of a start-up."""
+PHASE_COLUMNS = (Column("seconds", "phase"), *spread_columns("seconds", "{:,.2f}"))
 LATENCY_COLUMNS = (
     Column("batch", "batch_size"),
-    Column("first token p50", "time_to_first_token.p50", milliseconds),
-    Column("p99", "time_to_first_token.p99", milliseconds),
-    Column("between tokens p50", "inter_token_latency.p50", milliseconds),
-    Column("p99", "inter_token_latency.p99", milliseconds),
+    Column("first token p50", "time_to_first_token.p50", "ms"),
+    Column("p99", "time_to_first_token.p99", "ms"),
+    Column("between tokens p50", "inter_token_latency.p50", "ms"),
+    Column("p99", "inter_token_latency.p99", "ms"),
 )
 
 
@@ -91,7 +85,7 @@ def throughput(settings: dict[str, Any], workload: Workload, say: Say) -> Report
         for result in results
         for rate in RATES
     ]
-    tables = [Table((*NAMES, *spread_columns("rate", count)), rates), Table(STEP_COLUMNS, results)]
+    tables = [Table((*NAMES, *spread_columns("rate", "count")), rates), Table(STEP_COLUMNS, results)]
     return Report(data, engine_lines(data, LENGTHS), tables)
 
 
@@ -107,6 +101,45 @@ def latency(settings: dict[str, Any], workload: Workload, say: Say) -> Report:
     ]
     data = {**engine_facts("latency", config, engine.plan, **asdict(workload)), "results": results}
     return Report(data, engine_lines(data, LENGTHS), [Table(LATENCY_COLUMNS, results)])
+
+
+def startup(settings: dict[str, Any], workload: Workload, say: Say) -> Report:
+    """Seconds of each phase, each round in a fresh process, as median, min and max.
+
+    `interpreter` is Python itself, `import` is torch and the engine, `plan` the plan, `load` the tokenizer,
+    the weights and the cache's memory, `first_token` the first request's prefill.
+    """
+    rounds = []
+    for number in range(workload.rounds):
+        say(f"round {number + 1}")
+        rounds.append(ask("startup", {"settings": settings, "prompt_len": workload.prompt_len}))
+    phases = {phase: spread([each["seconds"][phase] for each in rounds]) for phase in PHASES}
+    peak = max(each["peak_memory_bytes"] for each in rounds)
+    data = {**rounds[0]["facts"], **run_facts("startup")}
+    data["settings"] |= {"rounds": workload.rounds}
+    data["results"] = [{"rounds": workload.rounds, "seconds": phases, "peak_memory_bytes": peak}]
+    rows = [{"phase": phase, "seconds": seconds} for phase, seconds in phases.items()]
+    lines = {**engine_lines(data, LENGTHS), "peak memory": format_bytes(peak)}
+    return Report(data, lines, [Table(PHASE_COLUMNS, rows)])
+
+
+def answer_startup(job: dict[str, Any]) -> dict[str, Any]:
+    """One start-up in this process, which began at `began` and entered Python code at `entered`."""
+    moments = [job["began"], job["entered"]]
+    from ostinato.engine.engine import Engine
+
+    moments.append(time.monotonic())
+    workload = Workload(job["prompt_len"], output_len=1, batch_sizes=(1,), rounds=1)
+    config = bench_config(job["settings"], workload)
+    plan_of(config)
+    moments.append(time.monotonic())
+    engine = Engine(config)  # makes the plan once more, in milliseconds
+    moments.append(time.monotonic())
+    run_batch(engine, workload.prompts(1, engine.spec.vocab_size, 0), output_len=1)
+    moments.append(time.monotonic())
+    lengths = [after - before for before, after in pairwise(moments)]
+    facts = engine_facts("startup", config, engine.plan, **asdict(workload))
+    return {"seconds": dict(zip(PHASES, [*lengths, moments[-1] - moments[0]], strict=True)), "facts": facts}
 
 
 def name_of(rate: str) -> str:

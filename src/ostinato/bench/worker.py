@@ -21,7 +21,7 @@ ENTERED = time.monotonic()
 JOBS = {
     "ostinato": "ostinato.bench.comparison:answer",
     "transformers": "ostinato.bench.comparison:answer_by_transformers",
-    "startup": "ostinato.bench.startup:answer",
+    "startup": "ostinato.bench.throughput:answer_startup",
     "floor": "ostinato.bench.floor:answer",
     "generate": "ostinato.bench.serve.overhead:answer",
 }

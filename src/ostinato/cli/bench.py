@@ -8,18 +8,14 @@ from typing import Annotated, Any, get_args
 import typer
 
 from ostinato.bench.comparison import PEERS, compare
-from ostinato.bench.draft_prompts import SpeculativeBench
-from ostinato.bench.draft_speed import speculative
+from ostinato.bench.draft_speed import SpeculativeBench, speculative
 from ostinato.bench.drive import Workload
-from ostinato.bench.encoder_images import EncoderBench
-from ostinato.bench.encoder_speed import encoder
+from ostinato.bench.encoder_speed import EncoderBench, encoder
 from ostinato.bench.graph_speed import GraphBench, graphs
-from ostinato.bench.prefix import PrefixBench, prefix
-from ostinato.bench.prefix_variants import MODES
+from ostinato.bench.prefix import MODES, PrefixBench, prefix
 from ostinato.bench.prefix_workloads import WORKLOADS, Sizes
 from ostinato.bench.profile import ProfileBench, profile
-from ostinato.bench.startup import startup
-from ostinato.bench.throughput import latency, throughput
+from ostinato.bench.throughput import latency, startup, throughput
 from ostinato.cli.bench_command import Measure, add_command, names, sizes
 from ostinato.cli.bench_serve import overhead_command, serve_command
 from ostinato.config import EngineConfig

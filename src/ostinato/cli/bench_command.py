@@ -13,8 +13,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from ostinato.bench.charts import check_plot
-from ostinato.bench.reports import Report, Say
+from ostinato.bench.reports import Report, Say, check_plot
 from ostinato.cli.options import engine_options, name_model
 from ostinato.errors import ConfigError
 

@@ -7,8 +7,8 @@ from typing import Annotated, Any
 
 import typer
 
-from ostinato.bench.serve.figures import parse_deadline
 from ostinato.bench.serve.http_client import check_url
+from ostinato.bench.serve.latencies import parse_deadline
 from ostinato.bench.serve.overhead import OverheadBench, overhead
 from ostinato.bench.serve.sending import Target
 from ostinato.bench.serve.sweep import ServeBench, find_model, serve

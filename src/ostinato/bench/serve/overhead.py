@@ -2,34 +2,33 @@
 
 from __future__ import annotations
 
+import json
+import os
+import socket
+import subprocess
+import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from tempfile import TemporaryFile
 from typing import Any
 
 from ostinato.bench.drive import with_room
-from ostinato.bench.reports import (
-    Column,
-    Report,
-    Say,
-    Table,
-    count,
-    digits,
-    engine_facts,
-    engine_lines,
-    milliseconds,
-    percent,
-    spread_columns,
-)
-from ostinato.bench.serve.figures import count_tokens, serve_figures
+from ostinato.bench.figures import spread
+from ostinato.bench.reports import Column, Report, Say, Table, engine_facts, engine_lines, spread_columns
+from ostinato.bench.serve.latencies import count_tokens, serve_figures
 from ostinato.bench.serve.sending import Run, Target, run_load, run_on_loop
-from ostinato.bench.serve.server_process import ServerProcess
 from ostinato.bench.serve.sweep import find_model, load_settings, try_server
 from ostinato.bench.serve.workload import Conversation, Load, Ruler, make_conversations
-from ostinato.bench.trace import spread
 from ostinato.bench.worker import ask
 from ostinato.config import EngineConfig
-from ostinato.errors import RequestError
+from ostinato.errors import ModelError, RequestError
+
+PATIENCE = 30.0
+"""Seconds that a server has to end after it was asked to."""
+MOST_OUTPUT = 2000
+"""Characters that are shown of what a server said before it failed."""
 
 
 @dataclass(frozen=True)
@@ -64,9 +63,9 @@ def overhead(settings: dict[str, Any], bench: OverheadBench, say: Say) -> Report
     rounds, runs = [], []
     for number in range(bench.rounds):
         say(f"round {number + 1}: the server")
-        with ServerProcess(settings) as server:
-            model = find_model(server.base_url, None)
-            target = Target(server.base_url, model, chat=False, ignore_eos=bench.ignore_eos)
+        with server_process(settings) as base_url:
+            model = find_model(base_url, None)
+            target = Target(base_url, model, chat=False, ignore_eos=bench.ignore_eos)
             # In every round, so that the servers of all have done the same before.
             tried, _ = try_server(target, bench.load)
             ruler = ruler or tried
@@ -142,12 +141,9 @@ def _batch(conversations: Sequence[Conversation]) -> dict[str, Any]:
 def overhead_tables(data: Mapping[str, Any]) -> list[Table]:
     """Both rates and their ratio; then what the server and the generator did, round by round."""
     rates = [
-        {"name": name, "rate": {key: format(value) for key, value in data[key_of].items()}}
-        for name, key_of, format in (
-            ("server", "server_tokens_per_second", count),
-            ("LLM.generate", "generate_tokens_per_second", count),
-            ("ratio", "ratio", digits(3)),
-        )
+        {"name": "server", "rate": data["server_tokens_per_second"]},
+        {"name": "LLM.generate", "rate": data["generate_tokens_per_second"]},
+        {"name": "ratio", "rate": {name: f"{value:.3f}" for name, value in data["ratio"].items()}},
     ]
     rounds = [
         {**served, "round": number, "same": f"{same} of {data['settings']['requests']}"}
@@ -155,10 +151,83 @@ def overhead_tables(data: Mapping[str, Any]) -> list[Table]:
     ]
     columns = (
         Column("round", "round"),
-        Column("first token p50", "time_to_first_token.p50", milliseconds),
-        Column("per token p50", "time_per_output_token.p50", milliseconds),
-        Column("at once", "at_once.mean", digits(1)),
-        Column("generator's CPU", "generator.cpu_share", percent),
+        Column("first token p50", "time_to_first_token.p50", "ms"),
+        Column("per token p50", "time_per_output_token.p50", "ms"),
+        Column("at once", "at_once.mean", "{:,.1f}"),
+        Column("generator's CPU", "generator.cpu_share", "percent"),
         Column("same answers", "same"),
     )
-    return [Table((Column("output tokens/s", "name"), *spread_columns("rate", str)), rates), Table(columns, rounds)]
+    return [Table((Column("output tokens/s", "name"), *spread_columns("rate", "count")), rates), Table(columns, rounds)]
+
+
+@contextmanager
+def server_process(settings: Mapping[str, Any], ready_within: float = 600.0) -> Iterator[str]:
+    """The base URL of an `ostinato serve` that is ready, on a free loopback port, and ends with the context.
+
+    ModelError, with the end of what the server said, if it ended or was not ready in time.
+    """
+    import httpx2
+
+    port = _free_port()
+    command = [sys.executable, "-m", "ostinato.cli.main", "serve", "--host", "127.0.0.1", "--port", str(port)]
+    # Without the keys of the user's own servers, which this one is not.
+    environment = {name: value for name, value in os.environ.items() if name != "OSTINATO_API_KEY"}
+    with TemporaryFile() as output:
+        process = subprocess.Popen(
+            [*command, *setting_flags(settings)], stdout=output, stderr=subprocess.STDOUT, env=environment
+        )
+
+        def said() -> str:
+            output.seek(0)
+            return output.read().decode(errors="replace")[-MOST_OUTPUT:].strip()
+
+        def is_ready() -> bool:
+            if process.poll() is not None:
+                raise ModelError(f"the server ended with status {process.returncode}; it said:\n{said()}")
+            try:
+                # Straight to the server, whatever the environment says of proxies.
+                health = httpx2.get(f"http://127.0.0.1:{port}/health", timeout=5, trust_env=False)
+            except httpx2.HTTPError:
+                return False
+            return health.status_code == 200
+
+        try:
+            deadline = time.monotonic() + ready_within
+            while not is_ready():
+                if time.monotonic() > deadline:
+                    raise ModelError(f"the server was not ready after {ready_within:g} s; it said:\n{said()}")
+                time.sleep(0.1)
+            yield f"http://127.0.0.1:{port}/v1"
+        finally:
+            process.terminate()
+            try:
+                process.wait(PATIENCE)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+
+def setting_flags(settings: Mapping[str, Any]) -> list[str]:
+    """Engine settings as flags of the command line."""
+    flags = []
+    for name, value in settings.items():
+        flag = name.replace("_", "-")
+        if isinstance(value, bool):
+            flags.append(f"--{flag}" if value else f"--no-{flag}")
+        else:
+            flags += [f"--{flag}", _written(value)]
+    return flags
+
+
+def _written(value: Any) -> str:
+    if isinstance(value, dict):
+        return json.dumps(value)
+    if isinstance(value, tuple | list):
+        return ",".join(map(str, value))
+    return str(value)
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

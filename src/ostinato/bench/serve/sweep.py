@@ -9,21 +9,9 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ostinato.bench.charts import Chart, Panel, Series
-from ostinato.bench.reports import (
-    Column,
-    Report,
-    Say,
-    Table,
-    count,
-    digits,
-    machine_facts,
-    milliseconds,
-    percent,
-    run_facts,
-)
-from ostinato.bench.serve.figures import Deadline, serve_figures
+from ostinato.bench.reports import Chart, Column, Panel, Report, Say, Series, Table, machine_facts, run_facts, shown
 from ostinato.bench.serve.http_client import check_url
+from ostinato.bench.serve.latencies import Deadline, serve_figures
 from ostinato.bench.serve.sending import Run, Target, run_load, run_on_loop
 from ostinato.bench.serve.workload import Conversation, Load, Ruler, Turn, make_conversations, make_ruler, say
 from ostinato.errors import ConfigError, RequestError
@@ -177,7 +165,7 @@ def _lines(data: Mapping[str, Any]) -> dict[str, str]:
     }
     deadline = settings["deadline"]
     if deadline is not None:
-        first, between = (milliseconds(deadline[name]) for name in ("first_token", "between_tokens"))
+        first, between = (shown(deadline[name], "ms") for name in ("first_token", "between_tokens"))
         lines["deadline"] = f"first token in {first}, {between} per token after it"
     return lines
 
@@ -189,21 +177,21 @@ def _prompt(settings: Mapping[str, Any]) -> str:
 def serve_tables(data: Mapping[str, Any]) -> list[Table]:
     """Rates; latencies; and tokens per complete request, requests under way, and what the generator took for itself."""
     results, load = data["results"], Column("load", load_name, is_text=True)
-    in_time = [Column("in time/s", "goodput", digits(2))] if data["settings"]["deadline"] is not None else []
+    in_time = [Column("in time/s", "goodput", "{:,.2f}")] if data["settings"]["deadline"] is not None else []
     rates = (
         load,
-        Column("complete", "complete", count),
-        Column("failed", lambda result: result["requests"] - result["complete"] + result["not_sent"], count),
-        Column("requests/s", "requests_per_second", digits(2)),
+        Column("complete", "complete", "count"),
+        Column("failed", lambda result: result["requests"] - result["complete"] + result["not_sent"], "count"),
+        Column("requests/s", "requests_per_second", "{:,.2f}"),
         *in_time,
-        Column("new tokens/s", "output_tokens_per_second", digits(1)),
-        Column("tokens/s", "total_tokens_per_second", digits(1)),
+        Column("new tokens/s", "output_tokens_per_second", "{:,.1f}"),
+        Column("tokens/s", "total_tokens_per_second", "{:,.1f}"),
     )
     statistics = ("mean", "p50", "p90", "p99", "max")
     latencies = (
         load,
         Column("latency", "latency", is_text=True),
-        *(Column(name, f"seconds.{name}", milliseconds) for name in statistics),
+        *(Column(name, f"seconds.{name}", "ms") for name in statistics),
     )
     rows = [
         {**result, "latency": label, "seconds": result[latency]}
@@ -216,14 +204,14 @@ def serve_tables(data: Mapping[str, Any]) -> list[Table]:
             tokens = result["tokens"][name]
             return None if tokens is None else tokens / max(1, result["complete"])
 
-        return Column("new" if name == "output" else name, value, digits(1))
+        return Column("new" if name == "output" else name, value, "{:,.1f}")
 
     requests = (
         load,
         *map(per_request, ("prompt", "cached", "output", "chunks")),
-        Column("at once", "at_once.mean", digits(1)),
-        Column("late p99", "generator.send_lag.p99", milliseconds),
-        Column("generator", "generator.cpu_share", lambda share: f"{percent(share)} CPU"),
+        Column("at once", "at_once.mean", "{:,.1f}"),
+        Column("late p99", "generator.send_lag.p99", "ms"),
+        Column("generator", "generator.cpu_share", "{:.0%} CPU"),
     )
     return [Table(rates, results), Table(latencies, rows), Table(requests, results)]
 
@@ -260,7 +248,7 @@ def _late(name: str, result: Mapping[str, Any]) -> Iterator[str]:
     worst = max((lag for lag in lags.values() if lag is not None), default=0.0)
     if first is not None and worst > LATE * first["p50"]:
         share = f"{generator['cpu_share']:.0%} of a core"
-        yield f"{name}: the generator itself was late (p99 {milliseconds(worst)}, {share}), and latencies contain that"
+        yield f"{name}: the generator itself was late (p99 {shown(worst, 'ms')}, {share}), and latencies contain that"
 
 
 def serve_chart(data: Mapping[str, Any]) -> Chart:

@@ -1,7 +1,8 @@
-"""The figures of decode steps that ran with a graph and without: pure functions of seconds that were measured."""
+"""Times that were measured, and the figures made of them: pure functions of plain numbers."""
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,8 +14,72 @@ from ostinato.plan.graphs.coverage import StepMode
 Calls = Sequence[tuple[str, float]]
 """(name, seconds) of every call of a step, in order."""
 Way = Literal["eager", "graph"]
-WAYS = ("eager", "tape", "cuda")
-"""How a step can run, as figures name it."""
+WAYS = ("eager", "graph")
+STATISTICS = ("mean", "p50", "p99")
+
+
+@dataclass(frozen=True)
+class Trace:
+    """One round. Moments are in seconds since its requests were handed over, all at once."""
+
+    prompt_tokens: int
+    """Of all requests together."""
+    token_times: list[list[float]]
+    """[requests][output tokens]: when each token was there."""
+    step_ends: list[float]
+
+    @property
+    def prefill_end(self) -> float:
+        """When every request had its first token."""
+        return max(times[0] for times in self.token_times)
+
+    @property
+    def end(self) -> float:
+        return self.step_ends[-1]
+
+    @property
+    def output_tokens(self) -> int:
+        return sum(len(times) for times in self.token_times)
+
+    @property
+    def decode_tokens(self) -> int:
+        """Tokens that came after every request had its first one."""
+        return sum(time > self.prefill_end for times in self.token_times for time in times)
+
+    @property
+    def decode_rate(self) -> float:
+        """Tokens per second from the moment on when every request had its first one."""
+        return self.decode_tokens / (self.end - self.prefill_end)
+
+    @property
+    def decode_step_seconds(self) -> list[float]:
+        """Lengths of the steps after every request had its first token."""
+        return [end - begin for begin, end in pairwise(self.step_ends) if end > self.prefill_end]
+
+
+def spread(values: Sequence[float]) -> dict[str, float] | None:
+    """Median, least and greatest; None of no values."""
+    if not values:
+        return None
+    return {"median": statistics.median(values), "min": min(values), "max": max(values)}
+
+
+def percentiles(values: Sequence[float]) -> dict[str, float] | None:
+    """The median, the 99th percentile (nearest rank) and the greatest; None of no values."""
+    if not values:
+        return None
+    ordered = sorted(values)
+    rank = math.ceil(0.99 * len(ordered))
+    return {"p50": statistics.median(ordered), "p99": ordered[rank - 1], "max": ordered[-1]}
+
+
+def summary(values: Sequence[float]) -> dict[str, float] | None:
+    """Mean, percentiles (nearest rank) and the greatest; None of no values."""
+    if not values:
+        return None
+    ordered = sorted(values)
+    ranks = {f"p{percent}": ordered[math.ceil(len(ordered) * percent / 100) - 1] for percent in (50, 90, 99)}
+    return {"mean": statistics.fmean(ordered), **ranks, "max": ordered[-1]}
 
 
 @dataclass(frozen=True)
@@ -105,7 +170,9 @@ def least_steps(steps: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         least = step["least_ms"]
         graph = next((milliseconds for way, milliseconds in least.items() if way != "eager"), None)
         speed = None if graph is None else least["eager"] / graph
-        found.append({"rows": step["rows"], "speed": speed, **{f"{way}_ms": least.get(way) for way in WAYS}})
+        found.append(
+            {"rows": step["rows"], "speed": speed, **{f"{way}_ms": least.get(way) for way in ("eager", "tape", "cuda")}}
+        )
     return found
 
 
@@ -131,3 +198,52 @@ def capture_figures(measured: Mapping[str, Any]) -> dict[str, Any]:
         "seconds_per_graph": seconds / graphs,
         "bytes_per_graph": measured["observed_bytes"] / graphs,
     }
+
+
+@dataclass(frozen=True)
+class ArrivalTimes:
+    """Seconds until the images of one arrival were encoded: entry i of both was measured in turn i."""
+
+    eager: Sequence[float]
+    graph: Sequence[float]
+
+
+def arrival_figures(times: Sequence[ArrivalTimes]) -> dict[str, Any]:
+    """Latencies over all arrivals and turns, eager and with graphs, in milliseconds, and `speed`: eager over graphs,
+    above 1 where graphs are faster. `least` is made of each arrival's shortest times: what else the machine does makes
+    one longer, never shorter."""
+    every = {way: [second for one in times for second in getattr(one, way)] for way in WAYS}
+    least = {way: [min(getattr(one, way)) for one in times] for way in WAYS}
+    return {"arrivals": len(times), **_figures(every), "least": _figures(least)}
+
+
+def _figures(seconds: Mapping[str, Sequence[float]]) -> dict[str, Any]:
+    figures = {way: spread_ms(seconds[way]) for way in WAYS}
+    speed = {name: figures["eager"][name] / figures["graph"][name] for name in STATISTICS}
+    return {"eager_ms": figures["eager"], "graph_ms": figures["graph"], "speed": speed}
+
+
+def spread_ms(seconds: Sequence[float]) -> dict[str, float]:
+    """Mean, median and 99th percentile (nearest rank), in milliseconds."""
+    ordered = sorted(seconds)
+    return {
+        "mean": statistics.fmean(ordered) * 1e3,
+        "p50": statistics.median(ordered) * 1e3,
+        "p99": ordered[math.ceil(0.99 * len(ordered)) - 1] * 1e3,
+    }
+
+
+def point_of(tokens: int, images: int, times: ArrivalTimes) -> dict[str, Any]:
+    """One arrival: what it brought, and its shortest times."""
+    return {
+        "tokens": tokens,
+        "images": images,
+        "eager_ms": min(times.eager) * 1e3,
+        "graph_ms": min(times.graph) * 1e3,
+    }
+
+
+def share_of_padding(counts: Mapping[str, Any]) -> float | None:
+    """Padding over all that graphs computed, from the counts of packs; None if no graph ran."""
+    padded = sum(one["tokens"] + one["padding"] for one in counts["budgets"])
+    return counts["padding"] / padded if padded else None

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from itertools import chain, pairwise
 from typing import Any
 
+from ostinato.bench.figures import summary
 from ostinato.bench.serve.sending import Outcome, Run
-from ostinato.bench.trace import summary
 from ostinato.errors import ConfigError
 
 
