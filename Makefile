@@ -6,7 +6,7 @@ PY ?= $(BIN)/python
 # Programs of the machine are used where it has them.
 BUILD_TOOLS := scikit-build-core nanobind $(foreach tool,cmake ninja,$(if $(shell command -v $(tool)),,$(tool)))
 
-.PHONY: demo test test-reference soak lint format native native-sanitize clean
+.PHONY: demo test test-reference soak docs-check lint format native native-sanitize clean
 
 demo: native
 	$(BIN)/ostinato generate \
@@ -25,6 +25,10 @@ test-reference: .venv/.installed-test
 soak: .venv/.installed-test native
 	SOAK_REQUESTS=10000 $(BIN)/python -m pytest -s tests/test_serve_soak.py
 	SCHEMA_EXAMPLES=300 $(BIN)/python -m pytest tests/test_serve_schema.py
+
+# Every command that the pages show, also those that take some seconds. `make test` runs the others.
+docs-check: .venv/.installed-test native
+	DOCS_CHECK=1 $(BIN)/python -m pytest tests/test_docs_commands.py
 
 lint: .venv/.installed-test
 	$(BIN)/ruff check .

@@ -30,6 +30,8 @@ _PIECE = 16
 _MAX_REASON = 500
 # Where the library repeats the lines of a grammar around what it found.
 _EXCERPT = re.compile(r"\n\s*\d+ \| ")
+# Where in a grammar that nobody wrote the library found it.
+_PLACE = re.compile(r"^at \d+\(\d+\): (failed to compile JSON schema: )?")
 
 
 class Grammar:
@@ -121,7 +123,8 @@ def _make_matcher(guide: Guide, tokenizer: LLTokenizer) -> LLMatcher:
         # It shows a grammar that no text follows, and what it computes serves every copy.
         matcher.compute_bitmask()
     if matcher.is_error():
-        raise RequestError(_refused(_reason(matcher)))
+        reason = _reason(matcher)
+        raise RequestError(_refused(reason if guide.lark is not None else _PLACE.sub("", reason)))
     if warnings := matcher.get_grammar_warnings():
         raise RequestError(_refused("; ".join(warnings)))
     return matcher

@@ -1,0 +1,135 @@
+"""The pages name what exists, are short, and tell the settings and flags as they are."""
+
+from __future__ import annotations
+
+import re
+import runpy
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+from typer.main import get_command
+
+from ostinato.cli.main import app
+from ostinato.config import ALIASES
+from ostinato.demo.drawings import held_out
+from tests.docs_pages import LANGUAGES, PAGES, ROOT, blocks
+
+MOST_BYTES = 8000
+COMING_FROM = ROOT / "docs/coming-from-vllm-or-llama-cpp.md"
+_FENCED = re.compile(r"```.*?```", re.DOTALL)
+_LINK = re.compile(r"\]\(([^)\s]+)\)")
+_PATH = re.compile(r"`((?:[\w.-]+/)+[\w.*-]+\.\w+|(?:[\w.-]+/)+)`")
+_FLAG = re.compile(r"`(--[a-z0-9-]+)")
+
+every_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+
+
+@every_page
+def test_a_page_is_read_in_a_few_minutes(page: Path) -> None:
+    assert len(page.read_bytes()) <= MOST_BYTES
+
+
+@every_page
+def test_links_lead_somewhere(page: Path) -> None:
+    for target in _LINK.findall(_FENCED.sub("", page.read_text(encoding="utf-8"))):
+        file, _, heading = target.partition("#")
+        if "://" in target:
+            continue
+        linked = (page.parent / file).resolve() if file else page
+        assert linked.exists(), target
+        if heading:
+            assert heading in {anchor(line) for line in linked.read_text(encoding="utf-8").splitlines()}, target
+
+
+def anchor(line: str) -> str | None:
+    """What a link says of a heading."""
+    if not line.startswith("#"):
+        return None
+    words = re.sub(r"[^\w\- ]", "", line.lstrip("# ").lower())
+    return words.replace(" ", "-")
+
+
+@every_page
+def test_paths_that_are_named_exist(page: Path) -> None:
+    text = _FENCED.sub("", page.read_text(encoding="utf-8"))
+    roots = (ROOT, ROOT / "src/ostinato", page.parent)
+    for path in _PATH.findall(text):
+        if path.startswith(("v1/", "build/", "DIR/", ".venv")) or "NAME" in path:
+            continue
+        assert any(list(root.glob(path.rstrip("/"))) for root in roots), path
+
+
+@every_page
+def test_every_block_says_what_it_is(page: Path) -> None:
+    for block in blocks(page):
+        assert block.language in LANGUAGES, block.name
+
+
+@every_page
+def test_no_command_stands_outside_a_block_that_is_tested(page: Path) -> None:
+    assert not re.search(r"^ {4}\$ ", page.read_text(encoding="utf-8"), flags=re.MULTILINE)
+
+
+def test_every_page_is_in_the_index() -> None:
+    for folder in (ROOT / "docs", ROOT / "docs/architecture"):
+        linked = _LINK.findall((folder / "README.md").read_text(encoding="utf-8"))
+        assert {page.name for page in folder.glob("*.md")} - {"README.md"} <= set(linked)
+
+
+def test_the_pages_of_settings_are_those_that_the_code_gives() -> None:
+    tool = runpy.run_path(str(ROOT / "tools/settings_page.py"))
+    for name, make in (("settings.md", tool["engine_page"]), ("server-settings.md", tool["server_page"])):
+        assert (ROOT / "docs" / name).read_text(encoding="utf-8") == make(), "run tools/settings_page.py"
+
+
+def test_the_example_drawing_is_one_that_training_never_saw() -> None:
+    turn = held_out(0, 6)[5][0]
+    with Image.open(ROOT / "docs/examples/drawing.png") as shipped:
+        assert shipped.tobytes() == turn.images()[0].tobytes()
+    assert turn.question.answer == "a blue triangle left of a yellow cross"
+
+
+# Flags
+
+
+@cache
+def flags() -> dict[str, set[str]]:
+    """The flags of each command, `bench` and its like as `bench serve`."""
+    return dict(commands(get_command(app), ""))
+
+
+def commands(command: Any, name: str) -> list[tuple[str, set[str]]]:
+    options = {flag for each in command.params for flag in (*each.opts, *each.secondary_opts)}
+    found = [(name, options)]
+    for inner, each in getattr(command, "commands", {}).items():
+        found += commands(each, f"{name} {inner}".strip())
+    return found
+
+
+def test_our_flags_exist() -> None:
+    known = set().union(*flags().values())
+    for page in [ROOT / "README.md", *ROOT.glob("docs/*.md")]:
+        for line in page.read_text(encoding="utf-8").splitlines():
+            # Of a table beside others' flags, the last column has ours.
+            ours = line.split("|")[-2] if page == COMING_FROM and line.startswith("|") else line
+            for flag in _FLAG.findall(ours):
+                assert flag in known, f"{page.name}: {flag}"
+
+
+def test_a_flag_of_vllms_that_is_said_to_work_does() -> None:
+    rows = [line.strip("|").split("|") for line in COMING_FROM.read_text(encoding="utf-8").splitlines()]
+    same = [row for row in rows if len(row) == 4 and "vLLM's too" in row[3]]
+    named = {
+        setting(theirs): setting(ours)
+        for row in same
+        for theirs, ours in zip(_FLAG.findall(row[1]), _FLAG.findall(row[3]), strict=False)
+    }
+    assert named == ALIASES
+    assert {setting(flag) for flag in flags()["serve"]} >= set(named)
+
+
+def setting(flag: str) -> str:
+    return flag.removeprefix("--").replace("-", "_")
