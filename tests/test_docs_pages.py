@@ -17,7 +17,7 @@ from ostinato.config import ALIASES
 from ostinato.demo.drawings import held_out
 from tests.docs_pages import LANGUAGES, PAGES, ROOT, blocks
 
-MOST_BYTES = 8000
+MOST_BYTES = 8192
 COMING_FROM = ROOT / "docs/coming-from-vllm-or-llama-cpp.md"
 _FENCED = re.compile(r"```.*?```", re.DOTALL)
 _LINK = re.compile(r"\]\(([^)\s]+)\)")
