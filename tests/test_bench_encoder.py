@@ -24,8 +24,8 @@ from ostinato.bench.encoder_speed import (
 )
 from ostinato.bench.figures import ArrivalTimes, arrival_figures, point_of, share_of_padding, spread_ms
 from ostinato.cli.main import main
-from ostinato.graphs.encoder_counts import EncoderCounts
 from ostinato.media.settings import PixelSettings
+from ostinato.observe.counts import EncoderCounts
 from tests.checkpoints import checkpoint
 from tests.recipes import VOCAB_SIZE
 from tests.vl_models import vl_checkpoint, vl_spec

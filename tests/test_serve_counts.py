@@ -9,8 +9,8 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from ostinato.config import EngineConfig
+from ostinato.observe.counts import AnswerCounts
 from ostinato.serve.app import make_api
-from ostinato.serve.http.counts import FAMILIES, PATHS, AnswerCounts
 from ostinato.serve.http.lifecycle import Lifecycle
 from ostinato.serve.settings import ServeSettings
 from tests.serving import serving
@@ -89,10 +89,12 @@ def test_a_client_that_leaves_is_counted_as_such(served):
 
 def test_paths_and_methods_that_are_not_served_make_one_label():
     counts = AnswerCounts()
+    counts.paths.add("/")
+    counts.families["/v1/models/"] = "/v1/models/{name}"
     for number in range(100):
-        counts.note(f"M{number}", f"/nothing/{number}", 404)
-        counts.note("GET", f"/v1/models/{number}", 404)
-    counts.note("GET", "/", None)
+        counts.count(f"M{number}", f"/nothing/{number}", 404)
+        counts.count("GET", f"/v1/models/{number}", 404)
+    counts.count("GET", "/", None)
     assert [(row["handler"], row["method"], count) for row, count in counts.rows()] == [
         ("/v1/models/{name}", "GET", 100),
         ("none", "none", 100),
@@ -100,6 +102,7 @@ def test_paths_and_methods_that_are_not_served_make_one_label():
 
 
 def test_every_endpoint_has_its_name():
-    document = make_api(Lifecycle(EngineConfig(model="demo"), ServeSettings()), AnswerCounts())[0].openapi()
+    counts = AnswerCounts()
+    document = make_api(Lifecycle(EngineConfig(model="demo"), ServeSettings()), counts)[0].openapi()
     served = {path.replace(":path", "") for path in document["paths"]} | {"/", "/page", "/openapi.json"}
-    assert served == PATHS | {name for _, name in FAMILIES}
+    assert served == counts.paths | set(counts.families.values())

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from ostinato.engine.speculation import count_drafts
+from ostinato.observe.counts import SpeculationCounts
 from ostinato.schedule.batch import Batch, Row, RowResult, StepResult
-from ostinato.speculate.counters import SpeculationCounters
 
 K = 3
 
@@ -19,13 +20,13 @@ def step(num_drafts: int, *decode: tuple[int, int], prefill: int = 0, errors: in
 
 
 def test_acceptance_equals_a_count_by_hand() -> None:
-    counters = SpeculationCounters(K)
-    counters.count(*step(K, (3, 3), (3, 0), (3, 2)))
-    counters.count(*step(K, (2, 2), (0, 0), (3, 1), prefill=2))
-    counters.count(*step(0, (0, 0), (0, 0)))
-    counters.count(*step(K, (0, 0), (0, 0), (0, 0)))
-    counters.count(*step(K, (0, 0)))
-    counters.count(*step(K, (1, 0), (3, 3), errors=1))
+    counters = SpeculationCounts(K)
+    count_drafts(counters, *step(K, (3, 3), (3, 0), (3, 2)))
+    count_drafts(counters, *step(K, (2, 2), (0, 0), (3, 1), prefill=2))
+    count_drafts(counters, *step(0, (0, 0), (0, 0)))
+    count_drafts(counters, *step(K, (0, 0), (0, 0), (0, 0)))
+    count_drafts(counters, *step(K, (0, 0)))
+    count_drafts(counters, *step(K, (1, 0), (3, 3), errors=1))
     # Rows with drafts (proposed, accepted): (3,3) (3,0) (3,2) (2,2) (3,1) (1,0) (3,3): 7 rows, 18 drafts, 11 accepted.
     assert counters.to_json() == {
         "num_speculative_tokens": 3,
@@ -47,20 +48,20 @@ def test_acceptance_equals_a_count_by_hand() -> None:
 
 
 def test_a_draft_behind_a_refused_one_is_proposed_but_not_reached() -> None:
-    counters = SpeculationCounters(K)
-    counters.count(*step(K, (3, 0)))
+    counters = SpeculationCounts(K)
+    count_drafts(counters, *step(K, (3, 0)))
     assert (counters.proposed, counters.reached, counters.accepted) == ([1, 1, 1], [1, 0, 0], [0, 0, 0])
 
 
 def test_without_a_step_there_is_no_rate() -> None:
-    described = SpeculationCounters(1).to_json()
+    described = SpeculationCounts(1).to_json()
     assert described["acceptance"] is None
     assert described["tokens_per_row_with_drafts"] is None
     assert described["positions"] == [{"proposed": 0, "reached": 0, "accepted": 0, "acceptance": None}]
 
 
 def test_prefill_rows_and_rows_that_end_with_an_error_count_nowhere() -> None:
-    counters = SpeculationCounters(K)
-    counters.count(*step(K, prefill=3))
-    counters.count(*step(K, errors=2))
-    assert counters.to_json() == SpeculationCounters(K).to_json()
+    counters = SpeculationCounts(K)
+    count_drafts(counters, *step(K, prefill=3))
+    count_drafts(counters, *step(K, errors=2))
+    assert counters.to_json() == SpeculationCounts(K).to_json()

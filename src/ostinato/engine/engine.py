@@ -16,13 +16,14 @@ from ostinato.engine.outputs import RequestOutput
 from ostinato.engine.run.runner import Runner, StartProgress
 from ostinato.engine.scheduling import make_scheduler
 from ostinato.engine.speculation import Speculation
-from ostinato.engine.stats import EngineStats, encoder_cache_use
+from ostinato.engine.stats import engine_stats
 from ostinato.engine.text.chat_template import Message, load_chat_template
 from ostinato.engine.text.tokenizer import Tokenizer, load_tokenizer
 from ostinato.errors import ConfigError, ModelError, Remedy, RequestError
 from ostinato.media.input import RenderedChat, load_media_input, render_chat
 from ostinato.media.prompt import MediaPrompt
 from ostinato.models.checkpoint import load_spec, resolve_model_dir
+from ostinato.observe.counts import EngineCounts
 from ostinato.observe.meter import Meter
 from ostinato.ops.noise import derive_seed
 from ostinato.plan.device.detect import detect
@@ -64,7 +65,7 @@ class Engine:
         remote = config.allow_remote_images
         self.media = load_media_input(self.directory, self.spec.vision, self.tokenizer, plan, remote)
         self._grammars = GrammarCompiler(self.tokenizer, self.spec.vocab_size, self._eos_token_ids)
-        self._stats = EngineStats()
+        self.counts = EngineCounts()
         self.meter = Meter()
         self._generations: dict[str, Generation] = {}
         self._of_sample: dict[str, Generation] = {}
@@ -147,8 +148,8 @@ class Engine:
         self._num_added += 1
         self._generations[request_id] = generation
         self._of_sample |= dict.fromkeys(added, generation)
-        self._stats.requests += 1
-        self._stats.prompt_tokens += len(token_ids)
+        self.counts.requests += 1
+        self.counts.prompt_tokens += len(token_ids)
         self.meter.prompt_tokens.observe(len(token_ids))
         return request_id
 
@@ -183,7 +184,7 @@ class Engine:
         generated = sum(len(update.token_ids) for update in updates)
         seconds = time.perf_counter() - begin
         computed = batch.num_tokens
-        self._stats.count_step(batch, computed, generated, seconds, bookkeeping)
+        self.counts.count_step(len(batch.rows), batch.num_decode_rows, computed, generated, seconds, bookkeeping)
         self.meter.step.observe(seconds)
         self.meter.step_tokens.observe(computed)
         if self.speculation is not None and result is not None:
@@ -240,18 +241,7 @@ class Engine:
 
     def stats(self) -> dict[str, Any]:
         """Counts since the start, and the cache's present use, as plain data."""
-        graphs, drafting = self.runner.graphs.counts.to_json() | self.runner.graph_figures(), self.runner.drafting
-        speculation = None
-        if self.speculation is not None and drafting is not None:
-            of_drafts = drafting.graphs.counts.to_json() if drafting.graphs is not None else None
-            speculation = {**self.speculation.to_json(), "graphs": of_drafts}
-        encoder = None
-        if self.runner.encoder is not None:
-            encoder = {
-                "graphs": self.runner.encoder.counts.to_json() | self.runner.encoder.figures(),
-                "cache": encoder_cache_use(self.scheduler),
-            }
-        return {**self._stats.to_json(self.scheduler, graphs), "speculation": speculation, "encoder": encoder}
+        return engine_stats(self)
 
     def _deliver(self, updates: Sequence[RequestUpdate]) -> list[RequestOutput]:
         """Adds what a step gave to the outputs, and returns those that it changed."""

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from ostinato.observe.counts import SpeculationCounts
 from ostinato.plan.speculation.speculative import SpeculativePlan
 from ostinato.schedule.batch import Batch, StepResult
 from ostinato.speculate.controller import Controller
-from ostinato.speculate.counters import SpeculationCounters
 
 
 class Speculation:
@@ -18,13 +18,13 @@ class Speculation:
         """`num_captured` counts the graphs that were captured so far."""
         self._method = plan.method
         self.controller = Controller(plan.num_speculative_tokens, plan.adaptive)
-        self.counters = SpeculationCounters(plan.num_speculative_tokens)
+        self.counters = SpeculationCounts(plan.num_speculative_tokens)
         self._count_captured = num_captured
         self._num_captured = 0
 
     def count_step(self, batch: Batch, result: StepResult, seconds: float) -> None:
         """Takes in a step that succeeded."""
-        self.counters.count(batch, result)
+        count_drafts(self.counters, batch, result)
         num_captured = self._count_captured()
         # A step that captured a graph tells nothing of what such steps cost.
         is_typical, self._num_captured = num_captured == self._num_captured, num_captured
@@ -41,3 +41,9 @@ class Speculation:
     def to_json(self) -> dict[str, Any]:
         """As plain data."""
         return {"method": self._method, **self.counters.to_json(), "controller": self.controller.to_json()}
+
+
+def count_drafts(counts: SpeculationCounts, batch: Batch, result: StepResult) -> None:
+    """Adds a step that succeeded to the counts."""
+    decode = result.rows[: batch.num_decode_rows]
+    counts.count(batch.num_drafts, [(row.num_drafts, len(row.token_ids)) for row in decode if row.error is None])

@@ -1,58 +1,44 @@
-"""What the engine has done so far."""
+"""What `Engine.stats` tells: the counts of every room, and the cache's present use, as plain data."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
 
-from ostinato.schedule.batch import Batch
 from ostinato.schedule.scheduler import Scheduler
 
+if TYPE_CHECKING:
+    from ostinato.engine.engine import Engine
 
-@dataclass(slots=True)
-class EngineStats:
-    """Counts since the engine was made; times in seconds."""
 
-    requests: int = 0
-    prompt_tokens: int = 0
-    generated_tokens: int = 0
-    computed_tokens: int = 0
-    """Tokens that went through the model, those computed again after a preemption included."""
-    decode_rows: int = 0
-    prefill_rows: int = 0
-    step_seconds: float = 0.0
-    bookkeeping_seconds: float = 0.0
-    """Of those, what choosing batches and taking their results in took: requests, blocks, slots, the prefix index."""
-
-    def count_step(self, batch: Batch, computed: int, generated: int, seconds: float, bookkeeping: float) -> None:
-        self.generated_tokens += generated
-        self.computed_tokens += computed
-        self.decode_rows += batch.num_decode_rows
-        self.prefill_rows += len(batch.rows) - batch.num_decode_rows
-        self.step_seconds += seconds
-        self.bookkeeping_seconds += bookkeeping
-
-    def to_json(self, scheduler: Scheduler, graphs: Mapping[str, Any]) -> dict[str, Any]:
-        """These counts, those of scheduler and graphs, and the cache's present use."""
-        counters = asdict(scheduler.counters)
-        counters["finished"] = {reason.value: count for reason, count in counters["finished"].items()}
-        return {
-            **asdict(self),
-            **counters,
-            "graphs": dict(graphs),
-            "waiting": scheduler.num_waiting,
-            "running": scheduler.num_running,
-            "cache": asdict(scheduler.cache.usage()),
-            "prefix_cache": {
-                **asdict(scheduler.prefix_counters),
-                **asdict(scheduler.cache.store.counters),
-            },
+def engine_stats(engine: Engine) -> dict[str, Any]:
+    """Counts since the start."""
+    scheduler, runner = engine.scheduler, engine.runner
+    speculation = None
+    if engine.speculation is not None and runner.drafting is not None:
+        of_drafts = runner.drafting.graphs.counts.to_json() if runner.drafting.graphs is not None else None
+        speculation = {**engine.speculation.to_json(), "graphs": of_drafts}
+    encoder = None
+    if runner.encoder is not None:
+        encoder = {
+            "graphs": runner.encoder.counts.to_json() | runner.encoder.figures(),
+            "cache": _encoder_cache_use(scheduler),
         }
+    return {
+        **asdict(engine.counts),
+        **asdict(scheduler.counters),
+        "graphs": runner.graphs.counts.to_json() | runner.graph_figures(),
+        "waiting": scheduler.num_waiting,
+        "running": scheduler.num_running,
+        "cache": asdict(scheduler.cache.usage()),
+        "prefix_cache": {**asdict(scheduler.prefix_counters), **asdict(scheduler.cache.store.counters)},
+        "speculation": speculation,
+        "encoder": encoder,
+    }
 
 
-def encoder_cache_use(scheduler: Scheduler) -> dict[str, int]:
-    """What the encoder cache has counted, and its present use, in cells: one holds a token of an image."""
+def _encoder_cache_use(scheduler: Scheduler) -> dict[str, int]:
+    """What the encoder cache has counted, and its present use in cells. A cell holds one token of an image."""
     cache = scheduler.encoder_cache
     assert cache is not None, "only models that take images have one"
     return {

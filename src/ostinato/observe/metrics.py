@@ -1,8 +1,13 @@
-"""An engine's counts as Prometheus metrics, named as vLLM names what both have."""
+"""Every metric once: kind, name, help, label, and where in the counts its value stands. Rendered for Prometheus.
+
+Names are those of vLLM where both engines have the metric. Counters get Prometheus' suffix `_total`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import reduce
 from typing import Any
 
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
@@ -12,34 +17,167 @@ from ostinato.observe.meter import Histogram, Meter
 
 __all__ = ["CONTENT_TYPE_LATEST", "answers", "exposition", "families"]
 
-_HISTOGRAMS = (
-    ("time_to_first_token_seconds", "first_token", "From a request's arrival to its first token"),
-    ("inter_token_latency_seconds", "inter_token", "Between two tokens of an output"),
-    ("e2e_request_latency_seconds", "whole", "From a request's arrival to its end"),
-    ("request_queue_time_seconds", "queue", "From a request's arrival to its first step"),
-    ("request_prefill_time_seconds", "prefill", "From a request's first step to its first token"),
-    ("request_decode_time_seconds", "decode", "From a request's first token to its last"),
-    ("request_prompt_tokens", "prompt_tokens", "Tokens of a prompt"),
-    ("request_generation_tokens", "output_tokens", "Tokens of a request's outputs"),
-    ("iteration_tokens_total", "step_tokens", "Tokens that a step computes, without padding"),
-    ("step_duration_seconds", "step", "A step, with its bookkeeping"),
+Rows = list[tuple[dict[str, str], float]]
+"""(labels, value) of each sample."""
+
+
+@dataclass(frozen=True)
+class _Spec:
+    """One metric. `kind` is counter or gauge.
+
+    `source` is a path into `Engine.stats()`, such as `cache.blocks_used`. With a `label`, the path leads to a mapping
+    {value of the label: number}, or `source` is a mapping {value of the label: path}. Else it is a function.
+    """
+
+    kind: str
+    name: str
+    text: str
+    source: str | Mapping[str, str] | Callable[[Mapping[str, Any]], Rows]
+    label: str = ""
+
+    def rows(self, stats: Mapping[str, Any]) -> Rows:
+        if isinstance(self.source, Mapping):
+            return [({self.label: value}, _at(stats, path)) for value, path in self.source.items()]
+        if isinstance(self.source, str):
+            found = _at(stats, self.source)
+            return [({self.label: value}, count) for value, count in found.items()] if self.label else [({}, found)]
+        return self.source(stats)
+
+
+def _at(stats: Mapping[str, Any], path: str) -> Any:
+    return reduce(lambda found, name: found[name], path.split("."), stats)
+
+
+def _cache_share(stats: Mapping[str, Any]) -> Rows:
+    usage = stats["cache"]
+    return [({}, usage["blocks_used"] / usage["blocks_total"] if usage["blocks_total"] else 0.0)]
+
+
+def _cache_states(kind: str) -> Callable[[Mapping[str, Any]], Rows]:
+    def rows(stats: Mapping[str, Any]) -> Rows:
+        usage = stats["cache"]
+        used, cached, total = (usage[f"{kind}_{what}"] for what in ("used", "cached", "total"))
+        return [({"state": "used"}, used), ({"state": "cached"}, cached), ({"state": "free"}, total - used - cached)]
+
+    return rows
+
+
+def _looked_up(stats: Mapping[str, Any]) -> Rows:
+    return [({}, stats["prefix_cache"]["cached_tokens"] + sum(stats["prefix_cache"]["misses"].values()))]
+
+
+def _steps(stats: Mapping[str, Any]) -> Rows:
+    graphs = stats["graphs"]
+    replayed: Rows = [({"mode": mode, "reason": ""}, graphs["steps"][mode]) for mode in ("full", "piecewise")]
+    return replayed + [({"mode": "eager", "reason": reason}, n) for reason, n in graphs["eager_reasons"].items()]
+
+
+def _accepted_by_position(stats: Mapping[str, Any]) -> Rows:
+    return [({"position": str(i)}, at["accepted"]) for i, at in enumerate(stats["speculation"]["positions"])]
+
+
+def _packs(key: str) -> Callable[[Mapping[str, Any]], Rows]:
+    """Images by what served them: the graph of a budget, or no graph for a reason."""
+
+    def rows(stats: Mapping[str, Any]) -> Rows:
+        counts = stats["encoder"]["graphs"]
+        replayed: Rows = [({"budget": str(one["budget"]), "reason": ""}, one[key]) for one in counts["budgets"]]
+        return replayed + [({"budget": "", "reason": one["reason"]}, one[key]) for one in counts["eager"]]
+
+    return rows
+
+
+_ENGINE = (
+    _Spec("gauge", "num_requests_running", "Outputs that are being computed", "running"),
+    _Spec("gauge", "num_requests_waiting", "Outputs that wait for their first step, or to be resumed", "waiting"),
+    _Spec("counter", "prompt_tokens", "Tokens of the prompts that came", "prompt_tokens"),
+    _Spec("counter", "generation_tokens", "Tokens that were generated", "generated_tokens"),
+    _Spec("counter", "request_success", "Outputs that ended, by reason", "finished", "finished_reason"),
+    _Spec("counter", "num_preemptions", "Outputs that lost their memory and were computed again", "preemptions"),
+    _Spec("counter", "recomputed_tokens", "Tokens that preemptions threw away", "recomputed_tokens"),
+    _Spec("gauge", "kv_cache_usage_perc", "Share of the blocks that requests hold, 0 to 1", _cache_share),
+    _Spec("gauge", "cache_blocks", "Blocks: used by requests, cached for prefixes only, free", _cache_states("blocks")),
+    _Spec("gauge", "cache_slots", "Slots: used by requests, cached for prefixes only, free", _cache_states("slots")),
+    _Spec("counter", "prefix_cache_queries", "Prompt tokens looked up in the prefix cache", _looked_up),
+    _Spec("counter", "prefix_cache_hits", "Prompt tokens found in the prefix cache", "prefix_cache.cached_tokens"),
+    _Spec(
+        "counter", "prefix_cache_misses", "Prompt tokens that were computed, by cause", "prefix_cache.misses", "cause"
+    ),
+    _Spec(
+        "counter",
+        "checkpoints",
+        "State checkpoints: taken, wanted but not taken for lack of slots, evicted",
+        {
+            "taken": "prefix_cache.checkpoints_taken",
+            "not_taken": "prefix_cache.checkpoints_not_taken",
+            "evicted": "prefix_cache.evicted_checkpoints",
+        },
+        "event",
+    ),
+    _Spec("counter", "evicted_blocks", "Blocks that left the prefix index", "prefix_cache.evicted_blocks"),
+    _Spec("counter", "steps", "Steps by mode, eager ones with the reason", _steps),
+    _Spec("counter", "unplanned_eager_steps", "Eager steps for which the plan has a graph", "graphs.unplanned"),
+    _Spec("counter", "failed_steps", "Steps that raised an error", "failed_steps"),
+    _Spec("counter", "computed_tokens", "Tokens that went through the model, without padding", "computed_tokens"),
+    _Spec("counter", "padding_tokens", "Padding that graphs computed", "graphs.padding"),
+    _Spec("counter", "step_rows", "Rows of steps", {"decode": "decode_rows", "prefill": "prefill_rows"}, "kind"),
+    _Spec("counter", "step_seconds", "Time in steps", "step_seconds"),
+    _Spec("counter", "bookkeeping_seconds", "The part of it in scheduler and cache", "bookkeeping_seconds"),
+    _Spec("gauge", "planned_memory_bytes", "Memory that the plan gives to each part", "memory.planned", "part"),
+    _Spec("gauge", "observed_memory_bytes", "Memory that a part was seen to take", "memory.observed", "part"),
 )
-"""(name, attribute of Meter, help)"""
-
-
+_SPECULATION = (
+    _Spec("counter", "spec_decode_num_drafts", "Rows that had drafts", "speculation.rows_with_drafts"),
+    _Spec("counter", "spec_decode_num_draft_tokens", "Drafts", "speculation.drafts_proposed"),
+    _Spec("counter", "spec_decode_num_accepted_tokens", "Drafts that were accepted", "speculation.drafts_accepted"),
+    _Spec(
+        "counter",
+        "spec_decode_num_accepted_tokens_per_pos",
+        "Drafts that were accepted, by position",
+        _accepted_by_position,
+    ),
+    _Spec("counter", "speculation_steps", "Decode steps by drafts per row", "speculation.steps", "drafts"),
+)
 _ENCODER = (
-    ("encoder_packs", "packs", "Packs of images that the vision encoder took together, eager ones with the reason"),
-    ("encoder_items", "items", "Images that were encoded"),
-    ("encoder_tokens", "tokens", "Output tokens of the vision encoder, padding aside"),
-    ("encoder_padding_tokens", "padding", "Padding that the graphs of the vision encoder computed"),
-    ("encoder_seconds", "seconds", "Time in the vision encoder"),
+    _Spec("counter", "encoder_packs", "Packs of images encoded together, eager ones with the reason", _packs("packs")),
+    _Spec("counter", "encoder_items", "Images that were encoded", _packs("items")),
+    _Spec("counter", "encoder_tokens", "Output tokens of the vision encoder, without padding", _packs("tokens")),
+    _Spec("counter", "encoder_padding_tokens", "Padding that the encoder's graphs computed", _packs("padding")),
+    _Spec("counter", "encoder_seconds", "Time in the vision encoder", _packs("seconds")),
+    _Spec(
+        "counter",
+        "encoder_cache_images",
+        "Images that requests found in the encoder cache (hit) or had encoded (miss)",
+        {"hit": "encoder.cache.hits", "miss": "encoder.cache.misses"},
+        "result",
+    ),
+    _Spec(
+        "counter",
+        "encoder_cache_evicted_images",
+        "Images that made room in the encoder cache",
+        "encoder.cache.evicted_items",
+    ),
+    _Spec(
+        "gauge",
+        "encoder_cache_cells",
+        "Cells of the encoder cache, one per token of an image: of images that requests hold, of other images, all",
+        {use: f"encoder.cache.cells_{use}" for use in ("used", "cached", "total")},
+        "use",
+    ),
 )
-"""(name, key of a pack's counts, help)"""
-
-
-def exposition(metrics: Iterable[Metric]) -> bytes:
-    """Metrics in Prometheus' text format."""
-    return generate_latest(_Fixed(metrics))  # type: ignore[arg-type]
+_HISTOGRAMS = (
+    ("time_to_first_token_seconds", "From a request's arrival to its first token", "first_token"),
+    ("inter_token_latency_seconds", "Between two tokens of an output", "inter_token"),
+    ("e2e_request_latency_seconds", "From a request's arrival to its end", "whole"),
+    ("request_queue_time_seconds", "From a request's arrival to its first step", "queue"),
+    ("request_prefill_time_seconds", "From a request's first step to its first token", "prefill"),
+    ("request_decode_time_seconds", "From a request's first token to its last", "decode"),
+    ("request_prompt_tokens", "Tokens of a prompt", "prompt_tokens"),
+    ("request_generation_tokens", "Tokens of a request's outputs", "output_tokens"),
+    ("iteration_tokens_total", "Tokens that a step computes, without padding", "step_tokens"),
+    ("step_duration_seconds", "A step with its bookkeeping", "step"),
+)
+"""(name, help, attribute of Meter)"""
 
 
 def families(
@@ -48,186 +186,53 @@ def families(
     """The metrics of one engine.
 
     `stats` is `Engine.stats()`, `memory` the plan's memory in bytes by part (`weights`, `graphs`, ...). Names begin
-    with `prefix`, such as `ostinato:`, and every sample bears `labels`.
+    with `prefix`, such as `ostinato:`, and every sample has `labels`.
     """
-    make = _Maker(prefix, labels)
-    yield from _of_requests(make, stats)
-    yield from _of_cache(make, stats)
-    yield from _of_steps(make, stats)
-    if stats["speculation"] is not None:
-        yield from _of_drafts(make, stats["speculation"])
-    if stats["encoder"] is not None:
-        yield from _of_encoder(make, stats["encoder"]["graphs"])
-        yield from _of_encoder_cache(make, stats["encoder"]["cache"])
-    for name, attribute, text in _HISTOGRAMS:
-        yield make.histogram(name, text, getattr(meter, attribute))
-    parts: tuple[str, ...] = ("weights", "activations", "graphs", "cache")
+    specs = [*_ENGINE]
+    parts = ["weights", "activations", "graphs", "cache"]
     observed = {"graphs": stats["graphs"]["observed_bytes"]}
+    if stats["speculation"] is not None:
+        specs += _SPECULATION
     if stats["encoder"] is not None:
-        parts += ("encoder_graphs", "encoder_cache")
+        specs += _ENCODER
+        parts += ["encoder_graphs", "encoder_cache"]
         observed["encoder_graphs"] = stats["encoder"]["graphs"]["observed_bytes"]
-    yield make.gauge(
-        "planned_memory_bytes",
-        "Memory that the plan gives to each part",
-        [({"part": part}, memory[part]) for part in parts],
-    )
-    yield make.gauge(
-        "observed_memory_bytes", "Memory that a part was seen to take", [({"part": p}, b) for p, b in observed.items()]
-    )
+    figures = {**stats, "memory": {"planned": {part: memory[part] for part in parts}, "observed": observed}}
+    for spec in specs:
+        yield _family(spec.kind, prefix + spec.name, spec.text, spec.rows(figures), labels)
+    for name, text, attribute in _HISTOGRAMS:
+        yield _histogram(prefix + name, text, getattr(meter, attribute), labels)
 
 
-def answers(rows: list[tuple[dict[str, str], float]], labels: Mapping[str, str]) -> Metric:
-    """Answers of HTTP as (labels, count), under the name and labels that dashboards of web servers know, vLLM's among
-    them: so without a prefix."""
+def answers(rows: Rows, labels: Mapping[str, str]) -> Metric:
+    """HTTP answers as (labels, count). The name has no prefix: dashboards of web servers know it, vLLM's too."""
     text = "Requests that were answered, by status; 499: the client left before the end"
-    return _Maker("", labels).counter("http_requests", text, rows)
+    return _family("counter", "http_requests", text, rows, labels)
 
 
-def _of_requests(make: _Maker, stats: Mapping[str, Any]) -> Iterator[Metric]:
-    yield make.gauge("num_requests_running", "Outputs that are being computed", stats["running"])
-    yield make.gauge("num_requests_waiting", "Outputs that wait for their first step, or again", stats["waiting"])
-    yield make.counter("prompt_tokens", "Tokens of the prompts that came", stats["prompt_tokens"])
-    yield make.counter("generation_tokens", "Tokens that were generated", stats["generated_tokens"])
-    yield make.counter(
-        "request_success",
-        "Outputs that ended, by reason",
-        [({"finished_reason": reason}, count) for reason, count in stats["finished"].items()],
-    )
-    yield make.counter(
-        "num_preemptions", "Outputs that lost their memory and were computed again", stats["preemptions"]
-    )
-    yield make.counter("recomputed_tokens", "Tokens that preemptions threw away", stats["recomputed_tokens"])
+def exposition(metrics: Iterable[Metric]) -> bytes:
+    """Metrics in Prometheus' text format."""
+    return generate_latest(_Collected(metrics))  # type: ignore[arg-type]
 
 
-def _of_cache(make: _Maker, stats: Mapping[str, Any]) -> Iterator[Metric]:
-    usage, prefixes = stats["cache"], stats["prefix_cache"]
-    yield make.gauge(
-        "kv_cache_usage_perc",
-        "Share of the blocks that requests hold, 0 to 1",
-        usage["blocks_used"] / usage["blocks_total"] if usage["blocks_total"] else 0.0,
-    )
-    for kind, held in (("blocks", "blocks"), ("slots", "state slots")):
-        yield make.gauge(
-            f"cache_{kind}",
-            f"The cache's {held}: held by requests, kept for prefixes alone, free",
-            [
-                ({"state": "used"}, usage[f"{kind}_used"]),
-                ({"state": "cached"}, usage[f"{kind}_cached"]),
-                ({"state": "free"}, usage[f"{kind}_total"] - usage[f"{kind}_used"] - usage[f"{kind}_cached"]),
-            ],
-        )
-    missed = sum(prefixes["misses"].values())
-    yield make.counter(
-        "prefix_cache_queries", "Prompt tokens looked up in the prefix cache", prefixes["cached_tokens"] + missed
-    )
-    yield make.counter("prefix_cache_hits", "Prompt tokens found in the prefix cache", prefixes["cached_tokens"])
-    yield make.counter(
-        "prefix_cache_misses",
-        "Prompt tokens that were computed, by cause",
-        [({"cause": cause}, tokens) for cause, tokens in prefixes["misses"].items()],
-    )
-    yield make.counter(
-        "checkpoints",
-        "State checkpoints: taken, wanted but not taken for want of slots, evicted",
-        [
-            ({"event": "taken"}, prefixes["checkpoints_taken"]),
-            ({"event": "not_taken"}, prefixes["checkpoints_not_taken"]),
-            ({"event": "evicted"}, prefixes["evicted_checkpoints"]),
-        ],
-    )
-    yield make.counter("evicted_blocks", "Blocks that left the prefix index", prefixes["evicted_blocks"])
+def _family(kind: str, name: str, text: str, rows: Rows, labels: Mapping[str, str]) -> Metric:
+    is_counter = kind == "counter"
+    family: Metric = CounterMetricFamily(name, text) if is_counter else GaugeMetricFamily(name, text)
+    for own, value in rows:
+        family.add_sample(family.name + ("_total" if is_counter else ""), {**labels, **own}, value)
+    return family
 
 
-def _of_steps(make: _Maker, stats: Mapping[str, Any]) -> Iterator[Metric]:
-    graphs = stats["graphs"]
-    replayed = [({"mode": mode, "reason": ""}, graphs["steps"][mode]) for mode in ("full", "piecewise")]
-    eager = [({"mode": "eager", "reason": reason}, count) for reason, count in graphs["eager_reasons"].items()]
-    yield make.counter("steps", "Steps by mode, eager ones with the reason", replayed + eager)
-    yield make.counter("unplanned_eager_steps", "Eager steps for which the plan has a graph", graphs["unplanned"])
-    yield make.counter("failed_steps", "Steps that raised", stats["failed_steps"])
-    yield make.counter("computed_tokens", "Tokens that went through the model, padding aside", stats["computed_tokens"])
-    yield make.counter("padding_tokens", "Padding that graphs computed", graphs["padding"])
-    yield make.counter(
-        "step_rows",
-        "Rows of steps",
-        [({"kind": "decode"}, stats["decode_rows"]), ({"kind": "prefill"}, stats["prefill_rows"])],
-    )
-    yield make.counter("step_seconds", "Time in steps", stats["step_seconds"])
-    yield make.counter("bookkeeping_seconds", "Of it, in the scheduler and the cache", stats["bookkeeping_seconds"])
+def _histogram(name: str, text: str, histogram: Histogram, labels: Mapping[str, str]) -> Metric:
+    family = HistogramMetricFamily(name, text, labels=list(labels))
+    bounds = [*(str(float(bound)) for bound in histogram.bounds), "+Inf"]
+    buckets = list(zip(bounds, map(float, histogram.cumulative()), strict=True))
+    family.add_metric(list(labels.values()), buckets, histogram.total)
+    return family
 
 
-def _of_drafts(make: _Maker, speculation: Mapping[str, Any]) -> Iterator[Metric]:
-    yield make.counter("spec_decode_num_drafts", "Rows that had drafts", speculation["rows_with_drafts"])
-    yield make.counter("spec_decode_num_draft_tokens", "Drafts", speculation["drafts_proposed"])
-    yield make.counter("spec_decode_num_accepted_tokens", "Drafts that were right", speculation["drafts_accepted"])
-    yield make.counter(
-        "spec_decode_num_accepted_tokens_per_pos",
-        "Drafts that were right, by their place",
-        [({"position": str(i)}, each["accepted"]) for i, each in enumerate(speculation["positions"])],
-    )
-    yield make.counter(
-        "speculation_steps",
-        "Decode steps by the number of drafts that the controller chose",
-        [({"drafts": drafts}, count) for drafts, count in speculation["steps"].items()],
-    )
-
-
-def _of_encoder(make: _Maker, encoder: Mapping[str, Any]) -> Iterator[Metric]:
-    """Images, by what served them: the graph of a budget, or none for a reason."""
-    served = [({"budget": str(one["budget"]), "reason": ""}, one) for one in encoder["budgets"]]
-    served += [({"budget": "", "reason": one["reason"]}, one) for one in encoder["eager"]]
-    for name, key, text in _ENCODER:
-        yield make.counter(name, text, [(labels, one[key]) for labels, one in served])
-
-
-def _of_encoder_cache(make: _Maker, cache: Mapping[str, Any]) -> Iterator[Metric]:
-    yield make.counter(
-        "encoder_cache_images",
-        "Images that requests took from the encoder cache (hit), or had to have encoded (miss)",
-        [({"result": "hit"}, cache["hits"]), ({"result": "miss"}, cache["misses"])],
-    )
-    yield make.counter(
-        "encoder_cache_evicted_images", "Images that made room in the encoder cache", cache["evicted_items"]
-    )
-    uses = ("used", "cached", "total")
-    yield make.gauge(
-        "encoder_cache_cells",
-        "Cells of the encoder cache, one for each token of an image: of images that requests hold, of others, and all",
-        [({"use": use}, cache[f"cells_{use}"]) for use in uses],
-    )
-
-
-Values = float | list[tuple[dict[str, str], float]]
-"""One value, or (labels, value) for several."""
-
-
-class _Maker:
-    """Makes families whose names have one prefix and whose samples have some labels."""
-
-    def __init__(self, prefix: str, labels: Mapping[str, str]) -> None:
-        self._prefix, self._labels = prefix, dict(labels)
-
-    def gauge(self, name: str, text: str, values: Values) -> Metric:
-        return self._fill(GaugeMetricFamily(self._prefix + name, text), "", values)
-
-    def counter(self, name: str, text: str, values: Values) -> Metric:
-        return self._fill(CounterMetricFamily(self._prefix + name, text), "_total", values)
-
-    def histogram(self, name: str, text: str, histogram: Histogram) -> Metric:
-        family = HistogramMetricFamily(self._prefix + name, text, labels=list(self._labels))
-        bounds = [*(str(float(bound)) for bound in histogram.bounds), "+Inf"]
-        buckets = list(zip(bounds, map(float, histogram.cumulative()), strict=True))
-        family.add_metric(list(self._labels.values()), buckets, histogram.total)
-        return family
-
-    def _fill(self, family: Metric, suffix: str, values: Values) -> Metric:
-        for labels, value in values if isinstance(values, list) else [({}, values)]:
-            family.add_sample(family.name + suffix, {**self._labels, **labels}, value)
-        return family
-
-
-class _Fixed:
-    """What generate_latest reads: metrics that were collected before."""
+class _Collected:
+    """What `generate_latest` reads: metrics that were collected before."""
 
     def __init__(self, metrics: Iterable[Metric]) -> None:
         self._metrics = list(metrics)

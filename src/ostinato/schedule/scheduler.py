@@ -7,11 +7,12 @@ from collections.abc import Callable
 from ostinato.cache.encoder_cache import EncoderCache
 from ostinato.cache.manager import CacheManager
 from ostinato.cache.placement import CachePolicy
+from ostinato.cache.report import MissCause
 from ostinato.errors import RequestError
+from ostinato.observe.counts import PrefixCounts, SchedulerCounts
 from ostinato.schedule.admission import Refusal, find_match, place, report, restate_spacing
 from ostinato.schedule.batch import Batch, MediaUse, Row, StepResult
 from ostinato.schedule.chunks import chunk_tokens, room_for_drafts
-from ostinato.schedule.counters import PrefixCounters, SchedulerCounters
 from ostinato.schedule.integrity import check_integrity
 from ostinato.schedule.limits import SchedulerLimits, check_arrival, max_length
 from ostinato.schedule.media import MediaHolders
@@ -69,8 +70,8 @@ class Scheduler:
         self.limits = limits
         self.cache = cache
         self.policy = policy
-        self.counters = SchedulerCounters()
-        self.prefix_counters = PrefixCounters()
+        self.counters = SchedulerCounts(finished=dict.fromkeys((reason.value for reason in FinishReason), 0))
+        self.prefix_counters = PrefixCounts(misses=dict.fromkeys((cause.value for cause in MissCause), 0))
         self.queues = Queues()
         self.encoder_cache = encoder_cache
         self._media = MediaHolders(encoder_cache) if encoder_cache is not None else None
@@ -362,7 +363,7 @@ class Scheduler:
             request.num_computed_tokens, request.placement = match.hit, placement
             if request.cache_report is None:
                 request.cache_report = report(request, match, placement, self.cache)
-                self.prefix_counters.count(request.cache_report)
+                self.prefix_counters.count(request.cache_report.cached_tokens, request.cache_report.misses)
             else:
                 self.prefix_counters.restored_tokens += match.hit
             row = self._next_row(request, budget, num_drafts)

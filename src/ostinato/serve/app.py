@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
 from functools import lru_cache, partial
 
@@ -11,9 +11,11 @@ from fastapi import APIRouter, FastAPI, Request
 from fastapi.responses import Response
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
+from starlette.routing import BaseRoute, Mount, Route
 from starlette.types import ASGIApp
 
 from ostinato import __version__
+from ostinato.observe.counts import AnswerCounts
 from ostinato.observe.tracing import Tracing, make_tracing
 from ostinato.serve.api.chat import chat_router
 from ostinato.serve.api.completions import completions_router
@@ -23,7 +25,6 @@ from ostinato.serve.api.service import observation_router, service_router
 from ostinato.serve.api.tokens import tokens_router
 from ostinato.serve.chat.model_text import ModelText
 from ostinato.serve.http.bodies import JsonEndpoints
-from ostinato.serve.http.counts import AnswerCounts
 from ostinato.serve.http.errors import MODEL_ERRORS, REPORT_ERRORS, ApiError, as_api_error
 from ostinato.serve.http.gate import Gate
 from ostinato.serve.http.lifecycle import Lifecycle
@@ -76,12 +77,18 @@ def make_api(
         redoc_url=None,
         redirect_slashes=False,
     )
+    reports = [service_router(lifecycle), observation_router(lifecycle, counts)]
+    page = page_router()
     for router in with_bodies:
         app.include_router(router, responses=MODEL_ERRORS)
-    app.include_router(service_router(lifecycle), responses=REPORT_ERRORS)
-    app.include_router(page_router())
+    for router in reports:
+        app.include_router(router, responses=REPORT_ERRORS)
+    app.include_router(page)
     app.mount("/page", page_files())
-    app.include_router(observation_router(lifecycle, counts), responses=REPORT_ERRORS)
+
+    _name_endpoints(counts, app.routes)
+    for router in (page, *reports, *with_bodies):
+        _name_endpoints(counts, router.routes)
 
     @app.exception_handler(ApiError)
     @app.exception_handler(Exception)  # which the gate gets too, and logs
@@ -93,3 +100,16 @@ def make_api(
         return ApiError(error.status_code, str(error.detail), headers=error.headers).response()
 
     return app, with_bodies
+
+
+def _name_endpoints(counts: AnswerCounts, routes: Iterable[BaseRoute]) -> None:
+    """Tells `counts` which paths there are. Paths with a variable part, and files, share a name."""
+    for route in routes:
+        if isinstance(route, Mount):
+            counts.families[f"{route.path}/"] = route.path
+        elif isinstance(route, Route):
+            begin, has_variable, _ = route.path.partition("{")
+            if has_variable:
+                counts.families[begin] = route.path.replace(":path", "")
+            else:
+                counts.paths.add(route.path)

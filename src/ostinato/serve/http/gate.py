@@ -13,10 +13,10 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from ostinato.observe.counts import AnswerCounts
 from ostinato.observe.logs import log_request
 from ostinato.observe.record import RequestRecord
 from ostinato.observe.tracing import Tracing
-from ostinato.serve.http.counts import AnswerCounts
 from ostinato.serve.http.errors import ApiError, as_api_error
 from ostinato.serve.http.streaming import ClientGone, log_failure
 from ostinato.serve.settings import ServeSettings, is_loopback
@@ -76,7 +76,7 @@ class Gate:
         finally:
             record.end()
             log_request(record)
-            self._counts.note(record.method, scope["path"], record.status)
+            self._counts.count(record.method, scope["path"], record.status)
             if self._tracing is not None:
                 self._tracing.trace(record, headers)
 
