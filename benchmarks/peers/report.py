@@ -6,6 +6,8 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from ostinato.bench.figures import spread
+
 OURS = ("ostinato", "ostinato-int8")
 FLOOR = "floor"
 """Stands for an engine in measurements of the memory's bandwidth and of the bytes of a step."""
@@ -71,11 +73,6 @@ def _engine_report(rounds: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     sizes = figures[0]["decode"]
     report["decode"] = {size: spread([each["decode"][size] for each in figures]) for size in sizes}
     return report
-
-
-def spread(values: Sequence[float]) -> dict[str, float] | None:
-    """Median, least and greatest; None of no values."""
-    return {"median": statistics.median(values), "min": min(values), "max": max(values)} if values else None
 
 
 def step_bytes(needed: Mapping[str, Any], engine: str, size: str) -> float | None:

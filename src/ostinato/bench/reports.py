@@ -27,10 +27,8 @@ if TYPE_CHECKING:
     from ostinato.plan.plan import Plan
 
 Say = Callable[[str], None]
-"""Tells whoever waits what is being measured."""
+"""Tells the user what is being measured now."""
 Row = Mapping[str, Any]
-
-
 Format = str | Callable[[Any], str]
 """How a value is shown: a template for `str.format`, a name in `FORMATS`, or a function."""
 FORMATS: dict[str, Format] = {
@@ -225,7 +223,7 @@ def spread_columns(path: str, format: Format, *others: str) -> tuple[Column, ...
 
 
 def run_facts(command: str) -> dict[str, Any]:
-    """What the data of every report begins with. The command line adds itself as `command_line`."""
+    """What the data of every report begins with. The command fills `command_line` in."""
     return {"command": command, "command_line": None, "date": datetime.now().astimezone().isoformat(timespec="seconds")}
 
 

@@ -38,7 +38,7 @@ class Receiver(Protocol):
 
 
 class Stale(Exception):
-    """A connection that had been used before was closed before it answered."""
+    """A connection from an earlier request was closed before it answered this one."""
 
 
 class Connection(asyncio.Protocol):
@@ -106,7 +106,7 @@ class _Reply:
             self._fail(Failure("bad_reply", f"the reply is no HTTP/1.1: {error}"))
 
     def lose(self, *, was_used: bool, is_clean: bool) -> None:
-        """The connection is gone. That ends a body of which nothing else says where it ends."""
+        """The connection is gone. This ends a body that has neither a length nor chunks."""
         if self.ended.done():
             return
         is_bounded = "content-length" in self._headers or "transfer-encoding" in self._headers
@@ -201,7 +201,7 @@ class HttpClient:
 
 
 def check_url(url: str) -> SplitResult:
-    """`url` in parts; ConfigError if it is none that could be asked."""
+    """`url` in parts; ConfigError if it is not an HTTP URL."""
     try:
         parts = urlsplit(url)
         if parts.scheme in ("http", "https") and parts.hostname and parts.port != 0:

@@ -47,7 +47,7 @@ def serve_figures(run: Run, deadline: Deadline | None) -> dict[str, Any]:
 
     Latencies count from the moment when a request was due, not from when it was sent, so that a slow server cannot
     hide behind a generator that waits for it. Rates count complete replies, over the time from the first arrival to
-    the last end. Times between chunks are as many as there were gaps, those per output token one for each request.
+    the last end. There is a time between chunks for each gap, and a time per output token for each request.
     """
     complete = [each for each in run.outcomes if each.error is None]
     output_tokens = sum(map(count_tokens, complete))

@@ -12,16 +12,14 @@ MOST_DETAIL = 300
 """Characters that are kept of what a server says of an error."""
 _HINTS = ("Retry-After", "Location")
 """Headers of a refusal that say what to do about it."""
-
-
 DONE = b"[DONE]"
 
 
 class EventParser:
-    """The `data` of server-sent events, from bytes that come in any pieces; comments and other fields are left out, and
-    so are events without data, which keep a connection alive.
+    """The `data` of server-sent events, from bytes that come in any pieces. It leaves out comments, other fields, and
+    events without data, which only keep a connection alive.
 
-    Failure `error_event` for an event that its name says to be an error.
+    Failure `error_event` for an event named `error`.
     """
 
     def __init__(self) -> None:
@@ -46,12 +44,12 @@ class EventParser:
                     yield data
 
     def finish(self) -> Iterator[bytes]:
-        """What is left at the end of a stream: some servers end with its last line, or before the end of that."""
+        """What is left at the end of a stream: some servers leave out its last line breaks."""
         yield from self.feed(b"\n\n")
 
 
 class Reply:
-    """A receiver. `clock` is asked for the moment, in seconds, in which a piece of text arrived."""
+    """Receives one reply. `clock` gives the moment, in seconds, at which a piece of text arrived."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self.chunk_times: list[float] = []
@@ -85,8 +83,8 @@ class Reply:
         self._take_all(self._events.feed(data))
 
     def check_complete(self) -> None:
-        """Once nothing more comes. Failure if the server refused, `http_<status>`, or the stream ended without saying
-        so, `broken_stream`."""
+        """To be called when nothing more comes. Failure `http_<status>` if the server refused, `broken_stream` if the
+        stream broke off."""
         if self._status != 200:
             said = _error_text(self._error_body)
             raise Failure(f"http_{self._status}", f"{said} ({self._hints})" if self._hints else said)
@@ -131,7 +129,7 @@ def _piece(choice: Mapping[str, Any]) -> str:
 
 
 def _usage(said: Mapping[str, Any]) -> dict[str, int | None]:
-    """The counts that are looked at; None for those that the server does not have."""
+    """The counts that figures are made of; None for those that the server does not give."""
     details = said.get("prompt_tokens_details") or {}
     counts = {name: said.get(name) for name in ("prompt_tokens", "completion_tokens")}
     counts["cached_tokens"] = details.get("cached_tokens")

@@ -95,20 +95,20 @@ class Run:
 
 
 def run_on_loop(work: Coroutine[Any, Any, T]) -> T:
-    """The result of `work`, on a new event loop: the quickest that there is, since the generator often shares the
-    cores with the server."""
+    """The result of `work`, on a new event loop: the fastest one, as the generator often shares the cores with the
+    server."""
     if sys.platform == "win32":
         return asyncio.run(work)
-    import uvloop  # here, as every start of the command line comes by
+    import uvloop  # here, as every start of the command line imports this file
 
     return uvloop.run(work)
 
 
 async def run_load(target: Target, conversations: Sequence[Conversation], concurrency: int | None = None) -> Run:
-    """Sends each conversation at its arrival, whatever the server does; or, with `concurrency`, as soon as fewer than
-    so many are under way.
+    """Sends each conversation at its arrival, whether or not the server keeps up. With `concurrency`, it sends the next
+    one as soon as fewer than `concurrency` are under way.
 
-    A turn comes when its time for thinking is over. Those after a turn that failed are not sent.
+    A turn waits until its time for thinking is over. Turns after one that failed are not sent.
     """
     _allow_connections(concurrency or len(conversations))
     driver = _Driver(target)
@@ -213,7 +213,7 @@ async def _watch(lags: list[float]) -> None:
 
 
 def _allow_connections(count: int) -> None:
-    """Lets the process have so many files open, as each connection is one. ConfigError if it may not."""
+    """Raises the limit of open files for `count` connections. ConfigError if the process may not."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     needed = count + 100
     if soft >= needed:

@@ -1,4 +1,4 @@
-"""A server under load: any that speaks OpenAI's protocol, at several rates or numbers of requests at once."""
+"""A server under load, at several rates or with several numbers of requests at once."""
 
 from __future__ import annotations
 
@@ -13,15 +13,13 @@ from ostinato.bench.reports import Chart, Column, Panel, Report, Say, Series, Ta
 from ostinato.bench.serve.http_client import check_url
 from ostinato.bench.serve.latencies import Deadline, serve_figures
 from ostinato.bench.serve.sending import Run, Target, run_load, run_on_loop
-from ostinato.bench.serve.workload import Conversation, Load, Ruler, Turn, make_conversations, make_ruler, say
+from ostinato.bench.serve.workload import Conversation, Load, Ruler, Turn, make_conversations, make_ruler, speak
 from ostinato.errors import ConfigError, RequestError
 
 FEW_WORDS = 4
 """In the shortest of the prompts that tell how many tokens a word has."""
 ASSUMED_RULER = Ruler(per_word=1.2)
 """For servers that do not say how many tokens a prompt had."""
-
-
 LATENCIES = {
     "time_to_first_token": "first token",
     "time_per_output_token": "per token",
@@ -35,7 +33,7 @@ DRAWN = {
     "time_per_output_token": ("time per output token, ms", 1e3),
     "end_to_end": ("whole request, s", 1.0),
 }
-"""Latencies in charts: their label, and their unit in seconds, inverted."""
+"""Latencies in charts: the label, and how many of its units a second has."""
 
 
 @dataclass(frozen=True)
@@ -50,10 +48,10 @@ class ServeBench:
 
 
 def serve(target: Target, bench: ServeBench, say: Say) -> Report:
-    """Figures for each rate or concurrency, in turn, each with prompts of its own.
+    """Figures for each rate or concurrency, one after the other, each with prompts of its own.
 
-    Before, up to three requests that are not counted try the server and tell how many tokens its words have.
-    RequestError if it refuses them.
+    Up to three requests come before them and are not counted: they try the server, and tell how many tokens a word
+    has. RequestError if the server refuses them.
     """
     say("trying the server")
     ruler, is_measured = try_server(target, bench.load)
@@ -65,8 +63,8 @@ def serve(target: Target, bench: ServeBench, say: Say) -> Report:
         conversations = make_conversations(bench.load, ruler, chat=target.chat, rate=rate, number=number)
         run = run_on_loop(run_load(target, conversations, concurrency))
         # JSON has no infinity.
-        shown = "inf" if rate is not None and math.isinf(rate) else rate
-        results.append({"rate": shown, "concurrency": concurrency, **serve_figures(run, bench.deadline)})
+        named = "inf" if rate is not None and math.isinf(rate) else rate
+        results.append({"rate": named, "concurrency": concurrency, **serve_figures(run, bench.deadline)})
     data = {
         **run_facts("serve"),
         "server": {"base_url": target.base_url, "model": target.model},
@@ -92,7 +90,7 @@ def load_settings(target: Target, load: Load) -> dict[str, Any]:
 
 def find_model(base_url: str, api_key: str | None) -> str:
     """The first model that the server offers. ConfigError if there is no server, or it offers none."""
-    import httpx2  # here, as every start of the command line comes by
+    import httpx2  # here, as every start of the command line imports this file
 
     check_url(base_url)
     headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
@@ -120,7 +118,7 @@ def try_server(target: Target, load: Load) -> tuple[Ruler, bool]:
     rng = random.Random(f"{load.seed} trial")
 
     def tokens_of(words: int) -> int | None:
-        run = run_on_loop(_asked(target, [Conversation(0.0, (Turn(say(rng, words), 1),))]))
+        run = run_on_loop(_asked(target, [Conversation(0.0, (Turn(speak(rng, words), 1),))]))
         return run.outcomes[0].prompt_tokens
 
     few_tokens = tokens_of(FEW_WORDS)

@@ -111,7 +111,7 @@ def make_conversations(
     return conversations
 
 
-def say(rng: random.Random, count: int) -> str:
+def speak(rng: random.Random, count: int) -> str:
     """So many words."""
     return " ".join(rng.choices(WORDS, k=count))
 
@@ -128,10 +128,10 @@ def _words(load: Load, ruler: Ruler, number: int) -> Iterator[str]:
     lengths = random.Random(f"{load.seed} prompts")
     rng = random.Random(f"{load.seed} texts {number}")
     prefix_words = ruler.words(load.prefix_tokens, opening=False)
-    prefixes = [say(rng, prefix_words) for _ in range(load.prefix_groups if load.prefix_tokens else 0)]
+    prefixes = [speak(rng, prefix_words) for _ in range(load.prefix_groups if load.prefix_tokens else 0)]
     for conversation in range(load.requests):
         for turn in range(load.turns):
-            text = say(rng, ruler.words(load.prompt_tokens.draw(lengths), opening=turn == 0))
+            text = speak(rng, ruler.words(load.prompt_tokens.draw(lengths), opening=turn == 0))
             yield f"{prefixes[conversation % len(prefixes)]} {text}" if prefixes and turn == 0 else text
 
 
