@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from ostinato.plan.calls import Call, Calls
 from ostinato.plan.device.catalogue import DeviceSpec
+from ostinato.plan.memory.graph_memory import Capture
 from ostinato.plan.model import (
     AttentionSpec,
     DrafterSpec,
@@ -18,6 +20,9 @@ from ostinato.plan.weights import Weight
 
 MIB = 2**20
 GIB = 2**30
+
+TAPES = Capture("tape", frozenset(("attention", "state")))
+CUDA_GRAPHS = Capture("cuda", frozenset(("attention", "state")), gathers_states=True)
 
 ATTENTION = AttentionSpec(num_heads=8, num_kv_heads=2, head_dim=64)
 """256 elements of keys and values per token."""
@@ -37,7 +42,12 @@ VISION = VisionSpec(
     out_hidden_size=512,
     num_positions=256,
     deepstack_layers=(1, 2),
-    weights=(Weight((1_500_000,), "norm"),),
+    weights=(
+        Weight((1_500_000 - 128 * 512 - 128 * 384,), "norm"),
+        Weight((512, 128), "linear"),
+        Weight((384, 128), "linear"),
+    ),
+    calls=Calls((Call("linear", 4 * 128, "model", ()), Call("stack", 3 * 512, "model", (0,))), 1, entries=4),
     image_token_id=10,
     video_token_id=11,
     start_token_id=12,
@@ -49,6 +59,12 @@ VISION = VisionSpec(
 def weights(parameters: int, float32: int = 0) -> tuple[Weight, ...]:
     """So many parameters in the model's dtype, and in float32."""
     return Weight((parameters,), "norm"), Weight((float32,), "per_head", in_float32=True)
+
+
+def calls(*widths: int) -> Calls:
+    """Results of so many elements per token, each computed from the one before."""
+    chain = (Call("linear", width, "model", () if i == 0 else (i - 1,)) for i, width in enumerate(widths))
+    return Calls(tuple(chain), len(widths) - 1)
 
 
 def attention_layer(attention: AttentionSpec = ATTENTION, parameters: int = 1_000_000) -> LayerSpec:
@@ -74,6 +90,7 @@ def model(
 ) -> ModelSpec:
     return ModelSpec(
         architecture="nemotron_h",
+        calls=calls(512, *(width for layer in layers for width in (512, layer.activation_elements, 512))),
         dtype=dtype,
         vocab_size=vocab_size,
         hidden_size=512,
@@ -98,7 +115,12 @@ def with_head(spec: ModelSpec, *layers: LayerSpec) -> ModelSpec:
     """The model with a prediction head: by default a layer of attention and an MLP, and 700,000 parameters outside."""
     layers = layers or (attention_layer(), mlp_layer())
     ops = ("attention", "linear", "rms_norm", "token_shift")
-    return replace(spec, head=DrafterSpec("mtp", layers, weights(700_000), spec.hidden_size, ops))
+    widths = [width for layer in layers for width in (512, layer.activation_elements, 512)]
+    step = calls(*(call.elements for call in spec.calls.calls), *widths)
+    head = DrafterSpec(
+        "mtp", layers, spec.hidden_size, weights(700_000), ops, calls=calls(512, *widths), step_calls=step
+    )
+    return replace(spec, head=head)
 
 
 def with_vision(spec: ModelSpec, vision: VisionSpec = VISION) -> ModelSpec:

@@ -19,7 +19,8 @@ from ostinato.layers.build import Build
 from ostinato.media.item import MediaItem
 from ostinato.models.loader import build_model, load_weights
 from ostinato.ops.encoder.encoder_attention import of_all_segments
-from ostinato.ops.select import select_ops
+from ostinato.ops.facts import OPERATIONS
+from ostinato.ops.select import Ops, select_ops
 from tests.encoder_stand_in import CPU, plan_of
 from tests.test_graph_cuda import PretendedDriver, needs_gpu
 from tests.vl_models import VL_RECIPES, ops_of, oracle_encode, random_items, vl_checkpoint, vl_model, vl_spec
@@ -62,7 +63,9 @@ def test_an_encoder_is_captured_for_cuda_where_attention_does_not_look_at_the_ho
     """On a pretended device, whose graphs are lists of torch's calls."""
     ops, vision = select_ops({}), vl_spec(name).vision
     assert vision is not None
-    model = vl_model(name, replace(ops, encoder_attention=ops.tap.wrap("encoder_attention", of_all_segments)))
+    kernels = {name: getattr(ops, name) for name in OPERATIONS}
+    kernels["encoder_attention"] = ops.tap.wrap("encoder_attention", of_all_segments)
+    model = vl_model(name, Ops(kernels, ops.tap))
     driver = PretendedDriver()
     graphs = EncoderGraphs(
         plan_of((6, 16, 24), 3),

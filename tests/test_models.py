@@ -95,6 +95,21 @@ def test_the_spec_counts_the_bytes_that_the_model_allocates(name: str) -> None:
         assert sum(weight.numel() * weight.element_size() for weight in weights) == spec.weight_bytes(dtype)
 
 
+@pytest.mark.parametrize("name", [*RECIPES, *HEADED])
+def test_the_weight_table_has_the_names_and_shapes_that_the_model_loads(name: str) -> None:
+    spec = model_spec(read_config(checkpoint(name)))
+    if name in HEADED:
+        spec = spec_with_head(checkpoint(name))
+    model = build_model(Build(select_ops({}), torch.bfloat16, torch.device("meta")), spec)
+    table = [*spec.table, *(spec.drafter.table if spec.drafter is not None else ())]
+    loaded = {path: view.shape for path, view in checkpoint_views(model)}
+    assert {path for weight in table for path in weight.names} == loaded.keys()
+    assert sum(weight.num_elements for weight in table) == sum(shape.numel() for shape in loaded.values())
+    whole = {weight.names[0]: weight.stored_shape or weight.shape for weight in table if len(weight.names) == 1}
+    assert whole
+    assert all(loaded[path] == shape for path, shape in whole.items())
+
+
 # Prediction heads
 
 

@@ -16,10 +16,23 @@ from ostinato.errors import CapacityError, ConfigError
 from ostinato.plan.graphs.coverage import FULL_MODES, PIECEWISE_MODES, dispatch
 from ostinato.plan.graphs.ladders import capture_ladders
 from ostinato.plan.limits import Limits
-from ostinato.plan.memory.graph_memory import LargestGraphs, arena_bytes, buffer_bytes, graph_bytes
+from ostinato.plan.memory.graph_memory import Capture, LargestGraphs, arena_bytes, buffer_bytes, graph_bytes
 from ostinato.plan.model import ModelSpec
 from ostinato.plan.plan import Plan, make_plan
-from tests.plan_cases import GIB, MAMBA2, MIB, attention_layer, cpu, gpu, hybrid, mamba2_layer, mlp_layer, model
+from tests.plan_cases import (
+    CUDA_GRAPHS,
+    GIB,
+    MAMBA2,
+    MIB,
+    TAPES,
+    attention_layer,
+    cpu,
+    gpu,
+    hybrid,
+    mamba2_layer,
+    mlp_layer,
+    model,
+)
 
 MODES = ("none", "piecewise", "full_decode_only", "full_and_piecewise")
 STATE_OPS = ("causal_conv1d", "ssd_scan", "state_update")
@@ -281,19 +294,24 @@ def test_graphs_take_their_buffers_and_one_arena_for_the_largest() -> None:
     assert buffer_bytes(100, 3, max_blocks=3, slots_per_request=2) == buffers
 
     def size(largest: LargestGraphs) -> int:
-        return graph_bytes(hybrid(), "float32", largest, limits=limits, block_size=16, gathers_states=False)
+        return graph_bytes(hybrid(), "float32", largest, limits=limits, block_size=16, capture=TAPES)
 
-    assert size(LargestGraphs(10, 3, 2)) == buffers + arena_bytes(hybrid(), "float32", 10, 0)
-    assert size(LargestGraphs(4, 3, 2)) == buffers + arena_bytes(hybrid(), "float32", 6, 0)
+    assert size(LargestGraphs(10, 3, 2)) == buffers + arena_bytes(hybrid(), "float32", LargestGraphs(10, 0, 0), TAPES)
+    assert size(LargestGraphs(4, 3, 2)) == buffers + arena_bytes(hybrid(), "float32", LargestGraphs(0, 6, 1), TAPES)
     assert size(LargestGraphs(0, 0, 2)) == 0
 
 
 def test_an_arena_grows_with_tokens_width_and_the_states_that_it_gathers() -> None:
     narrow, wide = model(mlp_layer(), mlp_layer()), model(mlp_layer(), mamba2_layer())
-    assert arena_bytes(narrow, "float32", 64, 0) == arena_bytes(model(mlp_layer()), "float32", 64, 0)
-    assert arena_bytes(narrow, "float32", 128, 0) == 2 * arena_bytes(narrow, "float32", 64, 0)
-    assert arena_bytes(narrow, "bfloat16", 64, 0) < arena_bytes(narrow, "float32", 64, 0)
-    gathered = arena_bytes(wide, "float32", 64, 8) - arena_bytes(wide, "float32", 64, 0)
+
+    def size(spec: ModelSpec, dtype: str, tokens: int, capture: Capture, gathered_rows: int = 0) -> int:
+        return arena_bytes(spec, dtype, LargestGraphs(tokens, 0, 0), capture, gathered_rows)
+
+    for capture in (TAPES, CUDA_GRAPHS):
+        assert size(narrow, "float32", 64, capture) == size(model(mlp_layer()), "float32", 64, capture)
+        assert size(narrow, "float32", 128, capture) == 2 * size(narrow, "float32", 64, capture)
+        assert size(narrow, "bfloat16", 64, capture) < size(narrow, "float32", 64, capture)
+    gathered = size(wide, "float32", 64, CUDA_GRAPHS, 8) - size(wide, "float32", 64, CUDA_GRAPHS)
     assert gathered >= 8 * 3 * 4 * MAMBA2.ssm_state_elements
 
 

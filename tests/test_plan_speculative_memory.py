@@ -13,6 +13,7 @@ from ostinato.plan.limits import Limits
 from ostinato.plan.memory.activations import LOGIT_COPIES, activation_bytes
 from ostinato.plan.memory.cache_split import kv_block_bytes, state_slot_bytes
 from ostinato.plan.memory.graph_memory import (
+    Capture,
     LargestGraphs,
     arena_bytes,
     buffer_bytes,
@@ -24,8 +25,10 @@ from ostinato.plan.plan import make_plan
 from ostinato.plan.speculation.speculative import with_drafter
 from tests.drafter_cases import DRAFT, EXPERTS, MTP, NEMOTRON_H, NGRAM, decided, drafting, planned, remedies
 from tests.plan_cases import (
+    CUDA_GRAPHS,
     GIB,
     MAMBA2,
+    TAPES,
     attention_layer,
     cpu,
     gpu,
@@ -158,10 +161,12 @@ LIMITS = Limits(max_num_seqs=6, max_num_batched_tokens=100, max_model_len=33)
 def test_a_head_has_full_graphs_of_one_token_per_row_and_a_buffer_of_hidden_states() -> None:
     spec = drafting(MTP, with_head(model(mlp_layer(), vocab_size=10), mlp_layer()))
     buffers = buffer_bytes(tokens=6, rows=6, max_blocks=3, slots_per_request=1) + 6 * 512 * 2
-    arena = 4 * (3 * 512 + 4096) * (2 + 4) * 5 // 4
-    size = drafter_graph_bytes(spec, "bfloat16", LargestGraphs(64, 4, 4), LIMITS, 3, gathered_rows=0)
-    assert size == buffers + arena
-    assert drafter_graph_bytes(spec, "bfloat16", LargestGraphs(64, 0, 4), LIMITS, 3, gathered_rows=0) == 0
+    of_tapes = 4 * (2 * 512 + 4096) * 2
+    of_cuda_graphs = 4 * (3 * 512 + 4096) * (2 + 4) * 5 // 4
+    for capture, arena in ((TAPES, of_tapes), (CUDA_GRAPHS, of_cuda_graphs)):
+        size = drafter_graph_bytes(spec, "bfloat16", LargestGraphs(64, 4, 4), LIMITS, 3, capture)
+        assert size == buffers + arena
+        assert drafter_graph_bytes(spec, "bfloat16", LargestGraphs(64, 0, 4), LIMITS, 3, capture) == 0
 
 
 def test_a_draft_model_has_graphs_of_both_ladders_and_buffers_for_every_step() -> None:
@@ -169,34 +174,43 @@ def test_a_draft_model_has_graphs_of_both_ladders_and_buffers_for_every_step() -
     spec = drafting(DRAFT, model(mlp_layer(), vocab_size=10), draft)
     buffers = buffer_bytes(tokens=100, rows=6, max_blocks=3, slots_per_request=1)
 
-    def size(largest: LargestGraphs, gathered_rows: int = 0) -> int:
-        return drafter_graph_bytes(spec, "bfloat16", largest, LIMITS, 3, gathered_rows)
+    def size(largest: LargestGraphs, capture: Capture = TAPES) -> int:
+        return drafter_graph_bytes(spec, "bfloat16", largest, LIMITS, 3, capture)
 
-    assert size(LargestGraphs(64, 4, 4)) == buffers + arena_bytes(draft, "bfloat16", 64, 0)
-    assert size(LargestGraphs(0, 4, 4)) == buffers + arena_bytes(draft, "bfloat16", 4, 0)
-    assert size(LargestGraphs(0, 4, 4), 6) - size(LargestGraphs(0, 4, 4)) == 6 * 3 * MAMBA2.ssm_state_elements * 5
-    assert size(LargestGraphs(0, 0, 4)) == 0
-    assert drafter_graph_bytes(hybrid(), "bfloat16", LargestGraphs(64, 4, 4), LIMITS, 3, 0) == 0
+    for capture in (TAPES, plain := replace(CUDA_GRAPHS, gathers_states=False)):
+        for largest, own in ((LargestGraphs(64, 4, 4), (64, 0, 0)), (LargestGraphs(0, 4, 4), (0, 4, 1))):
+            assert size(largest, capture) == buffers + arena_bytes(draft, "bfloat16", LargestGraphs(*own), capture)
+        assert size(LargestGraphs(0, 0, 4), capture) == 0
+        assert drafter_graph_bytes(hybrid(), "bfloat16", LargestGraphs(64, 4, 4), LIMITS, 3, capture) == 0
+    gathered = size(LargestGraphs(0, 4, 4), CUDA_GRAPHS) - size(LargestGraphs(0, 4, 4), plain)
+    assert gathered == 6 * 3 * MAMBA2.ssm_state_elements * 5
 
 
 def test_the_models_own_graphs_hold_a_head_that_follows_it_but_no_draft_model() -> None:
     small, wide = model(mlp_layer(), vocab_size=10), mlp_layer()
     wide = replace(wide, activation_elements=100_000)
-    own = arena_bytes(small, "bfloat16", 64, 0)
-    assert arena_bytes(drafting(DRAFT, small, model(wide, vocab_size=10)), "bfloat16", 64, 0) == own
-    head = arena_bytes(drafting(MTP, with_head(small, wide)), "bfloat16", 64, 0)
-    assert head == 64 * (3 * 512 + 100_000) * (2 + 4) * 5 // 4
     hybrid_draft = drafting(DRAFT, small, model(mamba2_layer(), vocab_size=10))
-    assert arena_bytes(hybrid_draft, "bfloat16", 64, 6) == own
+    of_tapes, of_cuda_graphs = 64 * (2 * 512 + 100_000) * 2, 64 * (3 * 512 + 100_000) * (2 + 4) * 5 // 4
+    for capture, of_head in ((TAPES, of_tapes), (CUDA_GRAPHS, of_cuda_graphs)):
+
+        def size(spec: ModelSpec, capture: Capture = capture) -> int:
+            return arena_bytes(spec, "bfloat16", LargestGraphs(64, 0, 0), capture, gathered_rows=6)
+
+        own = size(small)
+        assert size(drafting(DRAFT, small, model(wide, vocab_size=10))) == own
+        assert size(drafting(MTP, with_head(small, wide))) == of_head
+        assert size(hybrid_draft) == own
 
 
 @pytest.mark.parametrize("speculative", [MTP, DRAFT])
 def test_all_graphs_together_are_those_of_the_model_and_of_the_drafter(speculative: str) -> None:
     spec = drafting(speculative, with_head(hybrid()), hybrid())
     largest = LargestGraphs(64, 6, 4)
-    size = graph_bytes(spec, "bfloat16", largest, limits=LIMITS, block_size=16, gathers_states=True)
-    own = buffer_bytes(100, 6, 3, slots_per_request=4) + arena_bytes(spec, "bfloat16", 64, 6)
-    assert size == own + drafter_graph_bytes(spec, "bfloat16", largest, LIMITS, 3, 6)
+    for capture in (TAPES, CUDA_GRAPHS):
+        size = graph_bytes(spec, "bfloat16", largest, limits=LIMITS, block_size=16, capture=capture)
+        rows = 6 if capture.gathers_states else 0
+        own = buffer_bytes(100, 6, 3, slots_per_request=4) + arena_bytes(spec, "bfloat16", largest, capture, rows)
+        assert size == own + drafter_graph_bytes(spec, "bfloat16", largest, LIMITS, 3, capture)
 
 
 @pytest.mark.parametrize("speculative", [NGRAM, MTP, DRAFT])

@@ -88,7 +88,7 @@ def test_a_key_of_a_texts_first_token_would_be_seen_if_a_head_read_it() -> None:
     logits = record_logits(engine)
     head = engine.runner.model.head
     assert isinstance(head, Head)
-    for block in head.layers:
+    for block in head.blocks:
         if isinstance(block.mixer, Attention):
             block.mixer.first_key = 0
     run(engine, poison)

@@ -9,12 +9,13 @@ import torch
 
 from ostinato.graphs.places import Place, items_in, map_items
 from ostinato.graphs.recorder import Call
-from ostinato.plan.graphs.first_fit import Layout, first_fit
+from ostinato.plan.graphs.first_fit import ALIGNMENT, Layout, first_fit
 
 
-def plan_layout(calls: Sequence[Call], sizes: Mapping[int, int], results: Sequence[Place]) -> Layout:
+def plan_layout(calls: Sequence[Call], sizes: Mapping[int, int], results: Sequence[Place], entries: int = 1) -> Layout:
     """Offsets for the storages that the calls name (`sizes`: number -> bytes), so that no two that live at once
-    overlap.
+    overlap. Each takes as many whole cache lines for every one of the step's `entries`, so that steps of any number of
+    them are laid out alike, and the arena grows with the largest: the plan counts on it.
 
     A storage lives from the first call that names it to the last; those of `results` to the end. First fit in the
     order of the calls.
@@ -24,7 +25,7 @@ def plan_layout(calls: Sequence[Call], sizes: Mapping[int, int], results: Sequen
         named = items_in((call.args, call.kwargs, call.writes) if call else tuple(results), Place)
         for storage in {place.storage: None for place in named}:
             lives[storage] = (lives[storage][0] if storage in lives else number, number)
-    return first_fit(sizes, lives)
+    return first_fit(sizes, lives, ALIGNMENT * entries)
 
 
 class Arena:

@@ -140,7 +140,7 @@ class TapeBackend:
                 result = recorder.result_place(forward(step))
         finally:
             self._tap.recorder = None
-        layout = plan_layout(recorder.calls, recorder.sizes, [result])
+        layout = plan_layout(recorder.calls, recorder.sizes, [result], step.length)
         tape = self.tape_type(recorder.calls, layout, result, step)
         self._tapes.append(tape)
         with torch.inference_mode():

@@ -1,28 +1,123 @@
-"""A model without memory, to read its weight table from."""
+"""A model without memory: shapes in place of tensors, to read its weight table from, and the calls of its forward."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from math import prod
 from typing import Any
 
 from ostinato.layers.module import Multiplier
+from ostinato.ops.facts import OPERATIONS, Operations
+from ostinato.plan.calls import Call, Calls
 from ostinato.plan.weights import Weight
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Shape:
-    """What stands for a tensor: its shape, and its dtype by name, where `model` is the model's own."""
+    """What stands for a tensor: its shape, its dtype by name, `model` being the model's own, and the `call` that
+    computed it: None for weights, inputs and cache memory."""
 
     shape: tuple[int, ...]
     dtype: str
+    trace: Trace | None = None
+    call: int | None = None
+
+    def split(self, sizes: int | Sequence[int], dim: int) -> list[Shape]:
+        whole = self.shape[dim]
+        sizes = [sizes] * (whole // sizes) if isinstance(sizes, int) else sizes
+        return [self._of(dim, size) for size in sizes]
+
+    def unflatten(self, dim: int, sizes: tuple[int, int]) -> Shape:
+        whole = self.shape[dim]
+        first, second = (whole // -prod(sizes) if size == -1 else size for size in sizes)
+        at = dim % len(self.shape)
+        return replace(self, shape=(*self.shape[:at], first, second, *self.shape[at + 1 :]))
+
+    def flatten(self, start: int) -> Shape:
+        return replace(self, shape=(*self.shape[:start], prod(self.shape[start:])))
+
+    def view(self, first: int, second: int) -> Shape:
+        assert first == -1, "rows of so many elements"
+        return replace(self, shape=(prod(self.shape) // second, second))
+
+    def __getitem__(self, index: slice | tuple[slice | int, ...]) -> Shape:
+        each = index if isinstance(index, tuple) else (index,)
+        lengths = [len(range(size)[at]) for at, size in zip(each, self.shape, strict=False) if isinstance(at, slice)]
+        return replace(self, shape=(*lengths, *self.shape[len(each) :]))
+
+    def __sub__(self, _: int) -> Shape:
+        return self
+
+    def __mul__(self, _: float) -> Shape:
+        return self._computed("mul", self.dtype)
+
+    def to(self, dtype: str) -> Shape:
+        return self if dtype == self.dtype else self._computed("to", dtype, casts_from=self.dtype)
+
+    def _of(self, dim: int, size: int) -> Shape:
+        at = dim % len(self.shape)
+        return replace(self, shape=(*self.shape[:at], size, *self.shape[at + 1 :]))
+
+    def _computed(self, operation: str, dtype: str, casts_from: str | None = None) -> Shape:
+        assert self.trace is not None, "a weight takes part in no calculation but a kernel's"
+        return self.trace.note(operation, (self,), self.shape, dtype, casts_from)
 
 
-class Ops:
-    """What stands for the kernels of a model that is not run: none of them."""
+class Trace:
+    """Notes the calls of a forward pass. It stands for the tap of the model's kernels."""
 
-    def __getattr__(self, name: str) -> None:
-        return None
+    def __init__(self) -> None:
+        self._calls: list[Call] = []
+        self._part: str | None = None
+        self._parts = 0
+
+    def input(self, shape: tuple[int, ...], dtype: str) -> Shape:
+        """What a pass reads that none of its calls computes."""
+        return Shape(shape, dtype, self)
+
+    def run(self, forward: Callable[[], Shape]) -> Calls:
+        """The calls of `forward`, and which gives its result."""
+        self._calls = []
+        result = forward()
+        assert result.call is not None, "a pass computes its result"
+        return Calls(tuple(self._calls), result.call)
+
+    def kernel(self, name: str, *args: Any, **kwargs: Any) -> Shape:
+        """The result of an operation, by what its row says."""
+        result = OPERATIONS[name].result(*args, **kwargs)
+        given = (*args, *kwargs.values())
+        return self.note(name, given, *((result,) if isinstance(result, Shape) else result))
+
+    def split(self, name: str, function: Callable[..., Shape], tensors: tuple[Shape, ...], *others: Any) -> Shape:
+        """Notes the calls of a part of a layer as such."""
+        self._part, self._parts = name, self._parts + 1
+        result = function(*tensors, *others)
+        self._part = None
+        return result
+
+    def note(
+        self,
+        operation: str,
+        args: Sequence[Any],
+        result: Shape | tuple[int, ...],
+        dtype: str = "model",
+        casts_from: str | None = None,
+    ) -> Shape:
+        """Notes a call -> its result: `result` itself if that is an argument, or else a new one of that shape."""
+        reads = tuple(dict.fromkeys(arg.call for arg in args if isinstance(arg, Shape) and arg.call is not None))
+        elements = 0 if isinstance(result, Shape) else prod(result)
+        self._calls.append(Call(operation, elements, dtype, reads, self._part, self._parts, casts_from))
+        return result if isinstance(result, Shape) else Shape(result, dtype, self, len(self._calls) - 1)
+
+
+class SketchedOps(Operations):
+    """What stands for the kernels: each call is noted."""
+
+    def __init__(self, trace: Trace) -> None:
+        vars(self).update({name: partial(trace.kernel, name) for name in OPERATIONS})
+        self.tap = trace
 
 
 class Sketch:
@@ -32,17 +127,18 @@ class Sketch:
     float32: Any = "float32"
 
     def __init__(self) -> None:
-        self.ops: Any = Ops()
+        self.trace = Trace()
+        self.ops: Any = SketchedOps(self.trace)
 
     def weight(self, row: Weight) -> Any:
-        return Shape(row.shape, "float32" if row.in_float32 else "model")
+        return self.trace.input(row.shape, "float32" if row.in_float32 else "model")
 
     def scale(self, multiplier: Multiplier, size: int, factor: float) -> Any:
-        return None if multiplier == factor == 1.0 else Shape((size,), "float32")
+        return None if multiplier == factor == 1.0 else self.trace.input((size,), "float32")
 
     def constant(self, values: Sequence[float], dtype: str) -> Any:
-        return Shape((len(values),), dtype)
+        return self.trace.input((len(values),), dtype)
 
     def stack(self, tensors: Sequence[Any]) -> Any:
         first, *_ = tensors
-        return Shape((first.shape[0], len(tensors), *first.shape[1:]), first.dtype)
+        return self.trace.note("stack", tensors, (first.shape[0], len(tensors), *first.shape[1:]), first.dtype)

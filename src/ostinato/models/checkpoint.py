@@ -13,7 +13,7 @@ from ostinato.config import EngineConfig
 from ostinato.demo import CHECKPOINTS, checkpoint_dir
 from ostinato.errors import ConfigError, ModelError, Remedy
 from ostinato.models.registry import MODELS
-from ostinato.models.table import with_weights
+from ostinato.models.table import with_table
 from ostinato.plan.compressed_tensors import stored_quantization
 from ostinato.plan.json_file import read_json
 from ostinato.plan.model import ModelSpec, VisionSpec
@@ -118,7 +118,7 @@ def model_spec(config: dict[str, Any]) -> ModelSpec:
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         raise ModelError(f"config.json is not one of a {architecture} model: {error}") from error
     _check_sizes(spec)
-    spec = with_weights(spec)
+    spec = with_table(spec)
     if quantization is not None and spec.tied_embeddings:
         # What a checkpoint quantises is linears; one that shares the embedding's matrix is stored as that.
         quantization = replace(quantization, ignore=(*quantization.ignore, "lm_head"))

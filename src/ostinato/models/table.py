@@ -1,40 +1,117 @@
-"""The weight table of a model: read off a sketch of it, which is the model without memory."""
+"""What the plan knows of a model: its weight table and its calls, both read off a sketch, which is the model without
+memory."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from typing import Any
 
-from ostinato.layers.module import Module
+from ostinato.layers.module import Module, ModuleList
 from ostinato.layers.sketch import Sketch
+from ostinato.layers.step import (
+    ENCODER_TABLE,
+    EncoderInputs,
+    LayerMemory,
+    StepInputs,
+    Table,
+    encoder_sizes,
+    step_sizes,
+    step_table,
+)
+from ostinato.layers.vision import VisionEncoder
+from ostinato.models.base import CausalLM, PredictionHead
 from ostinato.models.registry import make_model
-from ostinato.plan.model import ModelSpec
+from ostinato.ops.facts import OPERATIONS
+from ostinato.plan.calls import Calls
+from ostinato.plan.model import DrafterSpec, ModelSpec, VisionSpec
 from ostinato.plan.weights import Weight
 
 
-def with_weights(spec: ModelSpec) -> ModelSpec:
-    """`spec` with the weights of its model, each layer's and its encoder's and prediction head's among them."""
+def with_table(spec: ModelSpec) -> ModelSpec:
+    """`spec` with the weights, operations and calls of its model, its encoder and its prediction head."""
+    sketch = Sketch()
     # Layers of one kind are alike, so that one of each is enough.
     kinds = tuple(dict.fromkeys(spec.layers))
-    model = make_model(Sketch(), replace(spec, layers=kinds, drafter=spec.head))
+    model = make_model(sketch, replace(spec, layers=kinds, drafter=spec.head))
     backbone, head, encoder = model.backbone, model.head, model.encoder
+    blocks = dict(zip(kinds, backbone.layers, strict=True))
+    layers = {layer: replace(layer, weights=_rows(block)) for layer, block in blocks.items()}
     apart = [module for module in (backbone.layers, head, encoder) if module is not None]
-    by_kind = {layer: replace(layer, weights=_rows(block)) for layer, block in zip(kinds, backbone.layers, strict=True)}
+    weights, ops = _rows(model, without=apart), _names(_own(_step(sketch, model, decodes=False)))
+    backbone.layers = ModuleList(blocks[layer] for layer in spec.layers)
+    step = _step(sketch, model, decodes=True)
+    own = _own(step)
     table = replace(
         spec,
-        layers=tuple(by_kind[layer] for layer in spec.layers),
-        weights=_rows(model, without=apart),
+        layers=tuple(layers[layer] for layer in spec.layers),
+        weights=weights,
         backbone=f"{model.name_of(backbone)}.",
+        ops=tuple(sorted(ops | _names(own))),
+        calls=own,
     )
-    if table.vision is not None and encoder is not None:
-        table = replace(table, vision=replace(table.vision, weights=_rows(encoder, model.name_of(encoder))))
-    if table.head is not None and head is not None:
-        pairs = zip(table.head.layers, head.blocks, strict=True)
-        layers = tuple(replace(layer, weights=_rows(block)) for layer, block in pairs)
-        outer = _rows(head, model.name_of(head), without=[head.blocks])
-        table = replace(table, head=replace(table.head, layers=layers, weights=outer))
+    if spec.vision is not None and encoder is not None:
+        rows = _rows(encoder, model.name_of(encoder))
+        vision = replace(spec.vision, weights=rows, calls=encoder_calls(sketch, encoder, spec.vision))
+        table = replace(table, vision=vision, ops=tuple(dict.fromkeys((*table.ops, *sorted(_names(vision.calls))))))
+    if spec.head is not None and head is not None:
+        table = replace(table, head=_head(sketch, model, head, spec.head, step))
     return table
+
+
+def _head(sketch: Sketch, model: CausalLM, head: PredictionHead, spec: DrafterSpec, step: Calls) -> DrafterSpec:
+    """A prediction head; `step` has the model's calls and behind them those with which the head follows it."""
+    inputs = _step_inputs(sketch, model, decodes=True)
+    hidden = sketch.trace.input((1, spec.hidden_elements), sketch.dtype)
+    memory = [LayerMemory()] * (len(head.blocks) + 1)
+    draft = sketch.trace.run(lambda: head(hidden, model.embedding(inputs.token_ids), inputs, memory))
+    follows = step.calls[step.result + 1 :]
+    ops = _names(Calls((*follows, *draft.calls))) - {"embedding"}  # which is the model's
+    rows = zip(spec.layers, head.blocks, strict=True)
+    return replace(
+        spec,
+        layers=tuple(replace(layer, weights=_rows(block)) for layer, block in rows),
+        weights=_rows(head, model.name_of(head), without=[head.blocks]),
+        ops=tuple(sorted(ops)),
+        calls=draft,
+        step_calls=step,
+    )
+
+
+def encoder_calls(sketch: Sketch, encoder: VisionEncoder, spec: VisionSpec) -> Calls:
+    """For one output token."""
+    patches = spec.patches_per_token
+    inputs = EncoderInputs(**_inputs(sketch, ENCODER_TABLE, encoder_sizes(patches, 1, spec.patch_elements)))
+    return replace(sketch.trace.run(lambda: encoder(inputs)), entries=patches)
 
 
 def _rows(module: Module, name: str = "", without: Iterable[Module] = ()) -> tuple[Weight, ...]:
     return tuple(row for _, _, row in module.weights(name, without))
+
+
+def _names(calls: Calls) -> set[str]:
+    """Of the operations among the calls; others are torch's."""
+    return {call.operation for call in calls.calls} & OPERATIONS.keys()
+
+
+def _step(sketch: Sketch, model: CausalLM, decodes: bool) -> Calls:
+    """The calls for one token, of a row that `decodes` or of a prompt."""
+    head, vision = model.head, model.encoder
+    behind = 1 if vision is not None else 0 if head is None else len(head.blocks) + 1
+    memory = [LayerMemory()] * (len(model.backbone.layers) + behind)
+    return sketch.trace.run(lambda: model(_step_inputs(sketch, model, decodes), memory))
+
+
+def _own(step: Calls) -> Calls:
+    """Without those with which a head follows the model."""
+    return Calls(step.calls[: step.result + 1], step.result)
+
+
+def _step_inputs(sketch: Sketch, model: CausalLM, decodes: bool) -> StepInputs:
+    table = step_table(takes_images=model.encoder is not None)
+    inputs = _inputs(sketch, table, step_sizes(rows=1, tokens=1, blocks=1, slots=1))
+    return StepInputs(**inputs, num_decode_rows=int(decodes))
+
+
+def _inputs(sketch: Sketch, table: Table, sizes: Mapping[str, int]) -> dict[str, Any]:
+    return {name: sketch.trace.input(each.shape(sizes), each.dtype) for name, each in table.items()}

@@ -25,7 +25,7 @@ from ostinato.plan.encoder.needs import EncoderMemory
 from ostinato.plan.graphs.capture_plan import choose_graph_mode, choose_ladders, largest_graphs
 from ostinato.plan.graphs.coverage import FULL_MODES, GraphMode
 from ostinato.plan.graphs.ladders import CaptureLadders
-from ostinato.plan.kernels import KernelChoice, backend_of, choose_kernels
+from ostinato.plan.kernels import KernelChoice, backend_of, choose_kernels, splits_of
 from ostinato.plan.limits import DEFAULT_MAX_NUM_SEQS, Limits, lower_limits, wanted_limits
 from ostinato.plan.memory.activations import activation_bytes
 from ostinato.plan.memory.cache_split import (
@@ -39,7 +39,7 @@ from ostinato.plan.memory.cache_split import (
     slots_per_request,
     state_slot_bytes,
 )
-from ostinato.plan.memory.graph_memory import LargestGraphs, graph_bytes
+from ostinato.plan.memory.graph_memory import Capture, LargestGraphs, graph_bytes
 from ostinato.plan.memory.passes import of_each_kind
 from ostinato.plan.memory.state_cache import StateCacheMode, choose_state_block_size, choose_state_cache_mode
 from ostinato.plan.model import ModelSpec
@@ -127,6 +127,9 @@ def fit(config: EngineConfig, model: ModelSpec, device: DeviceSpec) -> Fit:
     def captured(limits: Limits) -> LargestGraphs:
         return largest_graphs(config, graph_mode, asked_rows, limits, per_request)
 
+    gathers_states = device.kind == "cuda" and graph_mode in FULL_MODES
+    capture = Capture(backend, frozenset(splits_of(kernels)), gathers_states)
+
     def graphs(limits: Limits) -> int:
         return graph_bytes(
             kinds,
@@ -134,7 +137,7 @@ def fit(config: EngineConfig, model: ModelSpec, device: DeviceSpec) -> Fit:
             captured(limits),
             limits=limits,
             block_size=config.block_size,
-            gathers_states=device.kind == "cuda" and graph_mode in FULL_MODES,
+            capture=capture,
         )
 
     def kept(limits: Limits) -> EncoderMemory:

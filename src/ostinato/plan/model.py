@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
 
+from ostinato.plan.calls import NO_CALLS, Calls
 from ostinato.plan.quantization import Quantization
 from ostinato.plan.weights import Weight, num_elements
 
@@ -157,13 +158,17 @@ class DrafterSpec:
 
     method: Literal["mtp", "draft"]
     layers: tuple[LayerSpec, ...]
-    weights: tuple[Weight, ...]
+    hidden_elements: int = 0
+    weights: tuple[Weight, ...] = ()
     """Outside the layers."""
-    hidden_elements: int
-    ops: tuple[str, ...]
+    ops: tuple[str, ...] = ()
     model: ModelSpec | None = None
     quantization: Quantization | None = None
     """Of a prediction head."""
+    calls: Calls = NO_CALLS
+    """For one token of a prediction head's draft."""
+    step_calls: Calls = NO_CALLS
+    """For one token of the model that it follows, and of what follows."""
 
     @property
     def outer_parameters(self) -> int:
@@ -215,6 +220,8 @@ class VisionSpec:
     """Stands before an image's tokens."""
     end_token_id: int
     weights: tuple[Weight, ...] = ()
+    calls: Calls = NO_CALLS
+    """For one output token."""
     smallest_item: int = 64
     """Output tokens of the smallest image, as the checkpoint's image processor makes it: 64 are 256 x 256 pixels in
     patches of 16."""
@@ -275,9 +282,11 @@ class ModelSpec:
     ssm_state_dtype: str | None
     """`mamba_ssm_cache_dtype` of the checkpoint, where it names one."""
     rope: RopeSpec | None
-    ops: tuple[str, ...]
-    """Names of the ops/ functions that the model calls."""
     hyperparameters: Any
+    ops: tuple[str, ...] = ()
+    """Names of the ops/ functions that the model calls."""
+    calls: Calls = NO_CALLS
+    """For one token of a decode row."""
     weights: tuple[Weight, ...] = ()
     """Outside the layers: embedding, final norm and, when not tied, the LM head."""
     head: DrafterSpec | None = None

@@ -17,10 +17,10 @@ from ostinato.plan.encoder.choice import EncoderPlan
 from ostinato.plan.fit import DoesNotFit, Fit, fit, utilization
 from ostinato.plan.graphs.capture_plan import CapturePlan, plan_capture
 from ostinato.plan.graphs.coverage import FULL_MODES
-from ostinato.plan.kernels import KernelChoice, backend_of, not_capturable_in_decode
+from ostinato.plan.kernels import KernelChoice, backend_of, not_capturable_in_decode, splits_of
 from ostinato.plan.memory.cache_split import MemoryPlan, kv_block_bytes, state_slot_bytes
 from ostinato.plan.memory.flops import StateCachePlan, prefill_flops
-from ostinato.plan.memory.graph_memory import LargestGraphs, graph_bytes
+from ostinato.plan.memory.graph_memory import Capture, LargestGraphs, graph_bytes
 from ostinato.plan.memory.prefixes import prefix_decisions
 from ostinato.plan.model import ModelSpec, VisionSpec
 from ostinato.plan.quantization_setting import quantization_decisions, with_quantization
@@ -193,6 +193,10 @@ def _capture(model: ModelSpec, config: EngineConfig, device: DeviceSpec, fitted:
     # Without graphs, what would cover a batch is a mode with full graphs, if their kernels can be captured.
     full = mode in FULL_MODES or (mode == "none" and not not_capturable_in_decode(fitted.kernels))
 
+    backend = backend_of(device.kind)
+    gathers_states = device.kind == "cuda" and full
+    capture = Capture(backend, frozenset(splits_of(fitted.kernels)), gathers_states)
+
     def bytes_for(largest: LargestGraphs) -> int:
         return graph_bytes(
             model,
@@ -200,11 +204,10 @@ def _capture(model: ModelSpec, config: EngineConfig, device: DeviceSpec, fitted:
             largest,
             limits=fitted.limits,
             block_size=config.block_size,
-            gathers_states=device.kind == "cuda" and full,
+            capture=capture,
         )
 
     slots_per_request = fitted.memory.slots_per_request
-    backend = backend_of(device.kind)
     return plan_capture(
         config, fitted.kernels, backend, mode, fitted.ladders, fitted.limits, slots_per_request, bytes_for
     )

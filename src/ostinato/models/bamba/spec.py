@@ -56,17 +56,11 @@ def model_spec(config: dict[str, Any]) -> ModelSpec:
         ),
         "mamba2": LayerSpec("mamba2", mamba2=mamba2, activation_elements=max(mamba2.activation_elements, mlp_width)),
     }
-    ops = {"embedding", "linear", "rms_norm"}
-    if "attention" in kinds:
-        ops |= {"attention", "rotary", "rotary_angles"}
-    if "mamba2" in kinds:
-        ops |= {"causal_conv1d", "gated_rms_norm", "ssd_scan", "state_update"}
     return ModelSpec(
         architecture="bamba",
         **shared_fields(config),
         layers=tuple(layers[kind] for kind in kinds),
         rope=_rope(config, attention.head_dim) if "attention" in kinds else None,
-        ops=tuple(sorted(ops)),
         hyperparameters=hyper,
     )
 

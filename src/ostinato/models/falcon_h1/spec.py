@@ -70,18 +70,6 @@ def model_spec(config: dict[str, Any]) -> ModelSpec:
         layers=(LayerSpec("hybrid", attention, mamba2, activation_elements=width),)
         * integer(config, "num_hidden_layers"),
         rope=parse_rope(config, attention.head_dim),
-        ops=(
-            "attention",
-            "causal_conv1d",
-            "embedding",
-            "gated_rms_norm",
-            "linear",
-            "rms_norm",
-            "rotary",
-            "rotary_angles",
-            "ssd_scan",
-            "state_update",
-        ),
         hyperparameters=hyper,
     )
 

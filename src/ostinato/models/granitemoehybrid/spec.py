@@ -59,19 +59,11 @@ def model_spec(config: dict[str, Any]) -> ModelSpec:
         "attention": LayerSpec("attention", attention, None, experts, max(attention.activation_elements, mlp_width)),
         "mamba2": LayerSpec("mamba2", None, mamba2, experts, max(mamba2.activation_elements, mlp_width)),
     }
-    ops = {"embedding", "linear", "rms_norm"}
-    if "attention" in kinds:
-        ops |= {"attention", "rotary"} if rope is None else {"attention", "rotary", "rotary_angles"}
-    if "mamba2" in kinds:
-        ops |= {"causal_conv1d", "gated_rms_norm", "ssd_scan", "state_update"}
-    if experts is not None:
-        ops |= {"moe", "route"}
     return ModelSpec(
         architecture="granitemoehybrid",
         **shared_fields(config),
         layers=tuple(layers[kind] for kind in kinds),
         rope=rope,
-        ops=tuple(sorted(ops)),
         hyperparameters=hyper,
     )
 

@@ -31,7 +31,6 @@ def model_spec(config: dict[str, Any]) -> ModelSpec:
         **shared_fields(config),
         layers=(layer,) * integer(config, "num_hidden_layers"),
         rope=parse_rope(config, attention.head_dim),
-        ops=("attention", "embedding", "linear", "rms_norm", "rotary", "rotary_angles"),
         hyperparameters=LlamaHyperparameters(
             intermediate_size=intermediate_size,
             attention_bias=flag(config, "attention_bias", False),

@@ -37,7 +37,6 @@ def model_spec(config: dict[str, Any]) -> ModelSpec:
         **shared_fields(config),
         layers=(layer,) * integer(config, "num_hidden_layers"),
         rope=None,
-        ops=("causal_conv1d", "embedding", "gated_rms_norm", "linear", "rms_norm", "ssd_scan", "state_update"),
         hyperparameters=Mamba2Hyperparameters(
             proj_bias=flag(config, "use_bias", False),
             conv_bias=flag(config, "use_conv_bias", True),

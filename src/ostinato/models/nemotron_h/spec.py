@@ -24,14 +24,6 @@ KINDS = {
     "E": "moe", "moe": "moe",
 }  # fmt: skip
 
-OPS = {
-    "mamba2": {"causal_conv1d", "ssd_scan", "state_update", "gated_rms_norm"},
-    "attention": {"attention", "rotary"},
-    "mlp": set(),
-    "moe": {"moe", "route"},
-}
-"""The ops/ functions that a layer of each kind calls, beside linear and rms_norm."""
-
 
 @dataclass(frozen=True)
 class MoeHyperparameters:
@@ -71,7 +63,7 @@ def model_spec(config: dict[str, Any]) -> ModelSpec:
     head_kinds = _pattern(config, "mtp_hybrid_override_pattern", "mtp_layers_block_type") if has_head else ()
     hyper = _hyperparameters(config, has_experts="moe" in (*kinds, *head_kinds))
     layers = _layers(hyper, _attention(config), _mixer(config))
-    shared = shared_fields(config)
+    head_layers, shared = tuple(layers[kind] for kind in head_kinds), shared_fields(config)
     # The head has its own weights, whatever tie_word_embeddings says; transformers does not tie it either.
     shared["tied_embeddings"] = False
     return ModelSpec(
@@ -79,21 +71,10 @@ def model_spec(config: dict[str, Any]) -> ModelSpec:
         **shared,
         layers=tuple(layers[kind] for kind in kinds),
         rope=None,
-        ops=_ops(kinds, "embedding"),
         hyperparameters=hyper,
-        head=_head(tuple(layers[kind] for kind in head_kinds), shared["hidden_size"]) if head_kinds else None,
+        # Layers as the model's, behind what joins a token with the hidden state before it.
+        head=DrafterSpec("mtp", head_layers, hidden_elements=shared["hidden_size"]) if head_layers else None,
     )
-
-
-def _head(layers: tuple[LayerSpec, ...], hidden_size: int) -> DrafterSpec:
-    """The prediction head: layers as the model's, behind two norms and a projection that join a token with the hidden
-    state before it, and before a norm of its own."""
-    ops = _ops(tuple(layer.kind for layer in layers), "concat", "token_shift")
-    return DrafterSpec("mtp", layers, weights=(), hidden_elements=hidden_size, ops=ops)
-
-
-def _ops(kinds: tuple[str, ...], *others: str) -> tuple[str, ...]:
-    return tuple(sorted({"linear", "rms_norm", *others}.union(*(OPS[kind] for kind in kinds))))
 
 
 def _attention(config: dict[str, Any]) -> AttentionSpec:

@@ -11,9 +11,6 @@ from ostinato.models.hyperparameters import activation, attention_spec, flag, in
 from ostinato.plan.model import AttentionSpec, LayerSpec, ModelSpec
 from ostinato.plan.rope import parse_rope
 
-TEXT_OPS = ("attention", "embedding", "linear", "rms_norm", "rotary")
-"""Beside the operation that gives the angles."""
-
 
 @dataclass(frozen=True)
 class Qwen3Hyperparameters:
@@ -34,7 +31,6 @@ def model_spec(config: dict[str, Any]) -> ModelSpec:
         **shared_fields(config),
         layers=(dense_layer(attention, hyper),) * integer(config, "num_hidden_layers"),
         rope=parse_rope(config, attention.head_dim),
-        ops=(*TEXT_OPS, "rotary_angles"),
         hyperparameters=hyper,
     )
 

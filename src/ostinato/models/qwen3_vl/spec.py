@@ -17,14 +17,9 @@ from ostinato.models.hyperparameters import (
     number,
     shared_fields,
 )
-from ostinato.models.qwen3.spec import TEXT_OPS, Qwen3Hyperparameters, dense_layer, hyperparameters
+from ostinato.models.qwen3.spec import Qwen3Hyperparameters, dense_layer, hyperparameters
 from ostinato.plan.model import LayerSpec, ModelSpec, RopeSpec, VisionSpec
 from ostinato.plan.rope import parse_rope, with_sections
-
-VISION_OPS = ("encoder_attention", "layer_norm", "rotate", "weighted_embedding")
-"""That the encoder alone calls."""
-
-MEDIA_OPS = ("axial_angles", "inject_media")
 
 TEXT_THETA = 500000.0
 SECTIONS = (24, 20, 20)
@@ -63,9 +58,8 @@ def vl_spec(
     architecture: str,
     hyper: Qwen3Hyperparameters,
     layers: tuple[LayerSpec, ...],
-    layer_ops: tuple[str, ...] = (),
 ) -> ModelSpec:
-    """What is around the `layers` of the text part, which call `layer_ops` beside Qwen3's."""
+    """What is around the `layers` of the text part."""
     text, vision = part(config, "text_config"), part(config, "vision_config")
     activation(text, "hidden_act", "silu", ("silu",))
     # The whole model's word counts before the text part's.
@@ -78,7 +72,6 @@ def vl_spec(
         **shared,
         layers=layers,
         rope=_rope(text, attention.head_dim),
-        ops=(*TEXT_OPS, *layer_ops, *MEDIA_OPS, *VISION_OPS),
         hyperparameters=Qwen3VLHyperparameters(
             text=hyper,
             theta=_vision_theta(vision),

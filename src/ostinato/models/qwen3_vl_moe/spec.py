@@ -21,7 +21,7 @@ def model_spec(config: dict[str, Any]) -> ModelSpec:
     width = max(attention.activation_elements, experts.num_experts)
     sparse = LayerSpec("attention", attention, None, experts, width)
     layers = tuple(sparse if i in sparse_layers else dense for i in range(num_layers))
-    return vl_spec(config, "qwen3_vl_moe", hyper, layers, ("moe", "route") if sparse_layers else ())
+    return vl_spec(config, "qwen3_vl_moe", hyper, layers)
 
 
 def _experts(text: Mapping[str, Any], num_layers: int) -> tuple[ExpertsSpec, tuple[int, ...]]:

@@ -4,15 +4,13 @@ numbers."""
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ostinato.layers.step import ENCODER_TABLE, encoder_sizes, table_bytes
 from ostinato.ops.facts import Backend, called_by
 from ostinato.ops.scratch import native_encoder_attention
-from ostinato.plan.encoder_tape import encoder_arena_bytes
 from ostinato.plan.memory.kernel_scratch import native_scratch
 from ostinato.plan.model import DTYPE_BYTES, LayerSpec, VisionSpec
-from ostinato.plan.weights import Weight
 from ostinato.units import MiB
 
 ENCODER_OPS = called_by("encoder") | {"axial_angles", "linear"}
@@ -72,8 +70,7 @@ def encoder_graph_bytes(
     largest = max(budgets)
     buffers = encoder_buffer_bytes(vision, largest, items)
     if backend == "tape":
-        # Nearly always the largest; but of two that are nearly equal, the smaller may happen to be laid out worse.
-        return buffers + max(encoder_arena_bytes(vision, dtype, budget) for budget in budgets)
+        return buffers + vision.calls.arena_bytes(DTYPE_BYTES[dtype], largest * vision.patches_per_token)
     peak = _peak_bytes(vision, dtype, largest, widens=True)
     return buffers + peak + peak // 4 + _mask_bytes(vision, largest, sees_all)
 
@@ -109,17 +106,9 @@ def _mask_bytes(vision: VisionSpec, tokens: int, sees_all: bool) -> int:
 
 def _scratch(vision: VisionSpec, tokens: int, native: Collection[str], threads: int) -> int:
     """That native products and attention keep."""
-    size, merged = vision.hidden_size, vision.patches_per_token * vision.hidden_size
-    sizes = [
-        (vision.patch_elements, size),
-        (size, 3 * size),
-        (size, vision.intermediate_size),
-        (vision.intermediate_size, size),
-        (merged, merged),
-        (merged, vision.out_hidden_size),
-    ]
-    products = tuple(Weight((out_size, in_size), "linear", can_be_quantised=True) for in_size, out_size in sizes)
-    layer = LayerSpec("vision", weights=products)
+    products = (weight for weight in vision.weights if weight.role == "linear")
+    layer = LayerSpec("vision", weights=tuple(replace(weight, can_be_quantised=True) for weight in products))
+    size = vision.hidden_size
     patches = tokens * vision.patches_per_token
     kept = native_scratch([layer], (size, size), {"linear"} & set(native), patches, 0, 0, threads)
     attends = "encoder_attention" in native

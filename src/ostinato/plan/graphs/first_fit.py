@@ -17,9 +17,9 @@ class Layout:
     size: int
 
 
-def first_fit(sizes: Mapping[int, int], lives: Mapping[int, tuple[int, int]]) -> Layout:
+def first_fit(sizes: Mapping[int, int], lives: Mapping[int, tuple[int, int]], alignment: int = ALIGNMENT) -> Layout:
     """Offsets for the buffers of `lives` (number -> the first and the last moment of each), so that no two that live
-    at once overlap. `sizes`: number -> bytes.
+    at once overlap. `sizes`: number -> bytes, of which each takes a multiple of `alignment`.
 
     Moment by moment, those that begin in one in the order of `lives`: each into the first gap that holds it.
     """
@@ -32,14 +32,14 @@ def first_fit(sizes: Mapping[int, int], lives: Mapping[int, tuple[int, int]]) ->
     offsets: dict[int, int] = {}
     for moment in sorted({*begins, *ends}):
         for buffer in begins.get(moment, ()):
-            offsets[buffer] = free.take(_aligned(sizes[buffer]))
+            offsets[buffer] = free.take(_aligned(sizes[buffer], alignment))
         for buffer in ends.get(moment, ()):
-            free.give(offsets[buffer], _aligned(sizes[buffer]))
+            free.give(offsets[buffer], _aligned(sizes[buffer], alignment))
     return Layout(offsets, free.size)
 
 
-def _aligned(size: int) -> int:
-    return -(-max(size, 1) // ALIGNMENT) * ALIGNMENT
+def _aligned(size: int, alignment: int) -> int:
+    return -(-max(size, 1) // alignment) * alignment
 
 
 class _FreeList:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ostinato.layers.step import step_sizes, step_table, table_bytes
+from ostinato.ops.facts import Backend
+from ostinato.plan.calls import Calls
 from ostinato.plan.limits import Limits
 from ostinato.plan.memory.passes import Pass, drafter_pass, own_pass
 from ostinato.plan.model import DTYPE_BYTES, ModelSpec
@@ -25,24 +27,33 @@ class LargestGraphs:
         return max(self.tokens, self.rows * self.tokens_per_row)
 
 
+@dataclass(frozen=True)
+class Capture:
+    """How the graphs are captured: the `backend`, the parts that piecewise graphs leave out (`splits`), and whether
+    those of a decode step gather all rows' states (`gathers_states`)."""
+
+    backend: Backend
+    splits: frozenset[str]
+    gathers_states: bool = False
+
+
 def graph_bytes(
-    model: ModelSpec, dtype: str, largest: LargestGraphs, *, limits: Limits, block_size: int, gathers_states: bool
+    model: ModelSpec, dtype: str, largest: LargestGraphs, *, limits: Limits, block_size: int, capture: Capture
 ) -> int:
     """Bytes of all graphs together, the drafter's among them, with the buffers for any step within `limits`; 0 if
     there are none.
 
-    One arena serves all graphs of a model, so the largest decides. `gathers_states`: whether those of a decode step
-    gather all rows' states.
+    One arena serves all graphs of a model, so the largest decides. For tapes it is what they take, to the byte.
     """
     if largest.most_tokens == 0:
         return 0
     # Drafts end at max_model_len as requests do, so no block table is longer for them.
-    max_blocks = -(-limits.max_model_len // block_size)
-    gathered_rows = limits.max_num_seqs if gathers_states else 0
+    max_blocks = -(-limits.max_model_len // block_size) if model.attention_layers else 0
     tokens, takes_images = limits.max_num_batched_tokens, model.vision is not None
     buffers = buffer_bytes(tokens, limits.max_num_seqs, max_blocks, largest.tokens_per_row, takes_images)
-    arena = arena_bytes(model, dtype, largest.most_tokens, gathered_rows)
-    return buffers + arena + drafter_graph_bytes(model, dtype, largest, limits, max_blocks, gathered_rows)
+    gathered_rows = limits.max_num_seqs if capture.gathers_states else 0
+    arena = arena_bytes(model, dtype, largest, capture, gathered_rows)
+    return buffers + arena + drafter_graph_bytes(model, dtype, largest, limits, max_blocks, capture)
 
 
 def buffer_bytes(tokens: int, rows: int, max_blocks: int, slots_per_request: int, takes_images: bool = False) -> int:
@@ -50,18 +61,22 @@ def buffer_bytes(tokens: int, rows: int, max_blocks: int, slots_per_request: int
     return table_bytes(step_table(takes_images), step_sizes(rows, tokens, max_blocks, slots_per_request))
 
 
-def arena_bytes(model: ModelSpec, dtype: str, tokens: int, gathered_rows: int) -> int:
-    """Bytes that a captured step of `tokens` tokens keeps alive at once, at the most.
+def arena_bytes(model: ModelSpec, dtype: str, largest: LargestGraphs, capture: Capture, gathered_rows: int = 0) -> int:
+    """Bytes of the arena of the model's own graphs.
 
     A prediction head follows the model in its graphs; a draft model has graphs of its own.
     """
-    head = drafter_pass(model) if model.drafter is not None and model.drafter.method == "mtp" else None
+    drafter = model.drafter
+    followed_by = drafter if drafter is not None and drafter.method == "mtp" else None
+    if capture.backend == "tape":
+        return _tape_bytes(model.calls if followed_by is None else followed_by.step_calls, dtype, largest, capture)
+    head = drafter_pass(model) if followed_by is not None else None
     passes = [own_pass(model)] if head is None else [own_pass(model), head]
-    return _with_gaps(max(_peak_bytes(each, dtype, tokens, gathered_rows) for each in passes))
+    return max(_cuda_bytes(each, dtype, largest.most_tokens, gathered_rows) for each in passes)
 
 
 def drafter_graph_bytes(
-    model: ModelSpec, dtype: str, largest: LargestGraphs, limits: Limits, max_blocks: int, gathered_rows: int
+    model: ModelSpec, dtype: str, largest: LargestGraphs, limits: Limits, max_blocks: int, capture: Capture
 ) -> int:
     """Bytes of the graphs that make drafts, with their own buffers.
 
@@ -72,26 +87,34 @@ def drafter_graph_bytes(
     if drafter is None or way is None:
         return 0
     is_head = drafter.method == "mtp"
-    tokens = largest.rows if is_head else max(largest.rows, largest.tokens)
-    if tokens == 0:
+    own = LargestGraphs(0 if is_head else largest.tokens, largest.rows, 1)
+    if own.most_tokens == 0:
         return 0
     most_tokens = limits.max_num_seqs if is_head else limits.max_num_batched_tokens
     buffers = buffer_bytes(most_tokens, limits.max_num_seqs, max_blocks, slots_per_request=1)
     buffers += limits.max_num_seqs * drafter.hidden_elements * DTYPE_BYTES[dtype]
-    return buffers + _with_gaps(_peak_bytes(way, dtype, tokens, gathered_rows))
+    if capture.backend == "tape":
+        calls = drafter.calls if drafter.model is None else drafter.model.calls
+        return buffers + _tape_bytes(calls, dtype, own, capture)
+    gathered_rows = limits.max_num_seqs if capture.gathers_states else 0
+    return buffers + _cuda_bytes(way, dtype, own.most_tokens, gathered_rows)
 
 
-def _peak_bytes(way: Pass, dtype: str, tokens: int, gathered_rows: int) -> int:
-    """As in `activation_bytes`: what is kept and the greediest layer's intermediate results, each also in float32.
+def _tape_bytes(calls: Calls, dtype: str, largest: LargestGraphs, capture: Capture) -> int:
+    """Of tapes, which share an arena; what kernels allocate while they run is no part of it."""
+    width, full_tokens = DTYPE_BYTES[dtype], largest.rows * largest.tokens_per_row
+    return max(
+        calls.arena_bytes(width, full_tokens),
+        calls.arena_bytes(width, largest.tokens, leaves_out=capture.splits),
+    )
 
-    Not counted is what kernels allocate while they run, which is no part of a graph, except for states that a captured
-    `state_update` gathers of `gathered_rows` rows, three in float32 each.
-    """
+
+def _cuda_bytes(way: Pass, dtype: str, tokens: int, gathered_rows: int) -> int:
+    """Of CUDA graphs, an estimate, as their kernels are references and allocate what they please: as in
+    `activation_bytes`, what is kept and the greediest layer's intermediate results, each also in float32; the states
+    that a captured `state_update` gathers of `gathered_rows` rows, three in float32 each; and a quarter more, for what
+    fits into no gap that is free."""
     elements = way.kept_elements + way.widest_elements
     state = max((mamba2.ssm_state_elements for mamba2 in way.state_layers), default=0)
-    return tokens * elements * (DTYPE_BYTES[dtype] + 4) + gathered_rows * 3 * state * 4
-
-
-def _with_gaps(peak: int) -> int:
-    """A quarter more, for what fits into no gap that is free."""
+    peak = tokens * elements * (DTYPE_BYTES[dtype] + 4) + gathered_rows * 3 * state * 4
     return peak + peak // 4

@@ -73,7 +73,7 @@ def with_drafter(config: EngineConfig, model: ModelSpec, draft: ModelSpec | None
         )
     if draft.vocab_size != model.vocab_size:
         raise _other_vocabulary(speculative, model, draft)
-    drafter = DrafterSpec("draft", draft.layers, draft.weights, 0, draft.ops, draft)
+    drafter = DrafterSpec("draft", draft.layers, 0, draft.weights, draft.ops, draft)
     return replace(model, drafter=drafter)
 
 

@@ -1,0 +1,106 @@
+"""The calls of a forward pass as plain numbers: what each computes, and so the arena that a tape of them takes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+
+from ostinato.plan.graphs.first_fit import ALIGNMENT, first_fit
+
+FIXED_BYTES = {"float32": 4, "int32": 4, "int64": 8}
+"""Bytes of an element in the dtypes that do not follow the model's."""
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call, as a recorder notes it. A kernel is one, whichever implementation runs: what it allocates meanwhile is
+    its own. Views are none.
+
+    `elements` are those of its result, 0 where that is an argument. `dtype` is the result's, `model` being the model's
+    own. `reads` are the numbers of the calls whose results it reads, beside weights, inputs and cache memory.
+    """
+
+    operation: str
+    elements: int
+    dtype: str
+    reads: tuple[int, ...]
+    part: str | None = None
+    """The part of a layer that it belongs to, which piecewise graphs may leave out: `attention`, `state` or `moe`."""
+    part_number: int = 0
+    casts_from: str | None = None
+    """The dtype that it only turns into another. Where both are the same, there is no call."""
+
+
+@dataclass(frozen=True)
+class Calls:
+    """The calls of one pass over `entries` entries of its inputs, tokens or patches. Of n times as many entries each
+    result is n times as large."""
+
+    calls: tuple[Call, ...] = ()
+    result: int = 0
+    """The number of the call that gives the result of all, which is there until the next pass."""
+    entries: int = 1
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash((self.calls, self.result, self.entries))
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def arena_bytes(self, dtype_bytes: int, entries: int, leaves_out: frozenset[str] = frozenset()) -> int:
+        """Bytes of the arena of a tape of these calls for so many entries. Parts that the tape `leaves_out` are one
+        call each; what they compute on the way is theirs."""
+        return _arena_bytes(self, dtype_bytes, leaves_out) * entries // self.entries
+
+
+NO_CALLS = Calls()
+
+
+@dataclass(frozen=True)
+class _Step:
+    """One call of a tape: `result` is the number of the call that gives what it computes, `size` the bytes."""
+
+    result: int
+    size: int
+    reads: frozenset[int]
+
+
+@lru_cache(maxsize=256)
+def _arena_bytes(calls: Calls, dtype_bytes: int, leaves_out: frozenset[str]) -> int:
+    """For `calls.entries` entries. A tape gives each result a multiple of `ALIGNMENT` bytes for every entry, so that it
+    is laid out in the same way for any number of them."""
+    steps = _steps(calls, FIXED_BYTES | {"model": dtype_bytes}, leaves_out)
+    sizes = {step.result: step.size for step in steps if step.size}
+    lives: dict[int, tuple[int, int]] = {}
+    for moment, step in enumerate(steps):
+        for read in step.reads:
+            lives[read] = (lives[read][0], moment)
+        if step.size:
+            lives[step.result] = (moment, moment)
+    if calls.result in lives:
+        lives[calls.result] = (lives[calls.result][0], len(steps))
+    return first_fit(sizes, lives, ALIGNMENT * calls.entries).size
+
+
+def _steps(calls: Calls, widths: Mapping[str, int], leaves_out: frozenset[str]) -> list[_Step]:
+    steps: list[_Step] = []
+    lies_in: dict[int, int | None] = {}  # call -> the one whose result it gives, None for what is no result
+    parts: dict[int, list[int]] = {}
+    for number, call in enumerate(calls.calls):
+        if call.part in leaves_out:
+            parts.setdefault(call.part_number, []).append(number)
+    for number, call in enumerate(calls.calls):
+        if call.casts_from is not None and widths[call.casts_from] == widths[call.dtype]:
+            lies_in[number] = lies_in[call.reads[0]] if call.reads else None
+            continue
+        members = parts[call.part_number] if call.part in leaves_out else [number]
+        if number != members[-1]:
+            lies_in[number] = None
+            continue
+        read = {lies_in[read] for member in members for read in calls.calls[member].reads if read not in members}
+        lies_in[number] = number if call.elements else lies_in[call.reads[0]] if call.reads else None
+        size = call.elements * widths[call.dtype]
+        steps.append(_Step(number, size, frozenset(each for each in read if each is not None)))
+    return steps
