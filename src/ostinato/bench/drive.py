@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ostinato.bench.figures import Trace
 from ostinato.config import EngineConfig
-from ostinato.errors import ConfigError, Remedy
+from ostinato.errors import CapacityError, ConfigError, Remedy
 from ostinato.models.checkpoint import load_spec
 from ostinato.plan.device.detect import detect
 from ostinato.plan.plan import Plan, make_plan
+from ostinato.units import format_bytes
 
 if TYPE_CHECKING:
     from ostinato.bench.reports import Say
     from ostinato.engine.engine import Engine
+    from ostinato.media.prompt import MediaPrompt
 
+K = TypeVar("K")
 T = TypeVar("T")
 
 WARM_UP_TOKENS = 8
@@ -79,6 +82,33 @@ def plan_of(config: EngineConfig) -> Plan:
     return make_plan(config, load_spec(config), detect(config.device))
 
 
+def share_cache(
+    configs: Mapping[K, EngineConfig], plan: Callable[[EngineConfig], Plan] = plan_of
+) -> dict[K, EngineConfig]:
+    """`configs` of engines that live in one process. Where `cache_memory` is open, all get an equal part: of what the
+    plan would give one, or on a GPU of what all their weights and activations leave. CapacityError if that is too
+    little.
+    """
+    number = len(configs)
+    if number == 1 or any(each.is_given("cache_memory") for each in configs.values()):
+        return dict(configs)
+    plans = [plan(each) for each in configs.values()]
+    memories = [each.memory for each in plans]
+    part = max(memory.cache for memory in memories) // number
+    if plans[0].device.kind == "cuda":
+        beside = sum(memory.beside_cache for memory in memories)
+        part = min(part, (memories[0].available - beside) // number)
+    shared = {key: each.with_settings(cache_memory=max(1, part)) for key, each in configs.items()}
+    try:
+        for each in shared.values():
+            plan(each)
+    except CapacityError as error:
+        left = format_bytes(max(0, part))
+        message = f"{number} configurations leave each {left} for its cache: compare fewer of them ({error.message})"
+        raise CapacityError(message) from None
+    return shared
+
+
 def in_turns(things: Sequence[T], number: int) -> list[T]:
     """All of `things`, in round `number` beginning with another one than in the round before."""
     first = number % len(things)
@@ -97,14 +127,21 @@ def run_rounds(engine: Engine, workload: Workload, batch_size: int, say: Say) ->
     return traces
 
 
-def run_batch(engine: Engine, prompts: list[list[int]], output_len: int, *, ignore_eos: bool = True) -> Trace:
-    """Adds all prompts at once and steps until they are answered."""
+def run_batch(
+    engine: Engine,
+    prompts: list[list[int]],
+    output_len: int,
+    *,
+    ignore_eos: bool = True,
+    media: MediaPrompt | None = None,
+) -> Trace:
+    """Adds all prompts at once and steps until they are answered. `media` are the images of a single prompt."""
     from ostinato.sample.params import SamplingParams
 
     params = SamplingParams(temperature=0, max_tokens=output_len, ignore_eos=ignore_eos)
     step_ends: list[float] = []
     begin = time.perf_counter()
-    token_times: dict[str, list[float]] = {engine.add(prompt, params): [] for prompt in prompts}
+    token_times: dict[str, list[float]] = {engine.add(prompt, params, media=media): [] for prompt in prompts}
     while engine.has_unfinished:
         outputs = engine.step()
         now = time.perf_counter() - begin

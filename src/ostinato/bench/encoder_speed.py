@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -13,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ostinato.bench.drive import in_turns, plan_of
+from ostinato.bench.drive import in_turns, plan_of, run_batch
 from ostinato.bench.figures import STATISTICS, WAYS, ArrivalTimes, arrival_figures, point_of, share_of_padding
 from ostinato.bench.reports import (
     Chart,
@@ -51,7 +50,6 @@ TEXT = 16
 """Tokens of text before an image, and as many behind it."""
 AROUND = 2 * TEXT + 2
 """All tokens of a prompt that no image stands for."""
-KEYS = ("eager_ms", "graph_ms", "speed")
 
 
 @dataclass(frozen=True)
@@ -78,6 +76,7 @@ def encoder(settings: dict[str, Any], bench: EncoderBench, say: Say) -> Report:
     _check_measurable(config)
     import torch
 
+    from ostinato.bench.steps import seconds_of
     from ostinato.engine.engine import Engine
     from ostinato.engine.run.graphing import make_encoder_graphs
 
@@ -96,14 +95,16 @@ def encoder(settings: dict[str, Any], bench: EncoderBench, say: Say) -> Report:
     pixels = pixel_settings(bench, load_media_settings(engine.directory, vision).image, largest)
     streams = dict(zip(("alone", "together"), make_arrivals(bench, pixels, vision.patch_elements), strict=True))
     results = {}
+
+    @torch.inference_mode()
+    def encode(way: str, number: int, items: Sequence[MediaItem]) -> float:
+        seconds = seconds_of(runner, partial(ways[way].run, items))
+        if number == 0:
+            graphs.counts.clear()
+        return seconds
+
     for name, arrivals in streams.items():
-        taken = _in_turns(
-            lambda way, number, each: _encode(engine, ways[way], each),
-            arrivals,
-            bench.rounds,
-            partial(_say_of, say, f"images {name}"),
-            before=graphs.counts.clear,
-        )
+        taken = _in_turns(encode, arrivals, bench.rounds, say, f"images {name}")
         counts = graphs.counts.to_json()
         results[name] = {
             **arrival_figures(taken),
@@ -133,80 +134,41 @@ def encoder(settings: dict[str, Any], bench: EncoderBench, say: Say) -> Report:
 
 
 def _in_turns(
-    seconds_of: Callable[[str, int, Any], float],
-    things: Sequence[Any],
-    rounds: int,
-    say: Say,
-    before: Callable[[], object] = lambda: None,
+    seconds_of: Callable[[str, int, Any], float], things: Sequence[Any], rounds: int, say: Say, what: str
 ) -> list[ArrivalTimes]:
-    """For each of `things` the `seconds_of(way, round, thing)`, both ways in turns; the way that begins changes from
-    round to round. A round before the first, after which `before` is called, is not counted."""
+    """For each of `things` the `seconds_of(way, round, thing)`, both ways in turns. Every round begins with the other
+    way than the round before. Round 0 warms up and is not counted."""
     taken: list[dict[str, list[float]]] = [{way: [] for way in WAYS} for _ in things]
     for number in range(rounds + 1):
-        say(f"round {number} of {rounds}" if number else "warming up")
-        if number == 1:
-            before()
+        say(f"{what}: {f'round {number} of {rounds}' if number else 'warming up'}")
         for thing, own in zip(things, taken, strict=True):
             for way in in_turns(WAYS, number + 1):
-                seconds = seconds_of(way, number, thing)
-                if number:
-                    own[way].append(seconds)
-    return [ArrivalTimes(**own) for own in taken]
-
-
-def _say_of(say: Say, what: str, text: str) -> None:
-    say(f"{what}: {text}")
-
-
-def _encode(engine: Engine, encoding: EncoderGraphs, items: Sequence[MediaItem]) -> float:
-    """Seconds from the call until the device is done."""
-    import torch
-
-    with torch.inference_mode():
-        begin = time.perf_counter()
-        encoding.run(items)
-        if engine.runner.device.type == "cuda":
-            torch.cuda.synchronize(engine.runner.device)
-        return time.perf_counter() - begin
+                own[way].append(seconds_of(way, number, thing))
+    return [ArrivalTimes(own["eager"][1:], own["graph"][1:]) for own in taken]
 
 
 def _first_tokens(
     engine: Engine, ways: Mapping[str, EncoderGraphs], items: Sequence[MediaItem], rounds: int, say: Say
 ) -> list[ArrivalTimes]:
     """Seconds from a request's arrival to its first token, alone on the engine, for each image and each of the `ways`
-    of encoding it. Every request brings an image that was never seen. The round that is not counted captures the
-    graphs of the text part."""
+    of encoding it. Every request brings an image that was never seen. The round that warms up captures the graphs of
+    the text part."""
     encoding, spec = engine.runner.encoding, engine.spec
     assert encoding is not None, "the model takes images"
 
     def seconds_of(way: str, number: int, numbered: tuple[int, MediaItem]) -> float:
         index, item = numbered
         encoding.graphs = ways[way]
+        engine.reset_prefix_cache()
         named = replace(item, digest=f"{item.digest} {way} {number}")
-        return _first_token(engine, prompt_of(named, spec.vision, spec.vocab_size, index))
+        prompt = prompt_of(named, spec.vision, spec.vocab_size, index)
+        return run_batch(engine, [prompt.token_ids], 1, media=prompt).prefill_end
 
     own = encoding.graphs
     try:
-        return _in_turns(seconds_of, list(enumerate(items)), rounds, partial(_say_of, say, "first tokens"))
+        return _in_turns(seconds_of, list(enumerate(items)), rounds, say, "first tokens")
     finally:
         encoding.graphs = own
-
-
-def _first_token(engine: Engine, prompt: MediaPrompt) -> float:
-    from ostinato.sample.params import SamplingParams
-
-    engine.reset_prefix_cache()
-    begin = time.perf_counter()
-    engine.add(prompt.token_ids, SamplingParams(temperature=0, max_tokens=1, ignore_eos=True), media=prompt)
-    taken = None
-    while engine.has_unfinished:
-        for output in engine.step():
-            if output.error is not None:
-                raise output.error
-            if taken is None and output.outputs[0].token_ids:
-                taken = time.perf_counter() - begin
-    assert taken is not None, "a request that ended has a token"
-    return taken
 
 
 def _check_measurable(config: EngineConfig) -> None:
@@ -265,24 +227,20 @@ def prompt_of(item: MediaItem, vision: VisionSpec | None, vocab_size: int, seed:
 def encoder_tables(data: Mapping[str, Any]) -> list[Table]:
     backend = data["backend"]
     latencies = [
-        {"name": name, "statistic": statistic, **{key: result[key] for key in (*KEYS, "least")}}
+        {"name": name, "statistic": statistic, **_one(result, statistic), "least": _one(result["least"], statistic)}
         for name, result in (*data["results"].items(), ("first token", data["first_token"]))
         for statistic in STATISTICS
     ]
-
-    def figure(key: str, *path: str) -> Callable[[Mapping[str, Any]], float]:
-        return lambda row: (row[path[0]] if path else row)[key][row["statistic"]]
-
     in_ms = "{:,.1f} ms"
     columns = (
         Column("images", "name", is_text=True),
         Column("", "statistic"),
-        Column("eager", figure("eager_ms"), in_ms),
-        Column(backend, figure("graph_ms"), in_ms),
-        Column("speed", figure("speed"), "times"),
-        Column("least eager", figure("eager_ms", "least"), in_ms),
-        Column(backend, figure("graph_ms", "least"), in_ms),
-        Column("speed", figure("speed", "least"), "times"),
+        Column("eager", "eager_ms", in_ms),
+        Column(backend, "graph_ms", in_ms),
+        Column("speed", "speed", "times"),
+        Column("least eager", "least.eager_ms", in_ms),
+        Column(backend, "least.graph_ms", in_ms),
+        Column("speed", "least.speed", "times"),
     )
     packs = []
     for name, result in data["results"].items():
@@ -313,6 +271,10 @@ def encoder_tables(data: Mapping[str, Any]) -> list[Table]:
             *(capture[name] for name in ("captured", "capture_seconds", "planned_bytes", "observed_bytes")),
         ),
     ]
+
+
+def _one(figures: Mapping[str, Any], statistic: str) -> dict[str, float]:
+    return {name: figures[name][statistic] for name in ("eager_ms", "graph_ms", "speed")}
 
 
 def encoder_chart(data: Mapping[str, Any]) -> Chart:

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ostinato.bench.drive import in_turns, plan_of, run_batch, with_room
+from ostinato.bench.drive import in_turns, plan_of, run_batch, share_cache, with_room
 from ostinato.bench.figures import (
     KernelShares,
     capture_figures,
@@ -63,9 +63,9 @@ class GraphBench:
 def graphs(settings: dict[str, Any], bench: GraphBench, say: Say) -> Report:
     """Milliseconds of a decode step by batch size, without graphs and with them, and where they go.
 
-    A step is what lies between a batch's tensors and its hidden states: choosing the graph, filling its buffers and
-    the replay on one side, the model's forward pass on the other. Scheduling, making the tensors, logits and sampling
-    are the same on both, and left out. Both compute the same step again and again, in turns. `least` is made of the
+    A step is what lies between a batch and its hidden states. Both ways write the batch into the buffers; then one
+    chooses the graph and replays it, and the other runs the model's forward pass. Scheduling, logits and sampling are
+    the same on both, and left out. Both compute the same step again and again, in turns. `least` is made of the
     shortest times in place of the medians.
     """
     config = _config_for(settings, bench)
@@ -196,16 +196,7 @@ def off_stride_configs(config: EngineConfig, budgets: Sequence[int]) -> dict[int
     changes: dict[str, Any] = {"strict": True, "capture": "lazy"}
     if not config.is_given("capture_sizes"):
         changes["max_capture_size"] = max(MAX_CAPTURE_SIZE, *budgets)
-    configs = {budget: config.with_settings(max_num_batched_tokens=budget, **changes) for budget in budgets}
-    if config.is_given("cache_memory"):
-        return configs
-    plans = [plan_of(each) for each in configs.values()]
-    memories = [plan.memory for plan in plans]
-    part = min(memory.cache for memory in memories) // len(configs)
-    if plans[0].device.kind == "cuda":
-        beside = sum(memory.beside_cache for memory in memories)
-        part = min(part, (memories[0].available - beside) // len(configs))
-    return {budget: each.with_settings(cache_memory=max(1, part)) for budget, each in configs.items()}
+    return share_cache({budget: config.with_settings(max_num_batched_tokens=budget, **changes) for budget in budgets})
 
 
 def prompt_lengths(budget: int, prompt_len: int) -> list[int]:

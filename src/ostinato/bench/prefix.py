@@ -7,18 +7,17 @@ from dataclasses import asdict, dataclass
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
-from ostinato.bench.drive import in_turns, with_room
+from ostinato.bench.drive import in_turns, share_cache, with_room
 from ostinato.bench.prefix_run import COUNTERS, Round, prefix_figures, run_round, second_turn_figures
 from ostinato.bench.prefix_workloads import Ask, Sizes, make_asks
 from ostinato.bench.reports import Column, Report, Say, Table, engine_facts, engine_lines, spread_columns
 from ostinato.config import EngineConfig
-from ostinato.errors import CapacityError, ConfigError
+from ostinato.errors import ConfigError
 from ostinato.models.checkpoint import load_spec
 from ostinato.plan.device.catalogue import DeviceSpec
 from ostinato.plan.device.detect import detect
 from ostinato.plan.model import ModelSpec
 from ostinato.plan.plan import Plan, make_plan
-from ostinato.units import format_bytes
 
 if TYPE_CHECKING:
     from ostinato.engine.engine import Engine
@@ -204,27 +203,9 @@ def check_open(config: EngineConfig) -> None:
 def configs_of(
     variants: Sequence[Variant], config: EngineConfig, model: ModelSpec, device: DeviceSpec
 ) -> dict[Variant, EngineConfig]:
-    """The settings of each. Where `cache_memory` is open, all get an equal part: of what the plan would give one, or
-    on a GPU of what all their weights and activations leave. CapacityError if that is too little.
-    """
+    """The settings of each, which share an open `cache_memory`. CapacityError if that is too little."""
     configs = {variant: variant.apply(config) for variant in variants}
-    plans = [make_plan(each, model, device) for each in configs.values()]
-    count = len(configs)
-    if count == 1 or config.is_given("cache_memory"):
-        return configs
-    part = max(plan.memory.cache for plan in plans) // count
-    if device.kind == "cuda":
-        memories = [plan.memory for plan in plans]
-        beside = sum(memory.beside_cache for memory in memories)
-        part = min(part * count, (memories[0].available - beside) // count)
-    configs = {variant: each.with_settings(cache_memory=max(1, part)) for variant, each in configs.items()}
-    try:
-        for each in configs.values():
-            make_plan(each, model, device)
-    except CapacityError as error:
-        message = f"{count} configurations leave each {format_bytes(max(0, part))} for its cache: compare fewer of them"
-        raise CapacityError(f"{message} ({error.message})") from None
-    return configs
+    return share_cache(configs, lambda each: make_plan(each, model, device))
 
 
 def _possible_modes(model: ModelSpec, chunked_prefill: bool) -> list[str]:

@@ -28,7 +28,7 @@ from ostinato.ops.recording import Kernel, Recorder, Tap
 from ostinato.schedule.batch import Batch, Row
 
 PASSES = 5
-Work = Callable[[], torch.Tensor]
+Work = Callable[[], Any]
 
 
 @torch.inference_mode()
@@ -84,9 +84,15 @@ def take_turns(runner: Runner, steps: Mapping[int, Batch], rounds: int, say: Say
 
 
 def run_eagerly(runner: Runner, batch: Batch) -> Work:
-    """The model's forward pass on a step whose inputs are written here."""
-    step = step_inputs(batch, runner.block_size, runner.device, takes_images=runner.takes_images)
-    return lambda: runner.model(step, runner.memory)
+    """Writes a step into the runner's buffers, as for a graph, and runs the model's forward pass on it."""
+    buffers, rows = runner.graphs.buffers, len(batch.rows)
+
+    def work() -> torch.Tensor:
+        step = write_step(buffers, batch, runner.block_size)
+        buffers.pad(rows, step.length, rows, step.length)
+        return runner.model(step, runner.memory)
+
+    return work
 
 
 def seconds_of(runner: Runner, work: Work) -> float:
@@ -240,16 +246,16 @@ def profile_tape(runner: Runner, clock: TapeClock, step: Batch, passes: int) -> 
 def profile_eagerly(runner: Runner, step: Batch, rows: int, passes: int) -> tuple[Calls, float]:
     """The kernels of the shortest pass, `logits` of `rows` positions last, and the shortest time of the whole model:
     Python, and torch between the kernels, in it."""
-    work = run_eagerly(runner, step)
+    inputs = step_inputs(step, runner.block_size, runner.device, takes_images=runner.takes_images)
     profiles, runs = [], []
     for _ in range(passes + 1):
         begin = time.perf_counter()
-        hidden = work()
+        hidden = runner.model(inputs, runner.memory)
         runs.append(time.perf_counter() - begin)
         logits = _timed_logits(runner, hidden[-rows:])
         watch = Stopwatch()
         with recording(runner.model.build.ops.tap, watch):
-            work()
+            runner.model(inputs, runner.memory)
         profiles.append([*watch.calls, logits])
     return shortest_pass(profiles[1:]), min(runs[1:])
 

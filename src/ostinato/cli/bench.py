@@ -183,7 +183,7 @@ def graphs_command(
 ) -> Measure:
     """Milliseconds of a decode step by batch size, eagerly and as a graph, in turns.
 
-    A step is measured from the batch's tensors to its hidden states; logits and sampling, which are the same for
+    A step is measured from the batch to its hidden states; logits and sampling, which are the same for
     both, are left out. The time in kernels is a part that a pass of its own measures; the rest is Python, and torch
     between kernels. A cliff is how many times longer than its neighbour a batch size takes. On a busy machine the
     least times tell more than the medians.
