@@ -50,7 +50,7 @@ std::int64_t Tensor::element_bytes() const {
     return BYTES[dtype];
 }
 
-bool from_python(PyObject* value, Tensor& to) {
+bool read_tensor(PyObject* value, Tensor& to) {
     const Torch& known = torch();
     if (!PyType_IsSubtype(Py_TYPE(value), known.tensor)) return false;
     to.address = reinterpret_cast<std::byte*>(
@@ -66,14 +66,6 @@ bool from_python(PyObject* value, Tensor& to) {
     return true;
 }
 
-bool from_python(PyObject* value, Floats& to) {
-    return from_python(value, static_cast<Tensor&>(to)) && to.dtype <= FLOAT16;
-}
-
-bool from_python(PyObject* value, MaybeTensor& to) {
-    return value == Py_None || from_python(value, static_cast<Tensor&>(to));
-}
-
 PyObject* Reader::take_object(PyObject* name) {
     PyObject* value = PyDict_GetItemWithError(given_, name);
     if (!value) {
@@ -86,6 +78,32 @@ PyObject* Reader::take_object(PyObject* name) {
 
 void Reader::refuse(PyObject* name, const std::string& why) const {
     throw nb::type_error((std::string(kernel_) + ": the argument " + PyUnicode_AsUTF8(name) + " " + why).c_str());
+}
+
+void Reader::expect(bool is_so, const std::string& why) const {
+    if (is_so) return;
+    PyErr_SetString(PyExc_AssertionError, (std::string(kernel_) + ": " + why).c_str());
+    throw nb::python_error();
+}
+
+void Reader::check(PyObject* name, const Tensor& tensor, int element, Layout layout) {
+    const int dtype = tensor.dtype;
+    const bool is_float = dtype <= FLOAT16;
+    if (element == VALUES && values_ == ANY && is_float) values_ = dtype;
+    const int expected = element == VALUES || element == WEIGHTS ? values_ : element == FLOATS ? (is_float ? dtype : ANY) : element;
+    const bool holds = element == ANY || dtype == expected || (element == WEIGHTS && dtype == INT8);
+    const auto type = [](int of) { return of < 0 ? "a float" : std::string(nb::str(torch().dtypes[of]).c_str()); };
+    const std::string of_name = std::string(PyUnicode_AsUTF8(name)) + " is ";
+    if (!holds) expect(false, of_name + type(dtype) + " where " + type(expected) + " is read");
+
+    if (std::find(tensor.shape, tensor.shape + tensor.dims, 0) != tensor.shape + tensor.dims) return;
+    const int first = layout == Layout::CONTIGUOUS ? 0 : layout == Layout::ROWS ? 1 : tensor.dims - 1;
+    std::int64_t stride = 1;
+    for (int d = tensor.dims - 1; d >= first && d >= 0; --d) {
+        const bool lies = tensor.shape[d] <= 1 || tensor.strides[d] == stride;
+        if (!lies) expect(false, of_name + "a strided tensor where a contiguous one is read");
+        stride *= tensor.shape[d];
+    }
 }
 
 void Reader::refuse_unknown() const {

@@ -1,13 +1,18 @@
-// A kernel's arguments by name. A struct says each argument's name and type, once; Python hands over a dict of these names.
+// A kernel's arguments by name. A struct says each argument's name, type and layout, once; Python hands over a dict of
+// these names.
 #pragma once
 
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <type_traits>
+#include <utility>
 
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
 
 #include "simd.h"
 
@@ -38,22 +43,62 @@ struct Tensor {
     std::int64_t element_bytes() const;
 };
 
-// A tensor of a storage type of what is computed in float32 (`with_dtype`).
-struct Floats : Tensor {};
-
-// A tensor that may be None: then it has no address.
-struct MaybeTensor : Tensor {
-    explicit operator bool() const { return address != nullptr; }
+// What a tensor holds: a DType, or one of these.
+enum Element : int {
+    ANY = -1,
+    FLOATS = -2,   // a storage type (`with_dtype`)
+    VALUES = -3,   // the storage type of the kernel: that of all its values, of which the first decides
+    WEIGHTS = -4,  // as its values, or 8-bit integers
 };
 
-// Each says whether the Python object is such a value, and puts it into `to`.
-bool from_python(PyObject* value, Tensor& to);
-bool from_python(PyObject* value, Floats& to);
-bool from_python(PyObject* value, MaybeTensor& to);
+// How it lies.
+enum class Layout {
+    CONTIGUOUS,
+    ROWS,     // with any stride in its first dimension, and contiguous behind it
+    VECTORS,  // with any strides but for its last dimension, which is contiguous
+};
+
+template <int ELEMENT, Layout LAYOUT>
+struct Checked : Tensor {
+    static constexpr int element = ELEMENT;
+    static constexpr Layout layout = LAYOUT;
+};
+
+template <int ELEMENT>
+using Array = Checked<ELEMENT, Layout::CONTIGUOUS>;
+template <int ELEMENT>
+using Strided = Checked<ELEMENT, Layout::ROWS>;
+template <int ELEMENT>
+using Vectors = Checked<ELEMENT, Layout::VECTORS>;
+
+// A tensor that may be None: then it has no address.
+template <typename T>
+struct Maybe : T {
+    explicit operator bool() const { return this->address != nullptr; }
+};
+
+// What the result alone depends on, which Python makes.
+struct Unused {};
 
 template <typename T>
+struct IsMaybe : std::false_type {};
+template <typename T>
+struct IsMaybe<Maybe<T>> : std::true_type {};
+
+bool read_tensor(PyObject* value, Tensor& to);
+
+// Whether a Python object is such a value, which is put into `to`.
+template <typename T>
 bool from_python(PyObject* value, T& to) {
-    return nb::try_cast<T>(nb::handle(value), to, std::is_floating_point_v<T>);
+    if constexpr (std::is_same_v<T, Unused>) {
+        return true;
+    } else if constexpr (IsMaybe<T>::value) {
+        return value == Py_None || read_tensor(value, to);
+    } else if constexpr (std::is_base_of_v<Tensor, T>) {
+        return read_tensor(value, to);
+    } else {
+        return nb::try_cast<T>(nb::handle(value), to, !std::is_integral_v<T>);
+    }
 }
 
 // The dict that a kernel was called with.
@@ -61,14 +106,20 @@ class Reader {
   public:
     Reader(const char* kernel, PyObject* given) : kernel_(kernel), given_(given) {}
 
-    // The value of that name. TypeError if it is missing, or no T.
+    // The value of that name. TypeError if it is missing, or no T; AssertionError if a tensor holds or lies otherwise.
     template <typename T>
     T take(PyObject* name) {
         PyObject* value = take_object(name);
         T taken{};
         if (!from_python(value, taken)) refuse(name, std::string("is a ") + Py_TYPE(value)->tp_name);
+        if constexpr (std::is_base_of_v<Tensor, T>) {
+            if (value != Py_None) check(name, taken, T::element, T::layout);
+        }
         return taken;
     }
+
+    // AssertionError with `why` if it is not so: a mistake in a layer, not in what a user asked.
+    void expect(bool is_so, const std::string& why) const;
 
     // TypeError if there is a name that was not taken.
     void finish() const {
@@ -82,8 +133,10 @@ class Reader {
     PyObject* given_;
     std::array<PyObject*, MOST> taken_;
     int count_ = 0;
+    int values_ = ANY;  // the dtype of the values
 
     PyObject* take_object(PyObject* name);
+    void check(PyObject* name, const Tensor& tensor, int element, Layout layout);
     [[noreturn]] void refuse(PyObject* name, const std::string& why) const;
     [[noreturn]] void refuse_unknown() const;
 };
@@ -93,6 +146,9 @@ struct Arguments {
     Reader* reader;
 
     Arguments(Reader& reader) : reader(&reader) {}  // NOLINT: a struct of arguments is made of a reader
+
+    // Says what must hold of several arguments together.
+    void check(const Reader&) const {}
 };
 
 // A member of such a struct, taken from the reader when the struct is made.

@@ -26,6 +26,7 @@ struct Bound<kernel> {
         Reader reader(name, given.ptr());
         Args args{reader};
         reader.finish();
+        args.check(reader);
         return args;
     }
 

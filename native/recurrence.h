@@ -6,6 +6,7 @@
 #pragma once
 
 #include <type_traits>
+#include <utility>
 
 #include "simd.h"
 
@@ -41,12 +42,15 @@ void add_skip(const float* sums, float D, const T* x, T* out, std::int64_t count
     }
 }
 
-// One token's time steps softplus(dt + dt_bias), clamped to least..most, and decays exp(step * A) with A = -exp(A_log).
+using Limits = std::pair<float, float>;  // of time steps: the least and the most
+
+// One token's time steps softplus(dt + dt_bias), clamped to `limits`, and decays exp(step * A) with A = -exp(A_log).
 // `dt`, `dt_bias`, `A_log` [heads] -> `steps`, `decays` [padded(heads)].
 template <typename T>
-void step_sizes(const T* dt, const float* dt_bias, const float* A_log, std::int64_t heads, float least, float most,
+void step_sizes(const T* dt, const float* dt_bias, const float* A_log, std::int64_t heads, Limits limits,
                 float* steps, float* decays) {
-    const auto take = [&](Float raw, Float bias, Float log, std::int64_t at) {
+    const auto [least, most] = limits;
+    const auto take = [&, least = least, most = most](Float raw, Float bias, Float log, std::int64_t at) {
         Float step = softplus(raw + bias);
         step = step < least ? splat(least) : step;
         step = step > most ? splat(most) : step;

@@ -33,9 +33,9 @@ struct StepRow {
 // The rows as arguments. The first `num_decode_rows` have write_slots.shape[1] tokens each. They are read when the kernel
 // runs; checkpoints were copied.
 struct StepRows : Arguments {
-    FIELD(Tensor, row_starts);   // [rows + 1] int32
-    FIELD(Tensor, read_slots);   // [rows] int32
-    FIELD(Tensor, write_slots);  // [rows, tokens of a decode row] int32, with any stride from row to row
+    FIELD(Array<INT32>, row_starts);  // [rows + 1]
+    FIELD(Array<INT32>, read_slots);  // [rows]
+    FIELD(Strided<INT32>, write_slots);  // [rows, tokens of a decode row]
     FIELD(std::int64_t, num_decode_rows);
     FIELD(Checkpoints, checkpoints);
 

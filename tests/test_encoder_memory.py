@@ -50,7 +50,6 @@ from ostinato.layers.step import EncoderInputs
 from ostinato.ops.select import select_ops
 from ostinato.plan.device.detect import detect
 from ostinato.models.loader import build_model
-from ostinato.plan.device import detect
 from ostinato.plan.plan import make_plan
 from ostinato.models.checkpoint import load_spec
 

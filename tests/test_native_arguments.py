@@ -20,8 +20,7 @@ pytestmark = pytest.mark.parametrize("isa", SETS)
 
 
 def arguments() -> tuple[int, dict[str, Any]]:
-    tokens, named = module_of("rms_norm").lower(X, WEIGHT, 1e-6, out=torch.zeros(3, 8))
-    return tokens, dict(named)
+    return len(X), {"x": X, "weight": WEIGHT, "eps": 1e-6, "out": torch.zeros(3, 8)}
 
 
 @pytest.fixture(params=["at once", "in a program"])
@@ -53,11 +52,28 @@ def test_an_unknown_argument_is_named(call: Call) -> None:
 
 @pytest.mark.parametrize(
     ("name", "value", "kind"),
-    [("eps", "small", "str"), ("x", None, "NoneType"), ("weight", 140737, "int"), ("x", X.double(), "Tensor")],
+    [("eps", "small", "str"), ("x", None, "NoneType"), ("weight", 140737, "int"), ("x", [1.0], "list")],
 )
 def test_an_argument_of_another_kind_is_named(call: Call, name: str, value: Any, kind: str) -> None:
     tokens, named = arguments()
     with pytest.raises(TypeError, match=f"rms_norm: the argument {name} is a {kind}"):
+        call("rms_norm", tokens, named | {name: value})
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "why"),
+    [
+        ("x", X.double(), "x is torch.float64 where a float is read"),
+        ("weight", WEIGHT.half(), "weight is torch.float16 where torch.float32 is read"),
+        ("x", X.t(), "x is a strided tensor where a contiguous one is read"),
+        ("out", torch.zeros(3, 9)[:, :8], "out is a strided tensor where a contiguous one is read"),
+    ],
+)
+def test_a_tensor_that_holds_or_lies_otherwise_is_a_mistake_of_the_caller(
+    call: Call, name: str, value: torch.Tensor, why: str
+) -> None:
+    tokens, named = arguments()
+    with pytest.raises(AssertionError, match=f"rms_norm: {why}"):
         call("rms_norm", tokens, named | {name: value})
 
 

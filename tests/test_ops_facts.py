@@ -16,18 +16,26 @@ from ostinato.layers.step import LayerMemory
 from ostinato.models.checkpoint import model_spec, read_config
 from ostinato.models.loader import build_model, load_weights
 from ostinato.ops.facts import OPERATIONS, Operations
+from ostinato.ops.native import load_extension
 from ostinato.ops.select import Ops, module_of, select_ops
 from ostinato.schedule.batch import Batch, Row
 from tests.checkpoints import RECIPES, checkpoint
+from tests.native_sets import SETS
 from tests.test_models import BLOCK_SIZE, CPU, poisoned_memory
 from tests.vl_models import VL_RECIPES, encoder_inputs, random_items, vl_model, vl_spec
 
 
 @pytest.mark.parametrize("name", OPERATIONS)
 def test_an_operation_has_a_file_of_its_name(name: str) -> None:
-    file = module_of(name)
-    assert callable(file.reference)
-    assert hasattr(file, "lower") == (OPERATIONS[name].native is not None)
+    assert callable(module_of(name).reference)
+
+
+@pytest.mark.parametrize("isa", SETS)
+def test_a_row_says_whether_there_is_a_native_kernel(isa: str) -> None:
+    extension = load_extension(isa)
+    assert {name for name in OPERATIONS if hasattr(extension, name)} == {
+        name for name, row in OPERATIONS.items() if row.native is not None
+    }
 
 
 def test_facts_are_read_without_torch() -> None:

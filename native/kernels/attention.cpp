@@ -280,16 +280,16 @@ void attend(const Team& team, const Step& step, std::int64_t head_dim, const T* 
 }
 
 struct Attention : Arguments {
-    FIELD(Floats, q);                // [tokens, heads, head_dim]
-    FIELD(Tensor, k_cache);          // [blocks, block_size, kv_heads, head_dim], as v_cache, contiguous
-    FIELD(Tensor, v_cache);
-    FIELD(Tensor, row_starts);       // [rows + 1] int32
-    FIELD(Tensor, start_positions);  // [rows] int32, as kv_lens
-    FIELD(Tensor, kv_lens);
-    FIELD(Tensor, block_tables);     // [rows, max_blocks] int32
+    FIELD(Strided<VALUES>, q);  // [tokens, heads, head_dim]
+    FIELD(Array<VALUES>, k_cache);  // [blocks, block_size, kv_heads, head_dim], as v_cache, contiguous
+    FIELD(Array<VALUES>, v_cache);
+    FIELD(Array<INT32>, row_starts);  // [rows + 1] int32
+    FIELD(Array<INT32>, start_positions);  // [rows] int32, as kv_lens
+    FIELD(Array<INT32>, kv_lens);
+    FIELD(Strided<INT32>, block_tables);  // [rows, max_blocks] int32
     FIELD(float, scale);
     FIELD(std::int64_t, first_key);
-    FIELD(Tensor, out);              // [tokens, heads, head_dim], contiguous
+    FIELD(Array<VALUES>, out);  // [tokens, heads, head_dim], contiguous
 };
 
 void attention(const Team& team, std::int64_t tokens, const Attention& in) {

@@ -31,11 +31,11 @@ void convolve(const T* const* inputs, const float* weight, std::int64_t stride, 
 }
 
 struct CausalConv1d : StepRows {
-    FIELD(Floats, x);            // [tokens, channels]
-    FIELD(Tensor, weight);       // [width, channels]
-    FIELD(MaybeTensor, bias);    // [channels]
-    FIELD(Tensor, conv_states);  // [slots, width - 1, channels]
-    FIELD(Tensor, out);          // [tokens, channels], contiguous
+    FIELD(Strided<VALUES>, x);  // [tokens, channels]
+    FIELD(Array<VALUES>, weight);  // [width, channels]
+    FIELD(Maybe<Array<VALUES>>, bias);  // [channels]
+    FIELD(Strided<VALUES>, conv_states);  // [slots, width - 1, channels]
+    FIELD(Array<VALUES>, out);  // [tokens, channels], contiguous
 };
 
 // Threads share the channels.

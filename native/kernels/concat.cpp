@@ -8,9 +8,13 @@ namespace ostinato {
 namespace {
 
 struct Concat : Arguments {
-    FIELD(Tensor, first);   // [tokens, a]
-    FIELD(Tensor, second);  // [tokens, b]
-    FIELD(Tensor, out);     // [tokens, a + b]
+    FIELD(Strided<ANY>, first);  // [tokens, a]
+    FIELD(Strided<ANY>, second);  // [tokens, b]
+    FIELD(Strided<ANY>, out);  // [tokens, a + b]
+
+    void check(const Reader& reader) const {
+        reader.expect(first.dtype == second.dtype && out.dtype == first.dtype, "one dtype");
+    }
 };
 
 void concat(const Team& team, std::int64_t tokens, const Concat& in) {

@@ -22,17 +22,22 @@ void expand(const std::int8_t* row, const float* scales, std::int64_t group, std
 }
 
 struct Embedding : Arguments {
-    FIELD(Tensor, token_ids);  // [tokens] int64
-    FIELD(Tensor, weight);     // [vocab, hidden], int8 where there are scales
+    FIELD(Array<VALUES>, out);  // [tokens, hidden]
+    FIELD(Array<INT64>, token_ids);
+    FIELD(Strided<WEIGHTS>, weight);  // [vocab, hidden]
     FIELD(float, multiplier);
-    FIELD(MaybeTensor, weight_scale);  // [vocab], or if `group_size` is not 0 one for each `group_size` elements of a row
-    FIELD(std::int64_t, group_size);   // a multiple of LANES
-    FIELD(Floats, out);                // [tokens, hidden], contiguous
+    FIELD(Maybe<Array<FLOAT32>>, weight_scale);  // [vocab], or one for each group of a row
+    FIELD(std::optional<std::int64_t>, group_size);  // elements, a multiple of LANES
+    FIELD(Unused, out_dtype);
+
+    void check(const Reader& reader) const {
+        reader.expect((weight.dtype == INT8) == bool(weight_scale), "8-bit weights have scales, and no others");
+    }
 };
 
 // Rows of `weight` times `multiplier`.
 void embedding(const Team& team, std::int64_t tokens, const Embedding& in) {
-    const std::int64_t hidden = in.weight.shape[1], group = in.group_size;
+    const std::int64_t hidden = in.weight.shape[1], group = in.group_size.value_or(0);
     const float* scales = in.weight_scale.at<const float>();
     // Threads share the elements, not the tokens: one token alone is worth sharing too.
     constexpr std::int64_t GRAIN = 512;
@@ -65,10 +70,10 @@ void embedding(const Team& team, std::int64_t tokens, const Embedding& in) {
 }
 
 struct WeightedEmbedding : Arguments {
-    FIELD(Tensor, ids);      // [tokens, count] int64
-    FIELD(Tensor, weights);  // [tokens, count] float32
-    FIELD(Floats, table);    // [rows, hidden]
-    FIELD(Tensor, out);      // [tokens, hidden]; all are contiguous
+    FIELD(Array<INT64>, ids);  // [tokens, count] int64
+    FIELD(Array<FLOAT32>, weights);  // [tokens, count] float32
+    FIELD(Array<VALUES>, table);  // [rows, hidden]
+    FIELD(Array<VALUES>, out);  // [tokens, hidden]
 };
 
 // Weighted sums of rows of `table`.
@@ -92,11 +97,12 @@ void weighted_embedding(const Team& team, std::int64_t tokens, const WeightedEmb
 }
 
 struct InjectMedia : Arguments {
-    FIELD(Floats, x);            // [tokens, hidden], contiguous
-    FIELD(Tensor, media_cells);  // [tokens] int64
-    FIELD(Tensor, media);        // [cells, rows, hidden]
+    FIELD(Array<VALUES>, x);  // [tokens, hidden]
+    FIELD(Array<INT64>, media_cells);  // [tokens] int64
+    FIELD(Array<VALUES>, media);  // [cells, rows, hidden]
     FIELD(std::int64_t, row);
     FIELD(bool, add);
+    FIELD(Array<VALUES>, out);  // x itself
 };
 
 // Row `row` of the token's cell takes the place of its vector, or with `add` is added to it; tokens with cell 0 keep theirs.
@@ -109,7 +115,7 @@ void inject_media(const Team& team, std::int64_t tokens, const InjectMedia& in) 
             const std::int64_t cell = in.media_cells.at<const std::int64_t>()[token];
             if (cell == 0) continue;
             const T* from = in.media.row<const T>(cell) + in.row * in.media.strides[1];
-            T* to = in.x.row<T>(token);
+            T* to = in.out.row<T>(token);
             if (!in.add) {
                 std::memcpy(to, from, sizeof(T) * hidden);
                 continue;

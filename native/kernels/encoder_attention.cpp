@@ -188,19 +188,19 @@ void attend(const Team& team, const Segments& segments, const Operands<T>& opera
 }
 
 struct EncoderAttention : Arguments {
-    FIELD(Floats, q);       // [tokens, heads, head_dim], as k and v
-    FIELD(Tensor, k);
-    FIELD(Tensor, v);
-    FIELD(Tensor, starts);  // [segments + 1] int32
-    FIELD(float, scale);
-    FIELD(Tensor, out);     // [tokens, heads, head_dim], contiguous
+    FIELD(Strided<VALUES>, q);  // [tokens, heads, head_dim], as k and v
+    FIELD(Strided<VALUES>, k);
+    FIELD(Strided<VALUES>, v);
+    FIELD(Array<INT32>, starts);  // [segments + 1] int32
+    FIELD(Array<VALUES>, out);  // [tokens, heads, head_dim], contiguous
 };
 
 void encoder_attention(const Team& team, std::int64_t tokens, const EncoderAttention& in) {
     const Segments segments{tokens, in.starts.shape[0] - 1, in.starts.at<const std::int32_t>()};
+    const auto scale = static_cast<float>(std::pow(static_cast<double>(in.q.shape[2]), -0.5));
     with_dtype(in.q.dtype, [&](auto type) {
         using T = decltype(type);
-        attend(team, segments, Operands<T>{in.q, in.k, in.v, in.out.at<T>(), in.q.shape[1]}, in.q.shape[2], in.scale);
+        attend(team, segments, Operands<T>{in.q, in.k, in.v, in.out.at<T>(), in.q.shape[1]}, in.q.shape[2], scale);
     });
 }
 

@@ -10,16 +10,23 @@ namespace ostinato {
 namespace {
 
 struct Linear : Arguments {
-    FIELD(Floats, x);                  // [tokens, in]
-    FIELD(Tensor, weight);             // [out, in], of x's dtype or int8
-    FIELD(MaybeTensor, bias);          // [out]
-    FIELD(MaybeTensor, residual);      // as the result
+    FIELD(Strided<VALUES>, x);              // [tokens, in]
+    FIELD(Array<WEIGHTS>, weight);          // [out, in]
+    FIELD(Maybe<Array<VALUES>>, bias);      // [out]
+    FIELD(Maybe<Strided<FLOATS>>, residual);  // as the result
     FIELD(Activation, activation);
-    FIELD(MaybeTensor, scale);         // [out] float32
-    FIELD(MaybeTensor, weight_scale);  // of int8: [out], or [out, in / group_size] if that is not 0, float32
-    FIELD(std::int64_t, group_size);
+    FIELD(Maybe<Array<FLOAT32>>, scale);         // [out]
+    FIELD(Unused, out_dtype);
+    FIELD(Maybe<Array<FLOAT32>>, weight_scale);  // of 8-bit weights: [out], or [out, in / group_size] if that is given
+    FIELD(std::optional<std::int64_t>, group_size);
     FIELD(bool, fixed_order);
-    FIELD(Tensor, out);                // [tokens, out], or [tokens, out / 2] if gated
+    FIELD(Strided<FLOATS>, out);  // [tokens, out], or [tokens, out / 2] if gated
+
+    void check(const Reader& reader) const {
+        reader.expect((weight.dtype == INT8) == bool(weight_scale), "8-bit weights have scales, and no others");
+        reader.expect(out.dtype == FLOAT32 || out.dtype == x.dtype, "the result is in float32 or in the dtype of x");
+        reader.expect(!residual || residual.dtype == out.dtype, "the residual has another dtype than the result");
+    }
 };
 
 // In `fixed_order` a token's bits do not depend on how many tokens are computed with it.
@@ -30,7 +37,8 @@ void linear(const Team& team, std::int64_t tokens, const Linear& in) {
     Output o{bias, in.scale.at<const float>(), nullptr, residual, in.residual.strides[0], in.out.strides[0],
              in.activation == SWIGLU ? out_size / 2 : out_size, in.activation};
     const float* scales = in.weight_scale.at<const float>();
-    if (scales && in.group_size == 0) {
+    const std::int64_t group = in.group_size.value_or(0);
+    if (scales && group == 0) {
         o.row_scale = scales;
         scales = nullptr;
     }
@@ -38,7 +46,7 @@ void linear(const Team& team, std::int64_t tokens, const Linear& in) {
         using T = decltype(type);
         const auto run = [&](auto* weights) {
             using W = std::remove_const_t<std::remove_pointer_t<decltype(weights)>>;
-            const Weights<W> all{weights, in_size, out_size, scales, in.group_size};
+            const Weights<W> all{weights, in_size, out_size, scales, group};
             const auto compute = [&](auto* to) {
                 if (in.fixed_order || tokens < MANY<Operand<T>, W>) {
                     multiply_few(team, tokens, in.x.at<const T>(), in.x.strides[0], all, o, to);

@@ -193,16 +193,23 @@ void run_experts(const Team& team, std::int64_t tokens, const T* x, std::int64_t
 }
 
 struct Moe : Arguments {
-    FIELD(Floats, x);                // [tokens, size]
-    FIELD(Tensor, choices);          // [tokens, 2, top_k] float32
-    FIELD(Tensor, up);               // [experts, inner, or 2 * inner if gated, size], of x's dtype or int8
-    FIELD(Tensor, down);             // [experts, size, inner]
+    FIELD(Strided<VALUES>, x);  // [tokens, size]
+    FIELD(Array<FLOAT32>, choices);  // [tokens, 2, top_k] float32
+    FIELD(Array<WEIGHTS>, up);  // [experts, inner, or 2 * inner if gated, size], of x's dtype or int8
+    FIELD(Array<WEIGHTS>, down);  // [experts, size, inner]
     FIELD(Activation, activation);
-    FIELD(MaybeTensor, residual);    // [tokens, size]
-    FIELD(MaybeTensor, up_scale);    // of int8, float32
-    FIELD(MaybeTensor, down_scale);
-    FIELD(std::int64_t, group_size);
-    FIELD(Tensor, out);              // [tokens, size]
+    FIELD(Maybe<Strided<VALUES>>, residual);  // [tokens, size]
+    FIELD(Maybe<Array<FLOAT32>>, up_scale);  // of int8, float32
+    FIELD(Maybe<Array<FLOAT32>>, down_scale);
+    FIELD(std::optional<std::int64_t>, group_size);
+    FIELD(Strided<VALUES>, out);  // [tokens, size]
+
+    void check(const Reader& reader) const {
+        for (const auto& [weight, scale] : {std::pair<Tensor, Tensor>{up, up_scale}, {down, down_scale}}) {
+            const bool has_scale = scale.address != nullptr;
+            reader.expect((weight.dtype == INT8) == has_scale, "8-bit weights have scales, and no others");
+        }
+    }
 };
 
 void moe(const Team& team, std::int64_t tokens, const Moe& in) {
@@ -213,7 +220,7 @@ void moe(const Team& team, std::int64_t tokens, const Moe& in) {
         const auto run = [&](auto weight) {
             using W = decltype(weight);
             const auto stack = [&](const Tensor& of, const Tensor& scales) {
-                return Stack<W>{of.at<const W>(), scales.at<const float>(), in.group_size, of.shape[1], of.shape[2]};
+                return Stack<W>{of.at<const W>(), scales.at<const float>(), in.group_size.value_or(0), of.shape[1], of.shape[2]};
             };
             run_experts(team, tokens, in.x.at<const T>(), in.x.strides[0], in.choices.at<const float>(),
                         in.choices.shape[2], layer, stack(in.up, in.up_scale), stack(in.down, in.down_scale),

@@ -44,10 +44,10 @@ void norm_row(const X* x, const T* weight, T* y, std::int64_t size, float eps) {
 }
 
 struct RmsNorm : Arguments {
-    FIELD(Floats, x);       // [tokens, size] or [tokens, heads, size], with any strides between heads
-    FIELD(Tensor, weight);  // [size]
+    FIELD(Vectors<VALUES>, x);       // [tokens, size] or [tokens, heads, size], with any strides between heads
+    FIELD(Array<VALUES>, weight);  // [size]
     FIELD(float, eps);
-    FIELD(Tensor, out);     // as x, contiguous
+    FIELD(Array<VALUES>, out);  // as x, contiguous
 };
 
 void rms_norm(const Team& team, std::int64_t tokens, const RmsNorm& in) {
@@ -90,11 +90,11 @@ void layer_norm_row(const T* x, const T* weight, const T* bias, T* y, std::int64
 }
 
 struct LayerNorm : Arguments {
-    FIELD(Floats, x);       // [tokens, size]
-    FIELD(Tensor, weight);  // [size], as bias
-    FIELD(Tensor, bias);
+    FIELD(Strided<VALUES>, x);       // [tokens, size]
+    FIELD(Array<VALUES>, weight);  // [size], as bias
+    FIELD(Array<VALUES>, bias);
     FIELD(float, eps);
-    FIELD(Tensor, out);     // [tokens, size], contiguous
+    FIELD(Array<VALUES>, out);  // [tokens, size], contiguous
 };
 
 void layer_norm(const Team& team, std::int64_t tokens, const LayerNorm& in) {
@@ -138,17 +138,17 @@ void gated_norm_row(const T* x, const T* gate, const T* weight, T* y, std::int64
 }
 
 struct GatedRmsNorm : Arguments {
-    FIELD(Floats, x);            // [tokens, size], as gate
-    FIELD(Tensor, gate);
-    FIELD(MaybeTensor, weight);  // [size]; without there is no norm
+    FIELD(Strided<VALUES>, x);            // [tokens, size], as gate
+    FIELD(Strided<VALUES>, gate);
+    FIELD(Maybe<Array<VALUES>>, weight);  // [size]; without there is no norm
     FIELD(float, eps);
-    FIELD(std::int64_t, group_size);
+    FIELD(std::optional<std::int64_t>, group_size);
     FIELD(bool, norm_before_gate);
-    FIELD(Tensor, out);          // [tokens, size], contiguous
+    FIELD(Array<VALUES>, out);  // [tokens, size], contiguous
 };
 
 void gated_rms_norm(const Team& team, std::int64_t tokens, const GatedRmsNorm& in) {
-    const std::int64_t size = in.x.shape[1], group_size = in.group_size, groups = size / group_size;
+    const std::int64_t size = in.x.shape[1], group_size = in.group_size.value_or(size), groups = size / group_size;
     const Range mine = team.split(tokens * groups);
     float* values = team.own<float>(group_size);
     with_dtype(in.x.dtype, [&](auto type) {

@@ -7,10 +7,10 @@ namespace ostinato {
 namespace {
 
 struct RotaryAngles : Arguments {
-    FIELD(Tensor, positions);    // [tokens] int64
-    FIELD(Tensor, frequencies);  // [half] float32
+    FIELD(Array<INT64>, positions);  // [tokens] int64
+    FIELD(Array<FLOAT32>, frequencies);  // [half] float32
     FIELD(float, scaling);
-    FIELD(Tensor, out);          // [2, captured tokens, half] float32
+    FIELD(Strided<FLOAT32>, out);  // [2, captured tokens, half]
 };
 
 // Angle `i` of the tokens' angles: its cosine and sine, both times `scaling`, go to `out`.
@@ -31,11 +31,11 @@ void rotary_angles(const Team& team, std::int64_t tokens, const RotaryAngles& in
 }
 
 struct AxialAngles : Arguments {
-    FIELD(Tensor, positions);    // [tokens, axes] int64
-    FIELD(Tensor, axes);         // [half] int64
-    FIELD(Tensor, frequencies);  // [half] float32
+    FIELD(Array<INT64>, positions);  // [tokens, axes] int64
+    FIELD(Array<INT64>, axes);  // [half] int64
+    FIELD(Array<FLOAT32>, frequencies);  // [half] float32
     FIELD(float, scaling);
-    FIELD(Tensor, out);          // [2, captured tokens, half] float32
+    FIELD(Strided<FLOAT32>, out);  // [2, captured tokens, half]
 };
 
 // As rotary_angles, where angle i is that of position `axes[i]` of the token's.
@@ -97,15 +97,15 @@ struct Angles {
 };
 
 struct Rotary : Arguments {
-    FIELD(Tensor, q);            // [tokens, heads, head_dim]
-    FIELD(Floats, k);            // [tokens, kv_heads, head_dim], as v
-    FIELD(Tensor, v);
-    FIELD(MaybeTensor, angles);  // [2, tokens, half] float32; without nothing is rotated
+    FIELD(Strided<VALUES>, q);  // [tokens, heads, head_dim]
+    FIELD(Strided<VALUES>, k);  // [tokens, kv_heads, head_dim], as v
+    FIELD(Strided<VALUES>, v);
+    FIELD(Maybe<Strided<FLOAT32>>, angles);  // [2, tokens, half] float32; without nothing is rotated
     FIELD(float, key_multiplier);
-    FIELD(Tensor, k_cache);      // [blocks, block_size, kv_heads, head_dim], as v_cache
-    FIELD(Tensor, v_cache);
-    FIELD(Tensor, kv_cells);     // [tokens] int64
-    FIELD(Tensor, out);          // as q, contiguous
+    FIELD(Array<VALUES>, k_cache);  // [blocks, block_size, kv_heads, head_dim], as v_cache
+    FIELD(Array<VALUES>, v_cache);
+    FIELD(Array<INT64>, kv_cells);  // [tokens] int64
+    FIELD(Strided<VALUES>, out);          // as q, contiguous
 };
 
 // `out` gets the rotated q; the tokens' cells of the caches get k, multiplied and rotated, and v.
@@ -137,9 +137,9 @@ void rotary(const Team& team, std::int64_t tokens, const Rotary& in) {
 }
 
 struct Rotate : Arguments {
-    FIELD(Floats, x);       // [tokens, heads, head_dim]
-    FIELD(Tensor, angles);  // [2, tokens, half] float32
-    FIELD(Tensor, out);     // as x, contiguous
+    FIELD(Strided<VALUES>, x);  // [tokens, heads, head_dim]
+    FIELD(Strided<FLOAT32>, angles);  // [2, tokens, half] float32
+    FIELD(Array<VALUES>, out);     // as x, contiguous
 };
 
 void rotate(const Team& team, std::int64_t tokens, const Rotate& in) {

@@ -50,15 +50,15 @@ inline void allow_groups(float* values, std::int64_t count, std::int64_t groups,
 }
 
 struct Route : Arguments {
-    FIELD(Floats, x);                     // [tokens, size]
-    FIELD(Tensor, weight);                // [experts, size]
-    FIELD(MaybeTensor, correction_bias);  // [experts] float32; without, a softmax over the chosen scores, not sigmoids
+    FIELD(Strided<VALUES>, x);  // [tokens, size]
+    FIELD(Array<VALUES>, weight);  // [experts, size]
+    FIELD(Maybe<Array<FLOAT32>>, correction_bias);  // [experts] float32; without, a softmax over the chosen scores, not sigmoids
     FIELD(std::int64_t, top_k);
     FIELD(std::int64_t, num_groups);
     FIELD(std::int64_t, top_groups);
     FIELD(bool, normalize);
     FIELD(float, scaling);
-    FIELD(Tensor, out);                   // [tokens, 2, top_k] float32: numbers of experts, and weights
+    FIELD(Array<FLOAT32>, out);  // [tokens, 2, top_k] float32: numbers of experts, and weights
 };
 
 void route(const Team& team, std::int64_t tokens, const Route& in) {

@@ -26,10 +26,10 @@ std::int32_t choose(const Team& team, const float* logits, std::int64_t vocab, f
 }
 
 struct Sample : Arguments {
-    FIELD(Tensor, logits);         // [rows, vocab] float32
-    FIELD(MaybeTensor, settings);  // [rows, 4] float64; without, all rows take their best token
-    FIELD(MaybeTensor, keys);      // [rows, 2] int32
-    FIELD(Tensor, out);            // [rows] int32
+    FIELD(Strided<FLOAT32>, logits);  // [rows, vocab] float32
+    FIELD(Maybe<Array<FLOAT64>>, settings);  // [rows, 4] float64; without, all rows take their best token
+    FIELD(Maybe<Array<INT32>>, keys);  // [rows, 2] int32
+    FIELD(Array<INT32>, out);  // [rows] int32
 };
 
 void sample(const Team& team, std::int64_t rows, const Sample& in) {

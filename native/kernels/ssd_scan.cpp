@@ -15,24 +15,23 @@ namespace ostinato {
 namespace {
 
 struct SsdScan : Arguments {
-    FIELD(Floats, x);                // [tokens, heads, head_dim]
-    FIELD(Tensor, dt);               // [tokens, heads]
-    FIELD(Tensor, A_log);            // [heads] float32, as D and dt_bias
-    FIELD(Tensor, B);                // [tokens, groups, state], as C
-    FIELD(Tensor, C);
-    FIELD(Tensor, D);
-    FIELD(Tensor, dt_bias);
-    FIELD(float, least_step);
-    FIELD(float, most_step);
-    FIELD(std::int64_t, chunk);      // tokens
-    FIELD(Floats, ssm_states);       // [slots, heads, head_dim, state]
-    FIELD(Tensor, row_starts);       // [rows + 1] int32
-    FIELD(Tensor, start_positions);  // [rows] int32, as read_slots
-    FIELD(Tensor, read_slots);
-    FIELD(Tensor, write_slots);      // [rows] int32, with any stride
+    FIELD(Strided<VALUES>, x);  // [tokens, heads, head_dim]
+    FIELD(Strided<VALUES>, dt);  // [tokens, heads]
+    FIELD(Array<FLOAT32>, A_log);  // [heads] float32, as D and dt_bias
+    FIELD(Strided<VALUES>, B);  // [tokens, groups, state], as C
+    FIELD(Strided<VALUES>, C);
+    FIELD(Array<FLOAT32>, D);
+    FIELD(Array<FLOAT32>, dt_bias);
+    FIELD(Limits, dt_limit);
+    FIELD(std::int64_t, chunk_size);
+    FIELD(Strided<FLOATS>, ssm_states);  // [slots, heads, head_dim, state]
+    FIELD(Array<INT32>, row_starts);  // [rows + 1] int32
+    FIELD(Array<INT32>, start_positions);  // [rows] int32, as read_slots
+    FIELD(Array<INT32>, read_slots);
+    FIELD(Strided<INT32>, write_slots);  // [rows] int32, with any stride
     FIELD(Checkpoints, checkpoints);
     FIELD(bool, recurrent);          // token by token, not in chunks
-    FIELD(Tensor, out);              // [tokens, heads, head_dim], contiguous
+    FIELD(Array<VALUES>, out);  // [tokens, heads, head_dim], contiguous
 };
 
 // Asks for rows of `size` elements that lie too far apart for the processor to foresee, into the cache behind the
@@ -71,7 +70,7 @@ void scan_row(ChunkScan& scan, const SsdScan& in, const Sizes& sizes, std::int64
             const std::int64_t head = first + i;
             const T* const x = in.x.row<const T>(token) + head * sizes.head_dim;
             T* const y = in.out.at<T>() + (token * sizes.heads + head) * sizes.head_dim;
-            scan.load_steps(dt + head, in.dt.strides[0], in.dt_bias.at<const float>()[head], in.least_step, in.most_step,
+            scan.load_steps(dt + head, in.dt.strides[0], in.dt_bias.at<const float>()[head], in.dt_limit.first, in.dt_limit.second,
                             -std::exp(in.A_log.at<const float>()[head]));
             scan.load_x(x, in.x.strides[0]);
             prefetch(x + next * in.x.strides[0], in.x.strides[0], next_count, sizes.head_dim);
@@ -118,7 +117,7 @@ void recur_row(const Team& team, const SsdScan& in, const Sizes& sizes, std::int
         for (std::int64_t t = token; t < stop; ++t) {
             const std::int64_t i = t - token;
             step_sizes(in.dt.row<const T>(t) + first, in.dt_bias.at<const float>() + first,
-                       in.A_log.at<const float>() + first, count, in.least_step, in.most_step, steps + i * per_head,
+                       in.A_log.at<const float>() + first, count, in.dt_limit, steps + i * per_head,
                        decays + i * per_head);
             to_floats(in.B.row<const T>(t) + group * sizes.state, B + i * per_state, sizes.state);
             to_floats(in.C.row<const T>(t) + group * sizes.state, C + i * per_state, sizes.state);
@@ -157,9 +156,16 @@ void recur_row(const Team& team, const SsdScan& in, const Sizes& sizes, std::int
     }
 }
 
+// Tokens that are computed as one chunk: the largest divisor of the model's chunk size up to SCAN_CHUNK.
+std::int64_t chunk_length(std::int64_t chunk_size) {
+    std::int64_t length = std::min<std::int64_t>(chunk_size, SCAN_CHUNK);
+    while (chunk_size % length) --length;
+    return length;
+}
+
 void ssd_scan(const Team& team, std::int64_t tokens, const SsdScan& in) {
     const std::int64_t heads = in.x.shape[1], groups = in.B.shape[1], rows = in.read_slots.shape[0];
-    const Sizes sizes{heads, in.x.shape[2], groups, in.B.shape[2], in.chunk};
+    const Sizes sizes{heads, in.x.shape[2], groups, in.B.shape[2], chunk_length(in.chunk_size)};
     const FlushDenormals flush;
     std::optional<ChunkScan> scan;
     if (!in.recurrent) scan.emplace(sizes, team);

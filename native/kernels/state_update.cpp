@@ -10,19 +10,18 @@ namespace ostinato {
 namespace {
 
 struct StateUpdate : Arguments {
-    FIELD(Floats, x);            // [tokens, heads, head_dim]
-    FIELD(Tensor, dt);           // [tokens, heads]
-    FIELD(Tensor, A_log);        // [heads] float32, as D and dt_bias
-    FIELD(Tensor, B);            // [tokens, groups, size], as C
-    FIELD(Tensor, C);
-    FIELD(Tensor, D);
-    FIELD(Tensor, dt_bias);
-    FIELD(float, least_step);
-    FIELD(float, most_step);
-    FIELD(Floats, ssm_states);   // [slots, heads, head_dim, size]
-    FIELD(Tensor, read_slots);   // [rows] int32
-    FIELD(Tensor, write_slots);  // [rows, per_row] int32
-    FIELD(Tensor, out);          // as x, contiguous
+    FIELD(Strided<VALUES>, x);  // [tokens, heads, head_dim]
+    FIELD(Strided<VALUES>, dt);  // [tokens, heads]
+    FIELD(Array<FLOAT32>, A_log);  // [heads] float32, as D and dt_bias
+    FIELD(Strided<VALUES>, B);  // [tokens, groups, size], as C
+    FIELD(Strided<VALUES>, C);
+    FIELD(Array<FLOAT32>, D);
+    FIELD(Array<FLOAT32>, dt_bias);
+    FIELD(Limits, dt_limit);
+    FIELD(Strided<FLOATS>, ssm_states);  // [slots, heads, head_dim, size]
+    FIELD(Array<INT32>, read_slots);  // [rows] int32
+    FIELD(Strided<INT32>, write_slots);  // [rows, per_row] int32
+    FIELD(Array<VALUES>, out);  // as x, contiguous
 };
 
 // Row r has the tokens r * per_row to r * per_row + per_row - 1. Threads share the channels of all rows.
@@ -61,7 +60,7 @@ void state_update(const Team& team, std::int64_t tokens, const StateUpdate& in) 
                 }
                 if (row != last_row) {
                     step_sizes(in.dt.row<const T>(token), in.dt_bias.at<const float>(), in.A_log.at<const float>(),
-                               heads, in.least_step, in.most_step, steps + i * per_head, decays + i * per_head);
+                               heads, in.dt_limit, steps + i * per_head, decays + i * per_head);
                 }
                 if (row != last_row || group != last_group) {
                     to_floats(in.B.row<const T>(token) + group * size, B_floats + i * per_state, size);

@@ -8,9 +8,9 @@ namespace ostinato {
 namespace {
 
 struct TokenShift : StepRows {
-    FIELD(Floats, x);       // [tokens, channels]
-    FIELD(Tensor, states);  // [slots, 1, channels]
-    FIELD(Tensor, out);     // [tokens, channels], contiguous
+    FIELD(Strided<VALUES>, x);  // [tokens, channels]
+    FIELD(Strided<VALUES>, states);  // [slots, 1, channels]
+    FIELD(Array<VALUES>, out);  // [tokens, channels], contiguous
 };
 
 // Threads share the channels.

@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from ostinato.ops.native import Lowered, check_heads, check_plain
 from ostinato.ops.sizes import ATTENTION_SLAB
 
 
@@ -79,35 +78,3 @@ def _masked(
         enable_gqa=q.shape[1] != keys.shape[0],
     )
     return out.squeeze(0).transpose(0, 1)
-
-
-def lower(
-    q: torch.Tensor,
-    k_cache: torch.Tensor,
-    v_cache: torch.Tensor,
-    row_starts: torch.Tensor,
-    start_positions: torch.Tensor,
-    kv_lens: torch.Tensor,
-    block_tables: torch.Tensor,
-    scale: float,
-    first_key: int = 0,
-    *,
-    out: torch.Tensor,
-) -> Lowered:
-    """`q` is strided by token only, and of the cache's dtype; what says which rows there are is int32."""
-    check_heads("attention", q)
-    check_plain("attention", q.dtype, k_cache, v_cache)
-    rows = (row_starts, start_positions, kv_lens, block_tables)
-    assert all(tensor.dtype == torch.int32 for tensor in rows), "attention: rows are described in int32"
-    return q.shape[0], {
-        "q": q,
-        "k_cache": k_cache,
-        "v_cache": v_cache,
-        "row_starts": row_starts,
-        "start_positions": start_positions,
-        "kv_lens": kv_lens,
-        "block_tables": block_tables,
-        "scale": scale,
-        "first_key": first_key,
-        "out": out,
-    }

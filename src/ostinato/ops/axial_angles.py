@@ -5,8 +5,6 @@ from __future__ import annotations
 
 import torch
 
-from ostinato.ops.native import Lowered, check_plain
-
 
 def reference(positions: torch.Tensor, axes: torch.Tensor, frequencies: torch.Tensor, scaling: float) -> torch.Tensor:
     """Cosine and sine of each angle, times `scaling`; angle i is the token's position `axes[i]` times `frequencies[i]`.
@@ -16,23 +14,3 @@ def reference(positions: torch.Tensor, axes: torch.Tensor, frequencies: torch.Te
     """
     angles = positions.index_select(1, axes).float() * frequencies
     return torch.stack((angles.cos(), angles.sin())).mul_(scaling)
-
-
-def lower(
-    positions: torch.Tensor,
-    axes: torch.Tensor,
-    frequencies: torch.Tensor,
-    scaling: float,
-    *,
-    out: torch.Tensor,
-) -> Lowered:
-    """As the reference."""
-    check_plain("axial_angles", torch.int64, positions, axes)
-    check_plain("axial_angles", torch.float32, frequencies)
-    return positions.shape[0], {
-        "positions": positions,
-        "axes": axes,
-        "frequencies": frequencies,
-        "scaling": scaling,
-        "out": out,
-    }

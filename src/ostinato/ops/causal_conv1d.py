@@ -7,8 +7,6 @@ from collections.abc import Sequence
 import torch
 import torch.nn.functional as F
 
-from ostinato.ops.native import Lowered, check_rows, rows_of
-
 SLAB = 32
 """Tokens of a prefill row that a CPU convolves at once: a pass per tap is cheap while they stay in a core's cache."""
 
@@ -93,31 +91,3 @@ def _convolve(window: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | N
     for tap, tap_weight in zip(taps[1:], weight[1:], strict=True):
         y.addcmul_(tap, tap_weight)
     return F.silu(y, inplace=True)
-
-
-def lower(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    conv_states: torch.Tensor,
-    row_starts: torch.Tensor,
-    read_slots: torch.Tensor,
-    write_slots: torch.Tensor,
-    num_decode_rows: int,
-    checkpoints: Sequence[tuple[int, int, int]] = (),
-    *,
-    out: torch.Tensor,
-) -> Lowered:
-    """`x`, `weight`, `bias` and `conv_states` in one dtype, `x` with any stride from token to token."""
-    weights = (weight, conv_states) if bias is None else (weight, conv_states, bias)
-    check_rows("causal_conv1d", x)
-    assert all(t.dtype == x.dtype for t in weights), "causal_conv1d: one dtype"
-    assert all(t[:1].is_contiguous() for t in weights), "causal_conv1d: weights and slots are contiguous"
-    return x.shape[0], {
-        **rows_of(row_starts, read_slots, write_slots, num_decode_rows, checkpoints),
-        "x": x,
-        "weight": weight,
-        "bias": bias,
-        "conv_states": conv_states,
-        "out": out,
-    }

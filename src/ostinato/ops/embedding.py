@@ -6,7 +6,6 @@ import torch
 import torch.nn.functional as F
 
 from ostinato.ops import int8
-from ostinato.ops.native import Lowered, check_plain, check_rows
 
 
 def reference(
@@ -28,27 +27,3 @@ def reference(
         return (vectors * multiplier).to(out_dtype)
     vectors = F.embedding(token_ids, weight)
     return vectors if multiplier == 1.0 else vectors * multiplier
-
-
-def lower(
-    token_ids: torch.Tensor,
-    weight: torch.Tensor,
-    multiplier: float,
-    weight_scale: torch.Tensor | None = None,
-    group_size: int | None = None,
-    out_dtype: torch.dtype | None = None,
-    *,
-    out: torch.Tensor,
-) -> Lowered:
-    """As the reference."""
-    check_rows("embedding", weight)
-    check_plain("embedding", torch.int64, token_ids)
-    check_plain("embedding", torch.float32, weight_scale)
-    return token_ids.shape[0], {
-        "token_ids": token_ids,
-        "weight": weight,
-        "multiplier": multiplier,
-        "weight_scale": weight_scale,
-        "group_size": group_size or 0,
-        "out": out,
-    }

@@ -1,13 +1,13 @@
 """The operations' facts, one row each: all that the plan, the choice of kernels and graphs know of them, without torch.
 
-The file of an operation's name holds its `reference`, which is the definition, and `lower`, which hands the call to the
-native kernel of that name. Operations that only a vision encoder calls lie in `ops/encoder/`.
+The file of an operation's name holds its `reference`, which is the definition. Operations that only a vision encoder
+calls lie in `ops/encoder/`. Native kernels have the names of their operations, and lie in native/kernels/.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Literal, overload
 
 from ostinato.ops import scratch
@@ -36,8 +36,9 @@ class Implementation:
     reads_on_host: bool = False
     """It looks at values on the host while it runs."""
 
-    deterministic: Mapping[str, Any] = field(default_factory=dict)
-    """What it is told so that a token's bits depend on nothing but its own row. Without, they never depend on more."""
+    deterministic: tuple[str, ...] = ()
+    """Options that are on with `deterministic=True`, so that a token's bits depend on nothing but its own row. Without
+    such options they never depend on more."""
 
     scratch: Callable[..., Scratch] | None = None
     """Its memory, where that counts."""
@@ -159,7 +160,7 @@ class Operations:
     linear = Operation(
         _linear,
         Implementation(scratch=scratch.reference_quantized),
-        Implementation(scratch=scratch.native_linear, deterministic={"fixed_order": True}),
+        Implementation(scratch=scratch.native_linear, deterministic=("fixed_order",)),
     )
     moe = Operation(
         _like_first,
@@ -176,7 +177,7 @@ class Operations:
     ssd_scan = Operation(
         _like_first,
         Implementation(reads_on_host=True, scratch=scratch.reference_ssd_scan),
-        Implementation(scratch=scratch.native_ssd_scan, deterministic={"recurrent": True}),
+        Implementation(scratch=scratch.native_ssd_scan, deterministic=("recurrent",)),
         part="state",
         caller="prefill",
     )

@@ -5,8 +5,6 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from ostinato.ops.native import Lowered, check_plain, check_rows
-
 
 def reference(
     x: torch.Tensor,
@@ -29,28 +27,3 @@ def reference(
     grouped = y.unflatten(-1, (-1, group_size))
     y = F.rms_norm(grouped, (group_size,), None, eps).flatten(-2) * weight.float()
     return (y * silu if norm_before_gate else y).to(gate.dtype)
-
-
-def lower(
-    x: torch.Tensor,
-    gate: torch.Tensor,
-    weight: torch.Tensor | None,
-    eps: float,
-    group_size: int | None,
-    norm_before_gate: bool = False,
-    *,
-    out: torch.Tensor,
-) -> Lowered:
-    """`x`, `gate` and `weight` in one dtype, with any stride from token to token."""
-    check_rows("gated_rms_norm", x, gate)
-    assert gate.dtype == x.dtype, "gated_rms_norm: one dtype"
-    check_plain("gated_rms_norm", x.dtype, weight)
-    return x.shape[0], {
-        "x": x,
-        "gate": gate,
-        "weight": weight,
-        "eps": eps,
-        "group_size": group_size or x.shape[1],
-        "norm_before_gate": norm_before_gate,
-        "out": out,
-    }

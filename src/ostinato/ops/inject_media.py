@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import torch
 
-from ostinato.ops.native import Lowered, check_plain
-
 
 def reference(x: torch.Tensor, media_cells: torch.Tensor, media: torch.Tensor, row: int, add: bool) -> torch.Tensor:
     """Row `row` of each token's cell replaces its hidden state in place, or with `add` is added to it; tokens with cell
@@ -17,24 +15,3 @@ def reference(x: torch.Tensor, media_cells: torch.Tensor, media: torch.Tensor, r
     """
     rows = media.select(1, row).index_select(0, media_cells)
     return x.copy_(torch.where(media_cells.unsqueeze(1) > 0, x + rows if add else rows, x))
-
-
-def lower(
-    x: torch.Tensor,
-    media_cells: torch.Tensor,
-    media: torch.Tensor,
-    row: int,
-    add: bool,
-    *,
-    out: torch.Tensor,
-) -> Lowered:
-    """As the reference."""
-    check_plain("inject_media", x.dtype, x, media)
-    check_plain("inject_media", torch.int64, media_cells)
-    return x.shape[0], {
-        "x": out,
-        "media_cells": media_cells,
-        "media": media,
-        "row": row,
-        "add": add,
-    }

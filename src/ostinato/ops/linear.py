@@ -7,7 +7,6 @@ import torch.nn.functional as F
 
 from ostinato.ops import int8
 from ostinato.ops.activations import ACTIVATIONS
-from ostinato.ops.native import Lowered, check_plain, check_rows
 from ostinato.ops.sizes import EXPANDED_ELEMENTS
 
 
@@ -40,41 +39,6 @@ def reference(
     if activation is not None:
         y = ACTIVATIONS[activation](y)
     return y if residual is None else y.add_(residual)
-
-
-def lower(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None = None,
-    residual: torch.Tensor | None = None,
-    activation: str | None = None,
-    scale: torch.Tensor | None = None,
-    out_dtype: torch.dtype | None = None,
-    weight_scale: torch.Tensor | None = None,
-    group_size: int | None = None,
-    *,
-    fixed_order: bool = False,
-    out: torch.Tensor,
-) -> Lowered:
-    """As the reference. In `fixed_order` a token's bits do not depend on how many tokens are computed with it."""
-    check_rows("linear", x, *(() if residual is None else (residual,)))
-    check_plain("linear", x.dtype if weight_scale is None else torch.int8, weight)
-    check_plain("linear", x.dtype, bias)
-    check_plain("linear", torch.float32, scale, weight_scale)
-    assert out.dtype in (torch.float32, x.dtype), "linear: the result is in float32 or in the dtype of x"
-    assert residual is None or residual.dtype == out.dtype, "linear: the residual has another dtype than the result"
-    return x.shape[0], {
-        "x": x,
-        "weight": weight,
-        "bias": bias,
-        "residual": residual,
-        "activation": activation,
-        "scale": scale,
-        "weight_scale": weight_scale,
-        "group_size": group_size or 0,
-        "fixed_order": fixed_order,
-        "out": out,
-    }
 
 
 def _quantized_product(

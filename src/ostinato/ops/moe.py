@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 
 from ostinato.ops.linear import reference as linear
-from ostinato.ops.native import Lowered, check_plain, check_rows
 
 
 def reference(
@@ -37,35 +36,3 @@ def reference(
         out.index_add_(0, token, y.float() * expert_weights[token, choice].unsqueeze(-1))
     out = out.to(x.dtype)
     return out if residual is None else out.add_(residual)
-
-
-def lower(
-    x: torch.Tensor,
-    choices: torch.Tensor,
-    up: torch.Tensor,
-    down: torch.Tensor,
-    activation: str,
-    residual: torch.Tensor | None = None,
-    up_scale: torch.Tensor | None = None,
-    down_scale: torch.Tensor | None = None,
-    group_size: int | None = None,
-    *,
-    out: torch.Tensor,
-) -> Lowered:
-    """As the reference."""
-    check_rows("moe", x, *(() if residual is None else (residual,)))
-    check_plain("moe", x.dtype if up_scale is None else torch.int8, up, down)
-    check_plain("moe", torch.float32, choices, up_scale, down_scale)
-    assert residual is None or residual.dtype == x.dtype, "moe: the residual has another dtype"
-    return x.shape[0], {
-        "x": x,
-        "choices": choices,
-        "up": up,
-        "down": down,
-        "activation": activation,
-        "residual": residual,
-        "up_scale": up_scale,
-        "down_scale": down_scale,
-        "group_size": group_size or 0,
-        "out": out,
-    }

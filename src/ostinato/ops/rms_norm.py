@@ -5,8 +5,6 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from ostinato.ops.native import Lowered, check_plain, check_rows
-
 
 def reference(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     """`x` [..., size], `weight` [size] -> [..., size] in the dtype of `weight`; the mean is taken in float32."""
@@ -14,15 +12,3 @@ def reference(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor
     if x.dtype == weight.dtype == torch.float32:
         return F.rms_norm(x, size, weight, eps)
     return F.rms_norm(x.float(), size, weight.float(), eps).to(weight.dtype)
-
-
-def lower(x: torch.Tensor, weight: torch.Tensor, eps: float, *, out: torch.Tensor) -> Lowered:
-    """`x` [tokens, size] or [tokens, heads, size], in the dtype of `weight`."""
-    check_rows("rms_norm", x)
-    check_plain("rms_norm", x.dtype, weight)
-    return x.shape[0], {
-        "x": x,
-        "weight": weight,
-        "eps": eps,
-        "out": out,
-    }

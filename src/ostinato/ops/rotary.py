@@ -6,7 +6,6 @@ from __future__ import annotations
 import torch
 
 from ostinato.ops.encoder.rotate import reference as rotate
-from ostinato.ops.native import Lowered, check_heads, check_plain
 
 
 def reference(
@@ -35,35 +34,3 @@ def reference(
     k_cache.flatten(0, 1).index_copy_(0, kv_cells, k)
     v_cache.flatten(0, 1).index_copy_(0, kv_cells, v)
     return q
-
-
-def lower(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    angles: torch.Tensor | None,
-    key_multiplier: float,
-    k_cache: torch.Tensor,
-    v_cache: torch.Tensor,
-    kv_cells: torch.Tensor,
-    *,
-    out: torch.Tensor,
-) -> Lowered:
-    """`q`, `k` and `v` are strided by token only, and of the cache's dtype."""
-    check_heads("rotary", q, k, v)
-    check_plain("rotary", q.dtype, k_cache, v_cache)
-    check_plain("rotary", torch.int64, kv_cells)
-    assert k.dtype == v.dtype == q.dtype, "rotary: one dtype"
-    if angles is not None:
-        check_plain("rotary", torch.float32, *angles)
-    return k.shape[0], {
-        "q": q,
-        "k": k,
-        "v": v,
-        "angles": angles,
-        "key_multiplier": key_multiplier,
-        "k_cache": k_cache,
-        "v_cache": v_cache,
-        "kv_cells": kv_cells,
-        "out": out,
-    }

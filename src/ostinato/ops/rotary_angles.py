@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import torch
 
-from ostinato.ops.native import Lowered, check_plain
-
 
 def reference(positions: torch.Tensor, frequencies: torch.Tensor, scaling: float) -> torch.Tensor:
     """Cosine and sine of position times frequency, each times `scaling`.
@@ -14,14 +12,3 @@ def reference(positions: torch.Tensor, frequencies: torch.Tensor, scaling: float
     """
     angles = positions.float().unsqueeze(-1) * frequencies
     return torch.stack((angles.cos(), angles.sin())).mul_(scaling)
-
-
-def lower(positions: torch.Tensor, frequencies: torch.Tensor, scaling: float, *, out: torch.Tensor) -> Lowered:
-    check_plain("rotary_angles", torch.int64, positions)
-    check_plain("rotary_angles", torch.float32, frequencies)
-    return positions.shape[0], {
-        "positions": positions,
-        "frequencies": frequencies,
-        "scaling": scaling,
-        "out": out,
-    }

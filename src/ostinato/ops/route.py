@@ -5,8 +5,6 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from ostinato.ops.native import Lowered, check_plain, check_rows
-
 
 def reference(
     x: torch.Tensor,
@@ -53,32 +51,3 @@ def _allowed(choice: torch.Tensor, num_groups: int, top_groups: int) -> torch.Te
     best = _best(grouped.topk(2, dim=-1).values.sum(-1), top_groups)
     allowed = torch.zeros_like(grouped[..., 0], dtype=torch.bool).scatter_(1, best, True)
     return grouped.masked_fill(~allowed.unsqueeze(-1), float("-inf")).flatten(1)
-
-
-def lower(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    correction_bias: torch.Tensor | None,
-    top_k: int,
-    num_groups: int = 1,
-    top_groups: int = 1,
-    normalize: bool = False,
-    scaling: float = 1.0,
-    *,
-    out: torch.Tensor,
-) -> Lowered:
-    """As the reference."""
-    check_rows("route", x)
-    check_plain("route", x.dtype, weight)
-    check_plain("route", torch.float32, correction_bias)
-    return x.shape[0], {
-        "x": x,
-        "weight": weight,
-        "correction_bias": correction_bias,
-        "top_k": top_k,
-        "num_groups": num_groups,
-        "top_groups": top_groups,
-        "normalize": normalize,
-        "scaling": scaling,
-        "out": out,
-    }

@@ -14,7 +14,6 @@ import numpy as np
 import torch
 
 from ostinato.ops import noise
-from ostinato.ops.native import Lowered, check_plain, check_rows
 
 # A token so far below the best one cannot win, whatever their noise; 1 is room for rounding.
 _HOPELESS = noise.GUMBEL_MIN - noise.GUMBEL_MAX - 1
@@ -47,26 +46,6 @@ def reference(
             _add_noise(values, keys[rows].to(logits.device))
         tokens[rows.to(logits.device)] = _best(values)
     return tokens
-
-
-def lower(
-    logits: torch.Tensor,
-    settings: torch.Tensor | None = None,
-    keys: torch.Tensor | None = None,
-    *,
-    out: torch.Tensor,
-) -> Lowered:
-    """Arguments as those of the reference."""
-    check_rows("sample", logits)
-    assert logits.dtype == torch.float32, "sample: logits in float32"
-    check_plain("sample", torch.float64, settings)
-    check_plain("sample", torch.int32, keys)
-    return logits.shape[0], {
-        "logits": logits,
-        "settings": settings,
-        "keys": keys,
-        "out": out,
-    }
 
 
 def restrict(logits: torch.Tensor, settings: torch.Tensor) -> torch.Tensor:

@@ -46,11 +46,11 @@ def native_kernel(extension: Any, name: str, *, deterministic: bool = False) -> 
     """The operation's kernel in `extension`, called like its reference."""
     row = OPERATIONS[name]
     assert row.native is not None, f"{name} has no native kernel"
-    told = row.native.deterministic if deterministic else {}
-    return NativeKernel(extension, name, module_of(name).lower, row.result, told)
+    options = dict.fromkeys(row.native.deterministic, deterministic)
+    return NativeKernel(extension, name, module_of(name).reference, row.result, options)
 
 
 def module_of(name: str) -> Any:
-    """The operation's file."""
+    """The operation's file, with its `reference`."""
     folder = "ostinato.ops.encoder" if OPERATIONS[name].caller == "encoder" else "ostinato.ops"
     return import_module(f"{folder}.{name}")

@@ -35,6 +35,10 @@ each tile, and that must stay small."""
 SCAN_HEADS = 4
 """Heads that a thread scans at a time."""
 
+SCAN_CHUNK = 16
+"""Tokens that the native scan takes as one chunk, at the most. It keeps the states of some heads in a core's cache, so
+that a pass over one costs little."""
+
 SAMPLE_BLOCK = 256
 """Logits with a maximum of their own."""
 

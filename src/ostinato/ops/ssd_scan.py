@@ -14,15 +14,11 @@ from dataclasses import dataclass
 
 import torch
 
-from ostinato.ops.native import Lowered, check_heads, check_rows
 from ostinato.ops.state_update import reference as state_update
 from ostinato.ops.state_update import step_sizes
 
 LONGEST_CHUNK = 64
 """Tokens. The work inside a chunk grows with its square; what is done once per chunk is one pass over the state."""
-
-LONGEST_NATIVE_CHUNK = 16
-"""Tokens. The native kernel keeps the states of some heads in a core's cache, so that a pass over one costs little."""
 
 LEAST_LOG_DECAY = -60.0
 """A decay below e^-60 is taken as e^-60, which no sum in float32 notices. Smaller ones would make denormal products,
@@ -170,52 +166,3 @@ def _advance(chunk: Chunk, state: torch.Tensor | None, slot: torch.Tensor) -> to
 def _decay(log: torch.Tensor) -> torch.Tensor:
     """exp of `log` (float64, <= 0 where it counts) in float32. Above 0, where it does not count, nothing overflows."""
     return log.float().clamp_(LEAST_LOG_DECAY, 0.0).exp_()
-
-
-def lower(
-    x: torch.Tensor,
-    dt: torch.Tensor,
-    A_log: torch.Tensor,
-    B: torch.Tensor,
-    C: torch.Tensor,
-    D: torch.Tensor,
-    dt_bias: torch.Tensor,
-    dt_limit: tuple[float, float],
-    chunk_size: int,
-    ssm_states: torch.Tensor,
-    row_starts: torch.Tensor,
-    start_positions: torch.Tensor,
-    read_slots: torch.Tensor,
-    write_slots: torch.Tensor,
-    checkpoints: Sequence[tuple[int, int, int]] = (),
-    recurrent: bool = False,
-    *,
-    out: torch.Tensor,
-) -> Lowered:
-    """`x`, `dt`, `B` and `C` in one dtype, strided by token only; `write_slots` [rows] may be strided."""
-    check_heads("ssd_scan", x, B, C)
-    check_rows("ssd_scan", dt)
-    assert all(t.dtype == x.dtype for t in (dt, B, C)), "ssd_scan: inputs of one dtype"
-    assert all(t.dtype == torch.float32 and t.is_contiguous() for t in (A_log, D, dt_bias)), "ssd_scan: per head"
-    assert all(t.dtype == torch.int32 for t in (row_starts, start_positions, read_slots, write_slots)), "ssd_scan: rows"
-    assert all(t.is_contiguous() for t in (row_starts, start_positions, read_slots, ssm_states[0])), "ssd_scan: rows"
-    return x.shape[0], {
-        "x": x,
-        "dt": dt,
-        "A_log": A_log,
-        "B": B,
-        "C": C,
-        "D": D,
-        "dt_bias": dt_bias,
-        "least_step": dt_limit[0],
-        "most_step": dt_limit[1],
-        "chunk": chunk_length(chunk_size, LONGEST_NATIVE_CHUNK),
-        "ssm_states": ssm_states,
-        "row_starts": row_starts,
-        "start_positions": start_positions,
-        "read_slots": read_slots,
-        "write_slots": write_slots,
-        "checkpoints": checkpoints,
-        "recurrent": recurrent,
-        "out": out,
-    }

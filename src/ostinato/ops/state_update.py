@@ -9,8 +9,6 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from ostinato.ops.native import Lowered, check_rows
-
 
 def reference(
     x: torch.Tensor,
@@ -121,41 +119,3 @@ def _gathered(
         ssm_states[write_slots[:, i]] = rounded
         state = rounded.float()
     return torch.stack(outputs, dim=1).flatten(0, 1)
-
-
-def lower(
-    x: torch.Tensor,
-    dt: torch.Tensor,
-    A_log: torch.Tensor,
-    B: torch.Tensor,
-    C: torch.Tensor,
-    D: torch.Tensor,
-    dt_bias: torch.Tensor,
-    dt_limit: tuple[float, float],
-    ssm_states: torch.Tensor,
-    read_slots: torch.Tensor,
-    write_slots: torch.Tensor,
-    *,
-    out: torch.Tensor,
-) -> Lowered:
-    """`x`, `dt`, `B` and `C` in one dtype, with any stride from token to token."""
-    check_rows("state_update", x, dt, B, C, read_slots, write_slots)
-    assert all(t.dtype == x.dtype for t in (dt, B, C)), "state_update: inputs of one dtype"
-    assert all(t.dtype == torch.float32 for t in (A_log, D, dt_bias)), "state_update: A_log, D, dt_bias in float32"
-    assert read_slots.dtype == write_slots.dtype == torch.int32, "state_update: slots in int32"
-    assert all(t[:1].is_contiguous() for t in (x, B, C, ssm_states)), "state_update: what is behind a token or a slot"
-    return x.shape[0], {
-        "x": x,
-        "dt": dt,
-        "A_log": A_log,
-        "B": B,
-        "C": C,
-        "D": D,
-        "dt_bias": dt_bias,
-        "least_step": dt_limit[0],
-        "most_step": dt_limit[1],
-        "ssm_states": ssm_states,
-        "read_slots": read_slots,
-        "write_slots": write_slots,
-        "out": out,
-    }

@@ -7,8 +7,6 @@ from itertools import pairwise
 
 import torch
 
-from ostinato.ops.native import Lowered, check_rows, rows_of
-
 
 def reference(
     x: torch.Tensor,
@@ -51,25 +49,3 @@ def reference(
 def first_inputs(states: torch.Tensor, read_slots: torch.Tensor) -> torch.Tensor:
     """[rows, channels]: what the read slots hold, zeros for slot 0, whose content is selected away."""
     return torch.where((read_slots == 0)[:, None], 0, states[read_slots, 0])
-
-
-def lower(
-    x: torch.Tensor,
-    states: torch.Tensor,
-    row_starts: torch.Tensor,
-    read_slots: torch.Tensor,
-    write_slots: torch.Tensor,
-    num_decode_rows: int,
-    checkpoints: Sequence[tuple[int, int, int]] = (),
-    *,
-    out: torch.Tensor,
-) -> Lowered:
-    """`x` and `states` in one dtype, with any stride in the first dimension."""
-    check_rows("token_shift", x, states)
-    assert states.dtype == x.dtype, "token_shift: one dtype"
-    return x.shape[0], {
-        **rows_of(row_starts, read_slots, write_slots, num_decode_rows, checkpoints),
-        "x": x,
-        "states": states,
-        "out": out,
-    }

@@ -8,8 +8,6 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from ostinato.ops.native import Lowered, check_heads, check_plain
-
 
 def reference(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, starts: torch.Tensor) -> torch.Tensor:
     """softmax(q k^T / sqrt(head_dim)) v within each segment.
@@ -50,18 +48,3 @@ def _attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tenso
     heads_first = [each.transpose(0, 1).unsqueeze(0) for each in (q, k, v)]
     out = F.scaled_dot_product_attention(heads_first[0], heads_first[1], heads_first[2], attn_mask=mask)
     return out.squeeze(0).transpose(0, 1)
-
-
-def lower(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, starts: torch.Tensor, *, out: torch.Tensor) -> Lowered:
-    """`q`, `k` and `v` are strided by patch only, and of one dtype."""
-    check_heads("encoder_attention", q, k, v)
-    check_plain("encoder_attention", torch.int32, starts)
-    assert q.dtype == k.dtype == v.dtype, "encoder_attention: one dtype"
-    return q.shape[0], {
-        "q": q,
-        "k": k,
-        "v": v,
-        "starts": starts,
-        "scale": q.shape[2] ** -0.5,
-        "out": out,
-    }

@@ -5,8 +5,6 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from ostinato.ops.native import Lowered, check_plain, check_rows
-
 
 def reference(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float) -> torch.Tensor:
     """(x - mean) / sqrt(variance + eps) * weight + bias.
@@ -14,16 +12,3 @@ def reference(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: fl
     `x` [tokens, size], `weight` and `bias` [size] in one dtype -> [tokens, size]; computed in float32.
     """
     return F.layer_norm(x, x.shape[-1:], weight, bias, eps)
-
-
-def lower(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float, *, out: torch.Tensor) -> Lowered:
-    """As the reference."""
-    check_rows("layer_norm", x)
-    check_plain("layer_norm", x.dtype, weight, bias)
-    return x.shape[0], {
-        "x": x,
-        "weight": weight,
-        "bias": bias,
-        "eps": eps,
-        "out": out,
-    }

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import torch
 
-from ostinato.ops.native import Lowered, check_heads, check_plain
-
 
 def reference(x: torch.Tensor, angles: torch.Tensor) -> torch.Tensor:
     """`x` [tokens, heads, head_dim] with element i of every head rotated with element `half + i` by the angle of
@@ -18,14 +16,3 @@ def reference(x: torch.Tensor, angles: torch.Tensor) -> torch.Tensor:
     if 2 * half == x.shape[-1]:
         return rotated
     return torch.cat((rotated, x[..., 2 * half :]), dim=-1)
-
-
-def lower(x: torch.Tensor, angles: torch.Tensor, *, out: torch.Tensor) -> Lowered:
-    """`x` is strided by token only."""
-    check_heads("rotate", x)
-    check_plain("rotate", torch.float32, *angles)
-    return x.shape[0], {
-        "x": x,
-        "angles": angles,
-        "out": out,
-    }

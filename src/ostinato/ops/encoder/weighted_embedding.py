@@ -5,8 +5,6 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from ostinato.ops.native import Lowered, check_plain
-
 
 def reference(ids: torch.Tensor, weights: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
     """Sum over i of weights[:, i] * table[ids[:, i]], computed in float32.
@@ -18,16 +16,3 @@ def reference(ids: torch.Tensor, weights: torch.Tensor, table: torch.Tensor) -> 
     for of_ids, of_weights in zip(ids.unbind(1), weights.unsqueeze(-1).unbind(1), strict=True):
         total += F.embedding(of_ids, table) * of_weights
     return total.to(table.dtype)
-
-
-def lower(ids: torch.Tensor, weights: torch.Tensor, table: torch.Tensor, *, out: torch.Tensor) -> Lowered:
-    """As the reference."""
-    check_plain("weighted_embedding", torch.int64, ids)
-    check_plain("weighted_embedding", torch.float32, weights)
-    check_plain("weighted_embedding", table.dtype, table)
-    return ids.shape[0], {
-        "ids": ids,
-        "weights": weights,
-        "table": table,
-        "out": out,
-    }
