@@ -12,7 +12,7 @@ import pytest
 from ostinato.errors import RequestError
 from ostinato.sample.guide import Guide
 from ostinato.serve.chat.formats import AnswerFormats, ToolFormat
-from ostinato.serve.chat.tool_guide import tool_guide
+from ostinato.serve.chat.grammars import tool_guide
 from ostinato.serve.chat.tools import Tool
 from tests.answer_cases import CLOCK, HERMES, TOOLCALL, TOOLS, WEATHER, XML, parse
 

@@ -4,7 +4,7 @@ import pytest
 
 from ostinato.sample.guide import Guide
 from ostinato.serve.chat.formats import THINK
-from ostinato.serve.chat.value_guide import value_guide
+from ostinato.serve.chat.grammars import value_guide
 from tests.test_tool_guide import SPECIAL, accepts
 
 SCHEMA = {"type": "object", "properties": {"a": {"enum": ["x/y"]}}, "required": ["a"], "additionalProperties": False}

@@ -1,1 +1,1 @@
-"""What can be seen of an engine from outside: latencies, metrics, logs, traces."""
+"""What can be seen of an engine from outside: counts, latencies, metrics, logs, traces. Imports no other room."""

@@ -1,4 +1,4 @@
-"""What can be asked of the log. Apart from it, since settings are read before anything else is imported."""
+"""The log's formats and levels. A file of their own, since settings are read before the log is imported."""
 
 from __future__ import annotations
 

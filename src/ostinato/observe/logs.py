@@ -13,16 +13,16 @@ from ostinato.observe.levels import LogFormat, LogLevel
 from ostinato.observe.record import RequestRecord
 
 QUIET = frozenset({"/", "/health", "/version", "/metrics", "/live"})
-"""What is asked again and again: noted at level debug, unless it fails."""
+"""Paths that are asked again and again: logged at level debug, unless they fail."""
 
 _requests = logging.getLogger("ostinato.requests")
 
 
 def configure_logs(form: LogFormat, level: LogLevel, stream: TextIO | None = None) -> None:
-    """Sends what this package and the web server have to say to `stream` (stderr), a line each."""
+    """Sends the logs of this package and of the web server to `stream` (default: stderr), a line each."""
     handler = logging.StreamHandler(stream or sys.stderr)
     handler.setFormatter(_Json() if form == "json" else _Text())
-    # The web server's ordinary events are not news.
+    # The web server's ordinary events are of no interest.
     of_server = level if level in ("debug", "error") else "warning"
     for name, wanted in (("ostinato", level), ("uvicorn", of_server), ("asyncio", "warning")):
         logger = logging.getLogger(name)
@@ -32,20 +32,20 @@ def configure_logs(form: LogFormat, level: LogLevel, stream: TextIO | None = Non
 
 
 def log_request(record: RequestRecord) -> None:
-    """The line of a request that has ended."""
+    """Logs a request that has ended."""
     failed = record.status is None or record.status >= 500
     quiet = record.path in QUIET or record.path.startswith("/page/")
     level = logging.WARNING if failed else logging.DEBUG if quiet and record.status == 200 else logging.INFO
     if _requests.isEnabledFor(level):
         fields = request_fields(record)
-        # Made here and not by `log`, which would look through the stack for where that was.
+        # Not made by `log`, which would search the stack for the place of the call.
         line = _requests.makeRecord(_requests.name, level, __file__, 0, _sentence(fields), (), None)
         line.fields = fields
         _requests.handle(line)
 
 
 def request_fields(record: RequestRecord) -> dict[str, Any]:
-    """What is said of a request: counts in tokens, times in seconds since it came. What is not known is left out."""
+    """The fields of a request: counts in tokens, times in seconds since it came. Unknown fields are left out."""
     figures = record.figures()
     fields = {
         "request_id": record.request_id,
@@ -107,5 +107,5 @@ class _Json(logging.Formatter):
 
 
 def _trace(formatter: logging.Formatter, record: logging.LogRecord) -> str | None:
-    """Of the exception that a record is about: as text already, where the engine's process has sent it."""
+    """The traceback of a record's exception. The engine's process sends it as text."""
     return record.exc_text or (formatter.formatException(record.exc_info) if record.exc_info else None)

@@ -1,4 +1,4 @@
-"""Distributions of what requests wait for and how long they are, as histograms with fixed bounds."""
+"""Histograms of how long requests take and how long they are, with fixed bounds."""
 
 from __future__ import annotations
 
@@ -38,7 +38,8 @@ class Histogram:
         return sums
 
     def quantile(self, share: float) -> float | None:
-        """The smallest bound that at least `share` of the values do not exceed; None without values or beyond all."""
+        """The smallest bound that at least `share` of the values do not exceed. None if there are no values, or no such
+        bound."""
         sums = self.cumulative()
         if not sums[-1]:
             return None
@@ -60,14 +61,14 @@ def _tokens() -> Histogram:
 
 @dataclass(slots=True)
 class Meter:
-    """What the engine measures of its requests; times in seconds of the engine, without a server's own."""
+    """What the engine measures of its requests. Times are in seconds, without the time that a server adds."""
 
     queue: Histogram = field(default_factory=_seconds)
-    """From a request's arrival to the first step that computes a part of it."""
+    """From a request's arrival to its first step."""
     first_token: Histogram = field(default_factory=_seconds)
     """From the arrival to the first token of its first output."""
     inter_token: Histogram = field(default_factory=_seconds)
-    """Between two tokens of an output. Tokens of one step share the time since the one before them."""
+    """Between two tokens of an output. Tokens of one step share the time since the token before them."""
     prefill: Histogram = field(default_factory=_seconds)
     """From the first step to the first token."""
     decode: Histogram = field(default_factory=_seconds)
@@ -80,4 +81,4 @@ class Meter:
     step_tokens: Histogram = field(default_factory=_tokens)
     """Tokens that a step computes, without padding."""
     step: Histogram = field(default_factory=_seconds)
-    """Of a step, with its bookkeeping."""
+    """A step with its bookkeeping."""

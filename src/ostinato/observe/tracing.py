@@ -1,4 +1,4 @@
-"""Traces of requests in OpenTelemetry's form: a span for each, and within it queue, prefill and decode."""
+"""Traces of requests for OpenTelemetry: a span for each, which holds spans for queue, prefill and decode."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from ostinato.observe.record import RequestRecord
 
 
 class Tracing:
-    """Makes the spans of requests that have ended. `exporter` is OpenTelemetry's, for its SDK to feed."""
+    """Makes the spans of requests that have ended, and gives them to `exporter`, one of OpenTelemetry's."""
 
     def __init__(self, exporter: Any, model_name: str, *, batched: bool = True) -> None:
-        """ConfigError where OpenTelemetry is not installed. Not `batched`, each span is exported at once."""
+        """ConfigError if OpenTelemetry is not installed. Without `batched`, each span is exported at once."""
         try:
             from opentelemetry import trace
             from opentelemetry.sdk.resources import Resource
@@ -30,11 +30,11 @@ class Tracing:
         self._model_name = model_name
 
     def trace(self, record: RequestRecord, headers: Mapping[str, str]) -> None:
-        """The spans of a request that has ended, as children of the client's, if its `traceparent` names one."""
+        """Makes the spans of a request that has ended, as children of the client's span if `traceparent` names one."""
         figures = record.figures()
         if not figures or record.ended is None:
             return
-        # The clock of a record knows no date; this one may have been set in between, so it is asked once.
+        # A record's clock has no date. The clock that has one may be set meanwhile, so it is read once.
         offset = time.time() - time.monotonic()
 
         def nanoseconds(moment: float) -> int:
@@ -59,13 +59,13 @@ class Tracing:
         span.end(nanoseconds(record.ended))
 
     def end(self) -> None:
-        """Hands over what is left, as long as that takes; for a thread of its own."""
+        """Exports what is left, which may take long: for a thread of its own."""
         self._provider.shutdown()
 
 
 def make_tracing(endpoint: str, model_name: str) -> Tracing:
-    """Traces that go to an OpenTelemetry collector, whose OTLP/HTTP address `endpoint` is. ConfigError where
-    OpenTelemetry is not installed."""
+    """Traces for an OpenTelemetry collector at `endpoint`, an OTLP/HTTP address. ConfigError if OpenTelemetry is not
+    installed."""
     try:
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
     except ImportError:

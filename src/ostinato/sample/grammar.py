@@ -8,7 +8,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from ostinato.errors import RequestError
 from ostinato.sample.guide import Guide
@@ -17,7 +17,6 @@ from ostinato.sample.lark import lark_grammar
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
-    from ostinato.engine.text.tokenizer import Tokenizer
 
 T = TypeVar("T")
 
@@ -32,6 +31,14 @@ _MAX_REASON = 500
 _EXCERPT = re.compile(r"\n\s*\d+ \| ")
 # Where in a grammar that nobody wrote the library found it.
 _PLACE = re.compile(r"^at \d+\(\d+\): (failed to compile JSON schema: )?")
+
+
+class TokenizerSource(Protocol):
+    """What is needed of a tokenizer."""
+
+    @property
+    def max_token_id(self) -> int: ...
+    def to_json(self) -> str | None: ...
 
 
 class Grammar:
@@ -57,7 +64,7 @@ class Grammar:
 class GrammarCompiler:
     """Compiles guides for one tokenizer, and keeps the last few. Any thread may call it."""
 
-    def __init__(self, tokenizer: Tokenizer, vocab_size: int, eos_token_ids: Collection[int]) -> None:
+    def __init__(self, tokenizer: TokenizerSource, vocab_size: int, eos_token_ids: Collection[int]) -> None:
         """`vocab_size` is the model's, which may be padded. Those of `eos_token_ids` that the tokenizer knows end an
         output where its grammar may end."""
         self._source = tokenizer
@@ -93,7 +100,7 @@ class GrammarCompiler:
             return self._tokenizer
 
 
-def _read_tokenizer(source: Tokenizer, vocab_size: int, eos_token_ids: Collection[int]) -> LLTokenizer:
+def _read_tokenizer(source: TokenizerSource, vocab_size: int, eos_token_ids: Collection[int]) -> LLTokenizer:
     from llguidance import LLTokenizer
 
     text = source.to_json()

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import uvicorn
 
 from ostinato.config import EngineConfig
-from ostinato.engine.process.garbage import keep_for_good
+from ostinato.engine.process.launch import keep_for_good
 from ostinato.errors import ConfigError
 from ostinato.observe.logs import configure_logs
 from ostinato.serve.app import make_app

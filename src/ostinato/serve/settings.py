@@ -1,4 +1,4 @@
-"""ServeSettings: what the user asks of the server, beside the engine's own settings."""
+"""ServeSettings: the settings of the server. Those of its engine are in EngineConfig."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ostinato.observe.levels import LogFormat, LogLevel
 
 
 class ServeSettings(BaseModel):
-    """Where the server listens, whom it serves, and how much it takes in. ConfigError for an illegal value."""
+    """Where the server listens, whom it serves, and how much it accepts. ConfigError for an illegal value."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
@@ -73,7 +73,7 @@ class ServeSettings(BaseModel):
             named = [(".".join(str(part) for part in each["loc"]), each) for each in details]
             problems = [
                 f"{name}={each['input']!r}: {each['msg'].removeprefix('Value error, ')}"
-                if name and not name.startswith("api_key")  # whose value nobody should read
+                if name and not name.startswith("api_key")  # a key must not be printed
                 else each["msg"].removeprefix("Value error, ")
                 for name, each in named
             ]
@@ -99,7 +99,7 @@ class ServeSettings(BaseModel):
 
     @property
     def keys(self) -> tuple[str, ...]:
-        """All keys, from wherever they came."""
+        """All keys: given as settings and read from the file."""
         return self._keys
 
 
@@ -117,7 +117,7 @@ def _keys_in(path: Path | None) -> tuple[str, ...]:
 
 @lru_cache(maxsize=64)
 def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches the address."""
+    """Whether only this machine can reach the address."""
     if host.lower() == "localhost":
         return True
     try:

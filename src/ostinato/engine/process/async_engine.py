@@ -12,6 +12,7 @@ from ostinato.config import EngineConfig
 from ostinato.engine.process.admission import Admission
 from ostinato.engine.process.delivery import OutputDelta
 from ostinato.engine.process.failures import EngineFailed, EngineStopped
+from ostinato.engine.process.launch import EngineProcess, make_engine
 from ostinato.engine.process.messages import (
     Abort,
     Ask,
@@ -24,7 +25,6 @@ from ostinato.engine.process.messages import (
     Start,
     Submit,
 )
-from ostinato.engine.process.process import EngineProcess, make_engine
 from ostinato.engine.process.stream import DeadlineExceeded, Stream
 from ostinato.engine.text.chat_template import ChatTemplate, load_chat_template
 from ostinato.engine.text.tokenizer import Tokenizer, load_tokenizer
@@ -39,14 +39,14 @@ if TYPE_CHECKING:
     from ostinato.engine.run.runner import StartProgress
 
 _TURNS = 3
-"""Turns of the event loop until who waits for a stream has done with what came: woken, forwarded, sent."""
+"""Turns of the event loop until a gain has left the server: its reader is woken, forwards it, sends it."""
 
 
 class AsyncEngine:
     """Serves requests of one event loop. Made by `start`; every method is called on the loop that it was started on.
 
-    Here are the tokenizer, the chat template, the plan and who waits; the engine itself, with the model and its
-    grammars, is in a process (`Host`), which takes in what it is told between two steps and hands over what they give.
+    This side has the tokenizer, the chat template, the plan and the streams. The engine itself, with the model and the
+    grammars, runs in another process (`EngineLoop`), which takes messages between two steps and sends what they give.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class AsyncEngine:
         self._loop = asyncio.get_running_loop()
         self._streams: dict[str, Stream] = {}
         self._calls: dict[str, asyncio.Future[Any]] = {}
-        """What the engine has not answered yet."""
+        """Messages that the engine has not answered yet."""
         self._num_ids = 0
         self._stopping = False
         process.on_message, process.on_end = self._take, self._fail

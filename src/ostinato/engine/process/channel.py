@@ -1,21 +1,48 @@
-"""The engine's end of the connection to its server: messages are taken between steps, and sent from any thread."""
+"""How messages pass between a server and its engine's process: as pickles, each after its length."""
 
 from __future__ import annotations
 
 import os
+import pickle
 import select
 import socket
 import threading
+from collections.abc import Iterator
 from typing import Any
 
-from ostinato.engine.process.messages import Unpacker, pack
+_LENGTH_BYTES = 8
 
 _AT_ONCE = 2**18
 """Bytes read at a time."""
 
 
+def pack(message: Any) -> bytes:
+    """A message as it is sent."""
+    data = pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
+    return len(data).to_bytes(_LENGTH_BYTES, "little") + data
+
+
+class Unpacker:
+    """Messages out of bytes, however these are cut."""
+
+    def __init__(self) -> None:
+        self._bytes = bytearray()
+
+    def feed(self, data: bytes | memoryview) -> Iterator[Any]:
+        """Takes bytes in; yields the messages that are complete with them."""
+        self._bytes += data
+        while len(self._bytes) >= _LENGTH_BYTES:
+            end = _LENGTH_BYTES + int.from_bytes(self._bytes[:_LENGTH_BYTES], "little")
+            if len(self._bytes) < end:
+                return
+            with memoryview(self._bytes) as view:
+                message = pickle.loads(view[_LENGTH_BYTES:end])
+            del self._bytes[:end]
+            yield message
+
+
 class Channel:
-    """Sends and receives on a connected stream socket."""
+    """The engine's end of the connection, a stream socket. It receives between steps, and sends from any thread."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
@@ -23,20 +50,20 @@ class Channel:
         self._sending = threading.Lock()
 
     def send(self, *messages: Any) -> None:
-        """Hands messages over; waits while the other end has not read what came before. OSError if it is gone."""
+        """Sends messages. Waits while the other end has not read earlier ones. OSError if it is gone."""
         data = b"".join(map(pack, messages))
         with self._sending:
             self._connection.sendall(data)
 
     def receive(self, patience: float | None) -> list[Any]:
-        """The messages that have come; for the first of them it waits `patience` seconds, or as long as it takes.
+        """The messages that have come. Waits `patience` seconds for the first one; None: as long as it takes.
         EOFError if the other end is gone."""
         if patience != 0:
             select.select([self._connection], [], [], patience)
         messages: list[Any] = []
         while True:
             try:
-                # Asked without waiting, between two steps: a thread that waits would take the interpreter from them.
+                # Without waiting, between two steps: a thread that waits would take the interpreter's lock.
                 data = self._connection.recv(_AT_ONCE, socket.MSG_DONTWAIT)
             except BlockingIOError:
                 return messages
@@ -47,11 +74,11 @@ class Channel:
                 return messages
 
     def end_with_peer(self) -> None:
-        """Ends this process at once when the other end is gone, whatever it does then."""
+        """Ends this process at once when the other end is gone, whatever it is doing."""
 
         def watch() -> None:
             poll = select.poll()
-            poll.register(self._connection, 0)  # of which nothing but the end is told
+            poll.register(self._connection, 0)  # reports only that the connection ended
             poll.poll()
             os._exit(0)
 

@@ -1,4 +1,7 @@
-"""An engine's process: `python -m ostinato.engine.process.child FD` serves whoever is at that socket's other end."""
+"""The engine's process: its loop of steps, with messages taken in between.
+
+`python -m ostinato.engine.process.child FD` serves whoever is at the other end of the socket FD.
+"""
 
 from __future__ import annotations
 
@@ -8,19 +11,46 @@ import os
 import signal
 import socket
 import sys
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
+from functools import partial
+from typing import Any
 
 from ostinato.engine.engine import Engine
+from ostinato.engine.outputs import RequestOutput
 from ostinato.engine.process.channel import Channel
-from ostinato.engine.process.failures import portable
-from ostinato.engine.process.garbage import keep_for_good
-from ostinato.engine.process.host import Host
-from ostinato.engine.process.messages import Failed, Log, Progress, Start, Started
+from ostinato.engine.process.delivery import Gains, OutputDelta, Pace
+from ostinato.engine.process.failures import of_step, portable
+from ostinato.engine.process.launch import keep_for_good
+from ostinato.engine.process.messages import (
+    Abort,
+    Ask,
+    Compile,
+    Failed,
+    Gained,
+    Log,
+    Observation,
+    Progress,
+    Question,
+    Reply,
+    Settled,
+    Start,
+    Started,
+    Submit,
+)
+from ostinato.sample.grammar import Grammar
 from ostinato.sample.params import SamplingParams
+
+_GLANCE = 0.005
+"""While there is nothing else to do: seconds between looks whether a guide has been compiled."""
+
+log = logging.getLogger("ostinato.engine")
 
 
 def main(descriptor: int) -> None:
     """Makes the engine that the first message asks for, and runs it until the server is gone or it fails."""
-    # They are the server's, though a terminal and a supervisor send them to all of its processes.
+    # A terminal or supervisor sends signals to all processes, but only the server should act on them.
     for each in (signal.SIGINT, signal.SIGTERM):
         signal.signal(each, signal.SIG_IGN)
     channel = Channel(socket.socket(fileno=descriptor))
@@ -33,7 +63,7 @@ def main(descriptor: int) -> None:
         spec = engine.spec
         channel.send(Started(engine.plan, engine.directory, engine.default_params(), spec.vocab_size, spec.vision))
         keep_for_good()
-        Host(engine, channel).run()
+        EngineLoop(engine, channel).run()
     except BaseException as error:
         if not isinstance(error, EOFError | ConnectionError):
             channel.send(Failed(portable(error)))
@@ -48,7 +78,7 @@ def _first_message(channel: Channel) -> Start:
 
 
 def _first_step(engine: Engine) -> None:
-    """One token behind one token: shows that the model runs. Raises what went wrong."""
+    """Computes one token, to show that the model runs. Raises the error if it does not."""
     token = engine.tokenizer.bos_token_id
     engine.add([0 if token is None else token], SamplingParams(temperature=0, max_tokens=1), cache_salt="first step")
     while engine.has_unfinished:
@@ -58,7 +88,7 @@ def _first_step(engine: Engine) -> None:
 
 
 class _ToServer(logging.Handler):
-    """Sends what is logged to the server, whose handlers write it."""
+    """Sends log records to the server, whose handlers write them."""
 
     def __init__(self, channel: Channel) -> None:
         super().__init__()
@@ -79,7 +109,132 @@ def _send_logs(channel: Channel, level: int) -> None:
     logger.propagate = False
 
 
+class EngineLoop:
+    """Runs steps while requests are unfinished, and otherwise waits for messages. Messages are taken in between two
+    steps. What steps give is sent when `Pace` allows."""
+
+    def __init__(self, engine: Engine, channel: Channel) -> None:
+        self._engine, self._channel = engine, channel
+        self._gains, self._pace = Gains(), Pace()
+        self._replies: list[Reply] = []
+        # One at a time and on its own thread: more would take processor time from steps.
+        self._compiler = ThreadPoolExecutor(1, "guides")
+        self._compiling: dict[str, tuple[Future[Grammar], Submit | None]] = {}
+        """Id of the message that waits for a grammar -> the grammar, and the request that begins with it, if any."""
+        self._questions: dict[Question, Callable[[], Any]] = {"observe": self._observe, "check": self._check}
+
+    def run(self) -> None:
+        """Runs until the server is gone (EOFError, OSError), or until an error that the engine cannot survive, which is
+        raised."""
+        while True:
+            for message in self._channel.receive(self._patience()):
+                self._take(message)
+            self._take_compiled()
+            if self._engine.has_unfinished:
+                self._step()
+            messages: list[Reply | Gained] = [*self._replies]
+            self._replies.clear()
+            if self._gains and (self._pace.allows(self._gains.is_urgent) or not self._engine.has_unfinished):
+                self._pace.sent()
+                messages.append(Gained([_sendable(delta) for delta in self._gains.take()]))
+            if messages:
+                self._channel.send(*messages)
+
+    def _patience(self) -> float | None:
+        if self._engine.has_unfinished or self._gains:
+            return 0
+        return _GLANCE if self._compiling else None
+
+    def _take(self, message: Any) -> None:
+        match message:
+            case Submit():
+                if message.params.guide is None:
+                    self._reply(message.request_id, partial(self._add, message))
+                else:
+                    compiled = self._compiler.submit(self._engine.compile_guide, message.params.guide)
+                    self._compiling[message.request_id] = compiled, message
+            case Abort(request_id):
+                if self._compiling.pop(request_id, None) is None:
+                    self._engine.abort(request_id)
+                    self._gains.drop(request_id)
+            case Settled(cost):
+                self._pace.settled(cost)
+            case Compile(call_id, guide):
+                self._compiling[call_id] = self._compiler.submit(self._engine.compile_guide, guide), None
+            case Ask(call_id, question):
+                self._reply(call_id, self._questions[question])
+            case _:
+                raise TypeError(f"no such message: {message!r}")
+
+    def _take_compiled(self) -> None:
+        for call_id, (compiled, request) in list(self._compiling.items()):
+            if compiled.done():
+                del self._compiling[call_id]
+                self._reply(call_id, partial(self._use, compiled, request))
+
+    def _use(self, compiled: Future[Grammar], request: Submit | None) -> None:
+        grammar = compiled.result()
+        if request is not None:
+            self._add(request, grammar)
+
+    def _add(self, request: Submit, grammar: Grammar | None = None) -> None:
+        self._engine.add(
+            request.prompt_token_ids,
+            request.params,
+            request_id=request.request_id,
+            priority=request.priority,
+            cache_salt=request.cache_salt,
+            grammar=grammar,
+            media=request.media,
+        )
+
+    def _reply(self, call_id: str, work: Callable[[], Any]) -> None:
+        try:
+            reply = Reply(call_id, work())
+        except Exception as error:
+            reply = Reply(call_id, error=portable(error))
+        self._replies.append(reply)
+
+    def _step(self) -> None:
+        failed = self._engine.scheduler.counters.failed_steps
+        outputs = self._engine.step()
+        self._gains.note(outputs)
+        has_failed = self._engine.scheduler.counters.failed_steps > failed
+        _log_errors(outputs, has_failed)
+        if has_failed:
+            # Its requests have failed. Others may go on only if the bookkeeping is still sound.
+            self._engine.scheduler.check_integrity()
+
+    def _observe(self) -> Observation:
+        return Observation(self._engine.stats(), self._engine.meter)
+
+    def _check(self) -> int:
+        scheduler = self._engine.scheduler
+        scheduler.check_integrity()
+        return len(self._compiling) + self._gains.num_kept + scheduler.num_waiting + scheduler.num_running
+
+
+def _sendable(delta: OutputDelta) -> OutputDelta:
+    """A delta as it is sent: without the prompt and its log-probabilities, which the server has, and with an error that
+    it can read."""
+    output = delta.output
+    if output is None:
+        return delta
+    error = None if output.error is None else of_step(output.error)
+    return delta._replace(output=replace(output, prompt_token_ids=[], prompt_logprobs=None, error=error))
+
+
+def _log_errors(outputs: Sequence[RequestOutput], has_step_failed: bool) -> None:
+    errors = {output.request_id: output.error for output in outputs if output.error is not None and output.finished}
+    if has_step_failed:
+        cause = next(iter(errors.values()), None)
+        log.error("a step failed, and %d requests with it", len(errors), exc_info=cause)
+        return
+    for request_id, error in errors.items():
+        log.error("request %s failed: %s", request_id, error)
+
+
 if __name__ == "__main__":
     main(int(sys.argv[1]))
-    # Threads that compile grammars are not waited for.
+    # Does not wait for threads that compile grammars.
     os._exit(1)

@@ -1,4 +1,4 @@
-"""What outputs have gained since they were last handed over, and when the next handing over is due."""
+"""What outputs have gained since it was last sent to the server, and when it is sent next."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from ostinato.engine.outputs import CompletionOutput, RequestOutput, RequestTime
 from ostinato.schedule.batch import TokenLogprobs
 
 SHARE = 0.1
-"""The most of a processor's time that handing outputs over may take; waits are as long as that needs."""
+"""The largest share of a processor's time that the server may spend on receiving outputs; sending waits for it."""
 LONGEST_WAIT = 0.1
-"""Seconds after which outputs are handed over whatever it costs."""
+"""Seconds after which outputs are sent in any case."""
 
 
 class SampleDelta(NamedTuple):
@@ -40,18 +40,18 @@ class SampleDelta(NamedTuple):
 
 
 class OutputDelta(NamedTuple):
-    """What one request has gained; never changed once it is made."""
+    """What one request has gained."""
 
     request_id: str
     samples: Sequence[SampleDelta]
-    """Those of its outputs that gained something or ended, by index."""
+    """The outputs that gained something or ended, by index."""
     num_cached_tokens: int | None
     times: RequestTimes
     """Of the request so far."""
     output: RequestOutput | None = None
-    """The whole output, once the request has ended and nothing changes it any more."""
+    """The whole output, once the request has ended."""
     prompt_logprobs: Sequence[TokenLogprobs | None] | None = None
-    """Of the prompt, if the request asked for them: with the first token of its first output, which scores it."""
+    """Those of the prompt, if asked for. They come with the first token of the first output."""
 
     def then(self, later: OutputDelta) -> OutputDelta:
         """Both gains as one."""
@@ -71,18 +71,18 @@ class Gains:
         self._changed: dict[str, RequestOutput] = {}
         self._given: dict[str, list[tuple[int, int, bool]]] = {}  # characters, tokens, ended; of each sample
         self.is_urgent = False
-        """Whether a request is among them that has begun or ended, and so should not wait."""
+        """Whether a request has begun or ended, whose gains should not wait."""
 
     def __bool__(self) -> bool:
         return bool(self._changed)
 
     @property
     def num_kept(self) -> int:
-        """Requests of which anything is remembered."""
+        """How many requests anything is kept of."""
         return len(self._given.keys() | self._changed.keys())
 
     def note(self, outputs: Iterable[RequestOutput]) -> None:
-        """Takes in what a step has changed."""
+        """Notes the outputs that a step has changed."""
         for output in outputs:
             self._changed[output.request_id] = output
             self.is_urgent = self.is_urgent or output.finished or output.request_id not in self._given
@@ -126,8 +126,8 @@ def _sample_gain(sample: CompletionOutput, num_characters: int, num_tokens: int)
 
 
 class Pace:
-    """When gains are handed over to the server's event loop: at once while that is cheap; with many streams so seldom
-    that what the loop does with them leaves the engine its processors. Gains that wait are handed over as one."""
+    """When gains are sent to the server: at once while that is cheap. With many streams they are sent less often, so
+    that the server's work on them leaves the processors to the engine. Gains that wait are sent as one."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -136,16 +136,16 @@ class Pace:
         self._in_flight = False
 
     def allows(self, is_urgent: bool) -> bool:
-        """Whether gains may be handed over now. Urgent ones need only wait for those before them to be settled."""
+        """Whether gains may be sent now. Urgent ones wait only until the server is done with the last ones."""
         return not self._in_flight and (is_urgent or self._clock() >= self._next)
 
     def sent(self) -> None:
-        """Gains have been handed over."""
+        """Gains have been sent."""
         self._in_flight = True
 
     def settled(self, cost: float) -> None:
-        """The loop has worked `cost` seconds on the gains. Of two costs in a row the lower one counts: other
-        work of the loop may have come between."""
+        """The server's loop is done with the gains, and took `cost` seconds. The lower of two costs in a row counts, as
+        other work of the loop may be in one of them."""
         wait = min(cost, self._last_cost) * (1 / SHARE - 1)
         self._next = self._clock() + min(wait, LONGEST_WAIT)
         self._last_cost = cost

@@ -1,4 +1,4 @@
-"""What ends requests that are not to blame: a step that failed, an engine that failed or was stopped."""
+"""Errors that end requests which are not at fault: a step failed, or the engine failed or was stopped."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ from ostinato.errors import OstinatoError
 
 
 class EngineError(RuntimeError):
-    """What was raised in the engine's process, and is nobody's to act on. Its note shows the place in the code."""
+    """An unexpected error in the engine's process. Its note holds the traceback."""
 
 
 class EngineFailed(RuntimeError):
-    """The engine cannot go on; its server should end. Its cause is what has ended it."""
+    """The engine cannot go on, and its server should end. The cause is the error that ended it."""
 
 
 class EngineStopped(EngineFailed):
-    """The engine was stopped, and what was unfinished with it."""
+    """The engine was stopped before the request had ended."""
 
 
 class StepFailed(RuntimeError):
-    """An exception in a step ended the request; the engine goes on. It names that exception."""
+    """An exception in a step, which the message names, ended the request. The engine goes on."""
 
 
 def portable(error: BaseException) -> Exception:
-    """An error that another process can read: the caller's to act on as it is, any other as text."""
+    """An error that another process can read: Ostinato's own as they are, any other as text."""
     if isinstance(error, OstinatoError):
         return error
     told = EngineError(f"{type(error).__name__}: {error}")
@@ -33,7 +33,7 @@ def portable(error: BaseException) -> Exception:
 
 
 def of_step(error: Exception) -> Exception:
-    """The error of a request, for the request: what a step raised is that of many, so each gets its own."""
+    """The error that one request gets: an exception of a step ends many requests, so each gets an error of its own."""
     if isinstance(error, OstinatoError):
         return error
     return StepFailed(f"the step that computed the request failed: {type(error).__name__}: {error}")

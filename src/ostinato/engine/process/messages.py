@@ -1,9 +1,8 @@
-"""What a server and its engine's process tell each other, and how it is sent: pickles, each after its length."""
+"""What a server and its engine's process tell each other."""
 
 from __future__ import annotations
 
-import pickle
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from logging import LogRecord
 from pathlib import Path
@@ -25,9 +24,6 @@ if TYPE_CHECKING:
 Question = Literal["observe", "check"]
 """`observe`: an Observation. `check`: for how many requests anything is kept; AssertionError if the bookkeeping is in
 disorder."""
-
-_LENGTH_BYTES = 8
-
 
 # To the engine.
 
@@ -137,28 +133,3 @@ class Observation:
     stats: dict[str, Any]
     """See `Engine.stats`."""
     meter: Meter
-
-
-def pack(message: Any) -> bytes:
-    """A message as it is sent."""
-    data = pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
-    return len(data).to_bytes(_LENGTH_BYTES, "little") + data
-
-
-class Unpacker:
-    """Messages out of bytes, however these are cut."""
-
-    def __init__(self) -> None:
-        self._bytes = bytearray()
-
-    def feed(self, data: bytes | memoryview) -> Iterator[Any]:
-        """Takes bytes in; yields the messages that are complete with them."""
-        self._bytes += data
-        while len(self._bytes) >= _LENGTH_BYTES:
-            end = _LENGTH_BYTES + int.from_bytes(self._bytes[:_LENGTH_BYTES], "little")
-            if len(self._bytes) < end:
-                return
-            with memoryview(self._bytes) as view:
-                message = pickle.loads(view[_LENGTH_BYTES:end])
-            del self._bytes[:end]
-            yield message

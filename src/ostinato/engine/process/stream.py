@@ -18,8 +18,8 @@ class DeadlineExceeded(RequestError):
 class Stream:
     """An asynchronous iterator over what a request gains. Leaving its `async with` early ends the request.
 
-    Gains that the caller has not fetched become one, so what waits for a slow caller is bounded by the request's own
-    output. An error that ended the request, or some of its outputs, is raised once all that it gained was fetched.
+    Gains that the caller has not fetched are joined, so at most the request's whole output waits for a slow caller. An
+    error that ended the request, or one of its outputs, is raised after everything that it gained was fetched.
     """
 
     def __init__(self, request_id: str, num_outputs: int, abort: Callable[[], None]) -> None:
@@ -35,9 +35,9 @@ class Stream:
         self.finish_reasons: list[str] = []
         """Of the outputs that have ended."""
         self.ended = False
-        """Whether the engine is done with it."""
+        """Whether the engine has finished it."""
         self.timer: asyncio.TimerHandle | None = None
-        """What ends it at its deadline."""
+        """Ends it at its deadline."""
         self.times: RequestTimes | None = None
         """Of the request; None before the first gain."""
         self.on_error: Callable[[Exception], None] = lambda error: None
@@ -77,12 +77,12 @@ class Stream:
             self._abort()
 
     def put(self, delta: OutputDelta) -> None:
-        """The engine's: what was gained."""
+        """Called by the engine: the request has gained something."""
         self.num_cached_tokens, self.times = delta.num_cached_tokens, delta.times
         if delta.prompt_logprobs is not None:
             self.prompt_logprobs = delta.prompt_logprobs
         if delta.output is not None:
-            # Which the engine did not send back, or not once more.
+            # The engine's process did not send these back.
             delta.output.prompt_token_ids = self.prompt_token_ids
             delta.output.prompt_logprobs = None if self.prompt_logprobs is None else list(self.prompt_logprobs)
         for sample in delta.samples:
@@ -93,7 +93,7 @@ class Stream:
         self._news.set()
 
     def end(self, error: Exception | None = None) -> None:
-        """The engine's: nothing more will come."""
+        """Called by the engine: nothing more will come."""
         self.ended, self._error = True, error
         if self.timer is not None:
             self.timer.cancel()

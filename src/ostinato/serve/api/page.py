@@ -1,4 +1,4 @@
-"""`GET /`: the page to try the model on and to watch the engine work; its files lie in `serve/page`."""
+"""`GET /`: a page to chat with the model and watch the engine. Its files are in `serve/page`."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from starlette.staticfiles import StaticFiles
 DIRECTORY = Path(__file__).parent.parent / "page"
 
 _HEADERS = {
-    # Everything comes from this server, and nothing that a model writes can run or load anything.
+    # Everything comes from this server, so text of a model cannot run or load anything.
     "Content-Security-Policy": "default-src 'self'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'",
     "Referrer-Policy": "no-referrer",
     "X-Content-Type-Options": "nosniff",
-    # A newer server's page is not mixed with files of an older one.
+    # So that a browser does not mix files of two versions.
     "Cache-Control": "no-cache",
 }
 

@@ -14,16 +14,16 @@ from ostinato.serve.chat.tools import Tool
 class AnswerParser:
     """Splits one answer's text, as it grows, into reasoning, content and tool calls.
 
-    What is joined from all deltas does not depend on where the text was cut. Held back is only what may be the
-    beginning of a tag, with the white space before it, and a call that has not been recognised.
+    The joined deltas do not depend on where the text was cut. Only two things are held back: text that may be the
+    beginning of a tag, with the white space before it, and a call that is not recognised yet.
 
-    - Reasoning stands at the beginning, or nowhere: a tag after other text is content. Newlines around its tags
-      belong to neither side. An end tag that never comes leaves all the text reasoning.
-    - Content is everything else, verbatim, but white space before a call and after the last one is dropped.
+    - Reasoning stands only at the beginning: a tag after other text is content. Newlines around its tags are dropped.
+      Without an end tag all the text is reasoning.
+    - Everything else is content, verbatim, except for white space before a call and after the last one.
     - A call is recognised by its name, which must be among `tools`, and the beginning of its arguments. A call of
       another name is content, verbatim, as is all that only looks like a call.
-    - A recognised call stays one, for it was given out. Where the text leaves the format after that, the call ends,
-      with the arguments so far, and the rest is content; arguments that the end of the answer cuts off stay so.
+    - A recognised call stays a call, since it was given out. If the text leaves the format after that, the call ends
+      with the arguments so far, and the rest is content. Arguments that the end of the answer cuts off stay cut off.
     """
 
     def __init__(
@@ -35,8 +35,8 @@ class AnswerParser:
         new_id: Callable[[], str],
         either: bool = False,
     ) -> None:
-        """`tools`: None or empty looks for no calls. `new_id` gives each call its id, such as "call_7f3a". `either`:
-        an answer that does not begin with a call has none, as where a grammar makes it one or the other."""
+        """`tools`: if None or empty, no calls are looked for. `new_id` makes the id of a call, such as "call_7f3a".
+        `either`: an answer that does not begin with a call has none, because a grammar makes it one or the other."""
         self._text = GrowingText()
         self._collector = DeltaCollector(new_id)
         self._give: Callable[[str], None] = self._add_content
@@ -48,13 +48,13 @@ class AnswerParser:
         return self._collector.num_calls > 0
 
     def push(self, text: str) -> AnswerDelta:
-        """What the next piece of text adds, as far as it is certain."""
+        """What the next piece of text adds, as far as that is certain."""
         self._text.add(text)
         next(self._steps, None)
         return self._collector.take()
 
     def finish(self) -> AnswerDelta:
-        """What was held back, now that no text follows. A call that was not recognised is content, verbatim."""
+        """What was held back, now that no text follows. A call that is not recognised is content, verbatim."""
         self._text.end()
         next(self._steps, None)
         return self._collector.take()
@@ -95,13 +95,13 @@ class AnswerParser:
         yield from text.drop("\n")
 
     def _begins(self, tool_format: ToolFormat) -> Reading[bool]:
-        """Whether a call comes next, which is not read."""
+        """Whether a call comes next. Reads nothing."""
         begins = yield from self._text.tag(tool_format.begin_tag)
         self._text.position = 0
         return begins
 
     def _add_content(self, released: str) -> None:
-        """What was released last."""
+        """Adds the text that was released last."""
         self._collector.add_content(released, self._text.released)
 
     def _read_plain(self) -> Reading[None]:

@@ -1,4 +1,4 @@
-"""What a further piece of an answer's text adds to its reasoning, content and tool calls."""
+"""What one more piece of an answer's text adds to its reasoning, content and tool calls."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ class ToolCallDelta:
 
 @dataclass(frozen=True, slots=True)
 class AnswerDelta:
-    """What one piece of text added. There is one piece at most of each call."""
+    """What one piece of text added: at most one delta of each call."""
 
     content: str = ""
     reasoning: str = ""
     tool_calls: tuple[ToolCallDelta, ...] = ()
     content_spans: tuple[tuple[int, int], ...] = field(default=(), compare=False)
-    """Where the content stands in the answer's whole text: (begin, end) of each part of it, in characters."""
+    """(begin, end) of each part of the content in the answer's whole text, in characters."""
 
 
 class DeltaCollector:
-    """Gathers the next AnswerDelta; numbers and names the calls."""
+    """Gathers the next AnswerDelta. Gives the calls numbers and ids."""
 
     def __init__(self, new_id: Callable[[], str]) -> None:
         self._new_id = new_id
@@ -45,7 +45,7 @@ class DeltaCollector:
         self._calls: list[ToolCallDelta] = []
 
     def add_content(self, text: str, end: int) -> None:
-        """`end` is where it ends in the answer's whole text."""
+        """`end` is the place in the answer's whole text where `text` ends."""
         if text:
             self._content += text
             self._spans.append((end - len(text), end))

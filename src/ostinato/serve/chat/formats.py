@@ -29,7 +29,7 @@ class ToolFormat(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ReasoningTags:
-    """What stands around a model's reasoning."""
+    """The tags around a model's reasoning."""
 
     begin: str
     end: str
@@ -37,15 +37,15 @@ class ReasoningTags:
 
 @dataclass(frozen=True, slots=True)
 class AnswerFormats:
-    """What a model's answers may contain besides plain text; None: nothing of that kind is looked for."""
+    """What a model's answers may contain besides plain text. None: the server does not look for it."""
 
     reasoning: ReasoningTags | None = None
     tools: ToolFormat | None = None
 
     @property
     def tags(self) -> tuple[str, ...]:
-        """The tags that can be tokens of their own. Where they are special tokens, an answer must be decoded with
-        special tokens left in, and grammars must know."""
+        """The tags that can be tokens of their own. If they are special tokens, answers must be decoded with special
+        tokens kept, and grammars must know of it."""
         reasoning = () if self.reasoning is None else (self.reasoning.begin, self.reasoning.end)
         tools = () if self.tools is None else (self.tools.begin_tag, self.tools.end_tag)
         return reasoning + tools
@@ -76,8 +76,7 @@ THINK = ReasoningTags("<think>", "</think>")
 def detect_formats(chat_template: str | None) -> AnswerFormats:
     """The formats that a Jinja chat template writes earlier answers in, or asks the model for.
 
-    A template that only opens reasoning in the prompt, or only cuts it out of earlier answers, names one of
-    the two tags; each shows that the model thinks.
+    One of the two reasoning tags is enough: some templates only open reasoning, or only cut it out of earlier answers.
     """
     template = chat_template or ""
     reasoning = THINK if THINK.begin in template or THINK.end in template else None
@@ -91,5 +90,5 @@ def detect_formats(chat_template: str | None) -> AnswerFormats:
 
 
 def opens_reasoning(prompt: str, formats: AnswerFormats) -> bool:
-    """Whether a rendered prompt ends with an open reasoning tag, so that the answer begins inside."""
+    """Whether a rendered prompt ends with an open reasoning tag, so that the answer begins inside reasoning."""
     return formats.reasoning is not None and prompt.rstrip().endswith(formats.reasoning.begin)

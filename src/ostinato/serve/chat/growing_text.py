@@ -1,7 +1,6 @@
-"""Text that comes in pieces, read from the front by generators that pause where they need more of it.
+"""Text that comes in pieces. Generators read it from the front, and pause where they need more of it.
 
-A decision is made only on text that is there and that no further text can change, so where the pieces were cut
-does not matter.
+They decide only what no further text can change, so it does not matter where the pieces were cut.
 """
 
 from __future__ import annotations
@@ -15,17 +14,17 @@ _SPACES = re.compile(f"[{SPACE}]*")
 
 _T = TypeVar("_T")
 Reading: TypeAlias = Generator[None, None, _T]
-"""A reader that pauses for more text and gives a `_T` in the end."""
+"""A reader that pauses for more text, and returns a `_T`."""
 
 
 class EndOfText(Exception):
-    """More text was needed, and none will come."""
+    """More text is needed, and none will come."""
 
 
 class GrowingText:
-    """`text` is what has come and was not released yet; the first `position` characters of it are read.
+    """`text` has come and is not released yet; its first `position` characters are read.
 
-    What is read but not released can still be given out as it stands, if it turns out to be plain text.
+    Text that is read but not released can still turn out to be plain text, and is then given out unchanged.
     """
 
     __slots__ = ("_ended", "position", "released", "text")
@@ -34,7 +33,7 @@ class GrowingText:
         self.text = ""
         self.position = 0
         self.released = 0
-        """Characters that were taken away so far."""
+        """Characters that were released so far."""
         self._ended = False
 
     def add(self, piece: str) -> None:
@@ -45,7 +44,7 @@ class GrowingText:
         self._ended = True
 
     def release(self, count: int | None = None) -> str:
-        """Take the first `count` characters away, without it those read so far; reading goes on after them."""
+        """Takes away the first `count` characters (default: those read so far). Reading goes on after them."""
         count = self.position if count is None else count
         taken, self.text = self.text[:count], self.text[count:]
         self.position = max(0, self.position - count)
@@ -56,13 +55,13 @@ class GrowingText:
         return self.release(len(self.text))
 
     def wait(self) -> Reading[None]:
-        """Pause until there may be more text; EndOfText if there will be none."""
+        """Pauses until there may be more text. EndOfText if there will be none."""
         if self._ended:
             raise EndOfText
         yield
 
     def drop(self, characters: str) -> Reading[None]:
-        """Release all of these characters that come next. Nothing must be read and not released."""
+        """Releases those of these characters that come next. Everything that was read must be released."""
         while True:
             left = self.text.lstrip(characters)
             self.released += len(self.text) - len(left)
@@ -72,7 +71,7 @@ class GrowingText:
             yield from self.wait()
 
     def next_character(self) -> Reading[str]:
-        """What comes after white space, which is read."""
+        """The next character after white space. The white space is read."""
         while True:
             self.position = _after_space(self.text, self.position)
             if self.position < len(self.text):
@@ -80,7 +79,7 @@ class GrowingText:
             yield from self.wait()
 
     def tag(self, tag: str) -> Reading[bool]:
-        """Whether `tag` comes next, perhaps after white space. Only if so, both are read."""
+        """Whether `tag` comes next, perhaps after white space. If it does, both are read."""
         start = self.position
         while True:
             start = _after_space(self.text, start)
@@ -108,8 +107,8 @@ def _after_space(text: str, start: int) -> int:
 
 
 def start_of_tag(text: str, tag: str, before: str) -> int:
-    """Where the end of `text` begins that may be the beginning of `tag`, with the characters `before` in front
-    of it; the length of `text` if no part of it may. `tag` itself is not in `text`."""
+    """Where the last part of `text` begins that may be the beginning of `tag`, with any characters `before` in front of
+    it. The length of `text` if there is no such part. `text` does not hold the whole tag."""
     length = min(len(tag) - 1, len(text))
     while length and not text.endswith(tag[:length]):
         length -= 1

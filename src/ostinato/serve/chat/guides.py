@@ -8,10 +8,9 @@ from typing import Any
 from ostinato.errors import RequestError
 from ostinato.sample.guide import Guide
 from ostinato.serve.chat.formats import AnswerForm
+from ostinato.serve.chat.grammars import tool_guide, value_guide
 from ostinato.serve.chat.model_text import ModelText
-from ostinato.serve.chat.tool_guide import tool_guide
 from ostinato.serve.chat.tools import forced_tools
-from ostinato.serve.chat.value_guide import value_guide
 from ostinato.serve.http.errors import ApiError
 
 

@@ -1,4 +1,4 @@
-"""Where a JSON object ends, found while its text grows; and the members of a complete one, as they stand."""
+"""Where a JSON object ends, found while its text grows; and the members of a complete object, as text."""
 
 from __future__ import annotations
 
@@ -23,20 +23,19 @@ class NotJson(ValueError):
 
 
 class JsonScan:
-    """Follows brackets and strings of a JSON text that comes in pieces. What stands between them is not
-    looked at."""
+    """Follows the brackets and strings of a JSON text that comes in pieces. Nothing else is checked."""
 
     def __init__(self, closers: str = "") -> None:
-        """`closers` are those of the brackets that are open at the beginning, outermost first."""
+        """`closers` close the brackets that are open at the beginning, outermost first."""
         self._closers = list(closers)
         self._in_string = False
         self._escaped = False
 
     def scan(self, text: str, start: int, depth: int) -> int:
-        """Scan the next piece, `text` from `start` on, up to the bracket that leaves `depth` brackets open.
+        """Scans the next piece, `text` from `start` on, up to the bracket that leaves `depth` brackets open.
 
-        Returns the position after that bracket, -1 if it has not come. NotJson at a "<" outside a string or
-        a bracket that closes none.
+        Returns the position after that bracket, or -1 if it has not come. NotJson at a "<" outside a string, or at a
+        bracket that closes none.
         """
         position = start
         while position < len(text):
@@ -67,7 +66,7 @@ class JsonScan:
 
 
 def load_json(text: str) -> Any:
-    """The value of a JSON text; ValueError if it is none, also for Python's NaN and what is nested too deeply."""
+    """The value of a JSON text. ValueError if it is no JSON: also for NaN and for text that is nested too deep."""
     try:
         return json.loads(text, parse_constant=_refuse_constant)
     except RecursionError:
@@ -75,8 +74,8 @@ def load_json(text: str) -> Any:
 
 
 def members(text: str) -> dict[str, str]:
-    """The members of a JSON object with the text of each value as it stands; the first of two that have one
-    name. ValueError if the text is no JSON object."""
+    """The members of a JSON object, each value as the text that it is written in. Of two with one name, the first.
+    ValueError if the text is no JSON object."""
     if not isinstance(load_json(text), dict):
         raise ValueError("not an object")
     found: dict[str, str] = {}

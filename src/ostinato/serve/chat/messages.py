@@ -1,4 +1,4 @@
-"""The messages of a conversation, checked, and as chat templates take them."""
+"""The messages of a conversation: as bodies have them, and as chat templates take them."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ class Message(EchoedBody):
     role: Role
     content: str | ListOf[dict[str, Any]] | None = None
     """Text, or a list of parts: `{"type": "text", "text": ...}`, `{"type": "image_url", "image_url": {"url": ...}}` and
-    `{"type": "video", "video": [URLs of frames], "fps": ...}`. Where all are text, the template gets them with newlines
-    between them."""
+    `{"type": "video", "video": [URLs of frames], "fps": ...}`. If all parts are text, the template gets them
+    as one text, joined with newlines."""
     name: str | None = None
     tool_calls: ListOf[ToolCall] | None = None
     """Of an assistant."""
     tool_call_id: str | None = None
     """Of a tool's answer."""
     reasoning_content: str | None = None
-    """Of an assistant; the template decides what becomes of it."""
+    """Of an assistant. The template decides how it is used."""
     refusal: Annotated[None, unserved("give the message's text as content")] = None
     function_call: Annotated[None, unserved("use tool_calls")] = None
     audio: Annotated[None, unserved("only text is")] = None
@@ -46,8 +46,8 @@ class Message(EchoedBody):
 
 
 def for_template(messages: Sequence[Message], knows_developer: bool) -> list[dict[str, Any]]:
-    """Messages as Hugging Face's chat templates take them: content as one text, or as parts where images are among
-    them, arguments of calls as objects.
+    """Messages as Hugging Face's chat templates take them: content as one text, or as parts if there are images;
+    arguments of calls as objects.
 
     `developer` becomes `system` for a template that does not know it. ApiError, which names the field, for content
     that is neither text nor an image.
@@ -81,7 +81,7 @@ def text_of(content: str | list[dict[str, Any]], where: str) -> str:
 
 
 def _content(content: str | list[dict[str, Any]], where: str) -> str | list[dict[str, Any]]:
-    """The text of a message's content, or its parts if there are images among them."""
+    """The text of a message's content, or its parts if there are images."""
     if isinstance(content, str) or not any(part.get("type") in _MEDIA for part in content):
         return text_of(content, where)
     return [
@@ -93,7 +93,7 @@ def _content(content: str | list[dict[str, Any]], where: str) -> str | list[dict
 
 
 def _media(part: dict[str, Any], where: str) -> dict[str, Any]:
-    """A part as `media` takes it, which looks at what it holds."""
+    """An image or video as `ostinato.media` takes it, which checks it."""
     if part["type"] != "input_image":
         return part
     if part.get("file_id") is not None:

@@ -1,4 +1,4 @@
-"""The values of a format that writes them without quotes, typed by the tool's JSON schema."""
+"""Values that a model wrote without quotes, typed by the tool's JSON schema."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ _PYTHON_LITERALS = {"True": "true", "False": "false", "None": "null"}
 def argument_json(value: str, parameters: Mapping[str, Any], key: str) -> str:
     """The JSON text of the value that a model wrote for the parameter `key`.
 
-    Where the schema allows a string, the value is one, as it stands, except for `null` where that is allowed too.
-    Anywhere else it is JSON, as it stands, if it can be read as that, and a string if not.
+    If the schema allows a string, the value is that string; but `null` is null, if that is allowed too. Otherwise the
+    value is JSON if it can be read as JSON, and a string if not.
     """
     schema = parameter_schema(parameters, key)
     if allows(schema, "string", parameters):
@@ -70,7 +70,7 @@ def _names(schema: Mapping[str, Any], kind: str) -> bool:
 
 
 def resolve(schema: Any, root: Mapping[str, Any]) -> Any:
-    """The schema that a schema refers to, if it does; None if there is none, as where references go in circles."""
+    """The schema itself, or the one that it refers to; None if that does not exist or references form a circle."""
     followed: set[str] = set()
     while isinstance(schema, Mapping) and isinstance(reference := schema.get("$ref"), str):
         if reference in followed:
@@ -81,7 +81,7 @@ def resolve(schema: Any, root: Mapping[str, Any]) -> Any:
 
 
 def _look_up(reference: str, root: Mapping[str, Any]) -> Any:
-    """What a local JSON pointer (RFC 6901) such as `#/$defs/Unit` points to; None if nothing."""
+    """What a local JSON pointer (RFC 6901) such as `#/$defs/Unit` points to, or None."""
     if not reference.startswith("#"):
         return None
     found: Any = root

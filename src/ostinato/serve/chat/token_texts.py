@@ -1,4 +1,4 @@
-"""The text of single tokens, for log-probabilities: as text, as bytes, and ready-made as JSON."""
+"""The text of single tokens, for log-probabilities: as text, as bytes, and as JSON."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from ostinato.schedule.batch import TokenLogprobs
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 _SPACE_MARK = "\N{LOWER ONE EIGHTH BLOCK}"
 LOWEST = -9999.0
-"""Stands for the log-probability of what is impossible, for which JSON has no number."""
+"""Stands for the log-probability of an impossible token: JSON has no number for minus infinity."""
 
 
 class TokenTexts:
-    """Texts of one tokenizer's tokens, each looked up once."""
+    """Texts of one tokenizer's tokens. Each is looked up once."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
@@ -27,20 +27,20 @@ class TokenTexts:
         self._names: dict[int, str] = {}
 
     def bytes_of(self, token_id: int) -> bytes | None:
-        """The token's part of a text in UTF-8, which may be a part of a character; None if it cannot be told."""
+        """The token's bytes in a text in UTF-8, which may be a part of a character; None if they are not known."""
         if token_id not in self._bytes:
             self._bytes[token_id] = _bytes_of(self._tokenizer, token_id)
         return self._bytes[token_id]
 
     def text_of(self, token_id: int) -> str:
-        """The token's text, special tokens included; U+FFFD for parts of characters."""
+        """The token's text, also of special tokens; U+FFFD for parts of characters."""
         if not self._tokenizer.has_text:
             return f"token_id:{token_id}"
         found = self.bytes_of(token_id)
         return self._tokenizer.decode_token(token_id, False) if found is None else found.decode("utf-8", "replace")
 
     def name_of(self, token_id: int) -> str:
-        """The text, or `bytes:\\xe2\\x80` for parts of characters, which have the same text."""
+        """The text; for parts of characters, whose texts are all the same, `bytes:\\xe2\\x80`."""
         if token_id not in self._names:
             text, found = self.text_of(token_id), self.bytes_of(token_id)
             if _REPLACEMENT in text and found is not None and found != text.encode():
@@ -53,7 +53,7 @@ class TokenTexts:
         return f"[{','.join(map(self._chat_token, logprobs))}]"
 
     def chat_objects(self, logprobs: Iterable[TokenLogprobs]) -> list[dict[str, Any]]:
-        """As `chat_json`, not serialised yet."""
+        """The same as objects."""
         return [
             {
                 **self._chat_object(each.token_id, each.logprob),
@@ -80,17 +80,17 @@ class TokenTexts:
 
 
 class Offsets:
-    """Where the tokens of one text stand in it, in characters."""
+    """The places of one text's tokens, in characters."""
 
     def __init__(self, texts: TokenTexts, tokenizer: Tokenizer, skip_special_tokens: bool) -> None:
         self._texts, self._tokenizer = texts, tokenizer
         self._skip_special_tokens = skip_special_tokens
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self.end = 0
-        """Of the last token."""
+        """The end of the last token."""
 
     def next(self, token_id: int) -> int:
-        """Where the next token begins: a character of several tokens belongs to the last one."""
+        """Where the next token begins. A character of several tokens belongs to the last of them."""
         begin = self.end
         if not self._tokenizer.has_no_text(token_id, self._skip_special_tokens):
             found = self._texts.bytes_of(token_id)
@@ -100,14 +100,14 @@ class Offsets:
 
 
 class CompletionLogprobs:
-    """The `logprobs` object of a completion's choice, piece by piece: each token stands at an offset in the text."""
+    """Writes the `logprobs` objects of a completion's choice, piece by piece, with each token's offset in the text."""
 
     def __init__(self, texts: TokenTexts, tokenizer: Tokenizer, skip_special_tokens: bool) -> None:
         self._texts = texts
         self._offsets = Offsets(texts, tokenizer, skip_special_tokens)
 
     def json(self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs | None]) -> str:
-        """The object of the tokens that come next. A place without a log-probability (a prompt's first) has null."""
+        """The object of the next tokens. A token without a log-probability (the first of a prompt) has null."""
         name = self._texts.name_of
         tokens = json.dumps([name(token_id) for token_id in token_ids])
         values = ",".join("null" if each is None else number(each.logprob) for each in logprobs)
@@ -116,7 +116,7 @@ class CompletionLogprobs:
         return f'{{"tokens":{tokens},"token_logprobs":[{values}],"top_logprobs":[{tops}],"text_offset":[{offsets}]}}'
 
     def _top(self, logprob: TokenLogprobs) -> str:
-        """The best tokens and the one that stands there, whose text may be the same: the better one counts."""
+        """The best tokens and the one that was chosen. Of several with the same text, the best one counts."""
         found: dict[str, float] = {}
         for token_id, value in (*logprob.top, (logprob.token_id, logprob.logprob)):
             found.setdefault(self._texts.name_of(token_id), value)
@@ -141,15 +141,15 @@ def _bytes_of(tokenizer: Tokenizer, token_id: int) -> bytes | None:
     text = tokenizer.decode_token(token_id, False)
     if _REPLACEMENT in text and all(character in _BYTE_OF for character in entry):
         return bytes(_BYTE_OF[character] for character in entry)
-    # Alone, a token loses its space to a decoder that strips a text's first one.
+    # A decoder that strips the first space of a text takes it from a single token too.
     if entry.startswith(_SPACE_MARK) and not text.startswith(" "):
         text = " " + text
     return text.encode()
 
 
 def _byte_level_alphabet() -> dict[str, int]:
-    """The characters that stand for bytes in the vocabularies of byte-level BPE (GPT-2): those that can be printed for
-    themselves, the others, in order, those from 256 on."""
+    """The characters that stand for bytes in vocabularies of byte-level BPE (GPT-2). Printable ones stand for
+    themselves, the characters from 256 on for the other bytes, in order."""
     printed = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in set(printed)]
     return {chr(byte): byte for byte in printed} | {chr(256 + place): byte for place, byte in enumerate(others)}

@@ -16,21 +16,19 @@ from ostinato.serve.chat.tools import Tool
 
 
 class NotACall(Exception):
-    """The text left the format of tool calls at its position; what is read and not released is content."""
+    """The text left the format of tool calls at its position. Text that is read but not released is content."""
 
 
 class CallReader(Protocol):
-    """Reads the calls of one format out of a growing text and gives them to a DeltaCollector."""
+    """Reads the calls of one format from a growing text, and gives them to a DeltaCollector."""
 
     def read(self) -> Reading[None]:
-        """Read one block of calls, from after its begin tag to after its end tag, and release it.
-
-        NotACall where the text leaves the format.
-        """
+        """Reads one block of calls, from after its begin tag to after its end tag, and releases it. NotACall where the
+        text leaves the format."""
 
 
 def read_end(text: GrowingText, *tags: str) -> Reading[None]:
-    """Read the tags that end a block whose last call is complete; half of them is no text of its own."""
+    """Reads the tags that end a block whose last call is complete. If the answer ends within them, they are dropped."""
     try:
         for tag in tags:
             if not (yield from text.tag(tag)):
@@ -48,9 +46,9 @@ _HEADER = re.compile(r'\{\s*"name"\s*:\s*"([^"\\]*)"\s*,\s*"arguments"\s*:\s*(?=
 class JsonCalls:
     """Reads calls `{"name": ..., "arguments": {...}}`.
 
-    With the members in this order, arguments are given out as they come. In any other order, and with arguments
-    that are a JSON string of an object (which is unwrapped), a call is given out in one piece at its end.
-    Further members of a call are ignored, and a brace missing at its end is forgiven.
+    With the members in this order, arguments are given out as they come. In another order a call is given out at once
+    at its end; so are arguments that are a JSON string of an object, which is unwrapped. Further members of a call are
+    ignored, and a missing brace at its end is forgiven.
     """
 
     def __init__(
@@ -62,7 +60,7 @@ class JsonCalls:
         self._format = tool_format
 
     def read(self) -> Reading[None]:
-        """Read one block, as CallReader says."""
+        """See CallReader."""
         if self._format is ToolFormat.HERMES:
             yield from self._read_call()
             yield from read_end(self._text, self._format.end_tag)
@@ -118,7 +116,7 @@ class JsonCalls:
         self._collector.add_arguments(unwrapped)
 
     def _stream_arguments(self) -> Reading[None]:
-        """Give out the object that comes next, and drop the rest of the one around it."""
+        """Gives out the object that comes next, and drops the rest of the object around it."""
         text, give = self._text, self._collector.add_arguments
         scan = JsonScan("}")
         while True:
@@ -151,8 +149,8 @@ _NAME = re.compile(r"[^<>\r\n]*")
 class XmlCalls:
     """Reads calls `<function=NAME><parameter=KEY>VALUE</parameter>...</function>`.
 
-    A parameter is given out when it is complete, the first with the call's name. One newline on either side of a
-    value belongs to the format. A value ends at the first `</parameter>`, whatever it is part of.
+    Each parameter is given out when it is complete, the first one with the call's name. One newline on either side of a
+    value belongs to the format. A value ends at the first `</parameter>`, even inside other text.
     """
 
     def __init__(self, text: GrowingText, collector: DeltaCollector, tools: Mapping[str, Tool]) -> None:
@@ -161,7 +159,7 @@ class XmlCalls:
         self._tools = tools
 
     def read(self) -> Reading[None]:
-        """Read one block, as CallReader says."""
+        """See CallReader."""
         text, give = self._text, self._collector.add_arguments
         if not (yield from text.tag("<function=")):
             raise NotACall
@@ -190,7 +188,7 @@ class XmlCalls:
         yield from read_end(text, ToolFormat.XML.end_tag)
 
     def _read_name(self) -> Reading[str]:
-        """What stands before the next ">"; both are read."""
+        """The text before the next ">". Both are read."""
         text, start = self._text, self._text.position
         while True:
             run = _NAME.match(text.text, text.position)

@@ -1,4 +1,4 @@
-"""Tools as OpenAI's API defines them, checked, and which of them an answer must call."""
+"""Tools as OpenAI's API defines them: they are checked, and the choice says which an answer must call."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def read_tools(value: Any) -> tuple[Tool, ...]:
 
 
 def forced_tools(tools: Sequence[Tool], tool_choice: Any) -> tuple[Tool, ...]:
-    """The tools one of which the answer must call; none for None, "auto" and "none".
+    """The tools of which the answer must call one; none for None, "auto" and "none".
 
     `tool_choice` is "none", "auto", "required" or `{"type": "function", "function": {"name": ...}}`. RequestError if
     it is anything else, or names or needs a tool that is not among `tools`.

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from ostinato.config import EngineConfig
 from ostinato.engine.process.async_engine import AsyncEngine
-from ostinato.engine.process.process import make_engine
+from ostinato.engine.process.launch import make_engine
 from ostinato.serve.http.errors import ApiError
 from ostinato.serve.settings import ServeSettings
 

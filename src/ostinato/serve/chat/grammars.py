@@ -1,4 +1,4 @@
-"""Grammars that force a tool call in a model's own format, as Lark text for llguidance."""
+"""Grammars of answers, as Lark text for llguidance: tool calls in a model's own format, and values after reasoning."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ostinato.serve.chat.formats import AnswerFormats, ReasoningTags, ToolFormat
 from ostinato.serve.chat.schemas import allows, resolve
 from ostinato.serve.chat.tools import Tool, forced_tools
 
-# JSON as chat templates print it: models are used to that, and white space without end is ruled out.
+# JSON as chat templates print it. Models know this form, and it rules out endless white space.
 _SPACING = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 _END_OF_VALUE = "\n</parameter>\n"
 # A value of any text but the tag that would end it for the parser.
@@ -35,16 +35,16 @@ def tool_guide(
 ) -> str | None:
     """The Lark grammar of an answer that calls tools as `tool_choice` demands; None if it demands nothing.
 
-    "required" allows calls of any of the tools, several in a row where `parallel`; a named function is called
-    once. With "auto", tools that are `strict` demand that each call in the answer is well-formed; and where the answer
-    is to have a form, `instead`, it either consists of calls, as if they were required, or has that form. Models that
-    reason may do so first, and must end it if the prompt began it. `special_tags` are those of the format's tags that
-    are special tokens of the tokenizer: a grammar names these apart from text.
+    - "required" allows calls of any of the tools, several in a row if `parallel`. A named function is called once.
+    - With "auto", if some tools are `strict`, every call in the answer must be well-formed.
+    - With "auto" and `instead`, the answer either consists of calls, as with "required", or has that form.
 
-    Arguments follow their schemas, with properties in the schema's order. In the XML format this goes for
-    parameters that are no strings and for strings with an `enum` or `const`; other strings are any text without
-    `</parameter>`, and only parameters that the schema names are written. RequestError if the choice is malformed,
-    the model has no known format, or the format cannot write a name.
+    A model that reasons may do so first; it must end its reasoning if the prompt began it. `special_tags` are the tags
+    of the format that are special tokens of the tokenizer: a grammar does not write these as text.
+
+    Arguments follow their schemas, with properties in the schema's order. In the XML format only parameters that the
+    schema names are written, and a string without `enum` or `const` is any text without `</parameter>`. RequestError if
+    the choice is malformed, the model has no known format, or the format cannot write a name.
     """
     called = forced_tools(tools, tool_choice)
     may_call = bool(tools) and not called and tool_choice != "none"
@@ -60,38 +60,79 @@ def tool_guide(
             "Hermes, Qwen3-Coder and Nemotron",
             [remedy],
         )
-    grammar = _Grammar(formats.tools, special_tags)
+    grammar = _ToolGrammar(formats.tools, special_tags, called or tools)
     thoughts = grammar.thoughts(formats.reasoning, starts_in_reasoning)
     if instead is not None and either:
-        return grammar.text(thoughts + grammar.calls_or_value(lark_term(instead), parallel), tools)
+        return grammar.text(thoughts + grammar.calls_or_value(instead, parallel))
     if free:
-        return grammar.text(thoughts + grammar.free_calls(formats.reasoning, parallel), tools)
-    return grammar.text(thoughts + grammar.forced_calls(parallel and tool_choice == "required"), called)
+        return grammar.text(thoughts + grammar.free_calls(formats.reasoning, parallel))
+    return grammar.text(thoughts + grammar.forced_calls(parallel and tool_choice == "required"))
+
+
+def value_guide(
+    guide: Guide, tags: ReasoningTags, starts_in_reasoning: bool, special_tags: Collection[str] = ()
+) -> str:
+    """The Lark grammar of what `guide` says (JSON, a regular expression or a choice), after reasoning.
+
+    Reasoning must end if the prompt began it; otherwise it is optional. `special_tags` as for `tool_guide`.
+    """
+    grammar = _Grammar(special_tags)
+    return grammar.text(grammar.thoughts(tags, starts_in_reasoning) + grammar.value(guide))
 
 
 class _Grammar:
     """The rules of one grammar while they are written."""
 
-    def __init__(self, tool_format: ToolFormat, special_tags: Collection[str]) -> None:
-        self._format = tool_format
+    def __init__(self, special_tags: Collection[str]) -> None:
         self._special_tags = special_tags
         self._rules: list[str] = []
 
-    def text(self, start: str, tools: Sequence[Tool]) -> str:
-        """The whole grammar, whose rule `call` is a call of one of the tools."""
-        for index, tool in enumerate(tools):
-            write = self._xml_call if self._format is ToolFormat.XML else self._json_call
-            self._rules.append(f"call_{index}: {write(index, tool)}")
-        choices = " | ".join(f"call_{index}" for index in range(len(tools)))
-        return "\n".join([f"start: {start}", f"call: {choices}", *self._rules, ""])
+    def text(self, start: str) -> str:
+        """The whole grammar."""
+        return "\n".join([f"start: {start}", *self._rules, ""])
 
     def thoughts(self, tags: ReasoningTags | None, inside: bool) -> str:
-        """Reasoning that may stand before everything else, or must."""
+        """Reasoning before everything else: required if the answer begins `inside` it, else optional."""
         if tags is None:
             return ""
         self._up_to("thoughts", tags.end, "/(?s:.*)/")
         self._rules.append(r"GAP: /\n{1,2}/")
         return "thoughts GAP? " if inside else f"({self._tag(tags.begin)} thoughts GAP?)? "
+
+    def value(self, guide: Guide) -> str:
+        """What `guide` says."""
+        self._rules.append(f"value: {lark_term(guide)}")
+        return "value"
+
+    def _up_to(self, rule: str, tag: str, text: str) -> None:
+        """Adds a rule for `text`, a terminal, up to the first `tag`, which it includes."""
+        name = rule.upper()
+        if tag in self._special_tags:
+            self._rules += [f"{rule}: {name} {tag}", f"{name}: {text}"]
+        else:
+            self._rules += [f"{rule}[lazy]: {name}", f"{name}: ({text}) & /(?s:.*){_regex(tag)}/"]
+
+    def _tag(self, tag: str) -> str:
+        return tag if tag in self._special_tags else json.dumps(tag)
+
+
+class _ToolGrammar(_Grammar):
+    """A grammar of tool calls in one format."""
+
+    def __init__(self, tool_format: ToolFormat, special_tags: Collection[str], tools: Sequence[Tool]) -> None:
+        """`tools` are those that a call may be of."""
+        super().__init__(special_tags)
+        self._format = tool_format
+        self._tools = tools
+
+    def text(self, start: str) -> str:
+        """The whole grammar. Its rule `call` is a call of one of the tools."""
+        for index, tool in enumerate(self._tools):
+            write = self._xml_call if self._format is ToolFormat.XML else self._json_call
+            self._rules.append(f"call_{index}: {write(index, tool)}")
+        choices = " | ".join(f"call_{index}" for index in range(len(self._tools)))
+        self._rules.insert(0, f"call: {choices}")
+        return super().text(start)
 
     def forced_calls(self, several: bool) -> str:
         """Calls and nothing else."""
@@ -100,13 +141,12 @@ class _Grammar:
             return rf'{block} ("\n" {block})*'
         return block
 
-    def calls_or_value(self, value: str, several: bool) -> str:
-        """Calls and nothing else, or nothing but `value`, a term."""
-        self._rules.append(f"value: {value}")
-        return f"({self.forced_calls(several)} | value)"
+    def calls_or_value(self, guide: Guide, several: bool) -> str:
+        """Calls and nothing else, or only what `guide` says."""
+        return f"({self.forced_calls(several)} | {self.value(guide)})"
 
     def free_calls(self, reasoning: ReasoningTags | None, several: bool) -> str:
-        """Any text, with calls wherever it says that one begins."""
+        """Any text, with a well-formed call wherever it begins one."""
         # Text that begins like reasoning would be a second way to read the same answer.
         no_reasoning = f" & ~/{_regex(reasoning.begin)}(?s:.*)/" if reasoning else ""
         begin = self._format.begin_tag
@@ -121,14 +161,6 @@ class _Grammar:
             return rf'"\n" call "\n" {end}'
         more = ' (", " call)*' if several else ""
         return f'"[" call{more} "]" {end}'
-
-    def _up_to(self, rule: str, tag: str, text: str) -> None:
-        """Add a rule for `text`, a terminal, up to the first `tag` and with it."""
-        name = rule.upper()
-        if tag in self._special_tags:
-            self._rules += [f"{rule}: {name} {tag}", f"{name}: {text}"]
-        else:
-            self._rules += [f"{rule}[lazy]: {name}", f"{name}: ({text}) & /(?s:.*){_regex(tag)}/"]
 
     def _json_call(self, index: int, tool: Tool) -> str:
         self._rules.append(f"arguments_{index}: {_json_value(tool.parameters, tool.parameters)}")
@@ -147,7 +179,7 @@ class _Grammar:
         return " ".join([*parts, '"</function>"'])
 
     def _xml_value(self, rule: str, tool: Tool, schema: Any) -> str:
-        """A value and what ends it."""
+        """A value with its end tag."""
         end = json.dumps(_END_OF_VALUE)
         if not allows(schema, "string", tool.parameters):
             self._rules.append(f"{rule}: {_json_value(schema, tool.parameters)}")
@@ -161,12 +193,9 @@ class _Grammar:
             _check_writable(tool, text, "</parameter>", whole=True)
         return f"({' | '.join(json.dumps(text, ensure_ascii=False) for text in texts)}) {end}"
 
-    def _tag(self, tag: str) -> str:
-        return tag if tag in self._special_tags else json.dumps(tag)
-
 
 def _regex(tag: str) -> str:
-    """A regular expression, as it stands between slashes, for a tag, of whose characters only these are special."""
+    """A regular expression for a tag, to stand between slashes, which are its only special characters."""
     return tag.replace("/", r"\/")
 
 
@@ -178,7 +207,7 @@ def _json_value(schema: Any, root: Mapping[str, Any]) -> str:
 
 
 def _enumerated(schema: Any) -> list[str] | None:
-    """All values of a schema, if they are listed and are strings."""
+    """All values of a schema that lists them, if they are strings."""
     if not isinstance(schema, Mapping):
         return None
     values = schema.get("enum", [schema["const"]] if "const" in schema else None)
