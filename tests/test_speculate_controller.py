@@ -16,7 +16,6 @@ from statistics import fmean
 import pytest
 
 from ostinato.speculate.controller import Controller
-from ostinato.speculate.evidence import StepKind, StepTimes
 
 K = 3
 
@@ -213,17 +212,17 @@ def test_while_every_step_has_prefill_rows_most_ask_for_drafts() -> None:
     assert controller.to_json()["batch_sizes"][0]["ground"] == "not measured yet"
 
 
-def test_a_new_batch_size_begins_with_what_the_ones_beside_it_suggest() -> None:
+def test_a_new_batch_size_begins_with_drafts_and_soon_has_times_of_its_own() -> None:
     controller = Controller(K, adaptive=True)
     feed(controller, 16, 40, lambda k: 3.0 if k else 1.0, tokens_per_row=2)
     assert choice(controller, 16) == 0
-    assert controller.choose(17) == 0
-    beside = next(each for each in controller.to_json()["batch_sizes"] if each["rows"] == [17, 32])
-    assert beside["ground"] == "drafts: 2.0 tokens for 3.0 times the time of 1, at other batch sizes"
-    assert controller.choose(1) == K, "4 octaves away another ratio is likely"
+    assert controller.choose(17) == K
+    feed(controller, 17, 10, lambda k: 3.0 if k else 1.0, tokens_per_row=2)
+    assert choice(controller, 17) == 0
+    assert controller.choose(1) == K
 
 
-def test_a_batch_size_that_leaned_on_others_soon_has_times_of_its_own() -> None:
+def test_each_range_of_batch_sizes_has_a_choice_of_its_own() -> None:
     controller = Controller(K, adaptive=True)
     feed(controller, 16, 40, lambda k: 3.0 if k else 1.0, tokens_per_row=2)
     feed(controller, 8, 40, lambda k: 1.5 if k else 1.0, tokens_per_row=2)
@@ -268,9 +267,11 @@ def test_drafts_that_are_found_only_at_times_never_cost_much(found: float, accep
 
 
 def test_as_long_as_looking_for_drafts_costs_nothing_they_are_asked_for() -> None:
-    machine, controller = Machine(1.5, 0.9, found=0.0), Controller(K, adaptive=True)
-    asked = [machine.step(controller, 1) for _ in range(300)]
-    assert sum(asked) > 0.7 * len(asked)
+    shares = []
+    for seed in range(10):
+        machine, controller = Machine(1.5, 0.9, seed=seed, found=0.0), Controller(K, adaptive=True)
+        shares.append(fmean(machine.step(controller, 1) for _ in range(300)))
+    assert fmean(shares) > 0.7
     described = controller.to_json()["batch_sizes"][0]
     assert described["ground"] == "no drafts were found"
     assert described["tokens_per_row"] is None
@@ -286,10 +287,10 @@ def test_a_row_that_ends_with_an_error_disturbs_nothing() -> None:
 
 def test_the_statistics_are_those_of_a_sequence_counted_by_hand() -> None:
     controller = Controller(K, adaptive=True)
-    # Two steps with drafts, five of the first trial, three of which find cold caches; 3.75 tokens for twice the time:
-    # drafts stay in use.
-    cold = [(0, 4, 0.019)] * 3
-    for k, tokens, seconds in ((K, 16, 0.020), (K, 14, 0.024), *cold, (0, 4, 0.010), (0, 4, 0.011), (K, 15, 0.022)):
+    # Four steps with drafts, three of the first trial, the first of which finds cold caches; 3.75 tokens for twice the
+    # time: drafts stay in use.
+    drafts = [(K, 16, 0.020), (K, 14, 0.024), (K, 14, 0.020), (K, 16, 0.022)]
+    for k, tokens, seconds in (*drafts, (0, 4, 0.019), (0, 4, 0.010), (0, 4, 0.011), (K, 15, 0.022)):
         assert controller.choose(4) == k
         controller.observe(4, k, tokens, seconds, is_pure_decode=True)
     assert controller.to_json() == {
@@ -298,58 +299,30 @@ def test_the_statistics_are_those_of_a_sequence_counted_by_hand() -> None:
         "batch_sizes": [
             {
                 "rows": [3, 4],
-                "milliseconds": {"plain": 10.5, "drafts": 22.0, "no_draft": None},
+                "milliseconds": {"plain": 10.0, "drafts": 20.0, "no_draft": None},
                 "tokens_per_row": 3.75,
                 "time_ratio": 2.0,
-                # One row with all drafts accepted is taken for granted: (45 + 4) / (12 + 1) tokens per row.
-                "speed_up": round(49 / 13 / 2, 4),
+                # One row with all drafts accepted is taken for granted: (75 + 4) / (20 + 1) tokens per row.
+                "speed_up": round(79 / 21 / 2, 4),
                 "choice": K,
                 "ground": "drafts: 3.8 tokens for 2.0 times the time of 1",
-                "steps": {"plain": 5, "drafts": 3, "no_draft": 0},
+                "steps": {"plain": 3, "drafts": 5, "no_draft": 0},
                 "trials": 1,
             }
         ],
     }
 
 
-def test_times_measured_far_apart_are_not_compared() -> None:
-    times = StepTimes()
-    for _ in range(2):
-        times.add(StepKind.DRAFTS, 1, 2.0)
-    for _ in range(100):
-        times.add(StepKind.NO_DRAFT, 1, 4.0)
-    for _ in range(2):
-        times.add(StepKind.PLAIN, 1, 4.0)
-    assert times.ratio(StepKind.DRAFTS) is None
-    assert times.ratio(StepKind.NO_DRAFT) == 1.0
-
-
-def test_times_of_most_nearly_as_many_rows_are_compared() -> None:
-    times = StepTimes()
-    for rows in (8, 8, 5, 5, 6, 6):
-        times.add(StepKind.PLAIN, rows, rows / 10)
-    for _ in range(2):
-        times.add(StepKind.DRAFTS, 8, 1.6)
-    assert times.ratio(StepKind.DRAFTS) == 2.0
-
-
-def test_drafts_are_never_thought_to_save_time_within_a_step() -> None:
-    times = StepTimes()
-    for kind, seconds in ((StepKind.DRAFTS, 1.0), (StepKind.PLAIN, 1.2)):
-        for _ in range(2):
-            times.add(kind, 1, seconds)
-    assert times.ratio(StepKind.DRAFTS) == 1.0
-
-
 def test_steps_right_behind_drafts_are_not_what_plain_steps_take() -> None:
-    """Drafts give 3 tokens for 4 times the time of a plain step, or twice that of one with cold caches."""
+    """Drafts give 3 tokens for 3.2 times the time of a plain step, or 2.5 times that of one that finds cold caches."""
     controller, since = Controller(K, adaptive=True), 0
     for _ in range(300):
         k = controller.choose(1)
         since = 0 if k else since + 1
-        controller.observe(1, k, 3 if k else 1, 4.0 if k else 2.0 if since <= 3 else 1.0, is_pure_decode=True)
+        seconds = 3.2 if k else {1: 1.3, 2: 1.15}.get(since, 1.0)
+        controller.observe(1, k, 3 if k else 1, seconds, is_pure_decode=True)
     assert choice(controller, 1) == 0
-    assert controller.to_json()["batch_sizes"][0]["time_ratio"] == 4.0
+    assert controller.to_json()["batch_sizes"][0]["time_ratio"] == 3.2
 
 
 def test_the_controller_imports_no_torch() -> None:
