@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ostinato.errors import ConfigError
+from ostinato.errors import ConfigError, Remedy
 from ostinato.plan.graphs.ladders import CaptureLadders, capture_ladders
 
 FINE = (1, 2, 4, *range(8, 257, 8))
@@ -156,15 +156,13 @@ def test_given_sizes_that_make_no_rows_say_so() -> None:
     assert (decision.topic, decision.requested, decision.effective) == ("capture_rows", None, [])
 
 
-def test_interactivity_beside_given_sizes_is_a_decision() -> None:
-    given = ladders(capture_sizes=[8], performance_mode="interactivity")
-    assert given.tokens == (8,)
-    (decision,) = given.decisions
-    assert (decision.topic, decision.requested, decision.effective) == (
-        "performance_mode",
-        "interactivity",
-        "balanced",
-    )
+def test_interactivity_beside_given_sizes_is_an_error_that_names_both() -> None:
+    with pytest.raises(ConfigError) as error:
+        ladders(capture_sizes=[8], performance_mode="interactivity")
+    assert "performance_mode" in error.value.message
+    assert "capture_sizes" in error.value.message
+    assert error.value.remedies == (Remedy("performance_mode", "balanced"), Remedy("capture_sizes", None))
+    assert ladders(capture_sizes=[8], performance_mode="balanced").tokens == (8,)
 
 
 @pytest.mark.parametrize(

@@ -128,7 +128,7 @@ def test_every_setting_is_a_flag_and_reaches_the_plan(capsys, checkpoint) -> Non
         "--cache-memory", "1GiB", "--scheduling-policy", "priority", "--seed", "9", "--threads", "3",
         "--random-weights", "--no-enable-prefix-caching", "--state-cache-mode", "none", "--state-block-size",
         "320", "--checkpoint-policy", "boundaries", "--eviction-policy", "lru", "--expected-prefix-tokens", "100",
-        "--graph-mode", "piecewise", "--capture-sizes", "1,2,64", "--capture-rows", "1,4", "--max-capture-size", "64",
+        "--graph-mode", "piecewise", "--capture-rows", "1,4", "--max-capture-size", "64",
         "--performance-mode", "interactivity", "--capture", "lazy", "--strict", "--check-replay",
         "--no-prefer-graph-sizes", "--speculative", "ngram:2", "--speculative-adaptive", "off",
         "--quantization", "int8_g128",
@@ -145,12 +145,12 @@ def test_every_setting_is_a_flag_and_reaches_the_plan(capsys, checkpoint) -> Non
         "check_replay": True, "scheduling_policy": "priority", "seed": 9, "threads": 3,
         "rope": None, "deterministic": False, "model": checkpoint, "revision": None, "random_weights": True,
         "memory_utilization": 0.5, "cache_memory": 2**30, "expected_prefix_tokens": 100, "kernels": "auto",
-        "capture_sizes": [1, 2, 64], "capture_rows": [1, 4], "max_capture_size": 64,
+        "capture_sizes": None, "capture_rows": [1, 4], "max_capture_size": 64,
         "performance_mode": "interactivity", "speculative": "ngram:2", "speculative_adaptive": "off",
         "encoder_graph_mode": "auto", "encoder_token_budgets": None, "encoder_max_items_per_batch": None,
         "encoder_cache_tokens": None, "video_pruning_rate": 0.0, "allow_remote_images": False,
     }  # fmt: skip
-    assert data["capture"]["tokens"] == [1, 2, 64]
+    assert data["capture"]["tokens"] == [*range(1, 33), 40, 48, 56, 64]
     assert (data["speculative"]["method"], data["speculative"]["num_speculative_tokens"]) == ("ngram", 2)
     assert not data["speculative"]["adaptive"]
     assert data["memory"]["cache"] <= 2**30

@@ -32,6 +32,7 @@ def requests(draw: st.DrawFn) -> dict[str, Any]:
     sizes = st.lists(st.integers(1, 400), min_size=1, max_size=6)
     if draw(st.booleans()):
         request["capture_sizes"] = draw(sizes)
+        request["performance_mode"] = "balanced"  # the other one adds sizes, and is refused beside given ones
         if draw(st.booleans()):
             request["max_capture_size"] = max(request["capture_sizes"])
     elif draw(st.booleans()):

@@ -152,6 +152,8 @@ def graph_settings(draw: st.DrawFn) -> dict[str, Any]:
     else:
         values.pop(draw(st.sampled_from(["capture_sizes", "max_capture_size"])))
     chosen = draw(st.sets(st.sampled_from(sorted(values))))
+    if "capture_sizes" in chosen:
+        chosen.discard("performance_mode")
     return {name: value for name, value in values.items() if name in chosen}
 
 

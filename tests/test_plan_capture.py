@@ -229,6 +229,56 @@ def test_the_json_has_ladders_and_ranges() -> None:
     assert data["coverage"]["decode"][-1] == {"tokens_per_row": 1, "from": 3, "to": 3, "mode": "full", "size": 3}
 
 
+def test_open_ladders_are_lowered_before_it_is_said_that_nothing_fits() -> None:
+    config = EngineConfig(dtype="float32", enable_prefix_caching=False, graph_mode="piecewise")
+    least = {"max_num_batched_tokens": 256, "max_model_len": 16}
+    roomy = make_plan(config.with_settings(max_num_seqs=1, **least), hybrid(), gpu(GIB)).memory
+    device = replace(gpu(GIB), memory_bytes=int((roomy.used + 100 * 1024) / 0.9))
+    plan = make_plan(config, hybrid(), device)
+    assert plan.capture.tokens == (1, 2)
+    [decision] = [decision for decision in plan.decisions if decision.topic == "max_capture_size"]
+    assert (decision.requested, decision.effective) == (256, 2)
+    assert "max_num_seqs 1" in decision.reason
+    # As if the rows that fit had been given.
+    given = make_plan(config.with_settings(max_num_seqs=plan.settings.max_num_seqs), hybrid(), device)
+    assert (given.capture, given.memory) == (plan.capture, plan.memory)
+
+
+def test_given_rows_have_smaller_ladders_only_where_one_request_needs_the_room() -> None:
+    given: dict[str, Any] = {"max_num_seqs": 200, "max_model_len": 16, "graph_mode": "piecewise"}
+    config, spec = EngineConfig(dtype="float32", enable_prefix_caching=False, **given), model(attention_layer())
+    small = make_plan(config.with_settings(max_capture_size=20, max_num_batched_tokens=256), spec, gpu(GIB)).memory
+    plan = make_plan(config, spec, replace(gpu(GIB), memory_bytes=int(small.used / 0.9) + 1))
+    [decision] = [decision for decision in plan.decisions if decision.topic == "max_capture_size"]
+    assert 20 <= decision.effective == plan.capture.tokens[-1] < decision.requested
+    assert "run eagerly" in decision.reason
+
+
+def test_given_rows_of_full_graphs_are_refused_where_there_can_be_none() -> None:
+    spec = with_kernels("attention")
+    with pytest.raises(ConfigError) as error:
+        make_plan(EngineConfig(capture_rows=[1, 2]), spec, gpu(8 * GIB))
+    assert "capture_rows" in error.value.message
+    assert "attention (reference)" in error.value.message
+    assert {remedy.setting: remedy.value for remedy in error.value.remedies} == {
+        "capture_rows": None, "graph_mode": "piecewise",
+    }  # fmt: skip
+    for remedy in error.value.remedies:
+        make_plan(EngineConfig(capture_rows=[1, 2]).with_settings(**{remedy.setting: remedy.value}), spec, gpu(8 * GIB))
+    assert make_plan(EngineConfig(capture_rows=[1, 2]), spec, cpu(64 * GIB)).capture.rows == (1, 2)
+
+
+def test_a_mode_that_adds_sizes_is_refused_beside_given_sizes_and_remedies_work() -> None:
+    config = EngineConfig(capture_sizes=[8, 64], performance_mode="interactivity")
+    with pytest.raises(ConfigError) as error:
+        make_plan(config, hybrid(), cpu(64 * GIB))
+    tokens = [
+        make_plan(config.with_settings(**{remedy.setting: remedy.value}), hybrid(), cpu(64 * GIB)).capture.tokens
+        for remedy in error.value.remedies
+    ]
+    assert tokens == [(8, 64), (*range(1, 33), 40, 48, 56, 64)]
+
+
 @st.composite
 def configs(draw: st.DrawFn) -> EngineConfig:
     rows = draw(st.integers(1, 700))

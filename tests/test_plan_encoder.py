@@ -269,6 +269,16 @@ def test_a_device_that_is_too_small_for_budgets_or_cache_names_what_would_fit() 
         planned(gpu(GIB), encoder_cache_tokens=most + 1)
 
 
+def test_a_budget_that_does_not_fit_may_be_left_out_where_that_is_enough() -> None:
+    given: dict[str, Any] = {"encoder_token_budgets": [200_000], "max_model_len": 128}
+    with pytest.raises(CapacityError) as error:
+        planned(gpu(GIB), **given)
+    remedies = {remedy.setting: remedy.value for remedy in error.value.remedies}
+    assert remedies["encoder_token_budgets"] is None
+    assert "leave out encoder_token_budgets" in error.value.message
+    assert planned(gpu(GIB), **given | {"encoder_token_budgets": None}).encoder is not None
+
+
 def test_open_limits_are_lowered_until_the_encoder_fits_too() -> None:
     wide = with_vision(TEXT, replace(VISION, hidden_size=1024, intermediate_size=4096))
     plan = planned(gpu(800 * MIB), wide)

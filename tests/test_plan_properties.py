@@ -113,9 +113,12 @@ def one_draft_more(config: EngineConfig, value: str | None) -> str | None:
     return more if count < asked else None
 
 
-def one_budget_more(config: EngineConfig, value: list[int]) -> list[int] | None:
-    """With the largest that was left out, or the smallest, if there is one that may stay."""
+def one_budget_more(config: EngineConfig, value: list[int] | None) -> list[int] | None:
+    """With the largest that was left out, or the smallest, if there is one that may stay. Any given ones are nearer
+    than open ones."""
     asked = list(config.encoder_token_budgets or ())
+    if value is None:
+        return asked[:-1] or None
     if value == asked[: len(value)]:
         more = asked[: len(value) + 1]
     else:
@@ -263,16 +266,74 @@ def test_open_values_are_lowered_in_order_and_only_as_far_as_needed(spec, device
     wanted = {decision.topic: decision.requested for decision in plan.decisions}
     found = {name: getattr(plan.settings, name) for name in LIMITS}
     lowered = {name for name in LIMITS if name in wanted and wanted[name] != found[name] and wanted[name]}
-    # The graphs of the open max_num_seqs, since a given one would have fewer.
-    top = {"cuda": 512, "cpu": min(64 * tokens_per_row, 512)}[device.kind]
-    given_so = open_config.with_settings(**found, max_capture_size=top)
-    assert works(given_so, spec, device)
-    one_row_more = (found["max_num_seqs"] + 1) * tokens_per_row + 16
-    if "max_num_seqs" in lowered and one_row_more <= found["max_num_batched_tokens"]:
-        assert not works(given_so, spec, device, max_num_seqs=found["max_num_seqs"] + 1)
+    default_top = {"cuda": 512, "cpu": min(64 * tokens_per_row, 512)}[device.kind]
+    is_smaller = bool({"max_capture_size", "capture_rows"} & wanted.keys())
+
+    def given_graphs(rows: int) -> dict[str, Any]:
+        """So many rows, and the graphs that go with them: those of the open max_num_seqs; or those of a given one,
+        where not even one request fits beside these."""
+        top = min(2 * rows * tokens_per_row, default_top) if is_smaller else default_top
+        full = {"capture_rows": [rows]} if plan.capture.graph_mode == "full_and_piecewise" else {}
+        return {"max_num_seqs": rows, "max_capture_size": top, **full}
+
+    if is_smaller:
+        least = given_graphs(1) | {"max_num_batched_tokens": 272, "max_model_len": 16, "max_capture_size": default_top}
+        assert not works(open_config, spec, device, **least)
+        [reached] = [decision.effective for decision in plan.decisions if decision.topic == "max_capture_size"]
+        if reached < 2 * tokens_per_row:
+            # Not even those of one row fit.
+            assert not works(open_config, spec, device, **least | given_graphs(1))
+            return
+    given_so = open_config.with_settings(**found)
+    assert works(given_so, spec, device, **given_graphs(found["max_num_seqs"]))
+    one_row_more = found["max_num_seqs"] + 1
+    if "max_num_seqs" in lowered and one_row_more * tokens_per_row + 16 <= found["max_num_batched_tokens"]:
+        assert not works(given_so, spec, device, **given_graphs(one_row_more))
     if "max_num_batched_tokens" in lowered:
         one_more = found["max_num_batched_tokens"] + 1
-        assert not works(given_so, spec, device, max_num_seqs=1, max_num_batched_tokens=one_more)
+        assert not works(given_so, spec, device, **given_graphs(1), max_num_batched_tokens=one_more)
     if "max_model_len" in lowered:
-        longer = {"max_num_seqs": 1, "max_model_len": found["max_model_len"] + 16, "max_capture_size": top}
-        assert not works(open_config, spec, device, **longer, max_num_batched_tokens=272)
+        longer = found["max_model_len"] + 16
+        assert not works(open_config, spec, device, **given_graphs(1), max_model_len=longer, max_num_batched_tokens=272)
+
+
+@st.composite
+def smaller_settings(draw: st.DrawFn) -> dict[str, Any]:
+    """Values that a user might give to make an open config smaller, as small as open ones are lowered to."""
+    sizes = st.lists(st.integers(1, 64), min_size=1, max_size=3)
+    values: dict[str, Any] = {
+        "max_num_seqs": draw(st.integers(1, 40)),
+        "max_num_batched_tokens": draw(st.integers(256, 2000)),
+        "max_model_len": 16 * draw(st.integers(1, 100)),
+        "max_capture_size": draw(st.integers(1, 64)),
+        "capture_rows": draw(sizes),
+    }
+    if draw(st.booleans()):
+        values["capture_sizes"] = draw(sizes)
+        values["max_capture_size"] = max(values["capture_sizes"])
+    return {name: values[name] for name in draw(st.sets(st.sampled_from(sorted(values)), min_size=1))}
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    models(),
+    st.sampled_from([cpu, gpu]),
+    st.integers(-2000, 500),
+    st.sampled_from([None, "ngram:2", "mtp:1", "mtp:7", "draft:some/dir:3"]),
+    st.sampled_from(["piecewise", "full_decode_only", "full_and_piecewise", None]),
+    smaller_settings(),
+)
+def test_what_fits_with_smaller_values_fits_with_open_ones(spec, kind, kibibytes, speculative, mode, smaller) -> None:
+    """On devices whose memory is about what the least config needs."""
+    asked = {"speculative": speculative, **({} if mode is None else {"graph_mode": mode})}
+    open_config = EngineConfig(**asked, enable_prefix_caching=False)
+    least = {"max_num_seqs": 1, "max_num_batched_tokens": 256, "max_model_len": 16, "capture_sizes": [1]}
+    roomy = outcome(open_config.with_settings(**least), spec, kind(2**40))
+    if not isinstance(roomy, Plan):
+        return
+    memory = roomy.memory
+    needed = memory.beside_cache + 2 * memory.kv_block + (1 + memory.slots_per_request) * memory.state_slot
+    device = kind(int((needed + kibibytes * 1024) / (0.9 if kind is gpu else 1)))
+    if isinstance(outcome(open_config, spec, device), CapacityError):
+        assert not works(open_config, spec, device, **smaller)
+        assert not works(open_config, spec, device, **smaller | least)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from ostinato.config import EngineConfig
+
 
 @dataclass(frozen=True)
 class Decision:
@@ -15,3 +17,10 @@ class Decision:
     requested: Any
     effective: Any
     reason: str
+
+
+def without_effect(config: EngineConfig, setting: str, why: str) -> Decision:
+    """That a setting, kept as it is, changes nothing."""
+    value = getattr(config, setting)
+    value = list(value) if isinstance(value, tuple) else value
+    return Decision(setting, value, value, f"without effect: {why}")

@@ -1,8 +1,13 @@
-"""Fitting: which limits and which split of the memory a config comes to on a device, or why none fits."""
+"""Fitting: which limits and which split of the memory a config comes to on a device, or why none fits.
+
+`settle` decides all that does not depend on memory. `lower` then looks for limits that fit, each tried by adding up
+what it costs (`costs_of`). `fit` makes the outcome of what it found.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from ostinato.config import EngineConfig
@@ -22,11 +27,11 @@ from ostinato.plan.encoder.choice import (
     plan_encoder,
 )
 from ostinato.plan.encoder.needs import EncoderMemory
-from ostinato.plan.graphs.capture_plan import choose_graph_mode, choose_ladders, largest_graphs
+from ostinato.plan.graphs.capture_plan import choose_graph_mode, choose_ladders, ladder_decisions, largest_graphs
 from ostinato.plan.graphs.coverage import FULL_MODES, GraphMode
-from ostinato.plan.graphs.ladders import CaptureLadders
-from ostinato.plan.kernels import KernelChoice, backend_of, choose_kernels, splits_of
-from ostinato.plan.limits import DEFAULT_MAX_NUM_SEQS, Limits, lower_limits, wanted_limits
+from ostinato.plan.graphs.ladders import CaptureLadders, Reach
+from ostinato.plan.kernels import KernelChoice, backend_of, choose_kernels, not_capturable_in_decode, splits_of
+from ostinato.plan.limits import DEFAULT_MAX_NUM_SEQS, Limits, lower_limits, lowest_batched_tokens, wanted_limits
 from ostinato.plan.memory.activations import activation_bytes
 from ostinato.plan.memory.cache_split import (
     NO_ENCODER,
@@ -44,10 +49,10 @@ from ostinato.plan.memory.passes import of_each_kind
 from ostinato.plan.memory.state_cache import StateCacheMode, choose_state_block_size, choose_state_cache_mode
 from ostinato.plan.model import ModelSpec
 from ostinato.plan.quantization_setting import with_quantization
+from ostinato.plan.reasons import cache_decisions, even_if_lowered, explain, limit_decisions, why_graphs_are_smaller
 from ostinato.plan.search import largest
 from ostinato.plan.settings import choose_dtype, choose_ssm_state_dtype, choose_threads
 from ostinato.plan.speculation.speculative import with_drafter
-from ostinato.plan.words.fit_words import cache_decisions, even_if_lowered, explain, limit_decisions
 from ostinato.units import GiB
 
 DEFAULT_MEMORY_UTILIZATION = {"cuda": 0.9, "cpu": 1.0}
@@ -55,17 +60,60 @@ DEFAULT_CPU_CACHE = 4 * GiB
 
 
 @dataclass(frozen=True)
-class Fit:
-    """The outcome: what was lowered or chosen is in `decisions`."""
+class Settled:
+    """A config on a device, and what it comes to whatever the limits are.
 
+    `model` has what makes drafts, and its weights are quantised as asked; `kinds` has one of each kind of its layers.
+    `wanted` are the limits asked for, or the defaults; `reach` says how far ladders go by default.
+    """
+
+    config: EngineConfig
+    model: ModelSpec
+    device: DeviceSpec
+    kinds: ModelSpec
     dtype: str
     ssm_state_dtype: str
     state_cache_mode: StateCacheMode
     state_block_size: int
-    limits: Limits
-    memory: MemoryPlan
+    slots_per_request: int
     kernels: dict[str, KernelChoice]
     graph_mode: GraphMode
+    encoder: EncoderChoice | None
+    budget: Budget
+    wanted: Limits
+    reach: Reach
+    decisions: tuple[Decision, ...]
+    of_limits: tuple[Decision, ...]
+    """Those by which `wanted` differs from what was asked for."""
+
+    @property
+    def threads(self) -> int | None:
+        return choose_threads(self.config, self.device)
+
+    def captured(self, limits: Limits, reach: Reach) -> LargestGraphs:
+        return largest_graphs(self.config, self.graph_mode, reach, limits, self.slots_per_request)
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Bytes that some limits take beside weights, blocks and slots."""
+
+    activations: int
+    graphs: int
+    encoder: EncoderMemory
+
+    def room(self, budget: Budget) -> int:
+        """Bytes that are left for blocks and slots; negative if not even these fit."""
+        return cache_room(budget, self.activations, self.graphs + self.encoder.total)
+
+
+@dataclass(frozen=True)
+class Fit:
+    """The outcome. What was lowered or chosen is in `decisions`."""
+
+    settled: Settled
+    limits: Limits
+    memory: MemoryPlan
     ladders: CaptureLadders
     encoder: EncoderPlan | None
     decisions: tuple[Decision, ...]
@@ -77,130 +125,160 @@ class DoesNotFit(CapacityError):
     `captured_tokens` are those of the largest graph; 0 if there is none.
     """
 
-    def __init__(self, message: str, wanted: Limits, limits: Limits, budget: Budget, captured_tokens: int) -> None:
+    def __init__(self, message: str, settled: Settled, limits: Limits, captured_tokens: int) -> None:
         super().__init__(message)
         self.captured_tokens = captured_tokens
-        self.wanted = wanted
+        self.wanted = settled.wanted
         self.limits = limits
-        self.budget = budget
+        self.budget = settled.budget
 
 
 def fit(config: EngineConfig, model: ModelSpec, device: DeviceSpec) -> Fit:
     """Raises DoesNotFit if nothing fits, ConfigError if given values contradict each other or the model."""
-    dtype, decisions = choose_dtype(config, model)
-    ssm_state_dtype, ssm_decisions = choose_ssm_state_dtype(config, model)
-    mode = choose_state_cache_mode(config, model)
-    state_block_size = choose_state_block_size(config, model)
-    per_request = slots_per_request(config.num_speculative_tokens)
-    wanted, of_limits = wanted_limits(config, model, device.kind, per_request)
-    # A model without state needs no checkpoints to hit.
-    hits = config.enable_prefix_caching and (mode.effective != "none" or not model.keeps_state)
-    budget = _budget(config, model, device, dtype, ssm_state_dtype, hits)
-    backend = backend_of(device.kind)
-    kernels = choose_kernels(model, device, config.kernels, config.deterministic)
-    graph_mode, graph_decisions = choose_graph_mode(config, kernels, backend)
-    asked_rows = config.max_num_seqs or DEFAULT_MAX_NUM_SEQS[device.kind]
-    choose_ladders(config, graph_mode, asked_rows, wanted, per_request)  # a contradiction is told before what fits
-    # A step's peak is that of its greediest layer, so one of each kind is enough to find it.
-    kinds = of_each_kind(model)
-    native = [op for op, choice in kernels.items() if choice.implementation == "native"]
-    threads = choose_threads(config, device) or 1
-    encoder = choose_encoder(config, model, dtype, kernels, backend, threads)
-    if encoder is not None:
-        choose_budgets(encoder, wanted)  # as above
-
-    def activations(limits: Limits) -> int:
-        of_text = activation_bytes(
-            kinds,
-            dtype,
-            tokens=limits.max_num_batched_tokens,
-            rows=limits.max_num_seqs,
-            max_model_len=limits.max_model_len,
-            gathers_states=device.kind == "cuda",
-            tokens_per_row=per_request,
-            native=native,
-            threads=threads,
-        )
-        # Images are encoded before the text part runs.
-        return of_text if encoder is None else max(of_text, encoder_activations(encoder, limits))
-
-    def captured(limits: Limits) -> LargestGraphs:
-        return largest_graphs(config, graph_mode, asked_rows, limits, per_request)
-
-    gathers_states = device.kind == "cuda" and graph_mode in FULL_MODES
-    capture = Capture(backend, frozenset(splits_of(kernels)), gathers_states)
-
-    def graphs(limits: Limits) -> int:
-        return graph_bytes(
-            kinds,
-            dtype,
-            captured(limits),
-            limits=limits,
-            block_size=config.block_size,
-            capture=capture,
-        )
-
-    def kept(limits: Limits) -> EncoderMemory:
-        return NO_ENCODER if encoder is None else encoder_memory(encoder, limits)
-
-    def fits(limits: Limits, rows: int) -> bool:
-        room = cache_room(budget, activations(limits), graphs(limits) + kept(limits).total)
-        return cache_need(budget, rows, limits.max_model_len) <= room
-
-    limits, _ = lower_limits(config, wanted, per_request, fits)
-    tokens = captured(limits).most_tokens
-    of_activations, of_graphs = activations(limits), graphs(limits)
-    cache_tokens = 0
-    of_encoder = kept(limits)
-    if encoder is not None:
-        cache_tokens = _cache_tokens(encoder, budget, limits, of_activations, of_graphs)
-        of_encoder = encoder_memory(encoder, limits, cache_tokens)
-    memory = fit_memory(budget, of_activations, limits.max_num_seqs, limits.max_model_len, of_graphs, of_encoder)
+    settled = settle(config, model, device)
+    limits, reach = lower(settled)
+    budget, captured, even = settled.budget, settled.captured(limits, reach), even_if_lowered(settled.wanted, limits)
+    cache_tokens = _cache_tokens(settled, limits, reach)
+    costs = costs_of(settled, limits, reach, cache_tokens)
+    memory = fit_memory(
+        budget, costs.activations, limits.max_num_seqs, limits.max_model_len, costs.graphs, costs.encoder
+    )
     if memory is None:
-        explained = explain(budget, of_activations, of_graphs, of_encoder, tokens, limits, device)
-        raise DoesNotFit(even_if_lowered(wanted, limits) + explained, wanted, limits, budget, tokens)
-    if config.expected_prefix_tokens is not None and config.expected_prefix_tokens > limits.max_model_len:
+        message = explain(budget, costs.activations, costs.graphs, costs.encoder, captured.most_tokens, limits, device)
+        raise DoesNotFit(even + message, settled, limits, captured.most_tokens)
+    prefix = config.expected_prefix_tokens
+    if prefix is not None and prefix > limits.max_model_len:
         message = (
-            f"max_model_len {limits.max_model_len} is the most that fits, and expected_prefix_tokens "
-            f"{config.expected_prefix_tokens} is more"
+            f"max_model_len {limits.max_model_len} is the most that fits, and expected_prefix_tokens {prefix} is more"
         )
-        raise DoesNotFit(message, wanted, limits, budget, tokens)
-    ladders = choose_ladders(config, graph_mode, asked_rows, limits, per_request)
+        raise DoesNotFit(message, settled, limits, captured.most_tokens)
+    encoder = settled.encoder
     try:
         encoder_plan = None if encoder is None else plan_encoder(encoder, limits, cache_tokens)
     except ConfigError as error:
-        raise DoesNotFit(even_if_lowered(wanted, limits) + error.message, wanted, limits, budget, tokens) from None
-    return Fit(
-        dtype,
-        ssm_state_dtype,
-        mode.effective,
-        state_block_size,
-        limits,
-        memory,
-        kernels,
-        graph_mode,
-        ladders,
-        encoder_plan,
-        (
-            *decisions,
-            *ssm_decisions,
-            *([mode] if mode.effective != config.state_cache_mode else []),
-            *limit_decisions(of_limits, wanted, limits, memory),
-            *graph_decisions,
-            *ladders.decisions,
-            *cache_decisions(budget, memory, limits),
-            *encoder_decisions(config, model, limits, encoder_plan),
-        ),
+        raise DoesNotFit(even + error.message, settled, limits, captured.most_tokens) from None
+    ladders = choose_ladders(config, settled.graph_mode, reach, limits, settled.slots_per_request)
+    by_default = settled.captured(limits, settled.reach)
+    decisions = (
+        *settled.decisions,
+        *limit_decisions(settled.of_limits, settled.wanted, limits, memory),
+        *ladders.decisions,
+        *ladder_decisions(by_default, captured, ladders, why_graphs_are_smaller(memory, limits, reach)),
+        *cache_decisions(budget, memory, limits),
+        *encoder_decisions(config, settled.model, limits, encoder_plan),
     )
+    return Fit(settled, limits, memory, ladders, encoder_plan, decisions)
 
 
 def fit_with(config: EngineConfig, model: ModelSpec, device: DeviceSpec, setting: str, value: Any) -> Fit | None:
     """The outcome with one setting changed; None if that contradicts the others or does not fit."""
     try:
-        changed = config.with_settings(**{setting: value})
-        return fit(changed, with_quantization(changed, with_drafter(changed, model)), device)
+        return fit(config.with_settings(**{setting: value}), model, device)
     except OstinatoError:
         return None
+
+
+def settle(config: EngineConfig, model: ModelSpec, device: DeviceSpec) -> Settled:
+    """What can be decided before the limits are. ConfigError if given values contradict each other or the model."""
+    model = with_quantization(config, with_drafter(config, model))
+    dtype, of_dtype = choose_dtype(config, model)
+    ssm_state_dtype, of_ssm_dtype = choose_ssm_state_dtype(config, model)
+    mode = choose_state_cache_mode(config, model)
+    state_block_size = choose_state_block_size(config, model)
+    per_request = slots_per_request(config.num_speculative_tokens)
+    wanted, of_limits = wanted_limits(config, model, device.kind, per_request)
+    backend = backend_of(device.kind)
+    kernels = choose_kernels(model, device, config.kernels, config.deterministic)
+    graph_mode, of_mode = choose_graph_mode(config, kernels, backend)
+    encoder = choose_encoder(config, model, dtype, kernels, backend, choose_threads(config, device) or 1)
+    reach = Reach(config.max_num_seqs or DEFAULT_MAX_NUM_SEQS[device.kind])
+    # A contradiction is told before what fits.
+    choose_ladders(config, graph_mode, reach, wanted, per_request)
+    if encoder is not None:
+        choose_budgets(encoder, wanted)
+    return Settled(
+        config=config,
+        model=model,
+        device=device,
+        # A step's peak is that of its greediest layer, so one of each kind is enough to find it.
+        kinds=of_each_kind(model),
+        dtype=dtype,
+        ssm_state_dtype=ssm_state_dtype,
+        state_cache_mode=mode.effective,
+        state_block_size=state_block_size,
+        slots_per_request=per_request,
+        kernels=kernels,
+        graph_mode=graph_mode,
+        encoder=encoder,
+        budget=_budget(config, model, device, dtype, ssm_state_dtype, mode.effective),
+        wanted=wanted,
+        reach=reach,
+        decisions=(
+            *of_dtype,
+            *of_ssm_dtype,
+            *([mode] if mode.effective != config.state_cache_mode else []),
+            *of_mode,
+        ),
+        of_limits=tuple(of_limits),
+    )
+
+
+def lower(settled: Settled) -> tuple[Limits, Reach]:
+    """The limits and the reach of open ladders that fit, or the last ones tried if none do.
+
+    Open ladders keep their default reach as long as one request fits beside it, however few its tokens: graphs are
+    what makes steps fast. They are never lowered to make room for the slots of given rows. Where no request fits,
+    ladders become as if the `max_num_seqs` tried had been given. Where that is not enough, or it was given, they are
+    lowered as far as to graphs of one token, and from there raised to the most that fits.
+    """
+    reach = settled.reach
+    limits, is_fitting = _lower_limits(settled, reach)
+    for smaller in (Reach(), Reach(most_tokens=1)):
+        if is_fitting or _fits(settled, reach, limits, 1):
+            break
+        if settled.captured(limits, smaller) != settled.captured(limits, reach):
+            reach = smaller
+            limits, is_fitting = _lower_limits(settled, reach)
+    return _with_larger_graphs(settled, limits) if is_fitting and reach.most_tokens is not None else (limits, reach)
+
+
+def costs_of(settled: Settled, limits: Limits, reach: Reach, cache_tokens: int | None = None) -> Costs:
+    """What these limits take, with an encoder cache of `cache_tokens` tokens, or of the least."""
+    encoder = settled.encoder
+    activations = activation_bytes(
+        settled.kinds,
+        settled.dtype,
+        tokens=limits.max_num_batched_tokens,
+        rows=limits.max_num_seqs,
+        max_model_len=limits.max_model_len,
+        gathers_states=settled.device.kind == "cuda",
+        tokens_per_row=settled.slots_per_request,
+        native=[op for op, choice in settled.kernels.items() if choice.implementation == "native"],
+        threads=settled.threads or 1,
+    )
+    if encoder is not None:
+        # Images are encoded before the text part runs.
+        activations = max(activations, encoder_activations(encoder, limits))
+    return Costs(
+        activations,
+        graph_cost(settled, limits, settled.captured(limits, reach)),
+        NO_ENCODER if encoder is None else encoder_memory(encoder, limits, cache_tokens),
+    )
+
+
+def graph_cost(settled: Settled, limits: Limits, captured: LargestGraphs) -> int:
+    """Bytes of all graphs if these are the largest."""
+    # Without graphs, what would cover a batch is a mode with full graphs, if their kernels can be captured.
+    can_be_full = settled.graph_mode == "none" and not not_capturable_in_decode(settled.kernels)
+    gathers_states = settled.device.kind == "cuda" and (settled.graph_mode in FULL_MODES or can_be_full)
+    return graph_bytes(
+        settled.kinds,
+        settled.dtype,
+        captured,
+        limits=limits,
+        block_size=settled.config.block_size,
+        capture=Capture(backend_of(settled.device.kind), frozenset(splits_of(settled.kernels)), gathers_states),
+    )
 
 
 def utilization(config: EngineConfig, device: DeviceSpec) -> float:
@@ -208,8 +286,41 @@ def utilization(config: EngineConfig, device: DeviceSpec) -> float:
     return config.memory_utilization or DEFAULT_MEMORY_UTILIZATION[device.kind]
 
 
+def _lower_limits(settled: Settled, reach: Reach) -> tuple[Limits, bool]:
+    fits = partial(_fits, settled, reach)
+    return lower_limits(settled.config, settled.wanted, settled.slots_per_request, fits)
+
+
+def _with_larger_graphs(settled: Settled, limits: Limits) -> tuple[Limits, Reach]:
+    """Limits that fit beside graphs of one token, with the largest graphs that fit beside the least
+    `max_num_batched_tokens`, if that is open, which then gets back what they leave."""
+    rows, most_tokens = limits.max_num_seqs, limits.max_num_batched_tokens
+    fewest = limits
+    if not settled.config.is_given("max_num_batched_tokens"):
+        floor = lowest_batched_tokens(rows, settled.slots_per_request, settled.budget.block_size)
+        fewest = replace(limits, max_num_batched_tokens=min(floor, most_tokens))
+    captured = largest(
+        1,
+        settled.captured(fewest, Reach()).most_tokens,
+        lambda tokens: _fits(settled, Reach(most_tokens=tokens), fewest, rows),
+    )
+    reach = Reach(most_tokens=captured or 1)
+    tokens = largest(
+        fewest.max_num_batched_tokens,
+        most_tokens,
+        lambda tokens: _fits(settled, reach, replace(limits, max_num_batched_tokens=tokens), rows),
+    )
+    return replace(limits, max_num_batched_tokens=tokens or most_tokens), reach
+
+
+def _fits(settled: Settled, reach: Reach, limits: Limits, rows: int) -> bool:
+    """Whether there is room for the slots of `rows` rows and the blocks of one request."""
+    need = cache_need(settled.budget, rows, limits.max_model_len)
+    return need <= costs_of(settled, limits, reach).room(settled.budget)
+
+
 def _budget(
-    config: EngineConfig, model: ModelSpec, device: DeviceSpec, dtype: str, ssm_state_dtype: str, hits: bool
+    config: EngineConfig, model: ModelSpec, device: DeviceSpec, dtype: str, ssm_state_dtype: str, mode: StateCacheMode
 ) -> Budget:
     cache_size = config.cache_memory
     if cache_size is None and device.kind == "cpu":
@@ -223,18 +334,18 @@ def _budget(
         kv_block=kv_block_bytes(model, config.block_size, dtype),
         state_slot=state_slot_bytes(model, dtype, ssm_state_dtype),
         slots_per_request=slots_per_request(config.num_speculative_tokens),
-        holds_prefixes=hits,
+        # A model without state needs no checkpoints to hit.
+        holds_prefixes=config.enable_prefix_caching and (mode != "none" or not model.keeps_state),
         expected_prefix_tokens=config.expected_prefix_tokens,
     )
 
 
-def _cache_tokens(encoder: EncoderChoice, budget: Budget, limits: Limits, of_activations: int, of_graphs: int) -> int:
+def _cache_tokens(settled: Settled, limits: Limits, reach: Reach) -> int:
     """Tokens of the encoder cache: as many as are wanted, if blocks and slots keep what they need."""
-
-    def room(tokens: int) -> int:
-        return cache_room(budget, of_activations, of_graphs + encoder_memory(encoder, limits, tokens).total)
-
+    encoder, budget = settled.encoder, settled.budget
+    if encoder is None:
+        return 0
     need = cache_need(budget, limits.max_num_seqs, limits.max_model_len)
     least = least_cache_tokens(encoder, limits)
-    most = most_cache_tokens(encoder, limits, room(0))
-    return largest(least, most, lambda tokens: need <= room(tokens)) or least
+    most = most_cache_tokens(encoder, limits, costs_of(settled, limits, reach, 0).room(budget))
+    return largest(least, most, lambda tokens: need <= costs_of(settled, limits, reach, tokens).room(budget)) or least

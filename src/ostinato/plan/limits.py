@@ -34,6 +34,11 @@ def least_batched_tokens(max_num_seqs: int, slots_per_request: int, block_size: 
     return max_num_seqs * slots_per_request + block_size
 
 
+def lowest_batched_tokens(max_num_seqs: int, slots_per_request: int, block_size: int) -> int:
+    """The least that an open `max_num_batched_tokens` is lowered to."""
+    return max(LOWEST_BATCHED_TOKENS, least_batched_tokens(max_num_seqs, slots_per_request, block_size))
+
+
 def wanted_limits(
     config: EngineConfig, model: ModelSpec, kind: str, slots_per_request: int
 ) -> tuple[Limits, list[Decision]]:
@@ -106,7 +111,7 @@ def _lower_for_one_request(
 ) -> Limits:
     """`wanted` with the open ones of its two token limits lowered until one request fits, if it ever does."""
     block_size, limits = config.block_size, wanted
-    floor = max(LOWEST_BATCHED_TOKENS, least_batched_tokens(wanted.max_num_seqs, slots_per_request, block_size))
+    floor = lowest_batched_tokens(wanted.max_num_seqs, slots_per_request, block_size)
     if not config.is_given("max_num_batched_tokens"):
         limits = replace(limits, max_num_batched_tokens=min(floor, wanted.max_num_batched_tokens))
     if not config.is_given("max_model_len") and not fits(limits, 1):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,20 +15,18 @@ from ostinato.plain_data import from_plain, load_json, save_json, to_plain
 from ostinato.plan.decision import Decision
 from ostinato.plan.device.catalogue import DeviceSpec
 from ostinato.plan.encoder.choice import EncoderPlan
-from ostinato.plan.fit import DoesNotFit, Fit, fit, utilization
+from ostinato.plan.fit import DoesNotFit, Fit, fit, graph_cost, utilization
 from ostinato.plan.graphs.capture_plan import CapturePlan, plan_capture
-from ostinato.plan.graphs.coverage import FULL_MODES
-from ostinato.plan.kernels import KernelChoice, backend_of, not_capturable_in_decode, splits_of
+from ostinato.plan.kernels import KernelChoice, backend_of
 from ostinato.plan.memory.cache_split import MemoryPlan, kv_block_bytes, state_slot_bytes
 from ostinato.plan.memory.flops import StateCachePlan, prefill_flops
-from ostinato.plan.memory.graph_memory import Capture, LargestGraphs, graph_bytes
 from ostinato.plan.memory.prefixes import prefix_decisions
 from ostinato.plan.model import ModelSpec, VisionSpec
-from ostinato.plan.quantization_setting import quantization_decisions, with_quantization
+from ostinato.plan.quantization_setting import quantization_decisions
 from ostinato.plan.remedies import advice, capacity_remedies, working_remedies
 from ostinato.plan.rope import resolve_rope
-from ostinato.plan.settings import EffectiveSettings, choose_threads
-from ostinato.plan.speculation.speculative import SpeculativePlan, plan_speculation, with_drafter
+from ostinato.plan.settings import EffectiveSettings
+from ostinato.plan.speculation.speculative import SpeculativePlan, plan_speculation
 
 
 @dataclass(frozen=True)
@@ -109,7 +108,6 @@ def make_plan(config: EngineConfig, model: ModelSpec, device: DeviceSpec) -> Pla
     Raises CapacityError if what was given does not fit, with the nearest value of each setting that alone
     would do; ConfigError if what was given contradicts itself or the model.
     """
-    model = with_quantization(config, with_drafter(config, model))
     try:
         fitted = fit(config, model, device)
     except DoesNotFit as failure:
@@ -117,8 +115,10 @@ def make_plan(config: EngineConfig, model: ModelSpec, device: DeviceSpec) -> Pla
         raise CapacityError(f"{failure.message}; {advice(failure, remedies)}", remedies) from None
     except ConfigError as error:
         raise ConfigError(error.message, working_remedies(error.remedies, config, model, device)) from None
-    decisions = [*fitted.decisions, *prefix_decisions(config, model, device, fitted)]
-    decisions += quantization_decisions(config, model, fitted.dtype, fitted.kernels)
+    settled = fitted.settled
+    model, dtype, ssm_state_dtype = settled.model, settled.dtype, settled.ssm_state_dtype
+    decisions = [*fitted.decisions, *prefix_decisions(fitted)]
+    decisions += quantization_decisions(config, model, dtype, settled.kernels)
     if not config.enable_chunked_prefill and fitted.limits.max_num_batched_tokens < fitted.limits.max_model_len:
         reason = (
             f"without chunked prefill a prompt of more than {fitted.limits.max_num_batched_tokens} tokens "
@@ -129,40 +129,38 @@ def make_plan(config: EngineConfig, model: ModelSpec, device: DeviceSpec) -> Pla
     if rope is not None:
         rope, decision = resolve_rope(rope, fitted.limits.max_model_len)
         decisions += [decision] if decision is not None else []
-    speculative, of_drafts = plan_speculation(
-        config, model, fitted.dtype, fitted.ssm_state_dtype, fitted.limits.max_model_len
-    )
+    speculative, of_drafts = plan_speculation(config, model, dtype, ssm_state_dtype, fitted.limits.max_model_len)
     decisions += of_drafts
     return Plan(
-        model=_summary(model, fitted),
+        model=_summary(fitted),
         device=device,
         settings=EffectiveSettings.of(
             config,
             rope=rope,
             quantization=model.quantization,
-            dtype=fitted.dtype,
-            ssm_state_dtype=fitted.ssm_state_dtype,
+            dtype=dtype,
+            ssm_state_dtype=ssm_state_dtype,
             device=device.kind,
             **vars(fitted.limits),
             memory_utilization=utilization(config, device),
-            state_cache_mode=fitted.state_cache_mode,
-            state_block_size=fitted.state_block_size,
-            graph_mode=fitted.graph_mode,
-            threads=choose_threads(config, device),
+            state_cache_mode=settled.state_cache_mode,
+            state_block_size=settled.state_block_size,
+            graph_mode=settled.graph_mode,
+            threads=settled.threads,
         ),
-        capture=_capture(model, config, device, fitted),
+        capture=_capture(fitted),
         memory=fitted.memory,
         state_cache=StateCachePlan(prefill_flops(model)),
         speculative=speculative,
         encoder=fitted.encoder,
-        kernels=fitted.kernels,
+        kernels=settled.kernels,
         decisions=tuple(decisions),
     )
 
 
-def _summary(model: ModelSpec, fitted: Fit) -> ModelSummary:
+def _summary(fitted: Fit) -> ModelSummary:
+    model, dtype = fitted.settled.model, fitted.settled.dtype
     own = replace(model, drafter=None)
-    slot = state_slot_bytes(own, fitted.dtype, fitted.ssm_state_dtype)
     return ModelSummary(
         architecture=model.architecture,
         checkpoint_dtype=model.dtype,
@@ -171,8 +169,9 @@ def _summary(model: ModelSpec, fitted: Fit) -> ModelSummary:
         vocab_size=model.vocab_size,
         max_position_embeddings=model.max_position_embeddings,
         layers=dict(Counter(layer.kind for layer in model.layers)),
-        kv_bytes_per_token=kv_block_bytes(own, 1, fitted.dtype),
-        state_bytes_per_request=slot * fitted.memory.slots_per_request,
+        kv_bytes_per_token=kv_block_bytes(own, 1, dtype),
+        state_bytes_per_request=state_slot_bytes(own, dtype, fitted.settled.ssm_state_dtype)
+        * fitted.memory.slots_per_request,
         vision=None if model.vision is None else _vision_summary(model.vision),
     )
 
@@ -188,26 +187,15 @@ def _vision_summary(vision: VisionSpec) -> VisionSummary:
     )
 
 
-def _capture(model: ModelSpec, config: EngineConfig, device: DeviceSpec, fitted: Fit) -> CapturePlan:
-    mode = fitted.graph_mode
-    # Without graphs, what would cover a batch is a mode with full graphs, if their kernels can be captured.
-    full = mode in FULL_MODES or (mode == "none" and not not_capturable_in_decode(fitted.kernels))
-
-    backend = backend_of(device.kind)
-    gathers_states = device.kind == "cuda" and full
-    capture = Capture(backend, frozenset(splits_of(fitted.kernels)), gathers_states)
-
-    def bytes_for(largest: LargestGraphs) -> int:
-        return graph_bytes(
-            model,
-            fitted.dtype,
-            largest,
-            limits=fitted.limits,
-            block_size=config.block_size,
-            capture=capture,
-        )
-
-    slots_per_request = fitted.memory.slots_per_request
+def _capture(fitted: Fit) -> CapturePlan:
+    settled = fitted.settled
     return plan_capture(
-        config, fitted.kernels, backend, mode, fitted.ladders, fitted.limits, slots_per_request, bytes_for
+        settled.config,
+        settled.kernels,
+        backend_of(settled.device.kind),
+        settled.graph_mode,
+        fitted.ladders,
+        fitted.limits,
+        settled.slots_per_request,
+        partial(graph_cost, settled, fitted.limits),
     )

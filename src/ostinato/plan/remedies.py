@@ -45,6 +45,8 @@ def working_remedies(
             found.append(remedy)
         elif remedy.setting == "speculative":
             found += _fewer_drafts(config, works)
+        elif remedy.setting == "encoder_token_budgets":
+            found += _without_budgets(config, works)
         elif remedy.setting in LOWEST:
             value = _largest_below(remedy.value, remedy.setting, config, works)
             found += [Remedy(remedy.setting, value)] if value is not None else []
@@ -69,6 +71,8 @@ def capacity_remedies(failure: DoesNotFit, config: EngineConfig, model: ModelSpe
         "encoder_graph_mode": _no_encoder_graphs(config, model, works),
     }
     remedies = [Remedy(setting, value) for setting, value in found.items() if value is not None]
+    if found["encoder_token_budgets"] is None:
+        remedies += _without_budgets(config, works)
     return remedies + _fewer_drafts(config, works)
 
 
@@ -113,6 +117,12 @@ def _smaller_budgets(config: EngineConfig, works: Works) -> list[int] | None:
     budgets = list(config.encoder_token_budgets or ())
     kept = largest(1, len(budgets) - 1, lambda count: works("encoder_token_budgets", budgets[:count]))
     return None if kept is None else budgets[:kept]
+
+
+def _without_budgets(config: EngineConfig, works: Works) -> list[Remedy]:
+    """Open ones, if given ones stand in the way: at most one remedy."""
+    is_given = config.encoder_token_budgets is not None
+    return [Remedy("encoder_token_budgets", None)] if is_given and works("encoder_token_budgets", None) else []
 
 
 def _no_encoder_graphs(config: EngineConfig, model: ModelSpec, works: Works) -> str | None:

@@ -9,7 +9,7 @@ from typing import Any, Literal
 from ostinato.config import EngineConfig
 from ostinato.errors import ConfigError, Remedy
 from ostinato.ops.facts import Backend
-from ostinato.plan.decision import Decision
+from ostinato.plan.decision import Decision, without_effect
 from ostinato.plan.encoder.budgets import ITEMS, EncoderBudgets, doubling, encoder_budgets
 from ostinato.plan.encoder.needs import (
     ENCODER_OPS,
@@ -195,14 +195,14 @@ def encoder_decisions(
 ) -> list[Decision]:
     """What was chosen or changed, given settings that change nothing, and images that are not served."""
     if plan is None or model.vision is None:
-        idle = [name for name in SETTINGS if config.is_given(name) and _value(config, name) != _default(name)]
-        return [_without_effect(config, name, "the model takes text alone") for name in idle]
+        idle = [name for name in SETTINGS if config.is_given(name) and getattr(config, name) != _default(name)]
+        return [without_effect(config, name, "the model takes text alone") for name in idle]
     decisions = []
     if plan.graph_mode != config.encoder_graph_mode:
         decisions.append(Decision(MODE, config.encoder_graph_mode, plan.graph_mode, plan.reason))
     if plan.graph_mode == "none":
         idle = [name for name in (BUDGETS, ITEMS) if config.is_given(name)]
-        decisions += [_without_effect(config, name, "the encoder has no graphs") for name in idle]
+        decisions += [without_effect(config, name, "the encoder has no graphs") for name in idle]
     largest = plan.max_item_tokens
     above = [budget for budget in plan.token_budgets if budget > largest]
     if above:
@@ -267,16 +267,6 @@ def _why_so_many(cached: int, largest: int) -> str:
     if cached > largest:
         return f"as many as there is room for, and at least one of the largest images ({largest} tokens): {part}"
     return f"one of the largest images ({largest} tokens): {part}"
-
-
-def _without_effect(config: EngineConfig, name: str, why: str) -> Decision:
-    value = _value(config, name)
-    return Decision(name, value, value, f"without effect: {why}")
-
-
-def _value(config: EngineConfig, name: str) -> Any:
-    value = getattr(config, name)
-    return list(value) if isinstance(value, tuple) else value
 
 
 def _default(name: str) -> Any:

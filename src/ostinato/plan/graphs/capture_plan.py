@@ -9,7 +9,7 @@ from typing import Any
 from ostinato.config import EngineConfig
 from ostinato.errors import ConfigError, Remedy
 from ostinato.ops.facts import Backend
-from ostinato.plan.decision import Decision
+from ostinato.plan.decision import Decision, without_effect
 from ostinato.plan.graphs.coverage import (
     FULL_MODES,
     PIECEWISE_MODES,
@@ -20,7 +20,7 @@ from ostinato.plan.graphs.coverage import (
     coverage,
     uncovered,
 )
-from ostinato.plan.graphs.ladders import LARGEST_DEFAULT_SIZE, CaptureLadders, capture_ladders
+from ostinato.plan.graphs.ladders import LARGEST_DEFAULT_SIZE, CaptureLadders, Reach, capture_ladders
 from ostinato.plan.kernels import KernelChoice, not_capturable_in_decode, splits_of
 from ostinato.plan.limits import Limits
 from ostinato.plan.memory.graph_memory import LargestGraphs
@@ -58,58 +58,95 @@ def choose_graph_mode(
     config: EngineConfig, kernels: Mapping[str, KernelChoice], backend: Backend
 ) -> tuple[GraphMode, list[Decision]]:
     """The mode asked for, or piecewise where that was left open and a kernel of decode cannot be captured; ConfigError
-    if a mode with full graphs was given there."""
+    if a mode with full graphs, or sizes of such graphs, were given there."""
     asked, blockers = config.graph_mode, not_capturable_in_decode(kernels)
     if asked not in FULL_MODES or not blockers:
         return asked, []
     named = ", ".join(f"{op} ({kernels[op].implementation})" for op in blockers)
     reason = f"a full graph holds a whole decode step, and one of backend {backend} cannot hold {named}"
-    if not config.is_given("graph_mode"):
-        return "piecewise", [Decision("graph_mode", asked, "piecewise", reason)]
-    remedies = [Remedy("graph_mode", "piecewise"), Remedy("graph_mode", "none")]
-    raise ConfigError(f"graph_mode {asked} has full graphs: {reason}; set it to piecewise or none", remedies)
+    piecewise = Remedy("graph_mode", "piecewise")
+    if config.is_given("graph_mode"):
+        message = f"graph_mode {asked} has full graphs: {reason}; set it to piecewise or none"
+        raise ConfigError(message, [piecewise, Remedy("graph_mode", "none")])
+    if config.capture_rows is not None:
+        message = (
+            f"capture_rows are sizes of full graphs: {reason}; leave capture_rows out, or set graph_mode to piecewise"
+        )
+        raise ConfigError(message, [Remedy("capture_rows", None), piecewise])
+    return "piecewise", [Decision("graph_mode", asked, "piecewise", reason)]
 
 
 def choose_ladders(
-    config: EngineConfig, graph_mode: GraphMode, asked_rows: int, limits: Limits, slots_per_request: int
+    config: EngineConfig, graph_mode: GraphMode, reach: Reach, limits: Limits, slots_per_request: int
 ) -> CaptureLadders:
     """Both ladders that the settings come to, whether or not `graph_mode` has such graphs, and decisions on those that
-    it has. Tokens come from the `max_num_seqs` asked for, rows from what fits of it, so that slots bound only rows.
+    it has. Rows come from the `max_num_seqs` that fits, tokens from `reach`, so that slots bound only rows.
 
     ConfigError as `capture_ladders`.
     """
-    settings: dict[str, Any] = _settings(config, slots_per_request) | {
-        "max_num_batched_tokens": limits.max_num_batched_tokens
-    }
-    by_tokens = capture_ladders(max_num_seqs=asked_rows, **settings)
-    by_rows = capture_ladders(max_num_seqs=limits.max_num_seqs, **settings)
-    decisions = _without_effect(config, graph_mode)
+    settings = _settings(config, slots_per_request) | {"max_num_batched_tokens": limits.max_num_batched_tokens}
+    of_tokens = {"max_capture_size": _most_tokens(config, reach, limits, slots_per_request)}
+    is_cut = reach.most_tokens is not None and config.capture_sizes is None and config.max_capture_size is None
+    by_tokens = capture_ladders(
+        max_num_seqs=reach.rows or limits.max_num_seqs, **settings | (of_tokens if is_cut else {})
+    )
+    most_rows = _most_rows(config, reach, limits, slots_per_request)
+    by_rows = capture_ladders(max_num_seqs=max(1, most_rows), **settings)
+    decisions = _idle_settings(config, graph_mode)
     if graph_mode in PIECEWISE_MODES:
         decisions += [decision for decision in by_tokens.decisions if decision.topic != "capture_rows"]
     if graph_mode in FULL_MODES:
-        decisions += [decision for decision in by_rows.decisions if decision.topic == "capture_rows"]
-    return CaptureLadders(by_tokens.tokens, by_rows.rows, tuple(decisions))
+        decisions += [decision for decision in by_rows.decisions if decision.topic == "capture_rows" and most_rows]
+    return CaptureLadders(by_tokens.tokens, by_rows.rows if most_rows else (), tuple(decisions))
 
 
 def largest_graphs(
-    config: EngineConfig, graph_mode: GraphMode, asked_rows: int, limits: Limits, slots_per_request: int
+    config: EngineConfig, graph_mode: GraphMode, reach: Reach, limits: Limits, slots_per_request: int
 ) -> LargestGraphs:
-    """Sizes that no graph is larger than. They never fall as `limits` grow, as the top of a ladder does where it leaves
-    a size that is off stride."""
+    """Sizes that no graph is larger than. They never fall as `limits` or `reach` grow, as the top of a ladder does
+    where it leaves a size that is off stride."""
     tokens = rows = 0
     if graph_mode in PIECEWISE_MODES:
-        default = min(asked_rows * slots_per_request * 2, LARGEST_DEFAULT_SIZE)
-        reachable = [size for size in config.capture_sizes or () if size <= limits.max_num_batched_tokens]
-        top = min(config.max_capture_size or default, limits.max_num_batched_tokens)
-        tokens = top if config.capture_sizes is None else max(reachable, default=0)
+        tokens = _most_tokens(config, reach, limits, slots_per_request)
+        if config.capture_sizes is not None:
+            tokens = max((size for size in config.capture_sizes if size <= limits.max_num_batched_tokens), default=0)
     if graph_mode in FULL_MODES:
-        rows = limits.max_num_seqs
-        if config.capture_rows is not None:
-            rows = max((size for size in config.capture_rows if size <= rows), default=0)
-        elif config.capture_sizes is not None:
-            fitting = (size // slots_per_request for size in config.capture_sizes if size % slots_per_request == 0)
-            rows = max((size for size in fitting if size <= rows), default=0)
+        rows = _most_rows(config, reach, limits, slots_per_request)
+        given_rows = config.capture_rows
+        if given_rows is None and config.capture_sizes is not None:
+            given_rows = tuple(
+                size // slots_per_request for size in config.capture_sizes if not size % slots_per_request
+            )
+        if given_rows is not None:
+            rows = max((size for size in given_rows if size <= rows), default=0)
     return LargestGraphs(tokens, rows, slots_per_request)
+
+
+def ladder_decisions(first: LargestGraphs, last: LargestGraphs, ladders: CaptureLadders, reason: str) -> list[Decision]:
+    """That open ladders reach less far than by default: `first` are the largest graphs of the default, `last` those
+    that there are."""
+    decisions = []
+    if last.tokens < first.tokens:
+        decisions.append(Decision("max_capture_size", first.tokens, last.tokens, reason))
+    if last.rows < first.rows:
+        decisions.append(Decision("capture_rows", None, list(ladders.rows), reason))
+    return decisions
+
+
+def _most_tokens(config: EngineConfig, reach: Reach, limits: Limits, slots_per_request: int) -> int:
+    """Tokens that no piecewise graph has more than, where `capture_sizes` are open."""
+    if config.max_capture_size is not None:
+        return min(config.max_capture_size, limits.max_num_batched_tokens)
+    rows = reach.rows or limits.max_num_seqs
+    default = min(rows * slots_per_request * 2, LARGEST_DEFAULT_SIZE, limits.max_num_batched_tokens)
+    return default if reach.most_tokens is None else min(default, reach.most_tokens)
+
+
+def _most_rows(config: EngineConfig, reach: Reach, limits: Limits, slots_per_request: int) -> int:
+    """Rows that no full graph has more than."""
+    if config.capture_rows is not None or reach.most_tokens is None:
+        return limits.max_num_seqs
+    return min(limits.max_num_seqs, reach.most_tokens // slots_per_request)
 
 
 def plan_capture(
@@ -167,7 +204,7 @@ def _settings(config: EngineConfig, slots_per_request: int) -> dict[str, Any]:
     }
 
 
-def _without_effect(config: EngineConfig, graph_mode: GraphMode) -> list[Decision]:
+def _idle_settings(config: EngineConfig, graph_mode: GraphMode) -> list[Decision]:
     """Given settings that this mode makes nothing of."""
     idle: list[str] = []
     if graph_mode == "none":
@@ -176,8 +213,4 @@ def _without_effect(config: EngineConfig, graph_mode: GraphMode) -> list[Decisio
         idle = ["capture_rows"]
     elif graph_mode == "full_decode_only":
         idle = ["max_capture_size", *(["capture_sizes"] if config.capture_rows is not None else [])]
-    values = {name: getattr(config, name) for name in idle if config.is_given(name)}
-    plain = {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
-    return [
-        Decision(name, value, value, f"without effect: graph_mode is {graph_mode}") for name, value in plain.items()
-    ]
+    return [without_effect(config, name, f"graph_mode is {graph_mode}") for name in idle if config.is_given(name)]

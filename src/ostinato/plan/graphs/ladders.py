@@ -40,6 +40,15 @@ class CaptureLadders:
         return max((*self.tokens, *(rows * tokens_per_row for rows in self.rows)), default=0)
 
 
+@dataclass(frozen=True)
+class Reach:
+    """How far open ladders go. That of tokens goes as far as the default for `rows` requests; None: for those of the
+    limits that are tried. Neither goes beyond graphs of `most_tokens` tokens; None: there is no such bound."""
+
+    rows: int | None = None
+    most_tokens: int | None = None
+
+
 def capture_ladders(
     *,
     max_num_seqs: int,
@@ -59,7 +68,7 @@ def capture_ladders(
     are the row ladder. Nothing is added to them, and what no batch can reach is left out, as a decision.
 
     ConfigError if a value is no whole number or too small, a list is empty, `max_capture_size` is not the largest of
-    `capture_sizes`, or the mode is unknown.
+    `capture_sizes`, the mode is unknown, or `interactivity` should add to given `capture_sizes`.
     """
     _check_at_least("max_num_seqs", max_num_seqs, 1)
     _check_at_least("max_num_batched_tokens", max_num_batched_tokens, 1)
@@ -70,11 +79,14 @@ def capture_ladders(
     tokens_per_row = 1 + num_speculative_tokens
     interactive = performance_mode == "interactivity"
     sizes = None if capture_sizes is None else checked_sizes("capture_sizes", capture_sizes, max_capture_size)
+    if sizes is not None and interactive:
+        raise ConfigError(
+            f"performance_mode {performance_mode} adds every size up to {LAST_INTERACTIVE_SIZE}, and nothing is added "
+            "to given capture_sizes; set performance_mode to balanced, or leave capture_sizes out",
+            [Remedy("performance_mode", "balanced"), Remedy("capture_sizes", None)],
+        )
     if sizes is not None:
         tokens, decisions = _reachable("capture_sizes", sizes, max_num_batched_tokens, "max_num_batched_tokens")
-        if interactive:
-            reason = "capture_sizes are given, and nothing is added to them"
-            decisions.append(Decision("performance_mode", performance_mode, "balanced", reason))
     elif max_capture_size is not None:
         tokens, decisions = _tokens_up_to(max_capture_size, max_num_batched_tokens, interactive)
     else:

@@ -5,47 +5,44 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from ostinato.config import EngineConfig
-from ostinato.plan.decision import Decision
-from ostinato.plan.device.catalogue import DeviceSpec
+from ostinato.plan.decision import Decision, without_effect
 from ostinato.plan.fit import Fit, fit_with
 from ostinato.plan.limits import least_model_len
 from ostinato.plan.memory.cache_split import MemoryPlan
-from ostinato.plan.model import ModelSpec
 from ostinato.plan.search import largest, smallest
 
 CHECKPOINT_SETTINGS = ("state_block_size", "checkpoint_policy")
 PREFIX_SETTINGS = ("eviction_policy", "expected_prefix_tokens")
 
 
-def prefix_decisions(config: EngineConfig, model: ModelSpec, device: DeviceSpec, fitted: Fit) -> list[Decision]:
+def prefix_decisions(fitted: Fit) -> list[Decision]:
     """Given settings that change nothing, each with the reason; and where no prefix is sure of a place, what would
     give it one."""
-    decisions = _without_effect(config, model, fitted)
+    decisions = _idle_settings(fitted)
     memory = fitted.memory
     if memory.expected_prefix_tokens is not None and memory.prefix_tokens == 0:
-        decisions.append(_no_place(config, model, device, fitted))
+        decisions.append(_no_place(fitted))
     return decisions
 
 
-def _without_effect(config: EngineConfig, model: ModelSpec, fitted: Fit) -> list[Decision]:
+def _idle_settings(fitted: Fit) -> list[Decision]:
+    config, model = fitted.settled.config, fitted.settled.model
     idle: dict[str, str] = {}
     if not config.enable_prefix_caching:
         idle = dict.fromkeys((*CHECKPOINT_SETTINGS, *PREFIX_SETTINGS), "enable_prefix_caching is off")
     elif not model.keeps_state:
         idle = dict.fromkeys(CHECKPOINT_SETTINGS, "the model has no state layers")
-    elif fitted.state_cache_mode == "none":
+    elif fitted.settled.state_cache_mode == "none":
         reason = "in mode none no state is kept, so no prompt can hit"
         idle = dict.fromkeys(("enable_prefix_caching", *CHECKPOINT_SETTINGS, *PREFIX_SETTINGS), reason)
-    elif fitted.state_block_size > fitted.limits.max_model_len:
+    elif fitted.settled.state_block_size > fitted.limits.max_model_len:
         idle = {"state_block_size": f"no request is longer than max_model_len {fitted.limits.max_model_len}"}
     # Caching is on unless it is turned off, so that it is in vain is news even where nobody asked for it.
     names = [name for name in idle if config.is_given(name) or name == "enable_prefix_caching"]
-    values = {name: getattr(config, name) for name in names}
-    return [Decision(name, value, value, f"without effect: {idle[name]}") for name, value in values.items()]
+    return [without_effect(config, name, idle[name]) for name in names]
 
 
-def _no_place(config: EngineConfig, model: ModelSpec, device: DeviceSpec, fitted: Fit) -> Decision:
+def _no_place(fitted: Fit) -> Decision:
     held = []
     if fitted.memory.state_slot:
         held.append(f"the working slots of max_num_seqs {fitted.limits.max_num_seqs}")
@@ -53,13 +50,14 @@ def _no_place(config: EngineConfig, model: ModelSpec, device: DeviceSpec, fitted
         held.append("the blocks of running requests")
     topic, what = ("num_checkpoints", "checkpoint") if fitted.memory.state_slot else ("prefix_tokens", "prefix")
     reason = f"{' and '.join(held)} leave no room for one {what}, so prefixes are kept only where that is idle"
-    ways = _ways_to_one(config, model, device, fitted)
+    ways = _ways_to_one(fitted)
     needed = f"one {what} needs {', or '.join(ways)}" if ways else f"no single setting makes room for one {what}"
     return Decision(topic, None, 0, f"{reason}; {needed}")
 
 
-def _ways_to_one(config: EngineConfig, model: ModelSpec, device: DeviceSpec, fitted: Fit) -> list[str]:
+def _ways_to_one(fitted: Fit) -> list[str]:
     """Changes of one setting each, with which one prefix has a place."""
+    config, model, device = fitted.settled.config, fitted.settled.model, fitted.settled.device
 
     def works(setting: str, value: Any) -> bool:
         changed = fit_with(config, model, device, setting, value)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 
 from ostinato.plan.decision import Decision
 from ostinato.plan.device.catalogue import DeviceSpec
 from ostinato.plan.encoder.needs import EncoderMemory
+from ostinato.plan.graphs.ladders import Reach
 from ostinato.plan.limits import Limits
 from ostinato.plan.memory.cache_split import (
     MOST_CACHED_TOKENS,
@@ -20,7 +22,7 @@ from ostinato.plan.memory.cache_split import (
 from ostinato.units import format_bytes
 
 
-def limit_decisions(before: list[Decision], wanted: Limits, limits: Limits, memory: MemoryPlan) -> list[Decision]:
+def limit_decisions(before: Iterable[Decision], wanted: Limits, limits: Limits, memory: MemoryPlan) -> list[Decision]:
     """`before` and what was lowered to fit, as one decision where a setting was changed twice."""
     changes = {decision.topic: decision for decision in before}
     others = "activations, graphs and the encoder's cache" if memory.encoder_cache else "activations and graphs"
@@ -70,6 +72,14 @@ def _prefix_decisions(budget: Budget, memory: MemoryPlan, limits: Limits, room: 
         return []
     reason = "what running requests leave of the cache is split for prefixes of this mean length"
     return [Decision("expected_prefix_tokens", None, expected, reason)]
+
+
+def why_graphs_are_smaller(memory: MemoryPlan, limits: Limits, reach: Reach) -> str:
+    """Why open ladders reach no further than `reach`."""
+    reason = f"beside larger graphs nothing fits into {format_bytes(memory.available)}"
+    if reach.most_tokens is None:
+        return f"{reason}; this is the default for max_num_seqs {limits.max_num_seqs}"
+    return f"{reason}; larger batches run eagerly"
 
 
 def even_if_lowered(wanted: Limits, limits: Limits) -> str:
