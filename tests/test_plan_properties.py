@@ -135,7 +135,7 @@ def closer(config: EngineConfig, device: DeviceSpec, remedy: Remedy) -> Any:
         asked = config.memory_utilization or DEFAULTS[device.kind]["memory_utilization"]
         below = round(remedy.value - 0.01, 2)
         return below if below > asked else None
-    if remedy.setting in ("graph_mode", "encoder_graph_mode"):
+    if remedy.setting in ("graph_mode", "encoder_graph_mode", "capture_rows"):
         return None
     if remedy.setting == "encoder_token_budgets":
         return one_budget_more(config, remedy.value)
