@@ -30,6 +30,7 @@ from ostinato.bench.reports import (
     capture_table,
     engine_facts,
     engine_lines,
+    many,
     spread_columns,
 )
 from ostinato.errors import ConfigError, Remedy
@@ -285,4 +286,4 @@ def graph_chart(data: Mapping[str, Any]) -> Chart:
     captured = sorted({step["graph_rows"] for step in steps if step["graph_rows"] is not None})
     panel = Panel("rows of the decode step", "milliseconds", series, captured, "size of a graph")
     name = Path(data["model"]["name"]).name
-    return Chart(f"{name}, {settings['dtype']}, {where}, {machine['threads']} threads", [panel])
+    return Chart(f"{name}, {settings['dtype']}, {where}, {many(machine['threads'], 'thread')}", [panel])

@@ -48,6 +48,11 @@ def shown(value: Any, format: Format = "{}") -> str:
     return format.format(value) if isinstance(format, str) else format(value)
 
 
+def many(number: int, name: str) -> str:
+    """`1 round`, `3 rounds`."""
+    return f"{number} {name}{'' if number == 1 else 's'}"
+
+
 @dataclass(frozen=True)
 class Column:
     """A column: the `value` of each row, shown as `format` says."""
@@ -265,9 +270,9 @@ def engine_lines(data: Mapping[str, Any], workload: str) -> dict[str, str]:
     size = f"{model['architecture']}, {model['parameters'] / 1e6:,.0f} M"
     lines = {
         "model": f"{model['name']} ({size}{', random weights' if model['random_weights'] else ''})",
-        "machine": f"{machine['cpu']}, {machine['threads']} threads, torch {machine['torch']}",
+        "machine": f"{machine['cpu']}, {many(machine['threads'], 'thread')}, torch {machine['torch']}",
         "run": f"{settings['device']}, {settings['dtype']}, {workload.format_map(settings)}, "
-        f"{settings['rounds']} rounds",
+        f"{many(settings['rounds'], 'round')}",
     }
     if "read_bytes_per_second" in machine:
         read, copy = machine["read_bytes_per_second"] / 1e9, machine["copy_bytes_per_second"] / 1e9
