@@ -105,6 +105,23 @@ def test_the_report_has_every_number_of_drafts_and_the_controllers_choice(capsys
     assert report["controller"]["batch_sizes"]
 
 
+@pytest.mark.parametrize(("accuracy", "least", "most"), [("0", 0, 0), ("0.6", 0.4, 0.8), ("1", 1, 1)])
+def test_drafts_are_right_with_the_probability_asked_for(
+    accuracy: str, least: float, most: float, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["bench", "speculative", str(checkpoint("nemotron_h_head")), "--method", "mtp", "--num-drafts", "2"]
+    sizes = ["--batch-sizes", "4", "--rounds", "1", "--prompt-len", "9", "--output-len", "48"]
+    with pytest.raises(SystemExit) as ended:
+        main([*command, *sizes, "--draft-accuracy", accuracy, *TINY, "--json"])
+    assert ended.value.code == 0
+    results = json.loads(capsys.readouterr().out)["results"]
+    assert [each["output_tokens"] for each in results] == [4 * 48] * 3
+    fixed = next(each for each in results if each["k"] == 2 and not each["is_adaptive"])
+    shares = [share for share in fixed["acceptance"] if share is not None]
+    assert shares
+    assert all(least <= share <= most for share in shares)
+
+
 def test_what_is_compared_cannot_be_given(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         main(["bench", "speculative", "demo", "--speculative", "mtp:3"])

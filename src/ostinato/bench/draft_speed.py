@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import pairwise, product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -34,7 +34,8 @@ class SpeculativeBench:
     """What is compared: each of `num_drafts` (0 is no speculation) with the controller off, and the largest with it on.
 
     `method` is what stands before the number in `speculative`: `mtp`, `ngram` or `draft:PATH`. Prompts are the lines
-    of `prompts`, else word problems for the embedded model, else `prompt_len` random tokens.
+    of `prompts`, else word problems for the embedded model, else `prompt_len` random tokens. With `draft_accuracy`
+    drafts are right with that probability, in place of the method's own, whose time they take all the same.
     """
 
     method: str
@@ -44,6 +45,7 @@ class SpeculativeBench:
     output_len: int
     rounds: int
     prompts: Path | None = None
+    draft_accuracy: float | None = None
 
 
 @dataclass(frozen=True)
@@ -101,7 +103,7 @@ def speculative(settings: dict[str, Any], bench: SpeculativeBench, say: Say) -> 
     config = with_room(settings, max_num_seqs=max(bench.batch_sizes), max_model_len=longest + bench.output_len)
     variants = [Variant(k) for k in sorted({0, *bench.num_drafts})] + ([Variant(most, True)] if most else [])
     configs = {each: config.with_settings(**each.settings(bench.method)) for each in variants}
-    engines = _start(configs, say)
+    engines = _start(configs, bench.draft_accuracy, say)
     rounds = _take_turns(engines, bench, prompts, say)
     results = []
     for size, variant in product(bench.batch_sizes, variants):
@@ -126,13 +128,18 @@ def _check_method(config: EngineConfig, method: str) -> None:
         raise ConfigError(message, [Remedy("method", "ngram")])
 
 
-def _start(configs: dict[Variant, EngineConfig], say: Say) -> dict[Variant, Engine]:
+def _start(configs: dict[Variant, EngineConfig], draft_accuracy: float | None, say: Say) -> dict[Variant, Engine]:
     from ostinato.engine.engine import Engine
+    from ostinato.speculate.measured import MeasuredProposer
 
     engines = {}
     for variant, config in configs.items():
         say(f"{variant.name} drafts: loading the model and capturing its graphs")
-        engines[variant] = Engine(config)
+        engine = engines[variant] = Engine(config)
+        drafting = engine.runner.drafting
+        if draft_accuracy is not None and drafting is not None:
+            proposer = MeasuredProposer(draft_accuracy, engine.spec.vocab_size, drafting.proposer)
+            engine.runner.drafting = replace(drafting, proposer=proposer)
     return engines
 
 
@@ -149,7 +156,8 @@ def _take_turns(
             engine.reset_prefix_cache()
             before = _drafts(engine)
             ids = prompts.by_round[size, number]
-            trace = run_batch(engine, ids, bench.output_len, ignore_eos=prompts.ignore_eos)
+            is_forced = bench.draft_accuracy is not None
+            trace = run_batch(engine, ids, bench.output_len, ignore_eos=prompts.ignore_eos, is_forced=is_forced)
             if number >= 0:
                 reached, accepted = (
                     tuple(now - then for now, then in zip(*each, strict=True))

@@ -133,15 +133,22 @@ def run_batch(
     output_len: int,
     *,
     ignore_eos: bool = True,
+    is_forced: bool = False,
     media: MediaPrompt | None = None,
 ) -> Trace:
-    """Adds all prompts at once and steps until they are answered. `media` are the images of a single prompt."""
+    """Adds all prompts at once and steps until they are answered. `media` are the images of a single prompt. Forced
+    outputs repeat the last token of their prompt."""
     from ostinato.sample.params import SamplingParams
+    from ostinato.speculate.measured import forced_params
 
-    params = SamplingParams(temperature=0, max_tokens=output_len, ignore_eos=ignore_eos)
+    params = [SamplingParams(temperature=0, max_tokens=output_len, ignore_eos=ignore_eos)] * len(prompts)
+    if is_forced:
+        params = [forced_params(prompt[-1], seed, output_len) for seed, prompt in enumerate(prompts)]
     step_ends: list[float] = []
     begin = time.perf_counter()
-    token_times: dict[str, list[float]] = {engine.add(prompt, params, media=media): [] for prompt in prompts}
+    token_times: dict[str, list[float]] = {
+        engine.add(prompt, each, media=media): [] for prompt, each in zip(prompts, params, strict=True)
+    }
     while engine.has_unfinished:
         outputs = engine.step()
         now = time.perf_counter() - begin
