@@ -106,7 +106,8 @@ def test_native_kernels_make_no_copies_and_no_masks() -> None:
 
     elements = 1024 * (2 * 512 + 2 * 512 + 256)
     assert size(1024, ()) > elements * (2 + 4) * 5 // 4
-    assert elements * 2 * 5 // 4 < size(1024, ALL_NATIVE) < elements * 2 * 5 // 4 + MIB
+    held = 1024 * 2 * 512  # arguments of the functions that Python is in
+    assert elements * 2 * 5 // 4 < size(1024, ALL_NATIVE) < (elements + held) * 2 * 5 // 4 + MIB
     # For every key of the longest context a mask has a place, and native kernels of one thread keep few sums.
     assert size(9 * 1024, ()) - size(1024, ()) > 8 * 1024 * 256 * 5
     assert size(9 * 1024, ALL_NATIVE) - size(1024, ALL_NATIVE) < 8 * 1024 * 256

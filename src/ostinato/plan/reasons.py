@@ -130,6 +130,7 @@ def explain(
         f"{format_bytes(total)} are needed, and {format_bytes(budget.available)} of the "
         f"{format_bytes(device.memory_bytes)} of {device.name} may be used: "
         f"weights {format_bytes(budget.weights)}, "
-        f"activations {format_bytes(activations)} (max_num_batched_tokens {limits.max_num_batched_tokens}), "
+        f"activations {format_bytes(activations)} (max_num_batched_tokens {limits.max_num_batched_tokens}, "
+        f"max_num_seqs {limits.max_num_seqs}), "
         f"{of_graphs}{cache}"
     )

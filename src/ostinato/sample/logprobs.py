@@ -33,7 +33,8 @@ def score(
 def _score_slab(logits: torch.Tensor, token_ids: Sequence[int], num_top: Sequence[int]) -> list[TokenLogprobs]:
     logprobs = logits.log_softmax(dim=-1)
     ids = torch.tensor(token_ids, device=logits.device)[:, None]
-    ranks = ((logits > logits.gather(1, ids)).sum(dim=-1) + 1).tolist()
+    # In int32, as torch makes a copy of what it adds up in the dtype of the sum.
+    ranks = ((logits > logits.gather(1, ids)).sum(dim=-1, dtype=torch.int32) + 1).tolist()
     own = logprobs.gather(1, ids).squeeze(1).tolist()
     vocab_size = logits.shape[-1]
     # One more than asked for, to see whether the last place is shared.

@@ -9,14 +9,12 @@ from typing import NamedTuple
 import torch
 
 from ostinato.errors import ModelError, Remedy, RequestError
+from ostinato.plan.memory.activations import PROMPT_POSITIONS
 from ostinato.sample.choose import Draw, choose
 from ostinato.sample.logprobs import score
 from ostinato.sample.processing import guide_refusal
 from ostinato.sample.state import Pick, SamplingState
 from ostinato.schedule.batch import Row, RowResult, TokenLogprobs
-
-# So many prompt positions have logits at a time: a prompt's logits at once could outweigh all that was planned.
-_PROMPT_SLAB = 64
 
 Project = Callable[[list[int]], torch.Tensor]
 """Places among the batch's positions with logits -> their logits [places, vocab] float32."""
@@ -157,8 +155,8 @@ def _sample_due(
 def _score_prompts(project: Project, known: list[_Known]) -> dict[int, list[TokenLogprobs]]:
     """The log-probabilities of known prompt tokens, by index of the row."""
     of_prompt: dict[int, list[TokenLogprobs]] = {}
-    for start in range(0, len(known), _PROMPT_SLAB):
-        slab = known[start : start + _PROMPT_SLAB]
+    for start in range(0, len(known), PROMPT_POSITIONS):
+        slab = known[start : start + PROMPT_POSITIONS]
         logits = project([each.place for each in slab])
         scored = score(logits, range(len(slab)), [each.token_id for each in slab], [each.num_top for each in slab])
         for each, logprobs in zip(slab, scored, strict=True):

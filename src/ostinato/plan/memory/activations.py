@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from ostinato.ops.facts import called_by
+from ostinato.plan.calls import NO_CALLS
 from ostinato.plan.memory.kernel_scratch import native_scratch, reference_scratch
 from ostinato.plan.memory.passes import Pass, drafter_pass, own_pass
 from ostinato.plan.model import DTYPE_BYTES, LayerSpec, ModelSpec
@@ -16,6 +17,10 @@ were seen with top-p."""
 
 NATIVE_LOGIT_COPIES = 4
 """The same where the kernel that samples is native, which sorts in scratch of its own."""
+
+
+PROMPT_POSITIONS = 32
+"""Positions whose prompt log-probabilities are computed at a time, however few rows there are."""
 
 
 def activation_bytes(
@@ -34,8 +39,8 @@ def activation_bytes(
 
     Counted are, as alive at once: the residual stream and its normed form; the greediest layer's intermediate results,
     with what its kernels allocate; or, after the last layer, the logits of `tokens_per_row` positions per row, each
-    with its drafts, and their copies while sampling; or as much of the drafter; and a quarter more, since allocators
-    hold on to some of what was freed.
+    with its drafts, and at least of those whose prompt log-probabilities are computed at a time, and their copies while
+    sampling; or as much of the drafter; and a quarter more, since allocators hold on to some of what was freed.
 
     `native` are the operations with a native kernel, whose scratch on `threads` threads is kept from step to step.
     References widen what they read: where any of the model's operations has one, all but logits is counted as a
@@ -72,16 +77,38 @@ def activation_bytes(
     own, drafter = own_pass(model), drafter_pass(model)
     # A drafter's logits are of one position per row, so that they never decide.
     copies = NATIVE_LOGIT_COPIES if "sample" in native else LOGIT_COPIES
-    positions = min(rows * tokens_per_row, tokens)
+    positions = sampled_positions(tokens, rows, tokens_per_row)
     logits = positions * model.vocab_size * copies * 4
-    peak = tokens * own.kept_elements * element + max(layers_of(own), logits)
-    layers = own.layers
+    layers = max(tokens * own.kept_elements * element + layers_of(own), called_bytes(model, width, tokens))
+    peak = max(layers, tokens * own.kept_elements * element + logits)
     if drafter is not None:
         peak = max(peak, tokens * drafter.kept_elements * element + layers_of(drafter))
-        layers += drafter.layers
+    return peak + peak // 4 + scratch_bytes(model, tokens, positions, max_model_len, native, threads)
+
+
+def called_bytes(model: ModelSpec, width: int, tokens: int) -> int:
+    """Bytes of the results that a step's calls have at once, in a dtype of `width` bytes, and of two more as wide as
+    the residual stream: Python holds the arguments of the functions that it is in."""
+    drafter = model.drafter
+    calls = [model.calls]
+    if drafter is not None:
+        calls += [drafter.calls, drafter.step_calls, NO_CALLS if drafter.model is None else drafter.model.calls]
+    return max(each.arena_bytes(width, tokens) for each in calls) + tokens * 2 * model.hidden_size * width
+
+
+def scratch_bytes(
+    model: ModelSpec, tokens: int, positions: int, max_model_len: int, native: Collection[str], threads: int
+) -> int:
+    """Bytes that native kernels keep from step to step, for steps of `tokens` tokens that sample `positions`."""
+    drafter = drafter_pass(model)
+    layers = own_pass(model).layers + (() if drafter is None else drafter.layers)
     head = (model.hidden_size, model.vocab_size)
-    kept = native_scratch(layers, head, native, tokens, positions, max_model_len, threads)
-    return peak + peak // 4 + kept
+    return native_scratch(layers, head, native, tokens, positions, max_model_len, threads)
+
+
+def sampled_positions(tokens: int, rows: int, tokens_per_row: int) -> int:
+    """Positions whose logits a step of `tokens` tokens has at once, at the most."""
+    return min(tokens, max(rows * tokens_per_row, PROMPT_POSITIONS))
 
 
 def _expert_elements(layer: LayerSpec) -> int:
