@@ -241,7 +241,7 @@ class Engine:
 
     def stats(self) -> dict[str, Any]:
         """Counts since the start, and the cache's present use, as plain data."""
-        return engine_stats(self)
+        return engine_stats(self.counts, self.scheduler, self.runner, self.speculation)
 
     def _deliver(self, updates: Sequence[RequestUpdate]) -> list[RequestOutput]:
         """Adds what a step gave to the outputs, and returns those that it changed."""

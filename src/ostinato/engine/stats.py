@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from ostinato.engine.run.runner import Runner
+from ostinato.engine.speculation import Speculation
+from ostinato.observe.counts import EngineCounts
 from ostinato.schedule.scheduler import Scheduler
 
-if TYPE_CHECKING:
-    from ostinato.engine.engine import Engine
 
-
-def engine_stats(engine: Engine) -> dict[str, Any]:
+def engine_stats(
+    counts: EngineCounts, scheduler: Scheduler, runner: Runner, speculation: Speculation | None
+) -> dict[str, Any]:
     """Counts since the start."""
-    scheduler, runner = engine.scheduler, engine.runner
-    speculation = None
-    if engine.speculation is not None and runner.drafting is not None:
-        of_drafts = runner.drafting.graphs.counts.to_json() if runner.drafting.graphs is not None else None
-        speculation = {**engine.speculation.to_json(), "graphs": of_drafts}
+    of_drafts = None
+    if speculation is not None and runner.drafting is not None:
+        graphs = runner.drafting.graphs
+        of_drafts = {**speculation.to_json(), "graphs": None if graphs is None else graphs.counts.to_json()}
     encoder = None
     if runner.encoder is not None:
         encoder = {
@@ -25,14 +26,14 @@ def engine_stats(engine: Engine) -> dict[str, Any]:
             "cache": _encoder_cache_use(scheduler),
         }
     return {
-        **asdict(engine.counts),
+        **asdict(counts),
         **asdict(scheduler.counters),
         "graphs": runner.graphs.counts.to_json() | runner.graph_figures(),
         "waiting": scheduler.num_waiting,
         "running": scheduler.num_running,
         "cache": asdict(scheduler.cache.usage()),
         "prefix_cache": {**asdict(scheduler.prefix_counters), **asdict(scheduler.cache.store.counters)},
-        "speculation": speculation,
+        "speculation": of_drafts,
         "encoder": encoder,
     }
 

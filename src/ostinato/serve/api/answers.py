@@ -188,18 +188,28 @@ async def start_chat(
     engine: AsyncEngine,
     text: ModelText,
     asked: ConversationRequest,
-    params: SamplingParams,
     body: GenerationBody,
     deadline: float,
     record: RequestRecord,
-) -> tuple[Run, AnswerForm]:
-    """Has the engine answer a conversation. Also returns what the answer may consist of."""
+    *,
+    max_tokens: int | None,
+    logprobs: int | None,
+) -> tuple[Run, AnswerForm, SamplingParams]:
+    """Has the engine answer a conversation. Also returns what the answer may consist of, and how it is sampled.
+
+    `logprobs`: how many of the most likely tokens are returned at each place; None: no log-probabilities.
+    """
+    more = {"max_tokens": max_tokens, **text.shows_tags(body.skip_special_tokens)}
+    if logprobs is not None:
+        more["logprobs"] = logprobs
+    params = body.sampling(engine.default_params, **more)
     rendered = await render(text, asked.conversation, asked.param)
     token_ids = await token_ids_of(text, rendered, asked.param)
     inside = begins_in_reasoning(text.formats, asked.conversation, rendered.text)
     form = AnswerForm(text.formats, asked.tools, inside, asked.parallel, either=asked.guide is not None)
     guide = await answer_guide(text, form, asked.guide, asked.tool_choice)
-    return await Run.start(engine, [token_ids], params, body, deadline, record, guide, rendered.media), form
+    run = await Run.start(engine, [token_ids], params, body, deadline, record, guide, rendered.media)
+    return run, form, params
 
 
 async def answer(

@@ -126,14 +126,13 @@ def chat_router(lifecycle: Lifecycle, text_of: Callable[[AsyncEngine], ModelText
         guide = body.guide_request()
         tools = checked_tools(text, body.tools, body.tool_choice)
         conversation = conversation_of(text, body, tools)
-        more = {"max_tokens": body.max_output(), **text.shows_tags(body.skip_special_tokens)}
-        if (logprobs := body.num_logprobs()) is not None:
-            more["logprobs"] = logprobs
-        params = body.sampling(engine.default_params, **more)
         parallel = body.parallel_tool_calls is not False
         asked = ConversationRequest(conversation, tools, body.tool_choice, parallel, guide, "messages")
-        deadline = body.deadline(lifecycle.settings)
-        run, form = await start_chat(engine, text, asked, params, body, deadline, request.state.record)
+        deadline, record = body.deadline(lifecycle.settings), request.state.record
+        most, logprobs = body.max_output(), body.num_logprobs()
+        run, form, params = await start_chat(
+            engine, text, asked, body, deadline, record, max_tokens=most, logprobs=logprobs
+        )
         answers = [ChatOutput(text, form) for _ in range(params.n)]
         texts = None if logprobs is None else text.token_texts
         kind = "chat.completion.chunk" if body.stream else "chat.completion"

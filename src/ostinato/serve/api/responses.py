@@ -47,14 +47,13 @@ def responses_router(lifecycle: Lifecycle, text_of: Callable[[AsyncEngine], Mode
             continue_final_message=False,
             places=places,
         )
-        more = {"max_tokens": body.max_output_tokens, **text.shows_tags(body.skip_special_tokens)}
-        if (logprobs := body.num_logprobs()) is not None:
-            more["logprobs"] = logprobs
-        params = body.sampling(engine.default_params, **more)
         parallel = body.parallel_tool_calls is not False
         asked = ConversationRequest(conversation, tools, body.nested_choice(), parallel, guide, "input")
-        deadline = body.deadline(lifecycle.settings)
-        run, form = await start_chat(engine, text, asked, params, body, deadline, request.state.record)
+        deadline, record = body.deadline(lifecycle.settings), request.state.record
+        most, logprobs = body.max_output_tokens, body.num_logprobs()
+        run, form, params = await start_chat(
+            engine, text, asked, body, deadline, record, max_tokens=most, logprobs=logprobs
+        )
         parts = _ResponseOutput(text, form, params)
         own = _response(body, params, f"resp_{request.state.request_id}", lifecycle.model_name)
         return await answer(

@@ -54,18 +54,7 @@ class TokenTexts:
 
     def chat_objects(self, logprobs: Iterable[TokenLogprobs]) -> list[dict[str, Any]]:
         """The same as objects."""
-        return [
-            {
-                **self._chat_object(each.token_id, each.logprob),
-                "top_logprobs": [self._chat_object(*one) for one in each.top],
-            }
-            for each in logprobs
-        ]
-
-    def _chat_object(self, token_id: int, logprob: float) -> dict[str, Any]:
-        found = self.bytes_of(token_id)
-        listed = None if found is None else list(found)
-        return {"token": self.text_of(token_id), "bytes": listed, "logprob": _finite(logprob)}
+        return json.loads(self.chat_json(logprobs))  # type: ignore[no-any-return]
 
     def _chat_token(self, logprob: TokenLogprobs) -> str:
         top = ",".join(f"{{{self._chat_head(token)}{number(value)}}}" for token, value in logprob.top)

@@ -32,12 +32,6 @@ class ClientGone(Exception):
     """The client closed its connection before the answer was complete."""
 
 
-def event(data: Any, name: str | None = None) -> bytes:
-    """One server-sent event."""
-    text = json.dumps(data, ensure_ascii=False, separators=(",", ":"))
-    return f"event: {name}\ndata: {text}\n\n".encode() if name else f"data: {text}\n\n".encode()
-
-
 class EventStream(Response):
     """Sends events as they come. `close` is always called at the end, even if the client leaves before the first event.
 
@@ -81,7 +75,7 @@ class EventStream(Response):
             record.error = answer.code or type(error).__name__
             if answer.status >= 500:
                 log_failure(record.request_id, error)
-            await send_some(LastEvents(event(answer.body()) + DONE))
+            await send_some(LastEvents(f"data: {json.dumps(answer.body())}\n\n".encode() + DONE))
         else:
             await send_some(LastEvents(b""))
 
