@@ -17,7 +17,8 @@ struct Torch {
         const nb::module_ torch = nb::module_::import_("torch");
         const auto get = [&](const char* name) { return nb::object(torch.attr(name)).release().ptr(); };
         tensor = reinterpret_cast<PyTypeObject*>(get("Tensor"));
-        dtypes = {get("float32"), get("bfloat16"), get("float16"), get("int8"), get("int32"), get("int64"), get("float64")};
+        dtypes = {get("float32"), get("bfloat16"), get("float16"), get("int8"),
+                  get("int32"),   get("int64"),    get("float64")};
         data_ptr = PyUnicode_InternFromString("data_ptr");
         stride = PyUnicode_InternFromString("stride");
         shape = PyUnicode_InternFromString("shape");
@@ -90,7 +91,9 @@ void Reader::check(PyObject* name, const Tensor& tensor, int element, Layout lay
     const int dtype = tensor.dtype;
     const bool is_float = dtype <= FLOAT16;
     if (element == VALUES && values_ == ANY && is_float) values_ = dtype;
-    const int expected = element == VALUES || element == WEIGHTS ? values_ : element == FLOATS ? (is_float ? dtype : ANY) : element;
+    const int expected = element == VALUES || element == WEIGHTS ? values_
+                         : element == FLOATS                     ? (is_float ? dtype : ANY)
+                                                                 : element;
     const bool holds = element == ANY || dtype == expected || (element == WEIGHTS && dtype == INT8);
     const auto type = [](int of) { return of < 0 ? "a float" : std::string(nb::str(torch().dtypes[of]).c_str()); };
     const std::string of_name = std::string(PyUnicode_AsUTF8(name)) + " is ";

@@ -57,6 +57,11 @@ def test_every_operation_that_a_spec_names_has_a_row(name: str) -> None:
     assert set(model_spec(read_config(checkpoint(name))).ops) <= OPERATIONS.keys()
 
 
+@pytest.mark.parametrize("name", VL_RECIPES)
+def test_every_operation_that_a_spec_with_images_names_has_a_row(name: str) -> None:
+    assert set(vl_spec(name).ops) <= OPERATIONS.keys()
+
+
 def checked_ops() -> Ops:
     """References whose results must be what the operations' rows say."""
 

@@ -281,15 +281,15 @@ void attend(const Team& team, const Step& step, std::int64_t head_dim, const T* 
 
 struct Attention : Arguments {
     FIELD(Strided<VALUES>, q);  // [tokens, heads, head_dim]
-    FIELD(Array<VALUES>, k_cache);  // [blocks, block_size, kv_heads, head_dim], as v_cache, contiguous
+    FIELD(Array<VALUES>, k_cache);  // [blocks, block_size, kv_heads, head_dim], as v_cache
     FIELD(Array<VALUES>, v_cache);
-    FIELD(Array<INT32>, row_starts);  // [rows + 1] int32
-    FIELD(Array<INT32>, start_positions);  // [rows] int32, as kv_lens
+    FIELD(Array<INT32>, row_starts);  // [rows + 1]
+    FIELD(Array<INT32>, start_positions);  // [rows], as kv_lens
     FIELD(Array<INT32>, kv_lens);
-    FIELD(Strided<INT32>, block_tables);  // [rows, max_blocks] int32
+    FIELD(Strided<INT32>, block_tables);  // [rows, max_blocks]
     FIELD(float, scale);
     FIELD(std::int64_t, first_key);
-    FIELD(Array<VALUES>, out);  // [tokens, heads, head_dim], contiguous
+    FIELD(Array<VALUES>, out);  // [tokens, heads, head_dim]
 };
 
 void attention(const Team& team, std::int64_t tokens, const Attention& in) {

@@ -35,7 +35,7 @@ struct CausalConv1d : StepRows {
     FIELD(Array<VALUES>, weight);  // [width, channels]
     FIELD(Maybe<Array<VALUES>>, bias);  // [channels]
     FIELD(Strided<VALUES>, conv_states);  // [slots, width - 1, channels]
-    FIELD(Array<VALUES>, out);  // [tokens, channels], contiguous
+    FIELD(Array<VALUES>, out);  // [tokens, channels]
 };
 
 // Threads share the channels.

@@ -70,8 +70,8 @@ void embedding(const Team& team, std::int64_t tokens, const Embedding& in) {
 }
 
 struct WeightedEmbedding : Arguments {
-    FIELD(Array<INT64>, ids);  // [tokens, count] int64
-    FIELD(Array<FLOAT32>, weights);  // [tokens, count] float32
+    FIELD(Array<INT64>, ids);  // [tokens, count]
+    FIELD(Array<FLOAT32>, weights);  // [tokens, count]
     FIELD(Array<VALUES>, table);  // [rows, hidden]
     FIELD(Array<VALUES>, out);  // [tokens, hidden]
 };
@@ -98,14 +98,15 @@ void weighted_embedding(const Team& team, std::int64_t tokens, const WeightedEmb
 
 struct InjectMedia : Arguments {
     FIELD(Array<VALUES>, x);  // [tokens, hidden]
-    FIELD(Array<INT64>, media_cells);  // [tokens] int64
+    FIELD(Array<INT64>, media_cells);  // [tokens]
     FIELD(Array<VALUES>, media);  // [cells, rows, hidden]
     FIELD(std::int64_t, row);
     FIELD(bool, add);
     FIELD(Array<VALUES>, out);  // x itself
 };
 
-// Row `row` of the token's cell takes the place of its vector, or with `add` is added to it; tokens with cell 0 keep theirs.
+// Row `row` of the token's cell takes the place of its vector, or with `add` is added to it. Tokens with cell 0 keep
+// theirs.
 void inject_media(const Team& team, std::int64_t tokens, const InjectMedia& in) {
     const std::int64_t hidden = in.x.shape[1];
     const Range mine = team.split(tokens);

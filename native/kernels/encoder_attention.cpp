@@ -191,8 +191,8 @@ struct EncoderAttention : Arguments {
     FIELD(Strided<VALUES>, q);  // [tokens, heads, head_dim], as k and v
     FIELD(Strided<VALUES>, k);
     FIELD(Strided<VALUES>, v);
-    FIELD(Array<INT32>, starts);  // [segments + 1] int32
-    FIELD(Array<VALUES>, out);  // [tokens, heads, head_dim], contiguous
+    FIELD(Array<INT32>, starts);  // [segments + 1]
+    FIELD(Array<VALUES>, out);  // [tokens, heads, head_dim]
 };
 
 void encoder_attention(const Team& team, std::int64_t tokens, const EncoderAttention& in) {

@@ -10,12 +10,12 @@ namespace ostinato {
 namespace {
 
 struct Linear : Arguments {
-    FIELD(Strided<VALUES>, x);              // [tokens, in]
-    FIELD(Array<WEIGHTS>, weight);          // [out, in]
-    FIELD(Maybe<Array<VALUES>>, bias);      // [out]
+    FIELD(Strided<VALUES>, x);  // [tokens, in]
+    FIELD(Array<WEIGHTS>, weight);  // [out, in]
+    FIELD(Maybe<Array<VALUES>>, bias);  // [out]
     FIELD(Maybe<Strided<FLOATS>>, residual);  // as the result
     FIELD(Activation, activation);
-    FIELD(Maybe<Array<FLOAT32>>, scale);         // [out]
+    FIELD(Maybe<Array<FLOAT32>>, scale);  // [out]
     FIELD(Unused, out_dtype);
     FIELD(Maybe<Array<FLOAT32>>, weight_scale);  // of 8-bit weights: [out], or [out, in / group_size] if that is given
     FIELD(std::optional<std::int64_t>, group_size);

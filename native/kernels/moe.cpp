@@ -194,12 +194,12 @@ void run_experts(const Team& team, std::int64_t tokens, const T* x, std::int64_t
 
 struct Moe : Arguments {
     FIELD(Strided<VALUES>, x);  // [tokens, size]
-    FIELD(Array<FLOAT32>, choices);  // [tokens, 2, top_k] float32
-    FIELD(Array<WEIGHTS>, up);  // [experts, inner, or 2 * inner if gated, size], of x's dtype or int8
+    FIELD(Array<FLOAT32>, choices);  // [tokens, 2, top_k]
+    FIELD(Array<WEIGHTS>, up);  // [experts, inner, or 2 * inner if gated, size]
     FIELD(Array<WEIGHTS>, down);  // [experts, size, inner]
     FIELD(Activation, activation);
     FIELD(Maybe<Strided<VALUES>>, residual);  // [tokens, size]
-    FIELD(Maybe<Array<FLOAT32>>, up_scale);  // of int8, float32
+    FIELD(Maybe<Array<FLOAT32>>, up_scale);  // of 8-bit weights, as down_scale: [experts, rows], or one for each group of a row
     FIELD(Maybe<Array<FLOAT32>>, down_scale);
     FIELD(std::optional<std::int64_t>, group_size);
     FIELD(Strided<VALUES>, out);  // [tokens, size]

@@ -44,10 +44,10 @@ void norm_row(const X* x, const T* weight, T* y, std::int64_t size, float eps) {
 }
 
 struct RmsNorm : Arguments {
-    FIELD(Vectors<VALUES>, x);       // [tokens, size] or [tokens, heads, size], with any strides between heads
+    FIELD(Vectors<VALUES>, x);  // [tokens, size] or [tokens, heads, size]
     FIELD(Array<VALUES>, weight);  // [size]
     FIELD(float, eps);
-    FIELD(Array<VALUES>, out);  // as x, contiguous
+    FIELD(Array<VALUES>, out);  // as x
 };
 
 void rms_norm(const Team& team, std::int64_t tokens, const RmsNorm& in) {
@@ -90,11 +90,11 @@ void layer_norm_row(const T* x, const T* weight, const T* bias, T* y, std::int64
 }
 
 struct LayerNorm : Arguments {
-    FIELD(Strided<VALUES>, x);       // [tokens, size]
+    FIELD(Strided<VALUES>, x);  // [tokens, size]
     FIELD(Array<VALUES>, weight);  // [size], as bias
     FIELD(Array<VALUES>, bias);
     FIELD(float, eps);
-    FIELD(Array<VALUES>, out);  // [tokens, size], contiguous
+    FIELD(Array<VALUES>, out);  // [tokens, size]
 };
 
 void layer_norm(const Team& team, std::int64_t tokens, const LayerNorm& in) {
@@ -138,13 +138,13 @@ void gated_norm_row(const T* x, const T* gate, const T* weight, T* y, std::int64
 }
 
 struct GatedRmsNorm : Arguments {
-    FIELD(Strided<VALUES>, x);            // [tokens, size], as gate
+    FIELD(Strided<VALUES>, x);  // [tokens, size], as gate
     FIELD(Strided<VALUES>, gate);
     FIELD(Maybe<Array<VALUES>>, weight);  // [size]; without there is no norm
     FIELD(float, eps);
     FIELD(std::optional<std::int64_t>, group_size);
     FIELD(bool, norm_before_gate);
-    FIELD(Array<VALUES>, out);  // [tokens, size], contiguous
+    FIELD(Array<VALUES>, out);  // [tokens, size]
 };
 
 void gated_rms_norm(const Team& team, std::int64_t tokens, const GatedRmsNorm& in) {

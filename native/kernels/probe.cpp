@@ -8,7 +8,7 @@ namespace {
 
 struct ReadMemory : Arguments {
     FIELD(Array<ANY>, from);
-    FIELD(Array<INT32>, sums);  // [parts * LANES] int32
+    FIELD(Array<INT32>, sums);  // [parts * LANES]
 };
 
 // Of all of `from` as integers, one [LANES] of sums for each of `parts` parts. Parts are shared by the threads, and read in

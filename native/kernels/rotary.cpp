@@ -7,8 +7,8 @@ namespace ostinato {
 namespace {
 
 struct RotaryAngles : Arguments {
-    FIELD(Array<INT64>, positions);  // [tokens] int64
-    FIELD(Array<FLOAT32>, frequencies);  // [half] float32
+    FIELD(Array<INT64>, positions);  // [tokens]
+    FIELD(Array<FLOAT32>, frequencies);  // [half]
     FIELD(float, scaling);
     FIELD(Strided<FLOAT32>, out);  // [2, captured tokens, half]
 };
@@ -31,9 +31,9 @@ void rotary_angles(const Team& team, std::int64_t tokens, const RotaryAngles& in
 }
 
 struct AxialAngles : Arguments {
-    FIELD(Array<INT64>, positions);  // [tokens, axes] int64
-    FIELD(Array<INT64>, axes);  // [half] int64
-    FIELD(Array<FLOAT32>, frequencies);  // [half] float32
+    FIELD(Array<INT64>, positions);  // [tokens, axes]
+    FIELD(Array<INT64>, axes);  // [half]
+    FIELD(Array<FLOAT32>, frequencies);  // [half]
     FIELD(float, scaling);
     FIELD(Strided<FLOAT32>, out);  // [2, captured tokens, half]
 };
@@ -100,12 +100,12 @@ struct Rotary : Arguments {
     FIELD(Strided<VALUES>, q);  // [tokens, heads, head_dim]
     FIELD(Strided<VALUES>, k);  // [tokens, kv_heads, head_dim], as v
     FIELD(Strided<VALUES>, v);
-    FIELD(Maybe<Strided<FLOAT32>>, angles);  // [2, tokens, half] float32; without nothing is rotated
+    FIELD(Maybe<Strided<FLOAT32>>, angles);  // [2, tokens, half]; without nothing is rotated
     FIELD(float, key_multiplier);
     FIELD(Array<VALUES>, k_cache);  // [blocks, block_size, kv_heads, head_dim], as v_cache
     FIELD(Array<VALUES>, v_cache);
-    FIELD(Array<INT64>, kv_cells);  // [tokens] int64
-    FIELD(Strided<VALUES>, out);          // as q, contiguous
+    FIELD(Array<INT64>, kv_cells);  // [tokens]
+    FIELD(Strided<VALUES>, out);  // as q; q itself where nothing is rotated
 };
 
 // `out` gets the rotated q; the tokens' cells of the caches get k, multiplied and rotated, and v.
@@ -138,8 +138,8 @@ void rotary(const Team& team, std::int64_t tokens, const Rotary& in) {
 
 struct Rotate : Arguments {
     FIELD(Strided<VALUES>, x);  // [tokens, heads, head_dim]
-    FIELD(Strided<FLOAT32>, angles);  // [2, tokens, half] float32
-    FIELD(Array<VALUES>, out);     // as x, contiguous
+    FIELD(Strided<FLOAT32>, angles);  // [2, tokens, half]
+    FIELD(Array<VALUES>, out);  // as x
 };
 
 void rotate(const Team& team, std::int64_t tokens, const Rotate& in) {

@@ -52,7 +52,7 @@ inline void allow_groups(float* values, std::int64_t count, std::int64_t groups,
 struct Route : Arguments {
     FIELD(Strided<VALUES>, x);  // [tokens, size]
     FIELD(Array<VALUES>, weight);  // [experts, size]
-    FIELD(Maybe<Array<FLOAT32>>, correction_bias);  // [experts] float32; without, a softmax over the chosen scores, not sigmoids
+    FIELD(Maybe<Array<FLOAT32>>, correction_bias);  // [experts]; without, a softmax over the chosen scores, not sigmoids
     FIELD(std::int64_t, top_k);
     FIELD(std::int64_t, num_groups);
     FIELD(std::int64_t, top_groups);

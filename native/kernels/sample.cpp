@@ -26,10 +26,10 @@ std::int32_t choose(const Team& team, const float* logits, std::int64_t vocab, f
 }
 
 struct Sample : Arguments {
-    FIELD(Strided<FLOAT32>, logits);  // [rows, vocab] float32
-    FIELD(Maybe<Array<FLOAT64>>, settings);  // [rows, 4] float64; without, all rows take their best token
-    FIELD(Maybe<Array<INT32>>, keys);  // [rows, 2] int32
-    FIELD(Array<INT32>, out);  // [rows] int32
+    FIELD(Strided<FLOAT32>, logits);  // [rows, vocab]
+    FIELD(Maybe<Array<FLOAT64>>, settings);  // [rows, 4]; without, all rows take their best token
+    FIELD(Maybe<Array<INT32>>, keys);  // [rows, 2]
+    FIELD(Array<INT32>, out);  // [rows]
 };
 
 void sample(const Team& team, std::int64_t rows, const Sample& in) {

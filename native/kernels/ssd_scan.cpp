@@ -17,7 +17,7 @@ namespace {
 struct SsdScan : Arguments {
     FIELD(Strided<VALUES>, x);  // [tokens, heads, head_dim]
     FIELD(Strided<VALUES>, dt);  // [tokens, heads]
-    FIELD(Array<FLOAT32>, A_log);  // [heads] float32, as D and dt_bias
+    FIELD(Array<FLOAT32>, A_log);  // [heads], as D and dt_bias
     FIELD(Strided<VALUES>, B);  // [tokens, groups, state], as C
     FIELD(Strided<VALUES>, C);
     FIELD(Array<FLOAT32>, D);
@@ -25,13 +25,13 @@ struct SsdScan : Arguments {
     FIELD(Limits, dt_limit);
     FIELD(std::int64_t, chunk_size);
     FIELD(Strided<FLOATS>, ssm_states);  // [slots, heads, head_dim, state]
-    FIELD(Array<INT32>, row_starts);  // [rows + 1] int32
-    FIELD(Array<INT32>, start_positions);  // [rows] int32, as read_slots
+    FIELD(Array<INT32>, row_starts);  // [rows + 1]
+    FIELD(Array<INT32>, start_positions);  // [rows], as read_slots
     FIELD(Array<INT32>, read_slots);
-    FIELD(Strided<INT32>, write_slots);  // [rows] int32, with any stride
+    FIELD(Strided<INT32>, write_slots);  // [rows]
     FIELD(Checkpoints, checkpoints);
-    FIELD(bool, recurrent);          // token by token, not in chunks
-    FIELD(Array<VALUES>, out);  // [tokens, heads, head_dim], contiguous
+    FIELD(bool, recurrent);  // token by token, not in chunks
+    FIELD(Array<VALUES>, out);  // [tokens, heads, head_dim]
 };
 
 // Asks for rows of `size` elements that lie too far apart for the processor to foresee, into the cache behind the
@@ -70,8 +70,8 @@ void scan_row(ChunkScan& scan, const SsdScan& in, const Sizes& sizes, std::int64
             const std::int64_t head = first + i;
             const T* const x = in.x.row<const T>(token) + head * sizes.head_dim;
             T* const y = in.out.at<T>() + (token * sizes.heads + head) * sizes.head_dim;
-            scan.load_steps(dt + head, in.dt.strides[0], in.dt_bias.at<const float>()[head], in.dt_limit.first, in.dt_limit.second,
-                            -std::exp(in.A_log.at<const float>()[head]));
+            scan.load_steps(dt + head, in.dt.strides[0], in.dt_bias.at<const float>()[head], in.dt_limit.first,
+                            in.dt_limit.second, -std::exp(in.A_log.at<const float>()[head]));
             scan.load_x(x, in.x.strides[0]);
             prefetch(x + next * in.x.strides[0], in.x.strides[0], next_count, sizes.head_dim);
             if (i == 0) prefetch(C + next * in.C.strides[0], in.C.strides[0], next_count, sizes.state);

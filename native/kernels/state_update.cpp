@@ -12,16 +12,16 @@ namespace {
 struct StateUpdate : Arguments {
     FIELD(Strided<VALUES>, x);  // [tokens, heads, head_dim]
     FIELD(Strided<VALUES>, dt);  // [tokens, heads]
-    FIELD(Array<FLOAT32>, A_log);  // [heads] float32, as D and dt_bias
+    FIELD(Array<FLOAT32>, A_log);  // [heads], as D and dt_bias
     FIELD(Strided<VALUES>, B);  // [tokens, groups, size], as C
     FIELD(Strided<VALUES>, C);
     FIELD(Array<FLOAT32>, D);
     FIELD(Array<FLOAT32>, dt_bias);
     FIELD(Limits, dt_limit);
     FIELD(Strided<FLOATS>, ssm_states);  // [slots, heads, head_dim, size]
-    FIELD(Array<INT32>, read_slots);  // [rows] int32
-    FIELD(Strided<INT32>, write_slots);  // [rows, per_row] int32
-    FIELD(Array<VALUES>, out);  // as x, contiguous
+    FIELD(Array<INT32>, read_slots);  // [rows]
+    FIELD(Strided<INT32>, write_slots);  // [rows, per_row]
+    FIELD(Array<VALUES>, out);  // as x
 };
 
 // Row r has the tokens r * per_row to r * per_row + per_row - 1. Threads share the channels of all rows.

@@ -10,7 +10,7 @@ namespace {
 struct TokenShift : StepRows {
     FIELD(Strided<VALUES>, x);  // [tokens, channels]
     FIELD(Strided<VALUES>, states);  // [slots, 1, channels]
-    FIELD(Array<VALUES>, out);  // [tokens, channels], contiguous
+    FIELD(Array<VALUES>, out);  // [tokens, channels]
 };
 
 // Threads share the channels.
