@@ -19,7 +19,7 @@ from ostinato.models.checkpoint import model_spec, read_config
 from ostinato.models.loader import build_model, load_weights
 from ostinato.ops.select import select_ops
 from ostinato.plan.model import ModelSpec
-from ostinato.plan.speculation.speculative import with_drafter
+from ostinato.plan.speculation.drafter import with_drafter
 from ostinato.schedule.batch import Batch, Row
 from tests.checkpoints import RECIPES, checkpoint, oracle_logits, random_prompt
 from tests.parity import make_engine

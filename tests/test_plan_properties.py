@@ -15,7 +15,7 @@ from ostinato.errors import CapacityError, ConfigError, OstinatoError, Remedy
 from ostinato.plan.device.catalogue import DeviceSpec
 from ostinato.plan.model import AttentionSpec, Mamba2Spec, ModelSpec
 from ostinato.plan.plan import Plan, make_plan
-from ostinato.plan.speculation.speculative import with_drafter
+from ostinato.plan.speculation.drafter import with_drafter
 from tests.plan_cases import (
     MIB,
     VISION,

@@ -16,7 +16,7 @@ from ostinato.plan.memory.flops import prefill_flops
 from ostinato.plan.model import ModelSpec, RopeSpec
 from ostinato.plan.plan import Plan, make_plan
 from ostinato.plan.speculation.draft_capture import draft_capture
-from ostinato.plan.speculation.speculative import available_methods, with_drafter
+from ostinato.plan.speculation.drafter import available_methods, with_drafter
 from tests.drafter_cases import DRAFT, EXPERTS, MTP, NEMOTRON_H, NGRAM, decided, drafting, planned, remedies
 from tests.plan_cases import (
     GIB,

@@ -22,7 +22,7 @@ from ostinato.plan.memory.graph_memory import (
 )
 from ostinato.plan.model import ModelSpec
 from ostinato.plan.plan import make_plan
-from ostinato.plan.speculation.speculative import with_drafter
+from ostinato.plan.speculation.drafter import with_drafter
 from tests.drafter_cases import DRAFT, EXPERTS, MTP, NEMOTRON_H, NGRAM, decided, drafting, planned, remedies
 from tests.plan_cases import (
     CUDA_GRAPHS,

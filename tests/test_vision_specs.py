@@ -12,7 +12,7 @@ from ostinato.models.checkpoint import model_spec
 from ostinato.plain_data import from_plain
 from ostinato.plan.model import RopeSpec
 from ostinato.plan.rope import axes
-from ostinato.plan.speculation.speculative import with_drafter
+from ostinato.plan.speculation.drafter import with_drafter
 
 TEXT = {
     "hidden_size": 2560,

@@ -16,7 +16,7 @@ from ostinato.config import EngineConfig
 from ostinato.demo.problems import held_out
 from ostinato.errors import ConfigError, Remedy
 from ostinato.models.checkpoint import load_spec, resolve_model_dir
-from ostinato.plan.speculation.speculative import available_methods
+from ostinato.plan.speculation.drafter import available_methods
 
 if TYPE_CHECKING:
     from ostinato.engine.engine import Engine

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ostinato.observe.counts import SpeculationCounts
-from ostinato.plan.speculation.speculative import SpeculativePlan
+from ostinato.plan.speculation.drafter import SpeculativePlan
 from ostinato.schedule.batch import Batch, StepResult
 from ostinato.speculate.controller import Controller
 

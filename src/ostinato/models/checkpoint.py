@@ -18,7 +18,7 @@ from ostinato.plan.compressed_tensors import stored_quantization
 from ostinato.plan.json_file import read_json
 from ostinato.plan.model import ModelSpec, VisionSpec
 from ostinato.plan.quantization_setting import with_quantization
-from ostinato.plan.speculation.speculative import with_drafter
+from ostinato.plan.speculation.drafter import with_drafter
 
 CHECKPOINT_FILES = ("*.json", "*.safetensors", "*.jinja")
 PLANNED_FROM = ("config.json", "processor_config.json", "preprocessor_config.json")

@@ -52,7 +52,7 @@ from ostinato.plan.quantization_setting import with_quantization
 from ostinato.plan.reasons import cache_decisions, even_if_lowered, explain, limit_decisions, why_graphs_are_smaller
 from ostinato.plan.search import largest
 from ostinato.plan.settings import choose_dtype, choose_ssm_state_dtype, choose_threads
-from ostinato.plan.speculation.speculative import with_drafter
+from ostinato.plan.speculation.drafter import with_drafter
 from ostinato.units import GiB
 
 DEFAULT_MEMORY_UTILIZATION = {"cuda": 0.9, "cpu": 1.0}

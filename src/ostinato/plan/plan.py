@@ -26,7 +26,7 @@ from ostinato.plan.quantization_setting import quantization_decisions
 from ostinato.plan.remedies import advice, capacity_remedies, working_remedies
 from ostinato.plan.rope import resolve_rope
 from ostinato.plan.settings import EffectiveSettings
-from ostinato.plan.speculation.speculative import SpeculativePlan, plan_speculation
+from ostinato.plan.speculation.drafter import SpeculativePlan, plan_speculation
 
 
 @dataclass(frozen=True)

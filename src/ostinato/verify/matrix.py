@@ -16,7 +16,7 @@ from ostinato.plan.limits import least_batched_tokens
 from ostinato.plan.memory.state_cache import StateCacheMode
 from ostinato.plan.model import ModelSpec
 from ostinato.plan.plan import make_plan
-from ostinato.plan.speculation.speculative import available_methods
+from ostinato.plan.speculation.drafter import available_methods
 from ostinato.verify.covering import Choice, cover, every_choice
 from ostinato.verify.settings import way_config
 

@@ -1,1 +1,1 @@
-"""The speculative method and k."""
+"""What makes drafts, as planned: the method, its weights and memory, and its graphs."""

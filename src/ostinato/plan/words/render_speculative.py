@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from ostinato.plan.plan import Plan
 from ostinato.plan.speculation.draft_capture import draft_capture
-from ostinato.plan.speculation.speculative import SpeculativePlan
+from ostinato.plan.speculation.drafter import SpeculativePlan
 from ostinato.plan.words.render_graphs import short_sizes
 from ostinato.units import format_bytes
 
