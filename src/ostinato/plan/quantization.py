@@ -39,7 +39,9 @@ class Quantization:
 
     def covers(self, names: Iterable[str], is_stack: bool = False) -> bool:
         """Whether linears that share a weight are quantised: only if none of them is to stay as it is."""
-        return not (is_stack and self.ignores_stacks) and not any(self._ignores(name) for name in names)
+        if is_stack and self.ignores_stacks:
+            return False
+        return not self.ignore or not any(self._ignores(name) for name in names)
 
     def num_bytes(self, weight: Weight) -> int:
         """Of a quantised weight with its scales."""
