@@ -80,6 +80,7 @@ def blocks(page: Path) -> Iterator[Block]:
         elif line.startswith("```") and inside is not None:
             if inside.language == "text" and last is not None and last.language == "python":
                 last.output, last.output_check = inside.lines, inside.check
+                yield last
                 last = None
             else:
                 if last is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import runpy
+from contextlib import nullcontext
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from typer.main import get_command
 from ostinato.cli.main import app
 from ostinato.config import ALIASES
 from ostinato.demo.drawings import held_out
-from tests.docs_pages import LANGUAGES, PAGES, ROOT, blocks
+from tests.docs_pages import LANGUAGES, PAGES, ROOT, assert_printed, blocks
 
 MOST_BYTES = 8192
 COMING_FROM = ROOT / "docs/coming-from-vllm-or-llama-cpp.md"
@@ -90,6 +91,44 @@ def test_the_example_drawing_is_one_that_training_never_saw() -> None:
     with Image.open(ROOT / "docs/examples/drawing.png") as shipped:
         assert shipped.tobytes() == turn.images()[0].tobytes()
     assert turn.question.answer == "a blue triangle left of a yellow cross"
+
+
+# How pages are read
+
+
+@pytest.mark.parametrize(
+    ("shown", "printed", "varies", "fits"),
+    [
+        (["a 1", "b"], "a 1\n\nb  \n", False, True),
+        (["a 1"], "a 2\n", False, False),
+        (["a 1"], "a 2\n", True, True),
+        (["a  12.5 ms"], "a 3 ms\n", True, True),
+        (["a 1"], "b 1\n", True, False),
+        (["a"], "a\nb\n", False, False),
+        (["a", "..."], "a\nb\nc\n", False, True),
+        (["...", "c"], "a\nb\nc\n", False, True),
+        (["...", "d"], "a\nb\nc\n", False, False),
+        (["a ... d"], "a b c d\n", False, True),
+        (["a ... e"], "a b c d\n", False, False),
+        ([], "a\n", False, False),
+    ],
+)
+def test_output_fits_what_is_shown(shown: list[str], printed: str, varies: bool, fits: bool) -> None:
+    with nullcontext() if fits else pytest.raises(AssertionError):
+        assert_printed(shown, printed, varies)
+
+
+def test_blocks_are_read_with_their_comments_commands_and_outputs(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(
+        "<!-- check: slow, 5 s, varies -->\n```console\n$ echo 'a\nb'\na\nb\n$ true\n```\n\n"
+        "```python\nprint(1)\n```\n\n<!-- check: varies -->\n```text\n1\n```\n\nprose\n\n```text\ndrawing\n```\n"
+    )
+    console, python, drawing = blocks(page)
+    assert console.commands == [("echo 'a\nb'", ["a", "b"]), ("true", [])]
+    assert console.flags == {"slow", "5 s", "varies"}
+    assert (python.output, python.output_check, python.check) == (["1"], "varies", "")
+    assert (drawing.language, drawing.lines, drawing.is_run) == ("text", ["drawing"], False)
 
 
 # Flags
