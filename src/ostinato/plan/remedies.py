@@ -44,7 +44,7 @@ def working_remedies(
         if works(remedy.setting, remedy.value):
             found.append(remedy)
         elif remedy.setting == "speculative":
-            found += _fewer_drafts(config, works)
+            found += fewer_drafts(config, works)
         elif remedy.setting == "encoder_token_budgets":
             found += _without_budgets(config, works)
         elif remedy.setting in LOWEST:
@@ -73,7 +73,7 @@ def capacity_remedies(failure: DoesNotFit, config: EngineConfig, model: ModelSpe
     remedies = [Remedy(setting, value) for setting, value in found.items() if value is not None]
     if found["encoder_token_budgets"] is None:
         remedies += _without_budgets(config, works)
-    return remedies + _fewer_drafts(config, works)
+    return remedies + fewer_drafts(config, works)
 
 
 def advice(failure: DoesNotFit, remedies: list[Remedy]) -> str:
@@ -145,7 +145,7 @@ def _max_capture_size(failure: DoesNotFit, config: EngineConfig, works: Works) -
     return largest(1, failure.captured_tokens - 1, partial(works, "max_capture_size"))
 
 
-def _fewer_drafts(config: EngineConfig, works: Works) -> list[Remedy]:
+def fewer_drafts(config: EngineConfig, works: Works) -> list[Remedy]:
     """Fewer drafts of the same method; or none, if that alone works; at most one remedy."""
     speculative = config.speculative
     if speculative is None:

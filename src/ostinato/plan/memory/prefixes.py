@@ -8,7 +8,7 @@ from typing import Any
 from ostinato.plan.decision import Decision, without_effect
 from ostinato.plan.fit import Fit, fit_with
 from ostinato.plan.limits import least_model_len
-from ostinato.plan.memory.cache_split import MemoryPlan
+from ostinato.plan.remedies import fewer_drafts
 from ostinato.plan.search import largest, smallest
 
 CHECKPOINT_SETTINGS = ("state_block_size", "checkpoint_policy")
@@ -74,18 +74,10 @@ def _ways_to_one(fitted: Fit) -> list[str]:
         value = largest(low, high, partial(works, setting))
         if value is not None:
             ways.append(f"{setting} of at most {value}")
-    speculative = config.speculative
-    if speculative is not None:
-        drafts = largest(
-            1,
-            speculative.num_speculative_tokens - 1,
-            lambda count: works("speculative", speculative.with_tokens(count)),
-        )
-        if drafts is not None:
-            ways.append(f"speculative of at most {speculative.with_tokens(drafts)}")
-        elif works("speculative", None):
-            ways.append("no speculation")
-    size = smallest(memory.cache + 1, _most_cache(memory), partial(works, "cache_memory"))
+    for fewer in fewer_drafts(config, works):
+        ways.append("no speculation" if fewer.value is None else f"speculative of at most {fewer.value}")
+    left_by_all_else = memory.available - memory.beside_cache
+    size = smallest(memory.cache + 1, left_by_all_else, partial(works, "cache_memory"))
     if size is not None:
         ways.append(f"cache_memory of at least {size}")
     used = int(100 * memory.available / device.memory_bytes)
@@ -93,8 +85,3 @@ def _ways_to_one(fitted: Fit) -> list[str]:
     if percent is not None:
         ways.append(f"memory_utilization of at least {percent / 100}")
     return ways
-
-
-def _most_cache(memory: MemoryPlan) -> int:
-    """Bytes that all else leaves."""
-    return memory.available - memory.beside_cache
