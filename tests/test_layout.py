@@ -1,0 +1,104 @@
+"""The house: imports point one way, in no circle, and what plans needs no torch."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from functools import cache
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+import ostinato
+
+PACKAGE = Path(ostinato.__file__).parent
+
+ROOMS = [
+    "errors", "threads", "demo", "config", "cache", "ops", "plan", "layers", "models", "media", "schedule", "sample",
+    "graphs", "speculate", "observe", "engine", "verify", "serve", "bench", "cli",
+]  # fmt: skip
+"""From the bottom up: a room imports from rooms before it alone."""
+
+
+def is_module(name: str) -> bool:
+    path = PACKAGE.parent / name.replace(".", "/")
+    return path.with_suffix(".py").exists() or (path / "__init__.py").exists()
+
+
+def modules() -> dict[str, Path]:
+    names = {}
+    for path in sorted(PACKAGE.rglob("*.py")):
+        parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
+        names[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return names
+
+
+@cache
+def imports() -> dict[str, frozenset[str]]:
+    """Module -> the package's modules that it imports, at its top, in functions or for types alone."""
+    found: dict[str, frozenset[str]] = {}
+    for name, path in modules().items():
+        package = name if path.name == "__init__.py" else name.rpartition(".")[0]
+        of_one: set[str] = set()
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Import):
+                of_one.update(alias.name for alias in node.names)
+            elif isinstance(node, ast.ImportFrom):
+                parents = package.split(".")[: len(package.split(".")) + 1 - node.level] if node.level else []
+                base = ".".join([*parents, *([node.module] if node.module else [])])
+                of_one.update(
+                    f"{base}.{alias.name}" if is_module(f"{base}.{alias.name}") else base for alias in node.names
+                )
+        found[name] = frozenset(other for other in of_one if other.startswith("ostinato.") and is_module(other))
+    return found
+
+
+def room(module: str) -> str:
+    return module.split(".")[1]
+
+
+def test_every_folder_of_the_package_is_a_room_of_the_layout() -> None:
+    assert {room(name) for name in modules() if "." in name} == set(ROOMS)
+
+
+def test_imports_point_from_upper_rooms_to_lower_ones() -> None:
+    upward = [
+        f"{module} imports {other}"
+        for module, others in imports().items()
+        for other in sorted(others)
+        if "." in module and ROOMS.index(room(other)) > ROOMS.index(room(module))
+    ]
+    assert not upward
+
+
+def test_no_modules_import_each_other_in_a_circle() -> None:
+    try:
+        TopologicalSorter({name: others - {name} for name, others in imports().items()}).prepare()
+    except CycleError as error:
+        pytest.fail(f"a circle: {' -> '.join(error.args[1])}")
+
+
+def test_what_plans_and_schedules_is_imported_without_torch() -> None:
+    names = [
+        name
+        for name, path in modules().items()
+        if (".".join(name.split(".")[:2]) in ("ostinato.plan", "ostinato.cache", "ostinato.schedule"))
+        or (name.startswith("ostinato.models.") and path.name == "spec.py")
+        or name == "ostinato.ops.facts"
+    ]
+    assert "ostinato.ops.facts" in names
+    code = (
+        f"import importlib, sys\nfor name in {names!r}: importlib.import_module(name)\nsys.exit('torch' in sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_no_folder_holds_more_files_than_one_can_see_at_once() -> None:
+    crowded = {
+        str(folder.relative_to(PACKAGE)): count
+        for folder in [PACKAGE, *(path for path in PACKAGE.rglob("*") if path.is_dir())]
+        if (count := sum(1 for _ in folder.glob("*.py"))) > 30
+    }
+    assert not crowded

@@ -1,0 +1,77 @@
+"""Traces one steady decode step: the Python files that it passes, and the calls in each.
+
+    .venv/bin/python tools/trace_step.py [--model demo] [--rows 4] [--no-graphs]
+
+Requests decode until nothing new happens in a step (no block fills, no graph is captured), then one step is traced.
+Calls into other packages are counted, but not listed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections import Counter
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "src"))
+
+from ostinato.config import EngineConfig  # noqa: E402
+from ostinato.engine.engine import Engine  # noqa: E402
+from ostinato.sample.params import SamplingParams  # noqa: E402
+
+PACKAGE = ROOT / "src" / "ostinato"
+STEADY = 36
+"""Tokens that each request has then: past the first blocks, and inside one."""
+
+
+def traced_step(engine: Engine) -> tuple[Counter[str], int]:
+    """(calls by file of the package, calls into other files) of the engine's next step."""
+    files: Counter[str] = Counter()
+    others = 0
+
+    def note(frame: FrameType, event: str, _: Any) -> None:
+        nonlocal others
+        if event != "call":
+            return
+        path = Path(frame.f_code.co_filename)
+        if PACKAGE in path.parents:
+            files[str(path.relative_to(PACKAGE))] += 1
+        else:
+            others += 1
+
+    sys.setprofile(note)
+    try:
+        engine.step()
+    finally:
+        sys.setprofile(None)
+    return files, others
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="demo")
+    parser.add_argument("--rows", type=int, default=4, help="requests that decode together")
+    parser.add_argument("--no-graphs", action="store_true", help="trace the step without its graph")
+    arguments = parser.parse_args()
+    config = EngineConfig(
+        model=arguments.model,
+        max_num_seqs=arguments.rows,
+        graph_mode="none" if arguments.no_graphs else "full_and_piecewise",
+    )
+    engine = Engine(config)
+    params = SamplingParams(max_tokens=4 * STEADY, ignore_eos=True)
+    for row in range(arguments.rows):
+        engine.add([10 + row] * 4, params)
+    for _ in range(STEADY):
+        engine.step()
+    files, others = traced_step(engine)
+    for name, count in files.most_common():
+        print(f"{count:5}  {name}")
+    print(f"{sum(files.values()):5}  calls in {len(files)} files, and {others} calls into other packages")
+
+
+if __name__ == "__main__":
+    main()
