@@ -1,8 +1,4 @@
-"""Rotary position embedding: what a config.json asks for, and the frequencies that it means.
-
-Two spellings exist: `rope_theta`, `rope_scaling` and `partial_rotary_factor` side by side, and one dict
-`rope_parameters` that holds all of them.
-"""
+"""Rotary position embedding: the frequencies that a spec means, fixed for the longest request."""
 
 from __future__ import annotations
 
@@ -11,61 +7,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from ostinato.errors import ModelError
-from ostinato.models.hyperparameters import flag, integer, number
 from ostinato.plan.decision import Decision
 from ostinato.plan.model import RopeSpec
-
-DEFAULT_THETA = 10000.0
-ROPE_KINDS = ("default", "linear", "llama3", "yarn", "dynamic")
-
-_REQUIRED = {
-    "default": (),
-    "linear": ("factor",),
-    "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
-    "yarn": (),
-    "dynamic": ("factor",),
-}
-_OPTIONAL = {"yarn": ("factor", "attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate")}
-
-
-def parse_rope(config: Mapping[str, Any], head_dim: int, default_partial: float = 1.0) -> RopeSpec:
-    """The rotary embedding of a model with heads of `head_dim` elements, `default_partial` of them rotated.
-
-    ModelError for a kind that is not supported, for one that differs between layers, for a missing factor.
-    """
-    scaling = config.get("rope_scaling") or config.get("rope_parameters") or {}
-    if not isinstance(scaling, Mapping) or any(isinstance(value, Mapping) for value in scaling.values()):
-        raise ModelError("config.json gives each kind of layer its own rotary embedding; one for all is supported")
-    kind = scaling.get("rope_type") or scaling.get("type") or "default"
-    if kind not in ROPE_KINDS:
-        known = ", ".join(ROPE_KINDS)
-        raise ModelError(f"rope type {kind!r} is not supported; the supported ones are {known}")
-    merged = {**config, **{name: value for name, value in scaling.items() if value is not None}}
-    partial = number(merged, "partial_rotary_factor", default_partial)
-    theta = number(merged, "rope_theta", DEFAULT_THETA)
-    parameters = {name: number(scaling, name) for name in _REQUIRED[kind]}
-    parameters |= {name: scaling[name] for name in _OPTIONAL.get(kind, ()) if scaling.get(name) is not None}
-    original = _original_max_position(config, scaling, kind)
-    if kind == "yarn" and "factor" not in parameters:
-        parameters["factor"] = integer(config, "max_position_embeddings") / original
-    return RopeSpec(kind, theta, int(head_dim * partial), original, parameters)
-
-
-def with_sections(rope: RopeSpec, scaling: Mapping[str, Any], default: tuple[int, int, int]) -> RopeSpec:
-    """`rope` with the sections that `scaling`, a config.json's dict on it, gives time, height and width.
-
-    ModelError for sections that are not three, and for those that do not take turns.
-    """
-    if not flag(scaling, "mrope_interleaved", True):
-        raise ModelError("config.json has mrope_interleaved = false; supported: true")
-    given = scaling.get("mrope_section")
-    sections = default if given is None else given
-    is_list = isinstance(sections, list | tuple)
-    if not is_list or len(sections) != 3 or not all(type(size) is int and size >= 0 for size in sections):
-        raise ModelError(f"config.json has mrope_section = {sections!r}, which should be three whole numbers")
-    time, height, width = sections
-    return replace(rope, sections=(time, height, width))
 
 
 def axes(rope: RopeSpec) -> list[int]:
@@ -172,17 +115,3 @@ def _yarn_attention_factor(parameters: Mapping[str, Any]) -> float:
     if mscale and mscale_all_dim:
         return magnitude(mscale) / magnitude(mscale_all_dim)
     return magnitude(1.0)
-
-
-def _original_max_position(config: Mapping[str, Any], scaling: Mapping[str, Any], kind: str) -> int:
-    """The length that the unscaled frequencies were trained for; 0 where the kind does not depend on it and
-    config.json does not say."""
-    if kind in ("llama3", "yarn"):
-        # transformers lets the outer spelling win over the one among the scaling's own keys.
-        for source in (config, scaling):
-            if source.get("original_max_position_embeddings") is not None:
-                return integer(source, "original_max_position_embeddings")
-        return integer(config, "max_position_embeddings")
-    if kind == "dynamic":
-        return integer(config, "max_position_embeddings")
-    return integer(config, "max_position_embeddings", 0)

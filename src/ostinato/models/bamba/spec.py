@@ -16,8 +16,8 @@ from ostinato.models.hyperparameters import (
     shared_fields,
     time_step_limit,
 )
+from ostinato.models.rope import parse_rope
 from ostinato.plan.model import LayerSpec, ModelSpec, RopeSpec
-from ostinato.plan.rope import parse_rope
 
 ROTATED_PART = 0.5
 """Of each attention head; the architecture fixes it, and config.json need not say so."""

@@ -16,8 +16,8 @@ from ostinato.models.hyperparameters import (
     shared_fields,
     time_step_limit,
 )
+from ostinato.models.rope import parse_rope
 from ostinato.plan.model import LayerSpec, ModelSpec
-from ostinato.plan.rope import parse_rope
 
 
 @dataclass(frozen=True)

@@ -17,8 +17,8 @@ from ostinato.models.hyperparameters import (
     time_step_limit,
     top_k,
 )
+from ostinato.models.rope import parse_rope
 from ostinato.plan.model import ExpertsSpec, LayerSpec, ModelSpec, RopeSpec
-from ostinato.plan.rope import parse_rope
 
 KINDS = {
     "mamba": "mamba2",

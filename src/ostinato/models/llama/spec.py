@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from ostinato.models.hyperparameters import activation, attention_spec, flag, integer, number, shared_fields
+from ostinato.models.rope import parse_rope
 from ostinato.plan.model import LayerSpec, ModelSpec
-from ostinato.plan.rope import parse_rope
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,8 @@ from typing import Any
 
 from ostinato.errors import ModelError
 from ostinato.models.hyperparameters import activation, attention_spec, flag, integer, number, shared_fields
+from ostinato.models.rope import parse_rope
 from ostinato.plan.model import AttentionSpec, LayerSpec, ModelSpec
-from ostinato.plan.rope import parse_rope
 
 
 @dataclass(frozen=True)

@@ -18,8 +18,8 @@ from ostinato.models.hyperparameters import (
     shared_fields,
 )
 from ostinato.models.qwen3.spec import Qwen3Hyperparameters, dense_layer, hyperparameters
+from ostinato.models.rope import parse_rope, with_sections
 from ostinato.plan.model import LayerSpec, ModelSpec, RopeSpec, VisionSpec
-from ostinato.plan.rope import parse_rope, with_sections
 
 TEXT_THETA = 500000.0
 SECTIONS = (24, 20, 20)
