@@ -3,20 +3,51 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from ostinato.layers.linear import Embedding, Linear
 from ostinato.layers.matrix import Matrix
 from ostinato.layers.module import Builder, Module, ModuleList
-from ostinato.plan.model import ModelSpec
+from ostinato.layers.norm import RMSNorm
+from ostinato.layers.rotary import Rotary
+from ostinato.plan.model import LayerSpec, ModelSpec
 
 if TYPE_CHECKING:
     import torch
 
     from ostinato.layers.step import LayerMemory, StepInputs
     from ostinato.layers.vision import VisionEncoder
-    from ostinato.models.decoder import Backbone
+
+
+class Backbone(Module):
+    """Embedding, blocks and final norm. `names` are the checkpoint's for the attributes, where they differ."""
+
+    def __init__(
+        self,
+        build: Builder,
+        spec: ModelSpec,
+        make_block: Callable[[LayerSpec], Module],
+        norm_eps: float,
+        names: dict[str, str] | None = None,
+        embedding_multiplier: float = 1.0,
+    ) -> None:
+        super().__init__()
+        self.names = names or {}
+        self.embed_tokens = Embedding(
+            build, spec.vocab_size, spec.hidden_size, embedding_multiplier, spec.tied_embeddings
+        )
+        self.layers = ModuleList(make_block(layer) for layer in spec.layers)
+        self.norm = RMSNorm(build, spec.hidden_size, norm_eps)
+        self.rotary = Rotary(build, spec.rope) if spec.rope is not None and spec.rope.sections is None else None
+
+    def forward(self, step: StepInputs, memory: Sequence[LayerMemory]) -> torch.Tensor:
+        """-> [tokens, hidden]"""
+        x = self.embed_tokens(step.token_ids)
+        angles = self.rotary(step.positions) if self.rotary is not None else None
+        for block, layer_memory in zip(self.layers, memory, strict=True):
+            x = block(x, angles, step, layer_memory)
+        return self.norm(x.to(self.embed_tokens.dtype))
 
 
 class PredictionHead(Module, ABC):

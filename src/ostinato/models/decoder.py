@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ostinato.layers.attention import Attention
-from ostinato.layers.linear import Embedding
 from ostinato.layers.mamba2 import Mamba2Mixer
-from ostinato.layers.module import Builder, Module, ModuleList
+from ostinato.layers.module import Builder, Module
 from ostinato.layers.norm import RMSNorm
-from ostinato.layers.rotary import Rotary
-from ostinato.models.base import CausalLM
+from ostinato.models.base import Backbone, CausalLM
 from ostinato.plan.model import LayerSpec, ModelSpec
 
 if TYPE_CHECKING:
@@ -57,36 +55,6 @@ class Block(Module):
         y = self.post_attention_layernorm(x)
         x = self.mlp(y, x)
         return x if self.experts is None else self.experts(y, x)
-
-
-class Backbone(Module):
-    """Embedding, blocks and final norm. `names` are the checkpoint's for the attributes, where they differ."""
-
-    def __init__(
-        self,
-        build: Builder,
-        spec: ModelSpec,
-        make_block: Callable[[LayerSpec], Module],
-        norm_eps: float,
-        names: dict[str, str] | None = None,
-        embedding_multiplier: float = 1.0,
-    ) -> None:
-        super().__init__()
-        self.names = names or {}
-        self.embed_tokens = Embedding(
-            build, spec.vocab_size, spec.hidden_size, embedding_multiplier, spec.tied_embeddings
-        )
-        self.layers = ModuleList(make_block(layer) for layer in spec.layers)
-        self.norm = RMSNorm(build, spec.hidden_size, norm_eps)
-        self.rotary = Rotary(build, spec.rope) if spec.rope is not None and spec.rope.sections is None else None
-
-    def forward(self, step: StepInputs, memory: Sequence[LayerMemory]) -> torch.Tensor:
-        """-> [tokens, hidden]"""
-        x = self.embed_tokens(step.token_ids)
-        angles = self.rotary(step.positions) if self.rotary is not None else None
-        for block, layer_memory in zip(self.layers, memory, strict=True):
-            x = block(x, angles, step, layer_memory)
-        return self.norm(x.to(self.embed_tokens.dtype))
 
 
 class Decoder(CausalLM):

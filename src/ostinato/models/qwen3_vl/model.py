@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from ostinato.layers.module import Builder, Module
 from ostinato.layers.rotary import AxialRotary
 from ostinato.layers.vision import VisionEncoder
-from ostinato.models.base import CausalLM
-from ostinato.models.decoder import Backbone, Block
+from ostinato.models.base import Backbone, CausalLM
+from ostinato.models.decoder import Block
 from ostinato.models.qwen3.model import qwen3_block
 from ostinato.models.qwen3_vl.spec import Qwen3VLHyperparameters
 from ostinato.plan.model import LayerSpec, ModelSpec
