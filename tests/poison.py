@@ -13,8 +13,8 @@ from ostinato.cache.holding import Holding
 from ostinato.cache.pool import Pool
 from ostinato.engine.engine import Engine
 from ostinato.graphs.tape import TapeBackend
-from ostinato.layers.step import LayerMemory
 from ostinato.models.base import CausalLM
+from ostinato.ops.step import LayerMemory
 from ostinato.schedule.batch import Batch, StepResult
 from ostinato.speculate.mtp import HeadForward
 from tests.checkpoints import random_prompt

@@ -46,7 +46,7 @@ import torch
 from ostinato import EngineConfig
 from ostinato.engine.run.graphing import make_encoder_graphs
 from ostinato.layers.build import Build
-from ostinato.layers.step import EncoderInputs
+from ostinato.ops.step import EncoderInputs
 from ostinato.ops.select import select_ops
 from ostinato.plan.device.detect import detect
 from ostinato.models.loader import build_model

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from ostinato.engine.run.inputs import step_inputs, write_step
 from ostinato.graphs.buffers import StepBuffers
-from ostinato.layers.step import StepInputs
 from ostinato.media.item import RopePositions
+from ostinato.ops.step import StepInputs
 from ostinato.schedule.batch import Batch, MediaUse, Row
 
 CPU = torch.device("cpu")

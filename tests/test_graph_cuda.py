@@ -15,7 +15,7 @@ from ostinato.errors import CaptureError
 from ostinato.graphs.cuda import CudaBackend
 from ostinato.graphs.places import pointer_of, tensors_in
 from ostinato.graphs.recorder import UNWRITTEN
-from ostinato.layers.step import StepInputs
+from ostinato.ops.step import StepInputs
 from tests.checkpoints import RECIPES
 from tests.graph_steps import CPU, Steps, Toy
 

@@ -8,8 +8,8 @@ import torch
 from ostinato.errors import CaptureError
 from ostinato.graphs.buffers import Addresses
 from ostinato.graphs.tape import TapeBackend
-from ostinato.layers.step import EncoderInputs
 from ostinato.ops.recording import Tap
+from ostinato.ops.step import EncoderInputs
 from tests.native_sets import SETS, native_kernel
 
 

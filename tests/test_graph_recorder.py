@@ -12,8 +12,8 @@ import torch
 
 from ostinato.errors import CaptureError
 from ostinato.graphs.recorder import Call, Recorder
-from ostinato.layers.step import StepInputs
 from ostinato.ops.facts import called_by
+from ostinato.ops.step import StepInputs
 from tests.graph_steps import Steps, Toy
 
 Function = Callable[[torch.Tensor], object]

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from ostinato.errors import CaptureError
 from ostinato.graphs.buffers import check_unmoved
 from ostinato.graphs.check import compare_replay
-from ostinato.layers.step import StepInputs
+from ostinato.ops.step import StepInputs
 from tests.checkpoints import RECIPES
 from tests.graph_steps import Forward, Steps, Toy
 

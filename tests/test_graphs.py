@@ -18,7 +18,7 @@ from ostinato.errors import CapacityError, CaptureError, ConfigError, Remedy
 from ostinato.graphs.buffers import StepBuffers
 from ostinato.graphs.graphs import Forward, GraphKey, Graphs, StepCounts
 from ostinato.layers.mlp import MLP
-from ostinato.layers.step import StepInputs
+from ostinato.ops.step import StepInputs
 from ostinato.plain_data import to_plain
 from ostinato.plan.graphs.capture_plan import CapturePlan
 from ostinato.plan.graphs.coverage import FULL_MODES, PIECEWISE_MODES, coverage

@@ -13,11 +13,11 @@ from safetensors.torch import load_file, save_file
 from ostinato import EngineConfig, ModelError
 from ostinato.engine.run.inputs import step_inputs
 from ostinato.layers.build import Build, checkpoint_views
-from ostinato.layers.step import LayerMemory
 from ostinato.models.base import CausalLM
 from ostinato.models.checkpoint import model_spec, read_config
 from ostinato.models.loader import build_model, load_weights
 from ostinato.ops.select import select_ops
+from ostinato.ops.step import LayerMemory
 from ostinato.plan.model import ModelSpec
 from ostinato.plan.speculation.drafter import with_drafter
 from ostinato.schedule.batch import Batch, Row

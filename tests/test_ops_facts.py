@@ -12,12 +12,12 @@ import torch
 
 from ostinato.engine.run.inputs import step_inputs
 from ostinato.layers.build import Build
-from ostinato.layers.step import LayerMemory
 from ostinato.models.checkpoint import model_spec, read_config
 from ostinato.models.loader import build_model, load_weights
 from ostinato.ops.facts import OPERATIONS, Operations
 from ostinato.ops.native import load_extension
 from ostinato.ops.select import Ops, module_of, select_ops
+from ostinato.ops.step import LayerMemory
 from ostinato.schedule.batch import Batch, Row
 from tests.checkpoints import RECIPES, checkpoint
 from tests.native_sets import SETS

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from ostinato.engine.engine import Engine
-from ostinato.layers.step import StepInputs
+from ostinato.ops.step import StepInputs
 from ostinato.schedule.batch import Batch, StepResult
 from tests.checkpoints import checkpoint
 from tests.graph_steps import without_padding

@@ -18,13 +18,13 @@ from transformers import PretrainedConfig, PreTrainedModel
 from ostinato.engine.run.encoding import write_images
 from ostinato.graphs.buffers import EncoderBuffers
 from ostinato.layers.build import Build
-from ostinato.layers.step import EncoderInputs, LayerMemory, StepInputs
 from ostinato.media.item import MediaItem
 from ostinato.models.checkpoint import model_spec, read_config
 from ostinato.models.loader import build_model, load_weights
 from ostinato.models.qwen3_vl.model import Qwen3VL
 from ostinato.ops.facts import OPERATIONS
 from ostinato.ops.select import Ops, select_ops
+from ostinato.ops.step import EncoderInputs, LayerMemory, StepInputs
 from ostinato.plan.device.detect import detect
 from ostinato.plan.model import ModelSpec, VisionSpec
 from tests.checkpoints import randomize

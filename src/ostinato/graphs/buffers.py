@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from ostinato.errors import CaptureError
-from ostinato.layers.step import (
+from ostinato.ops.step import (
     ENCODER_TABLE,
     EncoderInputs,
     StepInputs,

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from ostinato.errors import CaptureError
-from ostinato.layers.step import LayerMemory, StepInputs
+from ostinato.ops.step import LayerMemory, StepInputs
 
 Run = Callable[[StepInputs], torch.Tensor]
 

@@ -14,7 +14,7 @@ from ostinato.errors import ConfigError, Remedy
 from ostinato.graphs.buffers import StepBuffers, check_unmoved
 from ostinato.graphs.check import compare_replay
 from ostinato.layers.module import Module
-from ostinato.layers.step import LayerMemory, StepInputs
+from ostinato.ops.step import LayerMemory, StepInputs
 from ostinato.plan.graphs.capture_plan import CapturePlan
 from ostinato.plan.graphs.coverage import PIECEWISE_MODES, StepMode, dispatch
 from ostinato.plan.graphs.traffic import Traffic

@@ -12,7 +12,7 @@ from ostinato.plan.model import AttentionSpec
 if TYPE_CHECKING:
     import torch
 
-    from ostinato.layers.step import LayerMemory, StepInputs
+    from ostinato.ops.step import LayerMemory, StepInputs
 
 
 class Attention(Module):

@@ -16,7 +16,7 @@ from ostinato.plan.model import VisionSpec
 if TYPE_CHECKING:
     import torch
 
-    from ostinato.layers.step import EncoderInputs
+    from ostinato.ops.step import EncoderInputs
 
 NORM_EPS = 1e-6
 

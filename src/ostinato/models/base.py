@@ -16,8 +16,8 @@ from ostinato.plan.model import LayerSpec, ModelSpec
 if TYPE_CHECKING:
     import torch
 
-    from ostinato.layers.step import LayerMemory, StepInputs
     from ostinato.layers.vision import VisionEncoder
+    from ostinato.ops.step import LayerMemory, StepInputs
 
 
 class Backbone(Module):

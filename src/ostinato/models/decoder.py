@@ -15,7 +15,7 @@ from ostinato.plan.model import LayerSpec, ModelSpec
 if TYPE_CHECKING:
     import torch
 
-    from ostinato.layers.step import LayerMemory, StepInputs
+    from ostinato.ops.step import LayerMemory, StepInputs
 
 
 class Block(Module):

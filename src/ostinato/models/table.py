@@ -9,7 +9,11 @@ from typing import Any
 
 from ostinato.layers.module import Module, ModuleList
 from ostinato.layers.sketch import Sketch
-from ostinato.layers.step import (
+from ostinato.layers.vision import VisionEncoder
+from ostinato.models.base import CausalLM, PredictionHead
+from ostinato.models.registry import make_model
+from ostinato.ops.facts import OPERATIONS
+from ostinato.ops.step import (
     ENCODER_TABLE,
     EncoderInputs,
     LayerMemory,
@@ -19,10 +23,6 @@ from ostinato.layers.step import (
     step_sizes,
     step_table,
 )
-from ostinato.layers.vision import VisionEncoder
-from ostinato.models.base import CausalLM, PredictionHead
-from ostinato.models.registry import make_model
-from ostinato.ops.facts import OPERATIONS
 from ostinato.plan.calls import Calls
 from ostinato.plan.model import DrafterSpec, ModelSpec, VisionSpec
 from ostinato.plan.weights import Weight

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import torch
 
-from ostinato.layers.step import LayerMemory, StepInputs
 from ostinato.models.base import CausalLM
+from ostinato.ops.step import LayerMemory, StepInputs
 from ostinato.ops.token_shift import first_inputs
 from ostinato.sample.choose import choose
 from ostinato.sample.state import Pick

@@ -9,8 +9,8 @@ from pathlib import Path
 from ostinato.engine.run.graphing import make_graphs
 from ostinato.engine.run.inputs import write_step
 from ostinato.graphs.graphs import Graphs
-from ostinato.layers.step import LayerMemory
 from ostinato.models.base import CausalLM
+from ostinato.ops.step import LayerMemory
 from ostinato.plan.model import ModelSpec
 from ostinato.plan.plan import Plan
 from ostinato.plan.speculation.draft_capture import draft_capture

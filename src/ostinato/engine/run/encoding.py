@@ -12,8 +12,8 @@ import torch
 
 from ostinato.graphs.buffers import EncoderBuffers
 from ostinato.graphs.encoder import EncoderGraphs
-from ostinato.layers.step import EncoderInputs
 from ostinato.media.item import MediaItem
+from ostinato.ops.step import EncoderInputs
 from ostinato.plan.model import VisionSpec
 from ostinato.schedule.batch import MediaToEncode
 

@@ -14,8 +14,8 @@ from ostinato.graphs.cuda import CudaBackend
 from ostinato.graphs.encoder import EncoderGraphs
 from ostinato.graphs.graphs import Backend, Forward, Graphs, persistent_storages, weight_storages
 from ostinato.graphs.tape import TapeBackend
-from ostinato.layers.step import EncoderInputs, LayerMemory
 from ostinato.models.base import CausalLM
+from ostinato.ops.step import EncoderInputs, LayerMemory
 from ostinato.plan.encoder.choice import EncoderPlan
 from ostinato.plan.graphs.capture_plan import CapturePlan
 from ostinato.plan.model import VisionSpec

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from ostinato.graphs.buffers import StepBuffers
-from ostinato.layers.step import StepInputs
+from ostinato.ops.step import StepInputs
 from ostinato.schedule.batch import Batch, Row
 
 Drafts = Sequence[Sequence[int]]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from ostinato.layers import pages
-from ostinato.layers.step import LayerMemory
+from ostinato.ops.step import LayerMemory
 from ostinato.plan.model import LayerSpec, ModelSpec
 from ostinato.plan.plan import Plan
 

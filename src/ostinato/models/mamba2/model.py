@@ -14,7 +14,7 @@ from ostinato.plan.model import LayerSpec, Mamba2Spec, ModelSpec
 if TYPE_CHECKING:
     import torch
 
-    from ostinato.layers.step import LayerMemory, StepInputs
+    from ostinato.ops.step import LayerMemory, StepInputs
 
 
 class Block(Module):

@@ -18,7 +18,7 @@ from ostinato.plan.rope import axes, inverse_frequencies
 if TYPE_CHECKING:
     import torch
 
-    from ostinato.layers.step import EncoderInputs, LayerMemory, StepInputs
+    from ostinato.ops.step import EncoderInputs, LayerMemory, StepInputs
 
 
 class TextBackbone(Backbone):

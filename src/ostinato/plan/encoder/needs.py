@@ -6,9 +6,9 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 
-from ostinato.layers.step import ENCODER_TABLE, encoder_sizes, table_bytes
 from ostinato.ops.facts import Backend, called_by
 from ostinato.ops.scratch import native_encoder_attention
+from ostinato.ops.step import ENCODER_TABLE, encoder_sizes, table_bytes
 from ostinato.plan.memory.kernel_scratch import native_scratch
 from ostinato.plan.model import DTYPE_BYTES, LayerSpec, VisionSpec
 from ostinato.units import MiB

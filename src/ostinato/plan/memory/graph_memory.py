@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ostinato.layers.step import step_sizes, step_table, table_bytes
 from ostinato.ops.facts import Backend
+from ostinato.ops.step import step_sizes, step_table, table_bytes
 from ostinato.plan.calls import Calls
 from ostinato.plan.limits import Limits
 from ostinato.plan.memory.passes import Pass, drafter_pass, own_pass

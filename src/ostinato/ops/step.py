@@ -1,4 +1,4 @@
-"""What the layers get in a step: its inputs, and each layer's part of the cache memory.
+"""What kernels and layers read in a step: its inputs, and each layer's part of the cache memory.
 
 The fields of `StepInputs` and `EncoderInputs` are the table of inputs: from it come the persistent buffers, their bytes
 in the plan, and the views that layers read. No torch is imported, so that the plan can read it.
