@@ -53,8 +53,8 @@ def poison_all(engine: Engine) -> None:
     if encoder._buffers is not None:
         assert isinstance(encoder._backend, TapeBackend)
         encoder._backend.arena.poison()
-        encoder._buffers.whole.patches[:] = NAN
-        encoder._buffers.whole.tap_weights[:] = NAN
+        encoder._buffers.tensors["patches"][:] = NAN
+        encoder._buffers.tensors["tap_weights"][:] = NAN
 
 
 def watch_cells(engine: Engine) -> None:
