@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ostinato import SamplingParams
+from ostinato import LLM, SamplingParams
 from ostinato.engine.engine import Engine
 from ostinato.schedule.batch import Batch, StepResult
 from tests.checkpoints import checkpoint
@@ -161,3 +161,8 @@ def test_the_statistics_are_what_a_count_by_hand_gives(method: str) -> None:
         len(row.token_ids) for batch, results in watched.steps for row in results.rows[batch.num_decode_rows :]
     )
     assert told["tokens"] + of_prompts == engine.stats()["generated_tokens"] == 3 * NEW
+
+
+def test_a_prediction_head_without_graphs_of_its_own_takes_no_memory_for_them() -> None:
+    llm = LLM("demo", graph_mode="piecewise", speculative="mtp:3", max_num_seqs=4, max_model_len=165, threads=1)
+    assert llm.stats()["graphs"]["observed_bytes"] <= llm.plan.memory.graphs

@@ -147,7 +147,7 @@ class Runner:
             "captured": self.num_captured,
             "capture_seconds": round(sum(each.capture_seconds for each in graphs), 3),
             "planned_bytes": self.plan.memory.graphs,
-            "observed_bytes": sum(each.num_bytes for each in graphs) if self.graphs.planned() else 0,
+            "observed_bytes": sum(each.num_bytes for each in graphs if each.planned()),
         }
 
     def _all_graphs(self) -> list[Graphs]:
