@@ -19,12 +19,12 @@ test: .venv/.installed-test native
 
 # The same without native kernels: what runs where there is no compiler. Tests of the kernels alone need no second time.
 test-reference: .venv/.installed-test
-	$(BIN)/python -m pytest -n auto --reference-kernels --ignore-glob='tests/test_native_*'
+	$(BIN)/python -m pytest -n auto --reference-kernels --ignore-glob='tests/ops/test_native_*'
 
 # What the tests of the server do in seconds, for minutes: 10,000 requests, and more of them made up from its schema.
 soak: .venv/.installed-test native
-	SOAK_REQUESTS=10000 $(BIN)/python -m pytest -s tests/test_serve_soak.py
-	SCHEMA_EXAMPLES=300 $(BIN)/python -m pytest tests/test_serve_schema.py
+	SOAK_REQUESTS=10000 $(BIN)/python -m pytest -s tests/serve/test_serve_soak.py
+	SCHEMA_EXAMPLES=300 $(BIN)/python -m pytest tests/serve/test_serve_schema.py
 
 # Every command that the pages show, also those that take some seconds. `make test` runs the others.
 docs-check: .venv/.installed-test native
@@ -61,7 +61,7 @@ native: $(if $(filter $(BIN)/python,$(PY)),.venv/.installed)
 # package of their own that goes before src/. Both runtimes and libstdc++ must be there before Python: LD_PRELOAD. Leaks
 # are not looked for, since Python itself ends without freeing all that it has.
 SANITIZED := build/sanitize/package
-SANITIZED_TESTS := $(wildcard tests/test_native_*.py) tests/test_ops.py tests/test_state_ops.py tests/test_graph_tape.py tests/test_models.py
+SANITIZED_TESTS := $(wildcard tests/ops/test_native_*.py) tests/ops/test_ops.py tests/ops/test_state_ops.py tests/graphs/test_graph_tape.py tests/models/test_models.py
 PRELOADED := $(foreach lib,libasan.so libubsan.so libstdc++.so,$$($${CXX:-c++} -print-file-name=$(lib)))
 
 native-sanitize: $(if $(filter $(BIN)/python,$(PY)),.venv/.installed-test)

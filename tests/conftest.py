@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, settings
 
 from ostinato.plan.device import detect as device
 from ostinato.plan.device.instruction_sets import NativeFacts
-from tests.draws import IMPLEMENTATIONS, choose_draw
+from tests.support.draws import IMPLEMENTATIONS, choose_draw
 
 torch.set_num_threads(1)
 

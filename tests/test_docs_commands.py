@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from ostinato.cli.main import main
-from tests.docs_pages import PAGES, ROOT, Block, assert_printed, blocks
-from tests.serving import Served, serving
+from tests.support.docs_pages import PAGES, ROOT, Block, assert_printed, blocks
+from tests.support.serving import Served, serving
 
 ADDRESS = "http://127.0.0.1:8000"
 ALL = "DOCS_CHECK" in os.environ

@@ -16,7 +16,7 @@ from typer.main import get_command
 from ostinato.cli.main import app
 from ostinato.config import ALIASES
 from ostinato.demo.drawings import held_out
-from tests.docs_pages import LANGUAGES, PAGES, ROOT, assert_printed, blocks
+from tests.support.docs_pages import LANGUAGES, PAGES, ROOT, assert_printed, blocks
 
 MOST_BYTES = 8192
 COMING_FROM = ROOT / "docs/coming-from-vllm-or-llama-cpp.md"

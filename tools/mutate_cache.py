@@ -25,19 +25,19 @@ PACKAGE = REPOSITORY / "src" / "ostinato"
 
 # The programs come last: they take longest, and a test that names what is broken says more.
 TESTS = (
-    "tests/test_pool.py",
-    "tests/test_cache_chain.py",
-    "tests/test_cache_placement.py",
-    "tests/test_cache_eviction.py",
-    "tests/test_cache_report.py",
-    "tests/test_cache_manager.py",
-    "tests/test_cache_hits.py",
-    "tests/test_cache_windows.py",
-    "tests/test_scheduler_drafts.py",
-    "tests/test_scheduler_memory.py",
-    "tests/test_scheduler_properties.py",
-    "tests/test_encoder_cache.py",
-    "tests/test_scheduler_media.py",
+    "tests/cache/test_pool.py",
+    "tests/cache/test_cache_chain.py",
+    "tests/cache/test_cache_placement.py",
+    "tests/cache/test_cache_eviction.py",
+    "tests/cache/test_cache_report.py",
+    "tests/cache/test_cache_manager.py",
+    "tests/cache/test_cache_hits.py",
+    "tests/cache/test_cache_windows.py",
+    "tests/schedule/test_scheduler_drafts.py",
+    "tests/schedule/test_scheduler_memory.py",
+    "tests/schedule/test_scheduler_properties.py",
+    "tests/cache/test_encoder_cache.py",
+    "tests/schedule/test_scheduler_media.py",
 )
 
 MOST_SECONDS = 300

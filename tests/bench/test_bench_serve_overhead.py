@@ -1,0 +1,73 @@
+"""`ostinato bench serve-overhead`: its figures from plain numbers, the server that it starts, and its report."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from ostinato import ModelError, RequestError
+from ostinato.bench.serve.overhead import Round, compare_round, overhead_figures, server_process, setting_flags
+from ostinato.bench.serve.sending import Outcome, Run
+from ostinato.cli.main import main
+from tests.support.text_checkpoint import text_checkpoint
+
+GENERATED: dict[str, Any] = {"texts": ["a", "b"], "output_tokens": 8, "seconds": 2.0}
+
+
+def run_of(*outcomes: Outcome) -> Run:
+    return Run(list(outcomes), seconds=4.0, not_sent=0, cpu_seconds=0.0, loop_lags=[])
+
+
+def outcome(number: int, text: str, **more: Any) -> Outcome:
+    return Outcome(number, 0.0, 0.0, 4.0, (1.0, 4.0), text, 3, 4, **more)
+
+
+def test_a_round_compares_rates_and_the_answers_to_each_prompt() -> None:
+    assert compare_round(run_of(outcome(0, "a"), outcome(1, "c")), GENERATED) == Round(2.0, 4.0, same=1)
+    assert compare_round(run_of(outcome(0, "b"), outcome(1, "a")), GENERATED).same == 0
+
+
+def test_a_server_that_fails_a_request_is_not_compared() -> None:
+    failed = outcome(1, "", error="http_500", detail="a step failed")
+    with pytest.raises(RequestError, match="failed 1 of 2 requests: http_500, a step failed"):
+        compare_round(run_of(outcome(0, "a"), failed), GENERATED)
+
+
+def test_the_ratio_is_that_of_each_round() -> None:
+    figures = overhead_figures([Round(9.0, 10.0, 2), Round(10.0, 20.0, 2), Round(16.0, 20.0, 1)])
+    assert figures["ratio"] == {"median": 0.8, "min": 0.5, "max": 0.9}
+    assert figures["server_tokens_per_second"]["median"] == 10
+    assert figures["generate_tokens_per_second"]["median"] == 20
+    assert figures["same_answers"] == [2, 2, 1]
+
+
+def test_settings_are_handed_to_the_server_as_flags() -> None:
+    settings = {"model": "demo", "strict": True, "enable_prefix_caching": False, "capture_rows": (2, 4), "threads": 1}
+    assert setting_flags(settings) == [
+        "--model", "demo", "--strict", "--no-enable-prefix-caching", "--capture-rows", "2,4", "--threads", "1",
+    ]  # fmt: skip
+
+
+def test_a_server_that_does_not_start_says_why() -> None:
+    with pytest.raises(ModelError, match="the server ended with status 2") as failed, server_process({"threads": -1}):
+        pass
+    assert "threads" in failed.value.message
+
+
+def test_the_report_has_both_and_the_answers_are_the_same(capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ["--threads", "1", "--dtype", "float32", "--cache-memory", "8MiB", "--max-model-len", "96"]
+    load = ["--concurrency", "3", "--requests", "5", "--prompt-tokens", "30", "--output-tokens", "uniform:4:6"]
+    with pytest.raises(SystemExit) as end:
+        main(["bench", "serve-overhead", str(text_checkpoint()), *flags, *load, "--rounds", "1", "--json"])
+    assert not end.value.code
+    report = json.loads(capsys.readouterr().out)
+    assert report["same_answers"] == [5]
+    assert report["settings"]["max_num_seqs"] == report["settings"]["concurrency"] == 3
+    [served] = report["served"]
+    assert (served["complete"], served["errors"], served["at_once"]["most"]) == (5, {}, 3)
+    assert report["ratio"]["median"] == pytest.approx(
+        report["server_tokens_per_second"]["median"] / report["generate_tokens_per_second"]["median"]
+    )
+    assert report["model"]["architecture"] == "nemotron_h"

@@ -1,0 +1,165 @@
+"""The engine's prefix cache as a caller sees it: what outputs and statistics say, and what keeps requests apart."""
+
+from __future__ import annotations
+
+import pytest
+
+from ostinato import RequestError
+from ostinato.engine.engine import Engine
+from ostinato.engine.outputs import RequestOutput
+from tests.support.checkpoints import random_prompt
+from tests.support.engines import assert_empty, complete, greedy, make_engine, run, sampled
+from tests.support.parity import cached, misses
+
+PROMPT = random_prompt(70, seed=9)
+MODES = ("none", "align", "all")
+
+
+def assert_sums(engine: Engine, outputs: list[RequestOutput]) -> None:
+    """The statistics are the sums of what the outputs say, and these the prompts."""
+    prefix = engine.stats()["prefix_cache"]
+    assert prefix["cached_tokens"] == sum(map(cached, outputs))
+    for cause, tokens in prefix["misses"].items():
+        assert tokens == sum(misses(output).get(cause, 0) for output in outputs)
+    for output in outputs:
+        assert cached(output) + sum(misses(output).values()) == len(output.prompt_token_ids)
+    assert prefix["cached_tokens"] + sum(prefix["misses"].values()) == engine.stats()["prompt_tokens"]
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_the_statistics_add_up_to_the_prompts(mode: str) -> None:
+    engine = make_engine(state_cache_mode=mode, state_block_size=16)
+    prompts = [PROMPT, PROMPT, PROMPT[:40], PROMPT[:64], PROMPT[:32] + random_prompt(30, seed=3), PROMPT[:1]]
+    outputs = [complete(engine, prompt, greedy()) for prompt in prompts]
+    for prompt in prompts:
+        engine.add(prompt, greedy())
+    outputs += run(engine).values()
+    assert_sums(engine, outputs)
+    assert (engine.stats()["prefix_cache"]["cached_tokens"] > 0) == (mode != "none")
+
+
+def test_a_hit_is_told_with_its_causes_of_misses() -> None:
+    engine = make_engine(state_block_size=32)
+    outputs = [complete(engine, prompt, greedy(max_tokens=1)) for prompt in (PROMPT, PROMPT, PROMPT[:60], PROMPT[:16])]
+    told = [(cached(output), misses(output)) for output in outputs]
+    assert told == [
+        (0, {"never_seen": 64, "recomputed_tail": 6}),
+        (64, {"recomputed_tail": 6}),
+        (32, {"no_checkpoint": 16, "recomputed_tail": 12}),
+        (0, {"recomputed_tail": 16}),
+    ]
+    assert [output.cache.checkpoint_spacing for output in outputs if output.cache] == [32] * 4
+
+
+def test_nothing_is_told_before_the_request_has_begun() -> None:
+    engine = make_engine(max_num_seqs=1)
+    first, second = (engine.output(engine.add(PROMPT, greedy())) for _ in range(2))
+    assert first is not None
+    assert second is not None
+    assert first.cache is None
+    engine.step()
+    assert cached(first) == 0
+    assert second.cache is None
+    run(engine)
+    assert cached(second) == 64
+
+
+def test_what_a_preempted_request_finds_again_does_not_change_what_was_told_of_its_prompt() -> None:
+    engine = make_engine()
+    output = engine.output(engine.add(PROMPT, greedy()))
+    assert output is not None
+    for _ in range(5):
+        engine.step()
+    engine.scheduler.preempt(output.request_id)
+    run(engine)
+    assert (cached(output), misses(output)) == (0, {"never_seen": 64, "recomputed_tail": 6})
+    assert engine.stats()["prefix_cache"]["restored_tokens"] == 64
+    assert_sums(engine, [output])
+
+
+def test_requests_of_different_salts_share_nothing() -> None:
+    engine = make_engine()
+    outputs = []
+    for salt in (None, "a", "b", None, "a", "b"):
+        output = engine.output(engine.add(PROMPT, greedy(), cache_salt=salt))
+        assert output is not None
+        run(engine)
+        outputs.append(output)
+    assert [cached(output) for output in outputs] == [0, 0, 0, 64, 64, 64]
+    assert all(output.outputs == outputs[0].outputs for output in outputs)
+
+
+@pytest.mark.parametrize("salt", ["", 5, b"a"])
+def test_a_salt_that_is_no_text_is_refused(salt: object) -> None:
+    engine = make_engine()
+    with pytest.raises(RequestError, match=r"cache_salt .* should be text that is not empty"):
+        engine.add(PROMPT, greedy(), cache_salt=salt)  # type: ignore[arg-type]
+    assert_empty(engine)
+    assert engine.stats()["requests"] == 0
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_log_probabilities_of_a_prompt_that_is_cached_are_those_of_one_that_is_not(mode: str) -> None:
+    """They are computed, since the cache has none; the other samples of the request need not compute the prompt."""
+    engine = make_engine(state_cache_mode=mode, state_block_size=16)
+    params = sampled(prompt_logprobs=2, n=2)
+    cold = complete(make_engine(enable_prefix_caching=False), PROMPT, params)
+    complete(engine, PROMPT, greedy())
+    warm = complete(engine, PROMPT, params)
+    assert (cached(warm), misses(warm)) == (0, {"not_wanted": len(PROMPT)})
+    assert [each.token_ids for each in warm.outputs] == [each.token_ids for each in cold.outputs]
+    assert warm.prompt_logprobs is not None
+    assert cold.prompt_logprobs is not None
+    for given, wanted in zip(warm.prompt_logprobs[1:], cold.prompt_logprobs[1:], strict=True):
+        assert given is not None
+        assert wanted is not None
+        assert given.token_id == wanted.token_id
+        assert given.logprob == pytest.approx(wanted.logprob, abs=1e-4)
+    samples = engine.stats()["prefix_cache"]
+    assert samples["misses"]["not_wanted"] == len(PROMPT)
+    assert samples["cached_tokens"] == (0 if mode == "none" else 64)
+
+
+def test_preempted_log_probabilities_of_a_prompt_go_on_where_they_were_delivered() -> None:
+    """What was delivered need not be computed again, so so much may be taken from the cache."""
+    engine = make_engine(max_num_batched_tokens=20, max_num_seqs=1, state_cache_mode="align", state_block_size=16)
+    expected = complete(make_engine(), PROMPT, greedy(prompt_logprobs=1))
+    output = engine.output(engine.add(PROMPT, greedy(prompt_logprobs=1)))
+    assert output is not None
+    for _ in range(3):
+        engine.step()
+    engine.scheduler.preempt(output.request_id)
+    run(engine)
+    assert engine.stats()["prefix_cache"]["restored_tokens"] == 48
+    assert output.outputs == expected.outputs
+    assert output.prompt_logprobs is not None
+    assert expected.prompt_logprobs is not None
+    given, wanted = output.prompt_logprobs[1:], expected.prompt_logprobs[1:]
+    assert [each.logprob for each in given if each] == pytest.approx(
+        [each.logprob for each in wanted if each], abs=1e-4
+    )
+    assert len(given) == len(wanted) == len(PROMPT) - 1
+
+
+def test_a_failed_step_leaves_nothing_in_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = make_engine()
+
+    def fail(batch: object) -> None:
+        raise RuntimeError(f"boom in {batch}")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(engine.runner, "run", fail)
+        engine.add(PROMPT, greedy())
+        run(engine)
+    usage = engine.scheduler.cache.usage()
+    assert usage.blocks_cached == usage.slots_cached == 0
+    assert cached(complete(engine, PROMPT, greedy())) == 0
+
+
+def test_an_aborted_request_leaves_what_it_has_computed() -> None:
+    engine = make_engine()
+    request_id = engine.add(PROMPT, greedy())
+    engine.step()
+    engine.abort(request_id)
+    assert_empty(engine)
+    assert cached(complete(engine, PROMPT, greedy())) == 64

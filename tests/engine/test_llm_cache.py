@@ -1,0 +1,102 @@
+"""LLM and the prefix cache: what `generate` and `chat` say of it, and what keeps callers apart."""
+
+from __future__ import annotations
+
+import pytest
+
+from ostinato import LLM, RequestError, SamplingParams
+from tests.support.parity import cached, misses
+from tests.support.text_checkpoint import SETTINGS, text_checkpoint
+
+PARAMS = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True)
+SYSTEM = {"role": "system", "content": "answer in one word, please"}
+TEXT = "a text of some 50 tokens that comes more than once"
+
+
+@pytest.fixture
+def llm() -> LLM:
+    """With nothing in its cache."""
+    return LLM(str(text_checkpoint()), **SETTINGS)
+
+
+def boundary(num_tokens: int) -> int:
+    return (num_tokens - 1) // 16 * 16
+
+
+def test_a_prompt_that_is_generated_from_again_comes_from_the_cache(llm: LLM) -> None:
+    [cold], [warm] = llm.generate(TEXT, PARAMS), llm.generate(TEXT, PARAMS)
+    num_tokens = len(cold.prompt_token_ids)
+    assert (cached(cold), cached(warm)) == (0, boundary(num_tokens))
+    assert misses(warm) == {"recomputed_tail": num_tokens - boundary(num_tokens)}
+    assert warm.outputs == cold.outputs
+
+
+def test_prompts_of_one_call_find_each_other_s_beginnings(llm: LLM) -> None:
+    texts = [TEXT + end for end in ("", "!", " again", "?")]
+    outputs = llm.generate(texts, PARAMS)
+    assert sum(map(cached, outputs)) == 0  # all of them begin in one step
+    assert llm.stats()["prefix_cache"]["shared_blocks"] > 0
+    assert [output.outputs for output in llm.generate(texts, PARAMS)] == [output.outputs for output in outputs]
+    prefix = llm.stats()["prefix_cache"]
+    assert prefix["cached_tokens"] == sum(boundary(len(output.prompt_token_ids)) for output in outputs)
+    assert prefix["cached_tokens"] + sum(prefix["misses"].values()) == llm.stats()["prompt_tokens"]
+
+
+def test_the_next_turn_of_a_chat_begins_where_the_last_one_ended(llm: LLM) -> None:
+    first = [SYSTEM, {"role": "user", "content": "hi"}]
+    [output] = llm.chat(first, PARAMS)
+    assert cached(output) == 0
+    [same] = llm.chat(first, PARAMS)
+    assert cached(same) == boundary(len(output.prompt_token_ids))
+    # The template puts the roles' names before the texts, so the second turn goes on as the first one's text did.
+    text = output.outputs[0].text
+    [following] = llm.generate(llm.engine.render_chat(first) + text + "\nuser: so?\nanswer:", PARAMS)
+    assert cached(following) >= boundary(len(output.prompt_token_ids))
+
+
+def test_callers_of_different_salts_share_nothing(llm: LLM) -> None:
+    messages = [SYSTEM, {"role": "user", "content": "hi"}]
+    hits = []
+    for salt in (None, "one", "two", "one", None):
+        [generated], [chat] = (
+            llm.generate(TEXT, PARAMS, cache_salt=salt),
+            llm.chat(messages, PARAMS, cache_salt=salt),
+        )
+        hits.append((cached(generated) > 0, cached(chat) > 0))
+    assert hits == [(False, False)] * 3 + [(True, True)] * 2
+
+
+def test_an_empty_salt_is_refused_before_anything_runs(llm: LLM) -> None:
+    with pytest.raises(RequestError, match="cache_salt"):
+        llm.generate([TEXT, TEXT], PARAMS, cache_salt="")
+    assert llm.stats()["steps"] == 0
+
+
+def test_a_stream_s_salt_keeps_it_apart_too(llm: LLM) -> None:
+    messages = [SYSTEM, {"role": "user", "content": "hi"}]
+    for salt in (None, "one", "one", None):
+        list(llm.stream(TEXT, PARAMS, cache_salt=salt))
+        list(llm.stream_chat(messages, PARAMS, cache_salt=salt))
+    hits = [cached(llm.generate(TEXT, PARAMS, cache_salt=salt)[0]) > 0 for salt in (None, "one", "two")]
+    assert hits == [True, True, False]
+    assert cached(llm.chat(messages, PARAMS, cache_salt="one")[0]) > 0
+    with pytest.raises(RequestError, match="cache_salt"):
+        llm.stream(TEXT, PARAMS, cache_salt="")
+
+
+def test_after_a_reset_the_same_prompt_begins_cold(llm: LLM) -> None:
+    [cold] = llm.generate(TEXT, PARAMS)
+    assert (cold.num_cached_tokens, llm.generate(TEXT, PARAMS)[0].num_cached_tokens) == (
+        0,
+        boundary(len(cold.prompt_token_ids)),
+    )
+    stream = llm.stream(TEXT + "!", PARAMS)
+    next(stream)
+    assert not llm.reset_prefix_cache()
+    stream.close()
+    assert llm.reset_prefix_cache()
+    usage = llm.stats()["cache"]
+    assert (usage["blocks_cached"], usage["slots_cached"], usage["blocks_used"], usage["slots_used"]) == (0, 0, 0, 0)
+    [again] = llm.generate(TEXT, PARAMS)
+    assert again.cache == cold.cache
+    assert again.outputs == cold.outputs

@@ -1,0 +1,79 @@
+"""What LLM takes for prompts, parameters and conversations, and what it refuses to guess."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy
+import pytest
+import torch
+
+from ostinato import LLM, ModelError, RequestError, SamplingParams
+from tests.support.text_checkpoint import SETTINGS, text_checkpoint
+
+IDS = [5, 9, 7]
+GREEDY = SamplingParams(temperature=0, max_tokens=4)
+
+
+@pytest.fixture(scope="module")
+def llm() -> LLM:
+    return LLM(str(text_checkpoint()), **SETTINGS)
+
+
+def prompts_of(llm: LLM, prompts: Any) -> list[list[int]]:
+    return [output.prompt_token_ids for output in llm.generate(prompts, GREEDY)]
+
+
+@pytest.mark.parametrize("make", [list, tuple, numpy.array, torch.tensor, lambda ids: [numpy.int64(i) for i in ids]])
+def test_token_ids_may_be_integers_of_any_kind(llm: LLM, make: Callable[[list[int]], Any]) -> None:
+    assert prompts_of(llm, make(IDS)) == [IDS]
+    assert prompts_of(llm, [make(IDS), make(IDS[:1])]) == [IDS, IDS[:1]]
+
+
+def test_the_rows_of_an_array_are_prompts(llm: LLM) -> None:
+    assert prompts_of(llm, numpy.array([IDS, IDS])) == [IDS, IDS]
+    assert prompts_of(llm, numpy.array([[5], [9]])) == [[5], [9]]
+
+
+def test_no_prompt_of_a_generator_is_lost(llm: LLM) -> None:
+    assert [output.prompt for output in llm.generate((text for text in ("ab", "ef")), GREEDY)] == ["ab", "ef"]
+
+
+@pytest.mark.parametrize("prompts", [{"prompt": "ab"}, [{"prompt": "ab"}], b"ab", [b"ab"], None, 5])
+def test_what_is_neither_text_nor_token_ids_is_refused(llm: LLM, prompts: Any) -> None:
+    with pytest.raises(RequestError, match="a prompt is text or a list of token ids"):
+        llm.generate(prompts, GREEDY)
+
+
+@pytest.mark.parametrize("params", [{"temperature": 0}, "greedy", ["greedy"], 0.5])
+def test_parameters_that_are_no_sampling_params_are_refused(llm: LLM, params: Any) -> None:
+    with pytest.raises(RequestError, match="params should be SamplingParams"):
+        llm.generate(["ab"], params)
+
+
+def test_one_message_is_no_conversation(llm: LLM) -> None:
+    with pytest.raises(RequestError, match="list of messages"):
+        llm.chat({"role": "user", "content": "ab"}, GREEDY)  # type: ignore[arg-type]
+
+
+def test_a_priority_that_has_no_order_is_refused(llm: LLM) -> None:
+    with pytest.raises(RequestError, match="priority 'high' should be a whole number"):
+        llm.engine.add(IDS, GREEDY, priority="high")  # type: ignore[arg-type]
+    assert not llm.engine.has_unfinished
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"eos_token_id": "</s>"}, {"eos_token_id": [1, None]}, {"do_sample": True, "temperature": "hot"}],
+)
+def test_generation_defaults_that_make_no_sense_are_a_model_error_at_start_up(
+    tmp_path: Path, settings: dict[str, Any]
+) -> None:
+    directory = shutil.copytree(text_checkpoint(), tmp_path / "model")
+    (directory / "generation_config.json").write_text(json.dumps(settings))
+    with pytest.raises(ModelError, match=r"eos_token_id|generation_config\.json.*temperature"):
+        LLM(str(directory), **SETTINGS)

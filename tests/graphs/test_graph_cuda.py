@@ -1,0 +1,263 @@
+"""CUDA graphs: how a step is cut into segments, on a pretended device; and on a GPU, that replays give the same."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from ostinato.errors import CaptureError
+from ostinato.graphs.cuda import CudaBackend
+from ostinato.graphs.places import pointer_of, tensors_in
+from ostinato.graphs.recorder import UNWRITTEN
+from ostinato.ops.step import StepInputs
+from tests.support.checkpoints import RECIPES
+from tests.support.graph_steps import CPU, Steps, Toy
+
+
+@pytest.fixture(autouse=True)
+def inference() -> Iterator[None]:
+    with torch.inference_mode():
+        yield
+
+
+class PretendedSegment(TorchDispatchMode):
+    """Keeps torch's calls, also those in kernels, and makes them again into the same memory."""
+
+    def __init__(self, log: list[str]) -> None:
+        super().__init__()
+        self._log = log
+        self._calls: list[tuple[Any, Any, Any, list[tuple[int, torch.Tensor]]]] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        given = {pointer_of(tensor) for tensor in tensors_in((args, kwargs))}
+        new = [(i, each) for i, each in enumerate(tensors_in(result)) if pointer_of(each) not in given]
+        self._calls.append((func, args, kwargs or {}, new))
+        return result
+
+    def begin(self) -> None:
+        self._log.append("begin")
+        self.__enter__()
+
+    def end(self) -> None:
+        self._log.append("end")
+        self.__exit__(None, None, None)
+
+    def poison(self) -> None:
+        for *_, new in self._calls:
+            for _, out in new:
+                if out.is_floating_point():
+                    out.fill_(float("nan"))
+
+    def replay(self) -> None:
+        self._log.append("replay")
+        for func, args, kwargs, new in self._calls:
+            values = list(tensors_in(func(*args, **kwargs)))
+            for index, out in new if func.overloadpacket.__name__ not in UNWRITTEN else ():
+                out.copy_(values[index])
+
+
+class PretendedDriver:
+    """A device whose graphs are lists of torch's calls."""
+
+    def __init__(self) -> None:
+        self.log: list[str] = []
+        self.segments: list[PretendedSegment] = []
+
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        self.log.append("aside")
+        yield
+        self.log.append("back")
+
+    def new_segment(self) -> PretendedSegment:
+        self.segments.append(PretendedSegment(self.log))
+        return self.segments[-1]
+
+    def memory_at(self, pointer: int, num_bytes: int) -> torch.Tensor:
+        assert self.log[-1] != "begin", "memory is reached during a capture"
+        return torch.frombuffer((ctypes.c_uint8 * num_bytes).from_address(pointer), dtype=torch.uint8)
+
+    def reserved_bytes(self) -> int:
+        return 1000 * len(self.segments)
+
+    def poison(self) -> None:
+        for segment in self.segments:
+            segment.poison()
+
+
+def backend_of(toy: Toy) -> tuple[CudaBackend, PretendedDriver]:
+    driver = PretendedDriver()
+    return CudaBackend(toy.tap, toy.persistent(), CPU, driver), driver
+
+
+class TwoParts:
+    """A step with two parts that may be left out, one after the other, between capturable kernels."""
+
+    def __init__(self, toy: Toy) -> None:
+        self.toy = toy
+        self.seen: list[tuple[str, int]] = []
+        self.linear = toy.tap.wrap("linear", lambda x, weight: x @ weight)
+
+    def __call__(self, step: StepInputs) -> torch.Tensor:
+        x = self.toy.table[step.token_ids]
+        query, key = self.linear(x, self.toy.weight).chunk(2, dim=-1)
+        y = self.toy.tap.split("attention", self.attend, (query, key), step, 0.5)
+        z = self.toy.tap.split("state", self.mix, (y,), step)
+        return self.linear(torch.cat((z, y), -1), self.toy.weight) + x
+
+    def attend(self, query: torch.Tensor, key: torch.Tensor, step: StepInputs, scale: float) -> torch.Tensor:
+        self.seen.append(("attention", query.shape[0]))
+        self.toy.cache.index_copy_(0, step.kv_cells, torch.cat((query, key), -1))
+        return query * scale + self.toy.cache[step.kv_cells][:, 3:]
+
+    def mix(self, y: torch.Tensor, step: StepInputs) -> torch.Tensor:
+        self.seen.append(("state", y.shape[0]))
+        return y.cumsum(0) + step.positions.unsqueeze(-1)
+
+
+def check_replays(toy: Toy, forward: TwoParts, backend: CudaBackend, poison: Callable[[], None]) -> None:
+    for splits in ((), ("attention",), ("attention", "state")):
+        graph = backend.capture(forward, toy.padding(), splits)
+        for tokens in ([3, 1, 4], [1, 5, 9, 2, 6, 5, 3, 5], [8]):
+            step = toy.write(tokens)
+            poison()
+            given = graph.replay(step)[: len(tokens)].clone()
+            torch.testing.assert_close(given, forward(step), rtol=1e-4, atol=1e-4)
+
+
+def test_replays_with_and_without_parts_left_out_give_what_the_step_gives() -> None:
+    toy = Toy()
+    backend, driver = backend_of(toy)
+    check_replays(toy, TwoParts(toy), backend, driver.poison)
+
+
+def test_a_graph_is_cut_where_parts_are_left_out_and_nowhere_else() -> None:
+    for splits, segments in (((), 1), (("state",), 2), (("attention", "state"), 3), (("moe",), 1)):
+        toy = Toy()
+        backend, driver = backend_of(toy)
+        graph = backend.capture(TwoParts(toy), toy.padding(), splits)
+        assert driver.log == ["aside", *("begin", "end") * segments, "back"]
+        assert backend.num_bytes == 1000 * segments
+        graph.replay(toy.write([1, 2]))
+        assert driver.log[-segments:] == ["replay"] * segments
+
+
+def test_parts_are_run_while_warming_up_but_not_in_the_capture_and_on_real_tokens_in_a_replay() -> None:
+    toy = Toy()
+    forward = TwoParts(toy)
+    graph = backend_of(toy)[0].capture(forward, toy.padding(), ("attention", "state"))
+    assert forward.seen == [("attention", 8), ("state", 8)] * 2
+    graph.replay(toy.write([1, 2, 3]))
+    assert forward.seen[4:] == [("attention", 3), ("state", 3)]
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_a_model_in_segments_gives_its_hidden_states_and_writes_its_cache(recipe: str) -> None:
+    steps = Steps(recipe, kernels="reference")
+    driver = PretendedDriver()
+    backend = CudaBackend(steps.runner.model.build.ops.tap, steps.backend._persistent, CPU, driver)
+    graph = backend.capture(steps.forward, steps.padding(1, 48, False), ("attention", "state", "moe"))
+    for _ in range(2):
+        step, view = steps.next_step(None, 48)
+        before = steps.states()
+        driver.poison()
+        given = graph.replay(view)[: step.token_ids.shape[0]].clone()
+        written = steps.states()
+        steps.restore(before)
+        torch.testing.assert_close(given, steps.forward(step), rtol=1e-4, atol=1e-4)
+        for own, right in zip(written, steps.states(), strict=True):
+            torch.testing.assert_close(own, right, equal_nan=True, rtol=1e-4, atol=1e-4)
+        steps.restore(before)
+        steps.finish()
+
+
+def test_a_kernel_that_reads_on_the_host_cannot_be_in_a_graph_but_may_be_left_out() -> None:
+    steps = Steps("llama", kernels="reference")
+    backend = CudaBackend(steps.runner.model.build.ops.tap, steps.backend._persistent, CPU, PretendedDriver())
+    with pytest.raises(CaptureError, match=r"^the kernel attention reads values on the host"):
+        backend.capture(steps.forward, steps.padding(4, 4, True), ())
+    backend.capture(steps.forward, steps.padding(1, 4, False), ("attention",))
+
+
+def test_what_a_replay_could_not_repeat_is_refused_before_anything_is_captured() -> None:
+    toy = Toy()
+    backend, driver = backend_of(toy)
+    stranger = torch.ones(6)
+    with pytest.raises(CaptureError, match="no persistent buffer"):
+        backend.capture(lambda step: toy.table[step.token_ids] + stranger, toy.padding(), ())
+    with pytest.raises(CaptureError, match=r"^item reads"):
+        backend.capture(lambda step: toy.table[step.token_ids] * step.positions.sum().item(), toy.padding(), ())
+    assert "begin" not in driver.log
+
+
+def test_a_capture_that_fails_is_ended_and_named_and_the_model_runs_on() -> None:
+    toy = Toy()
+    backend, driver = backend_of(toy)
+    runs: list[None] = []
+
+    def forward(step: StepInputs) -> torch.Tensor:
+        runs.append(None)
+        if len(runs) == 3:
+            raise RuntimeError("operation not permitted when stream is capturing")
+        return toy.table[step.token_ids] + 1
+
+    with pytest.raises(CaptureError, match=r"^the step cannot be captured as a CUDA graph: operation not permitted"):
+        backend.capture(forward, toy.padding(), ())
+    assert driver.log.count("begin") == driver.log.count("end") == 1
+    assert toy.tap.recorder is None
+    assert torch.equal(forward(toy.padding())[0], toy.table[0] + 1)
+
+
+def test_a_step_buffer_that_moved_is_an_error() -> None:
+    toy = Toy()
+    graph = backend_of(toy)[0].capture(TwoParts(toy), toy.padding(), ("state",))
+    toy.buffers.tensors["kv_cells"] = toy.buffers.tensors["kv_cells"].clone()
+    with pytest.raises(CaptureError, match=r"^step buffers\.kv_cells moved"):
+        graph.replay(toy.write([1]))
+
+
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
+
+
+@pytest.mark.gpu
+@needs_gpu
+def test_on_a_gpu_replays_give_what_the_step_gives() -> None:
+    toy = Toy(torch.device("cuda"))
+    backend = CudaBackend(toy.tap, toy.persistent(), torch.device("cuda"))
+    check_replays(toy, TwoParts(toy), backend, lambda: None)
+
+
+@pytest.mark.gpu
+@needs_gpu
+def test_on_a_gpu_graphs_share_their_memory_and_stay_valid_in_any_order() -> None:
+    toy = Toy(torch.device("cuda"))
+    backend = CudaBackend(toy.tap, toy.persistent(), torch.device("cuda"))
+    forward = TwoParts(toy)
+    graphs = {size: backend.capture(forward, toy.padding(size), ("attention", "state")) for size in (8, 4, 2)}
+    taken = backend.num_bytes
+    for _ in range(8):
+        backend.capture(forward, toy.padding(8), ("attention", "state"))
+    assert 0 < backend.num_bytes <= 2 * taken
+    for size in (2, 8, 4, 8, 2):
+        step = toy.write(list(range(1, size + 1)))
+        given = graphs[size].replay(step).clone()
+        noise = torch.full((1 << 20,), float("nan"), device="cuda")  # What eager work allocates is not the graphs'.
+        torch.testing.assert_close(given, forward(step), rtol=1e-4, atol=1e-4)
+        assert noise.isnan().all()
+
+
+@pytest.mark.gpu
+@needs_gpu
+def test_on_a_gpu_a_host_read_in_a_kernel_is_named() -> None:
+    toy = Toy(torch.device("cuda"))
+    backend = CudaBackend(toy.tap, toy.persistent(), torch.device("cuda"))
+    kernel = toy.tap.wrap("moe", lambda x: x * x.sum().item())
+    with pytest.raises(CaptureError, match=r"^the kernel moe reads values on the host"):
+        backend.capture(lambda step: kernel(toy.table[step.token_ids]), toy.padding(), ())

@@ -1,0 +1,186 @@
+"""Images become the patches that transformers' processor with Pillow makes of them; and settings of processors."""
+
+from __future__ import annotations
+
+import json
+import pickle
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
+
+from ostinato.errors import ModelError, RequestError
+from ostinato.media.processor import process_image, process_video
+from ostinato.media.settings import load_media_settings
+from ostinato.media.sizes import image_size
+from tests.support.media_cases import HALVES, drawn, pixel_settings, vision_spec
+
+SIDES = st.integers(1, 700)
+
+
+def theirs(image, own):
+    """What transformers' processor with Pillow gives: patches and the grid."""
+    processor = Qwen2VLImageProcessorPil(
+        size={"shortest_edge": own.min_pixels, "longest_edge": own.max_pixels},
+        resample=own.resample,
+        rescale_factor=own.scale,
+        image_mean=list(own.mean),
+        image_std=list(own.std),
+        patch_size=own.patch_size,
+        temporal_patch_size=own.temporal_patch_size,
+        merge_size=own.merge_size,
+    )
+    out = processor(images=[image], return_tensors="np")
+    return out["pixel_values"], tuple(int(n) for n in out["image_grid_thw"][0])
+
+
+def assert_equals_theirs(image, own):
+    item = process_image(image, own)
+    patches, (frames, *grid) = theirs(image, own)
+    assert (frames, tuple(grid)) == (1, item.grid)
+    assert item.num_tokens == grid[0] * grid[1] // own.merge_size**2
+    made = np.asarray(item.patches)
+    assert made.dtype == np.float32
+    assert len(made) == len(item.patches)
+    np.testing.assert_array_equal(made, patches)
+
+
+@pytest.mark.parametrize(
+    ("height", "width"),
+    [(64, 64), (64, 96), (1, 1), (1, 200), (200, 1), (33, 31), (257, 255), (480, 640), (1080, 1920), (16, 3000)],
+)
+def test_an_image_of_any_size_has_the_patches_of_transformers(height, width):
+    assert_equals_theirs(drawn(height, width), pixel_settings())
+
+
+@given(height=SIDES, width=SIDES, low=st.integers(1, 40), high=st.integers(40, 400), factors=st.sampled_from([1, 2, 3]))
+@settings(max_examples=40, deadline=None)
+def test_any_size_and_limits_give_the_patches_of_transformers(height, width, low, high, factors):
+    if max(height, width) / min(height, width) > 200:
+        return
+    own = pixel_settings(min_pixels=low * 256, max_pixels=high * 256, merge_size=factors)
+    assert_equals_theirs(drawn(height, width, seed=height), own)
+
+
+@pytest.mark.parametrize("resample", [0, 1, 2, 3])
+def test_other_filters_means_and_scales_give_the_patches_of_transformers(resample):
+    own = pixel_settings(
+        resample=resample,
+        scale=1 / 127.5,
+        mean=(0.48145466, 0.4578275, 0.40821073),
+        std=(0.26862954, 0.26130258, 0.27577711),
+        patch_size=14,
+        temporal_patch_size=3,
+    )
+    assert_equals_theirs(drawn(150, 222), own)
+
+
+def test_real_limits_give_the_sizes_of_transformers():
+    own = pixel_settings(min_pixels=65536, max_pixels=16777216)
+    assert image_size(100, 100, own) == (256, 256)
+    assert image_size(1080, 1920, own) == (1088, 1920)
+    assert image_size(6000, 8000, own) == (3520, 4704)
+
+
+def test_patches_lie_in_the_order_of_merging():
+    own = pixel_settings(min_pixels=1, scale=1.0, mean=(0.0,) * 3, std=(1.0,) * 3, resample=0)
+    pixels = np.zeros((64, 64, 3), np.uint8)
+    for row in range(4):
+        for column in range(4):
+            pixels[row * 16 : row * 16 + 16, column * 16 : column * 16 + 16] = 10 * row + column
+    item = process_image(Image.fromarray(pixels), own)
+    order = [0, 1, 10, 11, 2, 3, 12, 13, 20, 21, 30, 31, 22, 23, 32, 33]
+    assert np.asarray(item.patches)[:, 0].tolist() == order
+
+
+@pytest.mark.parametrize(("height", "width"), [(1, 10000), (10000, 1), (1, 201)])
+def test_an_image_that_is_too_narrow_is_refused(height, width):
+    with pytest.raises(RequestError, match="at most 200 times"):
+        process_image(Image.new("RGB", (width, height)), pixel_settings())
+
+
+def test_an_image_without_pixels_is_refused():
+    with pytest.raises(RequestError, match="is empty"):
+        process_image(Image.new("RGB", (0, 10)), pixel_settings())
+
+
+def test_a_digest_tells_apart_pixels_grids_and_settings():
+    own = pixel_settings()
+    flat = Image.new("RGB", (128, 64), (9, 9, 9))
+    items = [
+        process_image(flat, own),
+        process_image(flat.rotate(90, expand=True), own),
+        process_image(Image.new("RGB", (128, 64), (9, 9, 8)), own),
+        process_image(flat, pixel_settings(mean=(0.4, 0.5, 0.5))),
+        process_video([flat, flat], 2, 1.0, pixel_settings("video")).items[0],
+    ]
+    assert len({item.digest for item in items}) == len(items)
+    assert process_image(flat.copy(), pixel_settings(max_pixels=60000)).digest == items[0].digest
+
+
+def checkpoint(directory, **files):
+    for name, content in files.items():
+        (directory / f"{name}.json").write_text(json.dumps(content))
+    return directory
+
+
+def test_settings_that_a_checkpoint_leaves_out_are_those_of_transformers(tmp_path):
+    found = load_media_settings(tmp_path, vision_spec())
+    theirs = Qwen2VLImageProcessorPil()
+    assert found.image.mean == tuple(theirs.image_mean)
+    assert found.image.std == tuple(theirs.image_std)
+    assert (found.image.min_pixels, found.image.max_pixels) == (56 * 56, 28 * 28 * 1280)
+    assert (found.video.min_pixels, found.video.max_pixels) == (128 * 32 * 32, 768 * 32 * 32)
+    assert found.video.mean == found.video.std == HALVES
+    assert not found.video.cap_pixels_per_frame
+
+
+def test_settings_are_read_from_either_form_of_files(tmp_path):
+    image = {"size": {"shortest_edge": 65536, "longest_edge": 16777216}, "image_mean": [0.5, 0.5, 0.25], "resample": 2}
+    video = {"size": {"shortest_edge": 4096, "longest_edge": 25165824}, "max_frames": 12}
+    old = checkpoint(tmp_path, preprocessor_config=image, video_preprocessor_config=video)
+    found = load_media_settings(old, vision_spec())
+    assert (found.image.min_pixels, found.image.max_pixels, found.image.resample) == (65536, 16777216, 2)
+    assert found.image.mean == (0.5, 0.5, 0.25)
+    assert (found.video.min_pixels, found.video.max_pixels, found.video.max_frames) == (4096, 25165824, 12)
+    new = tmp_path / "new"
+    new.mkdir()
+    checkpoint(new, processor_config={"image_processor": image, "video_processor": video})
+    assert load_media_settings(new, vision_spec()) == found
+
+
+def test_limits_by_their_old_names_win(tmp_path):
+    files = {"min_pixels": 100, "max_pixels": 200, "size": {"shortest_edge": 1, "longest_edge": 2}}
+    found = load_media_settings(checkpoint(tmp_path, preprocessor_config=files), vision_spec())
+    assert (found.image.min_pixels, found.image.max_pixels) == (100, 200)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"patch_size": 14}, "patch_size = 14, which should be 16"),
+        ({"do_resize": False}, "do_resize = False, which should be true"),
+        ({"resample": 9}, "resample = 9, which should be one of"),
+        ({"resample": 4}, r"resample = 4, which should be one of 0 \(nearest\), 1 .*, 3 \(bicubic\)$"),
+        ({"size": {"shortest_edge": 10, "longest_edge": 5}}, "cannot both hold"),
+        ({"size": 3}, "should be of the type dict"),
+        ({"size": {"height": 224, "width": 224}}, "should be with shortest_edge"),
+        ({"size": {"shortest_edge": 10}}, "should be with longest_edge"),
+        ({"max_pixels": "many"}, "a whole number"),
+        ({"image_mean": [0.5]}, "should be 3 numbers"),
+        ({"rescale_factor": 0}, "a number above 0"),
+    ],
+)
+def test_settings_that_cannot_be_followed_name_the_file(tmp_path, values, message):
+    with pytest.raises(ModelError, match=message) as error:
+        load_media_settings(checkpoint(tmp_path, preprocessor_config=values), vision_spec())
+    assert "preprocessor_config.json" in error.value.message
+
+
+def test_a_request_that_waits_keeps_pixels_and_not_patches():
+    item = process_image(drawn(256, 256), pixel_settings())
+    assert len(pickle.dumps(item)) < np.asarray(item.patches).nbytes / 7
+    np.testing.assert_array_equal(pickle.loads(pickle.dumps(item)).patches, item.patches)

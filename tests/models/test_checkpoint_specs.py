@@ -1,0 +1,222 @@
+"""Where a model comes from, and what a config.json names."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ostinato.demo import checkpoint_dir
+from ostinato.errors import ConfigError, ModelError
+from ostinato.models.checkpoint import (
+    model_spec,
+    read_config,
+    resolve_model_dir,
+)
+from ostinato.models.hyperparameters import checkpoint_dtype
+from ostinato.models.registry import MODELS
+from ostinato.plan.model import AttentionSpec, Mamba2Spec
+from tests.support.checkpoints import checkpoint
+
+LLAMA = {
+    "model_type": "llama",
+    "hidden_size": 64,
+    "vocab_size": 100,
+    "num_attention_heads": 4,
+    "num_hidden_layers": 2,
+    "intermediate_size": 128,
+}
+MAMBA2 = {
+    "model_type": "mamba2",
+    "hidden_size": 64,
+    "vocab_size": 100,
+    "num_hidden_layers": 2,
+    "num_heads": 8,
+    "head_dim": 16,
+    "n_groups": 2,
+}
+
+
+def test_the_embedded_models_have_names_and_a_directory_is_itself(tmp_path: Path) -> None:
+    assert resolve_model_dir("demo") == checkpoint_dir()
+    assert resolve_model_dir("demo-vl") == checkpoint_dir("demo-vl") != checkpoint_dir()
+    assert resolve_model_dir(str(tmp_path)) == tmp_path
+
+
+@pytest.mark.parametrize("model", ["/no/such/directory", "./here", "a/b/c"])
+def test_a_directory_that_does_not_exist_is_named(model: str) -> None:
+    with pytest.raises(ModelError, match="no directory"):
+        resolve_model_dir(model)
+
+
+def test_a_file_is_no_checkpoint(tmp_path: Path) -> None:
+    (tmp_path / "model.gguf").write_text("")
+    with pytest.raises(ModelError, match="is a file"):
+        resolve_model_dir(str(tmp_path / "model.gguf"))
+
+
+def test_a_revision_of_a_directory_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="revision"):
+        resolve_model_dir(str(tmp_path), revision="main")
+
+
+def test_a_hub_id_without_the_extra_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    with pytest.raises(ModelError, match=r"pip install 'ostinato\[hub\]'"):
+        resolve_model_dir("someone/some-model")
+
+
+class FakeHub:
+    """In place of huggingface_hub: notes what is asked for."""
+
+    def __init__(self, answer: Path | Exception) -> None:
+        self.answer = answer
+        self.asked: dict[str, object] = {}
+
+    def snapshot_download(self, model: str, **options: object) -> str:
+        self.asked = {"model": model, **options}
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return str(self.answer)
+
+
+def test_a_hub_id_is_fetched_with_its_revision(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    hub = FakeHub(tmp_path)
+    monkeypatch.setitem(sys.modules, "huggingface_hub", hub)
+    assert resolve_model_dir("someone/some-model", "v2", files=("config.json",)) == tmp_path
+    asked = {"model": "someone/some-model", "revision": "v2", "allow_patterns": ["config.json"]}
+    assert hub.asked == asked | {"ignore_patterns": ["original/*", "consolidated*"]}
+
+
+@pytest.mark.parametrize("model", ["maybe", "gpt2", "a/b/c", "../weights", "-x/y", ""])
+def test_what_is_no_directory_and_no_hub_id_is_not_looked_for_on_the_hub(
+    model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "huggingface_hub", FakeHub(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ModelError, match=r"no directory|is no checkpoint") as caught:
+        read_config(resolve_model_dir(model))
+    assert ("OWNER/NAME" in caught.value.message) == (model in ("maybe", "gpt2"))
+
+
+def test_a_failed_fetch_says_what_the_hub_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "huggingface_hub", FakeHub(OSError("404 Not Found")))
+    with pytest.raises(ModelError, match="404 Not Found"):
+        resolve_model_dir("someone/some-model")
+
+
+def test_a_missing_or_broken_config_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=r"no config\.json"):
+        read_config(tmp_path)
+    (tmp_path / "config.json").write_text('{"model_type": ')
+    with pytest.raises(ModelError, match="cannot be read"):
+        read_config(tmp_path)
+    (tmp_path / "config.json").write_text("[1]")
+    with pytest.raises(ModelError, match="object"):
+        read_config(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA))
+    assert read_config(tmp_path) == LLAMA
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        ({}, ["names no architecture", "llama", "nemotron_h"]),
+        ({"model_type": "gpt2"}, ["gpt2", "llama", "nemotron_h"]),
+        ({**LLAMA, "quantization_config": {"quant_method": "awq"}}, ["awq"]),
+        ({**LLAMA, "hidden_size": None}, ["hidden_size"]),
+        ({**LLAMA, "hidden_size": "64"}, ["hidden_size", "whole number"]),
+        ({"model_type": ["llama"]}, ["llama", "known"]),
+        ({**LLAMA, "max_position_embeddings": "8192"}, ["max_position_embeddings", "8192"]),
+        ({**LLAMA, "num_attention_heads": 0}, ["llama", "config.json"]),
+        ({**LLAMA, "num_attention_heads": 4, "num_key_value_heads": 3}, ["4 attention heads", "3"]),
+        ({**LLAMA, "head_dim": 7}, ["7", "pairs"]),
+        ({**LLAMA, "vocab_size": 0}, ["0 tokens"]),
+        ({**MAMBA2, "time_step_limit": 3}, ["mamba2", "config.json"]),
+        ({**MAMBA2, "n_groups": 3}, ["3 groups"]),
+    ],
+)
+def test_a_config_that_cannot_be_used_is_refused_by_name(config: dict, words: list[str]) -> None:
+    with pytest.raises(ModelError) as error:
+        model_spec(config)
+    assert all(word in error.value.message for word in words)
+
+
+def test_every_architecture_of_the_registry_has_its_reader() -> None:
+    for name in MODELS:
+        with pytest.raises(ModelError, match=r"config\.json"):
+            model_spec({"model_type": name})
+        assert sys.modules[f"ostinato.models.{name}.spec"].model_spec
+
+
+@pytest.mark.parametrize(
+    ("config", "dtype"),
+    [
+        ({"dtype": "bfloat16"}, "bfloat16"),
+        ({"torch_dtype": "float16"}, "float16"),
+        ({"torch_dtype": "torch.bfloat16"}, "bfloat16"),
+        ({"dtype": None}, "float32"),
+        ({}, "float32"),
+    ],
+)
+def test_the_dtype_is_read_in_either_spelling(config: dict, dtype: str) -> None:
+    assert checkpoint_dtype(config) == dtype
+
+
+def test_a_dtype_that_is_not_supported_is_refused() -> None:
+    with pytest.raises(ModelError, match="float8_e4m3fn"):
+        checkpoint_dtype({"dtype": "float8_e4m3fn"})
+
+
+def test_a_spec_has_the_sizes_and_parameters_of_its_config() -> None:
+    spec = model_spec({**LLAMA, "num_key_value_heads": 2, "tie_word_embeddings": True})
+    assert spec.attention_layers == (AttentionSpec(4, 2, 16),) * 2
+    attention = 64 * 64 * 2 + 2 * 64 * 32
+    assert spec.num_parameters == 100 * 64 + 64 + 2 * (attention + 3 * 64 * 128 + 2 * 64)
+
+
+def test_a_state_layer_has_the_sizes_of_its_config() -> None:
+    config = {
+        "model_type": "nemotron_h", "hidden_size": 64, "vocab_size": 100, "hybrid_override_pattern": "M*-",
+        "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "mamba_num_heads": 8,
+        "mamba_head_dim": 16, "ssm_state_size": 32, "n_groups": 2, "conv_kernel": 4, "chunk_size": 64,
+        "intermediate_size": 128,
+    }  # fmt: skip
+    spec = model_spec(config)
+    assert spec.state_layers == (Mamba2Spec(8, 16, 32, 2, 4, 64),)
+    assert spec.state_layers[0].in_proj_size == 2 * 128 + 2 * 2 * 32 + 8
+    in_proj, conv, out_proj = 64 * 392, 256 * 5, 128 * 64
+    assert spec.layers[0].parameters == in_proj + conv + 128 + out_proj + 64
+    assert spec.layers[0].float32_parameters == 24
+
+
+def test_planning_imports_no_torch() -> None:
+    code = (
+        "import sys, importlib, ostinato, ostinato.plan.plan, ostinato.models.registry as registry;"
+        "[importlib.import_module(f'ostinato.models.{name}.{part}')"
+        " for name in registry.MODELS for part in ('spec', 'model')];"
+        "assert 'torch' not in sys.modules, 'torch was imported'"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"num_experts_per_tok": 5}, ["num_experts_per_tok = 5", "1 to 4", "2 of 4 groups"]),
+        ({"num_experts_per_tok": 0}, ["num_experts_per_tok = 0", "1 to 4"]),
+        ({"num_experts_per_tok": 9, "n_group": 1, "topk_group": 1}, ["num_experts_per_tok = 9", "1 to 8"]),
+        ({"topk_group": 5}, ["topk_group = 5", "1 to 4"]),
+        ({"n_group": 3}, ["n_group = 3", "8 experts"]),
+        ({"n_group": 8}, ["n_group = 8", "2 or more"]),
+    ],
+)
+def test_a_router_that_could_not_choose_as_many_experts_is_refused(changes: dict[str, int], words: list[str]) -> None:
+    config = read_config(checkpoint("nemotron_h"))
+    assert model_spec(config | {"num_experts_per_tok": 4}).layers[1].experts.top_k == 4
+    with pytest.raises(ModelError) as caught:
+        model_spec(config | changes)
+    assert all(word in caught.value.message for word in words)

@@ -1,0 +1,244 @@
+"""Checkpoints on disk to weights in memory: every form in which they come, and one error for all that is wrong."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from ostinato import EngineConfig, ModelError, SamplingParams
+from ostinato.engine.engine import Engine
+from ostinato.layers.build import Build, checkpoint_views
+from ostinato.models.checkpoint import model_spec, read_config
+from ostinato.models.loader import INDEX, SINGLE, build_model, load_weights
+from ostinato.ops.select import select_ops
+from tests.support.checkpoints import checkpoint, oracle, random_prompt
+
+CPU = torch.device("cpu")
+TIED = "granitemoehybrid_dense"
+UNTIED = "bamba"
+
+
+def load(directory: Path, dtype: torch.dtype = torch.float32) -> dict[str, torch.Tensor]:
+    """The weights that a model has after loading, under the names that the checkpoint gives them."""
+    model = build_model(Build(select_ops({}), dtype, CPU), model_spec(read_config(directory)))
+    for weight in model.parameters():
+        weight.data.fill_(float("nan"))
+    load_weights(model, directory)
+    return dict(checkpoint_views(model))
+
+
+def copy_of(name: str, directory: Path, change: Callable[[dict[str, torch.Tensor]], None] | None = None) -> Path:
+    """A checkpoint of its own for the test, with `change` applied to its tensors."""
+    copy = directory / name
+    shutil.copytree(checkpoint(name), copy)
+    if change is not None:
+        tensors = load_file(copy / SINGLE)
+        change(tensors)
+        save_file(tensors, copy / SINGLE, metadata={"format": "pt"})
+    return copy
+
+
+@cache
+def sharded_source(name: str) -> Path:
+    directory = checkpoint(name).with_name(checkpoint(name).name + "-sharded")
+    oracle(name).save_pretrained(directory, max_shard_size="40KB")
+    return directory
+
+
+def sharded(name: str, directory: Path) -> Path:
+    copy = directory / "sharded"
+    shutil.copytree(sharded_source(name), copy)
+    assert len(list(copy.glob("*.safetensors"))) > 2
+    return copy
+
+
+def assert_equal(given: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:
+    assert given.keys() == expected.keys()
+    for name, tensor in expected.items():
+        assert torch.equal(given[name], tensor), name
+
+
+def test_every_tensor_that_does_not_match_is_in_one_error(tmp_path: Path) -> None:
+    def damage(tensors: dict[str, torch.Tensor]) -> None:
+        for name in [name for name in tensors if name.endswith(".mamba.A_log")]:
+            del tensors[name]
+        tensors["model.layers.0.mamba.surprise"] = torch.zeros(1)
+        tensors["unknown.weight"] = torch.zeros(1)
+        tensors["model.final_layernorm.weight"] = torch.zeros(63)
+        tensors["lm_head.weight"] = tensors["lm_head.weight"][:-1].clone()
+
+    with pytest.raises(ModelError) as caught:
+        load(copy_of(UNTIED, tmp_path, damage))
+    missing, left_over, misshapen = caught.value.message.splitlines()[1:]
+    assert missing == "missing (2): model.layers.0.mamba.A_log, model.layers.2.mamba.A_log."
+    assert left_over == "left over (2): model.layers.0.mamba.surprise, unknown.weight."
+    assert misshapen.startswith("wrong shape (2): ")
+    assert "lm_head.weight is [130, 64], expected [131, 64]" in misshapen
+    assert "model.final_layernorm.weight is [63], expected [64]" in misshapen
+
+
+def test_a_mismatch_is_found_before_any_tensor_is_read(tmp_path: Path) -> None:
+    directory = copy_of(UNTIED, tmp_path, lambda tensors: tensors.update(surprise=torch.zeros(1)))
+    model = build_model(Build(select_ops({}), torch.float32, CPU), model_spec(read_config(directory)))
+    for weight in model.parameters():
+        weight.data.zero_()
+    with pytest.raises(ModelError):
+        load_weights(model, directory)
+    assert not any(weight.any() for weight in model.parameters())
+
+
+@pytest.mark.parametrize("name", [TIED, UNTIED])
+def test_a_sharded_checkpoint_loads_like_a_whole_one(name: str, tmp_path: Path) -> None:
+    assert_equal(load(sharded(name, tmp_path)), load(checkpoint(name)))
+
+
+def test_progress_counts_every_tensor_of_every_shard(tmp_path: Path) -> None:
+    directory = sharded(UNTIED, tmp_path)
+    model = build_model(Build(select_ops({}), torch.float32, CPU), model_spec(read_config(directory)))
+    seen: list[tuple[int, int]] = []
+    load_weights(model, directory, lambda done, total: seen.append((done, total)))
+    total = len(dict(checkpoint_views(model)))
+    assert seen == [(done, total) for done in range(1, total + 1)]
+
+
+def test_a_missing_shard_is_named(tmp_path: Path) -> None:
+    directory = sharded(UNTIED, tmp_path)
+    victim = sorted(directory.glob("*.safetensors"))[1]
+    victim.unlink()
+    with pytest.raises(ModelError, match=victim.name):
+        load(directory)
+
+
+@pytest.mark.parametrize(
+    "index",
+    [
+        "{ not json",
+        "[]",
+        "{}",
+        '{"weight_map": []}',
+        '{"weight_map": "x"}',
+        '{"weight_map": {"a": 1}}',
+        '{"weight_map": {"a": [1]}}',
+        b"\xff\xfe\x00",
+    ],
+)
+def test_a_broken_index_is_named(tmp_path: Path, index: str | bytes) -> None:
+    directory = sharded(UNTIED, tmp_path)
+    (directory / INDEX).write_bytes(index if isinstance(index, bytes) else index.encode())
+    with pytest.raises(ModelError, match="not a safetensors index") as caught:
+        load(directory)
+    assert str(directory / INDEX) in caught.value.message
+
+
+@pytest.mark.parametrize("kept", [0, 5, 100, 0.5, -1])
+def test_a_truncated_file_is_named_wherever_it_ends(tmp_path: Path, kept: float) -> None:
+    """`kept` is a number of bytes, a part of them, or all but one."""
+    directory = copy_of(TIED, tmp_path)
+    path = directory / SINGLE
+    content = path.read_bytes()
+    path.write_bytes(content[: int(kept * len(content)) if kept == 0.5 else int(kept)])
+    with pytest.raises(ModelError, match="truncated") as caught:
+        load(directory)
+    assert str(path) in caught.value.message
+
+
+def test_a_file_of_another_kind_is_named(tmp_path: Path) -> None:
+    directory = copy_of(TIED, tmp_path)
+    (directory / SINGLE).write_text("<html>not found</html>" * 100)
+    with pytest.raises(ModelError, match=SINGLE):
+        load(directory)
+
+
+def test_a_checkpoint_without_weights_says_what_would_do(tmp_path: Path) -> None:
+    directory = copy_of(TIED, tmp_path)
+    (directory / SINGLE).unlink()
+    with pytest.raises(ModelError, match="safetensors") as caught:
+        load(directory)
+    assert str(directory) in caught.value.message
+
+
+@pytest.mark.parametrize("name", [TIED, "mamba2"])
+def test_a_head_beside_tied_embeddings_is_known_and_not_loaded(name: str, tmp_path: Path) -> None:
+    def add_head(tensors: dict[str, torch.Tensor]) -> None:
+        [embedding] = [tensor for key, tensor in tensors.items() if "embed" in key]
+        tensors["lm_head.weight"] = torch.full_like(embedding, 7.0)
+
+    assert_equal(load(copy_of(name, tmp_path, add_head)), load(checkpoint(name)))
+
+
+def test_rotary_frequencies_of_older_checkpoints_are_known_and_not_loaded(tmp_path: Path) -> None:
+    def add_frequencies(tensors: dict[str, torch.Tensor]) -> None:
+        tensors["model.layers.0.self_attn.rotary_emb.inv_freq"] = torch.ones(12)
+
+    assert_equal(load(copy_of("llama", tmp_path, add_frequencies)), load(checkpoint("llama")))
+
+
+def test_a_head_that_is_not_tied_must_be_there(tmp_path: Path) -> None:
+    directory = copy_of(UNTIED, tmp_path, lambda tensors: tensors.pop("lm_head.weight"))
+    with pytest.raises(ModelError, match=r"missing \(1\): lm_head.weight"):
+        load(directory)
+
+
+def test_tensors_of_a_prediction_head_are_known_and_not_loaded(tmp_path: Path) -> None:
+    def add_mtp(tensors: dict[str, torch.Tensor]) -> None:
+        tensors["mtp.layers.0.enorm.weight"] = torch.ones(64)
+        tensors["mtp.layers.0.mixer.in_proj.weight"] = torch.ones(3, 5)
+
+    assert_equal(load(copy_of("nemotron_h", tmp_path, add_mtp)), load(checkpoint("nemotron_h")))
+    with pytest.raises(ModelError, match=r"left over \(2\): mtp"):
+        load(copy_of(UNTIED, tmp_path, add_mtp))
+
+
+@pytest.mark.parametrize("stored", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("wanted", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("name", [TIED, "nemotron_h"])
+def test_weights_are_converted_from_any_dtype_to_any(
+    name: str, stored: torch.dtype, wanted: torch.dtype, tmp_path: Path
+) -> None:
+    """Decays, time steps and a router's correction stay in float32, whatever the model runs in."""
+
+    def convert(tensors: dict[str, torch.Tensor]) -> None:
+        tensors.update({key: tensor.to(stored) for key, tensor in tensors.items()})
+
+    exact = load(checkpoint(name))
+    for key, tensor in load(copy_of(name, tmp_path, convert), wanted).items():
+        in_float32 = key.endswith((".A_log", ".D", ".dt_bias", "e_score_correction_bias"))
+        assert tensor.dtype == (torch.float32 if in_float32 else wanted), key
+        assert torch.equal(tensor, exact[key].to(stored).to(tensor.dtype)), key
+
+
+@pytest.mark.parametrize("name", ["falcon_h1", "granitemoehybrid", "mamba2", "nemotron_h", "qwen3"])
+def test_random_weights_give_finite_logits_over_200_steps_in_bfloat16(name: str) -> None:
+    engine = Engine(
+        EngineConfig(
+            model=str(checkpoint(name)),
+            random_weights=True,
+            dtype="bfloat16",
+            max_model_len=256,
+            max_num_seqs=2,
+            cache_memory="16MiB",
+            threads=1,
+        )
+    )
+    model, largest = engine.runner.model, []
+
+    def logits(hidden: torch.Tensor) -> torch.Tensor:
+        values = type(model).logits(model, hidden)
+        largest.append(values.abs().max().item())
+        return values
+
+    model.logits = logits  # type: ignore[method-assign]
+    request = engine.add(random_prompt(40, seed=0), SamplingParams(temperature=1, max_tokens=200, ignore_eos=True))
+    output = engine.output(request)
+    while engine.has_unfinished:
+        engine.step()
+    assert output is not None
+    assert len(output.outputs[0].token_ids) == 200
+    assert output.error is None
+    assert 0 < max(largest) < 1e3

@@ -1,0 +1,236 @@
+"""Models with an encoder of images against transformers, below the engine."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from ostinato.engine.run.inputs import step_inputs
+from ostinato.graphs.graphs import weight_storages
+from ostinato.graphs.tape import TapeBackend
+from ostinato.layers.build import Build
+from ostinato.models.checkpoint import model_spec, read_config
+from ostinato.models.loader import build_model, load_weights
+from ostinato.models.qwen3_vl.model import Qwen3VL
+from ostinato.models.random import randomize_weights
+from ostinato.ops.select import select_ops
+from ostinato.plan.device.detect import detect
+from ostinato.plan.quantization import Quantization
+from ostinato.schedule.batch import Batch, Row
+from tests.support.checkpoints import random_prompt
+from tests.support.vl_models import (
+    BLOCK_SIZE,
+    CPU,
+    END,
+    IMAGE,
+    START,
+    VL_RECIPES,
+    encoder_inputs,
+    ops_of,
+    oracle_encode,
+    poisoned_memory,
+    random_items,
+    vl_checkpoint,
+    vl_model,
+    vl_oracle,
+    vl_spec,
+    with_media,
+)
+
+GRIDS = {
+    "one token": [(2, 2)],
+    "as many patches as positions": [(14, 14)],
+    "wide and high": [(2, 30), (24, 4)],
+    "several": [(6, 8), (2, 2), (10, 4), (8, 8)],
+}
+
+
+@pytest.mark.parametrize("name", VL_RECIPES)
+def test_the_spec_counts_the_bytes_that_the_model_allocates(name: str) -> None:
+    spec = vl_spec(name)
+    for dtype in ("float32", "bfloat16"):
+        build = Build(select_ops({}), getattr(torch, dtype), torch.device("meta"))
+        weights = list(build_model(build, spec).parameters())
+        assert sum(weight.numel() for weight in weights) == spec.num_parameters
+        assert sum(weight.numel() * weight.element_size() for weight in weights) == spec.weight_bytes(dtype)
+
+
+@pytest.mark.parametrize("quantization", [Quantization(None), Quantization(32)])
+@pytest.mark.parametrize("name", VL_RECIPES)
+def test_the_text_part_is_quantised_and_the_encoder_stays_as_it_is(name: str, quantization: Quantization) -> None:
+    """The embedding is the LM head in one of the recipes, so that it is quantised there."""
+    spec = replace(vl_spec(name), quantization=quantization)
+    model = build_model(Build(select_ops({}), torch.bfloat16, CPU), spec)
+    load_weights(model, vl_checkpoint(name))
+    weights = dict(model.named_parameters())
+    assert sum(weight.numel() * weight.element_size() for weight in weights.values()) == spec.weight_bytes("bfloat16")
+    quantised = {path for path, weight in weights.items() if weight.dtype == torch.int8}
+    assert {path.split(".")[1] for path in quantised} <= {"language_model", "weight"}
+    layers = "model.language_model.layers"
+    assert {f"{layers}.0.self_attn.qkv.weight", f"{layers}.1.mlp.down_proj.weight"} <= quantised
+    assert ("model.language_model.embed_tokens.weight" in quantised) == spec.tied_embeddings
+    if name == "qwen3_vl_moe":
+        assert f"{layers}.0.mlp.experts.up.weight" in quantised
+        assert f"{layers}.0.mlp.gate.weight" not in quantised
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("kind", ["reference", "native"])
+@pytest.mark.parametrize("grids", GRIDS.values(), ids=GRIDS)
+@pytest.mark.parametrize("name", VL_RECIPES)
+def test_the_encoder_gives_what_transformers_gives(name: str, grids: list[tuple[int, int]], kind: str) -> None:
+    items, spec = random_items(name, grids, seed=1), vl_spec(name)
+    assert spec.vision is not None
+    given, expected = (
+        vl_model(name, ops_of(name, kind)).encode(encoder_inputs(items, spec.vision)),
+        oracle_encode(name, items),
+    )
+    assert given.shape == expected.shape
+    assert given.shape[1] == spec.vision.hidden_rows
+    assert (given - expected).abs().max() < 1e-5 * expected.abs().max()
+
+
+def prompt_with_images(sizes: list[int]) -> tuple[list[int], list[int]]:
+    """Text around images of these numbers of tokens -> token ids and the cell of each token."""
+    special = (IMAGE, START, END)
+    token_ids, cells, cell = [], [], 1
+    for i, size in enumerate(sizes):
+        before = [token for token in random_prompt(11 + 9 * i, seed=i) if token not in special]
+        token_ids += [*before, START, *[IMAGE] * size, END]
+        cells += [0] * (len(before) + 1) + list(range(cell, cell + size)) + [0]
+        cell += size
+    after = [token for token in random_prompt(20, seed=99) if token not in special]
+    return token_ids + after, cells + [0] * len(after)
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("kind", ["reference", "native"])
+@pytest.mark.parametrize("cuts", [[], [15, 16, 17, 60]], ids=["whole", "cut within an image"])
+@pytest.mark.parametrize("name", VL_RECIPES)
+def test_logits_of_text_with_images_equal_transformers(name: str, cuts: list[int], kind: str) -> None:
+    """The images' outputs lie in cells; those that no token takes are NaN."""
+    grids = [(4, 6), (8, 8), (2, 10)]
+    items, spec, oracle = random_items(name, grids, seed=2), vl_spec(name), vl_oracle(name)
+    token_ids, cells = prompt_with_images([item.num_tokens for item in items])
+    ids, grid = torch.tensor([token_ids]), torch.tensor([(1, *each) for each in grids])
+    types = (ids == IMAGE).int()
+    expected = oracle(
+        input_ids=ids,
+        mm_token_type_ids=types,
+        pixel_values=torch.cat([torch.from_numpy(item.patches) for item in items]),
+        image_grid_thw=grid,
+        use_cache=False,
+    ).logits[0]
+    rope, _ = oracle.model.get_rope_index(ids, types, image_grid_thw=grid)
+    assert not torch.equal(rope[0], rope[2])  # else time, height and width could be taken for one another
+    model = vl_model(name, ops_of(name, kind))
+    assert spec.vision is not None
+    encoded = model.encode(encoder_inputs(items, spec.vision))
+    memory = poisoned_memory(spec, len(token_ids) // BLOCK_SIZE + 2, encoded)
+    parts, start = [], 0
+    for end in [*cuts, len(token_ids)]:
+        table = tuple(range(1, -(-end // BLOCK_SIZE) + 1))
+        row = Row("r", tuple(token_ids[start:end]), start, table, read_slot=0, write_slots=(0,))
+        step = step_inputs(Batch((row,), num_decode_rows=int(start > 0 and end - start == 1)), BLOCK_SIZE, CPU)
+        step = with_media(step, rope[:, 0, start:end].T, torch.tensor(cells[start:end]))
+        parts.append(model.logits(model(step, memory)))
+        start = end
+    assert (torch.cat(parts) - expected).abs().max() < 1e-5 * expected.abs().max()
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("name", VL_RECIPES)
+def test_text_alone_stands_in_a_line(name: str) -> None:
+    prompt = [token for token in random_prompt(90, seed=5) if token not in (IMAGE, START, END)]
+    spec, model, length = vl_spec(name), vl_model(name), len(prompt)
+    row = Row("r", tuple(prompt), 0, tuple(range(1, length // BLOCK_SIZE + 2)), read_slot=0, write_slots=(0,))
+    step = step_inputs(Batch((row,), num_decode_rows=0), BLOCK_SIZE, CPU)
+    step = with_media(step, step.positions.unsqueeze(1).expand(-1, 3), torch.zeros_like(step.positions))
+    assert spec.vision is not None
+    encoded = torch.full((2, spec.vision.hidden_rows, spec.hidden_size), torch.nan)
+    logits = model.logits(model(step, poisoned_memory(spec, length // BLOCK_SIZE + 2, encoded)))
+    expected = vl_oracle(name)(torch.tensor([prompt]), use_cache=False).logits[0]
+    assert (logits - expected).abs().max() < 1e-5 * expected.abs().max()
+
+
+@pytest.mark.parametrize("quantization", [None, Quantization(None), Quantization(32)])
+def test_experts_with_rows_for_columns_are_read_like_others(tmp_path: Path, quantization: Quantization | None) -> None:
+    """Published checkpoints hold them as [experts, in, out]."""
+    name = "qwen3_vl_moe"
+    shutil.copytree(vl_checkpoint(name), tmp_path / "turned")
+    file = tmp_path / "turned" / "model.safetensors"
+    tensors = load_file(file)
+    stacks = [key for key in tensors if key.endswith(("experts.gate_up_proj", "experts.down_proj"))]
+    assert len(stacks) == 4
+    save_file(tensors | {key: tensors[key].mT.contiguous() for key in stacks}, file, metadata={"format": "pt"})
+    spec = replace(model_spec(read_config(vl_checkpoint(name))), quantization=quantization)
+    models = []
+    for directory in (vl_checkpoint(name), tmp_path / "turned"):
+        models.append(build_model(Build(select_ops({}), torch.float32, CPU), spec))
+        load_weights(models[-1], directory)
+    for plain, turned in zip(models[0].parameters(), models[1].parameters(), strict=True):
+        assert torch.equal(plain, turned)
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("kind", ["reference", "native"])
+@pytest.mark.parametrize("name", VL_RECIPES)
+def test_a_tape_of_text_with_images_replays_for_other_images(name: str, kind: str) -> None:
+    """The captured step has no image; the replayed one has some of every cell, at other places than in the line."""
+    model, spec = vl_model(name, ops_of(name, kind)), vl_spec(name)
+    assert spec.vision is not None
+    length = 40
+    encoded = torch.randn(9, spec.vision.hidden_rows, spec.hidden_size, generator=torch.Generator().manual_seed(1))
+    row = Row("r", tuple(random_prompt(length, seed=1)), 0, (1, 2, 3), read_slot=0, write_slots=(0,))
+    step = step_inputs(Batch((row,), num_decode_rows=0), BLOCK_SIZE, CPU)
+    step = with_media(step, step.positions.unsqueeze(1).repeat(1, 3), torch.zeros(length, dtype=torch.int64))
+    assert step.media_cells is not None
+    assert step.rope_positions is not None
+    memory = poisoned_memory(spec, 5, encoded)
+    persistent = weight_storages(model) | {
+        value.untyped_storage().data_ptr(): "a buffer"
+        for holder in (step, *memory)
+        for value in vars(holder).values()
+        if isinstance(value, torch.Tensor)
+    }
+    backend = TapeBackend(model.build.ops.tap, persistent, CPU)
+    tape = backend.capture(lambda captured: model(captured, memory), step, ())
+    without = model(step, memory)
+    assert torch.equal(tape.replay(step), without)
+    step.media_cells[10:19] = torch.arange(1, 10)
+    step.rope_positions[12:, 1] += 7
+    expected = model(step, memory)
+    backend.arena.poison()
+    assert torch.equal(tape.replay(step), expected)
+    assert not torch.allclose(expected[19:], without[19:], atol=1e-2)
+
+
+@torch.inference_mode()
+def test_an_image_gives_the_same_bits_in_any_company() -> None:
+    """With native kernels that keep the order of their sums, from which the encoder cache takes what another request
+    had encoded."""
+    isa = detect("cpu").native.isa
+    if isa is None:
+        pytest.skip("no native module is built: run make native")
+    name, spec = "qwen3_vl", vl_spec("qwen3_vl")
+    assert spec.vision is not None
+    model = vl_model(name, select_ops(dict.fromkeys(spec.ops, "native"), isa, deterministic=True))
+    items = random_items(name, [(10, 14), (4, 6), (8, 20)], seed=7)
+    together = model.encode(encoder_inputs(items, spec.vision)).split([item.num_tokens for item in items])
+    for item, rows in zip(items, together, strict=True):
+        assert torch.equal(model.encode(encoder_inputs([item], spec.vision)), rows)
+
+
+@pytest.mark.parametrize("name", VL_RECIPES)
+def test_random_weights_give_finite_outputs(name: str) -> None:
+    model = build_model(Build(select_ops({}), torch.float32, CPU), vl_spec(name))
+    randomize_weights(model, seed=0)
+    assert isinstance(model, Qwen3VL)
+    items, vision = random_items(name, [(4, 4)], seed=1), vl_spec(name).vision
+    assert vision is not None
+    assert model.encode(encoder_inputs(items, vision)).isfinite().all()

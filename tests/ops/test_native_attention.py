@@ -1,0 +1,209 @@
+"""The native attention: against its formula in float64, and the same bits for a token however it is computed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.support.native_sets import SETS, native_kernel, record, threads
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2.0**-7, torch.float16: 2.0**-10}
+"""Of the largest value; float32 as asked of every kernel, the others a rounding of weights and one of results."""
+
+pytestmark = pytest.mark.parametrize("isa", SETS)
+
+
+@dataclass(frozen=True)
+class Row:
+    """`new` tokens from position `start` on, and `padding` tokens that the row owns behind them."""
+
+    start: int
+    new: int
+    padding: int = 0
+
+
+class Context:
+    """One text's queries, keys and values at every position, from which any row of a step can be taken."""
+
+    def __init__(self, length: int, heads: int, kv_heads: int, head_dim: int, dtype: torch.dtype, seed: int) -> None:
+        generator = torch.Generator().manual_seed(seed)
+
+        def normal(count: int) -> torch.Tensor:
+            return torch.randn(length, count, head_dim, generator=generator).to(dtype)
+
+        self.q, self.k, self.v = normal(heads), normal(kv_heads), normal(kv_heads)
+
+    def expected(self, row: Row, scale: float, first_key: int) -> torch.Tensor:
+        """softmax(scale q k) v of each token over the keys up to its own, in float64; 0 where there is none."""
+        heads, kv_heads = self.q.shape[1], self.k.shape[1]
+        end = row.start + row.new
+        q = self.q[row.start : end].double()
+        k, v = (x[:end].double().repeat_interleave(heads // kv_heads, dim=1) for x in (self.k, self.v))
+        key, position = torch.arange(end), torch.arange(row.start, end)
+        unseen = (key > position[:, None]) | (key < first_key)
+        scores = torch.einsum("qhd,khd->hqk", q, k) * scale
+        weights = scores.masked_fill(unseen, -torch.inf).softmax(dim=-1).nan_to_num(0.0)
+        return torch.einsum("hqk,khd->qhd", weights, v)
+
+
+class Batch:
+    """Rows as one step: a cache full of NaN but for the rows' own blocks, in random order, up to their `kv_len`."""
+
+    def __init__(self, rows: Sequence[tuple[Context, Row]], block_size: int, first_key: int = 0) -> None:
+        self.rows, self.first_key = rows, first_key
+        contexts = [context for context, _ in rows]
+        dtype, (_, kv_heads, head_dim) = contexts[0].k.dtype, contexts[0].k.shape
+        needed = [-(-(row.start + row.new) // block_size) for _, row in rows]
+        order = (torch.randperm(sum(needed), generator=torch.Generator().manual_seed(len(rows))) + 1).int()
+        tables = torch.zeros(len(rows), max(needed, default=0) + 2, dtype=torch.int32)
+        self.k_cache = torch.full((sum(needed) + 1, block_size, kv_heads, head_dim), torch.nan, dtype=dtype)
+        self.v_cache = self.k_cache.clone()
+        starts, q = [0], []
+        for i, (context, row) in enumerate(rows):
+            end, taken = row.start + row.new, sum(needed[:i])
+            tables[i, : needed[i]] = order[taken : taken + needed[i]]
+            cells = tables[i].long()[torch.arange(end) // block_size] * block_size + torch.arange(end) % block_size
+            for cache, values in ((self.k_cache, context.k), (self.v_cache, context.v)):
+                cache.flatten(0, 1)[cells[first_key:]] = values[first_key:end]
+            q += [context.q[row.start : end], torch.full((row.padding, *context.q.shape[1:]), torch.nan, dtype=dtype)]
+            starts.append(starts[-1] + row.new + row.padding)
+        packed = torch.cat(q)
+        # As a part of a wider projection: strided by token.
+        self.q = torch.cat((packed, packed), dim=1)[:, : packed.shape[1]]
+        self.row_starts = torch.tensor(starts, dtype=torch.int32)
+        self.start_positions = torch.tensor([row.start for _, row in rows], dtype=torch.int32)
+        self.kv_lens = torch.tensor([(row.start + row.new) * (row.new > 0) for _, row in rows], dtype=torch.int32)
+        self.block_tables = tables[:, :-1]
+
+    def arguments(self, scale: float) -> tuple[Any, ...]:
+        described = (self.row_starts, self.start_positions, self.kv_lens, self.block_tables)
+        return (self.q, self.k_cache, self.v_cache, *described, scale, self.first_key)
+
+    def run(self, isa: str, scale: float = 0.2, count: int = 1) -> torch.Tensor:
+        with threads(count):
+            return native_kernel(isa, "attention")(*self.arguments(scale))
+
+    def of_row(self, out: torch.Tensor, row: int) -> torch.Tensor:
+        """The row's tokens, padding too."""
+        return out[self.row_starts[row] : self.row_starts[row + 1]]
+
+
+ROWS = st.builds(
+    Row,
+    start=st.sampled_from((0, 1, 15, 16, 100, 127, 128, 129, 300)),
+    new=st.sampled_from((0, 1, 1, 2, 5, 17, 40, 131)),
+    padding=st.sampled_from((0, 0, 1, 3)),
+)
+
+
+@given(
+    rows=st.lists(ROWS, min_size=1, max_size=4),
+    kv_heads=st.integers(1, 3),
+    group=st.sampled_from((1, 2, 3, 4, 7)),
+    head_dim=st.sampled_from((1, 5, 16, 32, 33, 64, 80, 128)),
+    block_size=st.sampled_from((1, 3, 16)),
+    first_key=st.sampled_from((0, 0, 1, 130)),
+    scale=st.sampled_from((0.1, 1.0)),
+    dtype=st.sampled_from(DTYPES),
+)
+@settings(deadline=None, max_examples=150)
+def test_every_token_gets_what_its_formula_says_and_padding_zeros(
+    isa: str,
+    rows: list[Row],
+    kv_heads: int,
+    group: int,
+    head_dim: int,
+    block_size: int,
+    first_key: int,
+    scale: float,
+    dtype: torch.dtype,
+) -> None:
+    contexts = [Context(r.start + r.new, kv_heads * group, kv_heads, head_dim, dtype, i) for i, r in enumerate(rows)]
+    batch = Batch(list(zip(contexts, rows, strict=True)), block_size, first_key)
+    out = batch.run(isa, scale)
+    assert torch.equal(out, batch.run(isa, scale, 2))
+    assert out.dtype == dtype
+    for i, (context, row) in enumerate(batch.rows):
+        result, expected = batch.of_row(out, i).double(), context.expected(row, scale, first_key)
+        assert bool((result[row.new :] == 0).all())
+        if row.new:
+            largest = float(context.v.abs().max())
+            torch.testing.assert_close(result[: row.new], expected, rtol=0, atol=TOLERANCE[dtype] * largest)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), [(8, 2, 128), (3, 3, 20), (8, 4, 32), (10, 2, 64)])
+def test_the_bits_of_a_token_do_not_depend_on_how_it_is_computed(
+    isa: str, heads: int, kv_heads: int, head_dim: int, dtype: torch.dtype
+) -> None:
+    context, other = (Context(450, heads, kv_heads, head_dim, dtype, seed) for seed in (1, 2))
+    for position in (0, 15, 127, 128, 290, 449):
+
+        def bits(before: int, after: int, *others: Row, count: int = 1, at: int = position) -> torch.Tensor:
+            """In a row of so many tokens before and after the one at `at`, behind rows of another text."""
+            start, end = max(0, at - before), min(450, at + after + 1)
+            batch = Batch([*((other, row) for row in others), (context, Row(start, end - start))], 16)
+            return batch.of_row(batch.run(isa, count=count), len(others))[at - start]
+
+        alone = bits(0, 0)
+        assert torch.equal(alone, bits(4, 0))
+        assert torch.equal(alone, bits(1, 3))
+        assert torch.equal(alone, bits(129, 0))
+        assert torch.equal(alone, bits(0, 129))
+        assert torch.equal(alone, bits(61, 68))
+        assert torch.equal(alone, bits(449, 449))
+        assert torch.equal(alone, bits(0, 0, Row(200, 1), Row(7, 90)))
+        assert torch.equal(alone, bits(3, 0, Row(400, 5), count=2))
+        assert torch.equal(alone, bits(449, 449, Row(0, 30), count=2))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("rows", [[Row(2000, 1)], [Row(1500, 3), Row(3, 1)], [Row(900, 1), Row(0, 0, 1), Row(2000, 5)]])
+def test_a_long_context_is_shared_by_threads_without_changing_a_bit(
+    isa: str, rows: list[Row], dtype: torch.dtype
+) -> None:
+    contexts = [Context(row.start + row.new, 4, 1, 64, dtype, i) for i, row in enumerate(rows)]
+    batch = Batch(list(zip(contexts, rows, strict=True)), 16)
+    out = batch.run(isa)
+    for count in (2, 3, 7):
+        assert torch.equal(out, batch.run(isa, count=count))
+    expected = torch.cat([context.expected(row, 0.2, 0) for context, row in batch.rows])
+    torch.testing.assert_close(out[batch.kv_lens.repeat_interleave(batch.row_starts.diff()) > 0].double(), expected,
+                               rtol=0, atol=4 * TOLERANCE[dtype])  # fmt: skip
+
+
+def test_large_scores_neither_overflow_nor_vanish(isa: str) -> None:
+    context = Context(200, 2, 1, 32, torch.float32, 0)
+    context.k[50] = 30 * context.q[199, 0]
+    context.k[60] = -30 * context.q[199, 1]
+    batch = Batch([(context, Row(190, 10))], 16)
+    out = batch.run(isa, 1.0).double()
+    assert bool(out.isfinite().all())
+    torch.testing.assert_close(out, context.expected(Row(190, 10), 1.0, 0), rtol=0, atol=2e-4)
+
+
+def test_a_replay_reads_its_rows_when_it_runs_and_leaves_out_the_tokens_behind_them(isa: str) -> None:
+    contexts = [Context(300, 4, 2, 48, torch.float32, seed) for seed in range(3)]
+    captured = Batch([(context, Row(7, 1)) for context in contexts], 16)
+    captured.block_tables = torch.zeros(3, 40, dtype=torch.int32)
+    later = Batch([(contexts[0], Row(280, 1)), (contexts[1], Row(33, 1))], 16)
+    captured.k_cache, captured.v_cache = later.k_cache, later.v_cache
+    out = torch.full((3, 4, 48), 5.0)
+    kernel = native_kernel(isa, "attention")
+    program = record(isa, kernel, out, *captured.arguments(0.2))
+    captured.q[:2] = later.q
+    captured.start_positions[:] = torch.tensor([280, 33, 0])
+    captured.kv_lens[:] = torch.tensor([281, 34, 0])
+    captured.block_tables[:2, : later.block_tables.shape[1]] = later.block_tables
+    program.run(2)
+    assert torch.equal(out[:2], later.run(isa))
+    assert bool((out[2] == 5.0).all())
+    program.run(3)
+    assert bool((out[2] == 0.0).all())

@@ -1,0 +1,36 @@
+"""The built extension in this process."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ostinato.ops import sizes
+from ostinato.ops.native import load_extension
+from ostinato.plan.device.instruction_sets import detect_native
+
+NATIVE = detect_native()
+
+
+@pytest.mark.skipif(NATIVE.isa is None, reason=NATIVE.reason)
+def test_torch_and_the_kernels_share_one_openmp_runtime() -> None:
+    load_extension(NATIVE.isa)
+    mapped = {line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines() if "/" in line}
+    runtimes = [path for path in mapped if Path(path).name.startswith(("libgomp", "libomp", "libiomp"))]
+    if any(Path(path).name.startswith("libomp") for path in runtimes):
+        pytest.skip("built by clang, which has a runtime of its own")
+    assert len(runtimes) == 1
+
+
+def test_cpp_gets_every_size_under_its_own_name(tmp_path: Path) -> None:
+    written = tmp_path / "generated/sizes.h"
+    root = Path(__file__).parents[2]
+    script, source = root / "cmake/write_sizes.py", root / "src/ostinato/ops/sizes.py"
+    # Isolated, and without site-packages: a build has no torch.
+    subprocess.run([sys.executable, "-I", "-S", script, source, written], check=True)
+    constants = dict(re.findall(r"constexpr int (\w+) = (\d+);", written.read_text()))
+    assert constants == {name: str(value) for name, value in vars(sizes).items() if name.isupper()}

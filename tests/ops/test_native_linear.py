@@ -1,0 +1,208 @@
+"""The native linear against its definition in float64: few tokens, and many, which it computes another way."""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.support.native_kernels import checked_kernel, same_bits, spaced
+from tests.support.native_sets import SETS, native_kernel, threads
+
+pytestmark = pytest.mark.parametrize("isa", SETS)
+
+some = settings(max_examples=60, deadline=None, derandomize=True)
+seeds = st.integers(0, 2**31)
+dtypes = st.sampled_from([torch.float32, torch.bfloat16, torch.float16])
+token_counts = st.sampled_from([0, 1, 2, 5, 6, 7, 13, 23, 24, 47, 48, 49, 61, 71, 72, 100, 130])
+in_sizes = st.sampled_from([1, 2, 15, 31, 32, 33, 70, 127, 256, 300, 515, 1030])
+out_sizes = st.sampled_from([1, 3, 15, 16, 17, 33, 63, 64, 65, 130, 200])
+
+
+def activated(y: torch.Tensor, activation: str | None) -> torch.Tensor:
+    if activation == "relu2":
+        return y.clamp(min=0).square()
+    if activation == "silu":
+        return y / (1 + torch.exp(-y))
+    if activation == "gelu":
+        return y * torch.special.erfc(-y / 2**0.5) / 2
+    if activation == "gelu_pytorch_tanh":
+        return y / 2 * (1 + torch.tanh((2 / math.pi) ** 0.5 * (y + 0.044715 * y**3)))
+    if activation == "swiglu":
+        gates, values = y.chunk(2, dim=-1)
+        return gates / (1 + torch.exp(-gates)) * values
+    return y
+
+
+def assert_near(out: torch.Tensor, expected: torch.Tensor, terms: torch.Tensor | float) -> None:
+    """Within the rounding of the result, and 1e-5 of the absolute `terms` that were added up for it."""
+    rounding = 0 if out.dtype == torch.float32 else torch.finfo(out.dtype).eps / 2
+    allowed = rounding * expected.abs() + 1e-5 * (expected.abs() + terms) + 1e-7
+    error = (out.double() - expected).abs()
+    assert bool((error <= allowed).all()), f"an error of {(error / allowed).max():.2f} times what is allowed"
+
+
+@some
+@given(
+    token_counts,
+    in_sizes,
+    out_sizes,
+    dtypes,
+    st.sampled_from([None, "relu2", "silu", "swiglu", "gelu", "gelu_pytorch_tanh"]),
+    st.integers(0, 15),
+    seeds,
+)
+def test_outputs_are_products_with_all_that_follows(
+    isa: str,
+    tokens: int,
+    in_size: int,
+    out_size: int,
+    dtype: torch.dtype,
+    activation: str | None,
+    parts: int,
+    seed: int,
+) -> None:
+    """Each bit of `parts` is a part of the call that may be left out."""
+    generator = torch.Generator().manual_seed(seed)
+    randn = partial(torch.randn, generator=generator)
+    rows = 2 * out_size if activation == "swiglu" else out_size
+    x = spaced(randn(tokens, in_size).to(dtype), 3)
+    weight = (randn(rows, in_size) / in_size**0.5).to(dtype)
+    bias = randn(rows).to(dtype) if parts & 1 else None
+    scale = torch.rand(rows, generator=generator) + 0.5 if parts & 2 else None
+    out_dtype = torch.float32 if parts & 4 else None
+    residual = spaced(randn(tokens, out_size).to(out_dtype or dtype), 5) if parts & 8 else None
+    out = checked_kernel(isa, "linear")(x, weight, bias, residual, activation, scale, out_dtype)
+
+    sums = x.double() @ weight.double().T
+    size = x.double().abs() @ weight.double().abs().T
+    if bias is not None:
+        sums, size = sums + bias.double(), size + bias.double().abs()
+    if scale is not None:
+        sums, size = sums * scale.double(), size * scale.double()
+    expected = activated(sums, activation)
+    # How much the activation makes of an error in its argument.
+    terms: torch.Tensor = size
+    if activation == "relu2":
+        terms = 2 * size * sums.abs()
+    elif activation in ("silu", "gelu", "gelu_pytorch_tanh"):
+        terms = 1.2 * size
+    elif activation == "swiglu":
+        (gates, values), (gate_size, value_size) = sums.chunk(2, dim=-1), size.chunk(2, dim=-1)
+        terms = 1.1 * gate_size * values.abs() + gates.abs() * value_size
+    if residual is not None:
+        expected, terms = expected + residual.double(), terms + residual.double().abs()
+    assert out.shape == expected.shape
+    assert out.dtype == (out_dtype or dtype)
+    assert_near(out, expected, terms)
+
+
+@some
+@given(
+    token_counts,
+    in_sizes,
+    out_sizes,
+    dtypes,
+    st.sampled_from([0, 32, 64, 128]),
+    st.sampled_from([None, "swiglu"]),
+    st.booleans(),
+    seeds,
+)
+def test_weights_of_8_bits_have_a_scale_per_output_or_per_group(
+    isa: str,
+    tokens: int,
+    in_size: int,
+    out_size: int,
+    dtype: torch.dtype,
+    group: int,
+    activation: str | None,
+    fixed_order: bool,
+    seed: int,
+) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    rows = 2 * out_size if activation else out_size
+    x = spaced(torch.randn(tokens, in_size, generator=generator).to(dtype), 3)
+    weight = torch.randint(-128, 128, (rows, in_size), generator=generator, dtype=torch.int8)
+    groups = -(-in_size // group) if group else 1
+    scales = (torch.rand(rows, groups, generator=generator) + 0.5) / (64 * in_size**0.5)
+    kernel = native_kernel(isa, "linear", deterministic=fixed_order)
+    call = partial(
+        kernel,
+        x,
+        weight,
+        activation=activation,
+        out_dtype=torch.float32,
+        weight_scale=scales if group else scales.flatten(),
+        group_size=group or None,
+    )
+    with threads(1):
+        of_one = call()
+    with threads(2):
+        out = call()
+    assert same_bits(of_one, out)
+    dequantized = weight.double() * scales.double().repeat_interleave(group or in_size, dim=1)[:, :in_size]
+    sums, size = x.double() @ dequantized.T, x.double().abs() @ dequantized.abs().T
+    if activation:
+        (gates, values), (gate_size, value_size) = sums.chunk(2, dim=-1), size.chunk(2, dim=-1)
+        size = 1.1 * gate_size * values.abs() + gates.abs() * value_size
+    assert_near(out, activated(sums, activation), size)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(("in_size", "bits"), [(300, 0), (2050, 0), (256, 8)])
+def test_in_a_fixed_order_the_bits_do_not_depend_on_the_number_of_tokens(
+    isa: str, dtype: torch.dtype, in_size: int, bits: int
+) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(600, in_size).to(dtype)
+    weight = torch.randn(70, in_size).to(dtype)
+    kernel = native_kernel(isa, "linear", deterministic=True)
+    call = partial(kernel, weight=weight, activation="silu")
+    if bits == 8:
+        int8 = torch.randint(-128, 128, weight.shape, dtype=torch.int8)
+        call = partial(kernel, weight=int8, weight_scale=torch.rand(70, 2), group_size=128)
+    alone = torch.cat([call(x[i : i + 1]) for i in range(len(x))])
+    for tokens in (2, 5, 6, 7, 13, 32, 48, 50, 111, 600):
+        assert torch.equal(call(x[:tokens]), alone[:tokens])
+        assert torch.equal(call(x[len(x) - tokens :]), alone[len(x) - tokens :])
+
+
+@pytest.mark.parametrize("fixed_order", [False, True])
+@pytest.mark.parametrize("tokens", [513, 1030])
+def test_tokens_may_be_more_than_are_computed_at_a_time(isa: str, tokens: int, fixed_order: bool) -> None:
+    torch.manual_seed(0)
+    kernel = native_kernel(isa, "linear", deterministic=fixed_order)
+    for dtype, in_size in [(torch.float32, 130), (torch.bfloat16, 131), (torch.float16, 64)]:
+        x, weight = spaced(torch.randn(tokens, in_size).to(dtype), 2), torch.randn(20, in_size).to(dtype)
+        out = kernel(x, weight, out_dtype=torch.float32)
+        assert_near(out, x.double() @ weight.double().T, x.double().abs() @ weight.double().abs().T)
+
+
+def test_dtypes_that_the_kernel_does_not_know_are_refused(isa: str) -> None:
+    kernel = native_kernel(isa, "linear")
+    x, weight = torch.zeros(2, 8), torch.zeros(3, 8)
+    narrow = weight.bfloat16()
+    with pytest.raises(AssertionError, match="the result is in float32"):
+        kernel(x, weight, out_dtype=torch.bfloat16)
+    with pytest.raises(AssertionError, match=r"bfloat16 where torch\.float32 is read"):
+        kernel(x, narrow)
+    with pytest.raises(AssertionError, match="the residual has another dtype"):
+        kernel(x, weight, residual=narrow[:2, :3])
+    with pytest.raises(AssertionError, match="a strided tensor"):
+        kernel(x, torch.zeros(3, 16)[:, ::2])
+
+
+def test_gelu_is_as_exact_far_from_zero(isa: str) -> None:
+    """Where it is tiny, as the relative error is what later layers see; infinity and NaN pass through."""
+    x = torch.cat(
+        (torch.linspace(-12, 12, 2001), torch.tensor([-50.0, 0.0, 1e-20, -1e-20, 50.0, torch.inf, torch.nan]))
+    )
+    for activation in ("gelu", "gelu_pytorch_tanh"):
+        out = checked_kernel(isa, "linear")(x.unsqueeze(1), torch.ones(1, 1), activation=activation)[:, 0]
+        expected = activated(x.double(), activation)
+        small = 1e-30 if activation == "gelu" else 1e-6  # 1 + tanh has lost its digits there
+        torch.testing.assert_close(out.double(), expected, rtol=1e-5, atol=small, equal_nan=True)

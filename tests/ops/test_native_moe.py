@@ -1,0 +1,210 @@
+"""The native experts, routers and concatenation against their definitions in float64."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ostinato.ops import int8, moe, route
+from tests.support.native_kernels import checked_kernel, rounding, same_bits, spaced
+from tests.support.native_sets import SETS
+
+pytestmark = pytest.mark.parametrize("isa", SETS)
+
+few = settings(max_examples=40, deadline=None, derandomize=True)
+seeds = st.integers(0, 2**31)
+dtypes = st.sampled_from([torch.float32, torch.bfloat16, torch.float16])
+sizes = st.sampled_from([1, 5, 16, 31, 64, 100])
+activations = st.sampled_from(["relu2", "silu", "swiglu"])
+
+
+def normal(generator: torch.Generator, *shape: int) -> torch.Tensor:
+    return torch.randn(*shape, generator=generator)
+
+
+def random_choices(generator: torch.Generator, tokens: int, experts: int, top_k: int) -> torch.Tensor:
+    """Different experts for each token."""
+    ids = torch.rand(tokens, experts, generator=generator).argsort(dim=1)[:, :top_k]
+    return torch.stack((ids.float(), torch.rand(tokens, top_k, generator=generator) + 0.5), dim=1)
+
+
+def random_experts(
+    generator: torch.Generator, experts: int, size: int, inner: int, activation: str, dtype: torch.dtype
+) -> tuple[torch.Tensor, torch.Tensor]:
+    rows = 2 * inner if activation == "swiglu" else inner
+    up = normal(generator, experts, rows, size) / size**0.5
+    return up.to(dtype), (normal(generator, experts, size, inner) / inner**0.5).to(dtype)
+
+
+@few
+@given(
+    st.integers(0, 40), st.integers(1, 9), st.integers(1, 4), sizes, sizes, activations, dtypes, st.booleans(), seeds
+)
+def test_each_token_gets_what_its_experts_give(
+    isa: str,
+    tokens: int,
+    experts: int,
+    top_k: int,
+    size: int,
+    inner: int,
+    activation: str,
+    dtype: torch.dtype,
+    adds: bool,
+    seed: int,
+) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    x = spaced(normal(generator, tokens, size).to(dtype), 3)
+    choices = random_choices(generator, tokens, experts, min(top_k, experts))
+    up, down = random_experts(generator, experts, size, inner, activation, dtype)
+    residual = spaced(normal(generator, tokens, size).to(dtype), 5) if adds else None
+    out = checked_kernel(isa, "moe")(x, choices, up, down, activation, residual)
+    wide = None if residual is None else residual.double()
+    expected = moe.reference(x.double(), choices, up.double(), down.double(), activation, wide)
+    # What is between the two products is rounded as well.
+    tolerance = 3 * rounding(dtype)
+    torch.testing.assert_close(out.double(), expected, rtol=tolerance, atol=tolerance * 4)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_token_has_the_same_bits_among_others(isa: str, dtype: torch.dtype) -> None:
+    """Also where so many tokens chose an expert that they pass by in groups."""
+    generator = torch.Generator().manual_seed(7)
+    x = normal(generator, 300, 1500).to(dtype)
+    choices = random_choices(generator, 300, 3, 2)
+    experts = random_experts(generator, 3, 1500, 40, "swiglu", dtype)
+    kernel = checked_kernel(isa, "moe")
+    together = kernel(x, choices, *experts, "swiglu", x)
+    for begin, end in ((0, 1), (7, 10), (100, 139), (299, 300)):
+        alone = kernel(x[begin:end], choices[begin:end], *experts, "swiglu", x[begin:end])
+        assert same_bits(alone, together[begin:end])
+    expected = moe.reference(x.double(), choices, *(w.double() for w in experts), "swiglu", x.double())
+    torch.testing.assert_close(together.double(), expected, rtol=3 * rounding(dtype), atol=12 * rounding(dtype))
+
+
+@pytest.mark.parametrize("count", [1, 2, 5])
+def test_experts_that_nobody_chose_are_not_read(isa: str, count: int) -> None:
+    generator = torch.Generator().manual_seed(count)
+    x = normal(generator, 6, 24)
+    up, down = random_experts(generator, 8, 24, 20, "relu2", torch.float32)
+    chosen = torch.arange(8)[-count:]
+    choices = random_choices(generator, 6, count, min(count, 2))
+    expected = moe.reference(x.double(), choices, up[chosen].double(), down[chosen].double(), "relu2")
+    choices[:, 0] += 8 - count
+    up[: 8 - count] = down[: 8 - count] = torch.nan
+    out = checked_kernel(isa, "moe")(x, choices, up, down, "relu2")
+    torch.testing.assert_close(out.double(), expected, rtol=1e-5, atol=1e-5)
+
+
+@few
+@given(st.integers(0, 20), sizes, sizes, activations, st.sampled_from([None, 32, 64]), dtypes, seeds)
+def test_experts_of_8_bits_are_multiplied_by_their_scales(
+    isa: str, tokens: int, size: int, inner: int, activation: str, group_size: int | None, dtype: torch.dtype, seed: int
+) -> None:
+    """The weights are exact; so only what is between the two products is rounded."""
+    generator = torch.Generator().manual_seed(seed)
+    x = normal(generator, tokens, size).to(dtype)
+    choices = random_choices(generator, tokens, 5, 2)
+    weights, scales, exact = [], [], []
+    for weight in random_experts(generator, 5, size, inner, activation, torch.float32):
+        whole, scale = int8.quantize(weight.flatten(0, 1), group_size)
+        weights.append(whole.view(weight.shape))
+        scales.append(scale.view(*weight.shape[:2], *scale.shape[1:]))
+        exact.append(int8.dequantize(whole, scale.double(), group_size).view(weight.shape))
+    out = checked_kernel(isa, "moe")(x, choices, *weights, activation, x, *scales, group_size)
+    expected = moe.reference(x.double(), choices, *exact, activation, x.double())
+    tolerance = 3 * rounding(dtype)
+    torch.testing.assert_close(out.double(), expected, rtol=tolerance, atol=tolerance * 4)
+
+
+def test_a_token_may_choose_an_expert_twice(isa: str) -> None:
+    generator = torch.Generator().manual_seed(3)
+    x = normal(generator, 2, 8)
+    up, down = random_experts(generator, 4, 8, 6, "silu", torch.float32)
+    twice = torch.tensor([[[3.0, 1, 3], [0.5, 2, 0.25]]] * 2)
+    once = torch.tensor([[[1.0, 3], [2, 0.75]]] * 2)
+    expected = moe.reference(x.double(), once, up.double(), down.double(), "silu")
+    out = checked_kernel(isa, "moe")(x, twice, up, down, "silu")
+    torch.testing.assert_close(out.double(), expected, rtol=1e-5, atol=1e-6)
+
+
+groupings = st.sampled_from([(1, 1), (2, 1), (4, 2), (4, 3), (8, 8)])
+
+
+@few
+@given(st.integers(0, 30), st.sampled_from([1, 2, 5, 9]), sizes, groupings, st.booleans(), dtypes, seeds)
+def test_sigmoid_routing_is_its_definition(
+    isa: str,
+    tokens: int,
+    per_group: int,
+    size: int,
+    groups: tuple[int, int],
+    normalize: bool,
+    dtype: torch.dtype,
+    seed: int,
+) -> None:
+    num_groups, top_groups = groups
+    per_group = max(per_group, 2)
+    generator = torch.Generator().manual_seed(seed)
+    x = spaced(normal(generator, tokens, size).to(dtype), 3)
+    weight = normal(generator, num_groups * per_group, size).to(dtype)
+    bias = normal(generator, num_groups * per_group)
+    options = (min(4, top_groups * per_group), num_groups, top_groups, normalize, 2.5)
+    out = checked_kernel(isa, "route")(x, weight, bias, *options)
+    expected = route.reference(x, weight, bias, *options)
+    assert torch.equal(out[:, 0], expected[:, 0])
+    torch.testing.assert_close(out[:, 1], expected[:, 1], rtol=1e-4, atol=1e-6)
+
+
+@few
+@given(st.integers(0, 30), st.sampled_from([1, 6, 16, 35, 62]), sizes, st.integers(1, 8), dtypes, seeds)
+def test_softmax_routing_is_its_definition(
+    isa: str, tokens: int, experts: int, size: int, top_k: int, dtype: torch.dtype, seed: int
+) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    x = spaced(normal(generator, tokens, size).to(dtype), 3)
+    weight = normal(generator, experts, size).to(dtype)
+    out = checked_kernel(isa, "route")(x, weight, None, min(top_k, experts), scaling=0.5)
+    expected = route.reference(x, weight, None, min(top_k, experts), scaling=0.5)
+    assert torch.equal(out[:, 0], expected[:, 0])
+    torch.testing.assert_close(out[:, 1], expected[:, 1], rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("bias", [None, torch.zeros(40)])
+def test_of_experts_that_are_equally_good_the_first_are_chosen(isa: str, bias: torch.Tensor | None) -> None:
+    weight = torch.zeros(40, 4)
+    weight[[7, 20, 21, 39]] = 1.0
+    kernel = checked_kernel(isa, "route")
+    for kind in (kernel, route.reference):
+        assert kind(torch.ones(2, 4), weight, bias, 3)[:, 0].tolist() == [[7, 20, 21]] * 2
+        assert kind(-torch.ones(2, 4), weight, bias, 3)[:, 0].tolist() == [[0, 1, 2]] * 2
+
+
+@pytest.mark.parametrize("groups", [(1, 1), (4, 2)])
+def test_a_token_that_is_no_number_gets_experts_that_there_are(isa: str, groups: tuple[int, int]) -> None:
+    weight, bias = torch.randn(12, 4, generator=torch.Generator().manual_seed(0)), torch.zeros(12)
+    for correction in (bias, None):
+        out = checked_kernel(isa, "route")(torch.full((3, 4), torch.nan), weight, correction, 4, *groups)
+        ids = out[:, 0]
+        assert ((ids >= 0) & (ids < 12)).all()
+        assert out[:, 1].isnan().all()
+
+
+def test_scores_have_the_same_bits_among_others(isa: str) -> None:
+    generator = torch.Generator().manual_seed(5)
+    x, weight = normal(generator, 300, 1500).bfloat16(), normal(generator, 37, 1500).bfloat16()
+    kernel = checked_kernel(isa, "route")
+    together = kernel(x, weight, None, 5)
+    for begin, end in ((0, 1), (7, 10), (100, 139), (299, 300)):
+        assert same_bits(kernel(x[begin:end], weight, None, 5), together[begin:end])
+
+
+@few
+@given(st.integers(0, 9), sizes, sizes, dtypes, seeds)
+def test_two_vectors_stand_one_behind_the_other(
+    isa: str, tokens: int, first: int, second: int, dtype: torch.dtype, seed: int
+) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    a, b = (spaced(normal(generator, tokens, size).to(dtype), 3) for size in (first, second))
+    assert torch.equal(checked_kernel(isa, "concat")(a, b), torch.cat((a, b), dim=1))

@@ -1,0 +1,101 @@
+"""The native norms against their definitions in float64."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.support.native_kernels import checked_kernel, rounding, same_bits, spaced
+from tests.support.native_sets import SETS
+
+pytestmark = pytest.mark.parametrize("isa", SETS)
+
+few = settings(max_examples=40, deadline=None, derandomize=True)
+seeds = st.integers(0, 2**31)
+dtypes = st.sampled_from([torch.float32, torch.bfloat16, torch.float16])
+sizes = st.sampled_from([1, 3, 8, 16, 37, 64, 100, 256])
+
+
+def normed(x: torch.Tensor, eps: float) -> torch.Tensor:
+    """`x` float64 over the root of the mean of its squares in the last dimension."""
+    return x / (x.square().mean(-1, keepdim=True) + eps).sqrt()
+
+
+@few
+@given(st.integers(0, 5), st.integers(0, 3), sizes, st.sampled_from([0.01, 1.0, 100.0]), dtypes, seeds)
+def test_rms_norm_divides_by_the_root_of_the_mean_square(
+    isa: str, tokens: int, heads: int, size: int, scale: float, dtype: torch.dtype, seed: int
+) -> None:
+    """Of a token, or with `heads` of each of its heads, which may be part of something wider."""
+    generator = torch.Generator().manual_seed(seed)
+    shape = (tokens, heads, size) if heads else (tokens, size)
+    x = spaced((torch.randn(shape, generator=generator) * scale).to(dtype), 7)
+    weight = torch.randn(size, generator=generator).to(dtype)
+    out = checked_kernel(isa, "rms_norm")(x, weight, 1e-5)
+    expected = normed(x.double(), 1e-5) * weight.double()
+    torch.testing.assert_close(out.double(), expected, rtol=rounding(dtype), atol=1e-7)
+
+
+@few
+@given(st.integers(0, 5), st.integers(1, 4), sizes, st.booleans(), dtypes, seeds)
+def test_gated_norm_takes_the_mean_over_each_group(
+    isa: str, tokens: int, groups: int, size: int, norm_before_gate: bool, dtype: torch.dtype, seed: int
+) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    x = spaced(torch.randn(tokens, groups * size, generator=generator).to(dtype), 5)
+    gate = spaced(torch.randn(tokens, groups * size, generator=generator).to(dtype), 9)
+    weight = torch.randn(groups * size, generator=generator).to(dtype)
+    out = checked_kernel(isa, "gated_rms_norm")(x, gate, weight, 1e-5, size, norm_before_gate)
+    silu = gate.double() / (1 + torch.exp(-gate.double()))
+    values = x.double() if norm_before_gate else x.double() * silu
+    expected = normed(values.unflatten(1, (groups, size)), 1e-5).flatten(1) * weight.double()
+    expected = expected * silu if norm_before_gate else expected
+    torch.testing.assert_close(out.double(), expected, rtol=rounding(dtype), atol=1e-7)
+
+
+@few
+@given(st.integers(0, 5), sizes, dtypes, seeds)
+def test_without_a_weight_there_is_only_the_gate(
+    isa: str, tokens: int, size: int, dtype: torch.dtype, seed: int
+) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    x = spaced(torch.randn(tokens, size, generator=generator).to(dtype), 5)
+    gate = spaced((torch.randn(tokens, size, generator=generator) * 10).to(dtype), 9)
+    out = checked_kernel(isa, "gated_rms_norm")(x, gate, None, 1e-5, None)
+    expected = x.double() * gate.double() / (1 + torch.exp(-gate.double()))
+    torch.testing.assert_close(out.double(), expected, rtol=rounding(dtype), atol=1e-7)
+
+
+@few
+@given(st.integers(0, 5), sizes, st.sampled_from([0.0, 3.0, 100.0]), dtypes, seeds)
+def test_layer_norm_takes_mean_and_variance_of_each_token(
+    isa: str, tokens: int, size: int, centre: float, dtype: torch.dtype, seed: int
+) -> None:
+    """Also where the mean is far greater than the deviation from it."""
+    generator = torch.Generator().manual_seed(seed)
+    x = spaced((torch.randn(tokens, size, generator=generator) + centre).to(dtype), 7)
+    weight, bias = torch.randn(2, size, generator=generator).to(dtype)
+    out = checked_kernel(isa, "layer_norm")(x, weight, bias, 1e-5)
+    wide = x.double()
+    apart = wide - wide.mean(-1, keepdim=True)
+    normed = apart / (apart.square().mean(-1, keepdim=True) + 1e-5).sqrt()
+    expected = normed * weight.double() + bias.double()
+    # A mean is rounded as x is, and small deviations from it keep that error.
+    scale = 1 + centre * 1e-7 / (apart.square().mean(-1, keepdim=True) + 1e-5).sqrt() / 1e-5
+    allowed = rounding(dtype) * expected.abs() + 1e-5 * scale * (1 + weight.double().abs() + bias.double().abs())
+    assert bool(((out.double() - expected).abs() <= allowed).all())
+
+
+def test_a_token_has_the_same_bits_in_any_batch(isa: str) -> None:
+    generator = torch.Generator().manual_seed(1)
+    x, gate = torch.randn(2, 5, 96, generator=generator).bfloat16()
+    weight = torch.randn(96, generator=generator).bfloat16()
+    plain, gated = checked_kernel(isa, "rms_norm"), checked_kernel(isa, "gated_rms_norm")
+    for token in range(5):
+        part = slice(token, token + 1)
+        assert same_bits(plain(x[part], weight, 1e-5), plain(x, weight, 1e-5)[part])
+        for order in (False, True):
+            alone = gated(x[part], gate[part], weight, 1e-5, 32, order)
+            assert same_bits(alone, gated(x, gate, weight, 1e-5, 32, order)[part])

@@ -1,0 +1,168 @@
+"""deterministic=True: a request's log-probabilities are the same bits, whatever else is in its batch, however its
+prompt is cut, cached, preempted or speculated, in graphs or without, with any number of threads."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import pytest
+
+from ostinato import SamplingParams
+from ostinato.engine.engine import Engine
+from ostinato.engine.outputs import RequestOutput
+from ostinato.errors import ConfigError
+from ostinato.plan.device.detect import detect
+from tests.support.checkpoints import random_prompt
+from tests.support.parity import cached, has_state, make_engine, run, run_with_preemptions
+from tests.support.recipes import HEADED
+
+
+@pytest.fixture(autouse=True)
+def _native() -> None:
+    facts = detect("cpu").native
+    if facts.isa is None:
+        pytest.skip(facts.reason)
+
+
+LENGTH, NEW = 90, 24
+NAMES = ("bamba", "falcon_h1", "granitemoehybrid", "mamba2", "nemotron_h", "nemotron_h_dense", "qwen3")
+Scores = list[tuple[int, float, tuple[tuple[int, float], ...]]]
+
+
+def deterministic_engine(name: str, dtype: str = "bfloat16", **settings: Any) -> Engine:
+    defaults = {"deterministic": True, "graph_mode": "none", "max_num_batched_tokens": 256}
+    return make_engine(name, dtype=dtype, **(defaults | settings))
+
+
+def ask(engine: Engine, length: int = LENGTH, seed: int = 0, prompt_scores: bool = False) -> RequestOutput:
+    params = SamplingParams(
+        temperature=0.9,
+        seed=3,
+        max_tokens=NEW,
+        ignore_eos=True,
+        logprobs=3,
+        prompt_logprobs=3 if prompt_scores else None,
+    )
+    output = engine.output(engine.add(random_prompt(length, seed), params))
+    assert output is not None
+    return output
+
+
+def scores(output: RequestOutput) -> Scores:
+    """Each token with its log-probability and those of the best: floats that are equal only if all bits are."""
+    assert output.error is None
+    [only] = output.outputs
+    assert only.logprobs is not None
+    scored = [each for each in (*(output.prompt_logprobs or ()), *only.logprobs) if each is not None]
+    return [(each.token_id, each.logprob, tuple(each.top)) for each in scored]
+
+
+@cache
+def alone(name: str, dtype: str) -> Scores:
+    """The plain path: no graph, no cache, the prompt at once, nobody else."""
+    engine = deterministic_engine(name, dtype, enable_prefix_caching=False)
+    output = ask(engine)
+    run(engine)
+    return scores(output)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("name", NAMES)
+def test_the_rest_of_the_batch_changes_no_bit(name: str, dtype: str) -> None:
+    engine = deterministic_engine(name, dtype, max_num_seqs=16, cache_memory="64MiB")
+    before = [ask(engine, 5 + 7 * i, seed=20 + i) for i in range(6)]
+    for _ in range(4):
+        engine.step()
+    output = ask(engine)
+    after = [ask(engine, 40 + i, seed=40 + i) for i in range(3)]
+    run(engine)
+    assert scores(output) == alone(name, dtype)
+    assert all(each.error is None for each in (*before, *after))
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("name", NAMES)
+def test_the_cuts_of_a_prompt_change_no_bit(name: str, dtype: str) -> None:
+    for tokens in (20, 33, 77):
+        engine = deterministic_engine(name, dtype, max_num_batched_tokens=tokens, max_num_seqs=4)
+        output = ask(engine)
+        run(engine)
+        assert scores(output) == alone(name, dtype), f"cut at {tokens} tokens"
+
+
+@pytest.mark.parametrize("mode", ["none", "align", "all"])
+@pytest.mark.parametrize("name", NAMES)
+def test_a_hit_and_a_preemption_change_no_bit(name: str, mode: str) -> None:
+    if not has_state(name) and mode != "none":
+        pytest.skip("a model without state has no state-cache mode")
+    engine = deterministic_engine(name, state_cache_mode=mode)
+    cold = ask(engine)
+    run_with_preemptions(engine, [cold], at=(1, 6, 13))
+    warm = ask(engine)
+    run(engine)
+    assert cached(warm) == (0 if has_state(name) and mode == "none" else 80)
+    assert scores(cold) == scores(warm) == alone(name, "bfloat16")
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("name", NAMES)
+def test_graphs_and_threads_change_no_bit(name: str, dtype: str) -> None:
+    for graph_mode, threads in (("full_and_piecewise", 1), ("piecewise", 2), ("none", 2)):
+        engine = deterministic_engine(name, dtype, graph_mode=graph_mode, threads=threads, capture="lazy")
+        output, other = ask(engine), ask(engine, 31, seed=9)
+        run(engine)
+        assert scores(output) == alone(name, dtype), f"{graph_mode}, {threads} threads"
+        assert other.error is None
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_drafts_change_no_bit(name: str) -> None:
+    engine = deterministic_engine(name, speculative="ngram:3", speculative_adaptive="off")
+    output, other = ask(engine), ask(engine, 31, seed=9)
+    run(engine)
+    assert scores(output) == alone(name, "bfloat16")
+    assert other.error is None
+
+
+@pytest.mark.parametrize("name", HEADED)
+def test_drafts_of_a_head_change_no_bit(name: str) -> None:
+    engine = deterministic_engine(name, speculative="mtp:3", speculative_adaptive="off")
+    output = ask(engine)
+    run(engine)
+    assert engine.stats()["speculation"]["drafts_proposed"] > 0
+    assert scores(output) == alone(name, "bfloat16")
+
+
+@pytest.mark.parametrize("quantization", ["int8", "int8_g128"])
+@pytest.mark.parametrize("name", ["nemotron_h", "granitemoehybrid"])
+def test_with_8_bit_experts_neither_batch_nor_cuts_nor_threads_change_a_bit(name: str, quantization: str) -> None:
+    engine = deterministic_engine(name, quantization=quantization, enable_prefix_caching=False)
+    plain = ask(engine)
+    run(engine)
+    for tokens, threads in ((256, 2), (33, 1)):
+        engine = deterministic_engine(
+            name, quantization=quantization, max_num_batched_tokens=tokens, threads=threads, max_num_seqs=4
+        )
+        others = [ask(engine, 12 + 9 * i, seed=20 + i) for i in range(3)]
+        output = ask(engine)
+        run(engine)
+        assert scores(output) == scores(plain), f"{tokens} tokens, {threads} threads"
+        assert all(each.error is None for each in others)
+
+
+def test_prompt_scores_are_the_same_bits_in_any_chunk() -> None:
+    whole, cut = (
+        deterministic_engine("nemotron_h_dense", max_num_batched_tokens=tokens, enable_prefix_caching=False)
+        for tokens in (256, 23)
+    )
+    outputs = [ask(engine, prompt_scores=True) for engine in (whole, cut)]
+    for engine in (whole, cut):
+        run(engine)
+    assert scores(outputs[0]) == scores(outputs[1])
+
+
+def test_deterministic_without_native_kernels_is_an_error_that_says_why() -> None:
+    with pytest.raises(ConfigError, match="deterministic needs native kernels") as caught:
+        deterministic_engine("llama", kernels="reference")
+    assert {remedy.setting for remedy in caught.value.remedies} == {"deterministic", "kernels"}

@@ -1,0 +1,116 @@
+"""The work of kernels, from a model's spec, against what its weights and its cache really are."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from ostinato import EngineConfig
+from ostinato.engine.engine import Engine
+from ostinato.layers.linear import Linear
+from ostinato.layers.moe import Experts
+from ostinato.plan.memory.kernel_work import KernelWork, StepShape, kernel_work
+from ostinato.plan.model import AttentionSpec, ExpertsSpec, LayerSpec, Mamba2Spec, ModelSpec
+from ostinato.plan.quantization import Quantization
+from ostinato.plan.weights import Weight
+from tests.support.checkpoints import checkpoint
+from tests.support.plan_cases import weights
+
+ATTENTION = AttentionSpec(num_heads=6, num_kv_heads=2, head_dim=8)
+MAMBA2 = Mamba2Spec(num_heads=4, head_dim=8, state_size=16, num_groups=1, conv_kernel=4, chunk_size=32)
+SPEC = ModelSpec(
+    architecture="none",
+    dtype="bfloat16",
+    vocab_size=100,
+    hidden_size=32,
+    max_position_embeddings=None,
+    tied_embeddings=True,
+    layers=(
+        LayerSpec("attention", ATTENTION, weights=weights(5000)),
+        LayerSpec("mamba2", None, MAMBA2, weights=weights(7000, 12)),
+    ),
+    weights=(Weight((100, 32), "embedding", can_be_quantised=True, is_lm_head=True), *weights(32)),
+    ssm_state_dtype=None,
+    rope=None,
+    ops=(),
+    hyperparameters=None,
+)
+
+
+WITH_EXPERTS = replace(
+    SPEC.layers[0],
+    experts=ExpertsSpec(num_experts=4, top_k=1, size=10, intermediate_size=50, is_gated=False),
+    weights=(
+        *weights(1000),
+        Weight((4, 50, 10), "experts", ("up",), can_be_quantised=True),
+        Weight((4, 10, 50), "experts", ("down",), can_be_quantised=True),
+    ),
+)
+"""Of 4 experts with 500 parameters inward and 500 outward, one of which a token meets; and 1000 others."""
+
+
+def work(step: StepShape, spec: ModelSpec = SPEC) -> dict[str, Any]:
+    return kernel_work(spec, "bfloat16", "float32", step)
+
+
+def test_a_decode_step_reads_weights_once_and_moves_states_keys_and_values_of_each_row() -> None:
+    found = work(StepShape(rows=3, tokens_per_row=1, context=10, decodes=True))
+    taps = MAMBA2.conv_dim * 4
+    assert found["linear"] == KernelWork((12000 - taps) * 2, 2 * 3 * (12000 - taps))
+    assert found["attention"] == KernelWork(3 * 12 * 32 * 2, 4 * 6 * 8 * 3 * 11)
+    assert found["state_update"] == KernelWork(3 * 2 * 512 * 4 + 12 * 4, 4 * 512 * 3)
+    assert found["causal_conv1d"] == KernelWork((3 * 2 * 3 * MAMBA2.conv_dim + taps) * 2, 2 * taps * 3)
+    assert found["logits"] == KernelWork(100 * 32 * 2, 2 * 100 * 32 * 3)
+    assert "ssd_scan" not in found
+
+
+def test_a_decode_step_with_drafts_writes_a_state_after_each_token() -> None:
+    found = work(StepShape(rows=3, tokens_per_row=4, context=10, decodes=True))
+    assert found["state_update"].num_bytes == 3 * (1 + 4) * 512 * 4 + 12 * 4
+
+
+def test_a_prompt_begins_with_no_state_and_attends_to_itself() -> None:
+    found = work(StepShape(rows=1, tokens_per_row=20, context=0, decodes=False))
+    assert found["ssd_scan"] == KernelWork(512 * 4 + 12 * 4, 4 * 512 * 20)
+    assert found["attention"] == KernelWork(40 * 32 * 2, 4 * 6 * 8 * (20 * 21 / 2))
+    assert "state_update" not in found
+
+
+def test_a_token_alone_reads_the_experts_that_its_router_chooses_and_several_read_nobody_knows_which() -> None:
+    spec = replace(SPEC, layers=(WITH_EXPERTS,))
+    alone = work(StepShape(rows=1, tokens_per_row=1, context=0, decodes=True), spec)
+    assert alone["moe"] == KernelWork(1000 * 2, 2 * 1000)
+    assert alone["linear"].num_bytes == 1000 * 2
+    assert work(StepShape(rows=2, tokens_per_row=1, context=0, decodes=True), spec)["moe"] is None
+
+
+def test_of_experts_of_8_bits_a_token_reads_its_share() -> None:
+    spec = replace(SPEC, layers=(WITH_EXPERTS,), quantization=Quantization())
+    alone = work(StepShape(rows=1, tokens_per_row=1, context=0, decodes=True), spec)
+    assert alone["moe"] == KernelWork((4000 + (4 * 50 + 4 * 10) * 4) / 4, 2 * 1000)
+
+
+def test_matrices_of_8_bits_are_read_as_such() -> None:
+    matrix = Weight((64, 32), "linear", ("q", "k"), can_be_quantised=True)
+    layers = (replace(SPEC.layers[0], weights=(matrix, *weights(5000 - 64 * 32))), SPEC.layers[1])
+    spec = replace(SPEC, layers=layers, quantization=Quantization(ignore=("lm_head",)))
+    step = StepShape(rows=1, tokens_per_row=1, context=0, decodes=True)
+    assert work(step)["linear"].num_bytes - work(step, spec)["linear"].num_bytes == 64 * 32 - 64 * 4
+    assert work(step, spec)["logits"] == work(step)["logits"]
+    assert work(step, replace(spec, quantization=Quantization()))["logits"].num_bytes == 100 * (32 + 4)
+
+
+@pytest.mark.parametrize("name", ["nemotron_h", "granitemoehybrid", "falcon_h1", "qwen3"])
+def test_weights_of_a_kernel_are_those_of_the_modules_that_call_it(name: str) -> None:
+    engine = Engine(EngineConfig(model=str(checkpoint(name)), dtype="float32", threads=1, cache_memory="8MiB"))
+    spec, modules = engine.spec, list(engine.runner.model.modules())
+    linears = sum(each.weight.nbytes for each in modules if isinstance(each, Linear))
+    if not spec.tied_embeddings:
+        linears -= engine.runner.model.lm_head.weight.nbytes
+    found = kernel_work(spec, "float32", "float32", StepShape(1, 1, 0, decodes=True))
+    assert found["linear"] is not None
+    assert found["linear"].num_bytes == pytest.approx(linears, rel=0.05)  # tiny models have large norms
+    experts = sum(each.up.weight.nbytes + each.down.weight.nbytes for each in modules if isinstance(each, Experts))
+    assert sum(layer.expert_parameters for layer in spec.layers) * 4 == experts

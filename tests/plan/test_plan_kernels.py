@@ -1,0 +1,40 @@
+"""Which implementation of each operation the plan chooses, and what it says where it cannot."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from ostinato.errors import ConfigError
+from ostinato.ops.facts import OPERATIONS
+from ostinato.plan.device.catalogue import DeviceSpec
+from ostinato.plan.device.instruction_sets import NativeFacts
+from ostinato.plan.kernels import choose_kernels
+from tests.support.plan_cases import hybrid
+
+CPU = DeviceSpec("cpu", "cpu", 2**34, 2, None, None, "a test", NativeFacts("x86_64_v3", "it is the best"))
+BARE = replace(CPU, native=NativeFacts(None, "no native kernels are installed: install a compiler"))
+
+
+def test_every_operation_with_a_native_kernel_uses_it() -> None:
+    choices = choose_kernels(hybrid(), CPU)
+    chosen = {op for op, choice in choices.items() if choice.implementation == "native"}
+    assert chosen == {op for op in choices if OPERATIONS[op].native is not None}
+
+
+def test_without_an_extension_the_reference_runs_and_the_reason_says_what_is_missing() -> None:
+    choices = choose_kernels(hybrid(), BARE)
+    assert {choice.implementation for choice in choices.values()} == {"reference"}
+    assert all("install a compiler" in choice.reason for choice in choices.values())
+
+
+def test_reference_can_be_asked_for() -> None:
+    choices = choose_kernels(hybrid(), CPU, "reference")
+    assert {choice.implementation for choice in choices.values()} == {"reference"}
+
+
+def test_native_kernels_that_are_asked_for_and_absent_are_an_error_that_names_the_alternatives() -> None:
+    with pytest.raises(ConfigError, match="install a compiler") as caught:
+        choose_kernels(hybrid(), BARE, "native")
+    assert {remedy.value for remedy in caught.value.remedies} == {"auto", "reference"}

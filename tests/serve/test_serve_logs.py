@@ -1,0 +1,144 @@
+import asyncio
+import io
+import json
+import logging
+import subprocess
+import sys
+
+import httpx2
+import pytest
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+from ostinato.observe.logs import configure_logs
+from ostinato.observe.tracing import Tracing
+from ostinato.serve.app import make_app
+from tests.support import serving as tests_serving
+from tests.support.engine_probe import SECRET as FAULT
+from tests.support.serving import serving
+
+SECRET = "a prompt that nobody should read"
+KEY = "a-key-that-nobody-should-read"
+HEADERS = {"Authorization": f"Bearer {KEY}"}
+
+
+@pytest.fixture(scope="module")
+def spans():
+    return InMemorySpanExporter()
+
+
+@pytest.fixture(scope="module")
+def served(spans):
+    with pytest.MonkeyPatch.context() as patch:
+        tracing = Tracing(spans, "demo", batched=False)
+        patch.setattr(tests_serving, "make_app", lambda lifecycle: make_app(lifecycle, tracing))
+        with serving({"api_key": (KEY,)}, max_num_seqs=2, graph_mode="none") as served:
+            yield served
+
+
+@pytest.fixture(params=["text", "json"])
+def lines(request):
+    """The lines of the log so far, as a function."""
+    names = ("ostinato", "uvicorn", "asyncio")
+    before = {name: (logging.getLogger(name).handlers[:], logging.getLogger(name).propagate) for name in names}
+    stream = io.StringIO()
+    configure_logs(request.param, "info", stream)
+    yield lambda: stream.getvalue().splitlines()
+    for name, (handlers, propagate) in before.items():
+        logger = logging.getLogger(name)
+        logger.handlers[:], logger.propagate = handlers, propagate
+        logger.setLevel(logging.NOTSET)
+
+
+def complete(served, headers=None, **more):
+    body = {"prompt": SECRET, "max_tokens": 3, "temperature": 0, "ignore_eos": True, **more}
+    return httpx2.post(f"{served.url}/v1/completions", json=body, headers={**HEADERS, **(headers or {})}, timeout=60)
+
+
+def test_a_request_is_one_line_that_says_how_it_went_and_not_what(served, lines):
+    response = complete(served)
+    usage = response.json()["usage"]
+    served.until(lambda: lines())
+    [line] = lines()
+    assert response.headers["x-request-id"] in line
+    assert SECRET not in line
+    assert KEY not in line
+    if not line.startswith("{"):
+        assert f"prompt {usage['prompt_tokens']}" in line
+        assert "POST /v1/completions 200" in line
+        return
+    entry = json.loads(line)
+    assert entry["level"] == "info"
+    assert entry["status"] == 200
+    assert entry["prompt_tokens"] == usage["prompt_tokens"]
+    assert entry["completion_tokens"] == 3
+    assert entry["finish"] == "length"
+    assert 0 <= entry["queue_seconds"] <= entry["first_token_seconds"] <= entry["total_seconds"]
+
+
+def test_refusals_are_lines_too_and_probes_are_not(served, lines):
+    httpx2.get(f"{served.url}/health", timeout=60)
+    httpx2.get(f"{served.url}/metrics", timeout=60)
+    httpx2.post(f"{served.url}/v1/completions?secret={KEY}", json={}, headers={"Authorization": "Bearer x"}, timeout=60)
+    httpx2.get(f"{served.url}/no%0athing", headers=HEADERS, timeout=60)
+    served.until(lambda: len(lines()) >= 2)
+    refused, unknown = lines()
+    assert "401" in refused
+    assert KEY not in refused
+    assert "404" in unknown
+    assert "/no%0athing" in unknown
+
+
+def test_the_error_of_a_step_is_logged_once_and_not_told(served, lines):
+    served.probe.fail_rows = -1
+    response = complete(served)
+    assert response.status_code == 500
+    assert FAULT not in response.text
+    served.until(lambda: len(lines()) >= 3)
+    text = "\n".join(lines())
+    assert text.count("Traceback") == 1
+    assert FAULT in text
+    assert response.headers["x-request-id"] in text
+
+
+def test_an_error_inside_an_endpoint_is_logged_with_its_place_and_not_told(served, lines, monkeypatch):
+    def fail(*_, **__):
+        raise ZeroDivisionError("/a/path/of/the/server")
+
+    monkeypatch.setattr(served.engine, "submit", fail)
+    response = complete(served)
+    assert response.status_code == 500
+    assert "/a/path" not in response.text
+    assert response.headers["x-request-id"] in "\n".join(lines())
+    served.until(lambda: any("ZeroDivisionError" in line for line in lines()))
+
+
+def test_a_request_is_a_span_with_its_parts_within_the_clients(served, spans):
+    served.on_loop(asyncio.sleep(0))  # so that requests before have had their end
+    spans.clear()
+    trace, parent = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
+    complete(served, {"traceparent": f"00-{trace}-{parent}-01"})
+    served.until(lambda: len(spans.get_finished_spans()) == 4)
+    by_name = {span.name: span for span in spans.get_finished_spans()}
+    whole = by_name.pop("POST /v1/completions")
+    assert f"{whole.context.trace_id:032x}" == trace
+    assert f"{whole.parent.span_id:016x}" == parent
+    assert whole.attributes["gen_ai.usage.output_tokens"] == 3
+    assert list(by_name) == ["queue", "prefill", "decode"]
+    moments = [moment for part in by_name.values() for moment in (part.start_time, part.end_time)]
+    assert moments == sorted(moments)
+    assert whole.start_time <= moments[0]
+    assert moments[-1] <= whole.end_time
+    assert all(part.parent.span_id == whole.context.span_id for part in by_name.values())
+    assert SECRET not in str([dict(span.attributes) for span in spans.get_finished_spans()])
+
+
+def test_without_opentelemetry_the_setting_names_the_extra():
+    code = (
+        "import sys; sys.modules['opentelemetry'] = None\n"
+        "from ostinato.observe.tracing import make_tracing\n"
+        "from ostinato.errors import ConfigError\n"
+        "try: make_tracing('http://localhost:4318', 'demo')\n"
+        "except ConfigError as error: print(error)"
+    )
+    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert "pip install 'ostinato[trace]'" in told.stdout, told.stderr

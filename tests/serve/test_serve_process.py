@@ -1,0 +1,310 @@
+"""`ostinato serve` as a process: its signals, its exit status, and what it says where it cannot start."""
+
+import contextlib
+import json
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import httpx2
+import pytest
+
+from ostinato.cli.main import main
+from ostinato.threads import TURNS_BESIDE_SERVER
+from tests.support.engine_probe import Probe, without_native_kernels
+
+ROOT = Path(__file__).parents[2]
+RUN = "from ostinato.cli.main import main; main()"
+ENGINE = ["--model", "demo", "--dtype", "float32", "--threads", "1", "--max-num-seqs", "4", "--graph-mode", "none"]
+LONG = {"prompt": [5, 6, 7], "max_tokens": 400, "temperature": 0, "ignore_eos": True, "stream": True}
+
+
+class Process:
+    """A server of its own, which is ended with the test."""
+
+    def __init__(self, *flags, code=RUN, **environment):
+        command = [sys.executable, "-c", code, "serve", *ENGINE, "--port", "0", *flags]
+        unset = {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"}
+        env = {name: value for name, value in os.environ.items() if name not in unset}
+        env |= {"OMP_NUM_THREADS": "1", **environment}
+        self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=env)
+        self.lines = []
+        self.reading = threading.Thread(target=self._read, daemon=True)
+        self.reading.start()
+
+    def _read(self):
+        for line in self.process.stderr:
+            self.lines.append(line)
+
+    def until(self, condition, seconds=120):
+        end = time.monotonic() + seconds
+        while not condition():
+            assert time.monotonic() < end, "".join(self.lines)
+            time.sleep(0.01)
+
+    @property
+    def url(self):
+        self.until(lambda: self.process.poll() is not None or any("listening on" in line for line in self.lines))
+        [line] = [line for line in self.lines if "listening on" in line]
+        return line.split()[2]
+
+    def ready(self):
+        url = self.url
+        self.until(
+            lambda: self.process.poll() is not None or httpx2.get(f"{url}/health", timeout=60).status_code == 200
+        )
+        return url
+
+    def engine_pid(self):
+        children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children")
+
+        def has_begun():
+            return any("ostinato.engine.process.child" in Path(f"/proc/{pid}/cmdline").read_text() for pid in pids())
+
+        def pids():
+            return children.read_text().split()
+
+        self.until(has_begun)
+        [pid] = pids()
+        return int(pid)
+
+    def status(self):
+        """The exit status, once all that was said is in `lines`."""
+        status = self.process.wait(60)
+        self.reading.join(60)
+        return status
+
+
+def with_engine(make):
+    """The server with another engine, as an expression: of `engines`, tests/support/odd_engines.py, or a Probe."""
+    return (
+        f"import sys; sys.path.insert(0, {str(ROOT)!r})\n"
+        "from ostinato.serve import server; from ostinato.serve.http import lifecycle\n"
+        "import tests.support.odd_engines as engines\n"
+        "from tests.support.engine_probe import Probe\n"
+        f"server.Lifecycle = lambda *given: lifecycle.Lifecycle(*given, make={make})\n{RUN}"
+    )
+
+
+def is_alive(pid):
+    """Whether a process runs; one that has ended may wait for its parent."""
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+@pytest.fixture
+def probe():
+    """Slows steps down, so that no request ends by itself before a test has looked."""
+    with contextlib.closing(Probe(reference=without_native_kernels())) as probe:
+        probe.delay = 0.05
+        yield probe
+
+
+def slowed(probe):
+    return with_engine(f"Probe({probe.path!r}, {probe.reference})")
+
+
+@pytest.fixture
+def start():
+    started = []
+
+    def begin(*flags, **options):
+        started.append(Process(*flags, **options))
+        return started[-1]
+
+    yield begin
+    for each in started:
+        each.process.kill()
+        each.process.wait()
+
+
+class Reader(threading.Thread):
+    """A client that reads a stream to its end."""
+
+    def __init__(self, url):
+        super().__init__(daemon=True)
+        self.url, self.events = url, []
+        self.start()
+
+    def run(self):
+        with (
+            contextlib.suppress(httpx2.HTTPError),
+            httpx2.stream("POST", f"{self.url}/v1/completions", json=LONG, timeout=60) as response,
+        ):
+            for line in response.iter_lines():
+                if line.startswith("data: "):
+                    self.events.append(line.removeprefix("data: "))
+
+
+def test_sigterm_under_load_lets_running_requests_end_and_takes_no_new_ones(start, probe):
+    server = start(code=slowed(probe))
+    url = server.ready()
+    readers = [Reader(url) for _ in range(6)]  # four run, two wait
+    server.until(lambda: sum(bool(reader.events) for reader in readers) >= 4)
+    server.process.send_signal(signal.SIGTERM)
+    server.until(lambda: httpx2.get(f"{url}/health", timeout=60).json()["status"] == "draining")
+    refused = httpx2.post(f"{url}/v1/completions", json={"prompt": [5]}, timeout=60)
+    assert refused.status_code == 503
+    assert refused.json()["error"]["code"] == "draining"
+    probe.delay = 0
+    for reader in readers:
+        reader.join(60)
+        assert reader.events[-1] == "[DONE]"
+        assert json.loads(reader.events[-2])["choices"][0]["finish_reason"] == "length"
+    assert server.status() == 0
+
+
+def test_what_outlasts_the_drain_is_told_so_and_a_second_signal_ends_the_process_at_once(start, probe):
+    impatient, patient = (start("--drain-timeout", seconds, code=slowed(probe)) for seconds in ("0", "600"))
+    readers = []
+    for server in (impatient, patient):
+        url = server.ready()
+        readers.append(Reader(url))
+        server.until(lambda: readers[-1].events)
+        server.process.send_signal(signal.SIGTERM)
+        if server is patient:
+            server.until(lambda url=url: httpx2.get(f"{url}/health", timeout=60).json()["status"] == "draining")
+            server.process.send_signal(signal.SIGTERM)
+    assert patient.status() == -signal.SIGTERM
+    assert impatient.status() == 0
+    readers[0].join(60)
+    assert json.loads(readers[0].events[-2])["error"]["code"] == "draining"
+
+
+def test_sigint_while_the_model_is_loaded_ends_the_process_and_its_engine(start):
+    server = start(code=with_engine("engines.never"))
+    assert httpx2.get(f"{server.url}/health", timeout=60).json() == {"status": "starting"}
+    engine = server.engine_pid()
+    server.process.send_signal(signal.SIGINT)
+    assert server.status() == 0
+    server.until(lambda: not is_alive(engine))
+
+
+def test_an_engine_that_fails_ends_the_process_with_1(start):
+    server = start("--log-format", "json", code=with_engine("engines.out_of_memory"))
+    response = httpx2.post(f"{server.ready()}/v1/completions", json={"prompt": [5]}, timeout=60)
+    assert response.status_code == 503
+    assert response.json()["error"]["code"] == "engine_failed"
+    assert server.status() == 1
+    entries = [json.loads(line) for line in server.lines if line.startswith("{")]
+    assert any(entry["level"] == "critical" and "MemoryError" in entry["exception"] for entry in entries)
+
+
+def test_an_engine_whose_process_is_killed_ends_the_server_with_1(start, probe):
+    server = start(code=slowed(probe))
+    url = server.ready()
+    reader = Reader(url)
+    server.until(lambda: reader.events)
+    os.kill(server.engine_pid(), signal.SIGKILL)
+    reader.join(60)
+    assert json.loads(reader.events[-2])["error"]["code"] == "engine_failed"
+    assert server.status() == 1
+    assert any("SIGKILL" in line for line in server.lines)
+
+
+def test_an_engine_whose_process_dies_while_it_loads_ends_the_server(start):
+    server = start(code=with_engine("engines.never"))
+    assert server.url
+    os.kill(server.engine_pid(), signal.SIGKILL)
+    assert server.status() == 1
+    assert any("SIGKILL" in line for line in server.lines)
+
+
+def test_what_goes_wrong_in_making_the_engine_is_shown_with_its_place(start):
+    server = start(code=with_engine("engines.broken"))
+    assert server.status() == 1
+    assert any("ZeroDivisionError" in line for line in server.lines)
+    assert any("in broken" in line for line in server.lines)
+
+
+@pytest.mark.parametrize("ready", [True, False], ids=["ready", "loading"])
+def test_an_engine_ends_with_a_server_that_is_killed(start, ready):
+    server = start() if ready else start(code=with_engine("engines.never"))
+    assert server.ready() if ready else server.url
+    engine = server.engine_pid()
+    server.process.kill()
+    server.until(lambda: not is_alive(engine))
+
+
+def test_signals_that_reach_the_engine_too_are_the_servers(start):
+    server = start()
+    reader = Reader(server.ready())
+    server.until(lambda: reader.events)
+    for each in (signal.SIGINT, signal.SIGTERM):
+        os.kill(server.engine_pid(), each)
+    server.process.send_signal(signal.SIGTERM)
+    reader.join(60)
+    assert reader.events[-1] == "[DONE]"
+    assert json.loads(reader.events[-2])["choices"][0]["finish_reason"] == "length"
+    assert server.status() == 0
+
+
+def test_threads_that_wait_leave_their_cores_to_others_unless_the_user_says_how_they_wait(start):
+    servers = {f"GOMP_SPINCOUNT={TURNS_BESIDE_SERVER}": start(), "GOMP_SPINCOUNT=5": start(GOMP_SPINCOUNT="5")}
+    servers["OMP_WAIT_POLICY=active"] = start(OMP_WAIT_POLICY="active")
+    for expected, server in servers.items():
+        assert server.url
+        variables = Path(f"/proc/{server.engine_pid()}/environ").read_text().split("\0")
+        assert expected in variables
+        assert sum(each.startswith(("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")) for each in variables) == 1
+
+
+def test_the_server_itself_imports_no_torch(start):
+    code = f"import atexit, sys; atexit.register(lambda: print('torch' in sys.modules, file=sys.stderr)); {RUN}"
+    server = start(code=code)
+    server.ready()
+    server.process.send_signal(signal.SIGTERM)
+    assert server.status() == 0
+    server.until(lambda: "False\n" in server.lines)
+
+
+@pytest.mark.parametrize(
+    ("flags", "told"),
+    [
+        (["--port", "PORT"], "cannot listen"),
+        (["--model", "/nowhere/model"], "/nowhere/model"),
+        (["--cache-memory", "1KiB"], "cache_memory"),
+        (["--host", "0.0.0.0"], "insecure"),
+        (["--host", "no.such.host.invalid"], "api_key"),
+        (["--log-level", "loud"], "log_level"),
+    ],
+)
+def test_what_cannot_start_says_why_with_status_2(flags, told, capsys):
+    names = ("ostinato", "uvicorn", "asyncio")
+    before = {name: (logging.getLogger(name).handlers[:], logging.getLogger(name).propagate) for name in names}
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        flags = [flag.replace("PORT", str(taken.getsockname()[1])) for flag in flags]
+        with pytest.raises(SystemExit) as ended:
+            main(["serve", *ENGINE, "--port", "0", *flags])
+    for name, (handlers, propagate) in before.items():
+        logger = logging.getLogger(name)
+        logger.handlers[:], logger.propagate = handlers, propagate
+        logger.setLevel(logging.NOTSET)
+    assert ended.value.code == 2
+    told_all = capsys.readouterr().err
+    assert told in told_all
+    assert "Traceback" not in told_all
+
+
+def test_keys_are_neither_in_the_log_nor_among_the_arguments(start, tmp_path):
+    path = tmp_path / "keys"
+    path.write_text("key-of-a-file\n")
+    server = start("--api-key-file", str(path), "--log-level", "debug", OSTINATO_API_KEY="key-of-the-environment")
+    url = server.ready()
+    for key in ("key-of-a-file", "key-of-the-environment"):
+        headers = {"Authorization": f"Bearer {key}"}
+        assert httpx2.get(f"{url}/v1/models", headers=headers, timeout=60).status_code == 200
+    assert httpx2.get(f"{url}/v1/models", timeout=60).status_code == 401
+    server.process.send_signal(signal.SIGTERM)
+    assert server.status() == 0
+    assert "key-of" not in "".join(server.lines)
+    assert not any("key-of" in argument for argument in map(str, server.process.args))

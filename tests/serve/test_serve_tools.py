@@ -1,0 +1,321 @@
+"""Tool calls and reasoning with OpenAI's own client, of tiny random models, whose grammar makes them well-formed."""
+
+import json
+
+import openai
+import pytest
+
+from tests.support.chat_templates import HERMES, TAGS, THINKING
+from tests.support.serving import serving
+from tests.support.text_checkpoint import text_checkpoint
+
+WEATHER = {
+    "type": "function",
+    "function": {
+        "name": "weather",
+        "description": "The weather.",
+        "parameters": {
+            "type": "object",
+            "properties": {"city": {"enum": ["Rome", "Oslo"]}, "warm": {"type": "boolean"}},
+            "required": ["city"],
+            "additionalProperties": False,
+        },
+        "strict": True,
+    },
+}
+NOTHING = {"type": "object", "additionalProperties": False}
+CLOCK = {"type": "function", "function": {"name": "clock", "parameters": NOTHING}}
+MESSAGES = [{"role": "user", "content": "Hm?"}]
+ASKED = {"model": "tiny", "messages": MESSAGES, "temperature": 1, "seed": 1, "max_tokens": 300}
+
+
+def serve(template, tags=(), **settings):
+    return serving(
+        {"served_model_name": "tiny"}, model=str(text_checkpoint(chat_template=template, tags=tags)),
+        max_num_seqs=4, max_model_len=512, cache_memory="8MiB", **settings,
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def hermes():
+    with serve(HERMES) as served:
+        yield served.client()
+
+
+@pytest.fixture(scope="module")
+def drafting():
+    """As `hermes`, with drafts."""
+    with serve(HERMES, speculative="ngram:3") as served:
+        yield served
+
+
+@pytest.fixture(scope="module")
+def thinking():
+    """Its tags are special tokens."""
+    with serve(THINKING, TAGS) as served:
+        yield served.client(), served.engine
+
+
+def joined(chunks):
+    """A streamed answer's parts, as those of `parts`."""
+    content, reasoning, calls, reason = "", "", {}, None
+    for chunk in chunks:
+        [choice] = chunk.choices
+        content += choice.delta.content or ""
+        reasoning += getattr(choice.delta, "reasoning_content", None) or ""
+        for call in choice.delta.tool_calls or []:
+            if call.id is not None:
+                assert call.type == "function"
+                calls[call.index] = [call.function.name, ""]
+            calls[call.index][1] += call.function.arguments or ""
+        reason = choice.finish_reason or reason
+    return content, reasoning, [tuple(call) for call in calls.values()], reason
+
+
+def parts(answer):
+    [choice] = answer.choices
+    calls = [(call.function.name, call.function.arguments) for call in choice.message.tool_calls or []]
+    reasoning = getattr(choice.message, "reasoning_content", None) or ""
+    return choice.message.content or "", reasoning, calls, choice.finish_reason
+
+
+def test_a_named_tool_is_called_with_arguments_of_its_schema(hermes):
+    choice = {"type": "function", "function": {"name": "weather"}}
+    asked = {**ASKED, "tools": [WEATHER, CLOCK], "tool_choice": choice}
+    content, _, [(name, arguments)], reason = parts(hermes.chat.completions.create(**asked))
+    assert (content, name, reason) == ("", "weather", "tool_calls")
+    assert json.loads(arguments)["city"] in ("Rome", "Oslo")
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_required_calls_are_the_same_streamed_and_whole(hermes, seed):
+    asked = {**ASKED, "tools": [WEATHER, CLOCK], "tool_choice": "required", "seed": seed}
+    whole = parts(hermes.chat.completions.create(**asked))
+    assert whole[2]
+    assert all(name in ("weather", "clock") and isinstance(json.loads(text), dict) for name, text in whole[2])
+    assert joined(hermes.chat.completions.create(**asked, stream=True)) == whole
+
+
+def test_without_parallel_calls_there_is_one(hermes):
+    asked = {**ASKED, "tools": [WEATHER, CLOCK], "tool_choice": "required", "parallel_tool_calls": False}
+    for seed in range(4):
+        assert len(parts(hermes.chat.completions.create(**{**asked, "seed": seed}))[2]) == 1
+
+
+def test_the_clients_own_parsing_and_streaming_helpers_understand_calls(hermes):
+    asked = {**ASKED, "tools": [WEATHER], "tool_choice": "required", "parallel_tool_calls": False}
+    [call] = hermes.chat.completions.parse(**asked).choices[0].message.tool_calls
+    assert call.function.parsed_arguments["city"] in ("Rome", "Oslo")
+    with hermes.chat.completions.stream(**asked) as stream:
+        [streamed] = stream.get_final_completion().choices[0].message.tool_calls
+    assert streamed.function.parsed_arguments == call.function.parsed_arguments
+
+
+def test_a_conversation_goes_on_with_what_the_tool_said(hermes):
+    asked = {**ASKED, "tools": [WEATHER], "tool_choice": "required", "parallel_tool_calls": False}
+    message = hermes.chat.completions.create(**asked).choices[0].message
+    said = {"role": "tool", "tool_call_id": message.tool_calls[0].id, "content": "sun"}
+    messages = [*MESSAGES, message.model_dump(), said]
+    assert hermes.chat.completions.create(**{**asked, "messages": messages}).choices[0].message.tool_calls
+
+
+@pytest.mark.parametrize("choice", ["auto", "none", None])
+def test_a_model_that_may_choose_gives_text_unless_it_calls(hermes, choice):
+    asked = {**ASKED, "tools": [CLOCK], "max_tokens": 20, **({} if choice is None else {"tool_choice": choice})}
+    content, _, calls, reason = whole = parts(hermes.chat.completions.create(**asked))
+    assert (bool(content), calls) == (True, [])
+    assert reason in ("stop", "length")
+    assert joined(hermes.chat.completions.create(**asked, stream=True)) == whole
+
+
+def test_calls_of_strict_tools_are_well_formed_wherever_they_come(hermes):
+    asked = {**ASKED, "tools": [WEATHER], "max_tokens": 40}
+    for seed in range(4):
+        whole = parts(hermes.chat.completions.create(**{**asked, "seed": seed}))
+        assert joined(hermes.chat.completions.create(**{**asked, "seed": seed}, stream=True)) == whole
+        assert "<tool_call>" not in whole[0]
+
+
+def test_tools_are_told_to_the_model_unless_it_may_call_none(hermes):
+    def tokens(**more):
+        asked = {**ASKED, "max_tokens": 1, **more}
+        return hermes.chat.completions.create(**asked).usage.prompt_tokens
+
+    assert tokens() == tokens(tools=[CLOCK], tool_choice="none") < tokens(tools=[CLOCK])
+
+
+def response_format(schema):
+    return {"type": "json_schema", "json_schema": {"name": "n", "schema": schema}}
+
+
+def of_parameters(properties):
+    return {"type": "function", "function": {"name": "f", "parameters": {"properties": properties}}}
+
+
+SHORT_WORD = {"type": "string", "pattern": "^[a-e ]{1,40}$"}
+VERDICT = {**NOTHING, "properties": {"ok": {"type": "boolean"}, "why": SHORT_WORD}, "required": ["ok", "why"]}
+BESIDE = {**ASKED, "tools": [WEATHER, CLOCK], "response_format": response_format(VERDICT)}
+NESTED = {
+    "model": "tiny", "input": "Hm?", "temperature": 1, "max_output_tokens": 300,
+    "tools": [{"type": "function", **tool["function"]} for tool in (WEATHER, CLOCK)],
+    "text": {"format": {"type": "json_schema", "name": "n", "schema": VERDICT}},
+}  # fmt: skip
+
+
+def begins_with(engine, text):
+    """A bias for answers that begin with a character."""
+    [token] = engine.tokenizer.encode(text)
+    return {str(token): 4}
+
+
+@pytest.mark.parametrize("strict", [True, False])
+@pytest.mark.parametrize("first", ["<", "{"])
+def test_an_answer_of_a_form_calls_a_tool_or_has_that_form(drafting, first, strict):
+    client, seen = drafting.client(), []
+    tools = [{**tool, "function": {**tool["function"], "strict": strict}} for tool in (WEATHER, CLOCK)]
+    asked = {**BESIDE, "tools": tools, "logit_bias": begins_with(drafting.engine, first)}
+    for seed in range(4):
+        whole = parts(client.chat.completions.create(**{**asked, "seed": seed}))
+        assert joined(client.chat.completions.create(**{**asked, "seed": seed}, stream=True)) == whole
+        content, _, calls, reason = whole
+        seen.append(bool(calls))
+        if calls:
+            assert (content, reason) == ("", "tool_calls")
+            assert {name for name, _ in calls} <= {"weather", "clock"}
+            assert all(isinstance(json.loads(arguments), dict) for _, arguments in calls)
+        else:
+            assert json.loads(content).keys() == VERDICT["properties"].keys()
+            assert reason == "stop"
+    assert (first == "<") in seen
+
+
+@pytest.mark.parametrize("first", ["<", "{"])
+def test_drafts_change_nothing_of_such_an_answer(hermes, drafting, first):
+    client = drafting.client()
+    for seed in range(3):
+        asked = {**BESIDE, "logit_bias": begins_with(drafting.engine, first), "seed": seed}
+        expected = parts(hermes.chat.completions.create(**asked))
+        assert parts(client.chat.completions.create(**asked)) == expected
+    assert drafting.stats()["speculation"]["drafts_accepted"] > 0
+
+
+@pytest.mark.parametrize("first", ["<", "{"])
+def test_responses_call_a_tool_or_have_the_form_too(drafting, first):
+    extra = {"logit_bias": begins_with(drafting.engine, first), "seed": 2}
+    response = drafting.client().responses.create(**NESTED, extra_body=extra)
+    kinds = {item.type for item in response.output}
+    assert kinds == ({"function_call"} if first == "<" else {"message"})
+    if first == "{":
+        assert json.loads(response.output_text).keys() == VERDICT["properties"].keys()
+    events = list(drafting.client().responses.create(**NESTED, extra_body=extra, stream=True))
+    last = events[-1].response
+    assert [item.type for item in last.output] == [item.type for item in response.output]
+    assert last.output_text == response.output_text
+
+
+def test_a_choice_that_leaves_none_is_kept_beside_a_form(drafting):
+    client = drafting.client()
+    bias = begins_with(drafting.engine, "<")
+    content, _, calls, _ = parts(client.chat.completions.create(**BESIDE, tool_choice="none", logit_bias=bias))
+    assert json.loads(content).keys() == VERDICT["properties"].keys()
+    assert not calls
+    bias = begins_with(drafting.engine, "{")
+    for choice in ("required", {"type": "function", "function": {"name": "clock"}}):
+        content, _, calls, _ = parts(client.chat.completions.create(**BESIDE, tool_choice=choice, logit_bias=bias))
+        assert calls
+        assert not content
+
+
+@pytest.mark.parametrize("first", ["<tool_call>", "{"])
+def test_a_model_that_thinks_chooses_afterwards(thinking, first):
+    client, engine = thinking
+    bias = {str(engine.tokenizer.token_id("</think>")): 20, **begins_with(engine, first)}
+    whole = parts(client.chat.completions.create(**BESIDE, logit_bias=bias))
+    assert joined(client.chat.completions.create(**BESIDE, logit_bias=bias, stream=True)) == whole
+    content, _, calls, reason = whole
+    assert (bool(calls), reason) == ((True, "tool_calls") if first == "<tool_call>" else (False, "stop"))
+    assert calls or json.loads(content).keys() == VERDICT["properties"].keys()
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools"),
+        ({"tools": [{"type": "web_search"}]}, "tools"),
+        ({"tools": [CLOCK], "tool_choice": "always"}, "tool_choice"),
+        ({"tools": [CLOCK], "tool_choice": {"type": "function", "function": {"name": "x"}}}, "tool_choice"),
+        ({"tools": [CLOCK], "response_format": response_format({"type": "text"})}, "response_format"),
+        ({"tools": [of_parameters({"a": {"type": "text"}})], "response_format": {"type": "json_object"}}, "tools"),
+    ],
+)
+def test_tools_that_cannot_be_used_are_refused(hermes, body, param):
+    with pytest.raises(openai.BadRequestError) as caught:
+        hermes.chat.completions.create(**{**ASKED, **body})
+    assert caught.value.param == param
+
+
+def ends_at_once(engine):
+    """Bias that ends the reasoning after a token or so."""
+    return {str(engine.tokenizer.token_id("</think>")): 20}
+
+
+def test_reasoning_is_split_off_and_counted(thinking):
+    client, engine = thinking
+    asked = {**ASKED, "max_tokens": 24, "logit_bias": {str(engine.tokenizer.token_id("</think>")): 3}}
+    seen = set()
+    for seed in range(8):
+        answer = client.chat.completions.create(**{**asked, "seed": seed})
+        content, reasoning, _, _ = whole = parts(answer)
+        assert joined(client.chat.completions.create(**{**asked, "seed": seed}, stream=True)) == whole
+        counted = answer.usage.completion_tokens_details.reasoning_tokens
+        assert 0 < counted <= 24 or not reasoning
+        assert not (content and counted == 24)
+        assert "think>" not in reasoning
+        seen.add((bool(content), bool(reasoning)))
+    assert (True, True) in seen
+
+
+def test_without_thinking_all_is_content(thinking):
+    client, _ = thinking
+    extra = {"chat_template_kwargs": {"enable_thinking": False}}
+    content, reasoning, _, _ = parts(client.chat.completions.create(**{**ASKED, "max_tokens": 8}, extra_body=extra))
+    assert content
+    assert not reasoning
+    effort = client.chat.completions.create(**{**ASKED, "max_tokens": 8}, reasoning_effort="none")
+    assert parts(effort)[:2] == (content, "")
+
+
+def test_a_model_that_thinks_calls_tools_afterwards(thinking):
+    client, engine = thinking
+    asked = {**ASKED, "tools": [WEATHER], "tool_choice": "required", "logit_bias": ends_at_once(engine)}
+    content, _, calls, reason = whole = parts(client.chat.completions.create(**asked))
+    assert (content, reason) == ("", "tool_calls")
+    assert json.loads(calls[0][1])["city"] in ("Rome", "Oslo")
+    assert joined(client.chat.completions.create(**asked, stream=True)) == whole
+
+
+def test_a_model_that_thinks_answers_in_the_form_asked_for_afterwards(thinking):
+    client, engine = thinking
+    schema = {**NOTHING, "properties": {"a": {"enum": ["x/y", "z"]}}, "required": ["a"]}
+    format_ = {"type": "json_schema", "json_schema": {"name": "n", "schema": schema}}
+    wishes = [
+        ({"response_format": format_}, ['{"a":"x/y"}', '{"a":"z"}']),
+        ({"guided_choice": ["a/b", 'c"']}, ["a/b", 'c"']),
+        ({"guided_regex": "(a/b|c\\/d\n)"}, ["a/b", "c/d\n"]),
+    ]
+    for wish, legal in wishes:
+        asked = {**ASKED, "logit_bias": ends_at_once(engine), "extra_body": wish, "max_tokens": 100}
+        content, _, _, reason = whole = parts(client.chat.completions.create(**asked))
+        assert content.replace(" ", "").replace("\n", "") in [text.replace("\n", "") for text in legal]
+        assert reason == "stop"
+        assert joined(client.chat.completions.create(**asked, stream=True)) == whole
+
+
+def test_no_end_token_shows_where_tags_are_special_tokens(thinking):
+    client, engine = thinking
+    bias = {str(engine.tokenizer.token_id("</think>")): 20, str(engine.tokenizer.eos_token_id): 19.5}
+    for seed in range(5):
+        answer = client.chat.completions.create(**{**ASKED, "seed": seed, "max_tokens": 40, "logit_bias": bias})
+        content, reasoning, _, reason = parts(answer)
+        assert reason == "stop"
+        assert "</s>" not in content + reasoning

@@ -1,0 +1,335 @@
+"""Grammars that force a tool call accept exactly well-formed calls, which the parser reads back."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import llguidance
+import pytest
+
+from ostinato.errors import RequestError
+from ostinato.sample.guide import Guide
+from ostinato.serve.chat.formats import AnswerFormats, ToolFormat
+from ostinato.serve.chat.grammars import tool_guide
+from ostinato.serve.chat.tools import Tool
+from tests.support.answer_cases import CLOCK, HERMES, TOOLCALL, TOOLS, WEATHER, XML, parse
+
+SPECIAL = ("<TOOLCALL>", "</TOOLCALL>", "<think>", "</think>")
+
+
+class Bytes:
+    """A tokenizer whose tokens are the bytes, and some special tokens after them."""
+
+    eos_token_id = 256
+    bos_token_id = None
+    tokens = [*(bytes([byte]) for byte in range(256)), b"<eos>", *(tag.encode() for tag in SPECIAL)]  # noqa: RUF012
+    special_token_ids = list(range(256, 257 + len(SPECIAL)))  # noqa: RUF012
+
+    def __call__(self, text: bytes | str) -> list[int]:
+        return list(text.encode() if isinstance(text, str) else text)
+
+
+TOKENIZER = llguidance.LLTokenizer(llguidance.TokenizerWrapper(Bytes()))
+
+
+def accepts(grammar: str, *text: str) -> bool:
+    """Whether the grammar accepts the texts, joined, as a whole answer; special tokens are texts of their own."""
+    matcher = llguidance.LLMatcher(TOKENIZER, llguidance.LLMatcher.grammar_from_lark(grammar), log_level=0)
+    assert not matcher.is_error(), matcher.get_error()
+    tokens: list[int] = []
+    for part in text:
+        tokens += [257 + SPECIAL.index(part)] if len(text) > 1 and part in SPECIAL else list(part.encode())
+    return matcher.try_consume_tokens(tokens) == len(tokens) and matcher.is_accepting()
+
+
+def guide(choice: Any, formats: AnswerFormats, tools: tuple[Tool, ...] = TOOLS, **settings: Any) -> str:
+    grammar = tool_guide(tools, choice, formats, **settings)
+    assert grammar is not None
+    return grammar
+
+
+def named(tool: Tool) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": tool.name}}
+
+
+def hermes(name: str, arguments: str) -> str:
+    return f'<tool_call>\n{{"name": "{name}", "arguments": {arguments}}}\n</tool_call>'
+
+
+def xml(name: str, **values: str) -> str:
+    parameters = "".join(f"<parameter={key}>\n{value}\n</parameter>\n" for key, value in values.items())
+    return f"<tool_call>\n<function={name}>\n{parameters}</function>\n</tool_call>"
+
+
+PARIS = '{"city": "Paris", "days": 2, "unit": "celsius"}'
+BOTH_IN_A_LIST = (
+    f'<TOOLCALL>[{{"name": "get_weather", "arguments": {PARIS}}}, {{"name": "clock", "arguments": {{}}}}]</TOOLCALL>'
+)
+
+
+@pytest.mark.parametrize("choice", [None, "auto", "none"])
+def test_nothing_is_forced_where_the_model_may_choose(choice: str | None) -> None:
+    assert tool_guide(TOOLS, choice, HERMES) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "accepted"),
+    [
+        (hermes("get_weather", PARIS), True),
+        (hermes("clock", "{}"), True),
+        (hermes("clock", "{}") + "\n" + hermes("get_weather", '{"city": ""}'), True),
+        (hermes("get_weather", '{"city": "K\u00f6ln \\" <tool_call>"}'), True),
+        ("", False),
+        ("I cannot.", False),
+        (hermes("bomb", "{}"), False),
+        (hermes("get_weather", "{}"), False),
+        (hermes("get_weather", '{"city": 3}'), False),
+        (hermes("get_weather", '{"city": "", "days": 1.5}'), False),
+        (hermes("get_weather", '{"city": "", "unit": "kelvin"}'), False),
+        (hermes("get_weather", '{"city": ""'), False),
+        (hermes("clock", "{}") + "\n", False),
+        (hermes("clock", "{}") + " Done.", False),
+        (hermes("clock", "{}").removesuffix(">"), False),
+    ],
+)
+def test_a_required_call_in_hermes_form(text: str, accepted: bool) -> None:
+    assert accepts(guide("required", AnswerFormats(None, ToolFormat.HERMES)), text) is accepted
+
+
+@pytest.mark.parametrize(
+    ("text", "accepted"),
+    [
+        (xml("get_weather", city="Paris", days="2", unit="celsius", hourly="true", places='["a"]'), True),
+        (xml("get_weather", city=""), True),
+        (xml("get_weather", city='two\nlines "and" </param \\ é\n', note="null"), True),
+        (xml("clock"), True),
+        (xml("clock") + "\n" + xml("clock"), True),
+        (xml("bomb"), False),
+        (xml("get_weather"), False),
+        (xml("get_weather", days="2"), False),
+        (xml("get_weather", city="a", days="two"), False),
+        (xml("get_weather", city="a", unit="kelvin"), False),
+        (xml("get_weather", city="a", hourly="True"), False),
+        (xml("get_weather", city="a", other="b"), False),
+        (xml("get_weather", city="a", days="1 "), False),
+        (xml("get_weather", city="a</parameter>b"), False),
+        (xml("clock").removesuffix(">"), False),
+    ],
+)
+def test_a_required_call_in_xml_form(text: str, accepted: bool) -> None:
+    assert accepts(guide("required", AnswerFormats(None, ToolFormat.XML)), text) is accepted
+
+
+@pytest.mark.parametrize(
+    ("text", "accepted"),
+    [
+        ('<TOOLCALL>[{"name": "clock", "arguments": {}}]</TOOLCALL>', True),
+        (BOTH_IN_A_LIST, True),
+        ("<TOOLCALL>[]</TOOLCALL>", False),
+        ('<TOOLCALL>[{"name": "clock", "arguments": {}},]</TOOLCALL>', False),
+        ('<TOOLCALL>[{"name": "clock", "arguments": "{}"}]</TOOLCALL>', False),
+    ],
+)  # fmt: skip
+def test_a_required_call_in_list_form(text: str, accepted: bool) -> None:
+    assert accepts(guide("required", AnswerFormats(None, ToolFormat.TOOLCALL)), text) is accepted
+
+
+def test_a_named_tool_is_called_once_and_no_other_is() -> None:
+    grammar = guide(named(CLOCK), HERMES)
+    assert accepts(grammar, hermes("clock", "{}"))
+    assert not accepts(grammar, hermes("get_weather", PARIS))
+    assert not accepts(grammar, hermes("clock", "{}") + "\n" + hermes("clock", "{}"))
+
+
+@pytest.mark.parametrize("formats", [HERMES, XML, TOOLCALL])
+def test_without_parallel_calls_there_is_one(formats: AnswerFormats) -> None:
+    assert formats.tools is not None
+    one = {
+        ToolFormat.HERMES: hermes("clock", "{}"),
+        ToolFormat.XML: xml("clock"),
+        ToolFormat.TOOLCALL: '<TOOLCALL>[{"name": "clock", "arguments": {}}]</TOOLCALL>',
+    }[formats.tools]
+    two = f"{one}\n{one}" if formats is not TOOLCALL else one.replace("}]", '}, {"name": "clock", "arguments": {}}]')
+    assert accepts(guide("required", formats), two)
+    assert accepts(guide("required", formats, parallel=False), one)
+    assert not accepts(guide("required", formats, parallel=False), two)
+
+
+STRICT = (replace(WEATHER, strict=True), CLOCK)
+
+
+@pytest.mark.parametrize(
+    ("text", "accepted"),
+    [
+        ("Hello.\n", True),
+        ("", True),
+        (f"Let me look.\n{hermes('get_weather', PARIS)}\n\n{hermes('clock', '{}')}\nThere.", True),
+        ("<think>\nThe <tool_call>?\n</think>\n\nNo.", True),
+        (f"<think>\nHm.\n</think>\n\n{hermes('clock', '{}')}", True),
+        (f"The <think> tag. {hermes('clock', '{}')}", True),
+        ("The <tool_call> tag.", False),
+        (hermes("get_weather", "{}"), False),
+        (hermes("bomb", "{}"), False),
+        (hermes("clock", "{"), False),
+        ("<think>\nThe", False),
+    ],
+)
+def test_strict_tools_allow_any_text_around_well_formed_calls(text: str, accepted: bool) -> None:
+    assert accepts(guide("auto", HERMES, STRICT), text) is accepted
+
+
+def test_strict_tools_allow_one_call_without_parallel_calls() -> None:
+    grammar = guide(None, XML, STRICT, parallel=False)
+    assert accepts(grammar, f"a {xml('clock')} b")
+    assert not accepts(grammar, f"{xml('clock')}{xml('clock')}")
+
+
+def test_strict_tools_do_with_special_tokens() -> None:
+    grammar = guide("auto", TOOLCALL, STRICT, special_tags=SPECIAL)
+    call = '[{"name": "clock", "arguments": {}}]'
+    assert accepts(grammar, "<think>", "Hm.", "</think>", "\n\nSo: ", "<TOOLCALL>", call, "</TOOLCALL>", " Done.")
+    assert not accepts(grammar, "So: ", "<TOOLCALL>", "clock")
+
+
+def test_strict_tools_demand_nothing_where_none_may_be_called() -> None:
+    assert tool_guide(STRICT, "none", HERMES) is None
+
+
+VERDICT = Guide(json_schema={"type": "object", "properties": {"ok": {"type": "boolean"}}, "required": ["ok"]})
+
+
+@pytest.mark.parametrize("tools", [TOOLS, STRICT], ids=["lax", "strict"])
+@pytest.mark.parametrize(
+    ("formats", "call"),
+    [
+        (HERMES, hermes("get_weather", PARIS)),
+        (XML, xml("get_weather", city="Paris", days="2")),
+        (TOOLCALL, '<TOOLCALL>[{"name": "clock", "arguments": {}}]</TOOLCALL>'),
+    ],
+    ids=["hermes", "xml", "toolcall"],
+)
+def test_an_answer_of_a_form_beside_tools_is_calls_or_of_that_form(
+    formats: AnswerFormats, call: str, tools: tuple[Tool, ...]
+) -> None:
+    grammar = guide("auto", formats, tools, instead=VERDICT)
+    for before in ("", "<think>\nA call, {} or <tool_call>?\n</think>\n\n"):
+        assert accepts(grammar, before + call)
+        assert accepts(grammar, before + '{"ok": true}')
+        for illegal in ("", "Well.", call + '{"ok": true}', '{"ok": true}' + call, '{"ok": 3}', call.replace("e", "x")):
+            assert not accepts(grammar, before + illegal), illegal
+    inside = guide(None, formats, tools, instead=VERDICT, starts_in_reasoning=True)
+    assert accepts(inside, f"Hm.\n</think>\n{call}")
+    assert accepts(inside, 'Hm.\n</think>\n{"ok": false}')
+    assert not accepts(inside, call)
+
+
+@pytest.mark.parametrize("instead", [Guide(json_object=True), Guide(regex="<a|b+>"), Guide(choice=("<tool", "{"))])
+def test_any_form_may_stand_beside_tools(instead: Guide) -> None:
+    grammar = guide("auto", AnswerFormats(None, ToolFormat.HERMES), instead=instead)
+    assert accepts(grammar, hermes("clock", "{}"))
+    legal = {'{"a": [1]}', "<a", "bb>", "<tool", "{"}
+    wanted = {'{"a": [1]}'} if instead.json_object else {"<a", "bb>"} if instead.regex else {"<tool", "{"}
+    assert {text for text in legal if accepts(grammar, text)} == wanted
+
+
+def test_beside_a_form_calls_are_as_many_as_they_may_be_and_tags_may_be_special_tokens() -> None:
+    two = hermes("clock", "{}") + "\n" + hermes("clock", "{}")
+    assert accepts(guide("auto", HERMES, instead=VERDICT), two)
+    assert not accepts(guide("auto", HERMES, instead=VERDICT, parallel=False), two)
+    special = guide("auto", TOOLCALL, instead=VERDICT, special_tags=SPECIAL)
+    assert accepts(special, "<TOOLCALL>", '[{"name": "clock", "arguments": {}}]', "</TOOLCALL>")
+    assert accepts(special, "<think>", "Hm.", "</think>", "\n", '{"ok": true}')
+
+
+@pytest.mark.parametrize("choice", ["required", named(CLOCK)])
+def test_a_form_means_nothing_where_a_call_is_demanded(choice: Any) -> None:
+    assert guide(choice, HERMES, instead=VERDICT) == guide(choice, HERMES)
+
+
+def test_a_form_without_tools_that_may_be_called_is_no_grammar_of_calls() -> None:
+    assert tool_guide(TOOLS, "none", HERMES, instead=VERDICT) is None
+    assert tool_guide((), "auto", HERMES, instead=VERDICT) is None
+
+
+def test_a_model_that_reasons_may_do_so_before_the_call() -> None:
+    call = hermes("clock", "{}")
+    grammar = guide("required", HERMES)
+    assert accepts(grammar, call)
+    assert accepts(grammar, f"<think>\nThe <tool_call>?\n</think>\n\n{call}")
+    assert not accepts(grammar, f"Well.</think>{call}")
+    assert not accepts(grammar, f"<think>\n{call}")
+
+
+def test_a_model_that_reasons_already_ends_that_before_the_call() -> None:
+    call = xml("clock")
+    grammar = guide("required", XML, starts_in_reasoning=True)
+    assert accepts(grammar, f"Well.\n</think>\n\n{call}")
+    assert not accepts(grammar, call)
+    assert not accepts(grammar, f"Well.</think>\nNo.\n{call}")
+
+
+def test_tags_that_are_special_tokens_are_forced_as_such() -> None:
+    grammar = guide("required", TOOLCALL, special_tags=SPECIAL)
+    call = '[{"name": "clock", "arguments": {}}]'
+    assert accepts(grammar, "<TOOLCALL>", call, "</TOOLCALL>")
+    assert accepts(grammar, "<think>", "Well.", "</think>", "\n\n", "<TOOLCALL>", call, "</TOOLCALL>")
+    assert not accepts(grammar, f"<TOOLCALL>{call}</TOOLCALL>")
+    inside = guide("required", TOOLCALL, special_tags=SPECIAL, starts_in_reasoning=True)
+    assert accepts(inside, "Well.", "</think>", "<TOOLCALL>", call, "</TOOLCALL>")
+
+
+@pytest.mark.parametrize(
+    ("formats", "text"),
+    [
+        (HERMES, f"<think>\nHm.\n</think>\n\n{hermes('get_weather', PARIS)}\n{hermes('clock', '{}')}"),
+        (XML, f"{xml('get_weather', city='Paris', days='2', unit='celsius')}\n{xml('clock')}"),
+        (
+            TOOLCALL,
+            BOTH_IN_A_LIST,
+        ),
+    ],
+)
+def test_what_a_grammar_accepts_the_parser_reads_back(formats: AnswerFormats, text: str) -> None:
+    assert accepts(guide("required", formats), text)
+    joined = parse([text], formats)
+    assert joined.content == ""
+    assert [(name, json.loads(arguments)) for name, arguments in joined.calls] == [
+        ("get_weather", json.loads(PARIS)),
+        ("clock", {}),
+    ]
+
+
+def test_odd_names_and_references_are_written_as_they_are() -> None:
+    unit = {"type": "object", "properties": {"n": {"$ref": "#/$defs/N"}}, "required": ["n"]}
+    schema = {
+        "type": "object",
+        "properties": {'k"\\ é': {"enum": ['"a"\\', "𝄞"]}, "unit": {"$ref": "#/$defs/U"}, "free": True},
+        "required": ['k"\\ é', "unit"],
+        "$defs": {"U": unit, "N": {"type": "integer"}},
+    }
+    tool = Tool("odd", "", schema)
+    grammar = guide("required", AnswerFormats(None, ToolFormat.XML), (tool,))
+    assert accepts(grammar, xml("odd", **{'k"\\ é': '"a"\\', "unit": '{"n": 3}', "free": "[1, null]"}))
+    assert accepts(grammar, xml("odd", **{'k"\\ é': "𝄞", "unit": '{"n": 3}'}))
+    assert not accepts(grammar, xml("odd", **{'k"\\ é': "b", "unit": '{"n": 3}'}))
+    assert not accepts(grammar, xml("odd", **{'k"\\ é': "𝄞", "unit": '{"n": "3"}'}))
+    grammar = guide("required", AnswerFormats(None, ToolFormat.HERMES), (tool,))
+    assert accepts(grammar, hermes("odd", '{"k\\"\\\\ é": "𝄞", "unit": {"n": 3}}'))
+
+
+@pytest.mark.parametrize(
+    "properties", [{"a>b": {"type": "string"}}, {"": {"type": "string"}}, {"a": {"enum": ["x</parameter>"]}}]
+)
+def test_what_tags_cannot_hold_is_refused(properties: dict[str, Any]) -> None:
+    tool = Tool("f", "", {"type": "object", "properties": properties})
+    with pytest.raises(RequestError, match="cannot be written in this model's tool-call format"):
+        tool_guide((tool,), "required", XML)
+
+
+def test_a_model_without_a_format_cannot_be_forced() -> None:
+    with pytest.raises(RequestError, match="tool_choice needs a model whose chat template"):
+        tool_guide(TOOLS, named(WEATHER), AnswerFormats())
+    with pytest.raises(RequestError, match="strict needs a model whose chat template"):
+        tool_guide(STRICT, "auto", AnswerFormats())

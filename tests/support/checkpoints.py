@@ -1,0 +1,142 @@
+"""Tiny random checkpoints of every recipe, made with transformers, which is also the oracle."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from tempfile import mkdtemp
+
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+from transformers import PretrainedConfig, PreTrainedModel
+
+from tests.support.recipes import EOS as EOS
+from tests.support.recipes import HEADED, RECIPES, VOCAB_SIZE
+
+transformers.logging.set_verbosity_error()
+transformers.logging.disable_progress_bar()
+
+
+def randomize(model: PreTrainedModel, seed: int) -> None:
+    """Weights that make every part matter: no norm left at 1, no bias at 0, states that remember."""
+    generator = torch.Generator().manual_seed(seed)
+    for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
+        kind = name.rpartition(".")[2]
+        if not tensor.is_floating_point() or "rotary" in name or kind in ("embed_scale", "mup_vector"):
+            continue
+        if kind == "A_log":
+            tensor.data.uniform_(-1.5, 1.5, generator=generator)
+        elif kind == "dt_bias":
+            tensor.data.uniform_(-3, 1, generator=generator)
+        elif tensor.dim() == 1:
+            centre = 0.0 if "bias" in kind else 1.0
+            tensor.data.normal_(centre, 0.3, generator=generator)
+        elif kind == "weight" and "conv1d" in name:
+            tensor.data.normal_(0, 0.5, generator=generator)
+        else:
+            tensor.data.normal_(0, 1.4 * tensor.shape[-1] ** -0.5, generator=generator)
+
+
+@cache
+def oracle(name: str, seed: int = 0) -> PreTrainedModel:
+    """transformers' model of a recipe, float32, with random weights. Treat it as read-only."""
+    return _random_model(recipe(name), seed)
+
+
+def recipe(name: str) -> PretrainedConfig:
+    """The configuration of a model, with or without a head."""
+    return (RECIPES | HEADED)[name]()
+
+
+def _random_model(config: PretrainedConfig, seed: int) -> PreTrainedModel:
+    model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    randomize(model, seed)
+    return model.eval()
+
+
+@cache
+def checkpoint(name: str, seed: int = 0) -> Path:
+    """A directory with the oracle's weights, saved by transformers, and those of the head, which transformers does not
+    know. Treat it as read-only."""
+    directory = Path(mkdtemp(prefix=f"ostinato-{name}-"))
+    oracle(name, seed).save_pretrained(directory)
+    if name in HEADED:
+        file = directory / "model.safetensors"
+        save_file(load_file(file) | head_oracle(name, seed).tensors(), file, metadata={"format": "pt"})
+    return directory
+
+
+@dataclass(frozen=True)
+class HeadOracle:
+    """A prediction head: a model of transformers with the head's layers, which begins with what `eh_proj` makes of a
+    normed embedding and a normed hidden state, and ends with the head's own norm."""
+
+    model: PreTrainedModel
+    enorm: torch.Tensor
+    hnorm: torch.Tensor
+    eh_proj: torch.Tensor
+
+    def join(self, hidden: torch.Tensor, embedded: torch.Tensor) -> torch.Tensor:
+        """[tokens, hidden] twice -> [tokens, hidden]"""
+        size, eps = embedded.shape[-1:], self.model.config.layer_norm_epsilon
+        normed = (
+            torch.nn.functional.rms_norm(embedded, size, self.enorm, eps),
+            torch.nn.functional.rms_norm(hidden, size, self.hnorm, eps),
+        )
+        return torch.cat(normed, dim=-1) @ self.eh_proj.T
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """As a checkpoint holds them: those of transformers under the head's own prefix, and the three of `join`."""
+        directory = Path(mkdtemp(prefix="ostinato-head-"))
+        self.model.save_pretrained(directory)
+        saved = load_file(directory / "model.safetensors")
+        last = self.model.config.num_hidden_layers - 1
+        own = {"enorm.weight": self.enorm, "hnorm.weight": self.hnorm, "eh_proj.weight": self.eh_proj}
+        return {
+            **{f"mtp.layers.0.{name}": tensor for name, tensor in own.items()},
+            **{
+                f"mtp.{name.removeprefix('backbone.')}": tensor
+                for name, tensor in saved.items()
+                if name.startswith("backbone.layers.")
+            },
+            f"mtp.layers.{last}.final_layernorm.weight": saved["backbone.norm_f.weight"],
+        }
+
+
+@cache
+def head_oracle(name: str, seed: int = 0) -> HeadOracle:
+    """The head of a recipe that has one, with random weights. Treat it as read-only."""
+    config = recipe(name)
+    kinds = config.mtp_layers_block_type
+    changes = {"layers_block_type": kinds, "num_hidden_layers": len(kinds), "num_nextn_predict_layers": 0}
+    model = _random_model(type(config)(**(config.to_dict() | changes)), seed + 1000)
+    generator, size = torch.Generator().manual_seed(seed + 2000), config.hidden_size
+    enorm, hnorm = (torch.empty(size).normal_(1, 0.3, generator=generator) for _ in range(2))
+    eh_proj = torch.empty(size, 2 * size).normal_(0, size**-0.5, generator=generator)
+    return HeadOracle(model, enorm, hnorm, eh_proj)
+
+
+def random_prompt(length: int, seed: int) -> list[int]:
+    """Token ids without the special ones."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(2, VOCAB_SIZE, (length,), generator=generator).tolist()
+
+
+@torch.inference_mode()
+def oracle_logits(name: str, token_ids: list[int], seed: int = 0) -> torch.Tensor:
+    """[tokens, vocab] of the whole prompt at once."""
+    return oracle(name, seed)(torch.tensor([token_ids]), use_cache=False).logits[0]
+
+
+@torch.inference_mode()
+def oracle_generate(name: str, token_ids: list[int], count: int, seed: int = 0) -> list[int]:
+    """`count` greedy tokens after the prompt, by transformers' own generation with a cache."""
+    model, prompt = oracle(name, seed), torch.tensor([token_ids])
+    settings = {"min_new_tokens": count, "max_new_tokens": count, "eos_token_id": VOCAB_SIZE + 1}
+    # transformers cannot tell how long a cache is that holds nothing but the states of Nemotron-H.
+    kinds = getattr(model.config, "layers_block_type", None)
+    settings["use_cache"] = kinds is None or "full_attention" in kinds
+    output = model.generate(prompt, attention_mask=torch.ones_like(prompt), do_sample=False, **settings)
+    return output[0, len(token_ids) :].tolist()

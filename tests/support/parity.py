@@ -1,0 +1,198 @@
+"""What the parity tests share: prompts whose tokens transformers decides, engines, and the comparison of the two."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache
+from typing import Any
+
+import torch
+
+from ostinato import EngineConfig, SamplingParams
+from ostinato.engine.engine import Engine
+from ostinato.engine.outputs import RequestOutput
+from ostinato.engine.scheduling import make_scheduler
+from ostinato.models.checkpoint import model_spec
+from ostinato.ops import noise
+from tests.support.checkpoints import RECIPES, checkpoint, oracle_generate, oracle_logits, random_prompt, recipe
+
+PROMPT = 150
+NEW = 64
+GAP = 1e-3
+"""Of the largest logit: what the two best tokens of every oracle step must differ by, so that the test decides."""
+TOLERANCE = 1e-4
+"""Of the largest logit: what log-probabilities may differ by."""
+TOP = 3
+BLOCK = 16
+
+
+NARROW = (3, 50)
+"""What sampled tokens are chosen from: so few that guesses are right now and then, whoever makes them."""
+TEMPERATURE = 1.5
+
+
+@dataclass(frozen=True)
+class Case:
+    """A prompt, its 64 tokens by transformers, greedy if nothing else is set, and its logits of each position but the
+    last."""
+
+    prompt: list[int]
+    tokens: list[int]
+    logits: torch.Tensor
+    settings: dict[str, Any] = field(default_factory=lambda: {"temperature": 0})
+
+
+@cache
+def decided_case(name: str, length: int, before: tuple[int, ...] = ()) -> Case:
+    """A prompt of `length` tokens that begins with `before` and whose tokens do not depend on rounding.
+
+    transformers proposes the tokens with its cache, and its logits of the whole text at once decide: each token must
+    be the best there. Prompts with a step that is too close to call are passed over.
+    """
+    for seed in range(40):
+        own = random_prompt(length - len(before), seed + 100 * length if before else seed)
+        prompt = [*before, *own]
+        tokens = oracle_generate(name, prompt, NEW)
+        whole = oracle_logits(name, prompt + tokens)[:-1]
+        logits = whole[length - 1 :]
+        best, second = logits.topk(2).values.unbind(-1)
+        decided = (best - second > GAP * logits.abs().amax(-1)).all().item()
+        if decided and logits.argmax(-1).tolist() == tokens:
+            return Case(prompt, tokens, whole)
+    raise AssertionError(f"no prompt of {length} tokens is decided at every step for {name}")
+
+
+@cache
+def sampled_case(name: str, length: int, before: tuple[int, ...] = ()) -> Case:
+    """The same for tokens that are sampled, from few.
+
+    Ostinato's plain path proposes the tokens, and transformers' logits of the whole text at once with the noise of the
+    request decide: each token must be the best there.
+    """
+    engine = make_engine(name, graph_mode="none", enable_prefix_caching=False)
+    allowed = torch.tensor(NARROW)
+    for seed in range(40):
+        prompt = [*before, *random_prompt(length - len(before), seed + 1000 * length)]
+        settings = {"temperature": TEMPERATURE, "seed": seed, "logit_bias": dict.fromkeys(NARROW, 100.0)}
+        request = engine.add(prompt, SamplingParams(max_tokens=NEW, ignore_eos=True, **settings))
+        output = engine.output(request)
+        assert output is not None
+        run(engine)
+        tokens = output.outputs[0].token_ids
+        whole = oracle_logits(name, prompt + tokens)[:-1]
+        keys = noise.keys([(seed, length + i) for i in range(NEW)])
+        chances = whole[length - 1 :, allowed] / TEMPERATURE + noise.gumbel(keys[:, None], allowed.int())
+        best, second = chances.topk(2).values.unbind(-1)
+        decided = (best - second > GAP * whole[length - 1 :].abs().amax(-1)).all().item()
+        if decided and allowed[chances.argmax(-1)].tolist() == tokens:
+            return Case(prompt, tokens, whole, settings)
+    raise AssertionError(f"no sampled prompt of {length} tokens is decided at every step for {name}")
+
+
+@cache
+def has_state(name: str) -> bool:
+    """Whether the recipe has layers with a recurrent state, so that a hit needs a checkpoint."""
+    return bool(model_spec(recipe(name).to_dict()).state_layers)
+
+
+CACHING = [(name, mode) for name in RECIPES for mode in (("align", "all") if has_state(name) else ("none",))]
+"""Every recipe with every mode of the state cache in which its prompts can hit."""
+
+
+def make_engine(name: str, **settings: Any) -> Engine:
+    """In float32 unless told otherwise, with checkpoints every two blocks, so that the prompts have some inside."""
+    defaults = {"max_model_len": 256, "max_num_seqs": 4, "cache_memory": "16MiB", "threads": 1, "state_block_size": 32}
+    return Engine(EngineConfig(model=str(checkpoint(name)), **({"dtype": "float32"} | defaults | settings)))
+
+
+def shrink(engine: Engine, num_blocks: int, num_slots: int) -> None:
+    """Let an engine that has not begun use so few blocks and slots, the null ones not counted."""
+    memory = engine.plan.memory
+    memory = replace(
+        memory,
+        num_blocks=min(num_blocks + 1, memory.num_blocks),
+        num_slots=min(num_slots + 1, memory.num_slots),
+    )
+    engine.plan = replace(engine.plan, memory=memory)
+    speculation = engine.speculation
+    engine.scheduler = make_scheduler(engine.plan, None if speculation is None else speculation.controller.choose)
+
+
+def add(engine: Engine, case: Case, prompt_logprobs: bool = False, salt: str | None = None) -> RequestOutput:
+    """A request for the case's tokens and log-probabilities -> its output, which steps update."""
+    params = SamplingParams(
+        max_tokens=NEW,
+        ignore_eos=True,
+        logprobs=TOP,
+        prompt_logprobs=TOP if prompt_logprobs else None,
+        **case.settings,
+    )
+    output = engine.output(engine.add(case.prompt, params, cache_salt=salt))
+    assert output is not None
+    return output
+
+
+def warm(engine: Engine, prompt: list[int], salt: str | None = None) -> None:
+    """A request that leaves its prompt in the cache, and next to nothing else."""
+    engine.add(prompt, SamplingParams(temperature=0, max_tokens=1, ignore_eos=True), cache_salt=salt)
+
+
+def run(engine: Engine) -> None:
+    """Steps until nothing is left."""
+    while engine.has_unfinished:
+        engine.step()
+        engine.scheduler.check_integrity()
+
+
+def run_with_preemptions(engine: Engine, outputs: Sequence[RequestOutput], at: tuple[int, ...] = (2, 20, 33)) -> None:
+    """Steps until nothing is left; all requests lose their memory early on and twice while they decode."""
+    step = 0
+    while engine.has_unfinished:
+        engine.step()
+        step += 1
+        if step in at:
+            for output in outputs:
+                engine.scheduler.preempt(output.request_id)
+        engine.scheduler.check_integrity()
+
+
+def complete(engine: Engine, case: Case, salt: str | None = None) -> RequestOutput:
+    """The output of a request for the case that runs to its end, compared with transformers."""
+    output = add(engine, case, salt=salt)
+    run(engine)
+    check(case, output)
+    return output
+
+
+def check(case: Case, output: RequestOutput) -> None:
+    """The tokens, and the log-probabilities of each position that has them, are those of the whole text at once. What
+    is told of the cache adds up to the prompt."""
+    assert output.error is None
+    [only] = output.outputs
+    assert only.token_ids == case.tokens
+    scored = [*(output.prompt_logprobs or [])[1:], *(only.logprobs or [])]
+    assert len(scored) == NEW + (0 if output.prompt_logprobs is None else len(case.prompt) - 1)
+    given = [each for each in scored if each is not None]
+    text = (case.prompt + case.tokens)[-len(scored) :]
+    assert [each.token_id for each in given] == text
+    logits = case.logits[-len(scored) :]
+    expected, atol = logits.log_softmax(-1), TOLERANCE * logits.abs().max().item()
+    own = torch.tensor([each.logprob for each in given])
+    torch.testing.assert_close(own, expected[torch.arange(len(text)), text], atol=atol, rtol=0)
+    top = torch.tensor([[logprob for _, logprob in each.top] for each in given])
+    torch.testing.assert_close(top, expected.topk(TOP).values, atol=atol, rtol=0)
+    assert cached(output) + sum(misses(output).values()) == len(case.prompt)
+
+
+def cached(output: RequestOutput) -> int:
+    """Tokens of the prompt that were taken from the cache."""
+    assert output.cache is not None
+    return output.cache.cached_tokens
+
+
+def misses(output: RequestOutput) -> dict[str, int]:
+    """{cause: tokens} of the prompt that were computed."""
+    assert output.cache is not None
+    assert all(tokens > 0 for tokens in output.cache.misses.values())
+    return output.cache.misses

@@ -1,0 +1,262 @@
+"""What tests of poison share: NaN wherever nobody has written, steps that are watched, and requests that join, leave,
+hit and are preempted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from ostinato import SamplingParams
+from ostinato.cache.holding import Holding
+from ostinato.cache.pool import Pool
+from ostinato.engine.engine import Engine
+from ostinato.graphs.tape import TapeBackend
+from ostinato.models.base import CausalLM
+from ostinato.ops.step import LayerMemory
+from ostinato.schedule.batch import Batch, StepResult
+from ostinato.speculate.mtp import HeadForward
+from tests.support.checkpoints import random_prompt
+from tests.support.parity import make_engine, shrink
+
+NAN = float("nan")
+
+
+def nobody_s(pool: Pool) -> list[int]:
+    """The null id and those that are free: no request holds them, and the index does not know them."""
+    return [0, *pool._free] if pool.count else []
+
+
+def unread_slots(holding: Holding) -> list[int]:
+    """Those that a request will write and not read before: its state still stands in a checkpoint."""
+    return [slot for slot in holding.slots if slot != holding.read_slot]
+
+
+def poison(engine: Engine) -> None:
+    """NaN into null block and null slot, every free block and slot, and what requests hold and have not written: the
+    ends of their block tables, and write slots beside their state."""
+    cache, block_size = engine.scheduler.cache, engine.runner.block_size
+    blocks, slots = nobody_s(cache.blocks), nobody_s(cache.slots)
+    cells: list[int] = []
+    for request in engine.scheduler.queues.running:
+        holding = cache.holding(request.request_id)
+        slots += unread_slots(holding)
+        for position in range(request.num_computed_tokens, len(holding.block_table) * block_size):
+            cells.append(holding.block_table[position // block_size] * block_size + position % block_size)
+    poison_graphs(engine)
+    for layer in engine.runner.memory:
+        if layer.media is not None and engine.scheduler.encoder_cache is not None:
+            layer.media[[0, *engine.scheduler.encoder_cache._free]] = NAN
+        if layer.k_cache is not None and layer.v_cache is not None:
+            for kept in (layer.k_cache, layer.v_cache):
+                kept[blocks] = NAN
+                kept.flatten(0, 1)[cells] = NAN
+        for states in (layer.conv_states, layer.ssm_states):
+            if states is not None:
+                states[slots] = NAN
+    poison_head(engine)
+
+
+def head_memory(engine: Engine) -> Sequence[LayerMemory]:
+    """That of the prediction head, if the engine has one that makes drafts."""
+    return engine.runner.memory[len(engine.spec.layers) :] if engine.runner.model.head is not None else ()
+
+
+@torch.inference_mode()
+def poison_head(engine: Engine) -> None:
+    """NaN into a head's keys and values of texts' first tokens, which it has none for, and into the hidden states of
+    rows that a step may not have."""
+    cache, scheduler = engine.scheduler.cache, engine.scheduler
+    tables = [cache.holding(request.request_id).block_table for request in scheduler.queues.running]
+    first = [table[0] for table in tables if table]
+    first += [entry.block for entry in cache.store.index if entry.parent is None]
+    for layer in head_memory(engine):
+        for kept in (layer.k_cache, layer.v_cache):
+            if kept is not None:
+                kept[first, 0] = NAN
+    forward = getattr(getattr(engine.runner.drafting, "proposer", None), "_forward", None)
+    if isinstance(forward, HeadForward):
+        forward.hidden[:] = NAN
+
+
+@torch.inference_mode()
+def poison_graphs(engine: Engine) -> None:
+    """NaN where graphs compute, and in the buffers that they read, rows of a step that would write to what requests
+    hold: to every block and to every slot, in turn."""
+    memory = engine.plan.memory
+    numbers = torch.arange(10_000)
+    for graphs in engine.runner._all_graphs():
+        backend, buffers = graphs._backend, graphs.buffers
+        assert isinstance(backend, TapeBackend)
+        backend.arena.poison()
+        if not graphs.planned():
+            continue
+        stale = {
+            "kv_cells": numbers * engine.runner.block_size % (max(memory.num_blocks, 1) * engine.runner.block_size),
+            "row_starts": numbers.clamp(max=buffers.tensors["token_ids"].numel()),
+            "kv_lens": torch.full_like(numbers, 17),
+            "block_tables": numbers % max(memory.num_blocks, 1),
+            "media_cells": numbers % (engine.plan.encoder.num_cells if engine.plan.encoder is not None else 1),
+            "rope_positions": numbers,
+        }
+        for name, buffer in buffers.tensors.items():
+            if name == "block_tables":  # columns that no step has used yet are 0 from the start
+                buffer = buffer[:, : max(map(len, buffers.written_tables))]
+            values = stale.get(name, numbers % max(memory.num_slots, 1))
+            buffer[:] = values[: buffer.numel()].view(buffer.shape)
+            if name == "block_tables":
+                buffers.written_tables = [tuple(table) for table in buffer.tolist()]
+
+
+def watch_writes(engine: Engine) -> None:
+    """From now on, every step is checked to leave alone what is not its rows' to write: cells of other tokens and
+    other slots, whether anybody holds them or not. The null block and the null slot are for padding."""
+    run_batch, block_size = engine.runner.run, engine.runner.block_size
+
+    def watched(batch: Batch) -> StepResult:
+        cells = [
+            row.block_table[position // block_size] * block_size + position % block_size
+            for row in batch.rows
+            for position in range(row.start, row.end + row.num_drafts)
+            if row.block_table
+        ]
+        slots = [0, *(slot for row in batch.rows for slot in row.write_slots)]
+        slots += [slot for row in batch.rows for _, slot in row.checkpoints]
+        before = others(engine, cells, slots)
+        result = run_batch(batch)
+        for kept, was in zip(others(engine, cells, slots), before, strict=True):
+            assert torch.equal(kept, was), "a step has written what is not its rows' to write"
+        return result
+
+    engine.runner.run = watched  # type: ignore[method-assign]
+
+
+def others(engine: Engine, cells: list[int], slots: list[int]) -> list[torch.Tensor]:
+    """The bits of all cache memory but that of these cells, these slots and the null block."""
+    bits = []
+    for layer in engine.runner.memory:
+        for kept, left_out in (
+            *((cache, [*range(engine.runner.block_size), *cells]) for cache in (layer.k_cache, layer.v_cache)),
+            *((states, slots) for states in (layer.conv_states, layer.ssm_states)),
+        ):
+            if kept is None:
+                continue
+            copy = (kept.flatten(0, 1) if kept is layer.k_cache or kept is layer.v_cache else kept).clone()
+            copy[left_out] = 0
+            bits.append(copy.view(torch.int32))
+    return bits
+
+
+def spoil(engine: Engine, request_id: str) -> None:
+    """NaN into the blocks and the slots that a request holds."""
+    holding = engine.scheduler.cache.holding(request_id)
+    for layer in engine.runner.memory:
+        if layer.k_cache is not None and layer.v_cache is not None:
+            layer.k_cache[list(holding.block_table)] = NAN
+            layer.v_cache[list(holding.block_table)] = NAN
+        if layer.conv_states is not None and layer.ssm_states is not None:
+            layer.conv_states[list(holding.references())] = NAN
+            layer.ssm_states[list(holding.references())] = NAN
+
+
+def record_logits(engine: Engine) -> list[torch.Tensor]:
+    """All logits that the model and what drafts for it give from now on."""
+    drafting, seen = engine.runner.drafting, list[torch.Tensor]()
+
+    def record(model: CausalLM) -> None:
+        def logits(hidden: torch.Tensor) -> torch.Tensor:
+            values = type(model).logits(model, hidden)
+            seen.append(values.clone())
+            return values
+
+        model.logits = logits  # type: ignore[method-assign]
+
+    record(engine.runner.model)
+    if drafting is not None and drafting.model is not None:
+        record(drafting.model)
+    return seen
+
+
+def assert_same_logits(given: Sequence[torch.Tensor], expected: Sequence[torch.Tensor]) -> None:
+    """Bit by bit, and finite."""
+    for own, wanted in zip(given, expected, strict=True):
+        assert own.isfinite().all()
+        assert torch.equal(own, wanted)
+
+
+def small_engine(
+    name: str,
+    mode: str = "auto",
+    graph_mode: str = "full_and_piecewise",
+    num_blocks: int = 8,
+    num_slots: int = 6,
+    max_num_batched_tokens: int = 24,
+    **settings: Any,
+) -> Engine:
+    """With three rows and, if the model has blocks, too few of them for three requests. Graphs hold every step that
+    the mode has graphs for, most of them with padding."""
+    limits = {"max_model_len": 96, "max_num_seqs": 3, "max_num_batched_tokens": max_num_batched_tokens}
+    sizes = {"capture_sizes": (3, max_num_batched_tokens), "capture_rows": (3,)}
+    graphs = {"graph_mode": graph_mode} | ({} if graph_mode == "none" else sizes)
+    cache = {"state_cache_mode": mode, "state_block_size": 16, "cache_memory": "1MiB"}
+    engine = make_engine(name, **limits, **cache, **graphs, **settings)
+    shrink(engine, num_blocks, num_slots)
+    return engine
+
+
+TEXT = random_prompt(64, seed=50)
+OTHER = random_prompt(64, seed=51)
+
+ARRIVALS: dict[int, tuple[str, list[int], int]] = {
+    0: ("a", TEXT[:50], 40),
+    2: ("b", OTHER[:7], 60),
+    3: ("c", TEXT[:33], 12),
+    9: ("d", OTHER[:20], 20),
+    11: ("e", TEXT[:40] + OTHER[:5], 3),
+    90: ("f", OTHER[:60], 20),
+    92: ("g", OTHER[:60], 10),
+    125: ("h", TEXT[:50], 20),
+    126: ("i", TEXT[:50] + OTHER[:3], 20),
+    170: ("j", TEXT[:50], 6),
+}
+"""Step -> name, prompt and number of tokens. Their prompts have beginnings in common."""
+
+
+def run(engine: Engine, after_step: Callable[[Engine], None]) -> dict[str, tuple[str | None, list[int]]]:
+    """Requests join, leave, are aborted and preempted, hit and are evicted. -> how each ended, and its tokens."""
+    after_step(engine)
+    ended: dict[str, tuple[str | None, list[int]]] = {}
+    for step in range(400):
+        if step in ARRIVALS:
+            name, prompt, new = ARRIVALS[step]
+            params = SamplingParams(temperature=0, max_tokens=new, ignore_eos=True)
+            engine.add(prompt, params, request_id=name)
+        if step in (2, 12, 20):
+            engine.scheduler.preempt("a")
+        if step == 15:
+            engine.abort("d")
+        for output in engine.step():
+            if output.finished:
+                [only] = output.outputs
+                ended[output.request_id] = only.finish_reason, only.token_ids
+        engine.scheduler.check_integrity()
+        after_step(engine)
+        if step > max(ARRIVALS) and not engine.has_unfinished:
+            return ended
+    raise AssertionError("the requests did not come to an end")
+
+
+def assert_written(engine: Engine) -> None:
+    """What the index holds is finite, but for what a head has of a text's first token."""
+    index = engine.scheduler.cache.store.index
+    blocks = [entry.block for entry in index]
+    first_keys = torch.tensor([[entry.parent is None and i == 0 for i in range(16)] for entry in index])
+    slots = [checkpoint.slot for checkpoint in index.checkpoints]
+    assert blocks
+    for layer in engine.runner.memory:
+        unread = first_keys & any(layer is each for each in head_memory(engine))
+        for kept in (layer.k_cache, layer.v_cache):
+            assert kept is None or kept[blocks][~unread].isfinite().all()
+        for states in (layer.conv_states, layer.ssm_states):
+            assert states is None or states[slots].isfinite().all()

@@ -1,0 +1,108 @@
+"""A server for tests: the real application on a free loopback port, in a thread of this process."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import httpx2
+import openai
+import uvicorn
+
+from ostinato.config import EngineConfig
+from ostinato.serve.app import make_app
+from ostinato.serve.http.connection import Connection
+from ostinato.serve.http.lifecycle import Lifecycle
+from ostinato.serve.settings import ServeSettings
+from tests.support.engine_probe import Probe, without_native_kernels
+
+
+@dataclass
+class Served:
+    """A running server. `lifecycle` is the loop's own: look, and act through `on_loop`."""
+
+    url: str
+    lifecycle: Lifecycle
+    loop: asyncio.AbstractEventLoop
+    probe: Probe
+    """For faults in its engine."""
+    server: uvicorn.Server
+
+    @property
+    def engine(self) -> Any:
+        return self.lifecycle.engine
+
+    def client(self) -> openai.OpenAI:
+        """A client of OpenAI's, which asks once."""
+        return openai.OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0)
+
+    def stats(self) -> dict[str, Any]:
+        """The engine's, between two steps."""
+        return self.on_loop(self.engine.observe()).stats
+
+    def num_connections(self) -> int:
+        """Those of clients that the server has open."""
+        return len(self.server.server_state.connections)
+
+    def num_kept(self) -> int:
+        """For how many requests the engine keeps anything, between two steps."""
+        return self.on_loop(self.engine.check_integrity()) + self.stats()["kept"]
+
+    def on_loop(self, coroutine: Any, timeout: float = 60) -> Any:
+        """Runs a coroutine on the server's loop."""
+        return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result(timeout)
+
+    def unfinished(self, count: int) -> None:
+        """Waits until so many requests are unfinished, and the engine has been told of each."""
+        self.until(lambda: self.engine.num_unfinished == count)
+        self.on_loop(asyncio.sleep(0))
+
+    def until(self, condition: Any, timeout: float = 60) -> None:
+        """Waits until `condition()` holds."""
+        end = time.monotonic() + timeout
+        while not condition():
+            assert time.monotonic() < end, "what was waited for did not happen"
+            time.sleep(0.01)
+
+
+@contextmanager
+def serving(serve: dict[str, Any] | None = None, *, wait: bool = True, **settings: Any) -> Iterator[Served]:
+    """A server of the embedded model, in float32 on one thread unless `settings` say otherwise."""
+    config = EngineConfig(**{"model": "demo", "dtype": "float32", "threads": 1, **settings})
+    probe = Probe(reference=without_native_kernels())
+    lifecycle = Lifecycle(config, ServeSettings(**{"port": 0, **(serve or {})}), make=probe)
+    web = uvicorn.Config(make_app(lifecycle), host="127.0.0.1", port=0, http=Connection, log_config=None)
+    server = uvicorn.Server(web)
+    loops: list[asyncio.AbstractEventLoop] = []
+
+    async def run() -> None:
+        loops.append(asyncio.get_running_loop())
+        await server.serve()
+
+    thread = threading.Thread(target=lambda: asyncio.run(run()), daemon=True)
+    thread.start()
+    while not server.started:
+        assert thread.is_alive(), "the server ended before it started"
+        time.sleep(0.01)
+    port = server.servers[0].sockets[0].getsockname()[1]
+    served = Served(f"http://127.0.0.1:{port}", lifecycle, loops[0], probe, server)
+    lifecycle.on_end = lambda: setattr(server, "should_exit", True)
+    try:
+        if wait:
+            served.until(lambda: lifecycle.status != "starting")
+            assert lifecycle.error is None, lifecycle.error
+        yield served
+    finally:
+        server.should_exit = True
+        thread.join(60)
+        probe.close()
+
+
+def events(response: httpx2.Response) -> list[str]:
+    """The data of each server-sent event of a response."""
+    return [line.removeprefix("data: ") for line in response.iter_lines() if line.startswith("data: ")]

@@ -1,0 +1,189 @@
+"""What the parity tests of images share: prompts with images whose tokens transformers decides, engines, and poison."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any
+
+import numpy as np
+import torch
+
+from ostinato import EngineConfig, SamplingParams
+from ostinato.engine.engine import Engine
+from ostinato.engine.outputs import RequestOutput
+from ostinato.media.item import MediaItem
+from ostinato.media.prompt import MediaPrompt, PlacedItem
+from ostinato.media.rope import rope_positions
+from ostinato.schedule.batch import Batch, Row
+from tests.support.checkpoints import random_prompt
+from tests.support.parity import GAP, TOLERANCE
+from tests.support.vl_models import END, IMAGE, START, VIDEO, random_items, vl_checkpoint, vl_oracle
+
+NEW = 32
+SPECIAL = {IMAGE, VIDEO, START, END}
+
+Part = int | tuple[str, tuple[tuple[int, int], ...], int]
+"""So many tokens of text; or ("image" or "video", grids in patches, seed): images, or the temporal patches of one
+video, all of one size."""
+
+
+def text(count: int) -> Part:
+    return count
+
+
+def images(*grids: tuple[int, int], seed: int = 0) -> Part:
+    return ("image", grids, seed)
+
+
+def video(frames: int, grid: tuple[int, int], seed: int = 0) -> Part:
+    return ("video", (grid,) * frames, seed)
+
+
+@dataclass(frozen=True, eq=False)
+class Case:
+    """A prompt, its tokens by transformers, and its logits of each position but the last."""
+
+    prompt: MediaPrompt
+    tokens: list[int]
+    logits: torch.Tensor
+
+    @property
+    def items(self) -> list[MediaItem]:
+        return [span.item for span in self.prompt.spans]
+
+
+@cache
+def decided_case(name: str, parts: tuple[Part, ...], before: Case | None = None) -> Case:
+    """A prompt, behind that of a turn before and its answer, whose tokens do not depend on rounding: each is
+    transformers' best by more than a gap, in one forward pass over the whole text. Texts with a step that is too close
+    to call are passed over."""
+    for seed in range(60):
+        prompt = make_prompt(name, parts, seed, before)
+        tokens: list[int] = []
+        while len(tokens) < NEW:
+            logits = oracle_logits(name, prompt, tokens)
+            (best, second), (token, _) = logits[-1].topk(2)
+            if best - second <= GAP * logits[-1].abs().max() or int(token) in SPECIAL:
+                break
+            tokens.append(int(token))
+        else:
+            return Case(prompt, tokens, logits)
+    raise AssertionError(f"no prompt is decided at every step for {name}")
+
+
+def make_prompt(name: str, parts: tuple[Part, ...], seed: int, before: Case | None = None) -> MediaPrompt:
+    token_ids = [] if before is None else [*before.prompt.token_ids, *before.tokens]
+    placed = [] if before is None else list(before.prompt.spans)
+    for number, part in enumerate(parts):
+        if isinstance(part, int):
+            token_ids += [token for token in random_prompt(part + 40, 100 * seed + number) if token not in SPECIAL][
+                :part
+            ]
+            continue
+        kind, grids, own_seed = part
+        for item in random_items(name, grids, own_seed):
+            item = replace(item, digest=f"{item.digest} of {item.grid}")
+            token_ids.append(START)
+            placed.append(PlacedItem(len(token_ids), len(token_ids) + item.num_tokens, item))
+            token_ids += [IMAGE if kind == "image" else VIDEO] * item.num_tokens + [END]
+            # The time of the next temporal patch.
+            token_ids += [7, 8 + number] if kind == "video" else []
+    merge = vl_oracle(name).config.vision_config.spatial_merge_size
+    return MediaPrompt(token_ids, tuple(placed), rope_positions(len(token_ids), placed, merge))
+
+
+@torch.inference_mode()
+def oracle_logits(name: str, prompt: MediaPrompt, tokens: list[int]) -> torch.Tensor:
+    """[prompt and tokens, vocab]"""
+    ids = torch.tensor([[*prompt.token_ids, *tokens]])
+    inputs: dict[str, Any] = {}
+    kinds = {IMAGE: ("pixel_values", "image_grid_thw"), VIDEO: ("pixel_values_videos", "video_grid_thw")}
+    for token, (pixels, grids) in kinds.items():
+        own = [span.item for span in prompt.spans if prompt.token_ids[span.start] == token]
+        if own:
+            inputs[pixels] = torch.cat([torch.from_numpy(np.asarray(item.patches)) for item in own])
+            inputs[grids] = torch.tensor([(1, *item.grid) for item in own])
+    types = (ids == IMAGE).int() + 2 * (ids == VIDEO).int()
+    return vl_oracle(name)(input_ids=ids, mm_token_type_ids=types, use_cache=False, **inputs).logits[0]
+
+
+def make_engine(name: str, **settings: Any) -> Engine:
+    """In float32, without graphs unless told otherwise."""
+    defaults = {"max_model_len": 320, "max_num_seqs": 4, "cache_memory": "16MiB", "threads": 1, "graph_mode": "none"}
+    defaults |= {"dtype": "float32", "encoder_graph_mode": "none", "max_num_batched_tokens": 256}
+    return Engine(EngineConfig(model=str(vl_checkpoint(name)), **(defaults | settings)))
+
+
+def add(engine: Engine, case: Case, prompt_logprobs: bool = False, **fields: Any) -> RequestOutput:
+    """A request for the case's tokens and log-probabilities -> its output, which steps update."""
+    params = SamplingParams(
+        temperature=0, max_tokens=NEW, ignore_eos=True, logprobs=1, prompt_logprobs=1 if prompt_logprobs else None
+    )
+    media = case.prompt if case.prompt.spans else None
+    output = engine.output(engine.add(case.prompt.token_ids, params, media=media, **fields))
+    assert output is not None
+    return output
+
+
+def run(engine: Engine, preempt_at: tuple[int, ...] = ()) -> None:
+    """Steps until nothing is left; at some of them all that run lose their memory."""
+    step = 0
+    while engine.has_unfinished:
+        engine.step()
+        step += 1
+        if step in preempt_at:
+            for request in list(engine.scheduler.queues.running):
+                engine.scheduler.preempt(request.request_id)
+        engine.scheduler.check_integrity()
+
+
+def check(case: Case, output: RequestOutput) -> None:
+    """The tokens, and the log-probabilities of each position that has them, are those of the whole text at once."""
+    assert output.error is None, output.error
+    [only] = output.outputs
+    assert only.token_ids == case.tokens
+    scored = [*(output.prompt_logprobs or [])[1:], *(only.logprobs or [])]
+    given = [each for each in scored if each is not None]
+    assert len(given) == NEW + (0 if output.prompt_logprobs is None else len(case.prompt.token_ids) - 1)
+    following = [*case.prompt.token_ids, *case.tokens][-len(given) :]
+    logits = case.logits[-len(given) :]
+    expected = logits.log_softmax(-1)[torch.arange(len(given)), following]
+    own = torch.tensor([each.logprob for each in given])
+    torch.testing.assert_close(own, expected, atol=TOLERANCE * logits.abs().max().item(), rtol=0)
+
+
+def serve(engine: Engine, *cases: Case, preempt_at: tuple[int, ...] = ()) -> list[RequestOutput]:
+    """All at once, each compared with transformers."""
+    outputs = [add(engine, case) for case in cases]
+    run(engine, preempt_at)
+    for case, output in zip(cases, outputs, strict=True):
+        check(case, output)
+    return outputs
+
+
+def cache_counts(engine: Engine) -> tuple[int, int]:
+    """Misses and hits of the encoder cache."""
+    counters = engine.stats()["encoder"]["cache"]
+    return counters["misses"], counters["hits"]
+
+
+class _MostlyRight:
+    """Knows what follows each prompt, and proposes it but for each fifth token."""
+
+    def __init__(self, cases: Sequence[Case]) -> None:
+        self.texts = {tuple(case.prompt.token_ids): [*case.prompt.token_ids, *case.tokens] for case in cases}
+
+    def propose(self, batch: Batch) -> list[tuple[int, ...]]:
+        return [self._of(row) if i < batch.num_decode_rows else () for i, row in enumerate(batch.rows)]
+
+    def _of(self, row: Row) -> tuple[int, ...]:
+        text = self.texts[tuple(row.payload.prompt_token_ids)][row.end : row.end + row.num_drafts]
+        return tuple(5 if (row.end + i) % 5 == 0 else token for i, token in enumerate(text))
+
+
+def draft_from(engine: Engine, cases: Sequence[Case]) -> None:
+    """Lets steps get drafts that are right but for each fifth token."""
+    assert engine.runner.drafting is not None
+    engine.runner.drafting = replace(engine.runner.drafting, proposer=_MostlyRight(cases))

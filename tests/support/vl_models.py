@@ -1,0 +1,168 @@
+"""Tiny random checkpoints of models with an encoder of images, made with transformers, which is also the oracle."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from tempfile import mkdtemp
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from transformers import PretrainedConfig, PreTrainedModel
+
+from ostinato.engine.run.encoding import write_images
+from ostinato.graphs.buffers import EncoderBuffers
+from ostinato.layers.build import Build
+from ostinato.media.item import MediaItem
+from ostinato.models.checkpoint import model_spec, read_config
+from ostinato.models.loader import build_model, load_weights
+from ostinato.models.qwen3_vl.model import Qwen3VL
+from ostinato.ops.facts import OPERATIONS
+from ostinato.ops.select import Ops, select_ops
+from ostinato.ops.step import EncoderInputs, LayerMemory, StepInputs
+from ostinato.plan.device.detect import detect
+from ostinato.plan.model import ModelSpec, VisionSpec
+from tests.support.checkpoints import randomize
+from tests.support.recipes import COMMON, VOCAB_SIZE
+
+IMAGE, VIDEO, START, END = range(VOCAB_SIZE - 4, VOCAB_SIZE)
+TOKENS = {"image_token_id": IMAGE, "video_token_id": VIDEO, "vision_start_token_id": START, "vision_end_token_id": END}
+CPU = torch.device("cpu")
+BLOCK_SIZE = 16
+
+TEXT: dict[str, Any] = COMMON | {
+    "intermediate_size": 96,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 24,
+    "rms_norm_eps": 1e-3,
+    "rope_parameters": {
+        "rope_type": "default",
+        "rope_theta": 3000.0,
+        "mrope_section": [5, 4, 2],
+        "mrope_interleaved": True,
+    },
+}
+"""One angle of the 12 belongs to time though the sections leave it to nobody."""
+
+VISION: dict[str, Any] = {
+    "depth": 4,
+    "hidden_size": 48,
+    "intermediate_size": 80,
+    "num_heads": 3,
+    "patch_size": 4,
+    "out_hidden_size": 64,
+    "num_position_embeddings": 49,
+    "deepstack_visual_indexes": [0, 2],
+}
+
+
+def qwen3_vl() -> PretrainedConfig:
+    text = TEXT | {"attention_bias": True}
+    return transformers.Qwen3VLConfig(text_config=text, vision_config=VISION, **TOKENS, tie_word_embeddings=True)
+
+
+def qwen3_vl_moe() -> PretrainedConfig:
+    """Experts in the first and the last layer; patches of other sizes, and another activation."""
+    experts = {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 40, "mlp_only_layers": [1, 2]}
+    vision = VISION | {
+        "deepstack_visual_indexes": [1, 2, 3],
+        "num_heads": 2,
+        "temporal_patch_size": 1,
+        "hidden_act": "gelu",
+        "rope_parameters": {"rope_type": "axial", "rope_theta": 50.0},
+    }
+    return transformers.Qwen3VLMoeConfig(text_config=TEXT | experts, vision_config=vision, **TOKENS)
+
+
+VL_RECIPES: dict[str, Callable[[], PretrainedConfig]] = {each.__name__: each for each in (qwen3_vl, qwen3_vl_moe)}
+
+
+@cache
+def vl_oracle(name: str) -> PreTrainedModel:
+    """transformers' model of a recipe, float32, with random weights. Treat it as read-only."""
+    model = transformers.AutoModelForImageTextToText.from_config(VL_RECIPES[name](), dtype=torch.float32)
+    randomize(model, 0)
+    return model.eval()
+
+
+@cache
+def vl_checkpoint(name: str) -> Path:
+    """A directory with the oracle's weights, saved by transformers. Treat it as read-only."""
+    directory = Path(mkdtemp(prefix=f"ostinato-{name}-"))
+    vl_oracle(name).save_pretrained(directory)
+    return directory
+
+
+def vl_spec(name: str) -> ModelSpec:
+    return model_spec(read_config(vl_checkpoint(name)))
+
+
+def vl_model(name: str, ops: Ops | None = None) -> Qwen3VL:
+    model = build_model(Build(ops or select_ops({}), torch.float32, CPU), vl_spec(name))
+    load_weights(model, vl_checkpoint(name))
+    assert isinstance(model, Qwen3VL)
+    return model
+
+
+def ops_of(name: str, kind: str) -> Ops:
+    """References, or whatever has a native kernel."""
+    isa = detect("cpu").native.isa
+    if kind == "reference":
+        return select_ops({})
+    if isa is None:
+        pytest.skip("no native module is built: run make native")
+    return select_ops({op: "native" if OPERATIONS[op].native else "reference" for op in vl_spec(name).ops}, isa)
+
+
+def random_items(name: str, grids: Sequence[tuple[int, int]], seed: int) -> list[MediaItem]:
+    """Images of these sizes in patches."""
+    vision = vl_spec(name).vision
+    assert vision is not None
+    generator = np.random.default_rng(seed)
+    return [
+        MediaItem(
+            patches=generator.standard_normal((height * width, vision.patch_elements), dtype=np.float32),
+            grid=(height, width),
+            num_tokens=height * width // vision.patches_per_token,
+            digest=f"{seed}-{i}",
+        )
+        for i, (height, width) in enumerate(grids)
+    ]
+
+
+@torch.inference_mode()
+def oracle_encode(name: str, items: Sequence[MediaItem]) -> torch.Tensor:
+    """[output tokens, rows, hidden]"""
+    grids = torch.tensor([(1, *item.grid) for item in items])
+    patches = torch.from_numpy(np.concatenate([item.patches for item in items]))
+    out = vl_oracle(name).model.visual(patches, grid_thw=grids)
+    return torch.stack((out.pooler_output, *out.deepstack_features), dim=1)
+
+
+def poisoned_memory(spec: ModelSpec, blocks: int, encoded: torch.Tensor) -> list[LayerMemory]:
+    """That of one request, all NaN, and behind it the cells of `encoded`, which follow the null cell."""
+    memory = []
+    for layer in spec.layers:
+        assert layer.attention is not None
+        shape = (blocks, BLOCK_SIZE, layer.attention.num_kv_heads, layer.attention.head_dim)
+        memory.append(LayerMemory(k_cache=torch.full(shape, torch.nan), v_cache=torch.full(shape, torch.nan)))
+    cells = torch.cat((torch.full_like(encoded[:1], torch.nan), encoded, torch.full_like(encoded[:1], torch.nan)))
+    return [*memory, LayerMemory(media=cells)]
+
+
+def with_media(step: StepInputs, rope_positions: torch.Tensor, media_cells: torch.Tensor) -> StepInputs:
+    return replace(step, rope_positions=rope_positions.contiguous(), media_cells=media_cells)
+
+
+def encoder_inputs(items: Sequence[MediaItem], vision: VisionSpec) -> EncoderInputs:
+    """Images in buffers as large as they are."""
+    patches = sum(len(item.patches) for item in items)
+    buffers = EncoderBuffers(patches, len(items), vision.patch_elements, CPU)
+    return write_images(buffers, items, vision)
