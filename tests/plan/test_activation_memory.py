@@ -16,7 +16,7 @@ from ostinato.plan.memory.activations import sampled_positions, scratch_bytes
 from ostinato.sample.guide import Guide
 from tests.support.allocations import peak_bytes
 from tests.support.checkpoints import checkpoint
-from tests.support.native_sets import runnable_sets
+from tests.support.native_sets import skip_unless_planned
 from tests.support.recipes import RECIPES
 
 ATTENTION = ("llama", {"hidden_size": 512, "intermediate_size": 2048, "head_dim": 64, "vocab_size": 4096})
@@ -34,7 +34,7 @@ EXPERTS = (
 )
 LOGITS = ("llama", {"vocab_size": 131072})
 SAMPLED = {"temperature": 0.8, "top_p": 0.9, "top_k": 50, "logprobs": 2, "presence_penalty": 0.1}
-KERNELS = ["reference", pytest.param("native", marks=pytest.mark.skipif(not runnable_sets(), reason="none is built"))]
+KERNELS = ["reference", "native"]
 
 
 def engine_of(directory: Path, **settings: Any) -> Engine:
@@ -105,12 +105,14 @@ def test_steps_take_no_more_than_is_planned_for_the_kernels_that_run(
     shutil.copytree(checkpoint(name), tmp_path, dirs_exist_ok=True, ignore=shutil.ignore_patterns("*.safetensors"))
     config = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(config | sizes | {"max_position_embeddings": 2048}))
+    skip_unless_planned(kernels)
     check(engine_of(tmp_path, kernels=kernels, **settings), most_times=6 if kernels == "reference" else 2.5)
 
 
 @pytest.mark.parametrize("kernels", KERNELS)
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_steps_of_every_architecture_take_no_more_than_is_planned(recipe: str, kernels: str) -> None:
+    skip_unless_planned(kernels)
     check(engine_of(checkpoint(recipe), kernels=kernels, dtype="bfloat16"), most_times=4)
 
 

@@ -29,7 +29,7 @@ from ostinato.plan.encoder.needs import ENCODER_OPS, encoder_graph_bytes
 from ostinato.plan.model import VisionSpec
 from tests.support.checkpoints import RECIPES, checkpoint
 from tests.support.encoder_stand_in import plan_of
-from tests.support.native_sets import runnable_sets, threads
+from tests.support.native_sets import runnable_sets, skip_unless_planned, threads
 from tests.support.recipes import HEADED
 from tests.support.vl_models import VL_RECIPES, vl_checkpoint
 
@@ -198,6 +198,7 @@ def test_tapes_of_a_quantised_model_take_what_was_planned(quantization):
 
 def assert_planned(model: str, dtype: str, kernels: str, **settings: Any) -> None:
     sizes = {"max_num_seqs": 8, "max_num_batched_tokens": 64, "max_model_len": 96, "cache_memory": "64MiB"}
+    skip_unless_planned(kernels)
     config = {"model": model, "dtype": dtype, "kernels": kernels, "threads": 1, "block_size": 16} | sizes | settings
     graphs = Engine(EngineConfig(**config)).runner.measured["graphs"]
     # A head's buffer of hidden states is planned, and is not counted as one of the graphs.

@@ -12,6 +12,7 @@ import torch
 
 from ostinato.ops import select
 from ostinato.ops.native import NativeKernel, load_extension
+from ostinato.plan.device.detect import detect
 from ostinato.plan.device.instruction_sets import choose_isa, installed_modules, read_cpu_flags
 
 
@@ -49,3 +50,10 @@ def threads(count: int) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
+
+
+def skip_unless_planned(kernels: str) -> None:
+    """Skips a test of engines with native kernels where the plan has none: none is built, or the run does without."""
+    facts = detect("cpu").native
+    if kernels == "native" and facts.isa is None:
+        pytest.skip(facts.reason)
