@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -73,9 +74,9 @@ class Decoder(CausalLM):
         super().__init__(build, spec, logits_multiplier)
         self.model = Backbone(build, spec, self.make_block, norm_eps, names, embedding_multiplier)
 
+    @abstractmethod
     def make_block(self, layer: LayerSpec) -> Module:
         """A block of the kind that `layer` says, for x [tokens, hidden], angles, step and the layer's memory."""
-        raise NotImplementedError
 
     @property
     def backbone(self) -> Backbone:
