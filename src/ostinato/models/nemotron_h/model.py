@@ -173,8 +173,9 @@ class NemotronH(Decoder):
         names = {"embed_tokens": "embeddings", "norm": "norm_f"}
         super().__init__(build, spec, norm_eps=spec.hyperparameters.norm_eps, names=names)
         drafter = spec.drafter
-        drafts = drafter is not None and drafter.method == "mtp"
-        self.mtp = Head(build, spec, drafter.layers) if drafter is not None and drafts else None
+        self.mtp: Head | None = None
+        if drafter is not None and drafter.method == "mtp":
+            self.mtp = Head(build, spec, drafter.layers)
 
     def make_block(self, layer: LayerSpec) -> Block:
         return Block(self.build, self.spec.hidden_size, layer, self.spec.hyperparameters)
