@@ -8,8 +8,8 @@ from collections import Counter
 
 import pytest
 
-from ostinato.demo.families import FAMILIES
 from ostinato.demo.problems import (
+    FAMILIES,
     equations_of,
     extract_result,
     held_out,

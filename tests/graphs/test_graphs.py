@@ -17,7 +17,7 @@ from ostinato.engine.engine import Engine
 from ostinato.errors import CapacityError, CaptureError, ConfigError, Remedy
 from ostinato.graphs.buffers import StepBuffers
 from ostinato.graphs.graphs import Forward, GraphKey, Graphs, StepCounts
-from ostinato.layers.mlp import MLP
+from ostinato.layers.feed_forward import MLP
 from ostinato.ops.step import StepInputs
 from ostinato.plain_data import to_plain
 from ostinato.plan.graphs.capture_plan import CapturePlan

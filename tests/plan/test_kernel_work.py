@@ -9,8 +9,8 @@ import pytest
 
 from ostinato import EngineConfig
 from ostinato.engine.engine import Engine
+from ostinato.layers.feed_forward import Experts
 from ostinato.layers.linear import Linear
-from ostinato.layers.moe import Experts
 from ostinato.plan.memory.kernel_work import KernelWork, StepShape, kernel_work
 from ostinato.plan.model import AttentionSpec, ExpertsSpec, LayerSpec, Mamba2Spec, ModelSpec
 from ostinato.plan.quantization import Quantization

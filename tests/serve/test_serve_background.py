@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from ostinato.serve.chat.background import MOST_WAITING, Background
+from ostinato.serve.chat.model_text import MOST_WAITING, Background
 from ostinato.serve.http.errors import ApiError
 
 

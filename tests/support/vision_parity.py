@@ -13,9 +13,8 @@ import torch
 from ostinato import EngineConfig, SamplingParams
 from ostinato.engine.engine import Engine
 from ostinato.engine.outputs import RequestOutput
-from ostinato.media.item import MediaItem
+from ostinato.media.item import MediaItem, rope_positions
 from ostinato.media.prompt import MediaPrompt, PlacedItem
-from ostinato.media.rope import rope_positions
 from ostinato.schedule.batch import Batch, Row
 from tests.support.checkpoints import random_prompt
 from tests.support.parity import GAP, TOLERANCE

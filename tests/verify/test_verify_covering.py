@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ostinato.verify.covering import Choice, cover, every_choice
+from ostinato.verify.matrix import Choice, cover, every_choice
 
 SIZES = {"state": 3, "drafts": 4, "graphs": 4, "step": 3, "preemption": 2}
 AXES = {name: range(size) for name, size in SIZES.items()}

@@ -28,9 +28,8 @@ from ostinato.bench.reports import (
 )
 from ostinato.config import EngineConfig
 from ostinato.errors import ConfigError, ModelError, Remedy
-from ostinato.media.item import MediaItem
+from ostinato.media.item import MediaItem, rope_positions
 from ostinato.media.prompt import MediaPrompt, PlacedItem
-from ostinato.media.rope import rope_positions
 from ostinato.media.settings import PixelSettings, load_media_settings
 from ostinato.media.sizes import image_size
 from ostinato.plain_data import to_plain

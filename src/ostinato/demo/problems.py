@@ -12,8 +12,30 @@ import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from .families import FAMILIES
+from . import counts, flows, prices, stories, sums
 from .sheet import Draw, OutOfRange, Sheet
+
+Family = Callable[[Draw, Sheet], tuple[str, int]]
+"""Writes its equations on the sheet, in the order of the worked answer -> the question and the result."""
+
+FAMILIES: dict[str, tuple[Family, float]] = {
+    "story": (stories.story, 9.0),
+    "condition": (stories.condition, 1.0),
+    "pile": (sums.pile, 2.0),
+    "bare_sum": (sums.bare_sum, 1.0),
+    "days": (stories.days, 2.0),
+    "saving": (flows.saving, 2.0),
+    "riders": (flows.riders, 2.0),
+    "compare": (counts.compare, 4.0),
+    "transfer": (counts.transfer, 4.0),
+    "boxes": (counts.boxes, 2.5),
+    "cost": (prices.cost, 2.5),
+    "two_products": (prices.two_products, 2.0),
+    "parts": (counts.parts, 1.5),
+    "week": (flows.week, 2.0),
+    "gather": (counts.gather, 1.5),
+}
+"""How a problem of each family is made, and how often it is drawn."""
 
 HELD_OUT_MODULUS = 16
 HARD_SHARE = 0.25

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from ostinato.layers import pages
-from ostinato.layers.matrix import Matrix
+from ostinato.layers.linear import Matrix
 from ostinato.layers.module import Module, Multiplier
 from ostinato.ops import int8
 from ostinato.ops.select import Ops

@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from ostinato.errors import ModelError, RequestError
-from ostinato.media.item import MediaItem, RopePositions
+from ostinato.media.item import MediaItem, RopePositions, rope_positions
 from ostinato.media.processor import Video
-from ostinato.media.rope import rope_positions
 from ostinato.plan.model import VisionSpec
 
 Encode = Callable[[str], list[int]]

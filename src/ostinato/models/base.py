@@ -6,8 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from ostinato.layers.linear import Embedding, Linear
-from ostinato.layers.matrix import Matrix
+from ostinato.layers.linear import Embedding, Linear, Matrix
 from ostinato.layers.module import Builder, Module, ModuleList
 from ostinato.layers.norm import RMSNorm
 from ostinato.layers.rotary import Rotary

@@ -7,10 +7,13 @@ import logging
 import sys
 import time
 from datetime import UTC, datetime
-from typing import Any, TextIO
+from typing import Any, Literal, TextIO
 
-from ostinato.observe.levels import LogFormat, LogLevel
 from ostinato.observe.record import RequestRecord
+
+LogFormat = Literal["text", "json"]
+LogLevel = Literal["debug", "info", "warning", "error"]
+
 
 QUIET = frozenset({"/", "/health", "/version", "/metrics", "/live"})
 """Paths that are asked again and again: logged at level debug, unless they fail."""

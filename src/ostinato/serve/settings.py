@@ -10,7 +10,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError, model_validator
 
 from ostinato.errors import ConfigError, Remedy
-from ostinato.observe.levels import LogFormat, LogLevel
+from ostinato.observe.logs import LogFormat, LogLevel
 
 
 class ServeSettings(BaseModel):

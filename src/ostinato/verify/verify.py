@@ -17,9 +17,8 @@ from ostinato.verify.cells import CACHES, KINDS, Cell, Found, run_ways
 from ostinato.verify.compare import Verdict, verdict_of
 from ostinato.verify.matrix import Extent, make_matrix, named, small_chunks, speculations
 from ostinato.verify.plain import Case, PlainPath
-from ostinato.verify.prompts import Prompt, longest_text, make_prompts
+from ostinato.verify.prompts import Prompt, Texts, longest_text, make_prompts, make_texts
 from ostinato.verify.settings import base_config, check_length, check_memory, plain_config, way_config, with_cache
-from ostinato.verify.texts import Texts, make_texts
 
 SAMPLED = {"temperature": 0.8, "repetition_penalty": 1.1}
 """Of the requests that are sampled. The penalty depends on what stands before a token, prompt or output alike, so a

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from ostinato.layers.attention import Attention
+from ostinato.layers.feed_forward import GatedMLP
 from ostinato.layers.mamba2 import Mamba2Mixer
-from ostinato.layers.mlp import GatedMLP
 from ostinato.layers.module import Builder, Multiplier
 from ostinato.models.decoder import Block, Decoder
 from ostinato.models.falcon_h1.spec import FalconH1Hyperparameters

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ostinato.layers.attention import Attention
+from ostinato.layers.feed_forward import Experts
 from ostinato.layers.linear import Linear
 from ostinato.layers.mamba2 import Mamba2Mixer
 from ostinato.layers.module import Builder, Module
-from ostinato.layers.moe import Experts
 from ostinato.models.decoder import Block, Decoder
 from ostinato.models.granitemoehybrid.spec import GraniteMoeHybridHyperparameters
 from ostinato.plan.model import AttentionSpec, ExpertsSpec, LayerSpec, Mamba2Spec, ModelSpec

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ostinato.layers.attention import Attention
-from ostinato.layers.mlp import GatedMLP
+from ostinato.layers.feed_forward import GatedMLP
 from ostinato.layers.module import Builder
 from ostinato.models.decoder import Block, Decoder
 from ostinato.models.llama.spec import LlamaHyperparameters

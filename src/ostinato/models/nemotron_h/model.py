@@ -6,11 +6,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ostinato.layers.attention import Attention
+from ostinato.layers.feed_forward import MLP, Experts
 from ostinato.layers.linear import Linear
 from ostinato.layers.mamba2 import Mamba2Mixer
-from ostinato.layers.mlp import MLP
 from ostinato.layers.module import Builder, Module, ModuleList
-from ostinato.layers.moe import Experts
 from ostinato.layers.norm import RMSNorm
 from ostinato.models.base import PredictionHead
 from ostinato.models.decoder import Decoder

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ostinato.layers.attention import Attention
-from ostinato.layers.mlp import GatedMLP
+from ostinato.layers.feed_forward import GatedMLP
 from ostinato.layers.module import Builder, Module
 from ostinato.models.decoder import Block, Decoder
 from ostinato.models.qwen3.spec import Qwen3Hyperparameters

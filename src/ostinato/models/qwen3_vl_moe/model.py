@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ostinato.layers.feed_forward import Experts
 from ostinato.layers.linear import Linear
 from ostinato.layers.module import Builder, Module
-from ostinato.layers.moe import Experts
 from ostinato.models.decoder import Block
 from ostinato.models.qwen3.model import qwen3_block
 from ostinato.models.qwen3_vl.model import Qwen3VL

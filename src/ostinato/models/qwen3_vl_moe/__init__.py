@@ -1,1 +1,0 @@
-"""Qwen3-VL with experts."""
