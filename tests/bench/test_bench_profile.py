@@ -21,8 +21,8 @@ from ostinato.bench.profile import (
 )
 from ostinato.bench.steps import Stopwatch, shortest_pass
 from ostinato.cli.main import main
+from ostinato.ops.work import KernelWork
 from ostinato.plan.device.instruction_sets import detect_native
-from ostinato.plan.memory.kernel_work import KernelWork
 from tests.support.checkpoints import checkpoint
 
 TINY = {"threads": 1, "dtype": "float32", "cache_memory": "16MiB"}

@@ -11,7 +11,8 @@ from ostinato import EngineConfig
 from ostinato.engine.engine import Engine
 from ostinato.layers.feed_forward import Experts
 from ostinato.layers.linear import Linear
-from ostinato.plan.memory.kernel_work import KernelWork, StepShape, kernel_work
+from ostinato.ops.work import KernelWork, StepShape
+from ostinato.plan.memory.kernel_work import kernel_work
 from ostinato.plan.model import AttentionSpec, ExpertsSpec, LayerSpec, Mamba2Spec, ModelSpec
 from ostinato.plan.quantization import Quantization
 from ostinato.plan.weights import Weight

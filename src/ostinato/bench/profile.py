@@ -16,7 +16,8 @@ from ostinato.bench.floor import measure_bandwidth, measure_flops
 from ostinato.bench.graph_speed import graph_of
 from ostinato.bench.reports import Column, Report, Say, Table, engine_facts, engine_lines
 from ostinato.errors import ConfigError, Remedy
-from ostinato.plan.memory.kernel_work import KernelWork, StepShape, kernel_work
+from ostinato.ops.work import KernelWork, StepShape
+from ostinato.plan.memory.kernel_work import kernel_work
 from ostinato.plan.plan import Plan
 
 if TYPE_CHECKING:

@@ -10,8 +10,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, overload
 
-from ostinato.ops import scratch
+from ostinato.ops import scratch, work
 from ostinato.ops.scratch import Scratch
+from ostinato.ops.work import KernelWork
 
 Backend = Literal["tape", "cuda"]
 """How a graph is captured: on a CPU, or on a GPU."""
@@ -57,6 +58,8 @@ class Operation:
     native: Implementation | None = Implementation()
     part: Part | None = None
     caller: Caller = "every step"
+    work: Callable[..., KernelWork] | None = None
+    """What it does in a step, by a `StepShape` and plain numbers. None: it passes over activations and no more."""
 
     def implementation(self, name: str) -> Implementation | None:
         """`name` is `reference` or `native`; None: there is none."""
@@ -146,9 +149,10 @@ class Operations:
         Implementation(reads_on_host=True, scratch=scratch.reference_attention),
         Implementation(scratch=scratch.native_attention),
         part="attention",
+        work=work.attention,
     )
     axial_angles = Operation(_axial_angles)
-    causal_conv1d = Operation(_like_first, Implementation(reads_on_host=True), part="state")
+    causal_conv1d = Operation(_like_first, Implementation(reads_on_host=True), part="state", work=work.causal_conv1d)
     concat = Operation(_concat)
     embedding = Operation(_embedding)
     encoder_attention = Operation(
@@ -161,12 +165,14 @@ class Operations:
         _linear,
         Implementation(scratch=scratch.reference_quantized),
         Implementation(scratch=scratch.native_linear, deterministic=("fixed_order",)),
+        work=work.products,
     )
     moe = Operation(
         _like_first,
         Implementation(reads_on_host=True),
         Implementation(scratch=scratch.native_moe),
         part="moe",
+        work=work.products,
     )
     rms_norm = Operation(_rms_norm)
     rotary = Operation(_rotary)
@@ -180,8 +186,9 @@ class Operations:
         Implementation(scratch=scratch.native_ssd_scan, deterministic=("recurrent",)),
         part="state",
         caller="prefill",
+        work=work.recurrence,
     )
-    state_update = Operation(_like_first, part="state")
+    state_update = Operation(_like_first, part="state", work=work.recurrence)
     token_shift = Operation(_like_first, Implementation(reads_on_host=True), part="state")
     weighted_embedding = Operation(_weighted_embedding, caller="encoder")
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ostinato.plan.model import AttentionSpec, Mamba2Spec, ModelSpec
+from ostinato.ops.work import chunked_scan_flops, pair_flops
+from ostinato.plan.model import Mamba2Spec, ModelSpec
 
 
 @dataclass(frozen=True)
@@ -38,20 +39,16 @@ def prefill_flops(model: ModelSpec) -> PrefillFlops:
     if model.drafter is not None and model.drafter.method == "mtp":
         met += model.drafter.outer_parameters
     scans = sum(_scan_flops(mamba2) for mamba2 in model.state_layers)
-    pairs = sum(pair_flops(attention) for attention in model.attention_layers)
+    pairs = sum(pair_flops(layer.num_heads, layer.head_dim) for layer in model.attention_layers)
     return PrefillFlops(per_token=float(2 * met + scans), per_pair=float(pairs))
 
 
 def _scan_flops(mamba2: Mamba2Spec) -> int:
-    """Per token, of the recurrence in its chunked form (Dao and Gu 2024, arXiv 2405.21060, section 6).
-
-    Each token is added to the state and reads it, and attends, in scores of one group and values of one head
-    each, to itself and those before it in its chunk: (chunk_size + 1) / 2 of them on average.
-    """
-    states = 2 * 2 * mamba2.ssm_state_elements
-    return states + (mamba2.chunk_size + 1) * (mamba2.num_groups * mamba2.state_size + mamba2.intermediate_size)
-
-
-def pair_flops(attention: AttentionSpec) -> int:
-    """A product and a sum over each head, for the score and again for the value."""
-    return 4 * attention.num_heads * attention.head_dim
+    """Per token, of the recurrence in its chunked form."""
+    return chunked_scan_flops(
+        state_elements=mamba2.ssm_state_elements,
+        state_size=mamba2.state_size,
+        groups=mamba2.num_groups,
+        channels=mamba2.intermediate_size,
+        chunk_size=mamba2.chunk_size,
+    )

@@ -1,86 +1,113 @@
-"""The work of each kernel in a step: the bytes that it must move, and its floating-point operations."""
+"""The work of each kernel in a step, of all of a model's layers, by the rules in the operations' facts."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from ostinato.plan.memory.flops import pair_flops
-from ostinato.plan.model import DTYPE_BYTES, LayerSpec, ModelSpec, saved_bytes
+from ostinato.ops.facts import OPERATIONS
+from ostinato.ops.work import KernelWork, StepShape
+from ostinato.plan.model import DTYPE_BYTES, ExpertsSpec, LayerSpec, ModelSpec
+from ostinato.plan.weights import Weight
+
+LOGITS = "logits"
+"""The LM head's product, for one position of each row: a `linear` with a name of its own."""
 
 
 @dataclass(frozen=True)
-class StepShape:
-    """`rows` rows of `tokens_per_row` tokens, each with `context` tokens before it; `decodes`: whether they are decode
-    rows."""
+class Part:
+    """The work of one operation on what is stored in one dtype (`int8` for weights of 8 bits): weights, states, or keys
+    and values."""
 
-    rows: int
-    tokens_per_row: int
-    context: int
-    decodes: bool
-
-    @property
-    def tokens(self) -> int:
-        return self.rows * self.tokens_per_row
+    name: str
+    storage: str
+    work: KernelWork
 
     @property
-    def pairs(self) -> float:
-        """Of a token and one that it attends to: an earlier one of its row or itself."""
-        count = self.tokens_per_row
-        return self.rows * (count * self.context + count * (count + 1) / 2)
-
-
-@dataclass(frozen=True)
-class KernelWork:
-    """`num_bytes` are the least that must pass between memory and processor: weights once, states from read slots and
-    to write slots, keys and values. What a step computes on its way counts for nothing: in decoding it stays in the
-    caches. `flops` count a multiplication and an addition as two."""
-
-    num_bytes: float = 0
-    flops: float = 0
-
-    def __add__(self, other: KernelWork) -> KernelWork:
-        return KernelWork(self.num_bytes + other.num_bytes, self.flops + other.flops)
+    def operation(self) -> str:
+        return "linear" if self.name == LOGITS else self.name
 
 
 def kernel_work(model: ModelSpec, dtype: str, ssm_state_dtype: str, step: StepShape) -> dict[str, KernelWork | None]:
-    """By operation, of all of the model's layers; `logits` is the LM head's product, for one position of each row.
+    """By operation, of all of the model's layers, and `logits`.
 
     Operations that only pass over activations are left out. None for the experts of a step with several tokens, which
     reads those that its tokens choose: that is not known beforehand.
     """
-    width, state_width = DTYPE_BYTES[dtype], DTYPE_BYTES[ssm_state_dtype]
     works: dict[str, KernelWork] = {}
+    for part in kernel_parts(model, dtype, ssm_state_dtype, step):
+        works[part.name] = works.get(part.name, KernelWork()) + part.work
+    return {name: None if name == "moe" and step.tokens > 1 else work for name, work in works.items()}
 
-    def note(name: str, num_bytes: float, flops: float) -> None:
-        works[name] = works.get(name, KernelWork()) + KernelWork(num_bytes, flops)
 
+def kernel_parts(model: ModelSpec, dtype: str, ssm_state_dtype: str, step: StepShape) -> Iterator[Part]:
+    """As `kernel_work`, by storage. Experts count as if every token chose them at random."""
+    width = DTYPE_BYTES[dtype]
     for i, layer in enumerate(model.layers):
-        met = layer.expert_parameters - layer.inactive_parameters
-        products = _product_parameters(layer)
-        note("linear", products * width, 2 * products * step.tokens)
-        if met:
-            experts = [linear.under(f"{model.backbone}layers.{i}.") for linear in layer.expert_weights]
-            saved = saved_bytes(experts, model.quantization, dtype) * met / layer.expert_parameters
-            note("moe", met * width - saved, 2 * met * step.tokens)
+        inside = f"{model.backbone}layers.{i}."
+        yield from _products(model, dtype, step, "linear", _product_parameters(layer), layer.linears, inside)
+        if layer.experts is not None:
+            yield from _of_experts(model, dtype, step, layer, layer.experts, inside)
         if layer.attention is not None:
-            keys = step.context + 2 * step.tokens_per_row  # all are read, the new ones written before
-            num_bytes = step.rows * keys * layer.attention.kv_elements_per_token * width
-            note("attention", num_bytes, pair_flops(layer.attention) * step.pairs)
+            heads = {name: getattr(layer.attention, name) for name in ("num_heads", "num_kv_heads", "head_dim")}
+            yield Part("attention", dtype, _work("attention", step, **heads, element_bytes=width))
         if layer.mamba2 is not None:
             mamba2 = layer.mamba2
-            # A row without a context reads no state: it begins with zeros.
-            moved = step.rows * ((1 if step.context else 0) + (step.tokens_per_row if step.decodes else 1))
-            taps = mamba2.conv_dim * mamba2.conv_kernel
-            note("causal_conv1d", (moved * mamba2.conv_state_elements + taps) * width, 2 * taps * step.tokens)
-            states = moved * mamba2.ssm_state_elements * state_width + layer.float32_parameters * 4
-            # Each token is added to the state and reads it; a scan by chunks does no less.
-            flops = 4 * mamba2.ssm_state_elements * step.tokens
-            note("state_update" if step.decodes else "ssd_scan", states, flops)
-    *in_layers, head = model.linears
-    products = head.in_size * head.out_size
-    note("logits", products * width - saved_bytes([head], model.quantization, dtype), 2 * products * step.rows)
-    note("linear", -saved_bytes(in_layers, model.quantization, dtype), 0)
-    return {name: None if name == "moe" and step.tokens > 1 else work for name, work in works.items()}
+            taps = {"channels": mamba2.conv_dim, "width": mamba2.conv_kernel}
+            yield Part("causal_conv1d", dtype, _work("causal_conv1d", step, **taps, element_bytes=width))
+            states = {
+                "state_elements": mamba2.ssm_state_elements,
+                "element_bytes": DTYPE_BYTES[ssm_state_dtype],
+                "num_heads": mamba2.num_heads,
+            }
+            name = "state_update" if step.decodes else "ssd_scan"
+            yield Part(name, ssm_state_dtype, _work(name, step, **states))
+    head, each = model.lm_head, StepShape(step.rows, 1, 0, step.decodes)
+    yield from _products(model, dtype, each, LOGITS, head.num_elements, [head], "")
+
+
+def _products(
+    model: ModelSpec,
+    dtype: str,
+    step: StepShape,
+    name: str,
+    parameters: int,
+    matrices: Iterable[Weight],
+    inside: str,
+) -> Iterator[Part]:
+    """Products with `parameters` weights, those of `matrices` among them, whose names lie `inside` a part of the
+    model; apart those of 8 bits."""
+    quantization = model.quantization
+    matrices = [] if quantization is None else [matrix.under(inside) for matrix in matrices]
+    small = [matrix for matrix in matrices if quantization is not None and quantization.quantises(matrix)]
+    elements = sum(matrix.num_elements for matrix in small)
+    plain = parameters - elements
+    if plain:
+        yield Part(name, dtype, _work("linear", step, parameters=plain, num_bytes=plain * DTYPE_BYTES[dtype]))
+    if small and quantization is not None:
+        num_bytes = sum(quantization.num_bytes(matrix) for matrix in small)
+        yield Part(name, "int8", _work("linear", step, parameters=elements, num_bytes=num_bytes))
+
+
+def _of_experts(
+    model: ModelSpec, dtype: str, step: StepShape, layer: LayerSpec, experts: ExpertsSpec, inside: str
+) -> Iterator[Part]:
+    met = experts.top_k * experts.parameters_of_each
+    share = experts_read(experts, step.tokens) / experts.num_experts
+    for part in _products(model, dtype, step, "moe", layer.expert_parameters, layer.expert_weights, inside):
+        all_met = part.work.flops * met / layer.expert_parameters
+        yield Part("moe", part.storage, KernelWork(part.work.num_bytes * share, all_met))
+
+
+def experts_read(experts: ExpertsSpec, tokens: int) -> float:
+    """How many experts `tokens` tokens read, on average, if each chooses at random."""
+    return experts.num_experts * (1 - (1 - experts.top_k / experts.num_experts) ** tokens)
+
+
+def _work(operation: str, step: StepShape, **numbers: float) -> KernelWork:
+    rule = OPERATIONS[operation].work
+    assert rule is not None, f"{operation} has a rule"
+    return rule(step, **numbers)
 
 
 def _product_parameters(layer: LayerSpec) -> int:
