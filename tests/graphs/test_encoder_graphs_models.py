@@ -20,7 +20,7 @@ from ostinato.media.item import MediaItem
 from ostinato.models.loader import build_model, load_weights
 from ostinato.ops.encoder.encoder_attention import of_all_segments
 from ostinato.ops.facts import OPERATIONS
-from ostinato.ops.select import Ops, select_ops
+from ostinato.ops.kernels import Ops, select_ops
 from tests.graphs.test_graph_cuda import PretendedDriver, needs_gpu
 from tests.support.encoder_stand_in import CPU, plan_of
 from tests.support.vl_models import VL_RECIPES, ops_of, oracle_encode, random_items, vl_checkpoint, vl_model, vl_spec

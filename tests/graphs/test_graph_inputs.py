@@ -8,7 +8,7 @@ import torch
 from ostinato.errors import CaptureError
 from ostinato.graphs.buffers import Addresses
 from ostinato.graphs.tape import TapeBackend
-from ostinato.ops.recording import Tap
+from ostinato.ops.kernels import Tap
 from ostinato.ops.step import EncoderInputs
 from tests.support.native_sets import SETS, native_kernel
 

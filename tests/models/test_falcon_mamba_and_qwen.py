@@ -16,7 +16,7 @@ from ostinato.layers.build import Build
 from ostinato.models.checkpoint import model_spec, read_config
 from ostinato.models.loader import build_model, load_weights
 from ostinato.ops.facts import OPERATIONS
-from ostinato.ops.select import Ops, select_ops
+from ostinato.ops.kernels import Ops, select_ops
 from ostinato.plan.model import ModelSpec
 from ostinato.schedule.batch import Batch, Row
 from tests.models.test_models import BLOCK_SIZE, CPU, PROMPT, logits_in_steps, poisoned_memory

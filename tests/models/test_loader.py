@@ -16,7 +16,7 @@ from ostinato.engine.engine import Engine
 from ostinato.layers.build import Build, checkpoint_views
 from ostinato.models.checkpoint import model_spec, read_config
 from ostinato.models.loader import INDEX, SINGLE, build_model, load_weights
-from ostinato.ops.select import select_ops
+from ostinato.ops.kernels import select_ops
 from tests.support.checkpoints import checkpoint, oracle, random_prompt
 
 CPU = torch.device("cpu")

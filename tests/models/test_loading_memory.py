@@ -17,7 +17,7 @@ from ostinato.models.base import CausalLM
 from ostinato.models.checkpoint import model_spec, read_config
 from ostinato.models.loader import SINGLE, build_model, load_weights
 from ostinato.models.random import PERIOD, randomize_weights
-from ostinato.ops.select import select_ops
+from ostinato.ops.kernels import select_ops
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="what memory is made of is Linux's business")
 
@@ -37,7 +37,7 @@ from ostinato import EngineConfig
 from ostinato.layers.build import Build
 from ostinato.models.loader import load_weights
 from ostinato.models.random import randomize_weights
-from ostinato.ops.select import select_ops
+from ostinato.ops.kernels import select_ops
 from ostinato.models.loader import build_model
 from ostinato.models.checkpoint import load_spec
 

@@ -16,7 +16,7 @@ from ostinato.layers.build import Build, checkpoint_views
 from ostinato.models.base import CausalLM
 from ostinato.models.checkpoint import model_spec, read_config
 from ostinato.models.loader import build_model, load_weights
-from ostinato.ops.select import select_ops
+from ostinato.ops.kernels import select_ops
 from ostinato.ops.step import LayerMemory
 from ostinato.plan.model import ModelSpec
 from ostinato.plan.speculation.drafter import with_drafter

@@ -17,7 +17,7 @@ from ostinato.models.checkpoint import load_spec, model_spec
 from ostinato.models.loader import SINGLE, build_model, load_weights
 from ostinato.models.random import randomize_weights
 from ostinato.ops import int8
-from ostinato.ops.select import select_ops
+from ostinato.ops.kernels import select_ops
 from ostinato.plan.compressed_tensors import stored_quantization
 from ostinato.plan.model import ModelSpec
 from ostinato.plan.plan import Plan, make_plan

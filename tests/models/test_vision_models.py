@@ -18,7 +18,7 @@ from ostinato.models.checkpoint import model_spec, read_config
 from ostinato.models.loader import build_model, load_weights
 from ostinato.models.qwen3_vl.model import Qwen3VL
 from ostinato.models.random import randomize_weights
-from ostinato.ops.select import select_ops
+from ostinato.ops.kernels import select_ops
 from ostinato.plan.device.detect import detect
 from ostinato.plan.quantization import Quantization
 from ostinato.schedule.batch import Batch, Row

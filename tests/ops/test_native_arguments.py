@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from ostinato.ops.facts import OPERATIONS
-from ostinato.ops.native import load_extension
-from ostinato.ops.select import module_of
+from ostinato.ops.kernels import load_extension, module_of
 from tests.support.native_sets import SETS
 
 X, WEIGHT = torch.randn(3, 8), torch.ones(8)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from ostinato.ops import sizes
-from ostinato.ops.native import load_extension
+from ostinato.ops.kernels import load_extension
 from ostinato.plan.device.instruction_sets import detect_native
 
 NATIVE = detect_native()

@@ -15,8 +15,7 @@ from ostinato.layers.build import Build
 from ostinato.models.checkpoint import model_spec, read_config
 from ostinato.models.loader import build_model, load_weights
 from ostinato.ops.facts import OPERATIONS, Operations
-from ostinato.ops.native import load_extension
-from ostinato.ops.select import Ops, module_of, select_ops
+from ostinato.ops.kernels import Ops, load_extension, module_of, select_ops
 from ostinato.ops.step import LayerMemory
 from ostinato.schedule.batch import Batch, Row
 from tests.models.test_models import BLOCK_SIZE, CPU, poisoned_memory

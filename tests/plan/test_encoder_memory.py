@@ -47,7 +47,7 @@ from ostinato import EngineConfig
 from ostinato.engine.run.graphing import make_encoder_graphs
 from ostinato.layers.build import Build
 from ostinato.ops.step import EncoderInputs
-from ostinato.ops.select import select_ops
+from ostinato.ops.kernels import select_ops
 from ostinato.plan.device.detect import detect
 from ostinato.models.loader import build_model
 from ostinato.plan.plan import make_plan

@@ -24,7 +24,7 @@ from ostinato.layers.sketch import Sketch
 from ostinato.layers.vision import VisionEncoder
 from ostinato.models.checkpoint import load_spec
 from ostinato.models.table import encoder_calls
-from ostinato.ops.select import select_ops
+from ostinato.ops.kernels import select_ops
 from ostinato.plan.encoder.needs import ENCODER_OPS, encoder_graph_bytes
 from ostinato.plan.model import VisionSpec
 from tests.support.checkpoints import RECIPES, checkpoint

@@ -10,8 +10,8 @@ from itertools import pairwise, product
 import pytest
 import torch
 
-from ostinato.sample.choose import choose
 from ostinato.sample.params import SamplingParams
+from ostinato.sample.sampler import choose
 from ostinato.sample.state import Pick
 from tests.support.draws import draw
 from tests.support.toy_requests import Model, Request, random_model, step

@@ -11,9 +11,9 @@ from transformers.generation import logits_process as oracle
 
 from ostinato.errors import ModelError, Remedy, RequestError
 from ostinato.sample import sampler
-from ostinato.sample.choose import choose
 from ostinato.sample.params import SamplingParams, check_token_ids
 from ostinato.sample.processing import adjust, restrict
+from ostinato.sample.sampler import choose
 from ostinato.sample.state import Pick, SamplingState, TokenCounts
 from ostinato.schedule.batch import Row, RowResult
 from tests.support.draws import draw

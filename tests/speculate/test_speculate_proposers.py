@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import pytest
 import torch
 
-from ostinato.sample.choose import Draw, choose
+from ostinato.sample.sampler import Draw, choose
 from ostinato.sample.state import Pick
 from tests.support.checkpoints import checkpoint, random_prompt
 from tests.support.engines import greedy, make_engine, run, sampled

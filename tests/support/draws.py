@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from ostinato.ops import sample
-from ostinato.sample.choose import Draw
+from ostinato.sample.sampler import Draw
 from tests.support.native_sets import SETS, native_kernel
 
 IMPLEMENTATIONS = ["reference", *SETS]

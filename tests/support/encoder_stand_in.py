@@ -15,7 +15,7 @@ from ostinato.graphs.graphs import weight_storages
 from ostinato.graphs.tape import TapeBackend
 from ostinato.layers.module import Module
 from ostinato.media.item import MediaItem
-from ostinato.ops.select import Ops, select_ops
+from ostinato.ops.kernels import Ops, select_ops
 from ostinato.ops.step import EncoderInputs
 from ostinato.plan.device.detect import detect
 from ostinato.plan.encoder.choice import EncoderPlan

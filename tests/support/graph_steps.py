@@ -14,7 +14,7 @@ from ostinato.engine.run.inputs import step_inputs, write_step
 from ostinato.graphs.buffers import StepBuffers
 from ostinato.graphs.graphs import persistent_storages
 from ostinato.graphs.tape import Tape, TapeBackend
-from ostinato.ops.recording import Tap
+from ostinato.ops.kernels import Tap
 from ostinato.ops.step import LayerMemory, StepInputs
 from tests.support.checkpoints import checkpoint, random_prompt
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from ostinato.engine.engine import Engine
-from ostinato.sample.choose import Draw
+from ostinato.sample.sampler import Draw
 from ostinato.sample.state import Pick
 from ostinato.schedule.batch import Batch
 from tests.support.checkpoints import head_oracle, oracle, oracle_logits

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from ostinato.ops import select
-from ostinato.ops.native import NativeKernel, load_extension
+from ostinato.ops.kernels import NativeKernel, load_extension
 from ostinato.plan.device.detect import detect
 from ostinato.plan.device.instruction_sets import choose_isa, installed_modules, read_cpu_flags
 

@@ -23,7 +23,7 @@ from ostinato.models.checkpoint import model_spec, read_config
 from ostinato.models.loader import build_model, load_weights
 from ostinato.models.qwen3_vl.model import Qwen3VL
 from ostinato.ops.facts import OPERATIONS
-from ostinato.ops.select import Ops, select_ops
+from ostinato.ops.kernels import Ops, select_ops
 from ostinato.ops.step import EncoderInputs, LayerMemory, StepInputs
 from ostinato.plan.device.detect import detect
 from ostinato.plan.model import ModelSpec, VisionSpec

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +18,8 @@ from ostinato.cli.main import main
 from ostinato.cli.verify_tables import print_report
 from ostinato.engine.text.tokenizer import load_tokenizer
 from ostinato.sample import sampler
-from ostinato.sample.choose import Draw
-from ostinato.sample.sampler import Project
-from ostinato.sample.state import Pick
+from ostinato.sample.sampler import Draw, Project
+from ostinato.sample.state import SamplingState
 from ostinato.schedule.batch import Row, RowResult
 from ostinato.speculate.ngram import NgramProposer
 from ostinato.verify.drafts import SteeredProposer
@@ -130,16 +128,28 @@ def read_wrong_states(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def accept_wrong_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every seventh draft is taken for the token itself."""
-    choose = sampler.choose
+    drawn, tokens_ahead = sampler._drawn, sampler._tokens_ahead
 
-    def chosen(logits: torch.Tensor, picks: Sequence[Pick], draw: Draw) -> dict[int, int]:
-        tokens = choose(logits, picks, draw)
-        for i, (pick, behind) in enumerate(pairwise(picks)):
-            if behind.state is pick.state and pick.position % 7 == 0:
-                tokens[i] = behind.ahead[len(pick.ahead)]
-        return tokens
+    def ahead(project: Project, rows: Sequence[Row], drafts: Sequence[tuple[int, ...]], draw: Draw) -> list[RowResult]:
+        guessed = {
+            (id(row.payload), row.end + i): draft
+            for row, of_row in zip(rows, drafts, strict=True)
+            for i, draft in enumerate(of_row)
+            if (row.end + i) % 7 == 0
+        }
 
-    monkeypatch.setattr(sampler, "choose", chosen)
+        def taken(
+            logits: torch.Tensor, states: Sequence[SamplingState], positions: Sequence[int], draw: Draw
+        ) -> list[int]:
+            tokens = drawn(logits, states, positions, draw)
+            places = [(id(state), position) for state, position in zip(states, positions, strict=True)]
+            return [guessed.get(place, token) for place, token in zip(places, tokens, strict=True)]
+
+        with monkeypatch.context() as mistaken:
+            mistaken.setattr(sampler, "_drawn", taken)
+            return tokens_ahead(project, rows, drafts, draw)
+
+    monkeypatch.setattr(sampler, "_tokens_ahead", ahead)
 
 
 def forget_checkpoints(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -192,32 +202,17 @@ def test_an_engine_that_raises_is_an_error_of_its_cells_alone(monkeypatch: pytes
 
 def test_a_plain_path_that_contradicts_the_whole_text_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """What every path gets wrong alike makes all cells equal."""
-    choose, best_tokens, best_ahead = sampler.choose, sampler._best_tokens, sampler._best_tokens_ahead
+    drawn = sampler._drawn
 
     def wrong(token: int, position: int) -> int:
         return token if position % 7 else (token + 1) % 100
 
-    def chosen(logits: torch.Tensor, picks: Sequence[Pick], draw: Draw) -> dict[int, int]:
-        return {i: wrong(token, picks[i].position) for i, token in choose(logits, picks, draw).items()}
+    def mistaken(
+        logits: torch.Tensor, states: Sequence[SamplingState], positions: Sequence[int], draw: Draw
+    ) -> list[int]:
+        return list(map(wrong, drawn(logits, states, positions, draw), positions))
 
-    def best(project: Project, rows: Sequence[Row], draw: Draw) -> list[RowResult]:
-        results = best_tokens(project, rows, draw)
-        return [
-            result._replace(token_ids=(wrong(result.token_ids[0], row.end),))
-            for row, result in zip(rows, results, strict=True)
-        ]
-
-    def ahead(project: Project, rows: Sequence[Row], drafts: Sequence[tuple[int, ...]], draw: Draw) -> list[RowResult]:
-        positions = [row.end + i for row, of_row in zip(rows, drafts, strict=True) for i in range(1 + len(of_row))]
-
-        def drawn(logits: torch.Tensor) -> torch.Tensor:
-            return torch.tensor(list(map(wrong, draw(logits).tolist(), positions)))
-
-        return best_ahead(project, rows, drafts, drawn)
-
-    monkeypatch.setattr(sampler, "choose", chosen)
-    monkeypatch.setattr(sampler, "_best_tokens", best)
-    monkeypatch.setattr(sampler, "_best_tokens_ahead", ahead)
+    monkeypatch.setattr(sampler, "_drawn", mistaken)
     report = verified("llama", Trial(extent="quick", num_prompts=0, max_tokens=8))
     assert verdicts(report) == {"equal"}
     assert report["plain"]["verdict"] == "different"

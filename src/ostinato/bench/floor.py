@@ -95,7 +95,7 @@ def measure_bandwidth(device: torch.device, size: int = PROBE_BYTES, isa: str | 
     target = torch.empty_like(source)
     readings: list[Callable[[], object]] = [source.sum]
     if isa is not None:
-        from ostinato.ops.native import load_extension
+        from ostinato.ops.kernels import load_extension
 
         extension, parts = load_extension(isa), 64
         sums = torch.empty(parts * 16, dtype=torch.int32)

@@ -23,7 +23,7 @@ from ostinato.engine.run.runner import Runner
 from ostinato.errors import CapacityError
 from ostinato.graphs.graphs import Forward
 from ostinato.graphs.tape import Tape, TapeBackend
-from ostinato.ops.recording import Kernel, Recorder, Tap
+from ostinato.ops.kernels import Kernel, Recorder, Tap
 from ostinato.ops.step import StepInputs
 from ostinato.schedule.batch import Batch, Row
 

@@ -21,7 +21,7 @@ from ostinato.errors import CaptureError
 from ostinato.graphs.buffers import Addresses, Inputs
 from ostinato.graphs.places import Place, place_of, pointer_of
 from ostinato.graphs.recorder import Recorder, left_out
-from ostinato.ops.recording import Kernel, Tap
+from ostinato.ops.kernels import Kernel, Tap
 
 Forward = Callable[[Any], torch.Tensor]
 Play = Callable[[Inputs], None]
@@ -164,13 +164,13 @@ class _Segments:
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> torch.Tensor:
-        """See `ops.recording.Recorder`."""
+        """See `ops.kernels.Recorder`."""
         return kernel(*args, **kwargs)
 
     def split(
         self, name: str, function: Kernel, tensors: tuple[torch.Tensor, ...], others: tuple[Any, ...]
     ) -> torch.Tensor:
-        """See `ops.recording.Recorder`."""
+        """See `ops.kernels.Recorder`."""
         if name not in self._splits:
             return function(*tensors, *others)
         self.end()

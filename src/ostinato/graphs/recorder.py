@@ -22,7 +22,7 @@ from ostinato.errors import CaptureError
 from ostinato.graphs.buffers import Inputs
 from ostinato.graphs.host import HostGuard, changes_device, reads_on_host, refuse_read
 from ostinato.graphs.places import Place, has_memory, map_items, place_of, pointer_of, shape_of, tensors_in
-from ostinato.ops.recording import Kernel
+from ostinato.ops.kernels import Kernel
 
 UNWRITTEN = frozenset({"empty", "empty_like", "new_empty", "empty_strided", "new_empty_strided", "empty_permuted"})
 OVERWRITES = frozenset({"copy_", "fill_", "zero_", "index_copy_", "index_fill_", "index_put_", "scatter_"})
@@ -119,7 +119,7 @@ class Recorder(TorchDispatchMode):
         return result
 
     def kernel(self, name: str, kernel: Kernel, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
-        """See `ops.recording.Recorder`."""
+        """See `ops.kernels.Recorder`."""
         if self._kernel is not None:
             return kernel(*args, **kwargs)
         self._check_known(name, args, kwargs)
@@ -134,7 +134,7 @@ class Recorder(TorchDispatchMode):
     def split(
         self, name: str, function: Kernel, tensors: tuple[torch.Tensor, ...], others: tuple[Any, ...]
     ) -> torch.Tensor:
-        """See `ops.recording.Recorder`."""
+        """See `ops.kernels.Recorder`."""
         if name not in self._splits or self._kernel is not None:
             return function(*tensors, *others)
         self._check_known(name, tensors, {})

@@ -13,8 +13,7 @@ from ostinato.graphs.arena import Arena, bind, plan_layout
 from ostinato.graphs.buffers import Addresses, Inputs
 from ostinato.graphs.places import Place, tensors_in
 from ostinato.graphs.recorder import Call, Recorder, left_out
-from ostinato.ops.native import NativeKernel
-from ostinato.ops.recording import Tap
+from ostinato.ops.kernels import NativeKernel, Tap
 from ostinato.plan.graphs.first_fit import Layout
 
 WRITES_INTO = frozenset({"add", "mul", "sub", "neg", "exp", "silu", "cat", "embedding", "cos", "sin"})

@@ -11,7 +11,7 @@ from ostinato.layers import pages
 from ostinato.layers.linear import Matrix
 from ostinato.layers.module import Module, Multiplier
 from ostinato.ops import int8
-from ostinato.ops.select import Ops
+from ostinato.ops.kernels import Ops
 from ostinato.plan.quantization import Quantization
 from ostinato.plan.weights import Weight
 

@@ -11,7 +11,7 @@ from ostinato.plan.weights import Role, Weight
 if TYPE_CHECKING:
     import torch
 
-    from ostinato.ops.select import Ops
+    from ostinato.ops.kernels import Ops
 
 Multiplier = float | tuple[tuple[float, int], ...]
 """One number for all outputs, or (number, for how many outputs), one behind the other."""

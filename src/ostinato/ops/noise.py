@@ -18,7 +18,9 @@ sampled too rarely. Two tokens at one position never share a hash, as the mix is
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 
+import numpy as np
 import torch
 
 GUMBEL_MAX = -math.log(-math.log1p(-(2.0**-33)))
@@ -45,14 +47,21 @@ def derive_seed(seed: int, index: int) -> int:
 
 def key(seed: int, position: int) -> tuple[int, int]:
     """The two words that make the noise of one position, as signed 32-bit integers."""
-    word = mix64((mix64((seed + _GOLDEN) & _MASK64) + (position + 1) * _GOLDEN) & _MASK64)
-    return _signed(word & 0xFFFFFFFF), _signed(word >> 32)
+    [(low, high)] = keys([(seed, position)]).tolist()
+    return low, high
 
 
 def keys(seeds_and_positions: list[tuple[int, int]], device: torch.device | str = "cpu") -> torch.Tensor:
     """`key` of each (seed, position): [rows, 2] int32."""
-    words = [key(seed, position) for seed, position in seeds_and_positions]
-    return torch.tensor(words, dtype=torch.int32, device=device).view(-1, 2)
+    words = [mix64((_mixed(seed) + (position + 1) * _GOLDEN) & _MASK64) for seed, position in seeds_and_positions]
+    # The low half of each comes first.
+    return torch.from_numpy(np.array(words, dtype="<u8").view("<i4").reshape(-1, 2)).to(device)
+
+
+@lru_cache(2**12)
+def _mixed(seed: int) -> int:
+    """The part of a key that all positions of a request share."""
+    return mix64((seed + _GOLDEN) & _MASK64)
 
 
 def gumbel(row_keys: torch.Tensor, token_ids: torch.Tensor) -> torch.Tensor:
@@ -86,7 +95,3 @@ def _to_gumbel(bits: torch.Tensor) -> torch.Tensor:
     log_far = distance.log().mul_(far)
     log_survival = distance.neg_().log1p_().mul_(far.neg_().add_(1)).add_(log_far)
     return log_survival.neg_().log_().neg_()
-
-
-def _signed(word: int) -> int:
-    return word - 2**32 if word >= 2**31 else word

@@ -141,6 +141,11 @@ class SamplingParams(BaseModel):
         return self.temperature == 0
 
     @property
+    def draw_settings(self) -> tuple[float, float, float, float]:
+        """A row of what the kernel `sample` takes."""
+        return self.temperature, self.top_k, self.top_p, self.min_p
+
+    @property
     def has_penalties(self) -> bool:
         """Whether the tokens seen so far change the logits."""
         return self.repetition_penalty != 1 or self.presence_penalty != 0 or self.frequency_penalty != 0

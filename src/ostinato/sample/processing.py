@@ -39,13 +39,7 @@ def restrict(logits: torch.Tensor, params: Sequence[SamplingParams]) -> torch.Te
 
     What is not to be sampled is -inf. A row whose best logit is not finite becomes NaN.
     """
-    return sample.restrict(logits, row_settings(params))
-
-
-def row_settings(params: Sequence[SamplingParams]) -> torch.Tensor:
-    """[rows, 4] float64: of each row the temperature, top_k, top_p and min_p, as the kernel `sample` takes them."""
-    settings = [(p.temperature, p.top_k, p.top_p, p.min_p) for p in params]
-    return torch.tensor(settings, dtype=torch.float64).view(-1, 4)
+    return sample.restrict(logits, torch.tensor([each.draw_settings for each in params], dtype=torch.float64))
 
 
 def guide_refusal(pick: Pick) -> RequestError | None:

@@ -6,18 +6,21 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import numpy as np
 import torch
 
 from ostinato.errors import ModelError, Remedy, RequestError
+from ostinato.ops import noise
 from ostinato.plan.memory.activations import PROMPT_POSITIONS
-from ostinato.sample.choose import Draw, choose
 from ostinato.sample.logprobs import score
-from ostinato.sample.processing import guide_refusal
+from ostinato.sample.processing import adjust, guide_refusal
 from ostinato.sample.state import Pick, SamplingState
 from ostinato.schedule.batch import Row, RowResult, TokenLogprobs
 
 Project = Callable[[list[int]], torch.Tensor]
 """Places among the batch's positions with logits -> their logits [places, vocab] float32."""
+Draw = Callable[..., torch.Tensor]
+"""The kernel `sample` (`ops/sample.py`)."""
 
 
 class _Due(NamedTuple):
@@ -59,9 +62,9 @@ def sample(
     there, and its next step will tell.
     """
     if not any(drafts) and all(row.num_logits == 1 and row.payload.is_simple for row in rows):
-        return _best_tokens(project, rows, draw)
+        return _next_tokens(project, rows, draw)
     if drafts and all(row.num_logits == 1 + row.num_drafts and row.payload.is_simple for row in rows):
-        return _best_tokens_ahead(project, rows, drafts, draw)
+        return _tokens_ahead(project, rows, drafts, draw)
     drafts = drafts or [()] * len(rows)
     due: list[_Due] = []
     prompt_positions: list[_Known] = []
@@ -94,9 +97,38 @@ def sample(
     ]
 
 
-def _best_tokens(project: Project, rows: Sequence[Row], draw: Draw) -> list[RowResult]:
-    """The results of rows that each gain the token of the best of their logits, and want nothing else: most steps."""
-    tokens = draw(project(list(range(len(rows))))).tolist()
+def choose(logits: torch.Tensor, picks: Sequence[Pick], draw: Draw) -> dict[int, int]:
+    """Index of a pick in `picks`, and of its row in `logits` [picks, vocab], left unchanged -> its token: processed as
+    its request asks, with the noise of its seed and position.
+
+    A pick's token depends on its own logits and itself alone: a proposer that chooses a draft for the same pick, by
+    logits of its own, therefore shares the noise with the target, and often the token. Picks without a finite best
+    logit are left out.
+    """
+    if not all(pick.state.is_plain or pick.plain for pick in picks):
+        logits = logits.clone()
+        adjust(logits, picks)
+    tokens = _drawn(logits, [pick.state for pick in picks], [pick.position for pick in picks], draw)
+    return {place: token for place, token in enumerate(tokens) if token >= 0}
+
+
+def _drawn(logits: torch.Tensor, states: Sequence[SamplingState], positions: Sequence[int], draw: Draw) -> list[int]:
+    """The token of each row of `logits`, which need no more processing before temperature; -1 where no best logit is
+    finite."""
+    tokens: list[int]
+    if all(state.is_greedy for state in states):
+        tokens = draw(logits).tolist()
+        return tokens
+    settings = torch.from_numpy(np.array([state.draw_settings for state in states], dtype=np.float64))
+    keys = noise.keys([(state.seed, position) for state, position in zip(states, positions, strict=True)])
+    tokens = draw(logits, settings, keys).tolist()
+    return tokens
+
+
+def _next_tokens(project: Project, rows: Sequence[Row], draw: Draw) -> list[RowResult]:
+    """The results of rows that each gain one token, and whose requests want nothing else: most steps."""
+    logits = project(list(range(len(rows))))
+    tokens = _drawn(logits, [row.payload for row in rows], [row.start + len(row.token_ids) for row in rows], draw)
     return [
         RowResult(row.request_id, (token,))
         if token >= 0
@@ -105,22 +137,24 @@ def _best_tokens(project: Project, rows: Sequence[Row], draw: Draw) -> list[RowR
     ]
 
 
-def _best_tokens_ahead(
+def _tokens_ahead(
     project: Project, rows: Sequence[Row], drafts: Sequence[tuple[int, ...]], draw: Draw
 ) -> list[RowResult]:
-    """The same for rows with drafts: of the best tokens behind each one's known token and drafts, those as far as the
+    """The same for rows with drafts: of the tokens drawn behind each one's known token and drafts, those as far as the
     drafts before them are right."""
-    tokens = draw(project(list(range(len(rows) + sum(map(len, drafts)))))).tolist()
+    due = [(row, count) for row, ahead in zip(rows, drafts, strict=True) for count in range(1 + len(ahead))]
+    logits = project(list(range(len(due))))
+    tokens = _drawn(logits, [row.payload for row, _ in due], [row.end + count for row, count in due], draw)
     results = []
     place = 0
     for row, ahead in zip(rows, drafts, strict=True):
-        best = tokens[place : place + 1 + len(ahead)]
-        place += len(best)
-        count = 1 + next((i for i, draft in enumerate(ahead) if draft != best[i]), len(ahead))
-        if best[count - 1] < 0:
+        drawn = tokens[place : place + 1 + len(ahead)]
+        place += len(drawn)
+        count = 1 + next((i for i, draft in enumerate(ahead) if draft != drawn[i]), len(ahead))
+        if drawn[count - 1] < 0:
             count -= 1  # behind a draft, the next step will tell
         results.append(
-            RowResult(row.request_id, tuple(best[:count]), num_drafts=len(ahead))
+            RowResult(row.request_id, tuple(drawn[:count]), num_drafts=len(ahead))
             if count
             else RowResult(row.request_id, error=_not_finite(row.request_id))
         )

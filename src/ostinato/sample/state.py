@@ -65,8 +65,10 @@ class SamplingState:
 
     __slots__ = (
         "_counts",
+        "draw_settings",
         "guidance",
         "held_back_token_ids",
+        "is_greedy",
         "is_plain",
         "is_simple",
         "output_token_ids",
@@ -95,8 +97,10 @@ class SamplingState:
         guided = self.guidance is not None
         self.is_plain = not (params.logit_bias or params.has_penalties or self.held_back_token_ids or guided)
         """Whether no step has to process its logits before temperature."""
-        self.is_simple = self.is_plain and params.greedy and params.logprobs is None and params.prompt_logprobs is None
-        """Whether every token is simply that of the best logit, and no log-probability is asked for."""
+        self.is_simple = self.is_plain and params.logprobs is None and params.prompt_logprobs is None
+        """Whether every token is simply drawn from the logits, and no log-probability is asked for."""
+        self.is_greedy = params.greedy
+        self.draw_settings = params.draw_settings
         self._counts: TokenCounts | None = None
 
     def counts(self) -> TokenCounts:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ostinato.models.base import CausalLM
-from ostinato.sample.choose import choose
+from ostinato.sample.sampler import choose
 from ostinato.sample.state import Pick
 from ostinato.schedule.batch import Batch
 from ostinato.speculate.proposer import Forward, token_row

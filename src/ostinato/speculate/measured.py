@@ -44,5 +44,5 @@ class MeasuredProposer:
         state: SamplingState = row.payload
         token = next(iter(state.params.logit_bias or ()))
         wrong = (token + 1) % self._vocab_size
-        draws = (noise.key(state.seed, row.end + i)[0] % 2**32 / 2**32 for i in range(row.num_drafts))
-        return tuple(token if draw < self._accuracy else wrong for draw in draws)
+        words = noise.keys([(state.seed, row.end + i) for i in range(row.num_drafts)])[:, 0].tolist()
+        return tuple(token if word % 2**32 / 2**32 < self._accuracy else wrong for word in words)

@@ -9,7 +9,7 @@ import torch
 from ostinato.models.base import CausalLM
 from ostinato.ops.step import LayerMemory, StepInputs
 from ostinato.ops.token_shift import first_inputs
-from ostinato.sample.choose import choose
+from ostinato.sample.sampler import choose
 from ostinato.sample.state import Pick
 from ostinato.schedule.batch import Batch, Row
 from ostinato.speculate.proposer import Forward, token_row

@@ -23,7 +23,7 @@ from ostinato.layers.build import Build
 from ostinato.models.base import CausalLM
 from ostinato.models.loader import build_model, load_weights
 from ostinato.models.random import randomize_weights
-from ostinato.ops.select import select_ops
+from ostinato.ops.kernels import select_ops
 from ostinato.plan.model import ModelSpec
 from ostinato.plan.plan import Plan
 from ostinato.sample.sampler import sample

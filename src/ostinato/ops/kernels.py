@@ -1,0 +1,155 @@
+"""The kernels that a model calls: chosen by the plan, native or reference, and each call seen in one place.
+
+A native kernel is a function of the extension, called with its arguments by name: the number of tokens, the arguments
+of its operation's reference, and `out`, the tensor that it writes. The number comes first, since a replay leaves
+padding at the end out. The kernel's struct in C++ says what each argument is and how it must lie: a missing or unknown
+name is a TypeError, another dtype or layout an AssertionError, before anything runs. C++ notes where tensors lie and
+copies all else.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+import torch
+
+from ostinato.ops.facts import OPERATIONS, Operations, Result
+
+Kernel = Callable[..., torch.Tensor]
+
+
+class Recorder(Protocol):
+    """Notes what a model does, so that it can be done again without the model's Python."""
+
+    def kernel(self, name: str, kernel: Kernel, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
+        """Calls a kernel and notes the call as one."""
+        ...
+
+    def split(
+        self, name: str, function: Kernel, tensors: tuple[torch.Tensor, ...], others: tuple[Any, ...]
+    ) -> torch.Tensor:
+        """Calls a part of a layer, and notes it as one if parts of that name are left out."""
+        ...
+
+
+class Tap:
+    """One model's connection to a recorder. Nothing is recorded while `recorder` is None."""
+
+    def __init__(self) -> None:
+        self.recorder: Recorder | None = None
+
+    def wrap(self, name: str, kernel: Kernel) -> Kernel:
+        """`kernel`, passing through the recorder."""
+
+        def call(*args: Any, **kwargs: Any) -> torch.Tensor:
+            if self.recorder is None:
+                return kernel(*args, **kwargs)
+            return self.recorder.kernel(name, kernel, args, kwargs)
+
+        return call
+
+    def split(self, name: str, function: Kernel, tensors: tuple[torch.Tensor, ...], *others: Any) -> torch.Tensor:
+        """`function(*tensors, *others)`: a part that piecewise graphs may leave out.
+
+        It is `attention` or `state`, whose work depends on the rows of a step, or `moe`, whose kernel may not be
+        capturable. `tensors` and the result have one entry per token in their first dimension; `others` are the step
+        and what belongs to the layer.
+        """
+        if self.recorder is None:
+            return function(*tensors, *others)
+        return self.recorder.split(name, function, tensors, others)
+
+
+class NativeKernel:
+    """A kernel of the extension, to be called like its reference."""
+
+    def __init__(
+        self,
+        extension: Any,
+        name: str,
+        reference: Callable[..., torch.Tensor],
+        result: Result,
+        options: Mapping[str, Any],
+    ) -> None:
+        """`result` is the rule for what the kernel writes (`ops/facts.py`), `options` what it gets in each call."""
+        self.extension = extension
+        self.name = name
+        self._run = getattr(extension, name)
+        self._result = result
+        parameters = inspect.signature(reference).parameters
+        self._names = tuple(parameters)
+        self._given = {each.name: each.default for each in parameters.values() if each.default is not each.empty}
+        self._given |= options
+
+    def __call__(self, *args: Any, out: torch.Tensor | None = None, **kwargs: Any) -> torch.Tensor:
+        tokens, arguments = self.lowered(out, args, kwargs)
+        self._run(tokens, arguments)
+        written: torch.Tensor = arguments["out"]
+        return written
+
+    def lowered(
+        self, out: torch.Tensor | None, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[int, dict[str, Any]]:
+        """The call, for the extension's function of the kernel's name, or for the method of a `Program`, which notes
+        it. Without `out`, the kernel writes a new tensor, or the argument that is the result."""
+        arguments = self._given | dict(zip(self._names, args, strict=False)) | kwargs
+        if out is None:
+            out = self._result(*args, **kwargs)
+            if not isinstance(out, torch.Tensor):
+                shape, dtype = out
+                out = torch.empty(shape, dtype=getattr(torch, dtype) if isinstance(dtype, str) else dtype)
+        arguments["out"] = out
+        return arguments[self._names[0]].shape[0], arguments
+
+
+class Ops(Operations):
+    """The chosen implementation of every operation. The file of an operation's name documents its function.
+
+    `tap` is where a recorder listens; parts of a layer that depend on which rows a step has go through its `split`.
+    """
+
+    def __init__(self, kernels: Mapping[str, Kernel], tap: Tap) -> None:
+        vars(self).update(kernels)
+        self.tap = tap
+
+
+def select_ops(choices: Mapping[str, str], isa: str | None = None, *, deterministic: bool = False) -> Ops:
+    """The kernels that the plan chose: `choices` maps an operation's name to `reference` or `native`.
+
+    An operation that is not named (the model does not use it) is its reference. `isa` is the instruction set of the
+    extension that has the native ones; if `deterministic`, all are native.
+    """
+    extension = load_extension(isa) if isa is not None else None
+    tap = Tap()
+
+    def made(name: str) -> Kernel:
+        if choices.get(name) == "native":
+            assert extension is not None, "native kernels are chosen for an instruction set"
+            return native_kernel(extension, name, deterministic=deterministic)
+        assert name not in choices or not deterministic, "references do not keep the order of their sums"
+        reference: Kernel = module_of(name).reference
+        return reference
+
+    return Ops({name: tap.wrap(name, made(name)) for name in OPERATIONS}, tap)
+
+
+def native_kernel(extension: Any, name: str, *, deterministic: bool = False) -> NativeKernel:
+    """The operation's kernel in `extension`, called like its reference."""
+    row = OPERATIONS[name]
+    assert row.native is not None, f"{name} has no native kernel"
+    options = dict.fromkeys(row.native.deterministic, deterministic)
+    return NativeKernel(extension, name, module_of(name).reference, row.result, options)
+
+
+def module_of(name: str) -> Any:
+    """The operation's file, with its `reference`."""
+    folder = "ostinato.ops.encoder" if OPERATIONS[name].caller == "encoder" else "ostinato.ops"
+    return importlib.import_module(f"{folder}.{name}")
+
+
+def load_extension(isa: str) -> Any:
+    """The module of kernels for an instruction set. torch, imported above, brings the OpenMP runtime that both use."""
+    return importlib.import_module(f"ostinato._native_{isa}")
