@@ -7,9 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ostinato.engine.process.channel import Channel, Unpacker, pack
 from ostinato.engine.process.failures import EngineError, StepFailed, of_step, portable
-from ostinato.engine.process.messages import Abort, Settled
+from ostinato.engine.process.messages import Abort, Channel, Settled, Unpacker, pack
 from ostinato.errors import CaptureError, ModelError, Remedy, RequestError
 
 

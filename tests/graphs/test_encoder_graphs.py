@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from ostinato.errors import CaptureError
 from ostinato.graphs.buffers import EncoderBuffers
-from ostinato.graphs.encoder_choice import BudgetTimes, time_both
+from ostinato.graphs.encoder import BudgetTimes, time_both
 from tests.support.encoder_stand_in import CPU, VISION, Encoding, image, inputs_of, plan_of, write
 
 CLOSE = {"rtol": 1e-5, "atol": 1e-5}

@@ -8,9 +8,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ostinato.graphs.arena import Arena, bind, plan_layout
 from ostinato.graphs.places import Place, place_of
 from ostinato.graphs.recorder import Call
+from ostinato.graphs.tape import Arena, bind, plan_layout
 from ostinato.plan.graphs.first_fit import ALIGNMENT
 
 

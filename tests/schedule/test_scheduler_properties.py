@@ -27,7 +27,7 @@ from hypothesis.stateful import (
 
 from ostinato.cache.eviction import EvictionCosts, EvictionPolicy
 from ostinato.cache.placement import CachePolicy, StateCacheMode
-from ostinato.cache.store import StoreCounters
+from ostinato.cache.store import StoreCounts
 from ostinato.schedule.limits import Policy, SchedulerLimits
 from ostinato.schedule.request import FinishReason, StopConditions
 from tests.support.fake_runner import VOCABULARY
@@ -259,7 +259,7 @@ def test_crowded_programs_preempt_and_evict_often_and_still_give_every_request_w
         assert all(verified[k, k, anchor] >= 5 for anchor in range(k + 1))
         assert all(verified[most, most, most] >= 3 for most in range(k))
         assert sum(count for (most, given, _), count in verified.items() if given < most) >= 20
-    assert all(sum(getattr(s, name) > 0 for s in stores) >= 5 for name in StoreCounters.__slots__)
+    assert all(sum(getattr(s, name) > 0 for s in stores) >= 5 for name in StoreCounts.__slots__)
 
 
 def test_programs_of_requests_keep_the_cache_sound_and_give_every_request_what_it_would_get_alone() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from ostinato.ops import select
+from ostinato.ops import kernels
 from ostinato.ops.kernels import NativeKernel, load_extension
 from ostinato.plan.device.detect import detect
 from ostinato.plan.device.instruction_sets import choose_isa, installed_modules, read_cpu_flags
@@ -32,7 +32,7 @@ SETS = [
 
 
 def native_kernel(isa: str, name: str, *, deterministic: bool = False) -> NativeKernel:
-    return select.native_kernel(load_extension(isa), name, deterministic=deterministic)
+    return kernels.native_kernel(load_extension(isa), name, deterministic=deterministic)
 
 
 def record(isa: str, kernel: NativeKernel, out: torch.Tensor | None, *args: Any, **kwargs: Any) -> Any:

@@ -7,6 +7,8 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from ostinato.observe.counts import EncoderCacheCounts
+
 
 class Held(NamedTuple):
     """An image that a request holds."""
@@ -15,20 +17,6 @@ class Held(NamedTuple):
     """One per token of the image, in their order."""
     is_new: bool
     """Whether the step that is being scheduled has to encode it: nothing stands in its cells yet."""
-
-
-@dataclass(slots=True)
-class EncoderCacheCounters:
-    """Sums since the cache was made. An image that a request takes is a hit if its cells are there, or are to be
-    written in the same step for another request, and else a miss, which is encoded. One that a preempted request takes
-    again counts again."""
-
-    hits: int = 0
-    hit_tokens: int = 0
-    misses: int = 0
-    encoded_tokens: int = 0
-    evicted_items: int = 0
-    evicted_tokens: int = 0
 
 
 @dataclass(slots=True, eq=False)
@@ -51,7 +39,7 @@ class EncoderCache:
     def __init__(self, num_cells: int) -> None:
         assert num_cells >= 1, "there is always the null cell"
         self.num_cells = num_cells
-        self.counters = EncoderCacheCounters()
+        self.counters = EncoderCacheCounts()
         # Pinned by nobody, the least recently used first; an image is in one of the two.
         self._idle: OrderedDict[str, _Entry] = OrderedDict()
         self._pinned: dict[str, _Entry] = {}

@@ -15,24 +15,12 @@ from ostinato.cache.eviction import (
 from ostinato.cache.index import Checkpoint, Entry, PrefixIndex
 from ostinato.cache.pool import Pool
 from ostinato.cache.report import EvictedKeys
+from ostinato.observe.counts import StoreCounts
 
 MOST_ENTRIES_WITHOUT_BLOCKS = 2**16
 """Entries of a model without attention, whose blocks have no memory that would bound them."""
 
 MOST_EVICTED_KEYS = 2**16
-
-
-@dataclass(slots=True)
-class StoreCounters:
-    """What happened to cached memory since the start."""
-
-    checkpoints_taken: int = 0
-    checkpoints_not_taken: int = 0
-    """For want of a slot that was free or evictable; those lost again at once to their own request included."""
-    evicted_blocks: int = 0
-    evicted_checkpoints: int = 0
-    shared_blocks: int = 0
-    """Computed blocks that were given up for an equal one in the index."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +54,7 @@ class CacheStore:
         self.slots = Pool("slot", num_slots)
         self.index = PrefixIndex()
         self.evicted_keys = EvictedKeys(MOST_EVICTED_KEYS)
-        self.counters = StoreCounters()
+        self.counters = StoreCounts()
         self._clock = 0
         index = self.index
         self._leaves: EvictionQueue[Entry] = EvictionQueue(

@@ -23,8 +23,7 @@ from ostinato.errors import ConfigError, ModelError, Remedy, RequestError
 from ostinato.media.input import RenderedChat, load_media_input, render_chat
 from ostinato.media.prompt import MediaPrompt
 from ostinato.models.checkpoint import load_spec, resolve_model_dir
-from ostinato.observe.counts import EngineCounts
-from ostinato.observe.meter import Meter
+from ostinato.observe.counts import EngineCounts, Meter
 from ostinato.ops.noise import derive_seed
 from ostinato.plan.device.detect import detect
 from ostinato.plan.plan import Plan, make_plan

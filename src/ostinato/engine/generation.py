@@ -11,7 +11,7 @@ from ostinato.engine.outputs import CompletionOutput, RequestOutput, RequestTime
 from ostinato.engine.text.detokenizer import Detokenizer, StopChecker
 from ostinato.engine.text.tokenizer import Tokenizer
 from ostinato.media.prompt import MediaPrompt, PlacedItem
-from ostinato.observe.meter import Meter
+from ostinato.observe.counts import Meter
 from ostinato.sample.grammar import Grammar
 from ostinato.sample.params import SamplingParams
 from ostinato.sample.state import SamplingState

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
@@ -11,7 +12,6 @@ import torch
 
 from ostinato.graphs.buffers import EncoderBuffers, check_unmoved
 from ostinato.graphs.check import compare_encoding
-from ostinato.graphs.encoder_choice import BudgetTimes, time_both
 from ostinato.graphs.graphs import CaptureProgress
 from ostinato.media.item import MediaItem
 from ostinato.observe.counts import EncoderCounts
@@ -29,6 +29,10 @@ OFF = "encoder graphs are off"
 TOO_LARGE = "larger than the largest budget"
 LOSES = "eager was faster when both were timed"
 
+MOST_ROUNDS = 5
+ENOUGH_SECONDS = 0.2
+"""Of a budget's timing. The round that is under way is finished, so large budgets get one."""
+
 
 class EncoderGraph(Protocol):
     def replay(self, inputs: EncoderInputs) -> torch.Tensor:
@@ -44,6 +48,29 @@ class EncoderBackend(Protocol):
     def num_bytes(self) -> int: ...
 
     def capture(self, forward: Encode, inputs: EncoderInputs, splits: Collection[str]) -> EncoderGraph: ...
+
+
+@dataclass(frozen=True, slots=True)
+class BudgetTimes:
+    """Seconds of one pack that fills a budget, the shortest of each way; None where nobody had to know."""
+
+    budget: int
+    graph_seconds: float | None = None
+    eager_seconds: float | None = None
+
+    @property
+    def graph_loses(self) -> bool:
+        if self.graph_seconds is None or self.eager_seconds is None:
+            return False
+        return self.graph_seconds > self.eager_seconds
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "budget": self.budget,
+            "graph_seconds": self.graph_seconds,
+            "eager_seconds": self.eager_seconds,
+            "runs": "eager" if self.graph_loses else "graph",
+        }
 
 
 class EncoderGraphs:
@@ -208,3 +235,24 @@ class EncoderGraphs:
     def _persistent(self) -> Mapping[int, str]:
         assert self._buffers is not None, "only graphs have something that must not move"
         return {self._buffers.storage: EncoderInputs.buffers, **self._weights()}
+
+
+def time_both(
+    budget: int,
+    graph: Callable[[], object],
+    eager: Callable[[], object],
+    wait: Callable[[], None],
+    clock: Callable[[], float] = time.perf_counter,
+) -> BudgetTimes:
+    """Runs a pack both ways in turns. `wait` returns when the device has done all that was asked of it."""
+    graphs: list[float] = []
+    eagers: list[float] = []
+    begin = clock()
+    while len(graphs) < MOST_ROUNDS and (not graphs or clock() - begin < ENOUGH_SECONDS):
+        for run, seconds in ((eager, eagers), (graph, graphs)):
+            wait()
+            before = clock()
+            run()
+            wait()
+            seconds.append(clock() - before)
+    return BudgetTimes(budget, min(graphs), min(eagers))

@@ -70,7 +70,7 @@ class Operation:
     @overload
     def __get__(self, ops: object, owner: type) -> Callable[..., Any]: ...
     def __get__(self, ops: object | None, owner: type) -> Any:
-        """Of the class `Operations` the row; an object of it (`ops.select.Ops`) has the chosen kernel in its place."""
+        """Of the class `Operations` the row; an object of it (`ops.kernels.Ops`) has the chosen kernel in its place."""
         assert ops is None, f"{type(ops).__name__} was made without all kernels"
         return self
 

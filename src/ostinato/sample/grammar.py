@@ -11,8 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from ostinato.errors import RequestError
-from ostinato.sample.guide import Guide
-from ostinato.sample.lark import lark_grammar
+from ostinato.sample.guide import Guide, lark_grammar
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLParserLimits, LLTokenizer

@@ -1,29 +1,71 @@
-"""How much of a prompt a step should take, and how many drafts a row has room for."""
+"""The rows of prompts: how much of one a step takes, and the slots and images that it needs. And how many drafts a row
+that decodes has room for."""
 
 from __future__ import annotations
 
 from ostinato.cache.manager import CacheManager
+from ostinato.schedule.batch import MediaUse, Row
 from ostinato.schedule.limits import SchedulerLimits
+from ostinato.schedule.media import MediaHolders
 from ostinato.schedule.queues import Queues
-from ostinato.schedule.request import Request, is_decoding
+from ostinato.schedule.request import Request, is_decoding, make_row
 
 
-def chunk_tokens(request: Request, budget: int, num_drafts: int, limits: SchedulerLimits, queues: Queues) -> int:
-    """How many of a prompt's tokens a step with room for `budget` more, and drafts as given, should take at most.
+class Chunks:
+    """Makes the rows of running requests that compute a prompt, which may be one of known outputs."""
 
-    A prompt that does not fit fills the step up. It stops at a size that has a graph if that makes nobody wait: it
-    needs no more steps of such a size than of the full one, and nobody else has a prompt to be computed, who would
-    fill the step up himself.
-    """
-    remaining = request.num_tokens - request.num_computed_tokens
-    if not limits.graph_tokens or remaining <= budget:
-        return min(budget, remaining)
-    room = budget - (limits.max_num_batched_tokens - limits.graph_tokens)
-    num_later = _tokens_of_others(request, num_drafts, queues)
-    if room <= 0 or num_later is None:
-        return budget
-    steps_later = -(-(remaining - budget) // limits.max_num_batched_tokens)
-    return room if remaining - room <= steps_later * (limits.graph_tokens - num_later) else budget
+    def __init__(
+        self, limits: SchedulerLimits, cache: CacheManager, queues: Queues, media: MediaHolders | None
+    ) -> None:
+        self._limits = limits
+        self._cache = cache
+        self._queues = queues
+        self._media = media
+
+    def row(self, request: Request, budget: int, num_drafts: int, spare_slots: int) -> Row | None:
+        """The next row of `request`, of at most `budget` tokens; None if it must wait for a slot, or for room for an
+        image. No checkpoint takes one of the last `spare_slots` slots."""
+        if not self._cache.take_write_slots(request.request_id, spare_slots):
+            return None
+        assert request.placement is not None, "a running request knows where its checkpoints go"
+        start = request.num_computed_tokens
+        end = request.placement.chunk_end(start, start + self._tokens(request, budget, num_drafts))
+        media: tuple[MediaUse, ...] = ()
+        if self._media is not None and request.media:
+            reach = self._media.reach(request, start, end)
+            if reach == start:
+                return None
+            end = request.placement.chunk_end(start, reach)
+            media = self._media.take(request, start, end)
+        positions = request.placement.inside(start, end) if end - start > 1 else []
+        if positions:
+            self._cache.reserve(request.request_id, positions, spare_slots)
+        return make_row(request, self._cache.holding(request.request_id), end - start, media=media)
+
+    def _tokens(self, request: Request, budget: int, num_drafts: int) -> int:
+        """How many of a prompt's tokens a step with room for `budget` more, and drafts as given, should take at most.
+
+        A prompt that does not fit fills the step up. It stops at a size that has a graph if that makes nobody wait: it
+        needs no more steps of such a size than of the full one, and nobody else has a prompt to be computed, who would
+        fill the step up himself.
+        """
+        limits, remaining = self._limits, request.num_tokens - request.num_computed_tokens
+        if not limits.graph_tokens or remaining <= budget:
+            return min(budget, remaining)
+        room = budget - (limits.max_num_batched_tokens - limits.graph_tokens)
+        num_later = self._tokens_of_others(request, num_drafts)
+        if room <= 0 or num_later is None:
+            return budget
+        steps_later = -(-(remaining - budget) // limits.max_num_batched_tokens)
+        return room if remaining - room <= steps_later * (limits.graph_tokens - num_later) else budget
+
+    def _tokens_of_others(self, request: Request, num_drafts: int) -> int | None:
+        """Tokens that others than `request` take of each later step, if all of them decode; None if one has a
+        prompt."""
+        queues = self._queues
+        if queues.waiting or not all(other is request or is_decoding(other) for other in queues.running):
+            return None
+        return (len(queues.running) - 1) * (1 + num_drafts)
 
 
 def room_for_drafts(request: Request, cache: CacheManager, num_drafts: int) -> int:
@@ -39,10 +81,3 @@ def room_for_drafts(request: Request, cache: CacheManager, num_drafts: int) -> i
     has_grown = cache.grow(request.request_id, request.num_tokens + count)
     assert has_grown, "available blocks were counted above"
     return count
-
-
-def _tokens_of_others(request: Request, num_drafts: int, queues: Queues) -> int | None:
-    """Tokens that others than `request` take of each later step, if all of them decode; None if one has a prompt."""
-    if queues.waiting or not all(other is request or is_decoding(other) for other in queues.running):
-        return None
-    return (len(queues.running) - 1) * (1 + num_drafts)

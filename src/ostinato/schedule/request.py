@@ -46,9 +46,12 @@ class StopConditions:
     stop_token_ids: frozenset[int] = frozenset()
     eos_token_ids: frozenset[int] = frozenset()
     ignore_eos: bool = False
+    ends: frozenset[int] = field(init=False, repr=False, compare=False)
+    """All tokens that end the output."""
 
-    def stops(self, token_id: int) -> bool:
-        return token_id in self.stop_token_ids or (token_id in self.eos_token_ids and not self.ignore_eos)
+    def __post_init__(self) -> None:
+        eos = frozenset() if self.ignore_eos else self.eos_token_ids
+        object.__setattr__(self, "ends", self.stop_token_ids | eos)
 
 
 @dataclass(slots=True, eq=False)
@@ -118,7 +121,7 @@ class Request:
         for count, token_id in enumerate(token_ids, start=1):
             output.append(token_id)
             self.num_tokens += 1
-            if stop.stops(token_id) and len(output) >= stop.min_tokens:
+            if token_id in stop.ends and len(output) >= stop.min_tokens:
                 self.stop_reason = token_id
                 return count, FinishReason.STOP
             if ends and count == len(token_ids) and len(output) >= stop.min_tokens:
@@ -159,7 +162,7 @@ def make_row(
     end = start + count
     samples = end == request.num_tokens
     num_logits = 1 + num_drafts if samples else 0
-    if num_prompt_logprobs_owed(request, start, end) > 0:
+    if request.wants_prompt_logprobs and num_prompt_logprobs_owed(request, start, end) > 0:
         num_logits = end - max(start, request.num_prompt_logprobs)
     return Row(
         request.request_id,
@@ -189,8 +192,7 @@ def num_prompt_logprobs_owed(request: Request, start: int, end: int) -> int:
     Position p gives that of prompt token p + 1, so the prompt's last position gives none; those before
     `num_prompt_logprobs` were delivered before a preemption.
     """
-    if not request.wants_prompt_logprobs:
-        return 0
+    assert request.wants_prompt_logprobs, "nobody asked for them"
     return max(0, min(end, len(request.prompt_token_ids) - 1) - max(start, request.num_prompt_logprobs))
 
 
@@ -211,7 +213,7 @@ def check_result(request: Request, row: Row, result: RowResult) -> None:
     assert result.logprobs is None or len(result.logprobs) == len(result.token_ids), (
         f"request {id} gets {len(result.logprobs or ())} log-probabilities for {len(result.token_ids)} tokens"
     )
-    owed = num_prompt_logprobs_owed(request, row.start, row.end)
+    owed = num_prompt_logprobs_owed(request, row.start, row.end) if request.wants_prompt_logprobs else 0
     assert len(result.prompt_logprobs) == owed, (
         f"request {id} gets {len(result.prompt_logprobs)} prompt log-probabilities instead of {owed}"
     )

@@ -7,12 +7,11 @@ from collections.abc import Callable
 from ostinato.cache.encoder_cache import EncoderCache
 from ostinato.cache.manager import CacheManager
 from ostinato.cache.placement import CachePolicy
-from ostinato.cache.report import MissCause
 from ostinato.errors import RequestError
 from ostinato.observe.counts import PrefixCounts, SchedulerCounts
-from ostinato.schedule.admission import Refusal, find_match, place, report, restate_spacing
-from ostinato.schedule.batch import Batch, MediaUse, Row, StepResult
-from ostinato.schedule.chunks import chunk_tokens, room_for_drafts
+from ostinato.schedule.admission import Admission, restate_spacing
+from ostinato.schedule.batch import Batch, Row, StepResult
+from ostinato.schedule.chunks import Chunks, room_for_drafts
 from ostinato.schedule.integrity import check_integrity
 from ostinato.schedule.limits import SchedulerLimits, check_arrival, max_length
 from ostinato.schedule.media import MediaHolders
@@ -69,17 +68,20 @@ class Scheduler:
         self._choose_drafts = choose_drafts
         self.limits = limits
         self.cache = cache
-        self.policy = policy
         self.counters = SchedulerCounts(finished=dict.fromkeys((reason.value for reason in FinishReason), 0))
-        self.prefix_counters = PrefixCounts(misses=dict.fromkeys((cause.value for cause in MissCause), 0))
         self.queues = Queues()
         self.encoder_cache = encoder_cache
         self._media = MediaHolders(encoder_cache) if encoder_cache is not None else None
-        self._refusal: Refusal | None = None
+        self._admission = Admission(limits, cache, policy, self.queues, self._media, self.counters)
+        self._chunks = Chunks(limits, cache, self.queues, self._media)
         self._in_flight: Batch | None = None
         self._in_flight_requests: list[Request] = []
         # Ended while a step that writes to their memory was in flight; released when it is over.
         self._ended_in_flight: set[str] = set()
+
+    @property
+    def prefix_counters(self) -> PrefixCounts:
+        return self._admission.prefix_counters
 
     @property
     def has_unfinished(self) -> bool:
@@ -121,24 +123,24 @@ class Scheduler:
             self._media.begin_step()
         decoding = self._schedule_decoding(num_drafts)
         budget = self.limits.max_num_batched_tokens - len(decoding) * (1 + num_drafts)
-        others: list[tuple[Request, Row]] = []
+        prompts: list[tuple[Request, Row]] = []
         for request in self.queues.running if len(decoding) < len(self.queues.running) else ():
             if budget > 0 and not is_decoding(request):
-                row = self._next_row(request, budget, num_drafts)
+                row = self._chunks.row(request, budget, num_drafts, self._spare_slots())
                 if row is not None:
                     budget -= len(row.token_ids)
-                    others.append((request, row))
-        admitted = self._admit(budget, num_drafts)
-        others += admitted
+                    prompts.append((request, row))
+        admitted = self._admit(budget, num_drafts) if self.queues.waiting else []
         # Where all but a prompt's last token was cached, that one is computed as if it were decoding.
-        decoding += [pair for pair in others if is_decoding(pair[0])]
-        scheduled = decoding + [pair for pair in others if not is_decoding(pair[0])]
-        has_drafts = any(row.num_drafts for _, row in decoding)
+        decoding += [pair for pair in admitted if is_decoding(pair[0])]
+        prompts += [pair for pair in admitted if not is_decoding(pair[0])]
+        scheduled = decoding + prompts
+        has_drafts = num_drafts > 0 and any(row.num_drafts for _, row in decoding)
         batch = Batch(
-            tuple(row for _, row in scheduled),
+            tuple([row for _, row in scheduled]),
             len(decoding),
             num_drafts if has_drafts else 0,
-            tuple(request.request_id for request, _ in admitted if not request.num_preemptions),
+            tuple([request.request_id for request, _ in admitted if not request.num_preemptions]),
             self._media.to_encode() if self._media is not None else (),
         )
         assert batch.rows or not self.queues.requests, "no row was scheduled although requests are unfinished"
@@ -164,7 +166,7 @@ class Scheduler:
         if self.encoder_cache is not None:
             self.encoder_cache.settle(succeeded=True)
         if batch.num_decode_rows < len(batch.rows):
-            self._refusal = None  # a prompt advanced, which the first in line may share
+            self._admission.look_again()
         updates = []
         for request, row, row_result in steps:
             if request.status is RequestStatus.FINISHED:
@@ -267,37 +269,17 @@ class Scheduler:
             if is_decoding(request) and self._make_room(request):
                 with_room.append(request)
         # Drafts get what is left when everybody has the block of his next token.
-        rows = [(request, self._next_row(request, 1 + num_drafts, num_drafts)) for request in with_room]
+        spare_slots = self._spare_slots()
+        rows = [(request, self._decode_row(request, num_drafts, spare_slots)) for request in with_room]
         return [(request, row) for request, row in rows if row is not None]
 
-    def _next_row(self, request: Request, budget: int, num_drafts: int) -> Row | None:
-        """The row of a running request for at most `budget` tokens; None if it must wait for a slot, or for
-        room for an image.
-
-        A row that decodes has up to `num_drafts` drafts besides, for which the budget has room.
-        """
-        spare_slots = self._spare_slots()
+    def _decode_row(self, request: Request, num_drafts: int, spare_slots: int) -> Row | None:
+        """The row of a request that is decoding and has the block of its token, with up to `num_drafts` drafts; None if
+        it must wait for a slot."""
         if not self.cache.take_write_slots(request.request_id, spare_slots):
             return None
-        if is_decoding(request):
-            # `_make_room` has given it the blocks for its own token.
-            num_drafts = room_for_drafts(request, self.cache, num_drafts) if num_drafts else 0
-            return make_row(request, self.cache.holding(request.request_id), 1, num_drafts)
-        assert request.placement is not None, "a running request knows where its checkpoints go"
-        start = request.num_computed_tokens
-        chunk = chunk_tokens(request, budget, num_drafts, self.limits, self.queues)
-        end = request.placement.chunk_end(start, start + chunk)
-        media: tuple[MediaUse, ...] = ()
-        if self._media is not None and request.media:
-            reach = self._media.reach(request, start, end)
-            if reach == start:
-                return None
-            end = request.placement.chunk_end(start, reach)
-            media = self._media.take(request, start, end)
-        positions = request.placement.inside(start, end) if end - start > 1 else []
-        if positions:
-            self.cache.reserve(request.request_id, positions, spare_slots)
-        return make_row(request, self.cache.holding(request.request_id), end - start, media=media)
+        num_drafts = room_for_drafts(request, self.cache, num_drafts) if num_drafts else 0
+        return make_row(request, self.cache.holding(request.request_id), 1, num_drafts)
 
     def _spare_slots(self) -> int:
         """Slots that no checkpoint may take, so that the next request can be admitted."""
@@ -329,46 +311,16 @@ class Scheduler:
         request.placement = None
 
     def _admit(self, budget: int, num_drafts: int) -> list[tuple[Request, Row]]:
-        """Start waiting requests, in order of rank, until one finds no row, no tokens or no memory."""
+        """The rows of waiting requests that can start in a step with room for `budget` more tokens."""
         admitted: list[tuple[Request, Row]] = []
-        while self.queues.waiting and budget > 0 and len(self.queues.running) < self.limits.max_num_seqs:
-            request = self.queues.waiting[0]
-            # A block is left for each running request that may need one, else it would soon preempt this one.
-            spare_blocks = sum(map(self._may_outgrow, self.queues.running))
-            room = self.cache.blocks.num_available - spare_blocks, self.cache.slots.num_available
-            if self._refusal is not None and self._refusal.stands(request, *room):
-                break
-            match = find_match(request, self.cache, self.policy)
-            remaining, is_cut = request.num_tokens - match.hit, False
-            if remaining > budget and not self.limits.enable_chunked_prefill:
-                if remaining <= self.limits.max_num_batched_tokens:
-                    break
-                is_cut = True
-            # All but the last token is cached: a decode row at once, with as many tokens as the others.
-            decodes = 0 < match.hit == request.num_tokens - 1
-            if decodes and budget <= num_drafts:
-                break
-            if self._media is not None and request.media:
-                # Its row must be able to begin, and without chunked prefill to end.
-                end = match.hit + 1 if self.limits.enable_chunked_prefill or is_cut else request.num_tokens
-                if self._media.reach(request, match.hit, end) < end:
-                    break
-            placement = place(request, match, self.cache, self.policy)
-            if not self.cache.admit(request.request_id, request.num_tokens, match, spare_blocks):
-                self._refusal = Refusal(request, *room)
-                break
-            self.queues.start()
-            self._refusal = None
-            self.counters.cut_recomputations += is_cut
-            request.num_computed_tokens, request.placement = match.hit, placement
-            if request.cache_report is None:
-                request.cache_report = report(request, match, placement, self.cache)
-                self.prefix_counters.count(request.cache_report.cached_tokens, request.cache_report.misses)
+        while (request := self._admission.start_next(budget, num_drafts)) is not None:
+            if is_decoding(request):
+                row = self._decode_row(request, num_drafts, self._spare_slots())
+                budget -= 1 + num_drafts
             else:
-                self.prefix_counters.restored_tokens += match.hit
-            row = self._next_row(request, budget, num_drafts)
+                row = self._chunks.row(request, budget, num_drafts, self._spare_slots())
+                budget -= len(row.token_ids) if row is not None else 0
             assert row is not None, "the slots of a request are taken when it is admitted"
-            budget -= 1 + num_drafts if decodes else len(row.token_ids)
             admitted.append((request, row))
         return admitted
 
@@ -382,10 +334,6 @@ class Scheduler:
             request.chain.extend(request.tokens, request.num_computed_tokens)
             cache.enter(id, request.chain, request.num_computed_tokens, request.placement, row.samples, anchor)
             restate_spacing(request)
-
-    def _may_outgrow(self, request: Request) -> bool:
-        """Whether the blocks that a running request holds are too few for its greatest length."""
-        return request.max_num_tokens - 1 > self.cache.holding(request.request_id).capacity
 
     def _end_step(self) -> None:
         self._in_flight, self._in_flight_requests = None, []

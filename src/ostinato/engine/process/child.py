@@ -19,13 +19,13 @@ from typing import Any
 
 from ostinato.engine.engine import Engine
 from ostinato.engine.outputs import RequestOutput
-from ostinato.engine.process.channel import Channel
 from ostinato.engine.process.delivery import Gains, OutputDelta, Pace
 from ostinato.engine.process.failures import of_step, portable
 from ostinato.engine.process.launch import keep_for_good
 from ostinato.engine.process.messages import (
     Abort,
     Ask,
+    Channel,
     Compile,
     Failed,
     Gained,

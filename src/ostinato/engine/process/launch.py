@@ -15,9 +15,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, cast
 
 from ostinato.config import EngineConfig
-from ostinato.engine.process.channel import Unpacker, pack
 from ostinato.engine.process.failures import EngineError
-from ostinato.engine.process.messages import Failed, Log, Progress, Start, Started
+from ostinato.engine.process.messages import Failed, Log, Progress, Start, Started, Unpacker, pack
 from ostinato.threads import TURNS_BESIDE_SERVER, wait_briefly
 
 if TYPE_CHECKING:

@@ -10,8 +10,7 @@ from fastapi import APIRouter
 from fastapi.responses import JSONResponse, Response
 
 from ostinato import __version__
-from ostinato.observe.counts import AnswerCounts
-from ostinato.observe.meter import Meter
+from ostinato.observe.counts import AnswerCounts, Meter
 from ostinato.observe.metrics import CONTENT_TYPE_LATEST, answers, exposition, families
 from ostinato.serve.api.generation import check_model
 from ostinato.serve.http.lifecycle import Lifecycle

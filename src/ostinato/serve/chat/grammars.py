@@ -7,8 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from ostinato.errors import Remedy, RequestError
-from ostinato.sample.guide import Guide
-from ostinato.sample.lark import lark_term
+from ostinato.sample.guide import Guide, lark_term
 from ostinato.serve.chat.formats import AnswerFormats, ReasoningTags, ToolFormat
 from ostinato.serve.chat.schemas import allows, resolve
 from ostinato.serve.chat.tools import Tool, forced_tools
