@@ -22,7 +22,7 @@ from ostinato.ops.step import StepInputs
 from ostinato.plain_data import to_plain
 from ostinato.plan.graphs.capture_plan import CapturePlan
 from ostinato.plan.graphs.coverage import FULL_MODES, PIECEWISE_MODES, coverage
-from ostinato.plan.graphs.ladders import CaptureLadders, capture_ladders
+from ostinato.plan.graphs.ladders import CaptureLadders, LadderSettings, capture_ladders
 from ostinato.plan.plan import Plan, make_plan
 from tests.support.checkpoints import random_prompt
 from tests.support.engines import PROMPT, greedy, make_engine, run, tokens_of
@@ -199,7 +199,7 @@ def test_every_batch_is_served_as_covered_also_with_several_tokens_per_row(
     sizes = dict(chosen)
     if "capture_sizes" in sizes:
         sizes.pop("max_capture_size", None)
-    ladders = capture_ladders(**limits, **sizes)
+    ladders = capture_ladders(LadderSettings(**limits, **sizes))
     captured = CaptureLadders(
         ladders.tokens if graph_mode in PIECEWISE_MODES else (), ladders.rows if graph_mode in FULL_MODES else ()
     )

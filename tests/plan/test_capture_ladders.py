@@ -11,14 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ostinato.errors import ConfigError, Remedy
-from ostinato.plan.graphs.ladders import CaptureLadders, capture_ladders
+from ostinato.plan.graphs.ladders import CaptureLadders, LadderSettings, capture_ladders
 
 FINE = (1, 2, 4, *range(8, 257, 8))
 TO_512 = (*FINE, *range(272, 513, 16))
 
 
 def ladders(**settings: Any) -> CaptureLadders:
-    return capture_ladders(**({"max_num_seqs": 256, "max_num_batched_tokens": 8192} | settings))
+    return capture_ladders(LadderSettings(**({"max_num_seqs": 256, "max_num_batched_tokens": 8192} | settings)))
 
 
 def refusal(**settings: Any) -> ConfigError:
@@ -223,11 +223,13 @@ def test_open_ladders_ascend_and_follow_the_rules(
     max_num_seqs, max_num_batched_tokens, num_speculative_tokens, max_capture_size, performance_mode
 ) -> None:
     found = capture_ladders(
-        max_num_seqs=max_num_seqs,
-        max_num_batched_tokens=max_num_batched_tokens,
-        num_speculative_tokens=num_speculative_tokens,
-        max_capture_size=max_capture_size,
-        performance_mode=performance_mode,
+        LadderSettings(
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=max_num_batched_tokens,
+            num_speculative_tokens=num_speculative_tokens,
+            max_capture_size=max_capture_size,
+            performance_mode=performance_mode,
+        )
     )
     on_stride = set(FINE) | set(range(272, 6001, 16))
     if performance_mode == "interactivity":

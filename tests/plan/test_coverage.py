@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from ostinato.plain_data import from_plain, to_plain
 from ostinato.plan.graphs.coverage import Coverage, DecodeRange, MixedRange, coverage, dispatch, uncovered
-from ostinato.plan.graphs.ladders import CaptureLadders, capture_ladders
+from ostinato.plan.graphs.ladders import CaptureLadders, LadderSettings, capture_ladders
 
 MODES = ("none", "piecewise", "full_decode_only", "full_and_piecewise")
 LADDERS = CaptureLadders((1, 2, 4, 8), (1, 2, 3))
@@ -115,7 +115,7 @@ def test_coverage_survives_json() -> None:
 @settings(max_examples=200, deadline=None)
 @given(requests(), st.sampled_from(MODES))
 def test_coverage_is_complete_and_disjoint_and_dispatch_agrees_for_every_batch(request, mode) -> None:
-    ladders, k = capture_ladders(**request), request["num_speculative_tokens"]
+    ladders, k = capture_ladders(LadderSettings(**request)), request["num_speculative_tokens"]
     found = coverage(ladders, mode, **limits(request))
     full, piecewise = mode in ("full_decode_only", "full_and_piecewise"), mode in ("piecewise", "full_and_piecewise")
 
@@ -148,7 +148,7 @@ def test_coverage_is_complete_and_disjoint_and_dispatch_agrees_for_every_batch(r
 @settings(max_examples=200, deadline=None)
 @given(requests(), st.sampled_from(MODES))
 def test_no_two_neighbouring_ranges_could_be_one(request, mode) -> None:
-    found = coverage(capture_ladders(**request), mode, **limits(request))
+    found = coverage(capture_ladders(LadderSettings(**request)), mode, **limits(request))
     for ranges in (found.mixed, found.decode):
         for before, after in pairwise(ranges):
             same_graph = (before.mode, before.size) == (after.mode, after.size)
@@ -158,16 +158,18 @@ def test_no_two_neighbouring_ranges_could_be_one(request, mode) -> None:
 @settings(max_examples=300, deadline=None)
 @given(requests(), st.sampled_from(MODES))
 def test_every_eager_range_comes_with_settings_that_cover_it_and_their_memory(request, mode) -> None:
-    ladders = capture_ladders(**request)
+    ladders = capture_ladders(LadderSettings(**request))
     found = coverage(ladders, mode, **limits(request))
-    entries = uncovered(ladders, mode, **request, bytes_for=lambda graphs: sum(100 + graph.tokens for graph in graphs))
+    entries = uncovered(
+        ladders, mode, LadderSettings(**request), bytes_for=lambda graphs: sum(100 + graph.tokens for graph in graphs)
+    )
     eager = [entry for entry in (*found.decode, *found.mixed) if entry.mode == "eager"]
     assert [entry.batches for entry in entries] == eager
     for entry in entries:
         changes = {change.setting: change.value for change in entry.changes}
         assert len(changes) == len(entry.changes) > 0
         new_mode = changes.pop("graph_mode", mode)
-        changed = capture_ladders(**(request | changes))
+        changed = capture_ladders(LadderSettings(**(request | changes)))
         kind = type(entry.batches)
         after = coverage(changed, new_mode, **limits(request))
         ranges = after.mixed if kind is MixedRange else after.decode
@@ -229,7 +231,7 @@ def test_every_eager_range_comes_with_settings_that_cover_it_and_their_memory(re
     ],
 )
 def test_what_covers_a_range_is_the_setting_that_bounds_it(mode, request_, batches, changes, sizes) -> None:
-    entries = uncovered(capture_ladders(**request_), mode, **request_, bytes_for=len)
+    entries = uncovered(capture_ladders(LadderSettings(**request_)), mode, LadderSettings(**request_), bytes_for=len)
     (entry,) = [entry for entry in entries if entry.batches == batches]
     assert {change.setting: change.value for change in entry.changes} == changes
     assert (entry.sizes, entry.memory) == (sizes, len(sizes))
@@ -237,12 +239,12 @@ def test_what_covers_a_range_is_the_setting_that_bounds_it(mode, request_, batch
 
 def test_a_lowered_max_num_seqs_does_not_change_which_graphs_a_change_adds() -> None:
     """Tokens come from the max_num_seqs asked for (40), rows from the effective one (4)."""
-    asked = capture_ladders(max_num_seqs=40, max_num_batched_tokens=100)
+    asked = capture_ladders(LadderSettings(max_num_seqs=40, max_num_batched_tokens=100))
     request = {"max_num_seqs": 4, "max_num_batched_tokens": 100, "capture_rows": [2]}
-    ladders = CaptureLadders(asked.tokens, capture_ladders(**request).rows)
+    ladders = CaptureLadders(asked.tokens, capture_ladders(LadderSettings(**request)).rows)
     (mixed, decode) = (
-        uncovered(ladders, "full_and_piecewise", **request, bytes_for=len),
-        uncovered(ladders, "full_decode_only", **request, bytes_for=len),
+        uncovered(ladders, "full_and_piecewise", LadderSettings(**request), bytes_for=len),
+        uncovered(ladders, "full_decode_only", LadderSettings(**request), bytes_for=len),
     )
     assert [(entry.batches.from_, entry.sizes) for entry in mixed] == [(81, (88, 96, 100))]
     assert [entry.sizes for entry in decode if isinstance(entry.batches, DecodeRange)] == [(4,)]

@@ -116,7 +116,8 @@ class CacheManager:
         over instead, in place, unless another request reads it too; the checkpoint leaves the index.
         """
         holding = self._holdings[request_id]
-        self._fill_slots(holding, spare_slots, is_own=True)
+        if len(holding.slots) < self.slots_per_request:
+            self._fill_slots(holding, spare_slots, is_own=True)
         return bool(holding.slots) or self.slots_per_request == 0
 
     def reserve(self, request_id: str, positions: Iterable[int], spare_slots: int = 0) -> None:
@@ -235,8 +236,6 @@ class CacheManager:
         `is_own`: the checkpoint that is read, if it is one, is of the request's last step, and not one that it hit.
         """
         missing = self.slots_per_request - len(holding.slots)
-        if missing == 0:
-            return
         available = self.slots.num_available
         if missing + spare_slots > available and self._may_take_over(holding):
             checkpoint = self.store.index.checkpoint_of(holding.read_slot)

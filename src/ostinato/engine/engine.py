@@ -164,7 +164,8 @@ class Engine:
         if not batch.rows:
             return []
         scheduled = finished = time.perf_counter()
-        self._note_first(batch.first)
+        if batch.first:
+            self._note_first(batch.first)
         result: StepResult | None = None
         try:
             result = self.runner.run(batch)
@@ -180,7 +181,7 @@ class Engine:
             raise
         bookkeeping = time.perf_counter() - begin - (finished - scheduled)
         changed = self._deliver(updates)
-        generated = sum(len(update.token_ids) for update in updates)
+        generated = sum([len(update.token_ids) for update in updates])
         seconds = time.perf_counter() - begin
         computed = batch.num_tokens
         self.counts.count_step(len(batch.rows), batch.num_decode_rows, computed, generated, seconds, bookkeeping)
@@ -244,18 +245,23 @@ class Engine:
 
     def _deliver(self, updates: Sequence[RequestUpdate]) -> list[RequestOutput]:
         """Adds what a step gave to the outputs, and returns those that it changed."""
-        changed: dict[str, Generation] = {}
+        changed: dict[str, RequestOutput] = {}
+        ended: dict[str, Generation] = {}
         now = time.monotonic()
         for update in updates:
             generation = self._of_sample[update.request_id]
-            if generation.take(update, now, self.meter):
+            is_stopped = generation.take(update, now, self.meter)
+            if is_stopped:
                 self.scheduler.finish(update.request_id, FinishReason.STOP)
-            changed[generation.output.request_id] = generation
-        for generation in changed.values():
-            if generation.output.finished:
+            output = generation.output
+            changed[output.request_id] = output
+            if is_stopped or update.finish_reason is not None:
+                ended[output.request_id] = generation
+        for generation in ended.values():
+            if generation.output.finished:  # all of its samples
                 generation.measure(now, self.meter)
                 self._forget(generation)
-        return [generation.output for generation in changed.values()]
+        return list(changed.values())
 
     def _note_first(self, request_ids: Sequence[str]) -> None:
         """A step is about to compute the first part of these requests' samples."""

@@ -146,9 +146,16 @@ class _Text:
         self.stop = StopChecker(params.stop, params.include_stop_str_in_output)
 
     def take(self, update: RequestUpdate) -> bool:
-        """Adds the update's tokens; True if a stop string was found among them."""
+        """Adds the update's tokens up to one that completes a stop string; True if there is one."""
         output = self.output
-        stop_string = self._append(update.token_ids)
+        stop_string = None
+        for token_id in update.token_ids:
+            output.token_ids.append(token_id)
+            armed = len(output.token_ids) >= self.min_tokens
+            text, stop_string = self.stop.append(self.detokenizer.append((token_id,)), armed=armed)
+            output.text += text
+            if stop_string is not None:
+                break
         if update.logprobs is not None and output.logprobs is not None:
             new = update.logprobs[: len(output.token_ids) - len(output.logprobs)]
             output.logprobs.extend(new)
@@ -160,18 +167,6 @@ class _Text:
             output.stop_reason = update.stop_reason
             self.finish(update.finish_reason)
         return False
-
-    def _append(self, token_ids: Sequence[int]) -> str | None:
-        """Adds tokens up to the one that completes a stop string, which is returned."""
-        output = self.output
-        for token_id in token_ids:
-            output.token_ids.append(token_id)
-            armed = len(output.token_ids) >= self.min_tokens
-            text, found = self.stop.append(self.detokenizer.append([token_id]), armed=armed)
-            output.text += text
-            if found is not None:
-                return found
-        return None
 
     def finish(self, reason: FinishReason) -> None:
         """Ends the output unless it has ended, and gives out the text that was held back."""

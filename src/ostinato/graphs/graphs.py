@@ -6,7 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
@@ -54,8 +54,7 @@ Shape = tuple[int | None, int]
 """Of a step: tokens per row and rows of uniform decode; None and tokens of a mixed batch."""
 
 
-@dataclass(frozen=True, slots=True)
-class GraphKey:
+class GraphKey(NamedTuple):
     """A graph: `size` is in rows for a full one, with `tokens_per_row` tokens each, in tokens for a piecewise one."""
 
     mode: StepMode
@@ -245,7 +244,9 @@ class StepCounts:
         return traffic
 
     def count_replay(self, key: GraphKey, tokens: int) -> None:
-        one = self.by_graph.setdefault(key, SizeCount())
+        one = self.by_graph.get(key)
+        if one is None:
+            one = self.by_graph[key] = SizeCount()
         one.steps += 1
         one.tokens += tokens
 

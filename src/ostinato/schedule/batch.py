@@ -85,7 +85,7 @@ class Batch:
     @property
     def num_tokens(self) -> int:
         """Tokens that the step computes at most, drafts among them."""
-        return sum(len(row.token_ids) for row in self.rows) + self.num_decode_rows * self.num_drafts
+        return sum([len(row.token_ids) for row in self.rows]) + self.num_decode_rows * self.num_drafts
 
 
 @dataclass(frozen=True, slots=True)

@@ -266,7 +266,9 @@ class Scheduler:
         ):
             request = self.queues.running[index]
             index += 1
-            if is_decoding(request) and self._make_room(request):
+            if is_decoding(request) and (
+                self.cache.grow(request.request_id, request.num_tokens) or self._make_room(request)
+            ):
                 with_room.append(request)
         # Drafts get what is left when everybody has the block of his next token.
         spare_slots = self._spare_slots()
@@ -287,7 +289,7 @@ class Scheduler:
         return self.cache.slots_per_request if can_admit else 0
 
     def _make_room(self, request: Request) -> bool:
-        """Find `request` the block of its next token, by preemption if need be; False if it was its own.
+        """Find `request` the block of its next token, though none is left; False if it was itself preempted for that.
 
         Blocks that are held for drafts alone are given back before.
         """

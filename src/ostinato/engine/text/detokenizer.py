@@ -28,22 +28,25 @@ class Detokenizer:
     def __init__(self, tokenizer: Tokenizer, skip_special_tokens: bool = True, context: Sequence[int] = ()) -> None:
         """`context` are tokens before the output, such as the prompt's: with them, the text is what follows
         theirs, and the decoder does not strip a leading space."""
-        self._tokenizer = tokenizer
-        self._skip_special_tokens = skip_special_tokens
+        self._texts = tokenizer.texts[skip_special_tokens]
         first = max(0, len(context) - _CONTEXT)
-        while first > 0 and tokenizer.is_byte(context[first]):
+        while first > 0 and self._texts[context[first]].is_byte:
             first -= 1
-        self._window = self._with_text(context[first:])
+        # Without the tokens that `decode` leaves out: the others are neighbours to it.
+        self._window = [token for token in context[first:] if self._texts[token].has_text]
         self._num_known = len(self._window)
-        self._known = self._decode(self._window)
+        self._known = self._texts.decode(self._window)
 
     def append(self, token_ids: Sequence[int]) -> str:
         """The text that these tokens add, as far as it is final."""
-        new = self._with_text(token_ids)
-        self._window += new
-        if not new or self._tokenizer.is_byte(new[-1]):
+        last = None
+        for token in token_ids:
+            if (found := self._texts[token]).has_text:
+                self._window.append(token)
+                last = found
+        if last is None or last.is_byte:
             return ""
-        text = self._decode(self._window)
+        text = self._texts.decode(self._window)
         if text.endswith(_REPLACEMENT):
             waiting = len(self._window) - self._num_known
             return self._give_out_final_part(text) if waiting % _PATIENCE == 0 else ""
@@ -51,7 +54,7 @@ class Detokenizer:
 
     def flush(self) -> str:
         """The text that was held back, now that no token follows."""
-        return self._give_out(self._decode(self._window))
+        return self._give_out(self._texts.decode(self._window))
 
     def _give_out(self, text: str) -> str:
         piece = text[len(self._known) :]
@@ -62,8 +65,8 @@ class Detokenizer:
     def _give_out_final_part(self, text: str) -> str:
         """Cut a window that ends in bytes that are no characters where no character crosses the cut."""
         for cut in range(len(self._window) - _UNFINISHED - 1, self._num_known, -1):
-            head = self._decode(self._window[:cut])
-            if head + self._decode(self._window[cut:]) == text:
+            head = self._texts.decode(self._window[:cut])
+            if head + self._texts.decode(self._window[cut:]) == text:
                 piece = head[len(self._known) :]
                 self._restart(cut)
                 self._num_known, self._known = 0, ""
@@ -74,16 +77,10 @@ class Detokenizer:
         """Make the window begin at its token `first`, with the text of all of it known."""
         del self._window[:first]
         self._num_known = len(self._window)
-        self._known = self._decode(self._window)
-
-    def _with_text(self, token_ids: Sequence[int]) -> list[int]:
-        """Without the tokens that `decode` leaves out: the others are neighbours to it."""
-        return [token for token in token_ids if not self._tokenizer.has_no_text(token, self._skip_special_tokens)]
-
-    def _decode(self, token_ids: Sequence[int]) -> str:
-        if len(token_ids) == 1:
-            return self._tokenizer.decode_token(token_ids[0], self._skip_special_tokens)
-        return self._tokenizer.decode(token_ids, self._skip_special_tokens)
+        if self._num_known == 1:
+            self._known = self._texts[self._window[0]].text
+        else:
+            self._known = self._texts.decode(self._window)
 
 
 class StopChecker:

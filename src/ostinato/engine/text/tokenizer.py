@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import tokenizers
 
@@ -26,6 +26,33 @@ class GenerationDefaults:
     eos_token_ids: frozenset[int] = frozenset()
     sampling: dict[str, float] = field(default_factory=dict)
     """Settings of SamplingParams: those it names if it asks for sampling, else a temperature of 0."""
+
+
+class TokenText(NamedTuple):
+    """What is known of a token, whatever stands beside it."""
+
+    text: str
+    """`decode` of it alone."""
+    has_text: bool
+    """Whether `decode` does not leave it out."""
+    is_byte: bool
+    """Whether it is one byte, to be decoded together with the bytes beside it."""
+
+
+class TokenTexts(dict[int, TokenText]):
+    """The tokens that outputs have had, each looked up once, with or without the text of special tokens."""
+
+    def __init__(self, tokenizer: Tokenizer, skip_special_tokens: bool) -> None:
+        super().__init__()
+        self.decode: Callable[[Sequence[int]], str] = tokenizer.decoder(skip_special_tokens)
+        """Text of several tokens."""
+        self._tokenizer = tokenizer
+        self._skip_special_tokens = skip_special_tokens
+
+    def __missing__(self, token_id: int) -> TokenText:
+        has_text = not self._tokenizer.has_no_text(token_id, self._skip_special_tokens)
+        found = self[token_id] = TokenText(self.decode([token_id]), has_text, self._tokenizer.is_byte(token_id))
+        return found
 
 
 class Tokenizer:
@@ -64,13 +91,14 @@ class Tokenizer:
         self._suffix = [self.eos_token_id] if settings.get("add_eos_token") is True else []
         self._special_ids: frozenset[int] = frozenset()
         self._falls_back_to_bytes = False
-        self._token_texts: dict[bool, dict[int, str]] = {True: {}, False: {}}  # with and without special tokens
         if backend is not None:
             backend.no_truncation()
             backend.no_padding()
             added = backend.get_added_tokens_decoder()
             self._special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
             self._falls_back_to_bytes = _has_byte_fallback(backend)
+        self.texts = {skip: TokenTexts(self, skip) for skip in (True, False)}
+        """By whether special tokens are left out."""
 
     @property
     def has_text(self) -> bool:
@@ -117,17 +145,17 @@ class Tokenizer:
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Text of `token_ids`; ids without a text give none."""
+        return self.texts[skip_special_tokens].decode(token_ids)
+
+    def decoder(self, skip_special_tokens: bool) -> Callable[[Sequence[int]], str]:
+        """`decode`, without a way through this class: each step of each output calls it."""
         if self._backend is None:
-            return ""
-        return self._backend.decode(token_ids, skip_special_tokens=skip_special_tokens)
+            return lambda token_ids: ""
+        return partial(self._backend.decode, skip_special_tokens=skip_special_tokens)
 
     def decode_token(self, token_id: int, skip_special_tokens: bool) -> str:
-        """`decode` of a token alone, kept: each step of each output wants one."""
-        texts = self._token_texts[skip_special_tokens]
-        text = texts.get(token_id)
-        if text is None:
-            text = texts[token_id] = self.decode([token_id], skip_special_tokens)
-        return text
+        """`decode` of a token alone."""
+        return self.texts[skip_special_tokens][token_id].text
 
     def token_text(self, token_id: int) -> str | None:
         """The vocabulary's entry of a token, which is not yet text (a leading space may be `Ġ` or `▁`)."""

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
 
 from ostinato.config import EngineConfig
 from ostinato.errors import ConfigError, Remedy
@@ -20,7 +19,7 @@ from ostinato.plan.graphs.coverage import (
     coverage,
     uncovered,
 )
-from ostinato.plan.graphs.ladders import LARGEST_DEFAULT_SIZE, CaptureLadders, Reach, capture_ladders
+from ostinato.plan.graphs.ladders import LARGEST_DEFAULT_SIZE, CaptureLadders, LadderSettings, Reach, capture_ladders
 from ostinato.plan.kernels import KernelChoice, not_capturable_in_decode, splits_of
 from ostinato.plan.limits import Limits
 from ostinato.plan.memory.graph_memory import LargestGraphs
@@ -84,14 +83,13 @@ def choose_ladders(
 
     ConfigError as `capture_ladders`.
     """
-    settings = _settings(config, slots_per_request) | {"max_num_batched_tokens": limits.max_num_batched_tokens}
-    of_tokens = {"max_capture_size": _most_tokens(config, reach, limits, slots_per_request)}
-    is_cut = reach.most_tokens is not None and config.capture_sizes is None and config.max_capture_size is None
-    by_tokens = capture_ladders(
-        max_num_seqs=reach.rows or limits.max_num_seqs, **settings | (of_tokens if is_cut else {})
-    )
+    settings = _settings(config, limits, slots_per_request)
+    of_tokens = replace(settings, max_num_seqs=reach.rows or limits.max_num_seqs)
+    if reach.most_tokens is not None and config.capture_sizes is None and config.max_capture_size is None:
+        of_tokens = replace(of_tokens, max_capture_size=_most_tokens(config, reach, limits, slots_per_request))
+    by_tokens = capture_ladders(of_tokens)
     most_rows = _most_rows(config, reach, limits, slots_per_request)
-    by_rows = capture_ladders(max_num_seqs=max(1, most_rows), **settings)
+    by_rows = capture_ladders(replace(settings, max_num_seqs=max(1, most_rows)))
     decisions = _idle_settings(config, graph_mode)
     if graph_mode in PIECEWISE_MODES:
         decisions += [decision for decision in by_tokens.decisions if decision.topic != "capture_rows"]
@@ -162,11 +160,6 @@ def plan_capture(
     """The graphs that there will be. `ladders` are those of `choose_ladders`; `bytes_for` is what all graphs take if
     these are the largest."""
     has_piecewise, has_full = graph_mode in PIECEWISE_MODES, graph_mode in FULL_MODES
-    reach = {
-        "max_num_seqs": limits.max_num_seqs,
-        "max_num_batched_tokens": limits.max_num_batched_tokens,
-        "num_speculative_tokens": slots_per_request - 1,
-    }
     captured = CaptureLadders(ladders.tokens if has_piecewise else (), ladders.rows if has_full else ())
     largest = LargestGraphs(max(captured.tokens, default=0), max(captured.rows, default=0), slots_per_request)
 
@@ -183,25 +176,33 @@ def plan_capture(
         rows=captured.rows,
         tokens_per_row=tuple(sorted({1, slots_per_request})),
         splits=splits_of(kernels) if has_piecewise else (),
-        coverage=coverage(captured, graph_mode, **reach),
+        coverage=coverage(
+            captured,
+            graph_mode,
+            max_num_seqs=limits.max_num_seqs,
+            max_num_batched_tokens=limits.max_num_batched_tokens,
+            num_speculative_tokens=slots_per_request - 1,
+        ),
         uncovered=uncovered(
             ladders,
             graph_mode,
-            **reach | _settings(config, slots_per_request),
+            _settings(config, limits, slots_per_request),
             bytes_for=bytes_of_more,
             full_graphs_work=not not_capturable_in_decode(kernels),
         ),
     )
 
 
-def _settings(config: EngineConfig, slots_per_request: int) -> dict[str, Any]:
-    return {
-        "num_speculative_tokens": slots_per_request - 1,
-        "max_capture_size": config.max_capture_size,
-        "capture_sizes": config.capture_sizes,
-        "capture_rows": config.capture_rows,
-        "performance_mode": config.performance_mode,
-    }
+def _settings(config: EngineConfig, limits: Limits, slots_per_request: int) -> LadderSettings:
+    return LadderSettings(
+        limits.max_num_seqs,
+        limits.max_num_batched_tokens,
+        slots_per_request - 1,
+        config.max_capture_size,
+        config.capture_sizes,
+        config.capture_rows,
+        config.performance_mode,
+    )
 
 
 def _idle_settings(config: EngineConfig, graph_mode: GraphMode) -> list[Decision]:

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 from pydantic import Field, computed_field
 
 from ostinato.errors import Remedy
-from ostinato.plan.graphs.ladders import CaptureLadders, capture_ladders
+from ostinato.plan.graphs.ladders import CaptureLadders, LadderSettings, capture_ladders
 
 GraphMode = Literal["none", "piecewise", "full_decode_only", "full_and_piecewise"]
 StepMode = Literal["full", "piecewise", "eager"]
@@ -168,30 +168,25 @@ def coverage(
 def uncovered(
     ladders: CaptureLadders,
     graph_mode: GraphMode,
+    settings: LadderSettings,
     *,
-    max_num_seqs: int,
-    max_num_batched_tokens: int,
-    num_speculative_tokens: int = 0,
-    max_capture_size: int | None = None,
-    capture_sizes: Sequence[int] | None = None,
-    capture_rows: Sequence[int] | None = None,
-    performance_mode: str = "balanced",
     bytes_for: Callable[[Collection[GraphShape]], int],
     full_graphs_work: bool = True,
 ) -> tuple[Uncovered, ...]:
     """The ranges of `coverage` that run eagerly, each with the settings that would cover it.
 
-    The settings are those that `ladders` came from, as `capture_ladders` takes them, and `max_num_batched_tokens` is at
-    least `max_num_seqs * (1 + k)`. `bytes_for(graphs)` is the memory of more graphs.
+    The settings are those that `ladders` came from, and `max_num_batched_tokens` is at least `max_num_seqs * (1 + k)`.
+    `bytes_for(graphs)` is the memory of more graphs.
     `full_graphs_work`: whether the kernels of a decode step can be captured, so that a mode may have full graphs.
     """
-    limits: dict[str, Any] = {
-        "max_num_seqs": max_num_seqs,
-        "max_num_batched_tokens": max_num_batched_tokens,
-        "num_speculative_tokens": num_speculative_tokens,
-    }
-    covered = coverage(ladders, graph_mode, **limits)
-    present = _graphs(ladders, graph_mode, num_speculative_tokens)
+    covered = coverage(
+        ladders,
+        graph_mode,
+        max_num_seqs=settings.max_num_seqs,
+        max_num_batched_tokens=settings.max_num_batched_tokens,
+        num_speculative_tokens=settings.num_speculative_tokens,
+    )
+    present = _graphs(ladders, graph_mode, settings.tokens_per_row)
     found = []
     ranges: tuple[DecodeRange | MixedRange, ...] = (*covered.decode, *covered.mixed)
     for batches in ranges:
@@ -200,17 +195,12 @@ def uncovered(
         mode, changes = _mode_for(batches, graph_mode, full_graphs_work)
         changed = ladders
         if _serves(ladders, mode, batches)[0] == "eager":
-            changes += _size_changes(batches, mode, ladders, max_capture_size, capture_sizes)
-            settings: dict[str, Any] = {
-                "max_capture_size": max_capture_size,
-                "capture_sizes": capture_sizes,
-                "capture_rows": capture_rows,
-                "performance_mode": performance_mode,
-            } | {change.setting: change.value for change in changes if change.setting != "graph_mode"}
-            changed = capture_ladders(**limits, **settings)
+            changes += _size_changes(batches, mode, ladders, settings)
+            sizes_changed = {each.setting: each.value for each in changes if each.setting != "graph_mode"}
+            changed = capture_ladders(replace(settings, **sizes_changed))
         # A default token ladder follows the max_num_seqs asked for, and `changed` the one that fits: its sizes are some
         # of those present, so none of them counts as added.
-        added = _graphs(changed, mode, num_speculative_tokens) - present
+        added = _graphs(changed, mode, settings.tokens_per_row) - present
         sizes = tuple(sorted(graph.tokens for graph in added))
         found.append(Uncovered(batches, tuple(changes), sizes, bytes_for(added)))
     return tuple(found)
@@ -243,29 +233,28 @@ def _size_changes(
     batches: DecodeRange | MixedRange,
     mode: GraphMode,
     ladders: CaptureLadders,
-    max_capture_size: int | None,
-    capture_sizes: Sequence[int] | None,
+    settings: LadderSettings,
 ) -> list[Remedy]:
     """The settings that bring a ladder up to the largest batch of a range."""
     if isinstance(batches, DecodeRange) and mode in FULL_MODES:
         return [Remedy("capture_rows", [*ladders.rows, batches.to])]
     tokens = batches.to * batches.tokens_per_row if isinstance(batches, DecodeRange) else batches.to
-    if capture_sizes is None:
+    if settings.capture_sizes is None:
         return [Remedy("max_capture_size", tokens)]
-    sizes = sorted({*capture_sizes, tokens})
+    sizes = sorted({*settings.capture_sizes, tokens})
     changes = [Remedy("capture_sizes", sizes)]
-    if max_capture_size is not None and max_capture_size != sizes[-1]:
+    if settings.max_capture_size is not None and settings.max_capture_size != sizes[-1]:
         # Given beside the sizes, it has to be the largest of them.
         changes.append(Remedy("max_capture_size", sizes[-1]))
     return changes
 
 
-def _graphs(ladders: CaptureLadders, mode: GraphMode, num_speculative_tokens: int) -> set[GraphShape]:
+def _graphs(ladders: CaptureLadders, mode: GraphMode, most_per_row: int) -> set[GraphShape]:
     """Every graph that is captured."""
     graphs: set[GraphShape] = set()
     if mode in PIECEWISE_MODES:
         graphs |= {GraphShape("piecewise", size) for size in ladders.tokens}
     if mode in FULL_MODES:
-        for tokens_per_row in {1, 1 + num_speculative_tokens}:
+        for tokens_per_row in {1, most_per_row}:
             graphs |= {GraphShape("full", size, tokens_per_row) for size in ladders.rows}
     return graphs

@@ -49,17 +49,26 @@ class Reach:
     most_tokens: int | None = None
 
 
-def capture_ladders(
-    *,
-    max_num_seqs: int,
-    max_num_batched_tokens: int,
-    num_speculative_tokens: int = 0,
-    max_capture_size: int | None = None,
-    capture_sizes: Sequence[int] | None = None,
-    capture_rows: Sequence[int] | None = None,
-    performance_mode: str = "balanced",
-) -> CaptureLadders:
-    """The ladders that the settings come to. None is open.
+@dataclass(frozen=True)
+class LadderSettings:
+    """What ladders come from: limits of a batch, and what of `EngineConfig` is about capture sizes. None is open."""
+
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    num_speculative_tokens: int = 0
+    max_capture_size: int | None = None
+    capture_sizes: Sequence[int] | None = None
+    capture_rows: Sequence[int] | None = None
+    performance_mode: str = "balanced"
+
+    @property
+    def tokens_per_row(self) -> int:
+        """The most tokens of a row that decodes."""
+        return 1 + self.num_speculative_tokens
+
+
+def capture_ladders(settings: LadderSettings) -> CaptureLadders:
+    """The ladders that the settings come to.
 
     By default both are 1, 2, 4, steps of 8 up to 256, then steps of 16. Tokens go up to `max_capture_size`, by default
     `min(max_num_seqs * (1 + k) * 2, 512)`, and never above `max_num_batched_tokens`, which is a size itself where
@@ -70,34 +79,36 @@ def capture_ladders(
     ConfigError if a value is no whole number or too small, a list is empty, `max_capture_size` is not the largest of
     `capture_sizes`, the mode is unknown, or `interactivity` should add to given `capture_sizes`.
     """
+    max_num_seqs, max_num_batched_tokens = settings.max_num_seqs, settings.max_num_batched_tokens
+    mode, largest = settings.performance_mode, settings.max_capture_size
     _check_at_least("max_num_seqs", max_num_seqs, 1)
     _check_at_least("max_num_batched_tokens", max_num_batched_tokens, 1)
-    _check_at_least("num_speculative_tokens", num_speculative_tokens, 0)
-    if performance_mode not in PERFORMANCE_MODES:
-        message = f"performance_mode = {performance_mode!r} is unknown; the modes are {', '.join(PERFORMANCE_MODES)}"
+    _check_at_least("num_speculative_tokens", settings.num_speculative_tokens, 0)
+    if mode not in PERFORMANCE_MODES:
+        message = f"performance_mode = {mode!r} is unknown; the modes are {', '.join(PERFORMANCE_MODES)}"
         raise ConfigError(message, [Remedy("performance_mode", "balanced")])
-    tokens_per_row = 1 + num_speculative_tokens
-    interactive = performance_mode == "interactivity"
-    sizes = None if capture_sizes is None else checked_sizes("capture_sizes", capture_sizes, max_capture_size)
+    interactive = mode == "interactivity"
+    given = settings.capture_sizes
+    sizes = None if given is None else checked_sizes("capture_sizes", given, largest)
     if sizes is not None and interactive:
         raise ConfigError(
-            f"performance_mode {performance_mode} adds every size up to {LAST_INTERACTIVE_SIZE}, and nothing is added "
+            f"performance_mode {mode} adds every size up to {LAST_INTERACTIVE_SIZE}, and nothing is added "
             "to given capture_sizes; set performance_mode to balanced, or leave capture_sizes out",
             [Remedy("performance_mode", "balanced"), Remedy("capture_sizes", None)],
         )
     if sizes is not None:
         tokens, decisions = _reachable("capture_sizes", sizes, max_num_batched_tokens, "max_num_batched_tokens")
-    elif max_capture_size is not None:
-        tokens, decisions = _tokens_up_to(max_capture_size, max_num_batched_tokens, interactive)
+    elif largest is not None:
+        tokens, decisions = _tokens_up_to(largest, max_num_batched_tokens, interactive)
     else:
-        default = min(max_num_seqs * tokens_per_row * 2, LARGEST_DEFAULT_SIZE)
+        default = min(max_num_seqs * settings.tokens_per_row * 2, LARGEST_DEFAULT_SIZE)
         tokens, decisions = _token_progression(default, max_num_batched_tokens, interactive), []
 
-    if capture_rows is not None:
-        given_rows = checked_sizes("capture_rows", capture_rows)
+    if settings.capture_rows is not None:
+        given_rows = checked_sizes("capture_rows", settings.capture_rows)
         rows, row_decisions = _reachable("capture_rows", given_rows, max_num_seqs, "max_num_seqs")
     elif sizes is not None:
-        rows, row_decisions = _rows_of(sizes, tokens_per_row, max_num_seqs)
+        rows, row_decisions = _rows_of(sizes, settings.tokens_per_row, max_num_seqs)
     else:
         rows, row_decisions = ascending([*_progression(max_num_seqs, interactive), max_num_seqs]), []
     return CaptureLadders(tokens, rows, (*decisions, *row_decisions))
