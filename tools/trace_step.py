@@ -2,8 +2,8 @@
 
     .venv/bin/python tools/trace_step.py [--model demo] [--rows 4] [--no-graphs]
 
-Requests decode until nothing new happens in a step (no block fills, no graph is captured), then one step is traced.
-Calls into other packages are counted, but not listed.
+Requests decode until nothing new happens in a step: no block fills, no graph is captured, no token comes that none of
+them had before. That step is traced. Calls into other packages are counted, but not listed.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ sys.path.insert(0, str(ROOT / "src"))
 
 from ostinato.config import EngineConfig  # noqa: E402
 from ostinato.engine.engine import Engine  # noqa: E402
+from ostinato.engine.outputs import RequestOutput  # noqa: E402
 from ostinato.sample.params import SamplingParams  # noqa: E402
 
 PACKAGE = ROOT / "src" / "ostinato"
@@ -28,7 +29,20 @@ STEADY = 36
 
 
 def traced_step(engine: Engine) -> tuple[Counter[str], int]:
-    """(calls by file of the package, calls into other files) of the engine's next step."""
+    """(calls by file of the package, calls into other files) of the engine's next step in which nothing new happens."""
+    known: set[int] = set()
+    while True:
+        files, others, outputs = _trace(engine)
+        tokens = {token for output in outputs for token in output.outputs[0].token_ids}
+        # The last token is not computed yet.
+        computed = [len(output.prompt_token_ids) + len(output.outputs[0].token_ids) - 1 for output in outputs]
+        if tokens <= known and all(count % engine.plan.settings.block_size for count in computed):
+            return files, others
+        known |= tokens
+
+
+def _trace(engine: Engine) -> tuple[Counter[str], int, list[RequestOutput]]:
+    """Of the next step: calls by file, calls into other files, and the outputs."""
     files: Counter[str] = Counter()
     others = 0
 
@@ -44,10 +58,10 @@ def traced_step(engine: Engine) -> tuple[Counter[str], int]:
 
     sys.setprofile(note)
     try:
-        engine.step()
+        outputs = engine.step()
     finally:
         sys.setprofile(None)
-    return files, others
+    return files, others, outputs
 
 
 def main() -> None:
