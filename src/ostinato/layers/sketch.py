@@ -47,6 +47,12 @@ class Shape:
         lengths = [len(range(size)[at]) for at, size in zip(each, self.shape, strict=False) if isinstance(at, slice)]
         return replace(self, shape=(*lengths, *self.shape[len(each) :]))
 
+    def __setitem__(self, _: slice, value: Shape) -> None:
+        self._traced.note("copy_", (self, value), self)
+
+    def new_empty(self, shape: tuple[int, ...]) -> Shape:
+        return self._traced.note("new_empty", (), shape, self.dtype)
+
     def __sub__(self, _: int) -> Shape:
         return self
 
@@ -61,8 +67,12 @@ class Shape:
         return replace(self, shape=(*self.shape[:at], size, *self.shape[at + 1 :]))
 
     def _computed(self, operation: str, dtype: str, casts_from: str | None = None) -> Shape:
+        return self._traced.note(operation, (self,), self.shape, dtype, casts_from)
+
+    @property
+    def _traced(self) -> Trace:
         assert self.trace is not None, "a weight takes part in no calculation but a kernel's"
-        return self.trace.note(operation, (self,), self.shape, dtype, casts_from)
+        return self.trace
 
 
 class Trace:

@@ -24,7 +24,7 @@ from ostinato.ops.step import (
     step_table,
 )
 from ostinato.plan.calls import Calls
-from ostinato.plan.model import DrafterSpec, ModelSpec, VisionSpec
+from ostinato.plan.model import DrafterSpec, LayerSpec, ModelSpec, VisionSpec
 from ostinato.plan.weights import Weight
 
 
@@ -36,7 +36,7 @@ def with_table(spec: ModelSpec) -> ModelSpec:
     model = make_model(sketch, replace(spec, layers=kinds, drafter=spec.head))
     backbone, head, encoder = model.backbone, model.head, model.encoder
     blocks = dict(zip(kinds, backbone.layers, strict=True))
-    layers = {layer: replace(layer, weights=_rows(block)) for layer, block in blocks.items()}
+    layers = {layer: _layer(sketch, model, layer, block) for layer, block in blocks.items()}
     apart = [module for module in (backbone.layers, head, encoder) if module is not None]
     weights, ops = _rows(model, without=apart), _names(_own(_step(sketch, model, decodes=False)))
     backbone.layers = ModuleList(blocks[layer] for layer in spec.layers)
@@ -70,12 +70,23 @@ def _head(sketch: Sketch, model: CausalLM, head: PredictionHead, spec: DrafterSp
     rows = zip(spec.layers, head.blocks, strict=True)
     return replace(
         spec,
-        layers=tuple(replace(layer, weights=_rows(block)) for layer, block in rows),
+        layers=tuple(_layer(sketch, model, layer, block) for layer, block in rows),
         weights=_rows(head, model.name_of(head), without=[head.blocks]),
         ops=tuple(sorted(ops)),
         calls=draft,
         step_calls=step,
     )
+
+
+def _layer(sketch: Sketch, model: CausalLM, layer: LayerSpec, block: Module) -> LayerSpec:
+    """A layer with its weights, and what its calls hold at once: in a step of a row that decodes and one of a prompt,
+    which takes more than either alone."""
+    step = StepInputs(**_step_buffers(sketch, model, rows=2), num_decode_rows=1)
+    x = sketch.trace.input((2, model.spec.hidden_size), sketch.dtype)
+    angles = None if model.spec.rope is None else sketch.trace.input((2, 2, 1), sketch.float32)
+    calls = replace(sketch.trace.run(lambda: block(x, angles, step, LayerMemory())), entries=2)
+    # The normed form of the residual stream is counted beside the layers.
+    return replace(layer, weights=_rows(block), activation_elements=calls.widest_elements - model.spec.hidden_size)
 
 
 def encoder_calls(sketch: Sketch, encoder: VisionEncoder, spec: VisionSpec) -> Calls:
@@ -108,9 +119,13 @@ def _own(step: Calls) -> Calls:
 
 
 def _step_inputs(sketch: Sketch, model: CausalLM, decodes: bool) -> StepInputs:
+    return StepInputs(**_step_buffers(sketch, model, rows=1), num_decode_rows=int(decodes))
+
+
+def _step_buffers(sketch: Sketch, model: CausalLM, rows: int) -> dict[str, Any]:
+    """Of a step of one token in each of its rows."""
     table = step_table(takes_images=model.encoder is not None)
-    inputs = _inputs(sketch, table, step_sizes(rows=1, tokens=1, blocks=1, slots=1))
-    return StepInputs(**inputs, num_decode_rows=int(decodes))
+    return _inputs(sketch, table, step_sizes(rows=rows, tokens=rows, blocks=1, slots=1))
 
 
 def _inputs(sketch: Sketch, table: Table, sizes: Mapping[str, int]) -> dict[str, Any]:

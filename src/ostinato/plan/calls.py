@@ -54,6 +54,17 @@ class Calls:
         call each; what they compute on the way is theirs."""
         return _arena_bytes(self, dtype_bytes, leaves_out) * entries // self.entries
 
+    @property
+    def widest_elements(self) -> int:
+        """Elements for one entry of the results that are needed at once, at the most, whatever their dtypes."""
+        steps = _steps(self, dict.fromkeys((*FIXED_BYTES, "model"), 1), frozenset())
+        sizes, lives = _lives(steps, self.result)
+        at_once = (
+            sum(size for call, size in sizes.items() if lives[call][0] <= i <= lives[call][1])
+            for i in range(len(steps))
+        )
+        return -(-max(at_once) // self.entries)
+
 
 NO_CALLS = Calls()
 
@@ -72,6 +83,11 @@ def _arena_bytes(calls: Calls, dtype_bytes: int, leaves_out: frozenset[str]) -> 
     """For `calls.entries` entries. A tape gives each result a multiple of `ALIGNMENT` bytes for every entry, so that it
     is laid out in the same way for any number of them."""
     steps = _steps(calls, FIXED_BYTES | {"model": dtype_bytes}, leaves_out)
+    return first_fit(*_lives(steps, calls.result), ALIGNMENT * calls.entries).size
+
+
+def _lives(steps: list[_Step], result: int) -> tuple[dict[int, int], dict[int, tuple[int, int]]]:
+    """Of each call's result: its size, and the first and the last step that needs it; `result` is needed behind all."""
     sizes = {step.result: step.size for step in steps if step.size}
     lives: dict[int, tuple[int, int]] = {}
     for moment, step in enumerate(steps):
@@ -79,9 +95,9 @@ def _arena_bytes(calls: Calls, dtype_bytes: int, leaves_out: frozenset[str]) -> 
             lives[read] = (lives[read][0], moment)
         if step.size:
             lives[step.result] = (moment, moment)
-    if calls.result in lives:
-        lives[calls.result] = (lives[calls.result][0], len(steps))
-    return first_fit(sizes, lives, ALIGNMENT * calls.entries).size
+    if result in lives:
+        lives[result] = (lives[result][0], len(steps))
+    return sizes, lives
 
 
 def _steps(calls: Calls, widths: Mapping[str, int], leaves_out: frozenset[str]) -> list[_Step]:

@@ -27,11 +27,6 @@ class AttentionSpec:
         """Elements of key and value that one token adds to the cache in this layer."""
         return 2 * self.num_kv_heads * self.head_dim
 
-    @property
-    def activation_elements(self) -> int:
-        """Elements per token of queries, keys, values and what attention gives."""
-        return 2 * self.num_heads * self.head_dim + self.kv_elements_per_token
-
 
 @dataclass(frozen=True)
 class Mamba2Spec:
@@ -68,11 +63,6 @@ class Mamba2Spec:
     def ssm_state_elements(self) -> int:
         return self.num_heads * self.head_dim * self.state_size
 
-    @property
-    def activation_elements(self) -> int:
-        """Elements per token of the projected input, what the convolution and the recurrence give, and their norm."""
-        return self.in_proj_size + self.conv_dim + 2 * self.intermediate_size
-
 
 @dataclass(frozen=True)
 class ExpertsSpec:
@@ -104,9 +94,9 @@ class ExpertsSpec:
 class LayerSpec:
     """One layer of the stack. A layer may hold attention, a state mixer, both (Falcon-H1) or neither (an MLP).
 
-    `weights` are its rows of the weight table, their names counted from the layer. `activation_elements` is the number
-    of elements per token of the layer's widest intermediate results alive at once, without the residual stream and the
-    experts' own.
+    Of the weight table it has its rows, `weights`, their names counted from the layer; and from its calls
+    `activation_elements`: elements per token of its intermediate results that are there at once at the most, without
+    the residual stream, its normed form and the experts' own.
     """
 
     kind: str

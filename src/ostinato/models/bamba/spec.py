@@ -49,13 +49,7 @@ def model_spec(config: dict[str, Any]) -> ModelSpec:
         dt_limit=time_step_limit(config),
         norm_eps=number(config, "rms_norm_eps", 1e-5),
     )
-    mlp_width = 3 * hyper.intermediate_size
-    layers = {
-        "attention": LayerSpec(
-            "attention", attention, activation_elements=max(attention.activation_elements, mlp_width)
-        ),
-        "mamba2": LayerSpec("mamba2", mamba2=mamba2, activation_elements=max(mamba2.activation_elements, mlp_width)),
-    }
+    layers = {"attention": LayerSpec("attention", attention), "mamba2": LayerSpec("mamba2", mamba2=mamba2)}
     return ModelSpec(
         architecture="bamba",
         **shared_fields(config),

@@ -60,17 +60,12 @@ def model_spec(config: dict[str, Any]) -> ModelSpec:
     # A null means mamba_expand times the hidden size, and an absent key does not.
     inner_size = None if config.get("mamba_d_ssm", 0) is None else integer(config, "mamba_d_ssm", 1024)
     attention, mamba2 = attention_spec(config), expanded_mamba2_spec(config, inner_size)
-    hyper = _hyperparameters(config)
-    # The mixer's result waits while attention runs, and both read a scaled copy of the normed input.
-    mixers = 2 * integer(config, "hidden_size") + max(mamba2.activation_elements, attention.activation_elements)
-    width = max(mixers, 3 * hyper.intermediate_size)
     return ModelSpec(
         architecture="falcon_h1",
         **shared_fields(config),
-        layers=(LayerSpec("hybrid", attention, mamba2, activation_elements=width),)
-        * integer(config, "num_hidden_layers"),
+        layers=(LayerSpec("hybrid", attention, mamba2),) * integer(config, "num_hidden_layers"),
         rope=parse_rope(config, attention.head_dim),
-        hyperparameters=hyper,
+        hyperparameters=_hyperparameters(config),
     )
 
 

@@ -51,20 +51,19 @@ class GraniteMoeHybridHyperparameters:
 def model_spec(config: dict[str, Any]) -> ModelSpec:
     """The spec of a `granitemoehybrid` config.json."""
     activation(config, "hidden_act", "silu", ("silu",))
-    hyper, kinds, experts = _hyperparameters(config), _kinds(config), _experts(config)
+    kinds, experts = _kinds(config), _experts(config)
     attention, mamba2 = attention_spec(config), expanded_mamba2_spec(config)
     rope = _rope(config, attention.head_dim) if "attention" in kinds else None
-    mlp_width = 3 * hyper.shared_intermediate_size
     layers = {
-        "attention": LayerSpec("attention", attention, None, experts, max(attention.activation_elements, mlp_width)),
-        "mamba2": LayerSpec("mamba2", None, mamba2, experts, max(mamba2.activation_elements, mlp_width)),
+        "attention": LayerSpec("attention", attention, None, experts),
+        "mamba2": LayerSpec("mamba2", None, mamba2, experts),
     }
     return ModelSpec(
         architecture="granitemoehybrid",
         **shared_fields(config),
         layers=tuple(layers[kind] for kind in kinds),
         rope=rope,
-        hyperparameters=hyper,
+        hyperparameters=_hyperparameters(config),
     )
 
 

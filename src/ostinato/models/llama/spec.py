@@ -24,12 +24,10 @@ def model_spec(config: dict[str, Any]) -> ModelSpec:
     """The spec of a `llama` config.json."""
     activation(config, "hidden_act", "silu", ("silu",))
     attention, intermediate_size = attention_spec(config), integer(config, "intermediate_size")
-    width = max(attention.activation_elements, 3 * intermediate_size)
-    layer = LayerSpec("attention", attention, activation_elements=width)
     return ModelSpec(
         architecture="llama",
         **shared_fields(config),
-        layers=(layer,) * integer(config, "num_hidden_layers"),
+        layers=(LayerSpec("attention", attention),) * integer(config, "num_hidden_layers"),
         rope=parse_rope(config, attention.head_dim),
         hyperparameters=LlamaHyperparameters(
             intermediate_size=intermediate_size,

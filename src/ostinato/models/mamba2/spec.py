@@ -31,7 +31,7 @@ def model_spec(config: dict[str, Any]) -> ModelSpec:
     if not flag(config, "rms_norm", True):
         raise ModelError("config.json has rms_norm = false; supported: true, mixers that end with a gated norm")
     mixer = _mixer(config, integer(config, "hidden_size"))
-    layer = LayerSpec("mamba2", mamba2=mixer, activation_elements=mixer.activation_elements)
+    layer = LayerSpec("mamba2", mamba2=mixer)
     return ModelSpec(
         architecture="mamba2",
         **shared_fields(config),

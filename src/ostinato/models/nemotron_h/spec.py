@@ -62,7 +62,12 @@ def model_spec(config: dict[str, Any]) -> ModelSpec:
     has_head = integer(config, "num_nextn_predict_layers", 0) > 0
     head_kinds = _pattern(config, "mtp_hybrid_override_pattern", "mtp_layers_block_type") if has_head else ()
     hyper = _hyperparameters(config, has_experts="moe" in (*kinds, *head_kinds))
-    layers = _layers(hyper, _attention(config), _mixer(config))
+    layers = {
+        "mamba2": LayerSpec("mamba2", mamba2=_mixer(config)),
+        "attention": LayerSpec("attention", _attention(config)),
+        "mlp": LayerSpec("mlp"),
+        "moe": LayerSpec("moe", experts=None if hyper.moe is None else hyper.moe.experts),
+    }
     head_layers, shared = tuple(layers[kind] for kind in head_kinds), shared_fields(config)
     # The head has its own weights, whatever tie_word_embeddings says; transformers does not tie it either.
     shared["tied_embeddings"] = False
@@ -150,16 +155,3 @@ def _pattern(config: dict[str, Any], characters: str, words: str) -> tuple[str, 
     if unknown:
         raise ModelError(f"Unknown layer kinds in the pattern of config.json: {unknown}. Known: {sorted(KINDS)}.")
     return tuple(KINDS[kind] for kind in pattern)
-
-
-def _layers(hyper: NemotronHHyperparameters, attention: AttentionSpec, mamba2: Mamba2Spec) -> dict[str, LayerSpec]:
-    """By kind."""
-    layers = {
-        "mamba2": LayerSpec("mamba2", mamba2=mamba2, activation_elements=mamba2.activation_elements),
-        "attention": LayerSpec("attention", attention, activation_elements=attention.activation_elements),
-        "mlp": LayerSpec("mlp", activation_elements=2 * hyper.intermediate_size),
-    }
-    if hyper.moe is not None:
-        width = 2 * hyper.moe.shared_intermediate_size + hyper.moe.experts.size
-        layers["moe"] = LayerSpec("moe", experts=hyper.moe.experts, activation_elements=width)
-    return layers

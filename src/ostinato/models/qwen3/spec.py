@@ -9,7 +9,7 @@ from typing import Any
 from ostinato.errors import ModelError
 from ostinato.models.hyperparameters import activation, attention_spec, flag, integer, number, shared_fields
 from ostinato.models.rope import parse_rope
-from ostinato.plan.model import AttentionSpec, LayerSpec, ModelSpec
+from ostinato.plan.model import LayerSpec, ModelSpec
 
 
 @dataclass(frozen=True)
@@ -25,13 +25,13 @@ def model_spec(config: dict[str, Any]) -> ModelSpec:
     """The spec of a `qwen3` config.json. ModelError if a layer's attention is not over the whole context."""
     activation(config, "hidden_act", "silu", ("silu",))
     _refuse_other_attention(config)
-    attention, hyper = attention_spec(config, 128), hyperparameters(config)
+    attention = attention_spec(config, 128)
     return ModelSpec(
         architecture="qwen3",
         **shared_fields(config),
-        layers=(dense_layer(attention, hyper),) * integer(config, "num_hidden_layers"),
+        layers=(LayerSpec("attention", attention),) * integer(config, "num_hidden_layers"),
         rope=parse_rope(config, attention.head_dim),
-        hyperparameters=hyper,
+        hyperparameters=hyperparameters(config),
     )
 
 
@@ -42,12 +42,6 @@ def hyperparameters(config: Mapping[str, Any]) -> Qwen3Hyperparameters:
         attention_bias=flag(config, "attention_bias", False),
         norm_eps=number(config, "rms_norm_eps", 1e-6),
     )
-
-
-def dense_layer(attention: AttentionSpec, hyper: Qwen3Hyperparameters) -> LayerSpec:
-    """A layer whose feed-forward part is one gated MLP."""
-    width = max(attention.activation_elements, 3 * hyper.intermediate_size)
-    return LayerSpec("attention", attention, activation_elements=width)
 
 
 def _refuse_other_attention(config: dict[str, Any]) -> None:

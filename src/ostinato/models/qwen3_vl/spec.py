@@ -17,7 +17,7 @@ from ostinato.models.hyperparameters import (
     number,
     shared_fields,
 )
-from ostinato.models.qwen3.spec import Qwen3Hyperparameters, dense_layer, hyperparameters
+from ostinato.models.qwen3.spec import Qwen3Hyperparameters, hyperparameters
 from ostinato.models.rope import parse_rope, with_sections
 from ostinato.plan.model import LayerSpec, ModelSpec, RopeSpec, VisionSpec
 
@@ -41,7 +41,7 @@ def model_spec(config: dict[str, Any]) -> ModelSpec:
     """The spec of a `qwen3_vl` config.json, whose text and vision parts are dicts of their own."""
     text = part(config, "text_config")
     hyper = hyperparameters(text)
-    layer = dense_layer(attention_spec(text, 128), hyper)
+    layer = LayerSpec("attention", attention_spec(text, 128))
     return vl_spec(config, "qwen3_vl", hyper, (layer,) * integer(text, "num_hidden_layers"))
 
 

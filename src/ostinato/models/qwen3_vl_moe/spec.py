@@ -7,7 +7,7 @@ from typing import Any
 
 from ostinato.errors import ModelError
 from ostinato.models.hyperparameters import attention_spec, flag, integer, top_k
-from ostinato.models.qwen3.spec import dense_layer, hyperparameters
+from ostinato.models.qwen3.spec import hyperparameters
 from ostinato.models.qwen3_vl.spec import part, vl_spec
 from ostinato.plan.model import ExpertsSpec, LayerSpec, ModelSpec
 
@@ -17,9 +17,8 @@ def model_spec(config: dict[str, Any]) -> ModelSpec:
     text = part(config, "text_config")
     num_layers, attention, hyper = integer(text, "num_hidden_layers"), attention_spec(text), hyperparameters(text)
     experts, sparse_layers = _experts(text, num_layers)
-    dense = dense_layer(attention, hyper)
-    width = max(attention.activation_elements, experts.num_experts)
-    sparse = LayerSpec("attention", attention, None, experts, width)
+    dense = LayerSpec("attention", attention)
+    sparse = LayerSpec("attention", attention, None, experts)
     layers = tuple(sparse if i in sparse_layers else dense for i in range(num_layers))
     return vl_spec(config, "qwen3_vl_moe", hyper, layers)
 
