@@ -339,7 +339,7 @@ def test_prompts_of_a_file_are_asked_as_messages(tmp_path: Path) -> None:
     file = tmp_path / "prompts"
     lines = ("hello there", "abc" * 20)
     file.write_text(f"{lines[0]}\n\n{lines[1]}\n")
-    from ostinato.cli.verify import read_prompts
+    from ostinato.cli.requests import read_prompts
 
     assert read_prompts(file) == lines
     settings = {**ONE_WAY, "model": str(text_checkpoint()), "threads": 1}

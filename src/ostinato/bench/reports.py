@@ -43,7 +43,7 @@ FORMATS: dict[str, Format] = {
 def shown(value: Any, format: Format = "{}") -> str:
     """`value` in words. Text is shown as it is, and "-" for None, which is what was not measured."""
     if value is None or isinstance(value, str):
-        return value or "-"
+        return "-" if value is None else value
     format = FORMATS.get(format, format) if isinstance(format, str) else format
     return format.format(value) if isinstance(format, str) else format(value)
 

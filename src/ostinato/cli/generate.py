@@ -16,7 +16,7 @@ from rich.text import Text
 
 from ostinato.cli.options import engine_options
 from ostinato.cli.output import note_cut, print_pieces, print_stats
-from ostinato.cli.requests import TemplateVariables, as_message, sampling_options, template_variables
+from ostinato.cli.requests import TemplateVariables, as_message, read_prompts, sampling_options, template_variables
 from ostinato.errors import RequestError
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ def generate(
 
     Example: ostinato generate "Ava has 17 apples and buys 25 more. How many apples does she have?"
     """
-    asked = [*_read_arguments(prompts or []), *_read_file(file)]
+    asked = [*_read_arguments(prompts or []), *(read_prompts(file) if file else ())]
     if not asked:
         raise RequestError('there is no prompt: give one, as in ostinato generate "...", or --file')
     if "" in asked:
@@ -89,16 +89,6 @@ def generate(
 def _read_arguments(prompts: list[str]) -> Iterator[str]:
     for prompt in prompts:
         yield sys.stdin.read().rstrip("\n") if prompt == "-" else prompt
-
-
-def _read_file(file: Path | None) -> list[str]:
-    if file is None:
-        return []
-    try:
-        text = sys.stdin.read() if str(file) == "-" else file.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise RequestError(f"the prompts in {file} cannot be read: {error}") from None
-    return [line for line in text.splitlines() if line.strip()]
 
 
 def _stream(llm: LLM, prompt: str, params: SamplingParams, raw: bool, variables: dict[str, Any]) -> None:

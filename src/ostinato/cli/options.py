@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Iterator
+from types import UnionType
 from typing import Annotated, Any, Literal, get_args, get_origin
 
 import typer
@@ -12,6 +13,15 @@ from pydantic.fields import FieldInfo
 
 from ostinato.config import ALIASES, EngineConfig
 from ostinato.errors import ConfigError
+
+AS_TEXT = {
+    "cache_memory": "SIZE",
+    "capture_sizes": "N,N,...",
+    "capture_rows": "N,N,...",
+    "encoder_token_budgets": "N,N,...",
+    "speculative": "METHOD:K",
+}
+"""Settings that EngineConfig reads from a text -> what help shows for it."""
 
 
 def engine_options(command: Callable[..., None]) -> Callable[..., None]:
@@ -57,45 +67,53 @@ def name_model(settings: dict[str, Any], target: str | None) -> None:
     settings["model"] = target
 
 
+def setting_flag(
+    name: str, field: FieldInfo, text: str, metavar: str | None = None, **options: Any
+) -> inspect.Parameter:
+    """The flag of a setting, as typer reads it: None, if it is not given. `text` is its help, and `metavar` what help
+    shows for its value, where the type does not say it."""
+    kind, shown = _kind(field.annotation)
+    if metavar in AS_TEXT.values():
+        kind = str
+    flag = _flag_name(name)
+    option = typer.Option(
+        f"{flag}/--no-{flag[2:]}" if kind is bool else flag,
+        help=text,
+        metavar=metavar or shown,
+        **{"show_default": False, **options},
+    )
+    return inspect.Parameter(
+        name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind | None, option]
+    )
+
+
+def described(field: FieldInfo, also: str = "") -> str:
+    """A setting's description, and its default, if that is a value."""
+    default = "" if field.default in (None, ()) else f" [default: {str(field.default).lower()}]"
+    return f"{field.description}{also}{default}"
+
+
 def _flags() -> Iterator[inspect.Parameter]:
-    """Keyword parameters as typer reads them. All default to None, which means not given."""
+    """Those of EngineConfig, which itself checks choices, and reads sizes and short forms."""
     for name, field in EngineConfig.model_fields.items():
         aliases = [alias for alias, setting in ALIASES.items() if setting == name]
         also = f" (also {', '.join(_flag_name(alias) for alias in aliases)})" if aliases else ""
-        yield _parameter(name, field, f"{field.description}{also}", hidden=False)
+        yield setting_flag(name, field, described(field, also), AS_TEXT.get(name))
         for alias in aliases:
             # A flag of its own, so that giving both names is noticed.
-            yield _parameter(alias, field, "", hidden=True)
+            yield setting_flag(alias, field, "", AS_TEXT.get(name), hidden=True)
 
 
-def _parameter(name: str, field: FieldInfo, text: str, hidden: bool) -> inspect.Parameter:
-    kind, metavar = _kind(name, field)
-    flag = _flag_name(name)
-    default = "" if field.default is None else f" [default: {str(field.default).lower()}]"
-    option = typer.Option(
-        f"{flag}/--no-{flag[2:]}" if kind is bool else flag,
-        help=text + default,
-        metavar=metavar,
-        hidden=hidden,
-        show_default=False,
-    )
-    annotation = Annotated[kind | None, option]  # type: ignore[valid-type]
-    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
-
-
-def _kind(name: str, field: FieldInfo) -> tuple[type, str | None]:
-    """The type that typer parses, and what help shows for it. EngineConfig itself checks choices, sizes and short
-    forms."""
-    if ALIASES.get(name, name) == "cache_memory":
-        return str, "SIZE"
-    if ALIASES.get(name, name) in ("capture_sizes", "capture_rows", "encoder_token_budgets"):
-        return str, "N,N,..."
-    if ALIASES.get(name, name) == "speculative":
-        return str, "METHOD:K"
-    if get_origin(field.annotation) is Literal:
-        return str, "|".join(get_args(field.annotation))
-    plain = [kind for kind in get_args(field.annotation) or (field.annotation,) if kind is not type(None)]
-    return plain[0], None
+def _kind(annotation: Any) -> tuple[Any, str | None]:
+    """The type that typer parses, and what help shows for it, where the type does not say it."""
+    if isinstance(annotation, UnionType):
+        annotation = next(kind for kind in get_args(annotation) if kind is not type(None))
+    origin = get_origin(annotation)
+    if origin is Literal:
+        return str, "|".join(get_args(annotation))
+    if origin is dict:
+        return list[str], "ID=BIAS"
+    return (list[get_args(annotation)[0]] if origin is tuple else annotation), None  # type: ignore[misc]
 
 
 def _flag_name(setting: str) -> str:

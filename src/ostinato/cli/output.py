@@ -6,9 +6,11 @@ from collections.abc import Callable, Generator, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
 from rich.console import Console
-from rich.table import Table
+from rich.table import Table as RichTable
 from rich.text import Text
 
+from ostinato.bench.draft_speed import CONTROLLER
+from ostinato.bench.reports import Column, Table
 from ostinato.units import format_bytes
 
 if TYPE_CHECKING:
@@ -50,67 +52,65 @@ def note(text: str) -> None:
     Console(stderr=True).print(Text(text, style="dim"), soft_wrap=True)
 
 
+def _size(graph: Mapping[str, Any]) -> str:
+    """Of a graph; nothing for steps without one."""
+    if "size" not in graph:
+        return ""
+    if graph["mode"] != "full":
+        return f"{graph['size']} tokens"
+    per_row = graph["tokens_per_row"]
+    return f"{graph['size']} rows" + (f" of {per_row} tokens" if per_row > 1 else "")
+
+
+STEPS = (
+    Column("mode", "mode"),
+    Column("size", _size),
+    *(Column(name, name, "count") for name in ("steps", "tokens", "padding")),
+)
+PACKS = (
+    Column("encoded by", "by"),
+    Column("packs", "packs", "count"),
+    Column("images", "items", "count"),
+    Column("tokens", "tokens", "count"),
+    Column("padding", "padding", "count"),
+    Column("seconds", "seconds", "{:.3f}"),
+)
+DRAFTS = (
+    Column("position", "position"),
+    *(Column(name, name, "count") for name in ("proposed", "reached", "accepted")),
+    Column("acceptance", "acceptance", "{:.2f}"),
+)
+
+
 def print_stats(stats: Mapping[str, Any]) -> None:
-    """The engine's counts as a table on stderr; nested ones as `outer.inner`."""
+    """The engine's counts as tables on stderr; nested ones as `outer.inner`."""
     table = figures_table("stats")
     for name, value in _flat(stats):
         table.add_row(name, f"{value:,.3f}" if isinstance(value, float) else f"{value:,}")
     console = Console(stderr=True)
     console.print(table)
-    console.print(steps_table(stats["graphs"]))
+    graphs = stats["graphs"]
+    eager = [
+        {"mode": f"eager ({reason})", "steps": steps, "tokens": graphs["eager_tokens"][reason], "padding": 0}
+        for reason, steps in graphs["eager_reasons"].items()
+    ]
+    Table(STEPS, [*graphs["graphs"], *eager], "steps").print(console)
+    console.print(_captured(graphs))
     if stats["speculation"] is not None:
-        for each in speculation_tables(stats["speculation"]):
-            console.print(each)
+        _print_speculation(stats["speculation"], console)
     if stats["encoder"] is not None:
-        console.print(encoder_table(stats["encoder"]["graphs"]))
+        encoder = stats["encoder"]["graphs"]
+        packs = [{**one, "by": f"graph of {one['budget']} tokens"} for one in encoder["budgets"]]
+        packs += [{**one, "by": f"eager ({one['reason']})"} for one in encoder["eager"]]
+        Table(PACKS, packs, "images").print(console)
+        console.print(_captured(encoder))
 
 
-def steps_table(graphs: Mapping[str, Any]) -> Table:
-    """How the steps ran: by graph with their padding, and the eager ones by reason."""
-    table = Table(title="steps", title_justify="left", title_style="bold", box=None)
-    for name in ("mode", "size", "steps", "tokens", "padding"):
-        table.add_column(name, justify="left" if name == "mode" else "right", style="cyan" if name == "mode" else None)
-    for graph in graphs["graphs"]:
-        size = f"{graph['size']} tokens"
-        if graph["mode"] == "full":
-            per_row = graph["tokens_per_row"]
-            size = f"{graph['size']} rows" + (f" of {per_row} tokens" if per_row > 1 else "")
-        table.add_row(graph["mode"], size, f"{graph['steps']:,}", f"{graph['tokens']:,}", f"{graph['padding']:,}")
-    for reason, steps in graphs["eager_reasons"].items():
-        table.add_row(f"eager ({reason})", "", f"{steps:,}", f"{graphs['eager_tokens'][reason]:,}", "0")
-    observed, planned = format_bytes(graphs["observed_bytes"]), format_bytes(graphs["planned_bytes"])
-    table.caption = f"{graphs['captured']} graphs in {graphs['capture_seconds']:.1f} s; {observed}, {planned} planned"
-    table.caption_justify = "left"
-    return table
-
-
-def encoder_table(encoder: Mapping[str, Any]) -> Table:
-    """How images were encoded: by the graph of which budget with its padding, and the eager ones by reason."""
-    table = Table(title="images", title_justify="left", title_style="bold", box=None)
-    for name in ("encoded by", "packs", "images", "tokens", "padding", "seconds"):
-        first = name == "encoded by"
-        table.add_column(name, justify="left" if first else "right", style="cyan" if first else None)
-    packs = [(f"graph of {one['budget']} tokens", one) for one in encoder["budgets"]]
-    packs += [(f"eager ({one['reason']})", one) for one in encoder["eager"]]
-    for name, one in packs:
-        counts = (f"{one[key]:,}" for key in ("packs", "items", "tokens", "padding"))
-        table.add_row(name, *counts, f"{one['seconds']:.3f}")
-    observed, planned = format_bytes(encoder["observed_bytes"]), format_bytes(encoder["planned_bytes"])
-    table.caption = f"{encoder['captured']} graphs in {encoder['capture_seconds']:.1f} s; {observed}, {planned} planned"
-    table.caption_justify = "left"
-    return table
-
-
-def speculation_tables(speculation: Mapping[str, Any]) -> list[Table | Text]:
-    """How many drafts were accepted, by position, and a remark on it; and for each batch size what the controller
-    chose, and why."""
-    drafts = Table(title=f"drafts ({speculation['method']})", title_justify="left", title_style="bold", box=None)
-    for name in ("position", "proposed", "reached", "accepted", "acceptance"):
-        drafts.add_column(name, justify="right")
-    for number, each in enumerate(speculation["positions"], start=1):
-        counts = (f"{each[name]:,}" for name in ("proposed", "reached", "accepted"))
-        share = each["acceptance"]
-        drafts.add_row(str(number), *counts, "-" if share is None else f"{share:.2f}")
+def _print_speculation(speculation: Mapping[str, Any], console: Console) -> None:
+    """How many drafts were accepted, by position, and remarks on it; and for each batch size what the controller chose,
+    and why."""
+    positions = [{"position": number, **each} for number, each in enumerate(speculation["positions"], start=1)]
+    Table(DRAFTS, positions, f"drafts ({speculation['method']})").print(console)
     steps = " and ".join(f"{count:,} with {k}" for k, count in speculation["steps"].items())
     facts = [f"steps with decode rows: {steps} drafts"]
     if speculation["rows_without_draft"]:
@@ -120,25 +120,22 @@ def speculation_tables(speculation: Mapping[str, Any]) -> list[Table | Text]:
     if speculation["graphs"] is not None and speculation["graphs"]["steps"]["eager"]:
         reasons = ", ".join(speculation["graphs"]["eager_reasons"])
         facts.append(f"{speculation['graphs']['steps']['eager']:,} steps of the drafter ran eagerly ({reasons})")
-    # Not the table's caption, which would be broken at the table's few columns.
-    return [drafts, Text("\n".join(facts), style="dim italic"), controller_table(speculation["controller"])]
+    console.print(_remark("\n".join(facts)))
+    Table(CONTROLLER, speculation["controller"]["batch_sizes"], "drafts by batch size").print(console)
 
 
-def controller_table(controller: Mapping[str, Any]) -> Table:
-    """The controller's choices, and their grounds."""
-    table = Table(title="drafts by batch size", title_justify="left", title_style="bold", box=None)
-    for name in ("rows", "choice", "ground"):
-        table.add_column(name, justify="left" if name == "ground" else "right")
-    for each in controller["batch_sizes"]:
-        fewest, most = each["rows"]
-        rows = str(most) if fewest == most else f"{fewest} to {most}"
-        table.add_row(rows, f"{each['choice']} drafts", each["ground"])
-    return table
+def _captured(graphs: Mapping[str, Any]) -> Text:
+    observed, planned = format_bytes(graphs["observed_bytes"]), format_bytes(graphs["planned_bytes"])
+    return _remark(f"{graphs['captured']} graphs in {graphs['capture_seconds']:.1f} s; {observed}, {planned} planned")
 
 
-def figures_table(title: str, justify: Literal["left", "right"] = "right") -> Table:
+def _remark(text: str) -> Text:
+    return Text(text, style="dim italic")
+
+
+def figures_table(title: str, justify: Literal["left", "right"] = "right") -> RichTable:
     """A table of names and what belongs to them."""
-    table = Table(title=title, title_justify="left", title_style="bold", box=None, show_header=False)
+    table = RichTable(title=title, title_justify="left", title_style="bold", box=None, show_header=False)
     table.add_column(style="cyan", no_wrap=True)
     table.add_column(justify=justify)
     return table

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import inspect
 import json
+import sys
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
-from types import UnionType
-from typing import Annotated, Any, get_args, get_origin
+from typing import Annotated, Any
 
 import typer
 from pydantic.fields import FieldInfo
 
-from ostinato.cli.options import with_flags
+from ostinato.cli.options import setting_flag, with_flags
 from ostinato.errors import RequestError
 from ostinato.sample.guide import Guide
 from ostinato.sample.params import SamplingParams
@@ -57,6 +57,18 @@ def as_message(text: str, role: str = "user") -> dict[str, str]:
     return {"role": role, "content": text}
 
 
+def read_prompts(file: Path) -> tuple[str, ...]:
+    """The lines of a file, or of stdin as `-`, that are not blank. RequestError if there are none."""
+    try:
+        text = sys.stdin.read() if str(file) == "-" else file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise RequestError(f"the prompts in {file} cannot be read: {error}") from None
+    lines = tuple(line for line in text.splitlines() if line.strip())
+    if not lines:
+        raise RequestError(f"there is no prompt in {file}; put one on each line")
+    return lines
+
+
 def template_variables(text: str | None) -> dict[str, Any]:
     """The object that `--chat-template-kwargs` holds; RequestError if it is anything else."""
     if text is None:
@@ -80,28 +92,14 @@ def _flags(leave_out: Collection[str]) -> Iterator[inspect.Parameter]:
         of_guide = {f"{_GUIDE}{kind}": each for kind, each in Guide.model_fields.items()}
         fields |= of_guide if name == "guide" else {name: field}
     for name, field in fields.items():
-        kind, metavar = _kind(field.annotation)
-        flag = "--" + name.replace("_", "-")
-        option = typer.Option(
-            f"{flag}/--no-{flag[2:]}" if kind is bool else flag,
-            help=" ".join((field.description or "").split()),
-            metavar="FILE|TEXT" if name in _TEXTS_IN_FILES else metavar,
+        yield setting_flag(
+            name,
+            field,
+            " ".join((field.description or "").split()),
+            "FILE|TEXT" if name in _TEXTS_IN_FILES else None,
             show_default=str(field.default) if name == "max_tokens" else False,
             rich_help_panel=PANEL,
         )
-        annotation = Annotated[kind | None, option]  # type: ignore[valid-type]
-        yield inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
-
-
-def _kind(annotation: Any) -> tuple[Any, str | None]:
-    """The type that typer parses, and what help shows for it."""
-    if isinstance(annotation, UnionType):
-        annotation = next(kind for kind in get_args(annotation) if kind is not type(None))
-    if get_origin(annotation) is dict:
-        return list[str], "ID=BIAS"
-    if get_origin(annotation) is tuple:
-        return list[get_args(annotation)[0]], None  # type: ignore[misc]
-    return annotation, None
 
 
 def _values(given: dict[str, Any]) -> dict[str, Any]:

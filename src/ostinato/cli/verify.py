@@ -13,8 +13,9 @@ import typer
 from rich.console import Console
 
 from ostinato.cli.options import engine_options, name_model
+from ostinato.cli.requests import read_prompts
 from ostinato.cli.verify_tables import print_report
-from ostinato.errors import ConfigError, RequestError
+from ostinato.errors import ConfigError
 
 EXIT_DIFFERENT = 1
 
@@ -80,18 +81,6 @@ def verify(
         print_report(report, Console())
     if not has_passed(report):
         raise typer.Exit(EXIT_DIFFERENT)
-
-
-def read_prompts(file: Path) -> tuple[str, ...]:
-    """The lines of a file that are not blank. RequestError if there are none."""
-    try:
-        text = file.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise RequestError(f"the prompts in {file} cannot be read: {error}") from None
-    lines = tuple(line for line in text.splitlines() if line.strip())
-    if not lines:
-        raise RequestError(f"there is no prompt in {file}; put one on each line")
-    return lines
 
 
 @contextmanager
