@@ -1,4 +1,4 @@
-"""Dataclasses as plain data and back, for JSON."""
+"""Plain data as JSON: dataclasses there and back, and the files of a checkpoint."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from pydantic import TypeAdapter
+
+from ostinato.errors import ModelError
 
 Data = TypeVar("Data")
 
@@ -39,3 +41,16 @@ def load_json(kind: type[Data], path: Path) -> Data:
 def _adapter(kind: Any) -> TypeAdapter[Any]:
     # Built when first asked for: the one of a plan takes tens of milliseconds.
     return TypeAdapter(kind)
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in a JSON file, empty if there is no such file. ModelError if it holds anything else."""
+    if not path.is_file():
+        return {}
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ModelError(f"{path} cannot be read: {error}") from None
+    if not isinstance(value, dict):
+        raise ModelError(f"{path} should hold an object, not a {type(value).__name__}")
+    return value

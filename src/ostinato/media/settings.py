@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ostinato.errors import ModelError
-from ostinato.plan.json_file import read_json
+from ostinato.plain_data import read_json
 from ostinato.plan.model import VisionSpec
 
 _CLIP_MEAN, _CLIP_STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)

@@ -14,8 +14,8 @@ from ostinato.demo import CHECKPOINTS, checkpoint_dir
 from ostinato.errors import ConfigError, ModelError, Remedy
 from ostinato.models.registry import MODELS
 from ostinato.models.table import with_table
+from ostinato.plain_data import read_json
 from ostinato.plan.compressed_tensors import stored_quantization
-from ostinato.plan.json_file import read_json
 from ostinato.plan.model import ModelSpec, VisionSpec
 from ostinato.plan.quantization_setting import with_quantization
 from ostinato.plan.speculation.drafter import with_drafter

@@ -1,4 +1,4 @@
-"""Helpers for the architecture files: reading a config.json, and counting parameters."""
+"""Helpers for the architecture files: reading a config.json."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ import jinja2.parser
 import jinja2.sandbox
 
 from ostinato.errors import ModelError, RequestError
-from ostinato.plan.json_file import read_json
+from ostinato.plain_data import read_json
 
 # Stands after a message that is to be continued, to find its end in the rendered text. The space after it
 # shows whether the template trims messages.

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import tokenizers
 
 from ostinato.errors import ModelError, RequestError
-from ostinato.plan.json_file import read_json
+from ostinato.plain_data import read_json
 
 _BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 _SAMPLING_SETTINGS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
