@@ -30,7 +30,6 @@ class Attention(Module):
         spec: AttentionSpec,
         *,
         bias: bool = False,
-        out_bias: bool = False,
         qk_norm_eps: float | None = None,
         scale: float | None = None,
         in_multiplier: float = 1.0,
@@ -44,7 +43,7 @@ class Attention(Module):
         self.q_size, self.kv_size = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
         parts = (("q_proj", self.q_size), ("k_proj", self.kv_size), ("v_proj", self.kv_size))
         self.qkv = PackedLinear(build, hidden_size, parts, bias, in_multiplier=in_multiplier)
-        self.o_proj = Linear(build, self.q_size, hidden_size, out_bias, out_multiplier)
+        self.o_proj = Linear(build, self.q_size, hidden_size, bias, out_multiplier)
         self.q_norm = RMSNorm(build, spec.head_dim, qk_norm_eps) if qk_norm_eps is not None else None
         self.k_norm = RMSNorm(build, spec.head_dim, qk_norm_eps) if qk_norm_eps is not None else None
         self.scale = spec.head_dim**-0.5 if scale is None else scale

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from ostinato.errors import ModelError
@@ -106,6 +107,28 @@ def attention_spec(config: Mapping[str, Any], head_dim: int | None = None) -> At
         num_kv_heads=integer(config, "num_key_value_heads", num_heads),
         head_dim=integer(config, "head_dim", head_dim),
     )
+
+
+@dataclass(frozen=True)
+class HybridHyperparameters:
+    """What models build attention and mixers from that Bamba, Granite and Falcon-H1 spell alike."""
+
+    attention_bias: bool
+    mamba_proj_bias: bool
+    conv_bias: bool
+    dt_limit: tuple[float, float]
+    norm_eps: float
+
+
+def hybrid_fields(config: Mapping[str, Any], norm_eps: float) -> dict[str, Any]:
+    """The fields of HybridHyperparameters; `norm_eps` is that of a config.json that names none."""
+    return {
+        "attention_bias": flag(config, "attention_bias", False),
+        "mamba_proj_bias": flag(config, "mamba_proj_bias", False),
+        "conv_bias": flag(config, "mamba_conv_bias", True),
+        "dt_limit": time_step_limit(config),
+        "norm_eps": number(config, "rms_norm_eps", norm_eps),
+    }
 
 
 def top_k(config: Mapping[str, Any], num_experts: int, default: int | None = None) -> int:

@@ -33,8 +33,7 @@ class Bamba(Decoder):
         )
 
     def _attention(self, spec: AttentionSpec, hyper: BambaHyperparameters) -> Attention:
-        bias = hyper.attention_bias
-        return Attention(self.build, self.spec.hidden_size, spec, bias=bias, out_bias=bias)
+        return Attention(self.build, self.spec.hidden_size, spec, bias=hyper.attention_bias)
 
     def _mamba(self, spec: Mamba2Spec, hyper: BambaHyperparameters) -> Mamba2Mixer:
         return Mamba2Mixer(

@@ -7,14 +7,14 @@ from typing import Any
 
 from ostinato.errors import ModelError
 from ostinato.models.hyperparameters import (
+    HybridHyperparameters,
     activation,
     attention_spec,
     expanded_mamba2_spec,
     flag,
+    hybrid_fields,
     integer,
-    number,
     shared_fields,
-    time_step_limit,
 )
 from ostinato.models.rope import parse_rope
 from ostinato.plan.model import LayerSpec, ModelSpec, RopeSpec
@@ -24,16 +24,11 @@ ROTATED_PART = 0.5
 
 
 @dataclass(frozen=True)
-class BambaHyperparameters:
+class BambaHyperparameters(HybridHyperparameters):
     """What models/bamba/model.py builds from, beside the layers."""
 
     intermediate_size: int
-    attention_bias: bool
     mlp_bias: bool
-    mamba_proj_bias: bool
-    conv_bias: bool
-    dt_limit: tuple[float, float]
-    norm_eps: float
 
 
 def model_spec(config: dict[str, Any]) -> ModelSpec:
@@ -41,13 +36,9 @@ def model_spec(config: dict[str, Any]) -> ModelSpec:
     activation(config, "hidden_act", "silu", ("silu",))
     kinds, attention, mamba2 = _kinds(config), attention_spec(config), expanded_mamba2_spec(config)
     hyper = BambaHyperparameters(
+        **hybrid_fields(config, norm_eps=1e-5),
         intermediate_size=integer(config, "intermediate_size"),
-        attention_bias=flag(config, "attention_bias", False),
         mlp_bias=flag(config, "mlp_bias", False),
-        mamba_proj_bias=flag(config, "mamba_proj_bias", False),
-        conv_bias=flag(config, "mamba_conv_bias", True),
-        dt_limit=time_step_limit(config),
-        norm_eps=number(config, "rms_norm_eps", 1e-5),
     )
     layers = {"attention": LayerSpec("attention", attention), "mamba2": LayerSpec("mamba2", mamba2=mamba2)}
     return ModelSpec(

@@ -7,14 +7,15 @@ from typing import Any
 
 from ostinato.errors import ModelError
 from ostinato.models.hyperparameters import (
+    HybridHyperparameters,
     activation,
     attention_spec,
     expanded_mamba2_spec,
     flag,
+    hybrid_fields,
     integer,
     number,
     shared_fields,
-    time_step_limit,
 )
 from ostinato.models.rope import parse_rope
 from ostinato.plan.model import LayerSpec, ModelSpec
@@ -38,20 +39,15 @@ class Multipliers:
 
 
 @dataclass(frozen=True)
-class FalconH1Hyperparameters:
+class FalconH1Hyperparameters(HybridHyperparameters):
     """What models/falcon_h1/model.py builds from, beside the layers."""
 
     multipliers: Multipliers
     intermediate_size: int
-    attention_bias: bool
     mlp_bias: bool
-    mamba_in_bias: bool
     mamba_out_bias: bool
-    conv_bias: bool
     mamba_norm: bool
     mamba_norm_before_gate: bool
-    dt_limit: tuple[float, float]
-    norm_eps: float
 
 
 def model_spec(config: dict[str, Any]) -> ModelSpec:
@@ -73,15 +69,11 @@ def _hyperparameters(config: dict[str, Any]) -> FalconH1Hyperparameters:
     return FalconH1Hyperparameters(
         multipliers=_multipliers(config),
         intermediate_size=integer(config, "intermediate_size"),
-        attention_bias=flag(config, "attention_bias", False),
+        **hybrid_fields(config, norm_eps=1e-5),
         mlp_bias=flag(config, "mlp_bias", False),
-        mamba_in_bias=flag(config, "mamba_proj_bias", False),
         mamba_out_bias=flag(config, "projectors_bias", False),
-        conv_bias=flag(config, "mamba_conv_bias", True),
         mamba_norm=flag(config, "mamba_rms_norm", False),
         mamba_norm_before_gate=flag(config, "mamba_norm_before_gate", True),
-        dt_limit=time_step_limit(config),
-        norm_eps=number(config, "rms_norm_eps", 1e-5),
     )
 
 

@@ -94,7 +94,6 @@ class GraniteMoeHybrid(Decoder):
             self.spec.hidden_size,
             spec,
             bias=hyper.attention_bias,
-            out_bias=hyper.attention_bias,
             scale=hyper.attention_multiplier,
             out_multiplier=hyper.residual_multiplier,
         )

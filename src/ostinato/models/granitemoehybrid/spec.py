@@ -7,14 +7,14 @@ from typing import Any
 
 from ostinato.errors import ModelError
 from ostinato.models.hyperparameters import (
+    HybridHyperparameters,
     activation,
     attention_spec,
     expanded_mamba2_spec,
-    flag,
+    hybrid_fields,
     integer,
     number,
     shared_fields,
-    time_step_limit,
     top_k,
 )
 from ostinato.models.rope import parse_rope
@@ -31,15 +31,10 @@ POSITIONS = (None, "nope", "rope")
 
 
 @dataclass(frozen=True)
-class GraniteMoeHybridHyperparameters:
+class GraniteMoeHybridHyperparameters(HybridHyperparameters):
     """What models/granitemoehybrid/model.py builds from, beside the layers."""
 
     shared_intermediate_size: int
-    attention_bias: bool
-    mamba_proj_bias: bool
-    conv_bias: bool
-    dt_limit: tuple[float, float]
-    norm_eps: float
     embedding_multiplier: float
     attention_multiplier: float
     """Takes the place of head_dim ** -0.5."""
@@ -70,11 +65,7 @@ def model_spec(config: dict[str, Any]) -> ModelSpec:
 def _hyperparameters(config: dict[str, Any]) -> GraniteMoeHybridHyperparameters:
     return GraniteMoeHybridHyperparameters(
         shared_intermediate_size=integer(config, "shared_intermediate_size", 1024),
-        attention_bias=flag(config, "attention_bias", False),
-        mamba_proj_bias=flag(config, "mamba_proj_bias", False),
-        conv_bias=flag(config, "mamba_conv_bias", True),
-        dt_limit=time_step_limit(config),
-        norm_eps=number(config, "rms_norm_eps", 1e-6),
+        **hybrid_fields(config, norm_eps=1e-6),
         embedding_multiplier=number(config, "embedding_multiplier", 1.0),
         attention_multiplier=number(config, "attention_multiplier", 1.0),
         residual_multiplier=number(config, "residual_multiplier", 1.0),

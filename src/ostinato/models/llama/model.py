@@ -20,11 +20,10 @@ class Llama(Decoder):
         build, size = self.build, self.spec.hidden_size
         hyper: LlamaHyperparameters = self.spec.hyperparameters
         assert layer.attention is not None, "every layer has attention"
-        bias = hyper.attention_bias
         return Block(
             build,
             size,
             hyper.norm_eps,
-            attention=Attention(build, size, layer.attention, bias=bias, out_bias=bias),
+            attention=Attention(build, size, layer.attention, bias=hyper.attention_bias),
             mlp=GatedMLP(build, size, hyper.intermediate_size, hyper.mlp_bias),
         )

@@ -25,11 +25,11 @@ def qwen3_block(
 ) -> Block:
     """A layer of Qwen3; `mlp` stands in for the gated one (experts)."""
     assert layer.attention is not None, "every layer has attention"
-    bias, eps = hyper.attention_bias, hyper.norm_eps
+    eps = hyper.norm_eps
     return Block(
         build,
         size,
         eps,
-        attention=Attention(build, size, layer.attention, bias=bias, out_bias=bias, qk_norm_eps=eps),
+        attention=Attention(build, size, layer.attention, bias=hyper.attention_bias, qk_norm_eps=eps),
         mlp=GatedMLP(build, size, hyper.intermediate_size) if mlp is None else mlp,
     )
