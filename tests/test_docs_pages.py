@@ -24,6 +24,7 @@ _FENCED = re.compile(r"```.*?```", re.DOTALL)
 _LINK = re.compile(r"\]\(([^)\s]+)\)")
 _PATH = re.compile(r"`((?:[\w.-]+/)+[\w.*-]+\.\w+|(?:[\w.-]+/)+)`")
 _FLAG = re.compile(r"`(--[a-z0-9-]+)")
+_NAME = re.compile(r"`(?:--)?([a-z][a-z0-9_-]+)")
 
 every_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 
@@ -164,7 +165,7 @@ def test_a_flag_of_vllms_that_is_said_to_work_does() -> None:
     named = {
         setting(theirs): setting(ours)
         for row in same
-        for theirs, ours in zip(_FLAG.findall(row[1]), _FLAG.findall(row[3]), strict=False)
+        for theirs, ours in zip(_NAME.findall(row[1]), _FLAG.findall(row[3]), strict=False)
     }
     assert named == ALIASES
     assert {setting(flag) for flag in flags()["serve"]} >= set(named)
