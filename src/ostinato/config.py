@@ -14,7 +14,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator, model_serializer
 from pydantic_core import ErrorDetails, PydanticCustomError
 
-from ostinato.errors import ConfigError, Remedy
+from ostinato.errors import ConfigError, Remedy, problem_of
 from ostinato.size_lists import checked_sizes
 from ostinato.speculative_setting import LOOKUPS, short_form, speculative_fields
 from ostinato.units import parse_bytes
@@ -325,15 +325,11 @@ def _config_error(problems: list[ErrorDetails]) -> ConfigError:
         if problem["type"] == "extra_forbidden":
             lines.append(_unknown_setting(name))
             continue
-        if problem["type"] in ("capture_sizes", "speculative"):
-            lines.append(problem["msg"])
-        else:
-            lines.append(f"{name} = {problem['input']!r}: {_lower_first(problem['msg'])}")
-        context = problem.get("ctx", {})
-        nearest = [context[key] for key in ("nearest", "ge", "le") if key in context]
-        if name == "memory_utilization" and not nearest and "gt" in context:
-            nearest = [0.01]
-        remedies += [Remedy(name, value) for value in nearest[:1]]
+        text, nearest = problem_of(problem)
+        lines.append(problem["msg"] if problem["type"] in ("capture_sizes", "speculative") else text)
+        if name == "memory_utilization" and problem["type"] == "greater_than":
+            nearest = [Remedy(name, 0.01)]
+        remedies += nearest
     return ConfigError("\n".join(lines), remedies)
 
 
@@ -342,7 +338,3 @@ def _unknown_setting(name: str) -> str:
     close = get_close_matches(name, known, n=3, cutoff=0.5)
     hint = f"did you mean {' or '.join(close)}?" if close else f"the known ones are {', '.join(known)}"
     return f"{name} is not a setting: {hint}"
-
-
-def _lower_first(message: str) -> str:
-    return message[:1].lower() + message[1:]

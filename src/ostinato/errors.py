@@ -7,7 +7,7 @@ value of it that works; where a planner computed it, planning again with that va
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -64,3 +64,16 @@ class RequestError(OstinatoError):
 
 class CaptureError(OstinatoError):
     """What was being captured would not be the same when it is replayed: a bug in a model or a kernel."""
+
+
+def reason(error: Exception) -> str:
+    """Why a file could not be read or written: of what the system says, the words alone."""
+    return getattr(error, "strerror", None) or str(error)
+
+
+def problem_of(found: Mapping[str, Any]) -> tuple[str, list[Remedy]]:
+    """What pydantic found wrong with one setting, and the nearest legal value, if there is one."""
+    name, said = ".".join(map(str, found["loc"])), str(found["msg"]).removeprefix("Value error, ")
+    nearest = [found["ctx"][key] for key in ("nearest", "ge", "le") if key in found.get("ctx", {})]
+    text = f"{name} = {found['input']!r}: {said[:1].lower()}{said[1:]}" if name else said
+    return text, [Remedy(name, value) for value in nearest[:1]]

@@ -14,7 +14,7 @@ from ostinato.bench.figures import Trace, spread
 from ostinato.bench.reports import Column, Report, Say, Table, engine_facts, engine_lines
 from ostinato.config import EngineConfig
 from ostinato.demo.problems import held_out
-from ostinato.errors import ConfigError, Remedy
+from ostinato.errors import ConfigError, Remedy, reason
 from ostinato.models.checkpoint import load_spec, resolve_model_dir
 from ostinato.plan.speculation.drafter import available_methods
 
@@ -206,7 +206,7 @@ def _lines(path: Path) -> list[str]:
     try:
         lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} cannot be read: {error}") from None
+        raise ConfigError(f"{path} cannot be read: {reason(error)}") from None
     if not lines:
         raise ConfigError(f"{path} holds no prompts, one per line")
     return lines

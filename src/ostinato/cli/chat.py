@@ -103,6 +103,7 @@ class Conversation:
     def attach(self, source: str) -> None:
         """Shows an image with the next message. RequestError if it, or any image, cannot be taken."""
         from ostinato.media.load import load_image
+        from ostinato.media.messages import MediaError
 
         part: dict[str, Any] = {"type": "image", "image": source}
         media = self.llm.engine.media
@@ -110,7 +111,10 @@ class Conversation:
             # Read once: the file may be another one when the conversation goes on.
             part["image"] = load_image(source, media.sources)
         # Alone, to see whether it can be taken at all.
-        self.llm.engine.render_chat_media([{"role": "user", "content": [part]}], **self.variables)
+        try:
+            self.llm.engine.render_chat_media([{"role": "user", "content": [part]}], **self.variables)
+        except MediaError as error:  # names a place in messages that nobody typed
+            raise RequestError(f"the image {source} cannot be shown: {error.reason}", error.remedies) from None
         self.attached.append(part)
 
     def answer(self, text: str) -> None:

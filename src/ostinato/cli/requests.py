@@ -13,7 +13,7 @@ import typer
 from pydantic.fields import FieldInfo
 
 from ostinato.cli.options import setting_flag, with_flags
-from ostinato.errors import RequestError
+from ostinato.errors import RequestError, reason
 from ostinato.sample.guide import Guide
 from ostinato.sample.params import SamplingParams
 
@@ -62,7 +62,7 @@ def read_prompts(file: Path) -> tuple[str, ...]:
     try:
         text = sys.stdin.read() if str(file) == "-" else file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise RequestError(f"the prompts in {file} cannot be read: {error}") from None
+        raise RequestError(f"the prompts in {file} cannot be read: {reason(error)}") from None
     lines = tuple(line for line in text.splitlines() if line.strip())
     if not lines:
         raise RequestError(f"there is no prompt in {file}; put one on each line")
@@ -121,7 +121,8 @@ def _text(name: str, given: str) -> str:
         return Path(given).read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
         flag = "--" + name.replace("_", "-")
-        raise RequestError(f"{flag} {given} is neither the text itself nor a file that can be read: {error}") from None
+        message = f"{flag} {given} is neither the text itself nor a file that can be read: {reason(error)}"
+        raise RequestError(message) from None
 
 
 def _bias(entry: str) -> tuple[int, float]:

@@ -15,7 +15,7 @@ from urllib.parse import unquote, unquote_to_bytes, urlsplit
 import numpy as np
 from PIL import Image, ImageOps
 
-from ostinato.errors import Remedy, RequestError
+from ostinato.errors import Remedy, RequestError, reason
 
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
 MAX_PIXELS = 2**26
@@ -165,8 +165,7 @@ def _read(source: str | os.PathLike[str], sources: Sources) -> bytes:
         with path.open("rb") as file:
             content = file.read(MAX_FILE_BYTES + 1)  # a pipe or a device may have no end
     except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise RequestError(f"the image {_shown(path)} cannot be read: {reason}") from None
+        raise RequestError(f"the image {_shown(path)} cannot be read: {reason(error)}") from None
     if len(content) > MAX_FILE_BYTES:
         raise RequestError(f"the image {_shown(path)} is larger than {MAX_FILE_BYTES} bytes; make it smaller")
     return content

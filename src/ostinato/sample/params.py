@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from ostinato.errors import Remedy, RequestError
+from ostinato.errors import Remedy, RequestError, problem_of
 from ostinato.sample.guide import Guide
 
 
@@ -189,10 +189,7 @@ def _request_error(error: ValidationError, known: Iterable[str]) -> RequestError
             meant = f" (did you mean {close[0]}?)" if close else ""
             problems.append(f"unknown sampling parameter {setting}{meant}; known are {', '.join(known)}")
             continue
-        message = detail["msg"].removeprefix("Value error, ")
-        problems.append(f"{setting}={detail['input']!r}: {message}" if setting else message)
-        context = detail.get("ctx", {})
-        for bound in ("ge", "le"):
-            if bound in context:
-                remedies.append(Remedy(setting, context[bound]))
+        text, nearest = problem_of(detail)
+        problems.append(text)
+        remedies += nearest
     return RequestError("; ".join(problems), remedies)

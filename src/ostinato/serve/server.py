@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import signal
 import socket
 from collections.abc import Callable, Iterator
@@ -13,7 +14,7 @@ import uvicorn
 
 from ostinato.config import EngineConfig
 from ostinato.engine.process.launch import keep_for_good
-from ostinato.errors import ConfigError
+from ostinato.errors import ConfigError, reason
 from ostinato.observe.logs import configure_logs
 from ostinato.serve.app import make_app
 from ostinato.serve.http.connection import Connection
@@ -94,6 +95,8 @@ def _listen(settings: ServeSettings) -> socket.socket:
     try:
         return socket.create_server((settings.host, settings.port), family=family, backlog=2048)
     except OSError as error:
-        reason = error.strerror or str(error)
-        advice = "host is an address of this machine" if isinstance(error, socket.gaierror) else "choose another port"
-        raise ConfigError(f"the server cannot listen on {settings.host}:{settings.port}: {reason}; {advice}") from None
+        # Python adds the address, which the message has already.
+        said = reason(error).partition(" (while attempting")[0]
+        is_foreign = isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL
+        advice = "host should be an address of this machine" if is_foreign else "choose another port"
+        raise ConfigError(f"the server cannot listen on {settings.host}:{settings.port}: {said}; {advice}") from None

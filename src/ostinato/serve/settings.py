@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import ipaddress
 from functools import lru_cache
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError, model_validator
 
-from ostinato.errors import ConfigError, Remedy
+from ostinato.errors import ConfigError, problem_of, reason
 from ostinato.observe.logs import LogFormat, LogLevel
 
 
@@ -69,21 +70,10 @@ class ServeSettings(BaseModel):
         try:
             super().__init__(**settings)
         except ValidationError as error:
-            details = error.errors()
-            named = [(".".join(str(part) for part in each["loc"]), each) for each in details]
-            problems = [
-                f"{name}={each['input']!r}: {each['msg'].removeprefix('Value error, ')}"
-                if name and not name.startswith("api_key")  # a key must not be printed
-                else each["msg"].removeprefix("Value error, ")
-                for name, each in named
-            ]
-            bounds = [
-                Remedy(name, each["ctx"][bound])
-                for name, each in named
-                for bound in ("ge", "le")
-                if bound in each.get("ctx", {})
-            ]
-            raise ConfigError("; ".join(problems), bounds) from None
+            # A key must not be printed.
+            found = [{**each, "loc": ()} if "api_key" in each["loc"] else each for each in error.errors()]
+            problems, remedies = zip(*map(problem_of, found), strict=True)
+            raise ConfigError("; ".join(problems), chain.from_iterable(remedies)) from None
 
     @model_validator(mode="after")
     def _guarded(self) -> ServeSettings:
@@ -109,7 +99,7 @@ def _keys_in(path: Path | None) -> tuple[str, ...]:
     try:
         keys = tuple(line.strip() for line in path.read_text(encoding="utf-8").splitlines() if line.strip())
     except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"api_key_file {path} cannot be read: {error}") from None
+        raise ValueError(f"api_key_file {path} cannot be read: {reason(error)}") from None
     if not keys:
         raise ValueError(f"api_key_file {path} holds no key; write one a line")
     return keys
