@@ -71,7 +71,10 @@ class ServeSettings(BaseModel):
             super().__init__(**settings)
         except ValidationError as error:
             # A key must not be printed.
-            found = [{**each, "loc": ()} if "api_key" in each["loc"] else each for each in error.errors()]
+            found = [
+                {"loc": (), "msg": f"api_key: {each['msg']}"} if "api_key" in each["loc"] else each
+                for each in error.errors()
+            ]
             problems, remedies = zip(*map(problem_of, found), strict=True)
             raise ConfigError("; ".join(problems), chain.from_iterable(remedies)) from None
 
