@@ -68,6 +68,10 @@ class CaptureError(OstinatoError):
 
 def reason(error: Exception) -> str:
     """Why a file could not be read or written: of what the system says, the words alone."""
+    if isinstance(error, UnicodeDecodeError):
+        return "it is not text in UTF-8"
+    if isinstance(error, json.JSONDecodeError):
+        return f"it is not JSON ({error})"
     return getattr(error, "strerror", None) or str(error)
 
 

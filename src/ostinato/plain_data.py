@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from pydantic import TypeAdapter
 
-from ostinato.errors import ModelError
+from ostinato.errors import ModelError, reason
 
 Data = TypeVar("Data")
 
@@ -50,7 +50,7 @@ def read_json(path: Path) -> dict[str, Any]:
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise ModelError(f"{path} cannot be read: {error}") from None
+        raise ModelError(f"{path} cannot be read: {reason(error)}") from None
     if not isinstance(value, dict):
         raise ModelError(f"{path} should hold an object, not a {type(value).__name__}")
     return value

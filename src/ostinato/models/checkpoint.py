@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from dataclasses import replace
 from importlib import import_module
@@ -74,15 +73,9 @@ def load_spec(config: EngineConfig) -> ModelSpec:
 def read_config(directory: Path) -> dict[str, Any]:
     """The config.json of a checkpoint directory. ModelError if it is missing or broken."""
     path = directory / "config.json"
-    try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise ModelError(f"{directory} holds no config.json, so it is no checkpoint") from None
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise ModelError(f"{path} cannot be read: {error}") from None
-    if not isinstance(config, dict):
-        raise ModelError(f"{path} should hold an object, not a {type(config).__name__}")
-    return config
+    if not path.is_file():
+        raise ModelError(f"{directory} holds no config.json, so it is no checkpoint")
+    return read_json(path)
 
 
 def with_smallest_item(vision: VisionSpec, directory: Path) -> VisionSpec:

@@ -20,7 +20,7 @@ import jinja2.nodes
 import jinja2.parser
 import jinja2.sandbox
 
-from ostinato.errors import ModelError, RequestError
+from ostinato.errors import ModelError, RequestError, reason
 from ostinato.plain_data import read_json
 
 # Stands after a message that is to be continued, to find its end in the rendered text. The space after it
@@ -121,7 +121,7 @@ def load_chat_template(directory: Path, special_tokens: Mapping[str, str] | None
         try:
             found[name] = path.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
-            raise ModelError(f"{path} cannot be read: {error}") from None
+            raise ModelError(f"{path} cannot be read: {reason(error)}") from None
     return ChatTemplate(found, special_tokens)
 
 

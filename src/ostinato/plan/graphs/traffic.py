@@ -11,7 +11,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-from ostinato.errors import ConfigError, Remedy
+from ostinato.errors import ConfigError, Remedy, reason
 from ostinato.plan.graphs.coverage import smallest_holding
 
 
@@ -67,10 +67,8 @@ class Traffic:
         """Reads what `save` wrote. ConfigError if there is no such file, or it is not one of traffic."""
         try:
             data = json.loads(path.read_text(encoding="utf-8"))
-        except OSError as error:
-            raise ConfigError(f"traffic file {path} cannot be read: {error.strerror}") from None
-        except ValueError as error:
-            raise ConfigError(f"traffic file {path} is not JSON: {error}") from None
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"traffic file {path} cannot be read: {reason(error)}") from None
         try:
             return cls.from_json(data)
         except ConfigError as error:
