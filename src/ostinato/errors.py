@@ -75,9 +75,9 @@ def reason(error: Exception) -> str:
     return getattr(error, "strerror", None) or str(error)
 
 
-def problem_of(found: Mapping[str, Any]) -> tuple[str, list[Remedy]]:
+def problem_of(found: Mapping[str, Any], equals: str = " = ") -> tuple[str, list[Remedy]]:
     """What pydantic found wrong with one setting, and the nearest legal value, if there is one."""
     name, said = ".".join(map(str, found["loc"])), str(found["msg"]).removeprefix("Value error, ")
     nearest = [found["ctx"][key] for key in ("nearest", "ge", "le") if key in found.get("ctx", {})]
-    text = f"{name} = {found['input']!r}: {said[:1].lower()}{said[1:]}" if name else said
+    text = f"{name}{equals}{found['input']!r}: {said[:1].lower()}{said[1:]}" if name else said
     return text, [Remedy(name, value) for value in nearest[:1]]

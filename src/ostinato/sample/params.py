@@ -189,7 +189,7 @@ def _request_error(error: ValidationError, known: Iterable[str]) -> RequestError
             meant = f" (did you mean {close[0]}?)" if close else ""
             problems.append(f"unknown sampling parameter {setting}{meant}; known are {', '.join(known)}")
             continue
-        text, nearest = problem_of(detail)
+        text, nearest = problem_of(detail, equals="=")
         problems.append(text)
         remedies += nearest
     return RequestError("; ".join(problems), remedies)
