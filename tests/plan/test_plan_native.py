@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
-import re
+import subprocess
+import sys
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 
 import pytest
 
+from ostinato.matrix_units import request_matrix_units
 from ostinato.plan.device.instruction_sets import (
     CPU_FLAGS,
+    GRANTED,
+    STAND_INS,
     NativeFacts,
+    ask_for_matrix_units,
     choose_isa,
     detect_native,
     installed_modules,
     read_cpu_flags,
+    runnable_here,
 )
+from ostinato.plan.device.isa_table import MATRIX_UNITS, TABLE
 
 X86 = CPU_FLAGS["x86_64"]
 ALL = tuple(X86)
@@ -24,13 +31,14 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.mark.parametrize("isa", ALL)
 def test_a_cpu_gets_the_best_that_it_runs(isa: str) -> None:
-    assert choose_isa(ALL, X86[isa], "x86_64") == NativeFacts(isa, f"{isa} is the best that this CPU runs")
+    facts = choose_isa(ALL, X86[isa], "x86_64", GRANTED)
+    assert facts == NativeFacts(isa, f"{isa} is the best that this CPU runs", GRANTED)
 
 
 @pytest.mark.parametrize("isa", ALL)
 def test_one_missing_flag_is_enough_not_to_choose_an_instruction_set(isa: str) -> None:
     for flag in X86[isa]:
-        assert choose_isa(ALL, X86[ALL[-1]] - {flag}, "x86_64").isa != isa
+        assert choose_isa(ALL, X86[ALL[-1]] - {flag}, "x86_64", GRANTED).isa != isa
 
 
 def test_without_a_module_for_the_cpu_a_lesser_one_is_chosen_and_the_better_is_named() -> None:
@@ -96,8 +104,60 @@ def test_what_is_chosen_for_this_machine_is_installed() -> None:
     assert facts.isa is None or facts.isa in installed_modules()
 
 
-def test_the_build_knows_the_same_instruction_sets_in_the_same_order() -> None:
-    text = (ROOT / "cmake/instruction_sets.cmake").read_text()
-    assert {m: tuple(isas) for m, isas in CPU_FLAGS.items()} == {
-        machine: tuple(re.search(rf"set\(isas_of_{machine} (.*)\)", text)[1].split()) for machine in CPU_FLAGS
+def test_a_cpu_whose_matrix_units_are_refused_runs_without_them_and_the_reason_says_so() -> None:
+    facts = choose_isa(ALL, X86["x86_64_v4_amx"], "x86_64", "arch_prctl: Operation not permitted")
+    assert (facts.isa, facts.matrix_units) == ("x86_64_v4_bf16", "arch_prctl: Operation not permitted")
+    assert "the operating system refuses (arch_prctl: Operation not permitted)" in facts.reason
+    lesser = choose_isa(["x86_64_v4"], X86["x86_64_v4_amx"], "x86_64", "no")
+    assert lesser.isa == "x86_64_v4"
+    assert "x86_64_v4_bf16 would be better without its matrix units" in lesser.reason
+    alone = choose_isa(["x86_64_v4_amx"], X86["x86_64_v4_amx"], "x86_64", "no")
+    assert alone.isa is None
+    assert "refuses (no)" in alone.reason
+
+
+def test_matrix_units_are_asked_for_only_where_the_cpu_has_all_of_them() -> None:
+    def unasked() -> str | None:
+        raise AssertionError("asked")
+
+    assert ask_for_matrix_units(X86["x86_64_v4_bf16"] | {"amx_tile"}, unasked) is None
+    assert ask_for_matrix_units(X86["x86_64_v4_amx"], lambda: None) == GRANTED
+    assert ask_for_matrix_units(X86["x86_64_v4_amx"], lambda: "not today") == "not today"
+
+
+def test_the_answer_of_the_operating_system_is_a_fact_of_the_device(tmp_path: Path) -> None:
+    (tmp_path / "proc").mkdir()
+    (tmp_path / "proc/cpuinfo").write_text(f"flags : {' '.join(X86['x86_64_v4_amx'])}\n")
+    assert detect_native(tmp_path, lambda: None).matrix_units == GRANTED
+    assert detect_native(tmp_path, lambda: "not today").matrix_units == "not today"
+    assert detect_native(tmp_path, lambda: "not today").isa != "x86_64_v4_amx"
+
+
+def test_a_process_may_use_matrix_units_or_is_told_why_not() -> None:
+    refused = request_matrix_units()
+    if refused is None:
+        assert read_cpu_flags() >= MATRIX_UNITS
+    else:
+        assert refused
+
+
+def test_a_stand_in_is_never_chosen() -> None:
+    names = {isa for isas in STAND_INS.values() for isa in isas}
+    assert names
+    for flags in (X86["x86_64_v4"], X86["x86_64_v4_amx"]):
+        assert choose_isa(sorted(names), flags, "x86_64", GRANTED).isa is None
+
+
+def test_the_build_reads_the_one_table_without_any_package(tmp_path: Path) -> None:
+    script, written = ROOT / "cmake/write_instruction_sets.py", tmp_path / "isas.cmake"
+    subprocess.run([sys.executable, "-I", "-S", "-B", script, ROOT / "src", "x86_64", written], check=True)
+    values = {}
+    for line in written.read_text().splitlines()[1:]:
+        name, *words = line.removeprefix("set(").removesuffix(")").split()
+        values[name] = words
+    assert values["known_isas"] == list(X86)
+    assert values["stand_ins"] == list(STAND_INS["x86_64"])
+    assert values["runnable_isas"] == runnable_here()
+    assert {name: values[f"flags_of_{name}"] for name in (*X86, *STAND_INS["x86_64"])} == {
+        isa.name: list(isa.compiler_flags) for isa in TABLE["x86_64"]
     }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import platform
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -13,22 +12,21 @@ import torch
 from ostinato.ops import kernels
 from ostinato.ops.kernels import NativeKernel, load_extension
 from ostinato.plan.device.detect import detect
-from ostinato.plan.device.instruction_sets import choose_isa, installed_modules, read_cpu_flags
+from ostinato.plan.device.instruction_sets import CPU_FLAGS, installed_modules, runnable_here
+
+CHOSEN = {isa for isas in CPU_FLAGS.values() for isa in isas}
 
 
-def runnable_sets() -> list[str]:
-    """Instruction sets that are built and that this CPU has."""
-    flags, machine = read_cpu_flags(), platform.machine()
-    built = installed_modules()
-    return [isa for isa in sorted(built) if choose_isa([isa], flags, machine).isa == isa]
+def _parameters(built: list[str], lacking: str) -> list[Any]:
+    return [pytest.param(isa, id=isa) for isa in built] or [
+        pytest.param("", id="none", marks=pytest.mark.skip(reason=lacking))
+    ]
 
 
-SETS = [
-    pytest.param(
-        isa, id=isa, marks=[] if isa else pytest.mark.skip(reason="no native module is built: run make native")
-    )
-    for isa in runnable_sets() or [""]
-]
+_BUILT = [isa for isa in runnable_here() if isa in installed_modules()]
+
+SETS = _parameters([isa for isa in _BUILT if isa in CHOSEN], "no native module is built: run make native")
+"""Instruction sets that are built and that this CPU has."""
 
 
 def native_kernel(isa: str, name: str, *, deterministic: bool = False) -> NativeKernel:

@@ -6,24 +6,23 @@ Nothing is imported: a module for another CPU may not even load.
 from __future__ import annotations
 
 import platform
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 
-_V3 = frozenset({"avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "abm", "movbe"})
-_V4 = _V3 | {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}
+from ostinato.matrix_units import request_matrix_units
+from ostinato.plan.device.isa_table import MATRIX_UNITS, TABLE
 
 CPU_FLAGS: dict[str, dict[str, frozenset[str]]] = {
-    "x86_64": {
-        "x86_64_v3": _V3,
-        "x86_64_v4": _V4,
-        "x86_64_v4_bf16": _V4 | {"avx512_bf16", "avx512_vnni"},
-    },
-    "aarch64": {"aarch64": frozenset()},
+    machine: {isa.name: isa.cpu_flags for isa in isas if not isa.is_stand_in} for machine, isas in TABLE.items()
 }
-"""By machine: the instruction sets that modules are built for, worst first, and the flags of /proc/cpuinfo that a CPU
-must have for each (the x86-64 psABI's levels; `abm` is how Linux spells LZCNT)."""
+"""By machine: the instruction sets that the plan may choose, worst first, and the flags that a CPU must have."""
+
+STAND_INS: dict[str, dict[str, frozenset[str]]] = {
+    machine: {isa.name: isa.cpu_flags for isa in isas if isa.is_stand_in} for machine, isas in TABLE.items()
+}
+"""The same of those for tests."""
 
 HOW_TO_GET = (
     "install a C++17 compiler with OpenMP and Python's headers (Debian, Ubuntu: apt install g++ python3-dev), then "
@@ -34,24 +33,39 @@ HOW_TO_GET = (
 @dataclass(frozen=True)
 class NativeFacts:
     """`isa` names the module `ostinato._native_<isa>` to use, None if there is none; `reason` says why it is this one,
-    or what is missing and how to get it."""
+    or what is missing and how to get it. `matrix_units`: `granted`, or why the operating system refuses those that
+    the CPU has; None if it has none."""
 
     isa: str | None
     reason: str
+    matrix_units: str | None = None
 
 
 NOT_THIS_CPU = NativeFacts(None, "native kernels are for the CPU of this machine alone")
 """Of a GPU, or of a device that is only described."""
 
+GRANTED = "granted"
 
-def detect_native(root: Path = Path("/")) -> NativeFacts:
-    """The native kernels of this process's package, on the CPU that `root`/proc describes."""
-    return choose_isa(installed_modules(), read_cpu_flags(root), platform.machine())
+
+def detect_native(root: Path = Path("/"), request: Callable[[], str | None] = request_matrix_units) -> NativeFacts:
+    """The native kernels of this process's package, on the CPU that `root`/proc describes.
+
+    `request` asks for matrix units where the CPU has any, and says why it may not use them.
+    """
+    flags = read_cpu_flags(root)
+    return choose_isa(installed_modules(), flags, platform.machine(), ask_for_matrix_units(flags, request))
+
+
+def ask_for_matrix_units(
+    cpu_flags: Collection[str], request: Callable[[], str | None] = request_matrix_units
+) -> str | None:
+    """`NativeFacts.matrix_units` of a CPU with `cpu_flags`."""
+    return (request() or GRANTED) if MATRIX_UNITS.issubset(cpu_flags) else None
 
 
 def installed_modules(package: Path = Path(__file__).parents[2]) -> frozenset[str]:
     """The instruction sets whose modules lie beside the package's sources and fit this interpreter."""
-    known = (isa for isas in CPU_FLAGS.values() for isa in isas)
+    known = (isa.name for isas in TABLE.values() for isa in isas)
     return frozenset(
         isa for isa in known if any((package / f"_native_{isa}{suffix}").is_file() for suffix in EXTENSION_SUFFIXES)
     )
@@ -66,28 +80,50 @@ def read_cpu_flags(root: Path = Path("/")) -> frozenset[str]:
     return next((frozenset(line.split(":", 1)[1].split()) for line in lines if line.startswith("flags")), frozenset())
 
 
-def choose_isa(installed: Collection[str], cpu_flags: Collection[str], machine: str) -> NativeFacts:
-    """The best of the installed instruction sets that a CPU with `cpu_flags` runs; `machine` as `platform.machine`."""
+def choose_isa(
+    installed: Collection[str], cpu_flags: Collection[str], machine: str, matrix_units: str | None = None
+) -> NativeFacts:
+    """The best of the installed instruction sets that a CPU with `cpu_flags` runs; `machine` as `platform.machine`,
+    `matrix_units` as in `NativeFacts`."""
     isas = CPU_FLAGS.get(machine)
     if isas is None:
         return NativeFacts(None, f"native kernels exist for {' and '.join(CPU_FLAGS)}, and this machine is {machine}")
-    lacking = {isa: [flag for flag in sorted(needed) if flag not in cpu_flags] for isa, needed in isas.items()}
+    usable_flags = frozenset(cpu_flags)
+    unless = ""
+    if usable_flags >= MATRIX_UNITS and matrix_units != GRANTED:
+        usable_flags -= MATRIX_UNITS
+        unless = f" without its matrix units, which the operating system refuses ({matrix_units})"
+    isa, reason = _best(installed, isas, usable_flags, unless)
+    return NativeFacts(isa, reason, matrix_units)
+
+
+def _best(
+    installed: Collection[str], isas: dict[str, frozenset[str]], cpu_flags: frozenset[str], unless: str
+) -> tuple[str | None, str]:
+    """The best of `isas` that is installed and runs, and why; `unless`: what the CPU has and cannot be used."""
+    lacking = {isa: sorted(needed - cpu_flags) for isa, needed in isas.items()}
     runnable = [isa for isa in isas if not lacking[isa]]
     if not runnable:
         worst = next(iter(isas))
-        return NativeFacts(
-            None, f"native kernels need {worst} at least, and this CPU lacks {', '.join(lacking[worst])}"
-        )
+        return None, f"native kernels need {worst} at least, and this CPU lacks {', '.join(lacking[worst])}"
     best = runnable[-1]
     if best in installed:
-        return NativeFacts(best, f"{best} is the best that this CPU runs")
+        return best, f"{best} is the best that this CPU runs{unless}"
     usable = [isa for isa in runnable if isa in installed]
     if usable:
-        return NativeFacts(usable[-1], f"{usable[-1]} is installed; {best} would be better: {HOW_TO_GET}")
+        return usable[-1], f"{usable[-1]} is installed; {best} would be better{unless}: {HOW_TO_GET}"
     others = [isa for isa in isas if isa in installed]
     if not others:
-        return NativeFacts(None, f"no native kernels are installed: {HOW_TO_GET}")
+        return None, f"no native kernels are installed: {HOW_TO_GET}"
     missing = ", ".join(lacking[others[0]])
-    return NativeFacts(
-        None, f"native kernels are installed for {', '.join(others)}, and this CPU lacks {missing}: {HOW_TO_GET}"
+    return None, (
+        f"native kernels are installed for {', '.join(others)}, and this CPU lacks {missing}{unless}: {HOW_TO_GET}"
     )
+
+
+def runnable_here(root: Path = Path("/")) -> list[str]:
+    """The instruction sets that this machine runs, worst first, installed or not; stand-ins come last."""
+    flags, machine = read_cpu_flags(root), platform.machine()
+    granted = ask_for_matrix_units(flags)
+    chosen = [isa for isa in CPU_FLAGS.get(machine, {}) if choose_isa([isa], flags, machine, granted).isa == isa]
+    return chosen + [isa for isa, needed in STAND_INS.get(machine, {}).items() if needed <= flags]
