@@ -6,7 +6,7 @@ PY ?= $(BIN)/python
 # Programs of the machine are used where it has them.
 BUILD_TOOLS := scikit-build-core nanobind $(foreach tool,cmake ninja,$(if $(shell command -v $(tool)),,$(tool)))
 
-.PHONY: demo test test-reference soak docs-check lint format native native-sanitize clean
+.PHONY: demo test test-reference soak docs-check lint format native native-sanitize matrix-units clean
 
 demo: native
 	$(BIN)/ostinato generate \
@@ -39,11 +39,14 @@ format: .venv/.installed-test
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+# The instruction sets to build: the best that this machine runs, and what stands in for others in tests.
+ISA ?= native;stand_ins
+
 # Configures and builds in build/$(1), with the interpreter and the tools that $(PY) has. $(2): further options.
 define build_native
 export PATH="$(dir $(abspath $(PY))):$$PATH" && \
 cmake -S . -B build/$(1) -G Ninja -D Python_EXECUTABLE="$$($(PY) -c 'import sys; print(sys.executable)')" \
-  -D OSTINATO_ISA=native $(2) --log-level=NOTICE --no-warn-unused-cli && \
+  -D OSTINATO_ISA="$(ISA)" $(2) --log-level=NOTICE --no-warn-unused-cli && \
 cmake --build build/$(1) -- --quiet
 endef
 
@@ -71,6 +74,16 @@ native-sanitize: $(if $(filter $(BIN)/python,$(PY)),.venv/.installed-test)
 	cp build/sanitize/_native_*.so $(SANITIZED)/ostinato
 	LD_PRELOAD="$(PRELOADED)" ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 OMP_NUM_THREADS=2 \
 	  PYTHONPATH=$(SANITIZED) $(PY) -m pytest -p no:cacheprovider $(SANITIZED_TESTS)
+
+# On a processor with matrix units: builds the kernels with them and without, tests both, and times them beside torch's
+# products. The plan then chooses those with them.
+matrix-units: $(if $(filter $(BIN)/python,$(PY)),.venv/.installed-test)
+	$(MAKE) native PY=$(PY) ISA="x86_64_v4_bf16;x86_64_v4_amx"
+	PYTHONPATH=src $(PY) -c 'from ostinato.plan.device.instruction_sets import detect_native as detect; facts = detect(); print(facts.reason); exit(facts.isa != "x86_64_v4_amx")'
+	PYTHONPATH=src $(PY) -m pytest tests/ops tests/parity tests/models
+	PYTHONPATH=src $(PY) tools/compare_products.py
+	PYTHONPATH=src $(PY) tools/compare_products.py --int8
+	PYTHONPATH=src $(PY) -m ostinato.cli.main bench profile benchmarks/models/nemotron-h-300m --random-weights
 
 clean:
 	rm -rf .venv build dist src/*.egg-info src/ostinato/_native_*.so .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -5,6 +5,7 @@
 #include <nanobind/stl/vector.h>
 
 #include "bind.h"
+#include "tiles.h"
 
 #ifndef OSTINATO_MODULE
 #error "define OSTINATO_MODULE as the module's name, _native_ and the instruction set"
@@ -16,6 +17,11 @@ NB_MODULE(OSTINATO_MODULE, m) {
     // What an interpreter has not freed when it ends, an engine in a thread's or a traceback's frame, is no concern of
     // whoever reads its last lines.
     nb::set_leak_warnings(false);
+#endif
+#if defined(OSTINATO_TILES)
+    m.attr("tiles") = OSTINATO_TILES;
+#else
+    m.attr("tiles") = nb::none();
 #endif
     nb::class_<Program> program(m, "Program");
     program.def(nb::init<>())

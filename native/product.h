@@ -39,7 +39,7 @@ inline Float activated(Activation activation, Float value, Float gated) {
     switch (activation) {
         case SWIGLU: return silu(value) * gated;
         case SILU: return silu(value);
-        case RELU2: return max(value, Float{}) * max(value, Float{});
+        case RELU2: return value < Float{} ? Float{} : value * value;  // NaN stays NaN
         case GELU: return gelu(value);
         case GELU_TANH: return gelu_tanh(value);
         default: return value;

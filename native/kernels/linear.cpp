@@ -1,10 +1,12 @@
 // linear: y = x W^T + b, with scale, activation and residual on the way out.
 //
-// Many tokens are computed as many.h says; few, or all in a fixed order, as few.h does.
+// Many tokens are computed as many.h says, or on matrix units as tile_product.h does; few, or all in a fixed order, as
+// few.h does.
 
 #include "../bind.h"
 #include "../few.h"
 #include "../many.h"
+#include "../tile_product.h"
 
 namespace ostinato {
 namespace {
@@ -48,6 +50,14 @@ void linear(const Team& team, std::int64_t tokens, const Linear& in) {
             using W = std::remove_const_t<std::remove_pointer_t<decltype(weights)>>;
             const Weights<W> all{weights, in_size, out_size, scales, group};
             const auto compute = [&](auto* to) {
+#if defined(OSTINATO_TILES)
+                if constexpr (std::is_same_v<T, bf16>) {
+                    if (!in.fixed_order && tokens >= LEAST_TILE_TOKENS) {
+                        tiles::multiply(team, tokens, in.x.at<const T>(), in.x.strides[0], all, o, to);
+                        return;
+                    }
+                }
+#endif
                 if (in.fixed_order || tokens < MANY<Operand<T>, W>) {
                     multiply_few(team, tokens, in.x.at<const T>(), in.x.strides[0], all, o, to);
                 } else {

@@ -3,88 +3,14 @@
 // The choices of all tokens are sorted by expert, so that each expert's weights are read once, for all tokens that chose
 // it. Threads share out the rows of each expert: those of `up` give an intermediate value per choice, those of `down` are
 // added up per token. A thread adds up whole sums, expert after expert, so that neither the number of threads nor other
-// tokens change a bit.
+// tokens change a bit. Many tokens may go to matrix units instead, which add in another order (tile_experts.h).
 
 #include "../bind.h"
-#include "../dot_rows.h"
-#include "../product.h"
+#include "../experts.h"
+#include "../tile_experts.h"
 
 namespace ostinato {
 namespace {
-
-// Apart by an odd number of cache lines, so that tokens do not compete for places in the cache.
-inline std::int64_t spaced(std::int64_t size) { return (size + 63) / 64 * 64 + 32; }
-
-// What tokens chose, by expert: `choices` [tokens, 2, top_k] are numbers of experts, and their weights.
-struct Chosen {
-    const float* choices;
-    std::int64_t tokens, top_k, experts;
-    std::int32_t* order;   // [tokens * top_k] places of (token, choice), by expert, then in their own order
-    std::int32_t* starts;  // [experts + 1] where each expert's begin in `order`
-
-    std::int64_t token(std::int64_t at) const { return order[at] / top_k; }
-    int expert(std::int64_t place) const { return static_cast<int>(of(place)[0]); }
-    float weight(std::int64_t at) const { return of(order[at])[top_k]; }
-
-    void sort() {
-        std::fill(starts, starts + experts + 1, 0);
-        const std::int64_t places = tokens * top_k;
-        for (std::int64_t place = 0; place < places; ++place) ++starts[expert(place) + 1];
-        for (std::int64_t e = 0; e < experts; ++e) starts[e + 1] += starts[e];
-        for (std::int64_t place = 0; place < places; ++place) order[starts[expert(place)]++] = place;
-        std::copy_backward(starts, starts + experts, starts + experts + 1);
-        starts[0] = 0;
-    }
-
-    // Calls body(expert, next, begin, end) for each expert that was chosen, in ascending order; `next` is the one after it.
-    template <typename Body>
-    void each(Body&& body) const {
-        std::int64_t e = after(-1);
-        while (e < experts) {
-            const std::int64_t next = after(e);
-            body(e, next < experts ? next : e, starts[e], starts[e + 1]);
-            e = next;
-        }
-    }
-
-  private:
-    const float* of(std::int64_t place) const { return choices + place / top_k * 2 * top_k + place % top_k; }
-
-    std::int64_t after(std::int64_t e) const {
-        do ++e;
-        while (e < experts && starts[e] == starts[e + 1]);
-        return e;
-    }
-};
-
-// A weight of all experts, [experts, rows, size], with `scales` [experts, rows], or [experts, rows, size / group] if `group`
-// is not 0, where it is quantised.
-template <typename W>
-struct Stack {
-    const W* first;
-    const float* scales;
-    std::int64_t group, rows, size;
-
-    Rows<W> of(std::int64_t expert) const {
-        const W* weights = first + expert * rows * size;
-        if (!scales || group == 0) return {weights, rows, size};
-        return {weights, rows, size, scales + expert * rows * ((size + group - 1) / group), group};
-    }
-
-    // Multiplies the sums of rows `begin` to `end` of an expert by their scales, if each row has one.
-    void scale(std::int64_t expert, std::int64_t begin, std::int64_t end, std::int64_t tokens, float* sums,
-               int stride) const {
-        if (!scales || group != 0) return;
-        const float* from = scales + expert * rows;
-        for (std::int64_t row = begin; row < end; row += LANES) {
-            const Float factor = load_some(from + row, end - row);
-            for (std::int64_t t = 0; t < tokens; ++t) {
-                float* to = sums + t * stride + (row - begin);
-                store(to, load(to) * factor);
-            }
-        }
-    }
-};
 
 // Calls body(row, choice, sums) for the `mine` of each expert's rows, a panel from `row` on at a time, and for all that
 // chose the expert: sums[2][PANEL_ROWS]. The second half are those of the rows `second` further on, if any.
@@ -123,24 +49,19 @@ void copy(const T* from, X* to, std::int64_t size) {
     }
 }
 
-template <typename T>
-void put(const float* sums, const T* residual, T* y, std::int64_t begin, std::int64_t end) {
-    for (std::int64_t i = begin; i < end; i += LANES) {
-        Float value = load(sums + i);
-        if (residual) value += load_some(residual + i, end - i);
-        store_some(y + i, value, end - i);
-    }
-}
-
-struct Layer {
-    std::int64_t experts, size, inner;
-    Activation activation;
-};
-
 template <typename T, typename W>
 void run_experts(const Team& team, std::int64_t tokens, const T* x, std::int64_t x_stride, const float* choices,
                  std::int64_t top_k, const Layer& layer, const Stack<W>& up, const Stack<W>& down, const T* residual,
-                 std::int64_t residual_stride, T* y, std::int64_t y_stride) {
+                 std::int64_t residual_stride, T* y, std::int64_t y_stride, [[maybe_unused]] bool fixed_order) {
+#if defined(OSTINATO_TILES)
+    if constexpr (std::is_same_v<T, bf16>) {
+        if (!fixed_order && tokens * top_k >= LEAST_TILE_TOKENS * layer.experts) {
+            tiles::run_experts(team, tokens, x, x_stride, choices, top_k, layer, up, down, residual, residual_stride, y,
+                               y_stride);
+            return;
+        }
+    }
+#endif
     using X = Operand<T>;
     const std::int64_t experts = layer.experts, size = layer.size, inner = layer.inner;
     const std::int64_t places = tokens * top_k;
@@ -202,6 +123,7 @@ struct Moe : Arguments {
     FIELD(Maybe<Array<FLOAT32>>, up_scale);  // of 8-bit weights, as down_scale: [experts, rows], or one for each group of a row
     FIELD(Maybe<Array<FLOAT32>>, down_scale);
     FIELD(std::optional<std::int64_t>, group_size);
+    FIELD(bool, fixed_order);
     FIELD(Strided<VALUES>, out);  // [tokens, size]
 
     void check(const Reader& reader) const {
@@ -212,6 +134,7 @@ struct Moe : Arguments {
     }
 };
 
+// In `fixed_order` a token's bits do not depend on how many tokens are computed with it.
 void moe(const Team& team, std::int64_t tokens, const Moe& in) {
     if (tokens == 0) return;
     const Layer layer{in.down.shape[0], in.down.shape[1], in.down.shape[2], in.activation};
@@ -224,7 +147,8 @@ void moe(const Team& team, std::int64_t tokens, const Moe& in) {
             };
             run_experts(team, tokens, in.x.at<const T>(), in.x.strides[0], in.choices.at<const float>(),
                         in.choices.shape[2], layer, stack(in.up, in.up_scale), stack(in.down, in.down_scale),
-                        in.residual.at<const T>(), in.residual.strides[0], in.out.at<T>(), in.out.strides[0]);
+                        in.residual.at<const T>(), in.residual.strides[0], in.out.at<T>(), in.out.strides[0],
+                        in.fixed_order);
         };
         if (in.up.dtype == INT8) {
             run(std::int8_t{});

@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.native_kernels import checked_kernel, same_bits, spaced
-from tests.support.native_sets import SETS, native_kernel, threads
+from tests.support.native_sets import PRODUCT_SETS, native_kernel, threads
 
-pytestmark = pytest.mark.parametrize("isa", SETS)
+pytestmark = pytest.mark.parametrize("isa", PRODUCT_SETS)
 
 some = settings(max_examples=60, deadline=None, derandomize=True)
 seeds = st.integers(0, 2**31)
@@ -206,3 +206,11 @@ def test_gelu_is_as_exact_far_from_zero(isa: str) -> None:
         expected = activated(x.double(), activation)
         small = 1e-30 if activation == "gelu" else 1e-6  # 1 + tanh has lost its digits there
         torch.testing.assert_close(out.double(), expected, rtol=1e-5, atol=small, equal_nan=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("activation", [None, "relu2", "silu", "swiglu", "gelu", "gelu_pytorch_tanh"])
+def test_no_activation_makes_a_number_of_what_is_none(isa: str, activation: str | None, dtype: torch.dtype) -> None:
+    x = torch.full((20, 32), torch.nan, dtype=dtype)
+    out = checked_kernel(isa, "linear")(x, torch.ones(6, 32, dtype=dtype), activation=activation)
+    assert bool(out.isnan().all())

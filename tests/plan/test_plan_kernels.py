@@ -38,3 +38,13 @@ def test_native_kernels_that_are_asked_for_and_absent_are_an_error_that_names_th
     with pytest.raises(ConfigError, match="install a compiler") as caught:
         choose_kernels(hybrid(), BARE, "native")
     assert {remedy.value for remedy in caught.value.remedies} == {"auto", "reference"}
+
+
+def test_the_plan_says_what_runs_on_matrix_units() -> None:
+    with_units = replace(CPU, native=NativeFacts("x86_64_v4_amx", "it is the best", "granted"))
+    reasons = {op: choice.reason for op, choice in choose_kernels(hybrid(), with_units).items()}
+    assert reasons["linear"] == f"it is the best; on matrix units: {OPERATIONS['linear'].native.matrix_units}"
+    assert reasons["rms_norm"] == "it is the best"
+    in_order = choose_kernels(hybrid(), with_units, deterministic=True)
+    assert in_order["linear"].reason == "it is the best; in a fixed order, without matrix units"
+    assert choose_kernels(hybrid(), CPU)["linear"].reason == "it is the best"

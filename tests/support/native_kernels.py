@@ -10,12 +10,12 @@ import torch
 from tests.support.native_sets import native_kernel, record, threads
 
 
-def checked_kernel(isa: str, name: str) -> Callable[..., torch.Tensor]:
+def checked_kernel(isa: str, name: str, *, deterministic: bool = False) -> Callable[..., torch.Tensor]:
     """The kernel, which must give the same bits with 1 thread, with 2, and recorded, into a given output.
 
     All calls but one get copies of the arguments, in which what they write is compared.
     """
-    kernel = native_kernel(isa, name)
+    kernel = native_kernel(isa, name, deterministic=deterministic)
 
     def call(*args: Any, **kwargs: Any) -> torch.Tensor:
         alone, recorded = [_copy(arg) for arg in args], [_copy(arg) for arg in args]

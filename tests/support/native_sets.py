@@ -12,9 +12,14 @@ import torch
 from ostinato.ops import kernels
 from ostinato.ops.kernels import NativeKernel, load_extension
 from ostinato.plan.device.detect import detect
-from ostinato.plan.device.instruction_sets import CPU_FLAGS, installed_modules, runnable_here
+from ostinato.plan.device.instruction_sets import CPU_FLAGS, has_matrix_units, installed_modules, runnable_here
 
 CHOSEN = {isa for isas in CPU_FLAGS.values() for isa in isas}
+
+
+def uses_tiles(isa: str) -> bool:
+    """Whether its products run on matrix units, or on what stands in for them."""
+    return isa not in CHOSEN or has_matrix_units(isa)
 
 
 def _parameters(built: list[str], lacking: str) -> list[Any]:
@@ -27,6 +32,15 @@ _BUILT = [isa for isa in runnable_here() if isa in installed_modules()]
 
 SETS = _parameters([isa for isa in _BUILT if isa in CHOSEN], "no native module is built: run make native")
 """Instruction sets that are built and that this CPU has."""
+
+PRODUCT_SETS = _parameters(_BUILT, "no native module is built: run make native")
+"""The same, and what stands in for one that this CPU lacks: it has the kernels of matrix products."""
+
+TILED_SETS = _parameters(
+    [isa for isa in _BUILT if uses_tiles(isa)],
+    "no module with matrix units is built, nor what stands in for one: make native builds that for a CPU with AVX-512",
+)
+"""Those that multiply on matrix units, or on what stands in for them."""
 
 
 def native_kernel(isa: str, name: str, *, deterministic: bool = False) -> NativeKernel:

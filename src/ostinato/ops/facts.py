@@ -12,6 +12,7 @@ from typing import Any, Literal, overload
 
 from ostinato.ops import scratch, work
 from ostinato.ops.scratch import Scratch
+from ostinato.ops.sizes import LEAST_TILE_TOKENS
 from ostinato.ops.work import KernelWork
 
 Backend = Literal["tape", "cuda"]
@@ -40,6 +41,9 @@ class Implementation:
     deterministic: tuple[str, ...] = ()
     """Options that are on with `deterministic=True`, so that a token's bits depend on nothing but its own row. Without
     such options they never depend on more."""
+
+    matrix_units: str | None = None
+    """What of it runs on matrix units, where the processor has them and no option of `deterministic` is on."""
 
     scratch: Callable[..., Scratch] | None = None
     """Its memory, where that counts."""
@@ -164,13 +168,21 @@ class Operations:
     linear = Operation(
         _linear,
         Implementation(scratch=scratch.reference_quantized),
-        Implementation(scratch=scratch.native_linear, deterministic=("fixed_order",)),
+        Implementation(
+            scratch=scratch.native_linear,
+            deterministic=("fixed_order",),
+            matrix_units=f"bfloat16 products of {LEAST_TILE_TOKENS} tokens or more",
+        ),
         work=work.products,
     )
     moe = Operation(
         _like_first,
         Implementation(reads_on_host=True),
-        Implementation(scratch=scratch.native_moe),
+        Implementation(
+            scratch=scratch.native_moe,
+            deterministic=("fixed_order",),
+            matrix_units=f"bfloat16 tokens, {LEAST_TILE_TOKENS} or more for each expert",
+        ),
         part="moe",
         work=work.products,
     )

@@ -16,6 +16,7 @@ from typing import Any, Protocol
 
 import torch
 
+from ostinato.matrix_units import request_matrix_units
 from ostinato.ops.facts import OPERATIONS, Operations, Result
 
 Kernel = Callable[..., torch.Tensor]
@@ -151,5 +152,11 @@ def module_of(name: str) -> Any:
 
 
 def load_extension(isa: str) -> Any:
-    """The module of kernels for an instruction set. torch, imported above, brings the OpenMP runtime that both use."""
-    return importlib.import_module(f"ostinato._native_{isa}")
+    """The module of kernels for an instruction set. torch, imported above, brings the OpenMP runtime that both use.
+
+    ImportError if it uses matrix units, which each process must ask for, and this one may not.
+    """
+    extension = importlib.import_module(f"ostinato._native_{isa}")
+    if extension.tiles == "amx" and (refusal := request_matrix_units()) is not None:
+        raise ImportError(f"{isa} needs matrix units, which the operating system refuses ({refusal})")
+    return extension

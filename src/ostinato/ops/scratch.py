@@ -19,12 +19,20 @@ from ostinato.ops.sizes import (
     PANEL_ROWS,
     SAMPLE_BLOCK,
     SCAN_HEADS,
+    TILE_GROUP_BYTES,
+    TILE_SPAN,
     UNIT_ROWS,
     VECTOR,
 )
 
 FLOAT = 4
 """Bytes."""
+
+TILE_INPUTS = 2 * VECTOR
+"""bfloat16 of a tile's row."""
+
+TILE_WORK = PANEL_ROWS * TILE_SPAN + 4 * VECTOR * VECTOR
+"""Floats of a thread that uses matrix units: a panel of 32 rows as bfloat16, and four tiles of sums."""
 
 
 class Scratch(NamedTuple):
@@ -35,20 +43,29 @@ class Scratch(NamedTuple):
 
 
 def native_linear(*, tokens: int, in_size: int) -> Scratch:
-    """The tokens that are packed, or copied, at a time; and sums of two panels."""
+    """The tokens that are packed, or copied, at a time; and sums of two panels.
+
+    On matrix units: tokens packed as bfloat16 in whole tiles, and of each thread their sums with 32 rows. Every
+    processor is counted as if it had them."""
     copied = min(tokens, max(_grouped_tokens(in_size), GROUP_TOKENS)) * padded(in_size)
-    return Scratch(FLOAT * copied, FLOAT * min(tokens, _grouped_tokens(in_size)) * 2 * PANEL_ROWS)
+    inputs = padded(in_size, TILE_INPUTS)
+    packed = padded(min(tokens, max(TILE_GROUP_BYTES // (2 * inputs), 2 * VECTOR)))
+    sums = max(min(tokens, _grouped_tokens(in_size)), packed) * 2 * PANEL_ROWS
+    return Scratch(max(FLOAT * copied, 2 * packed * inputs), FLOAT * (sums + TILE_WORK))
 
 
 def native_moe(*, tokens: int, size: int, inner: int, num_experts: int, experts_per_token: int) -> Scratch:
     """Of all threads: the tokens, once for every choice; what is between the two products; the sums of each token. (The
-    router needs less.) Of each thread: the order of all choices, and the sums of those that it multiplies at a time."""
+    router needs less.) Of each thread: the order of all choices, and the sums of those that it multiplies at a time.
+
+    Matrix units take no more for all threads: they run if there are 16 choices or more for each expert, so that whole
+    tiles hold at most twice the choices, and each in half the bytes."""
     places = tokens * experts_per_token
     apart = 3 * VECTOR * 2  # whole vectors, and an odd number of cache lines
     shared = tokens * (size + apart) + places * (size + inner + 2 * apart)
     scores = tokens * padded(num_experts)
-    at_once = min(places, max(_grouped_tokens(size), _grouped_tokens(inner)))
-    own = at_once * 2 * PANEL_ROWS + places + num_experts + 1
+    at_once = max(padded(tokens), min(places, max(_grouped_tokens(size), _grouped_tokens(inner))))
+    own = at_once * 2 * PANEL_ROWS + padded(places + num_experts + 1) + TILE_WORK
     return Scratch(FLOAT * max(shared, scores), FLOAT * own)
 
 
@@ -98,9 +115,9 @@ def reference_quantized(*, elements: int) -> Scratch:
     return Scratch(2 * FLOAT * min(EXPANDED_ELEMENTS, elements))
 
 
-def padded(size: int) -> int:
-    """`size` floats in whole vectors."""
-    return -(-size // VECTOR) * VECTOR
+def padded(size: int, unit: int = VECTOR) -> int:
+    """`size` floats in whole vectors, or in other units."""
+    return -(-size // unit) * unit
 
 
 def _grouped_tokens(in_size: int) -> int:

@@ -21,6 +21,19 @@ GROUP_TOKENS = 512
 PANEL_ROWS = 16
 """Rows of weights whose sums are kept for all tokens before they are put out."""
 
+LEAST_TILE_TOKENS = 16
+"""Tokens from which on bfloat16 products run on matrix units, where the processor has them.
+
+No kernel of Ostinato has been measured on such a processor yet. The figure follows from a trial of one product, 4096 x
+4096 on two cores of a Xeon: 32 tokens took 2.1 ms (507 GFLOP/s), and fewer can take no longer, since tiles hold 16 or
+32 of them; vectors reach 140 GFLOP/s there, so they are slower from about 16 tokens on."""
+
+TILE_SPAN = 512
+"""Inputs of 32 rows of weights that are copied for matrix units at a time: 32 KiB, which stay in an L1 cache."""
+
+TILE_GROUP_BYTES = 1024 * 1024
+"""Bytes of the tokens that matrix units take together: half of such a processor's L2 cache. Not measured either."""
+
 ATTENTION_TILE = 128
 """Keys that attention takes at a time."""
 

@@ -9,6 +9,7 @@ from typing import Literal
 from ostinato.errors import ConfigError, Remedy
 from ostinato.ops.facts import OPERATIONS, Backend, called_by, parts
 from ostinato.plan.device.catalogue import DeviceSpec
+from ostinato.plan.device.instruction_sets import has_matrix_units
 from ostinato.plan.model import ModelSpec
 
 KernelSetting = Literal["auto", "native", "reference"]
@@ -37,7 +38,7 @@ def choose_kernels(
     torch adds in another order for other numbers of tokens.
     """
     ops = dict.fromkeys((*model.ops, *(model.drafter.ops if model.drafter is not None else ()), "sample"))
-    choices = {op: _choose(op, device, setting) for op in ops}
+    choices = {op: _choose(op, device, setting, deterministic) for op in ops}
     lacking = [op for op, choice in choices.items() if choice.implementation != "native"]
     if setting == "native" and lacking:
         raise ConfigError(
@@ -53,7 +54,7 @@ def choose_kernels(
     return choices
 
 
-def _choose(op: str, device: DeviceSpec, setting: KernelSetting) -> KernelChoice:
+def _choose(op: str, device: DeviceSpec, setting: KernelSetting, deterministic: bool) -> KernelChoice:
     if setting == "reference":
         implementation, reason = "reference", "kernels is reference"
     elif device.native.isa is None:
@@ -64,6 +65,10 @@ def _choose(op: str, device: DeviceSpec, setting: KernelSetting) -> KernelChoice
         implementation, reason = "native", device.native.reason
     facts = OPERATIONS[op].implementation(implementation)
     assert facts is not None, "what is chosen is there"
+    if facts.matrix_units is not None and device.native.isa is not None and has_matrix_units(device.native.isa):
+        in_order = deterministic and facts.deterministic
+        on_units = "in a fixed order, without matrix units" if in_order else f"on matrix units: {facts.matrix_units}"
+        reason = f"{reason}; {on_units}"
     return KernelChoice(implementation, reason, facts.is_capturable(backend_of(device.kind)))
 
 

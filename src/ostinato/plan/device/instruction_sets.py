@@ -63,6 +63,11 @@ def ask_for_matrix_units(
     return (request() or GRANTED) if MATRIX_UNITS.issubset(cpu_flags) else None
 
 
+def has_matrix_units(isa: str) -> bool:
+    """Whether kernels of the instruction set use them."""
+    return any(isas.get(isa, frozenset()) >= MATRIX_UNITS for isas in CPU_FLAGS.values())
+
+
 def installed_modules(package: Path = Path(__file__).parents[2]) -> frozenset[str]:
     """The instruction sets whose modules lie beside the package's sources and fit this interpreter."""
     known = (isa.name for isas in TABLE.values() for isa in isas)

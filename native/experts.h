@@ -1,0 +1,99 @@
+// The experts of a layer: what tokens chose, and where the weights lie.
+#pragma once
+
+#include <algorithm>
+
+#include "dot_rows.h"
+#include "product.h"
+
+namespace ostinato {
+
+// Apart by an odd number of cache lines, so that tokens do not compete for places in the cache.
+inline std::int64_t spaced(std::int64_t size) { return (size + 63) / 64 * 64 + 32; }
+
+// What tokens chose, by expert: `choices` [tokens, 2, top_k] are numbers of experts, and their weights.
+struct Chosen {
+    const float* choices;
+    std::int64_t tokens, top_k, experts;
+    std::int32_t* order;   // [tokens * top_k] places of (token, choice), by expert, then in their own order
+    std::int32_t* starts;  // [experts + 1] where each expert's begin in `order`
+
+    std::int64_t token(std::int64_t at) const { return order[at] / top_k; }
+    int expert(std::int64_t place) const { return static_cast<int>(of(place)[0]); }
+    float weight(std::int64_t at) const { return of(order[at])[top_k]; }
+
+    void sort() {
+        std::fill(starts, starts + experts + 1, 0);
+        const std::int64_t places = tokens * top_k;
+        for (std::int64_t place = 0; place < places; ++place) ++starts[expert(place) + 1];
+        for (std::int64_t e = 0; e < experts; ++e) starts[e + 1] += starts[e];
+        for (std::int64_t place = 0; place < places; ++place) order[starts[expert(place)]++] = place;
+        std::copy_backward(starts, starts + experts, starts + experts + 1);
+        starts[0] = 0;
+    }
+
+    // Calls body(expert, next, begin, end) for each expert that was chosen, in ascending order; `next` is the one after it.
+    template <typename Body>
+    void each(Body&& body) const {
+        std::int64_t e = after(-1);
+        while (e < experts) {
+            const std::int64_t next = after(e);
+            body(e, next < experts ? next : e, starts[e], starts[e + 1]);
+            e = next;
+        }
+    }
+
+  private:
+    const float* of(std::int64_t place) const { return choices + place / top_k * 2 * top_k + place % top_k; }
+
+    std::int64_t after(std::int64_t e) const {
+        do ++e;
+        while (e < experts && starts[e] == starts[e + 1]);
+        return e;
+    }
+};
+
+// A weight of all experts, [experts, rows, size], with `scales` [experts, rows], or [experts, rows, size / group] if `group`
+// is not 0, where it is quantised.
+template <typename W>
+struct Stack {
+    const W* first;
+    const float* scales;
+    std::int64_t group, rows, size;
+
+    Rows<W> of(std::int64_t expert) const {
+        const W* weights = first + expert * rows * size;
+        if (!scales || group == 0) return {weights, rows, size};
+        return {weights, rows, size, scales + expert * rows * ((size + group - 1) / group), group};
+    }
+
+    // Multiplies the sums of rows `begin` to `end` of an expert by their scales, if each row has one.
+    void scale(std::int64_t expert, std::int64_t begin, std::int64_t end, std::int64_t tokens, float* sums,
+               int stride) const {
+        if (!scales || group != 0) return;
+        const float* from = scales + expert * rows;
+        for (std::int64_t row = begin; row < end; row += LANES) {
+            const Float factor = load_some(from + row, end - row);
+            for (std::int64_t t = 0; t < tokens; ++t) {
+                float* to = sums + t * stride + (row - begin);
+                store(to, load(to) * factor);
+            }
+        }
+    }
+};
+
+template <typename T>
+void put(const float* sums, const T* residual, T* y, std::int64_t begin, std::int64_t end) {
+    for (std::int64_t i = begin; i < end; i += LANES) {
+        Float value = load(sums + i);
+        if (residual) value += load_some(residual + i, end - i);
+        store_some(y + i, value, end - i);
+    }
+}
+
+struct Layer {
+    std::int64_t experts, size, inner;
+    Activation activation;
+};
+
+}  // namespace ostinato

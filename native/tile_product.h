@@ -1,0 +1,281 @@
+// Matrix products on matrix units: the sums of 32 rows of weights with all tokens.
+//
+// Weights are first operands: 16 rows of [out, in] by 32 inputs, as they lie, are a tile. Tokens are second operands, packed
+// in pairs of inputs. Sums [16 rows, 16 tokens] go on from tile to tile along the inputs, in ascending order: a token's
+// bits depend on its own inputs alone, however many tokens there are and whoever multiplies them.
+//
+// Behind the last input both operands are zero. Behind the last row and the last token what is computed is thrown away.
+#pragma once
+
+#include "tiles.h"
+
+#if defined(OSTINATO_TILES)
+#include <algorithm>
+
+#include "product.h"
+#include "transpose.h"
+
+namespace ostinato {
+namespace tiles {
+
+constexpr int ROWS = 2 * SIDE;  // of weights that are multiplied together
+
+inline std::int64_t steps_of(std::int64_t in) { return (in + DEPTH - 1) / DEPTH; }
+
+inline std::int64_t blocks_of(std::int64_t tokens) { return (tokens + SIDE - 1) / SIDE; }
+
+// Tokens as second operands: a tile [16 pairs of inputs, 16 tokens, 2] for each block of tokens and step of inputs.
+struct Packed {
+    bf16* first;
+    std::int64_t blocks, steps;
+
+    bf16* tile(std::int64_t block, std::int64_t step) const { return first + (block * steps + step) * ELEMENTS; }
+};
+
+// One tile of them: `from[t]` is token t, null where there is none, and `count` of its inputs from `begin` on are taken.
+inline void pack_tile(const bf16* const* from, std::int64_t begin, std::int64_t count, bf16* to) {
+    Float square[SIDE];
+    for (int t = 0; t < SIDE; ++t) {
+        bf16 some[DEPTH] = {};
+        if (from[t]) std::memcpy(some, from[t] + begin, sizeof(bf16) * std::min<std::int64_t>(count, DEPTH));
+        std::memcpy(&square[t], some, sizeof(some));
+    }
+    transpose(square);
+    std::memcpy(to, square, sizeof(square));
+}
+
+// A block of them; `token(t)` says where token t of the block lies.
+template <typename Token>
+void pack_block(const Packed& packed, std::int64_t block, std::int64_t tokens, std::int64_t in, Token&& token) {
+    const bf16* from[SIDE];
+    for (int t = 0; t < SIDE; ++t) from[t] = t < tokens ? token(t) : nullptr;
+    for (std::int64_t step = 0; step < packed.steps; ++step) {
+        pack_tile(from, step * DEPTH, in - step * DEPTH, packed.tile(block, step));
+    }
+}
+
+// Rows of weights that are multiplied together, in two halves, null where there is none, and the scales of their groups.
+template <typename W>
+struct Rows {
+    const W* row[ROWS] = {};
+    const float* scales[ROWS] = {};
+    std::int64_t in, group;  // a group has a multiple of 32 inputs; 0: there are no scales
+
+    // Whether tiles can be read where the weights lie. Each half's rows follow each other.
+    bool lie_as_tiles() const {
+        return std::is_same_v<W, bf16> && group == 0 && in % DEPTH == 0 && row[SIDE - 1] && row[ROWS - 1];
+    }
+
+    // Inputs `begin` to `end` of a share of the rows go to the L2.
+    void fetch(std::int64_t begin, std::int64_t end, std::int64_t part, std::int64_t parts) const {
+        constexpr int LINE = ROW_BYTES / sizeof(W);
+        for (std::int64_t r = ROWS * part / parts; r < ROWS * (part + 1) / parts; ++r) {
+            for (std::int64_t i = begin; row[r] && i < end; i += LINE) __builtin_prefetch(row[r] + i, 0, 2);
+        }
+    }
+
+    // Inputs `begin` to `end` as tiles [steps][2][16 rows, 32 inputs].
+    void pack(std::int64_t begin, std::int64_t end, bf16* panel) const {
+        for (int r = 0; r < ROWS; ++r) {
+            bf16* to = panel + r * DEPTH;
+            for (std::int64_t i = begin; i < end; i += DEPTH, to += ROWS * DEPTH) {
+                const int count = static_cast<int>(std::min<std::int64_t>(DEPTH, end - i));
+                if (row[r] == nullptr || count < DEPTH) std::memset(to, 0, ROW_BYTES);
+                if (row[r] == nullptr) continue;
+                if constexpr (std::is_same_v<W, bf16>) {
+                    std::memcpy(to, row[r] + i, sizeof(bf16) * count);
+                } else {  // integers of 8 bits are bfloat16 numbers
+                    for (int j = 0; j < count; j += LANES) {
+                        ostinato::store(to + j, load_some(row[r] + i + j, count - j));
+                    }
+                }
+            }
+        }
+    }
+};
+
+// The first operands of some steps: two tiles each.
+struct Operands {
+    const bf16 *low, *high;
+    std::int64_t row_bytes, step;  // bytes from row to row, elements from step to step
+};
+
+// sums [blocks of tokens][2][16 rows, 16 tokens] of one or two blocks, over `count` steps, added to what is there or not.
+// `at_step(i)` is called before each step.
+template <int BLOCKS, typename AtStep>
+inline void multiply_blocks(const Operands& weights, const Packed& tokens, std::int64_t block, std::int64_t step,
+                            std::int64_t count, bool adds, float* sums, AtStep&& at_step) {
+    constexpr std::int64_t SUMS = SIDE * SIDE;
+    const auto each = [&](auto&& body) {
+        body(std::integral_constant<int, 0>{}, 0), body(std::integral_constant<int, 2>{}, 1);
+        if constexpr (BLOCKS == 2) body(std::integral_constant<int, 1>{}, 2), body(std::integral_constant<int, 3>{}, 3);
+    };
+    each([&](auto tile, int at) { adds ? load<tile.value>(sums + at * SUMS, ROW_BYTES) : zero<tile.value>(); });
+    for (std::int64_t i = 0; i < count; ++i) {
+        at_step(i);
+        load<6>(tokens.tile(block, step + i), ROW_BYTES);
+        load<4>(weights.low + i * weights.step, weights.row_bytes);
+        multiply_add<0, 0>();
+        load<5>(weights.high + i * weights.step, weights.row_bytes);
+        multiply_add<1, 0>();
+        if constexpr (BLOCKS == 2) {
+            load<7>(tokens.tile(block + 1, step + i), ROW_BYTES);
+            multiply_add<0, 1>();
+            multiply_add<1, 1>();
+        }
+    }
+    each([&](auto tile, int at) { store<tile.value>(sums + at * SUMS, ROW_BYTES); });
+}
+
+// Memory of one thread, at `first`: a panel of weights, what a span gives, and the sums of all tokens.
+struct Work {
+    bf16* panel;
+    float *part, *sums;
+
+    static constexpr std::int64_t PANEL = ROWS * TILE_SPAN / 2, PART = 2 * ROWS * SIDE;
+
+    // In floats, for so many blocks of tokens.
+    static std::int64_t size(std::int64_t blocks) { return PANEL + PART + blocks * ROWS * SIDE; }
+
+    explicit Work(float* first) : panel(reinterpret_cast<bf16*>(first)), part(first + PANEL), sums(part + PART) {}
+
+    // The sums of a row of weights with the tokens of a block.
+    float* row(std::int64_t block, int row) const { return sums + (block * ROWS + row) * SIDE; }
+};
+
+// Calls `body` with the number of blocks that are multiplied together from `block` on.
+template <typename Body>
+inline void with_blocks(const Packed& tokens, std::int64_t block, Body&& body) {
+    if (block + 1 < tokens.blocks) {
+        body(std::integral_constant<int, 2>{});
+    } else {
+        body(std::integral_constant<int, 1>{});
+    }
+}
+
+// work.sums [blocks][32 rows][16 tokens] = rows x tokens. Meanwhile the rows that come next are fetched.
+template <typename W>
+void multiply_rows(const Rows<W>& rows, const Rows<W>& next, const Packed& tokens, const Work& work) {
+    const auto nothing = [](std::int64_t) {};
+    if constexpr (std::is_same_v<W, bf16>) {
+        // Tiles that are read more often are copied: rows may lie where they push each other out of the L1.
+        if (tokens.blocks <= 2 && rows.lie_as_tiles()) {
+            const Operands all{rows.row[0], rows.row[SIDE], rows.in * std::int64_t{sizeof(bf16)}, DEPTH};
+            const auto fetch = [&](std::int64_t step) { next.fetch(step * DEPTH, (step + 1) * DEPTH, 0, 1); };
+            with_blocks(tokens, 0, [&](auto blocks) {
+                multiply_blocks<blocks.value>(all, tokens, 0, 0, tokens.steps, false, work.sums, fetch);
+            });
+            return;
+        }
+    }
+    std::int64_t end;
+    for (std::int64_t begin = 0; begin < rows.in; begin = end) {
+        const std::int64_t of_group = rows.group ? begin / rows.group : 0;
+        end = std::min(rows.in, begin + TILE_SPAN);
+        if (rows.group) end = std::min(end, (of_group + 1) * rows.group);
+        rows.pack(begin, end, work.panel);
+        const Rows<W>& then = end == rows.in ? next : rows;
+        const std::int64_t then_begin = end == rows.in ? 0 : end, then_end = std::min(rows.in, then_begin + TILE_SPAN);
+        const Operands panel{work.panel, work.panel + ELEMENTS, ROW_BYTES, 2 * ELEMENTS};
+        const std::int64_t step = begin / DEPTH, count = steps_of(end - begin);
+        for (std::int64_t block = 0; block < tokens.blocks; block += 2) {
+            then.fetch(then_begin, then_end, block / 2, (tokens.blocks + 1) / 2);
+            with_blocks(tokens, block, [&](auto blocks) {
+                float* sums = work.row(block, 0);
+                if (rows.group == 0) {
+                    multiply_blocks<blocks.value>(panel, tokens, block, step, count, begin > 0, sums, nothing);
+                    return;
+                }
+                // What a span gives, times the scale of its group, is added in float32.
+                multiply_blocks<blocks.value>(panel, tokens, block, step, count, false, work.part, nothing);
+                for (int i = 0; i < blocks.value * ROWS; ++i) {
+                    const float* scales = rows.scales[i % ROWS];
+                    const Float share = ostinato::load(work.part + i * SIDE) * (scales ? scales[of_group] : 0.0f);
+                    ostinato::store(sums + i * SIDE, begin == 0 ? share : ostinato::load(sums + i * SIDE) + share);
+                }
+            });
+        }
+    }
+}
+
+// Outputs of some rows of a linear: 32, or 16 with their gates' rows before them.
+template <typename W>
+struct OutputRows : Rows<W> {
+    std::int64_t first, count;
+
+    OutputRows(const Weights<W>& w, const Output& o, std::int64_t number) {
+        const bool gated = o.activation == SWIGLU;
+        const std::int64_t width = gated ? SIDE : ROWS, groups = w.scales ? (w.in + w.group - 1) / w.group : 0;
+        this->in = w.in;
+        this->group = w.scales ? w.group : 0;
+        first = number * width;
+        count = std::min(width, o.size - first);
+        for (int r = 0; r < ROWS; ++r) {
+            const std::int64_t within = gated ? r % SIDE : r;
+            if (within >= count) continue;
+            const std::int64_t row = first + within + (gated && r >= SIDE ? o.size : 0);
+            this->row[r] = w.rows + row * w.in;
+            if (w.scales) this->scales[r] = w.scales + row * groups;
+        }
+    }
+};
+
+// Outputs of the tokens `first` to `first + tokens`.
+template <typename Y, typename W>
+void multiply_group(const Team& team, std::int64_t first, std::int64_t tokens, const Packed& packed, const Weights<W>& w,
+                    const Output& o, Y* y) {
+    const std::int64_t width = o.activation == SWIGLU ? SIDE : ROWS;
+    const Range mine = team.split((o.size + width - 1) / width);
+    if (mine.begin == mine.end) return;
+    const Work work(team.own<float>(Work::size(packed.blocks)));
+    const Scope scope;
+    OutputRows<W> rows(w, o, mine.begin);
+    for (std::int64_t number = mine.begin; number < mine.end; ++number) {
+        const OutputRows<W> next(w, o, number + 1);
+        multiply_rows(rows, next, packed, work);
+        for (std::int64_t block = 0; block < packed.blocks; ++block) {
+            Float halves[2][SIDE];
+            for (int r = 0; r < ROWS; ++r) halves[r / SIDE][r % SIDE] = ostinato::load(work.row(block, r));
+            transpose(halves[0]);
+            transpose(halves[1]);
+            for (std::int64_t t = 0; t < std::min<std::int64_t>(SIDE, tokens - block * SIDE); ++t) {
+                float of_token[ROWS];
+                ostinato::store(of_token, halves[0][t]);
+                ostinato::store(of_token + SIDE, halves[1][t]);
+                put_outputs<bf16>(of_token, of_token + SIDE, o, first + block * SIDE + t, rows.first,
+                                  static_cast<int>(rows.count), y);
+            }
+        }
+        rows = next;
+    }
+}
+
+// All outputs of any number of tokens, in groups that stay in an L2 cache.
+template <typename Y, typename W>
+void multiply(const Team& team, std::int64_t tokens, const bf16* x, std::int64_t x_stride, const Weights<W>& w,
+              const Output& o, Y* y) {
+    const std::int64_t steps = steps_of(w.in), blocks = blocks_of(tokens);
+    const std::int64_t most = std::max<std::int64_t>(2, TILE_GROUP_BYTES / (steps * ELEMENTS * std::int64_t{sizeof(bf16)}));
+    const std::int64_t groups = (blocks + most - 1) / most;
+    for (std::int64_t number = 0; number < groups; ++number) {
+        const std::int64_t begin = blocks * number / groups, end = blocks * (number + 1) / groups;
+        const std::int64_t first = begin * SIDE, count = std::min(tokens, end * SIDE) - first;
+        const Packed packed{team.shared<bf16>((end - begin) * steps * ELEMENTS), end - begin, steps};
+        const Range mine = team.split(packed.blocks * steps);
+        for (std::int64_t i = mine.begin; i < mine.end; ++i) {
+            const std::int64_t block = i / steps, step = i % steps;
+            const bf16* from[SIDE];
+            for (std::int64_t t = 0; t < SIDE; ++t) {
+                const std::int64_t token = block * SIDE + t;
+                from[t] = token < count ? x + (first + token) * x_stride : nullptr;
+            }
+            pack_tile(from, step * DEPTH, w.in - step * DEPTH, packed.tile(block, step));
+        }
+        team.barrier();
+        multiply_group(team, first, count, packed, w, o, y);
+    }
+}
+
+}  // namespace tiles
+}  // namespace ostinato
+#endif

@@ -1,0 +1,92 @@
+"""Times matrix products of every installed instruction set that this machine runs, and torch's, side by side.
+
+    python tools/compare_products.py                  # bfloat16, some shapes, 1 to 512 tokens
+    python tools/compare_products.py --int8 --tokens 1,16,32
+
+All sides take turns within each round, on as many weights as no cache holds, and the median of the rounds counts. The
+first size from which matrix units are ahead of vectors is what `LEAST_TILE_TOKENS` (ops/sizes.py) should be.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+
+from ostinato.ops.kernels import load_extension, native_kernel
+from ostinato.plan.device.detect import cpu_model
+from ostinato.plan.device.instruction_sets import CPU_FLAGS, installed_modules, runnable_here
+
+SHAPES = ((1024, 4096), (4096, 1024), (4096, 4096))
+"""Inputs and outputs."""
+WEIGHT_BYTES = 96 * 2**20
+"""Read before any weight is read again, at the least."""
+
+Product = Callable[[torch.Tensor, int], torch.Tensor]
+"""Of tokens with a weight, by its number."""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tokens", default="1,4,8,16,32,64,128,256,512")
+    parser.add_argument("--shapes", default=",".join(f"{i}x{o}" for i, o in SHAPES), help="inputs x outputs")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--int8", action="store_true", help="weights of 8 bits in groups of 128; torch has none")
+    given = parser.parse_args()
+    print(f"{cpu_model()}, {torch.get_num_threads()} threads, GFLOP/s")
+    for shape in given.shapes.split(","):
+        inputs, outputs = map(int, shape.split("x"))
+        sides, count = make_sides(inputs, outputs, given.int8)
+        print(f"\n{shape}  {'':8}" + "".join(f"{name:>26}" for name in sides))
+        for tokens in map(int, given.tokens.split(",")):
+            x = torch.randn(tokens, inputs).bfloat16()
+            seconds = times(sides, x, count, given.rounds)
+            rates = (2e-9 * tokens * inputs * outputs / each for each in seconds)
+            print(f"{tokens:>10} tokens" + "".join(f"{rate:>26.0f}" for rate in rates), flush=True)
+
+
+def make_sides(inputs: int, outputs: int, int8: bool) -> tuple[dict[str, Product], int]:
+    """The sides by name, and how many weights they have."""
+    count = max(2, WEIGHT_BYTES // (inputs * outputs * (1 if int8 else 2)))
+    sides: dict[str, Product] = {}
+    scales = torch.rand(outputs, -(-inputs // 128)) / 128
+    if int8:
+        weights = [torch.randint(-128, 128, (outputs, inputs), dtype=torch.int8) for _ in range(count)]
+    else:
+        weights = [(torch.randn(outputs, inputs) / inputs**0.5).bfloat16() for _ in range(count)]
+        sides["torch"] = lambda x, i: F.linear(x, weights[i])
+    for isa in (each for each in runnable_here() if each in installed_modules() and choosable(each)):
+        for name, deterministic in ((isa, False), (f"{isa} in order", True)):
+            kernel = native_kernel(load_extension(isa), "linear", deterministic=deterministic)
+            if int8:
+                sides[name] = lambda x, i, k=kernel: k(x, weights[i], weight_scale=scales, group_size=128)  # type: ignore[misc]
+            else:
+                sides[name] = lambda x, i, k=kernel: k(x, weights[i])  # type: ignore[misc]
+    return sides, count
+
+
+def choosable(isa: str) -> bool:
+    """It is no stand-in for tests."""
+    return any(isa in isas for isas in CPU_FLAGS.values())
+
+
+def times(sides: dict[str, Product], x: torch.Tensor, count: int, rounds: int) -> list[float]:
+    """The median seconds of a product of each side."""
+    taken: dict[str, list[float]] = {name: [] for name in sides}
+    for product in sides.values():
+        product(x, 0)
+    for _ in range(rounds):
+        for name, product in sides.items():
+            begin = time.perf_counter()
+            for i in range(count):
+                product(x, i)
+            taken[name].append((time.perf_counter() - begin) / count)
+    return [statistics.median(each) for each in taken.values()]
+
+
+if __name__ == "__main__":
+    main()
