@@ -89,31 +89,34 @@ def check(engine: Engine, most_times: float) -> None:
 
 @pytest.mark.parametrize("kernels", KERNELS)
 @pytest.mark.parametrize(
-    ("model", "settings"),
+    ("model", "settings", "most_times"),  # the latter for references; all tokens may want one expert, and here do not
     [
-        pytest.param(ATTENTION, {"dtype": "float32"}, id="attention"),
-        pytest.param(EXPERTS, {"dtype": "bfloat16"}, id="experts"),
-        pytest.param(EXPERTS, {"dtype": "float32", "quantization": "int8_g128"}, id="experts of 8 bits"),
-        pytest.param(LOGITS, {"dtype": "float32", "max_num_seqs": 48}, id="logits of many rows"),
-        pytest.param(LOGITS, {"dtype": "float32", "max_num_seqs": 2}, id="logits of few rows"),
+        pytest.param(ATTENTION, {"dtype": "float32"}, 2.2, id="attention"),
+        pytest.param(EXPERTS, {"dtype": "bfloat16"}, 5, id="experts"),
+        pytest.param(EXPERTS, {"dtype": "float32", "quantization": "int8_g128"}, 3, id="experts of 8 bits"),
+        pytest.param(LOGITS, {"dtype": "float32", "max_num_seqs": 48}, 2.2, id="logits of many rows"),
+        pytest.param(LOGITS, {"dtype": "float32", "max_num_seqs": 2}, 1.3, id="logits of few rows"),
     ],
 )
 def test_steps_take_no_more_than_is_planned_for_the_kernels_that_run(
-    model: tuple[str, dict[str, int]], settings: dict[str, Any], kernels: str, tmp_path: Path
+    model: tuple[str, dict[str, int]], settings: dict[str, Any], most_times: float, kernels: str, tmp_path: Path
 ) -> None:
     name, sizes = model
     shutil.copytree(checkpoint(name), tmp_path, dirs_exist_ok=True, ignore=shutil.ignore_patterns("*.safetensors"))
     config = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(config | sizes | {"max_position_embeddings": 2048}))
     skip_unless_planned(kernels)
-    check(engine_of(tmp_path, kernels=kernels, **settings), most_times=6 if kernels == "reference" else 2.5)
+    check(engine_of(tmp_path, kernels=kernels, **settings), most_times=most_times if kernels == "reference" else 1.7)
 
 
 @pytest.mark.parametrize("kernels", KERNELS)
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_steps_of_every_architecture_take_no_more_than_is_planned(recipe: str, kernels: str) -> None:
     skip_unless_planned(kernels)
-    check(engine_of(checkpoint(recipe), kernels=kernels, dtype="bfloat16"), most_times=4)
+    check(
+        engine_of(checkpoint(recipe), kernels=kernels, dtype="bfloat16"),
+        most_times=3.5 if kernels == "reference" else 1.6,
+    )
 
 
 def test_graphs_and_guides_take_no_more_than_is_planned() -> None:

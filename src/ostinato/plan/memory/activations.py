@@ -18,6 +18,8 @@ were seen with top-p."""
 NATIVE_LOGIT_COPIES = 4
 """The same where the kernel that samples is native, which sorts in scratch of its own."""
 
+SCORE_COPIES = 4
+"""The same for log-probabilities, which nothing is sorted for; 4.25 were seen, and a quarter more is counted."""
 
 PROMPT_POSITIONS = 32
 """Positions whose prompt log-probabilities are computed at a time, however few rows there are."""
@@ -37,19 +39,21 @@ def activation_bytes(
     """Bytes that one step of `tokens` tokens in `rows` rows needs at most, beside weights and cache, without encoding
     images.
 
-    Counted are, as alive at once: the residual stream and its normed form; the greediest layer's intermediate results,
-    with what its kernels allocate; or, after the last layer, the logits of `tokens_per_row` positions per row, each
-    with its drafts, and at least of those whose prompt log-probabilities are computed at a time, and their copies while
-    sampling; or as much of the drafter; and a quarter more, since allocators hold on to some of what was freed.
+    Counted are, as alive at once: what the model's calls give, as long as it is needed; or, after the last layer, the
+    residual stream and its normed form, and the logits of `tokens_per_row` positions per row, each with its drafts, and
+    at least of those whose prompt log-probabilities are computed at a time, and their copies while sampling; and a
+    quarter more, since allocators hold on to some of what was freed.
 
     `native` are the operations with a native kernel, whose scratch on `threads` threads is kept from step to step.
-    References widen what they read: where any of the model's operations has one, all but logits is counted as a
-    float32 copy too. `gathers_states`: whether a decode step gathers all rows' states into one tensor, as the
-    references do on a GPU.
+    Where any of the model's operations has a reference, which widens what it reads and allocates besides, the layers
+    are counted as greedy as they may be: the residual stream, and of the greediest layer all intermediate results, each
+    with a float32 copy, with what its kernels allocate, every token in one expert; or as much of the drafter.
+    `gathers_states`: whether a decode step gathers all rows' states into one tensor, as the references do on a GPU.
     """
     has_references = bool({*model.ops} - {*native} - called_by("encoder"))
     width = DTYPE_BYTES[dtype]
     element = width + 4 if has_references else width
+    own, drafter = own_pass(model), drafter_pass(model)
 
     def scratch(layer: LayerSpec) -> int:
         """Of the greediest reference."""
@@ -74,15 +78,15 @@ def activation_bytes(
         )
         return max(widest, tokens * way.join_elements * element)
 
-    own, drafter = own_pass(model), drafter_pass(model)
     # A drafter's logits are of one position per row, so that they never decide.
     copies = NATIVE_LOGIT_COPIES if "sample" in native else LOGIT_COPIES
+    floats = max(min(tokens, rows * tokens_per_row) * copies, min(tokens, PROMPT_POSITIONS) * SCORE_COPIES)
+    logits = floats * model.vocab_size * 4
+    peak = max(called_bytes(model, width, tokens), tokens * own.kept_elements * element + logits)
+    if has_references:
+        passes = [own] if drafter is None else [own, drafter]
+        peak = max(peak, *(tokens * each.kept_elements * element + layers_of(each) for each in passes))
     positions = sampled_positions(tokens, rows, tokens_per_row)
-    logits = positions * model.vocab_size * copies * 4
-    layers = max(tokens * own.kept_elements * element + layers_of(own), called_bytes(model, width, tokens))
-    peak = max(layers, tokens * own.kept_elements * element + logits)
-    if drafter is not None:
-        peak = max(peak, tokens * drafter.kept_elements * element + layers_of(drafter))
     return peak + peak // 4 + scratch_bytes(model, tokens, positions, max_model_len, native, threads)
 
 
