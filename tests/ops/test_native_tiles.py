@@ -171,7 +171,8 @@ def test_experts_of_many_tokens_give_what_the_definition_does(
         up[4] = down[4] = torch.nan
     out = checked_kernel(isa, "moe")(x, choices, up, down, activation, x, *scales)
     expected = moe.reference(x.double(), choices, *exact, activation, x.double())
-    torch.testing.assert_close(out.double(), expected, rtol=0.02, atol=0.02 * float(expected.abs().mean()))
+    # What is between the two products is rounded to bfloat16, and terms may cancel.
+    torch.testing.assert_close(out.double(), expected, rtol=0.02, atol=0.05 * float(expected.abs().mean()))
 
 
 def test_a_token_that_is_no_number_spoils_no_other_of_its_expert(isa: str) -> None:
