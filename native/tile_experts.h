@@ -41,44 +41,44 @@ inline void store_pairs(Float first, Float second, bf16* to) {
     }
 }
 
-// The blocks of 16 choices of each expert, one expert after the other.
+// The choices of each expert in blocks of 16, one expert after the other, `most` blocks at a time.
 struct ExpertBlocks {
     const Chosen& chosen;
-
-    std::int64_t of(std::int64_t expert) const {
-        return blocks_of(chosen.starts[expert + 1] - chosen.starts[expert]);
-    }
+    std::int64_t most;
 
     std::int64_t count() const {
         std::int64_t all = 0;
-        for (std::int64_t e = 0; e < chosen.experts; ++e) all += of(e);
+        for (std::int64_t e = 0; e < chosen.experts; ++e) all += blocks_of(chosen.starts[e + 1] - chosen.starts[e]);
         return all;
     }
 
-    // Calls body(expert, next, first block, first choice, choices): `next` is the expert that comes then.
+    // Calls body(expert, next, first block, first choice, choices): `next` is the expert of the call that comes then.
     template <typename Body>
     void each(Body&& body) const {
         std::int64_t block = 0;
         chosen.each([&](std::int64_t expert, std::int64_t next, std::int64_t begin, std::int64_t end) {
-            body(expert, next, block, begin, end - begin);
-            block += of(expert);
+            for (std::int64_t from = begin; from < end; from += most * SIDE) {
+                const std::int64_t choices = std::min(most * SIDE, end - from);
+                body(expert, from + choices < end ? expert : next, block, from, choices);
+                block += blocks_of(choices);
+            }
         });
     }
 };
 
-// Calls body(expert, first block, blocks, first choice, choices, panel, work) for each panel of `mine`, `width` rows of an
-// expert, whose sums with all tokens that chose it then lie in `work`. `rows_of(expert, panel)` are its rows.
+// Calls body(expert, first block, first choice, choices, row) for each panel of `mine`, `width` rows of an expert from `row`
+// on, whose sums with these choices then lie in `work`. `rows_of(expert, row)` are its rows.
 template <typename RowsOf, typename Body>
 void each_panel(const ExpertBlocks& blocks, const Packed& packed, Range mine, std::int64_t width, const Work& work,
                 RowsOf&& rows_of, Body&& body) {
     if (mine.begin == mine.end) return;
     blocks.each([&](std::int64_t expert, std::int64_t next, std::int64_t block, std::int64_t begin, std::int64_t choices) {
-        const Packed tokens{packed.tile(block, 0), blocks.of(expert), packed.steps};
+        const Packed tokens{packed.tile(block, 0), blocks_of(choices), packed.steps};
         auto rows = rows_of(expert, mine.begin);
         for (std::int64_t row = mine.begin; row < mine.end; row += width) {
             const auto then = row + width < mine.end ? rows_of(expert, row + width) : rows_of(next, mine.begin);
             multiply_rows(rows, then, tokens, work);
-            body(expert, block, tokens.blocks, begin, choices, row);
+            body(expert, block, begin, choices, row);
             rows = then;
         }
     });
@@ -92,14 +92,15 @@ void run_experts(const Team& team, std::int64_t tokens, const bf16* x, std::int6
     const std::int64_t size_stride = spaced(size), size_steps = steps_of(size), inner_steps = steps_of(inner);
     const bool gated = layer.activation == SWIGLU;
 
-    // The order of the choices, and behind it what a product needs. No expert has more blocks than all choices do.
+    // The order of the choices, and behind it what a product needs.
     const std::int64_t numbers = (places + layer.experts + 1 + LANES - 1) / LANES * LANES;
-    float* own = team.own<float>(numbers + Work::size(blocks_of(tokens)));
+    const std::int64_t most = std::min(blocks_of(places), blocks_in_cache(std::max(size_steps, inner_steps)));
+    float* own = team.own<float>(numbers + Work::size(most));
     auto* order = reinterpret_cast<std::int32_t*>(own);
     Chosen chosen{choices, tokens, top_k, layer.experts, order, order + places};
     chosen.sort();
     const Work work(own + numbers);
-    const ExpertBlocks blocks{chosen};
+    const ExpertBlocks blocks{chosen, most};
     const std::int64_t count = blocks.count();
 
     const std::int64_t packed_bytes = count * (size_steps + inner_steps) * ELEMENTS * sizeof(bf16);
@@ -126,8 +127,7 @@ void run_experts(const Team& team, std::int64_t tokens, const bf16* x, std::int6
         return expert_rows(up, expert, {row, row + (gated ? inner : SIDE)}, {inner, gated ? 2 * inner : inner});
     };
     each_panel(blocks, inputs, team.split(inner, up_width), up_width, work, up_rows,
-               [&](std::int64_t expert, std::int64_t block, std::int64_t of_expert, std::int64_t, std::int64_t,
-                   std::int64_t row) {
+               [&](std::int64_t expert, std::int64_t block, std::int64_t, std::int64_t of_choices, std::int64_t row) {
                    const float* scales = up.group == 0 && up.scales ? up.scales + expert * up.rows : nullptr;
                    const auto sum = [&](std::int64_t b, std::int64_t r, std::int64_t number) {
                        const Float value = ostinato::load(work.row(b, static_cast<int>(r)));
@@ -138,7 +138,7 @@ void run_experts(const Team& team, std::int64_t tokens, const bf16* x, std::int6
                        const Float second = gated ? sum(b, SIDE + r, inner + row + r) : Float{};
                        return activated(layer.activation, sum(b, r, row + r), second);
                    };
-                   for (std::int64_t b = 0; b < of_expert; ++b) {
+                   for (std::int64_t b = 0; b < blocks_of(of_choices); ++b) {
                        for (std::int64_t r = 0; r < up_width && row + r < inner; r += 2) {
                            bf16* tile = inners.tile(block + b, (row + r) / DEPTH);
                            store_pairs(value(b, r), value(b, r + 1), tile + (row + r) % DEPTH / 2 * DEPTH);
@@ -155,10 +155,9 @@ void run_experts(const Team& team, std::int64_t tokens, const bf16* x, std::int6
         return expert_rows(down, expert, {row, row + SIDE}, {size, size});
     };
     each_panel(blocks, inners, mine, ROWS, work, down_rows,
-               [&](std::int64_t expert, std::int64_t, std::int64_t of_expert, std::int64_t begin, std::int64_t of_choices,
-                   std::int64_t row) {
+               [&](std::int64_t expert, std::int64_t, std::int64_t begin, std::int64_t of_choices, std::int64_t row) {
                    const float* scales = down.group == 0 && down.scales ? down.scales + expert * down.rows : nullptr;
-                   for (std::int64_t b = 0; b < of_expert; ++b) {
+                   for (std::int64_t b = 0; b < blocks_of(of_choices); ++b) {
                        for (std::int64_t half = 0; half < ROWS && row + half < size; half += SIDE) {
                            Float square[SIDE];
                            for (int r = 0; r < SIDE; ++r) {

@@ -24,6 +24,11 @@ inline std::int64_t steps_of(std::int64_t in) { return (in + DEPTH - 1) / DEPTH;
 
 inline std::int64_t blocks_of(std::int64_t tokens) { return (tokens + SIDE - 1) / SIDE; }
 
+// Blocks of tokens that are multiplied with rows of weights while they stay in an L2 cache.
+inline std::int64_t blocks_in_cache(std::int64_t steps) {
+    return std::max<std::int64_t>(2, TILE_GROUP_BYTES / (steps * ELEMENTS * std::int64_t{sizeof(bf16)}));
+}
+
 // Tokens as second operands: a tile [16 pairs of inputs, 16 tokens, 2] for each block of tokens and step of inputs.
 struct Packed {
     bf16* first;
@@ -255,8 +260,7 @@ template <typename Y, typename W>
 void multiply(const Team& team, std::int64_t tokens, const bf16* x, std::int64_t x_stride, const Weights<W>& w,
               const Output& o, Y* y) {
     const std::int64_t steps = steps_of(w.in), blocks = blocks_of(tokens);
-    const std::int64_t most = std::max<std::int64_t>(2, TILE_GROUP_BYTES / (steps * ELEMENTS * std::int64_t{sizeof(bf16)}));
-    const std::int64_t groups = (blocks + most - 1) / most;
+    const std::int64_t most = blocks_in_cache(steps), groups = (blocks + most - 1) / most;
     for (std::int64_t number = 0; number < groups; ++number) {
         const std::int64_t begin = blocks * number / groups, end = blocks * (number + 1) / groups;
         const std::int64_t first = begin * SIDE, count = std::min(tokens, end * SIDE) - first;

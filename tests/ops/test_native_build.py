@@ -6,10 +6,11 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from ostinato.ops import sizes
+from ostinato.ops import kernels, sizes
 from ostinato.ops.kernels import load_extension
 from ostinato.plan.device.instruction_sets import detect_native
 
@@ -24,6 +25,17 @@ def test_torch_and_the_kernels_share_one_openmp_runtime() -> None:
     if any(Path(path).name.startswith("libomp") for path in runtimes):
         pytest.skip("built by clang, which has a runtime of its own")
     assert len(runtimes) == 1
+
+
+def test_kernels_with_matrix_units_are_loaded_only_where_the_process_may_use_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "ostinato._native_made_up", SimpleNamespace(tiles="amx"))
+    monkeypatch.setattr(kernels, "request_matrix_units", lambda: "not today")
+    with pytest.raises(ImportError, match=r"made_up needs matrix units, .* refuses"):
+        load_extension("made_up")
+    monkeypatch.setattr(kernels, "request_matrix_units", lambda: None)
+    assert load_extension("made_up").tiles == "amx"
 
 
 def test_cpp_gets_every_size_under_its_own_name(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from ostinato.ops import moe
 from ostinato.ops.kernels import load_extension
-from ostinato.ops.sizes import LEAST_TILE_TOKENS, TILE_SPAN
+from ostinato.ops.sizes import LEAST_TILE_TOKENS, TILE_GROUP_BYTES, TILE_SPAN
 from tests.support.native_kernels import checked_kernel, same_bits, spaced
 from tests.support.native_sets import TILED_SETS, native_kernel, record, threads
 from tests.support.tiles import DEPTH, SIDE, pairs, tile_product
@@ -171,7 +171,8 @@ def test_experts_of_many_tokens_give_what_the_definition_does(
         up[4] = down[4] = torch.nan
     out = checked_kernel(isa, "moe")(x, choices, up, down, activation, x, *scales)
     expected = moe.reference(x.double(), choices, *exact, activation, x.double())
-    torch.testing.assert_close(out.double(), expected, rtol=0.02, atol=0.02 * float(expected.abs().mean()))
+    # What is between the two products is rounded to bfloat16, and terms may cancel.
+    torch.testing.assert_close(out.double(), expected, rtol=0.02, atol=0.05 * float(expected.abs().mean()))
 
 
 def test_a_token_that_is_no_number_spoils_no_other_of_its_expert(isa: str) -> None:
@@ -187,3 +188,20 @@ def test_a_token_that_is_no_number_spoils_no_other_of_its_expert(isa: str) -> No
     others = [t for t in range(40) if t not in (3, 20)]
     assert same_bits(out[others], clean[others])
     assert bool(out[3].isnan().all())
+
+
+def test_an_expert_may_have_more_choices_than_there_are_tokens_and_than_a_cache_holds(isa: str) -> None:
+    """They pass by in groups; a token may choose an expert twice."""
+    generator = torch.Generator().manual_seed(2)
+    tokens, size, inner = 150, 4096, 20
+    x = torch.randn(tokens, size, generator=generator).bfloat16()
+    up = (torch.randn(2, inner, size, generator=generator) / size**0.5).bfloat16()
+    down = torch.randn(2, size, inner, generator=generator).bfloat16()
+    ids, weights = torch.zeros(tokens, 3), torch.rand(tokens, 3, generator=generator)
+    ids[:, 2] = 1
+    twice = torch.stack((ids, weights), dim=1)
+    once = torch.stack((ids[:, 1:], torch.stack((weights[:, 0] + weights[:, 1], weights[:, 2]), dim=1)), dim=1)
+    assert 2 * tokens * size * 2 > TILE_GROUP_BYTES
+    out = checked_kernel(isa, "moe")(x, twice, up, down, "silu")
+    expected = moe.reference(x.double(), once, up.double(), down.double(), "silu")
+    torch.testing.assert_close(out.double(), expected, rtol=0.02, atol=0.05 * float(expected.abs().mean()))

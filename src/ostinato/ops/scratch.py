@@ -49,7 +49,7 @@ def native_linear(*, tokens: int, in_size: int) -> Scratch:
     processor is counted as if it had them."""
     copied = min(tokens, max(_grouped_tokens(in_size), GROUP_TOKENS)) * padded(in_size)
     inputs = padded(in_size, TILE_INPUTS)
-    packed = padded(min(tokens, max(TILE_GROUP_BYTES // (2 * inputs), 2 * VECTOR)))
+    packed = min(padded(tokens), _tiled_tokens(in_size))
     sums = max(min(tokens, _grouped_tokens(in_size)), packed) * 2 * PANEL_ROWS
     return Scratch(max(FLOAT * copied, 2 * packed * inputs), FLOAT * (sums + TILE_WORK))
 
@@ -64,7 +64,10 @@ def native_moe(*, tokens: int, size: int, inner: int, num_experts: int, experts_
     apart = 3 * VECTOR * 2  # whole vectors, and an odd number of cache lines
     shared = tokens * (size + apart) + places * (size + inner + 2 * apart)
     scores = tokens * padded(num_experts)
-    at_once = max(padded(tokens), min(places, max(_grouped_tokens(size), _grouped_tokens(inner))))
+    at_once = max(
+        min(places, max(_grouped_tokens(size), _grouped_tokens(inner))),
+        min(padded(places), _tiled_tokens(max(size, inner))),
+    )
     own = at_once * 2 * PANEL_ROWS + padded(places + num_experts + 1) + TILE_WORK
     return Scratch(FLOAT * max(shared, scores), FLOAT * own)
 
@@ -123,3 +126,8 @@ def padded(size: int, unit: int = VECTOR) -> int:
 def _grouped_tokens(in_size: int) -> int:
     """Tokens that a product takes together, where an element of them may have as little as two bytes."""
     return max(GROUP_BYTES // (2 * in_size), LEAST_GROUP_TOKENS)
+
+
+def _tiled_tokens(in_size: int) -> int:
+    """Tokens that matrix units take together, at the most."""
+    return max(TILE_GROUP_BYTES // (2 * padded(in_size, TILE_INPUTS)) // VECTOR, 2) * VECTOR
