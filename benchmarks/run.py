@@ -1,6 +1,6 @@
-"""Runs Ostinato and its peers on the same shapes, in turns, and writes a report, a table and a plot.
+"""Runs Ostinato and its peers on the same shapes, in turns, and writes this processor's record: report, table and plot.
 
-    python benchmarks/run.py --peers-dir DIR --rounds 3 --output results/
+    python benchmarks/run.py --peers-dir DIR --rounds 3
 
 See benchmarks/README.md.
 """
@@ -26,10 +26,12 @@ from benchmarks.peers.places import Places
 from benchmarks.peers.plot import draw
 from benchmarks.peers.prepare import prepare
 from benchmarks.peers.process import PeerError, busy_share
+from benchmarks.peers.processor import processor_here
 from benchmarks.peers.record import Record
 from benchmarks.peers.report import FLOOR, make_report
 from benchmarks.peers.table import markdown
 from benchmarks.peers.workload import Workload
+from benchmarks.records import PAGE, RESULTS, write_page
 
 SHAPES = Path(__file__).resolve().parent / "models"
 MODELS = ("nemotron-h-300m", "granite-dense-180m", "falcon-h1-170m", "qwen3-410m")
@@ -44,9 +46,16 @@ def main() -> None:
     sizes = tuple(int(size) for size in options.batch_sizes.split(","))
     workload = Workload(batch_sizes=sizes)
     engines, models = options.engines.split(","), options.models.split(",")
+    processor = processor_here()
+    folder = options.output / processor.folder
     setup = {"workload": asdict(workload), "threads": options.threads, "rounds": options.rounds}
+    setup["processor"] = asdict(processor)
+    path = folder / "measurements.jsonl"
+    if options.anew:
+        path.unlink(missing_ok=True)
+    _say(f"{processor.name} ({processor.kind}): {folder}")
     try:
-        record = Record(options.output / "measurements.jsonl", setup)
+        record = Record(path, setup)
     except ValueError as error:
         sys.exit(str(error))
     skipped = {name: why for name in engines if (why := ENGINES[name].missing(places))}
@@ -71,10 +80,13 @@ def main() -> None:
                 record.add(_measure(one, name, work))
     _say(f"all measured, {time.monotonic() - began:.0f} s")
     report = make_report(setup, record.measurements.values(), skipped)
-    (options.output / "report.json").write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
-    (options.output / "table.md").write_text(markdown(report), encoding="utf-8")
-    draw(report, options.output / "plot.png")
+    (folder / "report.json").write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    (folder / "table.md").write_text(markdown(report), encoding="utf-8")
+    draw(report, folder / "plot.png")
     print(markdown(report))
+    if options.output.resolve() == RESULTS:
+        write_page()
+        _say(f"{PAGE} shows the records of all processors")
 
 
 def _prepare(places: Places, models: list[str], engines: list[str]) -> dict[tuple[str, str], str]:
@@ -93,6 +105,7 @@ def _prepare(places: Places, models: list[str], engines: list[str]) -> dict[tupl
 def _measure(one: Round, name: str, work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     """The measurement of one engine, or of the floor: with the `figures` of `work`, or the `error` that it ended in."""
     result: dict[str, Any] = {"round": one.number, "model": one.model, "engine": name, "busy": busy_share()}
+    result["date"] = time.strftime("%Y-%m-%d")
     began = time.monotonic()
     try:
         result["figures"] = work()
@@ -141,7 +154,12 @@ def _options() -> argparse.Namespace:
     parser.add_argument(
         "--peers-dir", type=Path, required=True, help="what setup_peers.py filled; holds the models too"
     )
-    parser.add_argument("--output", type=Path, required=True, help="for measurements, report, table and plot")
+    parser.add_argument(
+        "--output", type=Path, default=RESULTS, help="a folder in which each kind of processor has one (%(default)s)"
+    )
+    parser.add_argument(
+        "--anew", action="store_true", help="forget what an earlier run measured on this kind of processor"
+    )
     parser.add_argument(
         "--models", default=",".join(MODELS), help="folders of benchmarks/models (default: %(default)s)"
     )

@@ -30,11 +30,19 @@ def make_report(
     return {
         "command": "peers",
         "setup": dict(setup),
+        "processor": setup["processor"],
+        "measured": _dates(done),
         "machine": floors[0]["machine"] if floors else {},
         "busy": statistics.median(each["busy"] for each in done) if done else None,
         "skipped": dict(skipped),
         "models": models,
     }
+
+
+def _dates(measurements: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The first and the last day of them."""
+    dates = [each["date"] for each in measurements]
+    return [min(dates), max(dates)] if dates else []
 
 
 def _model_report(measurements: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

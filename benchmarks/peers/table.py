@@ -10,10 +10,11 @@ QUIET = 0.05
 
 
 def markdown(report: Mapping[str, Any]) -> str:
-    setup, machine = report["setup"], report["machine"]
+    setup, processor = report["setup"], report["processor"]
     workload = setup["workload"]
     facts = [
-        f"{machine.get('cpu', 'unknown processor')}, {setup['threads']} threads, median of {setup['rounds']} round(s).",
+        f"{processor['kind']}: {processor['name']}, {setup['threads']} threads, median of {setup['rounds']} round(s), "
+        f"measured {period(report['measured'])}.",
         f"Tokens/s: prefill of {workload['prefill_len']} tokens; decode of {workload['output_len']} after "
         f"{workload['prompt_len']}, by batch size.",
     ]
@@ -40,6 +41,11 @@ def markdown(report: Mapping[str, Any]) -> str:
     if report["skipped"]:
         parts.append("\n".join(f"- {name} was not measured: {why}" for name, why in report["skipped"].items()))
     return "\n\n".join(parts) + "\n"
+
+
+def period(dates: Sequence[str]) -> str:
+    """The days of a record, of the first and the last of them."""
+    return " to ".join(dict.fromkeys(dates))
 
 
 def _engines(figures: Mapping[str, Any], sizes: Sequence[int]) -> str:

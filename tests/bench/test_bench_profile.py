@@ -10,12 +10,11 @@ import torch
 
 from ostinato import ConfigError
 from ostinato.bench.floor import Bandwidth, measure_bandwidth, measure_flops
+from ostinato.bench.phases import PhaseClock, phase_figures
 from ostinato.bench.profile import (
-    PhaseClock,
     ProfileBench,
     Roofs,
     kernel_figures,
-    phase_figures,
     profile,
     total_figures,
 )
@@ -76,7 +75,7 @@ def test_phases_are_medians_over_steps() -> None:
 
 def test_a_phase_stands_still_while_an_inner_one_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
-    monkeypatch.setattr("ostinato.bench.profile.time.perf_counter", lambda: now[0])
+    monkeypatch.setattr("ostinato.bench.phases.time.perf_counter", lambda: now[0])
 
     def wait(seconds: float) -> None:
         now[0] += seconds

@@ -12,26 +12,29 @@ import pytest
 from benchmarks.peers.llama import decode_rates, prefill_rate
 from benchmarks.peers.plot import draw, panels
 from benchmarks.peers.process import PeerError, run
+from benchmarks.peers.processor import Processor, kind_of
 from benchmarks.peers.record import Record
 from benchmarks.peers.report import make_report, ratios, share, step_bytes
 from benchmarks.peers.table import markdown
 from benchmarks.peers.to_gguf import hub_config
 from benchmarks.peers.workload import Workload
+from benchmarks.records import BEGIN, END, PAGE, RESULTS, records, section, with_records
 
 SETUP = {"workload": {"batch_sizes": [1, 8], "prompt_len": 128, "output_len": 64, "prefill_len": 512}}
-SETUP |= {"threads": 2, "rounds": 2}
+SETUP |= {"threads": 2, "rounds": 2, "processor": {"name": "A CPU (family 1, model 2)", "kind": "A kind"}}
 
 
 def measurement(engine: str, number: int, prefill: float, decode: tuple[float, float], **more: Any) -> dict[str, Any]:
     figures = {"prefill": prefill, "decode": {"1": decode[0], "8": decode[1]}, "version": "1"}
     figures |= {"startup_seconds": 2.0, "peak_memory_bytes": 10**9, **more}
-    return {"round": number, "model": "small", "engine": engine, "busy": 0.01, "figures": figures}
+    where = {"round": number, "model": "small", "engine": engine}
+    return {**where, "busy": 0.01, "date": f"2026-11-2{number}", "figures": figures}
 
 
 def floor_measurement() -> dict[str, Any]:
     needed = {"weights": 800, "states": 150, "keys_and_values": 50, "total": 1000}
     figures = {"read": 1e5, "copy": 9e4, "decode_bytes": {"bfloat16": {"1": needed}}, "machine": {"cpu": "A CPU"}}
-    return {"round": 0, "model": "small", "engine": "floor", "busy": 0.01, "figures": figures}
+    return {"round": 0, "model": "small", "engine": "floor", "busy": 0.01, "date": "2026-11-20", "figures": figures}
 
 
 def two_engines() -> dict[str, Any]:
@@ -43,9 +46,8 @@ def two_engines() -> dict[str, Any]:
         measurement("vllm", 1, 800.0, (44.0, 180.0), startup_seconds=16.0, peak_memory_bytes=6 * 10**9),
     ]
     del done[2]["figures"]["startup_seconds"]
-    done.append(
-        {"round": 0, "model": "small", "engine": "llama.cpp", "busy": 0.01, "error": "ValueError: no such model"}
-    )
+    failed = {"round": 0, "model": "small", "engine": "llama.cpp", "busy": 0.01, "date": "2026-11-20"}
+    done.append({**failed, "error": "ValueError: no such model"})
     return make_report(SETUP, done, {"transformers": "it is not installed"})
 
 
@@ -138,6 +140,59 @@ def test_the_table_names_what_failed_and_what_was_left_out() -> None:
     assert "| ostinato 1 | 1100 | 55.0 | 310.0 | 55% | 2.0 | 1000 |" in table
     assert "- llama.cpp failed: ValueError: no such model" in table
     assert "- transformers was not measured: it is not installed" in table
+
+
+def test_a_record_says_of_which_processor_it_is_and_when_it_was_measured() -> None:
+    report = two_engines()
+    assert report["measured"] == ["2026-11-20", "2026-11-21"]
+    said = "A kind: A CPU (family 1, model 2), 2 threads, median of 2 round(s), measured 2026-11-20 to 2026-11-21."
+    assert markdown(report).startswith(said)
+    assert "measured 2026-11-20." in markdown(report | {"measured": ["2026-11-20"] * 2})
+
+
+@pytest.mark.parametrize(
+    ("name", "flags", "kind", "folder"),
+    [
+        ("AMD EPYC (family 25, model 17)", {"avx512f"}, "AMD Zen 4", "amd-zen-4"),
+        ("AMD Ryzen 9 7950X (family 25, model 97)", {"avx512f"}, "AMD Zen 4", "amd-zen-4"),
+        ("AMD EPYC 7763 (family 25, model 1)", {"avx2"}, "AMD Zen 3", "amd-zen-3"),
+        ("AMD EPYC (family 26, model 2)", {"avx512f"}, "AMD Zen 5", "amd-zen-5"),
+        (
+            "Intel Xeon (family 6, model 143)",
+            {"avx512f", "avx512_bf16", "amx_tile"},
+            "Intel with AMX",
+            "intel-with-amx",
+        ),
+        ("Intel Xeon (family 6, model 85)", {"avx512f"}, "Intel with AVX-512", "intel-with-avx-512"),
+        ("CPU (part 0x41 0xd40)", set(), "CPU (part 0x41 0xd40)", "cpu-part-0x41-0xd40"),
+    ],
+)
+def test_processors_that_run_alike_are_of_one_kind(name: str, flags: set[str], kind: str, folder: str) -> None:
+    assert kind_of(name, flags) == kind
+    assert Processor(name, kind).folder == folder
+
+
+def test_a_record_shows_engines_beside_each_other_in_their_order() -> None:
+    lines = section(two_engines()).splitlines()
+    assert lines[0] == "### A kind"
+    assert "measured 2026-11-20 to 2026-11-21." in lines[2]
+    assert (
+        lines[-1] == "| `small` | ostinato / vllm | 1100 / 850 | 55.0 / 42.0 | 310 / 190 | 2.0 / 16.0 | 1000 / 3500 |"
+    )
+
+
+def test_records_take_the_place_of_those_that_stood_in_the_page() -> None:
+    page = f"before\n{BEGIN}\nold\n{END}after\n"
+    once = with_records(page, [two_engines()])
+    assert "old" not in once
+    assert once.startswith("before\n")
+    assert once.endswith("after\n")
+    assert with_records(once, [two_engines()]) == once
+
+
+def test_the_page_shows_the_records_that_are_kept() -> None:
+    page = PAGE.read_text()
+    assert with_records(page, records(RESULTS)) == page
 
 
 def test_the_table_says_where_the_machine_was_not_quiet() -> None:

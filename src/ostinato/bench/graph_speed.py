@@ -19,6 +19,7 @@ from ostinato.bench.figures import (
     step_figures,
 )
 from ostinato.bench.floor import decode_bytes, floor_figures, measure_bandwidth
+from ostinato.bench.predicted import machine_of
 from ostinato.bench.reports import (
     Chart,
     Column,
@@ -34,8 +35,10 @@ from ostinato.bench.reports import (
     spread_columns,
 )
 from ostinato.errors import ConfigError, Remedy
+from ostinato.ops.work import StepShape
 from ostinato.plan.graphs.coverage import DecodeRange, StepMode, dispatch
 from ostinato.plan.plan import Plan
+from ostinato.plan.prediction import Machine
 
 if TYPE_CHECKING:
     from ostinato.config import EngineConfig
@@ -53,12 +56,14 @@ class GraphBench:
     """What is measured: steps of each of `rows` rows, every row with `prompt_len` tokens before it.
 
     `off_stride` are two or more values of `max_num_batched_tokens` whose prefill is compared; none for no comparison.
+    `measure`: steps are predicted from rates that are measured first, not from the plan's.
     """
 
     rows: tuple[int, ...]
     prompt_len: int
     rounds: int
     off_stride: tuple[int, ...] = ()
+    measure: bool = False
 
 
 def graphs(settings: dict[str, Any], bench: GraphBench, say: Say) -> Report:
@@ -111,6 +116,7 @@ def _measure_decode(
     plan, runner = engine.plan, engine.runner
     if "graphs" not in runner.measured:
         runner.capture()
+    machine = machine_of(engine.spec, plan, bench.measure, say)
     say("computing the prompts")
     steps = make_decode_steps(runner, bench.rows, bench.prompt_len, engine.spec.vocab_size)
     times_of = take_turns(runner, steps, bench.rounds, say)
@@ -130,8 +136,18 @@ def _measure_decode(
     for each in times_of:
         mode, size = graph_of(plan, each.rows)
         backend, rows = plan.capture.backend, each.rows
-        figures.append(step_figures(each, mode, size, backend, shares.get(rows), floors.get(rows)))
+        one = step_figures(each, mode, size, backend, shares.get(rows), floors.get(rows))
+        figures.append(one | _predicted(machine, rows, bench.prompt_len, one[f"{backend}_ms"]))
     return figures, capture_figures(runner.measured["graphs"]), plan
+
+
+def _predicted(machine: Machine | None, rows: int, context: int, measured_ms: float | None) -> dict[str, Any]:
+    """Milliseconds that the plan predicts for a step with a graph, up to its hidden states; and their ratio to those
+    measured."""
+    if machine is None or measured_ms is None:
+        return {"predicted_ms": None, "predicted_ratio": None}
+    milliseconds = machine.predict(StepShape(rows, 1, context, decodes=True)).model_seconds * 1e3
+    return {"predicted_ms": milliseconds, "predicted_ratio": milliseconds / measured_ms}
 
 
 def graph_of(plan: Plan, rows: int) -> tuple[StepMode, int | None]:
@@ -232,6 +248,9 @@ def graph_tables(data: Mapping[str, Any]) -> list[Table]:
         Column("kernels", lambda step: (step["kernel_ms"] or {}).get(backend), MILLISECONDS),
         Column("speed", "speed", "times"),
     ]
+    if any(step["predicted_ms"] is not None for step in steps):
+        columns.append(Column("predicted", "predicted_ms", MILLISECONDS))
+        columns.append(Column("of measured", "predicted_ratio", "{:.2f}"))
     if any(step["floor"] is not None for step in steps):
         columns.append(Column("floor", "floor.step_seconds", lambda seconds: f"{seconds * 1e3:.2f} ms"))
         columns.append(Column("reached", "floor.fraction_reached", "percent"))

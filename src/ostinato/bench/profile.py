@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import random
-import statistics
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -14,19 +10,20 @@ from ostinato.bench.drive import plan_of, with_room
 from ostinato.bench.figures import Calls
 from ostinato.bench.floor import measure_bandwidth, measure_flops
 from ostinato.bench.graph_speed import graph_of
+from ostinato.bench.phases import MODEL, decode_phases, phase_figures
+from ostinato.bench.predicted import machine_of
 from ostinato.bench.reports import Column, Report, Say, Table, engine_facts, engine_lines
 from ostinato.errors import ConfigError, Remedy
 from ostinato.ops.work import KernelWork, StepShape
 from ostinato.plan.memory.kernel_work import kernel_work
 from ostinato.plan.plan import Plan
+from ostinato.plan.prediction import ENGINE, Machine
 
 if TYPE_CHECKING:
     from ostinato.config import EngineConfig
     from ostinato.engine.engine import Engine
 
 
-MODEL = ("model", "logits")
-"""The phases of a step that are the model; the others are the engine around it."""
 KERNEL_OF = {"logits": "linear"}
 """What a row is called that is not called as its kernel."""
 
@@ -34,12 +31,13 @@ KERNEL_OF = {"logits": "linear"}
 @dataclass(frozen=True)
 class ProfileBench:
     """Decode steps of each of `batch_sizes` rows with `context` tokens before each, and a prompt of `prefill` tokens
-    at once; the best of `rounds` rounds."""
+    at once; the best of `rounds` rounds. `measure`: the plan's prediction beside them is from rates measured first."""
 
     batch_sizes: tuple[int, ...]
     context: int
     prefill: int
     rounds: int
+    measure: bool = False
 
 
 @dataclass(frozen=True)
@@ -75,13 +73,16 @@ def profile(settings: dict[str, Any], bench: ProfileBench, say: Say) -> Report:
     data = engine_facts("profile", config, plan, **asdict(bench))
     data["machine"] |= {**bandwidth.to_json(), "flops_per_second": roofs.flops_per_second}
     data["kernels"] = {name: choice.implementation for name, choice in plan.kernels.items()}
-    data["decode"] = _decode(engine, bench, roofs, say)
-    data["prefill"] = _prefill(engine, bench, roofs, say)
+    machine = machine_of(engine.spec, plan, bench.measure, say)
+    data["decode"] = _decode(engine, bench, roofs, machine, say)
+    data["prefill"] = _prefill(engine, bench, roofs, machine, say)
     lines = engine_lines(data, "{context} tokens before each row, {prefill} prompt tokens")
     return Report(data, lines, profile_tables(data))
 
 
-def _decode(engine: Engine, bench: ProfileBench, roofs: Roofs, say: Say) -> list[dict[str, Any]]:
+def _decode(
+    engine: Engine, bench: ProfileBench, roofs: Roofs, machine: Machine | None, say: Say
+) -> list[dict[str, Any]]:
     from ostinato.bench.steps import TapeClock, make_decode_steps, profile_eagerly, profile_tape
 
     plan, runner = engine.plan, engine.runner
@@ -98,7 +99,7 @@ def _decode(engine: Engine, bench: ProfileBench, roofs: Roofs, say: Say) -> list
         else:
             calls, seconds = profile_eagerly(runner, step, rows, bench.rounds)
         shape = StepShape(rows, 1, bench.context, decodes=True)
-        one = _step_figures(engine, plan, shape, calls, seconds, roofs)
+        one = _step_figures(engine, plan, shape, calls, seconds, roofs, machine)
         figures.append({"batch_size": rows, "way": "tape" if mode == "full" else "eager", "graph_rows": size, **one})
     # Last: requests write to the blocks and slots that the steps above read.
     for one in figures:
@@ -107,7 +108,7 @@ def _decode(engine: Engine, bench: ProfileBench, roofs: Roofs, say: Say) -> list
     return figures
 
 
-def _prefill(engine: Engine, bench: ProfileBench, roofs: Roofs, say: Say) -> dict[str, Any]:
+def _prefill(engine: Engine, bench: ProfileBench, roofs: Roofs, machine: Machine | None, say: Say) -> dict[str, Any]:
     from ostinato.bench.steps import profile_eagerly, prompt_step
 
     say(f"prefill, {bench.prefill} tokens")
@@ -117,12 +118,18 @@ def _prefill(engine: Engine, bench: ProfileBench, roofs: Roofs, say: Say) -> dic
     return {
         "tokens": bench.prefill,
         "way": "eager",
-        **_step_figures(engine, engine.plan, shape, calls, seconds, roofs),
+        **_step_figures(engine, engine.plan, shape, calls, seconds, roofs, machine),
     }
 
 
 def _step_figures(
-    engine: Engine, plan: Plan, shape: StepShape, calls: Calls, seconds: float, roofs: Roofs
+    engine: Engine,
+    plan: Plan,
+    shape: StepShape,
+    calls: Calls,
+    seconds: float,
+    roofs: Roofs,
+    machine: Machine | None,
 ) -> dict[str, Any]:
     settings = plan.settings
     work = kernel_work(engine.spec, settings.dtype, settings.ssm_state_dtype, shape)
@@ -131,6 +138,7 @@ def _step_figures(
     return {
         "kernels": kernels,
         "total": total_figures(kernels),
+        "predicted": None if machine is None else machine.predict(shape).parts,
         "step_seconds": seconds,
         "between_kernels_seconds": max(0.0, seconds - in_model),
     }
@@ -196,11 +204,6 @@ def total_figures(figures: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     }
 
 
-def phase_figures(steps: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """The median seconds of each phase over steps that all have the same ones."""
-    return {name: statistics.median(step[name] for step in steps) for name in steps[0]}
-
-
 def profile_tables(data: Mapping[str, Any]) -> list[Table]:
     tables = []
     for step in data["decode"]:
@@ -219,7 +222,7 @@ def _kernel_table(title: str, step: Mapping[str, Any], chosen: Mapping[str, str]
     ]
     rows.append({**empty, "kernel": "all", "kind": "", **step["total"]})
     rows.append({**empty, "kernel": "between them", "kind": "", "seconds": step["between_kernels_seconds"]})
-    columns = (
+    columns = [
         Column("kernel", "kernel"),
         Column("", "kind"),
         Column("calls", "calls"),
@@ -229,7 +232,12 @@ def _kernel_table(title: str, step: Mapping[str, Any], chosen: Mapping[str, str]
         Column("GFLOP", "flops", lambda flops: f"{flops / 1e9:,.2f}"),
         Column("floor ms", "floor_seconds", _milliseconds),
         Column("reached", "fraction_reached", "percent"),
-    )
+    ]
+    predicted = step["predicted"]
+    if predicted is not None:
+        in_all = sum(seconds for name, seconds in predicted.items() if name != ENGINE)
+        by_name = {**predicted, "all": in_all}
+        columns.append(Column("predicted", lambda row: by_name.get(row["kernel"]), _milliseconds))
     return Table(columns, rows, title)
 
 
@@ -251,98 +259,3 @@ def _phase_table(steps: Sequence[Mapping[str, Any]]) -> Table:
 
 def _milliseconds(seconds: float) -> str:
     return f"{seconds * 1e3:.3f}"
-
-
-class PhaseClock:
-    """Seconds by phase. What a phase calls that is one itself counts there alone."""
-
-    def __init__(self) -> None:
-        self.seconds: dict[str, float] = {}
-        self._stack: list[str] = []
-        self._since = 0.0
-
-    def timed(self, phase: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*args: Any, **kwargs: Any) -> Any:
-            self._turn(phase)
-            try:
-                return function(*args, **kwargs)
-            finally:
-                self._turn(None)
-
-        return call
-
-    def _turn(self, phase: str | None) -> None:
-        """Enters a phase, or with None leaves the innermost."""
-        now = time.perf_counter()
-        if self._stack:
-            self.seconds[self._stack[-1]] = self.seconds.get(self._stack[-1], 0.0) + now - self._since
-        if phase is None:
-            self._stack.pop()
-        else:
-            self._stack.append(phase)
-        self._since = time.perf_counter()
-
-
-@contextmanager
-def watched(engine: Engine, clock: PhaseClock) -> Iterator[None]:
-    """Has `clock` time the phases of the engine's steps."""
-    from ostinato.engine.run import runner as runner_module
-    from ostinato.graphs.tape import Tape
-
-    runner = engine.runner
-    places: list[tuple[str, Any, str]] = [
-        ("loop", engine, "step"),
-        ("schedule", engine.scheduler, "schedule"),
-        ("inputs", runner_module, "write_step"),
-        ("run", runner, "run"),
-        ("buffers", runner.graphs, "run"),
-        ("model", runner.model, "forward"),
-        ("model", Tape, "replay"),
-        ("logits", runner.model, "logits"),
-        ("sampling", runner_module, "sample"),
-        ("update", engine.scheduler, "update"),
-        ("deliver", engine, "_deliver"),
-    ]
-    with ExitStack() as stack:
-        for phase, owner, name in places:
-            stack.enter_context(_in_place(owner, name, clock.timed(phase, getattr(owner, name))))
-        yield
-
-
-@contextmanager
-def _in_place(owner: Any, name: str, value: Any) -> Iterator[None]:
-    """`owner` has `value` as attribute `name`, and afterwards what it had before."""
-    had = name in vars(owner)
-    before = vars(owner).get(name)
-    setattr(owner, name, value)
-    try:
-        yield
-    finally:
-        if had:
-            setattr(owner, name, before)
-        else:
-            delattr(owner, name)
-
-
-def decode_phases(engine: Engine, rows: int, context: int, steps: int) -> list[dict[str, float]]:
-    """Seconds by phase of each of `steps` decode steps, greedy, of requests with `context` tokens before them."""
-    from ostinato.sample.params import SamplingParams
-
-    rng = random.Random(context)
-    params = SamplingParams(temperature=0, max_tokens=steps + 3, ignore_eos=True)
-    for _ in range(rows):
-        engine.add([rng.randrange(engine.spec.vocab_size) for _ in range(context)], params)
-    waiting = rows
-    while waiting:
-        waiting -= sum(len(output.outputs[0].token_ids) == 1 for output in engine.step())
-    engine.step()  # the graph may be captured here
-    measured = []
-    clock = PhaseClock()
-    with watched(engine, clock):
-        for _ in range(steps):
-            clock.seconds = {}
-            engine.step()
-            measured.append(clock.seconds)
-    while engine.has_unfinished:
-        engine.step()
-    return measured

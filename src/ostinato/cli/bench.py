@@ -35,6 +35,9 @@ BatchSizes = Annotated[
 ]
 PromptLen = Annotated[int, typer.Option(min=1, help="Random tokens of each prompt.")]
 OutputLen = Annotated[int, typer.Option(min=1, help="Tokens generated for each request.")]
+MeasureRates = Annotated[
+    bool, typer.Option("--measure", help="Predict from rates measured in this run, not from those that are kept.")
+]
 Rounds = Annotated[int, typer.Option(min=1, help="Rounds that are counted, after one to warm up.")]
 
 MOST_ROWS = 32
@@ -180,6 +183,7 @@ def graphs_command(
             help="Also compare prefill with these values of max_num_batched_tokens, such as 700,768.",
         ),
     ] = None,
+    measure: MeasureRates = False,
 ) -> Measure:
     """Milliseconds of a decode step by batch size, eagerly and as a graph, in turns.
 
@@ -187,6 +191,8 @@ def graphs_command(
     both, are left out. The time in kernels is a part that a pass of its own measures; the rest is Python, and torch
     between kernels. A cliff is how many times longer than its neighbour a batch size takes. On a busy machine the
     least times tell more than the medians.
+
+    Beside them stands what the plan predicts (`ostinato plan --measure`), and its ratio to the time measured.
 
     With --off-stride, prefill runs strictly and with graphs for every step, with one engine for each value.
 
@@ -199,6 +205,7 @@ def graphs_command(
         prompt_len=prompt_len,
         rounds=rounds,
         off_stride=() if budgets is None else _budgets(budgets),
+        measure=measure,
     )
     return lambda say: graphs(settings, bench, say)
 
@@ -284,6 +291,7 @@ def profile_command(
     rounds: Annotated[
         int, typer.Option(min=1, help="Rounds that are counted, after one to warm up; the shortest is shown.")
     ] = 20,
+    measure: MeasureRates = False,
 ) -> Measure:
     """Where a step's time goes, by kernel, beside the floor; and what the engine does around the model.
 
@@ -295,7 +303,7 @@ def profile_command(
 
     Example: ostinato bench profile benchmarks/models/nemotron-h-300m --random-weights --batch-sizes 1,32
     """
-    bench = ProfileBench(tuple(sorted(set(sizes(batch_sizes)))), context, prefill, rounds)
+    bench = ProfileBench(tuple(sorted(set(sizes(batch_sizes)))), context, prefill, rounds, measure)
     return lambda say: profile(settings, bench, say)
 
 

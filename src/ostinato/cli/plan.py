@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -17,9 +18,10 @@ from ostinato.models.checkpoint import load_spec
 from ostinato.plain_data import to_plain
 from ostinato.plan.device.catalogue import DEVICE_NAMES, DeviceSpec
 from ostinato.plan.device.detect import find_device
+from ostinato.plan.device.rates import cache_directory, save_rates
 from ostinato.plan.graphs.sizing import size_for_traffic
 from ostinato.plan.graphs.traffic import Traffic
-from ostinato.plan.plan import make_plan
+from ostinato.plan.plan import Plan, make_plan
 from ostinato.plan.words.render import print_plan
 from ostinato.plan.words.render_graphs import print_sizing
 from ostinato.units import format_bytes, parse_bytes
@@ -42,6 +44,14 @@ def plan(
     num_sizes: Annotated[
         int | None, typer.Option(metavar="N", help="So many sizes for each ladder (as many as are planned).")
     ] = None,
+    measure: Annotated[
+        bool,
+        typer.Option(
+            "--measure",
+            help="First measure this machine's kernels, which takes seconds, and keep what came of it: from that plans "
+            "predict the time of steps.",
+        ),
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the plan as JSON.")] = False,
     output: Annotated[Path | None, typer.Option(help="Also save the plan, as JSON, to this file.")] = None,
 ) -> None:
@@ -55,7 +65,11 @@ def plan(
         raise ConfigError("--num-sizes is the number of sizes that --traffic FILE chooses; give both")
     name_model(settings, target)
     config = EngineConfig(**settings)
-    made = make_plan(config, load_spec(config), _device(device, device_memory))
+    spec = load_spec(config)
+    made = make_plan(config, spec, _device(device, device_memory))
+    if measure:
+        _measure(made)
+        made = make_plan(config, spec, _device(device, device_memory))
     if output is not None:
         try:
             made.save(output)
@@ -71,6 +85,18 @@ def plan(
     print_plan(made, Console())
     if sizing is not None:
         print_sizing(sizing, Console())
+
+
+def _measure(plan: Plan) -> None:
+    """Measures the rates that the plan asks for, and keeps them."""
+    from ostinato.bench.probe import measure_rates
+
+    rates, directory = measure_rates(plan), cache_directory()
+    try:
+        path = save_rates(rates, directory)
+    except OSError as error:
+        raise ConfigError(f"rates cannot be kept in {directory}: {error.strerror}; set XDG_CACHE_HOME") from None
+    print(f"measured, and kept in {path}", file=sys.stderr)
 
 
 def _device(name: str, memory: str | None) -> DeviceSpec:

@@ -22,6 +22,7 @@ from ostinato.plan.memory.cache_split import MemoryPlan, kv_block_bytes, state_s
 from ostinato.plan.memory.flops import StateCachePlan, prefill_flops
 from ostinato.plan.memory.prefixes import prefix_decisions
 from ostinato.plan.model import ModelSpec, VisionSpec
+from ostinato.plan.prediction import Prediction, plan_prediction
 from ostinato.plan.quantization_setting import quantization_decisions
 from ostinato.plan.remedies import advice, capacity_remedies, working_remedies
 from ostinato.plan.rope import resolve_rope
@@ -74,6 +75,8 @@ class Plan:
     encoder: EncoderPlan | None
     """None for models that take text alone."""
     kernels: dict[str, KernelChoice]
+    prediction: Prediction
+    """How long steps will take."""
     decisions: tuple[Decision, ...]
     measured: dict[str, Any] = field(default_factory=dict)
 
@@ -133,7 +136,8 @@ def make_plan(config: EngineConfig, model: ModelSpec, device: DeviceSpec) -> Pla
     decisions += of_drafts
     return Plan(
         model=_summary(fitted),
-        device=device,
+        # The rates that the figures are from stand beside them.
+        device=replace(device, rates=()),
         settings=EffectiveSettings.of(
             config,
             rope=rope,
@@ -154,6 +158,16 @@ def make_plan(config: EngineConfig, model: ModelSpec, device: DeviceSpec) -> Pla
         speculative=speculative,
         encoder=fitted.encoder,
         kernels=settled.kernels,
+        prediction=plan_prediction(
+            model,
+            device,
+            settled.kernels,
+            dtype=dtype,
+            ssm_state_dtype=ssm_state_dtype,
+            threads=settled.threads,
+            deterministic=config.deterministic,
+            limits=fitted.limits,
+        ),
         decisions=tuple(decisions),
     )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ostinato.plan.device.instruction_sets import NOT_THIS_CPU, NativeFacts
+from ostinato.plan.device.rates import Rates
 from ostinato.units import MiB
 
 
@@ -14,7 +15,7 @@ class DeviceSpec:
 
     `peak_rates` are dense matrix products in FLOP/s by dtype; `bandwidth` is in bytes/s; `cores` are the
     cores that the process may use, or a GPU's multiprocessors; `source` says where all this is from; `native` are
-    the native kernels for it.
+    the native kernels for it; `rates` are those of its kernels that were measured, with some threads and dtypes.
     """
 
     name: str
@@ -25,6 +26,7 @@ class DeviceSpec:
     peak_rates: dict[str, float] | None
     source: str
     native: NativeFacts = NOT_THIS_CPU
+    rates: tuple[Rates, ...] = ()
 
 
 def _gpu(name: str, memory_mib: int, cores: int, bandwidth: float, half_rate: float, float32_rate: float) -> DeviceSpec:

@@ -17,6 +17,7 @@ from ostinato.errors import ConfigError
 from ostinato.plan.device.catalogue import CATALOGUE, DEVICE_NAMES, DeviceSpec
 from ostinato.plan.device.cgroup import core_limit, memory_limit
 from ostinato.plan.device.instruction_sets import detect_native
+from ostinato.plan.device.rates import Rates, cache_directory, kept_rates, kernels_of, processor_of
 from ostinato.units import KiB, MiB
 
 
@@ -41,13 +42,13 @@ def detect(device: str = "auto", root: Path = Path("/"), environ: Mapping[str, s
     if device == "cuda":
         reason = "torch is built for the CPU only" if gpu is not None else "no NVIDIA GPU was found"
         raise ConfigError(f"device cuda cannot be used: {reason}; set device to cpu or auto")
-    cpu = _detect_cpu(root)
+    cpu = _detect_cpu(root, environ)
     if gpu is None:
         return cpu
     return replace(cpu, source=f"{cpu.source}; {gpu.name} is not used, since torch is built for the CPU only")
 
 
-def _detect_cpu(root: Path) -> DeviceSpec:
+def _detect_cpu(root: Path, environ: Mapping[str, str]) -> DeviceSpec:
     memory, limit = _installed_memory(root), memory_limit(root)
     source = f"this machine ({cpu_model(root)})"
     if limit is not None and limit < memory:
@@ -55,7 +56,17 @@ def _detect_cpu(root: Path) -> DeviceSpec:
     cores, quota = len(os.sched_getaffinity(0)), core_limit(root)
     if quota is not None and quota < cores:
         cores, source = quota, f"{source}, cores limited by its cgroup"
-    return DeviceSpec("cpu", "cpu", memory, cores, None, None, source, detect_native(root))
+    native = detect_native(root)
+    return DeviceSpec("cpu", "cpu", memory, cores, None, None, source, native, _kept_rates(root, native.isa, environ))
+
+
+def _kept_rates(root: Path, isa: str | None, environ: Mapping[str, str]) -> tuple[Rates, ...]:
+    """What was measured of this processor with the kernels that are installed now."""
+    if isa is None:
+        return ()
+    kept = kept_rates(processor_of(root), cache_directory(environ))
+    kernels = kernels_of(isa) if kept else None
+    return tuple(rates for rates in kept if rates.kernels == kernels)
 
 
 def _installed_memory(root: Path) -> int:

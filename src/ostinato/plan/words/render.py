@@ -17,6 +17,7 @@ from ostinato.plan.plan import Plan
 from ostinato.plan.words.render_encoder import encoder_rows, vision_row
 from ostinato.plan.words.render_graphs import graph_rows
 from ostinato.plan.words.render_speculative import speculation_rows
+from ostinato.plan.words.render_times import time_rows
 from ostinato.units import format_bytes
 
 BYTE_TOPICS = ("cache_memory",)
@@ -39,6 +40,7 @@ def render_plan(plan: Plan) -> RenderableType:
         *([_section("speculation", speculation_rows(plan))] if plan.speculative is not None else []),
         *([_section("encoder", encoder_rows(plan))] if plan.encoder is not None else []),
         _section("kernels", _kernel_rows(plan)),
+        _section("time of a step, predicted", time_rows(plan.prediction)),
         _decisions(plan),
     ]
     if plan.measured:

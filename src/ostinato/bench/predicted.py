@@ -1,0 +1,22 @@
+"""What the plan predicts for the steps that a benchmark measures."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ostinato.bench.reports import Say
+from ostinato.plan.model import ModelSpec
+from ostinato.plan.plan import Plan
+from ostinato.plan.prediction import Machine, make_machine
+
+
+def machine_of(spec: ModelSpec, plan: Plan, measure: bool, say: Say) -> Machine | None:
+    """What predicts, with rates that are measured now, or with the plan's; None where it has none."""
+    rates = plan.prediction.rates
+    if measure:
+        from ostinato.bench.probe import measure_rates
+
+        say("measuring the kernels' rates")
+        rates = measure_rates(plan)
+    model = replace(spec, quantization=plan.settings.quantization)
+    return make_machine(model, plan.device, rates, plan.settings.dtype, plan.settings.ssm_state_dtype)

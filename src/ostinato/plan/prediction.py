@@ -1,0 +1,233 @@
+"""How long a step will take: from the work of its kernels and the rates of the machine."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+from ostinato.ops.facts import OPERATIONS
+from ostinato.ops.work import KernelWork, StepShape
+from ostinato.plan.device.catalogue import DeviceSpec
+from ostinato.plan.device.rates import KernelRate, Rates, Way
+from ostinato.plan.kernels import KernelChoice
+from ostinato.plan.limits import Limits
+from ostinato.plan.memory.kernel_work import LOGITS, Part, kernel_parts
+from ostinato.plan.model import DTYPE_BYTES, ModelSpec
+
+ROWS = (1, 8, 32)
+"""Rows of the decode steps that the plan shows, as far as it has so many; and its most."""
+CONTEXT = 512
+"""Tokens before each row of them, and tokens of the prompt."""
+ENGINE = "engine"
+"""The part of a step that is no kernel."""
+PASSES = ("rms_norm", "gated_rms_norm", "rotary")
+"""Operations that pass over activations and whose rate is measured; others are taken to be as fast as the first."""
+HOW_TO_MEASURE = "`ostinato plan MODEL --measure` measures it, in seconds, and keeps it"
+
+STORED_BYTES = DTYPE_BYTES | {"int8": 1}
+
+Bound = Literal["memory", "arithmetic"]
+
+
+@dataclass(frozen=True)
+class PredictedStep:
+    """A step of `rows` rows, each of `tokens_per_row` tokens behind `context` others; one with more than one token is a
+    prompt's. `seconds` are shared out among kernels by name and the `engine` around them."""
+
+    rows: int
+    tokens_per_row: int
+    context: int
+    seconds: float
+    parts: dict[str, float]
+    bound: Bound
+    """What the largest part waits for: memory, where moving its bytes alone would take longer than its operations."""
+
+    @property
+    def tokens_per_second(self) -> float:
+        return self.rows * self.tokens_per_row / self.seconds
+
+    @property
+    def largest(self) -> str:
+        """The largest part's name."""
+        return max(self.parts, key=lambda name: self.parts[name])
+
+    @property
+    def model_seconds(self) -> float:
+        """Up to the hidden states: without logits, and without the engine."""
+        return self.seconds - self.parts[LOGITS] - self.parts.get(ENGINE, 0.0)
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """`steps` is empty where nothing can be predicted; `reason` says why, or what the figures are from."""
+
+    reason: str
+    is_lower_bound: bool = False
+    """Whether every kernel is taken to reach the rates of the catalogue, with nothing around it."""
+    rates: Rates | None = None
+    """What was measured, where the figures are from that."""
+    steps: tuple[PredictedStep, ...] = ()
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What predicts: a model with its dtypes, on a machine with `rates`, or of which no more is known than its
+    `bandwidth` and `product_rate`."""
+
+    model: ModelSpec
+    dtype: str
+    ssm_state_dtype: str
+    bandwidth: float
+    product_rate: float
+    rates: Rates | None = None
+
+    def predict(self, step: StepShape) -> PredictedStep:
+        """The time of a step."""
+        parts: defaultdict[str, float] = defaultdict(float)
+        works: dict[str, KernelWork] = {}
+        for part in kernel_parts(self.model, self.dtype, self.ssm_state_dtype, step):
+            parts[part.name] += self._seconds(part, step)
+            works[part.name] = works.get(part.name, KernelWork()) + part.work
+        if self.rates is not None:
+            way: Way = "decode" if step.decodes else "prompt"
+            for name, (calls, elements) in self._calls.items():
+                # The calls are those of a decode step; a prompt's scan takes the place of the recurrence.
+                instead = "ssd_scan" if name == "state_update" and not step.decodes else name
+                parts[instead] += calls * self.rates.call_seconds
+                if OPERATIONS[name].work is None and elements:
+                    passed = KernelWork(elements * step.tokens * DTYPE_BYTES[self.dtype])
+                    measured = self._points(name if name in PASSES else PASSES[0], self.dtype, way)
+                    parts[name] += seconds_at(measured, passed, step.tokens)
+            parts[ENGINE] = self.rates.step_seconds + step.rows * self.rates.row_seconds
+        largest = works.get(max(parts, key=lambda name: parts[name]), KernelWork())
+        waits_for_memory = largest.num_bytes / self.bandwidth >= largest.flops / self.product_rate
+        return PredictedStep(
+            step.rows,
+            step.tokens_per_row,
+            step.context,
+            sum(parts.values()),
+            dict(sorted(parts.items(), key=lambda part: -part[1])),
+            "memory" if waits_for_memory else "arithmetic",
+        )
+
+    @cached_property
+    def _calls(self) -> dict[str, tuple[int, int]]:
+        """By operation, of a decode step: its calls, and the elements of their results for one token."""
+        found: dict[str, tuple[int, int]] = {}
+        for call in self.model.calls.calls:
+            if call.operation in OPERATIONS:
+                calls, elements = found.get(call.operation, (0, 0))
+                found[call.operation] = calls + 1, elements + call.elements
+        return found
+
+    def _seconds(self, part: Part, step: StepShape) -> float:
+        if self.rates is None:
+            return max(part.work.num_bytes / self.bandwidth, part.work.flops / self.product_rate)
+        if part.operation == "moe":
+            # Products of the tokens that come to one expert.
+            elements = part.work.num_bytes / STORED_BYTES[part.storage]
+            return seconds_at(self._points("linear", part.storage), part.work, part.work.flops / (2 * elements))
+        if part.operation == "linear":
+            tokens = step.rows if part.name == LOGITS else step.tokens
+            return seconds_at(self._points("linear", part.storage), part.work, tokens)
+        way: Way = "decode" if step.decodes else "prompt"
+        return seconds_at(self._points(part.operation, part.storage, way), part.work, step.tokens)
+
+    def _points(self, operation: str, storage: str, way: Way | None = None) -> list[KernelRate]:
+        """What was measured of a kernel, by number of tokens; `way` None: however they belong to rows."""
+        assert self.rates is not None, "only what was measured has points"
+        found = [
+            each
+            for each in self.rates.rates
+            if (each.operation, each.storage) == (operation, storage) and way in (None, each.way)
+        ]
+        return sorted(found, key=lambda each: each.tokens)
+
+
+def seconds_at(points: Sequence[KernelRate], work: KernelWork, tokens: float) -> float:
+    """The time of `work` with `tokens` tokens, by what was measured with other numbers of them: by its bytes or by its
+    operations, whichever take longer.
+
+    Between two numbers of tokens the time per byte is taken to grow evenly, and so is the time per operation and
+    token, so that one matrix takes as long by both. Beyond them rates stay as they are.
+    """
+    assert points, "what the plan predicts with has every kernel"
+    at = bisect_left([each.tokens for each in points], tokens)
+    one, other = points[max(at - 1, 0)], points[min(at, len(points) - 1)]
+    share = 0.0 if one is other else (tokens - one.tokens) / (other.tokens - one.tokens)
+
+    def between(first: float, second: float) -> float:
+        return first + share * (second - first)
+
+    per_byte = between(1 / one.bytes_per_second, 1 / other.bytes_per_second)
+    seconds = work.num_bytes * per_byte
+    if work.flops and one.flops_per_second and other.flops_per_second:
+        if one is other:
+            per_flop = 1 / one.flops_per_second
+        else:
+            per_flop = between(one.tokens / one.flops_per_second, other.tokens / other.flops_per_second) / tokens
+        seconds = max(seconds, work.flops * per_flop)
+    return seconds
+
+
+def plan_prediction(
+    model: ModelSpec,
+    device: DeviceSpec,
+    kernels: Mapping[str, KernelChoice],
+    *,
+    dtype: str,
+    ssm_state_dtype: str,
+    threads: int | None,
+    deterministic: bool,
+    limits: Limits,
+) -> Prediction:
+    """What the plan says of the time of its steps, or why it says nothing."""
+    rates: Rates | None = None
+    if device.kind == "cpu":
+        found = find_rates(device, kernels, dtype, threads, deterministic)
+        if isinstance(found, str):
+            return Prediction(f"not predicted: {found}")
+        rates = found
+        reason = f"kernels as measured on {rates.measured}: {rates.processor}, {rates.threads} threads"
+    else:
+        reason = "at least: every kernel at the catalogue's rates, and nothing around them"
+    machine = make_machine(model, device, rates, dtype, ssm_state_dtype)
+    if machine is None:
+        return Prediction("not predicted: nobody has measured or published this device's rates")
+    context = min(CONTEXT, limits.max_model_len - 1)
+    shown = sorted({*(rows for rows in ROWS if rows < limits.max_num_seqs), limits.max_num_seqs})
+    steps = [StepShape(rows, 1, context, decodes=True) for rows in shown]
+    steps.append(StepShape(1, min(context, limits.max_num_batched_tokens), 0, decodes=False))
+    return Prediction(reason, rates is None, rates, tuple(machine.predict(step) for step in steps))
+
+
+def make_machine(
+    model: ModelSpec, device: DeviceSpec, rates: Rates | None, dtype: str, ssm_state_dtype: str
+) -> Machine | None:
+    """What predicts with measured rates, or without them with the device's own; None where it has none."""
+    if rates is not None:
+        return Machine(model, dtype, ssm_state_dtype, rates.bandwidth, rates.product_rate, rates)
+    if device.bandwidth is None or device.peak_rates is None:
+        return None
+    return Machine(model, dtype, ssm_state_dtype, device.bandwidth, device.peak_rates[dtype])
+
+
+def find_rates(
+    device: DeviceSpec, kernels: Mapping[str, KernelChoice], dtype: str, threads: int | None, deterministic: bool
+) -> Rates | str:
+    """What was measured of the planned kernels; or why there is nothing, and what helps."""
+    if device.native.isa is None or any(choice.implementation != "native" for choice in kernels.values()):
+        return "only the speed of native kernels is measured"
+    if deterministic:
+        return "the speed of kernels in a fixed order (deterministic) is not measured"
+    if not device.rates:
+        return f"nothing was measured with the kernels that are installed; {HOW_TO_MEASURE}"
+    for rates in device.rates:
+        if (rates.dtype, rates.threads) == (dtype, threads):
+            return rates
+    others = ", ".join(f"{rates.dtype} with {rates.threads} threads" for rates in device.rates)
+    return f"what was measured is {others}, and this is {dtype} with {threads} threads; {HOW_TO_MEASURE}"
