@@ -30,7 +30,10 @@ def neighbours(value: float, dtype: torch.dtype) -> tuple[float, float]:
 
 @dtypes
 @few
-@given(value=st.floats(-70000, 70000, width=32) | st.floats(-(2.0**-13), 2.0**-13, width=32), noise=st.integers(0, 2**16 - 1))
+@given(
+    value=st.floats(-70000, 70000, width=32) | st.floats(-(2.0**-13), 2.0**-13, width=32),
+    noise=st.integers(0, 2**16 - 1),
+)
 def test_a_value_becomes_one_of_its_neighbours(dtype: torch.dtype, value: float, noise: int) -> None:
     words = torch.tensor([0, noise, 2**16 - 1], dtype=torch.int32)
     least, given_, most = round_stochastically(torch.full((3,), value), dtype, words).tolist()
