@@ -115,20 +115,22 @@ void update_channels(const HeadTokens& tokens, std::int64_t begin, std::int64_t 
             }
             tokens.y[i * tokens.per_channel + p] = sum((sums[0] + sums[1]) + (sums[2] + sums[3]));
 
+            UInt channel = {};
+            if constexpr (NOISY) channel += tokens.channel_noise[i * tokens.per_channel + p];
             const auto kept = [&](int v) {
                 if constexpr (NOISY) {
-                    const UInt channel = UInt{} + tokens.channel_noise[i * tokens.per_channel + p];
                     return Kept<S>(h[v], load_words(tokens.column_noise + i * tokens.per_state + v * LANES) ^ channel);
                 } else {
                     return Kept<S>(h[v]);
                 }
             };
+            const bool goes_on = i + 1 < tokens.count;
             S* const target = to(i);
             S* const at = target ? target + p * size : nullptr;
             const bool streams = target != from && reinterpret_cast<std::uintptr_t>(at) % sizeof(Kept<S>) == 0;
             for (int v = 0; v < whole; ++v) {
                 const Kept<S> vector = kept(v);
-                h[v] = vector.value();
+                if (goes_on) h[v] = vector.value();
                 if (!target) continue;
                 streams ? vector.stream(at + v * LANES) : vector.store(at + v * LANES);
             }

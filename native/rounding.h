@@ -37,16 +37,17 @@ template <typename S>
 UShort rounded_bits(Float value, UInt noise) {
     const UInt bits = bits_as<UInt>(value);
     if constexpr (std::is_same_v<S, bf16>) {
-        return __builtin_convertvector(value != value ? (bits >> 16) | 0x40 : (bits + noise) >> 16, UShort);
+        return __builtin_convertvector((bits + (value == value ? noise : UInt{})) >> 16, UShort);
     } else {
         constexpr std::uint32_t REBIAS = (127 - 15) << 10, INFINITE = 0x7C00, NAN_BITS = 0x7E00;
         constexpr float LEAST_NORMAL = 0x1p-14f, UNITS = 0x1p37f;  // below the least normal one, units of 2^-24
         const UInt magnitude = bits & 0x7FFFFFFF;
-        const UInt normal = ((magnitude + noise) >> 13) - REBIAS;
         const Float size = bits_as<Float>(magnitude);
         const Int small = size < LEAST_NORMAL;
         const Int units = __builtin_convertvector(small ? size * UNITS : Float{}, Int);
-        UInt rounded = small ? (bits_as<UInt>(units) + noise) >> 13 : (normal > INFINITE ? UInt{} + INFINITE : normal);
+        const UInt rebiased = magnitude - (REBIAS << 13);
+        UInt rounded = ((small ? bits_as<UInt>(units) : rebiased) + noise) >> 13;
+        rounded = rounded > INFINITE ? UInt{} + INFINITE : rounded;
         rounded = value != value ? UInt{} + NAN_BITS : rounded;
         return __builtin_convertvector(rounded | ((bits >> 16) & 0x8000), UShort);
     }

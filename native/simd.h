@@ -103,9 +103,14 @@ inline Float load(const float* from) {
 }
 
 inline Float load(const bf16* from) {
+#if defined(__AVX512F__)  // one instruction, of which the compiler's own conversion makes four
+    const __m256i bits = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from));
+    return (Float)_mm512_slli_epi32(_mm512_cvtepu16_epi32(bits), 16);
+#else
     UShort bits;
     std::memcpy(&bits, from, sizeof(bits));
     return bits_as<Float>(__builtin_convertvector(bits, UInt) << 16);
+#endif
 }
 
 inline Float load(const half* from) {
