@@ -37,6 +37,7 @@ template <typename S>
 UShort rounded_bits(Float value, UInt noise) {
     const UInt bits = bits_as<UInt>(value);
     if constexpr (std::is_same_v<S, bf16>) {
+        // Without noise, a NaN of arithmetic stays one.
         return __builtin_convertvector((bits + (value == value ? noise : UInt{})) >> 16, UShort);
     } else {
         constexpr std::uint32_t REBIAS = (127 - 15) << 10, INFINITE = 0x7C00, NAN_BITS = 0x7E00;

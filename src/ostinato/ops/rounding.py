@@ -59,8 +59,9 @@ def round_stochastically(values: torch.Tensor, dtype: torch.dtype, noise: torch.
     dropped = DROPPED_BITS[dtype]
     noise = noise >> (WORD_BITS - dropped)
     if dtype == torch.bfloat16:
-        rounded = torch.where(values.isnan(), bits | 1 << 22, bits + noise) >> dropped
-        return rounded.to(torch.int16).view(dtype)
+        # In place, as a GPU's graph takes all rows' states at once. Without noise, a NaN of arithmetic stays one.
+        carried = noise.masked_fill(values.isnan(), 0).add_(bits)
+        return carried.bitwise_right_shift_(dropped).to(torch.int16).view(dtype)
     sign, magnitude = bits >> 16 & 0x8000, bits & 0x7FFFFFFF
     rebias = (127 - 15) << 10
     normal = ((magnitude + noise >> dropped) - rebias).clamp(max=0x7C00)
