@@ -6,7 +6,9 @@
 
 #include <algorithm>
 #include <iterator>
+#include <optional>
 
+#include "rounding.h"
 #include "team.h"
 #include "tile.h"
 #include "transpose.h"
@@ -56,13 +58,15 @@ class ChunkScan {
                                       token_columns,
                                       by_column,
                                       by_column,
-                                      by_column};
+                                      by_column,
+                                      sizes.state,
+                                      sizes.columns()};
         std::int64_t total = 0;
         for (const std::int64_t part : parts) total += Sizes::round_up(part, LANES);
         float* next = team.own<float>(total);
         std::fill_n(next, total, 0.0f);
-        float** const pointers[] = {&states_, &B_,     &C_,   &scores_, &added_, &weights_, &steps_,
-                                    &logs_,   &until_, &sums_, &x_,     &remaining_, &y_};
+        float** const pointers[] = {&states_, &B_,    &C_, &scores_,    &added_, &weights_, &steps_,       &logs_,
+                                    &until_,  &sums_, &x_, &remaining_, &y_,     &column_noise_, &channel_noise_};
         for (std::size_t i = 0; i < std::size(parts); ++i) {
             *pointers[i] = next;
             next += Sizes::round_up(parts[i], LANES);
@@ -176,6 +180,33 @@ class ChunkScan {
         });
     }
 
+    // What states of a head of the model are rounded to S with, after the token at `position`: the noise of `layer`, if
+    // there is one.
+    template <typename S>
+    void load_noise(std::int64_t position, std::optional<std::int64_t> layer, std::int64_t head) {
+        has_noise_ = layer.has_value() && sizeof(S) == 2;
+        if (!has_noise_) return;
+        const std::int64_t state = sizes_.state, head_dim = sizes_.head_dim;
+        put_noise<S>(position, *layer, 0, state, reinterpret_cast<std::uint32_t*>(column_noise_));
+        put_noise<S>(position, *layer, state + head * head_dim, head_dim,
+                     reinterpret_cast<std::uint32_t*>(channel_noise_));
+    }
+
+    // The state becomes what S keeps of it.
+    template <typename S>
+    void round_state(int head) {
+        for_panels(sizes_.columns(), [&](auto vectors, std::int64_t column) {
+            float* at = state_of(head) + column * sizes_.state_rows();
+            for (std::int64_t n = 0; n < sizes_.state; ++n) {
+                const UInt noise = UInt{} + bits_as<std::uint32_t>(column_noise_[n]);
+                for (int v = 0; v < vectors; ++v, at += LANES) {
+                    const UInt of_channels = bits_as<UInt>(load(channel_noise_ + column + v * LANES));
+                    store(at, kept<S>(load(at), noise ^ of_channels).value());
+                }
+            }
+        });
+    }
+
     template <typename S>
     void store_state(int head, S* slot) {
         for_squares(state_of(head), [&](float* from, std::int64_t stride, std::int64_t p, std::int64_t n) {
@@ -184,8 +215,10 @@ class ChunkScan {
                 square[i] = n + i < sizes_.state_rows() ? load(from + i * stride) : Float{};
             }
             transpose(square);
+            const UInt noise = bits_as<UInt>(load(column_noise_ + n));
             for (int i = 0; i < LANES && p + i < sizes_.head_dim; ++i) {
-                store_some(slot + (p + i) * sizes_.state + n, square[i], sizes_.state - n);
+                const Kept<S> vector = kept<S>(square[i], noise ^ bits_as<std::uint32_t>(channel_noise_[p + i]));
+                store_some(slot + (p + i) * sizes_.state + n, vector.value(), sizes_.state - n);
             }
         });
     }
@@ -206,6 +239,14 @@ class ChunkScan {
     float* x_;                // [tokens, columns]
     float* remaining_;        // [tokens, columns]: what x adds to the state
     float* y_;                // [tokens, columns]
+    bool has_noise_ = false;
+    float* column_noise_;     // [state] words
+    float* channel_noise_;    // [columns] words
+
+    template <typename S>
+    Kept<S> kept(Float value, UInt noise) const {
+        return has_noise_ ? Kept<S>(value, noise) : Kept<S>(value);
+    }
 
     std::int64_t C_row() const { return Sizes::round_up(sizes_.state, LANES); }
     float* state_of(int head) const { return states_ + head * sizes_.state_elements(); }

@@ -9,6 +9,7 @@
 #include <limits>
 #include <utility>
 
+#include "hash.h"
 #include "simd.h"
 
 namespace ostinato {
@@ -16,8 +17,7 @@ namespace draw {
 
 constexpr std::int64_t BLOCK = SAMPLE_BLOCK;
 constexpr float INFINITE = std::numeric_limits<float>::infinity();
-// As in sample/noise.py: the multipliers of the hash, and the noise between the two halves of its interval.
-constexpr std::uint32_t FIRST_MULTIPLIER = 0x7FEB352D, SECOND_MULTIPLIER = 0x846CA68B;
+// As in ops/noise.py: the noise between the two halves of its interval.
 constexpr float GUMBEL_MIDDLE = 0.3665129f;
 
 // How one row is drawn, as ops/sample.py describes it.
@@ -244,13 +244,6 @@ class Row {
         if (!(needed > GUMBEL_MIDDLE + 0.001)) return 4294967295.0;
         // With room for the rounding of the noise and of the sum.
         return std::min(std::exp(-needed) * (1 + 1e-5) * 4294967296.0 - 0.5, 2147483647.0);
-    }
-
-    // A bijection of the 32-bit integers.
-    static UInt mix(UInt x) {
-        x = (x ^ (x >> 16)) * FIRST_MULTIPLIER;
-        x = (x ^ (x >> 15)) * SECOND_MULTIPLIER;
-        return x ^ (x >> 16);
     }
 
     static float gumbel(std::uint32_t bits) {

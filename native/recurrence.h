@@ -8,6 +8,7 @@
 #include <type_traits>
 #include <utility>
 
+#include "rounding.h"
 #include "simd.h"
 
 namespace ostinato {
@@ -66,7 +67,8 @@ void step_sizes(const T* dt, const float* dt_bias, const float* A_log, std::int6
 }
 
 // Some consecutive tokens of one head and some of its channels. Arrays per token are that many floats apart: `per_head`
-// for `decays`, `per_state` for `B` and `C` [padded(size)], `per_channel` for `added` (step * x) and `y`.
+// for `decays`, `per_state` for `B` and `C` [padded(size)], `per_channel` for `added` (step * x) and `y`. The words of
+// noise lie likewise; without any, states are rounded to nearest.
 struct HeadTokens {
     std::int64_t count;
     const float* decays;
@@ -76,43 +78,20 @@ struct HeadTokens {
     const float* added;
     float* y;
     std::int64_t per_channel;
+    const std::uint32_t *column_noise = nullptr, *channel_noise = nullptr;
 };
 
 // Bytes ahead of the state that is being computed, which a core asks for: its own guesses end with each page.
 constexpr std::int64_t PREFETCH_AHEAD = 4096;
 
-// Stores `vectors` of a state that was not read from `to`.
-template <typename S>
-void store_elsewhere(S* to, const Float* h, int vectors) {
-    if constexpr (std::is_same_v<S, float>) {
-        if (reinterpret_cast<std::uintptr_t>(to) % sizeof(Float) == 0) {
-            for (int v = 0; v < vectors; ++v) stream(to + v * LANES, h[v]);
-            return;
-        }
-    }
-    for (int v = 0; v < vectors; ++v) store(to + v * LANES, h[v]);
-}
-
-template <typename S>
-Float rounded(Float value) {
-    S elements[LANES];
-    store(elements, value);
-    return load(elements);
-}
-
-template <>
-inline Float rounded<float>(Float value) {
-    return value;
-}
-
 // Applies the tokens to channels begin..end-1 of a head's state [head_dim, size], read from `from` (null: zeros), and
 // leaves the state after token i in `to(i)`, if that is not null; y becomes h C. Between tokens a state is as its
-// storage type S rounds it, as if each token had been a call of its own. `to(i)` may be `from`. `end_streams` is to
+// storage type S keeps it, as if each token had been a call of its own. `to(i)` may be `from`. `end_streams` is to
 // be called before another thread reads a state.
 // V is the number of vectors of a state, which stay in registers; or 0, for any `size`, with `h` [padded(size)] to use.
-template <int V, typename S, typename To>
+template <int V, bool NOISY, typename S, typename To>
 void update_channels(const HeadTokens& tokens, std::int64_t begin, std::int64_t end, std::int64_t size, const S* from,
-                     To&& to, Float* h) {
+                     const To& to, Float* h) {
     Float registers[V ? V : 1];
     if (V) h = registers;
     const int whole = V ? V : static_cast<int>(size / LANES);
@@ -135,29 +114,52 @@ void update_channels(const HeadTokens& tokens, std::int64_t begin, std::int64_t 
                 sums[v % 4] = fma(h[v], load(C + v * LANES), sums[v % 4]);
             }
             tokens.y[i * tokens.per_channel + p] = sum((sums[0] + sums[1]) + (sums[2] + sums[3]));
-            if (S* target = to(i)) {
-                if (target == from) {
-                    for (int v = 0; v < whole; ++v) store(target + p * size + v * LANES, h[v]);
+
+            UInt channel = {};
+            if constexpr (NOISY) channel += tokens.channel_noise[i * tokens.per_channel + p];
+            const auto kept = [&](int v) {
+                if constexpr (NOISY) {
+                    return Kept<S>(h[v], load_words(tokens.column_noise + i * tokens.per_state + v * LANES) ^ channel);
                 } else {
-                    store_elsewhere(target + p * size, h, whole);
+                    return Kept<S>(h[v]);
                 }
-                if (rest) store_first(target + p * size + whole * LANES, h[whole], rest);
+            };
+            const bool goes_on = i + 1 < tokens.count;
+            S* const target = to(i);
+            S* const at = target ? target + p * size : nullptr;
+            const bool streams = target != from && reinterpret_cast<std::uintptr_t>(at) % sizeof(Kept<S>) == 0;
+            for (int v = 0; v < whole; ++v) {
+                const Kept<S> vector = kept(v);
+                if (goes_on) h[v] = vector.value();
+                if (!target) continue;
+                streams ? vector.stream(at + v * LANES) : vector.store(at + v * LANES);
             }
-            for (int v = 0; v < whole + (rest > 0); ++v) h[v] = rounded<S>(h[v]);
+            if (rest) {
+                h[whole] = kept(whole).value();
+                if (target) store_first(at + whole * LANES, h[whole], rest);
+            }
         }
     }
 }
 
-// Calls `body` with the V of `update_channels` for states of `size`.
-template <typename Body>
-inline void with_vectors(std::int64_t size, Body&& body) {
+// `update_channels` for states of any `size`, rounded with the tokens' noise if they have any.
+template <typename S, typename To>
+void update_head(const HeadTokens& tokens, std::int64_t begin, std::int64_t end, std::int64_t size, const S* from,
+                 const To& to, Float* h) {
+    const auto update = [&](auto vectors) {
+        constexpr int V = decltype(vectors)::value;
+        if constexpr (sizeof(S) == 2) {
+            if (tokens.column_noise) return update_channels<V, true>(tokens, begin, end, size, from, to, h);
+        }
+        update_channels<V, false>(tokens, begin, end, size, from, to, h);
+    };
     switch (size % LANES ? 0 : size / LANES) {
-        case 1: return body(std::integral_constant<int, 1>{});
-        case 2: return body(std::integral_constant<int, 2>{});
-        case 4: return body(std::integral_constant<int, 4>{});
-        case 8: return body(std::integral_constant<int, 8>{});
-        case 16: return body(std::integral_constant<int, 16>{});
-        default: return body(std::integral_constant<int, 0>{});
+        case 1: return update(std::integral_constant<int, 1>{});
+        case 2: return update(std::integral_constant<int, 2>{});
+        case 4: return update(std::integral_constant<int, 4>{});
+        case 8: return update(std::integral_constant<int, 8>{});
+        case 16: return update(std::integral_constant<int, 16>{});
+        default: return update(std::integral_constant<int, 0>{});
     }
 }
 

@@ -31,6 +31,7 @@ struct SsdScan : Arguments {
     FIELD(Strided<INT32>, write_slots);  // [rows]
     FIELD(Checkpoints, checkpoints);
     FIELD(bool, recurrent);  // token by token, not in chunks
+    FIELD(std::optional<std::int64_t>, noise);  // of this layer, for stochastic rounding
     FIELD(Array<VALUES>, out);  // [tokens, heads, head_dim]
 };
 
@@ -80,9 +81,13 @@ void scan_row(ChunkScan& scan, const SsdScan& in, const Sizes& sizes, std::int64
                 const std::int64_t offset = begin + taken.offset - token;
                 if (taken.row != row || offset <= 0 || offset >= stop - token) continue;
                 scan.look_ahead(i, has_state, offset);
+                scan.load_noise<S>(position + taken.offset - 1, in.noise, head);
                 scan.store_state(SPARE, slot(taken.slot, i));
             }
             scan.advance(i, has_state, in.D.at<const float>()[head], y, sizes.heads * sizes.head_dim);
+            const std::int64_t after = position + stop - begin;
+            scan.load_noise<S>(after - 1, in.noise, head);
+            if (sizeof(S) == 2 && after % sizes.chunk == 0) scan.round_state<S>(i);
             for (const Checkpoint& taken : in.checkpoints) {
                 if (taken.row != row || begin + taken.offset != stop) continue;
                 scan.store_state(i, slot(taken.slot, i));
@@ -104,13 +109,17 @@ void recur_row(const Team& team, const SsdScan& in, const Sizes& sizes, std::int
     const std::int32_t write = *in.write_slots.row<const std::int32_t>(row);
     const std::int64_t group = first / (sizes.heads / sizes.groups), elements = sizes.head_dim * sizes.state;
     const std::int64_t per_head = padded(count), per_state = padded(sizes.state), per_channel = padded(sizes.head_dim);
-    float* const steps = team.own<float>(SPAN * 2 * (per_head + per_state + per_channel) + per_state);
+    float* const steps = team.own<float>(SPAN * (2 * per_head + 3 * (per_state + per_channel)) + per_state);
     float* const decays = steps + SPAN * per_head;
     float* const B = decays + SPAN * per_head;
     float* const C = B + SPAN * per_state;
     float* const added = C + SPAN * per_state;
     float* const sums = added + SPAN * per_channel;
     Float* const h = reinterpret_cast<Float*>(sums + SPAN * per_channel);
+    std::uint32_t* const column_noise = reinterpret_cast<std::uint32_t*>(h) + per_state;
+    std::uint32_t* const channel_noise = column_noise + SPAN * per_state;
+    const std::int64_t position = in.start_positions.at<const std::int32_t>()[row];
+    const bool is_noisy = in.noise && sizeof(S) == 2;
 
     for (std::int64_t token = begin, stop; token < end; token = stop) {
         stop = std::min(end, token + SPAN);
@@ -121,6 +130,7 @@ void recur_row(const Team& team, const SsdScan& in, const Sizes& sizes, std::int
                        decays + i * per_head);
             to_floats(in.B.row<const T>(t) + group * sizes.state, B + i * per_state, sizes.state);
             to_floats(in.C.row<const T>(t) + group * sizes.state, C + i * per_state, sizes.state);
+            if (is_noisy) put_noise<S>(position + t - begin, *in.noise, 0, sizes.state, column_noise + i * per_state);
         }
         for (int j = 0; j < count; ++j) {
             const std::int64_t head = first + j;
@@ -129,8 +139,11 @@ void recur_row(const Team& team, const SsdScan& in, const Sizes& sizes, std::int
                 return in.ssm_states.row<S>(id) + head * elements;
             };
             for (std::int64_t t = token; t < stop; ++t) {
-                scale_input(x(t), steps[(t - token) * per_head + j], added + (t - token) * per_channel,
-                            sizes.head_dim);
+                const std::int64_t i = t - token;
+                scale_input(x(t), steps[i * per_head + j], added + i * per_channel, sizes.head_dim);
+                if (!is_noisy) continue;
+                put_noise<S>(position + t - begin, *in.noise, sizes.state + head * sizes.head_dim, sizes.head_dim,
+                             channel_noise + i * per_channel);
             }
             // Between spans the state lies in the write slot, where nothing more is rounded.
             S* targets[SPAN] = {};
@@ -142,11 +155,10 @@ void recur_row(const Team& team, const SsdScan& in, const Sizes& sizes, std::int
             S* const at_stop = targets[stop - token - 1];
             targets[stop - token - 1] = slot(write);
             const S* const from = token > begin ? slot(write) : (read ? slot(read) : nullptr);
-            const HeadTokens inputs{stop - token, decays + j, per_head, B, C, per_state, added, sums, per_channel};
-            with_vectors(sizes.state, [&](auto vectors) {
-                update_channels<decltype(vectors)::value>(
-                    inputs, 0, sizes.head_dim, sizes.state, from, [&](std::int64_t i) { return targets[i]; }, h);
-            });
+            const HeadTokens inputs{stop - token, decays + j, per_head,    B,
+                                    C,            per_state,  added,       sums,
+                                    per_channel,  is_noisy ? column_noise : nullptr, channel_noise};
+            update_head(inputs, 0, sizes.head_dim, sizes.state, from, [&](std::int64_t i) { return targets[i]; }, h);
             if (at_stop) std::copy_n(slot(write), elements, at_stop);
             for (std::int64_t t = token; t < stop; ++t) {
                 add_skip(sums + (t - token) * per_channel, in.D.at<const float>()[head], x(t),

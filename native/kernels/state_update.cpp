@@ -1,6 +1,7 @@
 // The Mamba-2 recurrence for decode rows: 1 + k tokens each, from a read slot to write slots.
 
 #include <algorithm>
+#include <optional>
 
 #include "../bind.h"
 #include "../denormals.h"
@@ -21,7 +22,11 @@ struct StateUpdate : Arguments {
     FIELD(Strided<FLOATS>, ssm_states);  // [slots, heads, head_dim, size]
     FIELD(Array<INT32>, read_slots);  // [rows]
     FIELD(Strided<INT32>, write_slots);  // [rows, per_row]
+    FIELD(Maybe<Array<INT32>>, start_positions);  // [rows]; not without noise
+    FIELD(std::optional<std::int64_t>, noise);  // of this layer, for stochastic rounding
     FIELD(Array<VALUES>, out);  // as x
+
+    void check(const Reader& given) const { given.expect(!noise || start_positions, "noise needs start_positions"); }
 };
 
 // Row r has the tokens r * per_row to r * per_row + per_row - 1. Threads share the channels of all rows.
@@ -30,13 +35,15 @@ void state_update(const Team& team, std::int64_t tokens, const StateUpdate& in) 
     const std::int64_t per_row = in.write_slots.shape[1];
     const FlushDenormals flush;  // a state that nothing is added to decays for ever
     const std::int64_t per_head = padded(heads), per_state = padded(size), per_channel = padded(head_dim);
-    float* steps = team.own<float>(per_row * 2 * (per_head + per_state + per_channel) + per_state);
+    float* steps = team.own<float>(per_row * (2 * per_head + 3 * (per_state + per_channel)) + per_state);
     float* decays = steps + per_row * per_head;
     float* B_floats = decays + per_row * per_head;
     float* C_floats = B_floats + per_row * per_state;
     float* added = C_floats + per_row * per_state;
     float* sums = added + per_row * per_channel;
     Float* h = reinterpret_cast<Float*>(sums + per_row * per_channel);
+    std::uint32_t* column_noise = reinterpret_cast<std::uint32_t*>(h) + per_state;
+    std::uint32_t* channel_noise = column_noise + per_row * per_state;
 
     const Range mine = team.split(tokens / per_row * heads * head_dim);
     std::int64_t last_row = -1, last_group = -1;
@@ -71,20 +78,25 @@ void state_update(const Team& team, std::int64_t tokens, const StateUpdate& in) 
             }
         });
         if (is_padding) continue;
-        last_row = row;
-        last_group = group;
 
-        const HeadTokens inputs{per_row, decays + head, per_head, B_floats, C_floats,
-                                per_state, added, sums, per_channel};
         with_dtype(in.ssm_states.dtype, [&](auto type) {
             using S = decltype(type);
+            const bool is_noisy = in.noise && sizeof(S) == 2;
+            for (std::int64_t i = 0; is_noisy && i < per_row; ++i) {
+                const std::int64_t position = in.start_positions.at<const std::int32_t>()[row] + i;
+                if (row != last_row) put_noise<S>(position, *in.noise, 0, size, column_noise + i * per_state);
+                put_noise<S>(position, *in.noise, size + head * head_dim, head_dim, channel_noise + i * per_channel);
+            }
+            const HeadTokens inputs{per_row,     decays + head, per_head, B_floats,
+                                    C_floats,    per_state,     added,    sums,
+                                    per_channel, is_noisy ? column_noise : nullptr, channel_noise};
             const auto slot = [&](std::int64_t id) { return in.ssm_states.row<S>(id) + head * head_dim * size; };
             const S* from = read ? slot(read) : nullptr;
             const auto to = [&](std::int64_t i) { return writes[i] ? slot(writes[i]) : nullptr; };
-            with_vectors(size, [&](auto vectors) {
-                update_channels<decltype(vectors)::value>(inputs, begin, end, size, from, to, h);
-            });
+            update_head(inputs, begin, end, size, from, to, h);
         });
+        last_row = row;
+        last_group = group;
         with_dtype(in.x.dtype, [&](auto type) {
             using T = decltype(type);
             for (std::int64_t i = 0; i < per_row; ++i) {

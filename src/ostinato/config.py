@@ -86,6 +86,11 @@ class EngineConfig(BaseModel):
     ssm_state_dtype: Literal["auto", "bfloat16", "float16", "float32"] = Field(
         "auto", description="Of the SSM state in slots; auto is the checkpoint's wish, else float32."
     )
+    ssm_state_rounding: Literal["nearest", "stochastic"] = Field(
+        "nearest",
+        description="Of SSM states to 16 bits: to the nearest value, or to either neighbour with noise that leaves the "
+        "mean as it is (stochastic).",
+    )
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="Auto is a GPU if there is one.")
     max_num_seqs: int | None = Field(
         None, ge=1, description="Most requests running at once (256; 32 on a CPU; less if less fits)."

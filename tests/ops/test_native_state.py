@@ -10,6 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ostinato.ops.rounding import rounded
 from tests.support.native_kernels import checked_kernel, rounding, same_bits, spaced
 from tests.support.native_sets import SETS
 
@@ -34,11 +35,20 @@ class Case:
     dt_bias: torch.Tensor
     dt_limit: tuple[float, float] = NO_LIMIT
 
-    def run(self, isa: str, states: torch.Tensor, reads: list[int], writes: list[list[int]]) -> torch.Tensor:
+    def run(
+        self,
+        isa: str,
+        states: torch.Tensor,
+        reads: list[int],
+        writes: list[list[int]],
+        positions: list[int] | None = None,
+        noise: int | None = None,
+    ) -> torch.Tensor:
+        at = None if positions is None else torch.tensor(positions, dtype=torch.int32)
         slots = (torch.tensor(reads, dtype=torch.int32), torch.tensor(writes, dtype=torch.int32))
         per_head = (self.D, self.dt_bias, self.dt_limit)
         return checked_kernel(isa, "state_update")(
-            self.x, self.dt, self.A_log, self.B, self.C, *per_head, states, *slots
+            self.x, self.dt, self.A_log, self.B, self.C, *per_head, states, *slots, at, noise
         )
 
     def tokens(self, begin: int, end: int) -> Case:
@@ -170,16 +180,58 @@ def test_tokens_at_once_have_the_bits_of_tokens_one_by_one(isa: str, size: int) 
     assert same_bits(alone, states)
 
 
+@pytest.mark.parametrize("size", [8, 32, 37])
+@pytest.mark.parametrize("noise", [None, 4])
 @pytest.mark.parametrize("state_dtype", [torch.bfloat16, torch.float16])
-def test_a_narrow_state_is_rounded_after_each_token(isa: str, state_dtype: torch.dtype) -> None:
-    """So tokens at once have the bits of tokens one by one there too, and a token that is not kept rounds as well."""
-    case = case_of(3, 1, 2, 8, 32, seed=2)
-    states = slots_of(case, 4, state_dtype)
+def test_a_narrow_state_is_rounded_after_each_token(
+    isa: str, state_dtype: torch.dtype, noise: int | None, size: int
+) -> None:
+    """So tokens at once have the bits of tokens one by one there too, whatever else is in the batch, and a token that
+    is not kept rounds as well."""
+    case = case_of(6, 1, 2, 8, size, seed=2)
+    states = slots_of(case, 7, state_dtype)
     alone = states.clone()
-    together = case.run(isa, states, [1], [[1, 0, 3]])
-    for token, (read, write) in enumerate([(1, 1), (1, 2), (2, 3)]):
-        assert same_bits(case.tokens(token, token + 1).run(isa, alone, [read], [[write]])[0], together[token])
+    together = case.run(isa, states, [4, 1], [[4, 5, 6], [1, 0, 3]], [0, 70], noise)
+    for token, (read, write) in enumerate([(1, 1), (1, 2), (2, 3)], 3):
+        out = case.tokens(token, token + 1).run(isa, alone, [read], [[write]], [67 + token], noise)
+        assert same_bits(out[0], together[token])
     assert same_bits(alone[[1, 3]], states[[1, 3]])
+
+
+@few
+@given(
+    positions=st.lists(st.integers(0, 2**31 - 1), min_size=1, max_size=3),
+    noise=st.integers(0, 2**20),
+    heads=st.integers(1, 3),
+    head_dim=st.sampled_from([1, 3, 20]),
+    size=st.sampled_from([1, 7, 16, 37, 128]),
+    dtype=st.sampled_from([torch.bfloat16, torch.float16]),
+    exponent=st.integers(-40, 20),
+    seed=seeds,
+)
+def test_the_noise_of_stochastic_rounding_is_the_references(
+    isa: str,
+    positions: list[int],
+    noise: int,
+    heads: int,
+    head_dim: int,
+    size: int,
+    dtype: torch.dtype,
+    exponent: int,
+    seed: int,
+) -> None:
+    """States after a first token with a step of 1 are x B, which has one rounding before that to 16 bits; also among
+    the denormal ones, beyond the largest, NaN and infinity."""
+    rows = len(positions)
+    case = case_of(rows, 1, heads, head_dim, size, seed, dt_limit=(1.0, 1.0))
+    case.x *= 2.0**exponent
+    case.x[0, 0, 0] = torch.inf
+    case.x[-1, -1, -1] = torch.nan
+    states = slots_of(case, rows + 1, dtype)
+    case.run(isa, states, [0] * rows, [[row + 1] for row in range(rows)], positions, noise)
+    exact = case.x.unsqueeze(-1) * case.B.unsqueeze(2)
+    expected = rounded(exact, dtype, torch.tensor(positions, dtype=torch.int32), noise)
+    assert same_bits(states[1:], expected)
 
 
 def test_padding_cannot_reach_a_real_row(isa: str) -> None:

@@ -415,15 +415,34 @@ def test_a_chunk_of_the_model_is_computed_as_equal_chunks(chunk_size: int, lengt
     assert ssd_scan.chunk_length(chunk_size, 64) == length
 
 
-def test_a_state_in_bfloat16_is_rounded_once_per_step_of_the_scan() -> None:
-    """And once per checkpoint, after which the scan goes on with what was not rounded."""
+def test_a_state_in_bfloat16_is_rounded_after_each_whole_chunk_and_where_it_is_written() -> None:
+    """After a checkpoint inside a chunk the scan goes on with what was not rounded."""
     case = recurrence(20, 1, 2, seed=6)
-    states = slots_of(case, 5, torch.bfloat16)
-    out = scan(case, states, [(0, 20)], [0], [0], [1], 8, [(0, 8, 2), (0, 11, 3), (0, 20, 4)])
-    expected, after = case.follow(0, 20)
-    torch.testing.assert_close(out.double(), expected, **FLOAT32)
-    for slot, tokens in ((1, 20), (2, 8), (3, 11), (4, 20)):
-        torch.testing.assert_close(states[slot].double(), after[tokens - 1], atol=1e-5, rtol=2**-8)
+    states = slots_of(case, 6, torch.bfloat16)
+    out = scan(case, states, [(0, 20)], [0], [0], [1], 8, [(0, 8, 2), (0, 11, 3), (0, 16, 4), (0, 20, 5)])
+    before = None
+    for begin, end, slot in ((0, 8, 2), (8, 16, 4), (16, 20, 5)):
+        expected, after = case.follow(begin, end, before)
+        torch.testing.assert_close(out[begin:end].double(), expected, **FLOAT32)
+        torch.testing.assert_close(states[slot].double(), after[-1], atol=1e-5, rtol=2**-8)
+        if slot == 4:
+            torch.testing.assert_close(states[3].double(), after[2], atol=1e-5, rtol=2**-8)
+        before = states[slot]
+    assert torch.equal(states[1], states[5])
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_state_in_16_bits_is_the_same_wherever_a_prompt_is_cut_at_chunks(dtype: torch.dtype) -> None:
+    """With the noise of positions, in the bits of a prompt that is not cut."""
+    case = recurrence(40, 1, 2, seed=9)
+    slots = (int32(0), int32(1))
+    whole, states = slots_of(case, 2, dtype), slots_of(case, 2, dtype)
+    of_whole = (int32(0, 40), int32(0))
+    out = ssd_scan.reference(*case.tokens(0, 40), 48, whole, *of_whole, *slots, noise=5)
+    first = ssd_scan.reference(*case.tokens(0, 16), 48, states, int32(0, 16), int32(0), *slots, noise=5)
+    rest = ssd_scan.reference(*case.tokens(16, 40), 48, states, int32(0, 24), int32(16), int32(1), int32(1), noise=5)
+    assert torch.equal(torch.cat((first, rest)), out)
+    assert torch.equal(states[1], whole[1])
 
 
 @few

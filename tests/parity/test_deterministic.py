@@ -134,6 +134,33 @@ def test_drafts_of_a_head_change_no_bit(name: str) -> None:
     assert scores(output) == alone(name, "bfloat16")
 
 
+@pytest.mark.parametrize("states", ["bfloat16", "float16"])
+@pytest.mark.parametrize("name", ["nemotron_h", "mamba2"])
+def test_states_that_are_rounded_stochastically_have_the_same_bits_by_any_way(name: str, states: str) -> None:
+    """Their noise depends on a token's position alone. It does change what comes out."""
+    rounded = {"ssm_state_dtype": states, "ssm_state_rounding": "stochastic"}
+    engine = deterministic_engine(name, enable_prefix_caching=False, **rounded)
+    plain = ask(engine)
+    run(engine)
+    expected = scores(plain)
+    assert expected != alone(name, "bfloat16")
+
+    engine = deterministic_engine(name, state_cache_mode="all", max_num_batched_tokens=33, max_num_seqs=4, **rounded)
+    others = [ask(engine, 5 + 7 * i, seed=20 + i) for i in range(2)]
+    cold = ask(engine)
+    run_with_preemptions(engine, [cold], at=(1, 6, 13))
+    warm = ask(engine)
+    run(engine)
+    assert cached(warm) > 0
+    assert scores(cold) == scores(warm) == expected
+    assert all(each.error is None for each in others)
+
+    engine = deterministic_engine(name, speculative="ngram:3", speculative_adaptive="off", **rounded)
+    drafted = ask(engine)
+    run(engine)
+    assert scores(drafted) == expected
+
+
 @pytest.mark.parametrize("quantization", ["int8", "int8_g128"])
 @pytest.mark.parametrize("name", ["nemotron_h", "granitemoehybrid"])
 def test_with_8_bit_experts_neither_batch_nor_cuts_nor_threads_change_a_bit(name: str, quantization: str) -> None:

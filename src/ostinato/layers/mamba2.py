@@ -110,6 +110,8 @@ class Mamba2Mixer(Module):
             memory.ssm_states,
             step.read_slots[:rows],
             step.write_slots[:rows],
+            step.start_positions[:rows],
+            memory.noise,
         )
         if rows == step.read_slots.shape[0]:
             return decoded
@@ -145,4 +147,5 @@ class Mamba2Mixer(Module):
             step.read_slots[rows:],
             step.write_slots[rows:, 0],
             [(row - rows, offset, slot) for row, offset, slot in step.checkpoints],
+            noise=memory.noise,
         )

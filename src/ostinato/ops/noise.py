@@ -71,10 +71,10 @@ def gumbel(row_keys: torch.Tensor, token_ids: torch.Tensor) -> torch.Tensor:
     `row_keys[..., 0]` broadcast with `token_ids`: for [rows, 2], give tokens as [vocab] through `row_keys[:,
     None]`, or one pair each.
     """
-    return _to_gumbel(_mix(_mix(token_ids ^ row_keys[..., 0]).add_(row_keys[..., 1])))
+    return _to_gumbel(mix(mix(token_ids ^ row_keys[..., 0]).add_(row_keys[..., 1])))
 
 
-def _mix(x: torch.Tensor) -> torch.Tensor:
+def mix(x: torch.Tensor) -> torch.Tensor:
     """A bijection of the 32-bit integers that spreads every input bit, in place on int32."""
     scratch = torch.empty_like(x)
     for step, shift in enumerate(_SHIFT):

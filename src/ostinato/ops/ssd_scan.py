@@ -4,7 +4,8 @@ Dao and Gu 2024, arXiv 2405.21060, section 6 and listing 1: inside a chunk the r
 product; between chunks one state is carried. Any length of chunk gives the same sums in another order. Here a chunk
 of the model is computed as equal chunks of at most `LONGEST_CHUNK` tokens, which lie on absolute multiples of their
 length and so of `chunk_size` too: the same sums are made in the same order wherever a prompt is cut at such a
-multiple. A row is computed alone and chunk by chunk, with the same calls on the same shapes in any batch.
+multiple. States that are kept in 16 bits are rounded there too, in the same places as by the native scan. A row is
+computed alone and chunk by chunk, with the same calls on the same shapes in any batch.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from dataclasses import dataclass
 
 import torch
 
+from ostinato.ops.rounding import rounded
+from ostinato.ops.sizes import SCAN_CHUNK
 from ostinato.ops.state_update import reference as state_update
 from ostinato.ops.state_update import step_sizes
 
@@ -68,6 +71,7 @@ def reference(
     write_slots: torch.Tensor,
     checkpoints: Sequence[tuple[int, int, int]] = (),
     recurrent: bool = False,
+    noise: int | None = None,
 ) -> torch.Tensor:
     """Row r owns tokens `row_starts[r]:row_starts[r + 1]` of `x`, the first at `start_positions[r]` of its request.
 
@@ -76,9 +80,14 @@ def reference(
     the state after `offset` tokens of the row also goes to `slot`. No row may write a slot that another one reads.
     `recurrent` takes token by token as `state_update` does, so that a request has the same bits however its tokens
     are shared out between the two. -> [tokens, heads, head_dim] in the dtype of `x`; the arithmetic is in float32.
+
+    A state is rounded as in state_update, but only where it is written and after each whole chunk of at most
+    `SCAN_CHUNK` tokens, from where the next chunk begins with what is kept: so what a request gets does not depend on
+    whether it was cut there, or found there by another.
     """
     out = torch.empty_like(x)
-    length, A = chunk_length(chunk_size, LONGEST_CHUNK), -A_log.exp()
+    keeps_float32 = ssm_states.dtype == torch.float32
+    length, A = chunk_length(chunk_size, LONGEST_CHUNK if keeps_float32 else SCAN_CHUNK), -A_log.exp()
     starts, positions = row_starts.tolist(), start_positions.tolist()
     reads, writes = read_slots.tolist(), write_slots.tolist()
     for row in range(len(starts) - 1):
@@ -93,7 +102,8 @@ def reference(
                 token += 1
                 to = write.new_tensor([wanted[token]]) if token in wanted else write
                 inputs = (x[part], dt[part], A_log, B[part], C[part], D, dt_bias, dt_limit)
-                out[part] = state_update(*inputs, ssm_states, read, to.unsqueeze(1))
+                position = start_positions[row : row + 1] + (part.start - starts[row])
+                out[part] = state_update(*inputs, ssm_states, read, to.unsqueeze(1), position, noise)
                 read = to
             if end in wanted:
                 ssm_states[writes[row]] = ssm_states[wanted[end]]
@@ -110,10 +120,12 @@ def reference(
             by_group = (B[span].float().transpose(0, 1), C[span].float().transpose(0, 1))
             chunk = Chunk(x[span].float(), *by_group, step, log_decay)
             _put_outputs(chunk, state, D, out[span])
+            before_first = start_positions[row : row + 1] - starts[row] - 1
             for at in [at for at in wanted if token < at < stop]:
-                _advance(chunk.first(at - token), state, ssm_states[wanted[at]])
+                _advance(chunk.first(at - token), state, ssm_states[wanted[at]], before_first + at, noise)
             # At a checkpoint its slot stays behind and the next chunk reads it: no state is copied.
-            state = _advance(chunk, state, ssm_states[wanted.get(stop, writes[row])])
+            slot = ssm_states[wanted.get(stop, writes[row])]
+            state = _advance(chunk, state, slot, before_first + stop, noise)
             token = stop
         if end in wanted:
             ssm_states[writes[row]] = ssm_states[wanted[end]]
@@ -145,9 +157,11 @@ def _put_outputs(chunk: Chunk, state: torch.Tensor | None, D: torch.Tensor, out:
     )
 
 
-def _advance(chunk: Chunk, state: torch.Tensor | None, slot: torch.Tensor) -> torch.Tensor:
-    """`slot` [heads, head_dim, state] becomes the state after the chunk's tokens, given the one before it, which may be
-    `slot` itself. -> the new state in float32: `slot`, or its values before they were rounded."""
+def _advance(
+    chunk: Chunk, state: torch.Tensor | None, slot: torch.Tensor, position: torch.Tensor, noise: int | None
+) -> torch.Tensor:
+    """`slot` [heads, head_dim, state] becomes the state after the chunk's tokens, the last of them at `position` [1],
+    given the one before it, which may be `slot` itself. -> the new state in float32, as it is kept."""
     groups, n, state_size = chunk.B.shape
     new = slot if slot.dtype == torch.float32 else torch.empty_like(slot, dtype=torch.float32)
     by_group = new.view(groups, -1, state_size)
@@ -158,9 +172,10 @@ def _advance(chunk: Chunk, state: torch.Tensor | None, slot: torch.Tensor) -> to
     else:
         torch.mul(state, _decay(chunk.log_decay[-1]).view(-1, 1, 1), out=new)
         by_group.baddbmm_(weighted, chunk.B)
-    if new is not slot:
-        slot.copy_(new)
-    return new
+    if new is slot:
+        return slot
+    slot.copy_(rounded(new[None], slot.dtype, position, noise)[0])
+    return slot.float()
 
 
 def _decay(log: torch.Tensor) -> torch.Tensor:

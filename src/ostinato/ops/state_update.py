@@ -9,6 +9,8 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
+from ostinato.ops.rounding import rounded
+
 
 def reference(
     x: torch.Tensor,
@@ -22,6 +24,8 @@ def reference(
     ssm_states: torch.Tensor,
     read_slots: torch.Tensor,
     write_slots: torch.Tensor,
+    start_positions: torch.Tensor | None = None,
+    noise: int | None = None,
 ) -> torch.Tensor:
     """Row r's tokens are `r * n` to `r * n + n - 1`, n being `write_slots.shape[1]`.
 
@@ -30,12 +34,17 @@ def reference(
     `read_slots` [rows], 0 being the zero state; `write_slots` [rows, n], where the state after token i goes.
     -> [rows * n, heads, head_dim] in the dtype of `x`. All arithmetic is in float32. Padding rows read and write
     slot 0, which nobody reads, and cost nothing on a CPU.
+
+    After each token a state is rounded to the dtype of `ssm_states`, and the next token begins with what is kept. With
+    `noise`, the number of the layer, 16-bit states are rounded stochastically (`ops/rounding.py`), a row's first token
+    being at `start_positions` [rows].
     """
     step = step_sizes(dt, dt_bias, dt_limit)
     decay = torch.exp(step * -A_log.exp())
     scaled = step.unsqueeze(-1) * x.float()
     update = _gathered if x.is_cuda else _row_by_row
-    y = update(decay, scaled, B.float(), C.float(), ssm_states, read_slots, write_slots)
+    inputs = (decay, scaled, B.float(), C.float())
+    y = update(*inputs, ssm_states, read_slots, write_slots, start_positions, noise)
     return y.addcmul_(x.float(), D.unsqueeze(-1)).to(x.dtype)
 
 
@@ -53,6 +62,8 @@ def _row_by_row(
     ssm_states: torch.Tensor,
     read_slots: torch.Tensor,
     write_slots: torch.Tensor,
+    start_positions: torch.Tensor | None,
+    noise: int | None,
 ) -> torch.Tensor:
     """Each state is updated where it lies: read once and written once, while it stays in the core's cache."""
     heads, head_dim, state_size = ssm_states.shape[1:]
@@ -69,10 +80,10 @@ def _row_by_row(
         y.view(tokens, groups, -1).unbind(),
         strict=True,
     )
-    for read, writes in zip(read_slots.tolist(), write_slots.tolist(), strict=True):
+    for row, (read, writes) in enumerate(zip(read_slots.tolist(), write_slots.tolist(), strict=True)):
         previous = ssm_states[read] if read else None
         is_padding = read == 0 and not any(writes)
-        for write in writes:
+        for i, write in enumerate(writes):
             decay_t, scaled_t, B_t, C_t, y_t = next(by_token)
             if is_padding:
                 y_t.zero_()
@@ -89,8 +100,9 @@ def _row_by_row(
             torch.mul(by_group, C_t, out=product)
             torch.sum(product, dim=-1, out=y_t)
             if not in_place:
-                target.copy_(state)
-            previous = target  # as rounded to the slot's dtype: the next step would read the same
+                position = None if start_positions is None else start_positions[row : row + 1] + i
+                target.copy_(rounded(state[None], target.dtype, position, noise)[0])
+            previous = target  # the next step would read the same
     return y
 
 
@@ -102,6 +114,8 @@ def _gathered(
     ssm_states: torch.Tensor,
     read_slots: torch.Tensor,
     write_slots: torch.Tensor,
+    start_positions: torch.Tensor | None,
+    noise: int | None,
 ) -> torch.Tensor:
     """All rows at once, without reading a value on the host; for devices where one call costs more than a copy."""
     rows, tokens_per_row = write_slots.shape
@@ -115,7 +129,8 @@ def _gathered(
     for i in range(tokens_per_row):
         state = state * decay[:, i, :, None, None] + scaled[:, i, :, :, None] * B[:, i, :, None, :]
         outputs.append((state @ C[:, i, :, :, None]).squeeze(-1))
-        rounded = state.to(ssm_states.dtype)
-        ssm_states[write_slots[:, i]] = rounded
-        state = rounded.float()
+        position = None if start_positions is None else start_positions + i
+        kept = rounded(state, ssm_states.dtype, position, noise)
+        ssm_states[write_slots[:, i]] = kept
+        state = kept.float()
     return torch.stack(outputs, dim=1).flatten(0, 1)

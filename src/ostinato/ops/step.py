@@ -121,6 +121,8 @@ class LayerMemory:
     """[slots, width - 1, channels]: the last inputs of a convolution, or of a shift by one token"""
     ssm_states: torch.Tensor | None = None
     """[slots, heads, head_dim, state]"""
+    noise: int | None = None
+    """What makes this layer's noise another one than that of others, where states are rounded stochastically."""
     media: torch.Tensor | None = None
     """[cells, rows, hidden]: what the vision encoder gave for each token of an image. Row 0 takes the place of the
     token's embedding, row i is added behind layer i - 1 (DeepStack). Not a layer's: it stands behind the layers'."""

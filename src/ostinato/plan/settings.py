@@ -8,6 +8,7 @@ from pydantic import ConfigDict
 
 from ostinato.config import EngineConfig
 from ostinato.errors import ModelError
+from ostinato.ops.sizes import SCAN_CHUNK
 from ostinato.plan.decision import Decision
 from ostinato.plan.device.catalogue import DeviceSpec
 from ostinato.plan.memory.state_cache import StateCacheMode
@@ -70,7 +71,11 @@ def choose_ssm_state_dtype(config: EngineConfig, model: ModelSpec) -> tuple[str,
     if not model.state_layers or DTYPE_BYTES[dtype] >= DTYPE_BYTES["float32"]:
         return dtype, []
     origin = "as given" if given else "as the checkpoint asks"
-    reason = f"{origin}; below float32 the state is rounded after each chunk, so chunking changes results"
+    how = "to nearest" if config.ssm_state_rounding == "nearest" else "stochastically"
+    when = "after each token" if config.deterministic else f"after each token, of a prompt every {SCAN_CHUNK}"
+    reason = f"{origin}; rounded {how} {when}"
+    if not config.deterministic:
+        reason += ", so a prompt that chunking cuts elsewhere, or that is computed again, has slightly other results"
     return dtype, [Decision("ssm_state_dtype", config.ssm_state_dtype, dtype, reason)]
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 TIE_EPS = 8
-"""A gap of at most so many eps of the dtype, times the largest logit, is a tie."""
+"""A gap of at most so many eps of the dtype (of states' if it is coarser), times the largest logit, is a tie."""
 
 
 class Verdict(StrEnum):

@@ -64,7 +64,7 @@ class PlainPath:
     @torch.inference_mode()
     def _scores(self, case: Case, place: int, logits: torch.Tensor) -> Scores:
         """`logits` [vocab] as the token at `place` is chosen by."""
-        params, dtype = case.params, getattr(torch, self.engine.plan.settings.dtype)
+        params = case.params
         # The seed is the request's own, so its first sample has it unchanged.
         state = SamplingState(params, case.prompt, list(case.tokens[:place]), seed=params.seed or 0)
         pick = Pick(state, len(case.prompt) + place)
@@ -78,8 +78,14 @@ class PlainPath:
             largest /= params.temperature
         order = values[0].sort(descending=True, stable=True)  # of equal ones the lowest comes first, as in sampling
         first, second = zip(order.indices[:2].tolist(), order.values[:2].tolist(), strict=True)
-        tolerance = TIE_EPS * torch.finfo(dtype).eps * largest
+        tolerance = TIE_EPS * self._eps() * largest
         return Scores((first, second), tolerance, lambda token: values[0, token].item())
+
+    def _eps(self) -> float:
+        """Of the dtype of activations, or of states if they are kept in a coarser one."""
+        settings = self.engine.plan.settings
+        kept = (settings.ssm_state_dtype,) if self.engine.spec.state_layers else ()
+        return max(torch.finfo(getattr(torch, dtype)).eps for dtype in (settings.dtype, *kept))
 
 
 @torch.inference_mode()

@@ -133,6 +133,7 @@ def _settings(config: EngineConfig, plain: PlainPath, trial: Trial, whole: int) 
         "device": effective.device,
         "dtype": effective.dtype,
         "ssm_state_dtype": effective.ssm_state_dtype,
+        "ssm_state_rounding": effective.ssm_state_rounding,
         "threads": effective.threads,
         "block_size": effective.block_size,
         "state_block_size": effective.state_block_size,

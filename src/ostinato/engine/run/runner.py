@@ -182,7 +182,7 @@ def _check_size(what: str, figures: Mapping[str, Any], remedy: Remedy) -> None:
 def allocate_memory(spec: ModelSpec, plan: Plan, device: torch.device) -> list[LayerMemory]:
     """One LayerMemory per layer, the drafter's behind the model's, and behind them one for the hidden state that a
     prediction head keeps; unwritten: on a CPU the operating system backs a page when it is first used."""
-    memory = [_allocate_layer(layer, plan, device) for layer in spec.cached_layers]
+    memory = [_allocate_layer(layer, plan, device, number) for number, layer in enumerate(spec.cached_layers)]
     if spec.drafter is not None and spec.drafter.hidden_elements:
         shape = (plan.memory.num_slots, 1, spec.drafter.hidden_elements)
         dtype = getattr(torch, plan.settings.dtype)
@@ -199,10 +199,11 @@ def allocate_cells(spec: ModelSpec, plan: Plan, device: torch.device) -> list[La
     return [LayerMemory(media=pages.empty(*shape, dtype=dtype, device=device))]
 
 
-def _allocate_layer(layer: LayerSpec, plan: Plan, device: torch.device) -> LayerMemory:
+def _allocate_layer(layer: LayerSpec, plan: Plan, device: torch.device, number: int) -> LayerMemory:
     settings, memory = plan.settings, plan.memory
     dtype = getattr(torch, settings.dtype)
     parts: dict[str, torch.Tensor] = {}
+    noise = number if settings.ssm_state_rounding == "stochastic" else None
     if layer.attention is not None:
         heads = (layer.attention.num_kv_heads, layer.attention.head_dim)
         shape = (memory.num_blocks, settings.block_size, *heads)
@@ -214,4 +215,4 @@ def _allocate_layer(layer: LayerSpec, plan: Plan, device: torch.device) -> Layer
         conv, ssm = (spec.conv_kernel - 1, spec.conv_dim), (spec.num_heads, spec.head_dim, spec.state_size)
         parts["conv_states"] = pages.empty(slots, *conv, dtype=dtype, device=device)
         parts["ssm_states"] = pages.empty(slots, *ssm, dtype=ssm_dtype, device=device)
-    return LayerMemory(**parts)
+    return LayerMemory(**parts, noise=noise)
