@@ -4,6 +4,10 @@
 // order. So a result depends on its own token and row alone, however many of either are computed together.
 #pragma once
 
+#include <algorithm>
+#include <limits>
+#include <type_traits>
+
 #include "simd.h"
 
 namespace ostinato {
@@ -38,12 +42,16 @@ struct Dot<bf16, W> {
         std::memcpy(&value, from, sizeof(value));
         return value;
     }
-    // Integers of 8 bits are bfloat16 numbers.
+    // Integers of 8 bits are bfloat16 numbers: the upper halves of what they are as float32.
     static Vector read(const std::int8_t* from) {
-        const __m512i wide = _mm512_cvtepi8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
-        const __m512 low = _mm512_cvtepi32_ps(_mm512_cvtepi16_epi32(_mm512_castsi512_si256(wide)));
-        const __m512 high = _mm512_cvtepi32_ps(_mm512_cvtepi16_epi32(_mm512_extracti64x4_epi64(wide, 1)));
-        return _mm512_cvtne2ps_pbh(high, low);
+        alignas(64) static constexpr std::uint16_t UPPER[STEP] = {
+            1,  3,  5,  7,  9,  11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31,
+            33, 35, 37, 39, 41, 43, 45, 47, 49, 51, 53, 55, 57, 59, 61, 63};
+        const auto wide = [](const std::int8_t* part) {
+            const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(part));
+            return _mm512_castps_si512(_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(bytes)));
+        };
+        return (Vector)_mm512_permutex2var_epi16(wide(from), _mm512_load_si512(UPPER), wide(from + LANES));
     }
     template <typename T>
     static Vector read_first(const T* from, int count) {
@@ -55,17 +63,48 @@ struct Dot<bf16, W> {
 };
 #endif
 
+#if defined(__AVX512F__)
+// The sums of four vectors, as four parts of 128 bits that are to be added up.
+inline __m512 sum_parts(const Float* vectors) {
+    const auto add_pairs = [](Float a, Float b) {
+        return _mm512_add_ps(_mm512_unpacklo_ps((__m512)a, (__m512)b), _mm512_unpackhi_ps((__m512)a, (__m512)b));
+    };
+    const __m512 ab = add_pairs(vectors[0], vectors[1]), cd = add_pairs(vectors[2], vectors[3]);
+    return _mm512_add_ps(_mm512_shuffle_ps(ab, cd, 0x44), _mm512_shuffle_ps(ab, cd, 0xEE));
+}
+#endif
+
 // Sums of four vectors.
 inline void sum4(const Float* vectors, float* sums) {
 #if defined(__AVX512F__)
-    const __m512 a = (__m512)vectors[0], b = (__m512)vectors[1], c = (__m512)vectors[2], d = (__m512)vectors[3];
-    const __m512 ab = _mm512_add_ps(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b));
-    const __m512 cd = _mm512_add_ps(_mm512_unpacklo_ps(c, d), _mm512_unpackhi_ps(c, d));
-    const __m512 abcd = _mm512_add_ps(_mm512_shuffle_ps(ab, cd, 0x44), _mm512_shuffle_ps(ab, cd, 0xEE));
+    const __m512 abcd = sum_parts(vectors);
     const __m256 half = _mm256_add_ps(_mm512_castps512_ps256(abcd), _mm512_extractf32x8_ps(abcd, 1));
     _mm_storeu_ps(sums, _mm_add_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1)));
+#elif defined(__AVX2__)
+    const auto add_halves = [](Float a, Float b) {
+        return _mm256_add_ps(_mm256_permute2f128_ps((__m256)a, (__m256)b, 0x20),
+                             _mm256_permute2f128_ps((__m256)a, (__m256)b, 0x31));
+    };
+    const __m256 ab = add_halves(vectors[0], vectors[1]), cd = add_halves(vectors[2], vectors[3]);
+    const __m256 pairs = _mm256_add_ps(_mm256_shuffle_ps(ab, cd, 0x44), _mm256_shuffle_ps(ab, cd, 0xEE));
+    const __m256 single = _mm256_add_ps(_mm256_shuffle_ps(pairs, pairs, 0x88), _mm256_shuffle_ps(pairs, pairs, 0xDD));
+    _mm_storeu_ps(sums, _mm_unpacklo_ps(_mm256_castps256_ps128(single), _mm256_extractf128_ps(single, 1)));
 #else
     for (int i = 0; i < 4; ++i) sums[i] = sum(vectors[i]);
+#endif
+}
+
+// Sums of two times four vectors, each with the bits that `sum4` gives.
+inline void sum8(const Float* first, const Float* second, float* first_sums, float* second_sums) {
+#if defined(__AVX512F__)
+    const __m512 a = sum_parts(first), b = sum_parts(second);
+    const __m512 half = _mm512_add_ps(_mm512_shuffle_f32x4(a, b, 0x44), _mm512_shuffle_f32x4(a, b, 0xEE));
+    const __m512 both = _mm512_add_ps(half, _mm512_shuffle_f32x4(half, half, 0xB1));
+    _mm_storeu_ps(first_sums, _mm512_castps512_ps128(both));
+    _mm_storeu_ps(second_sums, _mm512_extractf32x4_ps(both, 2));
+#else
+    sum4(first, first_sums);
+    sum4(second, second_sums);
 #endif
 }
 
@@ -86,10 +125,11 @@ struct Tokens {
 // to[t][r] += x[t][i] * w[r][i] for elements `begin` to `end`, TOKENS tokens and DOT_ROWS rows. `begin` is a multiple of
 // STEP; packed tokens are padded with zeros to one.
 //
-// PREFETCH rows of what comes next are fetched into the cache meanwhile.
-template <int TOKENS, int PREFETCH, bool PACKED, typename X, typename W>
-__attribute__((always_inline)) inline void dot_span(const Tokens<X>& tokens, const W* const* w, const W* const* next, std::int64_t begin,
-                     std::int64_t end, Float (&total)[TOKENS][DOT_ROWS]) {
+// PREFETCH rows of what comes next are fetched into the cache meanwhile; N is their storage type.
+template <int TOKENS, int PREFETCH, bool PACKED, typename X, typename W, typename N>
+__attribute__((always_inline)) inline void dot_span(const Tokens<X>& tokens, const W* const* w, const N* const* next,
+                                                    std::int64_t begin, std::int64_t end,
+                                                    Float (&total)[TOKENS][DOT_ROWS]) {
     using D = Dot<X, W>;
     const std::int64_t token_stride = PACKED ? D::STEP : tokens.stride;
     const X* x = tokens.x + (PACKED ? begin * TOKENS : begin);
@@ -136,8 +176,8 @@ __attribute__((always_inline)) inline void clear(Float (&total)[TOKENS][DOT_ROWS
 // sums[t * sums_stride + r] = sum_i x[t][i] * w[r][i] for TOKENS tokens and DOT_ROWS rows of `size` elements.
 //
 // With `scales`, weights have one factor per `group` elements of a row, a multiple of STEP: row r's begin at scales[r].
-template <int TOKENS, int PREFETCH, bool PACKED, typename X, typename W>
-inline void dot_block(const Tokens<X>& tokens, const W* const* w, const W* const* next, std::int64_t size,
+template <int TOKENS, int PREFETCH, bool PACKED, typename X, typename W, typename N>
+inline void dot_block(const Tokens<X>& tokens, const W* const* w, const N* const* next, std::int64_t size,
                       const float* const* scales, std::int64_t group, float* sums, int sums_stride) {
     Float total[TOKENS][DOT_ROWS];
     clear(total);
@@ -156,8 +196,31 @@ inline void dot_block(const Tokens<X>& tokens, const W* const* w, const W* const
             }
         }
     }
-#pragma GCC unroll 6
-    for (int t = 0; t < TOKENS; ++t) sum4(total[t], sums + t * sums_stride);
+#pragma GCC unroll 3
+    for (int t = 0; t + 1 < TOKENS; t += 2) {
+        sum8(total[t], total[t + 1], sums + t * sums_stride, sums + (t + 1) * sums_stride);
+    }
+    if constexpr (TOKENS % 2 == 1) sum4(total[TOKENS - 1], sums + (TOKENS - 1) * sums_stride);
+}
+
+// From how many blocks of tokens on rows are first made the type that tokens are multiplied in, as measured: with 16
+// registers, where blocks are small, from the second; where that takes several instructions, from the third; elsewhere never.
+template <typename X, typename W>
+constexpr int WIDE_BLOCKS = std::is_same_v<X, W>         ? std::numeric_limits<int>::max()
+                            : LANES < 16                 ? 2
+                            : Dot<X, W>::STEP > LANES    ? 3
+                                                         : std::numeric_limits<int>::max();
+
+// to[i] = from[i] as tokens of storage type X are multiplied with it, for `size` elements; zeros behind them, to a whole
+// step.
+template <typename X, typename W>
+inline void widen(const W* from, std::int64_t size, X* to) {
+    using D = Dot<X, W>;
+    for (std::int64_t i = 0; i < size; i += D::STEP) {
+        const int rest = static_cast<int>(std::min<std::int64_t>(D::STEP, size - i));
+        const typename D::Vector wide = rest == D::STEP ? D::read(from + i) : D::read_first(from + i, rest);
+        std::memcpy(to + i, &wide, sizeof(wide));
+    }
 }
 
 }  // namespace ostinato

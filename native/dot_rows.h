@@ -39,11 +39,13 @@ inline void dot_some(int tokens, const Args&... args) {
 }
 
 // sums[t * stride + r] = x[t] . row `begin + r`, for all tokens and the rows before `end`; up to DOT_ROWS - 1 more sums are
-// written. Meanwhile the rows from `next` on, which are to come then, are fetched.
+// written. Meanwhile the rows from `next` on, which are to come then, are fetched. Rows of another type than the tokens are
+// made theirs once, if they are multiplied several times and `wide` is room for them: DOT_ROWS rows, `wide_stride` apart,
+// of whole steps.
 template <typename X, typename W>
 void dot_rows(const Rows<W>& rows, std::int64_t begin, std::int64_t end, const W* next, std::int64_t tokens, const X* x,
-              std::int64_t x_stride, float* sums, int stride) {
-    const std::int64_t blocks = (tokens + DOT_TOKENS - 1) / DOT_TOKENS;
+              std::int64_t x_stride, float* sums, int stride, X* wide = nullptr, std::int64_t wide_stride = 0) {
+    const FullBlocks blocks(tokens);
     const std::int64_t groups = rows.scales ? (rows.size + rows.group - 1) / rows.group : 0;
     for (std::int64_t row = begin; row < end; row += DOT_ROWS) {
         const W *here[DOT_ROWS], *then[DOT_ROWS];
@@ -55,18 +57,32 @@ void dot_rows(const Rows<W>& rows, std::int64_t begin, std::int64_t end, const W
             scales[r] = rows.scales + number * groups;
             then[r] = row + DOT_ROWS < end ? here[r] + DOT_ROWS * rows.size : next + r * rows.size;
         }
-        for (std::int64_t block = 0; block < blocks; ++block) {
-            const std::int64_t t = tokens * block / blocks;
-            const int count = static_cast<int>(tokens * (block + 1) / blocks - t);
-            const Tokens<X> some{x + t * x_stride, x_stride};
-            float* to = sums + t * stride + (row - begin);
-            const float* const* of_groups = rows.scales ? scales : nullptr;
-            if (block == 0) {
-                dot_some<DOT_TOKENS, DOT_ROWS>(count, some, here, then, rows.size, of_groups, rows.group, to, stride);
-            } else {
-                dot_some<DOT_TOKENS, 0>(count, some, here, then, rows.size, of_groups, rows.group, to, stride);
+        const auto multiply = [&](const auto* const* w) {
+            for (int block = 0; block < blocks.count; ++block) {
+                const std::int64_t t = blocks.begin(block);
+                const int count = blocks.size(block);
+                const Tokens<X> some{x + t * x_stride, x_stride};
+                float* to = sums + t * stride + (row - begin);
+                const float* const* of_groups = rows.scales ? scales : nullptr;
+                if (block == 0) {
+                    dot_some<DOT_TOKENS, DOT_ROWS>(count, some, w, then, rows.size, of_groups, rows.group, to, stride);
+                } else {
+                    dot_some<DOT_TOKENS, 0>(count, some, w, then, rows.size, of_groups, rows.group, to, stride);
+                }
+            }
+        };
+        if constexpr (WIDE_BLOCKS<X, W> < std::numeric_limits<int>::max()) {
+            if (wide && blocks.count >= WIDE_BLOCKS<X, W>) {
+                const X* widened[DOT_ROWS];
+                for (int r = 0; r < DOT_ROWS; ++r) {
+                    widen(here[r], rows.size, wide + r * wide_stride);
+                    widened[r] = wide + r * wide_stride;
+                }
+                multiply(static_cast<const X* const*>(widened));
+                continue;
             }
         }
+        multiply(static_cast<const W* const*>(here));
     }
 }
 

@@ -102,38 +102,69 @@ struct StreamRows {
     }
 };
 
-// sums[t][row][stream] of all tokens and rows `begin` to `end`, while as many that come next are fetched.
+// Whether rows are made the type that tokens are multiplied in, once for all blocks of them.
+template <typename X, typename W>
+inline bool widens(const FullBlocks& blocks) {
+    return blocks.count >= WIDE_BLOCKS<X, W>;
+}
+
+// Rows of each stream that the tokens pass by at a time.
+template <typename X, typename W>
+inline int rows_near(const FullBlocks& blocks, std::int64_t in) {
+    if (blocks.count == 1 || widens<X, W>(blocks)) return 1;
+    return std::clamp<int>(NEAR_BYTES / (STREAMS * in * sizeof(W)), 1, PANEL);
+}
+
+// sums[t][row][stream] of all tokens and rows `begin` to `end`, while as many that come next are fetched. A row of each
+// stream that is widened is kept in `wide`, [STREAMS][padded size].
 template <bool PACKED, typename X, typename W>
 void multiply_rows(const Weights<W>& w, const StreamRows<W>& rows, int begin, int end, const X* x,
-                   std::int64_t x_stride, const Blocks& blocks, float* sums) {
+                   std::int64_t x_stride, const FullBlocks& blocks, X* wide, float* sums) {
     const std::int64_t padded = padded_size<X, W>(w.in);
-    for (int number = 0; number < blocks.count; ++number) {
-        const Fetch fetch = fetch_of(number, blocks.count);
-        const std::int64_t first = blocks.begin(number);
-        const int size = blocks.size(number);
-        const Tokens<X> tokens{x + (PACKED ? first * padded : 0), x_stride};
-        for (int row = begin; row < end; ++row) {
-            dot_tokens<DOT_TOKENS, PACKED>(size, fetch.count, tokens, rows.row[row],
-                                           rows.row[row + end - begin] + fetch.first, w.in,
-                                           w.scales ? rows.scales[row] : nullptr, w.group,
-                                           sums + (first * PANEL + row) * STREAMS, PANEL * STREAMS);
+    const auto multiply = [&](const auto& row_of) {
+        for (int number = 0; number < blocks.count; ++number) {
+            const Fetch fetch = fetch_of(number, blocks.count);
+            const std::int64_t first = blocks.begin(number);
+            const int size = blocks.size(number);
+            const Tokens<X> tokens{x + (PACKED ? first * padded : 0), x_stride};
+            for (int row = begin; row < end; ++row) {
+                dot_tokens<DOT_TOKENS, PACKED>(size, fetch.count, tokens, row_of(row),
+                                               rows.row[row + end - begin] + fetch.first, w.in,
+                                               w.scales ? rows.scales[row] : nullptr, w.group,
+                                               sums + (first * PANEL + row) * STREAMS, PANEL * STREAMS);
+            }
+        }
+    };
+    if constexpr (PACKED && WIDE_BLOCKS<X, W> < std::numeric_limits<int>::max()) {
+        if (widens<X, W>(blocks)) {
+            const X* wide_rows[STREAMS];
+            for (int s = 0; s < STREAMS; ++s) {
+                wide_rows[s] = wide + s * padded;
+                widen(rows.row[begin][s], w.in, wide + s * padded);
+            }
+            multiply([&](int) { return wide_rows; });
+            return;
         }
     }
+    multiply([&](int row) { return rows.row[row]; });
 }
 
 // This thread's outputs of the tokens `first` to `first + blocks.tokens`, which are `x`.
 template <bool PACKED, typename T, typename Y, typename X, typename W>
-void multiply(const Team& team, std::int64_t first, const X* x, std::int64_t x_stride, const Blocks& blocks,
+void multiply(const Team& team, std::int64_t first, const X* x, std::int64_t x_stride, const FullBlocks& blocks,
               const Weights<W>& w, const Output& o, Y* y) {
     const Streams streams(team, o);
     if (streams.length == 0) return;
-    const int near = blocks.count == 1 ? 1 : std::clamp<int>(NEAR_BYTES / (STREAMS * w.in * sizeof(W)), 1, PANEL);
-    float* sums = team.own<float>(blocks.tokens * STREAMS * PANEL);
+    const int near = rows_near<X, W>(blocks, w.in);
+    const std::int64_t num_sums = blocks.tokens * STREAMS * PANEL;
+    const std::int64_t num_wide = widens<X, W>(blocks) ? STREAMS * padded_size<X, W>(w.in) : 0;
+    float* sums = team.own<float>(num_sums + num_wide);  // an element that is multiplied is no larger
+    X* wide = reinterpret_cast<X*>(sums + num_sums);
     for (std::int64_t panel = 0; panel < streams.length; panel += PANEL) {
         const StreamRows<W> rows(w, streams, panel, PANEL + near);
         const int count = static_cast<int>(std::min<std::int64_t>(PANEL, streams.length - panel));
         for (int row = 0; row < count; row += near) {
-            multiply_rows<PACKED>(w, rows, row, std::min(row + near, count), x, x_stride, blocks, sums);
+            multiply_rows<PACKED>(w, rows, row, std::min(row + near, count), x, x_stride, blocks, wide, sums);
         }
         for (std::int64_t t = 0; t < blocks.tokens; ++t) {
             float of_token[STREAMS * PANEL];
@@ -155,7 +186,7 @@ void multiply(const Team& team, std::int64_t first, const X* x, std::int64_t x_s
 
 // Packs tokens as `Tokens` has them, block after block, for all threads.
 template <typename X, typename W, typename T>
-const X* pack(const Team& team, const T* x, std::int64_t x_stride, std::int64_t in, const Blocks& blocks) {
+const X* pack(const Team& team, const T* x, std::int64_t x_stride, std::int64_t in, const FullBlocks& blocks) {
     constexpr int STEP = Dot<X, W>::STEP;
     const std::int64_t padded = padded_size<X, W>(in);
     X* packed = team.shared<X>(blocks.tokens * padded);
@@ -192,14 +223,14 @@ void multiply_few(const Team& team, std::int64_t tokens, const T* x, std::int64_
                   const Output& o, Y* y) {
     if constexpr (std::is_same_v<T, Operand<T>>) {
         if (tokens <= DOT_TOKENS) {
-            multiply<false, T>(team, 0, x, x_stride, Blocks(tokens, DOT_TOKENS), w, o, y);
+            multiply<false, T>(team, 0, x, x_stride, FullBlocks(tokens), w, o, y);
             return;
         }
     }
     using X = Operand<T>;
     const std::int64_t most = std::max<std::int64_t>(GROUP_BYTES / (w.in * sizeof(X)) / DOT_TOKENS, 4) * DOT_TOKENS;
     for (std::int64_t first = 0; first < tokens; first += most) {
-        const Blocks blocks(std::min(most, tokens - first), DOT_TOKENS);
+        const FullBlocks blocks(std::min(most, tokens - first));
         const X* packed = pack<X, W>(team, x + first * x_stride, x_stride, w.in, blocks);
         multiply<true, T>(team, first, packed, 0, blocks, w, o, y);
     }

@@ -104,4 +104,17 @@ struct Blocks {
     int size(int number) const { return static_cast<int>(begin(number + 1) - begin(number)); }
 };
 
+// Tokens in blocks of DOT_TOKENS and what is left of them: the larger a block, the less of its time goes into sums across
+// vectors.
+struct FullBlocks {
+    std::int64_t tokens;
+    int count;
+
+    explicit FullBlocks(std::int64_t tokens)
+        : tokens(tokens), count(static_cast<int>((tokens + DOT_TOKENS - 1) / DOT_TOKENS)) {}
+
+    std::int64_t begin(int number) const { return number * DOT_TOKENS; }
+    int size(int number) const { return static_cast<int>(std::min<std::int64_t>(DOT_TOKENS, tokens - begin(number))); }
+};
+
 }  // namespace ostinato

@@ -126,10 +126,16 @@ inline Float load(const half* from) {
 }
 
 inline Float load(const std::int8_t* from) {
+#if defined(__AVX512F__)
+    return (Float)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from))));
+#elif defined(__AVX2__)
+    return (Float)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(from))));
+#else
     typedef std::int8_t Bytes __attribute__((vector_size(LANES)));
     Bytes bytes;
     std::memcpy(&bytes, from, sizeof(bytes));
     return __builtin_convertvector(__builtin_convertvector(bytes, Int), Float);
+#endif
 }
 
 inline void store(float* to, Float value) { std::memcpy(to, &value, sizeof(value)); }

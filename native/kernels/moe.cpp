@@ -13,10 +13,11 @@ namespace ostinato {
 namespace {
 
 // Calls body(row, choice, sums) for the `mine` of each expert's rows, a panel from `row` on at a time, and for all that
-// chose the expert: sums[2][PANEL_ROWS]. The second half are those of the rows `second` further on, if any.
+// chose the expert: sums[2][PANEL_ROWS]. The second half are those of the rows `second` further on, if any. `wide` is room
+// for DOT_ROWS rows as tokens are multiplied with them, as far apart as the tokens.
 template <typename X, typename W, typename Body>
 void each_panel(const Chosen& chosen, const Stack<W>& stack, Range mine, std::int64_t second, const X* x,
-                std::int64_t x_stride, float* sums, Body&& body) {
+                std::int64_t x_stride, X* wide, float* sums, Body&& body) {
     const std::int64_t most = tokens_in_cache<X>(stack.size);
     constexpr int STRIDE = 2 * PANEL_ROWS;
     chosen.each([&](std::int64_t expert, std::int64_t next, std::int64_t begin, std::int64_t end) {
@@ -24,7 +25,8 @@ void each_panel(const Chosen& chosen, const Stack<W>& stack, Range mine, std::in
         for (std::int64_t from = begin; from < end; from += most) {
             const std::int64_t to = std::min(end, from + most);
             const auto multiply = [&](std::int64_t row, std::int64_t last, const W* then, float* to_sums) {
-                dot_rows(rows, row, last, then, to - from, x + from * x_stride, x_stride, to_sums, STRIDE);
+                dot_rows(rows, row, last, then, to - from, x + from * x_stride, x_stride, to_sums, STRIDE, wide,
+                         x_stride);
                 stack.scale(expert, row, last, to - from, to_sums, STRIDE);
             };
             // Behind the last panel come the first rows of the next group of choices.
@@ -67,7 +69,10 @@ void run_experts(const Team& team, std::int64_t tokens, const T* x, std::int64_t
     const std::int64_t places = tokens * top_k;
     const std::int64_t size_stride = spaced(size), inner_stride = spaced(inner);
     const std::int64_t most = std::min(places, std::max(tokens_in_cache<X>(size), tokens_in_cache<X>(inner)));
-    float* sums = team.own<float>(most * 2 * PANEL_ROWS + places + experts + 1);
+    const std::int64_t wide_size = DOT_ROWS * std::max(size_stride, inner_stride);
+    float* wide_rows = team.own<float>(wide_size + most * 2 * PANEL_ROWS + places + experts + 1);
+    X* wide = reinterpret_cast<X*>(wide_rows);
+    float* sums = wide_rows + wide_size;
     auto* order = reinterpret_cast<std::int32_t*>(sums + most * 2 * PANEL_ROWS);
     Chosen chosen{choices, tokens, top_k, experts, order, order + places};
     chosen.sort();
@@ -85,7 +90,7 @@ void run_experts(const Team& team, std::int64_t tokens, const T* x, std::int64_t
     team.barrier();
 
     const Activation kind = layer.activation;
-    each_panel(chosen, up, team.split(inner, PANEL_ROWS), kind == SWIGLU ? inner : 0, inputs, size_stride, sums,
+    each_panel(chosen, up, team.split(inner, PANEL_ROWS), kind == SWIGLU ? inner : 0, inputs, size_stride, wide, sums,
                [=](std::int64_t row, std::int64_t i, const float* sum) {
                    for (int r = 0; r < PANEL_ROWS; r += LANES) {
                        const Float value = activated(kind, load(sum + r), load(sum + PANEL_ROWS + r));
@@ -99,7 +104,7 @@ void run_experts(const Team& team, std::int64_t tokens, const T* x, std::int64_t
     for (std::int64_t t = 0; t < tokens; ++t) {
         std::fill(totals + t * size_stride + mine.begin, totals + t * size_stride + mine.end, 0.0f);
     }
-    each_panel(chosen, down, mine, 0, inners, inner_stride, sums,
+    each_panel(chosen, down, mine, 0, inners, inner_stride, wide, sums,
                [&](std::int64_t row, std::int64_t i, const float* sum) {
                    float* total = totals + chosen.token(i) * size_stride + row;
                    const Float weight = splat(chosen.weight(i));

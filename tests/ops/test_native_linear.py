@@ -18,7 +18,7 @@ pytestmark = pytest.mark.parametrize("isa", PRODUCT_SETS)
 some = settings(max_examples=60, deadline=None, derandomize=True)
 seeds = st.integers(0, 2**31)
 dtypes = st.sampled_from([torch.float32, torch.bfloat16, torch.float16])
-token_counts = st.sampled_from([0, 1, 2, 5, 6, 7, 13, 23, 24, 47, 48, 49, 61, 71, 72, 100, 130])
+token_counts = st.sampled_from([0, 1, 2, 3, 4, 5, 6, 7, 8, 13, 23, 24, 33, 40, 47, 48, 49, 61, 71, 72, 100, 130])
 in_sizes = st.sampled_from([1, 2, 15, 31, 32, 33, 70, 127, 256, 300, 515, 1030])
 out_sizes = st.sampled_from([1, 3, 15, 16, 17, 33, 63, 64, 65, 130, 200])
 
@@ -180,6 +180,46 @@ def test_tokens_may_be_more_than_are_computed_at_a_time(isa: str, tokens: int, f
         x, weight = spaced(torch.randn(tokens, in_size).to(dtype), 2), torch.randn(20, in_size).to(dtype)
         out = kernel(x, weight, out_dtype=torch.float32)
         assert_near(out, x.double() @ weight.double().T, x.double().abs() @ weight.double().abs().T)
+        int8, scales = torch.randint(-128, 128, weight.shape, dtype=torch.int8), torch.rand(20)
+        out = kernel(x, int8, out_dtype=torch.float32, weight_scale=scales)
+        dequantized = int8.double() * scales.double()[:, None]
+        assert_near(out, x.double() @ dequantized.T, x.double().abs() @ dequantized.abs().T)
+
+
+@pytest.mark.parametrize("fixed_order", [False, True])
+@pytest.mark.parametrize("tokens", [1, 2, 6, 7, 32, 80])
+@pytest.mark.parametrize("quantized", [False, True])
+def test_nan_and_infinity_stay_with_their_token(isa: str, tokens: int, fixed_order: bool, quantized: bool) -> None:
+    """Padding of a row, and of a block of tokens, is zero and reaches nothing."""
+    torch.manual_seed(0)
+    x, weight = torch.randn(tokens, 75).bfloat16(), torch.randn(37, 75).bfloat16()
+    scale = None
+    if quantized:
+        weight, scale = torch.randint(1, 128, weight.shape, dtype=torch.int8), torch.rand(37)
+    kernel = native_kernel(isa, "linear", deterministic=fixed_order)
+    clean = kernel(x, weight, weight_scale=scale)
+    bad = tokens // 2
+    x[bad, 74] = torch.nan
+    out = kernel(x, weight, weight_scale=scale)
+    assert bool(out[bad].isnan().all())
+    x[bad, 74] = torch.inf
+    assert bool(kernel(x, weight, weight_scale=scale)[bad].isinf().all())
+    others = torch.arange(tokens) != bad
+    assert torch.equal(out[others], clean[others])
+
+
+def test_every_integer_of_8_bits_is_multiplied_exactly(isa: str) -> None:
+    for dtype in (torch.float32, torch.bfloat16, torch.float16):
+        for tokens in (1, 2, 6, 8, 40):
+            x = torch.zeros(tokens, 256, dtype=dtype)
+            x[:, 0] = 1
+            weight = torch.arange(-128, 128, dtype=torch.int8).unsqueeze(1) * torch.ones(256, dtype=torch.int8)
+            out = native_kernel(isa, "linear")(x, weight, weight_scale=torch.ones(256))
+            assert torch.equal(out, torch.arange(-128, 128).to(dtype).expand(tokens, -1))
+            assert torch.equal(
+                native_kernel(isa, "linear")(x, weight.T.contiguous(), weight_scale=torch.ones(256)),
+                torch.full_like(out, -128),
+            )
 
 
 def test_dtypes_that_the_kernel_does_not_know_are_refused(isa: str) -> None:

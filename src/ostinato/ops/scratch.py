@@ -43,20 +43,22 @@ class Scratch(NamedTuple):
 
 
 def native_linear(*, tokens: int, in_size: int) -> Scratch:
-    """The tokens that are packed, or copied, at a time; and sums of two panels.
+    """Of all threads: the tokens that are packed, or copied, at a time. Of each: their sums with a panel of each of
+    four streams, and a row of each that is made wide.
 
     On matrix units: tokens packed as bfloat16 in whole tiles, and of each thread their sums with 32 rows. Every
     processor is counted as if it had them."""
-    copied = min(tokens, max(_grouped_tokens(in_size), GROUP_TOKENS)) * padded(in_size)
+    at_once = min(tokens, max(_grouped_tokens(in_size), GROUP_TOKENS))
     inputs = padded(in_size, TILE_INPUTS)
     packed = min(padded(tokens), _tiled_tokens(in_size))
-    sums = max(min(tokens, _grouped_tokens(in_size)), packed) * 2 * PANEL_ROWS
-    return Scratch(max(FLOAT * copied, 2 * packed * inputs), FLOAT * (sums + TILE_WORK))
+    own = max(4 * (at_once * PANEL_ROWS + padded(in_size)), packed * 2 * PANEL_ROWS + TILE_WORK)
+    return Scratch(max(FLOAT * at_once * padded(in_size), 2 * packed * inputs), FLOAT * own)
 
 
 def native_moe(*, tokens: int, size: int, inner: int, num_experts: int, experts_per_token: int) -> Scratch:
     """Of all threads: the tokens, once for every choice; what is between the two products; the sums of each token. (The
-    router needs less.) Of each thread: the order of all choices, and the sums of those that it multiplies at a time.
+    router needs less.) Of each thread: the order of all choices, the sums of those that it multiplies at a time, and
+    four rows that are made wide.
 
     Matrix units take no more for all threads: they run if there are 16 choices or more for each expert, so that whole
     tiles hold at most twice the choices, and each in half the bytes."""
@@ -68,7 +70,7 @@ def native_moe(*, tokens: int, size: int, inner: int, num_experts: int, experts_
         min(places, max(_grouped_tokens(size), _grouped_tokens(inner))),
         min(padded(places), _tiled_tokens(max(size, inner))),
     )
-    own = at_once * 2 * PANEL_ROWS + padded(places + num_experts + 1) + TILE_WORK
+    own = at_once * 2 * PANEL_ROWS + padded(places + num_experts + 1) + TILE_WORK + 4 * (max(size, inner) + apart)
     return Scratch(FLOAT * max(shared, scores), FLOAT * own)
 
 
