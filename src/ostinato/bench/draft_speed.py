@@ -18,7 +18,8 @@ from ostinato.config import EngineConfig
 from ostinato.demo.problems import held_out
 from ostinato.errors import ConfigError, Remedy, reason
 from ostinato.models.checkpoint import load_spec, resolve_model_dir
-from ostinato.plan.memory.kernel_work import StepShape, kernel_work
+from ostinato.ops.work import StepShape
+from ostinato.plan.memory.kernel_work import kernel_work
 from ostinato.plan.speculation.drafter import available_methods
 
 if TYPE_CHECKING:
@@ -64,14 +65,14 @@ class Prompts:
 
 @dataclass(frozen=True)
 class Variant:
-    """One engine: k drafts in every step, or where the controller chooses them. `k` 0 is no speculation."""
+    """One engine: k drafts in every step, or as many as the controller chooses. `k` 0 is no speculation."""
 
     k: int
     is_adaptive: bool = False
 
     @property
     def name(self) -> str:
-        return f"0 or {self.k}" if self.is_adaptive else str(self.k)
+        return f"0 to {self.k}" if self.is_adaptive else str(self.k)
 
     def settings(self, method: str) -> dict[str, Any]:
         if self.k == 0:
