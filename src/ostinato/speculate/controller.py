@@ -13,15 +13,15 @@ from typing import Any
 
 from ostinato.plan.speculation.widths import draft_numbers
 from ostinato.speculate.acceptance import Acceptance
-from ostinato.speculate.costs import NO_DRAFT, Costs
+from ostinato.speculate.costs import LEFT_OUT_PLAIN, NO_DRAFT, Costs
 
 # Trials may lose this share of the time: each waits until the steps before have earned what it is expected to lose.
 _TRIAL_SHARE = 0.008
 # What may be lost before anything is earned, and the most that can be saved up, in plain steps.
 _FIRST_BALANCE, _MOST_BALANCE = 1.5, 8.0
-# Steps of a trial: the time of the first is left out, as it finds cold caches. It goes on for as many again while it
-# gains, so that a better text is taken up in its first trial.
-_TRIAL_STEPS = 3
+# Steps of a trial of drafts, and of one of plain steps, the first of which are not timed. It goes on for as many again
+# while it gains, so that a better text is taken up in its first trial.
+_TRIAL_STEPS, _PLAIN_TRIAL_STEPS = 3, LEFT_OUT_PLAIN + 4
 _MOST_BLOCKS = 10
 # Steps without a draft that a trial of drafts waits for some.
 _PATIENCE = 8
@@ -111,7 +111,7 @@ class Controller:
             kept = [tokens - 1 for tokens, room in zip(gained, has_room, strict=True) if room]
             self._acceptance.count(kept, asked)
             at.costs.count_found(num_drafts > 0)
-        at.costs.count(kind, seconds if is_pure_decode else None)
+        at.costs.count(kind, asked, seconds if is_pure_decode else None)
         # A range that was entered since `choose` may have another choice: this step says nothing about it.
         if self.adaptive and asked == at.chosen:
             self._advance(at, sum(gained) / len(gained), kind)
@@ -130,7 +130,9 @@ class Controller:
         if at is None:
             near = min(self._ranges.values(), key=lambda each: abs(each.index - index), default=None)
             costs = Costs(None if near is None else near.costs)
-            at = self._ranges[index] = _RowRange(index, costs, 0 if near is None else near.in_use)
+            # With more rows drafts cost more, and what pays with few is not taken for granted.
+            in_use = 0 if near is None or near.index < index else near.in_use
+            at = self._ranges[index] = _RowRange(index, costs, in_use)
         return at
 
     def _advance(self, at: _RowRange, tokens_per_row: float, kind: int) -> None:
@@ -150,7 +152,7 @@ class Controller:
             return
         at.trial_steps += 1
         at.trial_tokens += tokens_per_row
-        if at.trial_steps < _TRIAL_STEPS + (at.trial == 0):  # the first two plain steps behind drafts are slow
+        if at.trial_steps < _steps_of_trial(at.trial):
             return
         is_new = at.costs.ratio(at.trial) is None
         at.costs.compare(at.trial, at.in_use)
@@ -196,12 +198,13 @@ class Controller:
         # Plain steps are what all is compared with, but where drafts pay, they lose most.
         wants_plain = not drafts or not at.costs.ratios[at.in_use] or at.drafts_since_plain >= _TRIALS_PER_PLAIN
         trial = 0 if at.in_use and wants_plain else drafts
+        if trial == 0 and at.costs.ratio(at.in_use) is None:
+            return trial
         tokens = self._acceptance.tokens(trial) if self._acceptance.is_known else 1.0
-        steps = _TRIAL_STEPS + (trial == 0)
         cost = at.costs.of(trial)
         if trial in new:
             cost = (cost + at.costs.least(trial)) / 2
-        loss = steps * (cost - tokens * self._time_per_token(at))
+        loss = _steps_of_trial(trial) * (cost - tokens * self._time_per_token(at))
         loss += (trial > 0) * _PATIENCE * (at.costs.of_idle - 1)
         return trial if self._balance >= min(loss, _MOST_BALANCE) else None
 
@@ -246,6 +249,10 @@ class Controller:
         number = at.in_use or max(measured, key=lambda each: self._speed(at, each))
         tokens, ratio = self._acceptance.tokens(number), at.costs.of(number)
         return f"{number} drafts: {tokens:.1f} tokens for {ratio:.1f} times the time of 1"
+
+
+def _steps_of_trial(number: int) -> int:
+    return _TRIAL_STEPS if number else _PLAIN_TRIAL_STEPS
 
 
 def _rounded(value: float | None, scale: float = 1.0) -> float | None:
