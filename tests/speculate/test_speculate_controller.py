@@ -237,7 +237,7 @@ def test_a_smaller_batch_begins_as_the_nearest_and_a_larger_one_without_drafts()
 
 
 def test_what_was_taken_over_is_measured_at_once() -> None:
-    """Drafts that paid with 16 rows and lose with 8, as where a graph is missing: they are left before they lose much."""
+    """Drafts that paid with 16 rows and lose with 8, as where a graph is missing."""
     controller = Controller(K, adaptive=True)
     feed(controller, 16, 60, lambda k: 1 + 0.1 * k, tokens_per_row=2)
     feed(controller, 8, 60, lambda k: 1 + 2.0 * k, tokens_per_row=2)
