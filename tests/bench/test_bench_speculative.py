@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 
 from ostinato import ConfigError, EngineConfig
-from ostinato.bench.draft_speed import Round, SpeculativeBench, make_prompts, speculative_figures
+from ostinato.bench.draft_speed import Round, SpeculativeBench, make_prompts, speculative_figures, verify_floor
+from ostinato.bench.drive import plan_of
 from ostinato.bench.figures import Trace
+from ostinato.bench.profile import Roofs
 from ostinato.cli.main import main
 from tests.support.checkpoints import VOCAB_SIZE, checkpoint
 
@@ -103,16 +105,36 @@ def test_the_report_has_every_number_of_drafts_and_the_controllers_choice(capsys
     plain = [each for each in report["results"] if each["k"] == 0]
     assert all(each["speed"]["median"] == each["step_cost"] == 1 for each in plain)
     assert report["controller"]["batch_sizes"]
+    assert all("floor_milliseconds" in each for each in report["results"])
 
 
-@pytest.mark.parametrize(("accuracy", "least", "most"), [("0", 0, 0), ("0.6", 0.4, 0.8), ("1", 1, 1)])
+def test_the_floor_is_of_bytes_while_they_take_longer_and_then_of_operations() -> None:
+    config = EngineConfig(model=str(checkpoint("llama")))
+    plan = plan_of(config)
+
+    def floor(roofs: Roofs | None, rows: int, k: int) -> float:
+        found = verify_floor(config, plan, roofs, rows, k, context=10)
+        assert found is not None
+        return found
+
+    slow_memory, slow_products = Roofs(1e6, 1e30), Roofs(1e30, 1e6)
+    # Weights, which are nearly all, are read once; each token's products are made.
+    assert floor(slow_memory, 1, 0) < floor(slow_memory, 1, 3) < 1.2 * floor(slow_memory, 1, 0)
+    assert floor(slow_products, 1, 3) == pytest.approx(4 * floor(slow_products, 1, 0), rel=0.05)
+    assert floor(Roofs(1e6, 1e6), 2, 3) >= max(floor(slow_memory, 2, 3), floor(slow_products, 2, 3))
+    assert verify_floor(config, plan, None, 1, 0, context=10) is None
+    experts = EngineConfig(model=str(checkpoint("nemotron_h")))
+    assert verify_floor(experts, plan_of(experts), slow_memory, 1, 3, context=10) is None
+
+
+@pytest.mark.parametrize(("accept", "least", "most"), [("0", 0, 0), ("0.6", 0.4, 0.8), ("1", 1, 1)])
 def test_drafts_are_right_with_the_probability_asked_for(
-    accuracy: str, least: float, most: float, capsys: pytest.CaptureFixture[str]
+    accept: str, least: float, most: float, capsys: pytest.CaptureFixture[str]
 ) -> None:
     command = ["bench", "speculative", str(checkpoint("nemotron_h_head")), "--method", "mtp", "--num-drafts", "2"]
     sizes = ["--batch-sizes", "4", "--rounds", "1", "--prompt-len", "9", "--output-len", "48"]
     with pytest.raises(SystemExit) as ended:
-        main([*command, *sizes, "--draft-accuracy", accuracy, *TINY, "--json"])
+        main([*command, *sizes, "--accept", accept, *TINY, "--json"])
     assert ended.value.code == 0
     results = json.loads(capsys.readouterr().out)["results"]
     assert [each["output_tokens"] for each in results] == [4 * 48] * 3

@@ -70,6 +70,7 @@ def test_a_decode_step_reads_weights_once_and_moves_states_keys_and_values_of_ea
 def test_a_decode_step_with_drafts_writes_a_state_after_each_token() -> None:
     found = work(StepShape(rows=3, tokens_per_row=4, context=10, decodes=True))
     assert found["state_update"].num_bytes == 3 * (1 + 4) * 512 * 4 + 12 * 4
+    assert found["logits"] == KernelWork(100 * 32 * 2, 2 * 100 * 32 * 3 * 4)
 
 
 def test_a_prompt_begins_with_no_state_and_attends_to_itself() -> None:

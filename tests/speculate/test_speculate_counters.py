@@ -20,7 +20,7 @@ def step(num_drafts: int, *decode: tuple[int, int], prefill: int = 0, errors: in
 
 
 def test_acceptance_equals_a_count_by_hand() -> None:
-    counters = SpeculationCounts(K)
+    counters = SpeculationCounts(K, (0, K))
     count_drafts(counters, *step(K, (3, 3), (3, 0), (3, 2)))
     count_drafts(counters, *step(K, (2, 2), (0, 0), (3, 1), prefill=2))
     count_drafts(counters, *step(0, (0, 0), (0, 0)))
@@ -48,20 +48,20 @@ def test_acceptance_equals_a_count_by_hand() -> None:
 
 
 def test_a_draft_behind_a_refused_one_is_proposed_but_not_reached() -> None:
-    counters = SpeculationCounts(K)
+    counters = SpeculationCounts(K, (0, K))
     count_drafts(counters, *step(K, (3, 0)))
     assert (counters.proposed, counters.reached, counters.accepted) == ([1, 1, 1], [1, 0, 0], [0, 0, 0])
 
 
 def test_without_a_step_there_is_no_rate() -> None:
-    described = SpeculationCounts(1).to_json()
+    described = SpeculationCounts(1, (0, 1)).to_json()
     assert described["acceptance"] is None
     assert described["tokens_per_row_with_drafts"] is None
     assert described["positions"] == [{"proposed": 0, "reached": 0, "accepted": 0, "acceptance": None}]
 
 
 def test_prefill_rows_and_rows_that_end_with_an_error_count_nowhere() -> None:
-    counters = SpeculationCounts(K)
+    counters = SpeculationCounts(K, (0, K))
     count_drafts(counters, *step(K, prefill=3))
     count_drafts(counters, *step(K, errors=2))
-    assert counters.to_json() == SpeculationCounts(K).to_json()
+    assert counters.to_json() == SpeculationCounts(K, (0, K)).to_json()

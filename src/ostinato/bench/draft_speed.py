@@ -11,15 +11,20 @@ from typing import TYPE_CHECKING, Any
 
 from ostinato.bench.drive import Workload, in_turns, run_batch, with_room
 from ostinato.bench.figures import Trace, spread
+from ostinato.bench.floor import measure_bandwidth, measure_flops
+from ostinato.bench.profile import Roofs
 from ostinato.bench.reports import Column, Report, Say, Table, engine_facts, engine_lines
 from ostinato.config import EngineConfig
 from ostinato.demo.problems import held_out
 from ostinato.errors import ConfigError, Remedy, reason
 from ostinato.models.checkpoint import load_spec, resolve_model_dir
+from ostinato.ops.work import StepShape
+from ostinato.plan.memory.kernel_work import kernel_work
 from ostinato.plan.speculation.drafter import available_methods
 
 if TYPE_CHECKING:
     from ostinato.engine.engine import Engine
+    from ostinato.plan.plan import Plan
 
 
 CONTROLLER = (
@@ -34,8 +39,8 @@ class SpeculativeBench:
     """What is compared: each of `num_drafts` (0 is no speculation) with the controller off, and the largest with it on.
 
     `method` is what stands before the number in `speculative`: `mtp`, `ngram` or `draft:PATH`. Prompts are the lines
-    of `prompts`, else word problems for the embedded model, else `prompt_len` random tokens. With `draft_accuracy`
-    drafts are right with that probability, in place of the method's own, whose time they take all the same.
+    of `prompts`, else word problems for the embedded model, else `prompt_len` random tokens. With `accept` drafts are
+    right with that probability, in place of the method's own, whose time they take all the same.
     """
 
     method: str
@@ -45,7 +50,7 @@ class SpeculativeBench:
     output_len: int
     rounds: int
     prompts: Path | None = None
-    draft_accuracy: float | None = None
+    accept: float | None = None
 
 
 @dataclass(frozen=True)
@@ -60,14 +65,14 @@ class Prompts:
 
 @dataclass(frozen=True)
 class Variant:
-    """One engine: k drafts in every step, or where the controller chooses them. `k` 0 is no speculation."""
+    """One engine: k drafts in every step, or as many as the controller chooses. `k` 0 is no speculation."""
 
     k: int
     is_adaptive: bool = False
 
     @property
     def name(self) -> str:
-        return f"0 or {self.k}" if self.is_adaptive else str(self.k)
+        return f"0 to {self.k}" if self.is_adaptive else str(self.k)
 
     def settings(self, method: str) -> dict[str, Any]:
         if self.k == 0:
@@ -99,17 +104,22 @@ def speculative(settings: dict[str, Any], bench: SpeculativeBench, say: Say) -> 
     _check_method(EngineConfig(**settings), bench.method)
     most = max(bench.num_drafts)
     prompts = make_prompts(EngineConfig(**settings), bench)
-    longest = max(len(ids) for each in prompts.by_round.values() for ids in each)
-    config = with_room(settings, max_num_seqs=max(bench.batch_sizes), max_model_len=longest + bench.output_len)
+    lengths = [len(ids) for each in prompts.by_round.values() for ids in each]
+    needed = {"max_num_seqs": max(bench.batch_sizes), "max_model_len": max(lengths) + bench.output_len}
+    config = with_room(settings, **needed)
     variants = [Variant(k) for k in sorted({0, *bench.num_drafts})] + ([Variant(most, True)] if most else [])
     configs = {each: config.with_settings(**each.settings(bench.method)) for each in variants}
-    engines = _start(configs, bench.draft_accuracy, say)
+    engines = _start(configs, bench.accept, say)
     rounds = _take_turns(engines, bench, prompts, say)
+    roofs = _roofs(engines[Variant(0)], say)
+    plan = engines[Variant(0)].plan
+    context = round(statistics.mean(lengths) + bench.output_len / 2)
     results = []
     for size, variant in product(bench.batch_sizes, variants):
         figures = speculative_figures(rounds[size, variant], rounds[size, Variant(0)], variant.k)
+        floor = None if variant.is_adaptive else verify_floor(config, plan, roofs, size, variant.k, context)
+        figures |= {"floor_milliseconds": floor and 1e3 * floor}
         results.append({"batch_size": size, "variant": variant.name, **asdict(variant), **figures})
-    plan = engines[Variant(0)].plan
     speculation = engines[variants[-1]].stats()["speculation"]
     data = {
         **engine_facts("speculative", config, plan, **asdict(bench) | {"prompts": prompts.source}),
@@ -128,7 +138,7 @@ def _check_method(config: EngineConfig, method: str) -> None:
         raise ConfigError(message, [Remedy("method", "ngram")])
 
 
-def _start(configs: dict[Variant, EngineConfig], draft_accuracy: float | None, say: Say) -> dict[Variant, Engine]:
+def _start(configs: dict[Variant, EngineConfig], accept: float | None, say: Say) -> dict[Variant, Engine]:
     from ostinato.engine.engine import Engine
     from ostinato.speculate.measured import MeasuredProposer
 
@@ -137,10 +147,20 @@ def _start(configs: dict[Variant, EngineConfig], draft_accuracy: float | None, s
         say(f"{variant.name} drafts: loading the model and capturing its graphs")
         engine = engines[variant] = Engine(config)
         drafting = engine.runner.drafting
-        if draft_accuracy is not None and drafting is not None:
-            proposer = MeasuredProposer(draft_accuracy, engine.spec.vocab_size, drafting.proposer)
+        if accept is not None and drafting is not None:
+            proposer = MeasuredProposer(accept, engine.spec.vocab_size, drafting.proposer)
             engine.runner.drafting = replace(drafting, proposer=proposer)
     return engines
+
+
+def _roofs(engine: Engine, say: Say) -> Roofs | None:
+    """What the machine can do at the most; None on a GPU, whose product rate is not measured."""
+    plan = engine.plan
+    if plan.device.kind != "cpu":
+        return None
+    say("measuring the memory's bandwidth and the rate of matrix products")
+    bandwidth = measure_bandwidth(engine.runner.device, isa=plan.device.native.isa)
+    return Roofs(bandwidth.best, measure_flops(plan.settings.dtype))
 
 
 def _take_turns(
@@ -156,7 +176,7 @@ def _take_turns(
             engine.reset_prefix_cache()
             before = _drafts(engine)
             ids = prompts.by_round[size, number]
-            is_forced = bench.draft_accuracy is not None
+            is_forced = bench.accept is not None
             trace = run_batch(engine, ids, bench.output_len, ignore_eos=prompts.ignore_eos, is_forced=is_forced)
             if number >= 0:
                 reached, accepted = (
@@ -237,6 +257,19 @@ def speculative_figures(rounds: Sequence[Round], plain: Sequence[Round], k: int)
     }
 
 
+def verify_floor(
+    config: EngineConfig, plan: Plan, roofs: Roofs | None, rows: int, num_drafts: int, context: int
+) -> float | None:
+    """The least seconds of the model's part in a step with so many drafts per row, each kernel's bytes over the
+    bandwidth or operations over the product rate, whichever takes longer; what makes the drafts comes on top. None for
+    a model with experts, of which a step reads those that its tokens choose, and where `roofs` are not known."""
+    if roofs is None:
+        return None
+    shape = StepShape(rows, 1 + num_drafts, context, decodes=True)
+    works = kernel_work(load_spec(config), plan.settings.dtype, plan.settings.ssm_state_dtype, shape).values()
+    return None if None in works else sum(roofs.floor(work) for work in works if work is not None)
+
+
 def _full_steps(rounds: Sequence[Round]) -> list[float]:
     """Lengths in seconds of the decode steps in which no request had ended."""
     found = []
@@ -267,6 +300,7 @@ def speculative_tables(data: Mapping[str, Any]) -> list[Table]:
     steps = (
         Column("step ms", "step_milliseconds", two),
         Column("cost", "step_cost", two, help="of a step, in steps without drafts"),
+        Column("floor ms", "floor_milliseconds", two, help="of the model's part; what makes drafts comes on top"),
         Column("tokens/step", "tokens_per_step", two),
         Column("acceptance", _acceptance, help="of the drafts at each position whose predecessors were all kept"),
     )

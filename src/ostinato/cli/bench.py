@@ -250,7 +250,7 @@ def speculative_command(
         Path | None,
         typer.Option(metavar="FILE", help="A prompt per line (word problems for demo, else random tokens)."),
     ] = None,
-    draft_accuracy: Annotated[
+    accept: Annotated[
         float | None,
         typer.Option(metavar="P", min=0, max=1, help="Drafts are right with this probability, whatever the method."),
     ] = None,
@@ -264,19 +264,19 @@ def speculative_command(
     they do not pay. Speed is that over none, in the same round and on the same prompts, from the moment on when every
     request has its first token; "in all" counts prefill too.
 
-    --draft-accuracy tells what drafts would give if they were as good: each is right with probability P, if those
+    --accept tells what drafts would give if they were as good: each is right with probability P, if those
     before it are. They take the time of the method's own. Outputs repeat one token, so the model's text does not count.
 
     Example: ostinato bench speculative demo --num-drafts 3 --batch-sizes 1,8
 
     Example: ostinato bench speculative benchmarks/models/nemotron-h-300m --random-weights --method ngram
-    --draft-accuracy 0.8
+    --accept 0.8
 
     Example: ostinato bench speculative PATH --method ngram --prompts prompts.txt
     """
     numbers = tuple(sorted(set(sizes(num_drafts, "--num-drafts", "1,2,3,4"))))
     bench = SpeculativeBench(
-        _method(method), numbers, sizes(batch_sizes), prompt_len, output_len, rounds, prompts, draft_accuracy
+        _method(method), numbers, sizes(batch_sizes), prompt_len, output_len, rounds, prompts, accept
     )
     return lambda say: speculative(settings, bench, say)
 

@@ -18,7 +18,7 @@ class Speculation:
         """`num_captured` counts the graphs that were captured so far."""
         self._method = plan.method
         self.controller = Controller(plan.num_speculative_tokens, plan.adaptive)
-        self.counters = SpeculationCounts(plan.num_speculative_tokens)
+        self.counters = SpeculationCounts(plan.num_speculative_tokens, plan.draft_numbers)
         self._count_captured = num_captured
         self._num_captured = 0
 
@@ -31,11 +31,11 @@ class Speculation:
         decode = result.rows[: batch.num_decode_rows]
         has_drafts = batch.num_drafts > 0 and any(row.num_drafts for row in decode)
         self.controller.observe(
-            batch.num_decode_rows,
+            [len(row.token_ids) for row in decode],
             batch.num_drafts if has_drafts else 0,
-            sum(len(row.token_ids) for row in decode),
             seconds,
             is_pure_decode=is_typical and len(decode) == len(batch.rows),
+            has_room=[0 < row.num_drafts == batch.num_drafts for row in batch.rows[: len(decode)]],
         )
 
     def to_json(self) -> dict[str, Any]:

@@ -170,10 +170,12 @@ class SpeculationCounts:
     """
 
     num_speculative_tokens: int
+    draft_numbers: tuple[int, ...]
+    """The numbers of drafts that a step may have."""
     steps: dict[int, int] = field(init=False)
-    """Number of drafts per row, 0 or k, as it was run -> steps with decode rows."""
+    """Number of drafts per row, as it was run -> steps with decode rows."""
     steps_without_draft: int = 0
-    """Steps that asked for k drafts and ran with 0, because no row had one."""
+    """Steps that asked for drafts and ran with 0, because no row had one."""
     rows_with_drafts: int = 0
     rows_without_draft: int = 0
     """Rows without a draft in steps that asked for drafts."""
@@ -189,7 +191,7 @@ class SpeculationCounts:
     """The part of `reached` whose draft there was accepted too."""
 
     def __post_init__(self) -> None:
-        self.steps = dict.fromkeys((0, self.num_speculative_tokens), 0)
+        self.steps = dict.fromkeys(self.draft_numbers, 0)
         self.proposed, self.reached, self.accepted = ([0] * self.num_speculative_tokens for _ in range(3))
 
     def count(self, num_drafts: int, rows: Sequence[tuple[int, int]]) -> None:

@@ -76,7 +76,7 @@ class Batch:
     rows: tuple[Row, ...]
     num_decode_rows: int
     num_drafts: int = 0
-    """0 or k: the drafts of each decode row."""
+    """The drafts of each decode row."""
     first: tuple[str, ...] = ()
     """Requests of which no step before has computed anything."""
     encode: tuple[MediaToEncode, ...] = ()

@@ -29,7 +29,7 @@ from ostinato.schedule.request import (
 _NO_PREFIX_CACHE = CachePolicy()
 
 ChooseDrafts = Callable[[int], int]
-"""Requests that will decode in the next step, as far as that is known -> drafts for each of them: 0 or k."""
+"""Requests that will decode in the next step, as far as that is known -> drafts for each of them."""
 
 
 class Scheduler:
@@ -39,8 +39,8 @@ class Scheduler:
 
     `add`, `abort` and `finish` may be called at any time, also while a step is in flight.
 
-    Order of service is `Request.rank`. A step holds one token of every request that is decoding, with 0 or k
-    drafts behind it, then prompt chunks of running requests, then of waiting ones. On admission a request gets
+    Order of service is `Request.rank`. A step holds one token of every request that is decoding, with drafts
+    behind it, then prompt chunks of running requests, then of waiting ones. On admission a request gets
     what the prefix index has of it, and blocks for all tokens that it knows, so only decoding makes it grow. If no
     block is available for that, the running request that is last in rank is preempted, possibly the one that
     grows: it loses its memory and waits, with its outputs, to compute all its tokens again. So the first in rank

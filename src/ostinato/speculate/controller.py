@@ -1,170 +1,120 @@
-"""Chooses for each step between drafts and none, by what either has cost and given. Imports no torch.
+"""Chooses for each step how many drafts a row gets, by what steps have cost and drafts have given. Imports no torch.
 
 Drafts pay while the tokens that they add outweigh the time that they add:
 
-    speed-up = tokens per row of steps that ask for drafts / (their time / the time of plain steps)
+    speed of k drafts = tokens per row with k drafts / time of such a step in units of a plain step
 """
 
 from __future__ import annotations
 
-from collections import Counter, deque
-from dataclasses import dataclass, field
-from enum import StrEnum
-from statistics import median
-from typing import Any, NamedTuple
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
 
-# The figures are of a simulation: step times of the embedded model, of a 300M model, and as of a large model and a GPU,
-# with noise and slow steps; 1 to 32 rows; drafts right with 0.1 to 0.95; texts, batch sizes and load that change. Each
-# says how much more time is lost with another value, in the kind of traffic that it hurts most.
+from ostinato.plan.speculation.widths import draft_numbers
+from ostinato.speculate.acceptance import Acceptance
+from ostinato.speculate.costs import LEFT_OUT_PLAIN, NO_DRAFT, Costs
 
-# Steps of a trial; one of plain steps has one more, since the first two behind drafts find cold caches and take up to
-# 1.3 times as long (embedded model; a 300M model shows none of it). With 3: 3 % where texts change often.
-_TRIAL_STEPS = 2
-# A trial of drafts goes on for so many steps while it pays, so that a better text is taken up in its first trial.
-# Without: 4 % where texts change.
-_MOST_TRIAL_STEPS = 32
-# Trials may cost this share of the time. With 0.02: 1.4 % everywhere; with 0.005: 10 % where texts change often. A
-# trial every 128 steps, whatever it costs: 5 %.
-_TRIAL_SHARE = 0.01
-# Steps before the first trial, and least and most between two. A first one of 3 ends drafts that pay by chance. Least
-# 64: 4 %. A most of 250: 1 %; without one, drafts that were hopeless once would never be tried again.
-_FIRST_WAIT, _SHORTEST_WAIT, _LONGEST_WAIT = 4, 16, 1000
-# Steps whose tokens are remembered. With 128: 5 % where texts change; with 12: 1 % on a busy machine.
-_REMEMBERED_STEPS = 32
-# Last times of each kind of step, and last comparisons of them. 3 and 1: 1.6 % where the load changes.
-_REMEMBERED_TIMES, _REMEMBERED_RATIOS = 7, 5
-# Drafts in use stay until their speed-up is below the first, and come back from the second on. Speed-ups are measured
-# to a few per cent: with 1 for both, drafts that are found now and then lose 2 %; with 0.95 for both, two choices that
-# are alike are swapped too often.
-_LEAVE, _RETURN = 0.95, 0.975
-# Rows that are counted besides, as if all their drafts had been right: while a choice is made at the start, so that a
-# few rows do not end what was asked for, and when trials are put off, so that what few rows said is tried again sooner.
-# Without the two: 4 % at batch size 1 in the first 300 steps where drafts pay by 9 %.
-_GRANTED_ROWS, _DOUBTED_ROWS = 1, 0.5
+# Trials may lose this share of the time: each waits until the steps before have earned what it is expected to lose.
+_TRIAL_SHARE = 0.008
+# What may be lost before anything is earned, and the most that can be saved up, in plain steps.
+_FIRST_BALANCE, _MOST_BALANCE = 1.5, 8.0
+# Steps of a trial of drafts, and of one of plain steps, the first of which are not timed. It goes on for as many again
+# while it gains, so that a better text is taken up in its first trial.
+_TRIAL_STEPS, _PLAIN_TRIAL_STEPS = 3, LEFT_OUT_PLAIN + 4
+_MOST_BLOCKS = 10
+# Steps without a draft that a trial of drafts waits for some.
+_PATIENCE = 8
+# Least steps between trials of what was tried before, and steps before the first trial.
+_WAIT, _FIRST_WAIT = 16, 4
+# Another number of drafts has to be faster by so much, so that two that are alike are not swapped by chance. To do
+# without drafts, it is enough to be as fast.
+_MARGIN = 1.05
+# Trials of other numbers of drafts for one of none, while some are in use.
+_TRIALS_PER_PLAIN = 2
 
 
-class StepKind(StrEnum):
-    PLAIN = "plain"
-    """No drafts were asked for."""
-    DRAFTS = "drafts"
-    """Drafts were verified."""
-    NO_DRAFT = "no_draft"
-    """Drafts were asked for and no row had one: a plain step, and the time of looking for them."""
-
-
-_ASKING = (StepKind.DRAFTS, StepKind.NO_DRAFT)
-
-
-@dataclass(slots=True)
 class _RowRange:
-    """The batch sizes from 2**(index - 1) + 1 to 2**index rows: the choice in use there, and trials of the other."""
+    """The batch sizes from 2**(index - 1) + 1 to 2**index rows: the choice in use there, and trials of others."""
 
-    index: int
-    uses_drafts: bool = True
-    wait: int = _FIRST_WAIT
-    """Steps until the next trial; 0 while one is under way."""
-    trial_steps: int = 0
-    trial_balance: float = 0.0
-    """What the drafts of the trial under way have gained, in times of a plain step."""
-    trials: int = 0
-    steps: Counter[StepKind] = field(default_factory=Counter)
-    seconds: dict[StepKind, deque[float]] = field(
-        default_factory=lambda: {kind: deque(maxlen=_REMEMBERED_TIMES) for kind in StepKind}
-    )
-    """The last times of each kind; of those that are not in use, the times of the last trial."""
-    ratios: dict[StepKind, deque[float]] = field(
-        default_factory=lambda: {kind: deque(maxlen=_REMEMBERED_RATIOS) for kind in _ASKING}
-    )
-    """Of each of the last trials, the time of a step of a kind in units of a plain step."""
+    def __init__(self, index: int, costs: Costs, in_use: int) -> None:
+        self.index = index
+        self.costs = costs
+        self.in_use = in_use
+        self.trial: int | None = None
+        """The number of drafts on trial."""
+        self.trial_steps = 0
+        self.trial_tokens = 0.0
+        """Tokens per row that the steps of the trial's present block gave."""
+        self.blocks = 0
+        self.idle_steps = 0
+        """Steps of the trial that found no draft."""
+        self.wait = _FIRST_WAIT
+        self.trials = 0
+        self.drafts_since_plain = 0
+        """Trials since plain steps were last in use or on trial."""
+        self.steps: Counter[int] = Counter()
 
     @property
     def bounds(self) -> tuple[int, int]:
         """Fewest and most rows."""
         return 2**self.index // 2 + 1, 2**self.index
 
-    def typical_seconds(self, kind: StepKind) -> float | None:
-        """Time of a step of a kind, which slow ones do not move; None before two were timed."""
-        times = sorted(self.seconds[kind])
-        return times[len(times) // 4] if len(times) > 1 else None
-
-    def time_ratio(self, kind: StepKind) -> float | None:
-        """Time of a step of a kind in units of a plain step; None if it was not measured.
-
-        At least 1: a step that asks for drafts does all that a plain one does, and what says otherwise is noise.
-        """
-        ratios = self.ratios[kind]
-        return max(1.0, median(ratios)) if ratios else None
-
-    def begin_trial(self) -> None:
-        """From now on, the times of the other choice are those of this trial, unless the last one gave too few."""
-        for kind in (StepKind.PLAIN,) if self.uses_drafts else _ASKING:
-            if self.typical_seconds(kind) is not None:
-                self.seconds[kind].clear()
-
-    def compare_times(self) -> None:
-        """Compares the times of a trial with those just before it: what slows all steps alike changes no ratio."""
-        plain = self.typical_seconds(StepKind.PLAIN)
-        for kind in _ASKING:
-            seconds = self.typical_seconds(kind)
-            if plain and seconds is not None:
-                self.ratios[kind].append(seconds / plain)
-
-
-class _Gain(NamedTuple):
-    """A step that asked for drafts. `drafted_rows` is `rows` if it had some, else 0."""
-
-    rows: int
-    tokens: int
-    drafted_rows: int
+    @property
+    def chosen(self) -> int:
+        """Drafts of the next step."""
+        return self.in_use if self.trial is None else self.trial
 
 
 class Controller:
-    """Asks for 0 or `num_speculative_tokens` drafts per row, whichever gives more tokens per second.
+    """Asks for 0 to `num_speculative_tokens` drafts per row, of `draft_numbers` what gives most tokens per second.
 
     `choose` before each step, `observe` after it. What drafts cost depends on the batch size: a step is bound by
-    memory with few rows and by arithmetic with many. So times are kept for ranges of 1, 2, 3 to 4, 5 to 8, ... rows,
-    and each range has a choice in use, drafts at first, and tries the other now and then. With one range for all,
-    traffic that comes in bursts loses 4 to 6 % more. What drafts give depends on the text alone, and is kept for all
-    ranges together.
+    memory with few rows and by arithmetic with many. So costs are kept for ranges of 1, 2, 3 to 4, 5 to 8, ... rows. A
+    range begins with what is in use in the nearest one, the first with no drafts, and tries others when steps have
+    earned that.
     """
 
     def __init__(self, num_speculative_tokens: int, adaptive: bool) -> None:
-        """Without `adaptive` it always asks for drafts, and only keeps the statistics."""
+        """Without `adaptive` it always asks for all drafts, and only keeps the statistics."""
         assert num_speculative_tokens >= 1, "without drafts there is nothing to choose"
         self.num_speculative_tokens = num_speculative_tokens
         self.adaptive = adaptive
+        self._numbers = draft_numbers(num_speculative_tokens, adaptive)
+        self._acceptance = Acceptance(num_speculative_tokens)
         self._ranges: dict[int, _RowRange] = {}
-        self._gains: deque[_Gain] = deque()
-        self._rows = self._tokens = self._drafted_rows = 0  # sums over `_gains`
-        self._granted_rows = _GRANTED_ROWS
-        self._asked = True
+        self._balance = _FIRST_BALANCE
+        self._asked = 0
 
     def choose(self, rows: int) -> int:
-        """How many drafts per row to ask for in a step with `rows` decoding rows: 0 or `num_speculative_tokens`."""
-        self._asked = rows > 0
-        if rows and self.adaptive:
-            at = self._range(rows)
-            self._asked = at.uses_drafts != (at.wait == 0)
-        return self.num_speculative_tokens if self._asked else 0
+        """How many drafts per row to ask for in a step with `rows` decoding rows."""
+        self._asked = 0
+        if rows:
+            self._asked = self._range(rows).chosen if self.adaptive else self.num_speculative_tokens
+        return self._asked
 
-    def observe(self, rows: int, num_drafts: int, num_tokens: int, seconds: float, *, is_pure_decode: bool) -> None:
+    def observe(
+        self, gained: Sequence[int], num_drafts: int, seconds: float, *, is_pure_decode: bool, has_room: Sequence[bool]
+    ) -> None:
         """Takes in the step that the last `choose` was for.
 
-        `num_drafts` is 0 or k, as the step ran; 0 where k was chosen means that no row had a draft. Its `rows`
-        decode rows gained `num_tokens` tokens in all. It took `seconds`, the search for drafts included, which tell
-        nothing if there were prefill rows besides.
+        `gained` are the tokens of each decode row; `has_room` says which could have had all the drafts that were asked
+        for. `num_drafts` is what the step ran with; 0 where more were chosen means that no row had a draft. It took
+        `seconds`, the search for drafts included, which tell nothing if there were prefill rows besides.
         """
-        if rows == 0:
+        if not gained:
             return
-        kind = StepKind.DRAFTS if num_drafts else StepKind.NO_DRAFT if self._asked else StepKind.PLAIN
-        at = self._range(rows)
+        at, asked = self._range(len(gained)), self._asked
+        kind = num_drafts if num_drafts or not asked else NO_DRAFT
         at.steps[kind] += 1
-        if is_pure_decode:
-            at.seconds[kind].append(seconds)
-        if self._asked:
-            self._add_gain(_Gain(rows, num_tokens, rows if num_drafts else 0))
-        if self.adaptive:
-            self._advance(at, kind, num_tokens / rows)
+        if asked and any(has_room):
+            kept = [tokens - 1 for tokens, room in zip(gained, has_room, strict=True) if room]
+            self._acceptance.count(kept, asked)
+            at.costs.count_found(num_drafts > 0)
+        at.costs.count(kind, asked, seconds if is_pure_decode else None)
+        # A range that was entered since `choose` may have another choice: this step says nothing about it.
+        if self.adaptive and asked == at.chosen:
+            self._advance(at, sum(gained) / len(gained), kind)
 
     def to_json(self) -> dict[str, Any]:
         """The choices and their grounds, per range of batch sizes, as plain data; times in milliseconds."""
@@ -178,111 +128,132 @@ class Controller:
         index = (rows - 1).bit_length()
         at = self._ranges.get(index)
         if at is None:
-            at = self._ranges[index] = _RowRange(index)
+            near = min(self._ranges.values(), key=lambda each: abs(each.index - index), default=None)
+            costs = Costs(None if near is None else near.costs)
+            # With more rows drafts cost more, and what pays with few is not taken for granted.
+            in_use = 0 if near is None or near.index < index else near.in_use
+            at = self._ranges[index] = _RowRange(index, costs, in_use)
         return at
 
-    def _add_gain(self, gain: _Gain) -> None:
-        self._gains.append(gain)
-        oldest = _Gain(0, 0, 0)
-        if len(self._gains) > _REMEMBERED_STEPS:
-            oldest = self._gains.popleft()
-            self._granted_rows = 0
-        self._rows += gain.rows - oldest.rows
-        self._tokens += gain.tokens - oldest.tokens
-        self._drafted_rows += gain.drafted_rows - oldest.drafted_rows
-
-    def _advance(self, at: _RowRange, kind: StepKind, tokens_per_row: float) -> None:
+    def _advance(self, at: _RowRange, tokens_per_row: float, kind: int) -> None:
         """Counts the step towards the wait or the trial that it was part of, and takes the better choice."""
-        if self._asked == at.uses_drafts:
+        if at.trial is None:
+            self._balance = min(self._balance + _TRIAL_SHARE * at.costs.of(at.in_use), _MOST_BALANCE)
             at.wait -= 1
-            if at.wait == 0:
-                at.begin_trial()
-            if not self._asked:
-                return  # nothing new about drafts
+            self._settle(at)
+            is_timed = at.costs.seconds(at.in_use) is not None
+            trial = self._next_trial(at) if at.wait <= 0 and is_timed else None
+            if trial is not None:
+                at.trial, at.trial_steps, at.trial_tokens, at.blocks, at.idle_steps = trial, 0, 0.0, 0, 0
+                at.costs.begin(trial, at.in_use)
+            return
+        if kind == NO_DRAFT and at.idle_steps < _PATIENCE:
+            at.idle_steps += 1
+            return
+        at.trial_steps += 1
+        at.trial_tokens += tokens_per_row
+        if at.trial_steps < _steps_of_trial(at.trial):
+            return
+        is_new = at.costs.ratio(at.trial) is None
+        at.costs.compare(at.trial, at.in_use)
+        at.blocks += 1
+        loss = at.trial_steps * at.costs.of(at.trial) - at.trial_tokens * self._time_per_token(at)
+        loss += at.idle_steps * (at.costs.of_idle - self._time_per_token(at))
+        # What nobody could know beforehand is not all charged: it is found out once, and would delay all that follows.
+        self._balance -= min(max(0.0, loss), _FIRST_BALANCE if is_new else loss)
+        at.idle_steps = 0
+        goes_on = loss < 0 and at.blocks < _MOST_BLOCKS
+        at.drafts_since_plain = 0 if at.trial == 0 else at.drafts_since_plain + 1
+        has_changed = self._settle(at)
+        if has_changed or not goes_on:
+            at.trial, at.trials = None, at.trials + 1
+            # One gain may lead to the next, and one that found no drafts has told nothing: another one may follow.
+            at.wait = 1 if has_changed or kind == NO_DRAFT else _WAIT
         else:
-            at.trial_steps += 1
-            if self._asked:
-                at.trial_balance += tokens_per_row - (at.time_ratio(kind) or 1.0)
-            # Steps with prefill rows tell no time, and count all the same.
-            most = _MOST_TRIAL_STEPS if self._asked and at.trial_balance >= 0 else _TRIAL_STEPS + (not self._asked)
-            if at.trial_steps >= most:
-                at.trials += 1
-                at.compare_times()
-                self._put_off_trial(at, at.trial_steps)
-        speed_up = self._speed_up(at)
-        if speed_up is not None and (speed_up >= (_LEAVE if at.uses_drafts else _RETURN)) != at.uses_drafts:
-            at.uses_drafts = not at.uses_drafts
-            if not at.uses_drafts:
-                self._granted_rows = 0
-            self._put_off_trial(at, _TRIAL_STEPS)
+            at.trial_steps, at.trial_tokens = 0, 0.0
 
-    def _put_off_trial(self, at: _RowRange, num_steps: int) -> None:
-        """Ends the trial and puts the next one so far off that `num_steps` of it cost their share of the time.
+    def _settle(self, at: _RowRange) -> bool:
+        """Takes the fastest choice whose cost was measured; whether that is another one."""
+        measured = [number for number in self._numbers if at.costs.ratio(number)]
+        best = max(measured, key=lambda number: self._speed(at, number))
+        if best == at.in_use or self._speed(at, best) < self._speed(at, at.in_use) * (_MARGIN if best else 1.0):
+            return False
+        at.drafts_since_plain = 0 if at.in_use == 0 else at.drafts_since_plain
+        at.in_use = best
+        if best != at.trial:
+            at.costs.begin(best, at.trial or 0)
+        return True
 
-        A step of the other choice that takes c times as long as one of the choice in use, and gives t times its
-        tokens, loses the time of c - t steps of that.
-        """
-        at.trial_steps, at.trial_balance, at.wait = 0, 0.0, _SHORTEST_WAIT
-        cost, tokens = self._cost(at), self._tokens_to_expect(_DOUBTED_ROWS)
-        if cost is not None:
-            loss = 1 / cost - 1 / tokens if at.uses_drafts else cost - tokens
-            at.wait = round(min(max(num_steps * loss / _TRIAL_SHARE, _SHORTEST_WAIT), _LONGEST_WAIT))
+    def _next_trial(self, at: _RowRange) -> int | None:
+        """What to try now; None while that is not earned."""
+        others = [number for number in self._numbers if number != at.in_use]
+        # What was never tried here comes first, if it would be faster at the cost of the next fewer drafts.
+        speed = self._speed(at, at.in_use)
+        new = [
+            number
+            for number in others
+            if at.costs.ratio(number) is None and self._acceptance.tokens(number) > speed * at.costs.least(number)
+        ]
+        drafts = new[0] if new else max(filter(None, others), key=lambda each: self._speed(at, each), default=0)
+        # Plain steps are what all is compared with, but where drafts pay, they lose most.
+        wants_plain = not drafts or not at.costs.ratios[at.in_use] or at.drafts_since_plain >= _TRIALS_PER_PLAIN
+        trial = 0 if at.in_use and wants_plain else drafts
+        if trial == 0 and at.costs.ratio(at.in_use) is None:
+            return trial
+        tokens = self._acceptance.tokens(trial) if self._acceptance.is_known else 1.0
+        cost = at.costs.of(trial)
+        if trial in new:
+            cost = (cost + at.costs.least(trial)) / 2
+        loss = _steps_of_trial(trial) * (cost - tokens * self._time_per_token(at))
+        loss += (trial > 0) * _PATIENCE * (at.costs.of_idle - 1)
+        return trial if self._balance >= min(loss, _MOST_BALANCE) else None
 
-    def _tokens_to_expect(self, granted_rows: float) -> float:
-        """Tokens of a row that asks for drafts, 1 to 1 + k, if so many rows are counted as all right besides."""
-        return (self._tokens + granted_rows * (1 + self.num_speculative_tokens)) / (self._rows + granted_rows)
+    def _time_per_token(self, at: _RowRange) -> float:
+        """Of the choice in use, in plain steps."""
+        return 1 / self._speed(at, at.in_use)
 
-    @property
-    def _drafted_share(self) -> float:
-        """Of the rows that asked for drafts, those in steps that had some."""
-        return self._drafted_rows / self._rows if self._rows else 1.0
-
-    def _cost(self, at: _RowRange) -> float | None:
-        """Mean time of a step that asks for drafts, in units of a plain step."""
-        share = self._drafted_share
-        none = at.time_ratio(StepKind.NO_DRAFT) if share < 1 else None
-        if share == 0:
-            return none
-        drafts = at.time_ratio(StepKind.DRAFTS)
-        return None if drafts is None else share * drafts + (1 - share) * (none or 1.0)
-
-    def _speed_up(self, at: _RowRange) -> float | None:
-        """Tokens per second of asking for drafts, in units of not asking; None where that was not measured."""
-        cost = self._cost(at)
-        return None if cost is None else self._tokens_to_expect(self._granted_rows) / cost
+    def _speed(self, at: _RowRange, number: int) -> float:
+        """Tokens per second with so many drafts, in units of plain steps'."""
+        return self._acceptance.tokens(number) / at.costs.of(number)
 
     def _describe(self, at: _RowRange) -> dict[str, Any]:
-        seconds = {kind: at.typical_seconds(kind) for kind in StepKind}
+        numbers = self._numbers
         return {
             "rows": list(at.bounds),
-            "milliseconds": {kind.value: _rounded(1e3 * each) if each else None for kind, each in seconds.items()},
-            "tokens_per_row": _rounded(self._tokens_per_drafted_row),
-            "time_ratio": _rounded(at.time_ratio(StepKind.DRAFTS)),
-            "speed_up": _rounded(self._speed_up(at)),
-            "choice": self.num_speculative_tokens if at.uses_drafts or not self.adaptive else 0,
+            "choice": at.in_use if self.adaptive else self.num_speculative_tokens,
             "ground": self._ground(at),
-            "steps": {kind.value: at.steps[kind] for kind in StepKind},
             "trials": at.trials,
+            "steps_without_draft": at.steps[NO_DRAFT],
+            "drafts": [
+                {
+                    "number": number,
+                    "steps": at.steps[number],
+                    "milliseconds": _rounded(at.costs.seconds(number), 1e3),
+                    "time_ratio": _rounded(at.costs.ratio(number)),
+                    "tokens_per_row": _rounded(self._acceptance.tokens(number)),
+                    "speed_up": _rounded(self._speed(at, number) if at.costs.ratio(number) else None),
+                }
+                for number in numbers
+            ],
         }
 
-    @property
-    def _tokens_per_drafted_row(self) -> float | None:
-        """Mean over rows in steps that had drafts, 1 to 1 + k; None if there was none."""
-        if not self._drafted_rows:
-            return None
-        return (self._tokens - (self._rows - self._drafted_rows)) / self._drafted_rows
-
     def _ground(self, at: _RowRange) -> str:
-        """Why this choice, in words."""
+        """Why this choice, in words: of the drafts in use, or else of the best ones."""
         if not self.adaptive:
             return "speculative_adaptive is off"
-        tokens, ratio = self._tokens_per_drafted_row, at.time_ratio(StepKind.DRAFTS)
-        if self._drafted_share == 0:
+        measured = [number for number in self._numbers if number and at.costs.ratio(number)]
+        if at.costs.found_none:
             return "no drafts were found"
-        if tokens is None or ratio is None:
+        if not measured or at.in_use not in (0, *measured):
             return "not measured yet"
-        return f"drafts: {tokens:.1f} tokens for {ratio:.1f} times the time of 1"
+        number = at.in_use or max(measured, key=lambda each: self._speed(at, each))
+        tokens, ratio = self._acceptance.tokens(number), at.costs.of(number)
+        return f"{number} drafts: {tokens:.1f} tokens for {ratio:.1f} times the time of 1"
 
 
-def _rounded(value: float | None) -> float | None:
-    return None if value is None else round(value, 4)
+def _steps_of_trial(number: int) -> int:
+    return _TRIAL_STEPS if number else _PLAIN_TRIAL_STEPS
+
+
+def _rounded(value: float | None, scale: float = 1.0) -> float | None:
+    return None if value is None else round(scale * value, 4)

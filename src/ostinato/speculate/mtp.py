@@ -12,7 +12,7 @@ from ostinato.ops.token_shift import first_inputs
 from ostinato.sample.sampler import choose
 from ostinato.sample.state import Pick
 from ostinato.schedule.batch import Batch, Row
-from ostinato.speculate.proposer import Forward, token_row
+from ostinato.speculate.proposer import Steps, token_row
 
 
 class HeadForward:
@@ -42,18 +42,18 @@ class MtpProposer:
     model's own hidden states, when the step has computed these (`PredictionHead.follow`).
     """
 
-    def __init__(self, model: CausalLM, head: HeadForward, forward: Forward) -> None:
-        """`forward` runs `head`, on the hidden states in its buffer."""
+    def __init__(self, model: CausalLM, head: HeadForward, steps: Steps) -> None:
+        """`steps` run `head`, on the hidden states in its buffer."""
         self._model = model
         self._head = head
-        self._forward = forward
+        self._steps = steps
 
     def propose(self, batch: Batch) -> list[tuple[int, ...]]:
+        found: list[tuple[int, ...]] = [()] * len(batch.rows)
         if not batch.num_drafts:
-            return [()] * len(batch.rows)
+            return found
         drafting = [i for i in range(batch.num_decode_rows) if batch.rows[i].num_drafts]
         rows = [batch.rows[i] for i in drafting]
-        found: list[tuple[int, ...]] = [()] * len(batch.rows)
         for i, drafts in zip(drafting, self._draft(rows) if rows else (), strict=True):
             found[i] = drafts
         return found
@@ -70,11 +70,15 @@ class MtpProposer:
             going = [place for place, i in enumerate(now) if len(drafts[i]) == depth < rows[i].num_drafts]
             if not going:
                 break
-            if len(going) < len(now):
+            is_same = len(going) == len(now)
+            if not is_same:
                 now, hidden = [now[place] for place in going], hidden[going]
             self._head.hidden[: len(now)] = hidden
-            steps = tuple(token_row(rows[i], drafts[i][-1] if depth else rows[i].token_ids[0], depth) for i in now)
-            hidden = self._forward(Batch(steps, len(steps)))[: len(now)]
+            if depth and is_same:
+                hidden = self._steps.next([drafts[i][-1] for i in now])[: len(now)]
+            else:
+                steps = tuple(token_row(rows[i], drafts[i][-1] if depth else rows[i].token_ids[0], depth) for i in now)
+                hidden = self._steps.first(Batch(steps, len(steps)))[: len(now)]
             picks = [Pick(rows[i].payload, rows[i].end + depth, drafts[i]) for i in now]
             for place, token in choose(self._model.logits(hidden), picks, self._model.build.ops.sample).items():
                 drafts[now[place]] += (token,)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import torch
@@ -11,6 +11,18 @@ from ostinato.schedule.batch import Batch, Row
 
 Forward = Callable[[Batch], torch.Tensor]
 """Runs a batch through what makes drafts -> hidden states of its tokens, [tokens or more, hidden]."""
+
+
+class Steps(Protocol):
+    """Runs steps of one token per row through layers that have no slots, one behind the other."""
+
+    def first(self, batch: Batch) -> torch.Tensor:
+        """The step of a batch -> as `Forward`."""
+        ...
+
+    def next(self, tokens: Sequence[int]) -> torch.Tensor:
+        """The step behind the last one, of the same rows, whose tokens these are -> as `Forward`."""
+        ...
 
 
 class Proposer(Protocol):

@@ -6,14 +6,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import torch
+
 from ostinato.engine.run.graphing import make_graphs
-from ostinato.engine.run.inputs import write_step
+from ostinato.engine.run.inputs import write_next_tokens, write_step
 from ostinato.graphs.graphs import Graphs
 from ostinato.models.base import CausalLM
 from ostinato.ops.step import LayerMemory
 from ostinato.plan.model import ModelSpec
 from ostinato.plan.plan import Plan
 from ostinato.plan.speculation.draft_capture import draft_capture
+from ostinato.schedule.batch import Batch
 from ostinato.speculate.draft import DraftProposer
 from ostinato.speculate.mtp import HeadForward, MtpProposer
 from ostinato.speculate.ngram import NgramProposer
@@ -58,7 +61,7 @@ def make_drafting(
         graphs = make_graphs(
             plan, capture, model, head, own, max_tokens=settings.max_num_seqs, others={"drafts.hidden": head.hidden}
         )
-        return Drafting(MtpProposer(model, head, _forward(graphs, settings.block_size)), graphs=graphs)
+        return Drafting(MtpProposer(model, head, HeadSteps(graphs, settings.block_size)), graphs=graphs)
     assert spec.drafter is not None, "method draft has a drafter"
     assert spec.drafter.model is not None, "method draft has a second model"
     of_draft = replace(spec.drafter.model, rope=speculative.rope, quantization=speculative.quantization)
@@ -67,6 +70,23 @@ def make_drafting(
         plan, capture, draft, lambda step: draft(step, own), own, max_tokens=settings.max_num_batched_tokens
     )
     return Drafting(DraftProposer(draft, _forward(graphs, settings.block_size)), draft, graphs)
+
+
+class HeadSteps:
+    """The steps of a prediction head as `Steps`: only the first of a chain is written as a whole."""
+
+    def __init__(self, graphs: Graphs, block_size: int) -> None:
+        self._graphs = graphs
+        self._block_size = block_size
+
+    def first(self, batch: Batch) -> torch.Tensor:
+        self._rows = batch.rows
+        self._step = write_step(self._graphs.buffers, batch, self._block_size)
+        return self._graphs.run(self._step)
+
+    def next(self, tokens: Sequence[int]) -> torch.Tensor:
+        write_next_tokens(self._graphs.buffers, self._rows, tokens, self._block_size)
+        return self._graphs.run(self._step)
 
 
 def _forward(graphs: Graphs, block_size: int) -> Forward:

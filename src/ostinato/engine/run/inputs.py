@@ -40,6 +40,8 @@ def write_step(buffers: StepBuffers, batch: Batch, block_size: int, drafts: Draf
             arrays["rope_positions"][:count] = np.add(starts, deltas)[:, None]
             arrays["media_cells"][:count] = 0
         return buffers.view(count, count, 1, count)
+    if batch.num_decode_rows == count and not buffers.takes_images and all(len(e) == batch.num_drafts for e in drafts):
+        return _write_drafts(buffers, batch, starts, block_size, drafts)
     counts = [len(each) for each in drafts] if any(drafts) else [0] * count
     width = 1 + batch.num_drafts if any(counts) else 1
     arrays["kv_lens"][:count] = [row.end + drafted for row, drafted in zip(rows, counts, strict=True)]
@@ -78,6 +80,25 @@ def write_step(buffers: StepBuffers, batch: Batch, block_size: int, drafts: Draf
     return buffers.view(count, tokens, width, batch.num_decode_rows, checkpoints)
 
 
+def write_next_tokens(buffers: StepBuffers, rows: Sequence[Row], tokens: Sequence[int], block_size: int) -> None:
+    """Moves a step of one token per row, which stands in `buffers`, one position on: to `tokens`, one of each row.
+
+    Slots stay as they are: this is for layers that have none. A token beyond a row's blocks goes to the null block.
+    """
+    count, arrays = len(rows), buffers.arrays
+    positions = arrays["positions"][:count]
+    positions += 1
+    arrays["token_ids"][:count] = tokens
+    arrays["start_positions"][:count] += 1
+    arrays["kv_lens"][:count] += 1
+    cells = [
+        _cell(row.block_table, position, block_size) for row, position in zip(rows, positions.tolist(), strict=True)
+    ]
+    arrays["kv_cells"][:count] = cells
+    if buffers.takes_images:
+        arrays["rope_positions"][:count] += 1
+
+
 def step_inputs(
     batch: Batch, block_size: int, device: torch.device, drafts: Drafts = (), *, takes_images: bool = False
 ) -> StepInputs:
@@ -105,6 +126,28 @@ def logit_positions(batch: Batch, drafts: Drafts = ()) -> list[int]:
         wanted.extend(range(end - num_own, end + (len(drafts[i]) if has_drafts else 0)))
         start = end + (batch.num_drafts if has_drafts and i < batch.num_decode_rows else 0)
     return wanted
+
+
+def _write_drafts(
+    buffers: StepBuffers, batch: Batch, starts: Sequence[int], block_size: int, drafts: Drafts
+) -> StepInputs:
+    """The rest of a step whose rows all decode and all have as many drafts, as most steps with drafts do."""
+    rows, arrays = batch.rows, buffers.arrays
+    count, width = len(rows), 1 + batch.num_drafts
+    tokens = count * width
+    ahead = np.arange(width)
+    positions = np.add.outer(starts, ahead)
+    arrays["token_ids"][:tokens].reshape(count, width)[:, 0] = [row.token_ids[0] for row in rows]
+    arrays["token_ids"][:tokens].reshape(count, width)[:, 1:] = drafts
+    arrays["positions"][:tokens] = positions.ravel()
+    arrays["row_starts"][: count + 1] = np.arange(0, tokens + 1, width)
+    arrays["kv_lens"][:count] = positions[:, -1] + 1
+    arrays["write_slots"][:count, :width] = [_padded(row.write_slots[:width], width) for row in rows]
+    tables = arrays["block_tables"][:count]
+    column = np.minimum(positions // block_size, tables.shape[1] - 1)
+    cells = np.take_along_axis(tables, column, axis=1).astype(np.int64) * block_size + positions % block_size
+    arrays["kv_cells"][:tokens] = cells.ravel()
+    return buffers.view(count, tokens, width, count)
 
 
 def _write_rope_positions(

@@ -23,6 +23,7 @@ from ostinato.plan.graphs.ladders import LARGEST_DEFAULT_SIZE, CaptureLadders, L
 from ostinato.plan.kernels import KernelChoice, not_capturable_in_decode, splits_of
 from ostinato.plan.limits import Limits
 from ostinato.plan.memory.graph_memory import LargestGraphs
+from ostinato.plan.speculation.widths import widths
 
 
 @dataclass(frozen=True)
@@ -174,7 +175,7 @@ def plan_capture(
         graph_mode=graph_mode,
         tokens=captured.tokens,
         rows=captured.rows,
-        tokens_per_row=tuple(sorted({1, slots_per_request})),
+        tokens_per_row=widths(slots_per_request - 1, config.speculative_adaptive == "on"),
         splits=splits_of(kernels) if has_piecewise else (),
         coverage=coverage(
             captured,
@@ -182,6 +183,7 @@ def plan_capture(
             max_num_seqs=limits.max_num_seqs,
             max_num_batched_tokens=limits.max_num_batched_tokens,
             num_speculative_tokens=slots_per_request - 1,
+            adaptive=config.speculative_adaptive == "on",
         ),
         uncovered=uncovered(
             ladders,
@@ -202,6 +204,7 @@ def _settings(config: EngineConfig, limits: Limits, slots_per_request: int) -> L
         config.capture_sizes,
         config.capture_rows,
         config.performance_mode,
+        config.speculative_adaptive == "on",
     )
 
 

@@ -15,6 +15,7 @@ from pydantic import Field, computed_field
 
 from ostinato.errors import Remedy
 from ostinato.plan.graphs.ladders import CaptureLadders, LadderSettings, capture_ladders
+from ostinato.plan.speculation.widths import widths
 
 GraphMode = Literal["none", "piecewise", "full_decode_only", "full_and_piecewise"]
 StepMode = Literal["full", "piecewise", "eager"]
@@ -121,7 +122,7 @@ def dispatch(
 ) -> tuple[StepMode, int | None]:
     """(mode, size) of the graph that serves a batch: the smallest that holds it, and (`eager`, None) if none does.
 
-    `tokens_per_row` is 1 or 1 + k where all rows decode with as many tokens, else None. Such a batch takes a full
+    `tokens_per_row` is a number where all rows decode with as many tokens, else None. Such a batch takes a full
     graph, whose size is in rows, where the mode has them; else a piecewise one, in tokens, as mixed batches do.
     """
     if tokens_per_row is not None and graph_mode in FULL_MODES:
@@ -142,11 +143,12 @@ def coverage(
     max_num_seqs: int,
     max_num_batched_tokens: int,
     num_speculative_tokens: int = 0,
+    adaptive: bool = False,
 ) -> Coverage:
-    """What serves each batch: decode of 1 to `max_num_seqs` rows with 1 and with 1 + k tokens per row, and mixed
-    batches of 1 to `max_num_batched_tokens` tokens."""
+    """What serves each batch: decode of 1 to `max_num_seqs` rows with each of `widths`, and mixed batches of 1 to
+    `max_num_batched_tokens` tokens."""
     decode: list[DecodeRange] = []
-    for tokens_per_row in sorted({1, 1 + num_speculative_tokens}):
+    for tokens_per_row in widths(num_speculative_tokens, adaptive):
         # What serves a batch changes only behind a size: of rows, or of tokens if they are that many rows.
         ends = [*ladders.rows, *(size // tokens_per_row for size in ladders.tokens)]
         for first, last in _spans(ends, max_num_seqs):
@@ -185,8 +187,10 @@ def uncovered(
         max_num_seqs=settings.max_num_seqs,
         max_num_batched_tokens=settings.max_num_batched_tokens,
         num_speculative_tokens=settings.num_speculative_tokens,
+        adaptive=settings.adaptive,
     )
-    present = _graphs(ladders, graph_mode, settings.tokens_per_row)
+    counts = widths(settings.num_speculative_tokens, settings.adaptive)
+    present = _graphs(ladders, graph_mode, counts)
     found = []
     ranges: tuple[DecodeRange | MixedRange, ...] = (*covered.decode, *covered.mixed)
     for batches in ranges:
@@ -200,7 +204,7 @@ def uncovered(
             changed = capture_ladders(replace(settings, **sizes_changed))
         # A default token ladder follows the max_num_seqs asked for, and `changed` the one that fits: its sizes are some
         # of those present, so none of them counts as added.
-        added = _graphs(changed, mode, settings.tokens_per_row) - present
+        added = _graphs(changed, mode, counts) - present
         sizes = tuple(sorted(graph.tokens for graph in added))
         found.append(Uncovered(batches, tuple(changes), sizes, bytes_for(added)))
     return tuple(found)
@@ -249,12 +253,11 @@ def _size_changes(
     return changes
 
 
-def _graphs(ladders: CaptureLadders, mode: GraphMode, most_per_row: int) -> set[GraphShape]:
+def _graphs(ladders: CaptureLadders, mode: GraphMode, tokens_per_row: Collection[int]) -> set[GraphShape]:
     """Every graph that is captured."""
     graphs: set[GraphShape] = set()
     if mode in PIECEWISE_MODES:
         graphs |= {GraphShape("piecewise", size) for size in ladders.tokens}
     if mode in FULL_MODES:
-        for tokens_per_row in {1, most_per_row}:
-            graphs |= {GraphShape("full", size, tokens_per_row) for size in ladders.rows}
+        graphs |= {GraphShape("full", size, count) for size in ladders.rows for count in tokens_per_row}
     return graphs

@@ -27,8 +27,8 @@ LARGEST_DEFAULT_SIZE = 512
 class CaptureLadders:
     """Capture sizes, ascending: `tokens` of piecewise graphs, `rows` of full graphs of uniform decode.
 
-    Each row count is captured for 1 token per row and, with speculation, for 1 + k. `decisions` says what was given
-    and left out.
+    Each row count is captured for 1 token per row and, with speculation, for every other number that a step may have.
+    `decisions` says what was given and left out.
     """
 
     tokens: tuple[int, ...]
@@ -60,6 +60,8 @@ class LadderSettings:
     capture_sizes: Sequence[int] | None = None
     capture_rows: Sequence[int] | None = None
     performance_mode: str = "balanced"
+    adaptive: bool = False
+    """Whether steps with fewer than all drafts occur."""
 
     @property
     def tokens_per_row(self) -> int:

@@ -11,7 +11,8 @@ from ostinato.plan.model import DTYPE_BYTES, ExpertsSpec, LayerSpec, ModelSpec
 from ostinato.plan.weights import Weight
 
 LOGITS = "logits"
-"""The LM head's product, for one position of each row: a `linear` with a name of its own."""
+"""The LM head's product, for one position of each row, or for all of one that decodes: a `linear` with a name of its
+own."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +63,7 @@ def kernel_parts(model: ModelSpec, dtype: str, ssm_state_dtype: str, step: StepS
             }
             name = "state_update" if step.decodes else "ssd_scan"
             yield Part(name, ssm_state_dtype, _work(name, step, **states))
-    head, each = model.lm_head, StepShape(step.rows, 1, 0, step.decodes)
+    head, each = model.lm_head, StepShape(step.rows, step.tokens_per_row if step.decodes else 1, 0, step.decodes)
     yield from _products(model, dtype, each, LOGITS, head.num_elements, [head], "")
 
 

@@ -12,6 +12,7 @@ from ostinato.plan.memory.cache_split import kv_block_bytes, slots_per_request, 
 from ostinato.plan.model import DrafterSpec, ModelSpec, RopeSpec
 from ostinato.plan.quantization import Quantization
 from ostinato.plan.rope import resolve_rope
+from ostinato.plan.speculation.widths import draft_numbers
 
 Method = Literal["ngram", "mtp", "draft"]
 
@@ -40,6 +41,11 @@ class SpeculativePlan:
     prompt_lookup_max: int | None
     prompt_lookup_min: int | None
     reason: str
+
+    @property
+    def draft_numbers(self) -> tuple[int, ...]:
+        """Drafts per row that a step may have."""
+        return draft_numbers(self.num_speculative_tokens, self.adaptive)
 
 
 def available_methods(model: ModelSpec) -> tuple[Method, ...]:

@@ -31,8 +31,9 @@ def graph_rows(capture: CapturePlan, settings: EffectiveSettings) -> Iterator[tu
     if capture.splits:
         yield "piecewise, without", ", ".join(capture.splits)
     if capture.rows:
-        per_row = " or ".join(str(count) for count in capture.tokens_per_row)
-        one = capture.tokens_per_row == (1,)
+        *fewer, most = map(str, capture.tokens_per_row)
+        per_row = f"{', '.join(fewer)} or {most}"
+        one = not fewer
         yield "full, rows", short_sizes(capture.rows) + ("" if one else f"; of {per_row} tokens each")
     uncovered: dict[DecodeRange | MixedRange, Uncovered] = {entry.batches: entry for entry in capture.uncovered}
     for tokens_per_row in capture.tokens_per_row:

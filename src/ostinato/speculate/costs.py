@@ -1,0 +1,120 @@
+"""What steps with drafts cost at one range of batch sizes, in units of a plain step. Imports no torch."""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from statistics import median
+
+NO_DRAFT = -1
+"""The kind of a step that asked for drafts while no row had one: a plain step, and the time of looking for them. The
+other kinds are numbers of drafts."""
+
+# Last times of each kind, and last comparisons of two kinds.
+_REMEMBERED_TIMES, _REMEMBERED_RATIOS = 9, 3
+# What one step leaves of the weight of those before it, in the share of steps that found drafts.
+_KEPT_WEIGHT = 0.97
+# Steps behind a change of their number of drafts whose times are left out. The first with drafts may capture its graph;
+# plain ones behind drafts find cold caches: on the embedded model 2.0, 1.6, 1.35, 1.3 times the time of later ones.
+_LEFT_OUT, LEFT_OUT_PLAIN = 1, 4
+# A step with one draft, while nothing is known.
+_ASSUMED_COST = 1.5
+
+
+class Costs:
+    """Times of steps by kind, and their ratios as trials have found them.
+
+    Times are compared that were taken one soon after the other, so what slows all steps alike changes no ratio.
+    """
+
+    def __init__(self, near: Costs | None) -> None:
+        """`near` says what is not known here: the costs of other batch sizes."""
+        self._near = near
+        self._seconds: dict[int, deque[float]] = defaultdict(lambda: deque(maxlen=_REMEMBERED_TIMES))
+        self.ratios: dict[int, deque[float]] = defaultdict(lambda: deque(maxlen=_REMEMBERED_RATIOS))
+        """By number of drafts, what such a step took in the last trials, in plain steps."""
+        self._found = self._looked = 0.0
+        self._asked: int | None = None
+        self._left_out = _LEFT_OUT
+
+    def count(self, kind: int, asked: int, seconds: float | None) -> None:
+        """A step of a kind that asked for so many drafts, and its time, None if that tells nothing."""
+        if asked != self._asked:
+            self._left_out = _LEFT_OUT if asked or self._asked is None else LEFT_OUT_PLAIN
+            self._asked = asked
+        if self._left_out:
+            self._left_out -= 1
+        elif seconds is not None:
+            self._seconds[kind].append(seconds)
+
+    def count_found(self, found: bool) -> None:
+        """A step asked for drafts, and some row had some, or none had."""
+        self._looked = _KEPT_WEIGHT * self._looked + 1
+        self._found = _KEPT_WEIGHT * self._found + found
+
+    def begin(self, kind: int, other: int) -> None:
+        """From now on steps are of `kind`, to be compared with those of `other`, whose times stay."""
+        for each in (kind, NO_DRAFT) if other == 0 else (kind,):
+            if self.seconds(each) is not None:  # too few are kept, for trials that seldom find drafts
+                self._seconds[each].clear()
+
+    def seconds(self, kind: int) -> float | None:
+        """Time of a step of a kind, which slow ones do not move; None before two were timed."""
+        times = sorted(self._seconds[kind])
+        return times[(len(times) - 1) // 2] if len(times) > 1 else None
+
+    def compare(self, tried: int, in_use: int) -> None:
+        """A trial of one kind is over, which interrupted another."""
+        base = self.seconds(0 if 0 in (tried, in_use) else in_use)
+        if base is None:
+            return
+        kinds: tuple[int, ...] = (tried,)
+        scale = self._of_drafts(in_use) / base
+        if 0 in (tried, in_use):
+            scale, kinds = 1 / base, (tried or in_use, NO_DRAFT)
+        for kind in kinds:
+            seconds = self.seconds(kind)
+            if seconds is not None:
+                # At least 1: a step that asks for drafts does all that a plain one does.
+                self.ratios[kind].append(max(1.0, seconds * scale))
+
+    @property
+    def found_none(self) -> bool:
+        """Whether drafts were asked for, and no row ever had one."""
+        return self._looked > 0 and self._found == 0
+
+    def ratio(self, num_drafts: int) -> float | None:
+        """Time of a step that has so many drafts, in plain steps; None if it was not measured."""
+        if num_drafts == 0:
+            return 1.0
+        return median(self.ratios[num_drafts]) if self.ratios[num_drafts] else None
+
+    def of(self, num_drafts: int) -> float:
+        """Mean time of a step that asks for so many drafts, in plain steps."""
+        if num_drafts == 0:
+            return 1.0
+        share = self._found / self._looked if self._looked else 1.0
+        return share * self._of_drafts(num_drafts) + (1 - share) * self.of_idle
+
+    def least(self, num_drafts: int) -> float:
+        """What such a step costs at the least: as much as one with fewer drafts that was measured."""
+        return max(ratio for number in range(num_drafts) if (ratio := self.ratio(number)) is not None)
+
+    @property
+    def of_idle(self) -> float:
+        """Of a step that asks for drafts and has none."""
+        return median(self.ratios[NO_DRAFT]) if self.ratios[NO_DRAFT] else 1.0
+
+    def _of_drafts(self, num_drafts: int) -> float:
+        """Of a step that has drafts, as measured; else on the line through its neighbours that were, else as at other
+        batch sizes."""
+        measured = self.ratio(num_drafts)
+        if measured is not None:
+            return measured
+        known = {0: 1.0} | {kind: median(each) for kind, each in self.ratios.items() if each and kind != NO_DRAFT}
+        if len(known) == 1:
+            return 1 + (_ASSUMED_COST - 1) * num_drafts if self._near is None else self._near._of_drafts(num_drafts)
+        below = max(kind for kind in known if kind < num_drafts)
+        above = min((kind for kind in known if kind > num_drafts), default=None)
+        if above is None:
+            return 1 + (known[below] - 1) * num_drafts / below
+        return known[below] + (known[above] - known[below]) * (num_drafts - below) / (above - below)
