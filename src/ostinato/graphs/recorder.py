@@ -22,7 +22,7 @@ from ostinato.errors import CaptureError
 from ostinato.graphs.buffers import Inputs
 from ostinato.graphs.host import HostGuard, changes_device, reads_on_host, refuse_read
 from ostinato.graphs.places import Place, has_memory, map_items, place_of, pointer_of, shape_of, tensors_in
-from ostinato.ops.kernels import Kernel
+from ostinato.ops.kernels import Kernel, NativeKernel
 
 UNWRITTEN = frozenset({"empty", "empty_like", "new_empty", "empty_strided", "new_empty_strided", "empty_permuted"})
 OVERWRITES = frozenset({"copy_", "fill_", "zero_", "index_copy_", "index_fill_", "index_put_", "scatter_"})
@@ -119,13 +119,15 @@ class Recorder(TorchDispatchMode):
         return result
 
     def kernel(self, name: str, kernel: Kernel, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
-        """See `ops.kernels.Recorder`."""
+        """See `ops.kernels.Recorder`. A native kernel does not run: it reads nothing on the host that a recorder
+        could see, and what it computes is of no use before the first replay."""
+        run = kernel.outline if isinstance(kernel, NativeKernel) else kernel
         if self._kernel is not None:
-            return kernel(*args, **kwargs)
+            return run(*args, **kwargs)
         self._check_known(name, args, kwargs)
         self._check_written(name, (args, kwargs))
         placed_args, placed_kwargs = self._placed(args), self._placed(kwargs)
-        result = self._run_inside(name, self._kernels_may_read, kernel, args, kwargs)
+        result = self._run_inside(name, self._kernels_may_read, run, args, kwargs)
         writes = self._place_results(name, (args, kwargs), result)
         is_tensor = isinstance(result, torch.Tensor)
         self.calls.append(Call("kernel", name, kernel, placed_args, placed_kwargs, writes, is_tensor))

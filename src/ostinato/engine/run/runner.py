@@ -23,7 +23,8 @@ from ostinato.layers.build import Build
 from ostinato.models.base import CausalLM
 from ostinato.models.loader import build_model, load_weights
 from ostinato.models.random import randomize_weights
-from ostinato.ops.kernels import select_ops
+from ostinato.ops import int8
+from ostinato.ops.kernels import load_extension, select_ops
 from ostinato.ops.step import LayerMemory
 from ostinato.plan.model import LayerSpec, ModelSpec
 from ostinato.plan.plan import Plan
@@ -166,10 +167,13 @@ class Runner:
         choices = {name: choice.implementation for name, choice in self.plan.kernels.items()}
         ops = select_ops(choices, self.plan.device.native.isa, deterministic=settings.deterministic)
         model = build_model(Build(ops, getattr(torch, settings.dtype), self.device), spec)
+        quantize = int8.quantize_into
+        if choices.get("linear") == "native" and self.plan.device.native.isa is not None:
+            quantize = int8.native_quantize(load_extension(self.plan.device.native.isa))
         if directory is None:
-            randomize_weights(model, settings.seed)
+            randomize_weights(model, settings.seed, quantize)
         else:
-            load_weights(model, directory, partial(progress, "Loading weights"))
+            load_weights(model, directory, partial(progress, "Loading weights"), quantize)
         return model
 
 
