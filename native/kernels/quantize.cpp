@@ -38,7 +38,11 @@ float quantize_group(const T* values, std::int64_t count, std::int8_t* to) {
         whole = max(whole < most ? whole : most, -most) + ROUND;
         // The integer stands in the lowest bits.
         const Bytes bytes = __builtin_convertvector(bits_as<Int>(whole), Bytes);
-        std::memcpy(to + i, &bytes, std::min<std::int64_t>(LANES, count - i));
+        if (count - i >= LANES) {
+            std::memcpy(to + i, &bytes, LANES);
+        } else {
+            std::memcpy(to + i, &bytes, count - i);
+        }
     }
     return scale;
 }

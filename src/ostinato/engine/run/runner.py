@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
@@ -23,6 +22,7 @@ from ostinato.layers.build import Build
 from ostinato.models.base import CausalLM
 from ostinato.models.loader import build_model, load_weights
 from ostinato.models.random import randomize_weights
+from ostinato.observe.phases import Phases
 from ostinato.ops import int8
 from ostinato.ops.kernels import load_extension, select_ops
 from ostinato.ops.step import LayerMemory
@@ -45,8 +45,10 @@ class Runner:
         directory: Path | None,
         progress: StartProgress = lambda what, done, total: None,
         draft_directory: Path | None = None,
+        phases: Phases | None = None,
     ) -> None:
-        """Loads the weights in `directory`, or makes random ones if it is None; so too those of a draft model.
+        """Loads the weights in `directory`, or makes random ones if it is None; so too those of a draft model. `phases`
+        notes how long each part takes.
 
         Raises ModelError if the weights do not match.
         """
@@ -56,7 +58,7 @@ class Runner:
         self.block_size = settings.block_size
         if settings.threads is not None:
             torch.set_num_threads(settings.threads)
-        begin = time.perf_counter()
+        self._phases = phases or Phases()
         self.model = self._make_model(
             replace(spec, rope=settings.rope, quantization=settings.quantization), directory, progress
         )
@@ -88,8 +90,8 @@ class Runner:
             )
             most_patches = plan.encoder.most_tokens * spec.vision.patches_per_token
             self.encoding = Encoding(self.encoder, cells[0].media, most_patches)
+        self._phases.end("memory")
         self.measured: dict[str, Any] = {
-            "load_seconds": round(time.perf_counter() - begin, 3),
             "weight_bytes": sum(weight.numel() * weight.element_size() for weight in self._weights()),
         }
 
@@ -167,6 +169,7 @@ class Runner:
         choices = {name: choice.implementation for name, choice in self.plan.kernels.items()}
         ops = select_ops(choices, self.plan.device.native.isa, deterministic=settings.deterministic)
         model = build_model(Build(ops, getattr(torch, settings.dtype), self.device), spec)
+        self._phases.end("model")
         quantize = int8.quantize_into
         if choices.get("linear") == "native" and self.plan.device.native.isa is not None:
             quantize = int8.native_quantize(load_extension(self.plan.device.native.isa))
@@ -174,6 +177,7 @@ class Runner:
             randomize_weights(model, settings.seed, quantize)
         else:
             load_weights(model, directory, partial(progress, "Loading weights"), quantize)
+        self._phases.end("weights")
         return model
 
 
