@@ -91,8 +91,11 @@ class Recorder(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        kwargs = kwargs or {}
-        name = func.overloadpacket.__name__
+        with torch._C.DisableTorchFunction():  # the guard looks at each attribute of a tensor; ours it need not
+            return self._operation(func, func.overloadpacket.__name__, args, kwargs or {})
+
+    def _operation(self, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """One of torch's."""
         if self._kernel is not None:
             return self._call_inside(func, name, args, kwargs)
         if reads_on_host(func, args, kwargs):
@@ -124,11 +127,12 @@ class Recorder(TorchDispatchMode):
         run = kernel.outline if isinstance(kernel, NativeKernel) else kernel
         if self._kernel is not None:
             return run(*args, **kwargs)
-        self._check_known(name, args, kwargs)
-        self._check_written(name, (args, kwargs))
-        placed_args, placed_kwargs = self._placed(args), self._placed(kwargs)
-        result = self._run_inside(name, self._kernels_may_read, run, args, kwargs)
-        writes = self._place_results(name, (args, kwargs), result)
+        with torch._C.DisableTorchFunction():
+            self._check_known(name, args, kwargs)
+            self._check_written(name, (args, kwargs))
+            placed_args, placed_kwargs = self._placed(args), self._placed(kwargs)
+            result = self._run_inside(name, self._kernels_may_read, run, args, kwargs)
+            writes = self._place_results(name, (args, kwargs), result)
         is_tensor = isinstance(result, torch.Tensor)
         self.calls.append(Call("kernel", name, kernel, placed_args, placed_kwargs, writes, is_tensor))
         return result

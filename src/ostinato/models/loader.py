@@ -95,7 +95,7 @@ def load_weights(
 def _quantize(tensor: torch.Tensor, place: QuantizedView, quantize: int8.Quantize) -> None:
     """Quantises a tensor of a mapped file, or a stack of such, into its place."""
     rows = place.flat()
-    for begin, end, source in _pieces(_flat(tensor), PIECE // 8):  # torch's way takes several times a piece
+    for begin, end, source in _pieces(_flat(tensor), PIECE):
         rows.rows(begin, end).put(source, quantize)
 
 

@@ -13,6 +13,8 @@ import torch
 import torch.nn.functional as F
 
 LARGEST = 127
+SLAB = 2**19
+"""Values that torch quantises at a time."""
 
 Quantize = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, int | None], None]
 """(values [rows, in], weight int8 [rows, in], scale, group size): writes what `quantize` makes of the values into the
@@ -34,10 +36,12 @@ def quantize(values: torch.Tensor, group_size: int | None) -> tuple[torch.Tensor
 
 
 def quantize_into(values: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor, group_size: int | None) -> None:
-    """`Quantize` by torch, on the device of `weight`."""
-    of_values = quantize(values.to(weight.device), group_size)
-    weight.copy_(of_values[0])
-    scale.copy_(of_values[1])
+    """`Quantize` by torch, on the device of `weight`. It takes several times the memory of its values, so it does a
+    slab of rows after the other."""
+    rows = max(1, SLAB // max(1, values.shape[1]))
+    for begin in range(0, len(values), rows):
+        end = begin + rows
+        weight[begin:end], scale[begin:end] = quantize(values[begin:end].to(weight.device), group_size)
 
 
 def native_quantize(extension: Any) -> Quantize:
