@@ -350,7 +350,7 @@ def test_under_strict_steps_that_the_plan_runs_eagerly_are_fine() -> None:
 
 
 def test_lazy_graphs_are_captured_when_they_are_first_needed() -> None:
-    eager, lazy = make_engine(), make_engine(capture="lazy")
+    eager, lazy = make_engine(capture="startup"), make_engine(capture="lazy")
     graphs = lazy.runner.graphs
     assert graphs._graphs == {}
     assert len(eager.runner.graphs._graphs) == len(graphs.planned()) > 4
@@ -370,7 +370,7 @@ def test_lazy_graphs_are_captured_when_they_are_first_needed() -> None:
 
 def test_at_start_every_planned_graph_is_captured_largest_first_and_measured() -> None:
     said = []
-    engine = Engine(make_config(max_num_batched_tokens=24), lambda *progress: said.append(progress))
+    engine = Engine(make_config(max_num_batched_tokens=24, capture="startup"), lambda *progress: said.append(progress))
     graphs = engine.runner.graphs
     assert list(graphs._graphs) == graphs.planned()
     tokens = [key.tokens for key in graphs.planned()]

@@ -147,6 +147,8 @@ def answer_startup(job: dict[str, Any]) -> dict[str, Any]:
     phases.end("import")
     workload = Workload(job["prompt_len"], output_len=1, batch_sizes=(1,), rounds=1)
     config = bench_config(job["settings"], workload)
+    if "capture" not in job["settings"]:
+        config = config.with_settings(capture="auto")  # as it is where nothing is measured
     engine = Engine(config, phases=phases)
     run_batch(engine, workload.prompts(1, engine.spec.vocab_size, 0), output_len=1)
     phases.end("first_token")
