@@ -398,10 +398,25 @@ def test_graphs_that_take_more_than_planned_are_an_error_whose_remedy_works(monk
 
     monkeypatch.setattr(engine_module, "make_plan", frugal)
     with pytest.raises(CapacityError, match="1000 were planned") as raised:
-        make_engine()
+        make_engine(capture="startup")
     assert raised.value.remedies
     for remedy in raised.value.remedies:
         assert len(tokens_of(make_engine(**{remedy.setting: remedy.value}), greedy())) == 12
+
+
+def test_a_graph_captured_late_that_takes_more_than_planned_fails_the_step_with_a_remedy(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def frugal(*arguments: Any) -> Plan:
+        plan = make_plan(*arguments)
+        return replace(plan, memory=replace(plan.memory, graphs=1000))
+
+    monkeypatch.setattr(engine_module, "make_plan", frugal)
+    engine = make_engine(capture="lazy")
+    engine.add(PROMPT, greedy())
+    [output] = engine.step()
+    assert isinstance(output.error, CapacityError)
+    assert output.error.remedies == [Remedy("graph_mode", "none")]
 
 
 def test_without_graphs_nothing_is_captured_or_measured() -> None:

@@ -81,6 +81,7 @@ class Runner:
             lambda step: self.model(step, own),
             own,
             max_tokens=settings.max_num_batched_tokens,
+            check_size=self._check_graphs,
         )
         self.encoder: EncoderGraphs | None = None
         self.encoding: Encoding | None = None
@@ -128,8 +129,7 @@ class Runner:
         for graphs in self._all_graphs():
             graphs.capture_all(progress)
         if self.graphs.planned():
-            self.measured["graphs"] = self.graph_figures()
-            _check_size("the graphs", self.measured["graphs"], Remedy("graph_mode", "none"))
+            self.measured["graphs"] = self._check_graphs()
         if self.encoder is not None and self.encoder.planned:
             self.encoder.capture_all(progress)
             self.measured["encoder"] = self.encoder.figures()
@@ -153,6 +153,12 @@ class Runner:
             "planned_bytes": self.plan.memory.graphs,
             "observed_bytes": sum(each.num_bytes for each in graphs if each.planned()),
         }
+
+    def _check_graphs(self) -> dict[str, Any]:
+        """The figures of the graphs captured so far. CapacityError if they take more than was planned for all."""
+        figures = self.graph_figures()
+        _check_size("the graphs", figures, Remedy("graph_mode", "none"))
+        return figures
 
     def _all_graphs(self) -> list[Graphs]:
         """Those of the model, and those of what makes drafts."""
