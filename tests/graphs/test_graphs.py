@@ -413,10 +413,10 @@ def test_a_graph_captured_late_that_takes_more_than_planned_fails_the_step_with_
 
     monkeypatch.setattr(engine_module, "make_plan", frugal)
     engine = make_engine(capture="lazy")
-    engine.add(PROMPT, greedy())
+    engine.add(PROMPT[:4], greedy())
     [output] = engine.step()
     assert isinstance(output.error, CapacityError)
-    assert output.error.remedies == [Remedy("graph_mode", "none")]
+    assert output.error.remedies == (Remedy("graph_mode", "none"),)
 
 
 def test_without_graphs_nothing_is_captured_or_measured() -> None:
