@@ -176,7 +176,7 @@ class Runner:
         ops = select_ops(choices, self.plan.device.native.isa, deterministic=settings.deterministic)
         model = build_model(Build(ops, getattr(torch, settings.dtype), self.device), spec)
         self._phases.end("model")
-        quantize = int8.quantize_into
+        quantize: int8.Quantize = int8.quantize_into
         if choices.get("linear") == "native" and self.plan.device.native.isa is not None:
             quantize = int8.native_quantize(load_extension(self.plan.device.native.isa))
         if directory is None:
