@@ -11,7 +11,11 @@ namespace ostinato {
 namespace attention {
 
 constexpr int FETCHES = 2;  // in a square of a panel
+#if defined(OSTINATO_FEW_VARIANTS)
+constexpr int DIRECT_ROWS = 3;
+#else
 constexpr int DIRECT_ROWS = LANES == 16 ? 12 : 4;  // what the registers hold beside a panel's square
+#endif
 
 // LANES words of a head from `word` on; beyond `head_dim`, which is a case of its own, they are 0.
 template <bool WHOLE, typename T>

@@ -5,6 +5,7 @@ What is exported here is imported on first use, so that planning and `--help` ne
 
 from __future__ import annotations
 
+import gc
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -48,7 +49,14 @@ __version__ = "0.1.0"
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'ostinato' has no attribute {name!r}")
-    value = getattr(import_module(_HOMES[name]), name)
+    # Of what is imported nothing becomes garbage, and looking for it would take a sixth of torch's import.
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        value = getattr(import_module(_HOMES[name]), name)
+    finally:
+        if collects:
+            gc.enable()
     globals()[name] = value
     return value
 

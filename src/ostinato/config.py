@@ -174,8 +174,11 @@ class EngineConfig(BaseModel):
         "balanced",
         description="With interactivity, every size up to 32 is captured, so that few users wait for no padding.",
     )
-    capture: Literal["startup", "lazy"] = Field(
-        "startup", description="When graphs are captured: all before the first request, or each when first needed."
+    capture: Literal["auto", "startup", "lazy"] = Field(
+        "auto",
+        description="When graphs are captured: all before the first request (startup), or each when first needed "
+        "(lazy). `auto` is startup on a GPU, with a vision encoder and in a server, else lazy, for on a CPU a capture "
+        "takes milliseconds.",
     )
     prefer_graph_sizes: bool = Field(
         True, description="Batches are composed to fit a graph with less padding, where nobody waits for it."

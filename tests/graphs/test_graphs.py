@@ -350,7 +350,7 @@ def test_under_strict_steps_that_the_plan_runs_eagerly_are_fine() -> None:
 
 
 def test_lazy_graphs_are_captured_when_they_are_first_needed() -> None:
-    eager, lazy = make_engine(), make_engine(capture="lazy")
+    eager, lazy = make_engine(capture="startup"), make_engine(capture="lazy")
     graphs = lazy.runner.graphs
     assert graphs._graphs == {}
     assert len(eager.runner.graphs._graphs) == len(graphs.planned()) > 4
@@ -370,7 +370,7 @@ def test_lazy_graphs_are_captured_when_they_are_first_needed() -> None:
 
 def test_at_start_every_planned_graph_is_captured_largest_first_and_measured() -> None:
     said = []
-    engine = Engine(make_config(max_num_batched_tokens=24), lambda *progress: said.append(progress))
+    engine = Engine(make_config(max_num_batched_tokens=24, capture="startup"), lambda *progress: said.append(progress))
     graphs = engine.runner.graphs
     assert list(graphs._graphs) == graphs.planned()
     tokens = [key.tokens for key in graphs.planned()]
@@ -398,10 +398,25 @@ def test_graphs_that_take_more_than_planned_are_an_error_whose_remedy_works(monk
 
     monkeypatch.setattr(engine_module, "make_plan", frugal)
     with pytest.raises(CapacityError, match="1000 were planned") as raised:
-        make_engine()
+        make_engine(capture="startup")
     assert raised.value.remedies
     for remedy in raised.value.remedies:
         assert len(tokens_of(make_engine(**{remedy.setting: remedy.value}), greedy())) == 12
+
+
+def test_a_graph_captured_late_that_takes_more_than_planned_fails_the_step_with_a_remedy(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def frugal(*arguments: Any) -> Plan:
+        plan = make_plan(*arguments)
+        return replace(plan, memory=replace(plan.memory, graphs=1000))
+
+    monkeypatch.setattr(engine_module, "make_plan", frugal)
+    engine = make_engine(capture="lazy")
+    engine.add(PROMPT[:4], greedy())
+    [output] = engine.step()
+    assert isinstance(output.error, CapacityError)
+    assert output.error.remedies == (Remedy("graph_mode", "none"),)
 
 
 def test_without_graphs_nothing_is_captured_or_measured() -> None:

@@ -28,7 +28,7 @@ def test_everything_is_open_or_has_a_default() -> None:
     assert (config.checkpoint_policy, config.eviction_policy) == ("boundaries+branches", "marconi")
     assert (config.state_block_size, config.expected_prefix_tokens) == (None, None)
     assert (config.graph_mode, config.performance_mode, config.capture) == (
-        "full_and_piecewise", "balanced", "startup",
+        "full_and_piecewise", "balanced", "auto",
     )  # fmt: skip
     assert (config.capture_sizes, config.capture_rows, config.max_capture_size) == (None, None, None)
     assert (config.strict, config.check_replay, config.prefer_graph_sizes) == (False, False, True)

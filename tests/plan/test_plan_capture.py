@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from ostinato.config import EngineConfig
 from ostinato.errors import CapacityError, ConfigError
+from ostinato.plan.graphs.capture_plan import choose_capture
 from ostinato.plan.graphs.coverage import FULL_MODES, PIECEWISE_MODES, dispatch
 from ostinato.plan.graphs.ladders import LadderSettings, capture_ladders
 from ostinato.plan.limits import Limits
@@ -36,6 +37,17 @@ from tests.support.plan_cases import (
 
 MODES = ("none", "piecewise", "full_decode_only", "full_and_piecewise")
 STATE_OPS = ("causal_conv1d", "ssd_scan", "state_update")
+
+
+def test_graphs_are_captured_when_first_needed_where_a_capture_is_cheap_unless_the_user_says_when() -> None:
+    def chosen(device: Any, **asked: Any) -> str:
+        return make_plan(EngineConfig(**asked), hybrid(), device).settings.capture
+
+    assert (chosen(cpu(64 * GIB)), chosen(gpu(80 * GIB))) == ("lazy", "startup")
+    for asked in ("lazy", "startup"):
+        assert chosen(cpu(64 * GIB), capture=asked) == chosen(gpu(80 * GIB), capture=asked) == asked
+    with_encoder = choose_capture(EngineConfig(), "tape", has_encoder=True)
+    assert with_encoder == "startup"
 
 
 def with_kernels(*ops: str) -> ModelSpec:

@@ -56,11 +56,14 @@ def bench_config(settings: dict[str, Any], workload: Workload) -> EngineConfig:
 
 
 def with_room(settings: dict[str, Any], **needed: int) -> EngineConfig:
-    """`settings` with `needed`, the least value of each limit, where they leave it open.
+    """`settings` with `needed`, the least value of each limit, where they leave it open; and with all graphs captured
+    beforehand, unless they say otherwise.
 
     ConfigError where they give less, or the model cannot have requests of that length.
     """
     config = EngineConfig(**settings)
+    if config.capture == "auto":
+        config = config.with_settings(capture="startup")  # not within what is measured
     length = needed.get("max_model_len", 0)
     spec = load_spec(config)
     longest, can_stretch = spec.max_position_embeddings, spec.rope is not None and spec.rope.kind in ("dynamic", "yarn")

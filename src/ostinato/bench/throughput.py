@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import time
+import gc
 from collections.abc import Sequence
 from dataclasses import asdict
 from itertools import chain, pairwise
 from typing import Any
 
-from ostinato.bench.drive import Workload, bench_config, plan_of, run_batch, run_rounds
+from ostinato.bench.drive import Workload, bench_config, run_batch, run_rounds
 from ostinato.bench.figures import Trace, percentiles, spread
 from ostinato.bench.floor import decode_bytes, floor_figures, measure_bandwidth
 from ostinato.bench.reports import Column, Report, Say, Table, engine_facts, engine_lines, run_facts, spread_columns
 from ostinato.bench.worker import ask
+from ostinato.observe.phases import Phases
 from ostinato.units import format_bytes
 
 RATES = ("total_tokens_per_second", "prefill_tokens_per_second", "decode_tokens_per_second")
@@ -30,9 +31,21 @@ STEP_COLUMNS = (
     Column("bookkeeping", "bookkeeping_share", "{:.2%}", help="its share of the time of all steps"),
     Column("full/piecewise/eager", lambda row: "/".join(map(str, row["step_modes"].values()))),
 )
-PHASES = ("interpreter", "import", "plan", "load", "first_token", "total")
-"""Of a start-up."""
-PHASE_COLUMNS = (Column("seconds", "phase"), *spread_columns("seconds", "{:,.2f}"))
+PHASES = {
+    "interpreter": "Python itself",
+    "torch": "its import alone",
+    "import": "of all else",
+    "plan": "config.json read, everything decided",
+    "tokenizer": "and chat template",
+    "model": "its modules made",
+    "weights": "read, converted, quantised",
+    "memory": "cache and buffers, not yet touched",
+    "capture": "graphs, if not left to their first use",
+    "scheduler": "and what else stands around a model",
+    "first_token": "a prompt computed, one token sampled",
+}
+"""Of a start-up, one after the other, and what each is."""
+PHASE_COLUMNS = (Column("seconds", "phase"), *spread_columns("seconds", "{:,.3f}"), Column("", "what", is_text=True))
 LATENCY_COLUMNS = (
     Column("batch", "batch_size"),
     Column("first token p50", "time_to_first_token.p50", "ms"),
@@ -104,42 +117,46 @@ def latency(settings: dict[str, Any], workload: Workload, say: Say) -> Report:
 
 
 def startup(settings: dict[str, Any], workload: Workload, say: Say) -> Report:
-    """Seconds of each phase, each round in a fresh process, as median, min and max.
-
-    `interpreter` is Python itself, `import` is torch and the engine, `plan` the plan, `load` the tokenizer,
-    the weights and the cache's memory, `first_token` the first request's prefill.
-    """
+    """Seconds of each phase, each round in a fresh process, as median, min and max, and of the whole (`total`)."""
     rounds = []
     for number in range(workload.rounds):
         say(f"round {number + 1}")
         rounds.append(ask("startup", {"settings": settings, "prompt_len": workload.prompt_len}))
-    phases = {phase: spread([each["seconds"][phase] for each in rounds]) for phase in PHASES}
+    phases = {phase: spread([each["seconds"][phase] for each in rounds]) for phase in (*PHASES, "total")}
     peak = max(each["peak_memory_bytes"] for each in rounds)
     data = {**rounds[0]["facts"], **run_facts("startup")}
     data["settings"] |= {"rounds": workload.rounds}
     data["results"] = [{"rounds": workload.rounds, "seconds": phases, "peak_memory_bytes": peak}]
-    rows = [{"phase": phase, "seconds": seconds} for phase, seconds in phases.items()]
+    rows = [
+        {"phase": phase, "seconds": seconds, "what": PHASES.get(phase, "from the start of the process on")}
+        for phase, seconds in phases.items()
+    ]
     lines = {**engine_lines(data, LENGTHS), "peak memory": format_bytes(peak)}
     return Report(data, lines, [Table(PHASE_COLUMNS, rows)])
 
 
 def answer_startup(job: dict[str, Any]) -> dict[str, Any]:
     """One start-up in this process, which began at `began` and entered Python code at `entered`."""
-    moments = [job["began"], job["entered"]]
+    phases = Phases(job["began"])
+    phases.end("interpreter", job["entered"])
+    phases.end("import")
+    gc.disable()  # as where `ostinato.LLM` is imported
+    import torch  # noqa: F401
+
+    phases.end("torch")
     from ostinato.engine.engine import Engine
 
-    moments.append(time.monotonic())
+    gc.enable()
+    phases.end("import")
     workload = Workload(job["prompt_len"], output_len=1, batch_sizes=(1,), rounds=1)
     config = bench_config(job["settings"], workload)
-    plan_of(config)
-    moments.append(time.monotonic())
-    engine = Engine(config)  # makes the plan once more, in milliseconds
-    moments.append(time.monotonic())
+    if "capture" not in job["settings"]:
+        config = config.with_settings(capture="auto")  # as it is where nothing is measured
+    engine = Engine(config, phases=phases)
     run_batch(engine, workload.prompts(1, engine.spec.vocab_size, 0), output_len=1)
-    moments.append(time.monotonic())
-    lengths = [after - before for before, after in pairwise(moments)]
+    phases.end("first_token")
     facts = engine_facts("startup", config, engine.plan, **asdict(workload))
-    return {"seconds": dict(zip(PHASES, [*lengths, moments[-1] - moments[0]], strict=True)), "facts": facts}
+    return {"seconds": {**phases.seconds, "total": sum(phases.seconds.values())}, "facts": facts}
 
 
 def name_of(rate: str) -> str:

@@ -26,6 +26,7 @@ app = typer.Typer(
     "on a checkpoint or on random weights; or a server.\n\n"
     "Example: ostinato bench latency demo --batch-sizes 1,8",
     no_args_is_help=True,
+    add_completion=False,
     rich_markup_mode=None,
 )
 

@@ -51,7 +51,7 @@ def chat(
     variables = template_variables(chat_template_kwargs)
     if "seed" in sampling:
         settings["seed"] = sampling["seed"]  # random weights have one, too
-    from ostinato.engine.llm import LLM
+    from ostinato import LLM
 
     llm = LLM(**settings)
     params = llm.engine.default_params().replace(max_tokens=max_tokens, **sampling)

@@ -82,7 +82,7 @@ def evaluate(
 
     Example: ostinato eval --model demo-vl
     """
-    from ostinato.engine.llm import LLM
+    from ostinato import LLM
     from ostinato.verify.logits import compare_logits as compare
     from ostinato.verify.logits import exact_config
 

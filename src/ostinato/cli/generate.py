@@ -66,7 +66,7 @@ def generate(
     variables = template_variables(chat_template_kwargs)
     if "seed" in sampling:
         settings["seed"] = sampling["seed"]  # random weights have one, too
-    from ostinato.engine.llm import LLM
+    from ostinato import LLM
 
     llm = LLM(**settings)
     params = llm.engine.default_params().replace(**sampling)

@@ -5,43 +5,64 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections import UserDict
 from collections.abc import Sequence
-from typing import Annotated
+from importlib import import_module
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.text import Text
+from typer.core import TyperGroup
 
 from ostinato import __version__
-from ostinato.cli import bench
-from ostinato.cli.chat import chat
-from ostinato.cli.eval import evaluate
-from ostinato.cli.generate import generate
-from ostinato.cli.plan import plan
-from ostinato.cli.serve import serve
-from ostinato.cli.verify import verify
 from ostinato.errors import ConfigError, OstinatoError
 from ostinato.threads import wait_briefly
 
 EXIT_BAD_REQUEST = 2
 
-app = typer.Typer(
-    help="An inference engine for hybrid language models.",
-    no_args_is_help=True,
-    add_completion=False,
-    rich_markup_mode=None,  # plain help shows every name in full, boxes cut them at 80 columns
-    pretty_exceptions_enable=False,
-)
-for name, command in {
-    "generate": generate,
-    "chat": chat,
-    "serve": serve,
-    "plan": plan,
-    "eval": evaluate,
-    "verify": verify,
-}.items():
-    app.command(name)(command)
-app.add_typer(bench.app, name="bench")
+COMMANDS = {
+    "generate": "ostinato.cli.generate:generate",
+    "chat": "ostinato.cli.chat:chat",
+    "serve": "ostinato.cli.serve:serve",
+    "plan": "ostinato.cli.plan:plan",
+    "eval": "ostinato.cli.eval:evaluate",
+    "verify": "ostinato.cli.verify:verify",
+    "bench": "ostinato.cli.bench:app",
+}
+"""Name -> the module, and in it the function or the app of commands."""
+STYLE: dict[str, Any] = {
+    "no_args_is_help": True,
+    "add_completion": False,
+    "rich_markup_mode": None,  # plain help shows every name in full, boxes cut them at 80 columns
+    "pretty_exceptions_enable": False,
+}
+
+
+class Commands(UserDict[str, Any]):
+    """Name -> command, imported when it is asked for: a command needs little of what the others do."""
+
+    def __getitem__(self, name: str) -> Any:
+        module, attribute = self.data[name].split(":")
+        found = getattr(import_module(module), attribute)
+        if not isinstance(found, typer.Typer):
+            alone = typer.Typer(**STYLE | {"no_args_is_help": False})
+            alone.command(name)(found)
+            found = alone
+        command = typer.main.get_command(found)
+        command.name = name
+        return command
+
+
+class CommandGroup(TyperGroup):
+    """Of all subcommands, in the order of `COMMANDS`."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.commands = Commands(COMMANDS)
+
+
+app = typer.Typer(cls=CommandGroup, help="An inference engine for hybrid language models.", **STYLE)
 
 UsageError = typer.BadParameter.__base__
 """What typer raises for flags that it cannot parse; typer itself exports only this one kind."""

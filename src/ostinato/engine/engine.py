@@ -24,6 +24,7 @@ from ostinato.media.input import RenderedChat, load_media_input, render_chat
 from ostinato.media.prompt import MediaPrompt
 from ostinato.models.checkpoint import load_spec, resolve_model_dir
 from ostinato.observe.counts import EngineCounts, Meter
+from ostinato.observe.phases import Phases
 from ostinato.ops.noise import derive_seed
 from ostinato.plan.device.detect import detect
 from ostinato.plan.plan import Plan, make_plan
@@ -37,24 +38,34 @@ from ostinato.schedule.request import FinishReason, RequestUpdate
 class Engine:
     """Serves requests on one model. One thread calls it: `add` at any time, `step` while `has_unfinished`."""
 
-    def __init__(self, config: EngineConfig, progress: StartProgress = lambda what, done, total: None) -> None:
+    def __init__(
+        self,
+        config: EngineConfig,
+        progress: StartProgress = lambda what, done, total: None,
+        phases: Phases | None = None,
+    ) -> None:
         """Plans, loads the weights, and captures the graphs of the plan, unless that is left to their first use.
+        `phases` notes how long each part takes, as `plan.measured` does.
 
         Raises ModelError, ConfigError or CapacityError, the latter two before any weight is read but where the graphs
         take more memory than was planned; CaptureError if a step of the model cannot be captured.
         """
+        phases = phases or Phases()
         self.spec = load_spec(config)
         plan = make_plan(config, self.spec, detect(config.device))
+        phases.end("plan")
         self.directory = resolve_model_dir(config.model, config.revision)
         self.tokenizer = load_tokenizer(self.directory)
         self.chat_template = load_chat_template(self.directory, self.tokenizer.special_tokens)
         self._default_params = _default_params(self.tokenizer, self.directory)
         draft_directory = _draft_directory(plan, self.tokenizer)
+        phases.end("tokenizer")
         own, of_draft = (None, None) if config.random_weights else (self.directory, draft_directory)
-        self.runner = Runner(plan, self.spec, own, progress, of_draft)
+        self.runner = Runner(plan, self.spec, own, progress, of_draft, phases)
         if plan.settings.capture == "startup":
             self.runner.capture(progress)
-        self.plan: Plan = replace(plan, measured=self.runner.measured)
+        phases.end("capture")
+        self.plan: Plan = replace(plan, measured=self.runner.measured | {"start_seconds": dict(phases.seconds)})
         self.speculation: Speculation | None = None
         if plan.speculative is not None:
             self.speculation = Speculation(plan.speculative, lambda: self.runner.num_captured)
@@ -69,6 +80,7 @@ class Engine:
         self._generations: dict[str, Generation] = {}
         self._of_sample: dict[str, Generation] = {}
         self._num_added = 0
+        phases.end("scheduler")
 
     @property
     def has_unfinished(self) -> bool:

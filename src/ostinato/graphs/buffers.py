@@ -46,6 +46,7 @@ class Buffers:
         self.table = table
         num_bytes = table_bytes(table, sizes)
         self._host = torch.zeros(num_bytes, dtype=torch.uint8, pin_memory=device.type == "cuda")
+        self._bytes = self._host.numpy()  # which asks no other thread for so little
         self._memory = self._host if device.type == "cpu" else torch.zeros_like(self._host, device=device)
         self._offsets: dict[str, int] = {}
         self.arrays: dict[str, np.ndarray] = {}
@@ -54,7 +55,7 @@ class Buffers:
         for name, each in table.items():
             self._offsets[name] = offset
             end, shape = offset + each.num_bytes(sizes), each.shape(sizes)
-            self.arrays[name] = self._host.numpy()[offset:end].view(each.dtype).reshape(shape)
+            self.arrays[name] = self._bytes[offset:end].view(each.dtype).reshape(shape)
             self.tensors[name] = self._memory[offset:end].view(getattr(torch, each.dtype)).view(shape)
             offset = end
 
@@ -69,8 +70,9 @@ class Buffers:
 
     def clear(self) -> None:
         """Padding everywhere."""
-        self._host.zero_()
-        self._memory.zero_()
+        self._bytes.fill(0)
+        if self._memory is not self._host:
+            self._memory.zero_()
 
     def _views(self, lengths: Mapping[str, int]) -> dict[str, torch.Tensor]:
         """The first entries of every buffer, as many of each kind as `lengths` says."""
@@ -159,10 +161,10 @@ class StepBuffers(Buffers):
     @contextmanager
     def cleared(self) -> Iterator[None]:
         """Padding everywhere for a while; then what stood there before."""
-        content, tables = self._host.clone(), self.written_tables
+        content, tables = self._bytes.copy(), self.written_tables
         self.clear()
         yield
-        self._host.copy_(content)
+        self._bytes[:] = content
         self.written_tables = tables
 
 

@@ -85,8 +85,10 @@ class Graphs:
         persistent: Callable[[], Mapping[int, str]] = dict,
         strict: bool = False,
         check_replay: bool = False,
+        check_size: Callable[[], object] = lambda: None,
     ) -> None:
-        """`persistent` looks up the storages that have to stay where they are, with their names."""
+        """`persistent` looks up the storages that have to stay where they are, with their names. `check_size` is called
+        after each capture that a step has to wait for."""
         self.counts = StepCounts()
         self.capture_seconds = 0.0
         self._plan = plan
@@ -98,6 +100,7 @@ class Graphs:
         self._memory = memory
         self._strict = strict
         self._check_replay = check_replay
+        self._check_size = check_size
         self._persistent = persistent
         self._captured_at = persistent()
         self._graphs: dict[GraphKey, Graph] = {}
@@ -137,7 +140,10 @@ class Graphs:
         key = self._serving[shape] if shape in self._serving else self._choose(rows, tokens_per_row, tokens)
         if key is None:
             return self._run_eagerly(step, rows, tokens_per_row, tokens)
-        graph = self._graphs.get(key) or self._capture(key)
+        graph = self._graphs.get(key)
+        if graph is None:
+            graph = self._capture(key)
+            self._check_size()
         self.counts.count_replay(key, tokens)
         self.buffers.pad(rows, tokens, key.size if key.mode == "full" else rows, key.tokens)
         if self._check_replay:

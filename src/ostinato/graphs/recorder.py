@@ -22,7 +22,7 @@ from ostinato.errors import CaptureError
 from ostinato.graphs.buffers import Inputs
 from ostinato.graphs.host import HostGuard, changes_device, reads_on_host, refuse_read
 from ostinato.graphs.places import Place, has_memory, map_items, place_of, pointer_of, shape_of, tensors_in
-from ostinato.ops.kernels import Kernel
+from ostinato.ops.kernels import Kernel, NativeKernel
 
 UNWRITTEN = frozenset({"empty", "empty_like", "new_empty", "empty_strided", "new_empty_strided", "empty_permuted"})
 OVERWRITES = frozenset({"copy_", "fill_", "zero_", "index_copy_", "index_fill_", "index_put_", "scatter_"})
@@ -91,8 +91,11 @@ class Recorder(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        kwargs = kwargs or {}
-        name = func.overloadpacket.__name__
+        with torch._C.DisableTorchFunction():  # the guard looks at each attribute of a tensor; ours it need not
+            return self._operation(func, func.overloadpacket.__name__, args, kwargs or {})
+
+    def _operation(self, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """One of torch's."""
         if self._kernel is not None:
             return self._call_inside(func, name, args, kwargs)
         if reads_on_host(func, args, kwargs):
@@ -119,14 +122,17 @@ class Recorder(TorchDispatchMode):
         return result
 
     def kernel(self, name: str, kernel: Kernel, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
-        """See `ops.kernels.Recorder`."""
+        """See `ops.kernels.Recorder`. A native kernel does not run: it reads nothing on the host that a recorder
+        could see, and what it computes is of no use before the first replay."""
+        run = kernel.outline if isinstance(kernel, NativeKernel) else kernel
         if self._kernel is not None:
-            return kernel(*args, **kwargs)
-        self._check_known(name, args, kwargs)
-        self._check_written(name, (args, kwargs))
-        placed_args, placed_kwargs = self._placed(args), self._placed(kwargs)
-        result = self._run_inside(name, self._kernels_may_read, kernel, args, kwargs)
-        writes = self._place_results(name, (args, kwargs), result)
+            return run(*args, **kwargs)
+        with torch._C.DisableTorchFunction():
+            self._check_known(name, args, kwargs)
+            self._check_written(name, (args, kwargs))
+            placed_args, placed_kwargs = self._placed(args), self._placed(kwargs)
+            result = self._run_inside(name, self._kernels_may_read, run, args, kwargs)
+            writes = self._place_results(name, (args, kwargs), result)
         is_tensor = isinstance(result, torch.Tensor)
         self.calls.append(Call("kernel", name, kernel, placed_args, placed_kwargs, writes, is_tensor))
         return result

@@ -29,10 +29,6 @@ class QuantizedView:
     def shape(self) -> torch.Size:
         return self.weight.shape
 
-    @property
-    def device(self) -> torch.device:
-        return self.weight.device
-
     def flat(self) -> QuantizedView:
         """The rows of a stack, one behind the other."""
         stacked = self.weight.dim() - 2
@@ -45,11 +41,9 @@ class QuantizedView:
     def rows(self, begin: int, end: int) -> QuantizedView:
         return QuantizedView(self.weight[begin:end], self.scale[begin:end], self.group_size)
 
-    def put(self, values: torch.Tensor) -> None:
+    def put(self, values: torch.Tensor, quantize: int8.Quantize) -> None:
         """Quantises `values` [rows, in] into these rows."""
-        weight, scale = int8.quantize(values.to(self.device), self.group_size)
-        self.weight.copy_(weight)
-        self.scale.copy_(scale)
+        quantize(values, self.weight, self.scale, self.group_size)
 
 
 Target = torch.Tensor | QuantizedView

@@ -9,6 +9,7 @@ import mmap
 import os
 import sys
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 
 import torch
@@ -50,5 +51,9 @@ def drop(mapped: torch.Tensor) -> None:
     size = mapped.data_ptr() + mapped.nbytes - begin
     if size >= mmap.PAGESIZE:
         size -= size % mmap.PAGESIZE
-        madvise = ctypes.CDLL(None).madvise
-        madvise(ctypes.c_void_p(begin), ctypes.c_size_t(size), ctypes.c_int(mmap.MADV_DONTNEED))
+        _libc().madvise(ctypes.c_void_p(begin), ctypes.c_size_t(size), ctypes.c_int(mmap.MADV_DONTNEED))
+
+
+@cache
+def _libc() -> ctypes.CDLL:
+    return ctypes.CDLL(None)

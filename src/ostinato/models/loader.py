@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from ostinato.errors import ModelError
@@ -37,7 +39,10 @@ def build_model(build: Build, spec: ModelSpec) -> CausalLM:
 
 
 def load_weights(
-    model: CausalLM, directory: Path, progress: Callable[[int, int], None] = lambda done, total: None
+    model: CausalLM,
+    directory: Path,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+    quantize: int8.Quantize = int8.quantize_into,
 ) -> None:
     """Puts every tensor of the checkpoint in its place, in the model's dtypes, quantised where the place is.
 
@@ -57,47 +62,94 @@ def load_weights(
     for file in files:
         with opened(file) as tensors:
             pages.read_ahead(file)
+            as_they_are: list[tuple[torch.Tensor, torch.Tensor]] = []
             for name, source in sources.items():
                 main, source_name = source.main
                 if main != file:
                     continue
                 tensor, place = tensors.get_tensor(source_name), places[name]
                 if source.is_transposed:
-                    _put_transposed(tensor, place)
+                    _put_transposed(tensor, place, quantize)
                 elif source.scale is None or stored is None:
-                    _put(tensor, place, parameters)
+                    if isinstance(place, torch.Tensor):
+                        if _stays_mapped(tensor, place, parameters):
+                            pass
+                        elif _has_its_bytes(tensor, place):
+                            as_they_are.append((tensor, place))
+                            continue
+                        else:
+                            _convert(tensor, place)
+                    else:
+                        _quantize(tensor, place, quantize)
                 else:
                     scale = _scale(source.scale)
                     scale = scale.view(-1) if stored.group_size is None else _flat(scale)
                     _put_integers(tensor, scale, stored.group_size, place, parameters)
                 done += 1
                 progress(done, len(sources))
+            for _ in _copied(as_they_are):
+                done += 1
+                progress(done, len(sources))
 
 
-def _put(tensor: torch.Tensor, place: Target, parameters: Parameters) -> None:
-    """Puts a tensor of a mapped file in its place.
+def _quantize(tensor: torch.Tensor, place: QuantizedView, quantize: int8.Quantize) -> None:
+    """Quantises a tensor of a mapped file, or a stack of such, into its place."""
+    rows = place.flat()
+    for begin, end, source in _pieces(_flat(tensor), PIECE):
+        rows.rows(begin, end).put(source, quantize)
 
-    It stays where it is mapped if it is the whole weight as it stands. Else it is copied, piece by piece: a file
-    of which all was read once would take as much memory as the weights.
+
+def _convert(tensor: torch.Tensor, place: torch.Tensor) -> None:
+    """Copies a tensor of a mapped file into a place of another dtype or order of dimensions, piece by piece: a file
+    of which all was read once would take as much memory as the weights."""
+    if tensor.nbytes <= PIECE:
+        place.copy_(tensor)
+        pages.drop(tensor)
+        return
+    for begin, end, source in _pieces(tensor, PIECE):
+        place[begin:end].copy_(source)
+
+
+def _has_its_bytes(tensor: torch.Tensor, place: torch.Tensor) -> bool:
+    """Whether the place is to hold a tensor as it stands in the file."""
+    return place.device.type == "cpu" and tensor.dtype == place.dtype and place.is_contiguous()
+
+
+def _copied(tensors: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> Iterator[None]:
+    """Copies tensors of a mapped file into places that hold the same bytes; one item for each that is done.
+
+    Threads share the pieces: a processor copies faster than one core does. The threads of torch would do so too, but
+    they wait for each other at every piece.
     """
-    if isinstance(place, QuantizedView):
-        rows = place.flat()
-        for begin, end, source in _pieces(_flat(tensor), PIECE // 8):  # quantising takes several times a piece
-            rows.rows(begin, end).put(source)
-    elif not _stays_mapped(tensor, place, parameters):
-        if tensor.nbytes <= PIECE:
-            place.copy_(tensor)
-            pages.drop(tensor)
-            return
-        for begin, end, source in _pieces(tensor, PIECE):
-            place[begin:end].copy_(source)
+    threads = torch.get_num_threads()
+
+    def copy(source: np.ndarray, target: np.ndarray, piece: torch.Tensor) -> None:
+        np.copyto(target, source)  # lets other threads run meanwhile
+        pages.drop(piece)
+
+    with ThreadPoolExecutor(threads) as pool:
+        tasks = [
+            [
+                pool.submit(copy, _bytes_of(piece), _bytes_of(place[begin : begin + len(piece)]), piece)
+                for begin, piece in _parts(tensor, PIECE // threads)
+            ]
+            for tensor, place in tensors
+        ]
+        for of_tensor in tasks:
+            for task in of_tensor:
+                task.result()
+            yield
 
 
-def _put_transposed(tensor: torch.Tensor, place: Target) -> None:
+def _bytes_of(tensor: torch.Tensor) -> np.ndarray:
+    return tensor.view(-1).view(torch.uint8).numpy()
+
+
+def _put_transposed(tensor: torch.Tensor, place: Target, quantize: int8.Quantize) -> None:
     """Puts a stack [matrices, columns, rows] of a mapped file in its place [matrices, rows, columns]."""
     for i, matrix in enumerate(tensor):
         if isinstance(place, QuantizedView):
-            place.of(i).put(matrix.t().contiguous())
+            place.of(i).put(matrix.t().contiguous(), quantize)
         else:
             place[i].copy_(matrix.t())
         pages.drop(matrix)
@@ -149,11 +201,16 @@ def _scale(source: tuple[Path, str]) -> torch.Tensor:
 
 def _pieces(tensor: torch.Tensor, size: int) -> Iterator[tuple[int, int, torch.Tensor]]:
     """Rows of a mapped tensor, of about `size` bytes: (first, end, values), dropped when the next are asked for."""
-    rows = max(1, size * len(tensor) // max(1, tensor.nbytes))
-    for begin in range(0, len(tensor), rows):
-        piece = tensor[begin : begin + rows]
+    for begin, piece in _parts(tensor, size):
         yield begin, begin + len(piece), piece
         pages.drop(piece)
+
+
+def _parts(tensor: torch.Tensor, size: int) -> Iterator[tuple[int, torch.Tensor]]:
+    """Rows of a tensor, of about `size` bytes: (first, values)."""
+    rows = max(1, size * len(tensor) // max(1, tensor.nbytes))
+    for begin in range(0, len(tensor), rows):
+        yield begin, tensor[begin : begin + rows]
 
 
 def _stays_mapped(tensor: torch.Tensor, place: torch.Tensor, parameters: Parameters) -> bool:

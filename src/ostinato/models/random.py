@@ -6,13 +6,14 @@ import torch
 
 from ostinato.layers.build import QuantizedView, checkpoint_views
 from ostinato.models.base import CausalLM
+from ostinato.ops import int8
 
 PERIOD = 1_000_003
 """Normal values that are drawn; all matrices are made of them, each from another on, for drawing every value would take
 seconds. A prime, so that no two rows of a matrix are equal."""
 
 
-def randomize_weights(model: CausalLM, seed: int) -> None:
+def randomize_weights(model: CausalLM, seed: int, quantize: int8.Quantize = int8.quantize_into) -> None:
     """Fills every weight so that activations stay finite and of ordinary size at any depth and length.
 
     Matrices are normal with variance 1 / inputs, norms are 1, biases 0; a state layer's decay and time step lie in
@@ -24,7 +25,8 @@ def randomize_weights(model: CausalLM, seed: int) -> None:
     for name, view in checkpoint_views(model):
         kind = name.rpartition(".")[2]
         if isinstance(view, QuantizedView):
-            _quantize(view.flat(), drawn, int(torch.randint(PERIOD, (), device=device, generator=generator)))
+            begin = int(torch.randint(PERIOD, (), device=device, generator=generator))
+            _quantize(view.flat(), drawn, begin, quantize)
         elif kind == "A_log":
             view.uniform_(1, 16, generator=generator).log_()
         elif kind == "dt_bias":
@@ -37,14 +39,15 @@ def randomize_weights(model: CausalLM, seed: int) -> None:
             _fill(view, drawn[begin : begin + min(PERIOD, view.numel())] * view.shape[-1] ** -0.5)
 
 
-def _quantize(view: QuantizedView, drawn: torch.Tensor, begin: int) -> None:
+def _quantize(view: QuantizedView, drawn: torch.Tensor, begin: int, quantize: int8.Quantize) -> None:
     """Fills `view` with the values from `begin` on, as often as it takes."""
     rows, columns = view.shape
-    step = max(1, PERIOD // columns // 8)
+    step = max(1, PERIOD // columns)
     for row in range(0, rows, step):
         end = min(rows, row + step)
         first = (begin + row * columns) % PERIOD
-        view.rows(row, end).put(drawn[first : first + (end - row) * columns].view(-1, columns) * columns**-0.5)
+        values = drawn[first : first + (end - row) * columns].view(-1, columns) * columns**-0.5
+        view.rows(row, end).put(values, quantize)
 
 
 def _fill(view: torch.Tensor, values: torch.Tensor) -> None:

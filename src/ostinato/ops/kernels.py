@@ -91,19 +91,29 @@ class NativeKernel:
         written: torch.Tensor = arguments["out"]
         return written
 
+    def outline(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        """What a call would write, without the call: a new tensor of zeros, or the argument that is the result as it
+        stands. What comes next can read zeros, also as indices."""
+        return self._result_tensor(torch.zeros, args, kwargs)
+
     def lowered(
         self, out: torch.Tensor | None, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[int, dict[str, Any]]:
         """The call, for the extension's function of the kernel's name, or for the method of a `Program`, which notes
         it. Without `out`, the kernel writes a new tensor, or the argument that is the result."""
         arguments = self._given | dict(zip(self._names, args, strict=False)) | kwargs
-        if out is None:
-            out = self._result(*args, **kwargs)
-            if not isinstance(out, torch.Tensor):
-                shape, dtype = out
-                out = torch.empty(shape, dtype=getattr(torch, dtype) if isinstance(dtype, str) else dtype)
-        arguments["out"] = out
+        arguments["out"] = self._result_tensor(torch.empty, args, kwargs) if out is None else out
         return arguments[self._names[0]].shape[0], arguments
+
+    def _result_tensor(
+        self, make: Callable[..., torch.Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> torch.Tensor:
+        """The argument that is the result, or a new tensor, which `make` gives."""
+        result = self._result(*args, **kwargs)
+        if isinstance(result, torch.Tensor):
+            return result
+        shape, dtype = result
+        return make(shape, dtype=getattr(torch, dtype) if isinstance(dtype, str) else dtype)
 
 
 class Ops(Operations):

@@ -16,7 +16,7 @@ from ostinato.plan.decision import Decision
 from ostinato.plan.device.catalogue import DeviceSpec
 from ostinato.plan.encoder.choice import EncoderPlan
 from ostinato.plan.fit import DoesNotFit, Fit, fit, graph_cost, utilization
-from ostinato.plan.graphs.capture_plan import CapturePlan, plan_capture
+from ostinato.plan.graphs.capture_plan import CapturePlan, choose_capture, plan_capture
 from ostinato.plan.kernels import KernelChoice, backend_of
 from ostinato.plan.memory.cache_split import MemoryPlan, kv_block_bytes, state_slot_bytes
 from ostinato.plan.memory.flops import StateCachePlan, prefill_flops
@@ -150,6 +150,7 @@ def make_plan(config: EngineConfig, model: ModelSpec, device: DeviceSpec) -> Pla
             state_cache_mode=settled.state_cache_mode,
             state_block_size=settled.state_block_size,
             graph_mode=settled.graph_mode,
+            capture=choose_capture(config, backend_of(device.kind), fitted.encoder is not None),
             threads=settled.threads,
         ),
         capture=_capture(fitted),

@@ -93,6 +93,9 @@ class AsyncEngine:
         what is nobody's to act on.
         """
         level = logging.getLogger("ostinato").getEffectiveLevel()
+        if config.capture == "auto":
+            # Nobody waits for the start as for an answer, in which a capture would show.
+            config = config.with_settings(capture="startup")
         process = await EngineProcess.start(Start(config, make, level), progress)
         try:
             started = process.started

@@ -36,10 +36,12 @@ def make_graphs(
     max_tokens: int,
     others: Mapping[str, torch.Tensor] = _NO_OTHERS,
     make_backend: Callable[..., Backend] | None = None,
+    check_size: Callable[[], object] = lambda: None,
 ) -> Graphs:
     """Graphs of `forward`, a part of `model` that works on `memory`, over buffers for steps of `max_tokens` tokens.
 
-    `others` are further buffers that it reads, by name. `make_backend` stands in for the plan's backend.
+    `others` are further buffers that it reads, by name. `make_backend` stands in for the plan's backend; `check_size`
+    is that of `Graphs`.
     """
     settings, device = plan.settings, model.embedding.weight.device
     buffers = StepBuffers(
@@ -65,6 +67,7 @@ def make_graphs(
         persistent=persistent,
         strict=settings.strict,
         check_replay=settings.check_replay,
+        check_size=check_size,
     )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
@@ -23,7 +22,9 @@ from ostinato.layers.build import Build
 from ostinato.models.base import CausalLM
 from ostinato.models.loader import build_model, load_weights
 from ostinato.models.random import randomize_weights
-from ostinato.ops.kernels import select_ops
+from ostinato.observe.phases import Phases
+from ostinato.ops import int8
+from ostinato.ops.kernels import load_extension, select_ops
 from ostinato.ops.step import LayerMemory
 from ostinato.plan.model import LayerSpec, ModelSpec
 from ostinato.plan.plan import Plan
@@ -44,8 +45,10 @@ class Runner:
         directory: Path | None,
         progress: StartProgress = lambda what, done, total: None,
         draft_directory: Path | None = None,
+        phases: Phases | None = None,
     ) -> None:
-        """Loads the weights in `directory`, or makes random ones if it is None; so too those of a draft model.
+        """Loads the weights in `directory`, or makes random ones if it is None; so too those of a draft model. `phases`
+        notes how long each part takes.
 
         Raises ModelError if the weights do not match.
         """
@@ -55,7 +58,7 @@ class Runner:
         self.block_size = settings.block_size
         if settings.threads is not None:
             torch.set_num_threads(settings.threads)
-        begin = time.perf_counter()
+        self._phases = phases or Phases()
         self.model = self._make_model(
             replace(spec, rope=settings.rope, quantization=settings.quantization), directory, progress
         )
@@ -78,6 +81,7 @@ class Runner:
             lambda step: self.model(step, own),
             own,
             max_tokens=settings.max_num_batched_tokens,
+            check_size=self._check_graphs,
         )
         self.encoder: EncoderGraphs | None = None
         self.encoding: Encoding | None = None
@@ -87,8 +91,8 @@ class Runner:
             )
             most_patches = plan.encoder.most_tokens * spec.vision.patches_per_token
             self.encoding = Encoding(self.encoder, cells[0].media, most_patches)
+        self._phases.end("memory")
         self.measured: dict[str, Any] = {
-            "load_seconds": round(time.perf_counter() - begin, 3),
             "weight_bytes": sum(weight.numel() * weight.element_size() for weight in self._weights()),
         }
 
@@ -125,8 +129,7 @@ class Runner:
         for graphs in self._all_graphs():
             graphs.capture_all(progress)
         if self.graphs.planned():
-            self.measured["graphs"] = self.graph_figures()
-            _check_size("the graphs", self.measured["graphs"], Remedy("graph_mode", "none"))
+            self.measured["graphs"] = self._check_graphs()
         if self.encoder is not None and self.encoder.planned:
             self.encoder.capture_all(progress)
             self.measured["encoder"] = self.encoder.figures()
@@ -151,6 +154,12 @@ class Runner:
             "observed_bytes": sum(each.num_bytes for each in graphs if each.planned()),
         }
 
+    def _check_graphs(self) -> dict[str, Any]:
+        """The figures of the graphs captured so far. CapacityError if they take more than was planned for all."""
+        figures = self.graph_figures()
+        _check_size("the graphs", figures, Remedy("graph_mode", "none"))
+        return figures
+
     def _all_graphs(self) -> list[Graphs]:
         """Those of the model, and those of what makes drafts."""
         of_drafts = None if self.drafting is None else self.drafting.graphs
@@ -166,10 +175,15 @@ class Runner:
         choices = {name: choice.implementation for name, choice in self.plan.kernels.items()}
         ops = select_ops(choices, self.plan.device.native.isa, deterministic=settings.deterministic)
         model = build_model(Build(ops, getattr(torch, settings.dtype), self.device), spec)
+        self._phases.end("model")
+        quantize: int8.Quantize = int8.quantize_into
+        if choices.get("linear") == "native" and self.plan.device.native.isa is not None:
+            quantize = int8.native_quantize(load_extension(self.plan.device.native.isa))
         if directory is None:
-            randomize_weights(model, settings.seed)
+            randomize_weights(model, settings.seed, quantize)
         else:
-            load_weights(model, directory, partial(progress, "Loading weights"))
+            load_weights(model, directory, partial(progress, "Loading weights"), quantize)
+        self._phases.end("weights")
         return model
 
 

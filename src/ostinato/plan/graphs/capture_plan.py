@@ -54,6 +54,17 @@ class CapturePlan:
         return self.ladders().most_tokens(self.tokens_per_row[-1])
 
 
+def choose_capture(config: EngineConfig, backend: Backend, has_encoder: bool) -> str:
+    """When graphs are captured, `startup` or `lazy`: as asked, else so that the first token comes soonest.
+
+    A tape is a list of calls: it is written in milliseconds, and its memory is planned to the byte, so nothing is found
+    out by capturing all of them first. An encoder's graphs are timed when they are captured, which takes longer.
+    """
+    if config.capture != "auto":
+        return config.capture
+    return "lazy" if backend == "tape" and not has_encoder else "startup"
+
+
 def choose_graph_mode(
     config: EngineConfig, kernels: Mapping[str, KernelChoice], backend: Backend
 ) -> tuple[GraphMode, list[Decision]]:

@@ -1,0 +1,69 @@
+"""The native kernel that quantises weights against its definition, bit by bit."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ostinato.ops import int8
+from ostinato.ops.kernels import load_extension
+from tests.support.native_kernels import same_bits, spaced
+from tests.support.native_sets import SETS, threads
+
+pytestmark = pytest.mark.parametrize("isa", SETS)
+
+few = settings(max_examples=60, deadline=None, derandomize=True)
+seeds = st.integers(0, 2**31)
+sizes = st.sampled_from([1, 5, 16, 32, 37, 64, 100, 128, 160, 300])
+group_sizes = st.sampled_from([None, 32, 128])
+dtypes = st.sampled_from([torch.float32, torch.bfloat16, torch.float16, torch.float64])
+
+
+def quantized(
+    isa: str, values: torch.Tensor, group_size: int | None, gap: int = 3
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """By the kernel, of `values` that are part of something wider; what is not written shows."""
+    rows, columns = values.shape
+    groups = () if group_size is None else (int8.num_groups(columns, group_size),)
+    weight, scale = torch.full((rows, columns), -128, dtype=torch.int8), torch.full((rows, *groups), -1.0)
+    int8.native_quantize(load_extension(isa))(spaced(values, gap), weight, scale, group_size)
+    return weight, scale
+
+
+@few
+@given(st.integers(1, 20), sizes, group_sizes, st.sampled_from([1e-6, 1.0, 1e4]), dtypes, seeds)
+def test_a_kernel_quantises_as_the_definition_does(
+    isa: str, rows: int, columns: int, group_size: int | None, size: float, dtype: torch.dtype, seed: int
+) -> None:
+    values = (torch.randn(rows, columns, generator=torch.Generator().manual_seed(seed)) * size).to(dtype)
+    values[0] = 0
+    weight, scale = quantized(isa, values, group_size)
+    expected = int8.quantize(values, group_size)
+    assert same_bits(weight, expected[0])
+    assert same_bits(scale, expected[1])
+
+
+def test_halves_are_rounded_to_the_even_neighbour(isa: str) -> None:
+    values = torch.tensor([[127.0, 0.5, 1.5, 2.5, -0.5, -1.5, -126.5]])
+    weight, scale = quantized(isa, values, None)
+    assert scale.tolist() == [1.0]
+    assert weight.tolist() == [[127, 0, 2, 2, 0, -2, -126]]
+
+
+def test_values_that_are_not_finite_stay_so(isa: str) -> None:
+    values = torch.randn(3, 40)
+    values[0, 39], values[1, 2] = float("nan"), float("-inf")
+    back = int8.dequantize(*quantized(isa, values, None), None)
+    assert back.isfinite().all(dim=1).tolist() == [False, False, True]
+
+
+def test_any_number_of_threads_gives_the_same_bits(isa: str) -> None:
+    values = torch.randn(37, 300, generator=torch.Generator().manual_seed(0))
+    with threads(1):
+        alone = quantized(isa, values, 128)
+    with threads(5):
+        together = quantized(isa, values, 128)
+    assert same_bits(alone[0], together[0])
+    assert same_bits(alone[1], together[1])
