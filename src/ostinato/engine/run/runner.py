@@ -112,7 +112,7 @@ class Runner:
             # Where every row has one token, all of them are wanted, in order: no copy.
             if wanted != list(range(len(wanted))):
                 return self.model.logits(hidden[wanted])
-            return self.model.logits(hidden if len(wanted) == len(hidden) else hidden[: len(wanted)])
+            return self.model.logits(hidden if len(wanted) == hidden.shape[0] else hidden[: len(wanted)])
 
         return StepResult(tuple(sample(project, batch.rows, drafts, draw=self.model.build.ops.sample)))
 
