@@ -193,6 +193,18 @@ def test_a_state_layer_has_the_sizes_of_its_config() -> None:
     assert spec.layers[0].float32_parameters == 24
 
 
+def test_a_layer_holds_at_once_what_its_calls_need_of_it() -> None:
+    """Counted without the normed form of the residual stream, which is 64 wide."""
+    queries, keys, values, turned = 64, 64, 64, 64
+    assert model_spec(LLAMA).layers[0].activation_elements == queries + keys + values + turned - 64
+    layer = model_spec(MAMBA2).layers[0]
+    mixer = layer.mamba2
+    assert mixer is not None
+    # A row that decodes and one of a prompt: the scan has computed its half when both halves are put together.
+    computed = mixer.intermediate_size * 3 // 2
+    assert layer.activation_elements == mixer.in_proj_size + mixer.conv_dim + computed - 64
+
+
 def test_planning_imports_no_torch() -> None:
     code = (
         "import sys, importlib, ostinato, ostinato.plan.plan, ostinato.models.registry as registry;"

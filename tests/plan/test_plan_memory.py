@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from ostinato.plan.calls import Call, Calls
 from ostinato.plan.memory.activations import activation_bytes
 from ostinato.plan.memory.cache_split import (
     Budget,
@@ -119,6 +120,15 @@ def test_scratch_of_native_kernels_is_that_of_the_greediest_of_each_thread() -> 
         return activation_bytes(small, "float32", 16, 1, 64, gathers_states=False, native=ALL_NATIVE, threads=threads)
 
     assert size(3, 10_000) - size(1, 10_000) == 2 * 3 * 10_000 * 4
+
+
+def test_results_of_calls_are_there_at_once_from_their_call_to_their_last_reader() -> None:
+    first, second = Call("linear", 6, "model", ()), Call("to", 10, "float32", (0,))
+    third, last = Call("linear", 4, "model", (0, 1)), Call("linear", 8, "model", (2,))
+    assert Calls((first, second, third, last), 3).widest_elements == 6 + 10 + 4
+    assert Calls((first, second, third, last), 3, entries=2).widest_elements == 10
+    in_place, reader = Call("rotary", 0, "model", (0,)), Call("linear", 8, "model", (1,))
+    assert Calls((first, in_place, reader), 2).widest_elements == 6 + 8
 
 
 def test_native_experts_keep_what_each_choice_reads_and_computes() -> None:

@@ -6,7 +6,7 @@ from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from ostinato.serve.api.page import DIRECTORY
+from ostinato.serve.api.service import DIRECTORY
 from tests.support.browser import browsing
 
 

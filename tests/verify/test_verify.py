@@ -23,9 +23,8 @@ from ostinato.sample.state import SamplingState
 from ostinato.schedule.batch import Row, RowResult
 from ostinato.speculate.ngram import NgramProposer
 from ostinato.verify.drafts import SteeredProposer
-from ostinato.verify.plain import PlainPath
+from ostinato.verify.plain import PlainPath, complete
 from ostinato.verify.prompts import Prompt
-from ostinato.verify.serve import complete
 from ostinato.verify.settings import base_config, plain_config
 from ostinato.verify.verify import Trial, has_passed, verify
 from tests.support.checkpoints import checkpoint, oracle_logits, random_prompt

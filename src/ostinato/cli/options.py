@@ -36,8 +36,13 @@ def engine_options(command: Callable[..., None]) -> Callable[..., None]:
     return with_flags(command, "settings", _flags())
 
 
-def with_flags(command: Callable[..., None], collector: str, flags: Iterable[inspect.Parameter]) -> Callable[..., None]:
-    """`command` with more flags; its parameter `collector` receives those that were given, by name.
+def with_flags(
+    command: Callable[..., None],
+    collector: str,
+    flags: Iterable[inspect.Parameter],
+    read: Callable[[dict[str, Any]], dict[str, Any]] = dict,
+) -> Callable[..., None]:
+    """`command` with more flags; its parameter `collector` receives what `read` makes of those that were given.
 
     Flags default to None, which means not given. Where the command has a parameter of a flag's name, that one
     stands.
@@ -49,7 +54,7 @@ def with_flags(command: Callable[..., None], collector: str, flags: Iterable[ins
     def with_collected(**arguments: Any) -> None:
         values = {flag.name: arguments.pop(flag.name) for flag in added}
         given = {name: value for name, value in values.items() if value is not None}
-        command(**{collector: given}, **arguments)
+        command(**{collector: read(given)}, **arguments)
 
     every = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in (*own, *added)]
     with_collected.__name__, with_collected.__doc__ = command.__name__, command.__doc__

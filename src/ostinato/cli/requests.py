@@ -41,15 +41,7 @@ def sampling_options(
     grammar is a file or the text itself.
     """
 
-    def decorate(command: Callable[..., None]) -> Callable[..., None]:
-        def with_values(sampling: dict[str, Any], **arguments: Any) -> None:
-            command(sampling=_values(sampling), **arguments)
-
-        with_values.__name__, with_values.__doc__ = command.__name__, command.__doc__
-        with_values.__signature__ = inspect.signature(command, eval_str=True)  # type: ignore[attr-defined]
-        return with_flags(with_values, "sampling", _flags(leave_out))
-
-    return decorate
+    return lambda command: with_flags(command, "sampling", _flags(leave_out), _values)
 
 
 def as_message(text: str, role: str = "user") -> dict[str, str]:

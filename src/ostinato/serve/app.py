@@ -19,9 +19,8 @@ from ostinato.observe.counts import AnswerCounts
 from ostinato.observe.tracing import Tracing, make_tracing
 from ostinato.serve.api.chat import chat_router
 from ostinato.serve.api.completions import completions_router
-from ostinato.serve.api.page import page_files, page_router
 from ostinato.serve.api.responses import responses_router
-from ostinato.serve.api.service import observation_router, service_router
+from ostinato.serve.api.service import observation_router, page_files, page_router, service_router
 from ostinato.serve.api.tokens import tokens_router
 from ostinato.serve.chat.model_text import ModelText
 from ostinato.serve.http.bodies import JsonEndpoints

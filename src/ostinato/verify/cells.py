@@ -14,9 +14,8 @@ from ostinato.plan.graphs.coverage import FULL_MODES, PIECEWISE_MODES
 from ostinato.verify.compare import Divergence, Verdict, compare, verdict_of
 from ostinato.verify.drafts import steer_drafts
 from ostinato.verify.matrix import Way
-from ostinato.verify.plain import Case, PlainPath
+from ostinato.verify.plain import Case, PlainPath, complete
 from ostinato.verify.prompts import Prompt
-from ostinato.verify.serve import complete
 from ostinato.verify.settings import way_config
 
 KINDS = ("greedy", "sampled")

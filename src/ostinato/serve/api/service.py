@@ -1,13 +1,18 @@
-"""What the server reports: `/health`, `/version`, `/plan`, `/v1/models`, `/live` and `/metrics`."""
+"""What the server shows of itself: `/health`, `/version`, `/plan`, `/v1/models`, `/live` and `/metrics`.
+
+And `GET /`: a page to chat with the model and watch the engine. Its files are in `serve/page`.
+"""
 
 from __future__ import annotations
 
 import time
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 from fastapi import APIRouter
-from fastapi.responses import JSONResponse, Response
+from fastapi.responses import FileResponse, JSONResponse, Response
+from starlette.staticfiles import StaticFiles
 
 from ostinato import __version__
 from ostinato.observe.counts import AnswerCounts, Meter
@@ -94,3 +99,37 @@ def _latencies(meter: Meter) -> dict[str, dict[str, float | None]]:
         name: {"p50": histogram.quantile(0.5), "p90": histogram.quantile(0.9), "p99": histogram.quantile(0.99)}
         for name, histogram in measured.items()
     }
+
+
+DIRECTORY = Path(__file__).parent.parent / "page"
+
+_HEADERS = {
+    # Everything comes from this server, so text of a model cannot run or load anything.
+    "Content-Security-Policy": "default-src 'self'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'",
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+    # So that a browser does not mix files of two versions.
+    "Cache-Control": "no-cache",
+}
+
+
+def page_router() -> APIRouter:
+    router = APIRouter()
+
+    @router.get("/", include_in_schema=False)
+    async def page() -> Response:
+        return FileResponse(DIRECTORY / "index.html", headers=_HEADERS)
+
+    return router
+
+
+class _Files(StaticFiles):
+    def file_response(self, *args: Any, **more: Any) -> Response:
+        response = super().file_response(*args, **more)
+        response.headers.update(_HEADERS)
+        return response
+
+
+def page_files() -> StaticFiles:
+    """The files that the page loads, to be mounted at `/page`."""
+    return _Files(directory=DIRECTORY)
