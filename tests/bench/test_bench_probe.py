@@ -48,6 +48,7 @@ def test_what_is_measured_predicts_steps_of_every_kernel(dtype: str) -> None:
     assert (rates.dtype, rates.threads) == (dtype, 1)
     assert all(each.bytes_per_second > 0 for each in rates.rates)
     assert rates.row_seconds >= 0
+    assert 0 <= rates.others <= 1
     machine = machine_of(load_spec(made), plan, measure=True, say=lambda _: None)
     assert machine is not None
     for step in (StepShape(3, 1, 20, decodes=True), StepShape(1, 30, 0, decodes=False)):

@@ -59,6 +59,7 @@ def made_rates(dtype: str = "float32", threads: int = 2) -> Rates:
         call_seconds=1e-6,
         step_seconds=5e-4,
         row_seconds=1e-5,
+        others=0.02,
         rates=tuple(made),
     )
 
@@ -200,13 +201,23 @@ def test_a_gpu_of_the_catalogue_has_a_lower_bound() -> None:
 
 
 def test_the_plan_shows_milliseconds_tokens_and_the_largest_share() -> None:
-    console = Console(width=200)
-    with console.capture() as capture:
-        print_plan(plan_for(), console)
-    text = capture.get()
+    text = shown(plan_for())
     assert "1 row, context" in text
     assert "tokens/s" in text
     assert "measured on 2026-11-22 21:00 UTC: a processor, 2 threads" in text
+
+
+def test_the_plan_says_where_other_work_took_part_of_the_processors() -> None:
+    assert "other work" not in shown(plan_for())
+    busy = cpu(replace(made_rates(), others=0.5))
+    assert "other work took 50% of the processors meanwhile" in shown(plan_for(device=busy))
+
+
+def shown(plan: Plan) -> str:
+    console = Console(width=200)
+    with console.capture() as capture:
+        print_plan(plan, console)
+    return capture.get()
 
 
 def test_rates_are_kept_by_processor_threads_and_dtype(tmp_path: Path) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import tempfile
+import time
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -38,6 +40,7 @@ def measure_rates(plan: Plan, num_bytes: int = NUM_BYTES) -> Rates:
         message = f"rates are measured on a CPU with native kernels: {plan.device.native.reason}"
         raise ConfigError(message, [Remedy("device", "cpu")])
     torch.set_num_threads(threads)
+    clock = _OtherWork()
     bandwidth = measure_bandwidth(torch.device("cpu"), max(num_bytes, 2**22), isa)
     probe = KernelProbe(load_extension(isa), getattr(torch, plan.settings.dtype), num_bytes)
     with torch.inference_mode():
@@ -56,16 +59,35 @@ def measure_rates(plan: Plan, num_bytes: int = NUM_BYTES) -> Rates:
         call_seconds=empty,
         step_seconds=of_step,
         row_seconds=of_row,
+        others=clock.share(),
         rates=rates,
     )
 
 
+class _OtherWork:
+    """The part of all processors' time that other processes take from now on, by /proc/stat (see proc(5))."""
+
+    def __init__(self) -> None:
+        self._begin = self._now()
+
+    def share(self) -> float:
+        spent = [late - early for early, late in zip(self._begin, self._now(), strict=True)]
+        own, idle, everything = spent
+        return max(0.0, 1 - (own + idle) / everything) if everything else 0.0
+
+    def _now(self) -> tuple[float, float, float]:
+        """Ticks: of this process, idle ones, and all."""
+        with open("/proc/stat", encoding="ascii") as file:
+            ticks = [int(each) for each in file.readline().split()[1:9]]
+        return time.process_time() * os.sysconf("SC_CLK_TCK"), sum(ticks[3:5]), sum(ticks)
+
+
 def _engine_seconds(threads: int, num_bytes: int) -> tuple[float, float]:
-    """Of a step around the model, and of each of its rows more. Between steps the caches are filled with other things,
-    as a model's weights would fill them."""
+    """Of a step around the model's kernels, and of each of its rows more. Waking the threads for a model is part of it.
+    Between steps the caches are filled with other things, as a model's weights would fill them."""
     import torch
 
-    from ostinato.bench.phases import MODEL, decode_phases, phase_figures
+    from ostinato.bench.phases import decode_phases, phase_figures
     from ostinato.engine.engine import Engine
 
     other = torch.ones(num_bytes // 4, dtype=torch.float32)
@@ -86,7 +108,7 @@ def _engine_seconds(threads: int, num_bytes: int) -> tuple[float, float]:
         around = []
         for rows in ENGINE_ROWS:
             steps = decode_phases(engine, rows, CONTEXT, ENGINE_STEPS, before_each=lambda: float(other.sum()))
-            around.append(sum(each for name, each in phase_figures(steps).items() if name not in MODEL))
+            around.append(sum(each for name, each in phase_figures(steps).items() if name != "logits"))
     one, many = around
     of_row = max(0.0, (many - one) / (ENGINE_ROWS[1] - ENGINE_ROWS[0]))
     return one - of_row, of_row

@@ -53,6 +53,8 @@ class Rates:
     """Of the engine around a step: scheduling, inputs, sampling, outputs."""
     row_seconds: float
     """The same, for each row."""
+    others: float
+    """The part of the processors' time that other work took meanwhile. Where it is large, the rates are low."""
     rates: tuple[KernelRate, ...]
 
 

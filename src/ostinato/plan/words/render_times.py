@@ -6,6 +6,9 @@ from collections.abc import Iterator
 
 from ostinato.plan.prediction import PredictedStep, Prediction
 
+QUIET = 0.1
+"""Of the processors' time, what other work may take while rates are measured."""
+
 
 def time_rows(prediction: Prediction) -> Iterator[tuple[str, str]]:
     """(what a step computes, its time) of each step, and what that is from."""
@@ -13,7 +16,9 @@ def time_rows(prediction: Prediction) -> Iterator[tuple[str, str]]:
         yield _name(step), _time(step, "at least " if prediction.is_lower_bound else "")
     yield "source" if prediction.steps else "", prediction.reason
     if prediction.rates is not None:
-        yield "", f"memory {prediction.rates.bandwidth / 1e9:.0f} GB/s, products {_rate(prediction)}; --measure anew"
+        yield "", f"memory {prediction.rates.bandwidth / 1e9:.0f} GB/s, products {_rate(prediction)}"
+        if prediction.rates.others > QUIET:
+            yield "", f"other work took {prediction.rates.others:.0%} of the processors meanwhile: --measure again"
 
 
 def _name(step: PredictedStep) -> str:
@@ -23,11 +28,12 @@ def _name(step: PredictedStep) -> str:
 
 
 def _time(step: PredictedStep, prefix: str) -> str:
-    """`13.9 ms, 72 tokens/s; linear 84 %, which waits for memory`"""
+    """`13.9 ms, 72 tokens/s; linear 84%, bound by memory`"""
     share = step.parts[step.largest] / step.seconds
     rate = "" if prefix else f", {step.tokens_per_second:,.0f} tokens/s"
-    milliseconds = f"{step.seconds * 1e3:.3g}"
-    return f"{prefix}{milliseconds} ms{rate}; {step.largest} {share:.0%}, bound by {step.bound}"
+    milliseconds = step.seconds * 1e3
+    digits = 0 if milliseconds >= 100 else 1 if milliseconds >= 10 else 2
+    return f"{prefix}{milliseconds:,.{digits}f} ms{rate}; {step.largest} {share:.0%}, bound by {step.bound}"
 
 
 def _rate(prediction: Prediction) -> str:
