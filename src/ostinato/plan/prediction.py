@@ -132,7 +132,7 @@ class Machine:
             elements = part.work.num_bytes / STORED_BYTES[part.storage]
             return seconds_at(self._points("linear", part.storage), part.work, part.work.flops / (2 * elements))
         if part.operation == "linear":
-            tokens = step.rows if part.name == LOGITS else step.tokens
+            tokens = step.tokens if step.decodes or part.name != LOGITS else step.rows
             return seconds_at(self._points("linear", part.storage), part.work, tokens)
         way: Way = "decode" if step.decodes else "prompt"
         return seconds_at(self._points(part.operation, part.storage, way), part.work, step.tokens)
