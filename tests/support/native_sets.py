@@ -30,8 +30,14 @@ def _parameters(built: list[str], lacking: str) -> list[Any]:
 
 _BUILT = [isa for isa in runnable_here() if isa in installed_modules()]
 
-SETS = _parameters([isa for isa in _BUILT if isa in CHOSEN], "no native module is built: run make native")
-"""Instruction sets that are built and that this CPU has."""
+
+def runnable_sets() -> list[str]:
+    """Instruction sets that are built and that this CPU has."""
+    return [isa for isa in _BUILT if isa in CHOSEN]
+
+
+SETS = _parameters(runnable_sets(), "no native module is built: run make native")
+"""Those of `runnable_sets`."""
 
 PRODUCT_SETS = _parameters(_BUILT, "no native module is built: run make native")
 """The same, and what stands in for one that this CPU lacks: it has the kernels of matrix products."""
