@@ -193,7 +193,8 @@ class EngineConfig(BaseModel):
         "text), mtp:3 (by the model's own prediction head), draft:PATH:4 (by a smaller checkpoint).",
     )
     speculative_adaptive: Literal["on", "off"] = Field(
-        "on", description="Whether steps do without drafts where these were measured not to pay; off: never."
+        "on",
+        description="Whether steps have fewer drafts, or none, where measuring says that this is faster; off: never.",
     )
     encoder_graph_mode: Literal["auto", "always", "none"] = Field(
         "auto",

@@ -171,7 +171,7 @@ def test_speculation_is_told_in_lines_of_80_columns(capsys, tmp_path: Path, meth
     _, data = run_json(capsys, *asked)
     k = int(method[-1])
     assert data["memory"]["slots_per_request"] == data["speculative"]["slots_per_request"] == 1 + k
-    assert data["capture"]["tokens_per_row"] == [1, 1 + k]
+    assert data["capture"]["tokens_per_row"] == {2: [1, 2, 3], 3: [1, 2, 4], 4: [1, 2, 3, 5]}[k]
     _, out, _ = run(capsys, "plan", *asked)
     assert max(len(line) for line in out.splitlines()) <= 80
     words = " ".join(out.split())

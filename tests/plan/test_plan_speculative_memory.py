@@ -97,8 +97,9 @@ def test_a_request_has_1_plus_k_slots(speculative: str) -> None:
     assert (plan.memory.slots_per_request, plan.memory.num_slots) == (4, 5 * 4 + 1)
     assert plan.speculative is not None
     assert (plan.speculative.num_speculative_tokens, plan.speculative.slots_per_request) == (3, 4)
-    assert plan.capture.tokens_per_row == (1, 4)
-    assert {entry.tokens_per_row for entry in plan.capture.coverage.decode} == {1, 4}
+    assert plan.capture.tokens_per_row == (1, 2, 4)
+    assert {entry.tokens_per_row for entry in plan.capture.coverage.decode} == {1, 2, 4}
+    assert plan.capture.coverage.mode_of(5, 2, 10) == "full"
     assert plan.capture.coverage.mode_of(5, 4, 20) == plan.capture.coverage.mode_of(5, 1, 5) == "full"
 
 
