@@ -12,12 +12,14 @@ from dataclasses import dataclass
 @dataclass(frozen=True)
 class InstructionSet:
     """A module `ostinato._native_<name>`. A CPU must have `cpu_flags`, as /proc/cpuinfo spells them; the compiler gets
-    `compiler_flags`. A stand-in is for tests: the plan never chooses it, and it holds some kernels only."""
+    `compiler_flags`. A stand-in is for tests: the plan never chooses it, and it holds some kernels only. One that is
+    on trial has not run on such a CPU yet: it is built only where it is named, and chosen where it is there."""
 
     name: str
     cpu_flags: frozenset[str]
     compiler_flags: tuple[str, ...]
     is_stand_in: bool = False
+    on_trial: bool = False
 
 
 MATRIX_UNITS = frozenset({"amx_tile", "amx_bf16", "amx_int8"})
@@ -38,7 +40,7 @@ TABLE: dict[str, tuple[InstructionSet, ...]] = {
         InstructionSet("x86_64_v3", _V3, ("-march=x86-64-v3",)),
         InstructionSet("x86_64_v4", _V4, _COMPILE_V4),
         InstructionSet("x86_64_v4_bf16", _V4_BF16, _COMPILE_V4_BF16),
-        InstructionSet("x86_64_v4_amx", _V4_BF16 | MATRIX_UNITS, _COMPILE_AMX),
+        InstructionSet("x86_64_v4_amx", _V4_BF16 | MATRIX_UNITS, _COMPILE_AMX, on_trial=True),
         InstructionSet("x86_64_v4_emulated_tiles", _V4, (*_COMPILE_V4, "-DOSTINATO_EMULATED_TILES"), is_stand_in=True),
     ),
     "aarch64": (InstructionSet("aarch64", frozenset(), ()),),
