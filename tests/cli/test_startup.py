@@ -177,7 +177,7 @@ def test_on_a_terminal_there_are_bars_and_nothing_imports_transformers() -> None
     code = f"""
 import sys
 from ostinato import LLM, SamplingParams
-llm = LLM({str(text_checkpoint())!r}, **{SETTINGS})
+llm = LLM({str(text_checkpoint())!r}, **{SETTINGS | {"capture": "startup"}})
 llm.generate(["ab", "cd", "ef"], SamplingParams(max_tokens=8, ignore_eos=True))
 llm.chat([{{"role": "user", "content": "hi"}}])
 assert "transformers" not in sys.modules

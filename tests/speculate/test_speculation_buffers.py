@@ -33,7 +33,13 @@ def graph_engine(method: str = "mtp", **settings: object) -> Engine:
     """Prefix caching in mode all, full graphs, a model with a head."""
     name = "nemotron_h_dense_head"
     return drafting_engine(
-        name, SPECULATIVE[method](name), state_cache_mode="all", max_num_batched_tokens=64, strict=True, **settings
+        name,
+        SPECULATIVE[method](name),
+        state_cache_mode="all",
+        max_num_batched_tokens=64,
+        strict=True,
+        capture="startup",
+        **settings,
     )
 
 

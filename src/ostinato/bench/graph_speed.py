@@ -248,7 +248,7 @@ def graph_tables(data: Mapping[str, Any]) -> list[Table]:
         Column("kernels", lambda step: (step["kernel_ms"] or {}).get(backend), MILLISECONDS),
         Column("speed", "speed", "times"),
     ]
-    if any(step["predicted_ms"] is not None for step in steps):
+    if any(step.get("predicted_ms") is not None for step in steps):
         columns.append(Column("predicted", "predicted_ms", MILLISECONDS))
         columns.append(Column("of measured", "predicted_ratio", "{:.2f}"))
     if any(step["floor"] is not None for step in steps):

@@ -95,7 +95,8 @@ def load_weights(
 def _quantize(tensor: torch.Tensor, place: QuantizedView, quantize: int8.Quantize) -> None:
     """Quantises a tensor of a mapped file, or a stack of such, into its place."""
     rows = place.flat()
-    for begin, end, source in _pieces(_flat(tensor), PIECE):
+    # Smaller pieces: torch quantises in float32, with a few copies of a piece beside it.
+    for begin, end, source in _pieces(_flat(tensor), PIECE // 4):
         rows.rows(begin, end).put(source, quantize)
 
 
