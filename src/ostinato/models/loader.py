@@ -95,8 +95,7 @@ def load_weights(
 def _quantize(tensor: torch.Tensor, place: QuantizedView, quantize: int8.Quantize) -> None:
     """Quantises a tensor of a mapped file, or a stack of such, into its place."""
     rows = place.flat()
-    # Smaller pieces: torch quantises in float32, with a few copies of a piece beside it.
-    for begin, end, source in _pieces(_flat(tensor), PIECE // 4):
+    for begin, end, source in _pieces(_flat(tensor), PIECE):
         rows.rows(begin, end).put(source, quantize)
 
 

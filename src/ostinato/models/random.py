@@ -42,7 +42,7 @@ def randomize_weights(model: CausalLM, seed: int, quantize: int8.Quantize = int8
 def _quantize(view: QuantizedView, drawn: torch.Tensor, begin: int, quantize: int8.Quantize) -> None:
     """Fills `view` with the values from `begin` on, as often as it takes."""
     rows, columns = view.shape
-    step = max(1, PERIOD // columns)
+    step = max(1, PERIOD // columns // 8)
     for row in range(0, rows, step):
         end = min(rows, row + step)
         first = (begin + row * columns) % PERIOD
