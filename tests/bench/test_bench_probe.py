@@ -21,8 +21,14 @@ from ostinato.models.checkpoint import load_spec
 from ostinato.ops.work import StepShape
 from ostinato.plan.device.instruction_sets import NOT_THIS_CPU, detect_native
 from tests.support.checkpoints import checkpoint
+from tests.support.native_sets import skip_unless_planned
 
-needs_native = pytest.mark.skipif(detect_native().isa is None, reason=detect_native().reason)
+needs_native = pytest.mark.usefixtures("native_kernels")
+
+
+@pytest.fixture
+def native_kernels() -> None:
+    skip_unless_planned("native")
 
 
 @pytest.fixture(autouse=True)
