@@ -217,7 +217,6 @@ class Controller:
         return self._acceptance.tokens(number) / at.costs.of(number)
 
     def _describe(self, at: _RowRange) -> dict[str, Any]:
-        numbers = self._numbers
         return {
             "rows": list(at.bounds),
             "choice": at.in_use if self.adaptive else self.num_speculative_tokens,
@@ -233,7 +232,7 @@ class Controller:
                     "tokens_per_row": _rounded(self._acceptance.tokens(number)),
                     "speed_up": _rounded(self._speed(at, number) if at.costs.ratio(number) else None),
                 }
-                for number in numbers
+                for number in self._numbers
             ],
         }
 

@@ -70,12 +70,19 @@ def has_matrix_units(isa: str) -> bool:
     return any(isas.get(isa, frozenset()) >= MATRIX_UNITS for isas in CPU_FLAGS.values())
 
 
-def installed_modules(package: Path = Path(__file__).parents[2]) -> frozenset[str]:
+PACKAGE = Path(__file__).parents[2]
+
+
+def module_file(isa: str, package: Path = PACKAGE) -> Path | None:
+    """The file of an instruction set's kernels that fits this interpreter, if there is one."""
+    paths = (package / f"_native_{isa}{suffix}" for suffix in EXTENSION_SUFFIXES)
+    return next((path for path in paths if path.is_file()), None)
+
+
+def installed_modules(package: Path = PACKAGE) -> frozenset[str]:
     """The instruction sets whose modules lie beside the package's sources and fit this interpreter."""
     known = (isa.name for isas in TABLE.values() for isa in isas)
-    return frozenset(
-        isa for isa in known if any((package / f"_native_{isa}{suffix}").is_file() for suffix in EXTENSION_SUFFIXES)
-    )
+    return frozenset(isa for isa in known if module_file(isa, package) is not None)
 
 
 def read_cpu_flags(root: Path = Path("/")) -> frozenset[str]:

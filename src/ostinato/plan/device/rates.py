@@ -7,13 +7,13 @@ import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 from typing import Literal
 
 from pydantic import ValidationError
 
 from ostinato.plain_data import from_plain, save_json
+from ostinato.plan.device.instruction_sets import PACKAGE, module_file
 
 Way = Literal["decode", "prompt"]
 
@@ -80,10 +80,10 @@ def processor_of(root: Path = Path("/")) -> str:
     return f"{name or 'CPU'} ({numbers})"
 
 
-def kernels_of(isa: str, package: Path = Path(__file__).parents[2]) -> str:
+def kernels_of(isa: str, package: Path = PACKAGE) -> str:
     """The kernels of an instruction set, by the digest of their file: others may be faster or slower."""
-    paths = (package / f"_native_{isa}{suffix}" for suffix in EXTENSION_SUFFIXES)
-    path = next(path for path in paths if path.is_file())
+    path = module_file(isa, package)
+    assert path is not None, "kernels that the plan has chosen are installed"
     return f"{isa} {hashlib.blake2b(path.read_bytes(), digest_size=6).hexdigest()}"
 
 
