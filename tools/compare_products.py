@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 
 from ostinato.ops.kernels import load_extension, native_kernel
-from ostinato.plan.device.detect import cpu_model
+from ostinato.plan.device.cpuinfo import cpu_model
 from ostinato.plan.device.instruction_sets import CPU_FLAGS, installed_modules, runnable_here
 
 SHAPES = ((1024, 4096), (4096, 1024), (4096, 4096))

@@ -12,7 +12,7 @@ from ostinato.bench.profile import decode_phases
 from ostinato.bench.reports import Column, Report, Table, at, shown
 from ostinato.cli.main import main
 from ostinato.graphs.tape import Tape
-from ostinato.plan.device.detect import cpu_model
+from ostinato.plan.device.cpuinfo import cpu_model
 from tests.support.engines import make_engine
 from tests.support.fake_openai import fake_openai
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from ostinato.matrix_units import request_matrix_units
+from ostinato.plan.device.cpuinfo import read_cpu_flags
 from ostinato.plan.device.instruction_sets import (
     CPU_FLAGS,
     GRANTED,
@@ -21,7 +22,6 @@ from ostinato.plan.device.instruction_sets import (
     choose_isa,
     detect_native,
     installed_modules,
-    read_cpu_flags,
     runnable_here,
 )
 from ostinato.plan.device.isa_table import MATRIX_UNITS, TABLE

@@ -13,6 +13,7 @@ from ostinato import EngineConfig
 from ostinato.models.checkpoint import load_spec
 from ostinato.ops.work import KernelWork, StepShape
 from ostinato.plan.device.catalogue import CATALOGUE, DeviceSpec
+from ostinato.plan.device.cpuinfo import processor_of
 from ostinato.plan.device.detect import detect
 from ostinato.plan.device.instruction_sets import NativeFacts
 from ostinato.plan.device.rates import (
@@ -21,7 +22,6 @@ from ostinato.plan.device.rates import (
     cache_directory,
     kept_rates,
     kernels_of,
-    processor_of,
     save_rates,
 )
 from ostinato.plan.memory.kernel_work import LOGITS, experts_read, kernel_work

@@ -11,7 +11,8 @@ from pathlib import Path
 
 from ostinato.config import EngineConfig
 from ostinato.errors import ConfigError, Remedy
-from ostinato.plan.device.rates import Rates, kernels_of, processor_of
+from ostinato.plan.device.cpuinfo import processor_of
+from ostinato.plan.device.rates import Rates, kernels_of
 from ostinato.plan.plan import Plan
 
 NUM_BYTES = 3 * 2**26

@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any, Literal
 from ostinato import __version__
 from ostinato.errors import ConfigError
 from ostinato.plain_data import to_plain
-from ostinato.plan.device.detect import cpu_model, detect
+from ostinato.plan.device.cpuinfo import cpu_model
+from ostinato.plan.device.detect import detect
 from ostinato.units import format_bytes
 
 if TYPE_CHECKING:

@@ -16,8 +16,9 @@ from pathlib import Path
 from ostinato.errors import ConfigError
 from ostinato.plan.device.catalogue import CATALOGUE, DEVICE_NAMES, DeviceSpec
 from ostinato.plan.device.cgroup import core_limit, memory_limit
+from ostinato.plan.device.cpuinfo import cpu_model, processor_of
 from ostinato.plan.device.instruction_sets import detect_native
-from ostinato.plan.device.rates import Rates, cache_directory, kept_rates, kernels_of, processor_of
+from ostinato.plan.device.rates import Rates, cache_directory, kept_rates, kernels_of
 from ostinato.units import KiB, MiB
 
 
@@ -75,15 +76,6 @@ def _installed_memory(root: Path) -> int:
         if line.startswith("MemTotal:"):
             return int(line.split()[1]) * KiB
     raise ConfigError("/proc/meminfo does not say how much memory there is; give --device-memory")
-
-
-def cpu_model(root: Path = Path("/")) -> str:
-    """The processor's name, from /proc/cpuinfo."""
-    try:
-        lines = (root / "proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return "CPU"
-    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), "CPU")
 
 
 def _detect_gpu(root: Path, environ: Mapping[str, str]) -> DeviceSpec | None:

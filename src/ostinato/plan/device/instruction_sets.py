@@ -12,6 +12,7 @@ from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 
 from ostinato.matrix_units import request_matrix_units
+from ostinato.plan.device.cpuinfo import read_cpu_flags
 from ostinato.plan.device.isa_table import MATRIX_UNITS, TABLE
 
 CPU_FLAGS: dict[str, dict[str, frozenset[str]]] = {
@@ -83,15 +84,6 @@ def installed_modules(package: Path = PACKAGE) -> frozenset[str]:
     """The instruction sets whose modules lie beside the package's sources and fit this interpreter."""
     known = (isa.name for isas in TABLE.values() for isa in isas)
     return frozenset(isa for isa in known if module_file(isa, package) is not None)
-
-
-def read_cpu_flags(root: Path = Path("/")) -> frozenset[str]:
-    """The first CPU's flags in /proc/cpuinfo; none if there is no such file or line, as on ARM."""
-    try:
-        lines = (root / "proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return frozenset()
-    return next((frozenset(line.split(":", 1)[1].split()) for line in lines if line.startswith("flags")), frozenset())
 
 
 def choose_isa(

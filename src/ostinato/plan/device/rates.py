@@ -64,22 +64,6 @@ def cache_directory(environ: Mapping[str, str] = os.environ) -> Path:
     return (Path(given) if given else Path.home() / ".cache") / "ostinato"
 
 
-def processor_of(root: Path = Path("/")) -> str:
-    """A processor's name, family and model: a virtual machine may name no more than the maker."""
-    wanted = {"model name": "", "cpu family": "", "model": "", "CPU implementer": "", "CPU part": ""}
-    try:
-        lines = (root / "proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        lines = []
-    for line in reversed(lines):
-        name, _, value = line.partition(":")
-        if name.strip() in wanted:
-            wanted[name.strip()] = value.strip()
-    name, family, model, *arm = wanted.values()
-    numbers = f"family {family}, model {model}" if family else "part " + " ".join(filter(None, arm))
-    return f"{name or 'CPU'} ({numbers})"
-
-
 def kernels_of(isa: str, package: Path = PACKAGE) -> str:
     """The kernels of an instruction set, by the digest of their file: others may be faster or slower."""
     path = module_file(isa, package)
