@@ -420,3 +420,13 @@ def test_eval_draws_other_problems_for_another_seed(run: Callable[..., Outcome])
     ]
     assert asked[0] == asked[1]
     assert not set(asked[0]) & set(asked[2])
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="Linux's file that is always full")
+@pytest.mark.parametrize("arguments", [["--version"], ["plan", "demo"]])
+def test_a_full_disk_is_one_line(arguments: list[str]) -> None:
+    with Path("/dev/full").open("w") as full:
+        command = [sys.executable, "-m", "ostinato.cli.main", *arguments]
+        ended = subprocess.run(command, check=False, stdout=full, stderr=subprocess.PIPE, text=True)
+    assert ended.returncode == 1
+    assert ended.stderr == "the output could not be written: No space left on device\n"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import sys
@@ -87,7 +88,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if arguments[:1] not in (["serve"], ["bench"]):  # the one's engine has a process of its own, the other measures
         wait_briefly(os.environ)  # commands import torch when they run
     try:
-        status = app(arguments, prog_name="ostinato", standalone_mode=not as_json)
+        try:
+            status = app(arguments, prog_name="ostinato", standalone_mode=not as_json)
+        finally:
+            sys.stdout.flush()
+    except OSError as error:
+        if error.errno != errno.ENOSPC or error.filename is not None:
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left cannot be written at the exit
+        sys.exit(f"the output could not be written: {error.strerror}")
     except OstinatoError as error:
         _report(error, as_json)
         sys.exit(EXIT_BAD_REQUEST)
