@@ -206,6 +206,49 @@ def qwen3() -> PretrainedConfig:
     )
 
 
+def qwen2() -> PretrainedConfig:
+    """Biases of queries, keys and values alone, which the architecture fixes."""
+    return transformers.Qwen2Config(
+        **COMMON,
+        intermediate_size=96,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        rms_norm_eps=1e-3,
+        rope_parameters={"rope_type": "default", "rope_theta": 700.0},
+    )
+
+
+def mistral() -> PretrainedConfig:
+    return transformers.MistralConfig(
+        **COMMON,
+        intermediate_size=96,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=24,
+        sliding_window=None,
+        rms_norm_eps=1e-3,
+        rope_parameters={"rope_type": "default", "rope_theta": 20000.0},
+    )
+
+
+def smollm3() -> PretrainedConfig:
+    """Every third layer without positions."""
+    return transformers.SmolLM3Config(
+        **COMMON,
+        intermediate_size=96,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        attention_bias=True,
+        mlp_bias=True,
+        no_rope_layer_interval=3,
+        rms_norm_eps=1e-3,
+        rope_parameters={"rope_type": "default", "rope_theta": 700.0},
+    )
+
+
 def mamba2() -> PretrainedConfig:
     """Layers of state alone."""
     config = {name: value for name, value in COMMON.items() if name != "max_position_embeddings"}
@@ -285,9 +328,12 @@ RECIPES: dict[str, Callable[[], PretrainedConfig]] = {
         granitemoehybrid_dense,
         llama,
         mamba2,
+        mistral,
         nemotron_h,
         nemotron_h_dense,
+        qwen2,
         qwen3,
+        smollm3,
     )
 }
 

@@ -18,9 +18,10 @@ if TYPE_CHECKING:
 class Attention(Module):
     """q, k, v projections, optional norm of queries and keys, rotation, attention, output projection, residual.
 
-    `scale` multiplies the scores (default head_dim ** -0.5); `in_multiplier`, `key_multiplier` and `out_multiplier` the
-    input, the keys and the output before the residual (Falcon-H1, Granite); keys before position `first_key` are not
-    attended to (a prediction head has none for a text's first token).
+    `bias` is that of the projections, `out_bias` that of the output's, where it differs. `scale` multiplies the scores
+    (default head_dim ** -0.5); `in_multiplier`, `key_multiplier` and `out_multiplier` the input, the keys and the
+    output before the residual (Falcon-H1, Granite); keys before position `first_key` are not attended to (a prediction
+    head has none for a text's first token).
     """
 
     def __init__(
@@ -30,6 +31,7 @@ class Attention(Module):
         spec: AttentionSpec,
         *,
         bias: bool = False,
+        out_bias: bool | None = None,
         qk_norm_eps: float | None = None,
         scale: float | None = None,
         in_multiplier: float = 1.0,
@@ -43,7 +45,7 @@ class Attention(Module):
         self.q_size, self.kv_size = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
         parts = (("q_proj", self.q_size), ("k_proj", self.kv_size), ("v_proj", self.kv_size))
         self.qkv = PackedLinear(build, hidden_size, parts, bias, in_multiplier=in_multiplier)
-        self.o_proj = Linear(build, self.q_size, hidden_size, bias, out_multiplier)
+        self.o_proj = Linear(build, self.q_size, hidden_size, bias if out_bias is None else out_bias, out_multiplier)
         self.q_norm = RMSNorm(build, spec.head_dim, qk_norm_eps) if qk_norm_eps is not None else None
         self.k_norm = RMSNorm(build, spec.head_dim, qk_norm_eps) if qk_norm_eps is not None else None
         self.scale = spec.head_dim**-0.5 if scale is None else scale
@@ -63,7 +65,7 @@ class Attention(Module):
         q, k, v = (part.unflatten(-1, (-1, self.spec.head_dim)) for part in (q, k, v))
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
-        q = self._store(q, k, v, angles, step, memory)
+        q = self._store(q, k, v, angles if self.spec.rotates else None, step, memory)
         out = self.ops.tap.split("attention", self._attend, (q,), step, memory)
         return self.o_proj(out.flatten(1), residual)
 

@@ -9,21 +9,24 @@ from ostinato.models.base import CausalLM
 from ostinato.plan.model import ModelSpec
 
 MODELS = {
-    "bamba": "Bamba",
-    "falcon_h1": "FalconH1",
-    "granitemoehybrid": "GraniteMoeHybrid",
-    "llama": "Llama",
-    "mamba2": "Mamba2",
-    "nemotron_h": "NemotronH",
-    "qwen3": "Qwen3",
-    "qwen3_vl": "Qwen3VL",
-    "qwen3_vl_moe": "Qwen3VLMoe",
+    "bamba": "bamba.model:Bamba",
+    "falcon_h1": "falcon_h1.model:FalconH1",
+    "granitemoehybrid": "granitemoehybrid.model:GraniteMoeHybrid",
+    "llama": "llama.model:Llama",
+    "mamba2": "mamba2.model:Mamba2",
+    "mistral": "llama.model:Llama",
+    "nemotron_h": "nemotron_h.model:NemotronH",
+    "qwen2": "llama.model:Llama",
+    "qwen3": "qwen3.model:Qwen3",
+    "qwen3_vl": "qwen3_vl.model:Qwen3VL",
+    "qwen3_vl_moe": "qwen3_vl_moe.model:Qwen3VLMoe",
+    "smollm3": "llama.model:Llama",
 }
-"""`model_type` of a config.json, which is the folder's name too -> the class of its model."""
+"""`model_type` of a config.json, which is also the folder of its `spec.py` -> where the class of its model is."""
 
 
 def make_model(build: Builder, spec: ModelSpec) -> CausalLM:
     """The model of `spec`, with the weights that `build` gives."""
-    module = import_module(f"ostinato.models.{spec.architecture}.model")
-    model: CausalLM = getattr(module, MODELS[spec.architecture])(build, spec)
+    module, name = MODELS[spec.architecture].split(":")
+    model: CausalLM = getattr(import_module(f"ostinato.models.{module}"), name)(build, spec)
     return model

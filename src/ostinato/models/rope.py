@@ -27,7 +27,9 @@ _REQUIRED = {
 _OPTIONAL = {"yarn": ("factor", "attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate")}
 
 
-def parse_rope(config: Mapping[str, Any], head_dim: int, default_partial: float = 1.0) -> RopeSpec:
+def parse_rope(
+    config: Mapping[str, Any], head_dim: int, default_partial: float = 1.0, default_theta: float = DEFAULT_THETA
+) -> RopeSpec:
     """The rotary embedding of a model with heads of `head_dim` elements, `default_partial` of them rotated.
 
     ModelError for a kind that is not supported, for one that differs between layers, for a missing factor.
@@ -41,7 +43,7 @@ def parse_rope(config: Mapping[str, Any], head_dim: int, default_partial: float 
         raise ModelError(f"rope type {kind!r} is not supported; the supported ones are {known}")
     merged = {**config, **{name: value for name, value in scaling.items() if value is not None}}
     partial = number(merged, "partial_rotary_factor", default_partial)
-    theta = number(merged, "rope_theta", DEFAULT_THETA)
+    theta = number(merged, "rope_theta", default_theta)
     parameters = {name: number(scaling, name) for name in _REQUIRED[kind]}
     parameters |= {name: scaling[name] for name in _OPTIONAL.get(kind, ()) if scaling.get(name) is not None}
     original = _original_max_position(config, scaling, kind)

@@ -21,6 +21,8 @@ class AttentionSpec:
     num_heads: int
     num_kv_heads: int
     head_dim: int
+    rotates: bool = True
+    """Whether it has the positions of the model's rotary embedding, if there is one."""
 
     @property
     def kv_elements_per_token(self) -> int:

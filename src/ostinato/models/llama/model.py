@@ -1,4 +1,4 @@
-"""Llama (model_type `llama`): attention and a gated MLP in every layer."""
+"""Llama and the models that differ from it in their config.json alone: attention and a gated MLP in every layer."""
 
 from __future__ import annotations
 
@@ -24,6 +24,6 @@ class Llama(Decoder):
             build,
             size,
             hyper.norm_eps,
-            attention=Attention(build, size, layer.attention, bias=hyper.attention_bias),
+            attention=Attention(build, size, layer.attention, bias=hyper.qkv_bias, out_bias=hyper.out_bias),
             mlp=GatedMLP(build, size, hyper.intermediate_size, hyper.mlp_bias),
         )

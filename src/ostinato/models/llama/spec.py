@@ -1,12 +1,13 @@
-"""Llama: attention and a gated MLP in every layer."""
+"""Llama: attention and a gated MLP in every layer. `qwen2`, `mistral` and `smollm3` are the same model."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ostinato.models.hyperparameters import activation, attention_spec, flag, integer, number, shared_fields
-from ostinato.models.rope import parse_rope
+from ostinato.models.rope import DEFAULT_THETA, parse_rope
 from ostinato.plan.model import LayerSpec, ModelSpec
 
 
@@ -15,24 +16,47 @@ class LlamaHyperparameters:
     """What models/llama/model.py builds from, beside the layers."""
 
     intermediate_size: int
-    attention_bias: bool
+    qkv_bias: bool
+    out_bias: bool
     mlp_bias: bool
     norm_eps: float
 
 
 def model_spec(config: dict[str, Any]) -> ModelSpec:
     """The spec of a `llama` config.json."""
+    bias = flag(config, "attention_bias", False)
+    mlp_bias = flag(config, "mlp_bias", False)
+    return llama_spec(config, "llama", qkv_bias=bias, out_bias=bias, mlp_bias=mlp_bias)
+
+
+def llama_spec(
+    config: Mapping[str, Any],
+    architecture: str,
+    *,
+    qkv_bias: bool,
+    out_bias: bool,
+    mlp_bias: bool,
+    head_dim: int | None = None,
+    default_tied: bool = False,
+    default_theta: float = DEFAULT_THETA,
+    rotates: Sequence[bool] | None = None,
+) -> ModelSpec:
+    """The spec of a model like Llama. `head_dim`, `default_tied` and `default_theta` are those of a config.json that
+    names none; `rotates` says of each layer whether it has positions, by default all have."""
     activation(config, "hidden_act", "silu", ("silu",))
-    attention, intermediate_size = attention_spec(config), integer(config, "intermediate_size")
+    attention, num_layers = attention_spec(config, head_dim), integer(config, "num_hidden_layers")
     return ModelSpec(
-        architecture="llama",
-        **shared_fields(config),
-        layers=(LayerSpec("attention", attention),) * integer(config, "num_hidden_layers"),
-        rope=parse_rope(config, attention.head_dim),
+        architecture=architecture,
+        **shared_fields(config, default_tied),
+        layers=tuple(
+            LayerSpec("attention", replace(attention, rotates=each)) for each in rotates or (True,) * num_layers
+        ),
+        rope=parse_rope(config, attention.head_dim, default_theta=default_theta),
         hyperparameters=LlamaHyperparameters(
-            intermediate_size=intermediate_size,
-            attention_bias=flag(config, "attention_bias", False),
-            mlp_bias=flag(config, "mlp_bias", False),
+            intermediate_size=integer(config, "intermediate_size"),
+            qkv_bias=qkv_bias,
+            out_bias=out_bias,
+            mlp_bias=mlp_bias,
             norm_eps=number(config, "rms_norm_eps", 1e-6),
         ),
     )

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ostinato.errors import ModelError
 from ostinato.models.hyperparameters import activation, attention_spec, flag, integer, number, shared_fields
 from ostinato.models.rope import parse_rope
+from ostinato.models.windows import refuse_windows
 from ostinato.plan.model import LayerSpec, ModelSpec
 
 
@@ -24,7 +24,7 @@ class Qwen3Hyperparameters:
 def model_spec(config: dict[str, Any]) -> ModelSpec:
     """The spec of a `qwen3` config.json. ModelError if a layer's attention is not over the whole context."""
     activation(config, "hidden_act", "silu", ("silu",))
-    _refuse_other_attention(config)
+    refuse_windows(config, 4096)
     attention = attention_spec(config, 128)
     return ModelSpec(
         architecture="qwen3",
@@ -42,19 +42,3 @@ def hyperparameters(config: Mapping[str, Any]) -> Qwen3Hyperparameters:
         attention_bias=flag(config, "attention_bias", False),
         norm_eps=number(config, "rms_norm_eps", 1e-6),
     )
-
-
-def _refuse_other_attention(config: dict[str, Any]) -> None:
-    """Layers with a window are named in `layer_types`, or else are those from `max_window_layers` on."""
-    others = sorted({str(kind) for kind in config.get("layer_types") or () if kind != "full_attention"})
-    if others:
-        raise ModelError(f"config.json has layer_types {', '.join(others)}; supported: full_attention")
-    windowed = flag(config, "use_sliding_window", False) and config.get("sliding_window", 4096) is not None
-    if config.get("layer_types") or not windowed:
-        return
-    first, num_layers = integer(config, "max_window_layers", 28), integer(config, "num_hidden_layers")
-    if first < num_layers:
-        raise ModelError(
-            f"config.json has use_sliding_window and max_window_layers = {first}, so layers {first} to "
-            f"{num_layers - 1} would see a part of the context; supported: attention over all of it"
-        )

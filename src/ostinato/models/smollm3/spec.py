@@ -1,0 +1,40 @@
+"""SmolLM3: Llama with some layers, by default every fourth, whose attention has no positions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ostinato.errors import ModelError
+from ostinato.models.hyperparameters import flag, integer
+from ostinato.models.llama.spec import llama_spec
+from ostinato.models.windows import refuse_windows
+from ostinato.plan.model import ModelSpec
+
+DEFAULT_THETA = 2_000_000.0
+
+
+def model_spec(config: dict[str, Any]) -> ModelSpec:
+    """The spec of a `smollm3` config.json. ModelError if a layer's attention is not over the whole context."""
+    refuse_windows({"max_window_layers": 0, **config}, None)
+    bias = flag(config, "attention_bias", False)
+    return llama_spec(
+        config,
+        "smollm3",
+        qkv_bias=bias,
+        out_bias=bias,
+        mlp_bias=flag(config, "mlp_bias", False),
+        default_tied=True,
+        default_theta=DEFAULT_THETA,
+        rotates=_rotating_layers(config),
+    )
+
+
+def _rotating_layers(config: dict[str, Any]) -> list[bool]:
+    """Of each layer whether it has positions: 1 in `no_rope_layers` means that it has."""
+    num_layers, interval = integer(config, "num_hidden_layers"), integer(config, "no_rope_layer_interval", 4)
+    given = config.get("no_rope_layers")
+    if given is None:
+        return [interval == 0 or (number + 1) % interval != 0 for number in range(num_layers)]
+    if not isinstance(given, list) or len(given) < num_layers or any(each not in (0, 1) for each in given):
+        raise ModelError(f"config.json has no_rope_layers = {given!r}, which should be 0 or 1 for each of its layers")
+    return [each == 1 for each in given[:num_layers]]
