@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 from ostinato.config import EngineConfig
 from ostinato.demo import CHECKPOINTS, checkpoint_dir
 from ostinato.errors import ConfigError, ModelError, Remedy
+from ostinato.formats.parts import gguf_header, is_gguf, read_part
 from ostinato.models.registry import MODELS
 from ostinato.models.table import with_table
 from ostinato.plain_data import read_json
@@ -38,8 +40,13 @@ def resolve_model_dir(model: str, revision: str | None = None, files: tuple[str,
             message = f"revision {revision!r} is for hub ids, and {model!r} is a directory"
             raise ConfigError(message, [Remedy("revision", None)])
         return directory
+    if is_gguf(directory):
+        return directory
     if directory.exists():
-        raise ModelError(f"{model!r} is a file; give the directory of a checkpoint, with its config.json")
+        raise ModelError(
+            f"{model!r} is a file and does not end in .gguf; give a GGUF file, or the directory of a checkpoint, with "
+            "its config.json"
+        )
     # A word alone is rather one that was left over on a command line.
     if re.fullmatch(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", model) is None:
         message = f"there is no directory {str(directory)!r}"
@@ -59,6 +66,8 @@ def load_spec(config: EngineConfig) -> ModelSpec:
     """
     directory = resolve_model_dir(config.model, config.revision, PLANNED_FROM)
     model = model_spec(read_config(directory))
+    if is_gguf(directory):
+        model = replace(model, stored_blocks=_stored_blocks(directory))
     if model.vision is not None:
         model = replace(model, vision=with_smallest_item(model.vision, directory))
     draft = None
@@ -71,11 +80,22 @@ def load_spec(config: EngineConfig) -> ModelSpec:
 
 
 def read_config(directory: Path) -> dict[str, Any]:
-    """The config.json of a checkpoint directory. ModelError if it is missing or broken."""
+    """The config.json of a checkpoint directory, or what a GGUF file says in its place. ModelError if it is missing or
+    broken."""
+    if is_gguf(directory):
+        return read_part(directory, "config.json")
     path = directory / "config.json"
     if not path.is_file():
         raise ModelError(f"{directory} holds no config.json, so it is no checkpoint")
     return read_json(path)
+
+
+def _stored_blocks(path: Path) -> tuple[tuple[str, int], ...]:
+    """Bytes of a GGUF file's tensors by type, the most first."""
+    sizes: Counter[str] = Counter()
+    for tensor in gguf_header(path).tensors.values():
+        sizes[tensor.type.name] += tensor.num_bytes
+    return tuple(sizes.most_common())
 
 
 def with_smallest_item(vision: VisionSpec, directory: Path) -> VisionSpec:

@@ -11,9 +11,11 @@ import numpy as np
 import torch
 
 from ostinato.errors import ModelError
+from ostinato.formats.parts import is_gguf
 from ostinato.layers import pages
 from ostinato.layers.build import Build, QuantizedView, Target, checkpoint_views
 from ostinato.models.base import CausalLM
+from ostinato.models.gguf_loader import load_gguf
 from ostinato.models.registry import make_model
 from ostinato.models.sources import find_sources, opened
 from ostinato.ops import int8
@@ -44,13 +46,17 @@ def load_weights(
     progress: Callable[[int, int], None] = lambda done, total: None,
     quantize: int8.Quantize = int8.quantize_into,
 ) -> None:
-    """Puts every tensor of the checkpoint in its place, in the model's dtypes, quantised where the place is.
+    """Puts every tensor of the checkpoint, a directory or a GGUF file, in its place, in the model's dtypes, quantised
+    where the place is.
 
     On a CPU the memory taken at any time is that of the weights and a few MiB. The files must not be changed
     while the model is in use, for weights may lie in them; they may be deleted or replaced.
     `progress` is called with (tensors done, tensors in all). Raises ModelError, before anything is read, that
     lists all tensors missing, left over or of the wrong shape.
     """
+    if is_gguf(directory):
+        load_gguf(model, directory, progress, quantize)
+        return
     places = dict(checkpoint_views(model))
     files = checkpoint_files(directory)
     sources, mismatch = find_sources(model, files, places)

@@ -287,6 +287,8 @@ class ModelSpec:
     """What makes drafts, where something with weights does."""
     stored_quantization: Quantization | None = None
     """How the checkpoint's weights are quantised, where they are."""
+    stored_blocks: tuple[tuple[str, int], ...] = ()
+    """Of a GGUF file, the bytes of its tensors by type."""
     quantization: Quantization | None = None
     """How they are while the model runs, a prediction head's among them."""
     vision: VisionSpec | None = None

@@ -23,7 +23,7 @@ from ostinato.plan.memory.flops import StateCachePlan, prefill_flops
 from ostinato.plan.memory.prefixes import prefix_decisions
 from ostinato.plan.model import ModelSpec, VisionSpec
 from ostinato.plan.prediction import Prediction, plan_prediction
-from ostinato.plan.quantization_setting import quantization_decisions
+from ostinato.plan.quantization_setting import expansion_decisions, quantization_decisions
 from ostinato.plan.remedies import advice, capacity_remedies, working_remedies
 from ostinato.plan.rope import resolve_rope
 from ostinato.plan.settings import EffectiveSettings
@@ -122,6 +122,7 @@ def make_plan(config: EngineConfig, model: ModelSpec, device: DeviceSpec) -> Pla
     model, dtype, ssm_state_dtype = settled.model, settled.dtype, settled.ssm_state_dtype
     decisions = [*fitted.decisions, *prefix_decisions(fitted)]
     decisions += quantization_decisions(config, model, dtype, settled.kernels)
+    decisions += expansion_decisions(model, dtype)
     if not config.enable_chunked_prefill and fitted.limits.max_num_batched_tokens < fitted.limits.max_model_len:
         reason = (
             f"without chunked prefill a prompt of more than {fitted.limits.max_num_batched_tokens} tokens "

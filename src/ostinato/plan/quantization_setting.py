@@ -57,6 +57,20 @@ def _choose(config: EngineConfig, model: ModelSpec, whose: str) -> Quantization 
     raise ConfigError(message, [Remedy("quantization", "auto"), Remedy("quantization", "none")])
 
 
+def expansion_decisions(model: ModelSpec, dtype: str) -> list[Decision]:
+    """What becomes of the blocks of a GGUF file."""
+    if not model.stored_blocks:
+        return []
+    stored = ", ".join(f"{name} {format_bytes(size)}" for name, size in model.stored_blocks)
+    effective = dtype if model.quantization is None else f"{model.quantization.name}, the others {dtype}"
+    in_file = sum(size for _, size in model.stored_blocks)
+    reason = (
+        "blocks are expanded while loading, since no kernel reads them as they lie yet: "
+        f"{format_bytes(model.weight_bytes(dtype))} instead of {format_bytes(in_file)}"
+    )
+    return [Decision("weights", stored, effective, reason)]
+
+
 def _decisions(
     topic: str, config: EngineConfig, model: ModelSpec, dtype: str, kernels: Mapping[str, KernelChoice]
 ) -> list[Decision]:

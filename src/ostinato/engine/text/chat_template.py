@@ -21,7 +21,7 @@ import jinja2.parser
 import jinja2.sandbox
 
 from ostinato.errors import ModelError, RequestError, reason
-from ostinato.plain_data import read_json
+from ostinato.formats.parts import read_part
 
 # Stands after a message that is to be continued, to find its end in the rendered text. The space after it
 # shows whether the template trims messages.
@@ -108,7 +108,7 @@ def load_chat_template(directory: Path, special_tokens: Mapping[str, str] | None
     ModelError if a file is damaged.
     """
     found: dict[str, str] = {}
-    value = read_json(directory / "tokenizer_config.json").get("chat_template")
+    value = read_part(directory, "tokenizer_config.json").get("chat_template")
     if isinstance(value, str):
         found["default"] = value
     elif isinstance(value, list):

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import tokenizers
 
 from ostinato.errors import ModelError, RequestError
-from ostinato.plain_data import read_json
+from ostinato.formats.parts import is_gguf, read_part
 
 _BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 _SAMPLING_SETTINGS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
@@ -183,22 +183,26 @@ class Tokenizer:
 
 
 def load_tokenizer(directory: Path) -> Tokenizer:
-    """The tokenizer of a checkpoint directory. ModelError if one of its files is damaged."""
+    """The tokenizer of a checkpoint: a directory or a GGUF file. ModelError if one of its files is damaged."""
     path = directory / "tokenizer.json"
     backend = None
-    if path.is_file():
-        try:
+    try:
+        if path.is_file():
             backend = tokenizers.Tokenizer.from_file(str(path))
-        except Exception as error:  # the library raises nothing more specific
-            raise ModelError(f"{path} cannot be read as a tokenizer: {error}") from None
-    settings = read_json(directory / "special_tokens_map.json") | read_json(directory / "tokenizer_config.json")
+        elif is_gguf(directory):
+            backend = tokenizers.Tokenizer.from_str(json.dumps(read_part(directory, "tokenizer.json")))
+    except ModelError:
+        raise
+    except Exception as error:  # the library raises nothing more specific
+        raise ModelError(f"{path} cannot be read as a tokenizer: {error}") from None
+    settings = read_part(directory, "special_tokens_map.json") | read_part(directory, "tokenizer_config.json")
     return Tokenizer(backend, settings, generation_defaults(directory))
 
 
 def generation_defaults(directory: Path) -> GenerationDefaults:
     """End tokens and sampling settings that a checkpoint directory names. ModelError if a file is damaged."""
-    config = read_json(directory / "config.json")
-    generation = read_json(directory / "generation_config.json")
+    config = read_part(directory, "config.json")
+    generation = read_part(directory, "generation_config.json")
     ends: set[int] = set()
     for source in (generation, config, config.get("text_config") or {}):
         value = source.get("eos_token_id")

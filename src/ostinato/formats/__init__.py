@@ -1,0 +1,1 @@
+"""The formats that checkpoints lie in."""

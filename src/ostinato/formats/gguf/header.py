@@ -1,0 +1,193 @@
+"""Reads the header of a GGUF file, versions 2 and 3: metadata, and where each tensor lies. Imports no torch.
+
+Layout (the specification of the format, github.com/ggml-org/ggml, docs/gguf.md): the magic, a version, the numbers of
+tensors and of metadata; the metadata, each a name, a type and a value; the tensors, each a name, its sizes with the
+innermost first, its type and where it begins behind the header, which is padded to `general.alignment`.
+
+Nothing in a file is believed: every length is held against the bytes that are left before anything is read or made, so
+a damaged file is a ModelError, and takes no more memory than its own size.
+"""
+
+from __future__ import annotations
+
+import mmap
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ostinato.errors import ModelError
+from ostinato.formats.gguf.types import TYPES, BlockType
+
+MAGIC = b"GGUF"
+VERSIONS = (2, 3)
+DEFAULT_ALIGNMENT = 32
+MOST_DIMENSIONS = 4
+_MOST_ALIGNMENT = 2**16
+
+_SCALARS = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<?", 10: "<Q", 11: "<q", 12: "<d"}
+"""The types of metadata that are one number."""
+_STRING, _ARRAY = 8, 9
+# Arrays within arrays: no model has any, and a file may not exhaust the stack.
+_MOST_NESTING = 4
+_LEAST_TENSOR_BYTES, _LEAST_METADATA_BYTES = 8 + 4 + 4 + 8, 8 + 4 + 1
+
+
+@dataclass(frozen=True)
+class TensorPlace:
+    """A tensor of the file. `shape` has the outermost size first, as torch's; `begin` is in bytes from the file's
+    start."""
+
+    name: str
+    shape: tuple[int, ...]
+    type: BlockType
+    begin: int
+
+    @property
+    def num_elements(self) -> int:
+        count = 1
+        for size in self.shape:
+            count *= size
+        return count
+
+    @property
+    def num_bytes(self) -> int:
+        return self.num_elements // self.type.elements * self.type.num_bytes
+
+
+@dataclass(frozen=True)
+class Header:
+    """`metadata` by name: numbers, strings, truth values, NumPy's arrays of numbers, lists of strings. `tensors` by
+    name, in the file's order."""
+
+    path: Path
+    version: int
+    metadata: dict[str, Any]
+    tensors: dict[str, TensorPlace]
+
+
+def read_header(path: Path) -> Header:
+    """The header of the file. ModelError if it is no GGUF file, or is damaged or truncated."""
+    try:
+        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+            return _Reader(path, data).header()
+    except (OSError, ValueError) as error:  # a file of no bytes cannot be mapped
+        raise ModelError(f"{path} cannot be read: {error}") from error
+
+
+class _Reader:
+    def __init__(self, path: Path, data: mmap.mmap) -> None:
+        self._path = path
+        self._data = data
+        self._size = len(data)
+        self._at = 0
+
+    def header(self) -> Header:
+        if self._data[: len(MAGIC)] != MAGIC:
+            raise ModelError(f"{self._path} is no GGUF file: it does not begin with {MAGIC.decode()}")
+        self._at = len(MAGIC)
+        version = self._number("<I")
+        if version not in VERSIONS:
+            swapped = int.from_bytes(version.to_bytes(4, "little"), "big")
+            reason = "big-endian" if swapped in VERSIONS else f"version {version}"
+            known = " and ".join(map(str, VERSIONS))
+            raise ModelError(f"{self._path} is a GGUF file of {reason}; versions {known} in little-endian are read")
+        num_tensors, num_metadata = self._number("<Q"), self._number("<Q")
+        self._expect(num_metadata * _LEAST_METADATA_BYTES + num_tensors * _LEAST_TENSOR_BYTES, "tables")
+        metadata: dict[str, Any] = {}
+        for _ in range(num_metadata):
+            name = self._string()
+            if name in metadata:
+                raise self._damaged(f"{name} stands there twice")
+            metadata[name] = self._value(self._number("<I"))
+        return Header(self._path, version, metadata, self._tensors(num_tensors, self._alignment(metadata)))
+
+    def _alignment(self, metadata: dict[str, Any]) -> int:
+        alignment = metadata.get("general.alignment", DEFAULT_ALIGNMENT)
+        if type(alignment) is not int or not 1 <= alignment <= _MOST_ALIGNMENT or alignment & (alignment - 1):
+            raise self._damaged(f"general.alignment is {alignment!r}, which should be a power of two")
+        return alignment
+
+    def _tensors(self, count: int, alignment: int) -> dict[str, TensorPlace]:
+        stated = [self._tensor() for _ in range(count)]
+        data = -(-self._at // alignment) * alignment
+        found: dict[str, TensorPlace] = {}
+        for name, shape, block, offset in stated:
+            place = TensorPlace(name, shape, block, data + offset)
+            if name in found:
+                raise self._damaged(f"tensor {name} stands there twice")
+            if offset % alignment:
+                raise self._damaged(f"tensor {name} begins at {offset}, which is no multiple of {alignment}")
+            if place.begin + place.num_bytes > self._size:
+                raise self._damaged(f"tensor {name} would end at byte {place.begin + place.num_bytes}")
+            found[name] = place
+        return found
+
+    def _tensor(self) -> tuple[str, tuple[int, ...], BlockType, int]:
+        """-> name, shape, type, offset"""
+        name = self._string()
+        dimensions = self._number("<I")
+        if dimensions > MOST_DIMENSIONS:
+            raise self._damaged(f"tensor {name} has {dimensions} dimensions, and {MOST_DIMENSIONS} are the most")
+        shape = tuple(self._number("<Q") for _ in range(dimensions))[::-1]
+        number, offset = self._number("<I"), self._number("<Q")
+        block = TYPES.get(number)
+        if block is None:
+            known = ", ".join(each.name for each in TYPES.values())
+            raise ModelError(f"{self._path}: tensor {name} is of type {number}, which is not known; known are {known}")
+        if shape and shape[-1] % block.elements:
+            raise self._damaged(
+                f"tensor {name} has rows of {shape[-1]}, and {block.name} has blocks of {block.elements}"
+            )
+        return name, shape, block, offset
+
+    def _value(self, kind: int, nesting: int = 0) -> Any:
+        if kind in _SCALARS:
+            return self._number(_SCALARS[kind])
+        if kind == _STRING:
+            return self._string()
+        if kind != _ARRAY or nesting == _MOST_NESTING:
+            raise self._damaged(f"metadata of type {kind} at byte {self._at}")
+        of, count = self._number("<I"), self._number("<Q")
+        if of in _SCALARS:
+            begin = self._skip(count * struct.calcsize(_SCALARS[of]))
+            return np.frombuffer(self._data, _SCALARS[of], count, begin).copy()
+        self._expect(8 * count, "an array")  # a string has at least its length
+        if of == _STRING:
+            return list(self._strings(count))
+        return [self._value(of, nesting + 1) for _ in range(count)]
+
+    def _strings(self, count: int) -> Iterator[str]:
+        """Written out, since vocabularies have a hundred thousand."""
+        data, size, length_at = self._data, self._size, struct.Struct("<Q").unpack_from
+        for _ in range(count):
+            begin = self._at + 8
+            if begin > size or length_at(data, self._at)[0] > size - begin:
+                raise self._damaged(f"a string at byte {self._at}")
+            self._at = begin + length_at(data, self._at)[0]
+            # What is no UTF-8 stays readable: tokens of single bytes are written so by some.
+            yield data[begin : self._at].decode("utf-8", errors="surrogateescape")
+
+    def _string(self) -> str:
+        return next(self._strings(1))
+
+    def _number(self, form: str) -> Any:
+        begin = self._skip(struct.calcsize(form))
+        return struct.unpack_from(form, self._data, begin)[0]
+
+    def _skip(self, count: int) -> int:
+        """Where the next `count` bytes begin."""
+        begin = self._at
+        self._expect(count, "a value")
+        self._at = begin + count
+        return begin
+
+    def _expect(self, count: int, what: str) -> None:
+        if count > self._size - self._at:
+            raise self._damaged(f"{what} of {count} bytes at byte {self._at}")
+
+    def _damaged(self, what: str) -> ModelError:
+        return ModelError(f"{self._path} of {self._size} bytes is damaged or truncated: {what}. Download it again.")

@@ -1,0 +1,43 @@
+"""The parts of a checkpoint that are JSON: files of its directory, or what the metadata of a GGUF file says."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from ostinato.formats.gguf.config import config_of
+from ostinato.formats.gguf.header import Header, read_header
+from ostinato.formats.gguf.tokenizer import generation_config_of, tokenizer_config_of, tokenizer_of
+from ostinato.plain_data import read_json
+
+_READERS = {
+    "config.json": config_of,
+    "tokenizer.json": tokenizer_of,
+    "tokenizer_config.json": tokenizer_config_of,
+    "generation_config.json": generation_config_of,
+}
+
+
+def is_gguf(checkpoint: Path) -> bool:
+    """Whether it is one file, not a directory."""
+    return checkpoint.suffix == ".gguf" and checkpoint.is_file()
+
+
+def read_part(checkpoint: Path, name: str) -> dict[str, Any]:
+    """The object in the file `name`; empty if the checkpoint has none. ModelError if it is damaged, or means something
+    that is not implemented."""
+    if is_gguf(checkpoint):
+        return _READERS[name](gguf_header(checkpoint)) if name in _READERS else {}
+    return read_json(checkpoint / name)
+
+
+def gguf_header(path: Path) -> Header:
+    """The header of a GGUF file, read once while the file stays as it is."""
+    status = path.stat()
+    return _header(path, (status.st_mtime_ns, status.st_size))
+
+
+@lru_cache(maxsize=2)
+def _header(path: Path, _as_it_is: tuple[int, int]) -> Header:
+    return read_header(path)

@@ -1,0 +1,150 @@
+"""Models from GGUF files: transformers on the expanded weights is the oracle."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tokenizers
+import torch
+import transformers
+from transformers.convert_slow_tokenizer import TikTokenConverter
+
+from ostinato import LLM, SamplingParams
+from ostinato.config import EngineConfig
+from ostinato.engine.run.inputs import step_inputs
+from ostinato.engine.text.tokenizer import load_tokenizer
+from ostinato.errors import ModelError
+from ostinato.layers.build import Build
+from ostinato.models.checkpoint import load_spec
+from ostinato.models.loader import build_model, load_weights
+from ostinato.ops.kernels import select_ops
+from ostinato.plan.device.detect import detect
+from ostinato.plan.plan import make_plan
+from ostinato.schedule.batch import Batch, Row
+from tests.models.test_models import BLOCK_SIZE, CPU, poisoned_memory
+
+pytest.importorskip("gguf", reason="the package that writes GGUF files comes with the test extra")
+from tests.support.gguf_files import CONFIGS, write_gguf
+
+PROMPT = tuple(range(5, 45))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("gguf")
+
+
+def file_of(folder: Path, architecture: str, kind: str = "Q8_0", **options: Any) -> Path:
+    path = folder / f"{architecture}-{kind}-{'-'.join(map(str, options.values()))}.gguf"
+    return path if path.exists() else write_gguf(path, architecture, kind, **options)
+
+
+def logits_of(path: Path) -> torch.Tensor:
+    spec = load_spec(EngineConfig(model=str(path)))
+    model = build_model(Build(select_ops({}), torch.float32, CPU), spec)
+    load_weights(model, path)
+    row = Row("r", PROMPT, 0, tuple(range(1, 4)), 0, (2,), num_logits=len(PROMPT))
+    return model.logits(model(step_inputs(Batch((row,), 0), BLOCK_SIZE, CPU), poisoned_memory(spec)))
+
+
+@pytest.mark.parametrize("kind", ["F32", "Q8_0", "Q4_0", "Q5_1"])
+@pytest.mark.parametrize("architecture", CONFIGS)
+def test_logits_equal_transformers_on_the_expanded_weights(folder: Path, architecture: str, kind: str) -> None:
+    path = file_of(folder, architecture, kind)
+    oracle = transformers.AutoModelForCausalLM.from_pretrained(path.with_suffix(""), dtype=torch.float32)
+    with torch.no_grad():
+        expected = oracle(torch.tensor([PROMPT])).logits[0]
+    error = (logits_of(path) - expected).abs().max() / expected.abs().max()
+    assert error < 1e-4
+
+
+TEXTS = [
+    "hello world",
+    "  two  spaces\tand\n\n\nlines \r\n end ",
+    "I'LL say it's 12345 ½ ² and 3.14",
+    "Ünïcödé e\u0301 日本語 🙂🙂 \u200b\ufeff",
+    "def f(x):\n    return x**2  # the_end\n",
+    "",
+]
+
+
+def with_pattern(name: str) -> tokenizers.pre_tokenizers.PreTokenizer:
+    """How transformers' own tokenizers cut text before it is merged."""
+    if name == "qwen2":
+        backend = transformers.Qwen2Tokenizer(vocab={"a": 0}, merges=[]).backend_tokenizer
+    elif name == "gpt-2":
+        backend = transformers.GPT2Tokenizer(vocab={"a": 0}, merges=[]).backend_tokenizer
+    else:
+        pattern = TikTokenConverter().pattern
+        split = tokenizers.pre_tokenizers.Split(tokenizers.Regex(pattern), "isolated")
+        last = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+        return tokenizers.pre_tokenizers.Sequence([split, last])
+    return backend.pre_tokenizer
+
+
+@pytest.mark.parametrize("pre", ["qwen2", "llama-bpe", "gpt-2"])
+def test_text_is_cut_as_transformers_cuts_it(folder: Path, pre: str) -> None:
+    own = load_tokenizer(file_of(folder, "llama", pre=pre))
+    assert own._backend is not None
+    oracle = with_pattern(pre)
+    for text in TEXTS:
+        cut = [piece for piece, _ in own._backend.pre_tokenizer.pre_tokenize_str(text)]
+        assert cut == [piece for piece, _ in oracle.pre_tokenize_str(text)]
+
+
+@pytest.mark.parametrize("pre", ["qwen2", "llama-bpe", "gpt-2", "smollm"])
+def test_text_comes_back_from_its_tokens(folder: Path, pre: str) -> None:
+    own = load_tokenizer(file_of(folder, "llama", pre=pre))
+    for text in TEXTS:
+        given = "Ünïcödé é 日本語 🙂🙂 \u200b\ufeff" if pre == "qwen2" and text.startswith("Ü") else text  # NFC
+        assert own.decode(own.encode(text)) == given
+
+
+def test_smollm_takes_digits_one_by_one(folder: Path) -> None:
+    assert len(load_tokenizer(file_of(folder, "llama", pre="smollm")).encode("1212")) == 4
+    assert len(load_tokenizer(file_of(folder, "llama", pre="llama-bpe")).encode("12", add_special_tokens=False)) == 1
+
+
+def test_special_tokens_template_and_ends_come_from_the_metadata(folder: Path) -> None:
+    tokenizer = load_tokenizer(file_of(folder, "llama"))
+    assert tokenizer.encode("<s>hello</s>") == [0, tokenizer.encode("hello")[0], 1]
+    assert tokenizer.decode([0, 1]) == ""
+    assert (tokenizer.bos_token, tokenizer.eos_token, set(tokenizer.eos_token_ids)) == ("<s>", "</s>", {1})
+    assert load_tokenizer(file_of(folder, "llama", pre="llama-bpe")).encode("a")[0] == 0
+
+
+def test_a_file_runs_and_the_plan_says_what_becomes_of_its_blocks(folder: Path) -> None:
+    path = file_of(folder, "qwen2")
+    config = EngineConfig(model=str(path), cache_memory="16MiB")
+    plan = make_plan(config, load_spec(config), detect("cpu"))
+    decision = next(each for each in plan.decisions if each.topic == "weights")
+    assert "Q8_0" in decision.requested
+    assert decision.effective == "bfloat16"
+    settings: dict[str, Any] = {"cache_memory": "16MiB", "max_num_seqs": 2, "threads": 1}
+    greedy = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True)
+    llm = LLM(str(path), dtype="float32", **settings)
+    chat = llm.chat([{"role": "user", "content": "hello"}], greedy)
+    raw = llm.generate("<s>user\nhello</s><s>assistant:", greedy)
+    assert chat[0].outputs[0].token_ids == raw[0].outputs[0].token_ids
+    small = LLM(str(path), quantization="int8", **settings)
+    assert len(small.generate("hello", greedy)[0].outputs[0].token_ids) == 6
+
+
+@pytest.mark.parametrize(
+    ("metadata", "words"),
+    [
+        ({"llama.expert_count": 4}, "models without"),
+        ({"llama.rope.scaling.type": "longrope"}, "supported: none, linear, yarn"),
+        ({"llama.attention.sliding_window": 128}, "supported: attention over the whole context of 512"),
+    ],
+)
+def test_what_is_not_implemented_is_refused_by_name(tmp_path: Path, metadata: dict[str, Any], words: str) -> None:
+    with pytest.raises(ModelError, match=words):
+        load_spec(EngineConfig(model=str(write_gguf(tmp_path / "m.gguf", "llama", **metadata))))
+
+
+def test_a_pre_tokenizer_that_is_not_known_is_refused_by_name(folder: Path) -> None:
+    with pytest.raises(ModelError, match=r"'other'; implemented: gpt-2, llama-bpe, qwen2, smollm"):
+        load_tokenizer(file_of(folder, "llama", pre="other"))
