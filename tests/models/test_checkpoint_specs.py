@@ -53,9 +53,9 @@ def test_a_directory_that_does_not_exist_is_named(model: str) -> None:
 
 
 def test_a_file_is_no_checkpoint(tmp_path: Path) -> None:
-    (tmp_path / "model.gguf").write_text("")
-    with pytest.raises(ModelError, match="is a file"):
-        resolve_model_dir(str(tmp_path / "model.gguf"))
+    (tmp_path / "model.safetensors").write_text("")
+    with pytest.raises(ModelError, match=r"is a file and does not end in \.gguf"):
+        resolve_model_dir(str(tmp_path / "model.safetensors"))
 
 
 def test_a_revision_of_a_directory_is_refused(tmp_path: Path) -> None:
