@@ -6,7 +6,7 @@ PY ?= $(BIN)/python
 # Programs of the machine are used where it has them.
 BUILD_TOOLS := scikit-build-core nanobind $(foreach tool,cmake ninja,$(if $(shell command -v $(tool)),,$(tool)))
 
-.PHONY: demo test test-reference soak docs-check lint format native native-sanitize matrix-units clean
+.PHONY: demo test test-reference soak docs-check lint format native native-sanitize clean
 
 demo: native
 	$(BIN)/ostinato generate \
@@ -74,16 +74,6 @@ native-sanitize: $(if $(filter $(BIN)/python,$(PY)),.venv/.installed-test)
 	cp build/sanitize/_native_*.so $(SANITIZED)/ostinato
 	LD_PRELOAD="$(PRELOADED)" ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 OMP_NUM_THREADS=2 \
 	  PYTHONPATH=$(SANITIZED) $(PY) -m pytest -p no:cacheprovider $(SANITIZED_TESTS)
-
-# On a processor with matrix units: builds the kernels with them and without, tests both, and times them beside torch's
-# products. The plan then chooses those with them.
-matrix-units: $(if $(filter $(BIN)/python,$(PY)),.venv/.installed-test)
-	$(MAKE) native PY=$(PY) ISA="x86_64_v4_bf16;x86_64_v4_amx"
-	PYTHONPATH=src $(PY) -c 'from ostinato.plan.device.instruction_sets import detect_native as detect; facts = detect(); print(facts.reason); exit(facts.isa != "x86_64_v4_amx")'
-	PYTHONPATH=src $(PY) -m pytest tests/ops tests/parity tests/models
-	PYTHONPATH=src $(PY) tools/compare_products.py
-	PYTHONPATH=src $(PY) tools/compare_products.py --int8
-	PYTHONPATH=src $(PY) -m ostinato.cli.main bench profile benchmarks/models/nemotron-h-300m --random-weights
 
 clean:
 	rm -rf .venv build dist src/*.egg-info src/ostinato/_native_*.so .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -9,7 +9,7 @@ execute_process(
   COMMAND "${Python_EXECUTABLE}" -B -s "${write_isas}" "${CMAKE_CURRENT_SOURCE_DIR}/src" "${CMAKE_SYSTEM_PROCESSOR}"
     "${written_isas}"
   COMMAND_ERROR_IS_FATAL ANY)
-# known_isas, worst first; on_trial and stand_ins, which are built where they are named; runnable_isas, of both, on this machine; and
+# known_isas, worst first; stand_ins, which are built where they are named; runnable_isas, of both, on this machine; and
 # flags_of_<isa>.
 include("${written_isas}")
 
@@ -22,7 +22,7 @@ endfunction()
 # What OSTINATO_ISA asks for. An instruction set that is asked for by name and cannot be built is an error; one that
 # `all` or `native` would include is left out, and the check's line in CMake's output says so.
 function(instruction_sets_to_build result)
-  set(known ${known_isas} ${on_trial} ${stand_ins})
+  set(known ${known_isas} ${stand_ins})
   set(chosen)
   foreach(wish IN LISTS OSTINATO_ISA)
     if(wish STREQUAL "all" OR wish STREQUAL "native")

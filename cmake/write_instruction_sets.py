@@ -18,8 +18,7 @@ from ostinato.plan.device.isa_table import TABLE  # noqa: E402
 isas = TABLE.get(processor, ())
 lines = [
     f"# Written by {Path(__file__).name}.",
-    f"set(known_isas {' '.join(isa.name for isa in isas if not (isa.is_stand_in or isa.on_trial))})",
-    f"set(on_trial {' '.join(isa.name for isa in isas if isa.on_trial)})",
+    f"set(known_isas {' '.join(isa.name for isa in isas if not isa.is_stand_in)})",
     f"set(stand_ins {' '.join(isa.name for isa in isas if isa.is_stand_in)})",
     f"set(runnable_isas {' '.join(runnable_here())})",
     *(f"set(flags_of_{isa.name} {' '.join(isa.compiler_flags)})" for isa in isas),

@@ -12,6 +12,7 @@
 #if defined(OSTINATO_TILES)
 #include <algorithm>
 
+#include "expand.h"
 #include "product.h"
 #include "transpose.h"
 
@@ -71,32 +72,70 @@ struct Rows {
         return std::is_same_v<W, bf16> && group == 0 && in % DEPTH == 0 && row[SIDE - 1] && row[ROWS - 1];
     }
 
-    // Inputs `begin` to `end` of a share of the rows go to the L2.
-    void fetch(std::int64_t begin, std::int64_t end, std::int64_t part, std::int64_t parts) const {
-        constexpr int LINE = ROW_BYTES / sizeof(W);
-        for (std::int64_t r = ROWS * part / parts; r < ROWS * (part + 1) / parts; ++r) {
-            for (std::int64_t i = begin; row[r] && i < end; i += LINE) __builtin_prefetch(row[r] + i, 0, 2);
-        }
-    }
-
     // Inputs `begin` to `end` as tiles [steps][2][16 rows, 32 inputs].
     void pack(std::int64_t begin, std::int64_t end, bf16* panel) const {
         for (int r = 0; r < ROWS; ++r) {
             bf16* to = panel + r * DEPTH;
-            for (std::int64_t i = begin; i < end; i += DEPTH, to += ROWS * DEPTH) {
-                const int count = static_cast<int>(std::min<std::int64_t>(DEPTH, end - i));
-                if (row[r] == nullptr || count < DEPTH) std::memset(to, 0, ROW_BYTES);
-                if (row[r] == nullptr) continue;
-                if constexpr (std::is_same_v<W, bf16>) {
-                    std::memcpy(to, row[r] + i, sizeof(bf16) * count);
-                } else {  // integers of 8 bits are bfloat16 numbers
-                    for (int j = 0; j < count; j += LANES) {
-                        ostinato::store(to + j, load_some(row[r] + i + j, count - j));
-                    }
-                }
+            if (row[r]) {
+                pack_row(row[r] + begin, end - begin, to);
+            } else {
+                for (std::int64_t i = 0; i < end - begin; i += DEPTH) std::memset(to + i * ROWS, 0, ROW_BYTES);
             }
         }
     }
+
+  private:
+    // `to`: the first tile's row. What lies behind a row's last input is zero.
+    static void pack_row(const W* from, std::int64_t count, bf16* to) {
+        constexpr std::int64_t STEP = ROWS * DEPTH;  // to the next tile's row
+        std::int64_t i = 0;
+        if constexpr (std::is_same_v<W, bf16>) {
+            for (; i + DEPTH <= count; i += DEPTH, to += STEP) {  // one load and one store: `memcpy` of a known size
+                std::memcpy(to, from + i, ROW_BYTES);
+            }
+            if (i < count) {
+                std::memset(to, 0, ROW_BYTES);
+                std::memcpy(to, from + i, sizeof(bf16) * (count - i));
+            }
+        } else {
+            for (; i + EXPANDED <= count; i += EXPANDED, to += 2 * STEP) expand(from + i, to, to + STEP);
+            bf16 unused[DEPTH];
+            if (i < count) expand_some(from + i, count - i, to, i + DEPTH < count ? to + STEP : unused);
+        }
+    }
+};
+
+// Rows that come next, on their way to the L2: one line after the other as they lie in memory, a share at each call. Memory
+// gives most to few long streams, and rows of weights are many short ones.
+class Fetch {
+  public:
+    template <typename W>
+    Fetch(const Rows<W>& rows, std::int64_t calls) {
+        std::int64_t lines = 0;
+        for (int half = 0; half < 2; ++half) {
+            int count = 0;
+            while (count < SIDE && rows.row[half * SIDE + count]) ++count;
+            at_[half] = reinterpret_cast<const char*>(rows.row[half * SIDE]);
+            left_[half] = (count * rows.in * std::int64_t{sizeof(W)} + ROW_BYTES - 1) / ROW_BYTES;
+            lines += left_[half];
+        }
+        share_ = (lines + calls - 1) / std::max<std::int64_t>(calls, 1);
+    }
+
+    void operator()() {
+        std::int64_t share = share_;
+        for (int half = 0; half < 2; ++half) {
+            const std::int64_t here = std::min(share, left_[half]);
+            for (std::int64_t i = 0; i < here; ++i) __builtin_prefetch(at_[half] + i * ROW_BYTES, 0, 2);
+            at_[half] += here * ROW_BYTES;
+            left_[half] -= here;
+            share -= here;
+        }
+    }
+
+  private:
+    const char* at_[2];
+    std::int64_t left_[2], share_;
 };
 
 // The first operands of some steps: two tiles each.
@@ -161,42 +200,45 @@ inline void with_blocks(const Packed& tokens, std::int64_t block, Body&& body) {
 // work.sums [blocks][32 rows][16 tokens] = rows x tokens. Meanwhile the rows that come next are fetched.
 template <typename W>
 void multiply_rows(const Rows<W>& rows, const Rows<W>& next, const Packed& tokens, const Work& work) {
-    const auto nothing = [](std::int64_t) {};
     if constexpr (std::is_same_v<W, bf16>) {
         // Tiles that are read more often are copied: rows may lie where they push each other out of the L1.
         if (tokens.blocks <= 2 && rows.lie_as_tiles()) {
             const Operands all{rows.row[0], rows.row[SIDE], rows.in * std::int64_t{sizeof(bf16)}, DEPTH};
-            const auto fetch = [&](std::int64_t step) { next.fetch(step * DEPTH, (step + 1) * DEPTH, 0, 1); };
+            Fetch fetch(next, tokens.steps);
             with_blocks(tokens, 0, [&](auto blocks) {
-                multiply_blocks<blocks.value>(all, tokens, 0, 0, tokens.steps, false, work.sums, fetch);
+                multiply_blocks<blocks.value>(all, tokens, 0, 0, tokens.steps, false, work.sums,
+                                              [&](std::int64_t) { fetch(); });
             });
             return;
         }
     }
+    const std::int64_t span = rows.group ? std::min<std::int64_t>(rows.group, TILE_SPAN) : TILE_SPAN;
+    const std::int64_t pairs = (tokens.blocks + 1) / 2;
+    Fetch fetch(next, tokens.steps * pairs);
+    const auto then = [&](std::int64_t) { fetch(); };
+    const Operands panel{work.panel, work.panel + ELEMENTS, ROW_BYTES, 2 * ELEMENTS};
     std::int64_t end;
     for (std::int64_t begin = 0; begin < rows.in; begin = end) {
         const std::int64_t of_group = rows.group ? begin / rows.group : 0;
-        end = std::min(rows.in, begin + TILE_SPAN);
+        end = std::min(rows.in, begin + span);
         if (rows.group) end = std::min(end, (of_group + 1) * rows.group);
         rows.pack(begin, end, work.panel);
-        const Rows<W>& then = end == rows.in ? next : rows;
-        const std::int64_t then_begin = end == rows.in ? 0 : end, then_end = std::min(rows.in, then_begin + TILE_SPAN);
-        const Operands panel{work.panel, work.panel + ELEMENTS, ROW_BYTES, 2 * ELEMENTS};
         const std::int64_t step = begin / DEPTH, count = steps_of(end - begin);
         for (std::int64_t block = 0; block < tokens.blocks; block += 2) {
-            then.fetch(then_begin, then_end, block / 2, (tokens.blocks + 1) / 2);
             with_blocks(tokens, block, [&](auto blocks) {
                 float* sums = work.row(block, 0);
                 if (rows.group == 0) {
-                    multiply_blocks<blocks.value>(panel, tokens, block, step, count, begin > 0, sums, nothing);
+                    multiply_blocks<blocks.value>(panel, tokens, block, step, count, begin > 0, sums, then);
                     return;
                 }
                 // What a span gives, times the scale of its group, is added in float32.
-                multiply_blocks<blocks.value>(panel, tokens, block, step, count, false, work.part, nothing);
+                multiply_blocks<blocks.value>(panel, tokens, block, step, count, false, work.part, then);
                 for (int i = 0; i < blocks.value * ROWS; ++i) {
                     const float* scales = rows.scales[i % ROWS];
-                    const Float share = ostinato::load(work.part + i * SIDE) * (scales ? scales[of_group] : 0.0f);
-                    ostinato::store(sums + i * SIDE, begin == 0 ? share : ostinato::load(sums + i * SIDE) + share);
+                    const Float part = ostinato::load(work.part + i * SIDE);
+                    const Float scale = splat(scales ? scales[of_group] : 0.0f);
+                    ostinato::store(sums + i * SIDE, begin == 0 ? part * scale
+                                                                : fma(part, scale, ostinato::load(sums + i * SIDE)));
                 }
             });
         }
@@ -225,6 +267,56 @@ struct OutputRows : Rows<W> {
     }
 };
 
+// What becomes of sums [32 rows][16 tokens]: `count` outputs of each token from `first` on. Whole vectors of outputs have
+// their factors in registers.
+template <typename Y>
+class TileOutput {
+  public:
+    TileOutput(const Output& o, std::int64_t first, int count)
+        : o_(o), first_(first), count_(count), width_(o.activation == SWIGLU ? SIDE : ROWS),
+          is_plain_(count == width_ && !o.row_scale && !o.bias && !o.scale) {}
+
+    void put(const float* sums, std::int64_t token, std::int64_t tokens, Y* y) const {
+        if (tokens <= 2) {  // cheaper than a transpose
+            for (std::int64_t t = 0; t < tokens; ++t) {
+                float of_token[ROWS];
+                for (int r = 0; r < ROWS; ++r) of_token[r] = sums[r * SIDE + t];
+                put_outputs<bf16>(of_token, of_token + SIDE, o_, token + t, first_, count_, y);
+            }
+            return;
+        }
+        Float halves[2][SIDE];
+        for (int r = 0; r < ROWS; ++r) halves[r / SIDE][r % SIDE] = ostinato::load(sums + r * SIDE);
+        transpose(halves[0]);
+        transpose(halves[1]);
+        if (!is_plain_) {
+            for (std::int64_t t = 0; t < tokens; ++t) {
+                float of_token[ROWS];
+                ostinato::store(of_token, halves[0][t]);
+                ostinato::store(of_token + SIDE, halves[1][t]);
+                put_outputs<bf16>(of_token, of_token + SIDE, o_, token + t, first_, count_, y);
+            }
+            return;
+        }
+        for (std::int64_t t = 0; t < tokens; ++t) {
+            const Float low = halves[0][t], high = halves[1][t];
+            put_vector(activated(o_.activation, low, high), token + t, first_, y);
+            if (width_ == ROWS) put_vector(activated(o_.activation, high, high), token + t, first_ + SIDE, y);
+        }
+    }
+
+  private:
+    void put_vector(Float value, std::int64_t token, std::int64_t row, Y* y) const {
+        if (o_.residual) value += ostinato::load(static_cast<const Y*>(o_.residual) + token * o_.residual_stride + row);
+        ostinato::store(y + token * o_.y_stride + row, value);
+    }
+
+    const Output& o_;
+    std::int64_t first_;
+    int count_, width_;
+    bool is_plain_;
+};
+
 // Outputs of the tokens `first` to `first + tokens`.
 template <typename Y, typename W>
 void multiply_group(const Team& team, std::int64_t first, std::int64_t tokens, const Packed& packed, const Weights<W>& w,
@@ -238,18 +330,9 @@ void multiply_group(const Team& team, std::int64_t first, std::int64_t tokens, c
     for (std::int64_t number = mine.begin; number < mine.end; ++number) {
         const OutputRows<W> next(w, o, number + 1);
         multiply_rows(rows, next, packed, work);
+        const TileOutput<Y> output(o, rows.first, static_cast<int>(rows.count));
         for (std::int64_t block = 0; block < packed.blocks; ++block) {
-            Float halves[2][SIDE];
-            for (int r = 0; r < ROWS; ++r) halves[r / SIDE][r % SIDE] = ostinato::load(work.row(block, r));
-            transpose(halves[0]);
-            transpose(halves[1]);
-            for (std::int64_t t = 0; t < std::min<std::int64_t>(SIDE, tokens - block * SIDE); ++t) {
-                float of_token[ROWS];
-                ostinato::store(of_token, halves[0][t]);
-                ostinato::store(of_token + SIDE, halves[1][t]);
-                put_outputs<bf16>(of_token, of_token + SIDE, o, first + block * SIDE + t, rows.first,
-                                  static_cast<int>(rows.count), y);
-            }
+            output.put(work.row(block, 0), first + block * SIDE, std::min<std::int64_t>(SIDE, tokens - block * SIDE), y);
         }
         rows = next;
     }

@@ -57,7 +57,7 @@ void run_experts(const Team& team, std::int64_t tokens, const T* x, std::int64_t
                  std::int64_t residual_stride, T* y, std::int64_t y_stride, [[maybe_unused]] bool fixed_order) {
 #if defined(OSTINATO_TILES)
     if constexpr (std::is_same_v<T, bf16>) {
-        if (!fixed_order && tokens * top_k >= LEAST_TILE_TOKENS * layer.experts) {
+        if (!fixed_order && tokens * top_k >= LEAST_EXPERT_TILE_TOKENS * layer.experts) {
             tiles::run_experts(team, tokens, x, x_stride, choices, top_k, layer, up, down, residual, residual_stride, y,
                                y_stride);
             return;

@@ -96,6 +96,19 @@ def test_a_token_has_the_same_bits_among_few_and_many(isa: str, in_size: int, ou
         assert same_bits(call(x[-tokens:]), together[-tokens:])
 
 
+@pytest.mark.parametrize("scales", ["rows", "groups"])
+@pytest.mark.parametrize("in_size", [263, 64, 33, 31])
+def test_an_integer_of_8_bits_is_multiplied_as_itself(isa: str, in_size: int, scales: str) -> None:
+    """Each of the 256, at any place of a row: a token with a single one picks an input."""
+    out_size = 256 if in_size < 256 else 40
+    weight = ((torch.arange(out_size)[:, None] + torch.arange(in_size)) % 256 - 128).to(torch.int8)
+    options: dict[str, object] = {"weight_scale": torch.ones(out_size)}
+    if scales == "groups":
+        options = {"weight_scale": torch.ones(out_size, -(-in_size // 32)), "group_size": 32}
+    out = product(isa, torch.eye(in_size).bfloat16(), weight, **options)
+    assert torch.equal(out, weight.T.float())
+
+
 @some
 @given(st.integers(LEAST_TILE_TOKENS, 90), st.integers(1, 120), st.integers(1, 90), st.booleans(), seeds)
 def test_infinity_and_nan_reach_their_own_outputs_alone(

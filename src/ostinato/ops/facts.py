@@ -12,7 +12,7 @@ from typing import Any, Literal, overload
 
 from ostinato.ops import scratch, work
 from ostinato.ops.scratch import Scratch
-from ostinato.ops.sizes import LEAST_TILE_TOKENS
+from ostinato.ops.sizes import LEAST_EXPERT_TILE_TOKENS, LEAST_TILE_TOKENS
 from ostinato.ops.work import KernelWork
 
 Backend = Literal["tape", "cuda"]
@@ -181,7 +181,7 @@ class Operations:
         Implementation(
             scratch=scratch.native_moe,
             deterministic=("fixed_order",),
-            matrix_units=f"bfloat16 tokens, {LEAST_TILE_TOKENS} or more for each expert",
+            matrix_units=f"bfloat16 tokens, {LEAST_EXPERT_TILE_TOKENS} or more for each expert",
         ),
         part="moe",
         work=work.products,

@@ -21,18 +21,23 @@ GROUP_TOKENS = 512
 PANEL_ROWS = 16
 """Rows of weights whose sums are kept for all tokens before they are put out."""
 
-LEAST_TILE_TOKENS = 16
+LEAST_TILE_TOKENS = 6
 """Tokens from which on bfloat16 products run on matrix units, where the processor has them.
 
-No kernel of Ostinato has been measured on such a processor yet. The figure follows from a trial of one product, 4096 x
-4096 on two cores of a Xeon: 32 tokens took 2.1 ms (507 GFLOP/s), and fewer can take no longer, since tiles hold 16 or
-32 of them; vectors reach 140 GFLOP/s there, so they are slower from about 16 tokens on."""
+Up to 16 tokens take as long as one there. On an Intel Xeon (two threads of one core; `tools/compare_products.py`),
+4096 x 4096, in GFLOP/s on vectors and on tiles: 144 and 110 with 3 tokens, 182 and 184 with 5, 195 and 221 with 6,
+165 and 307 with 8. With 8-bit weights in groups of 128 they are even at 4."""
 
-TILE_SPAN = 512
-"""Inputs of 32 rows of weights that are copied for matrix units at a time: 32 KiB, which stay in an L1 cache."""
+LEAST_EXPERT_TILE_TOKENS = 16
+"""The same for each expert of a layer, on average: an expert's tokens fill tiles of their own, and so many at the least
+bound the tiles that stay half empty."""
+
+TILE_SPAN = 128
+"""Inputs of 32 rows of weights that are copied for matrix units at a time: 8 KiB. It stays in an L1
+cache, which two threads may share, with the tokens that pass by."""
 
 TILE_GROUP_BYTES = 1024 * 1024
-"""Bytes of the tokens that matrix units take together: half of such a processor's L2 cache. Not measured either."""
+"""Bytes of the tokens that matrix units take together: half of such a processor's L2 cache."""
 
 ATTENTION_TILE = 128
 """Keys that attention takes at a time."""

@@ -25,8 +25,6 @@ STAND_INS: dict[str, dict[str, frozenset[str]]] = {
 }
 """The same of those for tests."""
 
-ON_TRIAL = frozenset(isa.name for isas in TABLE.values() for isa in isas if isa.on_trial)
-
 HOW_TO_GET = (
     "install a C++17 compiler with OpenMP and Python's headers (Debian, Ubuntu: apt install g++ python3-dev), then "
     "Ostinato again (make native in a checkout, else pip install --force-reinstall --no-deps ostinato)"
@@ -116,11 +114,6 @@ def _best(
     if best in installed:
         return best, f"{best} is the best that this CPU runs{unless}"
     usable = [isa for isa in runnable if isa in installed]
-    if usable and best in ON_TRIAL and usable[-1] == runnable[-2]:
-        return usable[-1], (
-            f"{usable[-1]} is installed; {best} has not run on such a CPU yet: make matrix-units in a checkout builds, "
-            "tests and times it"
-        )
     if usable:
         return usable[-1], f"{usable[-1]} is installed; {best} would be better{unless}: {HOW_TO_GET}"
     others = [isa for isa in isas if isa in installed]

@@ -1,0 +1,69 @@
+// Integers of 8 bits as bfloat16 numbers, which have a place for each of them.
+#pragma once
+
+#include <array>
+
+#include "simd.h"
+
+namespace ostinato {
+
+constexpr int EXPANDED = 64;  // integers that are made wide at a time
+
+#if defined(__AVX512VBMI__) && defined(__GFNI__)
+// The two bytes of |i| as bfloat16, for i below 128.
+struct BytesOfIntegers {
+    alignas(64) std::array<std::uint8_t, 128> low{}, high{};
+
+    constexpr BytesOfIntegers() {
+        for (int exponent = 0; exponent < 7; ++exponent) {
+            for (int i = 1 << exponent; i < 2 << exponent; ++i) {
+                const int bits = (127 + exponent) << 7 | (i << (7 - exponent) & 0x7F);
+                low[i] = static_cast<std::uint8_t>(bits & 0xFF);
+                high[i] = static_cast<std::uint8_t>(bits >> 8);
+            }
+        }
+    }
+};
+inline constexpr BytesOfIntegers BYTES_OF_INTEGERS;
+
+// first[32], second[32] = from[64]: eight instructions but for loads and stores, where arithmetic takes twice as many.
+inline void expand(__m512i from, bf16* first, bf16* second) {
+    const auto table = [](const std::array<std::uint8_t, 128>& of, __m512i index) {
+        return _mm512_permutex2var_epi8(_mm512_load_si512(of.data()), index, _mm512_load_si512(of.data() + 64));
+    };
+    // What is interleaved within 128 bits is in order then.
+    const __m512i values = _mm512_permutexvar_epi64(_mm512_setr_epi64(0, 4, 1, 5, 2, 6, 3, 7), from);
+    const __m512i sizes = _mm512_abs_epi8(values);
+    // Of the sizes only that of -128 has an upper bit: it is looked up as 0, and needs the bits 0x43 of its exponent.
+    const __m512i exponent = _mm512_gf2p8affine_epi64_epi8(sizes, _mm512_set1_epi64(0x8080000000008000), 0);
+    const __m512i sign = _mm512_ternarylogic_epi64(values, _mm512_set1_epi8(-128), exponent, 0xEA);  // (a & b) | c
+    const __m512i low = table(BYTES_OF_INTEGERS.low, sizes);
+    const __m512i high = _mm512_or_si512(table(BYTES_OF_INTEGERS.high, sizes), sign);
+    _mm512_storeu_si512(first, _mm512_unpacklo_epi8(low, high));
+    _mm512_storeu_si512(second, _mm512_unpackhi_epi8(low, high));
+}
+
+inline void expand(const std::int8_t* from, bf16* first, bf16* second) {
+    expand(_mm512_loadu_si512(from), first, second);
+}
+
+// Of fewer than 64; behind them there are zeros.
+inline void expand_some(const std::int8_t* from, std::int64_t count, bf16* first, bf16* second) {
+    expand(_mm512_maskz_loadu_epi8((std::uint64_t{1} << count) - 1, from), first, second);
+}
+#else
+inline void expand(const std::int8_t* from, bf16* first, bf16* second) {
+    for (int i = 0; i < EXPANDED; i += LANES) {
+        bf16* to = i < EXPANDED / 2 ? first + i : second + (i - EXPANDED / 2);
+        store(to, load(from + i));
+    }
+}
+
+inline void expand_some(const std::int8_t* from, std::int64_t count, bf16* first, bf16* second) {
+    std::int8_t some[EXPANDED] = {};
+    std::memcpy(some, from, count);
+    expand(some, first, second);
+}
+#endif
+
+}  // namespace ostinato
