@@ -204,17 +204,17 @@ class MatrixTile {
         const auto end_of = [&](std::int64_t block, int i) { return seen(std::min(rows - 1, block * SIDE + i)); };
         const bool in_place = apart > 0 && end - begin <= 2 && head_.dim % DEPTH == 0 && places.first == 0;
         const KeyTiles keys = in_place ? where_they_lie(k, places, apart) : copied(k, places);
-        Fetch fetch_values(v, &places, head_.dim, blocks_of(places.end) * steps_ * ((end - begin + 1) / 2));
+        Fetch next_keys(k, next, head_.dim, blocks_of(places.end) * steps_ * ((end - begin + 1) / 2));
         each_pair(begin, end, [&](auto blocks, std::int64_t block) {
             constexpr int BLOCKS = blocks.value;
             const auto* queries = reinterpret_cast<const bf16*>(queries_ + block * steps_ * SQUARE);
             const std::int64_t most = end_of(block, BLOCKS * SIDE - 1);
             std::int64_t key = 0;
             for (; key + 2 <= blocks_of(most); key += 2) {
-                score_tiles<2, BLOCKS>(keys, key, queries, steps_, scores_of(block), fetch_values);
+                score_tiles<2, BLOCKS>(keys, key, queries, steps_, scores_of(block), next_keys);
             }
             if (key < blocks_of(most)) {
-                score_tiles<1, BLOCKS>(keys, key, queries, steps_, scores_of(block), fetch_values);
+                score_tiles<1, BLOCKS>(keys, key, queries, steps_, scores_of(block), next_keys);
             }
             for (std::int64_t each = block; each < block + BLOCKS; ++each) {
                 const std::int64_t least = end_of(each, 0);
@@ -226,9 +226,9 @@ class MatrixTile {
             }
         });
         const std::int64_t pairs = steps_of(places.end) * SIDE;
-        Fetch fetch_keys(k, next, head_.dim, pairs);
+        Fetch next_values(v, next, head_.dim, pairs);
         for (std::int64_t pair = 0; pair < pairs; ++pair) {
-            fetch_keys.step();
+            next_values.step();
             pack_pair(v, places.offsets + 2 * pair, pair);
         }
         each_pair(begin, end, [&](auto blocks, std::int64_t block) {

@@ -21,6 +21,8 @@ struct Sums {
     float* values;  // [rows, padded_dim]
 };
 
+constexpr int AHEAD = 2;  // pieces from the one whose keys and values are fetched to the present one
+
 // A tile of a unit, and what is to be done with what it gives.
 struct Piece {
     Unit unit;
@@ -32,7 +34,7 @@ struct Piece {
 // What is read and written.
 template <typename T>
 struct Operands {
-    const Step& step;
+    Step step;
     Head<T> head;
     const T* q;
     std::int64_t q_stride;
@@ -155,13 +157,13 @@ class Worker {
     void direct(std::int64_t from, std::int64_t rows, std::int64_t depth, Sums sums, const Places& places,
                 const Places* next, Weigh&& weigh) {
         const std::int64_t words = head.padded_words() / LANES, panels = (places.end + LANES - 1) / LANES;
-        Fetch values(operands_.v_cache, &places, head.dim, panels * words * FETCHES);
+        Fetch next_keys(operands_.k_cache, next, head.dim, panels * words * FETCHES);
         score_direct<T>(rows, head, operands_.k_cache, places, queries_ + from * head.padded_words(), scores_ + from * TILE,
-                        values);
+                        next_keys);
         for (std::int64_t i = from; i < from + rows; ++i) weigh(i);
-        Fetch keys(operands_.k_cache, next, head.dim, depth);
+        Fetch next_values(operands_.v_cache, next, head.dim, depth);
         weigh_direct<T>(rows, head, operands_.v_cache, places, depth, scores_ + from * TILE,
-                        sums.values + from * head.padded_dim(), keys);
+                        sums.values + from * head.padded_dim(), next_values);
     }
 
     template <typename Seen, typename Weigh>
@@ -283,16 +285,17 @@ void clear_others(const Team& team, const Step& step, T* out, std::int64_t size)
     clear_until(mine.end);
 }
 
+// The rows whose turn it is. -> whether threads shared memory, which some may still read.
 template <typename W, typename T>
-void attend(const Team& team, const Operands<T>& operands) {
+bool attend(const Team& team, const Operands<T>& operands) {
     const Step& step = operands.step;
-    clear_others(team, step, operands.out, step.heads * operands.head.dim);
     Shares shares{0, team.size};
     std::int64_t most_rows = 0;
     each_unit(step, [&](const Unit& unit) {
         shares.total += unit.cost();
         most_rows = std::max(most_rows, unit.query_rows());
     });
+    if (shares.total == 0) return false;
     // Whole blocks of rows, for whoever takes them so.
     const auto padded = [](std::int64_t rows) { return (rows + VECTOR - 1) / VECTOR * VECTOR; };
     // A thread keeps the tiles of at most one unit that another thread began.
@@ -316,9 +319,16 @@ void attend(const Team& team, const Operands<T>& operands) {
 
     Unit open{};
     std::int64_t open_before = -1, open_tile = 0;
-    Piece piece{};
-    Places places[2];
-    int pieces = 0;  // until now; each waits for the next, whose keys and values can then be fetched
+    // A piece waits until those are known whose keys and values are fetched meanwhile.
+    Piece pieces[AHEAD + 1];
+    Places places[AHEAD + 1];
+    std::int64_t known = 0, done = 0;
+    const auto run_next = [&] {
+        constexpr std::int64_t COUNT = AHEAD + 1;
+        const Places* ahead = done + AHEAD < known ? &places[(done + AHEAD) % COUNT] : nullptr;
+        run_piece(worker, pieces[done % COUNT], places[done % COUNT], ahead);
+        ++done;
+    };
     before = 0;
     each_unit(step, [&](const Unit& unit) {
         for (std::int64_t tile = unit.first_tile; tile < unit.end_tile;) {
@@ -327,21 +337,20 @@ void attend(const Team& team, const Operands<T>& operands) {
             if (shares.thread_of(before, unit, begin) != team.rank) continue;
             const bool mine = begin == unit.first_tile;
             if (mine && tile < unit.end_tile) open = unit, open_before = before, open_tile = tile;
-            for (std::int64_t i = begin; i < tile; ++i) {
+            for (std::int64_t i = begin; i < tile; ++i, ++known) {
+                if (known - done == AHEAD + 1) run_next();
                 const Sums kept_here = mine ? Sums{} : kept_sums(team.rank, i - begin);
-                const Piece next{unit, i, i == begin, i + 1 == unit.end_tile, kept_here};
-                operands.locate(next, places[pieces % 2]);
-                if (pieces > 0) run_piece(worker, piece, places[(pieces - 1) % 2], &places[pieces % 2]);
-                piece = next;
-                ++pieces;
+                Piece& piece = pieces[known % (AHEAD + 1)];
+                piece = Piece{unit, i, i == begin, i + 1 == unit.end_tile, kept_here};
+                operands.locate(piece, places[known % (AHEAD + 1)]);
             }
         }
         before += unit.cost();
     });
-    if (pieces > 0) run_piece(worker, piece, places[(pieces - 1) % 2], nullptr);
-    if (kept_tiles == 0) return;
+    while (done < known) run_next();
+    if (kept_tiles == 0) return false;
     team.barrier();
-    if (open_before < 0) return;
+    if (open_before < 0) return true;
     while (open_tile < open.end_tile) {
         const std::int64_t begin = open_tile;
         const int thread = shares.thread_of(open_before, open, begin);
@@ -351,6 +360,7 @@ void attend(const Team& team, const Operands<T>& operands) {
         }
     }
     worker.end(open);
+    return true;
 }
 
 struct Attention : Arguments {
@@ -363,9 +373,11 @@ struct Attention : Arguments {
     FIELD(Strided<INT32>, block_tables);  // [rows, max_blocks]
     FIELD(float, scale);
     FIELD(std::int64_t, first_key);
+    FIELD(bool, fixed_order);
     FIELD(Array<VALUES>, out);  // [tokens, heads, head_dim]
 };
 
+// In a fixed order a token's bits do not depend on how many tokens its row has; else matrix units take rows of many.
 void attention(const Team& team, std::int64_t tokens, const Attention& in) {
     const auto integers = [](const Tensor& tensor) { return tensor.at<const std::int32_t>(); };
     const Step step{tokens,
@@ -378,17 +390,25 @@ void attention(const Team& team, std::int64_t tokens, const Attention& in) {
                     in.k_cache.shape[1],
                     in.q.shape[1],
                     in.k_cache.shape[2],
-                    in.first_key};
+                    in.first_key,
+                    1,
+                    std::numeric_limits<std::int64_t>::max()};
     with_dtype(in.q.dtype, [&](auto type) {
         using T = decltype(type);
-        const Operands<T> operands{step, {in.q.shape[2]}, in.q.at<const T>(), in.q.strides[0], in.k_cache.at<const T>(),
-                                   in.v_cache.at<const T>(), in.out.at<T>(), in.scale};
+        Operands<T> operands{step, {in.q.shape[2]}, in.q.at<const T>(), in.q.strides[0], in.k_cache.at<const T>(),
+                             in.v_cache.at<const T>(), in.out.at<T>(), in.scale};
+        clear_others(team, step, operands.out, step.heads * operands.head.dim);
 #if defined(OSTINATO_MATRIX_ATTENTION)
-        using W = std::conditional_t<std::is_same_v<T, bf16>, MatrixWorker, Worker<T>>;
-#else
-        using W = Worker<T>;
+        if constexpr (std::is_same_v<T, bf16>) {
+            if (!in.fixed_order) {
+                operands.step.least = LEAST_TILE_QUERIES;
+                if (attend<MatrixWorker>(team, operands)) team.barrier();
+                operands.step.least = 1;
+                operands.step.most = LEAST_TILE_QUERIES - 1;
+            }
+        }
 #endif
-        attend<W>(team, operands);
+        attend<Worker<T>>(team, operands);
     });
 }
 
