@@ -27,7 +27,7 @@ inline std::int64_t blocks_of(std::int64_t rows) { return (rows + SIDE - 1) / SI
 
 inline std::int64_t steps_of(std::int64_t keys) { return (keys + DEPTH - 1) / DEPTH; }
 
-// Weighted sums of some blocks: for each block the largest scores and the totals of 16 rows; and values [rows, padded_dim].
+// Weighted sums of some blocks: of each the largest scores and the totals of 16 rows; and values [rows, padded_dim].
 struct BlockSums {
     float *softmax, *values;
 
@@ -194,11 +194,12 @@ class MatrixTile {
         }
     }
 
-    // What the tile gives to rows [from, rows) goes to `sums`; `seen(i)` is the end of the keys that row i sees. Keys that
-    // lie in order, `apart` elements from each other in every 16, are read where they are if rows are few; 0: they do not.
+    // What the tile gives to rows [from, rows) goes to `sums`; `seen(i)` is the end of the keys that row i sees. Where
+    // every 16 keys lie in order, `apart` elements from each other, they are read in place if rows are few; 0: they do
+    // not.
     template <typename Seen>
-    void run(const bf16* k, const bf16* v, const Places& places, const Places* next, std::int64_t apart, std::int64_t from,
-             std::int64_t rows, float factor, Seen&& seen, BlockSums sums) {
+    void run(const bf16* k, const bf16* v, const Places& places, const Places* next, std::int64_t apart,
+             std::int64_t from, std::int64_t rows, float factor, Seen&& seen, BlockSums sums) {
         const std::int64_t begin = from / SIDE, end = blocks_of(rows), dim = head_.padded_dim();
         // The end of what blocks of rows see, or of what row i of one sees; there is no row behind the last.
         const auto end_of = [&](std::int64_t block, int i) { return seen(std::min(rows - 1, block * SIDE + i)); };
@@ -222,7 +223,8 @@ class MatrixTile {
                 for (int i = 0; i < SIDE; ++i) {
                     ends[i] = static_cast<std::int32_t>(least == places.end ? least : end_of(each, i));
                 }
-                soften(scores_of(each), places.first, ends, least, steps_of(most) * DEPTH, factor, sums.softmax_of(each));
+                soften(scores_of(each), places.first, ends, least, steps_of(most) * DEPTH, factor,
+                       sums.softmax_of(each));
             }
         });
         const std::int64_t pairs = steps_of(places.end) * SIDE;

@@ -2,7 +2,8 @@
 //
 // A token's result depends on nothing but its query, its row's keys and values and its position: a softmax per tile of
 // keys at absolute positions, the tiles' results added in order. So it makes no difference whether one thread adds them
-// as it goes, or several threads keep theirs for one that adds them all.
+// as it goes, or several threads keep theirs for one that adds them all. Matrix units add in another order than vectors:
+// there it also depends on whether the row's tokens are few or many, unless a fixed order is asked for.
 
 #include "../attention_direct.h"
 #include "../attention_matrix.h"
@@ -69,7 +70,8 @@ struct Operands {
         for (std::int64_t i = places.first; i < places.end;) {
             const std::int64_t number = (base + i) / step.block_size, begin = number * step.block_size - base;
             const std::int64_t end = std::min(places.end, begin + step.block_size);
-            std::int64_t offset = (block[number] * step.block_size + i - begin) * key_stride() + piece.unit.kv_head * head.dim;
+            std::int64_t offset = (block[number] * step.block_size + i - begin) * key_stride();
+            offset += piece.unit.kv_head * head.dim;
             for (; i < end; ++i, offset += key_stride()) places.offsets[i] = offset;
         }
         for (std::int64_t i = 0; i < places.first; ++i) places.offsets[i] = places.offsets[places.first];
@@ -158,8 +160,8 @@ class Worker {
                 const Places* next, Weigh&& weigh) {
         const std::int64_t words = head.padded_words() / LANES, panels = (places.end + LANES - 1) / LANES;
         Fetch next_keys(operands_.k_cache, next, head.dim, panels * words * FETCHES);
-        score_direct<T>(rows, head, operands_.k_cache, places, queries_ + from * head.padded_words(), scores_ + from * TILE,
-                        next_keys);
+        score_direct<T>(rows, head, operands_.k_cache, places, queries_ + from * head.padded_words(),
+                        scores_ + from * TILE, next_keys);
         for (std::int64_t i = from; i < from + rows; ++i) weigh(i);
         Fetch next_values(operands_.v_cache, next, head.dim, depth);
         weigh_direct<T>(rows, head, operands_.v_cache, places, depth, scores_ + from * TILE,
@@ -196,7 +198,8 @@ class Worker {
         constexpr int ELEMENTS = Words<T>::ELEMENTS;
         const std::int64_t panels = (places.end + LANES - 1) / LANES, words = head.padded_words() / LANES;
         const std::int64_t groups = (places.end + ELEMENTS - 1) / ELEMENTS;
-        Fetch values(operands_.v_cache, &places, head.dim, panels * words), keys(operands_.k_cache, next, head.dim, groups);
+        Fetch values(operands_.v_cache, &places, head.dim, panels * words);
+        Fetch keys(operands_.k_cache, next, head.dim, groups);
         for (std::int64_t i = 0; i < places.end; i += LANES) {
             pack_keys(head, operands_.k_cache, places.offsets + i, keys_ + i * head.padded_words(), values);
         }
