@@ -15,6 +15,7 @@ struct Step {
     std::int64_t max_blocks, block_size;
     std::int64_t heads, kv_heads;
     std::int64_t first_key;
+    std::int64_t least, most;  // query rows of a row that has a turn, for each key head
 
     std::int64_t group() const { return heads / kv_heads; }
 
@@ -50,6 +51,8 @@ void each_unit(const Step& step, Body&& body) {
     const std::int64_t most = std::max<std::int64_t>(1, UNIT_ROWS / step.group());
     for (std::int64_t row = 0; row < step.rows; ++row) {
         const Range queries = step.attending(row);
+        const std::int64_t query_rows = (queries.end - queries.begin) * step.group();
+        if (query_rows < step.least || query_rows > step.most) continue;
         const std::int64_t to_position = step.start_positions[row] - step.row_starts[row];
         for (std::int64_t kv_head = 0; kv_head < step.kv_heads; ++kv_head) {
             for (std::int64_t begin = queries.begin; begin < queries.end; begin += most) {

@@ -2,9 +2,11 @@
 //
 // A token's result depends on nothing but its query, its row's keys and values and its position: a softmax per tile of
 // keys at absolute positions, the tiles' results added in order. So it makes no difference whether one thread adds them
-// as it goes, or several threads keep theirs for one that adds them all.
+// as it goes, or several threads keep theirs for one that adds them all. Matrix units add in another order than vectors:
+// there it also depends on whether the row's tokens are few or many, unless a fixed order is asked for.
 
 #include "../attention_direct.h"
+#include "../attention_matrix.h"
 #include "../attention_softmax.h"
 #include "../attention_tile.h"
 #include "../attention_work.h"
@@ -20,6 +22,8 @@ struct Sums {
     float* values;  // [rows, padded_dim]
 };
 
+constexpr int AHEAD = 2;  // pieces from the one whose keys and values are fetched to the present one
+
 // A tile of a unit, and what is to be done with what it gives.
 struct Piece {
     Unit unit;
@@ -28,21 +32,69 @@ struct Piece {
     Sums kept;  // where it goes if another thread began the unit
 };
 
+// What is read and written.
+template <typename T>
+struct Operands {
+    Step step;
+    Head<T> head;
+    const T* q;
+    std::int64_t q_stride;
+    const T *k_cache, *v_cache;
+    T* out;
+    float scale;
+
+    // Of query row i of a unit.
+    const T* query(const Unit& unit, std::int64_t i) const {
+        return q + (unit.begin + i / unit.group) * q_stride + (unit.kv_head * unit.group + i % unit.group) * head.dim;
+    }
+
+    T* result(const Unit& unit, std::int64_t i) const {
+        const std::int64_t token = unit.begin + i / unit.group, index = unit.kv_head * unit.group + i % unit.group;
+        return out + (token * step.heads + index) * head.dim;
+    }
+
+    // The first query row that sees anything of a tile: of a unit's first tile, all do.
+    std::int64_t first_row(const Unit& unit, std::int64_t tile) const {
+        const std::int64_t key = std::max(step.first_key, tile * TILE);
+        return std::max<std::int64_t>(0, key - unit.position) * unit.group;
+    }
+
+    // From one key to the next, within a block.
+    std::int64_t key_stride() const { return step.kv_heads * head.dim; }
+
+    void locate(const Piece& piece, Places& places) const {
+        const std::int64_t base = piece.tile * TILE;
+        places.first = std::max<std::int64_t>(0, step.first_key - base);
+        places.end = std::min<std::int64_t>(TILE, piece.unit.keys() - base);
+        const std::int32_t* block = step.block_tables + piece.unit.row * step.max_blocks;
+        for (std::int64_t i = places.first; i < places.end;) {
+            const std::int64_t number = (base + i) / step.block_size, begin = number * step.block_size - base;
+            const std::int64_t end = std::min(places.end, begin + step.block_size);
+            std::int64_t offset = (block[number] * step.block_size + i - begin) * key_stride();
+            offset += piece.unit.kv_head * head.dim;
+            for (; i < end; ++i, offset += key_stride()) places.offsets[i] = offset;
+        }
+        for (std::int64_t i = 0; i < places.first; ++i) places.offsets[i] = places.offsets[places.first];
+        for (std::int64_t i = places.end; i < TILE; ++i) places.offsets[i] = places.offsets[places.end - 1];
+    }
+};
+
+// How many of the keys of a tile query row i of a unit sees.
+struct Seen {
+    const Unit& unit;
+    std::int64_t base, end;
+
+    Seen(const Unit& unit, std::int64_t tile, const Places& places) : unit(unit), base(tile * TILE), end(places.end) {}
+    std::int64_t operator()(std::int64_t i) const { return std::min(end, unit.position + i / unit.group + 1 - base); }
+};
+
 template <typename T>
 class Worker {
   public:
-    const Step& step;
-    const Head<T> head;
-    const std::int64_t q_stride;
-    const T *q, *k_cache, *v_cache;
-    T* const out;
-    const float scale;
     Sums running, tile_sums;
 
-    Worker(const Team& team, const Step& step, std::int64_t head_dim, const T* q, std::int64_t q_stride,
-           const T* k_cache, const T* v_cache, T* out, float scale, std::int64_t rows)
-        : step(step), head{head_dim}, q_stride(q_stride), q(q), k_cache(k_cache), v_cache(v_cache), out(out),
-          scale(scale) {
+    Worker(const Team& team, const Operands<T>& operands, std::int64_t rows)
+        : operands_(operands), head(operands.head) {
         const std::int64_t words = head.padded_words(), dim = head.padded_dim();
         const std::int64_t value_words = TILE / Words<T>::ELEMENTS * dim;
         float* next = team.own<float>(rows * (words + TILE + 2 * dim + 4) + TILE * words + value_words);
@@ -64,28 +116,17 @@ class Worker {
     void begin(const Unit& unit) {
         const std::int64_t words = head.padded_words();
         for (std::int64_t i = 0; i < unit.query_rows(); ++i) {
-            const T* from = q + (unit.begin + i / unit.group) * q_stride;
-            from += (unit.kv_head * unit.group + i % unit.group) * head.dim;
+            const T* from = operands_.query(unit, i);
             for (std::int64_t j = 0; j < words; j += LANES) store(queries_ + i * words + j, head.load_words(from, j));
         }
     }
 
-    // The first query row that sees anything of a tile: of a unit's first tile, all do.
-    std::int64_t first_row(const Unit& unit, std::int64_t tile) const {
-        const std::int64_t key = std::max(step.first_key, tile * TILE);
-        return std::max<std::int64_t>(0, key - unit.position) * unit.group;
-    }
-
     // What the tile gives to the unit's query rows goes to `sums`; those that see nothing of it are left out.
     void tile(const Unit& unit, std::int64_t tile, Sums sums, const Places& places, const Places* next) {
-        const std::int64_t base = tile * TILE, rows = unit.query_rows();
-        // How many of the tile's keys query row i sees.
-        const auto seen = [&](std::int64_t i) {
-            return std::min(places.end, unit.position + i / unit.group + 1 - base);
-        };
-        const std::int64_t from = first_row(unit, tile);
+        const std::int64_t rows = unit.query_rows(), from = operands_.first_row(unit, tile);
+        const Seen seen(unit, tile, places);
         const auto weigh = [&](std::int64_t i) {
-            sums.softmax[i] = softmax<T>(scores_ + i * TILE, places.first, seen(i), scale * LOG2_E);
+            sums.softmax[i] = softmax<T>(scores_ + i * TILE, places.first, seen(i), operands_.scale * LOG2_E);
         };
         if (rows - from <= DIRECT_ROWS) {
             direct(from, rows - from, (seen(rows - 1) + Words<T>::ELEMENTS - 1) / Words<T>::ELEMENTS, sums, places,
@@ -97,46 +138,20 @@ class Worker {
 
     void add(const Unit& unit, std::int64_t tile, Sums sums) {
         const std::int64_t dim = head.padded_dim();
-        for (std::int64_t i = first_row(unit, tile); i < unit.query_rows(); ++i) {
+        for (std::int64_t i = operands_.first_row(unit, tile); i < unit.query_rows(); ++i) {
             merge(running.softmax[i], running.values + i * dim, sums.softmax[i], sums.values + i * dim, dim);
         }
     }
 
-    // Does a piece; `next`, if there is one, is where the piece after it lies.
-    void run(const Piece& piece, const Places& places, const Places* next) {
-        if (piece.begins) begin(piece.unit);
-        const bool first = piece.tile == piece.unit.first_tile;
-        const Sums to = piece.kept.values ? piece.kept : first ? running : tile_sums;
-        tile(piece.unit, piece.tile, to, places, next);
-        if (piece.kept.values) return;
-        if (!first) add(piece.unit, piece.tile, tile_sums);
-        if (piece.ends) end(piece.unit);
-    }
-
     void end(const Unit& unit) {
         for (std::int64_t i = 0; i < unit.query_rows(); ++i) {
-            const std::int64_t token = unit.begin + i / unit.group, index = unit.kv_head * unit.group + i % unit.group;
-            T* to = out + (token * step.heads + index) * head.dim;
-            finish(running.softmax[i], running.values + i * head.padded_dim(), to, head.dim);
+            finish(running.softmax[i], running.values + i * head.padded_dim(), operands_.result(unit, i), head.dim);
         }
-    }
-
-    void locate(const Piece& piece, Places& places) const {
-        const std::int64_t base = piece.tile * TILE, stride = step.kv_heads * head.dim;
-        places.first = std::max<std::int64_t>(0, step.first_key - base);
-        places.end = std::min<std::int64_t>(TILE, piece.unit.keys() - base);
-        const std::int32_t* block = step.block_tables + piece.unit.row * step.max_blocks;
-        for (std::int64_t i = places.first; i < places.end;) {
-            const std::int64_t number = (base + i) / step.block_size, begin = number * step.block_size - base;
-            const std::int64_t end = std::min(places.end, begin + step.block_size);
-            std::int64_t offset = (block[number] * step.block_size + i - begin) * stride + piece.unit.kv_head * head.dim;
-            for (; i < end; ++i, offset += stride) places.offsets[i] = offset;
-        }
-        for (std::int64_t i = 0; i < places.first; ++i) places.offsets[i] = places.offsets[places.first];
-        for (std::int64_t i = places.end; i < TILE; ++i) places.offsets[i] = places.offsets[places.end - 1];
     }
 
   private:
+    const Operands<T>& operands_;
+    const Head<T>& head;
     float *keys_, *values_, *queries_, *scores_;
 
     // Query rows [from, from + rows) of a tile, whose keys' and values' lines are read once; `depth` words of weights.
@@ -144,13 +159,13 @@ class Worker {
     void direct(std::int64_t from, std::int64_t rows, std::int64_t depth, Sums sums, const Places& places,
                 const Places* next, Weigh&& weigh) {
         const std::int64_t words = head.padded_words() / LANES, panels = (places.end + LANES - 1) / LANES;
-        Fetch values(v_cache, &places, head.dim, panels * words * FETCHES);
-        score_direct<T>(rows, head, k_cache, places, queries_ + from * head.padded_words(), scores_ + from * TILE,
-                        values);
+        Fetch next_keys(operands_.k_cache, next, head.dim, panels * words * FETCHES);
+        score_direct<T>(rows, head, operands_.k_cache, places, queries_ + from * head.padded_words(),
+                        scores_ + from * TILE, next_keys);
         for (std::int64_t i = from; i < from + rows; ++i) weigh(i);
-        Fetch keys(k_cache, next, head.dim, depth);
-        weigh_direct<T>(rows, head, v_cache, places, depth, scores_ + from * TILE,
-                        sums.values + from * head.padded_dim(), keys);
+        Fetch next_values(operands_.v_cache, next, head.dim, depth);
+        weigh_direct<T>(rows, head, operands_.v_cache, places, depth, scores_ + from * TILE,
+                        sums.values + from * head.padded_dim(), next_values);
     }
 
     template <typename Seen, typename Weigh>
@@ -183,16 +198,78 @@ class Worker {
         constexpr int ELEMENTS = Words<T>::ELEMENTS;
         const std::int64_t panels = (places.end + LANES - 1) / LANES, words = head.padded_words() / LANES;
         const std::int64_t groups = (places.end + ELEMENTS - 1) / ELEMENTS;
-        Fetch values(v_cache, &places, head.dim, panels * words), keys(k_cache, next, head.dim, groups);
+        Fetch values(operands_.v_cache, &places, head.dim, panels * words);
+        Fetch keys(operands_.k_cache, next, head.dim, groups);
         for (std::int64_t i = 0; i < places.end; i += LANES) {
-            pack_keys(head, k_cache, places.offsets + i, keys_ + i * head.padded_words(), values);
+            pack_keys(head, operands_.k_cache, places.offsets + i, keys_ + i * head.padded_words(), values);
         }
         for (std::int64_t i = 0; i < places.end; i += ELEMENTS) {
             keys.step();
-            pack_values(head, v_cache, places.offsets + i, values_ + i / ELEMENTS * head.padded_dim());
+            pack_values(head, operands_.v_cache, places.offsets + i, values_ + i / ELEMENTS * head.padded_dim());
         }
     }
 };
+
+#if defined(OSTINATO_MATRIX_ATTENTION)
+// The same on matrix units.
+class MatrixWorker {
+  public:
+    Sums running, tile_sums;
+
+    MatrixWorker(const Team& team, const Operands<bf16>& operands, std::int64_t rows)
+        : operands_(operands), memory_(team.own<float>(size(operands.head, rows))), tile_(operands.head, memory_, rows) {
+        float* next = memory_ + MatrixTile::size(operands.head, rows);
+        for (Sums* sums : {&running, &tile_sums}) {
+            const std::int64_t padded_rows = blocks_of(rows) * SIDE;
+            sums->values = next;
+            sums->softmax = reinterpret_cast<Softmax*>(next + padded_rows * operands.head.padded_dim());
+            next += padded_rows * (operands.head.padded_dim() + 2);
+        }
+    }
+
+    void begin(const Unit& unit) {
+        tile_.take_queries(unit.query_rows(), [&](std::int64_t i) { return operands_.query(unit, i); });
+    }
+
+    void tile(const Unit& unit, std::int64_t tile, Sums sums, const Places& places, const Places* next) {
+        const std::int64_t apart = operands_.step.block_size % SIDE == 0 ? operands_.key_stride() : 0;
+        tile_.run(operands_.k_cache, operands_.v_cache, places, next, apart, operands_.first_row(unit, tile),
+                  unit.query_rows(), operands_.scale * LOG2_E, Seen(unit, tile, places), blocks(sums));
+    }
+
+    void add(const Unit& unit, std::int64_t tile, Sums sums) {
+        tile_.add(blocks(running), blocks(sums), operands_.first_row(unit, tile), unit.query_rows());
+    }
+
+    void end(const Unit& unit) {
+        for (std::int64_t i = 0; i < unit.query_rows(); ++i) tile_.end(blocks(running), i, operands_.result(unit, i));
+    }
+
+  private:
+    const Operands<bf16>& operands_;
+    float* memory_;
+    MatrixTile tile_;
+    const tiles::Scope scope_;
+
+    static std::int64_t size(Head<bf16> head, std::int64_t rows) {
+        return MatrixTile::size(head, rows) + 2 * blocks_of(rows) * SIDE * (head.padded_dim() + 2);
+    }
+
+    static BlockSums blocks(Sums sums) { return {reinterpret_cast<float*>(sums.softmax), sums.values}; }
+};
+#endif
+
+// Does a piece; `next`, if there is one, is where the piece after it lies.
+template <typename W>
+void run_piece(W& worker, const Piece& piece, const Places& places, const Places* next) {
+    if (piece.begins) worker.begin(piece.unit);
+    const bool first = piece.tile == piece.unit.first_tile;
+    const Sums to = piece.kept.values ? piece.kept : first ? worker.running : worker.tile_sums;
+    worker.tile(piece.unit, piece.tile, to, places, next);
+    if (piece.kept.values) return;
+    if (!first) worker.add(piece.unit, piece.tile, worker.tile_sums);
+    if (piece.ends) worker.end(piece.unit);
+}
 
 // Zeros for the tokens that attend to nothing.
 template <typename T>
@@ -211,29 +288,32 @@ void clear_others(const Team& team, const Step& step, T* out, std::int64_t size)
     clear_until(mine.end);
 }
 
-template <typename T>
-void attend(const Team& team, const Step& step, std::int64_t head_dim, const T* q, std::int64_t q_stride,
-            const T* k_cache, const T* v_cache, T* out, float scale) {
-    clear_others(team, step, out, step.heads * head_dim);
+// The rows whose turn it is. -> whether threads shared memory, which some may still read.
+template <typename W, typename T>
+bool attend(const Team& team, const Operands<T>& operands) {
+    const Step& step = operands.step;
     Shares shares{0, team.size};
     std::int64_t most_rows = 0;
     each_unit(step, [&](const Unit& unit) {
         shares.total += unit.cost();
         most_rows = std::max(most_rows, unit.query_rows());
     });
+    if (shares.total == 0) return false;
+    // Whole blocks of rows, for whoever takes them so.
+    const auto padded = [](std::int64_t rows) { return (rows + VECTOR - 1) / VECTOR * VECTOR; };
     // A thread keeps the tiles of at most one unit that another thread began.
     std::int64_t kept_tiles = 0, kept_rows = 0, before = 0;
     if (team.size > 1) {
         each_unit(step, [&](const Unit& unit) {
             if (shares.end_of_part(before, unit, unit.first_tile) < unit.end_tile) {
                 kept_tiles = std::max(kept_tiles, unit.end_tile - unit.first_tile);
-                kept_rows = std::max(kept_rows, unit.query_rows());
+                kept_rows = std::max(kept_rows, padded(unit.query_rows()));
             }
             before += unit.cost();
         });
     }
-    Worker<T> worker(team, step, head_dim, q, q_stride, k_cache, v_cache, out, scale, most_rows);
-    const std::int64_t dim = worker.head.padded_dim(), kept_size = kept_rows * (dim + 2);
+    W worker(team, operands, most_rows);
+    const std::int64_t dim = operands.head.padded_dim(), kept_size = kept_rows * (dim + 2);
     float* kept = kept_tiles > 0 ? team.shared<float>(team.size * kept_tiles * kept_size) : nullptr;
     const auto kept_sums = [&](int thread, std::int64_t index) {
         float* values = kept + (thread * kept_tiles + index) * kept_size;
@@ -242,9 +322,16 @@ void attend(const Team& team, const Step& step, std::int64_t head_dim, const T* 
 
     Unit open{};
     std::int64_t open_before = -1, open_tile = 0;
-    Piece piece{};
-    Places places[2];
-    int pieces = 0;  // until now; each waits for the next, whose keys and values can then be fetched
+    // A piece waits until those are known whose keys and values are fetched meanwhile.
+    Piece pieces[AHEAD + 1];
+    Places places[AHEAD + 1];
+    std::int64_t known = 0, done = 0;
+    const auto run_next = [&] {
+        constexpr std::int64_t COUNT = AHEAD + 1;
+        const Places* ahead = done + AHEAD < known ? &places[(done + AHEAD) % COUNT] : nullptr;
+        run_piece(worker, pieces[done % COUNT], places[done % COUNT], ahead);
+        ++done;
+    };
     before = 0;
     each_unit(step, [&](const Unit& unit) {
         for (std::int64_t tile = unit.first_tile; tile < unit.end_tile;) {
@@ -253,21 +340,20 @@ void attend(const Team& team, const Step& step, std::int64_t head_dim, const T* 
             if (shares.thread_of(before, unit, begin) != team.rank) continue;
             const bool mine = begin == unit.first_tile;
             if (mine && tile < unit.end_tile) open = unit, open_before = before, open_tile = tile;
-            for (std::int64_t i = begin; i < tile; ++i) {
+            for (std::int64_t i = begin; i < tile; ++i, ++known) {
+                if (known - done == AHEAD + 1) run_next();
                 const Sums kept_here = mine ? Sums{} : kept_sums(team.rank, i - begin);
-                const Piece next{unit, i, i == begin, i + 1 == unit.end_tile, kept_here};
-                worker.locate(next, places[pieces % 2]);
-                if (pieces > 0) worker.run(piece, places[(pieces - 1) % 2], &places[pieces % 2]);
-                piece = next;
-                ++pieces;
+                Piece& piece = pieces[known % (AHEAD + 1)];
+                piece = Piece{unit, i, i == begin, i + 1 == unit.end_tile, kept_here};
+                operands.locate(piece, places[known % (AHEAD + 1)]);
             }
         }
         before += unit.cost();
     });
-    if (pieces > 0) worker.run(piece, places[(pieces - 1) % 2], nullptr);
-    if (kept_tiles == 0) return;
+    while (done < known) run_next();
+    if (kept_tiles == 0) return false;
     team.barrier();
-    if (open_before < 0) return;
+    if (open_before < 0) return true;
     while (open_tile < open.end_tile) {
         const std::int64_t begin = open_tile;
         const int thread = shares.thread_of(open_before, open, begin);
@@ -277,6 +363,7 @@ void attend(const Team& team, const Step& step, std::int64_t head_dim, const T* 
         }
     }
     worker.end(open);
+    return true;
 }
 
 struct Attention : Arguments {
@@ -289,9 +376,11 @@ struct Attention : Arguments {
     FIELD(Strided<INT32>, block_tables);  // [rows, max_blocks]
     FIELD(float, scale);
     FIELD(std::int64_t, first_key);
+    FIELD(bool, fixed_order);
     FIELD(Array<VALUES>, out);  // [tokens, heads, head_dim]
 };
 
+// In a fixed order a token's bits do not depend on how many tokens its row has; else matrix units take rows of many.
 void attention(const Team& team, std::int64_t tokens, const Attention& in) {
     const auto integers = [](const Tensor& tensor) { return tensor.at<const std::int32_t>(); };
     const Step step{tokens,
@@ -304,11 +393,25 @@ void attention(const Team& team, std::int64_t tokens, const Attention& in) {
                     in.k_cache.shape[1],
                     in.q.shape[1],
                     in.k_cache.shape[2],
-                    in.first_key};
+                    in.first_key,
+                    1,
+                    std::numeric_limits<std::int64_t>::max()};
     with_dtype(in.q.dtype, [&](auto type) {
         using T = decltype(type);
-        attend(team, step, in.q.shape[2], in.q.at<const T>(), in.q.strides[0], in.k_cache.at<const T>(),
-               in.v_cache.at<const T>(), in.out.at<T>(), in.scale);
+        Operands<T> operands{step, {in.q.shape[2]}, in.q.at<const T>(), in.q.strides[0], in.k_cache.at<const T>(),
+                             in.v_cache.at<const T>(), in.out.at<T>(), in.scale};
+        clear_others(team, step, operands.out, step.heads * operands.head.dim);
+#if defined(OSTINATO_MATRIX_ATTENTION)
+        if constexpr (std::is_same_v<T, bf16>) {
+            if (!in.fixed_order) {
+                operands.step.least = LEAST_TILE_QUERIES;
+                if (attend<MatrixWorker>(team, operands)) team.barrier();
+                operands.step.least = 1;
+                operands.step.most = LEAST_TILE_QUERIES - 1;
+            }
+        }
+#endif
+        attend<Worker<T>>(team, operands);
     });
 }
 

@@ -11,6 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ostinato.ops.sizes import LEAST_TILE_QUERIES
 from tests.support.native_sets import SETS, native_kernel, record, threads
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -86,9 +87,9 @@ class Batch:
         described = (self.row_starts, self.start_positions, self.kv_lens, self.block_tables)
         return (self.q, self.k_cache, self.v_cache, *described, scale, self.first_key)
 
-    def run(self, isa: str, scale: float = 0.2, count: int = 1) -> torch.Tensor:
+    def run(self, isa: str, scale: float = 0.2, count: int = 1, *, deterministic: bool = False) -> torch.Tensor:
         with threads(count):
-            return native_kernel(isa, "attention")(*self.arguments(scale))
+            return native_kernel(isa, "attention", deterministic=deterministic)(*self.arguments(scale))
 
     def of_row(self, out: torch.Tensor, row: int) -> torch.Tensor:
         """The row's tokens, padding too."""
@@ -112,6 +113,7 @@ ROWS = st.builds(
     first_key=st.sampled_from((0, 0, 1, 130)),
     scale=st.sampled_from((0.1, 1.0)),
     dtype=st.sampled_from(DTYPES),
+    deterministic=st.booleans(),
 )
 @settings(deadline=None, max_examples=150)
 def test_every_token_gets_what_its_formula_says_and_padding_zeros(
@@ -124,11 +126,12 @@ def test_every_token_gets_what_its_formula_says_and_padding_zeros(
     first_key: int,
     scale: float,
     dtype: torch.dtype,
+    deterministic: bool,
 ) -> None:
     contexts = [Context(r.start + r.new, kv_heads * group, kv_heads, head_dim, dtype, i) for i, r in enumerate(rows)]
     batch = Batch(list(zip(contexts, rows, strict=True)), block_size, first_key)
-    out = batch.run(isa, scale)
-    assert torch.equal(out, batch.run(isa, scale, 2))
+    out = batch.run(isa, scale, deterministic=deterministic)
+    assert torch.equal(out, batch.run(isa, scale, 2, deterministic=deterministic))
     assert out.dtype == dtype
     for i, (context, row) in enumerate(batch.rows):
         result, expected = batch.of_row(out, i).double(), context.expected(row, scale, first_key)
@@ -138,11 +141,14 @@ def test_every_token_gets_what_its_formula_says_and_padding_zeros(
             torch.testing.assert_close(result[: row.new], expected, rtol=0, atol=TOLERANCE[dtype] * largest)
 
 
+@pytest.mark.parametrize("deterministic", [True, False])
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), [(8, 2, 128), (3, 3, 20), (8, 4, 32), (10, 2, 64)])
 def test_the_bits_of_a_token_do_not_depend_on_how_it_is_computed(
-    isa: str, heads: int, kv_heads: int, head_dim: int, dtype: torch.dtype
+    isa: str, heads: int, kv_heads: int, head_dim: int, dtype: torch.dtype, deterministic: bool
 ) -> None:
+    """Unless deterministic, among rows of LEAST_TILE_QUERIES queries or more for each key head."""
+    least = 0 if deterministic else LEAST_TILE_QUERIES - 1
     context, other = (Context(450, heads, kv_heads, head_dim, dtype, seed) for seed in (1, 2))
     for position in (0, 15, 127, 128, 290, 449):
 
@@ -150,18 +156,39 @@ def test_the_bits_of_a_token_do_not_depend_on_how_it_is_computed(
             """In a row of so many tokens before and after the one at `at`, behind rows of another text."""
             start, end = max(0, at - before), min(450, at + after + 1)
             batch = Batch([*((other, row) for row in others), (context, Row(start, end - start))], 16)
-            return batch.of_row(batch.run(isa, count=count), len(others))[at - start]
+            return batch.of_row(batch.run(isa, count=count, deterministic=deterministic), len(others))[at - start]
 
-        alone = bits(0, 0)
-        assert torch.equal(alone, bits(4, 0))
-        assert torch.equal(alone, bits(1, 3))
-        assert torch.equal(alone, bits(129, 0))
-        assert torch.equal(alone, bits(0, 129))
+        alone = bits(least, least)
+        assert torch.equal(alone, bits(4 + least, least))
+        assert torch.equal(alone, bits(1 + least, 3 + least))
+        assert torch.equal(alone, bits(129, least))
+        assert torch.equal(alone, bits(least, 129))
         assert torch.equal(alone, bits(61, 68))
         assert torch.equal(alone, bits(449, 449))
-        assert torch.equal(alone, bits(0, 0, Row(200, 1), Row(7, 90)))
-        assert torch.equal(alone, bits(3, 0, Row(400, 5), count=2))
+        assert torch.equal(alone, bits(least, least, Row(200, 1), Row(7, 90)))
+        assert torch.equal(alone, bits(3 + least, least, Row(400, 5), count=2))
         assert torch.equal(alone, bits(449, 449, Row(0, 30), count=2))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("new", [1, 2, 9, 40])
+def test_a_query_of_nan_gives_nan_and_spoils_no_other(isa: str, new: int, dtype: torch.dtype) -> None:
+    context = Context(150 + new, 6, 2, 40, dtype, 0)
+    clean = Batch([(context, Row(150, new))], 16).run(isa)
+    context.q[149 + new, 4] = torch.nan
+    out = Batch([(context, Row(150, new))], 16).run(isa)
+    assert bool(out[new - 1, 4].isnan().all())
+    out[new - 1, 4] = clean[new - 1, 4]
+    assert torch.equal(out, clean)
+
+
+@pytest.mark.parametrize("new", [1, 9])
+def test_a_value_that_is_infinite_is_so_for_all_who_see_it(isa: str, new: int) -> None:
+    context = Context(150 + new, 6, 2, 40, torch.bfloat16, 0)
+    context.v[20, 1, 7] = torch.inf
+    out = Batch([(context, Row(150, new))], 16).run(isa, 0.01)
+    assert bool((out[:, 3:, 7] == torch.inf).all())
+    assert bool(out[:, :3].isfinite().all())
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -12,7 +12,7 @@ from typing import Any, Literal, overload
 
 from ostinato.ops import scratch, work
 from ostinato.ops.scratch import Scratch
-from ostinato.ops.sizes import LEAST_EXPERT_TILE_TOKENS, LEAST_TILE_TOKENS
+from ostinato.ops.sizes import LEAST_EXPERT_TILE_TOKENS, LEAST_TILE_QUERIES, LEAST_TILE_TOKENS
 from ostinato.ops.work import KernelWork
 
 Backend = Literal["tape", "cuda"]
@@ -151,7 +151,11 @@ class Operations:
     attention = Operation(
         _like_first,
         Implementation(reads_on_host=True, scratch=scratch.reference_attention),
-        Implementation(scratch=scratch.native_attention),
+        Implementation(
+            scratch=scratch.native_attention,
+            deterministic=("fixed_order",),
+            matrix_units=f"bfloat16 rows of {LEAST_TILE_QUERIES} queries or more for each key head",
+        ),
         part="attention",
         work=work.attention,
     )

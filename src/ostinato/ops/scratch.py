@@ -76,7 +76,7 @@ def native_moe(*, tokens: int, size: int, inner: int, num_experts: int, experts_
 
 def native_attention(*, num_heads: int, num_kv_heads: int, head_dim: int, max_model_len: int, threads: int) -> Scratch:
     """Of all threads: the sums of units that several of them share. Of each: as for an encoder's attention."""
-    dim, rows = padded(head_dim), max(UNIT_ROWS, num_heads // num_kv_heads)
+    dim, rows = padded(head_dim), padded(max(UNIT_ROWS, num_heads // num_kv_heads))
     shared = threads * (max_model_len // ATTENTION_TILE + 1) * CUT_ROWS * (dim + 2)
     own = rows * (3 * dim + ATTENTION_TILE + 4) + 2 * ATTENTION_TILE * dim
     return Scratch(FLOAT * shared, FLOAT * own)
