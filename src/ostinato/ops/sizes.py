@@ -52,6 +52,9 @@ SCAN_CHUNK = 16
 """Tokens that the native scan takes as one chunk, at the most. It keeps the states of some heads in a core's cache, so
 that a pass over one costs little."""
 
+TILED_SCAN_CHUNK = 32
+"""The same on matrix units, where states are in float32: the inputs of a tile."""
+
 SAMPLE_BLOCK = 256
 """Logits with a maximum of their own."""
 
