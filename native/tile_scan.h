@@ -2,8 +2,8 @@
 //
 // B, C and x are operands as they come. What they are multiplied with is in float32 and goes in as a sum of bfloat16
 // numbers: two for states and weights, of which outputs are made (2^-17 of each term is lost), three for what is added to
-// a state, which loses nothing that float32 would keep. Operands are written some steps before a tile reads them, and
-// sums before a vector does, as neither can be handed on before it is in the L1.
+// a state, which loses nothing that float32 would keep. A panel of 32 columns of a state is taken at a time: what is made
+// of it, and the panel, should stay in the L1.
 //
 // What is not finite stays so, but it may spread to the chunk's other tokens, and infinity may become NaN.
 #pragma once
@@ -19,24 +19,24 @@ class TileScan : public ChunkScan {
   public:
     TileScan(const Sizes& sizes, const Team& team) : ChunkScan(sizes, team) {
         const std::int64_t rows = sizes.state_rows(), columns = sizes.columns();
-        const std::int64_t parts[] = {4 * SQUARE,   4 * SQUARE,   4 * SQUARE,       4 * SQUARE,      DEPTH * rows,
-                                      DEPTH * rows, DEPTH * rows, DEPTH * columns, PARTS * DEPTH * columns, 2 * SQUARE};
+        const std::int64_t parts[] = {2 * SQUARE,   2 * SQUARE,   2 * SQUARE,      DEPTH * rows,
+                                      DEPTH * rows, DEPTH * rows, DEPTH * columns, PARTS * DEPTH * columns,
+                                      2 * SQUARE};
         std::int64_t total = 0;
         for (const std::int64_t part : parts) total += part;
         bf16* next = team.own<bf16>(total);
         std::fill_n(next, total, bf16{});
         bf16* pointers[std::size(parts)];
         for (std::size_t i = 0; i < std::size(parts); next += parts[i++]) pointers[i] = next;
-        change_ = reinterpret_cast<float*>(pointers[0]);
-        carried_ = reinterpret_cast<float*>(pointers[1]);
-        added_up_ = reinterpret_cast<float*>(pointers[2]);
-        state_parts_ = pointers[3];
-        C_rows_ = pointers[4];
-        B_pairs_ = pointers[5];
-        B_across_ = pointers[6];
-        x_pairs_ = pointers[7];
-        added_parts_ = pointers[8];
-        weight_parts_ = pointers[9];
+        sums_of_x_ = reinterpret_cast<float*>(pointers[0]);
+        sums_of_state_ = reinterpret_cast<float*>(pointers[1]);
+        state_parts_ = pointers[2];
+        C_rows_ = pointers[3];
+        B_pairs_ = pointers[4];
+        B_across_ = pointers[5];
+        x_pairs_ = pointers[6];
+        added_parts_ = pointers[7];
+        weight_parts_ = pointers[8];
     }
 
     // As of `ChunkScan`, all of them.
@@ -105,16 +105,15 @@ class TileScan : public ChunkScan {
     static_assert(TILED_SCAN_CHUNK == DEPTH && SCAN_CHUNK <= DEPTH, "a chunk's tokens are the inputs of a tile");
     static_assert(TILE_VECTORS == 2, "a panel is two tiles wide");
 
-    float* change_;       // [2][32 rows, columns of a panel]: what a chunk adds to a state
-    float* carried_;      // [32, columns of a panel]: C times the state before the chunk
-    float* added_up_;     // [32, columns of a panel]: weights times x
-    bf16* state_parts_;   // [2][high and low][blocks of a panel][pairs of 32 rows][16 columns, 2]
-    bf16* C_rows_;        // [32, state_rows]
-    bf16* B_pairs_;       // [halves of the tokens][pairs of the state][16 tokens, 2]
-    bf16* B_across_;      // [state_rows, 32]
-    bf16* x_pairs_;       // [blocks of 16 columns][pairs of tokens][16 columns, 2]
-    bf16* added_parts_;   // [blocks][PARTS][pairs of tokens][16 columns, 2]
-    bf16* weight_parts_;  // [high and low][32 tokens t, 32 tokens s]
+    float* sums_of_x_;      // [32, columns of a panel]: of tokens, weights times x; of a state's rows, what is added
+    float* sums_of_state_;  // [32, columns of a panel]: C times the state before the chunk
+    bf16* state_parts_;     // [high and low][blocks of a panel][pairs of 32 rows][16 columns, 2]
+    bf16* C_rows_;          // [32, state_rows]
+    bf16* B_pairs_;         // [halves of the tokens][pairs of the state][16 tokens, 2]
+    bf16* B_across_;        // [state_rows, 32]
+    bf16* x_pairs_;         // [blocks of 16 columns][pairs of tokens][16 columns, 2]
+    bf16* added_parts_;     // [blocks][PARTS][pairs of tokens][16 columns, 2]
+    bf16* weight_parts_;    // [high and low][32 tokens t, 32 tokens s]
 
     bool has_both() const { return count_ > SIDE; }  // halves of the tokens
 
@@ -239,31 +238,29 @@ class TileScan : public ChunkScan {
         constexpr std::int64_t STRIDE = VECTORS * LANES;
         const std::int64_t rows = sizes_.state_rows();
         const float* const state = state_of(head) + column * rows;
-        const auto parts_of = [&](std::int64_t n) { return state_parts_ + n / DEPTH % 2 * 2 * SQUARE; };
-        if (has_state) split<VECTORS>(state, parts_of(0));
         clear_sums();
         for (int part = 0; part < 2; ++part) {
             load_rows(weight_parts_ + part * SQUARE, DEPTH);
             load_blocks<VECTORS>(x_pairs_ + column * DEPTH, ELEMENTS);
             multiply<VECTORS>();
         }
-        keep_sums<VECTORS>(added_up_, STRIDE);
+        keep_sums<VECTORS>(sums_of_x_, STRIDE);
         if (has_state) {
             clear_sums();
             for (std::int64_t n = 0; n < rows; n += DEPTH) {
-                if (n + DEPTH < rows) split<VECTORS>(state + (n + DEPTH) * STRIDE, parts_of(n + DEPTH));
+                split<VECTORS>(state + n * STRIDE, state_parts_);
                 load_rows(C_rows_ + n, rows);
                 for (int part = 0; part < 2; ++part) {
-                    load_blocks<VECTORS>(parts_of(n) + part * SQUARE, ELEMENTS);
+                    load_blocks<VECTORS>(state_parts_ + part * SQUARE, ELEMENTS);
                     multiply<VECTORS>();
                 }
             }
-            keep_sums<VECTORS>(carried_, STRIDE);
+            keep_sums<VECTORS>(sums_of_state_, STRIDE);
         }
         for (std::int64_t t = 0; t < count_; ++t) {
             for (std::int64_t p = 0; p < STRIDE && column + p < sizes_.head_dim; p += LANES) {
-                Float sum = load(added_up_ + t * STRIDE + p);
-                if (has_state) sum = fma(splat(until_[t]), load(carried_ + t * STRIDE + p), sum);
+                Float sum = load(sums_of_x_ + t * STRIDE + p);
+                if (has_state) sum = fma(splat(until_[t]), load(sums_of_state_ + t * STRIDE + p), sum);
                 store_some(y + t * y_stride + p, sum, sizes_.head_dim - column - p);
             }
         }
@@ -271,7 +268,7 @@ class TileScan : public ChunkScan {
 
     // What a chunk adds to 32 rows of a panel of a state.
     template <int VECTORS>
-    void put_change(std::int64_t first, std::int64_t column, float* to) {
+    void put_change(std::int64_t first, std::int64_t column) {
         clear_sums();
         tiles::load<4>(B_across_ + first * DEPTH, tiles::ROW_BYTES);
         tiles::load<5>(B_across_ + (first + SIDE) * DEPTH, tiles::ROW_BYTES);
@@ -284,7 +281,7 @@ class TileScan : public ChunkScan {
                 tiles::multiply_add<1, 1>();
             }
         }
-        keep_sums<VECTORS>(to, VECTORS * LANES);
+        keep_sums<VECTORS>(sums_of_x_, VECTORS * LANES);
     }
 
     // The state `to` after `count` tokens.
@@ -294,13 +291,10 @@ class TileScan : public ChunkScan {
         const float* const before = state_of(head) + column * sizes_.state_rows();
         float* const after = state_of(to) + column * sizes_.state_rows();
         const Float decay = splat(until_[count - 1]);
-        const auto change_of = [&](std::int64_t n) { return change_ + n / DEPTH % 2 * SQUARE; };
-        put_change<VECTORS>(0, column, change_of(0));
         for (std::int64_t n = 0; n < sizes_.state_rows(); n += DEPTH) {
-            if (n + DEPTH < sizes_.state_rows()) put_change<VECTORS>(n + DEPTH, column, change_of(n + DEPTH));
-            const float* const change = change_of(n);
+            put_change<VECTORS>(n, column);
             for (std::int64_t i = 0; i < DEPTH * STRIDE; i += LANES) {
-                const Float added = load(change + i);
+                const Float added = load(sums_of_x_ + i);
                 store(after + n * STRIDE + i, has_state ? fma(load(before + n * STRIDE + i), decay, added) : added);
             }
         }

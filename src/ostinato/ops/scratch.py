@@ -97,8 +97,8 @@ def native_ssd_scan(*, chunk_size: int, head_dim: int, state_size: int) -> Scrat
     chunk = padded(min(chunk_size, TILED_SCAN_CHUNK), TILE_INPUTS)
     dim, state = padded(head_dim), padded(state_size, TILE_INPUTS)
     floats = (SCAN_HEADS + 1) * state * dim + chunk * (2 * state + 3 * chunk + 3 * dim + 4) + state + dim
-    operands = chunk * (3 * state + 4 * dim + 6 * TILE_INPUTS)
-    return Scratch(0, FLOAT * (floats + 6 * VECTOR + 6 * chunk * TILE_INPUTS) + 2 * operands)
+    operands = chunk * (3 * state + 4 * dim + 4 * TILE_INPUTS)
+    return Scratch(0, FLOAT * (floats + 2 * chunk * TILE_INPUTS) + 2 * operands)
 
 
 def native_sample(*, positions: int, vocab_size: int) -> Scratch:
