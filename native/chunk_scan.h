@@ -22,12 +22,13 @@ constexpr int SPARE = HEADS;  // the number of one more state
 struct Sizes {
     std::int64_t heads, head_dim, groups, state;
     std::int64_t chunk;  // tokens
+    bool on_matrix_units = false;  // whose tiles are larger than those of vectors
 
     // With padding, which is zero, so that there are whole vectors and whole tiles.
     std::int64_t columns() const { return round_up(head_dim, LANES); }
-    std::int64_t state_rows() const { return round_up(state, TILE_ROWS); }
-    std::int64_t tokens() const { return round_up(chunk, TILE_ROWS); }
-    std::int64_t token_columns() const { return round_up(chunk, LANES); }
+    std::int64_t state_rows() const { return round_up(state, on_matrix_units ? 2 * LANES : TILE_ROWS); }
+    std::int64_t tokens() const { return round_up(chunk, on_matrix_units ? 2 * LANES : TILE_ROWS); }
+    std::int64_t token_columns() const { return round_up(chunk, on_matrix_units ? 2 * LANES : LANES); }
     std::int64_t state_elements() const { return state_rows() * columns(); }
 
     static std::int64_t round_up(std::int64_t n, std::int64_t to) { return (n + to - 1) / to * to; }
@@ -223,7 +224,7 @@ class ChunkScan {
         });
     }
 
-  private:
+  protected:
     const Sizes sizes_;
     std::int64_t count_ = 0;  // tokens in this chunk
     float* states_;           // [HEADS and SPARE][panels of TILE_VECTORS][state_rows, columns of the panel]
@@ -251,6 +252,16 @@ class ChunkScan {
     std::int64_t C_row() const { return Sizes::round_up(sizes_.state, LANES); }
     float* state_of(int head) const { return states_ + head * sizes_.state_elements(); }
 
+    // What x of a vector of tokens from `s` on adds to y_t.
+    Float weight_of(std::int64_t t, std::int64_t s, float D) const {
+        const std::int64_t at = t * sizes_.token_columns() + s;
+        const Int now = splat_int(t), token = lane_numbers() + static_cast<std::int32_t>(s);
+        Float weight = load(added_ + at) * load(scores_ + at);
+        weight = token == now ? weight + D : weight;
+        return token <= now ? weight : Float{};
+    }
+
+  private:
     std::int64_t padded_count() const { return Sizes::round_up(count_, TILE_ROWS); }
 
     static Int splat_int(std::int64_t value) { return Int{} + static_cast<std::int32_t>(value); }
@@ -264,12 +275,8 @@ class ChunkScan {
     void put_weights(float D) {
         const std::int64_t columns = sizes_.token_columns();
         for (std::int64_t t = 0; t < padded_count(); ++t) {
-            const Int now = splat_int(t);
             for (std::int64_t s = 0; s < columns; s += LANES) {
-                const Int token = lane_numbers() + static_cast<std::int32_t>(s);
-                Float weight = load(added_ + t * columns + s) * load(scores_ + t * columns + s);
-                weight = token == now ? weight + D : weight;
-                store(weights_ + t * columns + s, (token <= now) & (now < splat_int(count_)) ? weight : Float{});
+                store(weights_ + t * columns + s, t < count_ ? weight_of(t, s, D) : Float{});
             }
         }
     }

@@ -278,8 +278,19 @@ inline Float exp(Float x) {
     return x != x ? x : result;
 }
 
-// 2^x to 2 units in the last place for x up to 127: x = n + r with |r| <= 1/2, and 2^r by the polynomial of degree 5 with
-// p(0) = 1 whose largest relative error, 9e-8, is least. 0 where the result would be denormal, NaN stays NaN.
+// 2^r for |r| <= 1/2, by the polynomial of degree 5 with p(0) = 1 whose largest relative error, 9e-8, is least.
+inline Float exp2_of_rest(Float r) {
+    Float p = splat(0.00132647273f);
+    p = fma(p, r, splat(0.00967151273f));
+    p = fma(p, r, splat(0.0555073374f));
+    p = fma(p, r, splat(0.240222421f));
+    p = fma(p, r, splat(0.693146978f));
+    p = fma(p, r, splat(1.0f));
+    return p;
+}
+
+// 2^x to 2 units in the last place for x up to 127: x = n + r with |r| <= 1/2. 0 where the result would be denormal, NaN
+// stays NaN.
 inline Float exp2(Float x) {
     constexpr float LEAST = -126.0f;
     const Float clamped = x < LEAST ? splat(LEAST) : x;  // minus infinity has no rest
@@ -291,12 +302,7 @@ inline Float exp2(Float x) {
     const Float n = shifted - ROUND;
 #endif
     const Float r = clamped - n;
-    Float p = splat(0.00132647273f);
-    p = fma(p, r, splat(0.00967151273f));
-    p = fma(p, r, splat(0.0555073374f));
-    p = fma(p, r, splat(0.240222421f));
-    p = fma(p, r, splat(0.693146978f));
-    p = fma(p, r, splat(1.0f));
+    const Float p = exp2_of_rest(r);
 #if defined(__AVX512F__)
     const Float result = (Float)_mm512_scalef_ps((__m512)p, (__m512)n);
 #else
@@ -331,7 +337,26 @@ inline Float softplus(Float x) {
     return x > 20.0f ? x : small;
 }
 
-inline Float silu(Float x) { return x / (1.0f + exp(-x)); }
+// x / (1 + e^-x) to a few units in the last place.
+inline Float silu(Float x) {
+#if defined(__AVX512F__)
+    // As exp2, without its limits: behind +-87 the quotient is 1, or 0. The reciprocal is an estimate of 14 bits and one
+    // step of Newton's, since dividing takes longer than all the rest.
+    constexpr float LIMIT = 87.0f, ROUND = 12582912.0f, LOG2_E = 1.44269504f, LOG2_E_REST = 1.92596299e-8f;
+    const __m512 limited = _mm512_min_ps(_mm512_set1_ps(LIMIT), _mm512_max_ps(_mm512_set1_ps(-LIMIT), (__m512)x));
+    const Float minus = -(Float)limited;
+    const Float shifted = fma(minus, splat(LOG2_E), splat(ROUND));
+    const Float r = fma(minus, splat(LOG2_E_REST), fma(minus, splat(LOG2_E), ROUND - shifted));
+    const Int n = bits_as<Int>(shifted) << 23;  // only what `ROUND` has not in its low bits is left
+    const Float power = bits_as<Float>(bits_as<Int>(exp2_of_rest(r)) + n);
+    const __m512 divisor = (__m512)(1.0f + power), estimate = _mm512_rcp14_ps(divisor);
+    const __m512 rest = _mm512_fnmadd_ps(divisor, estimate, _mm512_set1_ps(2.0f));
+    const __mmask16 counts = _mm512_cmp_ps_mask((__m512)x, _mm512_set1_ps(-LIMIT), _CMP_NLT_UQ);
+    return x * (Float)_mm512_maskz_mul_ps(counts, estimate, rest);
+#else
+    return x / (1.0f + exp(-x));
+#endif
+}
 
 // x times the normal distribution's integral up to x, to 1e-6 of it. That integral is half of erfc(-x / sqrt(2)), and
 // erfc(z) = e^(-z^2) p(t) / (1 + 2 z) for z >= 0, t = (z - 2) / (z + 2), with the polynomial of degree 9 that is best up

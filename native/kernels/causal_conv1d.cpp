@@ -1,5 +1,7 @@
 // The short depthwise convolution of a state layer, with its last inputs kept in slots.
 
+#include <type_traits>
+
 #include "../bind.h"
 #include "../rows.h"
 #include "../simd.h"
@@ -10,24 +12,41 @@ namespace {
 // Channels that a thread takes at once: whole cache lines of any storage type.
 constexpr std::int64_t GRAIN = 64;
 
-// y[c] = silu(bias[c] + sum_j weight[j, c] * inputs[j][c]) for `count` channels; the sum is in the order of j.
-// `weight` [width, stride] and `bias` as floats. W is the width, or 0 where it is not known.
-template <int W, typename T>
+// Tokens that are computed together: each input is made wide once for all of them that it is an input of.
+constexpr int AT_ONCE = 4;
+
+// y[t][c] = silu(bias[c] + sum_j weight[j, c] * inputs[t + j][c]) for TOKENS tokens and `count` channels; the sum is in
+// the order of j. `weight` [width, stride] and `bias` as floats. W is the width, or 0 where it is not known.
+template <int W, int TOKENS, typename T>
 void convolve(const T* const* inputs, const float* weight, std::int64_t stride, const float* bias, T* y,
-              std::int64_t count, int width) {
-    const auto at_channel = [&](std::int64_t c, auto&& input) {
-        Float total = load(bias + c);
-        for (int j = 0; j < (W ? W : width); ++j) {
-            total = fma(input(inputs[j] + c), load(weight + j * stride + c), total);
+              std::int64_t y_stride, std::int64_t count, int width) {
+    const auto at_channel = [&](std::int64_t c, auto&& input, auto&& put) {
+        if constexpr (W > 0) {
+            Float wide[W - 1 + TOKENS];
+            for (int i = 0; i < W - 1 + TOKENS; ++i) wide[i] = input(inputs[i] + c);
+            for (int t = 0; t < TOKENS; ++t) {
+                Float total = load(bias + c);
+                for (int j = 0; j < W; ++j) total = fma(wide[t + j], load(weight + j * stride + c), total);
+                put(y + t * y_stride + c, silu(total));
+            }
+        } else {
+            for (int t = 0; t < TOKENS; ++t) {
+                Float total = load(bias + c);
+                for (int j = 0; j < width; ++j) {
+                    total = fma(input(inputs[t + j] + c), load(weight + j * stride + c), total);
+                }
+                put(y + t * y_stride + c, silu(total));
+            }
         }
-        return silu(total);
     };
     const std::int64_t whole = count / LANES * LANES;
     const int rest = static_cast<int>(count - whole);
     for (std::int64_t c = 0; c < whole; c += LANES) {
-        store(y + c, at_channel(c, [](const T* from) { return load(from); }));
+        at_channel(c, [](const T* from) { return load(from); }, [](T* to, Float value) { store(to, value); });
     }
-    if (rest) store_first(y + whole, at_channel(whole, [&](const T* from) { return load_first(from, rest); }), rest);
+    if (rest == 0) return;
+    at_channel(whole, [&](const T* from) { return load_first(from, rest); },
+               [&](T* to, Float value) { store_first(to, value, rest); });
 }
 
 struct CausalConv1d : StepRows {
@@ -51,7 +70,7 @@ void causal_conv1d(const Team& team, std::int64_t tokens, const CausalConv1d& in
     with_dtype(in.x.dtype, [&](auto type) {
         using T = decltype(type);
         const std::int64_t floats = (width + 1) * stride;
-        float* weights = team.own<float>(floats + kept * stride + width * 2);
+        float* weights = team.own<float>(floats + kept * stride + (kept + AT_ONCE) * 2);
         float* biases = weights + width * stride;
         T* before = reinterpret_cast<T*>(weights + floats);
         const T** inputs = reinterpret_cast<const T**>(weights + floats + kept * stride);
@@ -81,15 +100,20 @@ void causal_conv1d(const Team& team, std::int64_t tokens, const CausalConv1d& in
                 return offset < 0 ? before + (kept + offset) * stride
                                   : in.x.row<const T>(row.begin + offset) + mine.begin;
             };
-            for (std::int64_t t = 0; t < row.end - row.begin; ++t) {
-                for (int j = 0; j < width; ++j) inputs[j] = input(t - kept + j);
+            const auto run = [&](auto at_once, std::int64_t t) {
+                constexpr int TOKENS = at_once;
+                for (int i = 0; i < kept + TOKENS; ++i) inputs[i] = input(t - kept + i);
                 T* to = output(row.begin + t);
                 if (width == 4) {
-                    convolve<4>(inputs, weights, stride, biases, to, count, width);
+                    convolve<4, TOKENS>(inputs, weights, stride, biases, to, channels, count, width);
                 } else {
-                    convolve<0>(inputs, weights, stride, biases, to, count, width);
+                    convolve<0, TOKENS>(inputs, weights, stride, biases, to, channels, count, width);
                 }
-            }
+            };
+            const std::int64_t length = row.end - row.begin;
+            std::int64_t t = 0;
+            for (; t + AT_ONCE <= length; t += AT_ONCE) run(std::integral_constant<int, AT_ONCE>{}, t);
+            for (; t < length; ++t) run(std::integral_constant<int, 1>{}, t);
             in.each_written(row, [&](std::int64_t done, std::int64_t slot) {
                 T* to = in.conv_states.row<T>(slot) + mine.begin;
                 for (int j = 0; j < kept; ++j) std::copy_n(input(done - kept + j), count, to + j * channels);

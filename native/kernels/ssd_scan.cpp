@@ -10,6 +10,7 @@
 #include "../denormals.h"
 #include "../recurrence.h"
 #include "../rows.h"
+#include "../tile_scan.h"
 
 namespace ostinato {
 namespace {
@@ -46,8 +47,8 @@ void prefetch(const T* rows, std::int64_t stride, std::int64_t count, std::int64
 }
 
 // Heads `first` to `first + count - 1`, of one group, along a row in chunks.
-template <typename T, typename S>
-void scan_row(ChunkScan& scan, const SsdScan& in, const Sizes& sizes, std::int64_t row, std::int64_t end,
+template <typename T, typename S, typename Scan>
+void scan_row(Scan& scan, const SsdScan& in, const Sizes& sizes, std::int64_t row, std::int64_t end,
               std::int64_t first, int count) {
     const std::int64_t begin = in.row_starts.at<const std::int32_t>()[row];
     const std::int64_t position = in.start_positions.at<const std::int32_t>()[row];
@@ -81,13 +82,13 @@ void scan_row(ChunkScan& scan, const SsdScan& in, const Sizes& sizes, std::int64
                 const std::int64_t offset = begin + taken.offset - token;
                 if (taken.row != row || offset <= 0 || offset >= stop - token) continue;
                 scan.look_ahead(i, has_state, offset);
-                scan.load_noise<S>(position + taken.offset - 1, in.noise, head);
+                scan.template load_noise<S>(position + taken.offset - 1, in.noise, head);
                 scan.store_state(SPARE, slot(taken.slot, i));
             }
             scan.advance(i, has_state, in.D.at<const float>()[head], y, sizes.heads * sizes.head_dim);
             const std::int64_t after = position + stop - begin;
-            scan.load_noise<S>(after - 1, in.noise, head);
-            if (sizeof(S) == 2 && after % sizes.chunk == 0) scan.round_state<S>(i);
+            scan.template load_noise<S>(after - 1, in.noise, head);
+            if (sizeof(S) == 2 && after % sizes.chunk == 0) scan.template round_state<S>(i);
             for (const Checkpoint& taken : in.checkpoints) {
                 if (taken.row != row || begin + taken.offset != stop) continue;
                 scan.store_state(i, slot(taken.slot, i));
@@ -168,52 +169,72 @@ void recur_row(const Team& team, const SsdScan& in, const Sizes& sizes, std::int
     }
 }
 
-// Tokens that are computed as one chunk: the largest divisor of the model's chunk size up to SCAN_CHUNK.
-std::int64_t chunk_length(std::int64_t chunk_size) {
-    std::int64_t length = std::min<std::int64_t>(chunk_size, SCAN_CHUNK);
+// Tokens that are computed as one chunk: the largest divisor of the model's chunk size up to `most`.
+std::int64_t chunk_length(std::int64_t chunk_size, std::int64_t most) {
+    std::int64_t length = std::min(chunk_size, most);
     while (chunk_size % length) --length;
     return length;
 }
 
-void ssd_scan(const Team& team, std::int64_t tokens, const SsdScan& in) {
-    const std::int64_t heads = in.x.shape[1], groups = in.B.shape[1], rows = in.read_slots.shape[0];
-    const Sizes sizes{heads, in.x.shape[2], groups, in.B.shape[2], chunk_length(in.chunk_size)};
-    const FlushDenormals flush;
-    std::optional<ChunkScan> scan;
-    if (!in.recurrent) scan.emplace(sizes, team);
-
-    // Fewer heads at once if there would be too few parts to share out. A head's bits do not depend on the others.
-    const std::int64_t per_group = heads / groups;
+// Calls body(row, its end, first head, number of heads) for this thread's parts of the work: each is some heads of one group along
+// a row. A head's bits do not depend on the others, so there are fewer at once if there would be too few parts.
+template <typename Body>
+void each_part(const Team& team, std::int64_t tokens, const SsdScan& in, Body&& body) {
+    const std::int64_t groups = in.B.shape[1], per_group = in.x.shape[1] / groups, rows = in.read_slots.shape[0];
     std::int64_t at_once = std::min<std::int64_t>(per_group, HEADS);
     while (at_once > 1 && rows * groups * ((per_group + at_once - 1) / at_once) < 4 * team.size) --at_once;
-    const std::int64_t parts = groups * ((per_group + at_once - 1) / at_once);
+    const std::int64_t in_group = (per_group + at_once - 1) / at_once, parts = groups * in_group;
 
     const auto starts = in.row_starts.at<const std::int32_t>();
-    const auto row_end = [&](std::int64_t row) { return std::min<std::int64_t>(tokens, starts[row + 1]); };
+    const auto length_of = [&](std::int64_t row) {
+        return std::max<std::int64_t>(0, std::min<std::int64_t>(tokens, starts[row + 1]) - starts[row]);
+    };
     std::int64_t work = 0, before = 0;
-    for (std::int64_t row = 0; row < rows; ++row) work += std::max<std::int64_t>(0, row_end(row) - starts[row]) * parts;
+    for (std::int64_t row = 0; row < rows; ++row) work += length_of(row) * parts;
     for (std::int64_t row = 0; row < rows; ++row) {
-        const std::int64_t length = row_end(row) - starts[row];
-        if (length <= 0) continue;
+        const std::int64_t length = length_of(row);
+        if (length == 0) continue;
         for (std::int64_t part = 0; part < parts; ++part, before += length) {
             // A part belongs to the thread in whose share of all work its middle lies.
             if ((2 * before + length) * team.size / (2 * work) != team.rank) continue;
-            const std::int64_t in_group = part % (parts / groups) * at_once;
-            const std::int64_t first = part / (parts / groups) * per_group + in_group;
-            const int count = static_cast<int>(std::min(at_once, per_group - in_group));
-            with_dtype(in.x.dtype, [&](auto type) {
-                with_dtype(in.ssm_states.dtype, [&](auto state_type) {
-                    using T = decltype(type);
-                    using S = decltype(state_type);
-                    if (in.recurrent) {
-                        recur_row<T, S>(team, in, sizes, row, row_end(row), first, count);
-                    } else {
-                        scan_row<T, S>(*scan, in, sizes, row, row_end(row), first, count);
-                    }
-                });
-            });
+            const std::int64_t at = part % in_group * at_once;
+            body(row, starts[row] + length, part / in_group * per_group + at,
+                 static_cast<int>(std::min(at_once, per_group - at)));
         }
     }
+}
+
+void ssd_scan(const Team& team, std::int64_t tokens, const SsdScan& in) {
+    Sizes sizes{in.x.shape[1], in.x.shape[2], in.B.shape[1], in.B.shape[2], chunk_length(in.chunk_size, SCAN_CHUNK)};
+    const FlushDenormals flush;
+    with_dtype(in.x.dtype, [&](auto type) {
+        with_dtype(in.ssm_states.dtype, [&](auto state_type) {
+            using T = decltype(type);
+            using S = decltype(state_type);
+            if (in.recurrent) {
+                each_part(team, tokens, in, [&](std::int64_t row, std::int64_t end, std::int64_t first, int count) {
+                    recur_row<T, S>(team, in, sizes, row, end, first, count);
+                });
+                return;
+            }
+            const auto run = [&](auto&& scan) {
+                each_part(team, tokens, in, [&](std::int64_t row, std::int64_t end, std::int64_t first, int count) {
+                    scan_row<T, S>(scan, in, sizes, row, end, first, count);
+                });
+            };
+#if defined(OSTINATO_TILES)
+            if constexpr (std::is_same_v<T, bf16>) {
+                sizes.on_matrix_units = true;
+                // States of 16 bits are rounded after each chunk, in the same places on every processor.
+                if (sizeof(S) == 4) sizes.chunk = chunk_length(in.chunk_size, TILED_SCAN_CHUNK);
+                const tiles::Scope scope;
+                run(TileScan(sizes, team));
+                return;
+            }
+#endif
+            run(ChunkScan(sizes, team));
+        });
+    });
     end_streams();
 }
 

@@ -199,7 +199,9 @@ class Operations:
     ssd_scan = Operation(
         _like_first,
         Implementation(reads_on_host=True, scratch=scratch.reference_ssd_scan),
-        Implementation(scratch=scratch.native_ssd_scan, deterministic=("recurrent",)),
+        Implementation(
+            scratch=scratch.native_ssd_scan, deterministic=("recurrent",), matrix_units="products of bfloat16 inputs"
+        ),
         part="state",
         caller="prefill",
         work=work.recurrence,

@@ -21,6 +21,7 @@ from ostinato.ops.sizes import (
     SCAN_HEADS,
     TILE_GROUP_BYTES,
     TILE_SPAN,
+    TILED_SCAN_CHUNK,
     UNIT_ROWS,
     VECTOR,
 )
@@ -89,9 +90,15 @@ def native_encoder_attention(*, head_dim: int) -> Scratch:
 
 
 def native_ssd_scan(*, chunk_size: int, head_dim: int, state_size: int) -> Scratch:
-    """A thread's states of some heads and one more, and what it makes of a chunk."""
-    chunk, dim, state = padded(chunk_size), padded(head_dim), padded(state_size)
-    return Scratch(0, FLOAT * ((SCAN_HEADS + 1) * state * dim + chunk * (2 * state + 3 * chunk + 3 * dim + 4)))
+    """A thread's states of some heads and one more, and what it makes of a chunk.
+
+    On matrix units: a chunk's operands as bfloat16, and the sums of a panel of 32 columns. Every processor is counted
+    as if it had them."""
+    chunk = padded(min(chunk_size, TILED_SCAN_CHUNK), TILE_INPUTS)
+    dim, state = padded(head_dim), padded(state_size, TILE_INPUTS)
+    floats = (SCAN_HEADS + 1) * state * dim + chunk * (2 * state + 3 * chunk + 3 * dim + 4) + state + dim
+    operands = chunk * (3 * state + 4 * dim + 4 * TILE_INPUTS)
+    return Scratch(0, FLOAT * (floats + 2 * chunk * TILE_INPUTS) + 2 * operands)
 
 
 def native_sample(*, positions: int, vocab_size: int) -> Scratch:

@@ -64,6 +64,10 @@ SCAN_CHUNK = 16
 """Tokens that the native scan takes as one chunk, at the most. It keeps the states of some heads in a core's cache, so
 that a pass over one costs little."""
 
+TILED_SCAN_CHUNK = 32
+"""The same on matrix units, where states are in float32: the inputs of a tile. A pass over a state costs more there than
+the products, so fewer of them pay; from 64 tokens on the decays between them would."""
+
 SAMPLE_BLOCK = 256
 """Logits with a maximum of their own."""
 
