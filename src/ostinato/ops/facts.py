@@ -1,7 +1,8 @@
 """The operations' facts, one row each: all that the plan, the choice of kernels and graphs know of them, without torch.
 
 The file of an operation's name holds its `reference`, which is the definition. Operations that only a vision encoder
-calls lie in `ops/encoder/`. Native kernels have the names of their operations, and lie in native/kernels/.
+calls lie in `ops/encoder/`. Native kernels have the names of their operations, and lie in native/kernels/; Triton's
+lie in `ops/triton/`, in files of their operations' names.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ from dataclasses import dataclass
 from typing import Any, Literal, overload
 
 from ostinato.ops import scratch, work
+from ostinato.ops.launches import elementwise, state
+from ostinato.ops.launches.table import Launch
 from ostinato.ops.scratch import Scratch
 from ostinato.ops.sizes import LEAST_EXPERT_TILE_TOKENS, LEAST_TILE_QUERIES, LEAST_TILE_TOKENS
 from ostinato.ops.work import KernelWork
@@ -48,6 +51,9 @@ class Implementation:
     scratch: Callable[..., Scratch] | None = None
     """Its memory, where that counts."""
 
+    launches: Callable[..., tuple[Launch, ...]] | None = None
+    """Of a Triton kernel: what a call launches, by plain sizes and the GPU's compute capability."""
+
     def is_capturable(self, backend: Backend) -> bool:
         """A tape calls what reads on the host anew in each replay; a CUDA graph cannot hold it."""
         return backend == "tape" or not self.reads_on_host
@@ -60,14 +66,16 @@ class Operation:
     result: Result
     reference: Implementation = Implementation()
     native: Implementation | None = Implementation()
+    triton: Implementation | None = None
+    """It never reads on the host, so every graph can hold it."""
     part: Part | None = None
     caller: Caller = "every step"
     work: Callable[..., KernelWork] | None = None
     """What it does in a step, by a `StepShape` and plain numbers. None: it passes over activations and no more."""
 
     def implementation(self, name: str) -> Implementation | None:
-        """`name` is `reference` or `native`; None: there is none."""
-        return {"reference": self.reference, "native": self.native}.get(name)
+        """`name` is `reference`, `native` or `triton`; None: there is none."""
+        return {"reference": self.reference, "native": self.native, "triton": self.triton}.get(name)
 
     @overload
     def __get__(self, ops: None, owner: type) -> Operation: ...
@@ -160,15 +168,21 @@ class Operations:
         work=work.attention,
     )
     axial_angles = Operation(_axial_angles)
-    causal_conv1d = Operation(_like_first, Implementation(reads_on_host=True), part="state", work=work.causal_conv1d)
-    concat = Operation(_concat)
-    embedding = Operation(_embedding)
+    causal_conv1d = Operation(
+        _like_first,
+        Implementation(reads_on_host=True),
+        triton=Implementation(launches=state.causal_conv1d),
+        part="state",
+        work=work.causal_conv1d,
+    )
+    concat = Operation(_concat, triton=Implementation(launches=elementwise.concat))
+    embedding = Operation(_embedding, triton=Implementation(launches=elementwise.embedding))
     encoder_attention = Operation(
         _like_first, native=Implementation(scratch=scratch.native_encoder_attention), caller="encoder"
     )
-    gated_rms_norm = Operation(_gated_rms_norm)
-    inject_media = Operation(lambda x, *_, **__: x)
-    layer_norm = Operation(_like_first, caller="encoder")
+    gated_rms_norm = Operation(_gated_rms_norm, triton=Implementation(launches=elementwise.gated_rms_norm))
+    inject_media = Operation(lambda x, *_, **__: x, triton=Implementation(launches=elementwise.inject_media))
+    layer_norm = Operation(_like_first, triton=Implementation(launches=elementwise.layer_norm), caller="encoder")
     linear = Operation(
         _linear,
         Implementation(scratch=scratch.reference_quantized),
@@ -190,7 +204,7 @@ class Operations:
         part="moe",
         work=work.products,
     )
-    rms_norm = Operation(_rms_norm)
+    rms_norm = Operation(_rms_norm, triton=Implementation(launches=elementwise.rms_norm))
     rotary = Operation(_rotary)
     rotary_angles = Operation(_rotary_angles)
     rotate = Operation(_like_first, caller="encoder")
@@ -202,12 +216,20 @@ class Operations:
         Implementation(
             scratch=scratch.native_ssd_scan, deterministic=("recurrent",), matrix_units="products of bfloat16 inputs"
         ),
+        Implementation(launches=state.ssd_scan),
         part="state",
         caller="prefill",
         work=work.recurrence,
     )
-    state_update = Operation(_like_first, part="state", work=work.recurrence)
-    token_shift = Operation(_like_first, Implementation(reads_on_host=True), part="state")
+    state_update = Operation(
+        _like_first, triton=Implementation(launches=state.state_update), part="state", work=work.recurrence
+    )
+    token_shift = Operation(
+        _like_first,
+        Implementation(reads_on_host=True),
+        triton=Implementation(launches=state.causal_conv1d),
+        part="state",
+    )
     weighted_embedding = Operation(_weighted_embedding, caller="encoder")
 
 
