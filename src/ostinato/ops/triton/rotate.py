@@ -1,0 +1,116 @@
+"""rotate on a GPU: a program rotates some heads of one token."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from ostinato.ops.attention_launches import heads_launch
+
+
+@triton.jit
+def rotate_heads(
+    x,
+    out,
+    angles,
+    token,
+    tokens,
+    first_head,
+    heads,
+    x_token,
+    x_head,
+    out_token,
+    out_head,
+    multiplier,
+    HEAD_DIM: tl.constexpr,
+    HALF: tl.constexpr,
+    HALF_WIDTH: tl.constexpr,
+    REST_WIDTH: tl.constexpr,
+    HEADS: tl.constexpr,
+):
+    """`HEADS` heads of one token from `x` into `out`, which begins at the token's cell; all times `multiplier`.
+
+    The first `2 * HALF` elements are rotated by the token's angles, the rest pass through.
+    """
+    head = first_head + tl.arange(0, HEADS)
+    from_head = token.to(tl.int64) * x_token + head[:, None] * x_head
+    to_head = out_token + head[:, None] * out_head
+    if HALF > 0:
+        element = tl.arange(0, HALF_WIDTH)
+        cos = tl.load(angles + token * HALF + element, mask=element < HALF, other=0.0)[None, :]
+        sin = tl.load(angles + (tokens + token) * HALF + element, mask=element < HALF, other=0.0)[None, :]
+        is_own = (head < heads)[:, None] & (element < HALF)[None, :]
+        first = tl.load(x + from_head + element[None, :], mask=is_own, other=0.0).to(tl.float32) * multiplier
+        second = tl.load(x + from_head + HALF + element[None, :], mask=is_own, other=0.0).to(tl.float32) * multiplier
+        dtype = out.dtype.element_ty
+        tl.store(out + to_head + element[None, :], (first * cos - second * sin).to(dtype), mask=is_own)
+        tl.store(out + to_head + HALF + element[None, :], (second * cos + first * sin).to(dtype), mask=is_own)
+    if 2 * HALF < HEAD_DIM:
+        element = 2 * HALF + tl.arange(0, REST_WIDTH)
+        is_own = (head < heads)[:, None] & (element < HEAD_DIM)[None, :]
+        rest = tl.load(x + from_head + element[None, :], mask=is_own, other=0.0).to(tl.float32) * multiplier
+        tl.store(out + to_head + element[None, :], rest.to(out.dtype.element_ty), mask=is_own)
+
+
+@triton.jit
+def rotate_tokens(
+    x,
+    out,
+    angles,
+    tokens,
+    heads,
+    x_token,
+    x_head,
+    HEAD_DIM: tl.constexpr,
+    HALF: tl.constexpr,
+    HALF_WIDTH: tl.constexpr,
+    REST_WIDTH: tl.constexpr,
+    HEADS: tl.constexpr,
+):
+    token = tl.program_id(0)
+    rotate_heads(
+        x,
+        out,
+        angles,
+        token,
+        tokens,
+        tl.program_id(1) * HEADS,
+        heads,
+        x_token,
+        x_head,
+        token.to(tl.int64) * heads * HEAD_DIM,
+        HEAD_DIM,
+        1.0,
+        HEAD_DIM,
+        HALF,
+        HALF_WIDTH,
+        REST_WIDTH,
+        HEADS,
+    )
+
+
+def rotate(x: torch.Tensor, angles: torch.Tensor) -> torch.Tensor:
+    """As `ops.encoder.rotate`."""
+    tokens, heads, head_dim = x.shape
+    half = angles.shape[-1]
+    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    if not out.numel():
+        return out
+    launch = heads_launch(heads=heads, head_dim=head_dim)
+    rotate_tokens[tokens, triton.cdiv(heads, launch.heads)](
+        x,
+        out,
+        angles,
+        tokens,
+        heads,
+        x.stride(0),
+        x.stride(1),
+        HEAD_DIM=head_dim,
+        HALF=half,
+        HALF_WIDTH=triton.next_power_of_2(half),
+        REST_WIDTH=triton.next_power_of_2(max(head_dim - 2 * half, 1)),
+        HEADS=launch.heads,
+        num_warps=launch.warps,
+    )
+    return out
