@@ -7,8 +7,11 @@ import torch
 import triton
 import triton.language as tl
 
-from ostinato.ops.attention_launches import ROW_SPAN, attention_launch
-from ostinato.ops.triton.ragged import find_tile, num_tiles
+from ostinato.ops.launches import attention as launches
+from ostinato.ops.launches.ragged import num_tiles
+from ostinato.ops.triton import launcher
+from ostinato.ops.triton.launcher import dot_operand, to_dtype
+from ostinato.ops.triton.ragged import find_tile
 
 LOG2_E = 1.4426950408889634
 """Powers of 2 are what the hardware has."""
@@ -48,7 +51,6 @@ def attend(
     ROWS: tl.constexpr,
     KEYS: tl.constexpr,
     SPAN: tl.constexpr,
-    WIDEN: tl.constexpr,
 ):
     """One tile of `ROWS // GROUP` tokens, the query heads of one key head, one segment of the keys.
 
@@ -78,8 +80,7 @@ def attend(
             mask=attends[:, None] & in_head[None, :],
             other=0.0,
         )
-        if WIDEN:
-            query = query.to(tl.float32)
+        query = dot_operand(query)
         # The row's keys, in whole tiles, cut into equal segments; no token of the tile sees those behind its last one.
         begin = first_key // KEYS * KEYS
         length = tl.cdiv(tl.cdiv(tl.maximum(kv_len - begin, 0), KEYS), SEGMENTS) * KEYS
@@ -105,9 +106,8 @@ def attend(
                 mask=is_key[:, None] & in_head[None, :],
                 other=0.0,
             )
-            if WIDEN:
-                keys, values = keys.to(tl.float32), values.to(tl.float32)
-            score = tl.dot(query, keys, input_precision="tf32x3") * scale
+            values = dot_operand(values)
+            score = tl.dot(query, dot_operand(keys), input_precision="tf32x3") * scale
             seen = attends[:, None] & is_key[None, :] & (key[None, :] <= at[:, None])
             score = tl.where(seen, score, float("-inf"))
             better = tl.maximum(best, tl.max(score, 1))
@@ -117,7 +117,7 @@ def attend(
             fade = tl.exp2(best - shift)
             total = total * fade + tl.sum(weight, 1)
             values_sum = values_sum * fade[:, None]
-            values_sum = tl.dot(weight.to(values.dtype), values, values_sum, input_precision="tf32x3")
+            values_sum = tl.dot(to_dtype(weight, values.dtype), values, values_sum, input_precision="tf32x3")
             best = better
         flat = token.to(tl.int64) * heads + head
         if SEGMENTS == 1:
@@ -125,7 +125,7 @@ def attend(
             # NaN among a token's own keys must not look like no keys at all.
             result = tl.where((total != total)[:, None], float("nan"), result)
             where = out + flat[:, None] * HEAD_DIM + column[None, :]
-            tl.store(where, result.to(out.dtype.element_ty), mask=is_token[:, None] & in_head[None, :])
+            tl.store(where, to_dtype(result, out.dtype.element_ty), mask=is_token[:, None] & in_head[None, :])
         else:
             part = flat * SEGMENTS + segment
             tl.store(maxima + part, best, mask=is_token)
@@ -135,16 +135,14 @@ def attend(
 
 
 @triton.jit
-def combine(
-    parts, maxima, sums, out, HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr, SEGMENTS: tl.constexpr, COUNT: tl.constexpr
-):
-    """One token's head: its segments as one. A segment in which it saw no key has a maximum of -inf, and is not read.
-    `COUNT` is `SEGMENTS` or the next power of 2."""
+def combine(parts, maxima, sums, out, HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr, SEGMENTS: tl.constexpr):
+    """One token's head: its segments as one. A segment without a key that it sees has a maximum of -inf and is not
+    read."""
     flat = tl.program_id(0).to(tl.int64)
-    segment = tl.arange(0, COUNT)
+    segment = tl.arange(0, SEGMENTS)
     column = tl.arange(0, WIDTH)
-    best = tl.load(maxima + flat * SEGMENTS + segment, mask=segment < SEGMENTS, other=float("-inf"))
-    total = tl.load(sums + flat * SEGMENTS + segment, mask=segment < SEGMENTS, other=0.0)
+    best = tl.load(maxima + flat * SEGMENTS + segment)
+    total = tl.load(sums + flat * SEGMENTS + segment)
     seen = (best > float("-inf")) | (total != total)
     of_all = tl.max(best, 0)
     weight = tl.where(seen, tl.exp2(best - tl.where(of_all == float("-inf"), 0.0, of_all)), 0.0)
@@ -155,7 +153,7 @@ def combine(
     )
     divisor = tl.sum(tl.where(seen, total * weight, 0.0), 0)
     result = tl.sum(value * weight[:, None], 0) / tl.where(divisor == 0, 1.0, divisor)
-    tl.store(out + flat * HEAD_DIM + column, result.to(out.dtype.element_ty), mask=column < HEAD_DIM)
+    tl.store(out + flat * HEAD_DIM + column, to_dtype(result, out.dtype.element_ty), mask=column < HEAD_DIM)
 
 
 def attention(
@@ -176,65 +174,52 @@ def attention(
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     if not out.numel():
         return out
-    launch = attention_launch(
+    found = launches.attention(
         tokens=tokens,
         rows=rows,
-        heads=heads,
-        kv_heads=kv_heads,
+        num_heads=heads,
+        num_kv_heads=kv_heads,
         head_dim=head_dim,
-        context=table * block_size,
+        max_context=table * block_size,
+        block_size=block_size,
         element_bytes=q.element_size(),
+        capability=launcher.capability(q),
     )
-    segments = launch.segments
+    segments = launches.segments_of(found)
     parts = maxima = sums = out
     if segments > 1:
         parts = torch.empty((tokens, heads, segments, head_dim), dtype=torch.float32, device=q.device)
         maxima, sums = torch.empty((2, tokens, heads, segments), dtype=torch.float32, device=q.device)
-    group = heads // kv_heads
-    width = triton.next_power_of_2(head_dim)
-    attend[num_tiles(tokens, rows, launch.rows // group), kv_heads, segments](
-        q,
-        k_cache,
-        v_cache,
-        row_starts,
-        start_positions,
-        kv_lens,
-        block_tables,
-        parts,
-        maxima,
-        sums,
-        scale * LOG2_E,
-        first_key,
-        tokens,
-        rows,
-        q.stride(0),
-        q.stride(1),
-        *k_cache.stride()[:3],
-        *v_cache.stride()[:3],
-        block_tables.stride(0),
-        heads,
-        GROUP=group,
-        HEAD_DIM=head_dim,
-        WIDTH=width,
-        BLOCK_SIZE=block_size,
-        SEGMENTS=segments,
-        ROWS=launch.rows,
-        KEYS=launch.keys,
-        SPAN=ROW_SPAN,
-        WIDEN=not q.is_cuda,
-        num_warps=launch.warps,
-        num_stages=launch.stages,
+    tile = found[0].blocks["ROWS"] // (heads // kv_heads)
+    launcher.run(
+        attend,
+        (num_tiles(tokens, rows, tile), kv_heads, segments),
+        found[0],
+        q=q,
+        k_cache=k_cache,
+        v_cache=v_cache,
+        row_starts=row_starts,
+        start_positions=start_positions,
+        kv_lens=kv_lens,
+        block_tables=block_tables,
+        out=parts,
+        maxima=maxima,
+        sums=sums,
+        scale=scale * LOG2_E,
+        first_key=first_key,
+        tokens=tokens,
+        rows=rows,
+        q_token=q.stride(0),
+        q_head=q.stride(1),
+        key_block=k_cache.stride(0),
+        key_cell=k_cache.stride(1),
+        key_head=k_cache.stride(2),
+        value_block=v_cache.stride(0),
+        value_cell=v_cache.stride(1),
+        value_head=v_cache.stride(2),
+        table_row=block_tables.stride(0),
+        heads=heads,
     )
     if segments > 1:
-        combine[(tokens * heads,)](
-            parts,
-            maxima,
-            sums,
-            out,
-            HEAD_DIM=head_dim,
-            WIDTH=width,
-            SEGMENTS=segments,
-            COUNT=triton.next_power_of_2(segments),
-            num_warps=launch.combine_warps,
-        )
+        launcher.run(combine, (tokens * heads,), found[1], parts=parts, maxima=maxima, sums=sums, out=out)
     return out

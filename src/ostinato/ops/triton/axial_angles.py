@@ -7,7 +7,9 @@ import torch
 import triton
 import triton.language as tl
 
-from ostinato.ops.attention_launches import elements_launch
+from ostinato.ops.launches import elementwise as launches
+from ostinato.ops.launches.table import cdiv
+from ostinato.ops.triton import launcher
 
 
 @triton.jit
@@ -71,21 +73,20 @@ def angles_of(
     """-> [2, tokens, half] float32, the cosines first; without `axes`, `positions` are [tokens]."""
     tokens, half = positions.shape[0], frequencies.shape[0]
     out = torch.empty((2, tokens, half), dtype=torch.float32, device=positions.device)
-    if not out.numel():
-        return out
-    launch = elements_launch()
-    write_angles[(triton.cdiv(tokens * half, launch.elements),)](
-        positions,
-        axes,
-        frequencies,
-        out,
-        scaling,
-        tokens,
-        half,
-        position_token,
-        0 if axes is None else positions.stride(1),
+    (launch,) = launches.angles(capability=launcher.capability(positions))
+    launcher.run(
+        write_angles,
+        (cdiv(tokens * half, launch.blocks["BLOCK"]),),
+        launch,
+        positions=positions,
+        axes=axes,
+        frequencies=frequencies,
+        out=out,
+        scaling=scaling,
+        tokens=tokens,
+        half=half,
+        position_token=position_token,
+        position_axis=0 if axes is None else positions.stride(1),
         HAS_AXES=axes is not None,
-        BLOCK=launch.elements,
-        num_warps=launch.warps,
     )
     return out

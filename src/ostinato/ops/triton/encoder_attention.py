@@ -9,9 +9,12 @@ import torch
 import triton
 import triton.language as tl
 
-from ostinato.ops.attention_launches import ROW_SPAN, encoder_attention_launch
+from ostinato.ops.launches import attention as launches
+from ostinato.ops.launches.ragged import num_tiles
+from ostinato.ops.triton import launcher
 from ostinato.ops.triton.attention import LOG2_E
-from ostinato.ops.triton.ragged import find_tile, num_tiles
+from ostinato.ops.triton.launcher import dot_operand, to_dtype
+from ostinato.ops.triton.ragged import find_tile
 
 
 @triton.jit
@@ -36,7 +39,6 @@ def attend_in_segment(
     ROWS: tl.constexpr,
     KEYS: tl.constexpr,
     SPAN: tl.constexpr,
-    WIDEN: tl.constexpr,
 ):
     """One tile of patches, one head. Patches behind the last segment have no keys, and get zeros."""
     head = tl.program_id(1)
@@ -54,8 +56,7 @@ def attend_in_segment(
             mask=is_patch[:, None] & in_head[None, :],
             other=0.0,
         )
-        if WIDEN:
-            query = query.to(tl.float32)
+        query = dot_operand(query)
         best = tl.full([ROWS], float("-inf"), tl.float32)
         total = tl.zeros([ROWS], tl.float32)
         values_sum = tl.zeros([ROWS, WIDTH], tl.float32)
@@ -72,20 +73,20 @@ def attend_in_segment(
                 mask=is_key[:, None] & in_head[None, :],
                 other=0.0,
             )
-            if WIDEN:
-                keys, values = keys.to(tl.float32), values.to(tl.float32)
-            score = tl.where(is_key[None, :], tl.dot(query, keys, input_precision="tf32x3") * scale, float("-inf"))
+            values = dot_operand(values)
+            score = tl.dot(query, dot_operand(keys), input_precision="tf32x3") * scale
+            score = tl.where(is_key[None, :], score, float("-inf"))
             better = tl.maximum(best, tl.max(score, 1))
             weight = tl.exp2(score - better[:, None])
             fade = tl.exp2(best - better)
             total = total * fade + tl.sum(weight, 1)
             values_sum = values_sum * fade[:, None]
-            values_sum = tl.dot(weight.to(values.dtype), values, values_sum, input_precision="tf32x3")
+            values_sum = tl.dot(to_dtype(weight, values.dtype), values, values_sum, input_precision="tf32x3")
             best = better
         # A segment with patches has keys; elsewhere the sums are zero.
         result = values_sum / tl.where(total == 0, 1.0, total)[:, None]
         where = out + (patch.to(tl.int64) * heads + head)[:, None] * HEAD_DIM + column[None, :]
-        tl.store(where, result.to(out.dtype.element_ty), mask=(patch < end)[:, None] & in_head[None, :])
+        tl.store(where, to_dtype(result, out.dtype.element_ty), mask=(patch < end)[:, None] & in_head[None, :])
 
 
 def encoder_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, starts: torch.Tensor) -> torch.Tensor:
@@ -95,30 +96,27 @@ def encoder_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, starts:
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     if not patches or not segments:
         return out.zero_()
-    launch = encoder_attention_launch(head_dim=head_dim, element_bytes=q.element_size())
-    attend_in_segment[num_tiles(patches, segments, launch.rows), heads](
-        q,
-        k,
-        v,
-        starts,
-        out,
-        LOG2_E / math.sqrt(head_dim),
-        patches,
-        segments,
-        heads,
-        q.stride(0),
-        q.stride(1),
-        k.stride(0),
-        k.stride(1),
-        v.stride(0),
-        v.stride(1),
-        HEAD_DIM=head_dim,
-        WIDTH=triton.next_power_of_2(head_dim),
-        ROWS=launch.rows,
-        KEYS=launch.keys,
-        SPAN=ROW_SPAN,
-        WIDEN=not q.is_cuda,
-        num_warps=launch.warps,
-        num_stages=launch.stages,
+    (launch,) = launches.encoder_attention(
+        head_dim=head_dim, element_bytes=q.element_size(), capability=launcher.capability(q)
+    )
+    launcher.run(
+        attend_in_segment,
+        (num_tiles(patches, segments, launch.blocks["ROWS"]), heads),
+        launch,
+        q=q,
+        k=k,
+        v=v,
+        starts=starts,
+        out=out,
+        scale=LOG2_E / math.sqrt(head_dim),
+        patches=patches,
+        segments=segments,
+        heads=heads,
+        q_patch=q.stride(0),
+        q_head=q.stride(1),
+        k_patch=k.stride(0),
+        k_head=k.stride(1),
+        v_patch=v.stride(0),
+        v_head=v.stride(1),
     )
     return out

@@ -9,8 +9,11 @@ import triton
 import triton.language as tl
 
 from ostinato.ops import int8
-from ostinato.ops.attention_launches import elements_launch, quantized_launch
+from ostinato.ops.launches import products as launches
+from ostinato.ops.launches.table import Launch, cdiv
+from ostinato.ops.triton import launcher
 from ostinato.ops.triton.activations import activate, silu
+from ostinato.ops.triton.launcher import to_dtype
 from ostinato.ops.triton.products import product
 
 
@@ -32,11 +35,10 @@ def quantized_product(
     ROWS: tl.constexpr,
     OUTPUTS: tl.constexpr,
     INPUTS: tl.constexpr,
-    WIDEN: tl.constexpr,
 ):
     """A tile of x W^T + bias."""
-    output = tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS)
-    token = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
+    output = tl.program_id(1) * OUTPUTS + tl.arange(0, OUTPUTS)
+    token = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     is_token, is_output = token < tokens, output < out_size
     total = product(
         x + token.to(tl.int64) * x_token,
@@ -51,12 +53,11 @@ def quantized_product(
         ROWS,
         OUTPUTS,
         INPUTS,
-        WIDEN,
     )
     if HAS_BIAS:
         total += tl.load(bias + output, mask=is_output, other=0.0).to(tl.float32)[None, :]
     where = out + token.to(tl.int64)[:, None] * out_size + output[None, :]
-    tl.store(where, total.to(out.dtype.element_ty), mask=is_token[:, None] & is_output[None, :])
+    tl.store(where, to_dtype(total, out.dtype.element_ty), mask=is_token[:, None] & is_output[None, :])
 
 
 @triton.jit
@@ -91,7 +92,7 @@ def finish(
         value = activate(value, ACTIVATION)
     if HAS_RESIDUAL:
         value += tl.load(residual + token * residual_token + output, mask=is_own, other=0.0).to(tl.float32)
-    tl.store(out + token * size + output, value.to(out.dtype.element_ty), mask=is_own)
+    tl.store(out + token * size + output, to_dtype(value, out.dtype.element_ty), mask=is_own)
 
 
 def linear(
@@ -106,33 +107,44 @@ def linear(
     group_size: int | None = None,
 ) -> torch.Tensor:
     """As `ops.linear`."""
-    y = F.linear(x, weight, bias) if weight_scale is None else _quantized(x, weight, weight_scale, group_size, bias)
     out_dtype = x.dtype if out_dtype is None else out_dtype
-    if scale is None and activation is None and residual is None and out_dtype == x.dtype:
+    is_finished = not (scale is None and activation is None and residual is None and out_dtype == x.dtype)
+    found = launches.linear(
+        tokens=x.shape[0],
+        element_bytes=x.element_size(),
+        capability=launcher.capability(x),
+        is_quantized=weight_scale is not None,
+        group_size=group_size,
+        is_finished=is_finished,
+    )
+    if weight_scale is None:
+        y = F.linear(x, weight, bias)
+    else:
+        y = _quantized(found[0], x, weight, weight_scale, group_size, bias)
+    if not is_finished:
         return y
     tokens, outputs = y.shape
     size = outputs // 2 if activation == "swiglu" else outputs
     out = torch.empty((tokens, size), dtype=out_dtype, device=y.device)
-    if not tokens:
-        return out
-    launch = elements_launch()
-    finish[tokens, triton.cdiv(size, launch.elements)](
-        y,
-        scale,
-        residual,
-        out,
-        size,
-        0 if residual is None else residual.stride(0),
+    launcher.run(
+        finish,
+        (tokens, cdiv(size, found[-1].blocks["BLOCK"])),
+        found[-1],
+        y=y,
+        scale=scale,
+        residual=residual,
+        out=out,
+        size=size,
+        residual_token=0 if residual is None else residual.stride(0),
         ACTIVATION=activation or "none",
         HAS_SCALE=scale is not None,
         HAS_RESIDUAL=residual is not None,
-        BLOCK=launch.elements,
-        num_warps=launch.warps,
     )
     return out
 
 
 def _quantized(
+    launch: Launch,
     x: torch.Tensor,
     weight: torch.Tensor,
     weight_scale: torch.Tensor,
@@ -142,29 +154,23 @@ def _quantized(
     """x W^T + bias in the dtype of `x`."""
     (tokens, in_size), out_size = x.shape, weight.shape[0]
     out = torch.empty((tokens, out_size), dtype=x.dtype, device=x.device)
-    if not tokens:
-        return out
     group = in_size if group_size is None else group_size
-    launch = quantized_launch(tokens=tokens, group_size=group, element_bytes=x.element_size())
-    quantized_product[triton.cdiv(out_size, launch.outputs), triton.cdiv(tokens, launch.rows)](
-        x,
-        weight,
-        weight_scale,
-        bias,
-        out,
-        tokens,
-        in_size,
-        out_size,
-        group,
-        int8.num_groups(in_size, group),
-        x.stride(0),
-        weight.stride(0),
+    launcher.run(
+        quantized_product,
+        (cdiv(tokens, launch.blocks["ROWS"]), cdiv(out_size, launch.blocks["OUTPUTS"])),
+        launch,
+        x=x,
+        weight=weight,
+        weight_scale=weight_scale,
+        bias=bias,
+        out=out,
+        tokens=tokens,
+        in_size=in_size,
+        out_size=out_size,
+        group_size=group,
+        groups=int8.num_groups(in_size, group),
+        x_token=x.stride(0),
+        weight_row=weight.stride(0),
         HAS_BIAS=bias is not None,
-        ROWS=launch.rows,
-        OUTPUTS=launch.outputs,
-        INPUTS=launch.inputs,
-        WIDEN=not x.is_cuda,
-        num_warps=launch.warps,
-        num_stages=launch.stages,
     )
     return out

@@ -11,16 +11,20 @@ import triton
 import triton.language as tl
 
 from ostinato.ops import int8
-from ostinato.ops.attention_launches import ROW_SPAN, elements_launch, moe_launch, sort_launch
+from ostinato.ops.launches import products as launches
+from ostinato.ops.launches.ragged import num_tiles
+from ostinato.ops.launches.table import Launch, cdiv
+from ostinato.ops.triton import launcher
 from ostinato.ops.triton.activations import activate, silu
+from ostinato.ops.triton.launcher import to_dtype
 from ostinato.ops.triton.products import product
-from ostinato.ops.triton.ragged import find_tile, num_tiles
+from ostinato.ops.triton.ragged import find_tile
 
 
 @triton.jit
 def sort_choices(choices, order, starts, count, experts, TOP_K: tl.constexpr, BLOCK: tl.constexpr):
-    """One expert: its choices, in ascending order, into `order` behind those of the experts before it, whose number goes
-    to `starts` [experts + 1]."""
+    """One expert: its choices, in ascending order, into `order` behind those of the experts before it. Their number
+    goes to `starts` [experts + 1]."""
     expert = tl.program_id(0)
     before = 0
     for base in range(0, count, BLOCK):
@@ -61,16 +65,15 @@ def expert_product(
     OUTPUTS: tl.constexpr,
     INPUTS: tl.constexpr,
     SPAN: tl.constexpr,
-    WIDEN: tl.constexpr,
 ):
-    """activation(x W^T) of a tile of one expert's choices; that of choice c reads row c // DIVISOR of `x` and writes row
-    c of `out`."""
-    expert, first, end = find_tile(starts, experts, choices, tl.program_id(1), ROWS, SPAN)
+    """activation(x W^T) of a tile of one expert's choices; that of choice c reads row c // DIVISOR of `x` and writes
+    row c of `out`."""
+    expert, first, end = find_tile(starts, experts, choices, tl.program_id(0), ROWS, SPAN)
     if (first < end) & (expert < experts):
         place = first + tl.arange(0, ROWS)
         is_row = place < end
         choice = tl.load(order + place, mask=is_row, other=0).to(tl.int64)
-        output = tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS)
+        output = tl.program_id(1) * OUTPUTS + tl.arange(0, OUTPUTS)
         is_output = output < out_size
         rows = x + choice // DIVISOR * x_row
         FACTOR: tl.constexpr = 2 if ACTIVATION == "swiglu" else 1
@@ -88,7 +91,6 @@ def expert_product(
             ROWS,
             OUTPUTS,
             INPUTS,
-            WIDEN,
         )
         if ACTIVATION == "swiglu":
             # What was computed are the gates.
@@ -106,12 +108,11 @@ def expert_product(
                 ROWS,
                 OUTPUTS,
                 INPUTS,
-                WIDEN,
             )
         else:
             value = activate(value, ACTIVATION)
         where = out + choice[:, None] * out_size + output[None, :]
-        tl.store(where, value.to(out.dtype.element_ty), mask=is_row[:, None] & is_output[None, :])
+        tl.store(where, to_dtype(value, out.dtype.element_ty), mask=is_row[:, None] & is_output[None, :])
 
 
 @triton.jit
@@ -131,13 +132,13 @@ def add_choices(
     element = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     is_own = element < size
     total = tl.zeros([BLOCK], tl.float32)
-    for i in range(0, TOP_K):
+    for i in range(TOP_K):
         weight = tl.load(choices + (token * 2 + 1) * TOP_K + i)
         value = tl.load(of_choices + (token * TOP_K + i) * size + element, mask=is_own, other=0.0)
         total += value.to(tl.float32) * weight
     if HAS_RESIDUAL:
         total += tl.load(residual + token * residual_token + element, mask=is_own, other=0.0).to(tl.float32)
-    tl.store(out + token * size + element, total.to(out.dtype.element_ty), mask=is_own)
+    tl.store(out + token * size + element, to_dtype(total, out.dtype.element_ty), mask=is_own)
 
 
 def moe(
@@ -155,36 +156,41 @@ def moe(
     (tokens, size), (experts, _, inner) = x.shape, down.shape
     top_k = choices.shape[2]
     out = torch.empty((tokens, size), dtype=x.dtype, device=x.device)
-    if not tokens:
-        return out
     count = tokens * top_k
+    sort, inward, outward, add = launches.moe(
+        tokens=tokens,
+        experts=experts,
+        top_k=top_k,
+        element_bytes=x.element_size(),
+        capability=launcher.capability(x),
+        group_size=None if up_scale is None else group_size,
+    )
     order = torch.empty(count, dtype=torch.int32, device=x.device)
     starts = torch.empty(experts + 1, dtype=torch.int32, device=x.device)
-    sort = sort_launch()
-    sort_choices[(experts,)](
-        choices, order, starts, count, experts, TOP_K=top_k, BLOCK=sort.elements, num_warps=sort.warps
+    launcher.run(
+        sort_choices, (experts,), sort, choices=choices, order=order, starts=starts, count=count, experts=experts
     )
-    inward = torch.empty((count, inner), dtype=x.dtype, device=x.device)
-    _expert_product(x, order, starts, up, up_scale, group_size, inward, top_k, activation)
-    outward = torch.empty((count, size), dtype=x.dtype, device=x.device)
-    _expert_product(inward, order, starts, down, down_scale, group_size, outward, 1, "none")
-    launch = elements_launch()
-    add_choices[tokens, triton.cdiv(size, launch.elements)](
-        outward,
-        choices,
-        residual,
-        out,
-        size,
-        0 if residual is None else residual.stride(0),
-        TOP_K=top_k,
+    inside = torch.empty((count, inner), dtype=x.dtype, device=x.device)
+    _expert_product(inward, x, order, starts, up, up_scale, group_size, inside, top_k, activation)
+    of_choices = torch.empty((count, size), dtype=x.dtype, device=x.device)
+    _expert_product(outward, inside, order, starts, down, down_scale, group_size, of_choices, 1, None)
+    launcher.run(
+        add_choices,
+        (tokens, cdiv(size, add.blocks["BLOCK"])),
+        add,
+        of_choices=of_choices,
+        choices=choices,
+        residual=residual,
+        out=out,
+        size=size,
+        residual_token=0 if residual is None else residual.stride(0),
         HAS_RESIDUAL=residual is not None,
-        BLOCK=launch.elements,
-        num_warps=launch.warps,
     )
     return out
 
 
 def _expert_product(
+    launch: Launch,
     x: torch.Tensor,
     order: torch.Tensor,
     starts: torch.Tensor,
@@ -193,40 +199,29 @@ def _expert_product(
     group_size: int | None,
     out: torch.Tensor,
     divisor: int,
-    activation: str,
+    activation: str | None,
 ) -> None:
     """Writes activation(x W^T) of every choice to its row of `out`; choice c reads row c // divisor of `x`."""
-    (choices, out_size), (experts, _, in_size) = out.shape, weight.shape
+    (count, out_size), (experts, _, in_size) = out.shape, weight.shape
     group = in_size if group_size is None or weight_scale is None else group_size
-    launch = moe_launch(
-        choices=choices,
+    launcher.run(
+        expert_product,
+        (num_tiles(count, experts, launch.blocks["ROWS"]), cdiv(out_size, launch.blocks["OUTPUTS"])),
+        launch,
+        x=x,
+        order=order,
+        starts=starts,
+        weight=weight,
+        weight_scale=weight if weight_scale is None else weight_scale,
+        out=out,
+        choices=count,
         experts=experts,
-        group_size=group if weight_scale is not None else None,
-        gated=activation == "swiglu",
-        element_bytes=x.element_size(),
-    )
-    expert_product[triton.cdiv(out_size, launch.outputs), num_tiles(choices, experts, launch.rows)](
-        x,
-        order,
-        starts,
-        weight,
-        weight_scale if weight_scale is not None else weight,
-        out,
-        choices,
-        experts,
-        in_size,
-        out_size,
-        group,
-        int8.num_groups(in_size, group),
-        x.stride(0),
+        in_size=in_size,
+        out_size=out_size,
+        group_size=group,
+        groups=int8.num_groups(in_size, group),
+        x_row=x.stride(0),
         DIVISOR=divisor,
-        ACTIVATION=activation,
+        ACTIVATION=activation or "none",
         QUANTIZED=weight_scale is not None,
-        ROWS=launch.rows,
-        OUTPUTS=launch.outputs,
-        INPUTS=launch.inputs,
-        SPAN=ROW_SPAN,
-        WIDEN=not x.is_cuda,
-        num_warps=launch.warps,
-        num_stages=launch.stages,
     )

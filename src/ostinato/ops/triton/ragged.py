@@ -3,18 +3,13 @@
 Row r owns the tokens `starts[r]:starts[r + 1]`, and what stands behind the last row is one more row. Its tiles of
 `TILE` tokens have the numbers from `starts[r] // TILE + r` on. There are enough of these before the next row's: a
 number of tokens, rounded up to tiles, is at most one more than what the quotients differ by. Tiles that are too many
-are empty.
+are empty. `launches/ragged.py` counts them.
 """
 
 from __future__ import annotations
 
 import triton
 import triton.language as tl
-
-
-def num_tiles(tokens: int, rows: int, tile: int) -> int:
-    """Tiles of `rows` rows that have at most `tokens` tokens together, and of the tokens behind them."""
-    return tokens // tile + rows + 1
 
 
 @triton.jit

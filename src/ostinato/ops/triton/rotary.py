@@ -7,7 +7,9 @@ import torch
 import triton
 import triton.language as tl
 
-from ostinato.ops.attention_launches import heads_launch
+from ostinato.ops.launches import elementwise as launches
+from ostinato.ops.launches.table import cdiv
+from ostinato.ops.triton import launcher
 from ostinato.ops.triton.rotate import rotate_heads
 
 
@@ -110,41 +112,41 @@ def rotary(
     kv_heads = k.shape[1]
     # Without angles the queries are the result as they stand.
     out = q if angles is None else torch.empty(q.shape, dtype=q.dtype, device=q.device)
-    if not tokens:
-        return out
-    half = 0 if angles is None else angles.shape[-1]
-    launch = heads_launch(heads=max(heads, kv_heads), head_dim=head_dim)
-    q_programs = 0 if angles is None else triton.cdiv(heads, launch.heads)
-    rotate_and_store[tokens, q_programs + triton.cdiv(kv_heads, launch.heads)](
-        q,
-        k,
-        v,
-        angles,
-        k_cache,
-        v_cache,
-        kv_cells,
-        out,
-        key_multiplier,
-        tokens,
-        heads,
-        kv_heads,
-        q_programs,
-        q.stride(0),
-        q.stride(1),
-        k.stride(0),
-        k.stride(1),
-        v.stride(0),
-        v.stride(1),
-        k_cache.stride(1),
-        k_cache.stride(2),
-        v_cache.stride(1),
-        v_cache.stride(2),
-        HEAD_DIM=head_dim,
-        WIDTH=triton.next_power_of_2(head_dim),
-        HALF=half,
-        HALF_WIDTH=triton.next_power_of_2(max(half, 1)),
-        REST_WIDTH=triton.next_power_of_2(max(head_dim - 2 * half, 1)),
-        HEADS=launch.heads,
-        num_warps=launch.warps,
+    (launch,) = launches.rotary(
+        num_heads=heads,
+        num_kv_heads=kv_heads,
+        head_dim=head_dim,
+        rotated=0 if angles is None else 2 * angles.shape[-1],
+        capability=launcher.capability(q),
+    )
+    at_once = launch.blocks["HEADS"]
+    q_programs = 0 if angles is None else cdiv(heads, at_once)
+    launcher.run(
+        rotate_and_store,
+        (tokens, q_programs + cdiv(kv_heads, at_once)),
+        launch,
+        q=q,
+        k=k,
+        v=v,
+        angles=angles,
+        k_cache=k_cache,
+        v_cache=v_cache,
+        kv_cells=kv_cells,
+        out=out,
+        key_multiplier=key_multiplier,
+        tokens=tokens,
+        heads=heads,
+        kv_heads=kv_heads,
+        q_programs=q_programs,
+        q_token=q.stride(0),
+        q_head=q.stride(1),
+        k_token=k.stride(0),
+        k_head=k.stride(1),
+        v_token=v.stride(0),
+        v_head=v.stride(1),
+        key_cell=k_cache.stride(1),
+        key_head=k_cache.stride(2),
+        value_cell=v_cache.stride(1),
+        value_head=v_cache.stride(2),
     )
     return out

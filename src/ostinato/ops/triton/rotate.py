@@ -6,7 +6,10 @@ import torch
 import triton
 import triton.language as tl
 
-from ostinato.ops.attention_launches import heads_launch
+from ostinato.ops.launches import elementwise as launches
+from ostinato.ops.launches.table import cdiv
+from ostinato.ops.triton import launcher
+from ostinato.ops.triton.launcher import to_dtype
 
 
 @triton.jit
@@ -44,13 +47,13 @@ def rotate_heads(
         first = tl.load(x + from_head + element[None, :], mask=is_own, other=0.0).to(tl.float32) * multiplier
         second = tl.load(x + from_head + HALF + element[None, :], mask=is_own, other=0.0).to(tl.float32) * multiplier
         dtype = out.dtype.element_ty
-        tl.store(out + to_head + element[None, :], (first * cos - second * sin).to(dtype), mask=is_own)
-        tl.store(out + to_head + HALF + element[None, :], (second * cos + first * sin).to(dtype), mask=is_own)
+        tl.store(out + to_head + element[None, :], to_dtype(first * cos - second * sin, dtype), mask=is_own)
+        tl.store(out + to_head + HALF + element[None, :], to_dtype(second * cos + first * sin, dtype), mask=is_own)
     if 2 * HALF < HEAD_DIM:
         element = 2 * HALF + tl.arange(0, REST_WIDTH)
         is_own = (head < heads)[:, None] & (element < HEAD_DIM)[None, :]
         rest = tl.load(x + from_head + element[None, :], mask=is_own, other=0.0).to(tl.float32) * multiplier
-        tl.store(out + to_head + element[None, :], rest.to(out.dtype.element_ty), mask=is_own)
+        tl.store(out + to_head + element[None, :], to_dtype(rest, out.dtype.element_ty), mask=is_own)
 
 
 @triton.jit
@@ -93,24 +96,20 @@ def rotate_tokens(
 def rotate(x: torch.Tensor, angles: torch.Tensor) -> torch.Tensor:
     """As `ops.encoder.rotate`."""
     tokens, heads, head_dim = x.shape
-    half = angles.shape[-1]
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    if not out.numel():
-        return out
-    launch = heads_launch(heads=heads, head_dim=head_dim)
-    rotate_tokens[tokens, triton.cdiv(heads, launch.heads)](
-        x,
-        out,
-        angles,
-        tokens,
-        heads,
-        x.stride(0),
-        x.stride(1),
-        HEAD_DIM=head_dim,
-        HALF=half,
-        HALF_WIDTH=triton.next_power_of_2(half),
-        REST_WIDTH=triton.next_power_of_2(max(head_dim - 2 * half, 1)),
-        HEADS=launch.heads,
-        num_warps=launch.warps,
+    (launch,) = launches.rotate(
+        num_heads=heads, head_dim=head_dim, rotated=2 * angles.shape[-1], capability=launcher.capability(x)
+    )
+    launcher.run(
+        rotate_tokens,
+        (tokens, cdiv(heads, launch.blocks["HEADS"])),
+        launch,
+        x=x,
+        out=out,
+        angles=angles,
+        tokens=tokens,
+        heads=heads,
+        x_token=x.stride(0),
+        x_head=x.stride(1),
     )
     return out

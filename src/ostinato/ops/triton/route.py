@@ -6,7 +6,9 @@ import torch
 import triton
 import triton.language as tl
 
-from ostinato.ops.attention_launches import route_launch
+from ostinato.ops.launches import products as launches
+from ostinato.ops.launches.table import cdiv
+from ostinato.ops.triton import launcher
 from ostinato.ops.triton.products import product
 
 
@@ -22,7 +24,6 @@ def score_experts(
     ROWS: tl.constexpr,
     OUTPUTS: tl.constexpr,
     INPUTS: tl.constexpr,
-    WIDEN: tl.constexpr,
 ):
     """A tile of x W^T in float32."""
     token = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
@@ -41,7 +42,6 @@ def score_experts(
         ROWS,
         OUTPUTS,
         INPUTS,
-        WIDEN,
     )
     where = scores + token[:, None] * experts + expert[None, :]
     tl.store(where, total, mask=is_token[:, None] & is_expert[None, :])
@@ -79,14 +79,14 @@ def choose_experts(
     if NUM_GROUPS > 1:
         group = tl.arange(0, GROUPS_WIDTH)
         of_groups = tl.full([GROUPS_WIDTH], float("-inf"), tl.float32)
-        for i in range(0, NUM_GROUPS):
+        for i in range(NUM_GROUPS):
             own = tl.where((expert // group_size == i) & is_expert, choice, float("-inf"))
             best = tl.max(own, 0)
             place = tl.min(tl.where(own == best, expert, WIDTH), 0)
             second = tl.max(tl.where(expert == place, float("-inf"), own), 0)
             of_groups = tl.where(group == i, best + second, of_groups)
         is_allowed = expert < 0
-        for _ in range(0, TOP_GROUPS):
+        for _ in range(TOP_GROUPS):
             best = tl.max(of_groups, 0)
             place = tl.min(tl.where(of_groups == best, group, GROUPS_WIDTH), 0)
             is_allowed = is_allowed | (expert // group_size == place)
@@ -96,7 +96,7 @@ def choose_experts(
     ids = tl.zeros([TOP_K_WIDTH], tl.int32)
     weights = tl.full([TOP_K_WIDTH], float("-inf"), tl.float32)
     is_taken = expert < 0
-    for i in range(0, TOP_K):
+    for i in range(TOP_K):
         left = tl.where(is_taken, float("-inf"), choice)
         best = tl.max(left, 0)
         place = tl.min(tl.where((left == best) & is_expert & (is_taken == 0), expert, experts - 1), 0)
@@ -129,42 +129,40 @@ def route(
     """As `ops.route`."""
     (tokens, hidden), experts = x.shape, weight.shape[0]
     choices = torch.empty((tokens, 2, top_k), dtype=torch.float32, device=x.device)
-    if not tokens:
-        return choices
     if weight.dtype != x.dtype:
         x, weight = x.float(), weight.float()
     scores = torch.empty((tokens, experts), dtype=torch.float32, device=x.device)
-    launch = route_launch(element_bytes=x.element_size())
-    score_experts[triton.cdiv(tokens, launch.rows), triton.cdiv(experts, launch.outputs)](
-        x,
-        weight,
-        scores,
-        tokens,
-        hidden,
-        experts,
-        x.stride(0),
-        ROWS=launch.rows,
-        OUTPUTS=launch.outputs,
-        INPUTS=launch.inputs,
-        WIDEN=not x.is_cuda,
-        num_warps=launch.warps,
-        num_stages=launch.stages,
+    tile, choice = launches.route(
+        experts=experts,
+        top_k=top_k,
+        num_groups=num_groups,
+        top_groups=top_groups,
+        element_bytes=x.element_size(),
+        capability=launcher.capability(x),
     )
-    choose_experts[(tokens,)](
-        scores,
-        correction_bias,
-        choices,
-        scaling,
-        experts,
-        experts // num_groups,
+    launcher.run(
+        score_experts,
+        (cdiv(tokens, tile.blocks["ROWS"]), cdiv(experts, tile.blocks["OUTPUTS"])),
+        tile,
+        x=x,
+        weight=weight,
+        scores=scores,
+        tokens=tokens,
+        hidden=hidden,
+        experts=experts,
+        x_token=x.stride(0),
+    )
+    launcher.run(
+        choose_experts,
+        (tokens,),
+        choice,
+        scores=scores,
+        correction_bias=correction_bias,
+        choices=choices,
+        scaling=scaling,
+        experts=experts,
+        group_size=experts // num_groups,
         HAS_BIAS=correction_bias is not None,
         NORMALIZE=normalize,
-        TOP_K=top_k,
-        TOP_K_WIDTH=triton.next_power_of_2(top_k),
-        NUM_GROUPS=num_groups,
-        GROUPS_WIDTH=triton.next_power_of_2(num_groups),
-        TOP_GROUPS=top_groups,
-        WIDTH=triton.next_power_of_2(experts),
-        num_warps=1,
     )
     return choices

@@ -1,7 +1,8 @@
 """sample on a GPU. Logits are taken in blocks, each with a best token of its own, from which the row's follows; between
 two such passes, a program finds the threshold of each row. The host reads nothing.
 
-Thresholds are found bit by bit: scaled logits are at most 0, and the bits of their magnitudes are in the order of these.
+Thresholds are found bit by bit: scaled logits are at most 0, and the bits of their magnitudes are in the magnitudes'
+order.
 """
 
 from __future__ import annotations
@@ -10,8 +11,9 @@ import torch
 import triton
 import triton.language as tl
 
-from ostinato.ops.attention_launches import sample_launch, threshold_launch
+from ostinato.ops.launches import sample as launches
 from ostinato.ops.sample import MAX_TEMPERATURE, MIN_TEMPERATURE
+from ostinato.ops.triton import launcher
 from ostinato.ops.triton.noise import noise_bits, to_gumbel
 
 
@@ -105,7 +107,7 @@ def find_thresholds(
             wanted = tl.load(settings + row * 3 + 1)
             if (wanted > 0) & (wanted < vocab_size):
                 reach = 0
-                for i in range(0, 31):
+                for i in range(31):
                     # Without this bit, and all those below it set, are there enough?
                     below = reach + ((1 << (30 - i)) - 1)
                     count = 0
@@ -122,7 +124,7 @@ def find_thresholds(
                     total += _mass(bits, reach)
                 wanted_mass = wanted_share * total
                 least = 0
-                for i in range(0, 31):
+                for i in range(31):
                     below = least + ((1 << (30 - i)) - 1)
                     mass = total * 0
                     for base in range(0, vocab_size, BLOCK):
@@ -156,55 +158,52 @@ def sample(
     """As `ops.sample`."""
     rows, vocab_size = logits.shape
     device = logits.device
-    tokens = torch.empty(rows, dtype=torch.int32, device=device)
-    if not rows:
-        return tokens
-    launch = sample_launch()
-    blocks = triton.cdiv(vocab_size, launch.elements)
-    best, row_best = (torch.empty(count, dtype=torch.float32, device=device) for count in (rows * blocks, rows))
-    places = torch.empty(rows * blocks, dtype=torch.int32, device=device)
+    of_blocks, of_rows, search = launches.sample(vocab_size=vocab_size, capability=launcher.capability(logits))
+    blocks = launches.num_blocks(vocab_size)
+    tokens, row_best = (torch.empty(rows, dtype=dtype, device=device) for dtype in (torch.int32, torch.float32))
+    best, places = (torch.empty((rows, blocks), dtype=dtype, device=device) for dtype in (torch.float32, torch.int32))
 
-    def find_best(draws: bool, *of_rows: torch.Tensor) -> None:
-        best_of_blocks[rows, blocks](
-            logits,
-            *of_rows,
-            best,
-            places,
-            vocab_size,
-            blocks,
-            logits.stride(0),
-            DRAWS=draws,
-            BLOCK=launch.elements,
-            num_warps=launch.warps,
+    def find_best(**drawn: torch.Tensor) -> None:
+        """Of the logits, or of what rows are drawn by."""
+        launcher.run(
+            best_of_blocks,
+            (rows, blocks),
+            of_blocks,
+            logits=logits,
+            **drawn or dict.fromkeys(("settings", "keys", "row_best", "thresholds"), row_best),
+            best=best,
+            places=places,
+            vocab_size=vocab_size,
+            blocks=blocks,
+            logits_row=logits.stride(0),
+            DRAWS=bool(drawn),
         )
-        best_of_rows[(rows,)](
-            best, places, tokens, row_best, blocks, BLOCKS=triton.next_power_of_2(blocks), num_warps=1
+        launcher.run(
+            best_of_rows, (rows,), of_rows, best=best, places=places, tokens=tokens, row_best=row_best, blocks=blocks
         )
 
-    find_best(False, best, places, best, best)
+    find_best()
+    # The settings are in the CPU's memory: a look at them waits for nothing.
     if settings is None or keys is None or not bool((settings[:, 0] != 0).any()):
         return tokens
-    # The settings are in the CPU's memory: a look at them waits for nothing.
     temperature, top_k, top_p, min_p = settings.unbind(1)
     scaled = torch.where(temperature == 0, 0, temperature.clamp(MIN_TEMPERATURE, MAX_TEMPERATURE))
     least = torch.where(min_p > 0, min_p, 0).log()
     numbers = torch.stack((scaled, top_k, least), dim=1).float().to(device, non_blocking=True)
-    shares = top_p.contiguous().to(device, non_blocking=True)
     thresholds = torch.empty_like(row_best)
-    has_top_k, has_top_p = bool(((top_k > 0) & (top_k < vocab_size)).any()), bool((top_p < 1).any())
-    threshold = threshold_launch()
-    find_thresholds[(rows,)](
-        logits,
-        numbers,
-        shares,
-        row_best,
-        thresholds,
-        vocab_size,
-        logits.stride(0),
-        HAS_TOP_K=has_top_k,
-        HAS_TOP_P=has_top_p,
-        BLOCK=threshold.elements,
-        num_warps=threshold.warps,
+    launcher.run(
+        find_thresholds,
+        (rows,),
+        search,
+        logits=logits,
+        settings=numbers,
+        top_p=top_p.contiguous().to(device, non_blocking=True),
+        row_best=row_best,
+        thresholds=thresholds,
+        vocab_size=vocab_size,
+        logits_row=logits.stride(0),
+        HAS_TOP_K=bool(((top_k > 0) & (top_k < vocab_size)).any()),
+        HAS_TOP_P=bool((top_p < 1).any()),
     )
-    find_best(True, numbers, keys.to(device, non_blocking=True), row_best, thresholds)
+    find_best(settings=numbers, keys=keys.to(device, non_blocking=True), row_best=row_best, thresholds=thresholds)
     return tokens

@@ -6,7 +6,10 @@ import torch
 import triton
 import triton.language as tl
 
-from ostinato.ops.attention_launches import elements_launch
+from ostinato.ops.launches import elementwise as launches
+from ostinato.ops.launches.table import cdiv
+from ostinato.ops.triton import launcher
+from ostinato.ops.triton.launcher import to_dtype
 
 
 @triton.jit
@@ -18,7 +21,7 @@ def add_vectors(ids, weights, table, out, hidden, COUNT: tl.constexpr, BLOCK: tl
         vector = tl.load(ids + token * COUNT + i)
         weight = tl.load(weights + token * COUNT + i)
         total += tl.load(table + vector * hidden + element, mask=element < hidden, other=0.0).to(tl.float32) * weight
-    tl.store(out + token * hidden + element, total.to(out.dtype.element_ty), mask=element < hidden)
+    tl.store(out + token * hidden + element, to_dtype(total, out.dtype.element_ty), mask=element < hidden)
 
 
 def weighted_embedding(ids: torch.Tensor, weights: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
@@ -26,10 +29,15 @@ def weighted_embedding(ids: torch.Tensor, weights: torch.Tensor, table: torch.Te
     tokens, count = ids.shape
     hidden = table.shape[1]
     out = torch.empty((tokens, hidden), dtype=table.dtype, device=table.device)
-    if not tokens:
-        return out
-    launch = elements_launch()
-    add_vectors[tokens, triton.cdiv(hidden, launch.elements)](
-        ids, weights, table, out, hidden, COUNT=count, BLOCK=launch.elements, num_warps=launch.warps
+    (launch,) = launches.weighted_embedding(count=count, capability=launcher.capability(table))
+    launcher.run(
+        add_vectors,
+        (tokens, cdiv(hidden, launch.blocks["BLOCK"])),
+        launch,
+        ids=ids,
+        weights=weights,
+        table=table,
+        out=out,
+        hidden=hidden,
     )
     return out
