@@ -1,39 +1,27 @@
-"""Launches of what passes over activations and no more: rotation, angles, sums of vectors."""
+"""Launches of the operations that pass over activations: norms, embeddings, joins.
+
+A program takes whole rows of up to 8192 elements in registers: 16 to 32 elements per thread.
+"""
 
 from __future__ import annotations
 
 from ostinato.ops.launches.table import Launch, power_of_two
 
-BLOCK = 1024
-"""Elements of a program."""
+ELEMENTS_PER_PROGRAM = 2048
+"""Of short rows together: enough to keep a block of four warps busy."""
+
+COLUMNS = 1024
+"""Elements of a row that a copying program takes: 4 to 8 per thread, each loaded at once."""
 
 
-def rotary(*, num_heads: int, num_kv_heads: int, head_dim: int, rotated: int, capability: int) -> tuple[Launch, ...]:
-    """`rotated` elements of each head are; the others pass through."""
-    blocks = {**_heads(max(num_heads, num_kv_heads), head_dim, rotated), "WIDTH": power_of_two(head_dim)}
-    return (Launch("rotate_and_store", blocks),)
+def _rows_launch(kernel: str, size: int, rows: int) -> Launch:
+    """A program takes whole rows of `size` elements, several if they are short."""
+    columns = power_of_two(size, least=16)
+    at_once = power_of_two(min(rows, max(1, ELEMENTS_PER_PROGRAM // columns)))
+    warps = power_of_two(columns * at_once // 512, most=16)
+    return Launch(kernel, {"ROWS": at_once, "COLUMNS": columns}, warps)
 
 
-def rotate(*, num_heads: int, head_dim: int, rotated: int, capability: int) -> tuple[Launch, ...]:
-    return (Launch("rotate_tokens", _heads(num_heads, head_dim, rotated)),)
-
-
-def angles(*, capability: int) -> tuple[Launch, ...]:
-    """Of `axial_angles` and `rotary_angles`. Float64 takes registers."""
-    return (Launch("write_angles", {"BLOCK": 256}),)
-
-
-def weighted_embedding(*, count: int, capability: int) -> tuple[Launch, ...]:
-    """Each a sum of `count` vectors."""
-    return (Launch("add_vectors", {"COUNT": count, "BLOCK": BLOCK}),)
-
-
-def _heads(num_heads: int, head_dim: int, rotated: int) -> dict[str, int]:
-    half = rotated // 2
-    return {
-        "HEAD_DIM": head_dim,
-        "HALF": half,
-        "HALF_WIDTH": power_of_two(half),
-        "REST_WIDTH": power_of_two(head_dim - rotated),
-        "HEADS": power_of_two(num_heads, most=power_of_two(max(BLOCK // head_dim, 1))),
-    }
+def rms_norm(*, rows: int, size: int, capability: int) -> tuple[Launch, ...]:
+    """Of `rows` rows of `size` elements."""
+    return (_rows_launch("rms_norm_kernel", size, rows),)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from ostinato.ops.launches.elementwise import BLOCK
 from ostinato.ops.launches.ragged import SPAN
 from ostinato.ops.launches.table import Launch, power_of_two
+
+BLOCK = 1024
+"""Elements of a program that passes over outputs, or choices that it reads at a time."""
 
 FEW = 16
 """Tokens of one weight's tile for which a product reads weights, and does little else."""

@@ -6,7 +6,7 @@ import torch
 import triton
 import triton.language as tl
 
-from ostinato.ops.launches import elementwise as launches
+from ostinato.ops.launches import rotary as launches
 from ostinato.ops.launches.table import cdiv
 from ostinato.ops.triton import launcher
 from ostinato.ops.triton.launcher import to_dtype
