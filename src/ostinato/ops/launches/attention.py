@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ostinato.ops.launches.ragged import SPAN, num_tiles
+from ostinato.ops.launches.ragged import SPAN
 from ostinato.ops.launches.table import Launch, power_of_two
 
 PROGRAMS = 512
@@ -51,9 +51,8 @@ def attention(
     tile_rows = max(power_of_two(of_row, least=16, most=most), power_of_two(group))
     segments = 1
     if of_row <= tile_rows:
-        programs = num_tiles(tokens, rows, tile_rows // group) * num_kv_heads
-        wanted = max(min(PROGRAMS // programs, max_context // LEAST_SEGMENT, MAX_SEGMENTS), 1)
-        segments = power_of_two(wanted + 1) // 2
+        wanted = min(PROGRAMS // (max(rows, 1) * num_kv_heads), max_context // LEAST_SEGMENT, MAX_SEGMENTS)
+        segments = power_of_two(max(wanted, 1) + 1) // 2
     head = {"HEAD_DIM": head_dim, "WIDTH": width, "SEGMENTS": segments}
     blocks = {"GROUP": group, "BLOCK_SIZE": block_size, "ROWS": tile_rows, "KEYS": keys, "SPAN": SPAN}
     launches = (Launch("attend", head | blocks, num_warps=warps, num_stages=stages),)

@@ -38,7 +38,7 @@ def linear(
 
 
 def route(
-    *, experts: int, top_k: int, num_groups: int, top_groups: int, element_bytes: int, capability: int
+    *, experts: int, top_k: int, element_bytes: int, capability: int, num_groups: int = 1, top_groups: int = 1
 ) -> tuple[Launch, ...]:
     """One token's choice is a warp's."""
     tile = _tile("score_experts", 1, element_bytes)
