@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ostinato.ops.launches.ragged import SPAN
+from ostinato.ops.launches.tiles import SPAN
 from ostinato.ops.launches.table import Launch, power_of_two
 
 BLOCK = 1024

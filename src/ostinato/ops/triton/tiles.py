@@ -3,7 +3,7 @@
 Row r owns the tokens `starts[r]:starts[r + 1]`, and what stands behind the last row is one more row. Its tiles of
 `TILE` tokens have the numbers from `starts[r] // TILE + r` on. There are enough of these before the next row's: a
 number of tokens, rounded up to tiles, is at most one more than what the quotients differ by. Tiles that are too many
-are empty. `launches/ragged.py` counts them.
+are empty. `launches/tiles.py` counts them.
 """
 
 from __future__ import annotations
