@@ -13,7 +13,7 @@ from typing import Any, Literal, overload
 
 from ostinato.ops import scratch, work
 from ostinato.ops.launches import attention as attention_launches
-from ostinato.ops.launches import elementwise, products
+from ostinato.ops.launches import elementwise, products, state
 from ostinato.ops.launches import rotary as rotary_launches
 from ostinato.ops.launches import sample as sample_launches
 from ostinato.ops.launches.table import Launch
@@ -168,18 +168,24 @@ class Operations:
         work=work.attention,
     )
     axial_angles = Operation(_axial_angles, triton=Implementation(launches=rotary_launches.angles))
-    causal_conv1d = Operation(_like_first, Implementation(reads_on_host=True), part="state", work=work.causal_conv1d)
-    concat = Operation(_concat)
-    embedding = Operation(_embedding)
+    causal_conv1d = Operation(
+        _like_first,
+        Implementation(reads_on_host=True),
+        triton=Implementation(launches=state.causal_conv1d),
+        part="state",
+        work=work.causal_conv1d,
+    )
+    concat = Operation(_concat, triton=Implementation(launches=elementwise.concat))
+    embedding = Operation(_embedding, triton=Implementation(launches=elementwise.embedding))
     encoder_attention = Operation(
         _like_first,
         native=Implementation(scratch=scratch.native_encoder_attention),
         triton=Implementation(launches=attention_launches.encoder_attention),
         caller="encoder",
     )
-    gated_rms_norm = Operation(_gated_rms_norm)
-    inject_media = Operation(lambda x, *_, **__: x)
-    layer_norm = Operation(_like_first, caller="encoder")
+    gated_rms_norm = Operation(_gated_rms_norm, triton=Implementation(launches=elementwise.gated_rms_norm))
+    inject_media = Operation(lambda x, *_, **__: x, triton=Implementation(launches=elementwise.inject_media))
+    layer_norm = Operation(_like_first, triton=Implementation(launches=elementwise.layer_norm), caller="encoder")
     linear = Operation(
         _linear,
         Implementation(scratch=scratch.reference_quantized),
@@ -217,12 +223,20 @@ class Operations:
         _like_first,
         Implementation(reads_on_host=True, scratch=scratch.reference_ssd_scan),
         Implementation(scratch=scratch.native_ssd_scan, deterministic=("recurrent",)),
+        Implementation(launches=state.ssd_scan),
         part="state",
         caller="prefill",
         work=work.recurrence,
     )
-    state_update = Operation(_like_first, part="state", work=work.recurrence)
-    token_shift = Operation(_like_first, Implementation(reads_on_host=True), part="state")
+    state_update = Operation(
+        _like_first, triton=Implementation(launches=state.state_update), part="state", work=work.recurrence
+    )
+    token_shift = Operation(
+        _like_first,
+        Implementation(reads_on_host=True),
+        triton=Implementation(launches=state.causal_conv1d),
+        part="state",
+    )
     weighted_embedding = Operation(
         _weighted_embedding, triton=Implementation(launches=rotary_launches.weighted_embedding), caller="encoder"
     )

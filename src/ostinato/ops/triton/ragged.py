@@ -1,0 +1,48 @@
+"""What kernels over prompts of unequal lengths share: which tokens are a program's, and the checkpoints of each row."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+
+import torch
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def segment_of(index, row_starts, rows, ROWS: tl.constexpr, TOKENS: tl.constexpr):
+    """Rows are cut into segments of `TOKENS` tokens, each from its own begin: -> (row, first token) of a segment, the
+    token being at or behind the row's end where `index` is one too many.
+
+    Row r's segments begin with number `start // TOKENS + r`. So `tokens // TOKENS + rows` programs are enough, whatever
+    the lengths, and the host need not know them. `ROWS` is a power of two from `rows` on.
+    """
+    row = tl.arange(0, ROWS)
+    starts = tl.load(row_starts + row, mask=row < rows, other=0)
+    base = tl.load(row_starts)  # rows may begin behind others'
+    begins = (starts - base) // TOKENS + row
+    own = tl.sum(((begins <= index) & (row < rows)).to(tl.int32), axis=0) - 1
+    start = tl.load(row_starts + own)
+    return own, start + (index - (start - base) // TOKENS - own) * TOKENS
+
+
+def checkpoint_table(
+    checkpoints: Sequence[tuple[int, int, int]], first_row: int, rows: int, device: torch.device
+) -> tuple[torch.Tensor | None, int]:
+    """The checkpoints of `rows` rows from `first_row` on, as int32: `rows + 1` places where each row's begin, then
+    (offset, slot) of each, by row. With their number; None and 0 if there are none."""
+    if not checkpoints:
+        return None, 0
+    return _table(tuple(map(tuple, checkpoints)), first_row, rows, device), len(checkpoints)
+
+
+@lru_cache(64)
+def _table(
+    checkpoints: tuple[tuple[int, int, int], ...], first_row: int, rows: int, device: torch.device
+) -> torch.Tensor:
+    """Made once for all layers of a step."""
+    ordered = sorted(checkpoints)
+    begins = [sum(row - first_row < r for row, _, _ in ordered) for r in range(rows + 1)]
+    places = [place for _, offset, slot in ordered for place in (offset, slot)]
+    return torch.tensor(begins + places, dtype=torch.int32).to(device)
