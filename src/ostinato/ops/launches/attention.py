@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ostinato.ops.launches.tiles import SPAN
 from ostinato.ops.launches.table import Launch, power_of_two
+from ostinato.ops.launches.tiles import SPAN
 
 PROGRAMS = 512
 """So many keep a GPU of 100 to 150 multiprocessors busy. A step of rows that fit into a tile each, as in decoding, and

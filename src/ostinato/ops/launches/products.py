@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ostinato.ops.launches.tiles import SPAN
 from ostinato.ops.launches.table import Launch, power_of_two
+from ostinato.ops.launches.tiles import SPAN
 
 BLOCK = 1024
 """Elements of a program that passes over outputs, or choices that it reads at a time."""

@@ -12,8 +12,8 @@ import triton.language as tl
 
 from ostinato.ops import int8
 from ostinato.ops.launches import products as launches
-from ostinato.ops.launches.tiles import num_tiles
 from ostinato.ops.launches.table import Launch, cdiv
+from ostinato.ops.launches.tiles import num_tiles
 from ostinato.ops.triton import launcher
 from ostinato.ops.triton.activations import activate, silu
 from ostinato.ops.triton.launcher import to_dtype
