@@ -75,15 +75,17 @@ def expert_product(
         choice = tl.load(order + place, mask=is_row, other=0).to(tl.int64)
         output = tl.program_id(1) * OUTPUTS + tl.arange(0, OUTPUTS)
         is_output = output < out_size
-        rows = x + choice // DIVISOR * x_row
+        row = choice // DIVISOR * x_row
         FACTOR: tl.constexpr = 2 if ACTIVATION == "swiglu" else 1
-        row = expert.to(tl.int64) * out_size * FACTOR + output
+        first_output = expert.to(tl.int64) * out_size * FACTOR + tl.program_id(1) * OUTPUTS
         value = product(
-            rows,
+            x,
+            row,
             is_row,
-            weight + row * in_size,
+            weight + first_output * in_size,
+            weight_scale + first_output * groups,
+            in_size,
             is_output,
-            weight_scale + row * groups,
             in_size,
             group_size,
             groups,
@@ -94,13 +96,15 @@ def expert_product(
         )
         if ACTIVATION == "swiglu":
             # What was computed are the gates.
-            row += out_size
+            first_output += out_size
             value = silu(value) * product(
-                rows,
+                x,
+                row,
                 is_row,
-                weight + row * in_size,
+                weight + first_output * in_size,
+                weight_scale + first_output * groups,
+                in_size,
                 is_output,
-                weight_scale + row * groups,
                 in_size,
                 group_size,
                 groups,
