@@ -15,7 +15,7 @@ FEW = 16
 # multiplied in three parts, which takes registers.
 TILES = {
     (True, 2): (16, 32, 128, 4, 3),
-    (True, 4): (16, 32, 32, 4, 1),
+    (True, 4): (16, 16, 32, 4, 1),
     (False, 2): (64, 64, 64, 4, 3),
     (False, 4): (32, 32, 32, 4, 1),
 }
