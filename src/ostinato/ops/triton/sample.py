@@ -132,7 +132,7 @@ def find_thresholds(
                         mass += _mass(bits, tl.minimum(below, reach))
                     least = tl.where(mass < wanted_mass, least + (1 << (30 - i)), least)
                 reach = tl.minimum(least, reach)
-        threshold = tl.maximum(threshold, -reach.to(tl.float32, bitcast=True))
+        threshold = tl.maximum(threshold, -reach.to(tl.float32, bitcast=True))  # type: ignore[attr-defined]
     tl.store(thresholds + row, threshold)
 
 
