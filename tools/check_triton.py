@@ -4,7 +4,8 @@
     python tools/check_triton.py --sample benchmarks/models/nemotron-h-300m
 
 Launches are collected, not written down: models are built on the device `meta`, and steps of several sizes run there
-with Triton's wrappers, so a launch is what an engine would start. Operations without a Triton kernel stand aside. A
+with Triton's wrappers, so a launch is what an engine would start; and operations that these lack are called
+(`triton_operations.py`). Operations without a Triton kernel stand aside. A
 value read on the host would be an error there. Then each launch must compile without a spill or a stack frame, and its
 shared memory must fit the GPU. Triton keeps what it compiled in its cache (TRITON_CACHE_DIR).
 """
@@ -19,7 +20,8 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing import Pool
 from pathlib import Path
@@ -31,6 +33,7 @@ import torch
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
+from triton_operations import call_operations
 
 from ostinato.layers.build import Build
 from ostinato.models.checkpoint import model_spec, read_config
@@ -61,6 +64,7 @@ STEPS = ((1, 1, 0), (8, 1, 0), (64, 1, 0), (256, 1, 0), (32, 4, 0), (0, 1, 2048)
 """(decode rows, their tokens, prompt tokens): the launch tables' ranges, with drafts and without."""
 
 ELEMENTS = {
+    torch.float64: "fp64",
     torch.float32: "fp32",
     torch.float16: "fp16",
     torch.bfloat16: "bf16",
@@ -226,37 +230,45 @@ def meta_images(spec: ModelSpec, tokens: int) -> EncoderInputs:
     )
 
 
-@torch.inference_mode()
-def calls_of_model(directory: Path, dtype: str, state_dtype: str, capability: int) -> list[Call]:
-    """What its steps launch on a GPU of `capability`."""
+@contextmanager
+def noted(capability: int) -> Iterator[list[Call]]:
+    """What Triton's wrappers would start meanwhile on a GPU of `capability`."""
     found: list[Call] = []
     was = launcher.run, launcher.capability
     launcher.run = lambda kernel, grid, launch, **given: found.append(call_of(kernel, launch, capability, given))
     launcher.capability = lambda tensor: capability
     try:
-        spec = model_spec(read_config(directory))
-        model = build_model(Build(meta_ops(), getattr(torch, dtype), META), spec)
-        memory = meta_memory(spec, getattr(torch, dtype), getattr(torch, state_dtype), slots=1024)
-        for step in STEPS:
-            hidden = model(meta_step(*step, takes_images=spec.vision is not None), memory)
-            model.logits(hidden[: max(step[0] * step[1], 1)])
-        if spec.vision is not None:
-            for tokens in (64, 1024):
-                model.encode(meta_images(spec, tokens))
+        yield found
     finally:
         launcher.run, launcher.capability = was
-    return found
+
+
+@torch.inference_mode()
+def run_model(directory: Path, dtype: str, state_dtype: str) -> None:
+    """Its steps, and its encoder, on tensors without memory."""
+    spec = model_spec(read_config(directory))
+    model = build_model(Build(meta_ops(), getattr(torch, dtype), META), spec)
+    memory = meta_memory(spec, getattr(torch, dtype), getattr(torch, state_dtype), slots=1024)
+    for step in STEPS:
+        hidden = model(meta_step(*step, takes_images=spec.vision is not None), memory)
+        model.logits(hidden[: max(step[0] * step[1], 1)])
+    if spec.vision is not None:
+        for tokens in (64, 1024):
+            model.encode(meta_images(spec, tokens))
 
 
 def collected(directories: list[Path], sample: bool) -> list[Call]:
     """Every launch once; of a sample the first of each kernel, for sm_90 alone."""
     calls: dict[Any, Call] = {}
-    for directory in directories:
-        for capability in (90,) if sample else SHARED:
+    for capability in (90,) if sample else SHARED:
+        with noted(capability) as found:
             for dtype in DTYPES[:1] if sample else DTYPES:
+                call_operations(getattr(torch, dtype))
                 for state_dtype in STATE_DTYPES[:1] if sample else STATE_DTYPES:
-                    for call in calls_of_model(directory, dtype, state_dtype, capability):
-                        calls.setdefault(call.kernel if sample else call, call)
+                    for directory in directories:
+                        run_model(directory, dtype, state_dtype)
+        for call in found:
+            calls.setdefault(call.kernel if sample else call, call)
     return list(calls.values())
 
 

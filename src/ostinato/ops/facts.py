@@ -12,7 +12,10 @@ from dataclasses import dataclass
 from typing import Any, Literal, overload
 
 from ostinato.ops import scratch, work
-from ostinato.ops.launches import elementwise, state
+from ostinato.ops.launches import attention as attention_launches
+from ostinato.ops.launches import elementwise, products, state
+from ostinato.ops.launches import rotary as rotary_launches
+from ostinato.ops.launches import sample as sample_launches
 from ostinato.ops.launches.table import Launch
 from ostinato.ops.scratch import Scratch
 from ostinato.ops.sizes import LEAST_EXPERT_TILE_TOKENS, LEAST_TILE_QUERIES, LEAST_TILE_TOKENS
@@ -164,10 +167,11 @@ class Operations:
             deterministic=("fixed_order",),
             matrix_units=f"bfloat16 rows of {LEAST_TILE_QUERIES} queries or more for each key head",
         ),
+        Implementation(launches=attention_launches.attention),
         part="attention",
         work=work.attention,
     )
-    axial_angles = Operation(_axial_angles)
+    axial_angles = Operation(_axial_angles, triton=Implementation(launches=rotary_launches.angles))
     causal_conv1d = Operation(
         _like_first,
         Implementation(reads_on_host=True),
@@ -178,7 +182,10 @@ class Operations:
     concat = Operation(_concat, triton=Implementation(launches=elementwise.concat))
     embedding = Operation(_embedding, triton=Implementation(launches=elementwise.embedding))
     encoder_attention = Operation(
-        _like_first, native=Implementation(scratch=scratch.native_encoder_attention), caller="encoder"
+        _like_first,
+        native=Implementation(scratch=scratch.native_encoder_attention),
+        triton=Implementation(launches=attention_launches.encoder_attention),
+        caller="encoder",
     )
     gated_rms_norm = Operation(_gated_rms_norm, triton=Implementation(launches=elementwise.gated_rms_norm))
     inject_media = Operation(lambda x, *_, **__: x, triton=Implementation(launches=elementwise.inject_media))
@@ -191,6 +198,7 @@ class Operations:
             deterministic=("fixed_order",),
             matrix_units=f"bfloat16 products of {LEAST_TILE_TOKENS} tokens or more",
         ),
+        triton=Implementation(launches=products.linear),
         work=work.products,
     )
     moe = Operation(
@@ -201,15 +209,20 @@ class Operations:
             deterministic=("fixed_order",),
             matrix_units=f"bfloat16 tokens, {LEAST_EXPERT_TILE_TOKENS} or more for each expert",
         ),
+        triton=Implementation(launches=products.moe),
         part="moe",
         work=work.products,
     )
     rms_norm = Operation(_rms_norm, triton=Implementation(launches=elementwise.rms_norm))
-    rotary = Operation(_rotary)
-    rotary_angles = Operation(_rotary_angles)
-    rotate = Operation(_like_first, caller="encoder")
-    route = Operation(_route)
-    sample = Operation(_sample, native=Implementation(scratch=scratch.native_sample))
+    rotary = Operation(_rotary, triton=Implementation(launches=rotary_launches.rotary))
+    rotary_angles = Operation(_rotary_angles, triton=Implementation(launches=rotary_launches.angles))
+    rotate = Operation(_like_first, triton=Implementation(launches=rotary_launches.rotate), caller="encoder")
+    route = Operation(_route, triton=Implementation(launches=products.route))
+    sample = Operation(
+        _sample,
+        native=Implementation(scratch=scratch.native_sample),
+        triton=Implementation(launches=sample_launches.sample),
+    )
     ssd_scan = Operation(
         _like_first,
         Implementation(reads_on_host=True, scratch=scratch.reference_ssd_scan),
@@ -230,7 +243,9 @@ class Operations:
         triton=Implementation(launches=state.causal_conv1d),
         part="state",
     )
-    weighted_embedding = Operation(_weighted_embedding, caller="encoder")
+    weighted_embedding = Operation(
+        _weighted_embedding, triton=Implementation(launches=rotary_launches.weighted_embedding), caller="encoder"
+    )
 
 
 OPERATIONS: dict[str, Operation] = {name: row for name, row in vars(Operations).items() if isinstance(row, Operation)}
