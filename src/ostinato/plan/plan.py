@@ -18,6 +18,7 @@ from ostinato.plan.encoder.choice import EncoderPlan
 from ostinato.plan.fit import DoesNotFit, Fit, fit, graph_cost, utilization
 from ostinato.plan.graphs.capture_plan import CapturePlan, choose_capture, plan_capture
 from ostinato.plan.kernels import KernelChoice, backend_of
+from ostinato.plan.launching import capture_time
 from ostinato.plan.memory.cache_split import MemoryPlan, kv_block_bytes, state_slot_bytes
 from ostinato.plan.memory.flops import StateCachePlan, prefill_flops
 from ostinato.plan.memory.prefixes import prefix_decisions
@@ -27,6 +28,7 @@ from ostinato.plan.quantization_setting import quantization_decisions
 from ostinato.plan.remedies import advice, capacity_remedies, working_remedies
 from ostinato.plan.rope import resolve_rope
 from ostinato.plan.settings import EffectiveSettings
+from ostinato.plan.speculation.draft_capture import draft_capture
 from ostinato.plan.speculation.drafter import SpeculativePlan, plan_speculation
 
 
@@ -203,14 +205,22 @@ def _vision_summary(vision: VisionSpec) -> VisionSummary:
 
 
 def _capture(fitted: Fit) -> CapturePlan:
-    settled = fitted.settled
-    return plan_capture(
+    settled, limits = fitted.settled, fitted.limits
+    planned = plan_capture(
         settled.config,
         settled.kernels,
         backend_of(settled.device.kind),
         settled.graph_mode,
         fitted.ladders,
-        fitted.limits,
+        limits,
         settled.slots_per_request,
-        partial(graph_cost, settled, fitted.limits),
+        partial(graph_cost, settled, limits),
     )
+    budgets = 0 if fitted.encoder is None else len(fitted.encoder.token_budgets)
+    if planned.backend == "tape" or not (planned.max_tokens or budgets):
+        return planned
+    drafter = settled.model.drafter
+    of_drafts = None
+    if drafter is not None:
+        of_drafts = draft_capture(planned, drafter.method, limits.max_num_seqs, limits.max_num_batched_tokens)
+    return replace(planned, time=capture_time(settled.model, planned, of_drafts, budgets, settled.kernels))
