@@ -4,7 +4,12 @@ hypothesis draws; no wishes of the terminal. Fixtures."""
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Iterator
+
+# Triton reads it when it is imported, which torch may do. Without a GPU its kernels run in its interpreter.
+if shutil.which("nvidia-smi") is None:
+    os.environ.setdefault("TRITON_INTERPRET", "1")
 
 import pytest
 import torch

@@ -139,10 +139,11 @@ class EngineConfig(BaseModel):
         description="Mean length of the prefixes that prompts share; it splits the cache into blocks and checkpoints "
         "(1024, or max_model_len if that is less).",
     )
-    kernels: Literal["auto", "native", "reference"] = Field(
+    kernels: Literal["auto", "native", "triton", "reference"] = Field(
         default="auto",
-        description="auto: native kernels where there are some for the operation and this machine, else the torch "
-        "reference; native: an error where an operation has none; reference: torch alone.",
+        description="auto: native kernels on a CPU and Triton kernels on a GPU where there are some for the operation "
+        "and this machine, else the torch reference; native, triton: an error where an operation has none; reference: "
+        "torch alone.",
     )
     deterministic: bool = Field(
         False,

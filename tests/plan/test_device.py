@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -37,7 +38,7 @@ def no_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 @pytest.fixture
 def torch_with_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(device_module.metadata, "version", lambda _: "2.13.0")
+    monkeypatch.setattr(device_module.metadata, "version", lambda name: "9.9.9" if name == "triton" else "2.13.0")
 
 
 def write(root: Path, path: str, text: str) -> None:
@@ -169,7 +170,7 @@ def test_a_machine_without_cgroups_has_no_limits(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("torch_with_cuda")
 def test_a_known_gpu_gets_its_rates_and_its_own_memory(root, monkeypatch) -> None:
-    fake_nvidia_smi(monkeypatch, root, "NVIDIA H200, 140000")
+    fake_nvidia_smi(monkeypatch, root, "NVIDIA H200, 140000, 9.0")
     spec = detect("auto", root, {})
     assert (spec.name, spec.kind, spec.memory_bytes) == ("h200-141gb", "cuda", 140000 * 2**20)
     assert spec.bandwidth == CATALOGUE["h200-141gb"].bandwidth
@@ -179,10 +180,11 @@ def test_a_known_gpu_gets_its_rates_and_its_own_memory(root, monkeypatch) -> Non
 
 @pytest.mark.usefixtures("torch_with_cuda")
 def test_an_unknown_gpu_keeps_its_name(root, monkeypatch) -> None:
-    fake_nvidia_smi(monkeypatch, root, "NVIDIA A100-SXM4-40GB, 40960")
+    fake_nvidia_smi(monkeypatch, root, "NVIDIA A100-SXM4-40GB, 40960, 8.0")
     spec = detect("auto", root, {})
     assert (spec.name, spec.kind, spec.memory_bytes) == ("NVIDIA A100-SXM4-40GB", "cuda", 40 * GIB)
     assert spec.peak_rates is None
+    assert spec.capability == 80
 
 
 @pytest.mark.parametrize(
@@ -198,13 +200,13 @@ def test_an_unknown_gpu_keeps_its_name(root, monkeypatch) -> None:
 )
 @pytest.mark.usefixtures("torch_with_cuda")
 def test_products_are_found_in_the_catalogue(root, monkeypatch, product, name) -> None:
-    fake_nvidia_smi(monkeypatch, root, f"{product}, 30000")
+    fake_nvidia_smi(monkeypatch, root, f"{product}, 30000, 9.0")
     assert detect("cuda", root, {}).name == name
 
 
 @pytest.mark.usefixtures("torch_with_cuda")
 def test_the_first_visible_gpu_is_asked_for(root, monkeypatch) -> None:
-    noted = fake_nvidia_smi(monkeypatch, root, "NVIDIA L4, 23034")
+    noted = fake_nvidia_smi(monkeypatch, root, "NVIDIA L4, 23034, 8.9")
     detect("cuda", root, {"CUDA_VISIBLE_DEVICES": "3,1"})
     assert "--id=3" in noted.read_text()
 
@@ -212,7 +214,7 @@ def test_the_first_visible_gpu_is_asked_for(root, monkeypatch) -> None:
 @pytest.mark.parametrize("hidden", ["", "-1"])
 @pytest.mark.usefixtures("torch_with_cuda")
 def test_a_hidden_gpu_is_not_used(root, monkeypatch, hidden: str) -> None:
-    fake_nvidia_smi(monkeypatch, root, "NVIDIA L4, 23034")
+    fake_nvidia_smi(monkeypatch, root, "NVIDIA L4, 23034, 8.9")
     assert detect("auto", root, {"CUDA_VISIBLE_DEVICES": hidden}).kind == "cpu"
 
 
@@ -231,10 +233,27 @@ def test_cuda_without_a_gpu_is_refused(root) -> None:
 
 
 def test_a_gpu_that_torch_cannot_use_is_not_used_and_named(root, monkeypatch) -> None:
-    fake_nvidia_smi(monkeypatch, root, "NVIDIA L4, 23034")
+    fake_nvidia_smi(monkeypatch, root, "NVIDIA L4, 23034, 8.9")
     monkeypatch.setattr(device_module.metadata, "version", lambda _: "2.13.0+cpu")
     spec = detect("auto", root, {})
     assert spec.kind == "cpu"
     assert "l4-24gb is not used" in spec.source
     with pytest.raises(ConfigError, match="built for the CPU"):
         detect("cuda", root, {})
+
+
+@pytest.mark.usefixtures("torch_with_cuda")
+def test_a_gpu_too_old_for_triton_and_a_missing_triton_are_told(root, monkeypatch) -> None:
+    fake_nvidia_smi(monkeypatch, root, "Tesla T4, 15360, 7.5")
+    assert detect("cuda", root, {}).triton.reason.endswith("this GPU has 7.5")
+
+    def version(name: str) -> str:
+        if name == "triton":
+            raise metadata.PackageNotFoundError(name)
+        return "2.13.0"
+
+    fake_nvidia_smi(monkeypatch, root, "NVIDIA L4, 23034, 8.9")
+    assert detect("cuda", root, {}).triton.reason == "Triton 9.9.9 is installed"
+    monkeypatch.setattr(device_module.metadata, "version", version)
+    assert not (facts := detect("cuda", root, {}).triton).is_usable
+    assert "pip install triton" in facts.reason

@@ -8,8 +8,9 @@ import pytest
 
 from ostinato.errors import ConfigError
 from ostinato.ops.facts import OPERATIONS
-from ostinato.plan.device.catalogue import DeviceSpec
 from ostinato.plan.device.instruction_sets import NativeFacts
+from ostinato.plan.device.catalogue import CATALOGUE, DeviceSpec
+from ostinato.plan.device.triton_facts import TritonFacts
 from ostinato.plan.kernels import choose_kernels
 from tests.support.plan_cases import hybrid
 
@@ -48,3 +49,29 @@ def test_the_plan_says_what_runs_on_matrix_units() -> None:
     in_order = choose_kernels(hybrid(), with_units, deterministic=True)
     assert in_order["linear"].reason == "it is the best; in a fixed order, without matrix units"
     assert choose_kernels(hybrid(), CPU)["linear"].reason == "it is the best"
+
+
+GPU = CATALOGUE["h100-80gb"]
+
+
+def test_on_a_gpu_every_operation_with_a_triton_kernel_uses_it_and_the_others_say_that_there_is_none() -> None:
+    choices = choose_kernels(replace(hybrid(), ops=("rms_norm", "rotate")), GPU)
+    for op, choice in choices.items():
+        there = OPERATIONS[op].triton is not None
+        assert choice.implementation == ("triton" if there else "reference")
+        assert choice.reason == ("torch for CUDA brings Triton" if there else "there is no Triton kernel for it")
+    assert choices["rms_norm"].implementation == "triton"
+    assert {each.implementation for each in choose_kernels(hybrid(), GPU, "reference").values()} == {"reference"}
+
+
+def test_without_triton_a_gpu_runs_references_and_the_reason_says_what_is_missing() -> None:
+    bare = replace(GPU, triton=TritonFacts(False, "Triton is not installed: pip install triton"))
+    assert {choice.implementation for choice in choose_kernels(hybrid(), bare).values()} == {"reference"}
+    with pytest.raises(ConfigError, match="pip install triton") as caught:
+        choose_kernels(hybrid(), bare, "triton")
+    assert {remedy.value for remedy in caught.value.remedies} == {"auto", "reference"}
+
+
+def test_triton_kernels_that_are_asked_for_on_a_cpu_are_an_error() -> None:
+    with pytest.raises(ConfigError, match="Triton kernels are for NVIDIA GPUs"):
+        choose_kernels(hybrid(), CPU, "triton")

@@ -1,7 +1,8 @@
 """The operations' facts, one row each: all that the plan, the choice of kernels and graphs know of them, without torch.
 
 The file of an operation's name holds its `reference`, which is the definition. Operations that only a vision encoder
-calls lie in `ops/encoder/`. Native kernels have the names of their operations, and lie in native/kernels/.
+calls lie in `ops/encoder/`. Native kernels have the names of their operations, and lie in native/kernels/; Triton's
+lie in `ops/triton/`, in files of their operations' names.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ from dataclasses import dataclass
 from typing import Any, Literal, overload
 
 from ostinato.ops import scratch, work
+from ostinato.ops.launches import elementwise
+from ostinato.ops.launches.table import Launch
 from ostinato.ops.scratch import Scratch
 from ostinato.ops.sizes import LEAST_TILE_TOKENS
 from ostinato.ops.work import KernelWork
@@ -48,6 +51,9 @@ class Implementation:
     scratch: Callable[..., Scratch] | None = None
     """Its memory, where that counts."""
 
+    launches: Callable[..., tuple[Launch, ...]] | None = None
+    """Of a Triton kernel: what a call launches, by plain sizes and the GPU's compute capability."""
+
     def is_capturable(self, backend: Backend) -> bool:
         """A tape calls what reads on the host anew in each replay; a CUDA graph cannot hold it."""
         return backend == "tape" or not self.reads_on_host
@@ -60,14 +66,16 @@ class Operation:
     result: Result
     reference: Implementation = Implementation()
     native: Implementation | None = Implementation()
+    triton: Implementation | None = None
+    """It never reads on the host, so every graph can hold it."""
     part: Part | None = None
     caller: Caller = "every step"
     work: Callable[..., KernelWork] | None = None
     """What it does in a step, by a `StepShape` and plain numbers. None: it passes over activations and no more."""
 
     def implementation(self, name: str) -> Implementation | None:
-        """`name` is `reference` or `native`; None: there is none."""
-        return {"reference": self.reference, "native": self.native}.get(name)
+        """`name` is `reference`, `native` or `triton`; None: there is none."""
+        return {"reference": self.reference, "native": self.native, "triton": self.triton}.get(name)
 
     @overload
     def __get__(self, ops: None, owner: type) -> Operation: ...
@@ -186,7 +194,7 @@ class Operations:
         part="moe",
         work=work.products,
     )
-    rms_norm = Operation(_rms_norm)
+    rms_norm = Operation(_rms_norm, triton=Implementation(launches=elementwise.rms_norm))
     rotary = Operation(_rotary)
     rotary_angles = Operation(_rotary_angles)
     rotate = Operation(_like_first, caller="encoder")

@@ -1,4 +1,4 @@
-"""The kernels that a model calls: chosen by the plan, native or reference, and each call seen in one place.
+"""The kernels that a model calls: chosen by the plan, native, Triton or reference, and each call seen in one place.
 
 A native kernel is a function of the extension, called with its arguments by name: the number of tokens, the arguments
 of its operation's reference, and `out`, the tensor that it writes. The number comes first, since a replay leaves
@@ -128,7 +128,7 @@ class Ops(Operations):
 
 
 def select_ops(choices: Mapping[str, str], isa: str | None = None, *, deterministic: bool = False) -> Ops:
-    """The kernels that the plan chose: `choices` maps an operation's name to `reference` or `native`.
+    """The kernels that the plan chose: `choices` maps an operation's name to `reference`, `native` or `triton`.
 
     An operation that is not named (the model does not use it) is its reference. `isa` is the instruction set of the
     extension that has the native ones; if `deterministic`, all are native.
@@ -140,6 +140,8 @@ def select_ops(choices: Mapping[str, str], isa: str | None = None, *, determinis
         if choices.get(name) == "native":
             assert extension is not None, "native kernels are chosen for an instruction set"
             return native_kernel(extension, name, deterministic=deterministic)
+        if choices.get(name) == "triton":
+            return triton_kernel(name)
         assert name not in choices or not deterministic, "references do not keep the order of their sums"
         reference: Kernel = module_of(name).reference
         return reference
@@ -153,6 +155,16 @@ def native_kernel(extension: Any, name: str, *, deterministic: bool = False) -> 
     assert row.native is not None, f"{name} has no native kernel"
     options = dict.fromkeys(row.native.deterministic, deterministic)
     return NativeKernel(extension, name, module_of(name).reference, row.result, options)
+
+
+def triton_kernel(name: str) -> Kernel:
+    """The function of the operation's name in its file of `ops/triton/`, which takes what its reference takes.
+
+    The file is imported here: where no Triton kernel is chosen, Triton need not be installed.
+    """
+    assert OPERATIONS[name].triton is not None, f"{name} has no Triton kernel"
+    kernel: Kernel = getattr(importlib.import_module(f"ostinato.ops.triton.{name}"), name)
+    return kernel
 
 
 def module_of(name: str) -> Any:

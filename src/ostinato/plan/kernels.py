@@ -12,7 +12,7 @@ from ostinato.plan.device.catalogue import DeviceSpec
 from ostinato.plan.device.instruction_sets import has_matrix_units
 from ostinato.plan.model import ModelSpec
 
-KernelSetting = Literal["auto", "native", "reference"]
+KernelSetting = Literal["auto", "native", "triton", "reference"]
 
 
 @dataclass(frozen=True)
@@ -34,17 +34,19 @@ def choose_kernels(
 ) -> dict[str, KernelChoice]:
     """The implementation of each operation that the model or its drafter calls, and of sampling, which no graph has.
 
-    ConfigError if `setting` is `native`, or `deterministic` is wanted, and an operation has no native kernel here:
-    torch adds in another order for other numbers of tokens.
+    ConfigError if `setting` is `native` or `triton` and an operation has no such kernel here; or if `deterministic` is
+    wanted and one has no native kernel: others may add in another order for other numbers of tokens.
     """
     ops = dict.fromkeys((*model.ops, *(model.drafter.ops if model.drafter is not None else ()), "sample"))
     choices = {op: _choose(op, device, setting, deterministic) for op in ops}
+    if setting in ("native", "triton"):
+        lacking = [op for op, choice in choices.items() if choice.implementation != setting]
+        if lacking:
+            raise ConfigError(
+                f"kernels {setting}: there are none for {', '.join(lacking)} here ({choices[lacking[0]].reason})",
+                [Remedy("kernels", "auto"), Remedy("kernels", "reference")],
+            )
     lacking = [op for op, choice in choices.items() if choice.implementation != "native"]
-    if setting == "native" and lacking:
-        raise ConfigError(
-            f"kernels native: there are none for {', '.join(lacking)} here ({choices[lacking[0]].reason})",
-            [Remedy("kernels", "auto"), Remedy("kernels", "reference")],
-        )
     if deterministic and lacking:
         raise ConfigError(
             f"deterministic needs native kernels, and there are none for {', '.join(lacking)} here "
@@ -57,6 +59,13 @@ def choose_kernels(
 def _choose(op: str, device: DeviceSpec, setting: KernelSetting, deterministic: bool) -> KernelChoice:
     if setting == "reference":
         implementation, reason = "reference", "kernels is reference"
+    elif setting == "triton" or (setting == "auto" and device.kind == "cuda"):
+        if not device.triton.is_usable:
+            implementation, reason = "reference", device.triton.reason
+        elif OPERATIONS[op].triton is None:
+            implementation, reason = "reference", "there is no Triton kernel for it"
+        else:
+            implementation, reason = "triton", device.triton.reason
     elif device.native.isa is None:
         implementation, reason = "reference", device.native.reason
     elif OPERATIONS[op].native is None:

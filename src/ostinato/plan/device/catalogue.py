@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from ostinato.plan.device.instruction_sets import NOT_THIS_CPU, NativeFacts
 from ostinato.plan.device.rates import Rates
+from ostinato.plan.device.triton_facts import BROUGHT_BY_TORCH, FOR_GPUS, TritonFacts
 from ostinato.units import MiB
 
 
@@ -16,6 +17,8 @@ class DeviceSpec:
     `peak_rates` are dense matrix products in FLOP/s by dtype; `bandwidth` is in bytes/s; `cores` are the
     cores that the process may use, or a GPU's multiprocessors; `source` says where all this is from; `native` are
     the native kernels for it; `rates` are those of its kernels that were measured, with some threads and dtypes.
+    `capability` is a GPU's compute capability, ten times the major number and the minor one (90 for 9.0), None where
+    nobody told; `triton`: whether Triton kernels run on it.
     """
 
     name: str
@@ -27,23 +30,37 @@ class DeviceSpec:
     source: str
     native: NativeFacts = NOT_THIS_CPU
     rates: tuple[Rates, ...] = ()
+    capability: int | None = None
+    triton: TritonFacts = FOR_GPUS
 
 
-def _gpu(name: str, memory_mib: int, cores: int, bandwidth: float, half_rate: float, float32_rate: float) -> DeviceSpec:
+def _gpu(
+    name: str, capability: int, memory_mib: int, cores: int, bandwidth: float, half_rate: float, float32_rate: float
+) -> DeviceSpec:
     rates = {"bfloat16": half_rate, "float16": half_rate, "float32": float32_rate}
-    return DeviceSpec(name, "cuda", memory_mib * MiB, cores, bandwidth, rates, "catalogue")
+    return DeviceSpec(
+        name,
+        "cuda",
+        memory_mib * MiB,
+        cores,
+        bandwidth,
+        rates,
+        "catalogue",
+        capability=capability,
+        triton=BROUGHT_BY_TORCH,
+    )
 
 
 CATALOGUE = {
     gpu.name: gpu
     for gpu in (
-        _gpu("a100-80gb", 81920, 108, 2.039e12, 312e12, 19.5e12),
-        _gpu("h100-80gb", 81559, 132, 3.35e12, 989e12, 67e12),
-        _gpu("h200-141gb", 143771, 132, 4.8e12, 989e12, 67e12),
-        _gpu("b200-192gb", 183359, 148, 8.0e12, 2250e12, 75e12),
-        _gpu("l4-24gb", 23034, 58, 0.3e12, 121e12, 30.3e12),
-        _gpu("l40s-48gb", 46068, 142, 0.864e12, 362e12, 91.6e12),
-        _gpu("rtx4090-24gb", 24564, 128, 1.008e12, 165e12, 82.6e12),
+        _gpu("a100-80gb", 80, 81920, 108, 2.039e12, 312e12, 19.5e12),
+        _gpu("h100-80gb", 90, 81559, 132, 3.35e12, 989e12, 67e12),
+        _gpu("h200-141gb", 90, 143771, 132, 4.8e12, 989e12, 67e12),
+        _gpu("b200-192gb", 100, 183359, 148, 8.0e12, 2250e12, 75e12),
+        _gpu("l4-24gb", 89, 23034, 58, 0.3e12, 121e12, 30.3e12),
+        _gpu("l40s-48gb", 89, 46068, 142, 0.864e12, 362e12, 91.6e12),
+        _gpu("rtx4090-24gb", 89, 24564, 128, 1.008e12, 165e12, 82.6e12),
     )
 }
 """GPUs by name. Memory is what the driver reports, which is less than what the name says; the rates are those

@@ -18,6 +18,7 @@ from ostinato.plan.device.catalogue import CATALOGUE, DEVICE_NAMES, DeviceSpec
 from ostinato.plan.device.cgroup import core_limit, memory_limit
 from ostinato.plan.device.instruction_sets import detect_native
 from ostinato.plan.device.rates import Rates, cache_directory, kept_rates, kernels_of, processor_of
+from ostinato.plan.device.triton_facts import detect_triton
 from ostinato.units import KiB, MiB
 
 
@@ -38,7 +39,7 @@ def detect(device: str = "auto", root: Path = Path("/"), environ: Mapping[str, s
     gpu = None if device == "cpu" else _detect_gpu(root, environ)
     usable = _torch_supports_cuda()
     if gpu is not None and usable:
-        return gpu
+        return replace(gpu, triton=detect_triton(gpu.capability))
     if device == "cuda":
         reason = "torch is built for the CPU only" if gpu is not None else "no NVIDIA GPU was found"
         raise ConfigError(f"device cuda cannot be used: {reason}; set device to cpu or auto")
@@ -96,19 +97,21 @@ def _detect_gpu(root: Path, environ: Mapping[str, str]) -> DeviceSpec | None:
 
 
 def _ask_nvidia_smi(chosen: str | None) -> DeviceSpec | None:
-    command = ["nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader,nounits"]
+    command = ["nvidia-smi", "--query-gpu=name,memory.total,compute_cap", "--format=csv,noheader,nounits"]
     if chosen is not None:
         command.append(f"--id={chosen}")
     try:
         answer = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True).stdout
-        name, memory_mib = answer.splitlines()[0].rsplit(",", 1)
-        memory = int(memory_mib) * MiB
+        name, memory_mib, version = answer.splitlines()[0].rsplit(",", 2)
+        memory, capability = int(memory_mib) * MiB, int(version.replace(".", ""))
     except (OSError, subprocess.SubprocessError, IndexError, ValueError):
         return None
     known = _known_gpu(name)
     if known is None:
-        return DeviceSpec(name.strip(), "cuda", memory, 0, None, None, "this machine (nvidia-smi)")
-    return replace(known, memory_bytes=memory, source=f"this machine (nvidia-smi: {name.strip()})")
+        source = "this machine (nvidia-smi)"
+        return DeviceSpec(name.strip(), "cuda", memory, 0, None, None, source, capability=capability)
+    source = f"this machine (nvidia-smi: {name.strip()})"
+    return replace(known, memory_bytes=memory, capability=capability, source=source)
 
 
 def _read_driver(root: Path) -> DeviceSpec | None:

@@ -1,0 +1,1 @@
+"""Launch tables: how each Triton kernel is started, by shape, dtype and device. No torch."""

@@ -1,0 +1,27 @@
+"""Launches of the operations that pass over activations: norms, embeddings, joins.
+
+A program takes whole rows of up to 8192 elements in registers: 16 to 32 elements per thread.
+"""
+
+from __future__ import annotations
+
+from ostinato.ops.launches.table import Launch, power_of_two
+
+ELEMENTS_PER_PROGRAM = 2048
+"""Of short rows together: enough to keep a block of four warps busy."""
+
+COLUMNS = 1024
+"""Elements of a row that a copying program takes: 4 to 8 per thread, each loaded at once."""
+
+
+def _rows_launch(kernel: str, size: int, rows: int) -> Launch:
+    """A program takes whole rows of `size` elements, several if they are short."""
+    columns = power_of_two(size, least=16)
+    at_once = power_of_two(min(rows, max(1, ELEMENTS_PER_PROGRAM // columns)))
+    warps = power_of_two(columns * at_once // 512, most=16)
+    return Launch(kernel, {"ROWS": at_once, "COLUMNS": columns}, warps)
+
+
+def rms_norm(*, rows: int, size: int, capability: int) -> tuple[Launch, ...]:
+    """Of `rows` rows of `size` elements."""
+    return (_rows_launch("rms_norm_kernel", size, rows),)

@@ -1,0 +1,72 @@
+"""Starts Triton kernels. Every launch passes `run`, so that a check can collect launches instead of running them.
+
+How a wrapper is written, in `ops/triton/NAME.py`:
+
+- `NAME(...)` has the parameters of the reference, and reads sizes from shapes, never a value from a device: the same
+  call works on tensors of the device `meta`, on which checks collect launches, and inside a graph's capture.
+- Numbers that change from step to step must lie in tensors, since a graph keeps all others. The grid covers the padded
+  step; what is padding the kernel finds out from the step's tensors.
+- Its blocks come from the launch table: `launches.NAME(sizes, capability=launcher.capability(x))`.
+- It starts kernels by `launcher.run(kernel, grid, launch, argument=...)`, arguments by name. Strides are arguments:
+  layers hand over views. Offsets that can pass 2^31 elements (slots, blocks) are computed in int64.
+
+In a kernel, for the interpreter too: masks are tensors (load a scalar, do not compare a Python bool); float32 is
+rounded to bfloat16 by `to_dtype` and not by `.to`; operands of `tl.dot` pass through `dot_operand`.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+
+from ostinato.ops.launches.table import Launch
+
+ASSUMED_CAPABILITY = 90
+"""Where there is no GPU: in the interpreter, and on tensors without memory."""
+
+INTERPRETED = bool(triton.knobs.runtime.interpret)
+"""Whether kernels run on the CPU, in Triton's interpreter."""
+
+IS_INTERPRETED = tl.constexpr(INTERPRETED)
+
+
+def run(kernel: Any, grid: tuple[int, ...], launch: Launch, **arguments: Any) -> None:
+    """Starts `kernel` as `launch` says, on `grid` blocks (the first number may be large, others at most 65535).
+    `arguments` are all of the kernel's but the blocks of `launch`. An empty grid starts nothing."""
+    assert kernel.__name__ == launch.kernel, f"{kernel.__name__} is started by the launch of {launch.kernel}"
+    if 0 not in grid:
+        kernel[grid](**arguments, **launch.blocks, num_warps=launch.num_warps, num_stages=launch.num_stages)
+
+
+def capability(tensor: torch.Tensor) -> int:
+    """The compute capability of the GPU that holds `tensor`, 90 for 9.0."""
+    return _capability(tensor.device.index) if tensor.is_cuda else ASSUMED_CAPABILITY
+
+
+@lru_cache
+def _capability(index: int | None) -> int:
+    major, minor = torch.cuda.get_device_capability(index)
+    return 10 * major + minor
+
+
+@triton.jit
+def to_dtype(x, dtype: tl.constexpr):
+    """float32 `x` rounded to nearest in `dtype`. The interpreter alone truncates to bfloat16, and NaN is no matter of
+    rounding."""
+    if IS_INTERPRETED and dtype == tl.bfloat16:
+        bits = x.to(tl.int32, bitcast=True)
+        rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) & -65536
+        x = tl.where(x == x, rounded, bits).to(tl.float32, bitcast=True)
+    return x.to(dtype)
+
+
+@triton.jit
+def dot_operand(x):
+    """An operand of `tl.dot`: as it is, but cast up from bfloat16 in the interpreter, whose products of it are wrong."""
+    if IS_INTERPRETED and x.dtype == tl.bfloat16:
+        x = x.to(tl.float32)
+    return x

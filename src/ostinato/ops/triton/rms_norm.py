@@ -1,0 +1,54 @@
+"""rms_norm: a program takes whole rows, and adds their squares in float32."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from ostinato.ops.launches import elementwise as launches
+from ostinato.ops.launches.table import cdiv
+from ostinato.ops.triton import launcher
+from ostinato.ops.triton.launcher import to_dtype
+
+
+@triton.jit
+def rms_norm_kernel(
+    x, weight, out, eps, rows, inner, stride_outer, stride_inner, size, ROWS: tl.constexpr, COLUMNS: tl.constexpr
+):
+    """Row r of `x` begins at `(r // inner) * stride_outer + (r % inner) * stride_inner`."""
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    column = tl.arange(0, COLUMNS)
+    inside = (row < rows)[:, None] & (column < size)[None, :]
+    begin = (row // inner) * stride_outer + (row % inner) * stride_inner
+    values = tl.load(x + begin[:, None] + column[None, :], mask=inside, other=0.0).to(tl.float32)
+    scale = tl.rsqrt(tl.sum(values * values, axis=1) / size + eps)
+    by = tl.load(weight + column, mask=column < size, other=0.0).to(tl.float32)
+    normed = values * scale[:, None] * by[None, :]
+    tl.store(out + row[:, None] * size + column[None, :], to_dtype(normed, out.dtype.element_ty), mask=inside)
+
+
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """See the reference."""
+    size = x.shape[-1]
+    out = torch.empty(x.shape, dtype=weight.dtype, device=x.device)
+    if x.dim() != 3 or x.stride(-1) != 1:
+        x = x.reshape(-1, 1, size).contiguous()
+    outer, inner = x.shape[:2]
+    rows = outer * inner
+    (launch,) = launches.rms_norm(rows=rows, size=size, capability=launcher.capability(x))
+    launcher.run(
+        rms_norm_kernel,
+        (cdiv(rows, launch.blocks["ROWS"]),),
+        launch,
+        x=x,
+        weight=weight,
+        out=out,
+        eps=eps,
+        rows=rows,
+        inner=inner,
+        stride_outer=x.stride(0),
+        stride_inner=x.stride(1),
+        size=size,
+    )
+    return out
