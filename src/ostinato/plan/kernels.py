@@ -81,6 +81,11 @@ def _choose(op: str, device: DeviceSpec, setting: KernelSetting, deterministic: 
     return KernelChoice(implementation, reason, facts.is_capturable(backend_of(device.kind)))
 
 
+def ops_of(kernels: Mapping[str, KernelChoice], implementation: str) -> list[str]:
+    """The operations that run in this implementation."""
+    return [op for op, choice in kernels.items() if choice.implementation == implementation]
+
+
 def not_capturable_in_decode(kernels: Mapping[str, KernelChoice]) -> list[str]:
     """Operations of a decode step that no graph can hold; where there are any, there are no full graphs."""
     not_called = called_by("prefill", "encoder")
