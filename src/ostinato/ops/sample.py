@@ -23,7 +23,7 @@ _NOISE_SLAB = 2**17
 _TOP_P_WINDOW = 256
 # Divisors of logits, within what float32 holds; below the least nothing but the best tokens survives anyway, and
 # above the greatest all tokens are alike.
-_MIN_TEMPERATURE, _MAX_TEMPERATURE = 1e-30, 1e30
+MIN_TEMPERATURE, MAX_TEMPERATURE = 1e-30, 1e30
 
 
 def reference(
@@ -55,7 +55,7 @@ def restrict(logits: torch.Tensor, settings: torch.Tensor) -> torch.Tensor:
     that what is kept does not depend on any order. A row whose best logit is not finite becomes NaN.
     """
     temperature, top_k, top_p, min_p = settings.unbind(1)
-    temperature = temperature.clamp(_MIN_TEMPERATURE, _MAX_TEMPERATURE).float().to(logits.device)
+    temperature = temperature.clamp(MIN_TEMPERATURE, MAX_TEMPERATURE).float().to(logits.device)
     # The best logit is taken off first, so that no temperature makes it overflow.
     scaled = (logits - logits.amax(dim=-1, keepdim=True)).div_(temperature[:, None])
     vocab_size = logits.shape[-1]

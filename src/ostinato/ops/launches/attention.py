@@ -1,0 +1,64 @@
+"""Launches of `attention` and of a vision encoder's."""
+
+from __future__ import annotations
+
+from ostinato.ops.launches.ragged import SPAN, num_tiles
+from ostinato.ops.launches.table import Launch, power_of_two
+
+PROGRAMS = 512
+"""So many keep a GPU of 100 to 150 multiprocessors busy; a step of fewer cuts its keys into segments."""
+
+MAX_SEGMENTS = 16
+LEAST_SEGMENT = 128
+"""Keys, so that combining segments costs little beside them."""
+
+# Query rows of a tile at most, keys at a time, warps, stages: by bytes of an element and width of a head. float32 is
+# multiplied in three parts, which takes registers.
+TILES = {
+    (2, 64): (64, 64, 4, 2),
+    (2, 128): (64, 64, 4, 2),
+    (2, 256): (64, 32, 8, 2),
+    (4, 64): (32, 32, 4, 2),
+    (4, 128): (32, 16, 4, 1),
+    (4, 256): (16, 16, 8, 1),
+}
+
+
+def attention(
+    *,
+    tokens: int,
+    rows: int,
+    num_heads: int,
+    num_kv_heads: int,
+    head_dim: int,
+    max_context: int,
+    block_size: int,
+    element_bytes: int,
+    capability: int,
+) -> tuple[Launch, ...]:
+    """A step of `rows` rows of up to `max_context` tokens: as many keys as their block tables have room for."""
+    group = num_heads // num_kv_heads
+    width = power_of_two(head_dim, least=16)
+    most, keys, warps, stages = TILES[element_bytes, power_of_two(width, least=64, most=256)]
+    of_row = -(-tokens // max(rows, 1)) * group
+    # A token's query heads share a tile, however many they are.
+    tile_rows = max(power_of_two(of_row, least=16, most=most), power_of_two(group))
+    programs = num_tiles(tokens, rows, tile_rows // group) * num_kv_heads
+    wanted = min(PROGRAMS // programs, max_context // LEAST_SEGMENT, MAX_SEGMENTS)
+    segments = power_of_two(wanted + 1) // 2 if wanted > 1 else 1
+    head = {"HEAD_DIM": head_dim, "WIDTH": width, "SEGMENTS": segments}
+    blocks = {"GROUP": group, "BLOCK_SIZE": block_size, "ROWS": tile_rows, "KEYS": keys, "SPAN": SPAN}
+    launches = (Launch("attend", head | blocks, num_warps=warps, num_stages=stages),)
+    return launches if segments == 1 else (*launches, Launch("combine", head, num_warps=2))
+
+
+def segments_of(launches: tuple[Launch, ...]) -> int:
+    """Segments that the keys of a row are cut into."""
+    return launches[0].blocks["SEGMENTS"]
+
+
+def encoder_attention(*, head_dim: int, element_bytes: int, capability: int) -> tuple[Launch, ...]:
+    width = power_of_two(head_dim, least=16)
+    rows, keys, warps, stages = TILES[element_bytes, power_of_two(width, least=64, most=256)]
+    blocks = {"HEAD_DIM": head_dim, "WIDTH": width, "ROWS": rows, "KEYS": keys, "SPAN": SPAN}
+    return (Launch("attend_in_segment", blocks, num_warps=warps, num_stages=stages),)

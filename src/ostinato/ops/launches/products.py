@@ -1,0 +1,86 @@
+"""Launches of `linear`, `route` and `moe`."""
+
+from __future__ import annotations
+
+from ostinato.ops.launches.ragged import SPAN
+from ostinato.ops.launches.table import Launch, power_of_two
+
+BLOCK = 1024
+"""Elements of a program that passes over outputs, or choices that it reads at a time."""
+
+FEW = 16
+"""Tokens of one weight's tile for which a product reads weights, and does little else."""
+
+# Rows of tokens, outputs, inputs, warps, stages: by whether tokens are few, and by bytes of an element. float32 is
+# multiplied in three parts, which takes registers.
+TILES = {
+    (True, 2): (16, 32, 128, 4, 3),
+    (True, 4): (16, 32, 32, 4, 2),
+    (False, 2): (64, 64, 64, 4, 3),
+    (False, 4): (32, 32, 32, 4, 2),
+}
+
+
+def linear(
+    *,
+    tokens: int,
+    element_bytes: int,
+    capability: int,
+    is_quantized: bool = False,
+    group_size: int | None = None,
+    is_finished: bool = False,
+) -> tuple[Launch, ...]:
+    """`is_quantized`: of int8 weights, whose rows or groups of `group_size` inputs have a scale; the product of others
+    is cuBLAS's. `is_finished`: something follows the product."""
+    launches = (_tile("quantized_product", tokens, element_bytes, group_size),) if is_quantized else ()
+    finish = (Launch("finish", {"BLOCK": BLOCK}),) if is_finished else ()
+    return launches + finish
+
+
+def route(
+    *, experts: int, top_k: int, num_groups: int, top_groups: int, element_bytes: int, capability: int
+) -> tuple[Launch, ...]:
+    """One token's choice is a warp's."""
+    tile = _tile("score_experts", 1, element_bytes)
+    choice = {
+        "TOP_K": top_k,
+        "TOP_K_WIDTH": power_of_two(top_k),
+        "NUM_GROUPS": num_groups,
+        "GROUPS_WIDTH": power_of_two(num_groups),
+        "TOP_GROUPS": top_groups,
+        "WIDTH": power_of_two(experts),
+    }
+    return (
+        Launch("score_experts", {**tile.blocks, "OUTPUTS": 16}, tile.num_warps, tile.num_stages),
+        Launch("choose_experts", choice, num_warps=1),
+    )
+
+
+def moe(
+    *,
+    tokens: int,
+    experts: int,
+    top_k: int,
+    element_bytes: int,
+    capability: int,
+    group_size: int | None = None,
+) -> tuple[Launch, ...]:
+    """The products, inward and outward, are launched alike. `group_size`: of int8 weights with scales for groups."""
+    product = _tile("expert_product", tokens * top_k // experts, element_bytes, group_size, {"SPAN": SPAN})
+    return (
+        Launch("sort_choices", {"TOP_K": top_k, "BLOCK": BLOCK}),
+        product,
+        product,
+        Launch("add_choices", {"TOP_K": top_k, "BLOCK": BLOCK}),
+    )
+
+
+def _tile(
+    kernel: str, tokens: int, element_bytes: int, group_size: int | None = None, others: dict[str, int] | None = None
+) -> Launch:
+    """Of a product in which a weight meets so many tokens. Inputs that are taken at a time have one scale."""
+    rows, outputs, inputs, warps, stages = TILES[tokens <= FEW, element_bytes]
+    if group_size is not None:
+        inputs = power_of_two(group_size, least=16, most=inputs)
+    blocks = {"ROWS": rows, "OUTPUTS": outputs, "INPUTS": inputs, **(others or {})}
+    return Launch(kernel, blocks, num_warps=warps, num_stages=stages)

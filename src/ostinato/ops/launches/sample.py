@@ -1,0 +1,25 @@
+"""Launches of `sample`."""
+
+from __future__ import annotations
+
+from ostinato.ops.launches.table import MAX_WARPS, Launch, cdiv, power_of_two
+
+BLOCK = 1024
+"""Logits with a best token of their own."""
+
+THRESHOLD_BLOCK = 4096
+"""Logits that one row's search for its threshold takes at a time."""
+
+
+def sample(*, vocab_size: int, capability: int) -> tuple[Launch, ...]:
+    """The first two are launched once more behind the third where tokens are drawn."""
+    blocks = num_blocks(vocab_size)
+    return (
+        Launch("best_of_blocks", {"BLOCK": BLOCK}),
+        Launch("best_of_rows", {"BLOCKS": power_of_two(blocks)}, num_warps=1),
+        Launch("find_thresholds", {"BLOCK": THRESHOLD_BLOCK}, num_warps=MAX_WARPS),
+    )
+
+
+def num_blocks(vocab_size: int) -> int:
+    return cdiv(vocab_size, BLOCK)

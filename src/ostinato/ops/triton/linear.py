@@ -1,0 +1,176 @@
+"""linear on a GPU: the product is cuBLAS's, or of int8 weights one of Triton's, which reads them as they lie; what
+follows it is one kernel."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+import triton
+import triton.language as tl
+
+from ostinato.ops import int8
+from ostinato.ops.launches import products as launches
+from ostinato.ops.launches.table import Launch, cdiv
+from ostinato.ops.triton import launcher
+from ostinato.ops.triton.activations import activate, silu
+from ostinato.ops.triton.launcher import to_dtype
+from ostinato.ops.triton.products import product
+
+
+@triton.jit
+def quantized_product(
+    x,
+    weight,
+    weight_scale,
+    bias,
+    out,
+    tokens,
+    in_size,
+    out_size,
+    group_size,
+    groups,
+    x_token,
+    weight_row,
+    HAS_BIAS: tl.constexpr,
+    ROWS: tl.constexpr,
+    OUTPUTS: tl.constexpr,
+    INPUTS: tl.constexpr,
+):
+    """A tile of x W^T + bias."""
+    output = tl.program_id(1) * OUTPUTS + tl.arange(0, OUTPUTS)
+    token = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    is_token, is_output = token < tokens, output < out_size
+    total = product(
+        x + token.to(tl.int64) * x_token,
+        is_token,
+        weight + output.to(tl.int64) * weight_row,
+        is_output,
+        weight_scale + output.to(tl.int64) * groups,
+        in_size,
+        group_size,
+        groups,
+        True,
+        ROWS,
+        OUTPUTS,
+        INPUTS,
+    )
+    if HAS_BIAS:
+        total += tl.load(bias + output, mask=is_output, other=0.0).to(tl.float32)[None, :]
+    where = out + token.to(tl.int64)[:, None] * out_size + output[None, :]
+    tl.store(where, to_dtype(total, out.dtype.element_ty), mask=is_token[:, None] & is_output[None, :])
+
+
+@triton.jit
+def finish(
+    y,
+    scale,
+    residual,
+    out,
+    size,
+    residual_token,
+    ACTIVATION: tl.constexpr,
+    HAS_SCALE: tl.constexpr,
+    HAS_RESIDUAL: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """activation(y * scale) + residual of a part of one token, in float32; `y` has twice `size` outputs for `swiglu`,
+    the gates first."""
+    token = tl.program_id(0).to(tl.int64)
+    output = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    is_own = output < size
+    if ACTIVATION == "swiglu":
+        gate = tl.load(y + token * 2 * size + output, mask=is_own, other=0.0).to(tl.float32)
+        value = tl.load(y + token * 2 * size + size + output, mask=is_own, other=0.0).to(tl.float32)
+        if HAS_SCALE:
+            gate *= tl.load(scale + output, mask=is_own, other=0.0)
+            value *= tl.load(scale + size + output, mask=is_own, other=0.0)
+        value *= silu(gate)
+    else:
+        value = tl.load(y + token * size + output, mask=is_own, other=0.0).to(tl.float32)
+        if HAS_SCALE:
+            value *= tl.load(scale + output, mask=is_own, other=0.0)
+        value = activate(value, ACTIVATION)
+    if HAS_RESIDUAL:
+        value += tl.load(residual + token * residual_token + output, mask=is_own, other=0.0).to(tl.float32)
+    tl.store(out + token * size + output, to_dtype(value, out.dtype.element_ty), mask=is_own)
+
+
+def linear(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    residual: torch.Tensor | None = None,
+    activation: str | None = None,
+    scale: torch.Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+    weight_scale: torch.Tensor | None = None,
+    group_size: int | None = None,
+) -> torch.Tensor:
+    """As `ops.linear`."""
+    out_dtype = x.dtype if out_dtype is None else out_dtype
+    is_finished = not (scale is None and activation is None and residual is None and out_dtype == x.dtype)
+    found = launches.linear(
+        tokens=x.shape[0],
+        element_bytes=x.element_size(),
+        capability=launcher.capability(x),
+        is_quantized=weight_scale is not None,
+        group_size=group_size,
+        is_finished=is_finished,
+    )
+    if weight_scale is None:
+        y = F.linear(x, weight, bias)
+    else:
+        y = _quantized(found[0], x, weight, weight_scale, group_size, bias)
+    if not is_finished:
+        return y
+    tokens, outputs = y.shape
+    size = outputs // 2 if activation == "swiglu" else outputs
+    out = torch.empty((tokens, size), dtype=out_dtype, device=y.device)
+    launcher.run(
+        finish,
+        (tokens, cdiv(size, found[-1].blocks["BLOCK"])),
+        found[-1],
+        y=y,
+        scale=scale,
+        residual=residual,
+        out=out,
+        size=size,
+        residual_token=0 if residual is None else residual.stride(0),
+        ACTIVATION=activation or "none",
+        HAS_SCALE=scale is not None,
+        HAS_RESIDUAL=residual is not None,
+    )
+    return out
+
+
+def _quantized(
+    launch: Launch,
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    weight_scale: torch.Tensor,
+    group_size: int | None,
+    bias: torch.Tensor | None,
+) -> torch.Tensor:
+    """x W^T + bias in the dtype of `x`."""
+    (tokens, in_size), out_size = x.shape, weight.shape[0]
+    out = torch.empty((tokens, out_size), dtype=x.dtype, device=x.device)
+    group = in_size if group_size is None else group_size
+    launcher.run(
+        quantized_product,
+        (cdiv(tokens, launch.blocks["ROWS"]), cdiv(out_size, launch.blocks["OUTPUTS"])),
+        launch,
+        x=x,
+        weight=weight,
+        weight_scale=weight_scale,
+        bias=bias,
+        out=out,
+        tokens=tokens,
+        in_size=in_size,
+        out_size=out_size,
+        group_size=group,
+        groups=int8.num_groups(in_size, group),
+        x_token=x.stride(0),
+        weight_row=weight.stride(0),
+        HAS_BIAS=bias is not None,
+    )
+    return out

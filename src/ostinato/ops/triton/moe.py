@@ -1,0 +1,227 @@
+"""moe on a GPU: choices are sorted by expert on the device, then each tile of an expert's choices meets its weights.
+
+A choice is one of a token's experts; choice `token * k + j` is the token's j-th. The grids have as many tiles as there
+could be, and those without choices end at once.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from ostinato.ops import int8
+from ostinato.ops.launches import products as launches
+from ostinato.ops.launches.ragged import num_tiles
+from ostinato.ops.launches.table import Launch, cdiv
+from ostinato.ops.triton import launcher
+from ostinato.ops.triton.activations import activate, silu
+from ostinato.ops.triton.launcher import to_dtype
+from ostinato.ops.triton.products import product
+from ostinato.ops.triton.ragged import find_tile
+
+
+@triton.jit
+def sort_choices(choices, order, starts, count, experts, TOP_K: tl.constexpr, BLOCK: tl.constexpr):
+    """One expert: its choices, in ascending order, into `order` behind those of the experts before it. Their number
+    goes to `starts` [experts + 1]."""
+    expert = tl.program_id(0)
+    before = 0
+    for base in range(0, count, BLOCK):
+        choice = base + tl.arange(0, BLOCK)
+        where = choices + choice // TOP_K * 2 * TOP_K + choice % TOP_K
+        chosen = tl.load(where, mask=choice < count, other=float("inf"))
+        before += tl.sum((chosen < expert).to(tl.int32), 0)
+    tl.store(starts + expert, before)
+    if expert == experts - 1:
+        tl.store(starts + experts, count)
+    for base in range(0, count, BLOCK):
+        choice = base + tl.arange(0, BLOCK)
+        where = choices + choice // TOP_K * 2 * TOP_K + choice % TOP_K
+        is_own = (tl.load(where, mask=choice < count, other=-1.0) == expert).to(tl.int32)
+        tl.store(order + before + tl.cumsum(is_own, 0) - 1, choice, mask=is_own != 0)
+        before += tl.sum(is_own, 0)
+
+
+@triton.jit
+def expert_product(
+    x,
+    order,
+    starts,
+    weight,
+    weight_scale,
+    out,
+    choices,
+    experts,
+    in_size,
+    out_size,
+    group_size,
+    groups,
+    x_row,
+    DIVISOR: tl.constexpr,
+    ACTIVATION: tl.constexpr,
+    QUANTIZED: tl.constexpr,
+    ROWS: tl.constexpr,
+    OUTPUTS: tl.constexpr,
+    INPUTS: tl.constexpr,
+    SPAN: tl.constexpr,
+):
+    """activation(x W^T) of a tile of one expert's choices; that of choice c reads row c // DIVISOR of `x` and writes
+    row c of `out`."""
+    expert, first, end = find_tile(starts, experts, choices, tl.program_id(0), ROWS, SPAN)
+    if (first < end) & (expert < experts):
+        place = first + tl.arange(0, ROWS)
+        is_row = place < end
+        choice = tl.load(order + place, mask=is_row, other=0).to(tl.int64)
+        output = tl.program_id(1) * OUTPUTS + tl.arange(0, OUTPUTS)
+        is_output = output < out_size
+        rows = x + choice // DIVISOR * x_row
+        FACTOR: tl.constexpr = 2 if ACTIVATION == "swiglu" else 1
+        row = expert.to(tl.int64) * out_size * FACTOR + output
+        value = product(
+            rows,
+            is_row,
+            weight + row * in_size,
+            is_output,
+            weight_scale + row * groups,
+            in_size,
+            group_size,
+            groups,
+            QUANTIZED,
+            ROWS,
+            OUTPUTS,
+            INPUTS,
+        )
+        if ACTIVATION == "swiglu":
+            # What was computed are the gates.
+            row += out_size
+            value = silu(value) * product(
+                rows,
+                is_row,
+                weight + row * in_size,
+                is_output,
+                weight_scale + row * groups,
+                in_size,
+                group_size,
+                groups,
+                QUANTIZED,
+                ROWS,
+                OUTPUTS,
+                INPUTS,
+            )
+        else:
+            value = activate(value, ACTIVATION)
+        where = out + choice[:, None] * out_size + output[None, :]
+        tl.store(where, to_dtype(value, out.dtype.element_ty), mask=is_row[:, None] & is_output[None, :])
+
+
+@triton.jit
+def add_choices(
+    of_choices,
+    choices,
+    residual,
+    out,
+    size,
+    residual_token,
+    TOP_K: tl.constexpr,
+    HAS_RESIDUAL: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """A part of one token: the sum of its experts' outputs times their weights, in float32."""
+    token = tl.program_id(0).to(tl.int64)
+    element = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    is_own = element < size
+    total = tl.zeros([BLOCK], tl.float32)
+    for i in range(TOP_K):
+        weight = tl.load(choices + (token * 2 + 1) * TOP_K + i)
+        value = tl.load(of_choices + (token * TOP_K + i) * size + element, mask=is_own, other=0.0)
+        total += value.to(tl.float32) * weight
+    if HAS_RESIDUAL:
+        total += tl.load(residual + token * residual_token + element, mask=is_own, other=0.0).to(tl.float32)
+    tl.store(out + token * size + element, to_dtype(total, out.dtype.element_ty), mask=is_own)
+
+
+def moe(
+    x: torch.Tensor,
+    choices: torch.Tensor,
+    up: torch.Tensor,
+    down: torch.Tensor,
+    activation: str,
+    residual: torch.Tensor | None = None,
+    up_scale: torch.Tensor | None = None,
+    down_scale: torch.Tensor | None = None,
+    group_size: int | None = None,
+) -> torch.Tensor:
+    """As `ops.moe`."""
+    (tokens, size), (experts, _, inner) = x.shape, down.shape
+    top_k = choices.shape[2]
+    out = torch.empty((tokens, size), dtype=x.dtype, device=x.device)
+    count = tokens * top_k
+    sort, inward, outward, add = launches.moe(
+        tokens=tokens,
+        experts=experts,
+        top_k=top_k,
+        element_bytes=x.element_size(),
+        capability=launcher.capability(x),
+        group_size=None if up_scale is None else group_size,
+    )
+    order = torch.empty(count, dtype=torch.int32, device=x.device)
+    starts = torch.empty(experts + 1, dtype=torch.int32, device=x.device)
+    launcher.run(
+        sort_choices, (experts,), sort, choices=choices, order=order, starts=starts, count=count, experts=experts
+    )
+    inside = torch.empty((count, inner), dtype=x.dtype, device=x.device)
+    _expert_product(inward, x, order, starts, up, up_scale, group_size, inside, top_k, activation)
+    of_choices = torch.empty((count, size), dtype=x.dtype, device=x.device)
+    _expert_product(outward, inside, order, starts, down, down_scale, group_size, of_choices, 1, None)
+    launcher.run(
+        add_choices,
+        (tokens, cdiv(size, add.blocks["BLOCK"])),
+        add,
+        of_choices=of_choices,
+        choices=choices,
+        residual=residual,
+        out=out,
+        size=size,
+        residual_token=0 if residual is None else residual.stride(0),
+        HAS_RESIDUAL=residual is not None,
+    )
+    return out
+
+
+def _expert_product(
+    launch: Launch,
+    x: torch.Tensor,
+    order: torch.Tensor,
+    starts: torch.Tensor,
+    weight: torch.Tensor,
+    weight_scale: torch.Tensor | None,
+    group_size: int | None,
+    out: torch.Tensor,
+    divisor: int,
+    activation: str | None,
+) -> None:
+    """Writes activation(x W^T) of every choice to its row of `out`; choice c reads row c // divisor of `x`."""
+    (count, out_size), (experts, _, in_size) = out.shape, weight.shape
+    group = in_size if group_size is None or weight_scale is None else group_size
+    launcher.run(
+        expert_product,
+        (num_tiles(count, experts, launch.blocks["ROWS"]), cdiv(out_size, launch.blocks["OUTPUTS"])),
+        launch,
+        x=x,
+        order=order,
+        starts=starts,
+        weight=weight,
+        weight_scale=weight if weight_scale is None else weight_scale,
+        out=out,
+        choices=count,
+        experts=experts,
+        in_size=in_size,
+        out_size=out_size,
+        group_size=group,
+        groups=int8.num_groups(in_size, group),
+        x_row=x.stride(0),
+        DIVISOR=divisor,
+        ACTIVATION=activation or "none",
+        QUANTIZED=weight_scale is not None,
+    )

@@ -1,0 +1,152 @@
+"""rotary on a GPU: a program rotates some query heads of one token, or some key heads and writes these with their
+values into the token's cell of the cache."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from ostinato.ops.launches import rotary as launches
+from ostinato.ops.launches.table import cdiv
+from ostinato.ops.triton import launcher
+from ostinato.ops.triton.rotate import rotate_heads
+
+
+@triton.jit
+def rotate_and_store(
+    q,
+    k,
+    v,
+    angles,
+    k_cache,
+    v_cache,
+    kv_cells,
+    out,
+    key_multiplier,
+    tokens,
+    heads,
+    kv_heads,
+    q_programs,
+    q_token,
+    q_head,
+    k_token,
+    k_head,
+    v_token,
+    v_head,
+    key_cell,
+    key_head,
+    value_cell,
+    value_head,
+    HEAD_DIM: tl.constexpr,
+    WIDTH: tl.constexpr,
+    HALF: tl.constexpr,
+    HALF_WIDTH: tl.constexpr,
+    REST_WIDTH: tl.constexpr,
+    HEADS: tl.constexpr,
+):
+    """The first `q_programs` programs of a token have its queries, the others its keys and values."""
+    token = tl.program_id(0)
+    program = tl.program_id(1)
+    if program < q_programs:
+        rotate_heads(
+            q,
+            out,
+            angles,
+            token,
+            tokens,
+            program * HEADS,
+            heads,
+            q_token,
+            q_head,
+            token.to(tl.int64) * heads * HEAD_DIM,
+            HEAD_DIM,
+            1.0,
+            HEAD_DIM,
+            HALF,
+            HALF_WIDTH,
+            REST_WIDTH,
+            HEADS,
+        )
+    else:
+        first = (program - q_programs) * HEADS
+        cell = tl.load(kv_cells + token)
+        rotate_heads(
+            k,
+            k_cache,
+            angles,
+            token,
+            tokens,
+            first,
+            kv_heads,
+            k_token,
+            k_head,
+            cell * key_cell,
+            key_head,
+            key_multiplier,
+            HEAD_DIM,
+            HALF,
+            HALF_WIDTH,
+            REST_WIDTH,
+            HEADS,
+        )
+        head = (first + tl.arange(0, HEADS))[:, None]
+        element = tl.arange(0, WIDTH)[None, :]
+        is_own = (head < kv_heads) & (element < HEAD_DIM)
+        value = tl.load(v + token.to(tl.int64) * v_token + head * v_head + element, mask=is_own, other=0.0)
+        tl.store(v_cache + cell * value_cell + head * value_head + element, value, mask=is_own)
+
+
+def rotary(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    angles: torch.Tensor | None,
+    key_multiplier: float,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    kv_cells: torch.Tensor,
+) -> torch.Tensor:
+    """As `ops.rotary`."""
+    tokens, heads, head_dim = q.shape
+    kv_heads = k.shape[1]
+    # Without angles the queries are the result as they stand.
+    out = q if angles is None else torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    (launch,) = launches.rotary(
+        num_heads=heads,
+        num_kv_heads=kv_heads,
+        head_dim=head_dim,
+        rotated=0 if angles is None else 2 * angles.shape[-1],
+        capability=launcher.capability(q),
+    )
+    at_once = launch.blocks["HEADS"]
+    q_programs = 0 if angles is None else cdiv(heads, at_once)
+    launcher.run(
+        rotate_and_store,
+        (tokens, q_programs + cdiv(kv_heads, at_once)),
+        launch,
+        q=q,
+        k=k,
+        v=v,
+        angles=angles,
+        k_cache=k_cache,
+        v_cache=v_cache,
+        kv_cells=kv_cells,
+        out=out,
+        key_multiplier=key_multiplier,
+        tokens=tokens,
+        heads=heads,
+        kv_heads=kv_heads,
+        q_programs=q_programs,
+        q_token=q.stride(0),
+        q_head=q.stride(1),
+        k_token=k.stride(0),
+        k_head=k.stride(1),
+        v_token=v.stride(0),
+        v_head=v.stride(1),
+        key_cell=k_cache.stride(1),
+        key_head=k_cache.stride(2),
+        value_cell=v_cache.stride(1),
+        value_head=v_cache.stride(2),
+    )
+    return out
