@@ -8,6 +8,7 @@ from typing import Literal
 
 from ostinato.errors import ConfigError, Remedy
 from ostinato.ops.facts import OPERATIONS, Backend, called_by, parts
+from ostinato.ops.launches.table import Launch
 from ostinato.plan.device.catalogue import DeviceSpec
 from ostinato.plan.device.instruction_sets import has_matrix_units
 from ostinato.plan.model import ModelSpec
@@ -22,6 +23,10 @@ class KernelChoice:
     implementation: str
     reason: str
     capturable: bool = True
+    launches: tuple[Launch, ...] = ()
+    """Of a Triton kernel: what the plan's steps start, each distinct launch once."""
+    launches_per_call: int = 1
+    """In a decode step of one row. Of a reference, which is as many operations of torch as it needs, one is counted."""
 
 
 def backend_of(device_kind: str) -> Backend:

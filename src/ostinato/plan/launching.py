@@ -33,8 +33,7 @@ RUNS_BEFORE_CAPTURE = 2
 
 
 def launches_of(calls: Calls, kernels: Mapping[str, KernelChoice], leaves_out: Collection[str] = ()) -> int:
-    """Launches of one pass over `calls`, without the parts that a graph `leaves_out`. Of a reference, which is as many
-    operations of torch as it needs, one is counted."""
+    """Launches of one pass over `calls`, without the parts that a graph `leaves_out`."""
     return sum(
         launches_of_call(call.operation, kernels)
         for call in calls.calls
@@ -53,8 +52,10 @@ def step_launches(model: ModelSpec, kernels: Mapping[str, KernelChoice], *, deco
 
 
 def launches_of_call(operation: str, kernels: Mapping[str, KernelChoice]) -> int:
-    """Launches of one call of an operation, or of torch."""
-    return 1
+    """Launches of one call of an operation, or of torch; of a product one, though something may follow it."""
+    if operation == "linear" or operation not in kernels:
+        return 1
+    return kernels[operation].launches_per_call
 
 
 def capture_time(

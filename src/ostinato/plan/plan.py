@@ -17,6 +17,7 @@ from ostinato.plan.device.catalogue import DeviceSpec
 from ostinato.plan.encoder.choice import EncoderPlan
 from ostinato.plan.fit import DoesNotFit, Fit, fit, graph_cost, utilization
 from ostinato.plan.graphs.capture_plan import CapturePlan, choose_capture, plan_capture
+from ostinato.plan.kernel_launches import step_sizes, with_launches
 from ostinato.plan.kernels import KernelChoice, backend_of
 from ostinato.plan.launching import capture_time
 from ostinato.plan.memory.cache_split import MemoryPlan, kv_block_bytes, state_slot_bytes
@@ -136,6 +137,16 @@ def make_plan(config: EngineConfig, model: ModelSpec, device: DeviceSpec) -> Pla
         decisions += [decision] if decision is not None else []
     speculative, of_drafts = plan_speculation(config, model, dtype, ssm_state_dtype, fitted.limits.max_model_len)
     decisions += of_drafts
+    capture = _capture(fitted)
+    kernels = with_launches(
+        settled.kernels,
+        model,
+        step_sizes(capture, fitted.limits, settled.slots_per_request),
+        dtype=dtype,
+        capability=device.capability,
+        max_model_len=fitted.limits.max_model_len,
+        block_size=config.block_size,
+    )
     return Plan(
         model=_summary(fitted),
         # The rates that the figures are from stand beside them.
@@ -155,16 +166,16 @@ def make_plan(config: EngineConfig, model: ModelSpec, device: DeviceSpec) -> Pla
             capture=choose_capture(config, backend_of(device.kind), fitted.encoder is not None),
             threads=settled.threads,
         ),
-        capture=_capture(fitted),
+        capture=_timed(fitted, capture, kernels),
         memory=fitted.memory,
         state_cache=StateCachePlan(prefill_flops(model)),
         speculative=speculative,
         encoder=fitted.encoder,
-        kernels=settled.kernels,
+        kernels=kernels,
         prediction=plan_prediction(
             model,
             device,
-            settled.kernels,
+            kernels,
             dtype=dtype,
             ssm_state_dtype=ssm_state_dtype,
             threads=settled.threads,
@@ -206,7 +217,7 @@ def _vision_summary(vision: VisionSpec) -> VisionSummary:
 
 def _capture(fitted: Fit) -> CapturePlan:
     settled, limits = fitted.settled, fitted.limits
-    planned = plan_capture(
+    return plan_capture(
         settled.config,
         settled.kernels,
         backend_of(settled.device.kind),
@@ -216,6 +227,11 @@ def _capture(fitted: Fit) -> CapturePlan:
         settled.slots_per_request,
         partial(graph_cost, settled, limits),
     )
+
+
+def _timed(fitted: Fit, planned: CapturePlan, kernels: Mapping[str, KernelChoice]) -> CapturePlan:
+    """With the time that capturing takes on a GPU."""
+    settled, limits = fitted.settled, fitted.limits
     budgets = 0 if fitted.encoder is None else len(fitted.encoder.token_budgets)
     if planned.backend == "tape" or not (planned.max_tokens or budgets):
         return planned
@@ -223,4 +239,4 @@ def _capture(fitted: Fit) -> CapturePlan:
     of_drafts = None
     if drafter is not None:
         of_drafts = draft_capture(planned, drafter.method, limits.max_num_seqs, limits.max_num_batched_tokens)
-    return replace(planned, time=capture_time(settled.model, planned, of_drafts, budgets, settled.kernels))
+    return replace(planned, time=capture_time(settled.model, planned, of_drafts, budgets, kernels))

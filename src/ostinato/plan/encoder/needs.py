@@ -56,8 +56,8 @@ def encoding_bytes(
 
     More is counted, since allocators hold on to some of what was freed: a quarter, as for steps, and as much of a heap
     as lies free at its end, or in pieces (`HEAP`), up to half. `native` are the operations with a native kernel,
-    `triton` those with a Triton kernel; where one of the encoder's has neither, all is counted as a float32 copy too. `sees_all`: whether attention is masked over
-    all patches, as the reference is on a GPU in float32.
+    `triton` those with a Triton kernel; where one of the encoder's has neither, all is counted as a float32 copy too.
+    `sees_all`: whether attention is masked over all patches, as the reference is on a GPU in float32.
     """
     inputs = encoder_buffer_bytes(vision, tokens, tokens)
     peak = inputs + _peak_bytes(vision, dtype, tokens, widens=not {*native, *triton} >= ENCODER_OPS)
