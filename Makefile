@@ -6,7 +6,7 @@ PY ?= $(BIN)/python
 # Programs of the machine are used where it has them.
 BUILD_TOOLS := scikit-build-core nanobind $(foreach tool,cmake ninja,$(if $(shell command -v $(tool)),,$(tool)))
 
-.PHONY: demo test test-reference soak docs-check lint format native native-sanitize matrix-units clean
+.PHONY: demo test test-reference triton-check soak docs-check lint format native native-sanitize matrix-units clean
 
 demo: native
 	$(BIN)/ostinato generate \
@@ -20,6 +20,11 @@ test: .venv/.installed-test native
 # The same without native kernels: what runs where there is no compiler. Tests of the kernels alone need no second time.
 test-reference: .venv/.installed-test
 	$(BIN)/python -m pytest -n auto --reference-kernels --ignore-glob='tests/ops/test_native_*'
+
+# Every Triton launch of the benchmark shapes' steps, compiled for four generations of GPUs: no GPU is needed. A minute
+# per hundred launches; what was compiled before is kept (TRITON_CACHE_DIR). KERNEL names one.
+triton-check: .venv/.installed-test
+	PYTHONPATH=src $(PY) tools/check_triton.py $(if $(KERNEL),--kernel $(KERNEL)) benchmarks/models/*
 
 # What the tests of the server do in seconds, for minutes: 10,000 requests, and more of them made up from its schema.
 soak: .venv/.installed-test native

@@ -8,8 +8,8 @@ import pytest
 
 from ostinato.errors import ConfigError
 from ostinato.ops.facts import OPERATIONS
-from ostinato.plan.device.instruction_sets import NativeFacts
 from ostinato.plan.device.catalogue import CATALOGUE, DeviceSpec
+from ostinato.plan.device.instruction_sets import NativeFacts
 from ostinato.plan.device.triton_facts import TritonFacts
 from ostinato.plan.kernels import choose_kernels
 from tests.support.plan_cases import hybrid

@@ -12,7 +12,10 @@ from dataclasses import dataclass
 from typing import Any, Literal, overload
 
 from ostinato.ops import scratch, work
-from ostinato.ops.launches import elementwise
+from ostinato.ops.launches import attention as attention_launches
+from ostinato.ops.launches import elementwise, products, state
+from ostinato.ops.launches import rotary as rotary_launches
+from ostinato.ops.launches import sample as sample_launches
 from ostinato.ops.launches.table import Launch
 from ostinato.ops.scratch import Scratch
 from ostinato.ops.sizes import LEAST_TILE_TOKENS
@@ -160,19 +163,29 @@ class Operations:
         _like_first,
         Implementation(reads_on_host=True, scratch=scratch.reference_attention),
         Implementation(scratch=scratch.native_attention),
+        Implementation(launches=attention_launches.attention),
         part="attention",
         work=work.attention,
     )
-    axial_angles = Operation(_axial_angles)
-    causal_conv1d = Operation(_like_first, Implementation(reads_on_host=True), part="state", work=work.causal_conv1d)
-    concat = Operation(_concat)
-    embedding = Operation(_embedding)
-    encoder_attention = Operation(
-        _like_first, native=Implementation(scratch=scratch.native_encoder_attention), caller="encoder"
+    axial_angles = Operation(_axial_angles, triton=Implementation(launches=rotary_launches.angles))
+    causal_conv1d = Operation(
+        _like_first,
+        Implementation(reads_on_host=True),
+        triton=Implementation(launches=state.causal_conv1d),
+        part="state",
+        work=work.causal_conv1d,
     )
-    gated_rms_norm = Operation(_gated_rms_norm)
-    inject_media = Operation(lambda x, *_, **__: x)
-    layer_norm = Operation(_like_first, caller="encoder")
+    concat = Operation(_concat, triton=Implementation(launches=elementwise.concat))
+    embedding = Operation(_embedding, triton=Implementation(launches=elementwise.embedding))
+    encoder_attention = Operation(
+        _like_first,
+        native=Implementation(scratch=scratch.native_encoder_attention),
+        triton=Implementation(launches=attention_launches.encoder_attention),
+        caller="encoder",
+    )
+    gated_rms_norm = Operation(_gated_rms_norm, triton=Implementation(launches=elementwise.gated_rms_norm))
+    inject_media = Operation(lambda x, *_, **__: x, triton=Implementation(launches=elementwise.inject_media))
+    layer_norm = Operation(_like_first, triton=Implementation(launches=elementwise.layer_norm), caller="encoder")
     linear = Operation(
         _linear,
         Implementation(scratch=scratch.reference_quantized),
@@ -181,6 +194,7 @@ class Operations:
             deterministic=("fixed_order",),
             matrix_units=f"bfloat16 products of {LEAST_TILE_TOKENS} tokens or more",
         ),
+        triton=Implementation(launches=products.linear),
         work=work.products,
     )
     moe = Operation(
@@ -191,26 +205,41 @@ class Operations:
             deterministic=("fixed_order",),
             matrix_units=f"bfloat16 tokens, {LEAST_TILE_TOKENS} or more for each expert",
         ),
+        triton=Implementation(launches=products.moe),
         part="moe",
         work=work.products,
     )
     rms_norm = Operation(_rms_norm, triton=Implementation(launches=elementwise.rms_norm))
-    rotary = Operation(_rotary)
-    rotary_angles = Operation(_rotary_angles)
-    rotate = Operation(_like_first, caller="encoder")
-    route = Operation(_route)
-    sample = Operation(_sample, native=Implementation(scratch=scratch.native_sample))
+    rotary = Operation(_rotary, triton=Implementation(launches=rotary_launches.rotary))
+    rotary_angles = Operation(_rotary_angles, triton=Implementation(launches=rotary_launches.angles))
+    rotate = Operation(_like_first, triton=Implementation(launches=rotary_launches.rotate), caller="encoder")
+    route = Operation(_route, triton=Implementation(launches=products.route))
+    sample = Operation(
+        _sample,
+        native=Implementation(scratch=scratch.native_sample),
+        triton=Implementation(launches=sample_launches.sample),
+    )
     ssd_scan = Operation(
         _like_first,
         Implementation(reads_on_host=True, scratch=scratch.reference_ssd_scan),
         Implementation(scratch=scratch.native_ssd_scan, deterministic=("recurrent",)),
+        Implementation(launches=state.ssd_scan),
         part="state",
         caller="prefill",
         work=work.recurrence,
     )
-    state_update = Operation(_like_first, part="state", work=work.recurrence)
-    token_shift = Operation(_like_first, Implementation(reads_on_host=True), part="state")
-    weighted_embedding = Operation(_weighted_embedding, caller="encoder")
+    state_update = Operation(
+        _like_first, triton=Implementation(launches=state.state_update), part="state", work=work.recurrence
+    )
+    token_shift = Operation(
+        _like_first,
+        Implementation(reads_on_host=True),
+        triton=Implementation(launches=state.causal_conv1d),
+        part="state",
+    )
+    weighted_embedding = Operation(
+        _weighted_embedding, triton=Implementation(launches=rotary_launches.weighted_embedding), caller="encoder"
+    )
 
 
 OPERATIONS: dict[str, Operation] = {name: row for name, row in vars(Operations).items() if isinstance(row, Operation)}

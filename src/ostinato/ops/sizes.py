@@ -60,3 +60,8 @@ ATTENTION_SLAB = 256
 
 EXPANDED_ELEMENTS = 2**22
 """Elements of 8-bit weights that a reference expands at a time."""
+
+
+def chunk_length(chunk_size: int, longest: int) -> int:
+    """Tokens per chunk of a scan: the largest divisor of the model's `chunk_size` up to `longest`."""
+    return next(n for n in range(min(chunk_size, longest), 0, -1) if chunk_size % n == 0)

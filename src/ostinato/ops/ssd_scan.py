@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import torch
 
 from ostinato.ops.rounding import rounded
-from ostinato.ops.sizes import SCAN_CHUNK
+from ostinato.ops.sizes import SCAN_CHUNK, chunk_length
 from ostinato.ops.state_update import reference as state_update
 from ostinato.ops.state_update import step_sizes
 
@@ -47,11 +47,6 @@ class Chunk:
     def first(self, n: int) -> Chunk:
         """The first `n` tokens."""
         return Chunk(self.x[:n], self.B[:, :n], self.C[:, :n], self.step[:n], self.log_decay[:n])
-
-
-def chunk_length(chunk_size: int, longest: int) -> int:
-    """Tokens per chunk of a scan: the largest divisor of the model's `chunk_size` up to `longest`."""
-    return next(n for n in range(min(chunk_size, longest), 0, -1) if chunk_size % n == 0)
 
 
 def reference(

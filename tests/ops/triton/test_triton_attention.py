@@ -1,28 +1,130 @@
-"""The Triton attention against the reference, in Triton's interpreter."""
-from __future__ import annotations
-import os
-os.environ["TRITON_INTERPRET"] = "1"
-import pytest, torch
-from hypothesis import given, settings, strategies as st
-from ostinato.ops import attention as op
-from ostinato.ops.triton import attention as fast
-from tests.ops.test_native_attention import Batch, Context, Row, TOLERANCE
+"""Triton's attention against the reference: ragged rows, drafts' padding, segments, and NaN where nobody may read."""
 
-@settings(max_examples=15, deadline=None)
-@given(rows=st.lists(st.builds(Row, start=st.integers(0, 150), new=st.integers(0, 20), padding=st.integers(0,3)), min_size=1, max_size=3),
-  group=st.sampled_from([1,3,4]), kv=st.sampled_from([1,2]), dim=st.sampled_from([16, 20]), dtype=st.sampled_from([torch.float32, torch.float16, torch.bfloat16]), first=st.sampled_from([0, 1, 17]), behind=st.integers(0,3), decode=st.booleans())
-def test_it(rows, group, kv, dim, dtype, first, behind, decode):
-    if decode:
-        rows = [Row(r.start, r.new and 1, r.padding and 1) for r in rows]
-    ctx = [(Context(r.start + r.new, group*kv, kv, dim, dtype, i), r) for i, r in enumerate(rows)]
-    b = Batch(ctx, 16, first)
-    q = torch.cat([b.q, torch.full((behind, *b.q.shape[1:]), torch.nan, dtype=dtype)])
-    starts = torch.tensor([r.start for r in rows], dtype=torch.int32)
-    lens = torch.tensor([r.start + r.new for r in rows], dtype=torch.int32)
-    tables = [v for k, v in vars(b).items() if 'tables' in k][0]
-    args = (q, b.k_cache, b.v_cache, b.row_starts, starts, lens, tables, 0.3, first)
-    want = op.reference(*args)
-    got = fast.attention(*args)
-    assert torch.isfinite(got).all()
-    s = max(1.0, want.abs().max().item() if want.numel() else 1)
-    torch.testing.assert_close(got, want, rtol=0, atol=TOLERANCE[dtype] * s)
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import pytest
+import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from ostinato.ops.launches import attention as launches
+from tests.support.triton_kernels import DTYPES, check, require_triton
+
+require_triton()
+
+BLOCK_SIZE = 16
+
+
+@dataclass(frozen=True)
+class Row:
+    """`new` tokens from position `start` on, and `padding` tokens that the row owns behind them."""
+
+    start: int
+    new: int
+    padding: int = 0
+
+    @property
+    def kv_len(self) -> int:
+        return self.start + self.new if self.new else 0
+
+
+def attend(
+    rows: Sequence[Row],
+    dtype: torch.dtype,
+    *,
+    kv_heads: int = 1,
+    group: int = 1,
+    head_dim: int = 16,
+    first_key: int = 0,
+    behind: int = 0,
+    spare_blocks: int = 1,
+) -> torch.Tensor:
+    """Compares with the reference; `behind` tokens follow the last row. All that no token may read is NaN: the null
+    block, other blocks, cells behind a row's context and before `first_key`, and the queries of padding."""
+    torch.manual_seed(len(rows) + head_dim)
+    heads = kv_heads * group
+    needed = [-(-row.kv_len // BLOCK_SIZE) for row in rows]
+    order = (torch.randperm(sum(needed)) + 1).int()
+    tables = torch.zeros(len(rows), max(needed) + spare_blocks, dtype=torch.int32)
+    cache = torch.full((2, sum(needed) + 1, BLOCK_SIZE, kv_heads, head_dim), torch.nan, dtype=dtype)
+    starts, queries = [0], []
+    for i, row in enumerate(rows):
+        tables[i, : needed[i]] = order[sum(needed[:i]) : sum(needed[: i + 1])]
+        position = torch.arange(min(first_key, row.kv_len), row.kv_len)
+        cells = tables[i].long()[position // BLOCK_SIZE] * BLOCK_SIZE + position % BLOCK_SIZE
+        cache.flatten(1, 2)[:, cells] = torch.randn(2, len(position), kv_heads, head_dim).to(dtype)
+        queries += [torch.randn(row.new, heads, head_dim), torch.full((row.padding, heads, head_dim), torch.nan)]
+        starts.append(starts[-1] + row.new + row.padding)
+    queries.append(torch.full((behind, heads, head_dim), torch.nan))
+    q = torch.cat(queries).to(dtype)
+    q = torch.cat((q, q), dim=1)[:, :heads]  # a part of a wider projection
+    row_starts, start_positions, kv_lens = (
+        torch.tensor(each, dtype=torch.int32)
+        for each in (starts, [row.start for row in rows], [row.kv_len for row in rows])
+    )
+    out = check("attention", q, *cache, row_starts, start_positions, kv_lens, tables, 0.3, first_key)
+    assert out.isfinite().all()
+    return out
+
+
+ROWS = st.builds(Row, start=st.integers(0, 40), new=st.integers(0, 20), padding=st.integers(0, 3))
+
+
+@settings(max_examples=20)
+@given(
+    rows=st.lists(ROWS, min_size=1, max_size=3),
+    dtype=st.sampled_from(DTYPES),
+    kv_heads=st.integers(1, 2),
+    group=st.sampled_from([1, 3, 4]),
+    head_dim=st.sampled_from([5, 16, 20]),
+    first_key=st.sampled_from([0, 1, 17]),
+    behind=st.integers(0, 3),
+)
+@example(rows=[Row(0, 0)], dtype=torch.float32, kv_heads=1, group=1, head_dim=16, first_key=0, behind=2)
+def test_prompts_and_decode_rows_side_by_side(
+    rows: list[Row], dtype: torch.dtype, kv_heads: int, group: int, head_dim: int, first_key: int, behind: int
+) -> None:
+    sizes = {"kv_heads": kv_heads, "group": group, "head_dim": head_dim}
+    attend(rows, dtype, first_key=first_key, behind=behind, **sizes)
+
+
+@settings(max_examples=10)
+@given(
+    starts=st.lists(st.sampled_from([0, 1, 15, 16, 127, 128, 300]), min_size=1, max_size=2),
+    drafts=st.integers(0, 2),
+    given_drafts=st.integers(0, 2),
+    dtype=st.sampled_from(DTYPES),
+    first_key=st.sampled_from([0, 17, 130]),
+)
+def test_decode_rows_with_drafts_whose_keys_are_cut_into_segments(
+    starts: list[int], drafts: int, given_drafts: int, dtype: torch.dtype, first_key: int
+) -> None:
+    new = 1 + min(drafts, given_drafts)
+    rows = [Row(start, new, 1 + drafts - new) for start in starts]
+    attend(rows, dtype, group=2, first_key=first_key, spare_blocks=24)
+
+
+def test_a_row_without_a_context_gives_zeros_beside_others() -> None:
+    out = attend([Row(0, 0, 1), Row(200, 1), Row(0, 0, 1)], torch.float32, spare_blocks=24)
+    assert [bool(each.any()) for each in out] == [False, True, False]
+
+
+def test_few_rows_cut_their_keys_into_segments_and_many_do_not() -> None:
+    sizes = {"num_heads": 32, "num_kv_heads": 8, "head_dim": 128, "block_size": 16, "max_context": 8192}
+
+    def segments(rows: int, tokens: int) -> int:
+        found = launches.attention(tokens=tokens, rows=rows, element_bytes=2, capability=90, **sizes)
+        assert len(found) == (1 if launches.segments_of(found) == 1 else 2)
+        return launches.segments_of(found)
+
+    assert [segments(rows, rows) for rows in (1, 4, 8, 32, 256)] == [16, 16, 8, 2, 1]
+    assert [segments(rows, 4 * rows) for rows in (1, 256)] == [16, 1]
+    assert segments(1, 2048) == 1
+
+
+@pytest.mark.parametrize("group", [24, 71])
+def test_the_query_heads_of_a_key_head_share_a_tile_however_many_they_are(group: int) -> None:
+    attend([Row(20, 2), Row(3, 1)], torch.float32, group=group)

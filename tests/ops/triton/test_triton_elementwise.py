@@ -7,6 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ostinato.ops.int8 import quantize
 from tests.support.triton_kernels import DTYPES, check, require_triton
 
 require_triton()
@@ -23,3 +24,62 @@ def test_rms_norm(dtype: torch.dtype, weight: torch.dtype, rows: int, heads: int
     by = torch.randn(size).to(weight)
     check("rms_norm", x, by, 1e-6)
     check("rms_norm", x[:, 0], by, 1e-5)
+
+
+@settings(max_examples=10)
+@given(
+    dtype=dtypes,
+    weight=st.one_of(st.none(), dtypes),
+    groups=st.integers(1, 3),
+    tokens=st.integers(0, 4),
+    before=st.booleans(),
+)
+def test_gated_rms_norm(dtype: torch.dtype, weight: torch.dtype | None, groups: int, tokens: int, before: bool) -> None:
+    torch.manual_seed(tokens)
+    size = groups * 12
+    wide = torch.randn(tokens, 2 * size + 3).to(dtype)
+    by = None if weight is None else torch.randn(size).to(weight)
+    check("gated_rms_norm", wide[:, :size], wide[:, size : 2 * size], by, 1e-5, None if by is None else 12, before)
+
+
+@settings(max_examples=6)
+@given(dtype=dtypes, rows=st.integers(0, 4), size=st.sampled_from([8, 24]))
+def test_layer_norm(dtype: torch.dtype, rows: int, size: int) -> None:
+    torch.manual_seed(rows)
+    values = [torch.randn(*shape).to(dtype) for shape in ((rows, size), (size,), (size,))]
+    check("layer_norm", *values, 1e-6)
+
+
+@settings(max_examples=8)
+@given(
+    dtype=dtypes,
+    tokens=st.integers(0, 4),
+    multiplier=st.sampled_from([1.0, 12.5]),
+    group_size=st.sampled_from(["none", None, 8]),
+)
+def test_embedding(dtype: torch.dtype, tokens: int, multiplier: float, group_size: int | str | None) -> None:
+    torch.manual_seed(tokens)
+    ids, weight = torch.randint(0, 9, (tokens,)), torch.randn(9, 20)
+    if group_size == "none":
+        check("embedding", ids, weight.to(dtype), multiplier)
+        return
+    assert not isinstance(group_size, str)
+    whole, scale = quantize(weight, group_size)
+    check("embedding", ids, whole, multiplier, scale, group_size, dtype)
+
+
+@settings(max_examples=6)
+@given(dtype=dtypes, tokens=st.integers(0, 3), first=st.integers(1, 9), second=st.integers(1, 20))
+def test_concat(dtype: torch.dtype, tokens: int, first: int, second: int) -> None:
+    wide = torch.arange(float(tokens * (first + second + 2))).view(tokens, first + second + 2).to(dtype)
+    check("concat", wide[:, 1 : first + 1], wide[:, first + 1 : first + 1 + second])
+
+
+@pytest.mark.parametrize("add", [False, True])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_inject_media(dtype: torch.dtype, add: bool) -> None:
+    """Cell 0 holds NaN, which no token of text gets."""
+    torch.manual_seed(0)
+    media = torch.randn(4, 3, 20).to(dtype)
+    media[0] = float("nan")
+    check("inject_media", torch.randn(5, 20).to(dtype), torch.tensor([0, 2, 0, 3, 1]), media, 1, add)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from ostinato.ops.launches.ragged import SPAN, num_tiles
 from ostinato.ops.launches.table import Launch, power_of_two
+from ostinato.ops.launches.tiles import SPAN
 
 PROGRAMS = 512
-"""So many keep a GPU of 100 to 150 multiprocessors busy; a step of fewer cuts its keys into segments."""
+"""So many keep a GPU of 100 to 150 multiprocessors busy. A step of rows that fit into a tile each, as in decoding, and
+of fewer programs cuts its keys into segments."""
 
 MAX_SEGMENTS = 16
 LEAST_SEGMENT = 128
@@ -16,12 +17,17 @@ LEAST_SEGMENT = 128
 # multiplied in three parts, which takes registers.
 TILES = {
     (2, 64): (64, 64, 4, 2),
-    (2, 128): (64, 64, 4, 2),
+    (2, 128): (64, 32, 4, 2),
     (2, 256): (64, 32, 8, 2),
     (4, 64): (32, 32, 4, 2),
     (4, 128): (32, 16, 4, 1),
     (4, 256): (16, 16, 8, 1),
 }
+
+# The same where a product reads its operands from shared memory and takes no registers for them.
+WIDE_TILES = TILES | {(2, 128): (64, 64, 4, 2)}
+READS_SHARED_MEMORY = (90, 100)
+"""Compute capabilities."""
 
 
 def attention(
@@ -39,13 +45,14 @@ def attention(
     """A step of `rows` rows of up to `max_context` tokens: as many keys as their block tables have room for."""
     group = num_heads // num_kv_heads
     width = power_of_two(head_dim, least=16)
-    most, keys, warps, stages = TILES[element_bytes, power_of_two(width, least=64, most=256)]
+    most, keys, warps, stages = _tile(width, element_bytes, capability)
     of_row = -(-tokens // max(rows, 1)) * group
     # A token's query heads share a tile, however many they are.
     tile_rows = max(power_of_two(of_row, least=16, most=most), power_of_two(group))
-    programs = num_tiles(tokens, rows, tile_rows // group) * num_kv_heads
-    wanted = min(PROGRAMS // programs, max_context // LEAST_SEGMENT, MAX_SEGMENTS)
-    segments = power_of_two(wanted + 1) // 2 if wanted > 1 else 1
+    segments = 1
+    if of_row <= tile_rows:
+        wanted = min(PROGRAMS // (max(rows, 1) * num_kv_heads), max_context // LEAST_SEGMENT, MAX_SEGMENTS)
+        segments = power_of_two(max(wanted, 1) + 1) // 2
     head = {"HEAD_DIM": head_dim, "WIDTH": width, "SEGMENTS": segments}
     blocks = {"GROUP": group, "BLOCK_SIZE": block_size, "ROWS": tile_rows, "KEYS": keys, "SPAN": SPAN}
     launches = (Launch("attend", head | blocks, num_warps=warps, num_stages=stages),)
@@ -59,6 +66,11 @@ def segments_of(launches: tuple[Launch, ...]) -> int:
 
 def encoder_attention(*, head_dim: int, element_bytes: int, capability: int) -> tuple[Launch, ...]:
     width = power_of_two(head_dim, least=16)
-    rows, keys, warps, stages = TILES[element_bytes, power_of_two(width, least=64, most=256)]
+    rows, keys, warps, stages = _tile(width, element_bytes, capability)
     blocks = {"HEAD_DIM": head_dim, "WIDTH": width, "ROWS": rows, "KEYS": keys, "SPAN": SPAN}
     return (Launch("attend_in_segment", blocks, num_warps=warps, num_stages=stages),)
+
+
+def _tile(width: int, element_bytes: int, capability: int) -> tuple[int, int, int, int]:
+    tiles = WIDE_TILES if capability in READS_SHARED_MEMORY else TILES
+    return tiles[element_bytes, power_of_two(width, least=64, most=256)]

@@ -25,3 +25,34 @@ def _rows_launch(kernel: str, size: int, rows: int) -> Launch:
 def rms_norm(*, rows: int, size: int, capability: int) -> tuple[Launch, ...]:
     """Of `rows` rows of `size` elements."""
     return (_rows_launch("rms_norm_kernel", size, rows),)
+
+
+def gated_rms_norm(*, rows: int, size: int, capability: int) -> tuple[Launch, ...]:
+    """Of `rows` groups of `size` channels."""
+    return (_rows_launch("gated_rms_norm_kernel", size, rows),)
+
+
+def layer_norm(*, rows: int, size: int, capability: int) -> tuple[Launch, ...]:
+    """Of `rows` rows of `size` elements."""
+    return (_rows_launch("layer_norm_kernel", size, rows),)
+
+
+def _copy_launch(kernel: str, size: int) -> Launch:
+    """A program takes a part of one row."""
+    columns = power_of_two(size, least=16, most=COLUMNS)
+    return Launch(kernel, {"COLUMNS": columns}, power_of_two(columns // 256, most=4))
+
+
+def embedding(*, size: int, capability: int) -> tuple[Launch, ...]:
+    """Of vectors of `size` elements."""
+    return (_copy_launch("embedding_kernel", size),)
+
+
+def concat(*, size: int, capability: int) -> tuple[Launch, ...]:
+    """Of results of `size` elements per token."""
+    return (_copy_launch("concat_kernel", size),)
+
+
+def inject_media(*, size: int, capability: int) -> tuple[Launch, ...]:
+    """Of hidden states of `size` elements."""
+    return (_copy_launch("inject_media_kernel", size),)

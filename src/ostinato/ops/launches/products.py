@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ostinato.ops.launches.ragged import SPAN
 from ostinato.ops.launches.table import Launch, power_of_two
+from ostinato.ops.launches.tiles import SPAN
 
 BLOCK = 1024
 """Elements of a program that passes over outputs, or choices that it reads at a time."""
@@ -15,9 +15,9 @@ FEW = 16
 # multiplied in three parts, which takes registers.
 TILES = {
     (True, 2): (16, 32, 128, 4, 3),
-    (True, 4): (16, 32, 32, 4, 2),
+    (True, 4): (16, 32, 32, 4, 1),
     (False, 2): (64, 64, 64, 4, 3),
-    (False, 4): (32, 32, 32, 4, 2),
+    (False, 4): (32, 32, 32, 4, 1),
 }
 
 
@@ -38,7 +38,7 @@ def linear(
 
 
 def route(
-    *, experts: int, top_k: int, num_groups: int, top_groups: int, element_bytes: int, capability: int
+    *, experts: int, top_k: int, element_bytes: int, capability: int, num_groups: int = 1, top_groups: int = 1
 ) -> tuple[Launch, ...]:
     """One token's choice is a warp's."""
     tile = _tile("score_experts", 1, element_bytes)

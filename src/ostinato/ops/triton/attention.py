@@ -8,10 +8,10 @@ import triton
 import triton.language as tl
 
 from ostinato.ops.launches import attention as launches
-from ostinato.ops.launches.ragged import num_tiles
+from ostinato.ops.launches.tiles import num_tiles
 from ostinato.ops.triton import launcher
 from ostinato.ops.triton.launcher import dot_operand, to_dtype
-from ostinato.ops.triton.ragged import find_tile
+from ostinato.ops.triton.tiles import find_tile
 
 LOG2_E = 1.4426950408889634
 """Powers of 2 are what the hardware has."""

@@ -10,11 +10,11 @@ import triton
 import triton.language as tl
 
 from ostinato.ops.launches import attention as launches
-from ostinato.ops.launches.ragged import num_tiles
+from ostinato.ops.launches.tiles import num_tiles
 from ostinato.ops.triton import launcher
 from ostinato.ops.triton.attention import LOG2_E
 from ostinato.ops.triton.launcher import dot_operand, to_dtype
-from ostinato.ops.triton.ragged import find_tile
+from ostinato.ops.triton.tiles import find_tile
 
 
 @triton.jit

@@ -10,7 +10,7 @@ How a wrapper is written, in `ops/triton/NAME.py`:
 - It starts kernels by `launcher.run(kernel, grid, launch, argument=...)`, arguments by name. Strides are arguments:
   layers hand over views. Offsets that can pass 2^31 elements (slots, blocks) are computed in int64.
 
-In a kernel, for the interpreter too: masks are tensors (load a scalar, do not compare a Python bool); float32 is
+In a kernel, for the interpreter too: a scalar that takes part in a mask is `spread` before it is compared; float32 is
 rounded to bfloat16 by `to_dtype` and not by `.to`; operands of `tl.dot` pass through `dot_operand`.
 """
 
@@ -39,7 +39,8 @@ def run(kernel: Any, grid: tuple[int, ...], launch: Launch, **arguments: Any) ->
     `arguments` are all of the kernel's but the blocks of `launch`. An empty grid starts nothing."""
     assert kernel.__name__ == launch.kernel, f"{kernel.__name__} is started by the launch of {launch.kernel}"
     if 0 not in grid:
-        kernel[grid](**arguments, **launch.blocks, num_warps=launch.num_warps, num_stages=launch.num_stages)
+        options = {"num_warps": launch.num_warps, "num_stages": launch.num_stages, "enable_fp_fusion": True}
+        kernel[grid](**arguments, **launch.blocks, **options)
 
 
 def capability(tensor: torch.Tensor) -> int:
@@ -55,9 +56,10 @@ def _capability(index: int | None) -> int:
 
 @triton.jit
 def to_dtype(x, dtype: tl.constexpr):
-    """float32 `x` rounded to nearest in `dtype`. The interpreter alone truncates to bfloat16, and NaN is no matter of
+    """`x` rounded to nearest in `dtype`. The interpreter alone truncates float32 to bfloat16, and NaN is no matter of
     rounding."""
-    if IS_INTERPRETED and dtype == tl.bfloat16:
+    if IS_INTERPRETED and dtype == tl.bfloat16 and x.dtype != tl.bfloat16:
+        x = x.to(tl.float32)
         bits = x.to(tl.int32, bitcast=True)
         rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) & -65536
         x = tl.where(x == x, rounded, bits).to(tl.float32, bitcast=True)
@@ -66,7 +68,14 @@ def to_dtype(x, dtype: tl.constexpr):
 
 @triton.jit
 def dot_operand(x):
-    """An operand of `tl.dot`: as it is, but cast up from bfloat16 in the interpreter, whose products of it are wrong."""
+    """An operand of `tl.dot`: as it is, but float32 for bfloat16 in the interpreter, whose products of it are wrong."""
     if IS_INTERPRETED and x.dtype == tl.bfloat16:
         x = x.to(tl.float32)
     return x
+
+
+@triton.jit
+def spread(scalar, like):
+    """`scalar` once for each element of `like`, whole numbers: the interpreter takes no comparison of scalars as part
+    of a mask."""
+    return scalar + tl.zeros_like(like)

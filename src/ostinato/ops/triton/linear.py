@@ -37,15 +37,19 @@ def quantized_product(
     INPUTS: tl.constexpr,
 ):
     """A tile of x W^T + bias."""
+    first_output = tl.program_id(1).to(tl.int64) * OUTPUTS
+    first_token = tl.program_id(0).to(tl.int64) * ROWS
     output = tl.program_id(1) * OUTPUTS + tl.arange(0, OUTPUTS)
     token = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     is_token, is_output = token < tokens, output < out_size
     total = product(
-        x + token.to(tl.int64) * x_token,
+        x + first_token * x_token,
+        tl.arange(0, ROWS) * x_token,
         is_token,
-        weight + output.to(tl.int64) * weight_row,
+        weight + first_output * weight_row,
+        weight_scale + first_output * groups,
+        weight_row,
         is_output,
-        weight_scale + output.to(tl.int64) * groups,
         in_size,
         group_size,
         groups,

@@ -12,13 +12,13 @@ import triton.language as tl
 
 from ostinato.ops import int8
 from ostinato.ops.launches import products as launches
-from ostinato.ops.launches.ragged import num_tiles
 from ostinato.ops.launches.table import Launch, cdiv
+from ostinato.ops.launches.tiles import num_tiles
 from ostinato.ops.triton import launcher
 from ostinato.ops.triton.activations import activate, silu
 from ostinato.ops.triton.launcher import to_dtype
 from ostinato.ops.triton.products import product
-from ostinato.ops.triton.ragged import find_tile
+from ostinato.ops.triton.tiles import find_tile
 
 
 @triton.jit
@@ -75,15 +75,17 @@ def expert_product(
         choice = tl.load(order + place, mask=is_row, other=0).to(tl.int64)
         output = tl.program_id(1) * OUTPUTS + tl.arange(0, OUTPUTS)
         is_output = output < out_size
-        rows = x + choice // DIVISOR * x_row
+        row = choice // DIVISOR * x_row
         FACTOR: tl.constexpr = 2 if ACTIVATION == "swiglu" else 1
-        row = expert.to(tl.int64) * out_size * FACTOR + output
+        first_output = expert.to(tl.int64) * out_size * FACTOR + tl.program_id(1) * OUTPUTS
         value = product(
-            rows,
+            x,
+            row,
             is_row,
-            weight + row * in_size,
+            weight + first_output * in_size,
+            weight_scale + first_output * groups,
+            in_size,
             is_output,
-            weight_scale + row * groups,
             in_size,
             group_size,
             groups,
@@ -94,13 +96,15 @@ def expert_product(
         )
         if ACTIVATION == "swiglu":
             # What was computed are the gates.
-            row += out_size
+            first_output += out_size
             value = silu(value) * product(
-                rows,
+                x,
+                row,
                 is_row,
-                weight + row * in_size,
+                weight + first_output * in_size,
+                weight_scale + first_output * groups,
+                in_size,
                 is_output,
-                weight_scale + row * groups,
                 in_size,
                 group_size,
                 groups,

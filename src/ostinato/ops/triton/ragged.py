@@ -1,27 +1,48 @@
-"""Tiles over ragged rows: a program finds its row on the device, on a grid that follows from sizes known to the host.
-
-Row r owns the tokens `starts[r]:starts[r + 1]`, and what stands behind the last row is one more row. Its tiles of
-`TILE` tokens have the numbers from `starts[r] // TILE + r` on. There are enough of these before the next row's: a
-number of tokens, rounded up to tiles, is at most one more than what the quotients differ by. Tiles that are too many
-are empty. `launches/ragged.py` counts them.
-"""
+"""What kernels over prompts of unequal lengths share: which tokens are a program's, and the checkpoints of each row."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import lru_cache
+
+import torch
 import triton
 import triton.language as tl
 
 
 @triton.jit
-def find_tile(starts, rows, tokens, index, TILE: tl.constexpr, SPAN: tl.constexpr):
-    """-> (row, first token, end) of tile `index`: it has the tokens from the first to `end`, which may be none, but no
-    more than `TILE`. `row` is `rows` for the tokens behind the last one."""
-    row = -1
-    for base in range(0, rows + 1, SPAN):
-        each = base + tl.arange(0, SPAN)
-        start = tl.load(starts + each, mask=each <= rows, other=0)
-        row += tl.sum(((each <= rows) & (start // TILE + each <= index)).to(tl.int32))
-    start = tl.load(starts + row)
-    end = tl.where(row < rows, tl.load(starts + tl.minimum(row + 1, rows)), tokens)
-    first = start + (index - start // TILE - row) * TILE
-    return row, first, tl.minimum(end, first + TILE)
+def segment_of(index, row_starts, rows, ROWS: tl.constexpr, TOKENS: tl.constexpr):
+    """Rows are cut into segments of `TOKENS` tokens, each from its own begin: -> (row, first token) of a segment, the
+    token being at or behind the row's end where `index` is one too many.
+
+    Row r's segments begin with number `start // TOKENS + r`. So `tokens // TOKENS + rows` programs are enough, whatever
+    the lengths, and the host need not know them. `ROWS` is a power of two from `rows` on.
+    """
+    row = tl.arange(0, ROWS)
+    starts = tl.load(row_starts + row, mask=row < rows, other=0)
+    base = tl.load(row_starts)  # rows may begin behind others'
+    begins = (starts - base) // TOKENS + row
+    own = tl.sum(((begins <= index) & (row < rows)).to(tl.int32), axis=0) - 1
+    start = tl.load(row_starts + own)
+    return own, start + (index - (start - base) // TOKENS - own) * TOKENS
+
+
+def checkpoint_table(
+    checkpoints: Sequence[tuple[int, int, int]], first_row: int, rows: int, device: torch.device
+) -> tuple[torch.Tensor | None, int]:
+    """The checkpoints of `rows` rows from `first_row` on, as int32: `rows + 1` places where each row's begin, then
+    (offset, slot) of each, by row. With their number; None and 0 if there are none."""
+    if not checkpoints:
+        return None, 0
+    return _table(tuple(map(tuple, checkpoints)), first_row, rows, device), len(checkpoints)
+
+
+@lru_cache(64)
+def _table(
+    checkpoints: tuple[tuple[int, int, int], ...], first_row: int, rows: int, device: torch.device
+) -> torch.Tensor:
+    """Made once for all layers of a step."""
+    ordered = sorted(checkpoints)
+    begins = [sum(row - first_row < r for row, _, _ in ordered) for r in range(rows + 1)]
+    places = [place for _, offset, slot in ordered for place in (offset, slot)]
+    return torch.tensor(begins + places, dtype=torch.int32).to(device)

@@ -30,11 +30,13 @@ def score_experts(
     expert = tl.program_id(1) * OUTPUTS + tl.arange(0, OUTPUTS)
     is_token, is_expert = token < tokens, expert < experts
     total = product(
-        x + token.to(tl.int64) * x_token,
+        x + tl.program_id(0).to(tl.int64) * ROWS * x_token,
+        tl.arange(0, ROWS) * x_token,
         is_token,
-        weight + expert * hidden,
-        is_expert,
+        weight + tl.program_id(1) * OUTPUTS * hidden,
         scores,
+        hidden,
+        is_expert,
         hidden,
         hidden,
         1,

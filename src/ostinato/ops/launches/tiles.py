@@ -1,4 +1,4 @@
-"""Tiles over ragged rows (`ops/triton/ragged.py`)."""
+"""Tiles over ragged rows (`ops/triton/tiles.py`)."""
 
 from __future__ import annotations
 

@@ -1,0 +1,61 @@
+"""Launches of the state layers' operations.
+
+Scans keep `num_stages` at 1: on devices of capability 9.0, pipelined ones of 4 or more warps and blocks of 64 rows have
+been seen to write NaN into other memory.
+"""
+
+from __future__ import annotations
+
+from ostinato.ops.launches.table import Launch, power_of_two
+from ostinato.ops.sizes import SCAN_CHUNK, chunk_length
+
+FEW_PROGRAMS = 4096
+"""Of rows and heads: up to here a head is cut finer, so that all multiprocessors have several blocks each."""
+
+CONV_TOKENS = 8
+"""Of a prompt, in a program of the convolution."""
+
+CONV_CHANNELS = 256
+
+LEAST_DOT = 16
+"""The smallest side of a matrix product."""
+
+
+def token_block(tokens: int) -> int:
+    """A row's tokens as a block."""
+    return power_of_two(tokens)
+
+
+def state_update(*, rows: int, heads: int, head_dim: int, state_size: int, capability: int) -> tuple[Launch, ...]:
+    """Of decode rows. A thread holds 16 or 32 elements of the state; wide states have more warps."""
+    channels = power_of_two(head_dim, most=4 if rows * heads <= FEW_PROGRAMS else 16)
+    columns = power_of_two(state_size)
+    warps = power_of_two(channels * columns // 1024, most=4)
+    return (Launch("state_update_kernel", {"CHANNELS": channels, "COLUMNS": columns}, warps),)
+
+
+def causal_conv1d(*, channels: int, capability: int) -> tuple[Launch, ...]:
+    """Of decode rows; of prompts' tokens; of the states after prompts. A call starts those that it has rows for."""
+    block = power_of_two(channels, most=CONV_CHANNELS)
+    warps = power_of_two(block // 128)
+    return (
+        Launch("conv_decode_kernel", {"CHANNELS": block}, warps),
+        Launch("conv_prefill_kernel", {"CHANNELS": block, "TOKENS": CONV_TOKENS}, warps),
+        Launch("conv_states_kernel", {"CHANNELS": block}, warps),
+    )
+
+
+def ssd_scan(
+    *, chunk_size: int, head_dim: int, state_size: int, keeps_float32: bool, capability: int
+) -> tuple[Launch, ...]:
+    """Of prompts. A program holds up to 32 channels' states. Chunks divide the model's; states that are rounded are so
+    after as many tokens as everywhere."""
+    longest = SCAN_CHUNK if not keeps_float32 else 64 if state_size <= 64 else 32
+    length = chunk_length(chunk_size, longest)
+    blocks = {
+        "LENGTH": length,
+        "TOKENS": power_of_two(length, least=LEAST_DOT),
+        "CHANNELS": power_of_two(head_dim, least=LEAST_DOT, most=32),
+        "COLUMNS": power_of_two(state_size, least=LEAST_DOT),
+    }
+    return (Launch("ssd_scan_kernel", blocks, num_warps=4 if blocks["COLUMNS"] <= 64 else 8, num_stages=1),)

@@ -1,0 +1,284 @@
+"""causal_conv1d: a program takes a block of channels through some tokens of a row, the last inputs in registers.
+
+Decode rows are read and written by one program each. Prompts are cut into segments, whose outputs need no order; the
+states behind them are written by a second kernel, since a row may write the slot that it reads. `token_shift` has the
+same kernels: its output is the last input.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import triton
+import triton.language as tl
+
+from ostinato.ops.launches import state as launches
+from ostinato.ops.launches.table import cdiv, power_of_two
+from ostinato.ops.triton import launcher
+from ostinato.ops.triton.launcher import spread, to_dtype
+from ostinato.ops.triton.ragged import checkpoint_table, segment_of
+
+WIDEST = 5
+"""Taps: the four inputs before a token stay in registers."""
+
+
+@triton.jit
+def kept_input(states, slot, BACK: tl.constexpr, KEPT: tl.constexpr, channel, inside, channels):
+    """The input `BACK` places before the state's position, zeros of slot 0 and beyond the `KEPT` ones."""
+    if BACK <= KEPT:
+        place = (slot.to(tl.int64) * KEPT + KEPT - BACK) * channels + channel
+        found = tl.load(states + place, mask=inside & (spread(slot, channel) > 0), other=0.0)
+    else:
+        found = tl.zeros(channel.shape, states.dtype.element_ty)
+    return found
+
+
+@triton.jit
+def output_of(now, p1, p2, p3, p4, weight, bias, channel, inside, channels, WIDTH: tl.constexpr, SHIFTS: tl.constexpr):
+    """A token's output, by its input and the four before it, the newest first; float32, but the input's dtype if it is
+    a shift."""
+    if SHIFTS:
+        y = p1
+    else:
+        if bias is None:
+            y = tl.zeros_like(now).to(tl.float32)
+        else:
+            y = tl.load(bias + channel, mask=inside, other=0.0).to(tl.float32)
+        taps = weight + channel
+        if WIDTH > 4:
+            y += p4.to(tl.float32) * tl.load(taps + (WIDTH - 5) * channels, mask=inside, other=0.0).to(tl.float32)
+        if WIDTH > 3:
+            y += p3.to(tl.float32) * tl.load(taps + (WIDTH - 4) * channels, mask=inside, other=0.0).to(tl.float32)
+        if WIDTH > 2:
+            y += p2.to(tl.float32) * tl.load(taps + (WIDTH - 3) * channels, mask=inside, other=0.0).to(tl.float32)
+        y += p1.to(tl.float32) * tl.load(taps + (WIDTH - 2) * channels, mask=inside, other=0.0).to(tl.float32)
+        y += now.to(tl.float32) * tl.load(taps + (WIDTH - 1) * channels, mask=inside, other=0.0).to(tl.float32)
+        y = y * (1.0 / (1.0 + tl.exp(-y)))
+    return y
+
+
+@triton.jit
+def put_state(states, slot, p1, p2, p3, p4, channel, inside, channels, WIDTH: tl.constexpr):
+    """The state with these last inputs, the newest first."""
+    to = states + slot.to(tl.int64) * (WIDTH - 1) * channels + channel
+    tl.store(to + (WIDTH - 2) * channels, p1, mask=inside)
+    if WIDTH > 2:
+        tl.store(to + (WIDTH - 3) * channels, p2, mask=inside)
+    if WIDTH > 3:
+        tl.store(to + (WIDTH - 4) * channels, p3, mask=inside)
+    if WIDTH > 4:
+        tl.store(to + (WIDTH - 5) * channels, p4, mask=inside)
+
+
+@triton.jit
+def conv_decode_kernel(
+    x,
+    weight,
+    bias,
+    states,
+    read_slots,
+    write_slots,
+    out,
+    tokens,
+    channels,
+    stride_x,
+    stride_write,
+    WIDTH: tl.constexpr,
+    SHIFTS: tl.constexpr,
+    CHANNELS: tl.constexpr,
+):
+    row = tl.program_id(0)
+    channel = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
+    inside = channel < channels
+    read = tl.load(read_slots + row)
+    p1 = kept_input(states, read, 1, WIDTH - 1, channel, inside, channels)
+    p2 = kept_input(states, read, 2, WIDTH - 1, channel, inside, channels)
+    p3 = kept_input(states, read, 3, WIDTH - 1, channel, inside, channels)
+    p4 = kept_input(states, read, 4, WIDTH - 1, channel, inside, channels)
+    for t in range(tokens):
+        token = row.to(tl.int64) * tokens + t
+        now = tl.load(x + token * stride_x + channel, mask=inside, other=0.0)
+        y = output_of(now, p1, p2, p3, p4, weight, bias, channel, inside, channels, WIDTH, SHIFTS)
+        tl.store(out + token * channels + channel, to_dtype(y, out.dtype.element_ty), mask=inside)
+        p4 = p3
+        p3 = p2
+        p2 = p1
+        p1 = now
+        write = tl.load(write_slots + row * stride_write + t)
+        put_state(states, write, p1, p2, p3, p4, channel, inside, channels, WIDTH)
+
+
+@triton.jit
+def input_before(x, states, slot, at, start, kept, stride_x, channel, inside, channels):
+    """The input at token `at` of the step, of a row that begins at `start`: of the step, or of the row's state."""
+    back = spread(start - at, channel)
+    given = tl.load(x + at.to(tl.int64) * stride_x + channel, mask=inside & (back <= 0), other=0.0)
+    place = (slot.to(tl.int64) * kept + kept - back) * channels + channel
+    is_kept = inside & (spread(slot, channel) > 0) & (back > 0) & (back <= kept)
+    return tl.where(back <= 0, given, tl.load(states + place, mask=is_kept, other=0.0))
+
+
+@triton.jit
+def conv_prefill_kernel(
+    x,
+    weight,
+    bias,
+    states,
+    row_starts,
+    read_slots,
+    out,
+    rows,
+    channels,
+    stride_x,
+    WIDTH: tl.constexpr,
+    SHIFTS: tl.constexpr,
+    ROWS: tl.constexpr,
+    TOKENS: tl.constexpr,
+    CHANNELS: tl.constexpr,
+):
+    row, token = segment_of(tl.program_id(0), row_starts, rows, ROWS, TOKENS)
+    start, end = tl.load(row_starts + row), tl.load(row_starts + row + 1)
+    if token < end:
+        channel = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
+        inside = channel < channels
+        read, kept = tl.load(read_slots + row), WIDTH - 1
+        p1 = input_before(x, states, read, token - 1, start, kept, stride_x, channel, inside, channels)
+        p2 = input_before(x, states, read, token - 2, start, kept, stride_x, channel, inside, channels)
+        p3 = input_before(x, states, read, token - 3, start, kept, stride_x, channel, inside, channels)
+        p4 = input_before(x, states, read, token - 4, start, kept, stride_x, channel, inside, channels)
+        for t in range(TOKENS):
+            at = (token + t).to(tl.int64)
+            there = inside & (spread(token + t, channel) < end)
+            now = tl.load(x + at * stride_x + channel, mask=there, other=0.0)
+            y = output_of(now, p1, p2, p3, p4, weight, bias, channel, inside, channels, WIDTH, SHIFTS)
+            tl.store(out + at * channels + channel, to_dtype(y, out.dtype.element_ty), mask=there)
+            p4 = p3
+            p3 = p2
+            p2 = p1
+            p1 = now
+
+
+@triton.jit
+def conv_states_kernel(
+    x,
+    states,
+    row_starts,
+    read_slots,
+    write_slots,
+    checkpoints,
+    rows,
+    channels,
+    stride_x,
+    stride_write,
+    WIDTH: tl.constexpr,
+    CHANNELS: tl.constexpr,
+):
+    """The states after each prompt's last token and at its checkpoints. All that is read of the row's slot is read
+    before anything is written, by the same threads."""
+    row = tl.program_id(0)
+    start, end = tl.load(row_starts + row), tl.load(row_starts + row + 1)
+    if start < end:
+        channel = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
+        inside = channel < channels
+        read, kept = tl.load(read_slots + row), WIDTH - 1
+        p1 = input_before(x, states, read, end - 1, start, kept, stride_x, channel, inside, channels)
+        p2 = input_before(x, states, read, end - 2, start, kept, stride_x, channel, inside, channels)
+        p3 = input_before(x, states, read, end - 3, start, kept, stride_x, channel, inside, channels)
+        p4 = input_before(x, states, read, end - 4, start, kept, stride_x, channel, inside, channels)
+        if checkpoints is not None:
+            first, last = tl.load(checkpoints + row), tl.load(checkpoints + row + 1)
+            for i in range(first, last):
+                entry = checkpoints + rows + 1 + 2 * i
+                at, to = start + tl.load(entry), tl.load(entry + 1)
+                q1 = input_before(x, states, read, at - 1, start, kept, stride_x, channel, inside, channels)
+                q2 = input_before(x, states, read, at - 2, start, kept, stride_x, channel, inside, channels)
+                q3 = input_before(x, states, read, at - 3, start, kept, stride_x, channel, inside, channels)
+                q4 = input_before(x, states, read, at - 4, start, kept, stride_x, channel, inside, channels)
+                put_state(states, to, q1, q2, q3, q4, channel, inside, channels, WIDTH)
+        write = tl.load(write_slots + row * stride_write)
+        put_state(states, write, p1, p2, p3, p4, channel, inside, channels, WIDTH)
+
+
+def causal_conv1d(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    conv_states: torch.Tensor,
+    row_starts: torch.Tensor,
+    read_slots: torch.Tensor,
+    write_slots: torch.Tensor,
+    num_decode_rows: int,
+    checkpoints: Sequence[tuple[int, int, int]] = (),
+) -> torch.Tensor:
+    """See the reference."""
+    rows = (row_starts, read_slots, write_slots, num_decode_rows)
+    return convolve(x, weight, bias, conv_states, *rows, checkpoints)
+
+
+def convolve(
+    x: torch.Tensor,
+    weight: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    states: torch.Tensor,
+    row_starts: torch.Tensor,
+    read_slots: torch.Tensor,
+    write_slots: torch.Tensor,
+    num_decode_rows: int,
+    checkpoints: Sequence[tuple[int, int, int]],
+) -> torch.Tensor:
+    """As `causal_conv1d`; without a weight the shift by one token."""
+    channels = x.shape[1]
+    width = states.shape[1] + 1
+    assert 2 <= width <= WIDEST, f"a convolution of {width} taps; the kernels have 2 to {WIDEST}"
+    assert states.dtype == x.dtype, "states keep inputs as they are"
+    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    decode, prefill, of_states = launches.causal_conv1d(channels=channels, capability=launcher.capability(x))
+    blocks = cdiv(channels, decode.blocks["CHANNELS"])
+    taps = {"weight": weight, "bias": bias, "WIDTH": width, "SHIFTS": weight is None}
+    common = {"x": x, "states": states, "channels": channels, "stride_x": x.stride(0)}
+    tokens = write_slots.shape[1]
+    launcher.run(
+        conv_decode_kernel,
+        (num_decode_rows, blocks),
+        decode,
+        **common,
+        **taps,
+        read_slots=read_slots,
+        write_slots=write_slots,
+        out=out,
+        tokens=tokens,
+        stride_write=write_slots.stride(0),
+    )
+    rows = read_slots.shape[0] - num_decode_rows
+    if rows == 0:
+        return out
+    starts, reads, writes = row_starts[num_decode_rows:], read_slots[num_decode_rows:], write_slots[num_decode_rows:]
+    segments = (len(x) - num_decode_rows * tokens) // prefill.blocks["TOKENS"] + rows
+    launcher.run(
+        conv_prefill_kernel,
+        (segments, blocks),
+        prefill,
+        **common,
+        **taps,
+        row_starts=starts,
+        read_slots=reads,
+        out=out,
+        rows=rows,
+        ROWS=power_of_two(rows),
+    )
+    table, _ = checkpoint_table(checkpoints, num_decode_rows, rows, x.device)
+    launcher.run(
+        conv_states_kernel,
+        (rows, blocks),
+        of_states,
+        **common,
+        row_starts=starts,
+        read_slots=reads,
+        write_slots=writes,
+        checkpoints=table,
+        rows=rows,
+        stride_write=writes.stride(0),
+        WIDTH=width,
+    )
+    return out

@@ -1,0 +1,58 @@
+"""embedding: a program copies a part of one token's vector, and expands it where it is kept in 8 bits."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from ostinato.ops.launches import elementwise as launches
+from ostinato.ops.launches.table import cdiv
+from ostinato.ops.triton import launcher
+from ostinato.ops.triton.launcher import to_dtype
+
+
+@triton.jit
+def embedding_kernel(
+    token_ids, weight, scale, out, multiplier, size, groups, group_size, MULTIPLIES: tl.constexpr, COLUMNS: tl.constexpr
+):
+    token = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    inside = column < size
+    row = tl.load(token_ids + token)
+    vector = tl.load(weight + row * size + column, mask=inside, other=0)
+    if scale is not None:
+        vector = vector.to(tl.float32) * tl.load(scale + row * groups + column // group_size, mask=inside, other=0.0)
+    if MULTIPLIES:
+        vector = vector.to(tl.float32) * multiplier
+    tl.store(out + token * size + column, to_dtype(vector, out.dtype.element_ty), mask=inside)
+
+
+def embedding(
+    token_ids: torch.Tensor,
+    weight: torch.Tensor,
+    multiplier: float,
+    weight_scale: torch.Tensor | None = None,
+    group_size: int | None = None,
+    out_dtype: torch.dtype | None = None,
+) -> torch.Tensor:
+    """See the reference."""
+    tokens, size = token_ids.shape[0], weight.shape[1]
+    dtype = weight.dtype if weight_scale is None else out_dtype
+    out = torch.empty((tokens, size), dtype=dtype, device=weight.device)
+    (launch,) = launches.embedding(size=size, capability=launcher.capability(weight))
+    launcher.run(
+        embedding_kernel,
+        (tokens, cdiv(size, launch.blocks["COLUMNS"])),
+        launch,
+        token_ids=token_ids,
+        weight=weight,
+        scale=weight_scale,
+        out=out,
+        multiplier=float(multiplier),
+        size=size,
+        groups=1 if weight_scale is None or group_size is None else weight_scale.shape[1],
+        group_size=size if group_size is None else group_size,
+        MULTIPLIES=multiplier != 1.0,
+    )
+    return out

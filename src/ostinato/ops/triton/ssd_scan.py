@@ -1,0 +1,233 @@
+"""ssd_scan: a program takes some channels of one row's head through the row, chunk by chunk.
+
+The state stays in registers from chunk to chunk. So there is no scratch memory, nothing that chunks of one row would
+have to wait for, and a state is read and written once. The products of C and B of a group are made again for each block
+of channels. Chunks lie where the reference has them. Sums of log decays are made in float64 and kept as two float32
+numbers each, so that small differences of large sums are right.
+
+16-bit inputs are multiplied by what is in float32 in TF32; float32 inputs in three passes of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import triton
+import triton.language as tl
+
+from ostinato.ops.launches import state as launches
+from ostinato.ops.launches.table import cdiv
+from ostinato.ops.triton import launcher
+from ostinato.ops.triton.launcher import spread, to_dtype
+from ostinato.ops.triton.ragged import checkpoint_table
+from ostinato.ops.triton.rounding import rounded, step_size
+
+
+@triton.jit
+def decay_of(high, low):
+    """exp of a log decay given in two parts, which counts where it is at most 0 and is never smaller than e^-60."""
+    return tl.exp(tl.minimum(tl.maximum(high + low, -60.0), 0.0))
+
+
+@triton.jit
+def advanced(state, x, b, step, high, low, count, time, PRECISION: tl.constexpr):
+    """`state` [channels, columns] after the first `count` of a chunk's tokens, whose log decays are `high + low`."""
+    end_high = tl.sum(tl.where(time == count - 1, high, 0.0), axis=0)
+    end_low = tl.sum(tl.where(time == count - 1, low, 0.0), axis=0)
+    remaining = tl.where(time < count, decay_of(end_high - high, end_low - low) * step, 0.0)
+    added = tl.dot(tl.trans(x * remaining[:, None]), b, input_precision=PRECISION)
+    return state * decay_of(end_high, end_low) + added
+
+
+@triton.jit(do_not_specialize=["noise"])
+def ssd_scan_kernel(
+    x,
+    dt,
+    A_log,
+    B,
+    C,
+    D,
+    dt_bias,
+    states,
+    row_starts,
+    start_positions,
+    read_slots,
+    write_slots,
+    checkpoints,
+    out,
+    low_limit,
+    high_limit,
+    noise,
+    rows,
+    heads_per_group,
+    head_dim,
+    state_size,
+    stride_x,
+    stride_x_head,
+    stride_dt,
+    stride_b,
+    stride_b_group,
+    stride_c,
+    stride_c_group,
+    stride_write,
+    HAS_NOISE: tl.constexpr,
+    PRECISION: tl.constexpr,
+    LENGTH: tl.constexpr,
+    TOKENS: tl.constexpr,
+    CHANNELS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
+    """`LENGTH` tokens are a chunk, `TOKENS` the power of two that holds them."""
+    row, head = tl.program_id(0), tl.program_id(1)
+    heads = tl.num_programs(1)
+    start, end = tl.load(row_starts + row), tl.load(row_starts + row + 1)
+    if start < end:
+        group = head // heads_per_group
+        channel = tl.program_id(2) * CHANNELS + tl.arange(0, CHANNELS)
+        column = tl.arange(0, COLUMNS)
+        time = tl.arange(0, TOKENS)
+        in_head, in_state = channel < head_dim, column < state_size
+        inside = in_head[:, None] & in_state[None, :]
+        slot_elements = heads.to(tl.int64) * head_dim * state_size
+        place = (head * head_dim + channel)[:, None] * state_size + column[None, :]
+        decay_rate = -tl.exp(tl.load(A_log + head))
+        skip, bias = tl.load(D + head), tl.load(dt_bias + head)
+        read, write = tl.load(read_slots + row).to(tl.int64), tl.load(write_slots + row * stride_write).to(tl.int64)
+        before = tl.load(start_positions + row) - start  # a token's position, less its number
+        is_read = inside & (spread(read, channel) > 0)[:, None]
+        state = tl.load(states + read * slot_elements + place, mask=is_read, other=0.0).to(tl.float32)
+        token = start
+        while token < end:
+            stop = tl.minimum(end, token + LENGTH - (before + token) % LENGTH)
+            count = stop - token
+            at = (token + time).to(tl.int64)
+            there = time < count
+            step = tl.load(dt + at * stride_dt + head, mask=there, other=0.0)
+            step = tl.where(there, step_size(step, bias, low_limit, high_limit), 0.0)
+            log_decay = tl.cumsum((step * decay_rate).to(tl.float64), axis=0)
+            high = log_decay.to(tl.float32)
+            low = (log_decay - high.to(tl.float64)).to(tl.float32)
+            from_x = x + at[:, None] * stride_x + head * stride_x_head + channel[None, :]
+            value = tl.load(from_x, mask=there[:, None] & in_head[None, :], other=0.0).to(tl.float32)
+            given = there[:, None] & in_state[None, :]
+            from_b = B + at[:, None] * stride_b + group * stride_b_group + column[None, :]
+            b = tl.load(from_b, mask=given, other=0.0).to(tl.float32)
+            from_c = C + at[:, None] * stride_c + group * stride_c_group + column[None, :]
+            c = tl.load(from_c, mask=given, other=0.0).to(tl.float32)
+
+            scores = tl.dot(c, tl.trans(b), input_precision=PRECISION)  # [t, s]
+            decays = decay_of(high[:, None] - high[None, :], low[:, None] - low[None, :])
+            weights = tl.where(time[:, None] >= time[None, :], scores * decays * step[None, :], 0.0)
+            carried = tl.dot(c, tl.trans(state), input_precision=PRECISION) * decay_of(high, low)[:, None]
+            y = carried + tl.dot(weights, value, input_precision=PRECISION) + skip * value
+            to = out + (at[:, None] * heads + head) * head_dim + channel[None, :]
+            tl.store(to, to_dtype(y, out.dtype.element_ty), mask=there[:, None] & in_head[None, :])
+
+            channels_of_layer = head * head_dim + channel
+            if checkpoints is not None:
+                first, last = tl.load(checkpoints + row), tl.load(checkpoints + row + 1)
+                for i in range(first, last):
+                    entry = checkpoints + rows + 1 + 2 * i
+                    until = start + tl.load(entry)
+                    if (until > token) & (until <= stop):
+                        partial = advanced(state, value, b, step, high, low, until - token, time, PRECISION)
+                        kept = rounded(
+                            partial,
+                            channels_of_layer,
+                            column,
+                            before + until - 1,
+                            noise,
+                            state_size,
+                            states.dtype.element_ty,
+                            HAS_NOISE,
+                        )
+                        slot = tl.load(entry + 1).to(tl.int64)
+                        tl.store(states + slot * slot_elements + place, kept, mask=inside)
+            state = advanced(state, value, b, step, high, low, count, time, PRECISION)
+            kept = rounded(
+                state,
+                channels_of_layer,
+                column,
+                before + stop - 1,
+                noise,
+                state_size,
+                states.dtype.element_ty,
+                HAS_NOISE,
+            )
+            state = kept.to(tl.float32)
+            token = stop
+        tl.store(states + write * slot_elements + place, to_dtype(state, states.dtype.element_ty), mask=inside)
+
+
+def ssd_scan(
+    x: torch.Tensor,
+    dt: torch.Tensor,
+    A_log: torch.Tensor,
+    B: torch.Tensor,
+    C: torch.Tensor,
+    D: torch.Tensor,
+    dt_bias: torch.Tensor,
+    dt_limit: tuple[float, float],
+    chunk_size: int,
+    ssm_states: torch.Tensor,
+    row_starts: torch.Tensor,
+    start_positions: torch.Tensor,
+    read_slots: torch.Tensor,
+    write_slots: torch.Tensor,
+    checkpoints: Sequence[tuple[int, int, int]] = (),
+    recurrent: bool = False,
+    noise: int | None = None,
+) -> torch.Tensor:
+    """See the reference. `recurrent` is not there: the plan refuses `deterministic` with Triton kernels."""
+    assert not recurrent, "the Triton scan is made of chunks"
+    heads, head_dim, state_size = ssm_states.shape[1:]
+    rows = read_slots.shape[0]
+    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    keeps_float32 = ssm_states.dtype == torch.float32
+    (launch,) = launches.ssd_scan(
+        chunk_size=chunk_size,
+        head_dim=head_dim,
+        state_size=state_size,
+        keeps_float32=keeps_float32,
+        capability=launcher.capability(x),
+    )
+    has_noise = noise is not None and not keeps_float32
+    table, _ = checkpoint_table(checkpoints, 0, rows, x.device)
+    launcher.run(
+        ssd_scan_kernel,
+        (rows, heads, cdiv(head_dim, launch.blocks["CHANNELS"])),
+        launch,
+        x=x,
+        dt=dt,
+        A_log=A_log,
+        B=B,
+        C=C,
+        D=D,
+        dt_bias=dt_bias,
+        states=ssm_states,
+        row_starts=row_starts,
+        start_positions=start_positions,
+        read_slots=read_slots,
+        write_slots=write_slots,
+        checkpoints=table,
+        out=out,
+        low_limit=float(dt_limit[0]),
+        high_limit=float(dt_limit[1]),
+        noise=noise if has_noise else 0,
+        rows=rows,
+        heads_per_group=heads // B.shape[1],
+        head_dim=head_dim,
+        state_size=state_size,
+        stride_x=x.stride(0),
+        stride_x_head=x.stride(1),
+        stride_dt=dt.stride(0),
+        stride_b=B.stride(0),
+        stride_b_group=B.stride(1),
+        stride_c=C.stride(0),
+        stride_c_group=C.stride(1),
+        stride_write=write_slots.stride(0),
+        HAS_NOISE=has_noise,
+        PRECISION="tf32x3" if x.dtype == torch.float32 else "tf32",
+    )
+    return out

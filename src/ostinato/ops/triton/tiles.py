@@ -1,0 +1,27 @@
+"""Tiles over ragged rows: a program finds its row on the device, on a grid that follows from sizes known to the host.
+
+Row r owns the tokens `starts[r]:starts[r + 1]`, and what stands behind the last row is one more row. Its tiles of
+`TILE` tokens have the numbers from `starts[r] // TILE + r` on. There are enough of these before the next row's: a
+number of tokens, rounded up to tiles, is at most one more than what the quotients differ by. Tiles that are too many
+are empty. `launches/tiles.py` counts them.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def find_tile(starts, rows, tokens, index, TILE: tl.constexpr, SPAN: tl.constexpr):
+    """-> (row, first token, end) of tile `index`: it has the tokens from the first to `end`, which may be none, but no
+    more than `TILE`. `row` is `rows` for the tokens behind the last one."""
+    row = -1
+    for base in range(0, rows + 1, SPAN):
+        each = base + tl.arange(0, SPAN)
+        start = tl.load(starts + each, mask=each <= rows, other=0)
+        row += tl.sum(((each <= rows) & (start // TILE + each <= index)).to(tl.int32))
+    start = tl.load(starts + row)
+    end = tl.where(row < rows, tl.load(starts + tl.minimum(row + 1, rows)), tokens)
+    first = start + (index - start // TILE - row) * TILE
+    return row, first, tl.minimum(end, first + TILE)

@@ -1,0 +1,58 @@
+"""Calls of operations that the steps of the benchmarks' models lack: experts, 8-bit weights, sampling. Their Triton
+launches are collected beside those of models (`check_triton.py`). All tensors are on the device `meta`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ostinato.ops.int8 import num_groups
+from ostinato.ops.kernels import triton_kernel
+
+META = torch.device("meta")
+TOKENS = (1, 2048)
+GROUP_SIZES = (None, 32, 128)
+EXPERTS = ((64, 6, 1), (256, 8, 8))
+"""Their number, how many a token has, and in how many groups they are."""
+
+HIDDEN, INNER = 2048, 1024
+
+
+def call_operations(dtype: torch.dtype) -> None:
+    """Calls each with tokens of `dtype`, for its launches."""
+    for tokens in TOKENS:
+        x = _empty(tokens, HIDDEN, dtype=dtype)
+        for group_size in GROUP_SIZES:
+            weight, scale = _quantized((INNER, HIDDEN), group_size)
+            triton_kernel("linear")(x, weight, weight_scale=scale, group_size=group_size)
+        for activation, rows in (("relu2", INNER), ("swiglu", 2 * INNER)):
+            _call_experts(x, activation, rows)
+    sample = triton_kernel("sample")
+    logits, keys = _empty(8, 151_936, dtype=torch.float32), _empty(8, 2, dtype=torch.int32)
+    sample(logits)
+    for kept in ((0, 1.0), (5, 1.0), (0, 0.9), (5, 0.9)):
+        settings = torch.tensor([[1.0, *kept, 0.0]] * 8, dtype=torch.float64)
+        sample(logits, settings, keys)
+
+
+def _call_experts(x: torch.Tensor, activation: str, rows: int) -> None:
+    """Experts with `rows` rows of weights inward."""
+    route, moe = triton_kernel("route"), triton_kernel("moe")
+    for experts, top_k, groups in EXPERTS:
+        router, bias = _empty(experts, HIDDEN, dtype=x.dtype), _empty(experts, dtype=torch.float32)
+        choices = route(x, router, bias if groups > 1 else None, top_k, groups, max(groups // 2, 1))
+    up, down = (experts, rows, HIDDEN), (experts, HIDDEN, INNER)
+    moe(x, choices, _empty(*up, dtype=x.dtype), _empty(*down, dtype=x.dtype), activation, x)
+    for group_size in GROUP_SIZES:
+        (up_weight, up_scale), (down_weight, down_scale) = (_quantized(each, group_size) for each in (up, down))
+        moe(x, choices, up_weight, down_weight, activation, x, up_scale, down_scale, group_size)
+
+
+def _quantized(shape: tuple[int, ...], group_size: int | None) -> tuple[torch.Tensor, torch.Tensor]:
+    scales = shape[:-1] if group_size is None else (*shape[:-1], num_groups(shape[-1], group_size))
+    return _empty(*shape, dtype=torch.int8), _empty(*scales, dtype=torch.float32)
+
+
+def _empty(*shape: int, **of: Any) -> torch.Tensor:
+    return torch.empty(shape, device=META, **of)
