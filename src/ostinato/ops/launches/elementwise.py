@@ -14,27 +14,28 @@ COLUMNS = 1024
 """Elements of a row that a copying program takes: 4 to 8 per thread, each loaded at once."""
 
 
-def _rows_launch(kernel: str, size: int, rows: int) -> Launch:
-    """A program takes whole rows of `size` elements, several if they are short."""
+def _rows_launch(kernel: str, size: int) -> Launch:
+    """A program takes whole rows of `size` elements, several if they are short. It does not depend on how many there
+    are, so that a row's sum has one order."""
     columns = power_of_two(size, least=16)
-    at_once = power_of_two(min(rows, max(1, ELEMENTS_PER_PROGRAM // columns)))
+    at_once = max(1, ELEMENTS_PER_PROGRAM // columns)
     warps = power_of_two(columns * at_once // 512, most=16)
     return Launch(kernel, {"ROWS": at_once, "COLUMNS": columns}, warps)
 
 
-def rms_norm(*, rows: int, size: int, capability: int) -> tuple[Launch, ...]:
-    """Of `rows` rows of `size` elements."""
-    return (_rows_launch("rms_norm_kernel", size, rows),)
+def rms_norm(*, size: int, capability: int) -> tuple[Launch, ...]:
+    """Of rows of `size` elements."""
+    return (_rows_launch("rms_norm_kernel", size),)
 
 
-def gated_rms_norm(*, rows: int, size: int, capability: int) -> tuple[Launch, ...]:
-    """Of `rows` groups of `size` channels."""
-    return (_rows_launch("gated_rms_norm_kernel", size, rows),)
+def gated_rms_norm(*, size: int, capability: int) -> tuple[Launch, ...]:
+    """Of groups of `size` channels."""
+    return (_rows_launch("gated_rms_norm_kernel", size),)
 
 
-def layer_norm(*, rows: int, size: int, capability: int) -> tuple[Launch, ...]:
-    """Of `rows` rows of `size` elements."""
-    return (_rows_launch("layer_norm_kernel", size, rows),)
+def layer_norm(*, size: int, capability: int) -> tuple[Launch, ...]:
+    """Of rows of `size` elements."""
+    return (_rows_launch("layer_norm_kernel", size),)
 
 
 def _copy_launch(kernel: str, size: int) -> Launch:

@@ -46,16 +46,19 @@ def causal_conv1d(*, channels: int, capability: int) -> tuple[Launch, ...]:
 
 
 def ssd_scan(
-    *, chunk_size: int, head_dim: int, state_size: int, keeps_float32: bool, capability: int
+    *, chunk_size: int, head_dim: int, state_size: int, element_bytes: int, capability: int
 ) -> tuple[Launch, ...]:
-    """Of prompts. A program holds up to 32 channels' states. Chunks divide the model's; states that are rounded are so
-    after as many tokens as everywhere."""
-    longest = SCAN_CHUNK if not keeps_float32 else 64 if state_size <= 64 else 32
-    length = chunk_length(chunk_size, longest)
+    """Of prompts whose inputs have `element_bytes` each. A program holds the states of 16 or 32 channels.
+
+    Chunks divide the model's, and have `SCAN_CHUNK` tokens at most: longer ones, or more channels, need more registers
+    than there are. The operands of float32 products take twice those of TF32.
+    """
+    length, columns = chunk_length(chunk_size, SCAN_CHUNK), power_of_two(state_size, least=LEAST_DOT)
+    is_wide = element_bytes == 4 or columns > 128
     blocks = {
         "LENGTH": length,
         "TOKENS": power_of_two(length, least=LEAST_DOT),
-        "CHANNELS": power_of_two(head_dim, least=LEAST_DOT, most=32),
-        "COLUMNS": power_of_two(state_size, least=LEAST_DOT),
+        "CHANNELS": power_of_two(head_dim, least=LEAST_DOT, most=16 if is_wide else 32),
+        "COLUMNS": columns,
     }
-    return (Launch("ssd_scan_kernel", blocks, num_warps=4 if blocks["COLUMNS"] <= 64 else 8, num_stages=1),)
+    return (Launch("ssd_scan_kernel", blocks, num_warps=8 if is_wide else 4, num_stages=1),)

@@ -5,7 +5,7 @@ have to wait for, and a state is read and written once. The products of C and B 
 of channels. Chunks lie where the reference has them. Sums of log decays are made in float64 and kept as two float32
 numbers each, so that small differences of large sums are right.
 
-16-bit inputs are multiplied by what is in float32 in TF32; float32 inputs in three passes of it.
+16-bit inputs are multiplied by what is in float32 in TF32; float32 inputs in float32, without matrix units.
 """
 
 from __future__ import annotations
@@ -189,7 +189,7 @@ def ssd_scan(
         chunk_size=chunk_size,
         head_dim=head_dim,
         state_size=state_size,
-        keeps_float32=keeps_float32,
+        element_bytes=x.element_size(),
         capability=launcher.capability(x),
     )
     has_noise = noise is not None and not keeps_float32
@@ -228,6 +228,6 @@ def ssd_scan(
         stride_c_group=C.stride(1),
         stride_write=write_slots.stride(0),
         HAS_NOISE=has_noise,
-        PRECISION="tf32x3" if x.dtype == torch.float32 else "tf32",
+        PRECISION="ieee" if x.dtype == torch.float32 else "tf32",
     )
     return out
