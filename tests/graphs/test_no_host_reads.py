@@ -1,9 +1,8 @@
-"""No step that a CUDA graph holds reads a value on the host: every model's decode steps, on tensors without memory, with
-the kernels that the plan chooses on a GPU."""
+"""No step that a CUDA graph holds reads a value on the host: each model's, on tensors without memory, with the kernels
+that the plan chooses on a GPU."""
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -23,8 +22,6 @@ from tests.support.triton_kernels import require_triton
 from tests.support.vl_models import VL_RECIPES, vl_checkpoint
 from tests.support.without_memory import (
     BLOCK_SIZE,
-    META,
-    HostRead,
     OnDevice,
     collected_launches,
     meta_buffers,

@@ -86,7 +86,7 @@ def collected_launches(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[L
 
     found: list[tuple[Launch, Mapping[str, Any]]] = []
 
-    def run(kernel: Any, grid: tuple[int, ...], launch: Launch, **arguments: Any) -> None:
+    def run(kernel: Any, _grid: tuple[int, ...], launch: Launch, **arguments: Any) -> None:
         assert kernel.__name__ == launch.kernel
         for each in tensors_in(tuple(arguments.values())):
             if each.device != META:

@@ -4,22 +4,26 @@ of a model's layers."""
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, replace
 from typing import Any
 
 from ostinato.ops.facts import OPERATIONS
 from ostinato.ops.launches.table import Launch
+from ostinato.plan.encoder.needs import ENCODER_OPS, TAPS
 from ostinato.plan.graphs.capture_plan import CapturePlan
 from ostinato.plan.kernels import KernelChoice
 from ostinato.plan.limits import Limits
-from ostinato.plan.model import DTYPE_BYTES, LayerSpec, ModelSpec
+from ostinato.plan.model import DTYPE_BYTES, ModelSpec
 
 StepSize = tuple[int, int]
 """Tokens and rows of a step."""
 
-MOST_STEPS = 64
-"""Sizes of steps that the tables are asked with, at the most; tables change at few of them."""
+STATE_OPS = ("causal_conv1d", "gated_rms_norm", "ssd_scan", "state_update")
+
+IN_DECODE = {"causal_conv1d": 1, "token_shift": 1, "sample": 2, "linear": 1}
+"""Launches of one call in a decode step, where that is not what a table lists: others are for prompts, for tokens that
+are drawn, or follow some products; and a product of unquantised weights is cuBLAS's, which no table has."""
 
 
 def step_sizes(capture: CapturePlan, limits: Limits, tokens_per_row: int) -> list[StepSize]:
@@ -57,51 +61,64 @@ def _with_launches(
     row = OPERATIONS[op].triton
     if choice.implementation != "triton" or row is None or row.launches is None:
         return choice
-    wanted = inspect.signature(row.launches).parameters
     found: list[Launch] = []
-    per_call = None
-    for numbers in _sizes_of(op, model):
+    of_one_row = 0
+    for sizes in _distinct(_sizes_of(op, model)):
         for tokens, rows in steps:
-            given = {**of_all, "tokens": tokens, "rows": rows, **numbers}
-            if op == "rms_norm":
-                given["rows"] = tokens
-            launches = row.launches(**{name: given[name] for name in wanted if name in given})
-            per_call = len(launches) if per_call is None else per_call
+            launches = row.launches(**_arguments(row.launches, {**of_all, "tokens": tokens, "rows": rows, **sizes}))
             found += [launch for launch in launches if launch not in found]
-    return replace(choice, launches=tuple(found), launches_per_call=max(per_call or 1, 1))
+            of_one_row = of_one_row or len(launches)
+    return replace(choice, launches=tuple(found), launches_per_call=IN_DECODE.get(op, max(of_one_row, 1)))
+
+
+def _arguments(rule: Callable[..., Any], sizes: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of `sizes` that a launch table asks for."""
+    return {name: sizes[name] for name in inspect.signature(rule).parameters if name in sizes}
+
+
+def _distinct(found: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    yield from {tuple(sizes.items()): sizes for sizes in found}.values()
 
 
 def _sizes_of(op: str, model: ModelSpec) -> Iterator[dict[str, Any]]:
     """The sizes of each kind of layer that calls the operation, by the names that launch tables have for them."""
-    drafter = model.drafter
+    quantization, vision, drafter = model.quantization, model.vision, model.drafter
+    group_size = None if quantization is None else quantization.group_size
+    if op in ENCODER_OPS - {"axial_angles", "linear"} and vision is not None:
+        head_dim = vision.hidden_size // vision.num_heads
+        sizes = {"num_heads": 2 * vision.num_heads, "head_dim": head_dim, "rotated": head_dim, "count": TAPS}
+        yield {**sizes, "size": vision.hidden_size}
+        if op == "layer_norm":
+            yield {"size": vision.hidden_size * vision.patches_per_token}
+        return
     layers = [*model.layers, *(drafter.layers if drafter is not None else ())]
     if drafter is not None and drafter.model is not None:
         layers += drafter.model.layers
-    found = [_layer_sizes(op, layer, model) for layer in dict.fromkeys(layers)]
-    yield from {tuple(sizes.items()): sizes for sizes in found if sizes is not None}.values()
+    for layer in dict.fromkeys(layers):
+        if op in ("attention", "rotary") and layer.attention is not None:
+            yield {**asdict(layer.attention), "rotated": 0 if model.rope is None else model.rope.rotary_dim}
+        elif op == "rms_norm" and layer.attention is not None:
+            yield {"size": layer.attention.head_dim}
+        elif op in STATE_OPS and layer.mamba2 is not None:
+            mamba2 = layer.mamba2
+            yield {
+                "heads": mamba2.num_heads,
+                "head_dim": mamba2.head_dim,
+                "state_size": mamba2.state_size,
+                "chunk_size": mamba2.chunk_size,
+                "channels": mamba2.conv_dim,
+                "size": mamba2.intermediate_size // mamba2.num_groups,
+            }
+        elif op in ("moe", "route") and layer.experts is not None:
+            experts = {"experts": layer.experts.num_experts, "top_k": layer.experts.top_k}
+            yield {**experts, "group_size": group_size, **_groups(model)}
+    if op not in (*STATE_OPS, "attention", "rotary", "moe", "route"):
+        finished = {"is_quantized": quantization is not None, "group_size": group_size, "is_finished": True}
+        sizes = {"size": model.hidden_size, "channels": model.hidden_size, "vocab_size": model.vocab_size}
+        yield {**sizes, **finished}
 
 
-def _layer_sizes(op: str, layer: LayerSpec, model: ModelSpec) -> dict[str, Any] | None:
-    group_size = None if model.quantization is None else model.quantization.group_size
-    of_model = {"size": model.hidden_size, "vocab_size": model.vocab_size}
-    if op in ("attention", "rotary"):
-        if layer.attention is None:
-            return None
-        rotated = 0 if model.rope is None else model.rope.rotary_dim
-        return {**asdict(layer.attention), "rotated": rotated}
-    if op in ("causal_conv1d", "ssd_scan", "state_update", "gated_rms_norm"):
-        if layer.mamba2 is None:
-            return None
-        mamba2 = layer.mamba2
-        return {
-            **asdict(mamba2),
-            "channels": mamba2.conv_dim,
-            "width": mamba2.conv_kernel,
-            "size": mamba2.intermediate_size,
-        }
-    if op in ("moe", "route"):
-        if layer.experts is None:
-            return None
-        experts = layer.experts
-        return {"experts": experts.num_experts, "top_k": experts.top_k, "group_size": group_size}
-    return {**of_model, "is_quantized": model.quantization is not None, "group_size": group_size, "is_finished": True}
+def _groups(model: ModelSpec) -> dict[str, int]:
+    """Of experts, where a router chooses groups of them first."""
+    given = getattr(model.hyperparameters, "routing", None)
+    return {name: getattr(given, name, 1) for name in ("num_groups", "top_groups")}

@@ -52,10 +52,8 @@ def step_launches(model: ModelSpec, kernels: Mapping[str, KernelChoice], *, deco
 
 
 def launches_of_call(operation: str, kernels: Mapping[str, KernelChoice]) -> int:
-    """Launches of one call of an operation, or of torch; of a product one, though something may follow it."""
-    if operation == "linear" or operation not in kernels:
-        return 1
-    return kernels[operation].launches_per_call
+    """Launches of one call of an operation, or of torch."""
+    return kernels[operation].launches_per_call if operation in kernels else 1
 
 
 def capture_time(

@@ -112,8 +112,8 @@ def drafter_graph_bytes(
 
 
 def _tape_bytes(calls: Calls, dtype: str, largest: LargestGraphs, capture: Capture) -> int:
-    """Of tapes, which share an arena; what kernels allocate while they run is no part of it. In a CUDA graph the results
-    of the same calls take as much."""
+    """Of tapes, which share an arena; what kernels allocate while they run is no part of it. The results of the same
+    calls take as much in a CUDA graph."""
     width, full_tokens = DTYPE_BYTES[dtype], largest.rows * largest.tokens_per_row
     return max(
         calls.arena_bytes(width, full_tokens),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable
+from dataclasses import asdict
 
 from ostinato.ops import triton_scratch as rules
 from ostinato.ops.facts import OPERATIONS
@@ -98,19 +99,7 @@ def triton_scratch(
                 **width,
             )
         if layer.attention is not None:
-            heads = {"num_heads": layer.attention.num_heads, "head_dim": layer.attention.head_dim}
-            note("attention", rules.attention, tokens=decode_tokens, **heads)
-        if layer.mamba2 is not None:
-            note(
-                "ssd_scan",
-                rules.ssd_scan,
-                tokens=tokens,
-                rows=rows,
-                chunk_size=layer.mamba2.chunk_size,
-                num_heads=layer.mamba2.num_heads,
-                num_groups=layer.mamba2.num_groups,
-                state_elements=layer.mamba2.ssm_state_elements,
-            )
+            note("attention", rules.attention, tokens=decode_tokens, rows=rows, **asdict(layer.attention))
     note("linear", rules.linear, tokens=positions, outputs=head[1], **width)
     note("sample", rules.sample, positions=positions, vocab_size=head[1])
     return max(needed)
