@@ -120,5 +120,5 @@ def _sizes_of(op: str, model: ModelSpec) -> Iterator[dict[str, Any]]:
 
 def _groups(model: ModelSpec) -> dict[str, int]:
     """Of experts, where a router chooses groups of them first."""
-    given = getattr(model.hyperparameters, "routing", None)
+    given = getattr(model.hyperparameters, "moe", None)
     return {name: getattr(given, name, 1) for name in ("num_groups", "top_groups")}
