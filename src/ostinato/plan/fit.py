@@ -302,8 +302,7 @@ def graph_cost(settled: Settled, limits: Limits, captured: LargestGraphs) -> int
 
 def _gathers_states(settled: Settled) -> bool:
     """Whether a decode step gathers all rows' states into one tensor, as the reference does on a GPU."""
-    choice = settled.kernels.get("state_update")
-    return settled.device.kind == "cuda" and choice is not None and choice.implementation == "reference"
+    return settled.device.kind == "cuda" and "state_update" not in ops_of(settled.kernels, "triton")
 
 
 def utilization(config: EngineConfig, device: DeviceSpec) -> float:
