@@ -99,10 +99,11 @@ class Call:
 
 def call_of(kernel: Any, launch: Launch, capability: int, arguments: dict[str, Any]) -> Call:
     """As `kernel[grid](...)` would specialise it: one and None are constants, multiples of 16 are known to be."""
+    plain = {parameter.name for parameter in kernel.params if parameter.do_not_specialize}
     constant = {name for name, each in inspect.signature(kernel.fn).parameters.items() if is_constexpr(each)}
     signature, constants, aligned = [], list(launch.blocks.items()), []
     for name, value in arguments.items():
-        if name in constant or value is None or (type(value) is int and value == 1):
+        if name in constant or value is None or (type(value) is int and value == 1 and name not in plain):
             constants.append((name, value))
         elif isinstance(value, torch.Tensor):
             signature.append((name, "*" + ELEMENTS[value.dtype]))
@@ -110,7 +111,7 @@ def call_of(kernel: Any, launch: Launch, capability: int, arguments: dict[str, A
                 aligned.append(name)
         elif isinstance(value, int):
             signature.append((name, "i32" if -(2**31) <= value < 2**31 else "i64"))
-            if value % 16 == 0:
+            if value % 16 == 0 and name not in plain:
                 aligned.append(name)
         else:
             signature.append((name, "fp32"))

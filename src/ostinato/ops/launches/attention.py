@@ -16,16 +16,16 @@ LEAST_SEGMENT = 128
 # Query rows of a tile at most, keys at a time, warps, stages: by bytes of an element and width of a head. float32 is
 # multiplied in three parts, which takes registers.
 TILES = {
-    (2, 64): (64, 64, 4, 2),
+    (2, 64): (64, 32, 4, 2),
     (2, 128): (64, 32, 4, 2),
     (2, 256): (64, 32, 8, 2),
     (4, 64): (32, 32, 4, 2),
-    (4, 128): (32, 16, 4, 1),
+    (4, 128): (16, 16, 8, 1),
     (4, 256): (16, 16, 8, 1),
 }
 
 # The same where a product reads its operands from shared memory and takes no registers for them.
-WIDE_TILES = TILES | {(2, 128): (64, 64, 4, 2)}
+WIDE_TILES = TILES | {(2, 64): (64, 64, 4, 2), (2, 128): (64, 64, 4, 2)}
 READS_SHARED_MEMORY = (90, 100)
 """Compute capabilities."""
 

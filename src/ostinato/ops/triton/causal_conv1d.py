@@ -35,25 +35,32 @@ def kept_input(states, slot, BACK: tl.constexpr, KEPT: tl.constexpr, channel, in
 
 
 @triton.jit
-def output_of(now, p1, p2, p3, p4, weight, bias, channel, inside, channels, WIDTH: tl.constexpr, SHIFTS: tl.constexpr):
-    """A token's output, by its input and the four before it, the newest first; float32, but the input's dtype if it is
-    a shift."""
+def tap(weight, BACK: tl.constexpr, WIDTH: tl.constexpr, channel, inside, channels):
+    """The weight of the input `BACK` places before a token, in float32; of a shift it is nothing."""
+    if weight is None or BACK >= WIDTH:
+        found = tl.zeros(channel.shape, tl.float32)
+    else:
+        place = weight + (WIDTH - 1 - BACK) * channels + channel
+        found = tl.load(place, mask=inside, other=0.0).to(tl.float32)
+    return found
+
+
+@triton.jit
+def output_of(now, p1, p2, p3, p4, w0, w1, w2, w3, w4, start, WIDTH: tl.constexpr, SHIFTS: tl.constexpr):
+    """A token's output, by its input and the four before it, the newest first, and their weights. `start` is the bias.
+    A shift gives the input before as it is."""
     if SHIFTS:
         y = p1
     else:
-        if bias is None:
-            y = tl.zeros_like(now).to(tl.float32)
-        else:
-            y = tl.load(bias + channel, mask=inside, other=0.0).to(tl.float32)
-        taps = weight + channel
+        y = start
         if WIDTH > 4:
-            y += p4.to(tl.float32) * tl.load(taps + (WIDTH - 5) * channels, mask=inside, other=0.0).to(tl.float32)
+            y += p4.to(tl.float32) * w4
         if WIDTH > 3:
-            y += p3.to(tl.float32) * tl.load(taps + (WIDTH - 4) * channels, mask=inside, other=0.0).to(tl.float32)
+            y += p3.to(tl.float32) * w3
         if WIDTH > 2:
-            y += p2.to(tl.float32) * tl.load(taps + (WIDTH - 3) * channels, mask=inside, other=0.0).to(tl.float32)
-        y += p1.to(tl.float32) * tl.load(taps + (WIDTH - 2) * channels, mask=inside, other=0.0).to(tl.float32)
-        y += now.to(tl.float32) * tl.load(taps + (WIDTH - 1) * channels, mask=inside, other=0.0).to(tl.float32)
+            y += p2.to(tl.float32) * w2
+        y += p1.to(tl.float32) * w1
+        y += now.to(tl.float32) * w0
         y = y * (1.0 / (1.0 + tl.exp(-y)))
     return y
 
@@ -80,10 +87,10 @@ def conv_decode_kernel(
     read_slots,
     write_slots,
     out,
-    tokens,
     channels,
     stride_x,
     stride_write,
+    TOKENS: tl.constexpr,
     WIDTH: tl.constexpr,
     SHIFTS: tl.constexpr,
     CHANNELS: tl.constexpr,
@@ -96,10 +103,16 @@ def conv_decode_kernel(
     p2 = kept_input(states, read, 2, WIDTH - 1, channel, inside, channels)
     p3 = kept_input(states, read, 3, WIDTH - 1, channel, inside, channels)
     p4 = kept_input(states, read, 4, WIDTH - 1, channel, inside, channels)
-    for t in range(tokens):
-        token = row.to(tl.int64) * tokens + t
+    w0 = tap(weight, 0, WIDTH, channel, inside, channels)
+    w1 = tap(weight, 1, WIDTH, channel, inside, channels)
+    w2 = tap(weight, 2, WIDTH, channel, inside, channels)
+    w3 = tap(weight, 3, WIDTH, channel, inside, channels)
+    w4 = tap(weight, 4, WIDTH, channel, inside, channels)
+    first = tap(bias, 0, 1, channel, inside, channels)
+    for t in tl.static_range(TOKENS):
+        token = row.to(tl.int64) * TOKENS + t
         now = tl.load(x + token * stride_x + channel, mask=inside, other=0.0)
-        y = output_of(now, p1, p2, p3, p4, weight, bias, channel, inside, channels, WIDTH, SHIFTS)
+        y = output_of(now, p1, p2, p3, p4, w0, w1, w2, w3, w4, first, WIDTH, SHIFTS)
         tl.store(out + token * channels + channel, to_dtype(y, out.dtype.element_ty), mask=inside)
         p4 = p3
         p3 = p2
@@ -147,11 +160,17 @@ def conv_prefill_kernel(
         p2 = input_before(x, states, read, token - 2, start, kept, stride_x, channel, inside, channels)
         p3 = input_before(x, states, read, token - 3, start, kept, stride_x, channel, inside, channels)
         p4 = input_before(x, states, read, token - 4, start, kept, stride_x, channel, inside, channels)
+        w0 = tap(weight, 0, WIDTH, channel, inside, channels)
+        w1 = tap(weight, 1, WIDTH, channel, inside, channels)
+        w2 = tap(weight, 2, WIDTH, channel, inside, channels)
+        w3 = tap(weight, 3, WIDTH, channel, inside, channels)
+        w4 = tap(weight, 4, WIDTH, channel, inside, channels)
+        first = tap(bias, 0, 1, channel, inside, channels)
         for t in range(TOKENS):
             at = (token + t).to(tl.int64)
             there = inside & (spread(token + t, channel) < end)
             now = tl.load(x + at * stride_x + channel, mask=there, other=0.0)
-            y = output_of(now, p1, p2, p3, p4, weight, bias, channel, inside, channels, WIDTH, SHIFTS)
+            y = output_of(now, p1, p2, p3, p4, w0, w1, w2, w3, w4, first, WIDTH, SHIFTS)
             tl.store(out + at * channels + channel, to_dtype(y, out.dtype.element_ty), mask=there)
             p4 = p3
             p3 = p2
@@ -247,7 +266,7 @@ def convolve(
         read_slots=read_slots,
         write_slots=write_slots,
         out=out,
-        tokens=tokens,
+        TOKENS=tokens,
         stride_write=write_slots.stride(0),
     )
     rows = read_slots.shape[0] - num_decode_rows
