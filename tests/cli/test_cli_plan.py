@@ -61,7 +61,7 @@ def test_the_tables_fit_80_columns_and_carry_no_colour(capsys, checkpoint) -> No
     assert status == 0
     assert max(len(line) for line in out.splitlines()) <= 80
     assert "\x1b" not in out
-    words = ("weights", "activations", "reference", "max_num_batched_tokens", "state_cache_mode", "decisions")
+    words = ("weights", "activations", "triton", "max_num_batched_tokens", "state_cache_mode", "decisions")
     for word in words:
         assert word in out
 
@@ -70,9 +70,10 @@ def test_the_graphs_are_told_with_what_runs_eagerly_and_what_would_cover_it(caps
     _, out, _ = run(capsys, "plan", checkpoint, "--device", "l4-24gb", "--max-num-seqs", "32")
     words = " ".join(out.split())
     assert "piecewise, tokens 1, 2, 4, 8..64 by 8" in words
-    assert "decode 1..32 rows: piecewise, at most 7 padding tokens" in words
+    assert "decode 1..32 rows: full, at most 7 padding rows" in words
     assert "65..8192 tokens: eager; max_capture_size 8192 would cover them, with" in words
-    assert "cannot hold attention (reference)" in words
+    _, out, _ = run(capsys, "plan", checkpoint, "--device", "l4-24gb", "--kernels", "reference")
+    assert "cannot hold attention (reference)" in " ".join(out.split())
 
 
 @pytest.mark.parametrize(

@@ -12,11 +12,13 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ostinato.errors import CaptureError
+from ostinato.graphs.buffers import check_unmoved
 from ostinato.graphs.cuda import CudaBackend
 from ostinato.graphs.places import pointer_of, tensors_in
 from ostinato.graphs.recorder import UNWRITTEN
 from ostinato.ops.step import StepInputs
 from tests.support.checkpoints import RECIPES
+from tests.support.encoder_stand_in import Encoding, image
 from tests.support.graph_steps import CPU, Steps, Toy
 
 
@@ -221,6 +223,68 @@ def test_a_step_buffer_that_moved_is_an_error() -> None:
     toy.buffers.tensors["kv_cells"] = toy.buffers.tensors["kv_cells"].clone()
     with pytest.raises(CaptureError, match=r"^step buffers\.kv_cells moved"):
         graph.replay(toy.write([1]))
+
+
+def test_a_weight_or_a_cache_that_moved_is_named_when_a_replay_is_checked() -> None:
+    steps = Steps("llama", kernels="reference")
+    before = dict(steps.backend._persistent)
+    weight = steps.runner.model.embedding.weight
+    moved = {pointer: name for pointer, name in before.items() if pointer != pointer_of(weight)}
+    with pytest.raises(CaptureError, match=r"weights\..*embed_tokens\.weight moved after graphs were captured"):
+        check_unmoved(before, moved | {pointer_of(weight.clone()): before[pointer_of(weight)]})
+
+
+def test_a_part_left_out_gets_buffers_of_the_pool_at_the_captured_addresses_in_every_replay() -> None:
+    toy = Toy()
+    backend, driver = backend_of(toy)
+    forward = TwoParts(toy)
+    places: list[tuple[int, ...]] = []
+    attend = forward.attend
+
+    def noted(query: torch.Tensor, key: torch.Tensor, step: StepInputs, scale: float) -> torch.Tensor:
+        places.append((pointer_of(query), pointer_of(key), query.shape[0]))
+        return attend(query, key, step, scale)
+
+    forward.attend = noted  # type: ignore[method-assign]
+    graph = backend.capture(forward, toy.padding(), ("attention",))
+    del places[:]
+    for tokens in ([1, 2], [3], [4, 5, 6]):
+        driver.poison()
+        graph.replay(toy.write(tokens))
+    assert len({place[:2] for place in places}) == 1
+    assert [place[2] for place in places] == [2, 1, 3]
+
+
+def mean_of_image_on_device(x: torch.Tensor, starts: torch.Tensor) -> torch.Tensor:
+    """As `mean_of_image`, without a look at `starts` on the host; what is padding is selected away."""
+    place = torch.arange(x.shape[0], device=x.device).unsqueeze(1)
+    own = (place >= starts[:-1]) & (place < starts[1:])
+    kept = torch.where(own.any(1, keepdim=True), x, 0)
+    sums = own.to(x.dtype).T @ kept
+    mean = sums / own.sum(0).clamp(min=1).unsqueeze(1)
+    return own.to(x.dtype) @ mean
+
+
+def test_an_encoders_graphs_are_captured_per_budget_and_give_each_image_what_it_gets_alone() -> None:
+    encoding = Encoding(native=False)
+    encoding.model.mix = encoding.tap.wrap("mix", mean_of_image_on_device)
+    driver = PretendedDriver()
+    encoding.graphs._backend = CudaBackend(encoding.tap, encoding.graphs._captured_at, CPU, driver)
+    encoding.graphs.capture_all()
+    assert driver.log == ["aside", "begin", "end", "back"] * len(encoding.graphs.planned)
+    for sizes in ((3,), (5, 2), (1, 1, 1), (16,)):
+        items = [image(size, seed) for seed, size in enumerate(sizes)]
+        driver.poison()
+        for item, own in zip(items, encoding.run(*items), strict=True):
+            torch.testing.assert_close(own, encoding.alone(item), rtol=1e-4, atol=1e-4)
+    assert encoding.graphs.num_bytes > encoding.graphs._backend.num_bytes == 1000 * len(encoding.graphs.planned)
+
+
+def test_an_encoder_whose_kernel_reads_on_the_host_has_no_cuda_graph() -> None:
+    encoding = Encoding(native=False)
+    encoding.graphs._backend = CudaBackend(encoding.tap, encoding.graphs._captured_at, CPU, PretendedDriver())
+    with pytest.raises(CaptureError, match=r"^the kernel mix reads values on the host"):
+        encoding.graphs.capture_all()
 
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")

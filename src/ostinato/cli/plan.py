@@ -22,7 +22,7 @@ from ostinato.plan.device.rates import cache_directory, save_rates
 from ostinato.plan.graphs.sizing import size_for_traffic
 from ostinato.plan.graphs.traffic import Traffic
 from ostinato.plan.plan import Plan, make_plan
-from ostinato.plan.words.render import print_plan
+from ostinato.plan.words.render import print_plan, render_launches
 from ostinato.plan.words.render_graphs import print_sizing
 from ostinato.units import format_bytes, parse_bytes
 
@@ -51,6 +51,9 @@ def plan(
             help="First measure this machine's kernels, which takes seconds, and keep what came of it: from that plans "
             "predict the time of steps.",
         ),
+    ] = False,
+    launches: Annotated[
+        bool, typer.Option("--launches", help="Also list what Triton kernels start: blocks, warps and stages.")
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the plan as JSON.")] = False,
     output: Annotated[Path | None, typer.Option(help="Also save the plan, as JSON, to this file.")] = None,
@@ -83,6 +86,8 @@ def plan(
         print(json.dumps(made.to_json() | ({"traffic": to_plain(sizing)} if sizing else {}), indent=2))
         return
     print_plan(made, Console())
+    if launches:
+        Console().print(render_launches(made))
     if sizing is not None:
         print_sizing(sizing, Console())
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from ostinato.config import EngineConfig
 from ostinato.errors import CapacityError, ConfigError, OstinatoError
+from ostinato.ops.facts import called_by
 from ostinato.plan.decision import Decision
 from ostinato.plan.device.catalogue import DeviceSpec
 from ostinato.plan.encoder.choice import (
@@ -30,7 +31,14 @@ from ostinato.plan.encoder.needs import EncoderMemory
 from ostinato.plan.graphs.capture_plan import choose_graph_mode, choose_ladders, ladder_decisions, largest_graphs
 from ostinato.plan.graphs.coverage import FULL_MODES, GraphMode
 from ostinato.plan.graphs.ladders import CaptureLadders, Reach
-from ostinato.plan.kernels import KernelChoice, backend_of, choose_kernels, not_capturable_in_decode, splits_of
+from ostinato.plan.kernels import (
+    KernelChoice,
+    backend_of,
+    choose_kernels,
+    not_capturable_in_decode,
+    ops_of,
+    splits_of,
+)
 from ostinato.plan.limits import DEFAULT_MAX_NUM_SEQS, Limits, lower_limits, lowest_batched_tokens, wanted_limits
 from ostinato.plan.memory.activations import activation_bytes
 from ostinato.plan.memory.cache_split import (
@@ -47,6 +55,7 @@ from ostinato.plan.memory.cache_split import (
 from ostinato.plan.memory.graph_memory import Capture, LargestGraphs, graph_bytes
 from ostinato.plan.memory.passes import of_each_kind
 from ostinato.plan.memory.state_cache import StateCacheMode, choose_state_block_size, choose_state_cache_mode
+from ostinato.plan.memory.torch_memory import workspace_bytes
 from ostinato.plan.model import ModelSpec
 from ostinato.plan.quantization_setting import with_quantization
 from ostinato.plan.reasons import cache_decisions, even_if_lowered, explain, limit_decisions, why_graphs_are_smaller
@@ -251,11 +260,14 @@ def costs_of(settled: Settled, limits: Limits, reach: Reach, cache_tokens: int |
         tokens=limits.max_num_batched_tokens,
         rows=limits.max_num_seqs,
         max_model_len=limits.max_model_len,
-        gathers_states=settled.device.kind == "cuda",
+        gathers_states=_gathers_states(settled),
         tokens_per_row=settled.slots_per_request,
-        native=[op for op, choice in settled.kernels.items() if choice.implementation == "native"],
+        native=ops_of(settled.kernels, "native"),
         threads=settled.threads or 1,
+        triton=ops_of(settled.kernels, "triton"),
     )
+    if settled.device.kind == "cuda":
+        activations += workspace_bytes(settled.device.capability, streams=2)
     if encoder is not None:
         # Images are encoded before the text part runs.
         activations = max(activations, encoder_activations(encoder, limits))
@@ -270,15 +282,27 @@ def graph_cost(settled: Settled, limits: Limits, captured: LargestGraphs) -> int
     """Bytes of all graphs if these are the largest."""
     # Without graphs, what would cover a batch is a mode with full graphs, if their kernels can be captured.
     can_be_full = settled.graph_mode == "none" and not not_capturable_in_decode(settled.kernels)
-    gathers_states = settled.device.kind == "cuda" and (settled.graph_mode in FULL_MODES or can_be_full)
+    gathers_states = _gathers_states(settled) and (settled.graph_mode in FULL_MODES or can_be_full)
+    references = {*ops_of(settled.kernels, "reference")} - called_by("encoder")
     return graph_bytes(
         settled.kinds,
         settled.dtype,
         captured,
         limits=limits,
         block_size=settled.config.block_size,
-        capture=Capture(backend_of(settled.device.kind), frozenset(splits_of(settled.kernels)), gathers_states),
+        capture=Capture(
+            backend_of(settled.device.kind),
+            frozenset(splits_of(settled.kernels)),
+            gathers_states,
+            holds_references=bool(references - {"sample"}),
+            triton=frozenset(ops_of(settled.kernels, "triton")),
+        ),
     )
+
+
+def _gathers_states(settled: Settled) -> bool:
+    """Whether a decode step gathers all rows' states into one tensor, as the reference does on a GPU."""
+    return settled.device.kind == "cuda" and "state_update" not in ops_of(settled.kernels, "triton")
 
 
 def utilization(config: EngineConfig, device: DeviceSpec) -> float:

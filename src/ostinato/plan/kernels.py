@@ -8,6 +8,7 @@ from typing import Literal
 
 from ostinato.errors import ConfigError, Remedy
 from ostinato.ops.facts import OPERATIONS, Backend, called_by, parts
+from ostinato.ops.launches.table import Launch
 from ostinato.plan.device.catalogue import DeviceSpec
 from ostinato.plan.device.instruction_sets import has_matrix_units
 from ostinato.plan.model import ModelSpec
@@ -22,6 +23,10 @@ class KernelChoice:
     implementation: str
     reason: str
     capturable: bool = True
+    launches: tuple[Launch, ...] = ()
+    """Of a Triton kernel: what the plan's steps start, each distinct launch once."""
+    launches_per_call: int = 1
+    """In a decode step of one row. Of a reference, which is as many operations of torch as it needs, one is counted."""
 
 
 def backend_of(device_kind: str) -> Backend:
@@ -79,6 +84,11 @@ def _choose(op: str, device: DeviceSpec, setting: KernelSetting, deterministic: 
         on_units = "in a fixed order, without matrix units" if in_order else f"on matrix units: {facts.matrix_units}"
         reason = f"{reason}; {on_units}"
     return KernelChoice(implementation, reason, facts.is_capturable(backend_of(device.kind)))
+
+
+def ops_of(kernels: Mapping[str, KernelChoice], implementation: str) -> list[str]:
+    """The operations that run in this implementation."""
+    return [op for op, choice in kernels.items() if choice.implementation == implementation]
 
 
 def not_capturable_in_decode(kernels: Mapping[str, KernelChoice]) -> list[str]:

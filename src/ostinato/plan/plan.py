@@ -17,7 +17,9 @@ from ostinato.plan.device.catalogue import DeviceSpec
 from ostinato.plan.encoder.choice import EncoderPlan
 from ostinato.plan.fit import DoesNotFit, Fit, fit, graph_cost, utilization
 from ostinato.plan.graphs.capture_plan import CapturePlan, choose_capture, plan_capture
+from ostinato.plan.kernel_launches import step_sizes, with_launches
 from ostinato.plan.kernels import KernelChoice, backend_of
+from ostinato.plan.launching import capture_time
 from ostinato.plan.memory.cache_split import MemoryPlan, kv_block_bytes, state_slot_bytes
 from ostinato.plan.memory.flops import StateCachePlan, prefill_flops
 from ostinato.plan.memory.prefixes import prefix_decisions
@@ -27,6 +29,7 @@ from ostinato.plan.quantization_setting import expansion_decisions, quantization
 from ostinato.plan.remedies import advice, capacity_remedies, working_remedies
 from ostinato.plan.rope import resolve_rope
 from ostinato.plan.settings import EffectiveSettings
+from ostinato.plan.speculation.draft_capture import draft_capture
 from ostinato.plan.speculation.drafter import SpeculativePlan, plan_speculation
 
 
@@ -135,6 +138,16 @@ def make_plan(config: EngineConfig, model: ModelSpec, device: DeviceSpec) -> Pla
         decisions += [decision] if decision is not None else []
     speculative, of_drafts = plan_speculation(config, model, dtype, ssm_state_dtype, fitted.limits.max_model_len)
     decisions += of_drafts
+    capture = _capture(fitted)
+    kernels = with_launches(
+        settled.kernels,
+        model,
+        step_sizes(capture, fitted.limits, settled.slots_per_request),
+        dtype=dtype,
+        capability=device.capability,
+        max_model_len=fitted.limits.max_model_len,
+        block_size=config.block_size,
+    )
     return Plan(
         model=_summary(fitted),
         # The rates that the figures are from stand beside them.
@@ -154,16 +167,16 @@ def make_plan(config: EngineConfig, model: ModelSpec, device: DeviceSpec) -> Pla
             capture=choose_capture(config, backend_of(device.kind), fitted.encoder is not None),
             threads=settled.threads,
         ),
-        capture=_capture(fitted),
+        capture=_timed(fitted, capture, kernels),
         memory=fitted.memory,
         state_cache=StateCachePlan(prefill_flops(model)),
         speculative=speculative,
         encoder=fitted.encoder,
-        kernels=settled.kernels,
+        kernels=kernels,
         prediction=plan_prediction(
             model,
             device,
-            settled.kernels,
+            kernels,
             dtype=dtype,
             ssm_state_dtype=ssm_state_dtype,
             threads=settled.threads,
@@ -204,14 +217,27 @@ def _vision_summary(vision: VisionSpec) -> VisionSummary:
 
 
 def _capture(fitted: Fit) -> CapturePlan:
-    settled = fitted.settled
+    settled, limits = fitted.settled, fitted.limits
     return plan_capture(
         settled.config,
         settled.kernels,
         backend_of(settled.device.kind),
         settled.graph_mode,
         fitted.ladders,
-        fitted.limits,
+        limits,
         settled.slots_per_request,
-        partial(graph_cost, settled, fitted.limits),
+        partial(graph_cost, settled, limits),
     )
+
+
+def _timed(fitted: Fit, planned: CapturePlan, kernels: Mapping[str, KernelChoice]) -> CapturePlan:
+    """With the time that capturing takes on a GPU."""
+    settled, limits = fitted.settled, fitted.limits
+    budgets = 0 if fitted.encoder is None else len(fitted.encoder.token_budgets)
+    if planned.backend == "tape" or not (planned.max_tokens or budgets):
+        return planned
+    drafter = settled.model.drafter
+    of_drafts = None
+    if drafter is not None:
+        of_drafts = draft_capture(planned, drafter.method, limits.max_num_seqs, limits.max_num_batched_tokens)
+    return replace(planned, time=capture_time(settled.model, planned, of_drafts, budgets, kernels))

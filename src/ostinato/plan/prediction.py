@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
 
@@ -14,12 +14,13 @@ from ostinato.ops.work import KernelWork, StepShape
 from ostinato.plan.device.catalogue import DeviceSpec
 from ostinato.plan.device.rates import KernelRate, Rates, Way
 from ostinato.plan.kernels import KernelChoice
+from ostinato.plan.launching import LAUNCH_SECONDS, step_launches
 from ostinato.plan.limits import Limits
 from ostinato.plan.memory.kernel_work import LOGITS, Part, kernel_parts
 from ostinato.plan.model import DTYPE_BYTES, ModelSpec
 
-ROWS = (1, 8, 32)
-"""Rows of the decode steps that the plan shows, as far as it has so many; and its most."""
+ROWS = {"cpu": (1, 8, 32), "cuda": (1, 8, 32, 128, 256)}
+"""By kind of device, rows of the decode steps that the plan shows, as far as it has so many; and its most."""
 CONTEXT = 512
 """Tokens before each row of them, and tokens of the prompt."""
 ENGINE = "engine"
@@ -45,6 +46,13 @@ class PredictedStep:
     parts: dict[str, float]
     bound: Bound
     """What the largest part waits for: memory, where moving its bytes alone would take longer than its operations."""
+    launches: int | None = None
+    """Kernels that a GPU is given, those of the logits and of sampling among them; None on a CPU."""
+
+    @property
+    def eager_seconds(self) -> float | None:
+        """The same without graphs: the device waits for the host where launching takes longer than computing."""
+        return None if self.launches is None else max(self.seconds, self.launches * LAUNCH_SECONDS)
 
     @property
     def tokens_per_second(self) -> float:
@@ -194,15 +202,24 @@ def plan_prediction(
         rates = found
         reason = f"kernels as measured on {rates.measured}: {rates.processor}, {rates.threads} threads"
     else:
-        reason = "at least: every kernel at the catalogue's rates, and nothing around them"
+        reason = (
+            "at least, as graphs: every kernel at the catalogue's rates, and nothing between them; no efficiency is "
+            f"assumed. Eagerly, no less than {LAUNCH_SECONDS * 1e6:.0f} us for each launch, which is an estimate"
+        )
     machine = make_machine(model, device, rates, dtype, ssm_state_dtype)
     if machine is None:
         return Prediction("not predicted: nobody has measured or published this device's rates")
     context = min(CONTEXT, limits.max_model_len - 1)
-    shown = sorted({*(rows for rows in ROWS if rows < limits.max_num_seqs), limits.max_num_seqs})
+    shown = sorted({*(rows for rows in ROWS[device.kind] if rows < limits.max_num_seqs), limits.max_num_seqs})
     steps = [StepShape(rows, 1, context, decodes=True) for rows in shown]
     steps.append(StepShape(1, min(context, limits.max_num_batched_tokens), 0, decodes=False))
-    return Prediction(reason, rates is None, rates, tuple(machine.predict(step) for step in steps))
+    predicted = tuple(machine.predict(step) for step in steps)
+    if device.kind == "cuda":
+        launches = {way: step_launches(model, kernels, decodes=way) for way in (True, False)}
+        predicted = tuple(
+            replace(found, launches=launches[step.decodes]) for found, step in zip(predicted, steps, strict=True)
+        )
+    return Prediction(reason, rates is None, rates, predicted)
 
 
 def make_machine(

@@ -18,7 +18,7 @@ from ostinato.plan.encoder.needs import (
     encoder_graph_bytes,
     encoding_bytes,
 )
-from ostinato.plan.kernels import KernelChoice
+from ostinato.plan.kernels import KernelChoice, ops_of
 from ostinato.plan.limits import Limits
 from ostinato.plan.model import ModelSpec, VisionSpec
 from ostinato.size_lists import BUDGETS
@@ -76,6 +76,7 @@ class EncoderChoice:
     reason: str
     backend: Backend
     native: Collection[str]
+    triton: Collection[str]
     threads: int
     token_budgets: tuple[int, ...] | None
     max_items_per_batch: int | None
@@ -85,7 +86,7 @@ class EncoderChoice:
     @property
     def sees_all(self) -> bool:
         """As in `encoding_bytes`."""
-        return self.backend == "cuda" and self.dtype == "float32"
+        return self.backend == "cuda" and self.dtype == "float32" and "encoder_attention" not in self.triton
 
 
 def choose_encoder(
@@ -106,7 +107,8 @@ def choose_encoder(
         mode=mode,
         reason=reason,
         backend=backend,
-        native=[op for op, choice in kernels.items() if choice.implementation == "native"],
+        native=ops_of(kernels, "native"),
+        triton=ops_of(kernels, "triton"),
         threads=threads,
         token_budgets=config.encoder_token_budgets,
         max_items_per_batch=config.encoder_max_items_per_batch,
@@ -140,7 +142,13 @@ def encoder_activations(choice: EncoderChoice, limits: Limits) -> int:
     """Bytes that the greediest pack needs at once when it runs eagerly: the largest image, or a full budget."""
     tokens = max((max_item_tokens(limits), *_graph_budgets(choice, limits)))
     return encoding_bytes(
-        choice.vision, choice.dtype, tokens, native=choice.native, threads=choice.threads, sees_all=choice.sees_all
+        choice.vision,
+        choice.dtype,
+        tokens,
+        native=choice.native,
+        triton=choice.triton,
+        threads=choice.threads,
+        sees_all=choice.sees_all,
     )
 
 
@@ -151,7 +159,13 @@ def encoder_memory(choice: EncoderChoice, limits: Limits, cache_tokens: int | No
     # No pack has more images than tokens.
     items = max(budgets, default=0)
     graphs = encoder_graph_bytes(
-        choice.vision, choice.dtype, budgets, items, backend=choice.backend, sees_all=choice.sees_all
+        choice.vision,
+        choice.dtype,
+        budgets,
+        items,
+        backend=choice.backend,
+        triton=choice.triton,
+        sees_all=choice.sees_all,
     )
     return EncoderMemory(graphs, (tokens + 1) * cell_bytes(choice.vision, choice.dtype))
 

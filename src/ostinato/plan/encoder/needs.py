@@ -9,7 +9,9 @@ from dataclasses import dataclass, replace
 from ostinato.ops.facts import Backend, called_by
 from ostinato.ops.scratch import native_encoder_attention
 from ostinato.ops.step import ENCODER_TABLE, encoder_sizes, table_bytes
+from ostinato.ops.triton_scratch import linear
 from ostinato.plan.memory.kernel_scratch import native_scratch
+from ostinato.plan.memory.torch_memory import pool_bytes
 from ostinato.plan.model import DTYPE_BYTES, LayerSpec, VisionSpec
 from ostinato.units import MiB
 
@@ -41,29 +43,44 @@ def cell_bytes(vision: VisionSpec, dtype: str) -> int:
 
 
 def encoding_bytes(
-    vision: VisionSpec, dtype: str, tokens: int, *, native: Collection[str], threads: int, sees_all: bool
+    vision: VisionSpec,
+    dtype: str,
+    tokens: int,
+    *,
+    native: Collection[str],
+    threads: int,
+    sees_all: bool,
+    triton: Collection[str] = (),
 ) -> int:
     """Bytes that encoding images of `tokens` output tokens in all needs at once, their inputs and results among them.
 
     More is counted, since allocators hold on to some of what was freed: a quarter, as for steps, and as much of a heap
-    as lies free at its end, or in pieces (`HEAP`), up to half. `native` are the operations with a native kernel; where
-    one of the encoder's has none, all is counted as a float32 copy too. `sees_all`: whether attention is masked over
-    all patches, as the reference is on a GPU in float32.
+    as lies free at its end, or in pieces (`HEAP`), up to half. `native` are the operations with a native kernel,
+    `triton` those with a Triton kernel; where one of the encoder's has neither, all is counted as a float32 copy too.
+    `sees_all`: whether attention is masked over all patches, as the reference is on a GPU in float32.
     """
     inputs = encoder_buffer_bytes(vision, tokens, tokens)
-    peak = inputs + _peak_bytes(vision, dtype, tokens, widens=not set(native) >= ENCODER_OPS)
+    peak = inputs + _peak_bytes(vision, dtype, tokens, widens=not {*native, *triton} >= ENCODER_OPS)
     held = peak // 4 + min(HEAP, peak // 2)
     return peak + held + _mask_bytes(vision, tokens, sees_all) + _scratch(vision, tokens, native, threads)
 
 
 def encoder_graph_bytes(
-    vision: VisionSpec, dtype: str, budgets: Collection[int], items: int, *, backend: Backend, sees_all: bool
+    vision: VisionSpec,
+    dtype: str,
+    budgets: Collection[int],
+    items: int,
+    *,
+    backend: Backend,
+    sees_all: bool,
+    triton: Collection[str] = (),
 ) -> int:
     """Bytes of the graphs of all `budgets`, of which each serves at most `items` images, with their buffers; 0 if there
     are none. One arena serves all, so that the greediest decides.
 
     For tapes it is what they take, to the byte. What kernels allocate while they run is no part of a tape, but of a
-    CUDA graph, whose kernels are references: of those it is the most that can be needed at once, and a quarter more.
+    CUDA graph: with Triton's kernels that is what one product needs before it is activated and added. Where one is a
+    reference, all is counted as it may be needed at once.
     """
     if not budgets:
         return 0
@@ -71,8 +88,13 @@ def encoder_graph_bytes(
     buffers = encoder_buffer_bytes(vision, largest, items)
     if backend == "tape":
         return buffers + vision.calls.arena_bytes(DTYPE_BYTES[dtype], largest * vision.patches_per_token)
+    if set(triton) >= ENCODER_OPS:
+        patches = largest * vision.patches_per_token
+        widest = max((weight.out_size for weight in vision.weights if weight.role == "linear"), default=0)
+        product = linear(tokens=patches, outputs=widest, element_bytes=DTYPE_BYTES[dtype])
+        return buffers + pool_bytes(vision.calls.arena_bytes(DTYPE_BYTES[dtype], patches) + product)
     peak = _peak_bytes(vision, dtype, largest, widens=True)
-    return buffers + peak + peak // 4 + _mask_bytes(vision, largest, sees_all)
+    return buffers + pool_bytes(peak + _mask_bytes(vision, largest, sees_all))
 
 
 def encoder_buffer_bytes(vision: VisionSpec, tokens: int, items: int) -> int:

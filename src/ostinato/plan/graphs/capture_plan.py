@@ -27,12 +27,24 @@ from ostinato.plan.speculation.widths import widths
 
 
 @dataclass(frozen=True)
+class CaptureTime:
+    """The `seconds` that capturing `graphs` graphs with `launches` launches in all takes, an estimate whose `source`
+    says what from."""
+
+    graphs: int
+    launches: int
+    seconds: float
+    source: str
+
+
+@dataclass(frozen=True)
 class CapturePlan:
     """The graphs of an engine. `tokens` are the sizes of piecewise graphs, `rows` those of full ones, each captured
     for every one of `tokens_per_row`; empty where `graph_mode` has no such graphs.
 
     `splits` are the parts of the model that piecewise graphs leave out (see `ops.facts.parts`). `uncovered` are the
-    ranges of `coverage` that run eagerly, with what would cover them.
+    ranges of `coverage` that run eagerly, with what would cover them. `time` is that of capturing all graphs, the
+    drafter's and the encoder's among them; None for tapes, which take milliseconds.
     """
 
     backend: Backend
@@ -43,6 +55,7 @@ class CapturePlan:
     splits: tuple[str, ...]
     coverage: Coverage
     uncovered: tuple[Uncovered, ...]
+    time: CaptureTime | None = None
 
     def ladders(self) -> CaptureLadders:
         """What `plan.coverage.dispatch` chooses from."""

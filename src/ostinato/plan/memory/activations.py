@@ -7,7 +7,7 @@ from collections.abc import Collection
 
 from ostinato.ops.facts import called_by
 from ostinato.plan.calls import NO_CALLS
-from ostinato.plan.memory.kernel_scratch import native_scratch, reference_scratch
+from ostinato.plan.memory.kernel_scratch import native_scratch, reference_scratch, triton_scratch
 from ostinato.plan.memory.passes import Pass, drafter_pass, own_pass
 from ostinato.plan.model import DTYPE_BYTES, LayerSpec, ModelSpec
 
@@ -16,7 +16,7 @@ LOGIT_COPIES = 9
 were seen with top-p."""
 
 NATIVE_LOGIT_COPIES = 4
-"""The same where the kernel that samples is native, which sorts in scratch of its own."""
+"""The same where the kernel that samples is no reference: it sorts in scratch of its own, or not at all."""
 
 SCORE_COPIES = 4
 """The same for log-probabilities, which nothing is sorted for; 4.25 were seen, and a quarter more is counted."""
@@ -35,6 +35,7 @@ def activation_bytes(
     tokens_per_row: int = 1,
     native: Collection[str] = (),
     threads: int = 1,
+    triton: Collection[str] = (),
 ) -> int:
     """Bytes that one step of `tokens` tokens in `rows` rows needs at most, beside weights and cache, without encoding
     images.
@@ -44,13 +45,15 @@ def activation_bytes(
     at least of those whose prompt log-probabilities are computed at a time, and their copies while sampling; and a
     quarter more, since allocators hold on to some of what was freed.
 
-    `native` are the operations with a native kernel, whose scratch on `threads` threads is kept from step to step.
+    `native` are the operations with a native kernel, whose scratch on `threads` threads is kept from step to step, and
+    `triton` those with a Triton kernel, whose scratch is freed with each call.
     Where any of the model's operations has a reference, which widens what it reads and allocates besides, the layers
     are counted as greedy as they may be: the residual stream, and of the greediest layer all intermediate results, each
     with a float32 copy, with what its kernels allocate, every token in one expert; or as much of the drafter.
     `gathers_states`: whether a decode step gathers all rows' states into one tensor, as the references do on a GPU.
     """
-    has_references = bool({*model.ops} - {*native} - called_by("encoder"))
+    with_kernel = {*native, *triton}
+    has_references = bool({*model.ops} - with_kernel - called_by("encoder"))
     width = DTYPE_BYTES[dtype]
     element = width + 4 if has_references else width
     own, drafter = own_pass(model), drafter_pass(model)
@@ -59,7 +62,7 @@ def activation_bytes(
         """Of the greediest reference."""
         return reference_scratch(
             layer,
-            native,
+            with_kernel,
             tokens,
             max_model_len,
             element_bytes=width,
@@ -70,7 +73,9 @@ def activation_bytes(
     def layers_of(way: Pass) -> int:
         widest = max(
             (
-                tokens * (layer.activation_elements + (0 if "moe" in native else _expert_elements(layer))) * element
+                tokens
+                * (layer.activation_elements + (0 if "moe" in with_kernel else _expert_elements(layer)))
+                * element
                 + scratch(layer)
                 for layer in way.layers
             ),
@@ -79,7 +84,7 @@ def activation_bytes(
         return max(widest, tokens * way.join_elements * element)
 
     # A drafter's logits are of one position per row, so that they never decide.
-    copies = NATIVE_LOGIT_COPIES if "sample" in native else LOGIT_COPIES
+    copies = NATIVE_LOGIT_COPIES if "sample" in with_kernel else LOGIT_COPIES
     floats = max(min(tokens, rows * tokens_per_row) * copies, min(tokens, PROMPT_POSITIONS) * SCORE_COPIES)
     logits = floats * model.vocab_size * 4
     peak = max(called_bytes(model, width, tokens), tokens * own.kept_elements * element + logits)
@@ -87,6 +92,17 @@ def activation_bytes(
         passes = [own] if drafter is None else [own, drafter]
         peak = max(peak, *(tokens * each.kept_elements * element + layers_of(each) for each in passes))
     positions = sampled_positions(tokens, rows, tokens_per_row)
+    layers = own.layers + (() if drafter is None else drafter.layers)
+    peak += triton_scratch(
+        layers,
+        (model.hidden_size, model.vocab_size),
+        triton,
+        tokens=tokens,
+        rows=rows,
+        decode_tokens=min(tokens, rows * tokens_per_row),
+        positions=positions,
+        element_bytes=width,
+    )
     return peak + peak // 4 + scratch_bytes(model, tokens, positions, max_model_len, native, threads)
 
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ostinato.ops.facts import Backend
+from ostinato.ops.facts import Backend, called_by
 from ostinato.ops.step import step_sizes, step_table, table_bytes
 from ostinato.plan.calls import Calls
 from ostinato.plan.limits import Limits
+from ostinato.plan.memory.kernel_scratch import triton_scratch
 from ostinato.plan.memory.passes import Pass, drafter_pass, own_pass
+from ostinato.plan.memory.torch_memory import pool_bytes
 from ostinato.plan.model import DTYPE_BYTES, ModelSpec
 
 
@@ -30,11 +32,14 @@ class LargestGraphs:
 @dataclass(frozen=True)
 class Capture:
     """How the graphs are captured: the `backend`, the parts that piecewise graphs leave out (`splits`), and whether
-    those of a decode step gather all rows' states (`gathers_states`)."""
+    those of a decode step gather all rows' states (`gathers_states`). Of CUDA graphs: `holds_references`, whether a
+    reference is among their kernels, and its `triton` ones."""
 
     backend: Backend
     splits: frozenset[str]
     gathers_states: bool = False
+    holds_references: bool = True
+    triton: frozenset[str] = frozenset()
 
 
 def graph_bytes(
@@ -70,6 +75,9 @@ def arena_bytes(model: ModelSpec, dtype: str, largest: LargestGraphs, capture: C
     followed_by = drafter if drafter is not None and drafter.method == "mtp" else None
     if capture.backend == "tape":
         return _tape_bytes(model.calls if followed_by is None else followed_by.step_calls, dtype, largest, capture)
+    if not capture.holds_references:
+        calls = model.calls if followed_by is None else followed_by.step_calls
+        return pool_bytes(_tape_bytes(calls, dtype, largest, capture) + _triton_bytes(model, dtype, largest, capture))
     head = drafter_pass(model) if followed_by is not None else None
     passes = [own_pass(model)] if head is None else [own_pass(model), head]
     return max(_cuda_bytes(each, dtype, largest.most_tokens, gathered_rows) for each in passes)
@@ -96,12 +104,16 @@ def drafter_graph_bytes(
     if capture.backend == "tape":
         calls = drafter.calls if drafter.model is None else drafter.model.calls
         return buffers + _tape_bytes(calls, dtype, own, capture)
+    if not capture.holds_references:
+        calls = drafter.calls if drafter.model is None else drafter.model.calls
+        return buffers + pool_bytes(_tape_bytes(calls, dtype, own, capture) + _triton_bytes(model, dtype, own, capture))
     gathered_rows = limits.max_num_seqs if capture.gathers_states else 0
     return buffers + _cuda_bytes(way, dtype, own.most_tokens, gathered_rows)
 
 
 def _tape_bytes(calls: Calls, dtype: str, largest: LargestGraphs, capture: Capture) -> int:
-    """Of tapes, which share an arena; what kernels allocate while they run is no part of it."""
+    """Of tapes, which share an arena; what kernels allocate while they run is no part of it. The results of the same
+    calls take as much in a CUDA graph."""
     width, full_tokens = DTYPE_BYTES[dtype], largest.rows * largest.tokens_per_row
     return max(
         calls.arena_bytes(width, full_tokens),
@@ -109,8 +121,24 @@ def _tape_bytes(calls: Calls, dtype: str, largest: LargestGraphs, capture: Captu
     )
 
 
+def _triton_bytes(model: ModelSpec, dtype: str, largest: LargestGraphs, capture: Capture) -> int:
+    """Of the greediest call in a graph of Triton's kernels."""
+    drafter = drafter_pass(model)
+    return triton_scratch(
+        own_pass(model).layers + (() if drafter is None else drafter.layers),
+        (model.hidden_size, 0),
+        # A prompt's scan is left out of graphs, as attention is of those of prompts.
+        capture.triton - called_by("prefill"),
+        tokens=largest.most_tokens,
+        rows=largest.rows,
+        decode_tokens=largest.rows * largest.tokens_per_row,
+        positions=0,
+        element_bytes=DTYPE_BYTES[dtype],
+    )
+
+
 def _cuda_bytes(way: Pass, dtype: str, tokens: int, gathered_rows: int) -> int:
-    """Of CUDA graphs, an estimate, as their kernels are references and allocate what they please: as in
+    """Of CUDA graphs with references among their kernels, an estimate, as these allocate what they please: as in
     `activation_bytes`, what is kept and the greediest layer's intermediate results, each also in float32; the states
     that a captured `state_update` gathers of `gathered_rows` rows, three in float32 each; and a quarter more, for what
     fits into no gap that is free."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import asdict
 
+from ostinato.ops import triton_scratch as rules
 from ostinato.ops.facts import OPERATIONS
 from ostinato.ops.scratch import Scratch
 from ostinato.plan.model import LayerSpec
@@ -60,6 +62,47 @@ def native_scratch(
     note("linear", tokens=positions, in_size=head[0])
     note("sample", positions=positions, vocab_size=head[1])
     return max(each.shared for each in needed) + threads * max(each.own for each in needed)
+
+
+def triton_scratch(
+    layers: Iterable[LayerSpec],
+    head: tuple[int, int],
+    triton: Collection[str],
+    *,
+    tokens: int,
+    rows: int,
+    decode_tokens: int,
+    positions: int,
+    element_bytes: int,
+) -> int:
+    """Bytes that the greediest call of a Triton kernel allocates, in a step of `tokens` tokens in `rows` rows, or of
+    `decode_tokens` tokens of rows that decode. `head` and `positions` as for `native_scratch`."""
+    needed = [0]
+
+    def note(op: str, rule: Callable[..., int], **numbers: int) -> None:
+        if op in triton:
+            needed.append(rule(**numbers))
+
+    width = {"element_bytes": element_bytes}
+    for layer in layers:
+        for linear in layer.linears:
+            note("linear", rules.linear, tokens=tokens, outputs=linear.out_size, **width)
+        if layer.experts is not None:
+            note(
+                "moe",
+                rules.moe,
+                tokens=tokens,
+                size=layer.experts.size,
+                inner=layer.experts.inner_size,
+                num_experts=layer.experts.num_experts,
+                experts_per_token=layer.experts.top_k,
+                **width,
+            )
+        if layer.attention is not None:
+            note("attention", rules.attention, tokens=decode_tokens, rows=rows, **asdict(layer.attention))
+    note("linear", rules.linear, tokens=positions, outputs=head[1], **width)
+    note("sample", rules.sample, positions=positions, vocab_size=head[1])
+    return max(needed)
 
 
 def reference_scratch(

@@ -28,4 +28,5 @@ def draft_capture(
         splits=() if is_head else capture.splits,
         coverage=coverage(ladders, capture.graph_mode, max_num_seqs=max_num_seqs, max_num_batched_tokens=most_tokens),
         uncovered=(),
+        time=None,
     )

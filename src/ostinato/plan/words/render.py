@@ -159,6 +159,21 @@ def _kernel_rows(plan: Plan) -> Iterator[tuple[str, str]]:
         shared.setdefault((choice.implementation, reason), []).append(op)
     for (implementation, reason), ops in shared.items():
         yield implementation, f"{', '.join(ops)} ({reason})"
+    launches = sum(len(choice.launches) for choice in plan.kernels.values())
+    if launches:
+        yield "launches", f"{launches} distinct ones of Triton in the plan's steps; --launches lists them"
+
+
+def render_launches(plan: Plan) -> RenderableType:
+    """What each Triton kernel starts in the plan's steps."""
+    table = Table(title="launches", title_justify="left", title_style="bold", box=None)
+    for heading in ("operation", "kernel", "warps", "stages", "constants"):
+        table.add_column(heading, justify="right" if heading in ("warps", "stages") else "left", header_style="")
+    for op, choice in plan.kernels.items():
+        for launch in choice.launches:
+            constants = ", ".join(f"{name} {value}" for name, value in launch.blocks.items())
+            table.add_row(op, launch.kernel, str(launch.num_warps), str(launch.num_stages), constants)
+    return table
 
 
 def _decisions(plan: Plan) -> RenderableType:

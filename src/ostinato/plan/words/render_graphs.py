@@ -26,6 +26,12 @@ def graph_rows(capture: CapturePlan, settings: EffectiveSettings) -> Iterator[tu
     if capture.graph_mode != "none":
         when = "at start-up" if settings.capture == "startup" else "when first needed"
         yield "captured", f"{when}, by backend {capture.backend}"
+    if capture.time is not None:
+        time = capture.time
+        yield (
+            "capture takes",
+            f"about {time.seconds:.1f} s: {time.graphs} graphs, {time.launches:,} launches ({time.source})",
+        )
     if capture.tokens:
         yield "piecewise, tokens", short_sizes(capture.tokens)
     if capture.splits:

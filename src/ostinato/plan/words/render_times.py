@@ -28,12 +28,20 @@ def _name(step: PredictedStep) -> str:
 
 
 def _time(step: PredictedStep, prefix: str) -> str:
-    """`13.9 ms, 72 tokens/s; linear 84%, bound by memory`"""
+    """`13.9 ms, 72 tokens/s; linear 84%, bound by memory`; of a GPU also what launching its kernels would take."""
     share = step.parts[step.largest] / step.seconds
-    rate = "" if prefix else f", {step.tokens_per_second:,.0f} tokens/s"
-    milliseconds = step.seconds * 1e3
-    digits = 0 if milliseconds >= 100 else 1 if milliseconds >= 10 else 2
-    return f"{prefix}{milliseconds:,.{digits}f} ms{rate}; {step.largest} {share:.0%}, bound by {step.bound}"
+    most = " at the most" if prefix else ""
+    words = f"{prefix}{_milliseconds(step.seconds)}, {step.tokens_per_second:,.0f} tokens/s{most}"
+    words += f"; {step.largest} {share:.0%}, bound by {step.bound}"
+    if step.eager_seconds is None:
+        return words
+    return f"{words}; {step.launches:,} launches, eagerly at least {_milliseconds(step.eager_seconds)}"
+
+
+def _milliseconds(seconds: float) -> str:
+    milliseconds = seconds * 1e3
+    digits = 0 if milliseconds >= 100 else 1 if milliseconds >= 10 else 2 if milliseconds >= 0.1 else 3
+    return f"{milliseconds:,.{digits}f} ms"
 
 
 def _rate(prediction: Prediction) -> str:

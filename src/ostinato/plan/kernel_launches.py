@@ -1,0 +1,124 @@
+"""What Triton's kernels launch in the steps of a plan: the launch tables of the operations' rows, asked with the sizes
+of a model's layers."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import asdict, replace
+from typing import Any
+
+from ostinato.ops.facts import OPERATIONS
+from ostinato.ops.launches.table import Launch
+from ostinato.plan.encoder.needs import ENCODER_OPS, TAPS
+from ostinato.plan.graphs.capture_plan import CapturePlan
+from ostinato.plan.kernels import KernelChoice
+from ostinato.plan.limits import Limits
+from ostinato.plan.model import DTYPE_BYTES, ModelSpec
+
+StepSize = tuple[int, int]
+"""Tokens and rows of a step."""
+
+STATE_OPS = ("causal_conv1d", "gated_rms_norm", "ssd_scan", "state_update")
+
+IN_DECODE = {"causal_conv1d": 1, "token_shift": 1, "sample": 2, "linear": 1}
+"""Launches of one call in a decode step, where that is not what a table lists: others are for prompts, for tokens that
+are drawn, or follow some products; and a product of unquantised weights is cuBLAS's, which no table has."""
+
+
+def step_sizes(capture: CapturePlan, limits: Limits, tokens_per_row: int) -> list[StepSize]:
+    """Those of all graphs, and the largest step: decode steps first, from one row on."""
+    rows = sorted({1, *capture.rows, limits.max_num_seqs})
+    decode = [(count * width, count) for width in sorted({1, tokens_per_row}) for count in rows]
+    prompts = [(tokens, 1) for tokens in sorted({*capture.tokens, limits.max_num_batched_tokens})]
+    return decode + prompts
+
+
+def with_launches(
+    kernels: Mapping[str, KernelChoice],
+    model: ModelSpec,
+    sizes: Iterable[StepSize],
+    *,
+    dtype: str,
+    capability: int | None,
+    max_model_len: int,
+    block_size: int,
+) -> dict[str, KernelChoice]:
+    """`kernels`, those of Triton with the distinct launches that steps of these sizes start. The first size says how
+    many one call starts."""
+    if capability is None or not any(choice.implementation == "triton" for choice in kernels.values()):
+        return dict(kernels)
+    steps = list(sizes)
+    blocks = -(-max_model_len // block_size)
+    of_all = {"capability": capability, "element_bytes": DTYPE_BYTES[dtype], "block_size": block_size}
+    of_all |= {"max_context": blocks * block_size}
+    return {op: _with_launches(op, choice, model, steps, of_all) for op, choice in kernels.items()}
+
+
+def _with_launches(
+    op: str, choice: KernelChoice, model: ModelSpec, steps: list[StepSize], of_all: Mapping[str, int]
+) -> KernelChoice:
+    row = OPERATIONS[op].triton
+    if choice.implementation != "triton" or row is None or row.launches is None:
+        return choice
+    found: list[Launch] = []
+    of_one_row = 0
+    for sizes in _distinct(_sizes_of(op, model)):
+        for tokens, rows in steps:
+            launches = row.launches(**_arguments(row.launches, {**of_all, "tokens": tokens, "rows": rows, **sizes}))
+            found += [launch for launch in launches if launch not in found]
+            of_one_row = of_one_row or len(launches)
+    return replace(choice, launches=tuple(found), launches_per_call=IN_DECODE.get(op, max(of_one_row, 1)))
+
+
+def _arguments(rule: Callable[..., Any], sizes: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of `sizes` that a launch table asks for."""
+    return {name: sizes[name] for name in inspect.signature(rule).parameters if name in sizes}
+
+
+def _distinct(found: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    yield from {tuple(sizes.items()): sizes for sizes in found}.values()
+
+
+def _sizes_of(op: str, model: ModelSpec) -> Iterator[dict[str, Any]]:
+    """The sizes of each kind of layer that calls the operation, by the names that launch tables have for them."""
+    quantization, vision, drafter = model.quantization, model.vision, model.drafter
+    group_size = None if quantization is None else quantization.group_size
+    if op in ENCODER_OPS - {"axial_angles", "linear"} and vision is not None:
+        head_dim = vision.hidden_size // vision.num_heads
+        sizes = {"num_heads": 2 * vision.num_heads, "head_dim": head_dim, "rotated": head_dim, "count": TAPS}
+        yield {**sizes, "size": vision.hidden_size}
+        if op == "layer_norm":
+            yield {"size": vision.hidden_size * vision.patches_per_token}
+        return
+    layers = [*model.layers, *(drafter.layers if drafter is not None else ())]
+    if drafter is not None and drafter.model is not None:
+        layers += drafter.model.layers
+    for layer in dict.fromkeys(layers):
+        if op in ("attention", "rotary") and layer.attention is not None:
+            yield {**asdict(layer.attention), "rotated": 0 if model.rope is None else model.rope.rotary_dim}
+        elif op == "rms_norm" and layer.attention is not None:
+            yield {"size": layer.attention.head_dim}
+        elif op in STATE_OPS and layer.mamba2 is not None:
+            mamba2 = layer.mamba2
+            yield {
+                "heads": mamba2.num_heads,
+                "head_dim": mamba2.head_dim,
+                "state_size": mamba2.state_size,
+                "chunk_size": mamba2.chunk_size,
+                "channels": mamba2.conv_dim,
+                "size": mamba2.intermediate_size // mamba2.num_groups,
+            }
+        elif op in ("moe", "route") and layer.experts is not None:
+            experts = {"experts": layer.experts.num_experts, "top_k": layer.experts.top_k}
+            yield {**experts, "group_size": group_size, **_groups(model)}
+    if op not in (*STATE_OPS, "attention", "rotary", "moe", "route"):
+        finished = {"is_quantized": quantization is not None, "group_size": group_size, "is_finished": True}
+        sizes = {"size": model.hidden_size, "channels": model.hidden_size, "vocab_size": model.vocab_size}
+        yield {**sizes, **finished}
+
+
+def _groups(model: ModelSpec) -> dict[str, int]:
+    """Of experts, where a router chooses groups of them first."""
+    given = getattr(model.hyperparameters, "moe", None)
+    return {name: getattr(given, name, 1) for name in ("num_groups", "top_groups")}

@@ -1,0 +1,117 @@
+"""Plans for GPUs that need not be here: full graphs of every shape, their kernels' launches, and the time of a step."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from ostinato import EngineConfig
+from ostinato.models.checkpoint import load_spec
+from ostinato.ops.facts import OPERATIONS
+from ostinato.plan.device.catalogue import CATALOGUE
+from ostinato.plan.launching import LAUNCH_SECONDS, launches_of
+from ostinato.plan.memory.torch_memory import LARGE_SEGMENT, SMALL_SEGMENT, pool_bytes, workspace_bytes
+from ostinato.plan.plan import Plan, make_plan
+from ostinato.plan.words.render import print_plan, render_launches
+from ostinato.units import MiB
+
+MODELS = sorted(path.name for path in Path("benchmarks/models").iterdir())
+DRAFTS = {"method": "ngram", "num_speculative_tokens": 3}
+
+
+@cache
+def spec_of(name: str) -> Any:
+    return load_spec(EngineConfig(model=f"benchmarks/models/{name}"))
+
+
+def plan_for(name: str, device: str = "h100-80gb", **settings: Any) -> Plan:
+    config = EngineConfig(model=f"benchmarks/models/{name}", **settings)
+    return make_plan(config, spec_of(name), CATALOGUE[device])
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("speculative", [None, DRAFTS])
+def test_every_shape_has_full_graphs_piecewise_ones_and_those_of_its_encoder(name: str, speculative: Any) -> None:
+    plan = plan_for(name, speculative=speculative)
+    capture = plan.capture
+    assert capture.graph_mode == "full_and_piecewise"
+    assert "graph_mode" not in {decision.topic for decision in plan.decisions}
+    assert {entry.mode for entry in capture.coverage.decode} == {"full"}
+    assert capture.tokens_per_row[-1] == (1 if speculative is None else 4)
+    assert capture.tokens
+    assert "moe" not in capture.splits
+    assert {choice.implementation for choice in plan.kernels.values()} == {"triton"}
+    assert all(choice.capturable for choice in plan.kernels.values())
+    if plan.encoder is not None:
+        assert (plan.encoder.graph_mode, plan.encoder.backend) == ("auto", "cuda")
+        assert plan.encoder.token_budgets
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_every_kernel_of_a_plan_shows_its_launches(name: str) -> None:
+    for op, choice in plan_for(name).kernels.items():
+        assert OPERATIONS[op].triton is not None
+        assert choice.launches, op
+        assert choice.launches_per_call >= 1
+
+
+def test_full_graphs_alone_can_be_asked_for() -> None:
+    plan = plan_for("qwen3-410m", graph_mode="full_decode_only")
+    assert plan.capture.rows
+    assert not plan.capture.tokens
+
+
+def test_capture_is_planned_in_time_by_what_is_launched() -> None:
+    plan = plan_for("nemotron-h-300m")
+    time = plan.capture.time
+    assert time is not None
+    whole = launches_of(spec_of("nemotron-h-300m").calls, plan.kernels)
+    kept = launches_of(spec_of("nemotron-h-300m").calls, plan.kernels, plan.capture.splits)
+    rows, tokens = len(plan.capture.rows), len(plan.capture.tokens)
+    assert time.graphs == rows + tokens
+    assert time.launches == rows * whole + tokens * kept
+    assert kept < whole
+    assert time.source.startswith("an estimate")
+    drafted = plan_for("nemotron-h-300m", speculative=DRAFTS).capture.time
+    assert drafted is not None
+    assert drafted.seconds > time.seconds
+    assert plan_for("nemotron-h-300m", graph_mode="none").capture.time is None
+
+
+def test_a_step_is_predicted_at_five_numbers_of_rows_and_for_a_prompt() -> None:
+    steps = plan_for("nemotron-h-300m").prediction.steps
+    assert [step.rows for step in steps] == [1, 8, 32, 128, 256, 1]
+    assert [step.tokens_per_row for step in steps] == [1, 1, 1, 1, 1, 512]
+    for step in steps:
+        assert step.launches is not None
+        assert step.eager_seconds == max(step.seconds, step.launches * LAUNCH_SECONDS)
+    bytes_of_one = steps[0].seconds * CATALOGUE["h100-80gb"].bandwidth
+    assert bytes_of_one == pytest.approx(plan_for("nemotron-h-300m").memory.weights, rel=0.2)
+
+
+def test_the_plan_names_floors_estimates_and_launches() -> None:
+    console = Console(width=250)
+    plan = plan_for("nemotron-h-300m")
+    with console.capture() as capture:
+        print_plan(plan, console)
+        console.print(render_launches(plan))
+    text = capture.get()
+    for words in ("at least", "tokens/s at the most", "which is an estimate", "capture takes", "state_update_kernel"):
+        assert words in text
+
+
+def test_a_pool_of_graphs_has_torchs_pieces_beside_its_tensors() -> None:
+    assert pool_bytes(0) == 0
+    assert pool_bytes(400) == 500 + SMALL_SEGMENT + LARGE_SEGMENT
+    assert workspace_bytes(90, streams=2) == 128 * MiB
+    assert workspace_bytes(80, streams=1) < 16 * MiB
+
+
+def test_a_plan_with_launches_comes_back_from_json(tmp_path: Path) -> None:
+    plan = plan_for("falcon-h1-170m")
+    plan.save(tmp_path / "plan.json")
+    assert Plan.load(tmp_path / "plan.json") == plan

@@ -1,0 +1,148 @@
+"""Steps on tensors without memory: models on the device `meta`, whose launches of Triton kernels are collected.
+
+What has no memory has no values. So whoever reads one on the host, or makes a tensor of Python values beside it, is
+found out without a GPU, the wrappers of Triton's kernels too.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from ostinato.graphs.buffers import StepBuffers
+from ostinato.graphs.host import changes_device, reads_on_host
+from ostinato.graphs.places import tensors_in
+from ostinato.layers.build import Build
+from ostinato.models.base import CausalLM
+from ostinato.models.loader import build_model
+from ostinato.ops.facts import OPERATIONS
+from ostinato.ops.kernels import Ops, Tap, module_of, triton_kernel
+from ostinato.ops.launches.table import Launch
+from ostinato.ops.step import LayerMemory
+from ostinato.plan.kernels import KernelChoice
+from ostinato.plan.model import LayerSpec, ModelSpec
+
+META = torch.device("meta")
+BLOCK_SIZE, BLOCKS, SLOTS = 16, 9, 40
+
+
+class HostRead(AssertionError):
+    """A step on the device did what a graph cannot hold."""
+
+
+class OnDevice(TorchDispatchMode):
+    """Refuses reads on the host, copies between devices, and tensors of the host beside those of the device; and counts
+    the bytes that are alive at once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.most_bytes = 0
+        self._bytes = 0
+        self._seen: set[int] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name, kwargs = func.overloadpacket.__name__, kwargs or {}
+        if reads_on_host(func, args, kwargs):
+            raise HostRead(f"{name} reads values on the host")
+        result = func(*args, **kwargs)
+        # A Python number among tensors is one without dimensions.
+        if changes_device((args, kwargs), result) or any(
+            each.device != META and each.dim() for each in tensors_in((args, kwargs, result))
+        ):
+            raise HostRead(f"{name} has a tensor on the host")
+        for each in tensors_in(result):
+            storage = each.untyped_storage()
+            if each.device == META and storage._cdata not in self._seen and not _is_given(each, (args, kwargs)):
+                self._note(storage)
+        return result
+
+    def _note(self, storage: torch.UntypedStorage) -> None:
+        key, size = storage._cdata, storage.nbytes()
+        self._seen.add(key)
+        self._bytes += size
+        self.most_bytes = max(self.most_bytes, self._bytes)
+
+        def free() -> None:
+            self._seen.discard(key)
+            self._bytes -= size
+
+        weakref.finalize(storage, free)
+
+
+def _is_given(tensor: torch.Tensor, arguments: Any) -> bool:
+    return any(each.untyped_storage()._cdata == tensor.untyped_storage()._cdata for each in tensors_in(arguments))
+
+
+@contextmanager
+def collected_launches(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[Launch, Mapping[str, Any]]]]:
+    """The launches that wrappers of Triton kernels ask for meanwhile, none of which is started."""
+    from ostinato.ops.triton import launcher
+
+    found: list[tuple[Launch, Mapping[str, Any]]] = []
+
+    def run(kernel: Any, _grid: tuple[int, ...], launch: Launch, **arguments: Any) -> None:
+        assert kernel.__name__ == launch.kernel
+        for each in tensors_in(tuple(arguments.values())):
+            if each.device != META:
+                raise HostRead(f"{launch.kernel} gets a tensor of the host")
+        found.append((launch, arguments))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(launcher, "run", run)
+        yield found
+
+
+def meta_ops(kernels: Mapping[str, KernelChoice]) -> Ops:
+    """The kernels that a plan chose, on tensors without memory."""
+    tap = Tap()
+
+    def made(name: str) -> Callable[..., torch.Tensor]:
+        if name in kernels and kernels[name].implementation == "triton":
+            return triton_kernel(name)
+        function: Callable[..., torch.Tensor] = module_of(name).reference
+        return function
+
+    return Ops({name: tap.wrap(name, made(name)) for name in OPERATIONS}, tap)
+
+
+def meta_model(spec: ModelSpec, kernels: Mapping[str, KernelChoice], dtype: torch.dtype = torch.bfloat16) -> CausalLM:
+    return build_model(Build(meta_ops(kernels), dtype, META), spec)
+
+
+def meta_memory(spec: ModelSpec, dtype: torch.dtype = torch.bfloat16) -> list[LayerMemory]:
+    """Of all layers, a drafter's behind them, and of what a prediction head or images need."""
+    memory = [_layer_memory(layer, dtype) for layer in spec.cached_layers]
+    if spec.drafter is not None and spec.drafter.hidden_elements:
+        states = torch.empty(SLOTS, 1, spec.drafter.hidden_elements, dtype=dtype, device=META)
+        memory.append(LayerMemory(conv_states=states))
+    if spec.vision is not None:
+        cells = torch.empty(8, spec.vision.hidden_rows, spec.vision.out_hidden_size, dtype=dtype, device=META)
+        memory.append(LayerMemory(media=cells))
+    return memory
+
+
+def _layer_memory(layer: LayerSpec, dtype: torch.dtype) -> LayerMemory:
+    parts: dict[str, torch.Tensor] = {}
+    if layer.attention is not None:
+        shape = (BLOCKS, BLOCK_SIZE, layer.attention.num_kv_heads, layer.attention.head_dim)
+        parts |= {name: torch.empty(shape, dtype=dtype, device=META) for name in ("k_cache", "v_cache")}
+    if layer.mamba2 is not None:
+        mamba2 = layer.mamba2
+        parts["conv_states"] = torch.empty(SLOTS, mamba2.conv_kernel - 1, mamba2.conv_dim, dtype=dtype, device=META)
+        shape = (SLOTS, mamba2.num_heads, mamba2.head_dim, mamba2.state_size)
+        parts["ssm_states"] = torch.empty(shape, dtype=torch.float32, device=META)
+    return LayerMemory(**parts)
+
+
+def meta_buffers(spec: ModelSpec, rows: int, tokens: int, slots: int) -> StepBuffers:
+    return StepBuffers(rows, tokens, BLOCKS - 1, slots, META, takes_images=spec.vision is not None)
+
+
+def names_of(launches: Sequence[tuple[Launch, Mapping[str, Any]]]) -> list[str]:
+    return [launch.kernel for launch, _ in launches]
