@@ -12,12 +12,12 @@ import typer
 from rich.console import Console
 
 import ostinato
-from ostinato.plan.device.catalogue import DeviceSpec
 from ostinato.bench.gpu.check import Outcome, measure_apart, run_parts
 from ostinato.bench.gpu.parts import BUDGET, Part, full_scale, make_parts, toy_scale
 from ostinato.bench.gpu.report import make_report, write_report
 from ostinato.cli.bench_command import names
 from ostinato.errors import ConfigError, Remedy
+from ostinato.plan.device.catalogue import DeviceSpec
 from ostinato.plan.device.detect import detect
 
 EXIT_FAILED = 1

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from ostinato.bench.gpu.parts import Part
 from ostinato.bench.gpu.process import run_within
-from ostinato.bench.gpu.pytest_run import pytest_command, figures_of_tests, why_not
+from ostinato.bench.gpu.pytest_run import figures_of_tests, pytest_command, why_not
 from ostinato.bench.reports import Say
 from ostinato.bench.worker import COMMAND, request_of, result_of
 from ostinato.config import EngineConfig

@@ -49,7 +49,7 @@ def _transformers(settings: Settings, options: Options, say: Say) -> dict[str, A
     return compare(settings, Workload(**options), "transformers", say).data
 
 
-def start(settings: Settings, options: Options, say: Say) -> dict[str, Any]:
+def start(settings: Settings, options: Options, _: Say) -> dict[str, Any]:
     """A first start with all graphs, kernels compiled on the way, and one prompt of `prompt_len` tokens; the bytes that
     were planned beside those that the device says are taken."""
     from ostinato.engine.engine import Engine

@@ -74,7 +74,7 @@ def full_scale(checkout: Path) -> Scale:
         off_stride=(700, 768),
         arrivals=64,
         max_pixels=1_000_000,
-        tests={"arguments": ["tests"], "workers": 4},
+        tests={"arguments": ["tests"], "workers": 8},
     )
 
 
@@ -82,7 +82,7 @@ def toy_scale() -> Scale:
     """On a CPU: the embedded models with random weights, few rows and few tokens. It shows that every part runs and is
     reported; its figures mean nothing."""
     common = {"random_weights": True, "device": "cpu", "threads": 1, "dtype": "float32", "cache_memory": "48MiB"}
-    sizes = {"max_num_seqs": 2, "max_model_len": 64, "capture_sizes": "8,24", "capture_rows": "1,2"}
+    sizes = {"max_num_seqs": 2, "max_model_len": 64, "capture_sizes": "8,20,24", "capture_rows": "1,2"}
     text = {"model": "demo", **common, **sizes}
     return Scale(
         large=text,
@@ -98,7 +98,10 @@ def toy_scale() -> Scale:
         off_stride=(20, 24),
         arrivals=1,
         max_pixels=4096,
-        tests={"arguments": ["tests/gpu", "--gpu-device", "cpu", "-k", "toy"], "workers": 0},
+        tests={
+            "arguments": ["tests/gpu", "--gpu-device", "cpu", "-k", "nemotron_h_dense and (joins or bfloat16 or none)"],
+            "workers": 0,
+        },
     )
 
 
@@ -112,21 +115,21 @@ def make_parts(scale: Scale) -> tuple[Part, ...]:
     in_steps = {**scale.large, "max_num_batched_tokens": max(scale.prefill, 4 * scale.prompt_len)}
     every_image = {**scale.images, "encoder_graph_mode": "always"}
     return (
-        Part("tests", "tests", "tests marked gpu", 120, options=scale.tests),
+        Part("tests", "tests", "tests marked gpu", 150, options=scale.tests),
         Part("start", "start", "8B: a first start, its memory", 60, scale.large, {"prompt_len": scale.prefill}),
-        Part("decode-8b", "throughput", "8B: prompts and decode steps", 55, scale.large, decode),
-        Part("kernels-8b", "profile", "8B: kernels", 45, in_steps, {**kernels, "batch_sizes": scale.kernel_rows}),
-        Part("graphs-8b", "graphs", "8B: graphs beside eager steps", 40, scale.large, steps),
-        Part("decode-300m", "throughput", "300M: prompts and decode steps", 35, scale.small, decode),
+        Part("decode-8b", "throughput", "8B: prompts and decode steps", 50, scale.large, decode),
+        Part("kernels-8b", "profile", "8B: kernels", 40, in_steps, {**kernels, "batch_sizes": scale.kernel_rows}),
+        Part("graphs-8b", "graphs", "8B: graphs beside eager steps", 35, scale.large, steps),
+        Part("decode-300m", "throughput", "300M: prompts and decode steps", 30, scale.small, decode),
         Part(
             "graphs-300m",
             "graphs",
             "300M: graphs beside eager steps, and steps off the stride",
-            45,
+            40,
             scale.small,
             {**steps, "off_stride": scale.off_stride},
         ),
-        Part("encoder", "encoder", "images with and without graphs", 35, every_image, images),
+        Part("encoder", "encoder", "images with and without graphs", 30, every_image, images),
         Part(
             "overlap",
             "overlap",
@@ -137,7 +140,7 @@ def make_parts(scale: Scale) -> tuple[Part, ...]:
             needs_setting="overlap",
         ),
         Part(
-            "kernels-300m", "profile", "300M: kernels", 30, scale.small, {**kernels, "batch_sizes": scale.kernel_rows}
+            "kernels-300m", "profile", "300M: kernels", 25, scale.small, {**kernels, "batch_sizes": scale.kernel_rows}
         ),
         Part("transformers", "transformers", "300M: beside transformers", 40, scale.small, peers),
     )
