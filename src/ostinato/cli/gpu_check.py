@@ -14,7 +14,7 @@ from rich.console import Console
 import ostinato
 from ostinato.bench.gpu.check import Outcome, measure_apart, run_parts
 from ostinato.bench.gpu.parts import BUDGET, Part, full_scale, make_parts, toy_scale
-from ostinato.bench.gpu.report import make_report, write_report
+from ostinato.bench.gpu.report import make_report, write_data, write_report
 from ostinato.cli.bench_command import names
 from ostinato.errors import ConfigError, Remedy
 from ostinato.plan.device.catalogue import DeviceSpec
@@ -57,8 +57,8 @@ def gpu_check(
     chosen = _chosen(make_parts(scale), parts)
     output.mkdir(parents=True, exist_ok=True)
 
-    def write(outcomes: Sequence[Outcome]) -> None:
-        write_report(make_report(outcomes, device, budget, is_dry=dry_run), output)
+    def keep(outcomes: Sequence[Outcome]) -> None:
+        write_data(make_report(outcomes, device, budget, is_dry=dry_run), output)
 
     console = Console(stderr=True)
     outcomes = run_parts(
@@ -66,13 +66,15 @@ def gpu_check(
         budget,
         partial(measure_apart, checkout=root),
         lambda text: console.print(text, highlight=False, markup=False, soft_wrap=True),
-        write,
+        keep,
     )
     report = make_report(outcomes, device, budget, is_dry=dry_run)
+    files = write_report(report, output)
     if as_json:
         print(report.to_json())
     else:
         report.print(Console())
+        print("written:", ", ".join(map(str, files)))
     if any(each.outcome in ("failed", "timed out") for each in outcomes):
         sys.exit(EXIT_FAILED)
 

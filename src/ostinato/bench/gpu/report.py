@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -59,10 +60,19 @@ OVERLAP = (
 
 
 def make_report(outcomes: Sequence[Outcome], device: DeviceSpec, budget: float, *, is_dry: bool) -> Report:
-    """All that was found, and what was not and why. A table that cannot be made is a note: what a part has measured is
-    in the data all the same."""
+    """All that was found, and what was not and why. A sum or a table that cannot be made is a note: what a part has
+    measured is in the data all the same."""
     found = {each.part.name: each.data for each in outcomes if each.data is not None}
     bandwidth = device.bandwidth
+    notes = ["A dry run, of toy models on a CPU: the figures mean nothing."] if is_dry else []
+
+    def made(what: str, make: Callable[[], list[Any]]) -> list[Any]:
+        try:
+            return make()
+        except Exception as error:
+            notes.append(f"{what} could not be made ({type(error).__name__}: {error})")
+            return []
+
     data: dict[str, Any] = {
         **run_facts("gpu-check"),
         "is_dry_run": is_dry,
@@ -71,18 +81,14 @@ def make_report(outcomes: Sequence[Outcome], device: DeviceSpec, budget: float, 
         "budget_seconds": budget,
         "seconds": sum(each.seconds for each in outcomes),
         "parts": [each.to_json() for each in outcomes],
-        "aims": aims(found, bandwidth),
-        "decode": decode_rows(found, bandwidth),
-        "overlap": overlap_rows(found),
+        "aims": made("the aims", lambda: aims(found, bandwidth)),
+        "decode": made("the figures of decode steps", lambda: decode_rows(found, bandwidth)),
+        "overlap": made("the figures of overlap", lambda: overlap_rows(found)),
     }
     tables = [Table(PARTS, data["parts"], "parts")]
     tables += [Table(columns, data[name], name) for name, columns in RESULTS.items() if data[name]]
-    notes = ["A dry run, of toy models on a CPU: the figures mean nothing."] if is_dry else []
     for each in outcomes:
-        try:
-            tables += _tables_of(each)
-        except Exception as error:  # the figures are there; a mistake in showing them must not lose them
-            notes.append(f"{each.part.name}: its tables could not be made ({type(error).__name__}: {error})")
+        tables += made(f"{each.part.name}: its tables", partial(_tables_of, each))
     facts = {
         "device": f"{device.name}, {format_bytes(device.memory_bytes)}; {device.source}",
         "machine": ", ".join(f"{name} {value}" for name, value in data["machine"].items()),
@@ -158,10 +164,16 @@ def _chart(data: Mapping[str, Any]) -> Chart | None:
     return Chart(f"{data['device']['name']}{', dry run' if data['is_dry_run'] else ''}", panels)
 
 
+def write_data(report: Report, directory: Path) -> Path:
+    """Writes it as JSON -> the file."""
+    path = directory / FILES[0]
+    path.write_text(report.to_json() + "\n", encoding="utf-8")
+    return path
+
+
 def write_report(report: Report, directory: Path) -> tuple[Path, ...]:
     """Writes it as JSON, as tables, and as a picture where matplotlib is installed -> the files."""
-    data, text, plot = (directory / name for name in FILES)
-    data.write_text(report.to_json() + "\n", encoding="utf-8")
+    data, text, plot = write_data(report, directory), directory / FILES[1], directory / FILES[2]
     with text.open("w", encoding="utf-8") as file:
         report.print(Console(file=file, width=WIDTH))
     if report.chart is None or find_spec("matplotlib") is None:
