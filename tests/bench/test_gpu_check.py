@@ -153,6 +153,12 @@ def test_parts_take_what_is_left_and_what_the_budget_does_not_hold_is_named(monk
     assert limit_of(parts[:1], 9.9) is None
 
 
+def test_all_files_with_tests_for_a_gpu_are_run() -> None:
+    files = named(FULL, "tests").options["arguments"]
+    assert {"tests/gpu/test_gpu_parity.py", "tests/graphs/test_graph_cuda.py"} <= set(files)
+    assert "tests/test_layout.py" not in files
+
+
 def test_the_budget_of_nine_minutes_holds_all_parts() -> None:
     assert sum(part.seconds for part in FULL) <= BUDGET <= 9 * 60
     assert [(part.name, part.kind) for part in FULL] == [(part.name, part.kind) for part in TOY]

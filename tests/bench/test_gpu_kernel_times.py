@@ -33,7 +33,8 @@ def test_each_operation_is_a_graph_of_all_its_calls() -> None:
     assert counts["attention"] == layers["attention"] > 0
     assert all(seconds > 0 for _, seconds in calls)
     assert len(driver.segments) == len(counts)
-    assert driver.log == ["aside", "begin", "end", "back"] * len(counts)
+    assert [each for each in driver.log if each != "replay"] == ["aside", "begin", "end", "back"] * len(counts)
+    assert driver.log.count("replay") >= len(counts)
     on_a_cpu, _ = times_of(make_engine("nemotron_h_dense"), None)
     assert Counter(name for name, _ in on_a_cpu) == counts
 
@@ -81,6 +82,7 @@ def test_a_profile_by_operation_has_the_kernels_of_the_other(monkeypatch: pytest
     monkeypatch.setattr("ostinato.bench.profile.measure_bandwidth", lambda *_, **__: Bandwidth(1e10, 1e10))
     monkeypatch.setattr("ostinato.bench.profile.measure_flops", lambda *_: 1e11)
     settings = {"model": "demo", "random_weights": True, "threads": 1, "dtype": "float32", "cache_memory": "16MiB"}
+    settings |= {"capture_sizes": "16"}
     both = [
         profile(settings, ProfileBench((2,), 8, 16, 1, by_operation=by_operation), lambda _: None).data
         for by_operation in (False, True)

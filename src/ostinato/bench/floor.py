@@ -61,8 +61,10 @@ class Bandwidth:
         return {"read_bytes_per_second": self.read, "copy_bytes_per_second": self.copy}
 
 
-def decode_bytes(spec: ModelSpec, plan: Plan, rows: int, context: float) -> DecodeBytes | None:
-    """Of a step with `rows` rows of `context` tokens on average.
+def decode_bytes(
+    spec: ModelSpec, plan: Plan, rows: int, context: float, *, with_logits: bool = True
+) -> DecodeBytes | None:
+    """Of a step with `rows` rows of `context` tokens on average, with the LM head's product or up to hidden states.
 
     None for a model with experts: a step reads those that its tokens choose, which is not known beforehand.
     """
@@ -71,6 +73,8 @@ def decode_bytes(spec: ModelSpec, plan: Plan, rows: int, context: float) -> Deco
     dtype, memory = plan.settings.dtype, plan.memory
     unread = 0 if spec.tied_embeddings else spec.vocab_size * spec.hidden_size
     unread += 0 if spec.vision is None else spec.vision.parameters
+    if not with_logits:
+        unread += spec.lm_head.num_elements
     return DecodeBytes(
         weights=spec.weight_bytes(dtype) - unread * DTYPE_BYTES[dtype],
         states=2 * rows * memory.state_slot,

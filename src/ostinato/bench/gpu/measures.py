@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from importlib.metadata import version
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from ostinato.bench.comparison import compare
@@ -70,7 +72,21 @@ def start(settings: Settings, options: Options, _: Say) -> dict[str, Any]:
         "capture": engine.runner.graph_figures(),
         "planned_bytes": {**to_plain(plan.memory), "used": plan.memory.used},
         "observed_bytes": {"weights": engine.runner.measured["weight_bytes"], **taken_bytes(engine)},
+        "versions": versions(engine),
     }
+
+
+def versions(engine: Engine) -> dict[str, str]:
+    """Of what the device runs by, and its own name."""
+    import torch
+
+    found = {"torch": torch.__version__, "cuda": str(torch.version.cuda)}
+    if find_spec("triton") is not None:
+        found["triton"] = version("triton")
+    if engine.runner.device.type == "cuda":
+        major, minor = torch.cuda.get_device_capability(engine.runner.device)
+        found |= {"device": torch.cuda.get_device_name(engine.runner.device), "capability": f"{major}.{minor}"}
+    return found
 
 
 def taken_bytes(engine: Engine) -> dict[str, int | None]:

@@ -88,7 +88,7 @@ def make_report(outcomes: Sequence[Outcome], device: DeviceSpec, budget: float, 
     tables = [Table(PARTS, data["parts"], "parts")]
     tables += [Table(columns, data[name], name) for name, columns in RESULTS.items() if data[name]]
     for each in outcomes:
-        tables += made(f"{each.part.name}: its tables", partial(_tables_of, each))
+        tables += made(f"{each.part.name}: its tables", partial(_shown_tables, each))
     facts = {
         "device": f"{device.name}, {format_bytes(device.memory_bytes)}; {device.source}",
         "machine": ", ".join(f"{name} {value}" for name, value in data["machine"].items()),
@@ -102,9 +102,21 @@ RESULTS = {"aims": AIM_COLUMNS, "decode": DECODE, "overlap": OVERLAP}
 
 
 def _torch(found: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """What the first part that had torch says of it: this process does without."""
+    """The versions that a first start told, else torch's from any other part: this process does without torch."""
+    if "start" in found:
+        return dict(found["start"]["versions"])
     machines = (data["machine"] for data in found.values() if "machine" in data)
     return next(({"torch": each["torch"]} for each in machines if "torch" in each), {})
+
+
+def _shown_tables(outcome: Outcome) -> list[Table]:
+    """Those of a part, with every cell tried: a report is not printed in part."""
+    tables = _tables_of(outcome)
+    for table in tables:
+        for row in table.rows:
+            for column in table.columns:
+                column.cell(row)
+    return tables
 
 
 def _tables_of(outcome: Outcome) -> list[Table]:
