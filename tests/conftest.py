@@ -38,6 +38,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="Plan as if no native kernels were installed, so that engines run torch's alone.",
     )
+    parser.addoption(
+        "--gpu-device",
+        choices=("cuda", "cpu"),
+        default="cuda",
+        help="Where the tests of tests/gpu run. On a CPU they show that they are free of mistakes themselves.",
+    )
 
 
 @pytest.fixture(scope="session", autouse=True)

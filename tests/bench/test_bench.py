@@ -102,6 +102,9 @@ def test_the_floor_counts_weights_once_and_states_and_keys_per_row(name: str) ->
     assert one.weights == four.weights
     embedding = 0 if spec.tied_embeddings else spec.vocab_size * spec.hidden_size * 2
     assert one.weights == plan.memory.weights - embedding
+    hidden = decode_bytes(spec, plan, 1, context=100, with_logits=False)
+    assert hidden is not None
+    assert one.weights - hidden.weights == spec.vocab_size * spec.hidden_size * 2
     assert (one.states > 0) == (name == "nemotron_h_dense")
     assert four.states == 4 * one.states == 8 * plan.memory.state_slot
     per_token = sum(2 * layer.num_kv_heads * layer.head_dim * 2 for layer in spec.attention_layers)

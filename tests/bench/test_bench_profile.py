@@ -36,7 +36,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         "ostinato.bench.profile.measure_bandwidth", lambda device, isa: measure_bandwidth(device, 2**22, isa)
     )
-    monkeypatch.setattr("ostinato.bench.profile.measure_flops", lambda dtype: measure_flops(dtype, 64))
+    monkeypatch.setattr("ostinato.bench.profile.measure_flops", lambda *args: measure_flops(*args, size=64))
 
 
 def measure(name: str, **settings: Any) -> dict[str, Any]:

@@ -115,7 +115,8 @@ def _load(config: EngineConfig, dtype: str, device: str) -> Any:
     if config.random_weights:
         torch.manual_seed(config.seed)
         shape = transformers.AutoConfig.from_pretrained(directory)
-        model = transformers.AutoModelForCausalLM.from_config(shape, **options)
+        with torch.device(device):  # billions of weights are drawn there in no time
+            model = transformers.AutoModelForCausalLM.from_config(shape, **options)
     else:
         model = transformers.AutoModelForCausalLM.from_pretrained(directory, **options)
     # Without an end token, every row runs to the full length and no logits need masking.

@@ -19,8 +19,10 @@ if TYPE_CHECKING:
 PROBE_BYTES = 2**29
 """Well above the caches of a CPU or a GPU."""
 PROBE_PASSES = 7
-PROBE_SIDE = 2048
-"""Rows of the matrices whose product is timed."""
+PROBE_SIDES = {"cpu": 2048, "cuda": 8192}
+"""Rows of the matrices whose product is timed, by kind of device."""
+PROBE_CALLS = {"cpu": 1, "cuda": 16}
+"""Calls between two looks at the clock: to wait for a GPU takes a part of the time of one."""
 
 
 @dataclass(frozen=True)
@@ -59,8 +61,10 @@ class Bandwidth:
         return {"read_bytes_per_second": self.read, "copy_bytes_per_second": self.copy}
 
 
-def decode_bytes(spec: ModelSpec, plan: Plan, rows: int, context: float) -> DecodeBytes | None:
-    """Of a step with `rows` rows of `context` tokens on average.
+def decode_bytes(
+    spec: ModelSpec, plan: Plan, rows: int, context: float, *, with_logits: bool = True
+) -> DecodeBytes | None:
+    """Of a step with `rows` rows of `context` tokens on average, with the LM head's product or up to hidden states.
 
     None for a model with experts: a step reads those that its tokens choose, which is not known beforehand.
     """
@@ -69,6 +73,8 @@ def decode_bytes(spec: ModelSpec, plan: Plan, rows: int, context: float) -> Deco
     dtype, memory = plan.settings.dtype, plan.memory
     unread = 0 if spec.tied_embeddings else spec.vocab_size * spec.hidden_size
     unread += 0 if spec.vision is None else spec.vision.parameters
+    if not with_logits:
+        unread += spec.lm_head.num_elements
     return DecodeBytes(
         weights=spec.weight_bytes(dtype) - unread * DTYPE_BYTES[dtype],
         states=2 * rows * memory.state_slot,
@@ -104,15 +110,17 @@ def measure_bandwidth(device: torch.device, size: int = PROBE_BYTES, isa: str | 
     return Bandwidth(read=size / read, copy=2 * size / best_seconds(lambda: target.copy_(source), device))
 
 
-def measure_flops(dtype: str, size: int = PROBE_SIDE) -> float:
-    """FLOP/s on a CPU of the product of two square matrices of `size` rows in `dtype`, the best of several."""
+def measure_flops(dtype: str, device: torch.device | None = None, size: int | None = None) -> float:
+    """FLOP/s on a device, by default the CPU, of the product of two square matrices of `size` rows in `dtype`, the best
+    of several."""
     import torch
 
-    one = torch.ones(size, size, dtype=getattr(torch, dtype))
+    size = size or PROBE_SIDES["cpu" if device is None else device.type]
+    one = torch.randn(size, size, device=device).to(getattr(torch, dtype))
     return 2 * size**3 / best_seconds(lambda: one @ one.t(), one.device)
 
 
-def best_seconds(work: Callable[[], object], device: torch.device) -> float:
+def best_seconds(work: Callable[[], object], device: torch.device, passes: int = PROBE_PASSES) -> float:
     """The shortest of several times that `work` takes."""
     import torch
 
@@ -120,13 +128,14 @@ def best_seconds(work: Callable[[], object], device: torch.device) -> float:
         if device.type == "cuda":
             torch.cuda.synchronize(device)
 
-    seconds = []
-    for _ in range(PROBE_PASSES):
+    calls, seconds = PROBE_CALLS[device.type], []
+    for _ in range(passes):
         wait()
         begin = time.perf_counter()
-        work()
+        for _ in range(calls):
+            work()
         wait()
-        seconds.append(time.perf_counter() - begin)
+        seconds.append((time.perf_counter() - begin) / calls)
     return min(seconds)
 
 

@@ -129,7 +129,7 @@ def _measure_decode(
         say("measuring the memory's bandwidth")
         bandwidth = measure_bandwidth(runner.device)
         for each in times_of:
-            needed = decode_bytes(engine.spec, plan, each.rows, context=bench.prompt_len + 1)
+            needed = decode_bytes(engine.spec, plan, each.rows, context=bench.prompt_len + 1, with_logits=False)
             if needed is not None:
                 floors[each.rows] = floor_figures(needed, bandwidth, each.median("graph"))
     figures = []

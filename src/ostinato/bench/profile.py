@@ -13,8 +13,9 @@ from ostinato.bench.graph_speed import graph_of
 from ostinato.bench.phases import MODEL, decode_phases, phase_figures
 from ostinato.bench.predicted import machine_of
 from ostinato.bench.reports import Column, Report, Say, Table, engine_facts, engine_lines
-from ostinato.errors import ConfigError, Remedy
+from ostinato.errors import ConfigError
 from ostinato.ops.work import KernelWork, StepShape
+from ostinato.plan.graphs.coverage import dispatch
 from ostinato.plan.memory.kernel_work import kernel_work
 from ostinato.plan.plan import Plan
 from ostinato.plan.prediction import ENGINE, Machine
@@ -31,13 +32,15 @@ KERNEL_OF = {"logits": "linear"}
 @dataclass(frozen=True)
 class ProfileBench:
     """Decode steps of each of `batch_sizes` rows with `context` tokens before each, and a prompt of `prefill` tokens
-    at once; the best of `rounds` rounds. `measure`: the plan's prediction beside them is from rates measured first."""
+    at once; the best of `rounds` rounds. `measure`: the plan's prediction beside them is from rates measured first.
+    `by_operation`: the calls of each operation are made again by themselves, as always on a GPU."""
 
     batch_sizes: tuple[int, ...]
     context: int
     prefill: int
     rounds: int
     measure: bool = False
+    by_operation: bool = False
 
 
 @dataclass(frozen=True)
@@ -54,12 +57,13 @@ class Roofs:
 
 
 def profile(settings: dict[str, Any], bench: ProfileBench, say: Say) -> Report:
-    """Of each step the kernels, with calls, seconds, bytes, FLOPs and floor, and of decode steps the phases
-    in the engine's loop.
+    """Of each step the kernels, with calls, seconds, bytes, FLOPs and floor, and of decode steps on a CPU the phases in
+    the engine's loop.
 
-    A decode step that has a full graph is replayed as a tape whose calls are timed one by one; other steps run eagerly,
-    with a stopwatch at every kernel, and what is left is the torch and the Python between kernels. The last of a step's
-    kernels is `logits`, the LM head's product.
+    On a CPU, a decode step that has a full graph is replayed as a tape whose calls are timed one by one; other steps
+    run eagerly, with a stopwatch at every kernel, and what is left is the torch and the Python between kernels. On a
+    GPU all calls of one operation are replayed as a graph of their own. The last of a step's kernels is `logits`, the
+    LM head's product.
     """
     from ostinato.engine.engine import Engine
 
@@ -69,7 +73,7 @@ def profile(settings: dict[str, Any], bench: ProfileBench, say: Say) -> Report:
     plan = engine.plan
     say("measuring the memory's bandwidth and the rate of matrix products")
     bandwidth = measure_bandwidth(engine.runner.device, isa=plan.device.native.isa)
-    roofs = Roofs(bandwidth.best, measure_flops(plan.settings.dtype))
+    roofs = Roofs(bandwidth.best, measure_flops(plan.settings.dtype, engine.runner.device))
     data = engine_facts("profile", config, plan, **asdict(bench))
     data["machine"] |= {**bandwidth.to_json(), "flops_per_second": roofs.flops_per_second}
     data["kernels"] = {name: choice.implementation for name, choice in plan.kernels.items()}
@@ -83,9 +87,11 @@ def profile(settings: dict[str, Any], bench: ProfileBench, say: Say) -> Report:
 def _decode(
     engine: Engine, bench: ProfileBench, roofs: Roofs, machine: Machine | None, say: Say
 ) -> list[dict[str, Any]]:
+    from ostinato.bench.gpu.kernel_times import operation_times, step_seconds
     from ostinato.bench.steps import TapeClock, make_decode_steps, profile_eagerly, profile_tape
 
     plan, runner = engine.plan, engine.runner
+    by_operation = _by_operation(engine, bench)
     clock: TapeClock | None = None
     figures = []
     say("computing the prompts")
@@ -93,33 +99,54 @@ def _decode(
     for rows, step in steps.items():
         say(f"decoding, batch size {rows}")
         mode, size = graph_of(plan, rows)
-        if mode == "full" and size is not None:
+        eager: tuple[str, ...] = ()
+        if by_operation:
+            seconds = step_seconds(runner, step, bench.rounds)
+            calls, eager = operation_times(runner, step, rows, bench.rounds)
+        elif mode == "full" and size is not None:
             clock = clock or TapeClock(runner)
             calls, seconds = profile_tape(runner, clock, step, bench.rounds)
         else:
             calls, seconds = profile_eagerly(runner, step, rows, bench.rounds)
         shape = StepShape(rows, 1, bench.context, decodes=True)
         one = _step_figures(engine, plan, shape, calls, seconds, roofs, machine)
-        figures.append({"batch_size": rows, "way": "tape" if mode == "full" else "eager", "graph_rows": size, **one})
+        way = plan.capture.backend if mode == "full" else mode if by_operation else "eager"
+        figures.append({"batch_size": rows, "way": way, "graph_rows": size, "not_captured": eager, **one})
     # Last: requests write to the blocks and slots that the steps above read.
     for one in figures:
-        say(f"the engine's loop, batch size {one['batch_size']}")
-        one["phases"] = phase_figures(decode_phases(engine, one["batch_size"], bench.context, _loop_steps(bench)))
+        one["phases"] = {}
+        if not by_operation:  # the host of a GPU does not wait for what it asks for
+            say(f"the engine's loop, batch size {one['batch_size']}")
+            one["phases"] = phase_figures(decode_phases(engine, one["batch_size"], bench.context, _loop_steps(bench)))
     return figures
 
 
 def _prefill(engine: Engine, bench: ProfileBench, roofs: Roofs, machine: Machine | None, say: Say) -> dict[str, Any]:
+    from ostinato.bench.gpu.kernel_times import operation_times, step_seconds
     from ostinato.bench.steps import profile_eagerly, prompt_step
 
     say(f"prefill, {bench.prefill} tokens")
-    step = prompt_step(engine.runner, bench.prefill, engine.spec.vocab_size)
-    calls, seconds = profile_eagerly(engine.runner, step, 1, max(3, bench.rounds // 4))
+    runner, passes = engine.runner, max(3, bench.rounds // 4)
+    step = prompt_step(runner, bench.prefill, engine.spec.vocab_size)
+    way, eager = "eager", tuple[str, ...]()
+    if _by_operation(engine, bench):
+        capture = engine.plan.capture
+        way = dispatch(capture.ladders(), capture.graph_mode, 1, None, bench.prefill)[0]
+        seconds = step_seconds(runner, step, passes)
+        calls, eager = operation_times(runner, step, 1, passes)
+    else:
+        calls, seconds = profile_eagerly(runner, step, 1, passes)
     shape = StepShape(1, bench.prefill, 0, decodes=False)
     return {
         "tokens": bench.prefill,
-        "way": "eager",
+        "way": way,
+        "not_captured": eager,
         **_step_figures(engine, engine.plan, shape, calls, seconds, roofs, machine),
     }
+
+
+def _by_operation(engine: Engine, bench: ProfileBench) -> bool:
+    return bench.by_operation or engine.runner.device.type == "cuda"
 
 
 def _step_figures(
@@ -154,8 +181,6 @@ def _config_for(settings: dict[str, Any], bench: ProfileBench) -> EngineConfig:
     plan = plan_of(config)
     if plan.settings.max_num_batched_tokens < bench.prefill:
         config = with_room(settings, **needed, max_num_batched_tokens=bench.prefill)
-    if plan.device.kind != "cpu":
-        raise ConfigError("kernels are profiled on a CPU", [Remedy("device", "cpu")])
     if plan.speculative is not None:
         raise ConfigError("the profile is of steps without drafts; leave speculative out")
     return config
@@ -207,11 +232,11 @@ def total_figures(figures: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 def profile_tables(data: Mapping[str, Any]) -> list[Table]:
     tables = []
     for step in data["decode"]:
-        graph = f"{step['way']}, {step['graph_rows']} rows" if step["way"] == "tape" else "eager"
+        graph = "eager" if step["way"] == "eager" else f"{step['way']}, {step['graph_rows']} rows"
         tables.append(_kernel_table(f"decode, batch size {step['batch_size']} ({graph})", step, data["kernels"]))
     prefill = data["prefill"]
     tables.append(_kernel_table(f"prefill, {prefill['tokens']} tokens ({prefill['way']})", prefill, data["kernels"]))
-    return [*tables, _phase_table(data["decode"])]
+    return [*tables, *([_phase_table(data["decode"])] if data["decode"][0]["phases"] else [])]
 
 
 def _kernel_table(title: str, step: Mapping[str, Any], chosen: Mapping[str, str]) -> Table:

@@ -24,8 +24,11 @@ JOBS = {
     "startup": "ostinato.bench.throughput:answer_startup",
     "floor": "ostinato.bench.floor:answer",
     "generate": "ostinato.bench.serve.overhead:answer",
+    "gpu": "ostinato.bench.gpu.measures:answer",
 }
 """Kind of job -> the module, and the function in it that does the job."""
+
+COMMAND = (sys.executable, "-m", "ostinato.bench.worker")
 
 
 def ask(kind: str, job: dict[str, Any]) -> dict[str, Any]:
@@ -34,9 +37,17 @@ def ask(kind: str, job: dict[str, Any]) -> dict[str, Any]:
     An OstinatoError in the process is raised here; any other failure is a CalledProcessError, its
     traceback on stderr.
     """
-    request = json.dumps({"kind": kind, "began": time.monotonic(), **job})
-    command = [sys.executable, "-m", "ostinato.bench.worker"]
-    answer = subprocess.run(command, input=request, stdout=subprocess.PIPE, text=True, check=True).stdout
+    request = request_of(kind, job)
+    return result_of(subprocess.run(COMMAND, input=request, stdout=subprocess.PIPE, text=True, check=True).stdout)
+
+
+def request_of(kind: str, job: dict[str, Any]) -> str:
+    """What a process of `COMMAND` reads."""
+    return json.dumps({"kind": kind, "began": time.monotonic(), **job})
+
+
+def result_of(answer: str) -> dict[str, Any]:
+    """What such a process wrote. An OstinatoError in it is raised here."""
     result: dict[str, Any] = json.loads(answer.splitlines()[-1])
     if "error" in result:
         error = result["error"]

@@ -30,6 +30,7 @@ COMMANDS = {
     "eval": "ostinato.cli.eval:evaluate",
     "verify": "ostinato.cli.verify:verify",
     "bench": "ostinato.cli.bench:app",
+    "gpu-check": "ostinato.cli.gpu_check:gpu_check",
 }
 """Name -> the module, and in it the function or the app of commands."""
 STYLE: dict[str, Any] = {
@@ -85,7 +86,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     as_json = "--json" in arguments
-    if arguments[:1] not in (["serve"], ["bench"]):  # the one's engine has a process of its own, the other measures
+    if arguments[:1] not in (["serve"], ["bench"], ["gpu-check"]):  # its engine is a process; the others measure
         wait_briefly(os.environ)  # commands import torch when they run
     try:
         try:

@@ -1,0 +1,110 @@
+"""The check of a GPU: part after part within its budget, whatever fails on the way."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from ostinato.bench.gpu.parts import Part
+from ostinato.bench.gpu.process import run_within
+from ostinato.bench.gpu.pytest_run import figures_of_tests, pytest_command, why_not
+from ostinato.bench.reports import Say
+from ostinato.bench.worker import COMMAND, request_of, result_of
+from ostinato.config import EngineConfig
+from ostinato.errors import OstinatoError
+
+TAIL = 4000
+"""Characters of a failure's traceback that are kept."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of a part: `data` where it did what it is for (also of tests of which some failed), else `reason`."""
+
+    part: Part
+    outcome: Literal["ok", "failed", "timed out", "skipped"]
+    seconds: float
+    limit: float
+    reason: str | None = None
+    data: dict[str, Any] | None = None
+    trace: str | None = None
+    """The end of what a failed process wrote as errors."""
+
+    def to_json(self) -> dict[str, Any]:
+        own = {name: value for name, value in vars(self).items() if name != "part"}
+        return {**asdict(self.part), "planned_seconds": self.part.seconds, **own}
+
+
+Measure = Callable[[Part, float], Outcome]
+"""Does a part within so many seconds."""
+
+
+def run_parts(
+    parts: Sequence[Part],
+    budget: float,
+    measure: Measure,
+    say: Say,
+    done: Callable[[Sequence[Outcome]], object] = lambda outcomes: None,
+) -> list[Outcome]:
+    """Every part that the rest of the `budget` (seconds) holds, in order. A part may take its own seconds, and what the
+    parts before it have left of theirs. `done` is told after each, so that nothing is lost with what comes later."""
+    begin = time.monotonic()
+    outcomes: list[Outcome] = []
+    for number, part in enumerate(parts):
+        left = budget - (time.monotonic() - begin)
+        limit = limit_of(parts[number:], left)
+        if part.needs_setting is not None and part.needs_setting not in EngineConfig.model_fields:
+            reason = f"this version has no setting {part.needs_setting}"
+            outcomes.append(Outcome(part, "skipped", 0.0, 0.0, reason))
+        elif limit is None:
+            reason = f"it is planned to take {part.seconds:.0f} s, and {max(left, 0):.0f} s of the budget are left"
+            outcomes.append(Outcome(part, "skipped", 0.0, 0.0, reason))
+        else:
+            say(f"{part.title} (at most {limit:.0f} s)")
+            outcomes.append(measure(part, limit))
+        last = outcomes[-1]
+        say(f"{part.name}: {last.outcome} after {last.seconds:.0f} s{f': {last.reason}' if last.reason else ''}")
+        done(outcomes)
+    return outcomes
+
+
+def limit_of(parts: Sequence[Part], left: float) -> float | None:
+    """Seconds that the first of `parts` may take when `left` are left for all of them; None if that is too few."""
+    first, *later = parts
+    if first.seconds > left:
+        return None
+    return max(first.seconds, left - sum(part.seconds for part in later))
+
+
+def measure_apart(part: Part, limit: float, checkout: Path) -> Outcome:
+    """Does a part in a process of its own. Tests run in the `checkout`."""
+    if part.kind == "tests":
+        return _run_tests(part, limit, checkout)
+    finished = run_within(COMMAND, limit, request_of("gpu", {"part": asdict(part)}))
+    times = (finished.seconds, limit)
+    if finished.status is None:
+        return Outcome(part, "timed out", *times, f"ended after {limit:.0f} s", trace=finished.errors[-TAIL:])
+    if finished.status:
+        reason = f"status {finished.status}: {finished.last_error}"
+        return Outcome(part, "failed", *times, reason, trace=finished.errors[-TAIL:])
+    try:
+        return Outcome(part, "ok", *times, data=result_of(finished.output)["data"])
+    except OstinatoError as error:
+        return Outcome(part, "failed", *times, f"{type(error).__name__}: {error.message}")
+    except (json.JSONDecodeError, LookupError) as error:
+        return Outcome(part, "failed", *times, f"its answer cannot be read: {error}", trace=finished.output[-TAIL:])
+
+
+def _run_tests(part: Part, limit: float, checkout: Path) -> Outcome:
+    finished = run_within(pytest_command(part.options), limit, directory=checkout)
+    data = figures_of_tests(finished)
+    reason = why_not(finished, data)
+    outcome: Literal["ok", "failed", "timed out"] = "ok" if reason is None else "failed"
+    if finished.status is None:
+        outcome = "timed out"
+    trace = None if reason is None else (finished.output + finished.errors)[-TAIL:]
+    return Outcome(part, outcome, finished.seconds, limit, reason, data, trace)

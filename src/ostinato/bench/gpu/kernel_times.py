@@ -1,0 +1,111 @@
+"""The time of each operation in a step on a GPU: all calls of one operation, captured as one graph and replayed.
+
+A stopwatch around a call would time its launch. A graph of one operation has its kernels alone, back to back, over the
+weights and states of all layers, so that no cache holds what the next call reads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import Any
+
+import torch
+
+from ostinato.bench.figures import Calls
+from ostinato.bench.floor import best_seconds
+from ostinato.bench.steps import recording, seconds_of
+from ostinato.engine.run.inputs import step_inputs
+from ostinato.engine.run.runner import Runner
+from ostinato.graphs.cuda import CudaDriver, Driver
+from ostinato.ops.kernels import Kernel
+from ostinato.schedule.batch import Batch
+
+Call = Callable[[], object]
+
+
+class CallLog:
+    """The calls of a step by operation, to be made again; stands in a tap as a recorder. What one kernel calls belongs
+    to it."""
+
+    def __init__(self) -> None:
+        self.calls: dict[str, list[Call]] = {}
+        self._is_inside = False
+
+    def kernel(self, name: str, kernel: Kernel, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
+        """See `ops.kernels.Recorder`."""
+        if self._is_inside:
+            return kernel(*args, **kwargs)
+        self.calls.setdefault(name, []).append(partial(kernel, *args, **kwargs))
+        self._is_inside = True
+        try:
+            return kernel(*args, **kwargs)
+        finally:
+            self._is_inside = False
+
+    def split(
+        self,
+        name: str,  # noqa: ARG002
+        function: Kernel,
+        tensors: tuple[torch.Tensor, ...],
+        others: tuple[Any, ...],
+    ) -> torch.Tensor:
+        """See `ops.kernels.Recorder`."""
+        return function(*tensors, *others)
+
+
+@torch.inference_mode()
+def operation_times(
+    runner: Runner, step: Batch, rows: int, passes: int, driver: Driver | None = None
+) -> tuple[Calls, tuple[str, ...]]:
+    """(operation, mean seconds of a call) for every call of a step, `logits` of `rows` positions last; and the
+    operations that no graph could hold, whose times have the launches in them.
+
+    States and caches of the step's slots and blocks are written again and again. `driver` stands in for the GPU's own;
+    on a CPU without one, calls are timed as they are.
+    """
+    inputs = step_inputs(step, runner.block_size, runner.device, takes_images=runner.takes_images)
+    log = CallLog()
+    with recording(runner.model.build.ops.tap, log):
+        hidden = runner.model(inputs, runner.memory)
+    log.calls["logits"] = [partial(runner.model.logits, hidden[-rows:])]
+    if driver is None and runner.device.type == "cuda":
+        driver = CudaDriver(runner.device)
+    times, eager = [], []
+    for name, calls in log.calls.items():
+        play = None if driver is None else captured(calls, driver)
+        if play is None and driver is not None:
+            eager.append(name)
+        seconds = best_seconds(play or partial(_run, calls), runner.device, passes)
+        times += [(name, seconds / len(calls))] * len(calls)
+    return times, tuple(eager)
+
+
+def captured(calls: Sequence[Call], driver: Driver) -> Call | None:
+    """The replay of `calls` as one graph; None if they cannot be captured."""
+    with driver.aside():
+        _run(calls)  # compiles what is compiled at its first call
+        segment = driver.new_segment()
+        segment.begin()
+        try:
+            _run(calls)
+            segment.end()
+        except RuntimeError:
+            # A failed capture must be ended all the same; that it is not valid was said by the first error.
+            with suppress(RuntimeError):
+                segment.end()
+            return None
+    return segment.replay
+
+
+@torch.inference_mode()
+def step_seconds(runner: Runner, step: Batch, passes: int) -> float:
+    """The shortest time of a step up to its hidden states, as the engine runs it, inputs written in it."""
+    run = partial(runner.forward, step)
+    return min([seconds_of(runner, run) for _ in range(passes + 1)][1:])
+
+
+def _run(calls: Sequence[Call]) -> None:
+    for call in calls:
+        call()

@@ -1,0 +1,135 @@
+"""The measurements of a check, each the data of a benchmark's report; run in a process of their own."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from importlib.metadata import version
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+
+from ostinato.bench.comparison import compare
+from ostinato.bench.drive import Workload, bench_config, in_turns, run_batch, share_cache, with_room
+from ostinato.bench.encoder_speed import EncoderBench, encoder
+from ostinato.bench.graph_speed import GraphBench, graphs
+from ostinato.bench.profile import ProfileBench, profile
+from ostinato.bench.reports import Say, engine_facts
+from ostinato.bench.throughput import throughput, throughput_figures
+from ostinato.plain_data import to_plain
+
+if TYPE_CHECKING:
+    from ostinato.engine.engine import Engine
+
+Settings = dict[str, Any]
+Options = Mapping[str, Any]
+
+
+def answer(job: dict[str, Any]) -> dict[str, Any]:
+    """The data of one part: its `kind`, `settings` and `options` are in the job's `part`."""
+    part = job["part"]
+    options = {name: tuple(value) if isinstance(value, list) else value for name, value in part["options"].items()}
+    return {"data": MEASURES[part["kind"]](part["settings"], options, lambda _: None)}
+
+
+def _throughput(settings: Settings, options: Options, say: Say) -> dict[str, Any]:
+    return throughput(settings, Workload(**options), say).data
+
+
+def _profile(settings: Settings, options: Options, say: Say) -> dict[str, Any]:
+    return profile(settings, ProfileBench(**options), say).data
+
+
+def _graphs(settings: Settings, options: Options, say: Say) -> dict[str, Any]:
+    return graphs(settings, GraphBench(**options), say).data
+
+
+def _encoder(settings: Settings, options: Options, say: Say) -> dict[str, Any]:
+    return encoder(settings, EncoderBench(**options), say).data
+
+
+def _transformers(settings: Settings, options: Options, say: Say) -> dict[str, Any]:
+    return compare(settings, Workload(**options), "transformers", say).data
+
+
+def start(settings: Settings, options: Options, _: Say) -> dict[str, Any]:
+    """A first start with all graphs, kernels compiled on the way, and one prompt of `prompt_len` tokens; the bytes that
+    were planned beside those that the device says are taken."""
+    from ostinato.engine.engine import Engine
+
+    length = options["prompt_len"]
+    config = with_room(settings, max_model_len=length + 2)
+    begin = time.perf_counter()
+    engine = Engine(config)
+    ready = time.perf_counter()
+    if "graphs" not in engine.runner.measured:
+        engine.runner.capture()
+    captured = time.perf_counter()
+    run_batch(engine, [[2] * length], output_len=2)
+    plan = engine.plan
+    return {
+        **engine_facts("start", config, plan, rounds=1, **options),
+        "seconds": {"start": ready - begin, "later_capture": captured - ready},
+        "capture": engine.runner.graph_figures(),
+        "planned_bytes": {**to_plain(plan.memory), "used": plan.memory.used},
+        "observed_bytes": {"weights": engine.runner.measured["weight_bytes"], **taken_bytes(engine)},
+        "versions": versions(engine),
+    }
+
+
+def versions(engine: Engine) -> dict[str, str]:
+    """Of what the device runs by, and its own name."""
+    import torch
+
+    found = {"torch": torch.__version__, "cuda": str(torch.version.cuda)}
+    if find_spec("triton") is not None:
+        found["triton"] = version("triton")
+    if engine.runner.device.type == "cuda":
+        major, minor = torch.cuda.get_device_capability(engine.runner.device)
+        found |= {"device": torch.cuda.get_device_name(engine.runner.device), "capability": f"{major}.{minor}"}
+    return found
+
+
+def taken_bytes(engine: Engine) -> dict[str, int | None]:
+    """Of the device: what torch held at the most, and what all processes take now, contexts and graphs of the driver in
+    it; None on a CPU."""
+    import torch
+
+    device = engine.runner.device
+    if device.type != "cuda":
+        return {"reserved_peak": None, "device_used": None}
+    free, total = torch.cuda.mem_get_info(device)
+    return {"reserved_peak": torch.cuda.max_memory_reserved(device), "device_used": total - free}
+
+
+def overlap(settings: Settings, options: Options, say: Say, setting: str = "overlap") -> dict[str, Any]:
+    """Seconds between steps of decoding requests, with `setting` off and on, by batch size, in turns."""
+    from ostinato.engine.engine import Engine
+
+    workload = Workload(**options)
+    config = bench_config(settings, workload)
+    configs = share_cache({value: config.with_settings(**{setting: value}) for value in ("off", "on")})
+    say("loading and capturing")
+    engines = {value: Engine(each) for value, each in configs.items()}
+    results = []
+    for size in workload.batch_sizes:
+        traces: dict[str, list[Any]] = {value: [] for value in engines}
+        for number in range(-1, workload.rounds):
+            length = workload.output_len if number >= 0 else workload.warm_up().output_len
+            for value in in_turns(list(engines), number + 1):
+                engine = engines[value]
+                trace = run_batch(engine, workload.prompts(size, engine.spec.vocab_size, number), length)
+                traces[value] += [trace] if number >= 0 else []
+        results.append({"batch_size": size, **{value: throughput_figures(each) for value, each in traces.items()}})
+    plan = engines["off"].plan
+    return {**engine_facts(setting, config, plan, **options), "results": results}
+
+
+MEASURES: Mapping[str, Callable[[Settings, Options, Say], dict[str, Any]]] = {
+    "start": start,
+    "throughput": _throughput,
+    "profile": _profile,
+    "graphs": _graphs,
+    "encoder": _encoder,
+    "transformers": _transformers,
+    "overlap": overlap,
+}

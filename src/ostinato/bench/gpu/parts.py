@@ -1,0 +1,157 @@
+"""What a check of a GPU consists of, part by part, with the seconds that each may take: plain data."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+BUDGET = 540.0
+"""Seconds of a whole check: under nine minutes on an H100, which is rented by the hour."""
+
+TOY_TESTS = "nemotron_h_dense and (bfloat16 or poison or None-0)"
+"""One of each kind."""
+
+MARK = "pytest.mark.gpu"
+
+Kind = Literal["tests", "start", "throughput", "profile", "graphs", "encoder", "transformers", "overlap"]
+
+
+@dataclass(frozen=True)
+class Part:
+    """A process of its own. `seconds` are what the plan gives it; what parts before it leave comes on top."""
+
+    name: str
+    kind: Kind
+    title: str
+    seconds: float
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """Of the engine."""
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """Of the benchmark, or of the tests."""
+    needs_setting: str | None = None
+    """A field of `EngineConfig` that it compares; where there is none, the part is skipped."""
+
+
+@dataclass(frozen=True)
+class Scale:
+    """How much is measured, and on which shapes."""
+
+    large: Mapping[str, Any]
+    """Settings that name the large model, with its device."""
+    small: Mapping[str, Any]
+    images: Mapping[str, Any]
+    rows: tuple[int, ...]
+    """Of decode steps."""
+    kernel_rows: tuple[int, ...]
+    """Of those whose kernels are timed."""
+    peer_rows: tuple[int, ...]
+    """Of those that transformers computes too, which needs far more memory for them."""
+    prompt_len: int
+    output_len: int
+    prefill: int
+    rounds: int
+    off_stride: tuple[int, ...]
+    arrivals: int
+    max_pixels: int
+    tests: Mapping[str, Any]
+
+
+def full_scale(checkout: Path) -> Scale:
+    """On a GPU: the shapes of `benchmarks/models`, with random weights."""
+    shapes = checkout / "benchmarks/models"
+
+    def on_gpu(name: str) -> dict[str, Any]:
+        return {"model": str(shapes / name), "random_weights": True, "device": "cuda"}
+
+    return Scale(
+        large=on_gpu("nemotron-h-8b"),
+        small=on_gpu("nemotron-h-300m"),
+        images=on_gpu("qwen3-vl-300m"),
+        rows=(1, 8, 32, 128, 256),
+        kernel_rows=(1, 8, 32, 64, 128, 256),
+        peer_rows=(1, 8),
+        prompt_len=128,
+        output_len=64,
+        prefill=2048,
+        rounds=3,
+        off_stride=(700, 768),
+        arrivals=24,
+        max_pixels=1_000_000,
+        tests={"arguments": marked_files(checkout), "workers": 8},
+    )
+
+
+def marked_files(checkout: Path) -> list[str]:
+    """The files with tests marked `gpu`: to collect all others takes as long as to run these."""
+    files = sorted((checkout / "tests").rglob("test_*.py"))
+    return [str(file.relative_to(checkout)) for file in files if MARK in file.read_text(encoding="utf-8")]
+
+
+def toy_scale() -> Scale:
+    """On a CPU: the embedded models with random weights, few rows and few tokens. It shows that every part runs and is
+    reported; its figures mean nothing."""
+    common = {"random_weights": True, "device": "cpu", "threads": 1, "dtype": "float32", "cache_memory": "48MiB"}
+    sizes = {"max_num_seqs": 2, "max_model_len": 64, "capture_sizes": "8,20,24", "capture_rows": "1,2"}
+    text = {"model": "demo", **common, **sizes}
+    return Scale(
+        large=text,
+        small=text,
+        images={"model": "demo-vl", **common, "max_num_seqs": 2, "encoder_token_budgets": "16,64"},
+        rows=(1, 2),
+        kernel_rows=(1, 2),
+        peer_rows=(1,),
+        prompt_len=16,
+        output_len=3,
+        prefill=24,
+        rounds=1,
+        off_stride=(20, 24),
+        arrivals=1,
+        max_pixels=4096,
+        tests={
+            "arguments": ["tests/gpu", "--gpu-device", "cpu", "-k", "nemotron_h_dense and (joins or bfloat16 or none)"],
+            "workers": 0,
+        },
+    )
+
+
+def make_parts(scale: Scale) -> tuple[Part, ...]:
+    """All parts, the most telling first: what the budget no longer holds is left out from behind."""
+    decode = {"prompt_len": scale.prompt_len, "output_len": scale.output_len, "batch_sizes": scale.rows, "rounds": 2}
+    kernels = {"context": scale.prompt_len, "prefill": scale.prefill, "rounds": 2 * scale.rounds, "by_operation": True}
+    steps = {"rows": scale.rows, "prompt_len": scale.prompt_len, "rounds": scale.rounds}
+    peers = {**decode, "batch_sizes": scale.peer_rows, "rounds": 1}
+    images = {"arrivals": scale.arrivals, "batch": (2, 4), "rounds": scale.rounds, "max_pixels": scale.max_pixels}
+    in_steps = {**scale.large, "max_num_batched_tokens": max(scale.prefill, 4 * scale.prompt_len)}
+    every_image = {**scale.images, "encoder_graph_mode": "always"}
+    return (
+        Part("tests", "tests", "tests marked gpu", 150, options=scale.tests),
+        Part("start", "start", "8B: a first start, its memory", 60, scale.large, {"prompt_len": scale.prefill}),
+        Part("decode-8b", "throughput", "8B: prompts and decode steps", 50, scale.large, decode),
+        Part("kernels-8b", "profile", "8B: kernels", 40, in_steps, {**kernels, "batch_sizes": scale.kernel_rows}),
+        Part("graphs-8b", "graphs", "8B: graphs beside eager steps", 35, scale.large, steps),
+        Part("decode-300m", "throughput", "300M: prompts and decode steps", 30, scale.small, decode),
+        Part(
+            "graphs-300m",
+            "graphs",
+            "300M: graphs beside eager steps, and steps off the stride",
+            40,
+            scale.small,
+            {**steps, "off_stride": scale.off_stride},
+        ),
+        Part("encoder", "encoder", "images with and without graphs", 30, every_image, images),
+        Part(
+            "overlap",
+            "overlap",
+            "300M: time between steps, with and without overlap",
+            30,
+            scale.small,
+            {**decode, "batch_sizes": scale.kernel_rows[:3]},
+            needs_setting="overlap",
+        ),
+        Part(
+            "kernels-300m", "profile", "300M: kernels", 25, scale.small, {**kernels, "batch_sizes": scale.kernel_rows}
+        ),
+        Part("transformers", "transformers", "300M: beside transformers", 40, scale.small, peers),
+    )
