@@ -126,7 +126,7 @@ def test_every_setting_is_a_flag_and_reaches_the_plan(capsys, checkpoint) -> Non
         "bfloat16", "--max-num-seqs", "7", "--max-num-batched-tokens", "300", "--max-model-len", "500",
         "--block-size", "32", "--no-enable-chunked-prefill", "--memory-utilization", "0.5",
         "--cache-memory", "1GiB", "--scheduling-policy", "priority", "--seed", "9", "--threads", "3",
-        "--random-weights", "--no-enable-prefix-caching", "--state-cache-mode", "none", "--state-block-size",
+        "--overlap", "off", "--random-weights", "--no-enable-prefix-caching", "--state-cache-mode", "none", "--state-block-size",
         "320", "--checkpoint-policy", "boundaries", "--eviction-policy", "lru", "--expected-prefix-tokens", "100",
         "--graph-mode", "piecewise", "--capture-rows", "1,4", "--max-capture-size", "64",
         "--performance-mode", "interactivity", "--capture", "lazy", "--strict", "--check-replay",
