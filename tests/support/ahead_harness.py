@@ -34,6 +34,7 @@ class AheadHarness(Harness):
         assert [row.follows for row in batch.rows] == [before[row.request_id] for row in batch.rows]
         for row in batch.rows:
             front = self.batch.rows[before[row.request_id]]
+            assert row.end < self._greatest_length(self.followers[row.request_id].request), "known to be void"
             assert (row.start, row.read_slot) == (front.end, front.write_slots[0] if self.runner.has_state else 0)
         self.scheduler.check_integrity()
         self.runner.check_writes(batch, self.cache.store.index)
