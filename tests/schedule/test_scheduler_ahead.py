@@ -1,4 +1,4 @@
-"""One step ahead: what may be scheduled before a step is over, what waits and why, and what a void row leaves behind."""
+"""One step ahead: what is scheduled before a step is over, what waits and why, and what a void row leaves behind."""
 
 from __future__ import annotations
 
@@ -65,5 +65,3 @@ def test_programs_with_a_step_ahead_give_every_request_what_it_would_get_alone_a
     stores = [harness.cache.store.counters for harness in harnesses]
     assert sum(s.checkpoints_taken > 0 for s in stores) >= 20
     assert sum(h.scheduler.prefix_counters.cached_tokens > 0 for h in harnesses) >= 20
-
-

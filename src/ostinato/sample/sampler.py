@@ -144,9 +144,7 @@ def choose(logits: torch.Tensor, picks: Sequence[Pick], draw: Draw) -> dict[int,
     return {place: token for place, token in enumerate(tokens.tolist()) if token >= 0}
 
 
-def _drawn(
-    logits: torch.Tensor, states: Sequence[SamplingState], positions: Sequence[int], draw: Draw
-) -> torch.Tensor:
+def _drawn(logits: torch.Tensor, states: Sequence[SamplingState], positions: Sequence[int], draw: Draw) -> torch.Tensor:
     """[rows] int32: the token of each row of `logits`, which need no more processing before temperature; -1 where no
     best logit is finite."""
     if all(state.is_greedy for state in states):

@@ -170,9 +170,7 @@ class Scheduler:
         """
         assert len(self._in_flight) == 1, "a step ahead is behind the one step that is in flight"
         assert self._choose_drafts is None, "how many drafts are accepted is not known ahead"
-        found = followers(
-            self._in_flight[0], self.queues, self.limits.max_num_seqs, self._admission.has_refused()
-        )
+        found = followers(self._in_flight[0], self.queues, self.limits.max_num_seqs, self._admission.has_refused())
         if not isinstance(found, WaitCause) and not all(
             self.cache.grow(request.request_id, request.num_tokens + 1) for _, request in found
         ):
