@@ -43,7 +43,7 @@ def followers(
     samples for it. Those whose length `step` is known to complete are left out. `has_refused`: the first that waits
     finds no memory, unless somebody ends.
     """
-    if not all([row.samples for row in step.batch.rows]):
+    if not all(row.samples for row in step.batch.rows):
         return WaitCause.PROMPT
     place_of = {row.request_id: place for place, row in enumerate(step.batch.rows)}
     found: list[tuple[int, Request]] = []
@@ -57,6 +57,6 @@ def followers(
         somebody_ends = len(found) < len(queues.running)
         if somebody_ends or (len(queues.running) < max_num_seqs and not has_refused):
             return WaitCause.ADMISSION
-    if any([len(request.output_token_ids) < request.looks_back for _, request in found]):
+    if any(len(request.output_token_ids) < request.looks_back for _, request in found):
         return WaitCause.TOKEN
     return found
