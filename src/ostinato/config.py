@@ -188,6 +188,11 @@ class EngineConfig(BaseModel):
     check_replay: bool = Field(
         False, description="For debugging: what a graph computes is computed without it too, and compared."
     )
+    overlap: Literal["auto", "on", "off"] = Field(
+        "auto",
+        description="Whether a step is scheduled while the one before it runs, with the tokens still on the device; "
+        "auto is on for a GPU without speculation.",
+    )
     speculative: Speculative | None = Field(
         None,
         description="How tokens are guessed ahead, and how many, to be verified in one step: ngram:4 (copied from the "

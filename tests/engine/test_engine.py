@@ -300,6 +300,9 @@ def test_stats_count_what_was_done() -> None:
             "preemptions",
             "recomputed_tokens",
             "cut_recomputations",
+            "steps_ahead",
+            "steps_not_ahead",
+            "void_rows",
         ),
         *("finished", "waiting", "running", "cache", "prefix_cache", "graphs", "speculation", "encoder"),
     }

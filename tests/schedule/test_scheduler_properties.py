@@ -39,6 +39,7 @@ SALTS = [None, None, None, "one", "two"]
 PIECES = [tuple((number * 7 + index * 3) % VOCABULARY for index in range(n)) for number, n in enumerate((8, 4, 3, 1))]
 
 T = TypeVar("T")
+H = TypeVar("H", bound=Harness)
 
 
 class Choose(Protocol):
@@ -166,8 +167,14 @@ class Program(RuleBasedStateMachine):
 
 
 def make_harness(
-    limits: SchedulerLimits, sizes: Sizes, kind: str, k: int, choose: Choose, num_cells: int = 0
-) -> Harness:
+    limits: SchedulerLimits,
+    sizes: Sizes,
+    kind: str,
+    k: int,
+    choose: Choose,
+    num_cells: int = 0,
+    make: type[H] = Harness,  # type: ignore[assignment]
+) -> H:
     """A harness for a kind of model, whose policies are chosen among those that a plan may come to. `sizes` are for
     requests without drafts; of the slots for drafts there are some for all requests, and some for one alone."""
     num_blocks = 0 if kind == "state" else sizes.num_blocks
@@ -186,7 +193,7 @@ def make_harness(
     costs = EvictionCosts(choose([1.0, 5.0]), choose([0.0, 0.1]), choose([1, 10]), choose([1, 100]))
     num_hashes = choose([None, None, None, None, 20, 3])
     sizes = Sizes(num_blocks, num_slots, sizes.block_size)
-    return Harness(limits, sizes, policy, eviction, costs, num_hashes, k, num_cells)
+    return make(limits, sizes, policy, eviction, costs, num_hashes, k, num_cells)
 
 
 def next_turn(harness: Harness, name: str, text: list[int], max_tokens: int) -> Wish:

@@ -94,6 +94,7 @@ def test_every_architecture_is_equal_and_every_part_of_it_is_shown(name: str, se
     for cell in report["cells"]:
         counts = cell["counts"]
         assert (counts["preemptions"] > 0) == cell["preemption"]
+        assert (counts["steps_ahead"] > 0) == (cell["overlap"] == "on")
         assert (counts["drafts_proposed"] > 0) == (cell["speculative"] != "none")
         eager = cell["graph_mode"] == "none"
         assert (counts["full_steps"] + counts["piecewise_steps"] == 0) == eager
@@ -139,10 +140,10 @@ def accept_wrong_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
 
         def taken(
             logits: torch.Tensor, states: Sequence[SamplingState], positions: Sequence[int], draw: Draw
-        ) -> list[int]:
-            tokens = drawn(logits, states, positions, draw)
+        ) -> torch.Tensor:
+            tokens = drawn(logits, states, positions, draw).tolist()
             places = [(id(state), position) for state, position in zip(states, positions, strict=True)]
-            return [guessed.get(place, token) for place, token in zip(places, tokens, strict=True)]
+            return torch.tensor([guessed.get(place, token) for place, token in zip(places, tokens, strict=True)])
 
         with monkeypatch.context() as mistaken:
             mistaken.setattr(sampler, "_drawn", taken)
@@ -208,8 +209,8 @@ def test_a_plain_path_that_contradicts_the_whole_text_is_found(monkeypatch: pyte
 
     def mistaken(
         logits: torch.Tensor, states: Sequence[SamplingState], positions: Sequence[int], draw: Draw
-    ) -> list[int]:
-        return list(map(wrong, drawn(logits, states, positions, draw), positions))
+    ) -> torch.Tensor:
+        return torch.tensor(list(map(wrong, drawn(logits, states, positions, draw).tolist(), positions)))
 
     monkeypatch.setattr(sampler, "_drawn", mistaken)
     report = verified("llama", Trial(extent="quick", num_prompts=0, max_tokens=8))

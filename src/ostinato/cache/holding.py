@@ -24,6 +24,10 @@ class Holding:
     """Where the next step reads its state: one of `slots`, or a checkpoint, or 0 for the zero state."""
     reserved: tuple[tuple[int, int], ...] = ()
     """(position, slot): checkpoints that the step in flight writes out on its way."""
+    ahead: tuple[int, ...] = ()
+    """The slot that the step behind the one in flight writes to, if that is another one than of the one in flight."""
+    is_overwritten: bool = False
+    """Whether the step behind the one in flight writes over the state that that one leaves."""
     tip: Entry | None = None
     num_indexed: int = 0
     trailing: Checkpoint | None = None
@@ -34,7 +38,7 @@ class Holding:
     def references(self) -> tuple[int, ...]:
         """The slots on which the request holds a reference."""
         read = () if self.read_slot in self.slots or self.read_slot == 0 else (self.read_slot,)
-        return (*self.slots, *read, *(slot for _, slot in self.reserved))
+        return (*self.slots, *read, *self.ahead, *(slot for _, slot in self.reserved))
 
 
 @dataclass(frozen=True, slots=True)

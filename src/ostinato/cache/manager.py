@@ -131,6 +131,34 @@ class CacheManager:
             reserved.append((position, self.store.take_slots(1)[0]))
         holding.reserved = tuple(reserved)
 
+    def slots_ahead(self, request_id: str, num_computed: int, keeps: bool, spare_slots: int = 0) -> tuple[int, int]:
+        """The slots that the step behind the one in flight reads and writes. It begins where that one ends, with
+        `num_computed` tokens computed, before it is known whether it succeeds.
+
+        State is written in place, but not over one that may become a checkpoint when the step in flight is over, which
+        is at a block's end and if the request `keeps` checkpoints: that is read and left behind, and another slot is
+        written. If that would leave fewer than `spare_slots` available, this checkpoint is not taken.
+        """
+        holding = self._holdings[request_id]
+        if not holding.slots:
+            return 0, 0
+        slot = holding.slots[0]
+        if keeps and num_computed % self.block_size == 0:
+            if self.slots.num_available > spare_slots:
+                holding.ahead = tuple(self.store.take_slots(1))
+                return slot, holding.ahead[0]
+            holding.is_overwritten = True
+            self.store.counters.checkpoints_not_taken += 1
+        return slot, slot
+
+    def catch_up(self, request_id: str) -> None:
+        """The step in flight is over, and what it computed is entered: the one behind it is in flight now."""
+        holding = self._holdings[request_id]
+        if holding.ahead:
+            # The state just written is read once more, as a checkpoint or not.
+            holding.slots, holding.ahead = holding.ahead, ()
+        holding.is_overwritten = False
+
     def advance(self, request_id: str, anchor: int = 0) -> None:
         """A step of the request succeeded: its state is in write slot `anchor` now, and nothing reads the old one."""
         holding = self._holdings[request_id]
@@ -163,7 +191,7 @@ class CacheManager:
         holding = self._holdings[request_id]
         entered = self._enter_blocks(holding, chain, num_computed)
         self._place_reserved(holding, placement, entered)
-        if holding.slots and placement.mode != "none":
+        if holding.slots and placement.mode != "none" and not holding.is_overwritten:
             if samples:
                 self._place_trailing(holding, placement, entered, num_computed, anchor)
             elif holding.num_indexed * self.block_size == num_computed:
@@ -359,7 +387,7 @@ class CacheManager:
             for block in holding.block_table[len(path) :]:
                 assert not self.blocks.is_kept(block), f"request {request_id} may write to block {block} of the index"
                 assert self.blocks.references(block) == 1, f"block {block} has two writers"
-        for slot in (*holding.slots, *(slot for _, slot in holding.reserved)):
+        for slot in (*holding.slots, *holding.ahead, *(slot for _, slot in holding.reserved)):
             assert not self.slots.is_kept(slot), f"request {request_id} may write to slot {slot} of the index"
             assert self.slots.references(slot) == 1, f"slot {slot} has two writers"
         assert len(set(holding.slots)) == len(holding.slots), f"request {request_id} has a slot twice"

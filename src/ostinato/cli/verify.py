@@ -48,10 +48,11 @@ def verify(
     """Compare every fast path of a model with the plain one, token by token.
 
     The plain path runs eagerly, without prefix cache and speculation, each prompt whole and alone. The cells of the
-    matrix are: state cache mode x speculation x graph mode x tokens per step x preemption x cold or warm cache. By
-    default a covering set of them is run, in which every pair of values occurs. Each cell has greedy requests and
-    sampled ones. Runs in float32 unless --dtype is given; a setting that is an axis, if given, pins it. Some drafts
-    are made wrong on purpose and some right, so that any number of them is accepted, however good the drafter is.
+    matrix are: state cache mode x speculation x graph mode x tokens per step x overlap x preemption x cold or warm
+    cache. By default a covering set of them is run, in which every pair of values occurs. Each cell has greedy
+    requests and sampled ones. Runs in float32 unless --dtype is given; a setting that is an axis, if given, pins
+    it. Some drafts are made wrong on purpose and some right, so that any number of them is accepted, however good
+    the drafter is.
 
     A cell is equal; or a tie, where it differs only where the plain path's best two tokens are within rounding of each
     other; or different, which ends with status 1.

@@ -51,7 +51,7 @@ def _facts(report: Mapping[str, Any]) -> Table:
 def _cells(report: Mapping[str, Any]) -> Table:
     table = Table(box=None, header_style="bold")
     table.add_column("cell", style="cyan")
-    for name in ("state", "drafts", "graphs", "step", "preempt", "cache", "greedy", "sampled"):
+    for name in ("state", "drafts", "graphs", "step", "overlap", "preempt", "cache", "greedy", "sampled"):
         table.add_column(name, no_wrap=True)
     for name in ("accepted", "cached", "preempted", "full/piecewise/eager"):
         table.add_column(name, justify="right", no_wrap=True)
@@ -62,6 +62,7 @@ def _cells(report: Mapping[str, Any]) -> Table:
             _short_speculation(cell["speculative"]),
             SHORT_GRAPH_MODES.get(cell["graph_mode"], cell["graph_mode"]),
             str(cell["max_num_batched_tokens"]),
+            cell["overlap"],
             "yes" if cell["preemption"] else "no",
             cell["cache"],
             *(_verdict(cell[kind]) for kind in ("greedy", "sampled")),

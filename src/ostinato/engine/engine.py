@@ -13,6 +13,7 @@ from typing import Any
 from ostinato.config import EngineConfig
 from ostinato.engine.generation import Generation
 from ostinato.engine.outputs import RequestOutput
+from ostinato.engine.run.order import InTurn, OneAhead, Order, Started
 from ostinato.engine.run.runner import Runner, StartProgress
 from ostinato.engine.scheduling import make_scheduler
 from ostinato.engine.speculation import Speculation
@@ -36,7 +37,10 @@ from ostinato.schedule.request import FinishReason, RequestUpdate
 
 
 class Engine:
-    """Serves requests on one model. One thread calls it: `add` at any time, `step` while `has_unfinished`."""
+    """Serves requests on one model. One thread calls it: `add` at any time, `step` while `has_unfinished`.
+
+    With `overlap`, a step may be on its way between two calls: the one ahead.
+    """
 
     def __init__(
         self,
@@ -77,6 +81,10 @@ class Engine:
         self._grammars = GrammarCompiler(self.tokenizer, self.spec.vocab_size, self._eos_token_ids)
         self.counts = EngineCounts()
         self.meter = Meter()
+        self._order: Order = (OneAhead if plan.settings.overlap == "on" else InTurn)(self.runner)
+        self._running: Started | None = None
+        self._kept: dict[str, RequestOutput] = {}
+        """Changed by steps of which no call of `step` has told yet."""
         self._generations: dict[str, Generation] = {}
         self._of_sample: dict[str, Generation] = {}
         self._num_added = 0
@@ -84,7 +92,8 @@ class Engine:
 
     @property
     def has_unfinished(self) -> bool:
-        return self.scheduler.has_unfinished
+        """Whether there is a request, or a step on its way, to be seen to, or an output to be told of."""
+        return self.scheduler.has_unfinished or self._running is not None or bool(self._kept)
 
     def add(
         self,
@@ -147,6 +156,8 @@ class Engine:
         # The scheduler forgets a sample that has ended; its id stays in use until its request has ended.
         if request_id in self._generations or any(r.request_id in self._of_sample for r in generation.requests):
             raise RequestError(f"a request with the id {request_id!r} is unfinished; choose another id")
+        if any(self.scheduler.is_ending(request.request_id) for request in generation.requests):
+            self._settle()
         added = []
         try:
             for request in generation.requests:
@@ -172,27 +183,52 @@ class Engine:
         not finite end only the request that they are for.
         """
         begin = time.perf_counter()
+        if self._running is None:
+            self._running = self._start()
+        scheduled = time.perf_counter()
+        if self._running is not None:
+            self._finish(self._running, begin, scheduled - begin, goes_on=self._order.is_ahead)
+        changed, self._kept = self._kept, {}
+        return list(changed.values())
+
+    def _start(self) -> Started | None:
         batch = self.scheduler.schedule()
         if not batch.rows:
-            return []
-        scheduled = finished = time.perf_counter()
+            return None
         if batch.first:
             self._note_first(batch.first)
+        return self._order.start(batch)
+
+    def _start_ahead(self) -> Started | None:
+        batch = self.scheduler.schedule_ahead()
+        return None if batch is None else self._order.start(batch)
+
+    def _finish(self, running: Started, begin: float, bookkeeping: float, *, goes_on: bool) -> None:
+        """Starts the step ahead, if it `goes_on`, waits for the one that is running, and takes in its result."""
+        batch = running.batch
+        self._running = None
+        following: Started | None = None
         result: StepResult | None = None
+        finished = scheduling = time.perf_counter()
         try:
-            result = self.runner.run(batch)
+            following = self._start_ahead() if goes_on else None
+            bookkeeping += time.perf_counter() - scheduling
+            result = running.result()
             finished = time.perf_counter()
             updates = self.scheduler.update(result)
         except Exception as error:
             if not self.scheduler.is_in_flight(batch):
                 raise  # taking the result in went wrong: a bug, and no step to fail
-            result, updates = None, self.scheduler.fail(batch, error)
+            result, following, updates = None, None, self.scheduler.fail(batch, error)
         except BaseException as error:
             if self.scheduler.is_in_flight(batch):
+                untold = dict(self._kept)
                 self._deliver(self.scheduler.fail(batch, RuntimeError(f"the step was interrupted: {error!r}")))
+                self._kept = untold  # the exception tells of the others
             raise
-        bookkeeping = time.perf_counter() - begin - (finished - scheduled)
-        changed = self._deliver(updates)
+        self._running = following
+        bookkeeping += time.perf_counter() - finished
+        self._deliver(updates)
         generated = sum([len(update.token_ids) for update in updates])
         seconds = time.perf_counter() - begin
         computed = batch.num_tokens
@@ -201,7 +237,12 @@ class Engine:
         self.meter.step_tokens.observe(computed)
         if self.speculation is not None and result is not None:
             self.speculation.count_step(batch, result, seconds)
-        return changed
+
+    def _settle(self) -> None:
+        """Waits for the step that is on its way, if there is one: then none is in flight. The next call of `step` tells
+        what it changed."""
+        if self._running is not None:
+            self._finish(self._running, time.perf_counter(), 0.0, goes_on=False)
 
     def output(self, request_id: str) -> RequestOutput | None:
         """The output of an unfinished request, which steps update in place; None if there is no such request."""
@@ -217,7 +258,16 @@ class Engine:
             self.scheduler.abort(request.request_id)
         generation.abort()
         self._forget(generation)
+        if not self.scheduler.has_unfinished:
+            self._settle()
+        self._kept.pop(request_id, None)
         return generation.output
+
+    def preempt(self, request_id: str) -> bool:
+        """Takes the memory of a running request or sample, as lack of memory would, so that it is computed again; False
+        if it is not running. No token changes by it."""
+        self._settle()
+        return self.scheduler.preempt(request_id)
 
     def compile_guide(self, guide: Guide) -> Grammar:
         """What `add` makes of a guide; any thread may call it, so that a large one holds up no step.
@@ -230,6 +280,7 @@ class Engine:
     def reset_prefix_cache(self) -> bool:
         """Forgets every prefix and every encoded image that no running request holds. False if some prefixes are held,
         and so can still be found."""
+        self._settle()
         if self.scheduler.encoder_cache is not None:
             self.scheduler.encoder_cache.forget()
         return self.scheduler.cache.store.forget()
@@ -255,9 +306,9 @@ class Engine:
         """Counts since the start, and the cache's present use, as plain data."""
         return engine_stats(self.counts, self.scheduler, self.runner, self.speculation)
 
-    def _deliver(self, updates: Sequence[RequestUpdate]) -> list[RequestOutput]:
-        """Adds what a step gave to the outputs, and returns those that it changed."""
-        changed: dict[str, RequestOutput] = {}
+    def _deliver(self, updates: Sequence[RequestUpdate]) -> None:
+        """Adds what a step gave to the outputs, and notes those that it changed."""
+        changed = self._kept
         ended: dict[str, Generation] = {}
         now = time.monotonic()
         for update in updates:
@@ -273,7 +324,6 @@ class Engine:
             if generation.output.finished:  # all of its samples
                 generation.measure(now, self.meter)
                 self._forget(generation)
-        return list(changed.values())
 
     def _note_first(self, request_ids: Sequence[str]) -> None:
         """A step is about to compute the first part of these requests' samples."""

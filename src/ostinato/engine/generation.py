@@ -64,7 +64,7 @@ class Generation:
                 media=() if media is None else [_span(placed, cache_salt) for placed in media.spans],
                 rope=None if media is None else media.rope,
             )
-            request.payload = SamplingState(
+            request.payload = state = SamplingState(
                 params,
                 prompt_token_ids,
                 request.output_token_ids,
@@ -73,6 +73,7 @@ class Generation:
                 seed=seed,
                 grammar=grammar,
             )
+            request.looks_back = state.looks_back
             output = CompletionOutput(index)
             if params.logprobs is not None:
                 output.logprobs, output.cumulative_logprob = [], 0.0

@@ -106,6 +106,8 @@ class StepBuffers(Buffers):
         self.written_tables: list[Sequence[int]] = [()] * max_rows
         """The block tables that stand in the rows, behind which there are zeros."""
         self._decode_views: dict[tuple[int, int], StepInputs] = {}
+        self.incoming: torch.Tensor | None = None
+        """Tokens of the first rows of the step that is written, on the device: `pad` puts them into their places."""
 
     def view(
         self,
@@ -151,7 +153,14 @@ class StepBuffers(Buffers):
             # The tables, by far the largest part, come last.
             tables = self.arrays["block_tables"]
             end = self._offsets["block_tables"] + to_rows * tables.strides[0]
-            self._memory[:end].copy_(self._host[:end])
+            # From a copy, so that the next step can be written while the device has not come so far. Its memory is used
+            # again when it has.
+            staged = torch.empty(end, dtype=torch.uint8, pin_memory=self._host.is_pinned())
+            staged.copy_(self._host[:end])
+            self._memory[:end].copy_(staged, non_blocking=True)
+        if self.incoming is not None:
+            self.tensors["token_ids"][: len(self.incoming)].copy_(self.incoming)
+            self.incoming = None
 
     def clear(self) -> None:
         """Padding everywhere: a step of it reads and writes nothing but the null block and the null slot."""

@@ -130,6 +130,12 @@ class SchedulerCounts:
     """Computed tokens that preemptions threw away."""
     cut_recomputations: int = 0
     """Without chunked prefill: preempted requests that were computed again in more than one step."""
+    steps_ahead: int = 0
+    """The part of `steps` that were scheduled before the step in front of them was over."""
+    void_rows: int = 0
+    """Rows of steps ahead whose request had ended: they computed nothing that anybody wants."""
+    steps_not_ahead: dict[str, int] = field(default_factory=dict)
+    """Cause (a WaitCause) -> steps that had to wait, though steps may be scheduled ahead."""
 
 
 @dataclass(slots=True)

@@ -24,6 +24,7 @@ from ostinato.plan.memory.cache_split import MemoryPlan, kv_block_bytes, state_s
 from ostinato.plan.memory.flops import StateCachePlan, prefill_flops
 from ostinato.plan.memory.prefixes import prefix_decisions
 from ostinato.plan.model import ModelSpec, VisionSpec
+from ostinato.plan.overlap import choose_overlap
 from ostinato.plan.prediction import Prediction, plan_prediction
 from ostinato.plan.quantization_setting import expansion_decisions, quantization_decisions
 from ostinato.plan.remedies import advice, capacity_remedies, working_remedies
@@ -115,6 +116,7 @@ def make_plan(config: EngineConfig, model: ModelSpec, device: DeviceSpec) -> Pla
     would do; ConfigError if what was given contradicts itself or the model.
     """
     try:
+        settled_overlap = choose_overlap(config, device)
         fitted = fit(config, model, device)
     except DoesNotFit as failure:
         remedies = capacity_remedies(failure, config, model, device)
@@ -138,6 +140,8 @@ def make_plan(config: EngineConfig, model: ModelSpec, device: DeviceSpec) -> Pla
         decisions += [decision] if decision is not None else []
     speculative, of_drafts = plan_speculation(config, model, dtype, ssm_state_dtype, fitted.limits.max_model_len)
     decisions += of_drafts
+    overlap, of_overlap = settled_overlap
+    decisions += of_overlap
     capture = _capture(fitted)
     kernels = with_launches(
         settled.kernels,
@@ -165,6 +169,7 @@ def make_plan(config: EngineConfig, model: ModelSpec, device: DeviceSpec) -> Pla
             state_block_size=settled.state_block_size,
             graph_mode=settled.graph_mode,
             capture=choose_capture(config, backend_of(device.kind), fitted.encoder is not None),
+            overlap=overlap,
             threads=settled.threads,
         ),
         capture=_timed(fitted, capture, kernels),

@@ -41,6 +41,38 @@ class _Known:
     num_top: int
 
 
+@dataclass(frozen=True)
+class Sampled:
+    """What the rows of a step have got. `tokens` [rows] are on the model's device: the last of each row, or a negative
+    number, if it has none. `results` reads them, which may wait for the device."""
+
+    tokens: torch.Tensor
+    results: Callable[[], list[RowResult]]
+
+
+def sample_later(project: Project, rows: Sequence[Row], *, draw: Draw, device: torch.device) -> Sampled:
+    """`sample` for a step without drafts, whose results are read when they are asked for: where each row just gains one
+    token, which is most steps, nothing waits for the device before."""
+    if not all(row.num_logits == 1 and row.payload.is_simple for row in rows):
+        results = sample(project, rows, draw=draw)
+        last = [each.token_ids[-1] if each.token_ids else -1 for each in results]
+        return Sampled(torch.tensor(last, dtype=torch.int32).to(device), lambda: results)
+    tokens = _draw_next(project, rows, draw)
+    if device.type == "cpu":
+        given = _one_each(rows, tokens.tolist())
+        return Sampled(tokens, lambda: given)
+    on_host = torch.empty(tokens.shape, dtype=tokens.dtype, pin_memory=True)
+    on_host.copy_(tokens, non_blocking=True)
+    copied = torch.cuda.Event()
+    copied.record()
+
+    def read() -> list[RowResult]:
+        copied.synchronize()
+        return _one_each(rows, on_host.tolist())
+
+    return Sampled(tokens, read)
+
+
 def sample(
     project: Project, rows: Sequence[Row], drafts: Sequence[tuple[int, ...]] = (), *, draw: Draw
 ) -> list[RowResult]:
@@ -62,7 +94,7 @@ def sample(
     there, and its next step will tell.
     """
     if not any(drafts) and all(row.num_logits == 1 and row.payload.is_simple for row in rows):
-        return _next_tokens(project, rows, draw)
+        return _one_each(rows, _draw_next(project, rows, draw).tolist())
     if drafts and all(row.num_logits == 1 + row.num_drafts and row.payload.is_simple for row in rows):
         return _tokens_ahead(project, rows, drafts, draw)
     drafts = drafts or [()] * len(rows)
@@ -109,26 +141,27 @@ def choose(logits: torch.Tensor, picks: Sequence[Pick], draw: Draw) -> dict[int,
         logits = logits.clone()
         adjust(logits, picks)
     tokens = _drawn(logits, [pick.state for pick in picks], [pick.position for pick in picks], draw)
-    return {place: token for place, token in enumerate(tokens) if token >= 0}
+    return {place: token for place, token in enumerate(tokens.tolist()) if token >= 0}
 
 
-def _drawn(logits: torch.Tensor, states: Sequence[SamplingState], positions: Sequence[int], draw: Draw) -> list[int]:
-    """The token of each row of `logits`, which need no more processing before temperature; -1 where no best logit is
-    finite."""
-    tokens: list[int]
+def _drawn(logits: torch.Tensor, states: Sequence[SamplingState], positions: Sequence[int], draw: Draw) -> torch.Tensor:
+    """[rows] int32: the token of each row of `logits`, which need no more processing before temperature; -1 where no
+    best logit is finite."""
     if all(state.is_greedy for state in states):
-        tokens = draw(logits).tolist()
-        return tokens
+        return draw(logits)
     settings = torch.from_numpy(np.array([state.draw_settings for state in states], dtype=np.float64))
     keys = noise.keys([(state.seed, position) for state, position in zip(states, positions, strict=True)])
-    tokens = draw(logits, settings, keys).tolist()
-    return tokens
+    return draw(logits, settings, keys)
 
 
-def _next_tokens(project: Project, rows: Sequence[Row], draw: Draw) -> list[RowResult]:
-    """The results of rows that each gain one token, and whose requests want nothing else: most steps."""
+def _draw_next(project: Project, rows: Sequence[Row], draw: Draw) -> torch.Tensor:
+    """The tokens of rows that each gain one, and whose requests want nothing else: most steps."""
     logits = project(list(range(len(rows))))
-    tokens = _drawn(logits, [row.payload for row in rows], [row.start + len(row.token_ids) for row in rows], draw)
+    return _drawn(logits, [row.payload for row in rows], [row.start + len(row.token_ids) for row in rows], draw)
+
+
+def _one_each(rows: Sequence[Row], tokens: Sequence[int]) -> list[RowResult]:
+    """Their results."""
     return [
         RowResult(row.request_id, (token,))
         if token >= 0
@@ -144,7 +177,7 @@ def _tokens_ahead(
     drafts before them are right."""
     due = [(row, count) for row, ahead in zip(rows, drafts, strict=True) for count in range(1 + len(ahead))]
     logits = project(list(range(len(due))))
-    tokens = _drawn(logits, [row.payload for row, _ in due], [row.end + count for row, count in due], draw)
+    tokens = _drawn(logits, [row.payload for row, _ in due], [row.end + count for row, count in due], draw).tolist()
     results = []
     place = 0
     for row, ahead in zip(rows, drafts, strict=True):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
@@ -71,6 +72,7 @@ class SamplingState:
         "is_greedy",
         "is_plain",
         "is_simple",
+        "looks_back",
         "output_token_ids",
         "params",
         "prompt_token_ids",
@@ -99,6 +101,9 @@ class SamplingState:
         """Whether no step has to process its logits before temperature."""
         self.is_simple = self.is_plain and params.logprobs is None and params.prompt_logprobs is None
         """Whether every token is simply drawn from the logits, and no log-probability is asked for."""
+        always = guided or params.has_penalties
+        self.looks_back = sys.maxsize if always else params.min_tokens if self.held_back_token_ids else 0
+        """How many outputs are chosen with a look at those before them."""
         self.is_greedy = params.greedy
         self.draw_settings = params.draw_settings
         self._counts: TokenCounts | None = None

@@ -62,9 +62,7 @@ class Admission:
         if not queues.waiting or budget <= 0 or len(queues.running) >= limits.max_num_seqs:
             return None
         request = queues.waiting[0]
-        # A block is left for each running request that may need one, else it would soon preempt this one.
-        spare_blocks = sum(map(self._may_outgrow, queues.running))
-        room = cache.blocks.num_available - spare_blocks, cache.slots.num_available
+        spare_blocks, room = self._room()
         if self._refusal is not None and self._refusal.stands(request, *room):
             return None
         match = find_match(request, cache, self._policy)
@@ -96,9 +94,20 @@ class Admission:
             self.prefix_counters.restored_tokens += match.hit
         return request
 
+    def has_refused(self) -> bool:
+        """Whether the first that waits has found too little memory, and would find no more now."""
+        refusal, waiting = self._refusal, self._queues.waiting
+        return refusal is not None and bool(waiting) and refusal.stands(waiting[0], *self._room()[1])
+
     def look_again(self) -> None:
         """A prompt advanced, which the first in line may share."""
         self._refusal = None
+
+    def _room(self) -> tuple[int, tuple[int, int]]:
+        """Blocks that must stay available, one for each running request that may need it, else it would soon preempt
+        who is admitted; and the blocks beyond them and the slots that are there."""
+        spare_blocks = sum(map(self._may_outgrow, self._queues.running))
+        return spare_blocks, (self._cache.blocks.num_available - spare_blocks, self._cache.slots.num_available)
 
     def _may_outgrow(self, request: Request) -> bool:
         """Whether the blocks that a running request holds are too few for its greatest length."""

@@ -58,6 +58,9 @@ class Row(NamedTuple):
     not look into it."""
     media: tuple[MediaUse, ...] = ()
     """Images that tokens of the row stand for, by position."""
+    follows: int | None = None
+    """In a step ahead, the index of the request's row in the step before: the row's one token is the one sampled there,
+    and `token_ids` has a 0 in its place. It is still on the device."""
 
     @property
     def end(self) -> int:

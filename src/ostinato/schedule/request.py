@@ -56,7 +56,7 @@ class StopConditions:
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """One sequence to be continued. The caller gives the first nine fields; the scheduler owns the rest."""
+    """One sequence to be continued. The caller gives the first ten fields; the scheduler owns the rest."""
 
     request_id: str
     prompt_token_ids: Sequence[int]
@@ -72,6 +72,8 @@ class Request:
     """The images that tokens of the prompt stand for, by position."""
     rope: Any = None
     """See `Row.rope`."""
+    looks_back: int = 0
+    """How many of its outputs are chosen with a look at the ones before them, which must be known by then."""
 
     output_token_ids: list[int] = field(default_factory=list)
     num_tokens: int = field(init=False)
@@ -147,6 +149,7 @@ class RequestUpdate(NamedTuple):
 
 
 _NULL_SLOT = (0,)
+_UNKNOWN_TOKEN = (0,)
 
 
 def make_row(
@@ -178,6 +181,24 @@ def make_row(
         request.payload,
         request.rope,
         media,
+    )
+
+
+def make_row_ahead(request: Request, place: int, block_table: tuple[int, ...], slots: tuple[int, int]) -> Row:
+    """The row that computes the token which row `place` of the step in flight samples for `request`. `slots` are the
+    ones that it reads and writes."""
+    return Row(
+        request.request_id,
+        _UNKNOWN_TOKEN,
+        request.num_tokens,
+        block_table,
+        slots[0],
+        slots[1:],
+        num_logits=1,
+        samples=True,
+        payload=request.payload,
+        rope=request.rope,
+        follows=place,
     )
 
 

@@ -10,6 +10,7 @@ from ostinato.cache.placement import CachePolicy
 from ostinato.errors import RequestError
 from ostinato.observe.counts import PrefixCounts, SchedulerCounts
 from ostinato.schedule.admission import Admission, restate_spacing
+from ostinato.schedule.ahead import InFlight, WaitCause, followers
 from ostinato.schedule.batch import Batch, Row, StepResult
 from ostinato.schedule.chunks import Chunks, room_for_drafts
 from ostinato.schedule.integrity import check_integrity
@@ -24,6 +25,7 @@ from ostinato.schedule.request import (
     check_result,
     is_decoding,
     make_row,
+    make_row_ahead,
 )
 
 _NO_PREFIX_CACHE = CachePolicy()
@@ -36,6 +38,9 @@ class Scheduler:
     """Continuous batching over a bounded cache. One step at a time, from one thread:
 
         batch = schedule() -> run it -> update(result), or fail(batch, error)
+
+    or one step ahead: while a step is in flight, `schedule_ahead()` gives the one behind it, and `update` and `fail`
+    are for the first of the two.
 
     `add`, `abort` and `finish` may be called at any time, also while a step is in flight.
 
@@ -68,16 +73,19 @@ class Scheduler:
         self._choose_drafts = choose_drafts
         self.limits = limits
         self.cache = cache
-        self.counters = SchedulerCounts(finished=dict.fromkeys((reason.value for reason in FinishReason), 0))
+        self.counters = SchedulerCounts(
+            finished=dict.fromkeys((reason.value for reason in FinishReason), 0),
+            steps_not_ahead=dict.fromkeys((cause.value for cause in WaitCause), 0),
+        )
         self.queues = Queues()
         self.encoder_cache = encoder_cache
         self._media = MediaHolders(encoder_cache) if encoder_cache is not None else None
         self._admission = Admission(limits, cache, policy, self.queues, self._media, self.counters)
         self._chunks = Chunks(limits, cache, self.queues, self._media)
-        self._in_flight: Batch | None = None
-        self._in_flight_requests: list[Request] = []
-        # Ended while a step that writes to their memory was in flight; released when it is over.
-        self._ended_in_flight: set[str] = set()
+        self._in_flight: list[InFlight] = []
+        # Ended while steps that write to their memory were in flight; released when these are over. Whether what they
+        # hold is suspect.
+        self._ended_in_flight: dict[str, bool] = {}
 
     @property
     def prefix_counters(self) -> PrefixCounts:
@@ -89,7 +97,11 @@ class Scheduler:
 
     def is_in_flight(self, batch: Batch) -> bool:
         """Whether `batch` was scheduled and is neither updated nor failed."""
-        return self._in_flight is batch
+        return any(step.batch is batch for step in self._in_flight)
+
+    def is_ending(self, request_id: str) -> bool:
+        """Whether a request of this id has ended, and a step in flight still writes to its memory."""
+        return request_id in self._ended_in_flight
 
     @property
     def num_waiting(self) -> int:
@@ -117,7 +129,7 @@ class Scheduler:
         The batch has at least one row while a request is unfinished. One without rows is not in flight: it
         needs no `update`. A row's block table may be longer than the row needs.
         """
-        assert self._in_flight is None, "the last step needs update() or fail() before the next is scheduled"
+        assert not self._in_flight, "the last step needs update() or fail() before the next is scheduled"
         num_drafts = self._num_drafts()
         if self._media is not None:
             self._media.begin_step()
@@ -145,21 +157,49 @@ class Scheduler:
         )
         assert batch.rows or not self.queues.requests, "no row was scheduled although requests are unfinished"
         if batch.rows:
-            self._in_flight, self._in_flight_requests = batch, [request for request, _ in scheduled]
+            self._in_flight.append(InFlight(batch, [request for request, _ in scheduled]))
             self.counters.steps += 1
         return batch
 
+    def schedule_ahead(self) -> Batch | None:
+        """The step behind the one in flight, and its memory, before that one is over: a token of each request that goes
+        on, unless the one in flight ends it, which makes its row void.
+
+        None if nobody goes on, or if the step has to wait, which is counted with its cause (`WaitCause`). Nobody is
+        admitted or preempted here.
+        """
+        assert len(self._in_flight) == 1, "a step ahead is behind the one step that is in flight"
+        assert self._choose_drafts is None, "how many drafts are accepted is not known ahead"
+        found = followers(self._in_flight[0], self.queues, self.limits.max_num_seqs, self._admission.has_refused())
+        if not isinstance(found, WaitCause) and not all(
+            self.cache.grow(request.request_id, request.num_tokens + 1) for _, request in found
+        ):
+            found = WaitCause.MEMORY
+        if isinstance(found, WaitCause):
+            self.counters.steps_not_ahead[found] += 1
+            return None
+        if not found:
+            return None
+        spare_slots = self._spare_slots()
+        rows = [self._row_ahead(request, place, spare_slots) for place, request in found]
+        batch = Batch(tuple(rows), len(rows))
+        self._in_flight.append(InFlight(batch, [request for _, request in found], is_ahead=True))
+        self.counters.steps += 1
+        self.counters.steps_ahead += 1
+        return batch
+
     def update(self, result: StepResult) -> list[RequestUpdate]:
-        """Take in the result of the step in flight; returns what it gave to each request that gained by it.
+        """Take in the result of the (first) step in flight; returns what it gave to each request that gained by it.
 
         Several tokens per row are allowed; those after the one that ends a request are dropped. A row with an
         error ends its request. Results for requests that ended meanwhile are ignored. AssertionError if the
         result does not match the batch; nothing is changed then, so the step can still be failed.
         """
-        batch = self._in_flight
-        assert batch is not None, "there is no step in flight"
+        assert self._in_flight, "there is no step in flight"
+        in_flight = self._in_flight[0]
+        batch = in_flight.batch
         assert len(result.rows) == len(batch.rows), "the result has another number of rows than the batch"
-        steps = list(zip(self._in_flight_requests, batch.rows, result.rows, strict=True))
+        steps = list(zip(in_flight.requests, batch.rows, result.rows, strict=True))
         for request, row, row_result in steps:
             check_result(request, row, row_result)
         self._end_step()
@@ -170,6 +210,7 @@ class Scheduler:
         updates = []
         for request, row, row_result in steps:
             if request.status is RequestStatus.FINISHED:
+                self.counters.void_rows += in_flight.is_ahead
                 continue
             if row_result.error is not None:
                 updates.append(self._end_with(request, row_result.error))
@@ -202,16 +243,21 @@ class Scheduler:
         return updates
 
     def fail(self, batch: Batch, error: Exception) -> list[RequestUpdate]:
-        """End the requests of the step in flight, which raised `error`, and free their memory.
+        """End the requests of the (first) step in flight, which raised `error`, and free their memory.
 
-        State is written in place, so the step cannot be run again. Requests that were not in it go on.
+        State is written in place, so the step cannot be run again. Requests that were not in it go on. A step ahead has
+        no other requests: it is over too, and all its rows are void.
         """
-        assert batch is self._in_flight, "only the step in flight can fail"
-        requests = self._in_flight_requests
+        assert self._in_flight, "only a step in flight can fail"
+        failed = self._in_flight[0]
+        assert batch is failed.batch, "only the first step in flight can fail"
+        for ahead in self._in_flight[1:]:
+            self.counters.void_rows += len(ahead.requests)
+        del self._in_flight[1:]
         self._end_step()
         self.counters.failed_steps += 1
         updates = []
-        for request in requests:
+        for request in failed.requests:
             if request.status is not RequestStatus.FINISHED:
                 updates.append(self._end_with(request, error))
         if self.encoder_cache is not None:
@@ -235,7 +281,7 @@ class Scheduler:
 
     def preempt(self, request_id: str) -> bool:
         """Preempt a request between two steps, as lack of memory would; False if it is not running."""
-        assert self._in_flight is None, "a request cannot lose its memory while a step writes to it"
+        assert not self._in_flight, "a request cannot lose its memory while a step writes to it"
         request = self.queues.requests.get(request_id)
         if request is None or request.status is not RequestStatus.RUNNING:
             return False
@@ -244,7 +290,7 @@ class Scheduler:
 
     def check_integrity(self) -> None:
         """Raise AssertionError unless queues, requests and caches agree with each other."""
-        is_in_flight = self._in_flight is not None
+        is_in_flight = bool(self._in_flight)
         most = self.limits.max_num_seqs
         check_integrity(self.queues, self.cache, self._media, most, is_in_flight, self._ended_in_flight)
 
@@ -336,12 +382,25 @@ class Scheduler:
             request.chain.extend(request.tokens, request.num_computed_tokens)
             cache.enter(id, request.chain, request.num_computed_tokens, request.placement, row.samples, anchor)
             restate_spacing(request)
+        cache.catch_up(id)
+
+    def _row_ahead(self, request: Request, place: int, spare_slots: int) -> Row:
+        """The row behind row `place` of the step in flight. The request has the block of its token."""
+        id, placement = request.request_id, request.placement
+        keeps = request.chain is not None and placement is not None and placement.mode != "none"
+        slots = self.cache.slots_ahead(id, request.num_tokens, keeps, spare_slots)
+        return make_row_ahead(request, place, self.cache.holding(id).block_table, slots)
 
     def _end_step(self) -> None:
-        self._in_flight, self._in_flight_requests = None, []
-        for request_id in self._ended_in_flight:
-            self._release(request_id)
-        self._ended_in_flight.clear()
+        """The first step in flight is over."""
+        del self._in_flight[0]
+        if self._ended_in_flight:
+            written = self._ids_in_flight()
+            for request_id in [id for id in self._ended_in_flight if id not in written]:
+                self._release(request_id, self._ended_in_flight.pop(request_id))
+
+    def _ids_in_flight(self) -> set[str]:
+        return {row.request_id for step in self._in_flight for row in step.batch.rows}
 
     def _release(self, request_id: str, is_suspect: bool = False) -> None:
         self.cache.release(request_id)
@@ -355,9 +414,10 @@ class Scheduler:
     def _end(self, request: Request, reason: FinishReason) -> None:
         """Take `request` out; its memory is freed now, or after a step in flight, which may write to it."""
         if self.queues.remove(request):
-            if self._in_flight is not None:
-                self._ended_in_flight.add(request.request_id)
+            is_suspect = reason is FinishReason.ERROR
+            if request.request_id in self._ids_in_flight():
+                self._ended_in_flight[request.request_id] = is_suspect
             else:
-                self._release(request.request_id, is_suspect=reason is FinishReason.ERROR)
+                self._release(request.request_id, is_suspect)
         request.finish_reason = reason
         self.counters.finished[reason] += 1

@@ -138,6 +138,8 @@ def _counts(engine: Engine) -> dict[str, int]:
         "drafts_accepted": speculation.get("drafts_accepted", 0),
         "cached_tokens": stats["prefix_cache"]["cached_tokens"],
         "preemptions": stats["preemptions"],
+        "steps_ahead": stats["steps_ahead"],
+        "void_rows": stats["void_rows"],
         "full_steps": steps["full"],
         "piecewise_steps": steps["piecewise"],
         "eager_steps": steps["eager"],
@@ -159,6 +161,8 @@ def _not_shown(engine: Engine, way: Way, cache: str, counts: Mapping[str, int]) 
         yield "no prompt hit the cache"
     if way.preemption and not counts["preemptions"]:
         yield "no request was preempted"
+    if way.overlap == "on" and not counts["steps_ahead"]:
+        yield "no step was scheduled ahead"
     if way.graph_mode in FULL_MODES and not counts["full_steps"]:
         yield "no step ran as a full graph"
     if way.graph_mode in PIECEWISE_MODES and not counts["piecewise_steps"]:

@@ -60,7 +60,7 @@ Extent = Literal["quick", "pairs", "full"]
 DRAFTS = {"ngram": 4, "mtp": 3, "draft": 2}
 """Method -> k, where the user does not say; different ones, so that verify steps of several widths are seen."""
 
-ENGINE_AXES = ("state_cache_mode", "speculative", "graph_mode", "max_num_batched_tokens")
+ENGINE_AXES = ("state_cache_mode", "speculative", "graph_mode", "max_num_batched_tokens", "overlap")
 QUICK_GROUPS = (("state_cache_mode", "speculative"),)
 """Of `--quick`: its ways have every pair of these, and every value of the others."""
 
@@ -73,6 +73,7 @@ class Way:
     speculative: Speculative | None
     graph_mode: GraphMode
     max_num_batched_tokens: int
+    overlap: Literal["off", "on"]
     preemption: bool
 
     @property
@@ -140,9 +141,10 @@ def make_matrix(
         "speculative": tuple(methods),
         "graph_mode": get_args(GraphMode),
         "max_num_batched_tokens": tuple(chunks),
+        "overlap": ("off", "on"),
         "preemption": (False, True),
     }
-    for axis in ("state_cache_mode", "graph_mode"):
+    for axis in ("state_cache_mode", "graph_mode", "overlap"):
         if config.is_given(axis) and getattr(config, axis) != "auto":
             axes[axis] = (getattr(config, axis),)
     refusals: dict[str, ConfigError] = {}

@@ -43,7 +43,7 @@ def complete(engine: Engine, requests: Sequence[Request], preempts: bool = False
         step += 1
         if preempts and step == next_preemption:
             for request_id in ids:
-                engine.scheduler.preempt(request_id)
+                engine.preempt(request_id)
             next_preemption, gap = next_preemption + gap, 2 * gap
     engine.scheduler.check_integrity()
     usage = engine.scheduler.cache.usage()

@@ -60,6 +60,7 @@ def plain_config(config: EngineConfig, longest: int) -> EngineConfig:
         enable_prefix_caching=False,
         state_cache_mode="none",
         speculative=None,
+        overlap="off",
         max_num_seqs=1,
         max_num_batched_tokens=least_batched_tokens(1, 1, config.block_size) + longest,
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -28,7 +28,7 @@ from ostinato.ops.kernels import load_extension, select_ops
 from ostinato.ops.step import LayerMemory
 from ostinato.plan.model import LayerSpec, ModelSpec
 from ostinato.plan.plan import Plan
-from ostinato.sample.sampler import sample
+from ostinato.sample.sampler import Project, Sampled, sample, sample_later
 from ostinato.schedule.batch import Batch, StepResult
 
 StartProgress = Callable[[str, int, int], None]
@@ -101,10 +101,27 @@ class Runner:
         """Proposes drafts, encodes the batch's new images, computes the batch with both, writes its keys, values and
         states, and samples where a row's next tokens are due."""
         drafts = self.drafting.proposer.propose(batch) if self.drafting is not None else ()
+        project = self._compute(batch, drafts)
+        return StepResult(tuple(sample(project, batch.rows, drafts, draw=self.model.build.ops.sample)))
+
+    @torch.inference_mode()
+    def launch(self, batch: Batch, before: Sampled | None = None) -> Sampled:
+        """`run` without drafts, and without waiting for the device. In a step ahead, what the rows of the step `before`
+        sampled is copied to its place on the device."""
+        assert self.drafting is None, "drafts are made of tokens that are known"
+        incoming = None
+        if any(row.follows is not None for row in batch.rows):
+            assert before is not None, "a step ahead has one before it"
+            incoming = _following(before.tokens, [row.follows for row in batch.rows])
+        project = self._compute(batch, (), incoming)
+        return sample_later(project, batch.rows, draw=self.model.build.ops.sample, device=self.device)
+
+    def _compute(self, batch: Batch, drafts: Drafts, incoming: torch.Tensor | None = None) -> Project:
+        """Encodes images and computes the layers -> the logits of the positions that want some."""
         if batch.encode:
             assert self.encoding is not None, "images came to a model that has no encoder"
             self.encoding.run(batch.encode)
-        hidden = self.forward(batch, drafts)
+        hidden = self.forward(batch, drafts, incoming)
         positions = logit_positions(batch, drafts)
 
         def project(places: list[int]) -> torch.Tensor:
@@ -114,11 +131,14 @@ class Runner:
                 return self.model.logits(hidden[wanted])
             return self.model.logits(hidden if len(wanted) == hidden.shape[0] else hidden[: len(wanted)])
 
-        return StepResult(tuple(sample(project, batch.rows, drafts, draw=self.model.build.ops.sample)))
+        return project
 
-    def forward(self, batch: Batch, drafts: Drafts = ()) -> torch.Tensor:
-        """Computes the model's layers -> hidden states of the batch's tokens and drafts, and behind them of padding."""
-        return self.graphs.run(write_step(self.graphs.buffers, batch, self.block_size, drafts))
+    def forward(self, batch: Batch, drafts: Drafts = (), incoming: torch.Tensor | None = None) -> torch.Tensor:
+        """Computes the model's layers -> hidden states of the batch's tokens and drafts, and behind them of padding.
+        `incoming` [rows] are tokens of a step ahead, in place of those that its rows do not know."""
+        step = write_step(self.graphs.buffers, batch, self.block_size, drafts)
+        self.graphs.buffers.incoming = incoming
+        return self.graphs.run(step)
 
     @torch.inference_mode()
     def capture(self, progress: StartProgress = lambda what, done, total: None) -> None:
@@ -185,6 +205,17 @@ class Runner:
             load_weights(model, directory, partial(progress, "Loading weights"), quantize)
         self._phases.end("weights")
         return model
+
+
+def _following(tokens: torch.Tensor, places: Sequence[int | None]) -> torch.Tensor:
+    """[rows] int64: those of `tokens` at `places`. A row that has none, whose request ends, goes on with token 0."""
+    assert None not in places, "either all rows of a step follow others, or none does"
+    if list(places) != list(range(len(tokens))):
+        index = torch.tensor(places)
+        if tokens.device.type == "cuda":
+            index = index.pin_memory().to(tokens.device, non_blocking=True)
+        tokens = tokens[index]
+    return tokens.long().clamp_(min=0)
 
 
 def _check_size(what: str, figures: Mapping[str, Any], remedy: Remedy) -> None:

@@ -1,0 +1,35 @@
+"""Whether steps are scheduled one ahead, and why."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from ostinato.config import EngineConfig
+from ostinato.errors import ConfigError, Remedy
+from ostinato.plan.decision import Decision
+from ostinato.plan.device.catalogue import DeviceSpec
+
+
+def choose_overlap(config: EngineConfig, device: DeviceSpec) -> tuple[Literal["on", "off"], list[Decision]]:
+    """As asked, else where it can hide the host's work. ConfigError if it is asked for with speculation."""
+    asked, drafts = config.overlap, config.speculative is not None
+    if asked == "on" and drafts:
+        message = (
+            "overlap on schedules a step before the one in front of it is over, and how many drafts of that one are "
+            "accepted is not known by then; set overlap to off or auto, or leave speculative out"
+        )
+        raise ConfigError(message, [Remedy("overlap", "off"), Remedy("speculative", None)])
+    if asked == "on":
+        threads = ", beside the kernels' threads, which it takes time from" if device.kind == "cpu" else ""
+        reason = f"as given: a step is scheduled while the one before it runs{threads}"
+        return "on", [Decision("overlap", asked, "on", reason)]
+    if asked == "off":
+        return "off", []
+    if drafts:
+        reason = "a step with drafts ends with as many tokens as were accepted, so the next one waits for it"
+    elif device.kind == "cpu":
+        reason = "the cores that would schedule the next step are those that compute this one"
+    else:
+        reason = "the host schedules a step while the device computes the one before it"
+        return "on", [Decision("overlap", asked, "on", reason)]
+    return "off", [Decision("overlap", asked, "off", reason)]

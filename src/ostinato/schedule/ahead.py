@@ -1,0 +1,62 @@
+"""One step ahead: which requests the step behind the one in flight can have, before their tokens are known."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from ostinato.schedule.batch import Batch
+from ostinato.schedule.queues import Queues
+from ostinato.schedule.request import Request
+
+
+class WaitCause(StrEnum):
+    """Why a step is not scheduled before the one in flight is over."""
+
+    PROMPT = "prompt"
+    """A prompt is not computed to its end, or somebody who runs is not in the step in flight."""
+    ADMISSION = "admission"
+    """Somebody waits who may find a row, tokens and memory in the next step."""
+    TOKEN = "token"
+    """What chooses a request's next token looks at the one before: a guide, penalties, `min_tokens`."""
+    MEMORY = "memory"
+    """Somebody finds no block for the next token, and nobody is preempted while a step writes to his memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class InFlight:
+    """A step that was scheduled and is not over."""
+
+    batch: Batch
+    requests: list[Request]
+    is_ahead: bool = False
+    """Whether it was scheduled before the step in front of it was over."""
+
+
+def followers(
+    step: InFlight, queues: Queues, max_num_seqs: int, has_refused: bool
+) -> list[tuple[int, Request]] | WaitCause:
+    """The requests that go on behind `step`, in order of rank, with the index of their row in it; or why the next step
+    has to wait for it.
+
+    The next step is one of decode rows alone, those of the requests in `step`: each computes the token that `step`
+    samples for it. Those whose length `step` is known to complete are left out. `has_refused`: the first that waits
+    finds no memory, unless somebody ends.
+    """
+    if not all(row.samples for row in step.batch.rows):
+        return WaitCause.PROMPT
+    place_of = {row.request_id: place for place, row in enumerate(step.batch.rows)}
+    found: list[tuple[int, Request]] = []
+    for request in queues.running:
+        place = place_of.get(request.request_id)
+        if place is None:
+            return WaitCause.PROMPT
+        if request.num_tokens + 1 < request.max_num_tokens:
+            found.append((place, request))
+    if queues.waiting:
+        somebody_ends = len(found) < len(queues.running)
+        if somebody_ends or (len(queues.running) < max_num_seqs and not has_refused):
+            return WaitCause.ADMISSION
+    if any(len(request.output_token_ids) < request.looks_back for _, request in found):
+        return WaitCause.TOKEN
+    return found
