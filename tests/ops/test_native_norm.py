@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.native_kernels import checked_kernel, rounding, same_bits, spaced
-from tests.support.native_sets import SETS
+from tests.support.native_sets import SETS, native_kernel
 
 pytestmark = pytest.mark.parametrize("isa", SETS)
 
@@ -99,3 +101,14 @@ def test_a_token_has_the_same_bits_in_any_batch(isa: str) -> None:
         for order in (False, True):
             alone = gated(x[part], gate[part], weight, 1e-5, 32, order)
             assert same_bits(alone, gated(x, gate, weight, 1e-5, 32, order)[part])
+
+
+def test_a_gate_is_exact_near_zero_and_at_its_limits(isa: str) -> None:
+    """Without a weight, the gate's SiLU alone is multiplied with x."""
+    gate = torch.cat([torch.linspace(-110, 110, 4001), torch.tensor([0.0, -0.0, 1e-30, -1e-30, 3e38, -3e38])])[None]
+    given = native_kernel(isa, "gated_rms_norm")(torch.ones_like(gate), gate, None, 1e-5, None)
+    expected = gate.double() * torch.sigmoid(gate.double())
+    torch.testing.assert_close(given.double(), expected, rtol=2e-6, atol=1e-34)
+    odd = torch.tensor([[math.nan, math.inf, -math.inf]])
+    given = native_kernel(isa, "gated_rms_norm")(torch.ones_like(odd), odd, None, 1e-5, None)
+    torch.testing.assert_close(given, torch.tensor([[math.nan, math.inf, math.nan]]), equal_nan=True)

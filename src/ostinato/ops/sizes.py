@@ -65,8 +65,7 @@ SCAN_CHUNK = 16
 that a pass over one costs little."""
 
 TILED_SCAN_CHUNK = 32
-"""The same on matrix units, where states are in float32: the inputs of a tile. A pass over a state costs more there than
-the products, so fewer of them pay; from 64 tokens on the decays between them would."""
+"""The same on matrix units, where states are in float32: the inputs of a tile."""
 
 SAMPLE_BLOCK = 256
 """Logits with a maximum of their own."""
