@@ -84,7 +84,7 @@ def test_a_damaged_checkpoint_is_an_error_that_says_what_is_wrong(
     ("model", "settings", "kind", "message"),
     [
         ("/no/such/directory", {}, ModelError, "no directory '/no/such/directory'"),
-        (__file__, {}, ModelError, "is a file; give the directory"),
+        (__file__, {}, ModelError, "is a file and does not end in .gguf; give a GGUF file"),
         (None, {"max_num_seq": 3}, ConfigError, "did you mean max_num_seqs"),
         (None, {"max_num_seqs": 0}, ConfigError, "max_num_seqs = 0"),
         (None, {"max_model_len": 10**6, "cache_memory": "1MiB"}, OstinatoError, "max_model_len"),

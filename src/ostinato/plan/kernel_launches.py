@@ -96,7 +96,8 @@ def _sizes_of(op: str, model: ModelSpec) -> Iterator[dict[str, Any]]:
         layers += drafter.model.layers
     for layer in dict.fromkeys(layers):
         if op in ("attention", "rotary") and layer.attention is not None:
-            yield {**asdict(layer.attention), "rotated": 0 if model.rope is None else model.rope.rotary_dim}
+            rope = model.rope if layer.attention.rotates else None
+            yield {**asdict(layer.attention), "rotated": 0 if rope is None else rope.rotary_dim}
         elif op == "rms_norm" and layer.attention is not None:
             yield {"size": layer.attention.head_dim}
         elif op in STATE_OPS and layer.mamba2 is not None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable
-from dataclasses import asdict
 
 from ostinato.ops import triton_scratch as rules
 from ostinato.ops.facts import OPERATIONS
@@ -99,7 +98,16 @@ def triton_scratch(
                 **width,
             )
         if layer.attention is not None:
-            note("attention", rules.attention, tokens=decode_tokens, rows=rows, **asdict(layer.attention))
+            attention = layer.attention
+            note(
+                "attention",
+                rules.attention,
+                tokens=decode_tokens,
+                rows=rows,
+                num_heads=attention.num_heads,
+                num_kv_heads=attention.num_kv_heads,
+                head_dim=attention.head_dim,
+            )
     note("linear", rules.linear, tokens=positions, outputs=head[1], **width)
     note("sample", rules.sample, positions=positions, vocab_size=head[1])
     return max(needed)
