@@ -161,7 +161,7 @@ def test_longer_prefixes_are_fewer(budget: Budget, rows: int, max_model_len: int
 
 def test_the_plan_holds_more_shorter_prefixes_and_never_fewer_rows_for_them() -> None:
     plans = [
-        make_plan(EngineConfig(**settings), hybrid(), gpu(2 * GIB))
+        make_plan(EngineConfig(**settings), hybrid(), gpu(2080 * MIB))
         for settings in ({"enable_prefix_caching": False}, {"expected_prefix_tokens": 256}, {}, {"max_num_seqs": 16})
     ]
     off, short, default, few_rows = plans
@@ -201,7 +201,7 @@ def test_the_most_tokens_that_are_planned_for_are_a_decision() -> None:
 @pytest.mark.parametrize(
     ("spec", "settings", "device", "topic"),
     [
-        (hybrid(), {"graph_mode": "none"}, gpu(GIB // 2), "num_checkpoints"),
+        (hybrid(), {"graph_mode": "none"}, gpu(520 * MIB), "num_checkpoints"),
         (hybrid(), {"cache_memory": "20MiB"}, cpu(64 * GIB), "num_checkpoints"),
         (model(mamba2_layer()), {"cache_memory": 5 * MIB, "max_num_seqs": 8}, cpu(64 * GIB), "num_checkpoints"),
         (model(attention_layer()), {"cache_memory": "2200KiB"}, cpu(64 * GIB), "prefix_tokens"),
