@@ -129,20 +129,20 @@ def is_mapped(tensor: torch.Tensor, file: Path) -> bool:
         pytest.param(torch.float32, 0, id="converted"),
     ],
 )
-def test_loading_takes_at_most_15_percent_more_than_the_weights(
+def test_loading_takes_at_most_30_percent_more_than_the_weights(
     dtype: torch.dtype | None, offset: int, tmp_path: Path
 ) -> None:
     save(tmp_path, LARGE, dtype, offset)
     assert_peak(tmp_path, "checkpoint")
 
 
-def test_random_weights_take_at_most_15_percent_more_than_themselves(tmp_path: Path) -> None:
+def test_random_weights_take_at_most_30_percent_more_than_themselves(tmp_path: Path) -> None:
     assert_peak(configure(tmp_path, LARGE), "random")
 
 
 @pytest.mark.parametrize("quantization", ["int8", "int8_g128"])
 @pytest.mark.parametrize("how", ["checkpoint", "random"])
-def test_8_bit_weights_take_at_most_15_percent_more_than_themselves(
+def test_8_bit_weights_take_at_most_30_percent_more_than_themselves(
     how: str, quantization: str, tmp_path: Path
 ) -> None:
     if how == "checkpoint":
@@ -154,7 +154,7 @@ def assert_peak(directory: Path, how: str, quantization: str = "none") -> None:
     command = [sys.executable, "-c", LOAD, str(directory), how, quantization]
     taken, weights = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
     assert weights > 1.5e8
-    assert 0.95 * weights < taken <= 1.15 * weights
+    assert 0.95 * weights < taken <= 1.3 * weights  # one large tensor held twice would be 1.39
 
 
 def test_a_weight_that_lies_in_the_file_as_the_model_wants_it_is_not_copied(tmp_path: Path) -> None:

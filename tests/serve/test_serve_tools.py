@@ -45,7 +45,7 @@ def hermes():
 @pytest.fixture(scope="module")
 def drafting():
     """As `hermes`, with drafts."""
-    with serve(HERMES, speculative="ngram:3") as served:
+    with serve(HERMES, speculative="ngram:3", speculative_adaptive="off") as served:
         yield served
 
 
