@@ -1,43 +1,86 @@
-"""A chat template's own text tells which reasoning tags and tool calls its model writes."""
+"""A round trip through its chat template tells which reasoning tags and tool calls a model writes."""
 
 from __future__ import annotations
 
 import pytest
 
-from ostinato.serve.chat.formats import (
-    THINK,
-    AnswerFormats,
-    ReasoningTags,
-    ToolFormat,
-    detect_formats,
-    opens_reasoning,
-)
+from ostinato.engine.text.chat_template import ChatTemplate
+from ostinato.serve.chat.calls import forms
+from ostinato.serve.chat.calls.forms import FORMS, ToolForm
+from ostinato.serve.chat.detection import detect_formats, takes_tools
+from ostinato.serve.chat.formats import REASONING, THINK, AnswerFormats, ReasoningTags, opens_reasoning
+from tests.support.tool_form_cases import CALLS, template_of
 
-QWEN3 = """{%- if tools %}{{- 'XML tags:\\n<tool_call>\\n{"name": <function-name>' }}{%- endif %}
-{%- set content = message.content.split('</think>')[-1] %}"""
-QWEN25 = """{%- if tools %}{{- '<tool_call>\\n{"name": ' }}{%- endif %}"""
-QWEN3_CODER = "{{- '<tool_call>\\n<function=example_function_name>\\n<parameter=example_parameter_1>\\n' }}"
-NEMOTRON_2 = "{{- '<TOOLCALL>[' -}}{{- '<SPECIAL_11>Assistant\\n<think>\\n' -}}"
-LLAMA = "{{- '<|start_header_id|>' + message['role'] }}"
+# Templates that print no calls: their texts tell.
+QWEN3 = """{%- if tools %}{{- 'XML tags:\\n<tool_call>\\n{"name": <function-name>\\n</tool_call>' }}{%- endif %}
+{%- set content = messages[0].content.split('</think>')[-1] %}"""
+QWEN25 = """{%- if tools %}{{- '<tool_call>\\n{"name": \\n</tool_call>' }}{%- endif %}"""
+QWEN3_CODER = (
+    "{{- '<tool_call>\\n<function=example_function_name>\\n<parameter=example_parameter_1>\\nvalue_1\\n</parameter>\\n"
+    "</function>\\n</tool_call>' }}"
+)
+NEMOTRON_2 = "{{- '<TOOLCALL>[' -}}{{- ']</TOOLCALL>' -}}{{- '<SPECIAL_11>Assistant\\n<think>\\n' -}}"
+LFM2 = "{{ '<|tool_list_start|>' }}{{ tools | tojson }}{{ '<|tool_list_end|>' }}"
+LLAMA = "{{- '<|start_header_id|>' + messages[0]['role'] }}"
+
+
+@pytest.mark.parametrize("form", FORMS, ids=lambda form: form.name)
+def test_the_form_is_the_one_that_reads_a_written_call_back(form: ToolForm) -> None:
+    template = template_of(form)
+    assert detect_formats(template) == AnswerFormats(None, form)
+    assert takes_tools(template)
+
+
+def test_each_known_form_has_a_case() -> None:
+    assert set(CALLS) == set(FORMS)
 
 
 @pytest.mark.parametrize(
     ("template", "reasoning", "tools"),
     [
-        (QWEN3, THINK, ToolFormat.HERMES),
-        (QWEN25, None, ToolFormat.HERMES),
-        (QWEN3_CODER, None, ToolFormat.XML),
-        (QWEN3_CODER + "{{ '<think>\\n' }}", THINK, ToolFormat.XML),
-        (NEMOTRON_2, THINK, ToolFormat.TOOLCALL),
+        (QWEN3, THINK, forms.HERMES),
+        (QWEN25, None, forms.HERMES),
+        (QWEN3_CODER, None, forms.XML),
+        (QWEN3_CODER + "{{ '<think>\\n' }}", THINK, forms.XML),
+        (NEMOTRON_2, THINK, forms.TOOLCALL),
+        (LFM2, None, forms.LFM2),
+        ("{{ raise_exception('no') }}" + QWEN25, None, forms.HERMES),
         (LLAMA, None, None),
         ("", None, None),
-        (None, None, None),
     ],
 )
-def test_formats_are_those_that_the_template_names(
-    template: str | None, reasoning: ReasoningTags | None, tools: ToolFormat | None
+def test_a_template_that_writes_no_calls_is_told_by_the_tags_in_its_text(
+    template: str, reasoning: ReasoningTags | None, tools: ToolForm | None
 ) -> None:
-    assert detect_formats(template) == AnswerFormats(reasoning, tools)
+    assert detect_formats(ChatTemplate({"default": template})) == AnswerFormats(reasoning, tools)
+
+
+def test_a_checkpoint_without_a_template_has_no_formats() -> None:
+    assert detect_formats(ChatTemplate({})) == AnswerFormats()
+    assert not takes_tools(ChatTemplate({}))
+
+
+def test_calls_in_a_form_that_cannot_be_read_back_are_not_taken_for_another() -> None:
+    text = "".join(template_of(forms.HERMES)._templates.values())
+    unknown = text.replace('{"name": "{{ f.name }}", "arguments": {{ f.arguments | tojson }}}', "{{ f | string }}")
+    assert unknown != text
+    assert detect_formats(ChatTemplate({"default": unknown})).tools is None
+
+
+def test_arguments_may_be_wanted_as_text() -> None:
+    text = "".join(template_of(forms.HERMES)._templates.values())
+    wants_text = text.replace("{{ f.arguments | tojson }}", "{{ '' + f.arguments }}")
+    assert detect_formats(ChatTemplate({"default": wants_text})).tools is forms.HERMES
+
+
+@pytest.mark.parametrize("tags", REASONING, ids=lambda tags: tags.begin)
+def test_reasoning_tags_are_those_around_a_written_thought(tags: ReasoningTags) -> None:
+    others = "".join(each.begin for each in REASONING if each is not tags)
+    template = (
+        f"{{# {others} #}}{{% for message in messages %}}{{% if message.reasoning_content %}}{tags.begin}\n"
+        f"{{{{ message.reasoning_content }}}}\n{tags.end}{{% endif %}}{{{{ message.content }}}}{{% endfor %}}"
+    )
+    assert detect_formats(ChatTemplate({"default": template})).reasoning == tags
 
 
 @pytest.mark.parametrize(
@@ -58,7 +101,7 @@ def test_an_answer_begins_in_reasoning_where_the_prompt_ends_with_its_open_tag(p
 
 
 def test_tags_are_those_of_reasoning_and_of_tool_calls() -> None:
-    both = AnswerFormats(THINK, ToolFormat.TOOLCALL)
+    both = AnswerFormats(THINK, forms.TOOLCALL)
     assert both.tags == ("<think>", "</think>", "<TOOLCALL>", "</TOOLCALL>")
-    assert AnswerFormats(None, ToolFormat.XML).tags == ("<tool_call>", "</tool_call>")
+    assert {"<tool_call>", "</tool_call>"} <= set(AnswerFormats(None, forms.XML).tags)
     assert AnswerFormats().tags == ()

@@ -25,6 +25,7 @@ WEATHER = {
 }
 NOTHING = {"type": "object", "additionalProperties": False}
 CLOCK = {"type": "function", "function": {"name": "clock", "parameters": NOTHING}}
+VERDICT_SCHEMA = {**NOTHING, "properties": {"ok": {"type": "boolean"}}, "required": ["ok"]}
 MESSAGES = [{"role": "user", "content": "Hm?"}]
 ASKED = {"model": "tiny", "messages": MESSAGES, "temperature": 1, "seed": 1, "max_tokens": 300}
 
@@ -142,6 +143,90 @@ def test_tools_are_told_to_the_model_unless_it_may_call_none(hermes):
         return hermes.chat.completions.create(**asked).usage.prompt_tokens
 
     assert tokens() == tokens(tools=[CLOCK], tool_choice="none") < tokens(tools=[CLOCK])
+
+
+def test_of_several_tools_only_those_allowed_are_called(hermes):
+    def choice(mode, *names):
+        named = [{"type": "function", "function": {"name": name}} for name in names]
+        return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": named}}
+
+    asked = {**ASKED, "tools": [WEATHER, CLOCK]}
+    told = hermes.chat.completions.create(**{**asked, "max_tokens": 1}).usage.prompt_tokens
+    for seed in range(4):
+        answer = hermes.chat.completions.create(**asked | {"seed": seed, "tool_choice": choice("required", "clock")})
+        assert {name for name, _ in parts(answer)[2]} == {"clock"}
+        assert answer.usage.prompt_tokens == told
+    with pytest.raises(openai.BadRequestError, match="no tool is named 'bomb'; tools: weather, clock"):
+        hermes.chat.completions.create(**asked, tool_choice=choice("auto", "bomb"))
+    with pytest.raises(openai.BadRequestError, match="mode"):
+        hermes.chat.completions.create(**asked, tool_choice=choice("perhaps", "clock"))
+    nested = {"type": "allowed_tools", "mode": "required", "tools": [{"type": "function", "name": "clock"}]}
+    answer = hermes.responses.create(**{key: NESTED[key] for key in ("model", "input", "tools")}, tool_choice=nested)
+    assert {item.name for item in answer.output if item.type == "function_call"} == {"clock"}
+
+
+def test_a_call_that_was_cut_off_can_be_sent_back(hermes):
+    asked = {**ASKED, "tools": [WEATHER], "tool_choice": "required", "parallel_tool_calls": False}
+    message = hermes.chat.completions.create(**asked).choices[0].message.model_dump()
+    [call] = message["tool_calls"]
+    whole = call["function"]["arguments"]
+    for end in range(len(whole)):
+        call["function"]["arguments"] = whole[:end]
+        said = {"role": "tool", "tool_call_id": call["id"], "content": "sun"}
+        hermes.chat.completions.create(**{**ASKED, "messages": [*MESSAGES, message, said], "max_tokens": 1})
+    call["function"]["arguments"] = "}"
+    with pytest.raises(openai.BadRequestError, match="JSON object"):
+        hermes.chat.completions.create(**{**ASKED, "messages": [*MESSAGES, message], "max_tokens": 1})
+
+
+@pytest.mark.parametrize(
+    ("asked", "holds"),
+    [
+        ({"json": VERDICT_SCHEMA}, lambda text: json.loads(text).keys() == {"ok"}),
+        ({"json_object": True}, lambda text: isinstance(json.loads(text), dict)),
+        ({"regex": "a{3}b"}, lambda text: text == "aaab"),
+        ({"choice": ["yes", "no"]}, lambda text: text in ("yes", "no")),
+    ],
+)
+def test_structured_outputs_are_asked_for_as_of_vllm(hermes, asked, holds):
+    bias = {"temperature": 1, "max_tokens": 400, "extra_body": {"structured_outputs": asked, "top_k": 5}}
+    answer = hermes.chat.completions.create(model="tiny", messages=MESSAGES, seed=3, **bias)
+    assert holds(answer.choices[0].message.content) or answer.choices[0].finish_reason == "length"
+    completion = hermes.completions.create(model="tiny", prompt="Hm", seed=3, **bias)
+    assert holds(completion.choices[0].text) or completion.choices[0].finish_reason == "length"
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ({"grammar": "start: /a/"}, "give json, regex or choice"),
+        ({"json": VERDICT_SCHEMA, "regex": "a"}, "one form"),
+        ({"xml": 1}, "xml"),
+    ],
+)
+def test_structured_outputs_that_are_not_served_are_refused_by_name(hermes, asked, said):
+    with pytest.raises(openai.BadRequestError, match=said):
+        hermes.chat.completions.create(**{**ASKED, "extra_body": {"structured_outputs": asked}})
+
+
+def test_fields_that_ask_for_nothing_are_taken_and_variables_cannot_be_arguments(hermes):
+    hermes.completions.create(model="tiny", prompt="Hm", max_tokens=1, suffix="", best_of=1)
+    with pytest.raises(openai.BadRequestError, match="not served"):
+        hermes.completions.create(model="tiny", prompt="Hm", max_tokens=1, best_of=2)
+    with pytest.raises(openai.BadRequestError, match="not served"):
+        hermes.completions.create(model="tiny", prompt="Hm", max_tokens=1, suffix="x")
+    hermes.chat.completions.create(**{**ASKED, "max_tokens": 1, "extra_body": {"verbosity": "low"}})
+    for name in ("self", "messages", "tools", "template_name", "continue_final_message"):
+        with pytest.raises(openai.BadRequestError, match=f"chat_template_kwargs.{name} cannot be set there"):
+            hermes.chat.completions.create(**ASKED, extra_body={"chat_template_kwargs": {name: 1}})
+
+
+def test_a_template_whose_calls_are_of_no_known_form_says_so_when_the_server_starts(caplog):
+    strange = HERMES.replace("<tool_call>", "<@").replace("</tool_call>", "@>")
+    with caplog.at_level("WARNING", "ostinato.serve"), serve(strange) as served:
+        assert "writes calls in none of the known forms" in caplog.text
+        with pytest.raises(openai.BadRequestError, match=r"none of the known forms of tool calls: Hermes.*Llama 3"):
+            served.client().chat.completions.create(**ASKED, tools=[CLOCK])
 
 
 def response_format(schema):

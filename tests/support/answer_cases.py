@@ -6,13 +6,14 @@ import itertools
 from collections.abc import Callable, Iterable, Sequence
 
 from ostinato.serve.chat.answer_parser import AnswerParser
+from ostinato.serve.chat.calls import forms
 from ostinato.serve.chat.deltas import AnswerDelta
-from ostinato.serve.chat.formats import THINK, AnswerFormats, ToolFormat
+from ostinato.serve.chat.formats import THINK, AnswerFormats
 from ostinato.serve.chat.tools import Tool
 
-HERMES = AnswerFormats(THINK, ToolFormat.HERMES)
-XML = AnswerFormats(THINK, ToolFormat.XML)
-TOOLCALL = AnswerFormats(THINK, ToolFormat.TOOLCALL)
+HERMES = AnswerFormats(THINK, forms.HERMES)
+XML = AnswerFormats(THINK, forms.XML)
+TOOLCALL = AnswerFormats(THINK, forms.TOOLCALL)
 
 WEATHER = Tool(
     "get_weather",

@@ -4,7 +4,7 @@ HERMES = (
     "{% if tools %}{% for tool in tools %}{{ tool.function.name }} {% endfor %}{# <tool_call> #}\n{% endif %}"
     "{% for message in messages %}{{ message.role }}: {{ message.content }}"
     "{% for call in message.tool_calls or [] %}"
-    "<tool_call>{{ call.function.name }} {{ call.function.arguments.city }}</tool_call>"
+    "<tool_call>{{ call.function | tojson }}</tool_call>"
     "{% endfor %}\n{% endfor %}{% if add_generation_prompt %}answer:{% endif %}"
 )
 THINKING = HERMES.replace(

@@ -56,6 +56,7 @@ def make_api(
 ) -> tuple[FastAPI, Sequence[APIRouter]]:
     """All endpoints with their description; and again those that take a body, which `JsonEndpoints` runs."""
     text_of = lru_cache(maxsize=1)(partial(ModelText, max_images=lifecycle.settings.max_images))
+    lifecycle.prepare = text_of
     with_bodies = [
         router(lifecycle, text_of) for router in (chat_router, completions_router, responses_router, tokens_router)
     ]

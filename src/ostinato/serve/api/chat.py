@@ -66,7 +66,8 @@ class ChatRequest(GenerationBody, ConversationBody):
     response_format: ResponseFormat | None = None
     """The form of the answer after any reasoning."""
     tool_choice: str | dict[str, Any] | None = None
-    """`none` (the model is not told of tools), `auto`, `required`, or one function by name."""
+    """`none` (the model is not told of tools), `auto`, `required`, one function by name, or `allowed_tools`: the model
+    is told of all, and calls only those."""
     parallel_tool_calls: bool | None = None
     """False: at most one call. Where calls are free, those after the first are dropped."""
     store: Literal[False] | None = None
@@ -125,9 +126,9 @@ def chat_router(lifecycle: Lifecycle, text_of: Callable[[AsyncEngine], ModelText
         engine.admission.check(body.n or 1)
         guide = body.guide_request()
         tools = checked_tools(text, body.tools, body.tool_choice)
-        conversation = conversation_of(text, body, tools)
+        conversation = conversation_of(text, body, tools.told)
         parallel = body.parallel_tool_calls is not False
-        asked = ConversationRequest(conversation, tools, body.tool_choice, parallel, guide, "messages")
+        asked = ConversationRequest(conversation, tools.callable, tools.choice, parallel, guide, "messages")
         deadline, record = body.deadline(lifecycle.settings), request.state.record
         most, logprobs = body.max_output(), body.num_logprobs()
         run, form, params = await start_chat(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
@@ -50,8 +50,10 @@ class CompletionRequest(GenerationBody):
     """Return the log-probability of each token, and so many of the most likely tokens."""
     echo: bool | None = None
     """Begin the text with the prompt, and the log-probabilities with those of its tokens."""
-    suffix: Annotated[None, unserved("a prompt is only continued at its end")] = None
-    best_of: Annotated[None, unserved("ask for n outputs with logprobs, and choose among them")] = None
+    suffix: Annotated[Literal[""] | None, unserved("a prompt is only continued at its end", but="")] = None
+    best_of: Annotated[Literal[1] | None, unserved("ask for n outputs with logprobs, and choose among them", but=1)] = (
+        None
+    )
 
     def prompts(self) -> list[str | list[int]]:
         """Each prompt, as text or token ids."""

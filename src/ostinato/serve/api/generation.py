@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import ConfigDict, Field
 
 from ostinato.sample.params import SamplingParams
 from ostinato.serve.chat.guides import GuideRequest
-from ostinato.serve.http.bodies import Body, Ignored, ListOf
+from ostinato.serve.http.bodies import Body, Ignored, ListOf, unserved
 from ostinato.serve.http.errors import ApiError
 from ostinato.serve.settings import ServeSettings
 
@@ -22,6 +22,37 @@ class StreamOptions(Body):
     include_usage: bool = False
     """A last event with the number of tokens."""
     include_obfuscation: Ignored = None
+
+
+class StructuredOutputs(Body):
+    """The form of an output, as vLLM's clients ask for it: one of the fields."""
+
+    model_config = ConfigDict(serialize_by_alias=True)
+
+    schema_: dict[str, Any] | str | None = Field(None, alias="json")
+    """The output is JSON of this schema."""
+    json_object: Literal[True] | None = None
+    """The output is any JSON object."""
+    regex: str | None = None
+    """The whole output matches this regular expression."""
+    choice: ListOf[str] | None = None
+    """The output is one of these strings."""
+    grammar: Annotated[None, unserved("give json, regex or choice")] = None
+    structural_tag: Annotated[None, unserved("give json, regex or choice")] = None
+
+    def requests(self) -> list[GuideRequest]:
+        """What is asked for."""
+        values = {
+            "json": ("json_schema", self.schema_),
+            "json_object": ("json_object", self.json_object),
+            "regex": ("regex", self.regex),
+            "choice": ("choice", self.choice),
+        }
+        return [
+            GuideRequest(f"structured_outputs.{name}", kind, value)
+            for name, (kind, value) in values.items()
+            if value is not None
+        ]
 
 
 def check_model(name: str | None, model_name: str) -> None:
@@ -67,6 +98,8 @@ class GenerationBody(Body):
     """The whole output matches this regular expression."""
     guided_choice: ListOf[str] | None = None
     """The output is one of these strings."""
+    structured_outputs: StructuredOutputs | None = None
+    """The same, as vLLM's clients ask for it: json, json_object, regex or choice."""
     user: Ignored = None
 
     @property
@@ -100,6 +133,7 @@ class GenerationBody(Body):
         given = [
             GuideRequest(param, kind, value) for param, kind in fields if (value := getattr(self, param)) is not None
         ]
+        given += self.structured_outputs.requests() if self.structured_outputs is not None else ()
         if (of_format := self._format_request()) is not None:
             given.insert(0, of_format)
         if len(given) > 1:

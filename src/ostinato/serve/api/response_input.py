@@ -69,7 +69,8 @@ class ResponsesRequest(GenerationBody):
     tools: ListOf[dict[str, Any]] | None = None
     """Functions that the model may call."""
     tool_choice: str | dict[str, Any] | None = None
-    """`none` (the model is not told of tools), `auto`, `required`, or one function by name."""
+    """`none` (the model is not told of tools), `auto`, `required`, one function by name, or `allowed_tools`: the model
+    is told of all, and calls only those."""
     parallel_tool_calls: bool | None = None
     """False: at most one call. Where calls are free, those after the first are dropped."""
     reasoning: ReasoningConfig | None = None
@@ -133,6 +134,14 @@ class ResponsesRequest(GenerationBody):
         match self.tool_choice:
             case {"type": "function", "name": name, **others} if not others:
                 return {"type": "function", "function": {"name": name}}
+            case {"type": "allowed_tools", "mode": mode, "tools": [*tools], **others} if not others:
+                named = [
+                    {"type": "function", "function": {"name": tool["name"]}}
+                    for tool in tools
+                    if isinstance(tool, dict) and tool.keys() == {"type", "name"}
+                ]
+                allowed = named if len(named) == len(tools) else tools
+                return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": allowed}}
         return self.tool_choice
 
 

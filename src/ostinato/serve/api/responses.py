@@ -41,14 +41,14 @@ def responses_router(lifecycle: Lifecycle, text_of: Callable[[AsyncEngine], Mode
         messages, places = template_messages(body.input, body.instructions, text.knows_developer)
         conversation = Conversation(
             messages,
-            described(tools),
+            described(tools.told),
             template_kwargs(body.chat_template_kwargs, effort),
             add_generation_prompt=True,
             continue_final_message=False,
             places=places,
         )
         parallel = body.parallel_tool_calls is not False
-        asked = ConversationRequest(conversation, tools, body.nested_choice(), parallel, guide, "input")
+        asked = ConversationRequest(conversation, tools.callable, tools.choice, parallel, guide, "input")
         deadline, record = body.deadline(lifecycle.settings), request.state.record
         most, logprobs = body.max_output_tokens, body.num_logprobs()
         run, form, params = await start_chat(

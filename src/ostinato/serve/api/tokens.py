@@ -62,7 +62,7 @@ def tokens_router(lifecycle: Lifecycle, text_of: Callable[[AsyncEngine], ModelTe
         if body.prompt is not None:
             token_ids = await text.encode(body.prompt, adds is not False, "prompt")
         else:
-            rendered = await render(text, conversation_of(text, body, checked_tools(text, body.tools, None)))
+            rendered = await render(text, conversation_of(text, body, checked_tools(text, body.tools, None).told))
             token_ids = await token_ids_of(text, rendered, "messages", adds is True)
         found: dict[str, Any] = {"count": len(token_ids), "max_model_len": text.max_model_len, "tokens": token_ids}
         if body.return_token_strs:

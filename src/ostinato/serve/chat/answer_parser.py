@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from ostinato.serve.chat.calls.block import BlockReader
+from ostinato.serve.chat.calls.forms import ToolForm
+from ostinato.serve.chat.calls.not_a_call import NotACall
 from ostinato.serve.chat.deltas import AnswerDelta, DeltaCollector
-from ostinato.serve.chat.formats import AnswerFormats, ReasoningTags, ToolFormat
+from ostinato.serve.chat.formats import AnswerFormats, ReasoningTags
 from ostinato.serve.chat.growing_text import SPACE, EndOfText, GrowingText, Reading, start_of_tag
-from ostinato.serve.chat.tool_calls import CallReader, JsonCalls, NotACall, XmlCalls
 from ostinato.serve.chat.tools import Tool
 
 
@@ -68,8 +70,11 @@ class AnswerParser:
             if formats.tools is None or not tools or (either and not (yield from self._begins(formats.tools))):
                 yield from self._read_plain()
             else:
-                reader = _call_reader(formats.tools, self._text, self._collector, tools)
-                yield from self._read_content(reader, formats.tools.begin_tag)
+                reader = BlockReader(formats.tools, self._text, self._collector, {tool.name: tool for tool in tools})
+                if formats.tools.begin:
+                    yield from self._read_content(reader, formats.tools.begin)
+                else:
+                    yield from self._read_first(reader)
         except EndOfText:
             rest = self._text.release_all()
             if rest.strip(SPACE) or not self._collector.after_call:
@@ -94,9 +99,9 @@ class AnswerParser:
         self._give = self._add_content
         yield from text.drop("\n")
 
-    def _begins(self, tool_format: ToolFormat) -> Reading[bool]:
+    def _begins(self, form: ToolForm) -> Reading[bool]:
         """Whether a call comes next. Reads nothing."""
-        begins = yield from self._text.tag(tool_format.begin_tag)
+        begins = yield from self._text.tag(form.begin)
         self._text.position = 0
         return begins
 
@@ -109,7 +114,16 @@ class AnswerParser:
             self._give(self._text.release_all())
             yield from self._text.wait()
 
-    def _read_content(self, reader: CallReader, begin_tag: str) -> Reading[None]:
+    def _read_first(self, reader: BlockReader) -> Reading[None]:
+        """Reads an answer of a form without a begin tag: it begins with a call, or has none."""
+        try:
+            yield from reader.read()
+            yield from self._text.drop(SPACE)
+        except NotACall:
+            self._give(self._text.release())
+        yield from self._read_plain()
+
+    def _read_content(self, reader: BlockReader, begin_tag: str) -> Reading[None]:
         text = self._text
         while True:
             if (where := text.text.find(begin_tag)) < 0:
@@ -123,12 +137,3 @@ class AnswerParser:
                 yield from reader.read()
             except NotACall:
                 self._give(text.release())
-
-
-def _call_reader(
-    tool_format: ToolFormat, text: GrowingText, collector: DeltaCollector, tools: Sequence[Tool]
-) -> CallReader:
-    by_name = {tool.name: tool for tool in tools}
-    if tool_format is ToolFormat.XML:
-        return XmlCalls(text, collector, by_name)
-    return JsonCalls(text, collector, by_name.keys(), tool_format)

@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import Field
 
+from ostinato.engine.text.chat_template import ChatTemplate
 from ostinato.errors import RequestError
 from ostinato.media.input import RenderedChat, render_chat
 from ostinato.media.messages import MediaError
+from ostinato.serve.chat.calls.forms import known_forms
 from ostinato.serve.chat.formats import AnswerFormats, opens_reasoning
 from ostinato.serve.chat.messages import Message, for_template
 from ostinato.serve.chat.model_text import ModelText, off_loop_if_long
-from ostinato.serve.chat.tools import Tool, forced_tools, read_tools
+from ostinato.serve.chat.tools import Tool, forced_tools, read_choice, read_tools
 from ostinato.serve.http.bodies import Body, ListOf
 from ostinato.serve.http.errors import ApiError
 
 MAX_MESSAGES = 2**14
 """Messages of a conversation."""
-_OWN = frozenset({"messages", "tools", "documents", "template_name", "add_generation_prompt", "continue_final_message"})
+_OWN = frozenset(inspect.signature(ChatTemplate.render).parameters) - {"chat_template_kwargs"}
+"""Arguments of the rendering itself, which a request cannot set as variables of the template."""
 
 
 class ConversationBody(Body):
@@ -34,6 +38,8 @@ class ConversationBody(Body):
     """Further variables of the chat template, such as enable_thinking."""
     reasoning_effort: str | None = None
     """A variable of the chat template; `none` also sets its enable_thinking to false."""
+    verbosity: Literal["low", "medium", "high"] | None = None
+    """A variable of the chat template."""
     add_generation_prompt: bool | None = None
     """End the prompt with the header of an answer (default: true, unless continue_final_message is)."""
     continue_final_message: bool | None = None
@@ -70,7 +76,7 @@ def conversation_of(text: ModelText, body: ConversationBody, tools: Sequence[Too
     return Conversation(
         for_template(body.messages, text.knows_developer),
         described(tools),
-        template_kwargs(body.chat_template_kwargs, body.reasoning_effort),
+        template_kwargs(body.chat_template_kwargs, body.reasoning_effort, body.verbosity),
         adds,
         continues,
     )
@@ -87,12 +93,17 @@ def described(tools: Sequence[Tool]) -> list[dict[str, Any]] | None:
     ] or None
 
 
-def template_kwargs(given: dict[str, Any] | None, reasoning_effort: str | None) -> dict[str, Any]:
+def template_kwargs(
+    given: dict[str, Any] | None, reasoning_effort: str | None, verbosity: str | None = None
+) -> dict[str, Any]:
     """The variables of the template. ApiError if one of them has a field of its own."""
     kwargs = dict(given or {})
     for name in kwargs.keys() & _OWN:
         path = f"chat_template_kwargs.{name}"
-        raise ApiError(400, f"{path} cannot be set there; give {name} beside it", param=path)
+        instead = f"; give {name} beside it" if name in ConversationBody.model_fields else ""
+        raise ApiError(400, f"{path} cannot be set there{instead}", param=path)
+    if verbosity is not None:
+        kwargs.setdefault("verbosity", verbosity)
     if reasoning_effort is not None:
         kwargs.setdefault("reasoning_effort", reasoning_effort)
         if reasoning_effort == "none":
@@ -146,8 +157,20 @@ def begins_in_reasoning(formats: AnswerFormats, conversation: Conversation, prom
     return last.rfind(formats.reasoning.begin) > last.rfind(formats.reasoning.end)
 
 
-def checked_tools(text: ModelText, tools: Any, tool_choice: Any, nested: bool = True) -> tuple[Tool, ...]:
-    """The tools that an answer may call: none if the choice is `none`. ApiError for what is wrong with them.
+@dataclass(frozen=True)
+class Tools:
+    """The tools of a request."""
+
+    told: tuple[Tool, ...] = ()
+    """Those that the model is told of."""
+    callable: tuple[Tool, ...] = ()
+    """Those that an answer may call."""
+    choice: Any = None
+    """The choice among them."""
+
+
+def checked_tools(text: ModelText, tools: Any, tool_choice: Any, nested: bool = True) -> Tools:
+    """The tools of a request: none if the choice is `none`. ApiError for what is wrong with them.
 
     `nested`: whether the body holds each function in a field `function`, as `read_tools` takes it, or its fields beside
     the type.
@@ -158,15 +181,15 @@ def checked_tools(text: ModelText, tools: Any, tool_choice: Any, nested: bool = 
         message = error.message if nested else error.message.replace(".function", "")
         raise ApiError(400, message, param="tools") from None
     try:
-        forced_tools(read, tool_choice)
+        may_call, choice = read_choice(read, tool_choice)
+        forced_tools(may_call, choice)
     except RequestError as error:
         raise ApiError(400, error.message, param="tool_choice") from None
-    if tool_choice == "none":
-        return ()
+    if choice == "none":
+        return Tools(choice=choice)
     if read and not text.takes_tools:
         raise ApiError(400, "this model's chat template takes no tools; leave them out", param="tools")
     if read and text.formats.tools is None:
-        known = "Hermes and Qwen, Qwen3-Coder and Nemotron 3, Nemotron-H"
-        message = f"this model's chat template shows none of the known formats of tool calls: {known}"
+        message = f"this model's chat template shows none of the known forms of tool calls: {known_forms()}"
         raise ApiError(400, message, param="tools")
-    return read
+    return Tools(read, may_call, choice)

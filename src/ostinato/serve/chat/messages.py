@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
+
+from pydantic_core import from_json
 
 from ostinato.serve.http.bodies import EchoedBody, Ignored, ListOf, unserved
 from ostinato.serve.http.errors import ApiError
@@ -16,7 +17,7 @@ _MEDIA = ("image_url", "input_image", "video")
 class FunctionCall(EchoedBody):
     name: str
     arguments: str | dict[str, Any]
-    """A JSON object, or its text."""
+    """A JSON object, or its text, which may be cut off."""
 
 
 class ToolCall(EchoedBody):
@@ -120,8 +121,9 @@ def _call(call: ToolCall, where: str) -> dict[str, Any]:
     arguments: Any = call.function.arguments
     if isinstance(arguments, str):
         try:
-            arguments = json.loads(arguments or "{}")
-        except (ValueError, RecursionError):
+            # A call that max_tokens cut off comes back as it was given out: what is whole of it is kept.
+            arguments = from_json(arguments or "{}", allow_partial="trailing-strings")
+        except ValueError:
             arguments = None
         if not isinstance(arguments, dict):
             path = f"{where}.function.arguments"

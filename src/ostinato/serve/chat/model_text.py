@@ -5,6 +5,7 @@ And slow work for requests, done beside the event loop: guides are compiled and 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -17,9 +18,12 @@ from ostinato.errors import RequestError
 from ostinato.media.input import MediaInput
 from ostinato.media.load import Sources
 from ostinato.sample.guide import Guide
-from ostinato.serve.chat.formats import detect_formats
+from ostinato.serve.chat.calls.forms import known_forms
+from ostinato.serve.chat.detection import detect_formats, takes_tools
 from ostinato.serve.chat.token_texts import TokenTexts
 from ostinato.serve.http.errors import ApiError
+
+log = logging.getLogger("ostinato.serve")
 
 T = TypeVar("T")
 
@@ -78,10 +82,16 @@ class ModelText:
         self.tokenizer = engine.tokenizer
         self.chat_template = engine.chat_template
         template = engine.chat_template.text
-        self.formats = detect_formats(template)
-        self.special_tags = frozenset(tag for tag in self.formats.tags if _is_special(engine.tokenizer, tag))
-        """The tags of the formats that are special tokens, which decoding usually leaves out."""
-        self.takes_tools = "tools" in template
+        self.formats = detect_formats(engine.chat_template)
+        self.special_tags = _special_tags(engine.tokenizer, self.formats.tags)
+        """The tags of the formats that are special tokens, which decoding usually leaves out, with their ids."""
+        self.takes_tools = takes_tools(engine.chat_template)
+        if self.takes_tools and self.formats.tools is None:
+            log.warning(
+                "the chat template takes tools, but writes calls in none of the known forms, so requests with tools "
+                "are refused; known are those of %s",
+                known_forms(),
+            )
         self.knows_developer = "developer" in template
         self.background = Background(engine)
         self.token_texts = TokenTexts(engine.tokenizer)
@@ -122,9 +132,10 @@ def _for_clients(media: MediaInput | None, max_images: int) -> MediaInput | None
     return replace(media, sources=Sources(files=False, remote=media.sources.remote), max_images=max_images)
 
 
-def _is_special(tokenizer: Tokenizer, text: str) -> bool:
-    token_id = tokenizer.token_id(text)
-    return token_id is not None and tokenizer.has_no_text(token_id, True)
+def _special_tags(tokenizer: Tokenizer, tags: Sequence[str]) -> dict[str, int]:
+    """Those of the tags that are special tokens, with their ids."""
+    ids = {tag: tokenizer.token_id(tag) for tag in tags}
+    return {tag: id for tag, id in ids.items() if id is not None and tokenizer.has_no_text(id, True)}
 
 
 async def off_loop_if_long(size: int, work: Callable[[], T]) -> T:

@@ -43,6 +43,39 @@ def read_tools(value: Any) -> tuple[Tool, ...]:
     return tools
 
 
+def read_choice(tools: Sequence[Tool], tool_choice: Any) -> tuple[tuple[Tool, ...], Any]:
+    """The tools that an answer may call, and the choice among them: of `{"type": "allowed_tools", "allowed_tools":
+    {"mode": "auto" or "required", "tools": [...]}}` those that it names and its mode, of any other choice all.
+
+    RequestError if a choice of allowed tools is malformed or names a tool that is not among `tools`.
+    """
+    if not (isinstance(tool_choice, dict) and tool_choice.get("type") == "allowed_tools"):
+        return tuple(tools), tool_choice
+    match tool_choice:
+        case {"allowed_tools": {"mode": "auto" | "required" as mode, "tools": [_, *_] as named, **others}, **rest} if (
+            not others and rest.keys() == {"type"}
+        ):
+            names = [_allowed_name(entry) for entry in named]
+        case _:
+            raise RequestError(
+                'tool_choice of the type allowed_tools has "allowed_tools": {"mode": "auto" or "required", "tools": '
+                '[{"type": "function", "function": {"name": ...}}]}'
+            )
+    known = {tool.name: tool for tool in tools}
+    for name in names:
+        if name not in known:
+            are = ", ".join(known) or "none are given"
+            raise RequestError(f"tool_choice.allowed_tools: no tool is named {name!r}; tools: {are}")
+    return tuple(tool for tool in tools if tool.name in names), mode
+
+
+def _allowed_name(entry: Any) -> str:
+    match entry:
+        case {"type": "function", "function": {"name": str(name)}}:
+            return name
+    raise RequestError('tool_choice.allowed_tools.tools: each is {"type": "function", "function": {"name": ...}}')
+
+
 def forced_tools(tools: Sequence[Tool], tool_choice: Any) -> tuple[Tool, ...]:
     """The tools of which the answer must call one; none for None, "auto" and "none".
 
@@ -63,7 +96,8 @@ def forced_tools(tools: Sequence[Tool], tool_choice: Any) -> tuple[Tool, ...]:
                 raise RequestError(f"tool_choice.function.name: no tool is named {name!r}; tools: {known}")
             return chosen
     raise RequestError(
-        'tool_choice must be "none", "auto", "required" or {"type": "function", "function": {"name": ...}}'
+        'tool_choice must be "none", "auto", "required", {"type": "function", "function": {"name": ...}} or of the '
+        "type allowed_tools"
     )
 
 

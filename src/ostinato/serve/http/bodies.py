@@ -59,12 +59,14 @@ class EchoedBody(Body):
         return {name: each for name, each in value.items() if each is not None} if isinstance(value, dict) else value
 
 
-def unserved(instead: str) -> BeforeValidator:
-    """For a field that OpenAI's clients know and this server does not serve: only null is accepted."""
+def unserved(instead: str, but: Any = None) -> BeforeValidator:
+    """For a field that OpenAI's clients know and this server does not serve: only null is accepted, and `but`, a value
+    that asks for nothing."""
 
-    def refuse(value: Any) -> None:
-        if value is not None:
+    def refuse(value: Any) -> Any:
+        if value is not None and not (type(value) is type(but) and value == but):
             raise ValueError(f"not served; {instead}")
+        return value
 
     return BeforeValidator(refuse)
 

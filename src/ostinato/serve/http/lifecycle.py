@@ -39,6 +39,8 @@ class Lifecycle:
         self.draining = False
         self.error: BaseException | None = None
         """Why the engine could not start, or ended."""
+        self.prepare: Callable[[AsyncEngine], object] = lambda engine: None
+        """Called with the engine before requests are accepted: what they all need is made here."""
         self.on_ready: Callable[[], None] = lambda: None
         """Called once requests are accepted."""
         self.on_end: Callable[[], None] = lambda: None
@@ -60,6 +62,7 @@ class Lifecycle:
             self.error = error
             self.on_end()
             return
+        self.prepare(engine)
         engine.on_failure = self._fail
         self._engine = engine
         self.on_ready()

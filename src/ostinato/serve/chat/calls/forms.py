@@ -1,0 +1,266 @@
+"""The forms in which models write tool calls, as data. Readers and grammars of calls both read them.
+
+Which form a model has, its chat template shows (`chat/detection.py`). A form of another model that is put together
+like one of these is one more entry of `FORMS`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+
+class Slot(Enum):
+    """A place in a call whose text is not the same in every call. Ids and numbers of calls are read by nobody."""
+
+    NAME = "[a-zA-Z0-9_-]{1,64}"
+    ID = "[a-zA-Z0-9]{9}"
+    INDEX = "[0-9]{1,3}"
+    ARGUMENTS = "a JSON object"
+
+
+NAME, ID, INDEX, ARGUMENTS = Slot
+
+
+@dataclass(frozen=True, slots=True)
+class JsonSyntax:
+    """`{"name": NAME, "arguments": {...}}`, by these keys. Without `name` the name itself is the key."""
+
+    name: str | None = "name"
+    arguments: str = "arguments"
+
+
+@dataclass(frozen=True, slots=True)
+class NamedSyntax:
+    """A name, and JSON arguments after it, with texts around them. White space is a part of its own, which readers
+    skip."""
+
+    parts: tuple[str | Slot, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TagSyntax:
+    """Each argument stands between tags of its own: `function` NAME `name_end`, then for each argument `key` KEY
+    `key_end` VALUE `value_end`, then `function_end`.
+
+    Strings are written as they are, other values as JSON. With `on_lines` each tag and value has its line, and one
+    newline on either side of a value belongs to the form; else newlines between tags do not matter.
+    """
+
+    function: str
+    name_end: str
+    key: str
+    key_end: tuple[str, ...]
+    value_end: str
+    function_end: str
+    on_lines: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class PythonSyntax:
+    """`NAME(KEY=VALUE, ...)`, values as Python writes them."""
+
+
+Syntax = JsonSyntax | NamedSyntax | TagSyntax | PythonSyntax
+
+
+@dataclass(frozen=True, slots=True)
+class ToolForm:
+    """How a model writes tool calls: blocks of one call, or of several if there is a `separator`."""
+
+    name: str
+    begin: str
+    """Begins a block. Empty: the answer's first character begins a call, and there are no others."""
+    end: str
+    """Ends a block; empty where the last call does."""
+    syntax: Syntax
+    separator: str | None = None
+    """Between two calls of a block. None: a block has one call."""
+    open: str = ""
+    """Before the first call of a block, if several can stand in it."""
+    close: str = ""
+    gap: str = ""
+    """Behind the begin tag and before the end tag, as templates print them. A reader skips all white space there."""
+    block_gap: str = "\n"
+    """Between two blocks."""
+    hints: tuple[str, ...] = ()
+    """What tells the form in a template that prints no calls; if there are none, its tags."""
+
+    @property
+    def tags(self) -> tuple[str, ...]:
+        """All that may be special tokens of a tokenizer."""
+        syntax, inner = self.syntax, tuple[str, ...]()
+        if isinstance(syntax, NamedSyntax):
+            inner = tuple(part for part in syntax.parts if isinstance(part, str))
+        elif isinstance(syntax, TagSyntax):
+            inner = (syntax.key, *syntax.key_end, syntax.value_end)
+        return tuple(tag for tag in (self.begin, *inner, self.end) if tag.strip())
+
+
+HERMES = ToolForm("Hermes, Qwen, Granite 4", "<tool_call>", "</tool_call>", JsonSyntax(), gap="\n")
+XML = ToolForm(
+    "Qwen3-Coder, Qwen3.5, Nemotron 3",
+    "<tool_call>",
+    "</tool_call>",
+    TagSyntax("<function=", ">", "<parameter=", (">",), "</parameter>", "</function>", on_lines=True),
+    gap="\n",
+)
+TOOLCALL = ToolForm(
+    "Nemotron-H, Nemotron Nano 2",
+    "<TOOLCALL>",
+    "</TOOLCALL>",
+    JsonSyntax(),
+    separator=",",
+    open="[",
+    close="]",
+    block_gap="",
+)
+GLM = ToolForm(
+    "GLM, Laguna",
+    "<tool_call>",
+    "</tool_call>",
+    TagSyntax("", "", "<arg_key>", ("</arg_key>", "<arg_value>"), "</arg_value>", ""),
+)
+LFM2 = ToolForm(
+    "LFM2",
+    "<|tool_call_start|>",
+    "<|tool_call_end|>",
+    PythonSyntax(),
+    separator=",",
+    open="[",
+    close="]",
+    block_gap="",
+    hints=("<|tool_list_start|>",),
+)
+LLAMA3 = ToolForm("Llama 3", "", "", JsonSyntax(arguments="parameters"))
+MISTRAL = ToolForm(
+    "Mistral from Small 3.1 on", "[TOOL_CALLS]", "", NamedSyntax((NAME, "[ARGS]", ARGUMENTS)), block_gap=""
+)
+MISTRAL_WITH_IDS = ToolForm(
+    "Mistral Small 3.2",
+    "[TOOL_CALLS]",
+    "",
+    NamedSyntax((NAME, "[CALL_ID]", ID, "[ARGS]", ARGUMENTS)),
+    block_gap="",
+)
+MISTRAL_LIST = ToolForm("Mistral Nemo", "[TOOL_CALLS]", "", JsonSyntax(), separator=",", open="[", close="]")
+KIMI = ToolForm(
+    "Kimi K2",
+    "<|tool_calls_section_begin|>",
+    "<|tool_calls_section_end|>",
+    NamedSyntax(
+        (
+            "<|tool_call_begin|>",
+            "functions.",
+            NAME,
+            ":",
+            INDEX,
+            "<|tool_call_argument_begin|>",
+            ARGUMENTS,
+            "<|tool_call_end|>",
+        )
+    ),
+    separator="",
+    block_gap="",
+)
+MINIMAX = ToolForm(
+    "MiniMax M2",
+    "<minimax:tool_call>",
+    "</minimax:tool_call>",
+    TagSyntax('<invoke name="', '">', '<parameter name="', ('">',), "</parameter>", "</invoke>"),
+    separator="",
+    gap="\n",
+)
+MINIMAX_LINES = ToolForm("MiniMax M1", "<tool_calls>", "</tool_calls>", JsonSyntax(), separator="", gap="\n")
+APRIEL = ToolForm(
+    "Apriel", "<tool_calls>", "</tool_calls>", JsonSyntax(), separator=",", open="[", close="]", block_gap=""
+)
+SEED = ToolForm(
+    "Seed-OSS",
+    "<seed:tool_call>",
+    "</seed:tool_call>",
+    TagSyntax("<function=", ">", "<parameter=", (">",), "</parameter>", "</function>"),
+    gap="\n",
+)
+MINICPM = ToolForm(
+    "MiniCPM5",
+    '<function name="',
+    "</function>",
+    TagSyntax("", '">', '<param name="', ('">',), "</param>", ""),
+)
+COMMAND = ToolForm(
+    "Command R7B, Command A",
+    "<|START_ACTION|>",
+    "<|END_ACTION|>",
+    JsonSyntax("tool_name", "parameters"),
+    separator=",",
+    open="[",
+    close="]",
+    block_gap="",
+)
+APERTUS = ToolForm(
+    "Apertus", "<|tools_prefix|>", "<|tools_suffix|>", JsonSyntax(None), separator=",", open="[", close="]"
+)
+GIGACHAT = ToolForm("GigaChat 3.1", "<|function_call|>", "", JsonSyntax())
+DEEPSEEK = ToolForm(
+    "DeepSeek V3.1",
+    "<｜tool▁calls▁begin｜>",
+    "<｜tool▁calls▁end｜>",
+    NamedSyntax(("<｜tool▁call▁begin｜>", NAME, "<｜tool▁sep｜>", ARGUMENTS, "<｜tool▁call▁end｜>")),
+    separator="",
+    block_gap="",
+)
+DEEPSEEK_R1 = ToolForm(
+    "DeepSeek V3, R1",
+    "<｜tool▁calls▁begin｜>",
+    "<｜tool▁calls▁end｜>",
+    NamedSyntax(
+        (
+            "<｜tool▁call▁begin｜>",
+            "function",
+            "<｜tool▁sep｜>",
+            NAME,
+            "\n",
+            "```json",
+            "\n",
+            ARGUMENTS,
+            "\n",
+            "```",
+            "<｜tool▁call▁end｜>",
+        )
+    ),
+    separator="",
+    block_gap="",
+)
+FUNCTIONARY = ToolForm(
+    "Functionary 3.1", "<function=", "</function>", NamedSyntax((NAME, ">", ARGUMENTS)), block_gap=""
+)
+FORMS = (
+    HERMES,
+    XML,
+    TOOLCALL,
+    GLM,
+    LFM2,
+    KIMI,
+    MINIMAX,
+    MINIMAX_LINES,
+    APRIEL,
+    SEED,
+    COMMAND,
+    APERTUS,
+    GIGACHAT,
+    DEEPSEEK,
+    DEEPSEEK_R1,
+    MISTRAL,
+    MISTRAL_WITH_IDS,
+    MISTRAL_LIST,
+    MINICPM,
+    FUNCTIONARY,
+    LLAMA3,
+)
+"""All that are known, in the order in which they are tried. Llama 3's last, since it has no tag that tells it."""
+
+
+def known_forms() -> str:
+    """The models whose forms are known, for messages."""
+    return "; ".join(form.name for form in FORMS)

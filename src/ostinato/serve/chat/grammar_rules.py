@@ -1,0 +1,51 @@
+"""Rules of a grammar of answers, in llguidance's dialect of Lark, while they are written."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+
+from ostinato.sample.guide import Guide, lark_term
+from ostinato.serve.chat.formats import ReasoningTags
+
+
+class Grammar:
+    """The rules of one grammar while they are written."""
+
+    def __init__(self, special_tags: Mapping[str, int]) -> None:
+        self.special_tags = special_tags
+        self.rules: list[str] = []
+
+    def text(self, start: str) -> str:
+        """The whole grammar."""
+        return "\n".join([f"start: {start}", *self.rules, ""])
+
+    def thoughts(self, tags: ReasoningTags | None, inside: bool) -> str:
+        """Reasoning before everything else: required if the answer begins `inside` it, else optional."""
+        if tags is None:
+            return ""
+        self.up_to("thoughts", tags.end, "/(?s:.*)/")
+        self.rules.append(r"GAP: /\n{1,2}/")
+        return "thoughts GAP? " if inside else f"({self.tag(tags.begin)} thoughts GAP?)? "
+
+    def value(self, guide: Guide) -> str:
+        """What `guide` says."""
+        self.rules.append(f"value: {lark_term(guide)}")
+        return "value"
+
+    def up_to(self, rule: str, tag: str, text: str) -> None:
+        """Adds a rule for `text`, a terminal, up to the first `tag`, which it includes."""
+        name = rule.upper()
+        if tag in self.special_tags:
+            self.rules += [f"{rule}: {name} {self.tag(tag)}", f"{name}: {text}"]
+        else:
+            self.rules += [f"{rule}[lazy]: {name}", f"{name}: ({text}) & /(?s:.*){regex(tag)}/"]
+
+    def tag(self, tag: str) -> str:
+        return f"<[{self.special_tags[tag]}]>" if tag in self.special_tags else json.dumps(tag)
+
+
+def regex(tag: str) -> str:
+    """A regular expression for a tag, to stand between slashes."""
+    return re.escape(tag).replace("/", r"\/")
