@@ -15,7 +15,7 @@ LogFormat = Literal["text", "json"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 
 
-QUIET = frozenset({"/", "/health", "/version", "/metrics", "/live"})
+QUIET = frozenset({"/", "/health", "/health/live", "/version", "/metrics", "/live"})
 """Paths that are asked again and again: logged at level debug, unless they fail."""
 
 _requests = logging.getLogger("ostinato.requests")

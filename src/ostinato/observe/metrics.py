@@ -207,6 +207,12 @@ def families(
         yield _histogram(prefix + name, text, getattr(meter, attribute), labels)
 
 
+def heartbeat(age: float, prefix: str, labels: Mapping[str, str]) -> Metric:
+    """How long ago the engine has given its last sign of life, in seconds."""
+    text = "Seconds since the engine's last sign of life"
+    return _family("gauge", f"{prefix}engine_heartbeat_age_seconds", text, [({}, age)], labels)
+
+
 def answers(rows: Rows, labels: Mapping[str, str]) -> Metric:
     """HTTP answers as (labels, count). The name has no prefix: dashboards of web servers know it, vLLM's too."""
     text = "Requests that were answered, by status; 499: the client left before the end"

@@ -6,7 +6,7 @@ import ipaddress
 from functools import lru_cache
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError, model_validator
 
@@ -50,6 +50,11 @@ class ServeSettings(BaseModel):
     """Outputs of a request: prompts times n."""
     request_timeout: float = Field(600.0, gt=0)
     """Seconds after which a request is ended; a request may ask for less with `timeout`."""
+    engine_timeout: float = Field(120.0, gt=0)
+    """Seconds without a sign of life from the engine after which it counts as stalled: /health is 503. It gives one
+    between two steps, so it must be longer than the longest step."""
+    on_stall: Literal["report", "exit"] = "report"
+    """What to do then: report it until the engine goes on, or exit, so that a supervisor starts the server anew."""
     drain_timeout: float = Field(30.0, ge=0)
     """Seconds that running requests have to end after SIGTERM."""
     metrics_prefix: str = Field("ostinato:", pattern=r"^[a-zA-Z_:][a-zA-Z0-9_:]*$")

@@ -12,6 +12,7 @@ from ostinato.config import EngineConfig
 from ostinato.engine.process.admission import Admission
 from ostinato.engine.process.delivery import OutputDelta
 from ostinato.engine.process.failures import EngineFailed, EngineStopped
+from ostinato.engine.process.heartbeat import Heartbeat
 from ostinato.engine.process.launch import EngineProcess, make_engine
 from ostinato.engine.process.messages import (
     Abort,
@@ -75,6 +76,7 @@ class AsyncEngine:
         """Messages that the engine has not answered yet."""
         self._num_ids = 0
         self._stopping = False
+        self._heartbeat: Heartbeat | None = None
         process.on_message, process.on_end = self._take, self._fail
 
     @classmethod
@@ -170,9 +172,38 @@ class AsyncEngine:
         name = self._new_id()
         await self._call(name, Compile(name, guide))
 
+    def watch(self, timeout: float, on_change: Callable[[bool], None]) -> None:
+        """Watches from now on whether the engine answers within `timeout` seconds. `on_change` is told when it stalls
+        (True), and when it goes on."""
+        self._heartbeat = Heartbeat(self.observe, timeout, on_change)
+
+    @property
+    def is_stalled(self) -> bool:
+        """Whether the engine, which is watched, has not answered in time."""
+        return self._heartbeat is not None and self._heartbeat.is_stalled
+
+    @property
+    def heartbeat_age(self) -> float:
+        """Seconds since the engine, which is watched, last answered."""
+        return 0.0 if self._heartbeat is None else self._heartbeat.age
+
     async def observe(self) -> Observation:
         """The engine's counts between two steps."""
         return await self._ask("observe")
+
+    async def last_seen(self, patience: float = 1.0) -> Observation:
+        """The engine's counts; if it does not give them within `patience` seconds, those that it gave last."""
+        last = None if self._heartbeat is None else self._heartbeat.last
+        if last is None:
+            return await self.observe()
+        if self.is_stalled:
+            return last
+        asked = asyncio.ensure_future(self.observe())
+        done, _ = await asyncio.wait([asked], timeout=patience)
+        if not done:
+            asked.cancel()
+            return last
+        return await asked
 
     async def check_integrity(self) -> int:
         """Checks the engine's bookkeeping between two steps; returns for how many requests it keeps anything.
@@ -193,6 +224,8 @@ class AsyncEngine:
     async def stop(self) -> None:
         """Ends every request that is unfinished, with EngineStopped, and the process."""
         self._stopping = True
+        if self._heartbeat is not None:
+            self._heartbeat.stop()
         for name in list(self._streams):
             self._finish(name, EngineStopped("the engine was stopped before the request had ended"))
         self._refuse_calls(EngineStopped("the engine was stopped"))

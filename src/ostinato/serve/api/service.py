@@ -16,7 +16,7 @@ from starlette.staticfiles import StaticFiles
 
 from ostinato import __version__
 from ostinato.observe.counts import AnswerCounts, Meter
-from ostinato.observe.metrics import CONTENT_TYPE_LATEST, answers, exposition, families
+from ostinato.observe.metrics import CONTENT_TYPE_LATEST, answers, exposition, families, heartbeat
 from ostinato.serve.api.generation import check_model
 from ostinato.serve.http.lifecycle import Lifecycle
 
@@ -29,6 +29,13 @@ def service_router(lifecycle: Lifecycle) -> APIRouter:
         """200 once a step has succeeded and while requests are accepted, else 503. The body says which."""
         status = lifecycle.status
         return JSONResponse({"status": status}, 200 if status == "ready" else 503)
+
+    @router.get("/health/live", response_model=None)
+    async def alive() -> Response:
+        """200 while the server may still do its work, also while it loads or drains; 503 if it failed or stalled, so
+        that only a restart helps."""
+        status = lifecycle.status
+        return JSONResponse({"status": status}, 503 if status in ("failed", "stalled") else 200)
 
     @router.get("/version")
     async def version() -> dict[str, str]:
@@ -67,12 +74,14 @@ def observation_router(lifecycle: Lifecycle, counts: AnswerCounts) -> APIRouter:
     @router.get("/live")
     async def live() -> dict[str, Any]:
         """The engine's counts since its start, and quantiles of its latencies. `time` is in seconds of a monotonic
-        clock: two answers give rates."""
+        clock: two answers give rates. While the engine does not answer, these are its last counts, and `heartbeat_age`
+        says for how many seconds it has not."""
         engine = lifecycle.present_engine
-        seen = await engine.observe()
+        seen = await engine.last_seen()
         return {
             "time": time.monotonic(),
             "status": lifecycle.status,
+            "heartbeat_age": engine.heartbeat_age,
             "model": lifecycle.model_name,
             "max_num_seqs": engine.plan.settings.max_num_seqs,
             "stats": seen.stats,
@@ -85,9 +94,11 @@ def observation_router(lifecycle: Lifecycle, counts: AnswerCounts) -> APIRouter:
         zeros that nobody measured."""
         engine = lifecycle.present_engine
         labels = {"model_name": lifecycle.model_name, "engine": "0"}
-        seen, memory = await engine.observe(), asdict(engine.plan.memory)
-        of_engine = families(seen.stats, seen.meter, memory, lifecycle.settings.metrics_prefix, labels)
-        return Response(exposition([*of_engine, answers(counts.rows(), labels)]), media_type=CONTENT_TYPE_LATEST)
+        seen, memory = await engine.last_seen(), asdict(engine.plan.memory)
+        prefix = lifecycle.settings.metrics_prefix
+        of_engine = families(seen.stats, seen.meter, memory, prefix, labels)
+        alive = heartbeat(engine.heartbeat_age, prefix, labels)
+        return Response(exposition([*of_engine, alive, answers(counts.rows(), labels)]), media_type=CONTENT_TYPE_LATEST)
 
     return router
 

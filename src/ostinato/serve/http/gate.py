@@ -23,7 +23,7 @@ from ostinato.serve.settings import ServeSettings, is_loopback
 
 CLIENT_GONE = 499
 """The status, in log and metrics, of a request whose client left before the answer."""
-OPEN_PATHS = frozenset({"/", "/health", "/version", "/metrics"})
+OPEN_PATHS = frozenset({"/", "/health", "/health/live", "/version", "/metrics"})
 """Paths that need no key. The files of the page (`PAGE`) need none either."""
 PAGE = "/page/"
 BODY_SECONDS = 60.0

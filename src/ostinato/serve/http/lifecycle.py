@@ -1,4 +1,4 @@
-"""The server's lifecycle: starting, ready, draining or failed; and the engine that it has meanwhile."""
+"""The server's lifecycle: starting, ready, stalled, draining or failed; and the engine that it has meanwhile."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from ostinato.config import EngineConfig
 from ostinato.engine.process.async_engine import AsyncEngine
+from ostinato.engine.process.failures import EngineFailed
 from ostinato.engine.process.launch import make_engine
 from ostinato.serve.http.errors import ApiError
 from ostinato.serve.settings import ServeSettings
@@ -64,9 +65,20 @@ class Lifecycle:
             return
         self.prepare(engine)
         engine.on_failure = self._fail
+        engine.watch(self.settings.engine_timeout, self._stalled)
         self._engine = engine
         self.on_ready()
         log.info("%s is ready", self.model_name)
+
+    def _stalled(self, is_stalled: bool) -> None:
+        if not is_stalled:
+            log.warning("the engine goes on")
+            return
+        timeout = self.settings.engine_timeout
+        log.critical("the engine has given no sign of life for %g s", timeout)
+        if self.settings.on_stall == "exit" and self.error is None:
+            self.error = EngineFailed(f"the engine has given no sign of life for {timeout:g} s (on_stall: exit)")
+            self.on_end()
 
     def _fail(self) -> None:
         assert self._engine is not None, "only an engine that started can fail"
@@ -76,9 +88,11 @@ class Lifecycle:
 
     @property
     def status(self) -> str:
-        """`starting`, `ready`, `draining` or `failed`."""
+        """`starting`, `ready`, `stalled`, `draining` or `failed`."""
         if self.error is not None:
             return "failed"
+        if self._engine is not None and self._engine.is_stalled:
+            return "stalled"
         if self.draining:
             return "draining"
         return "ready" if self._engine is not None else "starting"
@@ -94,6 +108,9 @@ class Lifecycle:
             raise ApiError(503, "the engine has failed, and the server is shutting down", code="engine_failed")
         if status == "draining":
             raise ApiError(503, "the server is shutting down and accepts no more requests", code="draining")
+        if status == "stalled":
+            message = f"the engine has given no sign of life for {self.settings.engine_timeout:g} s"
+            raise ApiError(503, message, code="engine_stalled", headers={"Retry-After": "5"})
         raise ApiError(503, "the model is being loaded", code="starting", headers={"Retry-After": "5"})
 
     @property

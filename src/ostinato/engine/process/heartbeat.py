@@ -1,0 +1,61 @@
+"""Tells whether the engine's loop still takes turns: it is asked for its counts now and then, and must answer."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+
+from ostinato.engine.process.failures import EngineFailed
+from ostinato.engine.process.messages import Observation
+
+_ASKS_PER_TIMEOUT = 8
+_LONGEST_PAUSE = 5.0
+"""Seconds between two questions at the most."""
+
+
+class Heartbeat:
+    """The engine is *stalled* from `timeout` seconds without an answer on, until it answers again. A step that takes
+    longer than that looks the same as a hang."""
+
+    def __init__(
+        self, ask: Callable[[], Awaitable[Observation]], timeout: float, on_change: Callable[[bool], None]
+    ) -> None:
+        """`ask` is answered between two steps. `on_change` is told when the engine stalls (True) and when it goes on.
+        To be made, and used, on the event loop."""
+        self.last: Observation | None = None
+        """What the engine answered last."""
+        self.is_stalled = False
+        self._ask, self._timeout, self._on_change = ask, timeout, on_change
+        self._loop = asyncio.get_running_loop()
+        self._last_time = self._loop.time()
+        self._task = self._loop.create_task(self._beat())
+
+    @property
+    def age(self) -> float:
+        """Seconds since the last answer."""
+        return self._loop.time() - self._last_time
+
+    def note(self, observation: Observation) -> None:
+        """The engine has answered."""
+        self.last, self._last_time = observation, self._loop.time()
+        self._set(False)
+
+    def stop(self) -> None:
+        self._task.cancel()
+
+    async def _beat(self) -> None:
+        pause = min(_LONGEST_PAUSE, self._timeout / _ASKS_PER_TIMEOUT)
+        with suppress(EngineFailed):
+            while True:
+                asked = asyncio.ensure_future(self._ask())
+                done, _ = await asyncio.wait([asked], timeout=self._timeout)
+                if not done:
+                    self._set(True)
+                self.note(await asked)
+                await asyncio.sleep(pause)
+
+    def _set(self, is_stalled: bool) -> None:
+        if self.is_stalled != is_stalled:
+            self.is_stalled = is_stalled
+            self._on_change(is_stalled)

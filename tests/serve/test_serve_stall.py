@@ -1,0 +1,69 @@
+"""An engine that does not come back from a step: the server says so, and goes on answering."""
+
+from concurrent.futures import ThreadPoolExecutor
+
+import httpx2
+import pytest
+
+from tests.support.serving import serving
+
+ASKED = {"prompt": [5, 6, 7], "max_tokens": 4, "temperature": 0, "ignore_eos": True}
+
+
+def get(served, path):
+    return httpx2.get(f"{served.url}{path}", timeout=60)
+
+
+def post(served):
+    return httpx2.post(f"{served.url}/v1/completions", json=ASKED, timeout=60)
+
+
+def samples(served):
+    lines = get(served, "/metrics").text.splitlines()
+    return {line.split("{")[0]: float(line.rsplit(" ", 1)[1]) for line in lines if not line.startswith("#")}
+
+
+@pytest.fixture(scope="module")
+def served():
+    with serving({"engine_timeout": 1}, graph_mode="none", max_model_len=256) as served:
+        yield served
+
+
+def test_a_stalled_engine_is_not_healthy_until_it_goes_on(served, caplog):
+    served.until(lambda: get(served, "/health").json() == get(served, "/health/live").json() == {"status": "ready"})
+    with caplog.at_level("WARNING", "ostinato.serve"), ThreadPoolExecutor() as pool:
+        served.probe.hold()
+        running = pool.submit(post, served)
+        try:
+            served.until(lambda: served.lifecycle.status == "stalled")
+            for path in ("/health", "/health/live"):
+                answer = get(served, path)
+                assert (answer.status_code, answer.json()) == (503, {"status": "stalled"})
+            refused = post(served)
+            assert refused.status_code == 503
+            assert refused.json()["error"]["code"] == "engine_stalled"
+            # What the front knows is still told.
+            seen = get(served, "/live").json()
+            assert seen["status"] == "stalled"
+            assert seen["stats"]["steps"] > 0
+            assert seen["heartbeat_age"] >= 1
+            assert samples(served)["ostinato:engine_heartbeat_age_seconds"] >= 1
+        finally:
+            served.probe.go()
+        assert running.result().json()["usage"]["completion_tokens"] == 4
+        served.until(lambda: served.lifecycle.status == "ready")
+    assert "no sign of life for 1 s" in caplog.text
+    assert "goes on" in caplog.text
+    served.until(lambda: get(served, "/health").status_code == 200)
+    served.until(lambda: post(served).status_code == 200)
+
+
+def test_a_server_can_exit_so_that_a_supervisor_restarts_it():
+    with serving({"engine_timeout": 1, "on_stall": "exit"}, graph_mode="none", max_model_len=256) as served:
+        served.probe.hold()
+        with ThreadPoolExecutor() as pool:
+            pool.submit(post, served)
+            served.until(lambda: served.server.should_exit)
+        assert served.lifecycle.status == "failed"
+        assert served.lifecycle.exit_status() == 1
+        assert "no sign of life" in str(served.lifecycle.error)
