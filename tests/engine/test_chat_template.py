@@ -10,7 +10,8 @@ import pytest
 from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
-from ostinato.engine.text.chat_template import ChatTemplate, load_chat_template
+from ostinato.engine.text.chat_template import ChatTemplate, OverBudget, load_chat_template
+from ostinato.engine.text.template_budget import Budget
 from ostinato.errors import ModelError, RequestError
 
 SPECIAL = {"bos_token": "<s>", "eos_token": "</s>"}
@@ -232,3 +233,21 @@ def test_templates_are_found_where_checkpoints_keep_them(tmp_path: Path) -> None
     config.write_text("{")
     with pytest.raises(ModelError, match=r"tokenizer_config\.json"):
         rendered()
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
+        "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(60) }}",
+        "{% for item in [[[[]]]] recursive %}{{ loop(item) }}{% for i in range(99999) %}"
+        "{% for j in range(99999) %}{% endfor %}{% endfor %}{% endfor %}",
+        "{% set ns = namespace(s='ab') %}{% for i in range(60) %}{% set ns.s = ns.s + ns.s %}{% endfor %}",
+        "{{ 'ab' * 999999999 }}",
+        "{{ 9 ** 999999999 }}",
+        "{% set ns = namespace(s='ab') %}{% for i in range(60) %}{% set ns.s = ns.s ~ ns.s %}{% endfor %}",
+    ],
+)
+def test_a_template_that_does_too_much_is_an_error_of_the_request(template: str) -> None:
+    with pytest.raises(OverBudget, match=r"more than 300,000 steps, 10 seconds or 33,554,432 characters"):
+        ChatTemplate({"default": template}).render([{"role": "user", "content": "Hm?"}], budget=Budget(steps=300_000))

@@ -18,8 +18,8 @@ import jinja2.exceptions
 import jinja2.ext
 import jinja2.nodes
 import jinja2.parser
-import jinja2.sandbox
 
+from ostinato.engine.text.template_budget import DEFAULT, MAX_CHARACTERS, Budget, BudgetSpent, MeteredEnvironment
 from ostinato.errors import ModelError, RequestError, reason
 from ostinato.formats.parts import read_part
 
@@ -29,6 +29,10 @@ _MARK = "\N{OBJECT REPLACEMENT CHARACTER}continue here\N{OBJECT REPLACEMENT CHAR
 _CONTINUE_HERE = _MARK + " "
 
 Message = Mapping[str, Any]
+
+
+class OverBudget(RequestError):
+    """A template takes more work for a conversation than it may."""
 
 
 class ChatTemplate:
@@ -61,6 +65,7 @@ class ChatTemplate:
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         template_name: str | None = None,
+        budget: Budget = DEFAULT,
         **chat_template_kwargs: Any,
     ) -> str:
         """The prompt of a conversation, with all special tokens in it.
@@ -68,7 +73,8 @@ class ChatTemplate:
         `messages` are objects with a `role`; `tools` are JSON schemas of functions. The prompt ends with
         the header of the answer, or, with `continue_final_message`, within the last message.
         `chat_template_kwargs` are further variables of the template. RequestError if the checkpoint has no
-        such template, the template refuses the conversation or fails, or it tries to leave the sandbox.
+        such template, the template refuses the conversation or fails, or it tries to leave the sandbox or takes
+        more than the `budget`.
         """
         messages = _checked_messages(messages)
         if continue_final_message:
@@ -84,7 +90,7 @@ class ChatTemplate:
             "add_generation_prompt": add_generation_prompt,
             **{key: _plain(value) for key, value in chat_template_kwargs.items()},
         }
-        text = _guarded(lambda: self._template(name).render(variables))
+        text = _guarded(lambda: self._template(name).render(variables), budget)
         return _cut_at_mark(text) if continue_final_message else text
 
     def _template(self, name: str) -> jinja2.Template:
@@ -136,8 +142,8 @@ class _GenerationBlocks(jinja2.ext.Extension):
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
 
-def _environment() -> jinja2.sandbox.ImmutableSandboxedEnvironment:
-    environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
+def _environment() -> MeteredEnvironment:
+    environment = MeteredEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[jinja2.ext.loopcontrols, _GenerationBlocks]
     )
     environment.filters["tojson"] = _to_json
@@ -148,12 +154,18 @@ def _environment() -> jinja2.sandbox.ImmutableSandboxedEnvironment:
     return environment
 
 
-def _guarded(render: Callable[[], str]) -> str:
+def _guarded(render: Callable[[], str], budget: Budget) -> str:
     """A template can fail with any exception: all of them are the request's."""
     try:
-        return render()
+        with MeteredEnvironment.meter.limited(budget):
+            return render()
     except RequestError:
         raise
+    except BudgetSpent:
+        raise OverBudget(
+            f"the chat template takes more than {budget.steps:,} steps, {budget.seconds:g} seconds or "
+            f"{MAX_CHARACTERS:,} characters for this conversation"
+        ) from None
     except jinja2.TemplateSyntaxError as error:
         raise RequestError(f"the chat template is not valid, at line {error.lineno}: {error.message}") from None
     except jinja2.exceptions.SecurityError as error:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 from pydantic import Field
 
-from ostinato.engine.text.chat_template import ChatTemplate
+from ostinato.engine.text.chat_template import ChatTemplate, OverBudget
+from ostinato.engine.text.template_budget import DEFAULT, Budget
 from ostinato.errors import RequestError
 from ostinato.media.input import RenderedChat, render_chat
 from ostinato.media.messages import MediaError
@@ -21,6 +24,8 @@ from ostinato.serve.chat.tools import Tool, forced_tools, read_choice, read_tool
 from ostinato.serve.http.bodies import Body, ListOf
 from ostinato.serve.http.errors import ApiError
 
+ON_LOOP = Budget(steps=20_000, seconds=0.02)
+"""What a template may do on the event loop; one that needs more begins again on a thread."""
 MAX_MESSAGES = 2**14
 """Messages of a conversation."""
 _OWN = frozenset(inspect.signature(ChatTemplate.render).parameters) - {"chat_template_kwargs"}
@@ -117,23 +122,28 @@ async def render(text: ModelText, conversation: Conversation, param: str = "mess
     Raises ApiError, which names `param` if the template refuses the conversation, and an image that cannot be used.
     """
 
-    def of_template(messages: Sequence[Mapping[str, Any]]) -> str:
+    def of_template(messages: Sequence[Mapping[str, Any]], budget: Budget = DEFAULT) -> str:
         return text.chat_template.render(
             messages,
             tools=conversation.tools,
             add_generation_prompt=conversation.add_generation_prompt,
             continue_final_message=conversation.continue_final_message,
+            budget=budget,
             **conversation.kwargs,
         )
 
-    def work() -> RenderedChat:
+    def work(budget: Budget = DEFAULT) -> RenderedChat:
         others = (conversation.tools, conversation.kwargs)
-        return render_chat(conversation.messages, of_template, text.media, others, conversation.places)
+        within = partial(of_template, budget=budget)
+        return render_chat(conversation.messages, within, text.media, others, conversation.places)
 
     try:
         if conversation.has_images and text.media is not None:
             return await text.background.prepared(work)
-        return await off_loop_if_long(conversation.size, work)
+        try:
+            return await off_loop_if_long(conversation.size, partial(work, ON_LOOP))
+        except OverBudget:
+            return await asyncio.to_thread(work)
     except MediaError as error:
         raise ApiError(400, error.message, param=error.where) from None
     except RequestError as error:
