@@ -12,6 +12,8 @@ from ostinato.ops.sizes import (
     ATTENTION_SLAB,
     ATTENTION_TILE,
     CUT_ROWS,
+    DELTA_CHANNEL_CHUNK,
+    DELTA_CHUNK,
     EXPANDED_ELEMENTS,
     GROUP_BYTES,
     GROUP_TOKENS,
@@ -120,6 +122,14 @@ def reference_ssd_scan(
     `states` SSM states (before, added, after); all in float32."""
     chunk = (2 * num_heads + num_groups) * chunk_size**2
     return Scratch(FLOAT * (chunk + 3 * states * state_elements))
+
+
+def reference_delta_scan(*, num_heads: int, key_dim: int, value_dim: int, per_channel: bool) -> Scratch:
+    """Of one chunk: decays, their logarithms in float64, and scores, for each pair of tokens, per head or key channel;
+    keys, queries and values, decayed and not; and three copies of a state (before, added, after)."""
+    chunk = DELTA_CHANNEL_CHUNK if per_channel else DELTA_CHUNK
+    pairs = chunk**2 * (4 * (key_dim if per_channel else 1) + 2)
+    return Scratch(FLOAT * num_heads * (pairs + 4 * chunk * (key_dim + value_dim) + 3 * key_dim * value_dim))
 
 
 def reference_quantized(*, elements: int) -> Scratch:

@@ -67,6 +67,12 @@ that a pass over one costs little."""
 TILED_SCAN_CHUNK = 32
 """The same on matrix units, where states are in float32: the inputs of a tile."""
 
+DELTA_CHUNK = 64
+"""Tokens that the reference of a delta net's scan takes as one chunk, at the most."""
+
+DELTA_CHANNEL_CHUNK = 16
+"""The same with a decay per key channel, for which it makes one number for each pair of tokens and channel."""
+
 SAMPLE_BLOCK = 256
 """Logits with a maximum of their own."""
 
