@@ -187,12 +187,13 @@ class Operations:
     delta_scan = Operation(
         _delta_rule,
         Implementation(reads_on_host=True, scratch=scratch.reference_delta_scan),
-        native=None,
+        # Token by token, with the bits of delta_update: no option makes it deterministic.
+        Implementation(scratch=scratch.native_delta_scan),
         part="state",
         caller="prefill",
         work=work.delta_rule,
     )
-    delta_update = Operation(_delta_rule, native=None, part="state", work=work.delta_rule)
+    delta_update = Operation(_delta_rule, part="state", work=work.delta_rule)
     embedding = Operation(_embedding, triton=Implementation(launches=elementwise.embedding))
     encoder_attention = Operation(
         _like_first,

@@ -14,6 +14,8 @@ from ostinato.ops.sizes import (
     CUT_ROWS,
     DELTA_CHANNEL_CHUNK,
     DELTA_CHUNK,
+    DELTA_COLUMNS,
+    DELTA_SPAN,
     EXPANDED_ELEMENTS,
     GROUP_BYTES,
     GROUP_TOKENS,
@@ -101,6 +103,12 @@ def native_ssd_scan(*, chunk_size: int, head_dim: int, state_size: int) -> Scrat
     floats = (SCAN_HEADS + 1) * state * dim + chunk * (2 * state + 3 * chunk + 3 * dim + 4) + state + dim
     operands = chunk * (3 * state + 4 * dim + 4 * TILE_INPUTS)
     return Scratch(0, FLOAT * (floats + 2 * chunk * TILE_INPUTS) + 2 * operands)
+
+
+def native_delta_scan(*, key_dim: int, value_dim: int) -> Scratch:
+    """A thread's state of one head, and what it makes of the tokens of a span."""
+    token = 4 * padded(key_dim) + padded(value_dim, DELTA_COLUMNS) + VECTOR
+    return Scratch(0, FLOAT * (DELTA_SPAN * token + key_dim * padded(value_dim, DELTA_COLUMNS)))
 
 
 def native_sample(*, positions: int, vocab_size: int) -> Scratch:
