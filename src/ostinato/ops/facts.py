@@ -106,6 +106,10 @@ def _concat(first: Any, second: Any) -> Any:
     return (first.shape[0], first.shape[1] + second.shape[1]), first.dtype
 
 
+def _delta_rule(q: Any, k: Any, v: Any, *_: Any, **__: Any) -> Any:
+    return v.shape, v.dtype
+
+
 def _embedding(
     token_ids: Any,
     weight: Any,
@@ -184,6 +188,16 @@ class Operations:
         work=work.causal_conv1d,
     )
     concat = Operation(_concat, triton=Implementation(launches=elementwise.concat))
+    delta_scan = Operation(
+        _delta_rule,
+        Implementation(reads_on_host=True, scratch=scratch.reference_delta_scan),
+        # Token by token, with the bits of delta_update: no option makes it deterministic.
+        Implementation(scratch=scratch.native_delta_scan),
+        part="state",
+        caller="prefill",
+        work=work.delta_rule,
+    )
+    delta_update = Operation(_delta_rule, part="state", work=work.delta_rule)
     embedding = Operation(_embedding, triton=Implementation(launches=elementwise.embedding))
     encoder_attention = Operation(
         _like_first,

@@ -12,6 +12,10 @@ from ostinato.ops.sizes import (
     ATTENTION_SLAB,
     ATTENTION_TILE,
     CUT_ROWS,
+    DELTA_CHANNEL_CHUNK,
+    DELTA_CHUNK,
+    DELTA_COLUMNS,
+    DELTA_SPAN,
     EXPANDED_ELEMENTS,
     GROUP_BYTES,
     GROUP_TOKENS,
@@ -101,6 +105,12 @@ def native_ssd_scan(*, chunk_size: int, head_dim: int, state_size: int) -> Scrat
     return Scratch(0, FLOAT * (floats + 2 * chunk * TILE_INPUTS) + 2 * operands)
 
 
+def native_delta_scan(*, key_dim: int, value_dim: int) -> Scratch:
+    """A thread's state of one head, and what it makes of the tokens of a span."""
+    token = 4 * padded(key_dim) + padded(value_dim, DELTA_COLUMNS) + VECTOR
+    return Scratch(0, FLOAT * (DELTA_SPAN * token + key_dim * padded(value_dim, DELTA_COLUMNS)))
+
+
 def native_sample(*, positions: int, vocab_size: int) -> Scratch:
     """The maxima of all blocks of logits; and for each thread a row, ordered."""
     return Scratch(FLOAT * positions * -(-vocab_size // SAMPLE_BLOCK), FLOAT * 3 * vocab_size)
@@ -120,6 +130,14 @@ def reference_ssd_scan(
     `states` SSM states (before, added, after); all in float32."""
     chunk = (2 * num_heads + num_groups) * chunk_size**2
     return Scratch(FLOAT * (chunk + 3 * states * state_elements))
+
+
+def reference_delta_scan(*, num_heads: int, key_dim: int, value_dim: int, per_channel: bool) -> Scratch:
+    """Of one chunk: decays, their logarithms in float64, and scores, for each pair of tokens, per head or key channel;
+    keys, queries and values, decayed and not; and three copies of a state (before, added, after)."""
+    chunk = DELTA_CHANNEL_CHUNK if per_channel else DELTA_CHUNK
+    pairs = chunk**2 * (4 * (key_dim if per_channel else 1) + 2)
+    return Scratch(FLOAT * num_heads * (pairs + 4 * chunk * (key_dim + value_dim) + 3 * key_dim * value_dim))
 
 
 def reference_quantized(*, elements: int) -> Scratch:

@@ -67,6 +67,19 @@ that a pass over one costs little."""
 TILED_SCAN_CHUNK = 32
 """The same on matrix units, where states are in float32: the inputs of a tile."""
 
+DELTA_CHUNK = 64
+"""Tokens that the reference of a delta net's scan takes as one chunk, at the most."""
+
+DELTA_CHANNEL_CHUNK = 16
+"""The same with a decay per key channel, for which it makes one number for each pair of tokens and channel."""
+
+DELTA_COLUMNS = 32
+"""Value channels of a delta net's head that the native kernels take at a time: with 128 key channels their state takes
+16 KiB, which stay in an L1 cache."""
+
+DELTA_SPAN = 32
+"""Tokens whose keys and queries the native scan prepares at a time, for all columns of a head."""
+
 SAMPLE_BLOCK = 256
 """Logits with a maximum of their own."""
 

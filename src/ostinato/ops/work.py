@@ -71,6 +71,13 @@ def recurrence(step: StepShape, *, state_elements: int, element_bytes: int, num_
     return KernelWork(num_bytes, 4 * state_elements * step.tokens)
 
 
+def delta_rule(step: StepShape, *, state_elements: int, element_bytes: int, num_heads: int) -> KernelWork:
+    """As `recurrence`. A token decays the state, reads it at its key and at its query, and is added to it: seven
+    operations for each element. Each head has two numbers of its own, in float32."""
+    num_bytes = step.states_moved * state_elements * element_bytes + 2 * num_heads * 4
+    return KernelWork(num_bytes, 7 * state_elements * step.tokens)
+
+
 def pair_flops(num_heads: int, head_dim: int) -> int:
     """A product and a sum over each head, for the score and again for the value."""
     return 4 * num_heads * head_dim

@@ -1,0 +1,115 @@
+// The gated delta rule for decode rows: 1 + k tokens each, from a read slot to write slots.
+
+#include <algorithm>
+#include <type_traits>
+
+#include "../bind.h"
+#include "../delta_rule.h"
+#include "../denormals.h"
+
+namespace ostinato {
+namespace {
+
+struct DeltaUpdate : DeltaInputs {
+    FIELD(Array<INT32>, read_slots);  // [rows]
+    FIELD(Strided<INT32>, write_slots);  // [rows, per_row]
+};
+
+// Columns that are taken in one go: a row of a common head where there are registers for its sums, so that memory is
+// read in order.
+#if defined(__AVX512F__)
+constexpr int WIDE = 8;
+#else
+constexpr int WIDE = DELTA_COLUMNS / LANES;
+#endif
+
+// One token of a head, in V vectors of columns from `first` on: a state of [key_dim, value_dim] in `from` (null: zeros)
+// goes to `to`, unless that is null, and the outputs to `out`. `streams`: `to` is another memory than `from`, and not
+// read soon.
+template <int V, bool PER_CHANNEL>
+void update_columns(const DeltaToken& token, std::int64_t key_dim, std::int64_t value_dim, std::int64_t first,
+                    Columns<V> columns, const float* from, float* to, bool streams, float* out) {
+    if (from) from += first;
+    Found<V> found = look_up<V>(token, key_dim, from, value_dim, columns);
+    found.finish(token, first);
+    for (int v = 0; v < V; ++v) store(out + first + v * LANES, found.at_query[v]);
+    if (!to) return;
+    to += first;
+    const bool is_aligned = columns.width == LANES && value_dim % LANES == 0 &&
+                            reinterpret_cast<std::uintptr_t>(to) % sizeof(Float) == 0;
+    for (std::int64_t i = 0; i < key_dim; ++i) {
+        Float row[V];
+        for (int v = 0; v < V; ++v) row[v] = from ? columns.at(from + i * value_dim, v) : Float{};
+        apply<V, PER_CHANNEL>(token, found.at_key, i, row);
+        for (int v = 0; v < V; ++v) {
+            if (streams && is_aligned) {
+                stream(to + i * value_dim + v * LANES, row[v]);
+            } else {
+                columns.put(to + i * value_dim, v, row[v]);
+            }
+        }
+    }
+}
+
+template <bool PER_CHANNEL>
+void update_head(const DeltaToken& token, std::int64_t key_dim, std::int64_t value_dim, const float* from, float* to,
+                 bool streams, float* out) {
+    const auto update = [&](auto vectors, std::int64_t first, std::int64_t width) {
+        constexpr int V = decltype(vectors)::value;
+        const Columns<V> columns{width};
+        update_columns<V, PER_CHANNEL>(token, key_dim, value_dim, first, columns, from, to, streams, out);
+    };
+    std::int64_t at = 0;
+    for (; at + WIDE * LANES <= value_dim; at += WIDE * LANES) update(std::integral_constant<int, WIDE>{}, at, LANES);
+    for (; at < value_dim; at += LANES) {
+        update(std::integral_constant<int, 1>{}, at, std::min<std::int64_t>(LANES, value_dim - at));
+    }
+}
+
+// Row r has the tokens r * per_row to r * per_row + per_row - 1. Threads share the heads of all rows.
+void delta_update(const Team& team, std::int64_t tokens, const DeltaUpdate& in) {
+    const std::int64_t heads = in.heads(), key_dim = in.key_dim(), value_dim = in.value_dim();
+    const std::int64_t per_row = in.write_slots.shape[1], elements = key_dim * value_dim;
+    const FlushDenormals flush;  // a state that nothing is added to decays for ever
+    float* const memory = team.own<float>(in.token_floats() + value_dim + LANES + elements);
+    float* const sums = memory + in.token_floats();
+    float* const unkept = sums + value_dim + LANES;  // a state that no slot takes, but the next token
+
+    const Range mine = team.split(tokens / per_row * heads);
+    for (std::int64_t unit = mine.begin; unit < mine.end; ++unit) {
+        const std::int64_t row = unit / heads, head = unit % heads, first = row * per_row;
+        const std::int32_t read = in.read_slots.at<const std::int32_t>()[row];
+        const std::int32_t* writes = in.write_slots.row<const std::int32_t>(row);
+        const bool is_padding = read == 0 && std::all_of(writes, writes + per_row, [](auto slot) { return slot == 0; });
+        const float* from = read ? in.head_state(read, head) : nullptr;
+        with_dtype(in.v.dtype, [&](auto type) {
+            using T = decltype(type);
+            for (std::int64_t i = 0; i < per_row; ++i) {
+                T* out = in.out.at<T>() + ((first + i) * heads + head) * value_dim;
+                if (is_padding) {
+                    std::fill(out, out + value_dim, T{});
+                    continue;
+                }
+                const DeltaToken token = in.prepare<T>(first + i, head, memory);
+                const bool goes_on = i + 1 < per_row;
+                float* const to = writes[i] ? in.head_state(writes[i], head) : (goes_on ? unkept : nullptr);
+                const bool streams = to != from && !goes_on;
+                if (in.has_decay_per_channel()) {
+                    update_head<true>(token, key_dim, value_dim, from, to, streams, sums);
+                } else {
+                    update_head<false>(token, key_dim, value_dim, from, to, streams, sums);
+                }
+                for (std::int64_t at = 0; at < value_dim; at += LANES) {
+                    store_some(out + at, load(sums + at), value_dim - at);
+                }
+                from = to;
+            }
+        });
+    }
+    end_streams();
+}
+
+KERNEL(delta_update);
+
+}  // namespace
+}  // namespace ostinato
