@@ -26,17 +26,26 @@ def normed(x: torch.Tensor, eps: float) -> torch.Tensor:
 
 
 @few
-@given(st.integers(0, 5), st.integers(0, 3), sizes, st.sampled_from([0.01, 1.0, 100.0]), dtypes, seeds)
+@given(
+    st.integers(0, 5),
+    st.integers(0, 3),
+    sizes,
+    st.sampled_from([0.01, 1.0, 100.0]),
+    st.sampled_from([0.0, 1.0]),
+    dtypes,
+    seeds,
+)
 def test_rms_norm_divides_by_the_root_of_the_mean_square(
-    isa: str, tokens: int, heads: int, size: int, scale: float, dtype: torch.dtype, seed: int
+    isa: str, tokens: int, heads: int, size: int, scale: float, offset: float, dtype: torch.dtype, seed: int
 ) -> None:
-    """Of a token, or with `heads` of each of its heads, which may be part of something wider."""
+    """Of a token, or with `heads` of each of its heads, which may be part of something wider. The weight and the offset
+    are added in float32: in bfloat16 a weight that is small beside 1 would lose its last bits."""
     generator = torch.Generator().manual_seed(seed)
     shape = (tokens, heads, size) if heads else (tokens, size)
     x = spaced((torch.randn(shape, generator=generator) * scale).to(dtype), 7)
     weight = torch.randn(size, generator=generator).to(dtype)
-    out = checked_kernel(isa, "rms_norm")(x, weight, 1e-5)
-    expected = normed(x.double(), 1e-5) * weight.double()
+    out = checked_kernel(isa, "rms_norm")(x, weight, 1e-5, offset)
+    expected = normed(x.double(), 1e-5) * (weight.double() + offset)
     torch.testing.assert_close(out.double(), expected, rtol=rounding(dtype), atol=1e-7)
 
 

@@ -312,14 +312,14 @@ def test_linear_gives_the_dtype_of_its_input_or_the_one_asked_for(out_dtype: tor
 
 
 @few
-@given(st.integers(1, 4), st.integers(1, 12), seeds)
-def test_rms_norm_divides_by_the_root_of_the_mean_square(tokens: int, size: int, seed: int) -> None:
+@given(st.integers(1, 4), st.integers(1, 12), st.sampled_from([0.0, 1.0]), seeds)
+def test_rms_norm_divides_by_the_root_of_the_mean_square(tokens: int, size: int, offset: float, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     x, weight = normal(generator, tokens, size) * 3, normal(generator, size)
     for token in range(tokens):
         root = math.sqrt(sum(float(value) ** 2 for value in x[token]) / size + 0.01)
-        expected = torch.tensor([float(x[token, i]) / root * float(weight[i]) for i in range(size)])
-        torch.testing.assert_close(rms_norm.reference(x, weight, 0.01)[token], expected, **FLOAT32)
+        expected = torch.tensor([float(x[token, i]) / root * (float(weight[i]) + offset) for i in range(size)])
+        torch.testing.assert_close(rms_norm.reference(x, weight, 0.01, offset)[token], expected, **FLOAT32)
 
 
 @pytest.mark.parametrize("norm_before_gate", [False, True])

@@ -11,17 +11,19 @@ if TYPE_CHECKING:
 
 
 class RMSNorm(Module):
-    """RMS norm over the last dimension."""
+    """RMS norm over the last dimension. `plus_one`: the checkpoint has its weight less 1 (Gemma, Qwen3-Next); the
+    kernel adds it in float32, since the sum would be rounded in the model's dtype."""
 
-    def __init__(self, build: Builder, size: int, eps: float) -> None:
+    def __init__(self, build: Builder, size: int, eps: float, plus_one: bool = False) -> None:
         super().__init__()
         self.op = build.ops.rms_norm
-        self.weight = self.own(build, "weight", size, role="norm")
+        self.weight = self.own(build, "weight", size, role="norm", is_less_one=plus_one)
         self.eps = eps
+        self.offset = (1.0,) if plus_one else ()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[..., size] -> [..., size] in the weight's dtype"""
-        return self.op(x, self.weight, self.eps)
+        return self.op(x, self.weight, self.eps, *self.offset)
 
 
 class LayerNorm(Module):

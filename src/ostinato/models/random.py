@@ -22,6 +22,7 @@ def randomize_weights(model: CausalLM, seed: int, quantize: int8.Quantize = int8
     device = model.embedding.weight.device
     generator = torch.Generator(device=device).manual_seed(seed)
     drawn = torch.empty(PERIOD, device=device).normal_(generator=generator).repeat(2)
+    less_one = {name for _, _, row in model.weights() if row.is_less_one for name in row.names}
     for name, view in checkpoint_views(model):
         kind = name.rpartition(".")[2]
         if isinstance(view, QuantizedView):
@@ -33,7 +34,7 @@ def randomize_weights(model: CausalLM, seed: int, quantize: int8.Quantize = int8
             step = torch.empty_like(view).uniform_(0.001, 0.1, generator=generator)
             view.copy_(step + torch.log(-torch.expm1(-step)))
         elif view.dim() == 1:
-            view.fill_(0.0 if kind.endswith("bias") else 1.0)
+            view.fill_(0.0 if kind.endswith("bias") or name in less_one else 1.0)
         else:
             begin = int(torch.randint(PERIOD, (), device=device, generator=generator))
             _fill(view, drawn[begin : begin + min(PERIOD, view.numel())] * view.shape[-1] ** -0.5)

@@ -140,7 +140,7 @@ def _linear(
     return (x.shape[0], outputs), out_dtype or x.dtype
 
 
-def _rms_norm(x: Any, weight: Any, eps: float) -> Any:
+def _rms_norm(x: Any, weight: Any, eps: float, offset: float = 0.0) -> Any:
     return x.shape, weight.dtype
 
 

@@ -6,9 +6,10 @@ import torch
 import torch.nn.functional as F
 
 
-def reference(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """`x` [..., size], `weight` [size] -> [..., size] in the dtype of `weight`; the mean is taken in float32."""
+def reference(x: torch.Tensor, weight: torch.Tensor, eps: float, offset: float = 0.0) -> torch.Tensor:
+    """`x` [..., size], `weight` [size] -> [..., size] in the dtype of `weight`; the mean is taken in float32. What
+    multiplies is `offset` and the weight, added in float32: Gemma and Qwen3-Next store it less 1."""
     size = (x.shape[-1],)
     if x.dtype == weight.dtype == torch.float32:
-        return F.rms_norm(x, size, weight, eps)
-    return F.rms_norm(x.float(), size, weight.float(), eps).to(weight.dtype)
+        return F.rms_norm(x, size, weight + offset if offset else weight, eps)
+    return F.rms_norm(x.float(), size, weight.float() + offset, eps).to(weight.dtype)

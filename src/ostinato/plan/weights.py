@@ -25,6 +25,8 @@ class Weight:
     sizes: tuple[int, ...] = ()
     in_float32: bool = False
     """Whether it is float32 whatever the model's dtype is."""
+    is_less_one: bool = False
+    """Whether it is a norm's that multiplies by it and 1."""
     can_be_quantised: bool = False
     beside: tuple[str, ...] = ()
     """Names of tensors that lie elsewhere and are quantised only together with this one: the experts' other matrix."""

@@ -14,7 +14,18 @@ from ostinato.ops.triton.launcher import to_dtype
 
 @triton.jit
 def rms_norm_kernel(
-    x, weight, out, eps, rows, inner, stride_outer, stride_inner, size, ROWS: tl.constexpr, COLUMNS: tl.constexpr
+    x,
+    weight,
+    out,
+    eps,
+    offset,
+    rows,
+    inner,
+    stride_outer,
+    stride_inner,
+    size,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
 ):
     """Row r of `x` begins at `(r // inner) * stride_outer + (r % inner) * stride_inner`."""
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
@@ -23,12 +34,12 @@ def rms_norm_kernel(
     begin = (row // inner) * stride_outer + (row % inner) * stride_inner
     values = tl.load(x + begin[:, None] + column[None, :], mask=inside, other=0.0).to(tl.float32)
     scale = tl.rsqrt(tl.sum(values * values, axis=1) / size + eps)
-    by = tl.load(weight + column, mask=column < size, other=0.0).to(tl.float32)
+    by = tl.load(weight + column, mask=column < size, other=0.0).to(tl.float32) + offset
     normed = values * scale[:, None] * by[None, :]
     tl.store(out + row[:, None] * size + column[None, :], to_dtype(normed, out.dtype.element_ty), mask=inside)
 
 
-def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, offset: float = 0.0) -> torch.Tensor:
     """See the reference."""
     size = x.shape[-1]
     out = torch.empty(x.shape, dtype=weight.dtype, device=x.device)
@@ -45,6 +56,7 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         weight=weight,
         out=out,
         eps=eps,
+        offset=offset,
         rows=rows,
         inner=inner,
         stride_outer=x.stride(0),
