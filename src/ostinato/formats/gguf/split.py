@@ -17,9 +17,18 @@ COUNT, TENSORS = "split.count", "split.tensors.count"
 _NAME = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf")
 
 
+def all_parts(path: Path) -> list[Path]:
+    """All files of a model of which `path` is one, as its name says; itself alone if it says nothing."""
+    found = _NAME.fullmatch(path.name)
+    if found is None:
+        return [path]
+    count = int(found[3])
+    return [path.with_name(f"{found[1]}-{number:05}-of-{found[3]}.gguf") for number in range(1, count + 1)]
+
+
 def parts_beside(path: Path) -> list[Path]:
-    """All files of a model of which `path` is one, as far as they are there."""
-    return [part for part in _parts(path) if part.is_file()]
+    """Those of `all_parts` that are there."""
+    return [part for part in all_parts(path) if part.is_file()]
 
 
 def read_whole(path: Path) -> Header:
@@ -28,7 +37,7 @@ def read_whole(path: Path) -> Header:
     count = own.metadata.get(COUNT, 1)
     if type(count) is not int or count < 2:
         return own
-    parts = _parts(path)
+    parts = all_parts(path)
     if len(parts) != count:
         named = re.sub(r"(-\d{5}-of-\d{5})?\.gguf$", "", path.name)
         raise ModelError(
@@ -50,12 +59,3 @@ def read_whole(path: Path) -> Header:
     if expected != len(tensors):
         raise ModelError(f"{path}: the model has {expected} tensors, and its {count} files have {len(tensors)}")
     return replace(headers[0], path=path, tensors=tensors)
-
-
-def _parts(path: Path) -> list[Path]:
-    """As the name of `path` says; itself alone if it says nothing."""
-    found = _NAME.fullmatch(path.name)
-    if found is None:
-        return [path]
-    count = int(found[3])
-    return [path.with_name(f"{found[1]}-{number:05}-of-{found[3]}.gguf") for number in range(1, count + 1)]
