@@ -73,7 +73,11 @@ class EngineConfig(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
-    model: str = Field("demo", description="`demo` or `demo-vl` (embedded), a checkpoint directory, or a hub id.")
+    model: str = Field(
+        "demo",
+        description="`demo` or `demo-vl` (embedded), `smollm2` (`ostinato fetch smollm2`), a checkpoint directory, a "
+        "GGUF file, or a hub id (OWNER/NAME, or OWNER/NAME:FILE.gguf).",
+    )
     revision: str | None = Field(None, description="Branch, tag or commit, for a hub id.")
     dtype: Literal["auto", "bfloat16", "float16", "float32"] = Field(
         "auto", description="Of weights and activations; auto is the checkpoint's own."

@@ -27,6 +27,8 @@ COMMANDS = {
     "chat": "ostinato.cli.chat:chat",
     "serve": "ostinato.cli.serve:serve",
     "plan": "ostinato.cli.plan:plan",
+    "inspect": "ostinato.cli.inspect:inspect",
+    "fetch": "ostinato.cli.fetch:fetch",
     "eval": "ostinato.cli.eval:evaluate",
     "verify": "ostinato.cli.verify:verify",
     "bench": "ostinato.cli.bench:app",

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from ostinato.formats.gguf.config import config_of
-from ostinato.formats.gguf.header import Header, read_header
+from ostinato.formats.gguf.header import Header
+from ostinato.formats.gguf.split import parts_beside, read_whole
 from ostinato.formats.gguf.tokenizer import generation_config_of, tokenizer_config_of, tokenizer_of
 from ostinato.plain_data import read_json
 
@@ -33,11 +34,12 @@ def read_part(checkpoint: Path, name: str) -> dict[str, Any]:
 
 
 def gguf_header(path: Path) -> Header:
-    """The header of a GGUF file, read once while the file stays as it is."""
-    status = path.stat()
-    return _header(path, (status.st_mtime_ns, status.st_size))
+    """The header of a GGUF file, with the tensors of all parts if it is one of several. It is read once while the files
+    stay as they are. ModelError as `read_whole`."""
+    states = [part.stat() for part in parts_beside(path)]
+    return _header(path, tuple((state.st_mtime_ns, state.st_size) for state in states))
 
 
 @lru_cache(maxsize=2)
-def _header(path: Path, _as_it_is: tuple[int, int]) -> Header:
-    return read_header(path)
+def _header(path: Path, _as_they_are: tuple[tuple[int, int], ...]) -> Header:
+    return read_whole(path)

@@ -12,7 +12,9 @@ from typing import Any
 from ostinato.config import EngineConfig
 from ostinato.demo import CHECKPOINTS, checkpoint_dir
 from ostinato.errors import ConfigError, ModelError, Remedy
+from ostinato.formats.gguf.split import all_parts
 from ostinato.formats.parts import gguf_header, is_gguf, read_part
+from ostinato.models.named import NAMED, named_file
 from ostinato.models.registry import MODELS
 from ostinato.models.table import with_table
 from ostinato.plain_data import read_json
@@ -27,20 +29,26 @@ PLANNED_FROM = ("config.json", "processor_config.json", "preprocessor_config.jso
 SECOND_COPIES = ("original/*", "consolidated*")
 """The same weights in their author's own format, which some repositories hold beside those that are read."""
 
+_HUB_ID = re.compile(r"(?P<name>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(:(?P<file>(?:\w[\w.+-]*/)*\w[\w.+-]*\.gguf))?")
+"""OWNER/NAME, or with a file OWNER/NAME:FILE.gguf."""
+
 
 def resolve_model_dir(model: str, revision: str | None = None, files: tuple[str, ...] = CHECKPOINT_FILES) -> Path:
-    """The directory of `model`: an embedded one by its name, a directory, or a hub id, which is fetched.
+    """The directory or the GGUF file of `model`: an embedded one or a named one by its name, a directory, a file, or a
+    hub id, which is fetched, with `:FILE.gguf` behind it that file alone.
 
     `files` are the patterns to fetch from a hub. ModelError if there is no such directory or model;
     ConfigError if a `revision` is given for what is not a hub id.
     """
-    directory = checkpoint_dir(model) if model in CHECKPOINTS else Path(model).expanduser()
-    if directory.is_dir():
+    if model in NAMED:
+        directory = named_file(model)
+    else:
+        directory = checkpoint_dir(model) if model in CHECKPOINTS else Path(model).expanduser()
+    if directory.is_dir() or is_gguf(directory):
         if revision is not None:
-            message = f"revision {revision!r} is for hub ids, and {model!r} is a directory"
+            what = "directory" if directory.is_dir() else "file"
+            message = f"revision {revision!r} is for hub ids, and {model!r} is a {what}"
             raise ConfigError(message, [Remedy("revision", None)])
-        return directory
-    if is_gguf(directory):
         return directory
     if directory.exists():
         raise ModelError(
@@ -48,13 +56,20 @@ def resolve_model_dir(model: str, revision: str | None = None, files: tuple[str,
             "its config.json"
         )
     # A word alone is rather one that was left over on a command line.
-    if re.fullmatch(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", model) is None:
+    found = _HUB_ID.fullmatch(model)
+    if found is None:
         message = f"there is no directory {str(directory)!r}"
         if "/" not in model:
             embedded = " and ".join(f"`{name}`" for name in CHECKPOINTS)
-            message += f"; a hub id is OWNER/NAME, the embedded models are {embedded}"
+            message += f"; a hub id is OWNER/NAME, the embedded models are {embedded}, others {', '.join(NAMED)}"
         raise ModelError(message)
-    return _fetch(model, revision, files)
+    if found["file"] is None:
+        return _fetch(model, revision, files)
+    parts = [str(part) for part in all_parts(Path(found["file"]))]
+    file = _fetch(found["name"], revision, tuple(parts)) / found["file"]
+    if not is_gguf(file):
+        raise ModelError(f"{found['name']} on the hub holds no file {found['file']!r}")
+    return file
 
 
 def load_spec(config: EngineConfig) -> ModelSpec:
@@ -86,7 +101,9 @@ def read_config(directory: Path) -> dict[str, Any]:
         return read_part(directory, "config.json")
     path = directory / "config.json"
     if not path.is_file():
-        raise ModelError(f"{directory} holds no config.json, so it is no checkpoint")
+        files = sorted(path.name for path in directory.glob("*.gguf"))
+        advice = f"; give one of its GGUF files: {', '.join(files)}" if files else ""
+        raise ModelError(f"{directory} holds no config.json, so it is no checkpoint{advice}")
     return read_json(path)
 
 

@@ -15,7 +15,7 @@ from ostinato.models.hyperparameters import flag, integer, number
 from ostinato.plan.model import RopeSpec
 
 DEFAULT_THETA = 10000.0
-ROPE_KINDS = ("default", "linear", "llama3", "yarn", "dynamic")
+ROPE_KINDS = ("default", "linear", "llama3", "yarn", "dynamic", "factors")
 
 _REQUIRED = {
     "default": (),
@@ -23,6 +23,7 @@ _REQUIRED = {
     "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
     "yarn": (),
     "dynamic": ("factor",),
+    "factors": (),
 }
 _OPTIONAL = {"yarn": ("factor", "attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate")}
 
@@ -49,7 +50,18 @@ def parse_rope(
     original = _original_max_position(config, scaling, kind)
     if kind == "yarn" and "factor" not in parameters:
         parameters["factor"] = integer(config, "max_position_embeddings") / original
-    return RopeSpec(kind, theta, int(head_dim * partial), original, parameters)
+    rotary_dim = int(head_dim * partial)
+    if kind == "factors":
+        parameters["factors"] = _factors(scaling, rotary_dim // 2)
+    return RopeSpec(kind, theta, rotary_dim, original, parameters)
+
+
+def _factors(scaling: Mapping[str, Any], count: int) -> list[float]:
+    """What each frequency is divided by, as GGUF files say it; ModelError unless there is one above 0 for each."""
+    factors = scaling.get("factors")
+    if not isinstance(factors, list) or len(factors) != count or not all(factor > 0 for factor in factors):
+        raise ModelError(f"rope type 'factors' has {factors!r}, which should be {count} numbers above 0")
+    return factors
 
 
 def with_sections(rope: RopeSpec, scaling: Mapping[str, Any], default: tuple[int, int, int]) -> RopeSpec:

@@ -219,8 +219,8 @@ class VisionSpec:
 class RopeSpec:
     """Rotary position embedding as the checkpoint asks for it.
 
-    `kind` is one of `default`, `linear`, `llama3`, `yarn`, `dynamic`; `parameters` holds that kind's own factors
-    under the names that config.json uses. `rotary_dim` is the number of rotated elements of each head.
+    `kind` is one of `default`, `linear`, `llama3`, `yarn`, `dynamic`, `factors`; `parameters` holds that kind's own
+    factors under the names that config.json uses. `rotary_dim` is the number of rotated elements of each head.
     """
 
     kind: str

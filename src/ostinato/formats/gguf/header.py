@@ -38,13 +38,14 @@ _LEAST_TENSOR_BYTES, _LEAST_METADATA_BYTES = 8 + 4 + 4 + 8, 8 + 4 + 1
 
 @dataclass(frozen=True)
 class TensorPlace:
-    """A tensor of the file. `shape` has the outermost size first, as torch's; `begin` is in bytes from the file's
-    start."""
+    """A tensor of the file. `shape` has the outermost size first, as torch's; `begin` is in bytes from the start of
+    `file`, which may be one of those that the model was split into."""
 
     name: str
     shape: tuple[int, ...]
     type: BlockType
     begin: int
+    file: Path
 
     @property
     def num_elements(self) -> int:
@@ -116,7 +117,7 @@ class _Reader:
         data = -(-self._at // alignment) * alignment
         found: dict[str, TensorPlace] = {}
         for name, shape, block, offset in stated:
-            place = TensorPlace(name, shape, block, data + offset)
+            place = TensorPlace(name, shape, block, data + offset, self._path)
             if name in found:
                 raise self._damaged(f"tensor {name} stands there twice")
             if offset % alignment:

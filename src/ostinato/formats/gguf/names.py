@@ -1,11 +1,20 @@
-"""What GGUF files call the tensors of a model, and what its own checkpoint calls them."""
+"""What GGUF files call the tensors of a model, and what its own checkpoint calls them. Imports no torch.
+
+The names are those of gguf-py (github.com/ggml-org/llama.cpp, gguf-py/gguf/constants.py and tensor_mapping.py).
+"""
 
 from __future__ import annotations
 
+import math
 import re
 
-_OUTSIDE = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
-_IN_LAYER = {
+GATE, UP = ":gate", ":up"
+"""Behind the name of a checkpoint's tensor: the first or the second half of its rows, where a GGUF file has two
+tensors for them."""
+EACH = "*"
+"""In place of an expert's number in the name of a checkpoint's tensor: a GGUF file has those of all experts as one."""
+
+_ATTENTION = {
     "attn_norm": "input_layernorm",
     "attn_q": "self_attn.q_proj",
     "attn_k": "self_attn.k_proj",
@@ -13,6 +22,8 @@ _IN_LAYER = {
     "attn_q_norm": "self_attn.q_norm",
     "attn_k_norm": "self_attn.k_norm",
     "attn_output": "self_attn.o_proj",
+}
+_LLAMA = _ATTENTION | {
     "ffn_norm": "post_attention_layernorm",
     "ffn_gate": "mlp.gate_proj",
     "ffn_up": "mlp.up_proj",
@@ -20,18 +31,114 @@ _IN_LAYER = {
 }
 
 
-def checkpoint_name(name: str) -> str | None:
+def _state(mixer: str) -> dict[str, str]:
+    """Of a Mamba-2 mixer."""
+    names = {"ssm_in": "in_proj", "ssm_conv1d": "conv1d", "ssm_norm": "norm", "ssm_out": "out_proj"}
+    return {name: f"{mixer}.{value}" for name, value in names.items()}
+
+
+_FEED_FORWARD = {
+    "ffn_norm": "pre_ff_layernorm",
+    "ffn_gate": "feed_forward.gate_proj",
+    "ffn_up": "feed_forward.up_proj",
+    "ffn_down": "feed_forward.down_proj",
+}
+_SHARED = {"gate": f"shared_mlp.input_linear{GATE}", "up": f"shared_mlp.input_linear{UP}"}
+_GRANITE = {
+    **_ATTENTION,
+    **_state("mamba"),
+    "ffn_norm": "post_attention_layernorm",
+    **{f"ffn_{part}{behind}": name for part, name in _SHARED.items() for behind in ("", "_shexp")},
+    **{f"ffn_down{behind}": "shared_mlp.output_linear" for behind in ("", "_shexp")},
+    "ffn_gate_inp": "block_sparse_moe.router.layer",
+    "ffn_gate_exps": f"block_sparse_moe.input_linear{GATE}",
+    "ffn_up_exps": f"block_sparse_moe.input_linear{UP}",
+    "ffn_down_exps": "block_sparse_moe.output_linear",
+}
+_NEMOTRON = {
+    "attn_norm": "norm",
+    **{f"attn_{part}": f"mixer.{part}_proj" for part in "qkv"},
+    "attn_output": "mixer.o_proj",
+    **_state("mixer"),
+    "ffn_up": "mixer.up_proj",
+    "ffn_down": "mixer.down_proj",
+    "ffn_gate_inp": "mixer.gate",
+    "ffn_up_exps": f"mixer.experts.{EACH}.up_proj",
+    "ffn_down_exps": f"mixer.experts.{EACH}.down_proj",
+    "ffn_up_shexp": "mixer.shared_experts.up_proj",
+    "ffn_down_shexp": "mixer.shared_experts.down_proj",
+    "ffn_latent_down": "mixer.fc1_latent_proj",
+    "ffn_latent_up": "mixer.fc2_latent_proj",
+}
+_IN_LAYER: dict[str, dict[str, str]] = {
+    "llama": _LLAMA,
+    "qwen2": _LLAMA,
+    "qwen3": _LLAMA,
+    "bamba": _ATTENTION | _state("mamba") | _FEED_FORWARD,
+    "falcon_h1": _ATTENTION | _state("mamba") | _FEED_FORWARD,
+    "granitemoehybrid": _GRANITE,
+    "mamba2": {"attn_norm": "norm"} | _state("mixer"),
+    "nemotron_h": _NEMOTRON,
+}
+"""Of a layer, by the `model_type` of its model; `.weight` or `.bias` stands behind each."""
+_MIXERS = {"bamba": "mamba", "falcon_h1": "mamba", "granitemoehybrid": "mamba"}
+_NORMS = {"bamba": "final_layernorm", "falcon_h1": "final_layernorm", "mamba2": "norm_f", "nemotron_h": "norm_f"}
+_EMBEDDINGS = {"mamba2": "embeddings", "nemotron_h": "embeddings"}
+_BARE = {"ssm_a": "A_log", "ssm_d": "D", "ssm_dt.bias": "dt_bias"}
+"""Of a mixer; nothing stands behind these."""
+
+ROPE_FACTORS = "rope_freqs.weight"
+"""What the frequencies of positions are divided by: no weight."""
+
+
+def checkpoint_name(model_type: str, name: str) -> str | None:
     """`blk.3.attn_q.weight` -> `model.layers.3.self_attn.q_proj.weight`; None for a name that is not known."""
+    backbone = "backbone" if model_type == "mamba2" else "model"
     stem, _, part = name.rpartition(".")
-    if stem in _OUTSIDE:
-        return f"{_OUTSIDE[stem]}.{part}"
-    found = re.fullmatch(r"blk\.(\d+)\.(\w+)", stem)
-    if found is None or found[2] not in _IN_LAYER:
+    if stem == "token_embd":
+        return f"{backbone}.{_EMBEDDINGS.get(model_type, 'embed_tokens')}.{part}"
+    if stem == "output_norm":
+        return f"{backbone}.{_NORMS.get(model_type, 'norm')}.{part}"
+    if stem == "output":
+        return f"lm_head.{part}"
+    found = re.fullmatch(r"blk\.(\d+)\.([\w.]+)", name)
+    if found is None:
         return None
-    return f"model.layers.{found[1]}.{_IN_LAYER[found[2]]}.{part}"
+    layer, inner = f"{backbone}.layers.{found[1]}", found[2]
+    if inner in _BARE:
+        return f"{layer}.{_MIXERS.get(model_type, 'mixer')}.{_BARE[inner]}"
+    if inner == "exp_probs_b.bias":
+        return f"{layer}.mixer.gate.e_score_correction_bias"
+    # Falcon-H1's files have one norm without what stands behind it.
+    inner, part = (inner, "weight") if "." not in inner else (inner.rpartition(".")[0], part)
+    known = _IN_LAYER[model_type].get(inner)
+    if known is None:
+        return None
+    for half in (GATE, UP):
+        if known.endswith(half):
+            return f"{layer}.{known.removesuffix(half)}.{part}{half}"
+    return f"{layer}.{known}.{part}"
 
 
-def pairs_neighbours(architecture: str, name: str) -> bool:
+def checkpoint_shape(name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """That a tensor has in a checkpoint; only those of mixers have another."""
+    if name.endswith(".ssm_conv1d.weight") and len(shape) == 2:
+        return (shape[0], 1, shape[1])
+    if name.endswith((".ssm_a", ".ssm_d", ".ssm_norm.weight")):
+        return (math.prod(shape),)
+    return shape
+
+
+def is_changed(name: str) -> bool:
+    """Whether `transforms.restored` makes a checkpoint's tensor of this one."""
+    return name.endswith((".ssm_a", ".ssm_d", ".ssm_norm.weight", ".ssm_conv1d.weight"))
+
+
+def pairs_neighbours(model_type: str, name: str) -> bool:
     """Whether the rows of a tensor, in each head, lie such that the two that positions rotate together are neighbours;
-    in checkpoints they lie half a head apart. So it is with queries and keys of `llama`."""
-    return architecture == "llama" and re.fullmatch(r"blk\.\d+\.attn_[qk]\.(weight|bias)", name) is not None
+    in checkpoints they lie half a head apart. So it is with queries and keys of Llama, Granite and Bamba.
+
+    Some writers do the same to Nemotron-H. It has no positions, so its scores are the same in any order.
+    """
+    kinds = ("llama", "granitemoehybrid", "bamba")
+    return model_type in kinds and re.fullmatch(r"blk\.\d+\.attn_[qk]\.(weight|bias)", name) is not None

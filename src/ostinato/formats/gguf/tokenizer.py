@@ -5,84 +5,106 @@ from __future__ import annotations
 from typing import Any
 
 from ostinato.errors import ModelError
+from ostinato.formats.gguf import sentencepiece
 from ostinato.formats.gguf.header import Header
+from ostinato.formats.gguf.pre_tokenizers import PRE_TOKENIZERS, PreTokenizer, byte_level
+from ostinato.formats.gguf.sentencepiece import CONTROL, NORMAL, UNKNOWN, USER_DEFINED
 
 _PREFIX = "tokenizer.ggml."
-# Kinds of tokens, as `tokenizer.ggml.token_type` numbers them.
-_CONTROL, _USER_DEFINED = 3, 4
-
-_CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
-_WORDS = r"|[^\r\n\p{L}\p{N}]?\p{L}+|"
-_REST = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-
-
-def _byte_level(use_regex: bool) -> dict[str, Any]:
-    return {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": use_regex}
-
-
-def _split(pattern: str) -> list[dict[str, Any]]:
-    split = {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
-    return [split, _byte_level(use_regex=False)]
-
-
-_DIGITS = [{"type": "Digits", "individual_digits": True}, _byte_level(use_regex=True)]
-_LLAMA3 = _split(_CONTRACTIONS + _WORDS + r"\p{N}{1,3}" + _REST)
-_QWEN2 = _split(_CONTRACTIONS + _WORDS + r"\p{N}" + _REST)
-
-PRE_TOKENIZERS: dict[str, list[dict[str, Any]]] = {
-    "gpt-2": [_byte_level(use_regex=True)],
-    "llama-bpe": _LLAMA3,
-    "qwen2": _QWEN2,
-    "smollm": _DIGITS,
-}
-"""How text is cut before it is merged, by `tokenizer.ggml.pre`; the patterns of the models' own tokenizers."""
-
-_NORMALIZERS = {"qwen2": {"type": "NFC"}}
-# Whole words are taken as they stand in the vocabulary, and a text begins with `bos` where the file does not say.
-_LIKE_LLAMA3 = ("llama-bpe",)
+MODELS = ("gpt2", "llama")
+"""Byte-level BPE, and SentencePiece."""
+_ENDS = ("<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|eom_id|>", "<|end_of_text|>")
+"""Control tokens that end an output wherever a vocabulary has them, as llama.cpp knows them by their text."""
 
 
 def tokenizer_of(header: Header) -> dict[str, Any]:
     """tokenizer.json. ModelError for a kind of tokenizer that is not implemented."""
-    metadata = header.metadata
-    kind, pre = metadata.get(f"{_PREFIX}model"), metadata.get(f"{_PREFIX}pre")
-    if kind != "gpt2":
-        raise ModelError(f"{header.path} has a tokenizer of model {kind!r}; implemented: 'gpt2' (byte-level BPE)")
-    if pre not in PRE_TOKENIZERS:
-        known = ", ".join(PRE_TOKENIZERS)
-        raise ModelError(f"{header.path} has tokenizer.ggml.pre = {pre!r}; implemented: {known}")
-    tokens, merges = metadata.get(f"{_PREFIX}tokens"), metadata.get(f"{_PREFIX}merges")
-    if not isinstance(tokens, list) or not isinstance(merges, list):
-        raise ModelError(f"{header.path} lacks the tokens or the merges of its tokenizer")
-    types = metadata.get(f"{_PREFIX}token_type")
-    kinds = [1] * len(tokens) if types is None else types.tolist()
-    if len(kinds) != len(tokens):
-        raise ModelError(f"{header.path} has {len(tokens)} tokens and the types of {len(kinds)}")
+    kind = header.metadata.get(f"{_PREFIX}model")
+    if kind not in MODELS:
+        raise ModelError(
+            f"{header.path} has a tokenizer of model {kind!r}; implemented: 'gpt2' (byte-level BPE), 'llama' "
+            "(SentencePiece)"
+        )
+    tokens, kinds = _tokens(header)
+    parts = _sentencepiece(header, tokens, kinds) if kind == "llama" else _byte_level(header, tokens)
     added = [
         {
             "id": number,
             "content": token,
-            "special": kinds[number] == _CONTROL,
+            "special": kinds[number] != USER_DEFINED,
             **dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False),
         }
         for number, token in enumerate(tokens)
-        if kinds[number] in (_CONTROL, _USER_DEFINED)
+        if token and (kinds[number] in (CONTROL, USER_DEFINED) or (kinds[number] == UNKNOWN and kind == "llama"))
     ]
+    return {"version": "1.0", "added_tokens": added, "post_processor": None, **parts}
+
+
+def _tokens(header: Header) -> tuple[list[str], list[int]]:
+    """Each token and its kind."""
+    tokens, kinds = header.metadata.get(f"{_PREFIX}tokens"), _numbers(header, "token_type")
+    if not isinstance(tokens, list) or not all(isinstance(token, str) for token in tokens):
+        raise ModelError(f"{header.path} lacks the tokens of its tokenizer")
+    kinds = [NORMAL] * len(tokens) if kinds is None else kinds
+    if len(kinds) != len(tokens):
+        raise ModelError(f"{header.path} has {len(tokens)} tokens and the types of {len(kinds)}")
+    return tokens, kinds
+
+
+def _numbers(header: Header, name: str) -> list[Any] | None:
+    value = header.metadata.get(f"{_PREFIX}{name}")
+    if value is None:
+        return None
+    if not hasattr(value, "tolist"):
+        raise ModelError(f"{header.path} has {_PREFIX}{name} = {value!r:.60}, which should be a list of numbers")
+    return list(value.tolist())
+
+
+def pre_tokenizer_of(header: Header) -> PreTokenizer:
+    """Of byte-level BPE. ModelError for one that is not known."""
+    pre = header.metadata.get(f"{_PREFIX}pre", "default")
+    if not isinstance(pre, str) or pre not in PRE_TOKENIZERS:
+        known = ", ".join(sorted(PRE_TOKENIZERS))
+        raise ModelError(f"{header.path} has tokenizer.ggml.pre = {pre!r}; implemented: {known}")
+    return PRE_TOKENIZERS[pre]
+
+
+def _byte_level(header: Header, tokens: list[str]) -> dict[str, Any]:
+    pre, merges = pre_tokenizer_of(header), header.metadata.get(f"{_PREFIX}merges")
+    if not isinstance(merges, list):
+        raise ModelError(f"{header.path} lacks the merges of its tokenizer")
     return {
-        "version": "1.0",
-        "added_tokens": added,
-        "normalizer": _NORMALIZERS.get(pre),
-        "pre_tokenizer": {"type": "Sequence", "pretokenizers": PRE_TOKENIZERS[pre]},
-        "post_processor": None,
-        "decoder": _byte_level(use_regex=True),
+        "normalizer": None if pre.normalizer is None else {"type": pre.normalizer},
+        "pre_tokenizer": {"type": "Sequence", "pretokenizers": list(pre.steps)},
+        "decoder": byte_level(use_regex=True),
         "model": {
             "type": "BPE",
             "vocab": {token: number for number, token in enumerate(tokens)},
             "merges": merges,
-            "ignore_merges": pre in _LIKE_LLAMA3,
+            "ignore_merges": pre.takes_whole_words,
             "fuse_unk": False,
             "byte_fallback": False,
         },
+    }
+
+
+def _sentencepiece(header: Header, tokens: list[str], kinds: list[int]) -> dict[str, Any]:
+    scores = _numbers(header, "scores")
+    if scores is None or len(scores) != len(tokens):
+        raise ModelError(f"{header.path} has {len(tokens)} tokens and scores of {len(scores or ())}")
+    unknown = header.metadata.get(f"{_PREFIX}unknown_token_id", 0)
+    if type(unknown) is not int or not 0 <= unknown < len(tokens):
+        raise ModelError(f"{header.path} has unknown_token_id = {unknown!r}, and {len(tokens)} tokens")
+    adds_space = bool(header.metadata.get(f"{_PREFIX}add_space_prefix", True))
+    try:
+        model = sentencepiece.sentencepiece_model(tokens, scores, kinds, unknown)
+    except ModelError as error:
+        raise ModelError(f"{header.path} has a tokenizer that cannot be read: {error.message}") from None
+    return {
+        "normalizer": sentencepiece.normalizer(adds_space),
+        "pre_tokenizer": None,
+        "decoder": sentencepiece.decoder(adds_space),
+        "model": model,
     }
 
 
@@ -93,10 +115,10 @@ def tokenizer_config_of(header: Header) -> dict[str, Any]:
     settings: dict[str, Any] = {}
     for name, key in (("bos_token", "bos"), ("eos_token", "eos"), ("unk_token", "unknown"), ("pad_token", "padding")):
         number = metadata.get(f"{_PREFIX}{key}_token_id")
-        if type(number) is int and number < len(tokens):
+        if type(number) is int and 0 <= number < len(tokens):
             settings[name] = tokens[number]
     begins = metadata.get(f"{_PREFIX}add_bos_token")
-    settings["add_bos_token"] = metadata.get(f"{_PREFIX}pre") in _LIKE_LLAMA3 if begins is None else begins
+    settings["add_bos_token"] = _begins(metadata) if begins is None else begins
     settings["add_eos_token"] = metadata.get(f"{_PREFIX}add_eos_token", False)
     template = metadata.get("tokenizer.chat_template")
     others = {
@@ -112,8 +134,34 @@ def tokenizer_config_of(header: Header) -> dict[str, Any]:
     return settings
 
 
+def _begins(metadata: dict[str, Any]) -> bool:
+    """Whether a text begins with `bos` where the file does not say."""
+    if metadata.get(f"{_PREFIX}model") == "llama":
+        return True
+    pre = metadata.get(f"{_PREFIX}pre", "default")
+    return isinstance(pre, str) and pre in PRE_TOKENIZERS and PRE_TOKENIZERS[pre].begins
+
+
 def generation_config_of(header: Header) -> dict[str, Any]:
-    """generation_config.json: every token that ends an output."""
+    """generation_config.json: every token that ends an output, and how the model's author samples."""
+    metadata = header.metadata
     names = [f"{_PREFIX}{key}_token_id" for key in ("eos", "eot", "eom")]
-    ends = {value for name in names if type(value := header.metadata.get(name)) is int}
-    return {"eos_token_id": sorted(ends)} if ends else {}
+    ends = {value for name in names if type(value := metadata.get(name)) is int}
+    tokens, kinds = metadata.get(f"{_PREFIX}tokens"), metadata.get(f"{_PREFIX}token_type")
+    if ends and isinstance(tokens, list) and hasattr(kinds, "tolist"):
+        each = enumerate(zip(tokens, kinds.tolist(), strict=False))
+        control = {token: number for number, (token, kind) in each if kind == CONTROL}
+        ends |= {control[token] for token in _ENDS if token in control}
+    sampling = {name: metadata.get(key) for name, key in _SAMPLING.items() if metadata.get(key) is not None}
+    config: dict[str, Any] = {"eos_token_id": sorted(ends)} if ends else {}
+    return config | sampling | ({"do_sample": True} if sampling.get("temperature") else {})
+
+
+_SAMPLING = {
+    "temperature": "general.sampling.temp",
+    "top_k": "general.sampling.top_k",
+    "top_p": "general.sampling.top_p",
+    "min_p": "general.sampling.min_p",
+    "repetition_penalty": "general.sampling.penalty_repeat",
+}
+"""Name in a generation_config.json -> in the metadata."""

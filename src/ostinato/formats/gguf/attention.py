@@ -1,0 +1,30 @@
+"""Heads and positions, as the metadata of a GGUF file say them. Imports no torch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ostinato.errors import ModelError
+from ostinato.formats.gguf.metadata import Metadata
+from ostinato.formats.gguf.rope import rope_scaling
+
+
+def attention(metadata: Metadata) -> dict[str, Any]:
+    """Heads and positions. ModelError for heads of which a part is rotated."""
+    heads = metadata.integer("attention.head_count")
+    head_dim = metadata.optional("attention.key_length") or metadata.rows("attn_q.weight") // max(heads, 1)
+    head_dim = head_dim or metadata.integer("embedding_length") // max(heads, 1)
+    rotated = metadata.integer("rope.dimension_count", head_dim)
+    if rotated != head_dim:
+        raise ModelError(
+            f"{metadata.header.path} rotates {rotated} elements of heads of {head_dim} (rope.dimension_count); "
+            "supported: all of them"
+        )
+    return {
+        "num_attention_heads": heads,
+        "num_key_value_heads": metadata.optional("attention.head_count_kv") or heads,
+        "head_dim": head_dim,
+        "attention_bias": metadata.has("attn_q.bias"),
+        "rope_theta": metadata.number("rope.freq_base", 10000.0),
+        "rope_scaling": rope_scaling(metadata),
+    }

@@ -1,0 +1,179 @@
+"""What GGUF files say of models with state layers, and of Granite, as their config.json has it. Imports no torch.
+
+Which kind a layer is stands in its tensors. The metadata have it too, as numbers of heads and sizes of MLPs by layer,
+but writers have got these wrong for models whose config.json spells its layers in a new way.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ostinato.errors import ModelError
+from ostinato.formats.gguf.attention import attention
+from ostinato.formats.gguf.metadata import Metadata
+
+_CHUNK = 256
+"""Tokens that a prefill computes at once in state layers. No file says it, and it changes no result but by rounding."""
+
+
+def granite(metadata: Metadata) -> dict[str, Any]:
+    """Granite is Granite 4 without state layers and experts."""
+    if metadata.optional("expert_count"):
+        raise ModelError(
+            f"{metadata.header.path} has a granite model of experts; GGUF files are read of granite without"
+        )
+    layers = {"layer_types": ["attention"] * metadata.num_layers, "position_embedding_type": "rope"}
+    # No layer has a mixer of this size.
+    without = {"mamba_n_heads": 1, "mamba_d_head": "auto", "mamba_expand": 1}
+    return _granite(metadata) | attention(metadata) | layers | without
+
+
+def granite_hybrid(metadata: Metadata) -> dict[str, Any]:
+    """Granite 4, or Bamba, which llama.cpp takes for a Granite 4 that has positions and no multipliers."""
+    kinds = metadata.kinds(mamba="ssm_in.weight", attention="attn_q.weight")
+    has_positions = bool(metadata.optional("rope.scaling.finetuned"))
+    multipliers = ("embedding_scale", "residual_scale", "logit_scale", "attention.scale")
+    mixer = _mamba(metadata) if "mamba" in kinds else {"mamba_n_heads": 1, "mamba_d_head": "auto", "mamba_expand": 1}
+    heads = _heads(metadata)
+    if has_positions and "mamba" in kinds and not any(metadata.optional(name) for name in multipliers):
+        return {
+            "model_type": "bamba",
+            **mixer,
+            **heads,
+            "rope_theta": metadata.number("rope.freq_base", 10000.0),
+            "attn_layer_indices": [i for i, kind in enumerate(kinds) if kind == "attention"],
+            "intermediate_size": metadata.integer("feed_forward_length"),
+        }
+    positions = {"position_embedding_type": "rope" if has_positions else "nope", "layer_types": kinds}
+    theta = {"rope_theta": metadata.number("rope.freq_base", 10000.0)} if has_positions else {}
+    return _granite(metadata) | mixer | heads | positions | theta
+
+
+def _granite(metadata: Metadata) -> dict[str, Any]:
+    heads = max(metadata.integer("attention.head_count"), 1)
+    experts = metadata.integer("expert_count", 0)
+    shared = "ffn_up_shexp.weight" if experts else "ffn_up.weight"
+    return {
+        "model_type": "granitemoehybrid",
+        "num_local_experts": experts,
+        "num_experts_per_tok": metadata.integer("expert_used_count", 0),
+        "intermediate_size": metadata.rows("ffn_up_exps.weight", 1),
+        "shared_intermediate_size": metadata.rows(shared),
+        "embedding_multiplier": metadata.number("embedding_scale", 1.0),
+        "residual_multiplier": metadata.number("residual_scale", 1.0),
+        "logits_scaling": metadata.number("logit_scale", 1.0),
+        "attention_multiplier": metadata.number(
+            "attention.scale", (metadata.rows("attn_q.weight", heads) // heads) ** -0.5
+        ),
+    }
+
+
+def falcon_h1(metadata: Metadata) -> dict[str, Any]:
+    """All multipliers lie in the weights. The gate comes before the norm, where there is one."""
+    return {
+        "model_type": "falcon_h1",
+        **_mamba(metadata),
+        **attention(metadata),
+        "intermediate_size": metadata.integer("feed_forward_length"),
+        "mamba_d_ssm": metadata.integer("ssm.inner_size"),
+        "mamba_rms_norm": metadata.has("ssm_norm.weight"),
+        "mamba_norm_before_gate": False,
+        "projectors_bias": metadata.has("ssm_out.bias"),
+        "mlp_bias": metadata.has("ffn_up.bias"),
+    }
+
+
+def nemotron_h(metadata: Metadata) -> dict[str, Any]:
+    """With an MLP or experts, or both in turns."""
+    kinds = metadata.kinds(
+        mamba="ssm_in.weight", attention="attn_q.weight", moe="ffn_up_exps.weight", mlp="ffn_up.weight"
+    )
+    heads, head_dim, of_mixer = *_mixer_heads(metadata), _mamba(metadata)
+    config = {
+        "model_type": "nemotron_h",
+        "layers_block_type": kinds,
+        **_heads(metadata),
+        "mamba_num_heads": heads,
+        "mamba_head_dim": head_dim,
+        "ssm_state_size": of_mixer["mamba_d_state"],
+        "n_groups": of_mixer["mamba_n_groups"],
+        "conv_kernel": of_mixer["mamba_d_conv"],
+        "chunk_size": _CHUNK,
+        "use_bias": of_mixer["mamba_proj_bias"],
+        "use_conv_bias": of_mixer["mamba_conv_bias"],
+        "intermediate_size": metadata.rows("ffn_up.weight"),
+        "mlp_bias": metadata.has("ffn_up.bias"),
+        "layer_norm_epsilon": metadata.number("attention.layer_norm_rms_epsilon"),
+    }
+    return config | (_nemotron_experts(metadata) if "moe" in kinds else {})
+
+
+def _nemotron_experts(metadata: Metadata) -> dict[str, Any]:
+    return {
+        "n_routed_experts": metadata.integer("expert_count"),
+        "num_experts_per_tok": metadata.integer("expert_used_count"),
+        "moe_intermediate_size": metadata.rows("ffn_up_exps.weight"),
+        "moe_shared_expert_intermediate_size": metadata.rows("ffn_up_shexp.weight"),
+        "moe_latent_size": metadata.rows("ffn_latent_down.weight") or None,
+        "norm_topk_prob": bool(metadata.optional("expert_weights_norm")),
+        "routed_scaling_factor": metadata.number("expert_weights_scale", 1.0),
+        "n_group": metadata.integer("expert_group_count", 1),
+        "topk_group": metadata.integer("expert_group_used_count", 1),
+    }
+
+
+def mamba2(metadata: Metadata) -> dict[str, Any]:
+    """Its context length is arbitrary, since the model has no positions."""
+    (heads, head_dim), mixer = _mixer_heads(metadata), _mamba(metadata)
+    return {
+        "model_type": "mamba2",
+        "max_position_embeddings": None,
+        "num_heads": heads,
+        "head_dim": head_dim,
+        "expand": mixer["mamba_expand"],
+        "state_size": mixer["mamba_d_state"],
+        "n_groups": mixer["mamba_n_groups"],
+        "conv_kernel": mixer["mamba_d_conv"],
+        "chunk_size": _CHUNK,
+        "use_bias": mixer["mamba_proj_bias"],
+        "use_conv_bias": mixer["mamba_conv_bias"],
+        "layer_norm_epsilon": metadata.number("attention.layer_norm_rms_epsilon"),
+    }
+
+
+def _mamba(metadata: Metadata) -> dict[str, Any]:
+    """A mixer, in the keys that Bamba, Granite and Falcon-H1 have."""
+    heads, head_dim = _mixer_heads(metadata)
+    return {
+        "mamba_n_heads": heads,
+        "mamba_d_head": head_dim,
+        "mamba_expand": heads * head_dim // max(metadata.integer("embedding_length"), 1),
+        "mamba_d_state": metadata.integer("ssm.state_size"),
+        "mamba_n_groups": metadata.integer("ssm.group_count", 1),
+        "mamba_d_conv": metadata.integer("ssm.conv_kernel"),
+        "mamba_chunk_size": _CHUNK,
+        "mamba_proj_bias": metadata.has("ssm_in.bias"),
+        "mamba_conv_bias": metadata.has("ssm_conv1d.bias"),
+    }
+
+
+def _mixer_heads(metadata: Metadata) -> tuple[int, int]:
+    """Heads, and elements of each."""
+    heads, size = metadata.integer("ssm.time_step_rank"), metadata.integer("ssm.inner_size")
+    if heads < 1 or size % heads:
+        raise ModelError(
+            f"{metadata.header.path} has {heads} state heads (ssm.time_step_rank), which cannot share {size}"
+        )
+    return heads, size // heads
+
+
+def _heads(metadata: Metadata) -> dict[str, Any]:
+    """Of attention layers among others."""
+    heads = metadata.integer("attention.head_count")
+    head_dim = metadata.rows("attn_q.weight", heads) // max(heads, 1)
+    return {
+        "num_attention_heads": heads,
+        "num_key_value_heads": metadata.rows("attn_k.weight", head_dim) // max(head_dim, 1),
+        "head_dim": head_dim,
+        "attention_bias": metadata.has("attn_q.bias"),
+    }

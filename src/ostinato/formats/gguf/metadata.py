@@ -1,0 +1,89 @@
+"""What a GGUF file says of a model under its architecture's name. Imports no torch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ostinato.errors import ModelError
+from ostinato.formats.gguf.header import Header
+
+
+class Metadata:
+    """The values of a file under its architecture's name, and the shapes of its tensors."""
+
+    def __init__(self, header: Header) -> None:
+        self.header = header
+        self._values = header.metadata
+        self.architecture = self.text("general.architecture")
+
+    def text(self, name: str) -> str:
+        value = self._values.get(name)
+        if not isinstance(value, str):
+            raise ModelError(f"{self.header.path} has {name} = {value!r}, which should be a text")
+        return value
+
+    def optional(self, name: str) -> Any:
+        return self._values.get(f"{self.architecture}.{name}")
+
+    def required(self, name: str) -> Any:
+        value = self.optional(name)
+        if value is None:
+            raise ModelError(f"{self.header.path} has no {self.architecture}.{name}")
+        return value
+
+    def integer(self, name: str, default: int | None = None) -> int:
+        value = self.optional(name) if default is not None else self.required(name)
+        if value is None and default is not None:
+            return default
+        if type(value) is not int:
+            raise self._malformed(name, value, "one whole number")
+        return value
+
+    def number(self, name: str, default: float | None = None) -> float:
+        """A float32 as the shortest decimal that means it, which is what the model's author wrote."""
+        value = self.optional(name) if default is not None else self.required(name)
+        if value is None and default is not None:
+            return default
+        if type(value) not in (int, float):
+            raise self._malformed(name, value, "one number")
+        return float(str(np.float32(value)))
+
+    def _malformed(self, name: str, value: Any, expected: str) -> ModelError:
+        return ModelError(f"{self.header.path} has {self.architecture}.{name} = {value!r}, which should be {expected}")
+
+    @property
+    def num_layers(self) -> int:
+        return self.integer("block_count")
+
+    def has(self, inner: str) -> bool:
+        """Whether any layer has the tensor."""
+        return self.layer_with(inner) is not None
+
+    def layer_with(self, inner: str) -> int | None:
+        """The first layer that has the tensor."""
+        layers = range(min(self.num_layers, len(self.header.tensors)))
+        return next((i for i in layers if f"blk.{i}.{inner}" in self.header.tensors), None)
+
+    def kinds(self, **tensors: str) -> list[str]:
+        """Of each layer the first of the kinds whose tensor it has. ModelError for a layer that is of none."""
+        if self.num_layers > len(self.header.tensors):
+            raise ModelError(
+                f"{self.header.path} says {self.num_layers} layers; it has {len(self.header.tensors)} tensors"
+            )
+        found = []
+        for i in range(self.num_layers):
+            kind = next((kind for kind, inner in tensors.items() if f"blk.{i}.{inner}" in self.header.tensors), None)
+            if kind is None:
+                raise ModelError(f"{self.header.path}: layer {i} is none of {', '.join(tensors)}, by its tensors")
+            found.append(kind)
+        return found
+
+    def rows(self, inner: str, default: int = 0) -> int:
+        """Rows of each matrix that a tensor holds in the first layer that has it."""
+        layer = self.layer_with(inner)
+        if layer is None:
+            return default
+        shape = self.header.tensors[f"blk.{layer}.{inner}"].shape
+        return shape[-2] if len(shape) > 1 else default

@@ -1,0 +1,76 @@
+"""How text is cut before it is merged, by the name that a GGUF file has for it. Imports no torch.
+
+The patterns are those of the models' own tokenizers; which name means which, and what follows from a name beside the
+pattern, is llama.cpp's (src/llama-vocab.cpp).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class PreTokenizer:
+    """`steps` are tokenizer.json's, in turn."""
+
+    steps: tuple[dict[str, Any], ...]
+    normalizer: str | None = None
+    takes_whole_words: bool = False
+    """Whether a word that is a token is not merged."""
+    begins: bool = False
+    """Whether a text begins with `bos` where the file does not say."""
+
+
+def byte_level(use_regex: bool) -> dict[str, Any]:
+    return {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": use_regex}
+
+
+def _split(pattern: str) -> dict[str, Any]:
+    return {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
+
+
+def _by(*patterns: str, **facts: Any) -> PreTokenizer:
+    """Cut by one pattern after the other."""
+    return PreTokenizer((*map(_split, patterns), byte_level(use_regex=False)), **facts)
+
+
+_ENDINGS = "'s|'t|'re|'ve|'m|'ll|'d"
+_CONTRACTIONS = rf"(?i:{_ENDINGS})"
+_WORDS = r"|[^\r\n\p{L}\p{N}]?\p{L}+|"
+_REST = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+_REST_WITH_SLASHES = r"| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+_LOWER, _UPPER = r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]", r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]"
+_BEFORE = r"[^\r\n\p{L}\p{N}]?"
+_GPT2 = rf"{_ENDINGS}| ?\p{{L}}+| ?\p{{N}}+| ?[^\s\p{{L}}\p{{N}}]+|\s+(?!\S)"
+
+
+def _by_case(ending: str, digits: str) -> str:
+    """Words end where small letters give way to capitals (tekken, o200k)."""
+    words = f"{_BEFORE}{_UPPER}*{_LOWER}+{ending}|{_BEFORE}{_UPPER}+{_LOWER}*{ending}"
+    return rf"{words}|{digits}{_REST_WITH_SLASHES}"
+
+
+_LLAMA3_PATTERN = _CONTRACTIONS + _WORDS + r"\p{N}{1,3}" + _REST
+_QWEN2_PATTERN = _CONTRACTIONS + _WORDS + r"\p{N}" + _REST
+_QWEN35_PATTERN = (
+    _CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+_LLAMA3 = _by(_LLAMA3_PATTERN, takes_whole_words=True, begins=True)
+_PLAIN = PreTokenizer((byte_level(use_regex=True),))
+_DIGITS = PreTokenizer(({"type": "Digits", "individual_digits": True}, byte_level(use_regex=True)))
+
+PRE_TOKENIZERS: dict[str, PreTokenizer] = {
+    "default": _by(r"[\p{P}\$\+<=>\^~\|]+", _GPT2, r"\p{N}+", "[0-9][0-9][0-9]"),
+    **dict.fromkeys(("gpt-2", "phi-2", "mpt", "olmo", "exaone4", "granite-docling"), _PLAIN),
+    **dict.fromkeys(("smollm", "refact", "starcoder", "command-r", "codeshell", "exaone", "minerva-7b"), _DIGITS),
+    **dict.fromkeys(("llama-bpe", "llama3", "llama-v3", "falcon3", "falcon-h1", "pixtral", "lfm2"), _LLAMA3),
+    **dict.fromkeys(("dbrx", "smaug-bpe"), _by(_LLAMA3_PATTERN)),
+    **dict.fromkeys(("qwen2", "megrez"), _by(_QWEN2_PATTERN, normalizer="NFC")),
+    **dict.fromkeys(("deepseek-r1-qwen", "stablelm2"), _by(_QWEN2_PATTERN)),
+    "qwen35": _by(_QWEN35_PATTERN),
+    "falcon": _by(r"[\p{P}\$\+<=>\^~\|`]+", _GPT2, "[0-9][0-9][0-9]"),
+    "tekken": _by(_by_case("", r"\p{N}"), takes_whole_words=True, begins=True),
+    **dict.fromkeys(("gpt-4o", "llama4"), _by(_by_case(f"{_CONTRACTIONS}?", r"\p{N}{1,3}"))),
+}
+"""By `tokenizer.ggml.pre`."""

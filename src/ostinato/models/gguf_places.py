@@ -1,0 +1,91 @@
+"""Where the tensors of a GGUF file go: the places of a model by the names that `formats.gguf.names` gives them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from ostinato.errors import ModelError
+from ostinato.formats.gguf.header import Header, TensorPlace
+from ostinato.formats.gguf.names import EACH, GATE, ROPE_FACTORS, UP, checkpoint_name, checkpoint_shape
+from ostinato.formats.gguf.types import SUPPORTED
+from ostinato.layers.build import QuantizedView, Target
+from ostinato.models.base import CausalLM
+from ostinato.models.sources import Mismatch
+
+Place = Target | list[Target]
+"""A weight, or the weights of all experts, one matrix each."""
+
+_EXPERT = re.compile(r"(?<=\.experts\.)\d+(?=\.)")
+
+
+def tensors_of_places(
+    model: CausalLM, header: Header, views: Mapping[str, Target]
+) -> tuple[dict[str, TensorPlace], dict[str, Place]]:
+    """The tensor of each place, and the places. ModelError that lists all tensors missing, left over or of the wrong
+    shape, or those of types that are not supported."""
+    unknown = {each.type.name for each in header.tensors.values() if not each.type.is_supported}
+    if unknown:
+        known = ", ".join(SUPPORTED)
+        raise ModelError(f"{header.path} has tensors of type {', '.join(sorted(unknown))}; supported: {known}")
+    named = {tensor.name: checkpoint_name(model.spec.architecture, tensor.name) for tensor in header.tensors.values()}
+    places = _places(views, {name for name in named.values() if name is not None})
+    found: dict[str, TensorPlace] = {}
+    unexpected, misshapen = [], []
+    for tensor in header.tensors.values():
+        name = named[tensor.name]
+        name = None if name is None else model.checkpoint_name(name)
+        if tensor.name == ROPE_FACTORS:
+            continue
+        if name is None or name not in places or name in found:
+            unexpected.append(tensor.name)
+        elif checkpoint_shape(tensor.name, tensor.shape) != _shape(places[name]):
+            misshapen.append(f"{tensor.name} is {list(tensor.shape)}, expected {list(_shape(places[name]))}")
+        else:
+            found[name] = tensor
+    missing = sorted(name for name in places if name not in found)
+    if missing or unexpected or misshapen:
+        raise ModelError(Mismatch(missing, sorted(unexpected), misshapen).message(header.path))
+    return found, places
+
+
+def _places(views: Mapping[str, Target], names: set[str]) -> dict[str, Place]:
+    """With halves where the file has `names` for them, and experts together."""
+    places: dict[str, Place] = {}
+    for name, view in views.items():
+        together = _EXPERT.sub(EACH, name)
+        if together != name:
+            matrices = places.setdefault(together, [])
+            assert isinstance(matrices, list), "experts stand together"
+            matrices.append(view)
+        elif {name + GATE, name + UP} & names:
+            half = view.shape[-2] // 2
+            parts = (name + GATE, slice(0, half)), (name + UP, slice(half, None))
+            places |= {part: _rows_of(view, rows) for part, rows in parts}
+        else:
+            places[name] = [_of(view, i) for i in range(view.shape[0])] if _is_stack(name, view) else view
+    return places
+
+
+def _is_stack(name: str, view: Target) -> bool:
+    return len(view.shape) == 3 and not name.endswith(".conv1d.weight")
+
+
+def _rows_of(view: Target, rows: slice) -> Place:
+    if len(view.shape) == 3:
+        return [_rows_of(_of(view, i), rows) for i in range(view.shape[0])]  # type: ignore[misc]
+    return view.rows(rows.start, rows.stop) if isinstance(view, QuantizedView) else view[rows]
+
+
+def _of(view: Target, i: int) -> Target:
+    return view.of(i) if isinstance(view, QuantizedView) else view[i]
+
+
+def _shape(place: Place) -> tuple[int, ...]:
+    return (len(place), *place[0].shape) if isinstance(place, list) else tuple(place.shape)
+
+
+def heads_of(model: CausalLM, name: str) -> int:
+    """Heads of the queries or keys that a tensor makes."""
+    attention = next(layer.attention for layer in model.spec.layers if layer.attention is not None)
+    return attention.num_heads if ".q_proj." in name else attention.num_kv_heads
