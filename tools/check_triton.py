@@ -194,10 +194,11 @@ def meta_memory(spec: ModelSpec, dtype: torch.dtype, state_dtype: torch.dtype, s
         if (attention := layer.attention) is not None:
             shape = (4096, 16, attention.num_kv_heads, attention.head_dim)
             parts |= {"k_cache": empty(*shape), "v_cache": empty(*shape)}
-        if (mamba2 := layer.mamba2) is not None:
-            parts["conv_states"] = empty(slots, mamba2.conv_kernel - 1, mamba2.conv_dim)
-            sizes = (mamba2.num_heads, mamba2.head_dim, mamba2.state_size)
-            parts["ssm_states"] = empty(slots, *sizes, of=state_dtype)
+        if (mixer := layer.mixer) is not None:
+            dtypes = {"model": dtype, "state": state_dtype}
+            parts["states"] = {
+                array.name: empty(slots, *array.shape, of=dtypes[array.dtype]) for array in mixer.state.arrays
+            }
             parts["noise"] = None if state_dtype == torch.float32 else len(memory)
         memory.append(LayerMemory(**parts))
     if (vision := spec.vision) is not None:

@@ -18,7 +18,8 @@ from ostinato.models.checkpoint import (
 )
 from ostinato.models.hyperparameters import checkpoint_dtype
 from ostinato.models.registry import MODELS
-from ostinato.plan.model import AttentionSpec, Mamba2Spec
+from ostinato.plan.mixers import Mamba2Spec
+from ostinato.plan.model import AttentionSpec
 from tests.support.checkpoints import checkpoint
 
 LLAMA = {
@@ -198,7 +199,7 @@ def test_a_layer_holds_at_once_what_its_calls_need_of_it() -> None:
     queries, keys, values, turned = 64, 64, 64, 64
     assert model_spec(LLAMA).layers[0].activation_elements == queries + keys + values + turned - 64
     layer = model_spec(MAMBA2).layers[0]
-    mixer = layer.mamba2
+    mixer = layer.mixer
     assert mixer is not None
     # A row that decodes and one of a prompt: the scan has computed its half when both halves are put together.
     computed = mixer.intermediate_size * 3 // 2

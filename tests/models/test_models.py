@@ -52,12 +52,9 @@ def poisoned_memory(spec: ModelSpec) -> list[LayerMemory]:
                 layer.attention.head_dim,
             )
             parts |= {"k_cache": torch.full(shape, nan), "v_cache": torch.full(shape, nan)}
-        if layer.mamba2 is not None:
-            mamba2 = layer.mamba2
-            ssm = (mamba2.num_heads, mamba2.head_dim, mamba2.state_size)
-            parts["conv_states"] = torch.full((3, mamba2.conv_kernel - 1, mamba2.conv_dim), nan)
-            parts["ssm_states"] = torch.full((3, *ssm), nan)
-        memory.append(LayerMemory(**parts))
+        arrays = () if layer.mixer is None else layer.mixer.state.arrays
+        states = {array.name: torch.full((3, *array.shape), nan) for array in arrays}
+        memory.append(LayerMemory(**parts, states=states))
     return memory
 
 

@@ -88,7 +88,11 @@ def test_results_of_a_step_are_what_the_rows_say(name: str, dtype: torch.dtype) 
     model = build_model(Build(checked_ops(), dtype, CPU), spec)
     load_weights(model, checkpoint(name))
     memory = [
-        LayerMemory(**{part: None if values is None else values.to(dtype) for part, values in vars(layer).items()})
+        LayerMemory(
+            k_cache=None if layer.k_cache is None else layer.k_cache.to(dtype),
+            v_cache=None if layer.v_cache is None else layer.v_cache.to(dtype),
+            states={name: states.to(dtype) for name, states in layer.states.items()},
+        )
         for layer in poisoned_memory(spec)
     ]
     for row, decode_rows in ((Row("r", (5, 6), 0, (1,), 0, (2,)), 0), (Row("r", (7,), 2, (1,), 2, (2,)), 1)):

@@ -107,7 +107,7 @@ def test_the_poison_is_where_the_other_tests_believe_it_to_be() -> None:
     assert written.tolist() == [True] * 20 + [False] * 12
     assert attention.k_cache[0].isnan().all()
     for layer in engine.runner.memory:
-        if layer.ssm_states is not None:
-            layer.ssm_states[list(holding.slots)] = NAN
+        if "ssm" in layer.states:
+            layer.states["ssm"][list(holding.slots)] = NAN
     engine.step()
     assert logits[-1].isnan().all()

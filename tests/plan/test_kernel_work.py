@@ -13,7 +13,8 @@ from ostinato.layers.feed_forward import Experts
 from ostinato.layers.linear import Linear
 from ostinato.ops.work import KernelWork, StepShape
 from ostinato.plan.memory.kernel_work import kernel_work
-from ostinato.plan.model import AttentionSpec, ExpertsSpec, LayerSpec, Mamba2Spec, ModelSpec
+from ostinato.plan.mixers import Mamba2Spec
+from ostinato.plan.model import AttentionSpec, ExpertsSpec, LayerSpec, ModelSpec
 from ostinato.plan.quantization import Quantization
 from ostinato.plan.weights import Weight
 from tests.support.checkpoints import checkpoint

@@ -71,8 +71,7 @@ def states_of(engine: Engine) -> dict[int, list[torch.Tensor]]:
     """{position of a checkpoint: its states in every layer}."""
     memory = engine.runner.memory
     return {
-        each.entry.end: [part[each.slot] for layer in memory for part in (layer.conv_states, layer.ssm_states)
-                         if part is not None]
+        each.entry.end: [part[each.slot] for layer in memory for part in layer.states.values()]
         for each in engine.scheduler.cache.store.index.checkpoints
     }  # fmt: skip
 

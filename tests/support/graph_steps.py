@@ -132,7 +132,7 @@ class Steps:
             part[1:] = saved
 
     def _parts(self) -> list[torch.Tensor]:
-        return [part for layer in self.memory for part in vars(layer).values() if part is not None]
+        return [part for layer in self.memory for part in layer.tensors.values()]
 
 
 def without_padding(step: StepInputs) -> StepInputs:

@@ -7,11 +7,11 @@ from dataclasses import replace
 from ostinato.plan.calls import Call, Calls
 from ostinato.plan.device.catalogue import DeviceSpec
 from ostinato.plan.memory.graph_memory import Capture
+from ostinato.plan.mixers import Mamba2Spec
 from ostinato.plan.model import (
     AttentionSpec,
     DrafterSpec,
     LayerSpec,
-    Mamba2Spec,
     ModelSpec,
     RopeSpec,
     VisionSpec,

@@ -52,9 +52,8 @@ def poison(engine: Engine) -> None:
             for kept in (layer.k_cache, layer.v_cache):
                 kept[blocks] = NAN
                 kept.flatten(0, 1)[cells] = NAN
-        for states in (layer.conv_states, layer.ssm_states):
-            if states is not None:
-                states[slots] = NAN
+        for states in layer.states.values():
+            states[slots] = NAN
     poison_head(engine)
 
 
@@ -138,7 +137,7 @@ def others(engine: Engine, cells: list[int], slots: list[int]) -> list[torch.Ten
     for layer in engine.runner.memory:
         for kept, left_out in (
             *((cache, [*range(engine.runner.block_size), *cells]) for cache in (layer.k_cache, layer.v_cache)),
-            *((states, slots) for states in (layer.conv_states, layer.ssm_states)),
+            *((states, slots) for states in layer.states.values()),
         ):
             if kept is None:
                 continue
@@ -155,9 +154,9 @@ def spoil(engine: Engine, request_id: str) -> None:
         if layer.k_cache is not None and layer.v_cache is not None:
             layer.k_cache[list(holding.block_table)] = NAN
             layer.v_cache[list(holding.block_table)] = NAN
-        if layer.conv_states is not None and layer.ssm_states is not None:
-            layer.conv_states[list(holding.references())] = NAN
-            layer.ssm_states[list(holding.references())] = NAN
+        for name, states in layer.states.items():
+            if name != "hidden":
+                states[list(holding.references())] = NAN
 
 
 def record_logits(engine: Engine) -> list[torch.Tensor]:
@@ -258,5 +257,5 @@ def assert_written(engine: Engine) -> None:
         unread = first_keys & any(layer is each for each in head_memory(engine))
         for kept in (layer.k_cache, layer.v_cache):
             assert kept is None or kept[blocks][~unread].isfinite().all()
-        for states in (layer.conv_states, layer.ssm_states):
-            assert states is None or states[slots].isfinite().all()
+        for states in layer.states.values():
+            assert states[slots].isfinite().all()

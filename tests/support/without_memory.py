@@ -26,6 +26,7 @@ from ostinato.ops.kernels import Ops, Tap, module_of, triton_kernel
 from ostinato.ops.launches.table import Launch
 from ostinato.ops.step import LayerMemory
 from ostinato.plan.kernels import KernelChoice
+from ostinato.plan.mixers import StateSpec
 from ostinato.plan.model import LayerSpec, ModelSpec
 
 META = torch.device("meta")
@@ -119,8 +120,7 @@ def meta_memory(spec: ModelSpec, dtype: torch.dtype = torch.bfloat16) -> list[La
     """Of all layers, a drafter's behind them, and of what a prediction head or images need."""
     memory = [_layer_memory(layer, dtype) for layer in spec.cached_layers]
     if spec.drafter is not None and spec.drafter.hidden_elements:
-        states = torch.empty(SLOTS, 1, spec.drafter.hidden_elements, dtype=dtype, device=META)
-        memory.append(LayerMemory(conv_states=states))
+        memory.append(LayerMemory(states=_states(spec.drafter.state, dtype)))
     if spec.vision is not None:
         cells = torch.empty(8, spec.vision.hidden_rows, spec.vision.out_hidden_size, dtype=dtype, device=META)
         memory.append(LayerMemory(media=cells))
@@ -132,12 +132,14 @@ def _layer_memory(layer: LayerSpec, dtype: torch.dtype) -> LayerMemory:
     if layer.attention is not None:
         shape = (BLOCKS, BLOCK_SIZE, layer.attention.num_kv_heads, layer.attention.head_dim)
         parts |= {name: torch.empty(shape, dtype=dtype, device=META) for name in ("k_cache", "v_cache")}
-    if layer.mamba2 is not None:
-        mamba2 = layer.mamba2
-        parts["conv_states"] = torch.empty(SLOTS, mamba2.conv_kernel - 1, mamba2.conv_dim, dtype=dtype, device=META)
-        shape = (SLOTS, mamba2.num_heads, mamba2.head_dim, mamba2.state_size)
-        parts["ssm_states"] = torch.empty(shape, dtype=torch.float32, device=META)
-    return LayerMemory(**parts)
+    return LayerMemory(**parts, states={} if layer.mixer is None else _states(layer.mixer.state, dtype))
+
+
+def _states(state: StateSpec, dtype: torch.dtype) -> dict[str, torch.Tensor]:
+    dtypes = {"model": dtype, "state": torch.float32}
+    return {
+        array.name: torch.empty(SLOTS, *array.shape, dtype=dtypes[array.dtype], device=META) for array in state.arrays
+    }
 
 
 def meta_buffers(spec: ModelSpec, rows: int, tokens: int, slots: int) -> StepBuffers:

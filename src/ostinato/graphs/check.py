@@ -32,8 +32,8 @@ def compare_replay(
     tolerance = TOLERANCE[eager.dtype]
     _compare(name, "hidden states", replayed[: eager.shape[0]], eager, tolerance)
     for layer, (own, wanted) in enumerate(zip(after, expected, strict=True)):
-        for kind, given, right in zip(("conv states", "SSM states"), own, wanted, strict=False):
-            _compare(name, f"{kind} of layer {layer}", given, right, tolerance)
+        for array, right in wanted.items():
+            _compare(name, f"{array} states of layer {layer}", own[array], right, tolerance)
     _restore(step, memory, after)
     return replayed
 
@@ -50,20 +50,16 @@ def _slots(step: StepInputs) -> torch.Tensor:
     return named[named != 0].unique().long()
 
 
-def _states(step: StepInputs, memory: Sequence[LayerMemory]) -> list[tuple[torch.Tensor, ...]]:
+def _states(step: StepInputs, memory: Sequence[LayerMemory]) -> list[dict[str, torch.Tensor]]:
     slots = _slots(step)
-    return [tuple(states[slots].clone() for states in _of_layer(layer)) for layer in memory]
+    return [{name: states[slots].clone() for name, states in layer.states.items()} for layer in memory]
 
 
-def _restore(step: StepInputs, memory: Sequence[LayerMemory], states: list[tuple[torch.Tensor, ...]]) -> None:
+def _restore(step: StepInputs, memory: Sequence[LayerMemory], states: list[dict[str, torch.Tensor]]) -> None:
     slots = _slots(step)
     for layer, saved in zip(memory, states, strict=True):
-        for own, before in zip(_of_layer(layer), saved, strict=True):
-            own[slots] = before
-
-
-def _of_layer(layer: LayerMemory) -> list[torch.Tensor]:
-    return [states for states in (layer.conv_states, layer.ssm_states) if states is not None]
+        for name, before in saved.items():
+            layer.states[name][slots] = before
 
 
 def _compare(name: str, what: str, given: torch.Tensor, right: torch.Tensor, tolerance: float) -> None:

@@ -201,7 +201,7 @@ def persistent_storages(buffers: StepBuffers, model: Module, memory: Sequence[La
         **_storages(
             (f"cache memory.{index}.{name}", value)
             for index, layer in enumerate(memory)
-            for name, value in vars(layer).items()
+            for name, value in layer.tensors.items()
         ),
     }
 

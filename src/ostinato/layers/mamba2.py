@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from ostinato.layers.linear import Linear
 from ostinato.layers.module import Builder, Module, Multiplier
 from ostinato.layers.norm import GatedRMSNorm
-from ostinato.plan.model import Mamba2Spec
+from ostinato.plan.mixers import Mamba2Spec
 
 if TYPE_CHECKING:
     import torch
@@ -79,7 +79,7 @@ class Mamba2Mixer(Module):
             conv_in,
             self.conv1d.weight,
             self.conv1d.bias,
-            memory.conv_states,
+            memory.states["conv"],
             step.row_starts,
             step.read_slots,
             step.write_slots,
@@ -107,7 +107,7 @@ class Mamba2Mixer(Module):
             self.D,
             self.dt_bias,
             self.dt_limit,
-            memory.ssm_states,
+            memory.states["ssm"],
             step.read_slots[:rows],
             step.write_slots[:rows],
             step.start_positions[:rows],
@@ -141,7 +141,7 @@ class Mamba2Mixer(Module):
             self.dt_bias,
             self.dt_limit,
             self.spec.chunk_size,
-            memory.ssm_states,
+            memory.states["ssm"],
             step.row_starts[rows:] - tokens,
             step.start_positions[rows:],
             step.read_slots[rows:],

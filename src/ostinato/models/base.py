@@ -53,8 +53,8 @@ class PredictionHead(Module, ABC):
     """Predicts the token after next from a hidden state of the model (after its final norm) and the next token.
 
     Its entry for token p is made of the hidden state at p - 1 and token p, and its keys and values stand at position
-    p; position 0 has none. `memory` is that of its layers, and behind them one whose `conv_states` [slots, 1, hidden]
-    keep the model's last hidden state.
+    p; position 0 has none. `memory` is that of its layers, and behind them one whose state `hidden` [slots, 1, hidden]
+    keeps the model's last hidden state.
     """
 
     blocks: ModuleList[Module]

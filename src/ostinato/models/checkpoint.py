@@ -152,13 +152,10 @@ def _check_sizes(spec: ModelSpec) -> None:
             raise ModelError(
                 f"config.json has {heads} attention heads, which cannot share {kv_heads} of keys and values"
             )
-    for mamba2 in {layer.mamba2 for layer in layers if layer.mamba2 is not None}:
-        if min(mamba2.num_heads, mamba2.num_groups, mamba2.conv_kernel, mamba2.chunk_size) < 1:
-            raise ModelError("config.json has a state layer without heads, groups, convolution or chunks")
-        if mamba2.num_heads % mamba2.num_groups:
-            raise ModelError(
-                f"config.json has {mamba2.num_heads} state heads, which {mamba2.num_groups} groups cannot share"
-            )
+    for mixer in {layer.mixer for layer in layers if layer.mixer is not None}:
+        problem = mixer.problem()
+        if problem is not None:
+            raise ModelError(f"config.json has {problem}")
     if spec.rope is not None and spec.rope.rotary_dim % 2:
         raise ModelError(f"config.json rotates {spec.rope.rotary_dim} elements of a head; they should be pairs")
 

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from ostinato.errors import ModelError
-from ostinato.plan.model import DTYPE_BYTES, AttentionSpec, Mamba2Spec
+from ostinato.plan.mixers import Mamba2Spec
+from ostinato.plan.model import DTYPE_BYTES, AttentionSpec
 
 
 def require(config: Mapping[str, Any], name: str) -> Any:

@@ -3,6 +3,7 @@ memory."""
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -26,6 +27,9 @@ from ostinato.ops.step import (
 from ostinato.plan.calls import Calls
 from ostinato.plan.model import DrafterSpec, LayerSpec, ModelSpec, VisionSpec
 from ostinato.plan.weights import Weight
+
+NO_MEMORY = LayerMemory(states=defaultdict(lambda: None))  # type: ignore[arg-type, return-value]
+"""Of a sketch's layer: every array that it asks for is absent."""
 
 
 def with_table(spec: ModelSpec) -> ModelSpec:
@@ -63,7 +67,7 @@ def _head(sketch: Sketch, model: CausalLM, head: PredictionHead, spec: DrafterSp
     """A prediction head; `step` has the model's calls and behind them those with which the head follows it."""
     inputs = _step_inputs(sketch, model, decodes=True)
     hidden = sketch.trace.input((1, spec.hidden_elements), sketch.dtype)
-    memory = [LayerMemory()] * (len(head.blocks) + 1)
+    memory = [NO_MEMORY] * (len(head.blocks) + 1)
     draft = sketch.trace.run(lambda: head(hidden, model.embedding(inputs.token_ids), inputs, memory))
     follows = step.calls[step.result + 1 :]
     ops = _names(Calls((*follows, *draft.calls))) - {"embedding"}  # which is the model's
@@ -84,7 +88,7 @@ def _layer(sketch: Sketch, model: CausalLM, layer: LayerSpec, block: Module) -> 
     step = StepInputs(**_step_buffers(sketch, model, rows=2), num_decode_rows=1)
     x = sketch.trace.input((2, model.spec.hidden_size), sketch.dtype)
     angles = None if model.spec.rope is None else sketch.trace.input((2, 2, 1), sketch.float32)
-    calls = replace(sketch.trace.run(lambda: block(x, angles, step, LayerMemory())), entries=2)
+    calls = replace(sketch.trace.run(lambda: block(x, angles, step, NO_MEMORY)), entries=2)
     # The normed form of the residual stream is counted beside the layers.
     return replace(layer, weights=_rows(block), activation_elements=calls.widest_elements - model.spec.hidden_size)
 
@@ -109,7 +113,7 @@ def _step(sketch: Sketch, model: CausalLM, decodes: bool) -> Calls:
     """The calls for one token, of a row that `decodes` or of a prompt."""
     head, vision = model.head, model.encoder
     behind = 1 if vision is not None else 0 if head is None else len(head.blocks) + 1
-    memory = [LayerMemory()] * (len(model.backbone.layers) + behind)
+    memory = [NO_MEMORY] * (len(model.backbone.layers) + behind)
     return sketch.trace.run(lambda: model(_step_inputs(sketch, model, decodes), memory))
 
 

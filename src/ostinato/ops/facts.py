@@ -7,8 +7,10 @@ lie in `ops/triton/`, in files of their operations' names.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import inspect
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Literal, overload
 
 from ostinato.ops import scratch, work
@@ -73,6 +75,8 @@ class Operation:
     """It never reads on the host, so every graph can hold it."""
     part: Part | None = None
     caller: Caller = "every step"
+    in_prompts: str | None = None
+    """What takes its place for the rows of prompts, where another operation does."""
     work: Callable[..., KernelWork] | None = None
     """What it does in a step, by a `StepShape` and plain numbers. None: it passes over activations and no more."""
 
@@ -249,7 +253,11 @@ class Operations:
         work=work.recurrence,
     )
     state_update = Operation(
-        _like_first, triton=Implementation(launches=state.state_update), part="state", work=work.recurrence
+        _like_first,
+        triton=Implementation(launches=state.state_update),
+        part="state",
+        in_prompts="ssd_scan",
+        work=work.recurrence,
     )
     token_shift = Operation(
         _like_first,
@@ -264,6 +272,21 @@ class Operations:
 
 OPERATIONS: dict[str, Operation] = {name: row for name, row in vars(Operations).items() if isinstance(row, Operation)}
 """By name."""
+
+
+def in_prompts(operation: str) -> str:
+    """What computes the rows of prompts where `operation` computes those that decode: another one, or itself."""
+    return OPERATIONS[operation].in_prompts or operation
+
+
+def with_asked(rule: Callable[..., Any], sizes: Mapping[str, Any]) -> Any:
+    """The result of a row's rule (work, scratch memory, launches), with those of `sizes` that it asks for."""
+    return rule(**{name: sizes[name] for name in _asked_by(rule) if name in sizes})
+
+
+@lru_cache(maxsize=256)
+def _asked_by(rule: Callable[..., Any]) -> tuple[str, ...]:
+    return tuple(inspect.signature(rule).parameters)
 
 
 def called_by(*callers: Caller) -> frozenset[str]:

@@ -117,15 +117,19 @@ class LayerMemory:
     """[blocks, block_size, kv_heads, head_dim]"""
     v_cache: torch.Tensor | None = None
     """[blocks, block_size, kv_heads, head_dim]"""
-    conv_states: torch.Tensor | None = None
-    """[slots, width - 1, channels]: the last inputs of a convolution, or of a shift by one token"""
-    ssm_states: torch.Tensor | None = None
-    """[slots, heads, head_dim, state]"""
+    states: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    """[slots, *shape] each: the arrays of the layer's state, by their names in its `StateSpec`"""
     noise: int | None = None
     """What makes this layer's noise another one than that of others, where states are rounded stochastically."""
     media: torch.Tensor | None = None
     """[cells, rows, hidden]: what the vision encoder gave for each token of an image. Row 0 takes the place of the
     token's embedding, row i is added behind layer i - 1 (DeepStack). Not a layer's: it stands behind the layers'."""
+
+    @property
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """All that it has, by name."""
+        whole = {"k_cache": self.k_cache, "v_cache": self.v_cache, "media": self.media, **self.states}
+        return {name: tensor for name, tensor in whole.items() if tensor is not None}
 
 
 @dataclass(frozen=True, kw_only=True)

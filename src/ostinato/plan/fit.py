@@ -302,7 +302,12 @@ def graph_cost(settled: Settled, limits: Limits, captured: LargestGraphs) -> int
 
 def _gathers_states(settled: Settled) -> bool:
     """Whether a decode step gathers all rows' states into one tensor, as the reference does on a GPU."""
-    return settled.device.kind == "cuda" and "state_update" not in ops_of(settled.kernels, "triton")
+    triton = ops_of(settled.kernels, "triton")
+    return settled.device.kind == "cuda" and any(
+        array is not None and mixer.state[array].dtype == "state" and operation not in triton
+        for mixer in settled.kinds.state_layers
+        for operation, array in mixer.operations.items()
+    )
 
 
 def utilization(config: EngineConfig, device: DeviceSpec) -> float:

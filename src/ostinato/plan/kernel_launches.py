@@ -3,23 +3,21 @@ of a model's layers."""
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, replace
 from typing import Any
 
-from ostinato.ops.facts import OPERATIONS
+from ostinato.ops.facts import OPERATIONS, with_asked
 from ostinato.ops.launches.table import Launch
 from ostinato.plan.encoder.needs import ENCODER_OPS, TAPS
 from ostinato.plan.graphs.capture_plan import CapturePlan
 from ostinato.plan.kernels import KernelChoice
 from ostinato.plan.limits import Limits
+from ostinato.plan.mixers import operations_of
 from ostinato.plan.model import DTYPE_BYTES, ModelSpec
 
 StepSize = tuple[int, int]
 """Tokens and rows of a step."""
-
-STATE_OPS = ("causal_conv1d", "gated_rms_norm", "ssd_scan", "state_update")
 
 IN_DECODE = {"causal_conv1d": 1, "token_shift": 1, "sample": 2, "linear": 1}
 """Launches of one call in a decode step, where that is not what a table lists: others are for prompts, for tokens that
@@ -65,15 +63,10 @@ def _with_launches(
     of_one_row = 0
     for sizes in _distinct(_sizes_of(op, model)):
         for tokens, rows in steps:
-            launches = row.launches(**_arguments(row.launches, {**of_all, "tokens": tokens, "rows": rows, **sizes}))
+            launches = with_asked(row.launches, {**of_all, "tokens": tokens, "rows": rows, **sizes})
             found += [launch for launch in launches if launch not in found]
             of_one_row = of_one_row or len(launches)
     return replace(choice, launches=tuple(found), launches_per_call=IN_DECODE.get(op, max(of_one_row, 1)))
-
-
-def _arguments(rule: Callable[..., Any], sizes: Mapping[str, Any]) -> dict[str, Any]:
-    """Those of `sizes` that a launch table asks for."""
-    return {name: sizes[name] for name in inspect.signature(rule).parameters if name in sizes}
 
 
 def _distinct(found: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
@@ -94,26 +87,19 @@ def _sizes_of(op: str, model: ModelSpec) -> Iterator[dict[str, Any]]:
     layers = [*model.layers, *(drafter.layers if drafter is not None else ())]
     if drafter is not None and drafter.model is not None:
         layers += drafter.model.layers
+    of_mixers = {name for layer in layers for name in operations_of(layer.mixer)}
     for layer in dict.fromkeys(layers):
         if op in ("attention", "rotary") and layer.attention is not None:
             rope = model.rope if layer.attention.rotates else None
             yield {**asdict(layer.attention), "rotated": 0 if rope is None else rope.rotary_dim}
         elif op == "rms_norm" and layer.attention is not None:
             yield {"size": layer.attention.head_dim}
-        elif op in STATE_OPS and layer.mamba2 is not None:
-            mamba2 = layer.mamba2
-            yield {
-                "heads": mamba2.num_heads,
-                "head_dim": mamba2.head_dim,
-                "state_size": mamba2.state_size,
-                "chunk_size": mamba2.chunk_size,
-                "channels": mamba2.conv_dim,
-                "size": mamba2.intermediate_size // mamba2.num_groups,
-            }
+        elif layer.mixer is not None and op in operations_of(layer.mixer):
+            yield dict(layer.mixer.sizes)
         elif op in ("moe", "route") and layer.experts is not None:
             experts = {"experts": layer.experts.num_experts, "top_k": layer.experts.top_k}
             yield {**experts, "group_size": group_size, **_groups(model)}
-    if op not in (*STATE_OPS, "attention", "rotary", "moe", "route"):
+    if op not in (*of_mixers, "attention", "rotary", "moe", "route"):
         finished = {"is_quantized": quantization is not None, "group_size": group_size, "is_finished": True}
         sizes = {"size": model.hidden_size, "channels": model.hidden_size, "vocab_size": model.vocab_size}
         yield {**sizes, **finished}

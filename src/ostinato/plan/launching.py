@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
+from ostinato.ops.facts import OPERATIONS, in_prompts
 from ostinato.plan.calls import Calls
 from ostinato.plan.graphs.capture_plan import CapturePlan, CaptureTime
 from ostinato.plan.kernels import KernelChoice
@@ -46,8 +47,8 @@ def step_launches(model: ModelSpec, kernels: Mapping[str, KernelChoice], *, deco
     own = launches_of(model.calls, kernels)
     if not decodes:
         # The calls are those of a decode step; a prompt's scan takes the place of the recurrence.
-        updates = sum(call.operation == "state_update" for call in model.calls.calls)
-        own += updates * (launches_of_call("ssd_scan", kernels) - launches_of_call("state_update", kernels))
+        named = [call.operation for call in model.calls.calls if call.operation in OPERATIONS]
+        own += sum(launches_of_call(in_prompts(name), kernels) - launches_of_call(name, kernels) for name in named)
     return own + launches_of_call("linear", kernels) + launches_of_call("sample", kernels)
 
 

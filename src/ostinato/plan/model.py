@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import Any, Literal
 
 from ostinato.plan.calls import NO_CALLS, Calls
+from ostinato.plan.mixers import NO_STATE, Mixer, StateArray, StateSpec
 from ostinato.plan.quantization import Quantization
 from ostinato.plan.weights import Weight, num_elements
 
@@ -28,42 +29,6 @@ class AttentionSpec:
     def kv_elements_per_token(self) -> int:
         """Elements of key and value that one token adds to the cache in this layer."""
         return 2 * self.num_kv_heads * self.head_dim
-
-
-@dataclass(frozen=True)
-class Mamba2Spec:
-    """The Mamba-2 mixer of one layer; its conv and SSM state live in slots."""
-
-    num_heads: int
-    head_dim: int
-    state_size: int
-    num_groups: int
-    conv_kernel: int
-    chunk_size: int
-    scan_writes_states: bool = True
-    """Whether the scan of a prompt can write out states that it passes on its way."""
-
-    @property
-    def intermediate_size(self) -> int:
-        return self.num_heads * self.head_dim
-
-    @property
-    def conv_dim(self) -> int:
-        """Channels of the convolution: x, B and C side by side."""
-        return self.intermediate_size + 2 * self.num_groups * self.state_size
-
-    @property
-    def in_proj_size(self) -> int:
-        """Output of the input projection: gate, convolution channels and one time step per head."""
-        return self.intermediate_size + self.conv_dim + self.num_heads
-
-    @property
-    def conv_state_elements(self) -> int:
-        return (self.conv_kernel - 1) * self.conv_dim
-
-    @property
-    def ssm_state_elements(self) -> int:
-        return self.num_heads * self.head_dim * self.state_size
 
 
 @dataclass(frozen=True)
@@ -103,7 +68,8 @@ class LayerSpec:
 
     kind: str
     attention: AttentionSpec | None = None
-    mamba2: Mamba2Spec | None = None
+    mixer: Mixer | None = None
+    """What keeps a state in slots, if it has one."""
     experts: ExpertsSpec | None = None
     activation_elements: int = 0
     weights: tuple[Weight, ...] = ()
@@ -161,6 +127,13 @@ class DrafterSpec:
     """For one token of a prediction head's draft."""
     step_calls: Calls = NO_CALLS
     """For one token of the model that it follows, and of what follows."""
+
+    @property
+    def state(self) -> StateSpec:
+        """Its own part of a slot, beside those of its layers: the model's last hidden state."""
+        if not self.hidden_elements:
+            return NO_STATE
+        return StateSpec((StateArray("hidden", (1, self.hidden_elements), "model"),))
 
     @property
     def outer_parameters(self) -> int:
@@ -311,19 +284,30 @@ class ModelSpec:
         return tuple(layer.attention for layer in self.cached_layers if layer.attention is not None)
 
     @property
-    def state_layers(self) -> tuple[Mamba2Spec, ...]:
+    def state_layers(self) -> tuple[Mixer, ...]:
         """Those of `cached_layers`."""
-        return tuple(layer.mamba2 for layer in self.cached_layers if layer.mamba2 is not None)
+        return tuple(layer.mixer for layer in self.cached_layers if layer.mixer is not None)
+
+    @property
+    def states(self) -> tuple[StateSpec, ...]:
+        """All parts of a slot: those of the state layers, and what a prediction head keeps."""
+        hidden = NO_STATE if self.drafter is None else self.drafter.state
+        return (*(mixer.state for mixer in self.state_layers), *([hidden] if hidden.arrays else []))
 
     @property
     def keeps_state(self) -> bool:
         """Whether a request needs slots, so that its prefix can only be found again at a checkpoint."""
-        return bool(self.state_layers) or (self.drafter is not None and self.drafter.hidden_elements > 0)
+        return bool(self.states)
+
+    @property
+    def has_recurrence(self) -> bool:
+        """Whether any state has the dtype that `ssm_state_dtype` says."""
+        return any(state.recurrent_elements for state in self.states)
 
     @property
     def supports_all_checkpoints(self) -> bool:
         """Whether every state layer can give its state at any block boundary of a prompt, as mode `all` needs."""
-        return all(mamba2.scan_writes_states for mamba2 in self.state_layers)
+        return all(mixer.scan_writes_states for mixer in self.state_layers)
 
     @cached_property
     def num_parameters(self) -> int:

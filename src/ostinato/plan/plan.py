@@ -23,7 +23,8 @@ from ostinato.plan.launching import capture_time
 from ostinato.plan.memory.cache_split import MemoryPlan, kv_block_bytes, state_slot_bytes
 from ostinato.plan.memory.flops import StateCachePlan, prefill_flops
 from ostinato.plan.memory.prefixes import prefix_decisions
-from ostinato.plan.model import ModelSpec, VisionSpec
+from ostinato.plan.mixers import StateDtype
+from ostinato.plan.model import DTYPE_BYTES, ModelSpec, VisionSpec
 from ostinato.plan.overlap import choose_overlap
 from ostinato.plan.prediction import Prediction, plan_prediction
 from ostinato.plan.quantization_setting import expansion_decisions, quantization_decisions
@@ -48,6 +49,17 @@ class VisionSummary:
 
 
 @dataclass(frozen=True)
+class StateSummary:
+    """What one array of a state layer of this kind takes of a slot. `dtype` is that with which it runs."""
+
+    layer: str
+    array: str
+    shape: tuple[int, ...]
+    dtype: str
+    num_bytes: int
+
+
+@dataclass(frozen=True)
 class ModelSummary:
     """The model in figures, without what makes drafts. `layers` counts those of the text part by kind; the byte counts
     are in the dtypes that it runs with."""
@@ -61,6 +73,8 @@ class ModelSummary:
     layers: dict[str, int]
     kv_bytes_per_token: int
     state_bytes_per_request: int
+    states: tuple[StateSummary, ...]
+    """The arrays of each kind of state layer."""
     vision: VisionSummary | None
 
 
@@ -206,7 +220,24 @@ def _summary(fitted: Fit) -> ModelSummary:
         kv_bytes_per_token=kv_block_bytes(own, 1, dtype),
         state_bytes_per_request=state_slot_bytes(own, dtype, fitted.settled.ssm_state_dtype)
         * fitted.memory.slots_per_request,
+        states=_states(model, {"model": dtype, "state": fitted.settled.ssm_state_dtype}),
         vision=None if model.vision is None else _vision_summary(model.vision),
+    )
+
+
+def _states(model: ModelSpec, dtypes: Mapping[StateDtype, str]) -> tuple[StateSummary, ...]:
+    kinds = dict.fromkeys((layer.kind, layer.mixer) for layer in model.layers)
+    return tuple(
+        StateSummary(
+            kind,
+            array.name,
+            array.shape,
+            dtypes[array.dtype],
+            array.num_elements * DTYPE_BYTES[dtypes[array.dtype]],
+        )
+        for kind, mixer in kinds
+        if mixer is not None
+        for array in mixer.state.arrays
     )
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
 
-from ostinato.ops.facts import OPERATIONS
+from ostinato.ops.facts import OPERATIONS, in_prompts
 from ostinato.ops.work import KernelWork, StepShape
 from ostinato.plan.device.catalogue import DeviceSpec
 from ostinato.plan.device.rates import KernelRate, Rates, Way
@@ -104,7 +104,7 @@ class Machine:
             way: Way = "decode" if step.decodes else "prompt"
             for name, (calls, elements) in self._calls.items():
                 # The calls are those of a decode step; a prompt's scan takes the place of the recurrence.
-                instead = "ssd_scan" if name == "state_update" and not step.decodes else name
+                instead = name if step.decodes else in_prompts(name)
                 parts[instead] += calls * self.rates.call_seconds
                 if OPERATIONS[name].work is None and elements:
                     passed = KernelWork(elements * step.tokens * DTYPE_BYTES[self.dtype])

@@ -7,7 +7,7 @@ from typing import Any, Self
 from pydantic import ConfigDict
 
 from ostinato.config import EngineConfig
-from ostinato.errors import ModelError
+from ostinato.errors import ConfigError, ModelError, Remedy
 from ostinato.ops.sizes import SCAN_CHUNK
 from ostinato.plan.decision import Decision
 from ostinato.plan.device.catalogue import DeviceSpec
@@ -68,8 +68,10 @@ def choose_ssm_state_dtype(config: EngineConfig, model: ModelSpec) -> tuple[str,
     if dtype not in DTYPE_BYTES:
         known = ", ".join(DTYPE_BYTES)
         raise ModelError(f"config.json has mamba_ssm_cache_dtype {dtype!r}; the supported ones are {known}")
-    if not model.state_layers or DTYPE_BYTES[dtype] >= DTYPE_BYTES["float32"]:
+    if not model.has_recurrence or DTYPE_BYTES[dtype] >= DTYPE_BYTES["float32"]:
         return dtype, []
+    if config.ssm_state_rounding == "stochastic":
+        _check_rounding(model, dtype)
     origin = "as given" if given else "as the checkpoint asks"
     how = "to nearest" if config.ssm_state_rounding == "nearest" else "stochastically"
     when = "after each token" if config.deterministic else f"after each token, of a prompt every {SCAN_CHUNK}"
@@ -77,6 +79,19 @@ def choose_ssm_state_dtype(config: EngineConfig, model: ModelSpec) -> tuple[str,
     if not config.deterministic:
         reason += ", so a prompt that chunking cuts elsewhere, or that is computed again, has slightly other results"
     return dtype, [Decision("ssm_state_dtype", config.ssm_state_dtype, dtype, reason)]
+
+
+def _check_rounding(model: ModelSpec, dtype: str) -> None:
+    """ConfigError where a state layer's operations round states of 16 bits to nearest alone."""
+    others = {mixer.kind for mixer in model.state_layers if mixer.state.recurrent_elements} - {
+        mixer.kind for mixer in model.state_layers if mixer.rounds_stochastically
+    }
+    if others:
+        raise ConfigError(
+            f"ssm_state_rounding stochastic: {' and '.join(sorted(others))} layers round states to nearest alone; "
+            f"ssm_state_rounding nearest, or ssm_state_dtype float32 in place of {dtype}",
+            [Remedy("ssm_state_rounding", "nearest"), Remedy("ssm_state_dtype", "float32")],
+        )
 
 
 def choose_threads(config: EngineConfig, device: DeviceSpec) -> int | None:

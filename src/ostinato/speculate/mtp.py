@@ -59,8 +59,7 @@ class MtpProposer:
         return found
 
     def _draft(self, rows: Sequence[Row]) -> list[tuple[int, ...]]:
-        states = self._head.memory[-1].conv_states
-        assert states is not None, "a head has a part in slots"
+        states = self._head.memory[-1].states["hidden"]
         read_slots = torch.tensor([row.read_slot for row in rows], device=states.device)
         hidden = first_inputs(states, read_slots)
         drafts: list[tuple[int, ...]] = [()] * len(rows)

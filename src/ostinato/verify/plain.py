@@ -115,7 +115,7 @@ class PlainPath:
     def _eps(self) -> float:
         """Of the dtype of activations, or of states if they are kept in a coarser one."""
         settings = self.engine.plan.settings
-        kept = (settings.ssm_state_dtype,) if self.engine.spec.state_layers else ()
+        kept = (settings.ssm_state_dtype,) if self.engine.spec.has_recurrence else ()
         return max(torch.finfo(getattr(torch, dtype)).eps for dtype in (settings.dtype, *kept))
 
 

@@ -26,6 +26,7 @@ from ostinato.observe.phases import Phases
 from ostinato.ops import int8
 from ostinato.ops.kernels import load_extension, select_ops
 from ostinato.ops.step import LayerMemory
+from ostinato.plan.mixers import StateSpec
 from ostinato.plan.model import LayerSpec, ModelSpec
 from ostinato.plan.plan import Plan
 from ostinato.sample.sampler import Project, Sampled, sample, sample_later
@@ -228,10 +229,8 @@ def allocate_memory(spec: ModelSpec, plan: Plan, device: torch.device) -> list[L
     """One LayerMemory per layer, the drafter's behind the model's, and behind them one for the hidden state that a
     prediction head keeps; unwritten: on a CPU the operating system backs a page when it is first used."""
     memory = [_allocate_layer(layer, plan, device, number) for number, layer in enumerate(spec.cached_layers)]
-    if spec.drafter is not None and spec.drafter.hidden_elements:
-        shape = (plan.memory.num_slots, 1, spec.drafter.hidden_elements)
-        dtype = getattr(torch, plan.settings.dtype)
-        memory.append(LayerMemory(conv_states=pages.empty(*shape, dtype=dtype, device=device)))
+    if spec.drafter is not None and spec.drafter.state.arrays:
+        memory.append(LayerMemory(states=_allocate_states(spec.drafter.state, plan, device)))
     return memory
 
 
@@ -254,10 +253,15 @@ def _allocate_layer(layer: LayerSpec, plan: Plan, device: torch.device, number: 
         shape = (memory.num_blocks, settings.block_size, *heads)
         parts["k_cache"] = pages.empty(*shape, dtype=dtype, device=device)
         parts["v_cache"] = pages.empty(*shape, dtype=dtype, device=device)
-    if layer.mamba2 is not None:
-        spec, slots = layer.mamba2, memory.num_slots
-        ssm_dtype = getattr(torch, settings.ssm_state_dtype)
-        conv, ssm = (spec.conv_kernel - 1, spec.conv_dim), (spec.num_heads, spec.head_dim, spec.state_size)
-        parts["conv_states"] = pages.empty(slots, *conv, dtype=dtype, device=device)
-        parts["ssm_states"] = pages.empty(slots, *ssm, dtype=ssm_dtype, device=device)
-    return LayerMemory(**parts, noise=noise)
+    states = {} if layer.mixer is None else _allocate_states(layer.mixer.state, plan, device)
+    return LayerMemory(**parts, states=states, noise=noise)
+
+
+def _allocate_states(state: StateSpec, plan: Plan, device: torch.device) -> dict[str, torch.Tensor]:
+    dtypes = {"model": plan.settings.dtype, "state": plan.settings.ssm_state_dtype}
+    return {
+        array.name: pages.empty(
+            plan.memory.num_slots, *array.shape, dtype=getattr(torch, dtypes[array.dtype]), device=device
+        )
+        for array in state.arrays
+    }

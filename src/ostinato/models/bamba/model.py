@@ -8,7 +8,8 @@ from ostinato.layers.mamba2 import Mamba2Mixer
 from ostinato.layers.module import Builder
 from ostinato.models.bamba.spec import BambaHyperparameters
 from ostinato.models.decoder import Block, Decoder
-from ostinato.plan.model import AttentionSpec, LayerSpec, Mamba2Spec, ModelSpec
+from ostinato.plan.mixers import Mamba2Spec
+from ostinato.plan.model import AttentionSpec, LayerSpec, ModelSpec
 
 NAMES = {"post_attention_layernorm": "pre_ff_layernorm", "mlp": "feed_forward"}
 
@@ -27,7 +28,7 @@ class Bamba(Decoder):
             size,
             hyper.norm_eps,
             attention=None if layer.attention is None else self._attention(layer.attention, hyper),
-            mamba=None if layer.mamba2 is None else self._mamba(layer.mamba2, hyper),
+            mamba=self._mamba(layer.mixer, hyper) if isinstance(layer.mixer, Mamba2Spec) else None,
             mlp=GatedMLP(build, size, hyper.intermediate_size, hyper.mlp_bias),
             names=NAMES,
         )

@@ -40,7 +40,7 @@ def model_spec(config: dict[str, Any]) -> ModelSpec:
         intermediate_size=integer(config, "intermediate_size"),
         mlp_bias=flag(config, "mlp_bias", False),
     )
-    layers = {"attention": LayerSpec("attention", attention), "mamba2": LayerSpec("mamba2", mamba2=mamba2)}
+    layers = {"attention": LayerSpec("attention", attention), "mamba2": LayerSpec("mamba2", mixer=mamba2)}
     return ModelSpec(
         architecture="bamba",
         **shared_fields(config),

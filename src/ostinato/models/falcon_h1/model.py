@@ -8,7 +8,8 @@ from ostinato.layers.mamba2 import Mamba2Mixer
 from ostinato.layers.module import Builder, Multiplier
 from ostinato.models.decoder import Block, Decoder
 from ostinato.models.falcon_h1.spec import FalconH1Hyperparameters
-from ostinato.plan.model import AttentionSpec, LayerSpec, Mamba2Spec, ModelSpec
+from ostinato.plan.mixers import Mamba2Spec
+from ostinato.plan.model import AttentionSpec, LayerSpec, ModelSpec
 
 NAMES = {"post_attention_layernorm": "pre_ff_layernorm", "mlp": "feed_forward"}
 
@@ -31,7 +32,7 @@ class FalconH1(Decoder):
         build, size = self.build, self.spec.hidden_size
         hyper: FalconH1Hyperparameters = self.spec.hyperparameters
         assert layer.attention is not None, "every layer has attention"
-        assert layer.mamba2 is not None, "every layer has a mixer"
+        assert isinstance(layer.mixer, Mamba2Spec), "every layer has a mixer"
         mlp = GatedMLP(
             build,
             size,
@@ -45,7 +46,7 @@ class FalconH1(Decoder):
             size,
             hyper.norm_eps,
             attention=self._attention(layer.attention, hyper),
-            mamba=self._mamba(layer.mamba2, hyper),
+            mamba=self._mamba(layer.mixer, hyper),
             mlp=mlp,
             names=NAMES,
         )

@@ -11,7 +11,8 @@ from ostinato.layers.mamba2 import Mamba2Mixer
 from ostinato.layers.module import Builder, Module
 from ostinato.models.decoder import Block, Decoder
 from ostinato.models.granitemoehybrid.spec import GraniteMoeHybridHyperparameters
-from ostinato.plan.model import AttentionSpec, ExpertsSpec, LayerSpec, Mamba2Spec, ModelSpec
+from ostinato.plan.mixers import Mamba2Spec
+from ostinato.plan.model import AttentionSpec, ExpertsSpec, LayerSpec, ModelSpec
 
 if TYPE_CHECKING:
     import torch
@@ -82,7 +83,7 @@ class GraniteMoeHybrid(Decoder):
             size,
             hyper.norm_eps,
             attention=None if layer.attention is None else self._attention(layer.attention, hyper),
-            mamba=None if layer.mamba2 is None else self._mamba(layer.mamba2, hyper),
+            mamba=self._mamba(layer.mixer, hyper) if isinstance(layer.mixer, Mamba2Spec) else None,
             mlp=SharedMLP(build, size, hyper.shared_intermediate_size, multiplier),
             experts=None if layer.experts is None else MoE(build, layer.experts, multiplier),
             names=NAMES,

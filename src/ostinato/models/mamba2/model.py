@@ -9,7 +9,8 @@ from ostinato.layers.module import Builder, Module
 from ostinato.layers.norm import RMSNorm
 from ostinato.models.decoder import Decoder
 from ostinato.models.mamba2.spec import Mamba2Hyperparameters
-from ostinato.plan.model import LayerSpec, Mamba2Spec, ModelSpec
+from ostinato.plan.mixers import Mamba2Spec
+from ostinato.plan.model import LayerSpec, ModelSpec
 
 if TYPE_CHECKING:
     import torch
@@ -50,8 +51,8 @@ class Mamba2(Decoder):
         self.names = {"model": "backbone"}
 
     def make_block(self, layer: LayerSpec) -> Block:
-        assert layer.mamba2 is not None, "every layer has a mixer"
-        return Block(self.build, self.spec.hidden_size, layer.mamba2, self.spec.hyperparameters)
+        assert isinstance(layer.mixer, Mamba2Spec), "every layer has a mixer"
+        return Block(self.build, self.spec.hidden_size, layer.mixer, self.spec.hyperparameters)
 
     def checkpoint_name(self, name: str) -> str | None:
         """The original checkpoints of the architecture have the embedding in the singular."""

@@ -7,7 +7,8 @@ from typing import Any
 
 from ostinato.errors import ModelError
 from ostinato.models.hyperparameters import activation, flag, integer, number, shared_fields, time_step_limit
-from ostinato.plan.model import LayerSpec, Mamba2Spec, ModelSpec
+from ostinato.plan.mixers import Mamba2Spec
+from ostinato.plan.model import LayerSpec, ModelSpec
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,7 @@ def model_spec(config: dict[str, Any]) -> ModelSpec:
     if not flag(config, "rms_norm", True):
         raise ModelError("config.json has rms_norm = false; supported: true, mixers that end with a gated norm")
     mixer = _mixer(config, integer(config, "hidden_size"))
-    layer = LayerSpec("mamba2", mamba2=mixer)
+    layer = LayerSpec("mamba2", mixer=mixer)
     return ModelSpec(
         architecture="mamba2",
         **shared_fields(config),

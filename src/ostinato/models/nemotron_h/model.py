@@ -14,6 +14,7 @@ from ostinato.layers.norm import RMSNorm
 from ostinato.models.base import PredictionHead
 from ostinato.models.decoder import Decoder
 from ostinato.models.nemotron_h.spec import MoeHyperparameters, NemotronHHyperparameters
+from ostinato.plan.mixers import Mamba2Spec
 from ostinato.plan.model import LayerSpec, ModelSpec
 
 if TYPE_CHECKING:
@@ -74,11 +75,11 @@ class Block(Module):
         super().__init__()
         self.kind = layer.kind
         self.norm = RMSNorm(build, hidden_size, hyper.norm_eps)
-        if layer.mamba2 is not None:
+        if isinstance(layer.mixer, Mamba2Spec):
             self.mixer: Module = Mamba2Mixer(
                 build,
                 hidden_size,
-                layer.mamba2,
+                layer.mixer,
                 eps=hyper.norm_eps,
                 proj_bias=hyper.mamba_proj_bias,
                 conv_bias=hyper.conv_bias,
@@ -156,7 +157,7 @@ class Head(PredictionHead):
         """The hidden state before each token. -> [tokens, hidden]"""
         return self.token_shift(
             hidden,
-            memory.conv_states,
+            memory.states["hidden"],
             step.row_starts,
             step.read_slots,
             step.write_slots,

@@ -15,7 +15,8 @@ from ostinato.models.hyperparameters import (
     shared_fields,
     time_step_limit,
 )
-from ostinato.plan.model import AttentionSpec, DrafterSpec, ExpertsSpec, LayerSpec, Mamba2Spec, ModelSpec
+from ostinato.plan.mixers import Mamba2Spec
+from ostinato.plan.model import AttentionSpec, DrafterSpec, ExpertsSpec, LayerSpec, ModelSpec
 
 KINDS = {
     "M": "mamba2", "mamba": "mamba2", "linear_attention": "mamba2",
@@ -63,7 +64,7 @@ def model_spec(config: dict[str, Any]) -> ModelSpec:
     head_kinds = _pattern(config, "mtp_hybrid_override_pattern", "mtp_layers_block_type") if has_head else ()
     hyper = _hyperparameters(config, has_experts="moe" in (*kinds, *head_kinds))
     layers = {
-        "mamba2": LayerSpec("mamba2", mamba2=_mixer(config)),
+        "mamba2": LayerSpec("mamba2", mixer=_mixer(config)),
         "attention": LayerSpec("attention", _attention(config)),
         "mlp": LayerSpec("mlp"),
         "moe": LayerSpec("moe", experts=None if hyper.moe is None else hyper.moe.experts),

@@ -26,9 +26,9 @@ def token_block(tokens: int) -> int:
     return power_of_two(tokens)
 
 
-def state_update(*, rows: int, heads: int, head_dim: int, state_size: int, capability: int) -> tuple[Launch, ...]:
+def state_update(*, rows: int, num_heads: int, head_dim: int, state_size: int, capability: int) -> tuple[Launch, ...]:
     """Of decode rows. A thread holds 16 or 32 elements of the state; wide states have more warps."""
-    channels = power_of_two(head_dim, most=4 if rows * heads <= FEW_PROGRAMS else 16)
+    channels = power_of_two(head_dim, most=4 if rows * num_heads <= FEW_PROGRAMS else 16)
     columns = power_of_two(state_size)
     warps = power_of_two(channels * columns // 1024, most=4)
     return (Launch("state_update_kernel", {"CHANNELS": channels, "COLUMNS": columns}, warps),)

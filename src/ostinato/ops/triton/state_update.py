@@ -123,7 +123,7 @@ def state_update(
     has_noise = noise is not None and ssm_states.dtype != torch.float32
     assert start_positions is not None or not has_noise, "noise is a function of positions"
     (launch,) = launches.state_update(
-        rows=rows, heads=heads, head_dim=head_dim, state_size=state_size, capability=launcher.capability(x)
+        rows=rows, num_heads=heads, head_dim=head_dim, state_size=state_size, capability=launcher.capability(x)
     )
     launcher.run(
         state_update_kernel,

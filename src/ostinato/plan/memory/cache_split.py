@@ -6,6 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ostinato.plan.encoder.needs import EncoderMemory
+from ostinato.plan.mixers import StateDtype
 from ostinato.plan.model import DTYPE_BYTES, ModelSpec
 
 DEFAULT_PREFIX_TOKENS = 1024
@@ -91,14 +92,10 @@ def kv_block_bytes(model: ModelSpec, block_size: int, dtype: str) -> int:
 
 
 def state_slot_bytes(model: ModelSpec, dtype: str, ssm_state_dtype: str) -> int:
-    """Bytes of one slot: in each state layer a conv state in the model's dtype and an SSM state in its own; and what a
-    drafter keeps of the model's hidden state, in the model's dtype."""
-    states = sum(
-        mamba2.conv_state_elements * DTYPE_BYTES[dtype] + mamba2.ssm_state_elements * DTYPE_BYTES[ssm_state_dtype]
-        for mamba2 in model.state_layers
-    )
-    hidden = 0 if model.drafter is None else model.drafter.hidden_elements
-    return states + hidden * DTYPE_BYTES[dtype]
+    """Bytes of one slot: the state of each state layer, its arrays in the model's dtype or in their own; and what a
+    drafter keeps of the model's hidden state."""
+    widths: dict[StateDtype, int] = {"model": DTYPE_BYTES[dtype], "state": DTYPE_BYTES[ssm_state_dtype]}
+    return sum(state.num_bytes(widths) for state in model.states)
 
 
 def cache_need(budget: Budget, max_num_seqs: int, max_model_len: int) -> int:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ostinato.ops.work import chunked_scan_flops, pair_flops
-from ostinato.plan.model import Mamba2Spec, ModelSpec
+from ostinato.ops.work import pair_flops
+from ostinato.plan.model import ModelSpec
 
 
 @dataclass(frozen=True)
@@ -38,17 +38,6 @@ def prefill_flops(model: ModelSpec) -> PrefillFlops:
     met = sum(layer.parameters - layer.inactive_parameters for layer in model.cached_layers)
     if model.drafter is not None and model.drafter.method == "mtp":
         met += model.drafter.outer_parameters
-    scans = sum(_scan_flops(mamba2) for mamba2 in model.state_layers)
+    scans = sum(mixer.scan_flops for mixer in model.state_layers)
     pairs = sum(pair_flops(layer.num_heads, layer.head_dim) for layer in model.attention_layers)
     return PrefillFlops(per_token=float(2 * met + scans), per_pair=float(pairs))
-
-
-def _scan_flops(mamba2: Mamba2Spec) -> int:
-    """Per token, of the recurrence in its chunked form."""
-    return chunked_scan_flops(
-        state_elements=mamba2.ssm_state_elements,
-        state_size=mamba2.state_size,
-        groups=mamba2.num_groups,
-        channels=mamba2.intermediate_size,
-        chunk_size=mamba2.chunk_size,
-    )

@@ -140,9 +140,9 @@ def _triton_bytes(model: ModelSpec, dtype: str, largest: LargestGraphs, capture:
 def _cuda_bytes(way: Pass, dtype: str, tokens: int, gathered_rows: int) -> int:
     """Of CUDA graphs with references among their kernels, an estimate, as these allocate what they please: as in
     `activation_bytes`, what is kept and the greediest layer's intermediate results, each also in float32; the states
-    that a captured `state_update` gathers of `gathered_rows` rows, three in float32 each; and a quarter more, for what
+    that a captured recurrence gathers of `gathered_rows` rows, three in float32 each; and a quarter more, for what
     fits into no gap that is free."""
     elements = way.kept_elements + way.widest_elements
-    state = max((mamba2.ssm_state_elements for mamba2 in way.state_layers), default=0)
+    state = max((mixer.state.recurrent_elements for mixer in way.state_layers), default=0)
     peak = tokens * elements * (DTYPE_BYTES[dtype] + 4) + gathered_rows * 3 * state * 4
     return peak + peak // 4

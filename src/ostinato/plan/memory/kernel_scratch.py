@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable
 
 from ostinato.ops import triton_scratch as rules
-from ostinato.ops.facts import OPERATIONS
+from ostinato.ops.facts import OPERATIONS, with_asked
 from ostinato.ops.scratch import Scratch
+from ostinato.plan.mixers import operations_of
 from ostinato.plan.model import LayerSpec
 
 
@@ -28,7 +29,7 @@ def native_scratch(
     def note(op: str, **numbers: int) -> None:
         row = OPERATIONS[op].native
         if op in native and row is not None and row.scratch is not None:
-            needed.append(row.scratch(**numbers))
+            needed.append(with_asked(row.scratch, numbers))
 
     for layer in layers:
         for linear in layer.linears:
@@ -51,13 +52,8 @@ def native_scratch(
                 max_model_len=max_model_len,
                 threads=threads,
             )
-        if layer.mamba2 is not None:
-            note(
-                "ssd_scan",
-                chunk_size=layer.mamba2.chunk_size,
-                head_dim=layer.mamba2.head_dim,
-                state_size=layer.mamba2.state_size,
-            )
+        for op in operations_of(layer.mixer):
+            note(op, **_sizes(layer, tokens=tokens, threads=threads))
     note("linear", tokens=positions, in_size=head[0])
     note("sample", positions=positions, vocab_size=head[1])
     return max(each.shared for each in needed) + threads * max(each.own for each in needed)
@@ -130,7 +126,7 @@ def reference_scratch(
     def note(op: str, **numbers: int) -> None:
         row = OPERATIONS[op].reference
         if op not in native and row.scratch is not None:
-            needed.append(row.scratch(**numbers))
+            needed.append(with_asked(row.scratch, numbers))
 
     if layer.attention is not None:
         note(
@@ -140,16 +136,14 @@ def reference_scratch(
             element_bytes=element_bytes,
             max_model_len=max_model_len,
         )
-    if layer.mamba2 is not None:
-        note(
-            "ssd_scan",
-            num_heads=layer.mamba2.num_heads,
-            num_groups=layer.mamba2.num_groups,
-            chunk_size=layer.mamba2.chunk_size,
-            state_elements=layer.mamba2.ssm_state_elements,
-            states=states,
-        )
+    for op in operations_of(layer.mixer):
+        note(op, **_sizes(layer, tokens=tokens, states=states))
     if is_quantized:
         matrices = (*layer.linears, *layer.expert_weights)
         note("linear", elements=max((each.num_elements for each in matrices), default=0))
     return max(each.shared for each in needed)
+
+
+def _sizes(layer: LayerSpec, **numbers: int) -> dict[str, int]:
+    """Of a layer's mixer, and of the step."""
+    return numbers if layer.mixer is None else {**layer.mixer.sizes, **numbers}

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from ostinato.ops.facts import OPERATIONS
+from ostinato.ops.facts import OPERATIONS, in_prompts, with_asked
 from ostinato.ops.work import KernelWork, StepShape
+from ostinato.plan.mixers import Mixer, StateDtype
 from ostinato.plan.model import DTYPE_BYTES, ExpertsSpec, LayerSpec, ModelSpec
 from ostinato.plan.weights import Weight
 
@@ -52,17 +53,8 @@ def kernel_parts(model: ModelSpec, dtype: str, ssm_state_dtype: str, step: StepS
         if layer.attention is not None:
             heads = {name: getattr(layer.attention, name) for name in ("num_heads", "num_kv_heads", "head_dim")}
             yield Part("attention", dtype, _work("attention", step, **heads, element_bytes=width))
-        if layer.mamba2 is not None:
-            mamba2 = layer.mamba2
-            taps = {"channels": mamba2.conv_dim, "width": mamba2.conv_kernel}
-            yield Part("causal_conv1d", dtype, _work("causal_conv1d", step, **taps, element_bytes=width))
-            states = {
-                "state_elements": mamba2.ssm_state_elements,
-                "element_bytes": DTYPE_BYTES[ssm_state_dtype],
-                "num_heads": mamba2.num_heads,
-            }
-            name = "state_update" if step.decodes else "ssd_scan"
-            yield Part(name, ssm_state_dtype, _work(name, step, **states))
+        if layer.mixer is not None:
+            yield from _of_mixer(layer.mixer, {"model": dtype, "state": ssm_state_dtype}, step)
     head, each = model.lm_head, StepShape(step.rows, step.tokens_per_row if step.decodes else 1, 0, step.decodes)
     yield from _products(model, dtype, each, LOGITS, head.num_elements, [head], "")
 
@@ -100,6 +92,14 @@ def _of_experts(
         yield Part("moe", part.storage, KernelWork(part.work.num_bytes * share, all_met))
 
 
+def _of_mixer(mixer: Mixer, dtypes: Mapping[StateDtype, str], step: StepShape) -> Iterator[Part]:
+    """Of the operations that read and write a part of its state, by the dtype of that part."""
+    for operation, array in mixer.operations.items():
+        if array is not None:
+            name, storage = operation if step.decodes else in_prompts(operation), dtypes[mixer.state[array].dtype]
+            yield Part(name, storage, _work(name, step, **mixer.sizes, element_bytes=DTYPE_BYTES[storage]))
+
+
 def experts_read(experts: ExpertsSpec, tokens: int) -> float:
     """How many experts `tokens` tokens read, on average, if each chooses at random."""
     return experts.num_experts * (1 - (1 - experts.top_k / experts.num_experts) ** tokens)
@@ -108,13 +108,14 @@ def experts_read(experts: ExpertsSpec, tokens: int) -> float:
 def _work(operation: str, step: StepShape, **numbers: float) -> KernelWork:
     rule = OPERATIONS[operation].work
     assert rule is not None, f"{operation} has a rule"
-    return rule(step, **numbers)
+    work: KernelWork = with_asked(rule, {**numbers, "step": step})
+    return work
 
 
 def _product_parameters(layer: LayerSpec) -> int:
     """Weights and biases of a layer's `linear` operations, routers among them. Norms over the hidden size are left in:
     they are too small to tell."""
     others = layer.expert_parameters
-    if layer.mamba2 is not None:
-        others += layer.mamba2.conv_dim * layer.mamba2.conv_kernel
+    if layer.mixer is not None:
+        others += layer.mixer.conv_parameters
     return layer.parameters - others

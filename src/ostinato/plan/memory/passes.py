@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from ostinato.plan.model import LayerSpec, Mamba2Spec, ModelSpec
+from ostinato.plan.mixers import Mixer
+from ostinato.plan.model import LayerSpec, ModelSpec
 
 
 @dataclass(frozen=True)
@@ -22,8 +23,8 @@ class Pass:
         return max(self.join_elements, *(layer.activation_elements for layer in self.layers), 0)
 
     @property
-    def state_layers(self) -> tuple[Mamba2Spec, ...]:
-        return tuple(layer.mamba2 for layer in self.layers if layer.mamba2 is not None)
+    def state_layers(self) -> tuple[Mixer, ...]:
+        return tuple(layer.mixer for layer in self.layers if layer.mixer is not None)
 
 
 def own_pass(model: ModelSpec) -> Pass:

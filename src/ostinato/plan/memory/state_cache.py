@@ -70,7 +70,7 @@ def choose_state_block_size(config: EngineConfig, model: ModelSpec) -> int:
     """
     block_size, given = config.block_size, config.state_block_size
     if given is None:
-        unit = math.lcm(block_size, *(mamba2.chunk_size for mamba2 in model.state_layers if mamba2.chunk_size))
+        unit = math.lcm(block_size, *(mixer.chunk_size for mixer in model.state_layers if mixer.chunk_size))
         return _round_up(LEAST_STATE_BLOCK_SIZE, unit)
     if given % block_size == 0:
         return given

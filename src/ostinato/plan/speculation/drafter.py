@@ -126,7 +126,7 @@ def _why_no_head(model: ModelSpec) -> str | None:
     """What keeps the model from drafting with a head of its own; None if nothing does."""
     if model.head is None:
         return "the model has no prediction head"
-    if any(layer.mamba2 is not None for layer in model.head.layers):
+    if any(layer.mixer is not None for layer in model.head.layers):
         return "the model's prediction head has state layers, which cannot draft yet"
     return None
 
@@ -148,7 +148,7 @@ def _draft_decisions(draft: ModelSpec, dtype: str, ssm_state_dtype: str, max_mod
         reason = "a draft model runs in the dtype of the model: its weights are converted while loading"
         decisions.append(Decision("draft.dtype", draft.dtype, dtype, reason))
     wish = draft.ssm_state_dtype or "float32"
-    if any(layer.mamba2 is not None for layer in draft.layers) and wish != ssm_state_dtype:
+    if draft.has_recurrence and wish != ssm_state_dtype:
         reason = "slots hold the states of both models, in one dtype"
         decisions.append(Decision("draft.ssm_state_dtype", wish, ssm_state_dtype, reason))
     longest = draft.max_position_embeddings

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from ostinato.plan.decision import Decision
 from ostinato.plan.memory.cache_split import MemoryPlan
-from ostinato.plan.plan import Plan
+from ostinato.plan.plan import Plan, StateSummary
 from ostinato.plan.words.render_encoder import encoder_rows, vision_row
 from ostinato.plan.words.render_graphs import graph_rows
 from ostinato.plan.words.render_speculative import speculation_rows
@@ -71,6 +71,13 @@ def _model_rows(plan: Plan) -> Iterator[tuple[str, str]]:
         yield "encoder", vision_row(model.vision)
     yield "keys and values", f"{format_bytes(model.kv_bytes_per_token)} per token"
     yield "state", f"{format_bytes(model.state_bytes_per_request)} per request"
+    for kind in dict.fromkeys(state.layer for state in model.states):
+        yield f"state of {kind}", ", ".join(_array(state) for state in model.states if state.layer == kind)
+
+
+def _array(state: StateSummary) -> str:
+    shape = " x ".join(map(str, state.shape))
+    return f"{state.array} {shape} {state.dtype} {format_bytes(state.num_bytes)}"
 
 
 def _device_rows(plan: Plan) -> Iterator[tuple[str, str]]:

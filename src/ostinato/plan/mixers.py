@@ -1,0 +1,195 @@
+"""State layers, as the plan sees them: which arrays the mixer of one keeps in slots, and which operations work on them.
+
+The plan, pools, checkpoints, speculation and messages know a mixer by `Mixer` alone: arrays, bytes, operations, sizes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import prod
+from typing import ClassVar, Literal, Protocol
+
+from ostinato.ops.facts import in_prompts
+from ostinato.ops.work import chunked_scan_flops
+
+StateDtype = Literal["model", "state"]
+"""The model's dtype, or the setting `ssm_state_dtype`: float32 where nobody wants another."""
+
+
+@dataclass(frozen=True)
+class StateArray:
+    """One array of a layer's part of a slot. All slots of it are one tensor, [slots, *shape]."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: StateDtype
+
+    @property
+    def num_elements(self) -> int:
+        return prod(self.shape)
+
+
+@dataclass(frozen=True)
+class StateSpec:
+    """A layer's part of a slot. Names: `conv` [width - 1, channels], the last inputs of a convolution; `ssm`, the state
+    of a recurrence; `hidden` [1, hidden], a model's last hidden state."""
+
+    arrays: tuple[StateArray, ...] = ()
+
+    def num_bytes(self, widths: Mapping[StateDtype, int]) -> int:
+        """Of one slot; `widths` are bytes of an element."""
+        return sum(array.num_elements * widths[array.dtype] for array in self.arrays)
+
+    @property
+    def recurrent_elements(self) -> int:
+        """Of the arrays with a dtype of their own, which a recurrence computes in float32."""
+        return sum(array.num_elements for array in self.arrays if array.dtype == "state")
+
+    def __getitem__(self, name: str) -> StateArray:
+        return next(array for array in self.arrays if array.name == name)
+
+
+NO_STATE = StateSpec()
+
+
+class Mixer(Protocol):
+    """What keeps a state in one layer. Each kind is a frozen dataclass of its sizes."""
+
+    @property
+    def kind(self) -> str:
+        """What messages call it."""
+        ...
+
+    @property
+    def state(self) -> StateSpec: ...
+
+    @property
+    def operations(self) -> Mapping[str, str | None]:
+        """Those of a decode step whose sizes are this mixer's, and the array of the state that each reads and writes,
+        if it does. A row of `ops.facts` says what takes an operation's place in prompts."""
+        ...
+
+    @property
+    def sizes(self) -> Mapping[str, int]:
+        """By the names under which the rules of these operations (work, scratch memory, launches) ask for them."""
+        ...
+
+    @property
+    def chunk_size(self) -> int | None:
+        """Tokens that a scan takes together, at whose multiples it has the state anyway; None: at any token."""
+        ...
+
+    @property
+    def scan_writes_states(self) -> bool:
+        """Whether the scan of a prompt can write out states that it passes on its way."""
+        ...
+
+    @property
+    def rounds_stochastically(self) -> bool:
+        """Whether its operations do as `ssm_state_rounding` stochastic says."""
+        ...
+
+    @property
+    def scan_flops(self) -> int:
+        """Floating-point operations of a prompt's token, beside those of its weights."""
+        ...
+
+    @property
+    def conv_parameters(self) -> int:
+        """Of the convolution's taps, which no product reads."""
+        ...
+
+    def problem(self) -> str | None:
+        """What no such mixer can be, as the end of "config.json has"; None if there is nothing."""
+        ...
+
+
+def operations_of(mixer: Mixer | None) -> tuple[str, ...]:
+    """All operations whose sizes are the mixer's: of a decode step, and what takes their place in prompts."""
+    own = () if mixer is None else tuple(mixer.operations)
+    return tuple(dict.fromkeys((*own, *map(in_prompts, own))))
+
+
+@dataclass(frozen=True)
+class Mamba2Spec:
+    """The Mamba-2 mixer of one layer; its conv and SSM state live in slots."""
+
+    num_heads: int
+    head_dim: int
+    state_size: int
+    num_groups: int
+    conv_kernel: int
+    chunk_size: int
+    scan_writes_states: bool = True
+
+    kind: ClassVar[str] = "Mamba-2"
+    operations: ClassVar[Mapping[str, str | None]] = {
+        "causal_conv1d": "conv",
+        "state_update": "ssm",
+        "gated_rms_norm": None,
+    }
+    rounds_stochastically: ClassVar[bool] = True
+
+    @property
+    def intermediate_size(self) -> int:
+        return self.num_heads * self.head_dim
+
+    @property
+    def conv_dim(self) -> int:
+        """Channels of the convolution: x, B and C side by side."""
+        return self.intermediate_size + 2 * self.num_groups * self.state_size
+
+    @property
+    def in_proj_size(self) -> int:
+        """Output of the input projection: gate, convolution channels and one time step per head."""
+        return self.intermediate_size + self.conv_dim + self.num_heads
+
+    @property
+    def state(self) -> StateSpec:
+        conv = StateArray("conv", (self.conv_kernel - 1, self.conv_dim), "model")
+        return StateSpec((conv, StateArray("ssm", (self.num_heads, self.head_dim, self.state_size), "state")))
+
+    @property
+    def conv_state_elements(self) -> int:
+        return self.state["conv"].num_elements
+
+    @property
+    def ssm_state_elements(self) -> int:
+        return self.state["ssm"].num_elements
+
+    @property
+    def sizes(self) -> Mapping[str, int]:
+        return {
+            "num_heads": self.num_heads,
+            "head_dim": self.head_dim,
+            "state_size": self.state_size,
+            "state_elements": self.ssm_state_elements,
+            "num_groups": self.num_groups,
+            "chunk_size": self.chunk_size,
+            "channels": self.conv_dim,
+            "width": self.conv_kernel,
+            # Of the norm.
+            "size": self.intermediate_size // self.num_groups,
+        }
+
+    @property
+    def scan_flops(self) -> int:
+        return chunked_scan_flops(
+            state_elements=self.ssm_state_elements,
+            state_size=self.state_size,
+            groups=self.num_groups,
+            channels=self.intermediate_size,
+            chunk_size=self.chunk_size,
+        )
+
+    @property
+    def conv_parameters(self) -> int:
+        return self.conv_dim * self.conv_kernel
+
+    def problem(self) -> str | None:
+        if min(self.num_heads, self.num_groups, self.conv_kernel, self.chunk_size) < 1:
+            return "a state layer without heads, groups, convolution or chunks"
+        if self.num_heads % self.num_groups:
+            return f"{self.num_heads} state heads, which {self.num_groups} groups cannot share"
+        return None
