@@ -78,6 +78,14 @@ def delta_rule(step: StepShape, *, state_elements: int, element_bytes: int, num_
     return KernelWork(num_bytes, 7 * state_elements * step.tokens)
 
 
+def selective_recurrence(step: StepShape, *, channels: int, state_size: int, element_bytes: int) -> KernelWork:
+    """As `recurrence`, with a decay for each element of the state: its product and its exponential, which counts as one
+    operation. The rates, and two numbers of each channel, are in float32."""
+    elements = channels * state_size
+    num_bytes = step.states_moved * elements * element_bytes + (elements + 2 * channels) * 4
+    return KernelWork(num_bytes, 6 * elements * step.tokens)
+
+
 def pair_flops(num_heads: int, head_dim: int) -> int:
     """A product and a sum over each head, for the score and again for the value."""
     return 4 * num_heads * head_dim
