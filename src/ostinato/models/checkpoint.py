@@ -13,10 +13,10 @@ from ostinato.config import EngineConfig
 from ostinato.demo import CHECKPOINTS, checkpoint_dir
 from ostinato.errors import ConfigError, ModelError, Remedy
 from ostinato.formats.parts import gguf_header, is_gguf, read_part
+from ostinato.formats.quantization_config import stored_weights
 from ostinato.models.registry import MODELS
 from ostinato.models.table import with_table
 from ostinato.plain_data import read_json
-from ostinato.plan.compressed_tensors import stored_quantization
 from ostinato.plan.model import ModelSpec, VisionSpec
 from ostinato.plan.quantization_setting import with_quantization
 from ostinato.plan.speculation.drafter import with_drafter
@@ -124,7 +124,7 @@ def model_spec(config: dict[str, Any]) -> ModelSpec:
         raise ModelError(f"config.json names no architecture (model_type); the known ones are {known}")
     if not isinstance(architecture, str) or architecture not in MODELS:
         raise ModelError(f"architecture {architecture!r} is not known; the known ones are {known}")
-    quantization = stored_quantization(config)
+    stored = stored_weights(config)
     reader = import_module(f"ostinato.models.{architecture}.spec")
     try:
         spec: ModelSpec = reader.model_spec(config)
@@ -132,10 +132,12 @@ def model_spec(config: dict[str, Any]) -> ModelSpec:
         raise ModelError(f"config.json is not one of a {architecture} model: {error}") from error
     _check_sizes(spec)
     spec = with_table(spec)
-    if quantization is not None and spec.tied_embeddings:
+    if stored is None:
+        return spec
+    if spec.tied_embeddings:
         # What a checkpoint quantises is linears; one that shares the embedding's matrix is stored as that.
-        quantization = replace(quantization, ignore=(*quantization.ignore, "lm_head"))
-    return replace(spec, stored_quantization=quantization, quantization=quantization)
+        stored = replace(stored, ignore=(*stored.ignore, "lm_head"))
+    return replace(spec, stored_quantization=stored, quantization=stored.quantization)
 
 
 def _check_sizes(spec: ModelSpec) -> None:

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from ostinato.plan.calls import NO_CALLS, Calls
 from ostinato.plan.quantization import Quantization
+from ostinato.plan.stored_weights import StoredWeights
 from ostinato.plan.weights import Weight, num_elements
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
@@ -285,7 +286,7 @@ class ModelSpec:
     """The prediction head that the checkpoint has."""
     drafter: DrafterSpec | None = None
     """What makes drafts, where something with weights does."""
-    stored_quantization: Quantization | None = None
+    stored_quantization: StoredWeights | None = None
     """How the checkpoint's weights are quantised, where they are."""
     stored_blocks: tuple[tuple[str, int], ...] = ()
     """Of a GGUF file, the bytes of its tensors by type."""

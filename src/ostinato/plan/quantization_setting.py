@@ -9,8 +9,9 @@ from ostinato.config import EngineConfig
 from ostinato.errors import ConfigError, Remedy
 from ostinato.plan.decision import Decision
 from ostinato.plan.kernels import KernelChoice
-from ostinato.plan.model import ModelSpec
+from ostinato.plan.model import DTYPE_BYTES, ModelSpec
 from ostinato.plan.quantization import Quantization
+from ostinato.plan.stored_weights import StoredWeights
 from ostinato.units import format_bytes
 
 GIVEN = {"none": None, "int8": Quantization(None), "int8_g128": Quantization(128)}
@@ -43,16 +44,17 @@ def quantization_decisions(
 
 def _choose(config: EngineConfig, model: ModelSpec, whose: str) -> Quantization | None:
     stored = model.stored_quantization
+    runs_as = None if stored is None else stored.quantization
     if config.quantization == "auto":
-        return stored
+        return runs_as
     wanted = GIVEN[config.quantization]
-    if stored is None or wanted is None:
+    if stored is None or runs_as is None or wanted is None:
         return wanted
-    if wanted.group_size == stored.group_size:
-        return stored
+    if wanted.name == runs_as.name:
+        return runs_as
     message = (
-        f"quantization {config.quantization}: {whose} holds 8-bit weights already, with {stored.granularity}; they are "
-        f"read as they are (auto), or become {config.dtype if config.dtype != 'auto' else model.dtype} again (none)"
+        f"quantization {config.quantization}: {whose} holds {stored.name} already; they are read as they are (auto), "
+        f"or become {config.dtype if config.dtype != 'auto' else model.dtype} again (none)"
     )
     raise ConfigError(message, [Remedy("quantization", "auto"), Remedy("quantization", "none")])
 
@@ -76,10 +78,7 @@ def _decisions(
 ) -> list[Decision]:
     chosen, stored = model.quantization, model.stored_quantization
     if chosen is None:
-        if stored is None:
-            return []
-        reason = f"as given: the checkpoint's 8-bit weights become {dtype} while loading"
-        return [Decision(topic, config.quantization, "none", reason)]
+        return [] if stored is None else [_expansion(topic, config, model, stored, dtype)]
     linears = list(model.linears)
     covered = sum(chosen.covers(linear.names) for linear in linears)
     shared = "which is the embedding too" if model.tied_embeddings else "the embedding stays"
@@ -90,7 +89,7 @@ def _decisions(
     kept = "routers, norms and convolutions" if experts else "norms and convolutions"
     kept = kept if model.vision is None else f"the encoder of images, {kept}"
     parts = [
-        "as the checkpoint has them" if stored is not None else "made while loading",
+        _origin(stored),
         f"{covered} of {len(linears)} linear layers{also}, {head}, have {chosen.granularity}; {kept} stay in {dtype}",
         f"the weights take {format_bytes(model.weight_bytes(dtype))} instead of "
         f"{format_bytes(replace(model, quantization=None).weight_bytes(dtype))}",
@@ -99,3 +98,29 @@ def _decisions(
     if linear is not None and linear.implementation == "reference":
         parts.append("without a native kernel they are expanded in every step, which is slower than not to quantise")
     return [Decision(topic, config.quantization, chosen.name, "; ".join(parts))]
+
+
+def _origin(stored: StoredWeights | None) -> str:
+    if stored is None:
+        return "made while loading"
+    if stored.quantization is None:
+        return f"made while loading, of the checkpoint's {stored.name}, since {stored.expands_because}"
+    return "as the checkpoint has them"
+
+
+def _expansion(topic: str, config: EngineConfig, model: ModelSpec, stored: StoredWeights, dtype: str) -> Decision:
+    """What becomes of a checkpoint's quantised weights where nothing is quantised."""
+    why = "as given" if config.quantization == "none" else f"since {stored.expands_because}"
+    whole = model.weight_bytes(dtype)
+    in_files = whole - sum(
+        weight.num_elements * DTYPE_BYTES[dtype] - stored.num_bytes(weight)
+        for weight in model.table
+        if stored.covers(weight)
+    )
+    parts = [
+        f"the checkpoint's {stored.name}, become {dtype} while loading, {why}: {format_bytes(whole)} instead of about "
+        f"{format_bytes(in_files)}"
+    ]
+    if stored.wants_small_activations:
+        parts.append(f"activations stay in {dtype}, though its config has them in 8 bits too")
+    return Decision(topic, config.quantization, "none", "; ".join(parts))
