@@ -18,8 +18,10 @@ from ostinato.models.loader import SINGLE, build_model, load_weights
 from ostinato.ops.kernels import select_ops
 from ostinato.plan.plan import make_plan
 from tests.models.test_checkpoint_specs import LLAMA
+from tests.models.test_quantization import values
 from tests.support.checkpoints import checkpoint
 from tests.support.plan_cases import GIB, cpu
+from tests.support.quantized_checkpoints import compressed
 from tests.support.stored_formats import EXPANDED, FORMS, stored
 
 UP = "model.layers.0.mlp.up_proj"
@@ -204,3 +206,38 @@ def test_a_plain_weight_of_another_type_is_refused(dtype: torch.dtype, tmp_path:
     (tmp_path / "config.json").write_text((checkpoint("llama") / "config.json").read_text())
     with pytest.raises(ModelError, match=rf"wrong type \(1\): {UP}.weight is \w+, expected F32, F16 or BF16"):
         loaded(tmp_path)
+
+
+def test_a_weight_that_should_be_quantised_and_is_not_is_refused(tmp_path: Path) -> None:
+    """It would have to be quantised here, and nothing would tell of it."""
+    compressed("llama", tmp_path, None, "pack-quantized")
+    tensors = load_file(tmp_path / SINGLE)
+    for part in ("packed", "scale", "shape"):
+        del tensors[f"{UP}.weight_{part}"]
+    tensors[f"{UP}.weight"] = torch.randn(96, 64)
+    save_file(tensors, tmp_path / SINGLE)
+    with pytest.raises(ModelError) as caught:
+        loaded(tmp_path)
+    [told] = caught.value.message.splitlines()[1:]
+    assert told.startswith("not quantised, and not among the modules that its quantization_config leaves out (1): ")
+    assert told.endswith(f"{UP}.weight.")
+    assert torch.equal(
+        dict(checkpoint_views(loaded(tmp_path, quantization="none")))[f"{UP}.weight"], tensors[f"{UP}.weight"]
+    )
+
+
+# Running
+
+
+@pytest.mark.parametrize("form", [form for form in FORMS if form not in EXPANDED])
+def test_4_bit_weights_are_kept_exactly(form: str, tmp_path: Path) -> None:
+    meaning = stored("nemotron_h", tmp_path, form)
+    model = loaded(tmp_path)
+    found = values(model)
+    count = 0
+    for key, expected in meaning.items():
+        place = model.checkpoint_name(key)
+        if place is not None:
+            assert torch.equal(found[place], expected), key
+            count += isinstance(dict(checkpoint_views(model))[place], QuantizedView)
+    assert count > 8

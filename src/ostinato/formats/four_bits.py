@@ -38,10 +38,12 @@ class FourBits:
         """[rows, in] float32. `group_of` int64 [in]: the group of each element, where they are no neighbours."""
         columns = self.integers.shape[1]
         if group_of is None:
-            group_of = torch.arange(columns) // (columns if group_size is None else group_size)
+            size = columns if group_size is None else group_size
+            scale, zero = (each.repeat_interleave(size, dim=1)[:, :columns] for each in (self.scale, self.zero))
+        else:
+            scale, zero = self.scale[:, group_of], self.zero[:, group_of]
         # The difference of two small integers, so that nothing is rounded but the product.
-        whole = self.integers.to(torch.int8) - self.zero.to(torch.int8)[:, group_of]
-        return self.scale[:, group_of] * whole
+        return scale * (self.integers.to(torch.int8) - zero.to(torch.int8))
 
 
 def unpack(stored: StoredWeights, parts: Parts, begin: int, end: int, columns: int) -> FourBits:

@@ -29,8 +29,8 @@ def tensors_of(source: Source) -> dict[str, torch.Tensor]:
 def put_stored(
     stored: StoredWeights, parts: Mapping[str, torch.Tensor], name: str, place: Target, quantize: int8.Quantize
 ) -> None:
-    """Puts a weight, or a stack of them, in its place: expanded, and quantised anew where the place is. `parts` are its
-    tensors. ModelError as `four_bits.group_index`."""
+    """Puts a weight, or a stack of them, in its place: as it is where the place takes such weights, or else expanded,
+    and quantised anew where the place is quantised. `parts` are its tensors. ModelError as `four_bits.group_index`."""
     if len(place.shape) > 2:
         for i in range(place.shape[0]):
             of_matrix = {part: _of_matrix(tensor, part, i) for part, tensor in parts.items()}
@@ -38,6 +38,7 @@ def put_stored(
         return
     rows, columns = place.shape
     group_of = None if stored.numbers == "float8" else four_bits.group_index(stored, parts, name, columns)
+    as_it_is = isinstance(place, QuantizedView) and stored.quantization is not None
     for begin, end in _pieces(rows, columns):
         if stored.numbers == "float8":
             scale = parts.get("weight_scale_inv", parts.get("weight_scale"))
@@ -45,6 +46,9 @@ def put_stored(
             values = float8.expanded(stored, parts[VALUES][begin:end], scale, begin, columns)
         else:
             unpacked = four_bits.unpack(stored, parts, begin, end, columns)
+            if as_it_is:
+                _put_as_it_is(unpacked, place.rows(begin, end))
+                continue
             values = unpacked.dequantized(stored.group_size, group_of)
         if isinstance(place, QuantizedView):
             place.rows(begin, end).put(values, quantize)
@@ -52,6 +56,15 @@ def put_stored(
             place[begin:end].copy_(values)
     for tensor in parts.values():
         pages.drop(tensor)
+
+
+def _put_as_it_is(unpacked: four_bits.FourBits, place: QuantizedView) -> None:
+    """As 8-bit integers with the same scales."""
+    columns = place.weight.shape[1]
+    size = columns if place.group_size is None else place.group_size
+    zero = unpacked.zero.repeat_interleave(size, dim=1)[:, :columns]
+    torch.sub(unpacked.integers.view(torch.int8), zero.view(torch.int8), out=place.weight)
+    place.scale.copy_(unpacked.scale.view(place.scale.shape))
 
 
 def _of_matrix(tensor: torch.Tensor, part: str, i: int) -> torch.Tensor:

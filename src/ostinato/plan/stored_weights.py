@@ -39,8 +39,10 @@ class StoredWeights:
 
     @property
     def quantization(self) -> Quantization | None:
-        """What such weights run as, as they are; None: they are expanded."""
-        if self.numbers != "int8":
+        """What such weights run as, without a change of their values; None: they are expanded.
+
+        4-bit integers less their zero points are 8-bit integers with the same scales."""
+        if self.expands_because is not None:
             return None
         return Quantization(self.group_size, self.ignore, self.ignores_stacks)
 
@@ -51,7 +53,7 @@ class StoredWeights:
             return "no kernel reads float8 weights yet"
         if self.in_groups_by_index:
             return "their groups are in act-order (g_idx), which no kernel follows yet"
-        return None if self.numbers == "int8" else "no kernel reads 4-bit weights yet"
+        return None
 
     @property
     def name(self) -> str:
