@@ -12,10 +12,12 @@ from typing import Any
 from ostinato.config import EngineConfig
 from ostinato.demo import CHECKPOINTS, checkpoint_dir
 from ostinato.errors import ConfigError, ModelError, Remedy
+from ostinato.formats.gguf.names import checkpoint_name
 from ostinato.formats.parts import gguf_header, is_gguf, read_part
 from ostinato.formats.quantization_config import stored_weights
 from ostinato.models.registry import MODELS
 from ostinato.models.table import with_table
+from ostinato.ops.blocks.formats import BLOCK_FORMATS
 from ostinato.plain_data import read_json
 from ostinato.plan.model import ModelSpec, VisionSpec
 from ostinato.plan.quantization_setting import with_quantization
@@ -65,18 +67,23 @@ def load_spec(config: EngineConfig) -> ModelSpec:
     `with_drafter` and `with_quantization`.
     """
     directory = resolve_model_dir(config.model, config.revision, PLANNED_FROM)
-    model = model_spec(read_config(directory))
-    if is_gguf(directory):
-        model = replace(model, stored_blocks=_stored_blocks(directory))
+    model = _spec_of(directory)
     if model.vision is not None:
         model = replace(model, vision=with_smallest_item(model.vision, directory))
     draft = None
     if config.speculative is not None and config.speculative.model is not None:
         try:
-            draft = model_spec(read_config(resolve_model_dir(config.speculative.model, files=("config.json",))))
+            draft = _spec_of(resolve_model_dir(config.speculative.model, files=("config.json",)))
         except ModelError as error:
             raise ModelError(f"the draft model: {error.message}", error.remedies) from error
     return with_quantization(config, with_drafter(config, model, draft))
+
+
+def _spec_of(directory: Path) -> ModelSpec:
+    model = model_spec(read_config(directory))
+    if not is_gguf(directory):
+        return model
+    return replace(model, stored_blocks=_stored_blocks(directory), stored_formats=_stored_formats(directory))
 
 
 def read_config(directory: Path) -> dict[str, Any]:
@@ -96,6 +103,13 @@ def _stored_blocks(path: Path) -> tuple[tuple[str, int], ...]:
     for tensor in gguf_header(path).tensors.values():
         sizes[tensor.type.name] += tensor.num_bytes
     return tuple(sizes.most_common())
+
+
+def _stored_formats(path: Path) -> tuple[tuple[str, str], ...]:
+    """The tensors of a GGUF file that lie in blocks which kernels know, as the checkpoint names them, with their
+    formats."""
+    named = ((checkpoint_name(each.name), each.type.name) for each in gguf_header(path).tensors.values())
+    return tuple((name, kind) for name, kind in named if name is not None and kind in BLOCK_FORMATS)
 
 
 def with_smallest_item(vision: VisionSpec, directory: Path) -> VisionSpec:
