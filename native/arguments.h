@@ -80,6 +80,9 @@ struct Maybe : T {
 // What the result alone depends on, which Python makes.
 struct Unused {};
 
+// What must be None.
+struct Absent {};
+
 template <typename T>
 struct IsMaybe : std::false_type {};
 template <typename T>
@@ -92,6 +95,8 @@ template <typename T>
 bool from_python(PyObject* value, T& to) {
     if constexpr (std::is_same_v<T, Unused>) {
         return true;
+    } else if constexpr (std::is_same_v<T, Absent>) {
+        return value == Py_None;
     } else if constexpr (IsMaybe<T>::value) {
         return value == Py_None || read_tensor(value, to);
     } else if constexpr (std::is_base_of_v<Tensor, T>) {

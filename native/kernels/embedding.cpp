@@ -29,6 +29,7 @@ struct Embedding : Arguments {
     FIELD(Maybe<Array<FLOAT32>>, weight_scale);  // [vocab], or one for each group of a row
     FIELD(std::optional<std::int64_t>, group_size);  // elements, a multiple of LANES
     FIELD(Unused, out_dtype);
+    FIELD(Absent, blocks);
 
     void check(const Reader& reader) const {
         reader.expect((weight.dtype == INT8) == bool(weight_scale), "8-bit weights have scales, and no others");

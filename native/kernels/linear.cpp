@@ -21,6 +21,7 @@ struct Linear : Arguments {
     FIELD(Unused, out_dtype);
     FIELD(Maybe<Array<FLOAT32>>, weight_scale);  // of 8-bit weights: [out], or [out, in / group_size] if that is given
     FIELD(std::optional<std::int64_t>, group_size);
+    FIELD(Absent, blocks);
     FIELD(bool, fixed_order);
     FIELD(Strided<FLOATS>, out);  // [tokens, out], or [tokens, out / 2] if gated
 

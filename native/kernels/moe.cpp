@@ -128,6 +128,8 @@ struct Moe : Arguments {
     FIELD(Maybe<Array<FLOAT32>>, up_scale);  // of 8-bit weights, as down_scale: [experts, rows], or one for each group of a row
     FIELD(Maybe<Array<FLOAT32>>, down_scale);
     FIELD(std::optional<std::int64_t>, group_size);
+    FIELD(Absent, up_blocks);
+    FIELD(Absent, down_blocks);
     FIELD(bool, fixed_order);
     FIELD(Strided<VALUES>, out);  // [tokens, size]
 

@@ -121,7 +121,7 @@ def test_a_file_runs_and_the_plan_says_what_becomes_of_its_blocks(folder: Path) 
     plan = make_plan(config, load_spec(config), detect("cpu"))
     decision = next(each for each in plan.decisions if each.topic == "weights")
     assert "Q8_0" in decision.requested
-    assert decision.effective == "bfloat16"
+    assert decision.effective == "Q8_0 as they lie, the others bfloat16"
     settings: dict[str, Any] = {"cache_memory": "16MiB", "max_num_seqs": 2, "threads": 1}
     greedy = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True)
     llm = LLM(str(path), dtype="float32", **settings)

@@ -11,6 +11,7 @@ from safetensors.torch import load_file
 
 from ostinato import ConfigError, EngineConfig, ModelError
 from ostinato.engine.engine import Engine
+from ostinato.formats.quantization_config import stored_weights
 from ostinato.layers.build import Build, QuantizedView, checkpoint_views
 from ostinato.models.base import CausalLM
 from ostinato.models.checkpoint import load_spec, model_spec
@@ -18,7 +19,6 @@ from ostinato.models.loader import SINGLE, build_model, load_weights
 from ostinato.models.random import randomize_weights
 from ostinato.ops import int8
 from ostinato.ops.kernels import select_ops
-from ostinato.plan.compressed_tensors import stored_quantization
 from ostinato.plan.model import ModelSpec
 from ostinato.plan.plan import Plan, make_plan
 from ostinato.plan.quantization import Quantization
@@ -116,14 +116,16 @@ def test_ignored_linears_are_named_or_begin_with_a_pattern(ignore: Any, names: l
 def test_experts_that_a_checkpoint_stacks_are_no_linears_of_it_unless_it_says_so() -> None:
     names = ["model.layers.0.block_sparse_moe.input_linear", "model.layers.0.block_sparse_moe.output_linear"]
     assert Quantization().covers(names, is_stack=True)
-    linears = stored_quantization({"quantization_config": quantization_config()})
+    linears = stored_weights({"quantization_config": quantization_config()})
     both = ["Linear", "GraniteMoeHybridParallelExpertsLinear"]
-    all_of_them = stored_quantization({"quantization_config": quantization_config(group={"targets": both})})
+    all_of_them = stored_weights({"quantization_config": quantization_config(group={"targets": both})})
     assert linears is not None
     assert all_of_them is not None
-    assert not linears.covers(names, is_stack=True)
-    assert all_of_them.covers(names, is_stack=True)
-    assert linears.covers(["model.layers.0.shared_mlp.input_linear"])
+    assert linears.quantization is not None
+    assert all_of_them.quantization is not None
+    assert not linears.quantization.covers(names, is_stack=True)
+    assert all_of_them.quantization.covers(names, is_stack=True)
+    assert linears.quantization.covers(["model.layers.0.shared_mlp.input_linear"])
 
 
 # The plan
@@ -196,7 +198,7 @@ def test_a_checkpoint_turns_it_on_by_itself_and_contradictions_name_what_works(t
         ({"config_groups": {}}, "config_groups"),
         ({"group": {"targets": ["re:.*mlp.*"]}}, "targets"),
         ({"group": {"input_activations": {"num_bits": 8}}}, "input_activations"),
-        ({"weights": {"num_bits": 4}}, "num_bits = 4"),
+        ({"weights": {"num_bits": 3}}, "num_bits = 3"),
         ({"weights": {"type": "float"}}, "type = 'float'"),
         ({"weights": {"symmetric": False}}, "symmetric"),
         ({"weights": {"strategy": "tensor"}}, "strategy"),

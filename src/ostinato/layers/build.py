@@ -12,8 +12,9 @@ from ostinato.layers import pages
 from ostinato.layers.linear import Matrix
 from ostinato.layers.module import Module, Multiplier
 from ostinato.ops import int8
+from ostinato.ops.blocks.formats import BLOCK_FORMATS, Blocks, num_bytes, rows_of
 from ostinato.ops.kernels import Ops
-from ostinato.plan.quantization import Quantization
+from ostinato.plan.quantization import AnyQuantization, BlockQuantization
 from ostinato.plan.weights import Weight
 
 
@@ -47,7 +48,33 @@ class QuantizedView:
         quantize(values, self.weight, self.scale, self.group_size)
 
 
-Target = torch.Tensor | QuantizedView
+@dataclass(frozen=True)
+class BlockView:
+    """Rows of a weight in blocks of the format `name`: uint8 [rows, bytes of a row], or a stack of such, with one more
+    dimension before these. They stand for `in_size` elements each."""
+
+    bytes: torch.Tensor
+    name: str
+    in_size: int
+
+    @property
+    def shape(self) -> torch.Size:
+        """Of the elements."""
+        return torch.Size((*self.bytes.shape[:-1], self.in_size))
+
+    def flat(self) -> BlockView:
+        """The rows of a stack, one behind the other."""
+        return replace(self, bytes=self.bytes.flatten(0, -2))
+
+    def of(self, i: int) -> BlockView:
+        """One weight of a stack."""
+        return replace(self, bytes=self.bytes[i])
+
+    def rows(self, begin: int, end: int) -> BlockView:
+        return replace(self, bytes=self.bytes[begin:end])
+
+
+Target = torch.Tensor | QuantizedView | BlockView
 """The part of a weight where the values of a checkpoint's tensor go."""
 
 
@@ -55,7 +82,7 @@ Target = torch.Tensor | QuantizedView
 class Build:
     """Kernels to call, and where and in which dtype to allocate weights.
 
-    With `defers_matrices`, matrices that may be quantised get their memory from `place_matrices`.
+    With `defers_matrices`, matrices that may be quantised, or lie in blocks, get their memory from `place_matrices`.
     """
 
     ops: Ops
@@ -67,7 +94,7 @@ class Build:
     def weight(self, row: Weight) -> torch.Tensor:
         """An unwritten weight; loading fills it, or has it lie where the file is mapped."""
         dtype = torch.float32 if row.in_float32 else self.dtype
-        if self.defers_matrices and row.can_be_quantised:
+        if self.defers_matrices and (row.can_be_quantised or row.can_be_blocks):
             return torch.empty(row.shape, dtype=dtype, device="meta")
         return pages.empty(*row.shape, dtype=dtype, device=self.device)
 
@@ -86,14 +113,23 @@ class Build:
     def deferring(self) -> Build:
         return replace(self, defers_matrices=True)
 
-    def place_matrices(self, model: Module, quantization: Quantization) -> None:
+    def place_matrices(self, model: Module, quantization: AnyQuantization) -> None:
         """Gives the deferred matrices of `model` their memory, quantised or in the model's dtype."""
-        for module, _, row in model.weights():
-            if not isinstance(module, Matrix) or not row.can_be_quantised:
+        for module, attribute, row in model.weights():
+            if not (row.can_be_quantised or row.can_be_blocks):
+                continue
+            if not isinstance(module, Matrix):
+                setattr(module, attribute, pages.empty(*row.shape, dtype=self.dtype, device=self.device))
                 continue
             *rows, columns = row.shape
             if not quantization.quantises(row):
                 module.weight = pages.empty(*row.shape, dtype=self.dtype, device=self.device)
+                continue
+            if isinstance(quantization, BlockQuantization):
+                module.blocks = quantization.blocks_of(row)
+                assert module.blocks is not None, "it is in blocks"
+                shape = _shape_in_blocks(module.blocks, tuple(row.shape))
+                module.weight = pages.empty(*shape, dtype=torch.uint8, device=self.device)
                 continue
             group_size = quantization.group_size
             groups = () if group_size is None else (int8.num_groups(columns, group_size),)
@@ -112,6 +148,9 @@ def checkpoint_views(module: Module, prefix: str = "") -> Iterator[tuple[str, Ta
         target: Target = weight
         if isinstance(owner, Matrix) and owner.weight_scale is not None and attribute == "weight":
             target = QuantizedView(weight, owner.weight_scale, owner.group_size)
+        if isinstance(owner, Matrix) and owner.blocks is not None and attribute == "weight":
+            yield from zip(row.names, _parts_in_blocks(row, weight, owner.blocks), strict=True)
+            continue
         yield from zip(row.names, _parts(row, target), strict=True)
 
 
@@ -135,3 +174,26 @@ def _parts(row: Weight, target: Target) -> Iterator[Target]:
             end = begin + size
             yield target.rows(begin, end) if isinstance(target, QuantizedView) else target[begin:end]
             begin = end
+
+
+def _shape_in_blocks(blocks: Blocks, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Of the bytes of a weight that has this shape."""
+    *outer, in_size = shape
+    if len(blocks) > 1:
+        return (num_bytes(blocks, in_size),)
+    return (*outer, BLOCK_FORMATS[blocks[0][0]].row_bytes(in_size))
+
+
+def _parts_in_blocks(row: Weight, weight: torch.Tensor, blocks: Blocks) -> Iterator[BlockView]:
+    """The part of each of the row's names in a weight in blocks."""
+    name, in_size = blocks[0][0], row.in_size
+    if row.role == "experts":
+        whole = BlockView(weight, name, in_size)
+        yield from [whole] if row.is_stack else (whole.of(i) for i in range(len(row.names)))
+        return
+    begin, flat = 0, weight.view(-1)
+    for size in row.sizes or (row.out_size // len(row.names),) * len(row.names):
+        first, last = (num_bytes(rows_of(blocks, 0, rows), in_size) for rows in (begin, begin + size))
+        ((name, rows),) = rows_of(blocks, begin, begin + size)
+        yield BlockView(flat[first:last].view(rows, -1), name, in_size)
+        begin += size

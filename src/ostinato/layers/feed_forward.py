@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ostinato.layers.linear import Linear, Matrix, PackedLinear
 from ostinato.layers.module import Builder, Module, Multiplier
@@ -46,7 +46,8 @@ class GatedMLP(Module):
         super().__init__()
         size = intermediate_size
         multiplier: Multiplier = 1.0 if gate_multiplier == 1.0 else ((gate_multiplier, size), (1.0, size))
-        self.gate_up = PackedLinear(build, hidden_size, (("gate_proj", size), ("up_proj", size)), bias, multiplier)
+        parts = (("gate_proj", size), ("up_proj", size))
+        self.gate_up = PackedLinear(build, hidden_size, parts, bias, multiplier, is_gated=True)
         self.down_proj = Linear(build, size, hidden_size, bias, down_multiplier)
 
     def forward(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
@@ -86,7 +87,9 @@ class Experts(Module):
 
     def _run(self, x: torch.Tensor, choices: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
         up, down = self.up, self.down
-        quantization = () if up.weight_scale is None else (up.weight_scale, down.weight_scale, up.group_size)
+        quantization: tuple[Any, ...] = ()
+        if up.quantization:
+            quantization = (up.weight_scale, down.weight_scale, up.group_size, up.blocks, down.blocks)
         return self.ops.moe(x, choices, up.weight, down.weight, self.activation, residual, *quantization)
 
 

@@ -6,22 +6,26 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ostinato.layers.module import Builder, Module, Multiplier
+from ostinato.ops.blocks.formats import Blocks, num_bytes, rows_of
 from ostinato.plan.weights import Role
 
 if TYPE_CHECKING:
-    from typing import Any
-
     import torch
 
 
 class Matrix(Module):
-    """A module with one weight, or a stack of them, that may be quantised. `weight_scale` and `group_size` are None
-    where it is not, or where all of a row has one scale."""
+    """A module with one weight, or a stack of them, that may be quantised: as integers of 8 bits, or as `blocks`.
+
+    `weight_scale` and `group_size` are those of integers, `group_size` being None where all of a row has one scale.
+    `blocks` says how the rows of a weight in blocks lie, or those of each in a stack. Such a weight is uint8
+    [out, bytes of a row], or [bytes] where rows have different formats.
+    """
 
     def __init__(self, build: Builder, *shape: int, role: Role, **facts: Any) -> None:
         super().__init__()
         self.weight_scale: torch.Tensor | None = None
         self.group_size: int | None = None
+        self.blocks: Blocks | None = None
         self.weight = self.own(build, "weight", *shape, role=role, **facts)
 
     def own_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
@@ -30,9 +34,11 @@ class Matrix(Module):
             yield "weight_scale", self.weight_scale
 
     @property
-    def quantization(self) -> tuple[torch.Tensor, int | None] | tuple[()]:
-        """What a kernel takes behind its other arguments: the scales, and how many elements share one."""
-        return () if self.weight_scale is None else (self.weight_scale, self.group_size)
+    def quantization(self) -> tuple[torch.Tensor | None, int | None, Blocks | None] | tuple[()]:
+        """What a kernel takes behind its other arguments: the scales, how many elements share one, and the blocks."""
+        if self.weight_scale is None and self.blocks is None:
+            return ()
+        return self.weight_scale, self.group_size, self.blocks
 
 
 class Linear(Matrix):
@@ -93,20 +99,26 @@ class PackedLinear(Linear):
         bias: bool = False,
         multiplier: Multiplier = 1.0,
         in_multiplier: float = 1.0,
+        **facts: Any,
     ) -> None:
-        names, sizes = tuple(f"{name}.weight" for name, _ in parts), tuple(size for _, size in parts)
-        super().__init__(build, in_size, sum(sizes), bias, multiplier, in_multiplier, names=names, sizes=sizes)
+        facts |= {"names": tuple(f"{name}.weight" for name, _ in parts), "sizes": tuple(size for _, size in parts)}
+        super().__init__(build, in_size, sum(facts["sizes"]), bias, multiplier, in_multiplier, **facts)
 
     def part(self, x: torch.Tensor, begin: int, end: int) -> torch.Tensor:
         """[tokens, in] -> [tokens, end - begin]: these outputs alone."""
         assert self.in_multiplier == 1.0, "a part takes its input as it is"
         bias, scale = (None if each is None else each[begin:end] for each in (self.bias, self.scale))
+        if self.blocks is not None:
+            first, last = (num_bytes(rows_of(self.blocks, 0, rows), x.shape[1]) for rows in (begin, end))
+            some = rows_of(self.blocks, begin, end)
+            return self.op(x, self.weight.view(-1)[first:last], bias, None, None, scale, None, None, None, some)
         quantization = () if self.weight_scale is None else (self.weight_scale[begin:end], self.group_size)
         return self.op(x, self.weight[begin:end], bias, None, None, scale, None, *quantization)
 
 
 class Embedding(Matrix):
-    """Token embedding times `multiplier`. If it `is_tied`, its weight is the LM head's, and may be quantised."""
+    """Token embedding times `multiplier`. If it `is_tied`, its weight is the LM head's, and may be quantised. It may
+    lie in blocks anyway."""
 
     def __init__(
         self, build: Builder, vocab_size: int, hidden_size: int, multiplier: float = 1.0, is_tied: bool = False
@@ -120,6 +132,7 @@ class Embedding(Matrix):
 
     def forward(self, token_ids: torch.Tensor) -> torch.Tensor:
         """[tokens] -> [tokens, hidden]"""
-        if self.weight_scale is None:
+        if not self.quantization:
             return self.op(token_ids, self.weight, self.multiplier)
-        return self.op(token_ids, self.weight, self.multiplier, *self.quantization, self.dtype)
+        scale, group_size, blocks = self.quantization
+        return self.op(token_ids, self.weight, self.multiplier, scale, group_size, self.dtype, blocks)

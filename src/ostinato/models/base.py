@@ -120,14 +120,8 @@ class CausalLM(Module, ABC):
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """[positions, hidden] -> [positions, vocab] float32"""
         head: Matrix = self.embedding if self.spec.tied_embeddings else self.lm_head
-        return self.build.ops.linear(
-            hidden,
-            head.weight,
-            scale=self.logits_scale,
-            out_dtype=self.build.float32,
-            weight_scale=head.weight_scale,
-            group_size=head.group_size,
-        )
+        scale, out_dtype = self.logits_scale, self.build.float32
+        return self.build.ops.linear(hidden, head.weight, None, None, None, scale, out_dtype, *head.quantization)
 
     def checkpoint_name(self, name: str) -> str | None:
         """The name under which this model knows the checkpoint's tensor `name`; None: known, and not loaded."""

@@ -12,13 +12,15 @@ from typing import Any
 from ostinato.config import EngineConfig
 from ostinato.demo import CHECKPOINTS, checkpoint_dir
 from ostinato.errors import ConfigError, ModelError, Remedy
+from ostinato.formats.gguf.names import checkpoint_name
 from ostinato.formats.gguf.split import all_parts
 from ostinato.formats.parts import gguf_header, is_gguf, read_part
+from ostinato.formats.quantization_config import stored_weights
 from ostinato.models.named import NAMED, named_file
 from ostinato.models.registry import MODELS
 from ostinato.models.table import with_table
+from ostinato.ops.blocks.formats import BLOCK_FORMATS
 from ostinato.plain_data import read_json
-from ostinato.plan.compressed_tensors import stored_quantization
 from ostinato.plan.model import ModelSpec, VisionSpec
 from ostinato.plan.quantization_setting import with_quantization
 from ostinato.plan.speculation.drafter import with_drafter
@@ -80,18 +82,23 @@ def load_spec(config: EngineConfig) -> ModelSpec:
     `with_drafter` and `with_quantization`.
     """
     directory = resolve_model_dir(config.model, config.revision, PLANNED_FROM)
-    model = model_spec(read_config(directory))
-    if is_gguf(directory):
-        model = replace(model, stored_blocks=_stored_blocks(directory))
+    model = _spec_of(directory)
     if model.vision is not None:
         model = replace(model, vision=with_smallest_item(model.vision, directory))
     draft = None
     if config.speculative is not None and config.speculative.model is not None:
         try:
-            draft = model_spec(read_config(resolve_model_dir(config.speculative.model, files=("config.json",))))
+            draft = _spec_of(resolve_model_dir(config.speculative.model, files=("config.json",)))
         except ModelError as error:
             raise ModelError(f"the draft model: {error.message}", error.remedies) from error
     return with_quantization(config, with_drafter(config, model, draft))
+
+
+def _spec_of(directory: Path) -> ModelSpec:
+    model = model_spec(read_config(directory))
+    if not is_gguf(directory):
+        return model
+    return replace(model, stored_blocks=_stored_blocks(directory), stored_formats=_stored_formats(directory))
 
 
 def read_config(directory: Path) -> dict[str, Any]:
@@ -113,6 +120,13 @@ def _stored_blocks(path: Path) -> tuple[tuple[str, int], ...]:
     for tensor in gguf_header(path).tensors.values():
         sizes[tensor.type.name] += tensor.num_bytes
     return tuple(sizes.most_common())
+
+
+def _stored_formats(path: Path) -> tuple[tuple[str, str], ...]:
+    """The tensors of a GGUF file that lie in blocks which kernels know, as the checkpoint names them, with their
+    formats."""
+    named = ((checkpoint_name(each.name), each.type.name) for each in gguf_header(path).tensors.values())
+    return tuple((name, kind) for name, kind in named if name is not None and kind in BLOCK_FORMATS)
 
 
 def with_smallest_item(vision: VisionSpec, directory: Path) -> VisionSpec:
@@ -141,7 +155,7 @@ def model_spec(config: dict[str, Any]) -> ModelSpec:
         raise ModelError(f"config.json names no architecture (model_type); the known ones are {known}")
     if not isinstance(architecture, str) or architecture not in MODELS:
         raise ModelError(f"architecture {architecture!r} is not known; the known ones are {known}")
-    quantization = stored_quantization(config)
+    stored = stored_weights(config)
     reader = import_module(f"ostinato.models.{architecture}.spec")
     try:
         spec: ModelSpec = reader.model_spec(config)
@@ -149,10 +163,12 @@ def model_spec(config: dict[str, Any]) -> ModelSpec:
         raise ModelError(f"config.json is not one of a {architecture} model: {error}") from error
     _check_sizes(spec)
     spec = with_table(spec)
-    if quantization is not None and spec.tied_embeddings:
+    if stored is None:
+        return spec
+    if spec.tied_embeddings:
         # What a checkpoint quantises is linears; one that shares the embedding's matrix is stored as that.
-        quantization = replace(quantization, ignore=(*quantization.ignore, "lm_head"))
-    return replace(spec, stored_quantization=quantization, quantization=quantization)
+        stored = replace(stored, ignore=(*stored.ignore, "lm_head"))
+    return replace(spec, stored_quantization=stored, quantization=stored.quantization)
 
 
 def _check_sizes(spec: ModelSpec) -> None:

@@ -1,4 +1,4 @@
-"""Weights from a GGUF file into a model: blocks are expanded, and quantised anew where the plan says so."""
+"""Weights from a GGUF file into a model: blocks as they lie, or expanded, or quantised anew, as the plan says."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from ostinato.formats.gguf.header import TensorPlace
 from ostinato.formats.gguf.names import is_changed, pairs_neighbours
 from ostinato.formats.gguf.transforms import half_apart, restored
 from ostinato.formats.parts import gguf_header
-from ostinato.layers.build import QuantizedView, Target, checkpoint_views
+from ostinato.layers import pages
+from ostinato.layers.build import BlockView, QuantizedView, Target, checkpoint_views
 from ostinato.models.base import CausalLM
 from ostinato.models.gguf_places import heads_of, tensors_of_places
 from ostinato.ops import int8
@@ -58,7 +59,8 @@ def _rows(data: mmap.mmap, tensor: TensorPlace) -> torch.Tensor:
 
 
 def _put(rows: torch.Tensor, tensor: TensorPlace, place: Target, heads: int | None, quantize: int8.Quantize) -> None:
-    """Expands rows piece by piece into their place. `heads`: whose rows are put in the order of checkpoints."""
+    """Copies or expands rows piece by piece into their place. `heads`: whose rows are put in the order of
+    checkpoints."""
     if len(tensor.shape) < 2:
         assert isinstance(place, torch.Tensor), "vectors are not quantised"
         values = dequantize(tensor.type, rows)[0]
@@ -67,6 +69,12 @@ def _put(rows: torch.Tensor, tensor: TensorPlace, place: Target, heads: int | No
     of_head = 1 if heads is None else len(rows) // heads
     step = max(1, PIECE // tensor.shape[-1] // of_head) * of_head
     for begin in range(0, len(rows), step):
+        if isinstance(place, BlockView):
+            assert place.name == tensor.type.name, "blocks stay as they lie"
+            lying = rows[begin : begin + step]
+            place.bytes[begin : begin + step] = lying if heads is None else _half_apart(lying, len(lying) // of_head)
+            pages.drop(lying)
+            continue
         values = dequantize(tensor.type, rows[begin : begin + step])
         if heads is not None:
             values = half_apart(values, len(values) // of_head)

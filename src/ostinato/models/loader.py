@@ -18,6 +18,7 @@ from ostinato.models.base import CausalLM
 from ostinato.models.gguf_loader import load_gguf
 from ostinato.models.registry import make_model
 from ostinato.models.sources import find_sources, opened
+from ostinato.models.stored_loader import put_stored, tensors_of
 from ostinato.ops import int8
 from ostinato.plan.model import ModelSpec
 
@@ -60,7 +61,7 @@ def load_weights(
     places = dict(checkpoint_views(model))
     files = checkpoint_files(directory)
     sources, mismatch = find_sources(model, files, places)
-    if mismatch.missing or mismatch.unexpected or mismatch.misshapen:
+    if mismatch:
         raise ModelError(mismatch.message(directory))
     stored = model.spec.stored_quantization
     parameters = {parameter.data_ptr(): parameter for parameter in model.parameters()}
@@ -76,7 +77,9 @@ def load_weights(
                 tensor, place = tensors.get_tensor(source_name), places[name]
                 if source.is_transposed:
                     _put_transposed(tensor, place, quantize)
-                elif source.scale is None or stored is None:
+                elif stored is not None and source.is_quantised and stored.numbers != "int8":
+                    put_stored(stored, tensors_of(source), name, place, quantize)
+                elif stored is None or not source.is_quantised:
                     if isinstance(place, torch.Tensor):
                         if _stays_mapped(tensor, place, parameters):
                             pass
@@ -88,7 +91,7 @@ def load_weights(
                     else:
                         _quantize(tensor, place, quantize)
                 else:
-                    scale = _scale(source.scale)
+                    scale = _scale(source.parts["weight_scale"])
                     scale = scale.view(-1) if stored.group_size is None else _flat(scale)
                     _put_integers(tensor, scale, stored.group_size, place, parameters)
                 done += 1

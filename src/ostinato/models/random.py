@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from ostinato.layers.build import QuantizedView, checkpoint_views
+from ostinato.layers.build import BlockView, QuantizedView, checkpoint_views
 from ostinato.models.base import CausalLM
 from ostinato.ops import int8
 
@@ -25,6 +25,7 @@ def randomize_weights(model: CausalLM, seed: int, quantize: int8.Quantize = int8
     less_one = {name for _, _, row in model.weights() if row.is_less_one for name in row.names}
     for name, view in checkpoint_views(model):
         kind = name.rpartition(".")[2]
+        assert not isinstance(view, BlockView), "random weights are not made in a file's blocks"
         if isinstance(view, QuantizedView):
             begin = int(torch.randint(PERIOD, (), device=device, generator=generator))
             _quantize(view.flat(), drawn, begin, quantize)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -12,47 +11,55 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 
 from ostinato.errors import ModelError
-from ostinato.layers.build import Target
+from ostinato.formats import stored_parts
+from ostinato.layers.build import QuantizedView, Target
 from ostinato.models.base import CausalLM
-from ostinato.plan.quantization import Quantization
 
-PACKED = 4
-"""8-bit weights in one int32 of a packed tensor."""
+PLAIN = ("F32", "F16", "BF16")
+"""What safetensors calls the types of weights that are not quantised."""
 
-PARTS = ("weight_packed", "weight_scale", "weight_shape")
-"""What stands for a `weight` in a checkpoint of compressed-tensors. In format int-quantized an int8 tensor stands under
-that name itself, beside a `weight_scale`."""
+VALUES = "values"
+"""The part of a source that is the tensor of the weight's own name."""
 
 
 @dataclass
 class Source:
-    """The tensors that hold one weight: part -> (file, name there). The part is the tensor's own, or one of `PARTS`."""
+    """The tensors that hold one weight: part -> (file, name there). The part is `VALUES`, or what the checkpoint's
+    format calls it."""
 
     parts: dict[str, tuple[Path, str]] = field(default_factory=dict)
     is_transposed: bool = False
     """Whether it has rows for columns."""
+    is_quantised: bool = False
 
     @property
     def main(self) -> tuple[Path, str]:
         """The file and the name of the tensor with the values."""
-        return self.parts.get("weight_packed") or self.parts["values"]
-
-    @property
-    def scale(self) -> tuple[Path, str] | None:
-        return self.parts.get("weight_scale")
+        return next(self.parts[part] for part in (*stored_parts.PACKED, VALUES) if part in self.parts)
 
 
 @dataclass(frozen=True)
 class Mismatch:
-    """What keeps a checkpoint from being loaded: names of tensors, and sentences on their shapes."""
+    """What keeps a checkpoint from being loaded: names of tensors, and sentences on their shapes and types."""
 
     missing: list[str]
     unexpected: list[str]
     misshapen: list[str]
+    mistyped: list[str] = field(default_factory=list)
+    not_quantised: list[str] = field(default_factory=list)
+
+    def __bool__(self) -> bool:
+        return bool(self.missing or self.unexpected or self.misshapen or self.mistyped or self.not_quantised)
 
     def message(self, directory: Path) -> str:
         parts = [f"The weights in {directory} do not match its config.json."]
-        lists = (("missing", self.missing), ("left over", self.unexpected), ("wrong shape", self.misshapen))
+        lists = (
+            ("missing", self.missing),
+            ("left over", self.unexpected),
+            ("wrong shape", self.misshapen),
+            ("wrong type", self.mistyped),
+            ("not quantised, and not among the modules that its quantization_config leaves out", self.not_quantised),
+        )
         parts += [f"{title} ({len(names)}): {', '.join(names)}." for title, names in lists if names]
         return "\n".join(parts)
 
@@ -60,45 +67,53 @@ class Mismatch:
 def find_sources(
     model: CausalLM, files: list[Path], places: Mapping[str, Target]
 ) -> tuple[dict[str, Source], Mismatch]:
-    """The source of each place, and what is missing, left over or of another shape."""
+    """The source of each place, and what is missing, left over or of another shape or type."""
     stored = model.spec.stored_quantization
     sources: dict[str, Source] = {}
-    integers: set[str] = set()
-    unexpected, misshapen = [], []
+    unexpected, misshapen, mistyped = [], [], []
     for file in files:
         with opened(file) as tensors:
             for source_name in tensors.keys():  # noqa: SIM118 (safe_open is no mapping)
                 name = model.checkpoint_name(source_name)
                 if name is None:
                     continue
-                place, part = _place_and_part(name) if stored is not None else (name, "values")
-                if place not in places or (part != "values" and len(places[place].shape) < 2):
+                place, part = (name, VALUES) if stored is None else stored_parts.split(stored, name, VALUES)
+                if place not in places or (part != VALUES and len(places[place].shape) < 2):
                     unexpected.append(source_name)
                     continue
-                found = tensors.get_slice(source_name)
-                of_place = list(places[place].shape)
-                shape, expected = list(found.get_shape()), _shape(part, of_place, stored)
-                if part == "weight_shape" and shape in ([2], [len(of_place)]):
-                    shape = tensors.get_tensor(source_name).tolist()
-                    # Of a stack it may be that of one matrix of all rows.
-                    expected = of_place if len(shape) > 2 else [math.prod(of_place[:-1]), of_place[-1]]
                 source = sources.setdefault(place, Source())
+                source.parts[part] = (file, source_name)
+                found = tensors.get_slice(source_name)
+                shape, kind, of_place = list(found.get_shape()), found.get_dtype(), list(places[place].shape)
+                if part == VALUES:
+                    expected = of_place
+                    source.is_quantised = stored is not None and kind == stored_parts.type_of_values(stored)
+                    if kind not in PLAIN and not source.is_quantised:
+                        mistyped.append(f"{source_name} is {kind}, expected {', '.join(PLAIN[:-1])} or {PLAIN[-1]}")
+                else:
+                    assert stored is not None, "only quantised weights have parts"
+                    if part == "weight_shape" and shape in ([2], [len(of_place)]):
+                        shape = tensors.get_tensor(source_name).tolist()
+                    expected = stored_parts.shape(stored, part, of_place, shape)
+                    if kind not in stored_parts.types(part):
+                        wanted = " or ".join(stored_parts.types(part))
+                        mistyped.append(f"{source_name} is {kind}, expected {wanted}")
                 if shape != expected and place.endswith(model.transposable):
                     source.is_transposed = shape == [*expected[:-2], expected[-1], expected[-2]]
                 if shape != expected and not source.is_transposed:
                     misshapen.append(f"{source_name} is {shape}, expected {expected}")
-                if part == "values" and stored is not None and found.get_dtype() == "I8":
-                    integers.add(place)
-                source.parts[part] = (file, source_name)
-    missing = [name for name in places if name not in sources]
+    missing, not_quantised = [name for name in places if name not in sources], []
     for name, source in sources.items():
-        if "weight_packed" not in source.parts and "values" not in source.parts:
-            missing.append(f"{name}_packed")
-        elif source.scale is None and ("weight_packed" in source.parts or name in integers):
-            missing.append(f"{name}_scale")
-        elif source.scale is not None and "weight_packed" not in source.parts and name not in integers:
-            unexpected.append(source.scale[1])
-    return sources, Mismatch(sorted(missing), sorted(unexpected), misshapen)
+        if stored is None:
+            continue
+        absent, extra = stored_parts.complete(stored, source.parts, source.is_quantised)
+        missing += [stored_parts.name_of(name, part) for part in absent]
+        unexpected += [source.parts[part][1] for part in extra]
+        source.is_quantised |= VALUES not in source.parts
+        as_stored = stored.quantization is not None and isinstance(places[name], QuantizedView)
+        if as_stored and not source.is_quantised and not absent:
+            not_quantised.append(name)
+    return sources, Mismatch(sorted(missing), sorted(unexpected), misshapen, mistyped, not_quantised)
 
 
 @contextmanager
@@ -109,19 +124,3 @@ def opened(file: Path) -> Iterator[Any]:
             yield tensors
     except (SafetensorError, OSError) as error:
         raise ModelError(f"{file} cannot be read: {error}. It may be truncated; download it again.") from error
-
-
-def _place_and_part(name: str) -> tuple[str, str]:
-    parent, _, last = name.rpartition(".")
-    return (f"{parent}.weight", last) if last in PARTS else (name, "values")
-
-
-def _shape(part: str, place: list[int], stored: Quantization | None) -> list[int]:
-    """That a tensor should have."""
-    *rows, columns = place
-    if part == "weight_packed":
-        return [*rows, -(-columns // PACKED)]
-    if part == "weight_scale":
-        group_size = stored.group_size if stored is not None else None
-        return [*rows, 1 if group_size is None else -(-columns // group_size)]
-    return [2] if part == "weight_shape" else place

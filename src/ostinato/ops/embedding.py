@@ -6,6 +6,8 @@ import torch
 import torch.nn.functional as F
 
 from ostinato.ops import int8
+from ostinato.ops.blocks import dequantize as in_blocks
+from ostinato.ops.blocks.formats import Blocks
 
 
 def reference(
@@ -15,13 +17,19 @@ def reference(
     weight_scale: torch.Tensor | None = None,
     group_size: int | None = None,
     out_dtype: torch.dtype | None = None,
+    blocks: Blocks | None = None,
 ) -> torch.Tensor:
     """`token_ids` [tokens] int64, `weight` [vocab, hidden] -> their rows times `multiplier`, [tokens, hidden] in the
     dtype of `weight`.
 
     With `weight_scale` float32 [vocab] or [vocab, groups], `weight` is int8 (see `ops.int8`), and the result is in
-    `out_dtype`.
+    `out_dtype`. With `blocks`, `weight` is uint8 [vocab, bytes of a row] in one format (see `ops.blocks`), and so is
+    the result.
     """
+    if blocks is not None:
+        ((name, _),) = blocks
+        vectors = in_blocks.dequantize(name, F.embedding(token_ids, weight))
+        return (vectors * multiplier).to(out_dtype)
     if weight_scale is not None:
         vectors = int8.dequantize(F.embedding(token_ids, weight), weight_scale[token_ids], group_size)
         return (vectors * multiplier).to(out_dtype)

@@ -14,6 +14,7 @@ from functools import lru_cache
 from typing import Any, Literal, overload
 
 from ostinato.ops import scratch, work
+from ostinato.ops.blocks.formats import BLOCK_FORMATS, Blocks
 from ostinato.ops.launches import attention as attention_launches
 from ostinato.ops.launches import elementwise, products, state
 from ostinato.ops.launches import rotary as rotary_launches
@@ -52,6 +53,9 @@ class Implementation:
 
     matrix_units: str | None = None
     """What of it runs on matrix units, where the processor has them and no option of `deterministic` is on."""
+
+    block_formats: frozenset[str] = frozenset()
+    """Those of weights in blocks that it reads."""
 
     scratch: Callable[..., Scratch] | None = None
     """Its memory, where that counts."""
@@ -117,7 +121,11 @@ def _embedding(
     weight_scale: Any = None,
     group_size: int | None = None,
     out_dtype: Any = None,
+    blocks: Blocks | None = None,
 ) -> Any:
+    if blocks is not None:
+        kind = BLOCK_FORMATS[blocks[0][0]]
+        return (token_ids.shape[0], weight.shape[1] // kind.num_bytes * kind.elements), out_dtype
     return (token_ids.shape[0], weight.shape[1]), weight.dtype if weight_scale is None else out_dtype
 
 
@@ -135,9 +143,10 @@ def _linear(
     out_dtype: Any = None,
     weight_scale: Any = None,
     group_size: int | None = None,
+    blocks: Blocks | None = None,
 ) -> Any:
-    outputs = weight.shape[0] // 2 if activation == "swiglu" else weight.shape[0]
-    return (x.shape[0], outputs), out_dtype or x.dtype
+    outputs = weight.shape[0] if blocks is None else sum(rows for _, rows in blocks)
+    return (x.shape[0], outputs // 2 if activation == "swiglu" else outputs), out_dtype or x.dtype
 
 
 def _rms_norm(x: Any, weight: Any, eps: float, offset: float = 0.0) -> Any:
@@ -162,6 +171,10 @@ def _sample(logits: Any, *_: Any, **__: Any) -> Any:
 
 def _weighted_embedding(ids: Any, weights: Any, table: Any) -> Any:
     return (ids.shape[0], table.shape[1]), table.dtype
+
+
+ALL_BLOCKS = frozenset(BLOCK_FORMATS)
+NATIVE_BLOCKS: frozenset[str] = frozenset()
 
 
 class Operations:
@@ -198,7 +211,12 @@ class Operations:
         work=work.delta_rule,
     )
     delta_update = Operation(_delta_rule, part="state", work=work.delta_rule)
-    embedding = Operation(_embedding, triton=Implementation(launches=elementwise.embedding))
+    embedding = Operation(
+        _embedding,
+        Implementation(block_formats=ALL_BLOCKS),
+        Implementation(block_formats=NATIVE_BLOCKS),
+        triton=Implementation(launches=elementwise.embedding),
+    )
     encoder_attention = Operation(
         _like_first,
         native=Implementation(scratch=scratch.native_encoder_attention),
@@ -210,8 +228,9 @@ class Operations:
     layer_norm = Operation(_like_first, triton=Implementation(launches=elementwise.layer_norm), caller="encoder")
     linear = Operation(
         _linear,
-        Implementation(scratch=scratch.reference_quantized),
+        Implementation(block_formats=ALL_BLOCKS, scratch=scratch.reference_quantized),
         Implementation(
+            block_formats=NATIVE_BLOCKS,
             scratch=scratch.native_linear,
             deterministic=("fixed_order",),
             matrix_units=f"bfloat16 products of {LEAST_TILE_TOKENS} tokens or more",
@@ -221,8 +240,9 @@ class Operations:
     )
     moe = Operation(
         _like_first,
-        Implementation(reads_on_host=True),
+        Implementation(reads_on_host=True, block_formats=ALL_BLOCKS),
         Implementation(
+            block_formats=NATIVE_BLOCKS,
             scratch=scratch.native_moe,
             deterministic=("fixed_order",),
             matrix_units=f"bfloat16 tokens, {LEAST_EXPERT_TILE_TOKENS} or more for each expert",

@@ -89,6 +89,13 @@ ATTENTION_SLAB = 256
 EXPANDED_ELEMENTS = 2**22
 """Elements of 8-bit weights that a reference expands at a time."""
 
+INT4_STEPS = 8
+"""Scales that are tried for a group of 4-bit weights: the first spans its range, and each of the others so many percent
+less of it than the one before (`INT4_SHRINK`). Twice as many, or zero points beside the nearest, take off another 1 %
+of the squared error of normally distributed weights, where these take off 8 %."""
+
+INT4_SHRINK = 5
+
 
 def chunk_length(chunk_size: int, longest: int) -> int:
     """Tokens per chunk of a scan: the largest divisor of the model's `chunk_size` up to `longest`."""

@@ -189,7 +189,7 @@ def fit_with(config: EngineConfig, model: ModelSpec, device: DeviceSpec, setting
 
 def settle(config: EngineConfig, model: ModelSpec, device: DeviceSpec) -> Settled:
     """What can be decided before the limits are. ConfigError if given values contradict each other or the model."""
-    model = with_quantization(config, with_drafter(config, model))
+    model = with_quantization(config, with_drafter(config, model), device.kind)
     dtype, of_dtype = choose_dtype(config, model)
     ssm_state_dtype, of_ssm_dtype = choose_ssm_state_dtype(config, model)
     mode = choose_state_cache_mode(config, model)

@@ -12,6 +12,7 @@ from ostinato.ops.launches.table import Launch
 from ostinato.plan.device.catalogue import DeviceSpec
 from ostinato.plan.device.instruction_sets import has_matrix_units
 from ostinato.plan.model import ModelSpec
+from ostinato.plan.quantization import BlockQuantization
 
 KernelSetting = Literal["auto", "native", "triton", "reference"]
 
@@ -43,7 +44,8 @@ def choose_kernels(
     wanted and one has no native kernel: others may add in another order for other numbers of tokens.
     """
     ops = dict.fromkeys((*model.ops, *(model.drafter.ops if model.drafter is not None else ()), "sample"))
-    choices = {op: _choose(op, device, setting, deterministic) for op in ops}
+    formats = _block_formats(model)
+    choices = {op: _choose(op, device, setting, deterministic, formats) for op in ops}
     if setting in ("native", "triton"):
         lacking = [op for op, choice in choices.items() if choice.implementation != setting]
         if lacking:
@@ -61,7 +63,16 @@ def choose_kernels(
     return choices
 
 
-def _choose(op: str, device: DeviceSpec, setting: KernelSetting, deterministic: bool) -> KernelChoice:
+def _block_formats(model: ModelSpec) -> frozenset[str]:
+    """Of the weights in blocks, a draft model's too."""
+    models = [model] if model.drafter is None or model.drafter.model is None else [model, model.drafter.model]
+    chosen = [each.quantization for each in models]
+    return frozenset().union(*(each.used for each in chosen if isinstance(each, BlockQuantization)))
+
+
+def _choose(
+    op: str, device: DeviceSpec, setting: KernelSetting, deterministic: bool, formats: frozenset[str]
+) -> KernelChoice:
     if setting == "reference":
         implementation, reason = "reference", "kernels is reference"
     elif setting == "triton" or (setting == "auto" and device.kind == "cuda"):
@@ -78,6 +89,10 @@ def _choose(op: str, device: DeviceSpec, setting: KernelSetting, deterministic: 
     else:
         implementation, reason = "native", device.native.reason
     facts = OPERATIONS[op].implementation(implementation)
+    lacking = [] if facts is None else sorted(formats - facts.block_formats)
+    if lacking and OPERATIONS[op].reference.block_formats:
+        why = f"its {implementation} kernel reads no weights in blocks of {', '.join(lacking)}"
+        implementation, facts, reason = "reference", OPERATIONS[op].reference, why
     assert facts is not None, "what is chosen is there"
     if facts.matrix_units is not None and device.native.isa is not None and has_matrix_units(device.native.isa):
         in_order = deterministic and facts.deterministic

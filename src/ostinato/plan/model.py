@@ -9,7 +9,8 @@ from typing import Any, Literal
 
 from ostinato.plan.calls import NO_CALLS, Calls
 from ostinato.plan.mixers import NO_STATE, Mixer, StateArray, StateSpec
-from ostinato.plan.quantization import Quantization
+from ostinato.plan.quantization import AnyQuantization
+from ostinato.plan.stored_weights import StoredWeights
 from ostinato.plan.weights import Weight, num_elements
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
@@ -121,7 +122,7 @@ class DrafterSpec:
     """Outside the layers."""
     ops: tuple[str, ...] = ()
     model: ModelSpec | None = None
-    quantization: Quantization | None = None
+    quantization: AnyQuantization | None = None
     """Of a prediction head."""
     calls: Calls = NO_CALLS
     """For one token of a prediction head's draft."""
@@ -258,11 +259,13 @@ class ModelSpec:
     """The prediction head that the checkpoint has."""
     drafter: DrafterSpec | None = None
     """What makes drafts, where something with weights does."""
-    stored_quantization: Quantization | None = None
+    stored_quantization: StoredWeights | None = None
     """How the checkpoint's weights are quantised, where they are."""
     stored_blocks: tuple[tuple[str, int], ...] = ()
     """Of a GGUF file, the bytes of its tensors by type."""
-    quantization: Quantization | None = None
+    stored_formats: tuple[tuple[str, str], ...] = ()
+    """Of a GGUF file, the tensors that lie in blocks, as the checkpoint names them, and the format of each."""
+    quantization: AnyQuantization | None = None
     """How they are while the model runs, a prediction head's among them."""
     vision: VisionSpec | None = None
     """The encoder of images, for models that have one."""
@@ -364,7 +367,7 @@ def _plain_bytes(weights: Iterable[Weight], dtype: str) -> int:
     return sum(weight.num_elements * (4 if weight.in_float32 else DTYPE_BYTES[dtype]) for weight in weights)
 
 
-def saved_bytes(weights: Iterable[Weight], quantization: Quantization | None, dtype: str) -> int:
+def saved_bytes(weights: Iterable[Weight], quantization: AnyQuantization | None, dtype: str) -> int:
     """What quantisation saves of `weights`, which are named as in the checkpoint, in a model that runs in `dtype`."""
     if quantization is None:
         return 0

@@ -141,7 +141,7 @@ def make_plan(config: EngineConfig, model: ModelSpec, device: DeviceSpec) -> Pla
     model, dtype, ssm_state_dtype = settled.model, settled.dtype, settled.ssm_state_dtype
     decisions = [*fitted.decisions, *prefix_decisions(fitted)]
     decisions += quantization_decisions(config, model, dtype, settled.kernels)
-    decisions += expansion_decisions(model, dtype)
+    decisions += expansion_decisions(config, model, dtype, settled.kernels, device.kind)
     if not config.enable_chunked_prefill and fitted.limits.max_num_batched_tokens < fitted.limits.max_model_len:
         reason = (
             f"without chunked prefill a prompt of more than {fitted.limits.max_num_batched_tokens} tokens "

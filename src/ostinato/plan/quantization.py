@@ -1,11 +1,15 @@
-"""Quantised weights: which matrices become 8-bit integers, and what they take."""
+"""Quantised weights: which matrices are 8-bit integers or lie in blocks, and what they take."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
 
+from ostinato.ops.blocks.formats import BLOCK_FORMATS, Blocks, merged
+from ostinato.ops.blocks.formats import num_bytes as bytes_of_blocks
 from ostinato.plan.weights import Weight
 
 SCALE_BYTES = 4
@@ -24,6 +28,7 @@ class Quantization:
     group_size: int | None = None
     ignore: tuple[str, ...] = ()
     ignores_stacks: bool = False
+    numbers: Literal["int8"] = "int8"
 
     @property
     def name(self) -> str:
@@ -49,12 +54,102 @@ class Quantization:
         return weight.out_size * (weight.in_size + SCALE_BYTES * groups)
 
     def _ignores(self, name: str) -> bool:
-        # The backbone of a hybrid has two names among checkpoints.
-        spellings = (name, re.sub(r"^model\.", "backbone.", name), re.sub(r"^backbone\.", "model.", name))
-        for entry in self.ignore:
-            if entry.startswith("re:"):
-                if any(re.match(entry.removeprefix("re:"), spelling) for spelling in spellings):
-                    return True
-            elif entry in spellings:
+        return is_named(name, self.ignore)
+
+
+@dataclass(frozen=True)
+class BlockQuantization:
+    """Weights that lie in blocks (`ops/blocks/formats.py`).
+
+    `formats` are those of a file, by its tensors' names in the checkpoint's spelling: what is not named there is no
+    block. Or every matrix that may be quantised has the `format`, but for those to `ignore`, as `Quantization` has it,
+    and for those whose rows are no whole blocks of it.
+    """
+
+    formats: tuple[tuple[str, str], ...] = ()
+    format: str | None = None
+    ignore: tuple[str, ...] = ()
+    ignores_stacks: bool = False
+    numbers: Literal["blocks"] = "blocks"
+
+    @property
+    def name(self) -> str:
+        """As the setting has it, or the formats, the most frequent first."""
+        if self.format is not None:
+            return self.format
+        kinds = [name for _, name in self.formats]
+        return ", ".join(sorted(set(kinds), key=lambda name: (-kinds.count(name), name)))
+
+    @property
+    def used(self) -> frozenset[str]:
+        """The names of all formats."""
+        return frozenset(kind for _, kind in self.formats) if self.format is None else frozenset((self.format,))
+
+    @property
+    def group_size(self) -> None:
+        """Scales lie in the blocks."""
+        return
+
+    @property
+    def granularity(self) -> str:
+        if self.format is None:
+            return "blocks as they lie in the file"
+        return f"one scale and zero point per {BLOCK_FORMATS[self.format].elements} elements of a row"
+
+    def quantises(self, weight: Weight) -> bool:
+        return self.blocks_of(weight) is not None
+
+    def covers(self, names: Iterable[str], is_stack: bool = False) -> bool:
+        """Whether linears that share a weight are to be in blocks."""
+        if self.format is None:
+            return all(self._formats.get(f"{name}.weight") is not None for name in names)
+        return not (is_stack and self.ignores_stacks) and not any(is_named(name, self.ignore) for name in names)
+
+    def num_bytes(self, weight: Weight) -> int:
+        """Of a weight in blocks."""
+        blocks = self.blocks_of(weight)
+        assert blocks is not None, "it is in blocks"
+        return bytes_of_blocks(blocks, weight.in_size) * (weight.out_size // sum(rows for _, rows in blocks))
+
+    def blocks_of(self, weight: Weight) -> Blocks | None:
+        """How its rows lie, or those of each matrix in a stack; None for what stays in the model's dtype: what the file
+        has so, even if in part; stacks and gated matrices whose parts have different formats."""
+        rows = weight.shape[-2] if weight.role == "experts" else weight.out_size
+        if self.format is not None:
+            fits = weight.in_size % BLOCK_FORMATS[self.format].elements == 0
+            covered = weight.can_be_quantised and self.covers(weight.linears, weight.is_stack)
+            return ((self.format, rows),) if covered and fits else None
+        kinds = [self._formats.get(name) for name in weight.names]
+        if not weight.can_be_blocks or None in kinds or not kinds:
+            return None
+        if weight.role == "experts":
+            together = {*kinds, *(self._formats.get(name) for name in weight.beside)}
+            return ((str(kinds[0]), rows),) if len(together) == 1 else None
+        sizes = weight.sizes or (rows // len(kinds),) * len(kinds)
+        blocks = merged(tuple((str(kind), size) for kind, size in zip(kinds, sizes, strict=True)))
+        return None if weight.is_gated and len(blocks) > 1 else blocks
+
+    @cached_property
+    def _formats(self) -> dict[str, str]:
+        """Under each spelling of the tensors' names."""
+        return {spelling: kind for name, kind in self.formats for spelling in spellings(name)}
+
+
+AnyQuantization = Quantization | BlockQuantization
+"""Both say which weights are quantised (`quantises`), what these take (`num_bytes`), and what they are called."""
+
+
+def is_named(name: str, entries: Iterable[str]) -> bool:
+    """Whether one of the entries is this name, or `re:` and a pattern that it begins with."""
+    for entry in entries:
+        if entry.startswith("re:"):
+            if any(re.match(entry.removeprefix("re:"), spelling) for spelling in spellings(name)):
                 return True
-        return False
+        elif entry in spellings(name):
+            return True
+    return False
+
+
+def spellings(name: str) -> tuple[str, ...]:
+    """The backbone of a hybrid has two names among checkpoints."""
+    return name, re.sub(r"^model\.", "backbone.", name), re.sub(r"^backbone\.", "model.", name)

@@ -9,24 +9,25 @@ from ostinato.config import EngineConfig
 from ostinato.errors import ConfigError, Remedy
 from ostinato.plan.decision import Decision
 from ostinato.plan.kernels import KernelChoice
-from ostinato.plan.model import ModelSpec
-from ostinato.plan.quantization import Quantization
+from ostinato.plan.model import DTYPE_BYTES, ModelSpec
+from ostinato.plan.quantization import AnyQuantization, BlockQuantization, Quantization
+from ostinato.plan.stored_weights import StoredWeights
 from ostinato.units import format_bytes
 
 GIVEN = {"none": None, "int8": Quantization(None), "int8_g128": Quantization(128)}
 
 
-def with_quantization(config: EngineConfig, model: ModelSpec) -> ModelSpec:
+def with_quantization(config: EngineConfig, model: ModelSpec, device_kind: str = "cpu") -> ModelSpec:
     """`model`, and what makes its drafts, with their weights quantised as `config` asks, or as each checkpoint is.
 
     ConfigError if a checkpoint's weights are quantised already, in another way.
     """
-    chosen = _choose(config, model, "the checkpoint")
+    chosen = _choose(config, model, "the checkpoint", device_kind)
     drafter = model.drafter
     if drafter is not None and drafter.model is None:
         drafter = replace(drafter, quantization=chosen)
     elif drafter is not None and drafter.model is not None:
-        of_draft = _choose(config, drafter.model, "the draft model's checkpoint")
+        of_draft = _choose(config, drafter.model, "the draft model's checkpoint", device_kind)
         drafter = replace(drafter, model=replace(drafter.model, quantization=of_draft))
     return replace(model, quantization=chosen, drafter=drafter)
 
@@ -41,45 +42,78 @@ def quantization_decisions(
     return decisions
 
 
-def _choose(config: EngineConfig, model: ModelSpec, whose: str) -> Quantization | None:
+def _choose(config: EngineConfig, model: ModelSpec, whose: str, device_kind: str) -> AnyQuantization | None:
     stored = model.stored_quantization
+    runs_as = None if stored is None else stored.quantization
+    if config.quantization == "auto" and model.stored_formats and not _expands_because(config, device_kind):
+        return BlockQuantization(model.stored_formats)
     if config.quantization == "auto":
-        return stored
+        return runs_as
     wanted = GIVEN[config.quantization]
-    if stored is None or wanted is None:
+    if stored is None or runs_as is None or wanted is None:
         return wanted
-    if wanted.group_size == stored.group_size:
-        return stored
+    if wanted.name == runs_as.name:
+        return runs_as
     message = (
-        f"quantization {config.quantization}: {whose} holds 8-bit weights already, with {stored.granularity}; they are "
-        f"read as they are (auto), or become {config.dtype if config.dtype != 'auto' else model.dtype} again (none)"
+        f"quantization {config.quantization}: {whose} holds {stored.name} already; they are read as they are (auto), "
+        f"or become {config.dtype if config.dtype != 'auto' else model.dtype} again (none)"
     )
     raise ConfigError(message, [Remedy("quantization", "auto"), Remedy("quantization", "none")])
 
 
-def expansion_decisions(model: ModelSpec, dtype: str) -> list[Decision]:
+def _expands_because(config: EngineConfig, device_kind: str) -> str | None:
+    """Why the blocks of a GGUF file are expanded; None: they run as they lie."""
+    if config.quantization != "auto":
+        return f"quantization is {config.quantization}"
+    if config.random_weights:
+        return "random weights are made in the model's dtype"
+    return "no kernel for a GPU reads them as they lie" if device_kind == "cuda" else None
+
+
+def expansion_decisions(
+    config: EngineConfig, model: ModelSpec, dtype: str, kernels: Mapping[str, KernelChoice], device_kind: str
+) -> list[Decision]:
     """What becomes of the blocks of a GGUF file."""
     if not model.stored_blocks:
         return []
     stored = ", ".join(f"{name} {format_bytes(size)}" for name, size in model.stored_blocks)
-    effective = dtype if model.quantization is None else f"{model.quantization.name}, the others {dtype}"
-    in_file = sum(size for _, size in model.stored_blocks)
-    reason = (
-        "blocks are expanded while loading, since no kernel reads them as they lie yet: "
-        f"{format_bytes(model.weight_bytes(dtype))} instead of {format_bytes(in_file)}"
-    )
-    return [Decision("weights", stored, effective, reason)]
+    in_file = format_bytes(sum(size for _, size in model.stored_blocks))
+    size = format_bytes(model.weight_bytes(dtype))
+    chosen = model.quantization
+    if not isinstance(chosen, BlockQuantization):
+        effective = dtype if chosen is None else f"{chosen.name}, the others {dtype}"
+        because = _expands_because(config, device_kind) or "none of its types has kernels that read it as it lies"
+        reason = f"blocks are expanded while loading, since {because}: {size} instead of {in_file}"
+        return [Decision("weights", stored, effective, reason)]
+    expanded = [
+        name
+        for weight in model.table
+        if not chosen.quantises(weight)
+        for name in weight.names
+        if name in dict(chosen.formats)
+    ]
+    parts = [f"blocks run as they lie, copied while loading: {size}, the file has {in_file}"]
+    if expanded:
+        others = f" and {len(expanded) - 3} more" if len(expanded) > 3 else ""
+        names = f"{', '.join(expanded[:3])}{others}"
+        parts.append(f"expanded to {dtype}, as they share a product with tensors of other types: {names}")
+    lacking = [op for op in ("linear", "embedding", "moe") if op in kernels and kernels[op].implementation != "native"]
+    if lacking:
+        parts.append(
+            f"without a native kernel the reference of {', '.join(lacking)} expands them in every step, which is "
+            "slower than to expand them once (quantization none)"
+        )
+    return [Decision("weights", stored, f"{chosen.name} as they lie, the others {dtype}", "; ".join(parts))]
 
 
 def _decisions(
     topic: str, config: EngineConfig, model: ModelSpec, dtype: str, kernels: Mapping[str, KernelChoice]
 ) -> list[Decision]:
     chosen, stored = model.quantization, model.stored_quantization
+    if isinstance(chosen, BlockQuantization) and chosen.format is None:
+        return []  # which `expansion_decisions` tells
     if chosen is None:
-        if stored is None:
-            return []
-        reason = f"as given: the checkpoint's 8-bit weights become {dtype} while loading"
-        return [Decision(topic, config.quantization, "none", reason)]
+        return [] if stored is None else [_expansion(topic, config, model, stored, dtype)]
     linears = list(model.linears)
     covered = sum(chosen.covers(linear.names) for linear in linears)
     shared = "which is the embedding too" if model.tied_embeddings else "the embedding stays"
@@ -90,7 +124,7 @@ def _decisions(
     kept = "routers, norms and convolutions" if experts else "norms and convolutions"
     kept = kept if model.vision is None else f"the encoder of images, {kept}"
     parts = [
-        "as the checkpoint has them" if stored is not None else "made while loading",
+        _origin(stored),
         f"{covered} of {len(linears)} linear layers{also}, {head}, have {chosen.granularity}; {kept} stay in {dtype}",
         f"the weights take {format_bytes(model.weight_bytes(dtype))} instead of "
         f"{format_bytes(replace(model, quantization=None).weight_bytes(dtype))}",
@@ -99,3 +133,29 @@ def _decisions(
     if linear is not None and linear.implementation == "reference":
         parts.append("without a native kernel they are expanded in every step, which is slower than not to quantise")
     return [Decision(topic, config.quantization, chosen.name, "; ".join(parts))]
+
+
+def _origin(stored: StoredWeights | None) -> str:
+    if stored is None:
+        return "made while loading"
+    if stored.quantization is None:
+        return f"made while loading, of the checkpoint's {stored.name}, since {stored.expands_because}"
+    return "as the checkpoint has them"
+
+
+def _expansion(topic: str, config: EngineConfig, model: ModelSpec, stored: StoredWeights, dtype: str) -> Decision:
+    """What becomes of a checkpoint's quantised weights where nothing is quantised."""
+    why = "as given" if config.quantization == "none" else f"since {stored.expands_because}"
+    whole = model.weight_bytes(dtype)
+    in_files = whole - sum(
+        weight.num_elements * DTYPE_BYTES[dtype] - stored.num_bytes(weight)
+        for weight in model.table
+        if stored.covers(weight)
+    )
+    parts = [
+        f"the checkpoint's {stored.name}, become {dtype} while loading, {why}: {format_bytes(whole)} instead of about "
+        f"{format_bytes(in_files)}"
+    ]
+    if stored.wants_small_activations:
+        parts.append(f"activations stay in {dtype}, though its config has them in 8 bits too")
+    return Decision(topic, config.quantization, "none", "; ".join(parts))

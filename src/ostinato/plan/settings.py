@@ -13,7 +13,7 @@ from ostinato.plan.decision import Decision
 from ostinato.plan.device.catalogue import DeviceSpec
 from ostinato.plan.memory.state_cache import StateCacheMode
 from ostinato.plan.model import DTYPE_BYTES, ModelSpec, RopeSpec
-from ostinato.plan.quantization import Quantization
+from ostinato.plan.quantization import AnyQuantization
 
 
 class EffectiveSettings(EngineConfig):
@@ -26,7 +26,7 @@ class EffectiveSettings(EngineConfig):
 
     model_config = ConfigDict(strict=False)
 
-    quantization: Quantization | None = None  # type: ignore[assignment]
+    quantization: AnyQuantization | None = None  # type: ignore[assignment]
     max_num_seqs: int
     max_num_batched_tokens: int
     max_model_len: int
@@ -37,7 +37,7 @@ class EffectiveSettings(EngineConfig):
 
     @classmethod
     def of(
-        cls, config: EngineConfig, *, rope: RopeSpec | None, quantization: Quantization | None, **decided: Any
+        cls, config: EngineConfig, *, rope: RopeSpec | None, quantization: AnyQuantization | None, **decided: Any
     ) -> Self:
         """`config` with values for its open settings. A value that was given is never another one here."""
         asked = {name: getattr(config, name) for name in EngineConfig.model_fields}

@@ -34,10 +34,17 @@ class Weight:
     """Whether it gives the logits, as its own matrix or as the embedding that is tied to it."""
     is_stack: bool = False
     """Whether the checkpoint too has experts as one tensor, which is no linear there."""
+    is_gated: bool = False
+    """Whether the first half of its outputs are the gates of the others, so that both are read at a time."""
     stored_shape: tuple[int, ...] = ()
     """In the checkpoint, where that differs."""
     stored_transposed: bool = False
     """Whether the checkpoint has the first dimension last."""
+
+    @property
+    def can_be_blocks(self) -> bool:
+        """Whether it may lie in blocks: what can be quantised can, and the embedding, of which rows are looked up."""
+        return (self.can_be_quantised or self.role == "embedding") and not self.stored_shape
 
     @property
     def num_elements(self) -> int:

@@ -51,8 +51,10 @@ def compare_logits(engine: Engine, exact: EngineConfig, texts: Sequence[Text]) -
     No request of the engine runs; its prefix cache is emptied. `exact` is as `exact_config` gives it. ConfigError if
     the checkpoint itself is quantised, so that there are no other weights.
     """
-    if engine.spec.stored_quantization is not None:
-        raise ConfigError("the checkpoint holds 8-bit weights alone: there are no others to compare their logits with")
+    stored = engine.spec.stored_quantization
+    if stored is not None and stored.quantization is not None:
+        message = "the checkpoint holds quantised weights alone: there are no others to compare their logits with"
+        raise ConfigError(message)
     engine.reset_prefix_cache()
     longest = max(len(prompt) + len(answer) for prompt, answer in texts)
     plain = plain_config(exact.with_settings(max_model_len=max(longest, 2)), longest)

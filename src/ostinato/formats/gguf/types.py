@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ostinato.ops.blocks.formats import BLOCK_FORMATS
+
 
 @dataclass(frozen=True)
 class BlockType:
@@ -21,29 +23,34 @@ class BlockType:
         return 8 * self.num_bytes / self.elements
 
 
+def _supported(name: str) -> BlockType:
+    known = BLOCK_FORMATS[name]
+    return BlockType(name, known.elements, known.num_bytes, True)
+
+
 TYPES = {
     0: BlockType("F32", 1, 4, True),
     1: BlockType("F16", 1, 2, True),
-    2: BlockType("Q4_0", 32, 18, True),
-    3: BlockType("Q4_1", 32, 20, True),
-    6: BlockType("Q5_0", 32, 22, True),
-    7: BlockType("Q5_1", 32, 24, True),
-    8: BlockType("Q8_0", 32, 34, True),
+    2: _supported("Q4_0"),
+    3: _supported("Q4_1"),
+    6: _supported("Q5_0"),
+    7: _supported("Q5_1"),
+    8: _supported("Q8_0"),
     9: BlockType("Q8_1", 32, 40),
     10: BlockType("Q2_K", 256, 84),
     11: BlockType("Q3_K", 256, 110),
-    12: BlockType("Q4_K", 256, 144, True),
-    13: BlockType("Q5_K", 256, 176, True),
-    14: BlockType("Q6_K", 256, 210, True),
+    12: _supported("Q4_K"),
+    13: _supported("Q5_K"),
+    14: _supported("Q6_K"),
     15: BlockType("Q8_K", 256, 292),
     16: BlockType("IQ2_XXS", 256, 66),
     17: BlockType("IQ2_XS", 256, 74),
     18: BlockType("IQ3_XXS", 256, 98),
     19: BlockType("IQ1_S", 256, 50),
-    20: BlockType("IQ4_NL", 32, 18, True),
+    20: _supported("IQ4_NL"),
     21: BlockType("IQ3_S", 256, 110),
     22: BlockType("IQ2_S", 256, 82),
-    23: BlockType("IQ4_XS", 256, 136, True),
+    23: _supported("IQ4_XS"),
     24: BlockType("I8", 1, 1),
     25: BlockType("I16", 1, 2),
     26: BlockType("I32", 1, 4),

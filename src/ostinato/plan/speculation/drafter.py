@@ -10,7 +10,7 @@ from ostinato.errors import ConfigError, Remedy
 from ostinato.plan.decision import Decision, without_effect
 from ostinato.plan.memory.cache_split import kv_block_bytes, slots_per_request, state_slot_bytes
 from ostinato.plan.model import DrafterSpec, ModelSpec, RopeSpec
-from ostinato.plan.quantization import Quantization
+from ostinato.plan.quantization import AnyQuantization
 from ostinato.plan.rope import resolve_rope
 from ostinato.plan.speculation.widths import draft_numbers
 
@@ -34,7 +34,7 @@ class SpeculativePlan:
     architecture: str | None
     parameters: int
     weights: int
-    quantization: Quantization | None
+    quantization: AnyQuantization | None
     kv_block: int
     state_slot: int
     rope: RopeSpec | None

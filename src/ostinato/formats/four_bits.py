@@ -1,0 +1,112 @@
+"""4-bit weights of compressed-tensors, GPTQ and AWQ, unpacked from the tensors of a checkpoint.
+
+A weight is scale * (integer - zero point), with one scale and zero point for a group of elements of a row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+
+from ostinato.errors import ModelError
+from ostinato.formats import awq
+from ostinato.plan.stored_weights import StoredWeights
+
+Parts = Mapping[str, torch.Tensor]
+"""The tensors that hold one weight, by what a format calls them."""
+
+MIDDLE = 8
+"""The zero point of symmetric weights."""
+TOGETHER = 8
+"""Zero points of so many rows lie in one int32, so that rows are unpacked in multiples of it."""
+
+
+@dataclass(frozen=True)
+class FourBits:
+    """Some rows of a matrix."""
+
+    integers: torch.Tensor
+    """uint8 [rows, in], 0 to 15"""
+    scale: torch.Tensor
+    """float32 [rows, groups]"""
+    zero: torch.Tensor
+    """uint8 [rows, groups], 0 to 15"""
+
+    def dequantized(self, group_size: int | None, group_of: torch.Tensor | None = None) -> torch.Tensor:
+        """[rows, in] float32. `group_of` int64 [in]: the group of each element, where they are no neighbours."""
+        columns = self.integers.shape[1]
+        if group_of is None:
+            size = columns if group_size is None else group_size
+            scale, zero = (each.repeat_interleave(size, dim=1)[:, :columns] for each in (self.scale, self.zero))
+        else:
+            scale, zero = self.scale[:, group_of], self.zero[:, group_of]
+        # The difference of two small integers, so that nothing is rounded but the product.
+        return scale * (self.integers.to(torch.int8) - zero.to(torch.int8))
+
+
+def unpack(stored: StoredWeights, parts: Parts, begin: int, end: int, columns: int) -> FourBits:
+    """Rows `begin`, a multiple of `TOGETHER`, to `end` of a weight with `columns` elements per row."""
+    unpacker = _compressed_tensors if stored.method == "compressed-tensors" else _columns_first
+    return unpacker(stored, parts, begin, end, columns)
+
+
+def group_index(stored: StoredWeights, parts: Parts, name: str, columns: int) -> torch.Tensor | None:
+    """int64 [columns]: the group of each element of a row; None where groups are neighbours. ModelError where a
+    checkpoint has an order that its config does not tell of, or groups that there are no scales of."""
+    index = parts.get("g_idx", parts.get("weight_g_idx"))
+    if index is None or stored.group_size is None:
+        return None
+    groups = -(-columns // stored.group_size)
+    index = index.long()
+    if torch.equal(index, torch.arange(columns) // stored.group_size) or (index == -1).all():
+        return None
+    if not stored.in_groups_by_index:
+        raise ModelError(
+            f"the groups of {name} are in an order of their own, though config.json says that they are not (desc_act "
+            "or actorder)"
+        )
+    if int(index.min()) < 0 or int(index.max()) >= groups:
+        first, last = int(index.min()), int(index.max())
+        raise ModelError(f"{name} has elements in groups {first} to {last}; it has scales for {groups}")
+    return index
+
+
+def _compressed_tensors(stored: StoredWeights, parts: Parts, begin: int, end: int, columns: int) -> FourBits:
+    scale = parts["weight_scale"][begin:end].float()
+    if stored.has_zeros:
+        packed = parts["weight_zero_point"][begin // TOGETHER : -(-end // TOGETHER)]
+        zero = _nibbles(packed.t()).flatten(1).t()[: end - begin]
+    else:
+        zero = torch.full_like(scale, MIDDLE, dtype=torch.uint8)
+    integers = _nibbles(parts["weight_packed"][begin:end]).flatten(1)[:, :columns]
+    return FourBits(integers, scale, zero)
+
+
+def _columns_first(stored: StoredWeights, parts: Parts, begin: int, end: int, columns: int) -> FourBits:
+    """GPTQ and AWQ have inputs for rows and outputs for columns."""
+    some = slice(begin // TOGETHER, -(-end // TOGETHER))
+    scale = parts["scales"][:, begin:end].t().float()
+    zero = _nibbles(parts["qzeros"][:, some])
+    if stored.method == "awq":
+        packed = _in_awq_order(_nibbles(parts["qweight"][:, some]))
+        integers = packed.flatten(1).t()[: end - begin]
+        return FourBits(integers.contiguous(), scale, _in_awq_order(zero).flatten(1).t()[: end - begin])
+    packed = _nibbles(parts["qweight"][:, begin:end])  # [in / 8, rows, 8]
+    integers = packed.transpose(0, 1).flatten(1)[:, :columns]
+    # A zero point of 0 is stored as 15: less one, in four bits.
+    zero = (zero.flatten(1).t()[: end - begin] + stored.zero_offset) & 15
+    return FourBits(integers, scale, zero)
+
+
+def _nibbles(packed: torch.Tensor) -> torch.Tensor:
+    """int32 [a, b] -> uint8 [a, b, 8], the lowest four bits first."""
+    halves = packed.contiguous().view(-1).view(torch.uint8).view(*packed.shape, 4)
+    return torch.stack((halves & 15, halves >> 4), dim=-1).flatten(-2)
+
+
+def _in_awq_order(nibbles: torch.Tensor) -> torch.Tensor:
+    """The eight of AWQ's int32 in the order of the elements that they are."""
+    order = [awq.NIBBLES.index(i) for i in range(8)]
+    return nibbles[..., order]

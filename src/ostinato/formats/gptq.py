@@ -1,0 +1,67 @@
+"""GPTQ's config and tensors, as AutoGPTQ and GPTQModel write them. Imports no torch.
+
+For a linear there are `qweight` int32 [in / 8, out], whose int32 hold eight elements of a column, the first in the
+lowest bits; `qzeros` int32 [groups, out / 8], packed alike along its rows; `scales` [groups, out]; and `g_idx`
+int32 [in], the group of each element. Format `gptq` stores zero points less one, `gptq_v2` as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ostinato.formats.expectations import GROUP_SIZES, Expectations
+from ostinato.plan.stored_weights import StoredWeights
+
+PARTS = ("qweight", "qzeros", "scales", "g_idx")
+SUPPORTED = (
+    "supported: quant_method gptq with bits 4, group_size 32, 64, 128 or -1, desc_act or not, sym or not, "
+    "checkpoint_format gptq or gptq_v2, and the same for all modules"
+)
+ZERO_OFFSETS = {"gptq": 1, "gptq_v2": 0}
+"""By `checkpoint_format`."""
+
+
+def read(given: Mapping[str, Any]) -> StoredWeights:
+    config = Expectations(given, SUPPORTED)
+    config.expect("bits", 4)
+    group_size = config.expect("group_size", -1, *GROUP_SIZES)
+    desc_act = config.expect("desc_act", True, False, default=False)
+    config.expect("sym", True, False, default=True)
+    config.expect("pack_dtype", "int32", default="int32")
+    config.expect("lm_head", False, default=False)
+    config.expect("is_marlin_format", False, default=False)
+    config.refuse("modules_in_block_to_quantize", "adapter", "rotation")
+    spelled = "checkpoint_format" if "checkpoint_format" in given else "format"
+    form = config.expect(spelled, *ZERO_OFFSETS, default="gptq")
+    ignore = (*config.names("modules_to_not_convert"), *_skipped(config), "lm_head")
+    return StoredWeights(
+        "gptq",
+        "int4",
+        None if group_size == -1 else group_size,
+        ignore,
+        ignores_stacks=True,
+        has_zeros=True,
+        zero_offset=ZERO_OFFSETS[form],
+        in_groups_by_index=desc_act,
+    )
+
+
+def _skipped(config: Expectations) -> tuple[str, ...]:
+    """Linears that `dynamic` leaves out: its keys are patterns of names with `-:` before them. Others would give
+    modules bits or groups of their own."""
+    dynamic = config.given.get("dynamic") or {}
+    if not isinstance(dynamic, Mapping) or not all(str(key).startswith("-:") for key in dynamic):
+        raise config.unsupported("dynamic", dynamic)
+    return tuple(f"re:{key.removeprefix('-:')}" for key in dynamic)
+
+
+def shape(part: str, rows: int, columns: int, stored: StoredWeights) -> list[int]:
+    """Of a tensor that belongs to a weight [rows, columns]."""
+    groups = 1 if stored.group_size is None else -(-columns // stored.group_size)
+    return {
+        "qweight": [-(-columns // 8), rows],
+        "qzeros": [groups, -(-rows // 8)],
+        "scales": [groups, rows],
+        "g_idx": [columns],
+    }[part]

@@ -1,0 +1,79 @@
+"""Weights of 4 bits and of float8 from a checkpoint into their places."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import torch
+
+from ostinato.formats import float8, four_bits
+from ostinato.layers import pages
+from ostinato.layers.build import QuantizedView, Target
+from ostinato.models.sources import VALUES, Source, opened
+from ostinato.ops import int8
+from ostinato.plan.stored_weights import StoredWeights
+
+PIECE = 2**20
+"""Weights that are unpacked at once."""
+
+
+def tensors_of(source: Source) -> dict[str, torch.Tensor]:
+    """The tensors of a source by part, each where its file is mapped. They may lie in several files."""
+    tensors = {}
+    for part, (file, name) in source.parts.items():
+        with opened(file) as mapped:
+            tensors[part] = mapped.get_tensor(name)
+    return tensors
+
+
+def put_stored(
+    stored: StoredWeights, parts: Mapping[str, torch.Tensor], name: str, place: Target, quantize: int8.Quantize
+) -> None:
+    """Puts a weight, or a stack of them, in its place: as it is where the place takes such weights, or else expanded,
+    and quantised anew where the place is quantised. `parts` are its tensors. ModelError as `four_bits.group_index`."""
+    if len(place.shape) > 2:
+        for i in range(place.shape[0]):
+            of_matrix = {part: _of_matrix(tensor, part, i) for part, tensor in parts.items()}
+            put_stored(stored, of_matrix, name, place.of(i) if isinstance(place, QuantizedView) else place[i], quantize)
+        return
+    rows, columns = place.shape
+    group_of = None if stored.numbers == "float8" else four_bits.group_index(stored, parts, name, columns)
+    as_it_is = isinstance(place, QuantizedView) and stored.quantization is not None
+    for begin, end in _pieces(rows, columns):
+        if stored.numbers == "float8":
+            scale = parts.get("weight_scale_inv", parts.get("weight_scale"))
+            assert scale is not None, "sources are complete"
+            values = float8.expanded(stored, parts[VALUES][begin:end], scale, begin, columns)
+        else:
+            unpacked = four_bits.unpack(stored, parts, begin, end, columns)
+            if as_it_is:
+                _put_as_it_is(unpacked, place.rows(begin, end))
+                continue
+            values = unpacked.dequantized(stored.group_size, group_of)
+        if isinstance(place, QuantizedView):
+            place.rows(begin, end).put(values, quantize)
+        else:
+            place[begin:end].copy_(values)
+    for tensor in parts.values():
+        pages.drop(tensor)
+
+
+def _put_as_it_is(unpacked: four_bits.FourBits, place: QuantizedView) -> None:
+    """As 8-bit integers with the same scales."""
+    columns = place.weight.shape[1]
+    size = columns if place.group_size is None else place.group_size
+    zero = unpacked.zero.repeat_interleave(size, dim=1)[:, :columns]
+    torch.sub(unpacked.integers.view(torch.int8), zero.view(torch.int8), out=place.weight)
+    place.scale.copy_(unpacked.scale.view(place.scale.shape))
+
+
+def _of_matrix(tensor: torch.Tensor, part: str, i: int) -> torch.Tensor:
+    """What belongs to the `i`th matrix of a stack; all of them share their shape and the order of their groups."""
+    return tensor if part in ("weight_shape", "weight_g_idx") or tensor.dim() < 2 else tensor[i]
+
+
+def _pieces(rows: int, columns: int) -> Iterator[tuple[int, int]]:
+    """(first, end) of rows with about `PIECE` elements, as `four_bits.unpack` takes them."""
+    step = max(1, PIECE // max(1, columns) // four_bits.TOGETHER) * four_bits.TOGETHER
+    for begin in range(0, rows, step):
+        yield begin, min(begin + step, rows)

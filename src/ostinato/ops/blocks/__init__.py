@@ -1,0 +1,1 @@
+"""Weights in blocks: their formats, and what they stand for."""

@@ -1,0 +1,79 @@
+"""The formats of weights that lie in blocks: so many elements of a row in so many bytes. Imports no torch.
+
+`dequantize.py` says which numbers they stand for. Those with names in capitals are GGUF's (github.com/ggml-org/ggml);
+the others are made here, of 4-bit checkpoints or of any weights.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+Blocks = tuple[tuple[str, int], ...]
+"""How the rows of a matrix lie: (name of a format, how many rows have it), one behind the other. Rows of one matrix
+have different formats where a file has them so and several of its tensors are one matrix here."""
+
+
+@dataclass(frozen=True)
+class BlockFormat:
+    """A row is a sequence of blocks of `elements` weights in `num_bytes` bytes each."""
+
+    name: str
+    elements: int
+    num_bytes: int
+
+    @property
+    def bits(self) -> float:
+        """Per weight."""
+        return 8 * self.num_bytes / self.elements
+
+    def row_bytes(self, in_size: int) -> int:
+        assert in_size % self.elements == 0, "a row is whole blocks"
+        return in_size // self.elements * self.num_bytes
+
+
+BLOCK_FORMATS = {
+    each.name: each
+    for each in (
+        BlockFormat("Q4_0", 32, 18),
+        BlockFormat("Q4_1", 32, 20),
+        BlockFormat("Q5_0", 32, 22),
+        BlockFormat("Q5_1", 32, 24),
+        BlockFormat("Q8_0", 32, 34),
+        BlockFormat("Q4_K", 256, 144),
+        BlockFormat("Q5_K", 256, 176),
+        BlockFormat("Q6_K", 256, 210),
+        BlockFormat("IQ4_NL", 32, 18),
+        BlockFormat("IQ4_XS", 256, 136),
+        BlockFormat("int4_g32", 32, 20),
+        BlockFormat("int4_g64", 64, 36),
+        BlockFormat("int4_g128", 128, 68),
+    )
+}
+"""By name. Where they have no native kernel, the reference expands them in every step."""
+
+
+def num_bytes(blocks: Blocks, in_size: int) -> int:
+    """Of all rows."""
+    return sum(rows * BLOCK_FORMATS[name].row_bytes(in_size) for name, rows in blocks)
+
+
+def merged(blocks: Blocks) -> Blocks:
+    """The same with neighbours of one format as one."""
+    found: list[tuple[str, int]] = []
+    for name, rows in blocks:
+        if found and found[-1][0] == name:
+            found[-1] = (name, found[-1][1] + rows)
+        else:
+            found.append((name, rows))
+    return tuple(found)
+
+
+def rows_of(blocks: Blocks, begin: int, end: int) -> Blocks:
+    """The rows `begin` to `end`."""
+    found, first = [], 0
+    for name, rows in blocks:
+        inside = min(end, first + rows) - max(begin, first)
+        if inside > 0:
+            found.append((name, inside))
+        first += rows
+    return tuple(found)
