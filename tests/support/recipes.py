@@ -249,6 +249,25 @@ def smollm3() -> PretrainedConfig:
     )
 
 
+def lfm2() -> PretrainedConfig:
+    """Short convolutions with biases, and an MLP whose size is adjusted."""
+    return transformers.Lfm2Config(
+        **COMMON,
+        layer_types=["conv", "full_attention", "conv", "conv", "full_attention"],
+        num_hidden_layers=5,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        conv_bias=True,
+        conv_L_cache=4,
+        intermediate_size=130,
+        block_multiple_of=24,
+        block_ffn_dim_multiplier=1.1,
+        norm_eps=1e-3,
+        rope_parameters={"rope_type": "default", "rope_theta": 700.0},
+        tie_word_embeddings=False,
+    )
+
+
 def mamba2() -> PretrainedConfig:
     """Layers of state alone."""
     config = {name: value for name, value in COMMON.items() if name != "max_position_embeddings"}
@@ -326,6 +345,7 @@ RECIPES: dict[str, Callable[[], PretrainedConfig]] = {
         falcon_h1_normed,
         granitemoehybrid,
         granitemoehybrid_dense,
+        lfm2,
         llama,
         mamba2,
         mistral,

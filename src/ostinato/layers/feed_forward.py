@@ -31,7 +31,8 @@ class MLP(Module):
 class GatedMLP(Module):
     """down_proj(silu(gate_proj(x)) * up_proj(x)) + residual.
 
-    `gate_multiplier` and `down_multiplier` scale the gate before its activation and the result (Falcon-H1).
+    `gate_multiplier` and `down_multiplier` scale the gate before its activation and the result (Falcon-H1). `names` are
+    the checkpoint's for gate, up and down.
     """
 
     def __init__(
@@ -42,12 +43,14 @@ class GatedMLP(Module):
         bias: bool = False,
         gate_multiplier: float = 1.0,
         down_multiplier: float = 1.0,
+        names: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj"),
     ) -> None:
         super().__init__()
         size = intermediate_size
         multiplier: Multiplier = 1.0 if gate_multiplier == 1.0 else ((gate_multiplier, size), (1.0, size))
-        self.gate_up = PackedLinear(build, hidden_size, (("gate_proj", size), ("up_proj", size)), bias, multiplier)
+        self.gate_up = PackedLinear(build, hidden_size, ((names[0], size), (names[1], size)), bias, multiplier)
         self.down_proj = Linear(build, size, hidden_size, bias, down_multiplier)
+        self.names = {"down_proj": names[2]}
 
     def forward(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
         """Both [tokens, hidden] -> [tokens, hidden]"""

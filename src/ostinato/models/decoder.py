@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ostinato.layers.attention import Attention
-from ostinato.layers.mamba2 import Mamba2Mixer
 from ostinato.layers.module import Builder, Module
 from ostinato.layers.norm import RMSNorm
 from ostinato.models.base import Backbone, CausalLM
@@ -31,7 +30,7 @@ class Block(Module):
         *,
         mlp: Module,
         attention: Attention | None = None,
-        mamba: Mamba2Mixer | None = None,
+        mamba: Module | None = None,
         experts: Module | None = None,
         names: dict[str, str] | None = None,
     ) -> None:

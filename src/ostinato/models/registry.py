@@ -12,6 +12,7 @@ MODELS = {
     "bamba": "bamba.model:Bamba",
     "falcon_h1": "falcon_h1.model:FalconH1",
     "granitemoehybrid": "granitemoehybrid.model:GraniteMoeHybrid",
+    "lfm2": "lfm2.model:Lfm2",
     "llama": "llama.model:Llama",
     "mamba2": "mamba2.model:Mamba2",
     "mistral": "llama.model:Llama",

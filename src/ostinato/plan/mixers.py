@@ -193,3 +193,33 @@ class Mamba2Spec:
         if self.num_heads % self.num_groups:
             return f"{self.num_heads} state heads, which {self.num_groups} groups cannot share"
         return None
+
+
+@dataclass(frozen=True)
+class ShortConvSpec:
+    """A short convolution alone, between two gates: its last inputs are the whole state."""
+
+    channels: int
+    width: int
+
+    kind: ClassVar[str] = "short convolution"
+    operations: ClassVar[Mapping[str, str | None]] = {"causal_conv1d": "conv"}
+    chunk_size: ClassVar[None] = None
+    scan_writes_states: ClassVar[bool] = True
+    rounds_stochastically: ClassVar[bool] = False
+    scan_flops: ClassVar[int] = 0
+
+    @property
+    def state(self) -> StateSpec:
+        return StateSpec((StateArray("conv", (self.width - 1, self.channels), "model"),))
+
+    @property
+    def sizes(self) -> Mapping[str, int]:
+        return {"channels": self.channels, "width": self.width}
+
+    @property
+    def conv_parameters(self) -> int:
+        return self.channels * self.width
+
+    def problem(self) -> str | None:
+        return None if self.width > 1 else f"a convolution of {self.width} taps; it should have 2 or more"
