@@ -9,6 +9,7 @@
 #include <nanobind/stl/vector.h>
 
 #include "arguments.h"
+#include "team.h"
 
 namespace ostinato {
 
@@ -23,6 +24,21 @@ inline bool from_python(PyObject* value, Checkpoints& to) {
     if (!nb::try_cast(nb::handle(value), triples)) return false;
     for (const auto& [row, offset, slot] : triples) to.push_back({row, offset, slot});
     return true;
+}
+
+// Calls body(row, part) for this thread's parts of the work along rows, each of which is cut into `parts`. A part costs
+// as much as its row has tokens, `length_of(row)`, and belongs to the thread in whose share of all work its middle lies.
+template <typename Length, typename Body>
+void each_own_part(const Team& team, std::int64_t rows, const Length& length_of, std::int64_t parts, Body&& body) {
+    std::int64_t work = 0, before = 0;
+    for (std::int64_t row = 0; row < rows; ++row) work += std::max<std::int64_t>(0, length_of(row)) * parts;
+    for (std::int64_t row = 0; row < rows; ++row) {
+        const std::int64_t length = length_of(row);
+        if (length <= 0) continue;
+        for (std::int64_t part = 0; part < parts; ++part, before += length) {
+            if ((2 * before + length) * team.size / (2 * work) == team.rank) body(row, part);
+        }
+    }
 }
 
 struct StepRow {

@@ -1,5 +1,5 @@
-"""Calls of operations that the steps of the benchmarks' models lack: experts, 8-bit weights, sampling. Their Triton
-launches are collected beside those of models (`check_triton.py`). All tensors are on the device `meta`."""
+"""Calls of operations that the steps of the benchmarks' models lack: experts, 8-bit weights, Mamba-1, sampling. Their
+Triton launches are collected beside those of models (`check_triton.py`). All tensors are on the device `meta`."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ EXPERTS = ((64, 6, 1), (256, 8, 8))
 """Their number, how many a token has, and in how many groups they are."""
 
 HIDDEN, INNER = 2048, 1024
+STATE_SIZE = 16
 
 
 def call_operations(dtype: torch.dtype) -> None:
@@ -28,6 +29,9 @@ def call_operations(dtype: torch.dtype) -> None:
             triton_kernel("linear")(x, weight, weight_scale=scale, group_size=group_size)
         for activation, rows in (("relu2", INNER), ("swiglu", 2 * INNER)):
             _call_experts(x, activation, rows)
+    for channels in (1536, 8192):
+        for state_dtype in (torch.float32, dtype):
+            _call_selective(channels, dtype, state_dtype)
     sample = triton_kernel("sample")
     logits, keys = _empty(8, 151_936, dtype=torch.float32), _empty(8, 2, dtype=torch.int32)
     sample(logits)
@@ -47,6 +51,28 @@ def _call_experts(x: torch.Tensor, activation: str, rows: int) -> None:
     for group_size in GROUP_SIZES:
         (up_weight, up_scale), (down_weight, down_scale) = (_quantized(each, group_size) for each in (up, down))
         moe(x, choices, up_weight, down_weight, activation, x, up_scale, down_scale, group_size)
+
+
+def _call_selective(channels: int, dtype: torch.dtype, state_dtype: torch.dtype) -> None:
+    """Decode rows with drafts and without, and prompts with a checkpoint and without."""
+    noise = None if state_dtype == torch.float32 else 3
+    states = _empty(1024, channels, STATE_SIZE, dtype=state_dtype)
+    for rows, tokens in ((1, 1), (64, 1), (256, 4)):
+        inputs, slots = _selective_inputs(rows * tokens, channels, dtype), _empty(rows, dtype=torch.int32)
+        writes = _empty(rows, tokens, dtype=torch.int32)
+        triton_kernel("selective_update")(*inputs, states, slots, writes, slots, noise)
+    inputs, slots = _selective_inputs(2048, channels, dtype), _empty(2, dtype=torch.int32)
+    starts = _empty(3, dtype=torch.int32)
+    for checkpoints in ((), ((0, 256, 1),)):
+        triton_kernel("selective_scan")(*inputs, states, starts, slots, slots, slots, checkpoints, noise)
+
+
+def _selective_inputs(tokens: int, channels: int, dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
+    """x, dt, A_log, B, C, D and dt_bias."""
+    x, b = _empty(tokens, channels, dtype=dtype), _empty(tokens, STATE_SIZE, dtype=dtype)
+    per_channel = _empty(channels, dtype=torch.float32)
+    rates = _empty(channels, STATE_SIZE, dtype=torch.float32)
+    return x, x, rates, b, b, per_channel, per_channel
 
 
 def _quantized(shape: tuple[int, ...], group_size: int | None) -> tuple[torch.Tensor, torch.Tensor]:

@@ -49,15 +49,27 @@ inline void allow_groups(float* values, std::int64_t count, std::int64_t groups,
     }
 }
 
+// The sum of e^(value - best) over `count` values, behind which is memory to whole vectors.
+inline float sum_of_powers(const float* values, std::int64_t count, float best) {
+    Float total = {};
+    for (std::int64_t i = 0; i < count; i += LANES) {
+        Float power = exp(load(values + i) - best);
+        for (std::int64_t lane = count - i; lane < LANES; ++lane) power[lane] = 0;
+        total += power;
+    }
+    return sum(total);
+}
+
 struct Route : Arguments {
     FIELD(Strided<VALUES>, x);  // [tokens, size]
     FIELD(Array<VALUES>, weight);  // [experts, size]
-    FIELD(Maybe<Array<FLOAT32>>, correction_bias);  // [experts]; without, a softmax over the chosen scores, not sigmoids
+    FIELD(Maybe<Array<FLOAT32>>, correction_bias);  // [experts]; without, a softmax of scores, not sigmoids
     FIELD(std::int64_t, top_k);
     FIELD(std::int64_t, num_groups);
     FIELD(std::int64_t, top_groups);
     FIELD(bool, normalize);
     FIELD(float, scaling);
+    FIELD(bool, over_all);  // of a softmax: over all scores, not over the chosen ones
     FIELD(Array<FLOAT32>, out);  // [tokens, 2, top_k] float32: numbers of experts, and weights
 };
 
@@ -107,6 +119,7 @@ void route(const Team& team, std::int64_t tokens, const Route& in) {
             weights[k] = bias ? value : exp(value - best);
             total += weights[k];
         }
+        if (!bias && in.over_all) total = sum_of_powers(of_token, experts, best);
         const float divisor = bias ? (in.normalize ? total + 1e-20f : 1.0f) : total;
         for (std::int64_t k = 0; k < top_k; ++k) weights[k] = weights[k] / divisor * in.scaling;
     }

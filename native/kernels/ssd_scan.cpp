@@ -187,22 +187,12 @@ void each_part(const Team& team, std::int64_t tokens, const SsdScan& in, Body&& 
     const std::int64_t in_group = (per_group + at_once - 1) / at_once, parts = groups * in_group;
 
     const auto starts = in.row_starts.at<const std::int32_t>();
-    const auto length_of = [&](std::int64_t row) {
-        return std::max<std::int64_t>(0, std::min<std::int64_t>(tokens, starts[row + 1]) - starts[row]);
-    };
-    std::int64_t work = 0, before = 0;
-    for (std::int64_t row = 0; row < rows; ++row) work += length_of(row) * parts;
-    for (std::int64_t row = 0; row < rows; ++row) {
-        const std::int64_t length = length_of(row);
-        if (length == 0) continue;
-        for (std::int64_t part = 0; part < parts; ++part, before += length) {
-            // A part belongs to the thread in whose share of all work its middle lies.
-            if ((2 * before + length) * team.size / (2 * work) != team.rank) continue;
-            const std::int64_t at = part % in_group * at_once;
-            body(row, starts[row] + length, part / in_group * per_group + at,
-                 static_cast<int>(std::min(at_once, per_group - at)));
-        }
-    }
+    const auto length_of = [&](std::int64_t row) { return std::min<std::int64_t>(tokens, starts[row + 1]) - starts[row]; };
+    each_own_part(team, rows, length_of, parts, [&](std::int64_t row, std::int64_t part) {
+        const std::int64_t at = part % in_group * at_once;
+        body(row, starts[row] + length_of(row), part / in_group * per_group + at,
+             static_cast<int>(std::min(at_once, per_group - at)));
+    });
 }
 
 void ssd_scan(const Team& team, std::int64_t tokens, const SsdScan& in) {

@@ -419,12 +419,15 @@ def test_the_sigmoid_router_chooses_within_the_best_groups_and_weighs_without_th
 
 
 @few
-@given(st.integers(1, 5), seeds)
-def test_the_softmax_router_weighs_the_chosen_experts_among_themselves(top_k: int, seed: int) -> None:
+@given(st.integers(1, 5), st.booleans(), seeds)
+def test_the_softmax_router_weighs_the_chosen_experts_among_themselves_or_all(
+    top_k: int, over_all: bool, seed: int
+) -> None:
     scores = normal(torch.Generator().manual_seed(seed), 3, 5)
-    ids, weights = route.reference(scores, torch.eye(5), None, top_k, scaling=0.5).unbind(1)
+    ids, weights = route.reference(scores, torch.eye(5), None, top_k, scaling=0.5, over_all=over_all).unbind(1)
     for token in range(3):
         expected = sorted(range(5), key=lambda expert: -float(scores[token, expert]))[:top_k]
-        powers = [math.exp(float(scores[token, expert])) for expert in expected]
+        powers = [math.exp(float(score)) for score in scores[token]]
+        total = sum(powers) if over_all else sum(powers[expert] for expert in expected)
         assert ids[token].tolist() == expected
-        assert weights[token].tolist() == pytest.approx([0.5 * power / sum(powers) for power in powers], rel=1e-5)
+        assert weights[token].tolist() == pytest.approx([0.5 * powers[e] / total for e in expected], rel=1e-5)

@@ -287,6 +287,57 @@ def mamba2() -> PretrainedConfig:
     )
 
 
+def mamba() -> PretrainedConfig:
+    """Layers of state alone, with a decay for each of its elements; no biases, tied embeddings."""
+    config = {name: value for name, value in COMMON.items() if name != "max_position_embeddings"}
+    return transformers.MambaConfig(
+        **config,
+        num_hidden_layers=3,
+        state_size=8,
+        conv_kernel=3,
+        expand=3,
+        use_conv_bias=False,
+        time_step_rank=5,
+        layer_norm_epsilon=1e-3,
+    )
+
+
+def falcon_mamba() -> PretrainedConfig:
+    """Norms without weights in the mixer; the inner size in its own key, beside an `expand` of another one."""
+    config = {name: value for name, value in COMMON.items() if name != "max_position_embeddings"}
+    return transformers.FalconMambaConfig(
+        **config,
+        num_hidden_layers=3,
+        expand=16,
+        intermediate_size=72,
+        use_bias=True,
+        layer_norm_epsilon=1e-3,
+        mixer_rms_eps=1e-2,
+        tie_word_embeddings=False,
+    )
+
+
+def jamba() -> PretrainedConfig:
+    """Mixers and attention without positions; experts weighed by a softmax over all of them, or an MLP."""
+    return transformers.JambaConfig(
+        **COMMON,
+        num_hidden_layers=5,
+        attn_layer_period=3,
+        attn_layer_offset=1,
+        expert_layer_period=2,
+        expert_layer_offset=1,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        intermediate_size=40,
+        num_experts=6,
+        num_experts_per_tok=3,
+        mamba_d_state=8,
+        mamba_d_conv=3,
+        mamba_proj_bias=True,
+        rms_norm_eps=1e-2,
+    )
+
+
 def falcon_h1() -> PretrainedConfig:
     """No norm in the mixer, and a bias on its input projection only."""
     return transformers.FalconH1Config(
@@ -343,10 +394,13 @@ RECIPES: dict[str, Callable[[], PretrainedConfig]] = {
         bamba,
         falcon_h1,
         falcon_h1_normed,
+        falcon_mamba,
         granitemoehybrid,
         granitemoehybrid_dense,
+        jamba,
         lfm2,
         llama,
+        mamba,
         mamba2,
         mistral,
         nemotron_h,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 
 import torch
 
@@ -75,8 +76,9 @@ class Build:
             return torch.cat([self._filled(count, value) for value, count in multiplier]) * factor
         return None if multiplier * factor == 1.0 else self._filled(size, multiplier * factor)
 
-    def constant(self, values: Sequence[float], dtype: str) -> torch.Tensor:
-        return torch.tensor(values, dtype=getattr(torch, dtype), device=self.device)
+    def constant(self, values: Sequence[float], dtype: str | torch.dtype) -> torch.Tensor:
+        dtype = getattr(torch, dtype) if isinstance(dtype, str) else dtype
+        return torch.tensor(values, dtype=dtype, device=self.device)
 
     def stack(self, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
         return torch.stack(list(tensors), dim=1)
@@ -116,8 +118,12 @@ def checkpoint_views(module: Module, prefix: str = "") -> Iterator[tuple[str, Ta
 def _parts(row: Weight, target: Target) -> Iterator[Target]:
     """The part of each of the row's names."""
     if row.role == "experts" and not row.is_stack:
-        for i in range(len(row.names)):
-            yield target.of(i) if isinstance(target, QuantizedView) else target[i]
+        # An expert's inward matrix may be two tensors, one behind the other.
+        parts = len(row.names) // row.shape[0]
+        size = row.shape[1] // parts
+        for i, part in product(range(row.shape[0]), range(parts)):
+            begin, end = part * size, (part + 1) * size
+            yield target.of(i).rows(begin, end) if isinstance(target, QuantizedView) else target[i][begin:end]
     elif len(row.names) == 1:
         if row.stored_shape:
             assert isinstance(target, torch.Tensor), "what is quantised is stored as it is"

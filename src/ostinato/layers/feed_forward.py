@@ -61,8 +61,8 @@ class Experts(Module):
     """The experts of a layer, stacked: [experts, out, in] each, inward (of a gated activation the gates first) and
     outward.
 
-    In the checkpoint each expert has its own tensors, `{i}.up_proj.weight` and `{i}.down_proj.weight`; or it has two
-    stacks as these are, with the names `stacked_as`.
+    In the checkpoint each expert has its own tensors, `{i}.up_proj.weight`, `{i}.down_proj.weight` and, of a gated
+    activation, `{i}.gate_proj.weight`; or it has two stacks as these are, with the names `stacked_as`.
     """
 
     def __init__(
@@ -71,8 +71,9 @@ class Experts(Module):
         super().__init__()
         self.ops = build.ops
         self.activation = activation
+        inward = ("gate_proj", "up_proj") if spec.is_gated else ("up_proj",)
         experts = range(spec.num_experts)
-        names = [tuple(f"{i}.{name}.weight" for i in experts) for name in ("up_proj", "down_proj")]
+        names = [tuple(f"{i}.{name}.weight" for i in experts for name in each) for each in (inward, ("down_proj",))]
         if stacked_as is not None:
             names = [(name,) for name in stacked_as]
         shapes = ((spec.num_experts, spec.inner_size, spec.size), (spec.num_experts, spec.size, spec.intermediate_size))

@@ -146,7 +146,7 @@ class Sketch:
     def scale(self, multiplier: Multiplier, size: int, factor: float) -> Any:
         return None if multiplier == factor == 1.0 else self.trace.input((size,), "float32")
 
-    def constant(self, values: Sequence[float], dtype: str) -> Any:
+    def constant(self, values: Sequence[float], dtype: Any) -> Any:
         return self.trace.input((len(values),), dtype)
 
     def stack(self, tensors: Sequence[Any]) -> Any:

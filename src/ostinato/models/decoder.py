@@ -57,6 +57,25 @@ class Block(Module):
         return x if self.experts is None else self.experts(y, x)
 
 
+class MixerBlock(Module):
+    """x + mixer(norm(x)), all that a layer of a pure state-space model is. The sum is in float32 whatever the model's
+    dtype is, if `residual_in_float32`."""
+
+    def __init__(
+        self, build: Builder, hidden_size: int, norm_eps: float, mixer: Module, residual_in_float32: bool
+    ) -> None:
+        super().__init__()
+        self.dtype = build.dtype
+        self.residual_dtype = build.float32 if residual_in_float32 else build.dtype
+        self.norm = RMSNorm(build, hidden_size, norm_eps)
+        self.mixer = mixer
+
+    def forward(self, x: torch.Tensor, _: None, step: StepInputs, memory: LayerMemory) -> torch.Tensor:
+        """[tokens, hidden] -> [tokens, hidden] in the dtype of the residual stream"""
+        # Norms see the residual rounded to the model's dtype; only the sum is kept in float32.
+        return self.mixer(self.norm(x.to(self.dtype)), step, memory, x.to(self.residual_dtype))
+
+
 class Decoder(CausalLM):
     """A language model that is a backbone and an LM head. An architecture adds its blocks."""
 

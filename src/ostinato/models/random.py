@@ -29,7 +29,7 @@ def randomize_weights(model: CausalLM, seed: int, quantize: int8.Quantize = int8
             _quantize(view.flat(), drawn, begin, quantize)
         elif kind == "A_log":
             view.uniform_(1, 16, generator=generator).log_()
-        elif kind == "dt_bias":
+        elif kind == "dt_bias" or name.endswith("dt_proj.bias"):
             step = torch.empty_like(view).uniform_(0.001, 0.1, generator=generator)
             view.copy_(step + torch.log(-torch.expm1(-step)))
         elif view.dim() == 1:

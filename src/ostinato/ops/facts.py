@@ -227,6 +227,21 @@ class Operations:
         native=Implementation(scratch=scratch.native_sample),
         triton=Implementation(launches=sample_launches.sample),
     )
+    selective_scan = Operation(
+        _like_first,
+        Implementation(reads_on_host=True, scratch=scratch.reference_selective_scan),
+        triton=Implementation(launches=state.selective_scan),
+        part="state",
+        caller="prefill",
+        work=work.selective_recurrence,
+    )
+    selective_update = Operation(
+        _like_first,
+        triton=Implementation(launches=state.selective_update),
+        part="state",
+        in_prompts="selective_scan",
+        work=work.selective_recurrence,
+    )
     ssd_scan = Operation(
         _like_first,
         Implementation(reads_on_host=True, scratch=scratch.reference_ssd_scan),

@@ -15,20 +15,22 @@ def reference(
     top_groups: int = 1,
     normalize: bool = False,
     scaling: float = 1.0,
+    over_all: bool = False,
 ) -> torch.Tensor:
     """The `top_k` best experts by the scores x W^T, which are computed in float32; of equal ones the lowest.
 
     `x` [tokens, hidden], `weight` [experts, hidden]. With a `correction_bias` [experts] float32 it is sigmoid routing
     (DeepSeek-V3, arXiv 2412.19437, section 2.1.2): the sigmoids of the scores are the weights, over their sum if
     `normalize`; the bias is added for the choice alone, in which only the `top_groups` groups take part whose two best
-    have the greatest sum. Without, the weights are the softmax over the chosen scores. All are multiplied by `scaling`.
+    have the greatest sum. Without, the weights are the softmax over the chosen scores, or those of the chosen in the
+    softmax `over_all`. All are multiplied by `scaling`.
 
     -> [tokens, 2, top_k] float32: the numbers of the experts, best first, and their weights.
     """
     scores = F.linear(x.float(), weight.float())
     if correction_bias is None:
         ids = _best(scores, top_k)
-        weights = scores.gather(1, ids).softmax(-1)
+        weights = scores.softmax(-1).gather(1, ids) if over_all else scores.gather(1, ids).softmax(-1)
     else:
         probabilities = scores.sigmoid()
         ids = _best(_allowed(probabilities + correction_bias, num_groups, top_groups), top_k)

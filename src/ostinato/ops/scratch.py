@@ -122,6 +122,12 @@ def reference_ssd_scan(
     return Scratch(FLOAT * (chunk + 3 * states * state_elements))
 
 
+def reference_selective_scan(*, tokens: int, channels: int, state_elements: int, states: int) -> Scratch:
+    """Of all tokens: x, steps, products of both and sums; and four copies of `states` states (before, decays, outputs
+    and as they are kept); all in float32."""
+    return Scratch(FLOAT * (4 * tokens * channels + 4 * states * state_elements))
+
+
 def reference_quantized(*, elements: int) -> Scratch:
     """Of 8-bit weights of so many elements: a slab, and its scales spread out, in float32."""
     return Scratch(2 * FLOAT * min(EXPANDED_ELEMENTS, elements))

@@ -34,6 +34,23 @@ def state_update(*, rows: int, num_heads: int, head_dim: int, state_size: int, c
     return (Launch("state_update_kernel", {"CHANNELS": channels, "COLUMNS": columns}, warps),)
 
 
+def selective_update(*, rows: int, channels: int, state_size: int, capability: int) -> tuple[Launch, ...]:
+    """Of decode rows. A thread holds up to 8 elements of the state."""
+    columns = power_of_two(state_size)
+    most = 32 if rows * channels <= 32 * FEW_PROGRAMS else 64
+    block = power_of_two(channels, most=max(1, most * 16 // columns))
+    warps = power_of_two(block * columns // 256, most=4)
+    return (Launch("selective_update_kernel", {"CHANNELS": block, "COLUMNS": columns}, warps),)
+
+
+def selective_scan(*, channels: int, state_size: int, capability: int) -> tuple[Launch, ...]:
+    """Of prompts: token after token, so that a program has few channels and the GPU many programs."""
+    columns = power_of_two(state_size)
+    block = power_of_two(channels, most=max(1, 512 // columns))
+    warps = power_of_two(block * columns // 256, most=4)
+    return (Launch("selective_scan_kernel", {"CHANNELS": block, "COLUMNS": columns}, warps, num_stages=1),)
+
+
 def causal_conv1d(*, channels: int, capability: int) -> tuple[Launch, ...]:
     """Of decode rows; of prompts' tokens; of the states after prompts. A call starts those that it has rows for."""
     block = power_of_two(channels, most=CONV_CHANNELS)

@@ -59,6 +59,7 @@ def choose_experts(
     group_size,
     HAS_BIAS: tl.constexpr,
     NORMALIZE: tl.constexpr,
+    OVER_ALL: tl.constexpr,
     TOP_K: tl.constexpr,
     TOP_K_WIDTH: tl.constexpr,
     NUM_GROUPS: tl.constexpr,
@@ -111,8 +112,12 @@ def choose_experts(
         if NORMALIZE:
             weights = weights / (tl.sum(tl.where(is_rank, weights, 0.0), 0) + 1e-20)
     else:
-        weights = tl.exp(weights - tl.max(weights, 0))
-        weights = weights / tl.sum(tl.where(is_rank, weights, 0.0), 0)
+        best = tl.max(weights, 0)
+        weights = tl.exp(weights - best)
+        if OVER_ALL:
+            weights = weights / tl.sum(tl.exp(score - best), 0)
+        else:
+            weights = weights / tl.sum(tl.where(is_rank, weights, 0.0), 0)
     where = choices + token * 2 * TOP_K + rank
     tl.store(where, ids.to(tl.float32), mask=is_rank)
     tl.store(where + TOP_K, weights * scaling, mask=is_rank)
@@ -127,6 +132,7 @@ def route(
     top_groups: int = 1,
     normalize: bool = False,
     scaling: float = 1.0,
+    over_all: bool = False,
 ) -> torch.Tensor:
     """As `ops.route`."""
     (tokens, hidden), experts = x.shape, weight.shape[0]
@@ -166,5 +172,6 @@ def route(
         group_size=experts // num_groups,
         HAS_BIAS=correction_bias is not None,
         NORMALIZE=normalize,
+        OVER_ALL=over_all,
     )
     return choices

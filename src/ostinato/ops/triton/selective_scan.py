@@ -1,0 +1,148 @@
+"""selective_scan: a program takes some channels of one row through the row, token by token.
+
+The state stays in registers; what a token brings is read as it comes. There is no scratch memory, and a state is read
+once and written where it is wanted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import triton
+import triton.language as tl
+
+from ostinato.ops.launches import state as launches
+from ostinato.ops.launches.table import cdiv
+from ostinato.ops.triton import launcher
+from ostinato.ops.triton.launcher import spread, to_dtype
+from ostinato.ops.triton.ragged import checkpoint_table
+from ostinato.ops.triton.rounding import rounded, step_size
+from ostinato.ops.triton.selective_update import advanced
+
+
+@triton.jit(do_not_specialize=["noise"])
+def selective_scan_kernel(
+    x,
+    dt,
+    A_log,
+    B,
+    C,
+    D,
+    dt_bias,
+    states,
+    row_starts,
+    start_positions,
+    read_slots,
+    write_slots,
+    checkpoints,
+    out,
+    noise,
+    rows,
+    channels,
+    state_size,
+    stride_x,
+    stride_dt,
+    stride_b,
+    stride_c,
+    stride_write,
+    HAS_NOISE: tl.constexpr,
+    CHANNELS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
+    row = tl.program_id(0)
+    start, end = tl.load(row_starts + row), tl.load(row_starts + row + 1)
+    if start < end:
+        channel = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
+        column = tl.arange(0, COLUMNS)
+        there, in_state = channel < channels, column < state_size
+        inside = there[:, None] & in_state[None, :]
+        slot_elements = tl.cast(channels, tl.int64) * state_size
+        place = channel[:, None] * state_size + column[None, :]
+        rates = -tl.exp(tl.load(A_log + place, mask=inside, other=0.0))
+        skip = tl.load(D + channel, mask=there, other=0.0)
+        bias = tl.load(dt_bias + channel, mask=there, other=0.0)
+        read, write = tl.load(read_slots + row).to(tl.int64), tl.load(write_slots + row * stride_write).to(tl.int64)
+        before = tl.load(start_positions + row) - start  # a token's position, less its number
+        is_read = inside & (spread(read, channel) > 0)[:, None]
+        state = tl.load(states + read * slot_elements + place, mask=is_read, other=0.0).to(tl.float32)
+        first, last = start * 0, start * 0
+        if checkpoints is not None:
+            first, last = tl.load(checkpoints + row), tl.load(checkpoints + row + 1)
+        token = start
+        for entry in range(first, last + 1):
+            # Up to the next checkpoint, and behind the last one to the end.
+            stop, slot = end, write
+            if checkpoints is not None and entry < last:
+                stop = start + tl.load(checkpoints + rows + 1 + 2 * entry)
+                slot = tl.load(checkpoints + rows + 2 + 2 * entry).to(tl.int64)
+            for number in range(token, stop):
+                at = read * 0 + number  # in int64
+                raw = tl.load(dt + at * stride_dt + channel, mask=there, other=0.0)
+                step = step_size(raw, bias, 0.0, float("inf"))
+                value = tl.load(x + at * stride_x + channel, mask=there, other=0.0).to(tl.float32)
+                b = tl.load(B + at * stride_b + column, mask=in_state, other=0.0).to(tl.float32)
+                c = tl.load(C + at * stride_c + column, mask=in_state, other=0.0).to(tl.float32)
+                state = advanced(state, rates, step, value, b)
+                y = tl.sum(state * c[None, :], axis=1) + skip * value
+                tl.store(out + at * channels + channel, to_dtype(y, out.dtype.element_ty), mask=there)
+                position = before + number
+                kept = rounded(state, channel, column, position, noise, state_size, states.dtype.element_ty, HAS_NOISE)
+                state = kept.to(tl.float32)
+            tl.store(states + slot * slot_elements + place, to_dtype(state, states.dtype.element_ty), mask=inside)
+            token = stop
+
+
+def selective_scan(
+    x: torch.Tensor,
+    dt: torch.Tensor,
+    A_log: torch.Tensor,
+    B: torch.Tensor,
+    C: torch.Tensor,
+    D: torch.Tensor,
+    dt_bias: torch.Tensor,
+    states: torch.Tensor,
+    row_starts: torch.Tensor,
+    start_positions: torch.Tensor,
+    read_slots: torch.Tensor,
+    write_slots: torch.Tensor,
+    checkpoints: Sequence[tuple[int, int, int]] = (),
+    noise: int | None = None,
+) -> torch.Tensor:
+    """See the reference."""
+    channels, state_size = states.shape[1:]
+    rows = read_slots.shape[0]
+    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    (launch,) = launches.selective_scan(channels=channels, state_size=state_size, capability=launcher.capability(x))
+    has_noise = noise is not None and states.dtype != torch.float32
+    table, _ = checkpoint_table(checkpoints, 0, rows, x.device)
+    launcher.run(
+        selective_scan_kernel,
+        (rows, cdiv(channels, launch.blocks["CHANNELS"])),
+        launch,
+        x=x,
+        dt=dt,
+        A_log=A_log,
+        B=B,
+        C=C,
+        D=D,
+        dt_bias=dt_bias,
+        states=states,
+        row_starts=row_starts,
+        start_positions=start_positions,
+        read_slots=read_slots,
+        write_slots=write_slots,
+        checkpoints=table,
+        out=out,
+        noise=noise if has_noise else 0,
+        rows=rows,
+        channels=channels,
+        state_size=state_size,
+        stride_x=x.stride(0),
+        stride_dt=dt.stride(0),
+        stride_b=B.stride(0),
+        stride_c=C.stride(0),
+        stride_write=write_slots.stride(0),
+        HAS_NOISE=has_noise,
+    )
+    return out
