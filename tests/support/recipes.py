@@ -268,6 +268,26 @@ def lfm2() -> PretrainedConfig:
     )
 
 
+def lfm2_moe() -> PretrainedConfig:
+    """Experts behind the first layer, chosen with a bias."""
+    return transformers.Lfm2MoeConfig(
+        **COMMON,
+        layer_types=["conv", "full_attention", "conv", "conv"],
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        intermediate_size=96,
+        moe_intermediate_size=20,
+        num_dense_layers=1,
+        num_experts=6,
+        num_experts_per_tok=3,
+        routed_scaling_factor=2.5,
+        norm_eps=1e-3,
+        rope_parameters={"rope_type": "default", "rope_theta": 700.0},
+        tie_word_embeddings=True,
+    )
+
+
 def mamba2() -> PretrainedConfig:
     """Layers of state alone."""
     config = {name: value for name, value in COMMON.items() if name != "max_position_embeddings"}
@@ -399,6 +419,7 @@ RECIPES: dict[str, Callable[[], PretrainedConfig]] = {
         granitemoehybrid_dense,
         jamba,
         lfm2,
+        lfm2_moe,
         llama,
         mamba,
         mamba2,

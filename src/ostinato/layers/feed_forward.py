@@ -62,24 +62,30 @@ class Experts(Module):
     outward.
 
     In the checkpoint each expert has its own tensors, `{i}.up_proj.weight`, `{i}.down_proj.weight` and, of a gated
-    activation, `{i}.gate_proj.weight`; or it has two stacks as these are, with the names `stacked_as`.
+    activation, `{i}.gate_proj.weight`, or others that `names` are for gate, up and down; or it has two stacks as these
+    are, with the names `stacked_as`.
     """
 
     def __init__(
-        self, build: Builder, spec: ExpertsSpec, activation: str, stacked_as: tuple[str, str] | None = None
+        self,
+        build: Builder,
+        spec: ExpertsSpec,
+        activation: str,
+        stacked_as: tuple[str, str] | None = None,
+        names: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj"),
     ) -> None:
         super().__init__()
         self.ops = build.ops
         self.activation = activation
-        inward = ("gate_proj", "up_proj") if spec.is_gated else ("up_proj",)
+        inward, outward = names[:2] if spec.is_gated else names[1:2], names[2:]
         experts = range(spec.num_experts)
-        names = [tuple(f"{i}.{name}.weight" for i in experts for name in each) for each in (inward, ("down_proj",))]
+        stored = [tuple(f"{i}.{name}.weight" for i in experts for name in each) for each in (inward, outward)]
         if stacked_as is not None:
-            names = [(name,) for name in stacked_as]
+            stored = [(name,) for name in stacked_as]
         shapes = ((spec.num_experts, spec.inner_size, spec.size), (spec.num_experts, spec.size, spec.intermediate_size))
         self.up, self.down = (
             Stack(build, shape, own, other, is_stack=stacked_as is not None)
-            for shape, own, other in zip(shapes, names, reversed(names), strict=True)
+            for shape, own, other in zip(shapes, stored, reversed(stored), strict=True)
         )
 
     def forward(self, x: torch.Tensor, choices: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:

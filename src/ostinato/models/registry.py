@@ -15,6 +15,7 @@ MODELS = {
     "granitemoehybrid": "granitemoehybrid.model:GraniteMoeHybrid",
     "jamba": "jamba.model:Jamba",
     "lfm2": "lfm2.model:Lfm2",
+    "lfm2_moe": "lfm2_moe.model:Lfm2Moe",
     "llama": "llama.model:Llama",
     "mamba": "mamba.model:Mamba",
     "mamba2": "mamba2.model:Mamba2",

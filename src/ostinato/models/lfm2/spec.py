@@ -29,6 +29,11 @@ class Lfm2Hyperparameters:
 
 def model_spec(config: dict[str, Any]) -> ModelSpec:
     """The spec of an `lfm2` config.json, in either spelling of its layer kinds and of its MLP's size."""
+    return lfm2_spec(config, "lfm2", _intermediate_size(config))
+
+
+def lfm2_spec(config: Mapping[str, Any], architecture: str, intermediate_size: int) -> ModelSpec:
+    """The spec of a model like LFM2."""
     flag_is(config, "block_use_swiglu", True)
     attention = attention_spec(config)
     conv = ShortConvSpec(integer(config, "hidden_size"), integer(config, "conv_L_cache", 3))
@@ -39,12 +44,12 @@ def model_spec(config: dict[str, Any]) -> ModelSpec:
     shared = shared_fields(config, default_tied=True)
     shared["tied_embeddings"] = flag(config, "tie_embedding", shared["tied_embeddings"])
     return ModelSpec(
-        architecture="lfm2",
+        architecture=architecture,
         **shared,
         layers=tuple(layers[kind] for kind in layer_kinds(config)),
         rope=parse_rope(config, attention.head_dim, default_theta=DEFAULT_THETA),
         hyperparameters=Lfm2Hyperparameters(
-            intermediate_size=_intermediate_size(config),
+            intermediate_size=intermediate_size,
             conv_bias=flag(config, "conv_bias", False),
             norm_eps=number(config, "norm_eps", 1e-5),
         ),
