@@ -42,6 +42,28 @@ FIRST_SPELLING = {
 """As the first checkpoints were published, with sizes of an MLP that is adjusted, and indices of attention layers."""
 
 
+MOE = {
+    "model_type": "lfm2_moe",
+    "conv_L_cache": 3,
+    "hidden_size": 2048,
+    "intermediate_size": 7168,
+    "max_position_embeddings": 128000,
+    "moe_intermediate_size": 1792,
+    "norm_eps": 1e-05,
+    "norm_topk_prob": True,
+    "num_attention_heads": 32,
+    "num_dense_layers": 2,
+    "num_experts": 32,
+    "num_experts_per_tok": 4,
+    "num_hidden_layers": 24,
+    "num_key_value_heads": 8,
+    "rope_theta": 1000000.0,
+    "routed_scaling_factor": 1.0,
+    "use_expert_bias": True,
+    "vocab_size": 65536,
+}
+
+
 def test_both_spellings_of_the_350m_checkpoint_are_one_model() -> None:
     spec = model_spec(SHAPE)
     assert spec == model_spec(FIRST_SPELLING)
@@ -71,6 +93,30 @@ def test_the_dtype_of_recurrences_is_no_matter_where_there_are_none() -> None:
     plans = [make_plan(EngineConfig(**settings), model_spec(SHAPE), device) for settings in ({}, given)]
     assert plans[0].memory == plans[1].memory
     assert not [each for each in plans[1].decisions if each.topic == "ssm_state_dtype"]
+
+
+def test_the_8b_checkpoint_with_experts_has_as_many_parameters_as_it_is_called_after() -> None:
+    """LFM2-8B-A1B: 8.3 billion parameters, of which a token meets 1.6 billion with the embedding."""
+    kinds = ["full_attention" if i in (2, 6, 10, 14, 18, 21) else "conv" for i in range(24)]
+    spec = model_spec(MOE | {"layer_types": kinds})
+    assert round(spec.num_parameters / 1e9, 1) == 8.3
+    assert round((spec.num_parameters - sum(layer.inactive_parameters for layer in spec.layers)) / 1e9, 1) == 1.6
+    assert [layer.experts is None for layer in spec.layers] == [True, True] + [False] * 22
+    assert {layer.experts.top_k for layer in spec.layers if layer.experts is not None} == {4}
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"layer_types": None}, ["layer_types"]),
+        ({"num_experts_per_tok": 33}, ["num_experts_per_tok = 33", "1 to 32"]),
+    ],
+)
+def test_experts_that_cannot_be_chosen_are_refused(changed: dict[str, Any], words: list[str]) -> None:
+    with pytest.raises(ModelError) as error:
+        model_spec(MOE | {"layer_types": ["conv"] * 24} | changed)
+    for word in words:
+        assert word in error.value.message
 
 
 @pytest.mark.parametrize(
