@@ -3,6 +3,7 @@
 #include <type_traits>
 
 #include "../bind.h"
+#include "../product.h"
 #include "../rows.h"
 #include "../simd.h"
 
@@ -15,9 +16,10 @@ constexpr std::int64_t GRAIN = 64;
 // Tokens that are computed together: each input is made wide once for all of them that it is an input of.
 constexpr int AT_ONCE = 4;
 
-// y[t][c] = silu(bias[c] + sum_j weight[j, c] * inputs[t + j][c]) for TOKENS tokens and `count` channels; the sum is in
-// the order of j. `weight` [width, stride] and `bias` as floats. W is the width, or 0 where it is not known.
-template <int W, int TOKENS, typename T>
+// y[t][c] = silu(bias[c] + sum_j weight[j, c] * inputs[t + j][c]), or with NONE the sum alone, for TOKENS tokens and
+// `count` channels; the sum is in the order of j. `weight` [width, stride] and `bias` as floats. W is the width, or 0
+// where it is not known.
+template <int W, int TOKENS, Activation ACTIVATION, typename T>
 void convolve(const T* const* inputs, const float* weight, std::int64_t stride, const float* bias, T* y,
               std::int64_t y_stride, std::int64_t count, int width) {
     const auto at_channel = [&](std::int64_t c, auto&& input, auto&& put) {
@@ -27,7 +29,7 @@ void convolve(const T* const* inputs, const float* weight, std::int64_t stride, 
             for (int t = 0; t < TOKENS; ++t) {
                 Float total = load(bias + c);
                 for (int j = 0; j < W; ++j) total = fma(wide[t + j], load(weight + j * stride + c), total);
-                put(y + t * y_stride + c, silu(total));
+                put(y + t * y_stride + c, activated(ACTIVATION, total, total));
             }
         } else {
             for (int t = 0; t < TOKENS; ++t) {
@@ -35,7 +37,7 @@ void convolve(const T* const* inputs, const float* weight, std::int64_t stride, 
                 for (int j = 0; j < width; ++j) {
                     total = fma(input(inputs[t + j] + c), load(weight + j * stride + c), total);
                 }
-                put(y + t * y_stride + c, silu(total));
+                put(y + t * y_stride + c, activated(ACTIVATION, total, total));
             }
         }
     };
@@ -54,6 +56,7 @@ struct CausalConv1d : StepRows {
     FIELD(Array<VALUES>, weight);  // [width, channels]
     FIELD(Maybe<Array<VALUES>>, bias);  // [channels]
     FIELD(Strided<VALUES>, conv_states);  // [slots, width - 1, channels]
+    FIELD(Activation, activation);  // SILU or NONE
     FIELD(Array<VALUES>, out);  // [tokens, channels]
 };
 
@@ -104,10 +107,22 @@ void causal_conv1d(const Team& team, std::int64_t tokens, const CausalConv1d& in
                 constexpr int TOKENS = at_once;
                 for (int i = 0; i < kept + TOKENS; ++i) inputs[i] = input(t - kept + i);
                 T* to = output(row.begin + t);
-                if (width == 4) {
-                    convolve<4, TOKENS>(inputs, weights, stride, biases, to, channels, count, width);
+                const auto with = [&](auto known, auto activation) {
+                    convolve<known, TOKENS, activation>(inputs, weights, stride, biases, to, channels, count, width);
+                };
+                constexpr std::integral_constant<int, 0> any_width;
+                constexpr std::integral_constant<Activation, NONE> none;
+                constexpr std::integral_constant<Activation, SILU> silu;
+                if (in.activation == NONE) {
+                    if (width == 3) {
+                        with(std::integral_constant<int, 3>{}, none);
+                    } else {
+                        with(any_width, none);
+                    }
+                } else if (width == 4) {
+                    with(std::integral_constant<int, 4>{}, silu);
                 } else {
-                    convolve<0, TOKENS>(inputs, weights, stride, biases, to, channels, count, width);
+                    with(any_width, silu);
                 }
             };
             const std::int64_t length = row.end - row.begin;

@@ -70,6 +70,7 @@ struct Route : Arguments {
     FIELD(bool, normalize);
     FIELD(float, scaling);
     FIELD(bool, over_all);  // of a softmax: over all scores, not over the chosen ones
+    FIELD(float, least_sum);
     FIELD(Array<FLOAT32>, out);  // [tokens, 2, top_k] float32: numbers of experts, and weights
 };
 
@@ -120,7 +121,7 @@ void route(const Team& team, std::int64_t tokens, const Route& in) {
             total += weights[k];
         }
         if (!bias && in.over_all) total = sum_of_powers(of_token, experts, best);
-        const float divisor = bias ? (in.normalize ? total + 1e-20f : 1.0f) : total;
+        const float divisor = bias ? (in.normalize ? total + in.least_sum : 1.0f) : total;
         for (std::int64_t k = 0; k < top_k; ++k) weights[k] = weights[k] / divisor * in.scaling;
     }
 }

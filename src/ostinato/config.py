@@ -88,12 +88,12 @@ class EngineConfig(BaseModel):
         "loading; auto is the checkpoint's own.",
     )
     ssm_state_dtype: Literal["auto", "bfloat16", "float16", "float32"] = Field(
-        "auto", description="Of the SSM state in slots; auto is the checkpoint's wish, else float32."
+        "auto", description="Of the states of recurrences in slots; auto is the checkpoint's wish, else float32."
     )
     ssm_state_rounding: Literal["nearest", "stochastic"] = Field(
         "nearest",
-        description="Of SSM states to 16 bits: to the nearest value, or to either neighbour with noise that leaves the "
-        "mean as it is (stochastic).",
+        description="Of these states to 16 bits: to the nearest value, or to either neighbour with noise that leaves "
+        "the mean as it is (stochastic).",
     )
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="Auto is a GPU if there is one.")
     max_num_seqs: int | None = Field(

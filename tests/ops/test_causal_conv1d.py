@@ -13,8 +13,11 @@ from ostinato.ops import causal_conv1d
 from tests.ops.test_state_ops import NAN, few, int32, normal, row_starts, same, seeds
 
 
-def convolve(history: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    """silu(bias + sum_j weight[j] x[t - width + 1 + j]) at every t of `history` [time, channels], zeros before it."""
+def convolve(
+    history: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, activation: str | None
+) -> torch.Tensor:
+    """silu(bias + sum_j weight[j] x[t - width + 1 + j]) at every t of `history` [time, channels], zeros before it;
+    without an activation the sum."""
     time, channels = history.shape
     width = len(weight)
     out = torch.zeros(time, channels, dtype=torch.float64)
@@ -24,7 +27,7 @@ def convolve(history: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | N
             for j in range(width):
                 if t - width + 1 + j >= 0:
                     total += float(weight[j, c]) * float(history[t - width + 1 + j, c])
-            out[t, c] = total / (1 + math.exp(-total))
+            out[t, c] = total / (1 + math.exp(-total)) if activation else total
     return out
 
 
@@ -40,6 +43,7 @@ def conv_state(history: torch.Tensor, width: int) -> torch.Tensor:
     decode_pasts=st.lists(st.integers(0, 5), max_size=3),
     prefills=st.lists(st.tuples(st.integers(0, 5), st.integers(0, 7)), max_size=3),
     has_bias=st.booleans(),
+    activation=st.sampled_from(["silu", None]),
     slab=st.sampled_from([1, 3, 32]),
     seed=seeds,
 )
@@ -49,6 +53,7 @@ def test_convolution_continues_each_row_from_its_read_slot(
     decode_pasts: list[int],
     prefills: list[tuple[int, int]],
     has_bias: bool,
+    activation: str | None,
     slab: int,
     seed: int,
 ) -> None:
@@ -97,8 +102,9 @@ def test_convolution_continues_each_row_from_its_read_slot(
             int32(*writes),
             len(decode_pasts),
             checkpoints,
+            activation,
         )
-    expected = [convolve(h, weight, bias)[past:] for (past, _), h in zip(rows, histories, strict=True)]
+    expected = [convolve(h, weight, bias, activation)[past:] for (past, _), h in zip(rows, histories, strict=True)]
     torch.testing.assert_close(out, torch.cat(expected).float(), atol=1e-5, rtol=1e-5)
     assert same(states, expected_states)
 

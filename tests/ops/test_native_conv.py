@@ -97,14 +97,17 @@ def make_step(
     )
 
 
-def convolve(history: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    """silu(bias + sum_j weight[j] x[t - width + 1 + j]) in float64 at every t, zeros before the first."""
+def convolve(
+    history: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, activation: str | None
+) -> torch.Tensor:
+    """silu(bias + sum_j weight[j] x[t - width + 1 + j]) in float64 at every t, zeros before the first; without an
+    activation the sum."""
     width = len(weight)
     padded = torch.cat((torch.zeros(width - 1, history.shape[1], dtype=torch.float64), history.double()))
     total = torch.zeros(history.shape, dtype=torch.float64) if bias is None else bias.double().expand(history.shape)
     for j in range(width):
         total = total + weight[j].double() * padded[j : j + len(history)]
-    return total / (1 + torch.exp(-total))
+    return total / (1 + torch.exp(-total)) if activation else total
 
 
 @few
@@ -113,6 +116,7 @@ def convolve(history: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | N
     width=st.integers(2, 5),
     channels=st.sampled_from([1, 3, 16, 37, 64, 150]),
     has_bias=st.booleans(),
+    activation=st.sampled_from(["silu", None]),
     dtype=dtypes,
     seed=seeds,
 )
@@ -124,6 +128,7 @@ def test_convolution_continues_each_row_from_its_read_slot(
     width: int,
     channels: int,
     has_bias: bool,
+    activation: str | None,
     dtype: torch.dtype,
     seed: int,
 ) -> None:
@@ -133,8 +138,10 @@ def test_convolution_continues_each_row_from_its_read_slot(
     generator = torch.Generator().manual_seed(seed)
     weight = torch.randn(width, channels, generator=generator).to(dtype)
     bias = torch.randn(channels, generator=generator).to(dtype) if has_bias else None
-    out = checked_kernel(isa, "causal_conv1d")(step.x, weight, bias, step.states, *step.rows)
-    expected = [convolve(h, weight, bias)[past:] for past, h in zip(step.pasts, step.histories, strict=True)]
+    out = checked_kernel(isa, "causal_conv1d")(step.x, weight, bias, step.states, *step.rows, activation)
+    expected = [
+        convolve(h, weight, bias, activation)[past:] for past, h in zip(step.pasts, step.histories, strict=True)
+    ]
     # In a sum near zero the error of its terms counts, and that of silu is at most the sum's.
     torch.testing.assert_close(out.double(), torch.cat(expected), atol=1e-5, rtol=rounding(dtype))
     assert same_bits(step.states, step.expected_states)

@@ -160,7 +160,7 @@ def test_sigmoid_routing_is_its_definition(
     x = spaced(normal(generator, tokens, size).to(dtype), 3)
     weight = normal(generator, num_groups * per_group, size).to(dtype)
     bias = normal(generator, num_groups * per_group)
-    options = (min(4, top_groups * per_group), num_groups, top_groups, normalize, 2.5)
+    options = (min(4, top_groups * per_group), num_groups, top_groups, normalize, 2.5, False, 0.3)
     out = checked_kernel(isa, "route")(x, weight, bias, *options)
     expected = route.reference(x, weight, bias, *options)
     assert torch.equal(out[:, 0], expected[:, 0])

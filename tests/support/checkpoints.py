@@ -24,7 +24,7 @@ def randomize(model: PreTrainedModel, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
         kind = name.rpartition(".")[2]
-        if not tensor.is_floating_point() or "rotary" in name or kind in ("embed_scale", "mup_vector"):
+        if not tensor.is_floating_point() or "inv_freq" in name or kind in ("embed_scale", "mup_vector"):
             continue
         if kind == "A_log":
             tensor.data.uniform_(-1.5, 1.5, generator=generator)

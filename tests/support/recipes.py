@@ -249,6 +249,45 @@ def smollm3() -> PretrainedConfig:
     )
 
 
+def lfm2() -> PretrainedConfig:
+    """Short convolutions with biases, and an MLP whose size is adjusted."""
+    return transformers.Lfm2Config(
+        **COMMON,
+        layer_types=["conv", "full_attention", "conv", "conv", "full_attention"],
+        num_hidden_layers=5,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        conv_bias=True,
+        conv_L_cache=4,
+        intermediate_size=130,
+        block_multiple_of=24,
+        block_ffn_dim_multiplier=1.1,
+        norm_eps=1e-3,
+        rope_parameters={"rope_type": "default", "rope_theta": 700.0},
+        tie_word_embeddings=False,
+    )
+
+
+def lfm2_moe() -> PretrainedConfig:
+    """Experts behind the first layer, chosen with a bias."""
+    return transformers.Lfm2MoeConfig(
+        **COMMON,
+        layer_types=["conv", "full_attention", "conv", "conv"],
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        intermediate_size=96,
+        moe_intermediate_size=20,
+        num_dense_layers=1,
+        num_experts=6,
+        num_experts_per_tok=3,
+        routed_scaling_factor=2.5,
+        norm_eps=1e-3,
+        rope_parameters={"rope_type": "default", "rope_theta": 700.0},
+        tie_word_embeddings=True,
+    )
+
+
 def mamba2() -> PretrainedConfig:
     """Layers of state alone."""
     config = {name: value for name, value in COMMON.items() if name != "max_position_embeddings"}
@@ -265,6 +304,57 @@ def mamba2() -> PretrainedConfig:
         chunk_size=32,
         layer_norm_epsilon=1e-3,
         tie_word_embeddings=True,
+    )
+
+
+def mamba() -> PretrainedConfig:
+    """Layers of state alone, with a decay for each of its elements; no biases, tied embeddings."""
+    config = {name: value for name, value in COMMON.items() if name != "max_position_embeddings"}
+    return transformers.MambaConfig(
+        **config,
+        num_hidden_layers=3,
+        state_size=8,
+        conv_kernel=3,
+        expand=3,
+        use_conv_bias=False,
+        time_step_rank=5,
+        layer_norm_epsilon=1e-3,
+    )
+
+
+def falcon_mamba() -> PretrainedConfig:
+    """Norms without weights in the mixer; the inner size in its own key, beside an `expand` of another one."""
+    config = {name: value for name, value in COMMON.items() if name != "max_position_embeddings"}
+    return transformers.FalconMambaConfig(
+        **config,
+        num_hidden_layers=3,
+        expand=16,
+        intermediate_size=72,
+        use_bias=True,
+        layer_norm_epsilon=1e-3,
+        mixer_rms_eps=1e-2,
+        tie_word_embeddings=False,
+    )
+
+
+def jamba() -> PretrainedConfig:
+    """Mixers and attention without positions; experts weighed by a softmax over all of them, or an MLP."""
+    return transformers.JambaConfig(
+        **COMMON,
+        num_hidden_layers=5,
+        attn_layer_period=3,
+        attn_layer_offset=1,
+        expert_layer_period=2,
+        expert_layer_offset=1,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        intermediate_size=40,
+        num_experts=6,
+        num_experts_per_tok=3,
+        mamba_d_state=8,
+        mamba_d_conv=3,
+        mamba_proj_bias=True,
+        rms_norm_eps=1e-2,
     )
 
 
@@ -324,9 +414,14 @@ RECIPES: dict[str, Callable[[], PretrainedConfig]] = {
         bamba,
         falcon_h1,
         falcon_h1_normed,
+        falcon_mamba,
         granitemoehybrid,
         granitemoehybrid_dense,
+        jamba,
+        lfm2,
+        lfm2_moe,
         llama,
+        mamba,
         mamba2,
         mistral,
         nemotron_h,

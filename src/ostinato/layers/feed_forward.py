@@ -31,7 +31,8 @@ class MLP(Module):
 class GatedMLP(Module):
     """down_proj(silu(gate_proj(x)) * up_proj(x)) + residual.
 
-    `gate_multiplier` and `down_multiplier` scale the gate before its activation and the result (Falcon-H1).
+    `gate_multiplier` and `down_multiplier` scale the gate before its activation and the result (Falcon-H1). `names` are
+    the checkpoint's for gate, up and down.
     """
 
     def __init__(
@@ -42,13 +43,15 @@ class GatedMLP(Module):
         bias: bool = False,
         gate_multiplier: float = 1.0,
         down_multiplier: float = 1.0,
+        names: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj"),
     ) -> None:
         super().__init__()
         size = intermediate_size
         multiplier: Multiplier = 1.0 if gate_multiplier == 1.0 else ((gate_multiplier, size), (1.0, size))
-        parts = (("gate_proj", size), ("up_proj", size))
+        parts = ((names[0], size), (names[1], size))
         self.gate_up = PackedLinear(build, hidden_size, parts, bias, multiplier, is_gated=True)
         self.down_proj = Linear(build, size, hidden_size, bias, down_multiplier)
+        self.names = {"down_proj": names[2]}
 
     def forward(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
         """Both [tokens, hidden] -> [tokens, hidden]"""
@@ -60,24 +63,30 @@ class Experts(Module):
     outward.
 
     In the checkpoint each expert has its own tensors, `{i}.up_proj.weight`, `{i}.down_proj.weight` and, of a gated
-    activation, `{i}.gate_proj.weight`; or it has two stacks as these are, with the names `stacked_as`.
+    activation, `{i}.gate_proj.weight`, or others that `names` are for gate, up and down; or it has two stacks as these
+    are, with the names `stacked_as`.
     """
 
     def __init__(
-        self, build: Builder, spec: ExpertsSpec, activation: str, stacked_as: tuple[str, str] | None = None
+        self,
+        build: Builder,
+        spec: ExpertsSpec,
+        activation: str,
+        stacked_as: tuple[str, str] | None = None,
+        names: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj"),
     ) -> None:
         super().__init__()
         self.ops = build.ops
         self.activation = activation
-        inward = ("gate_proj", "up_proj") if spec.is_gated else ("up_proj",)
+        inward, outward = names[:2] if spec.is_gated else names[1:2], names[2:]
         experts = range(spec.num_experts)
-        names = [tuple(f"{i}.{name}.weight" for i in experts for name in each) for each in (inward, ("down_proj",))]
+        stored = [tuple(f"{i}.{name}.weight" for i in experts for name in each) for each in (inward, outward)]
         if stacked_as is not None:
-            names = [(name,) for name in stacked_as]
+            stored = [(name,) for name in stacked_as]
         shapes = ((spec.num_experts, spec.inner_size, spec.size), (spec.num_experts, spec.size, spec.intermediate_size))
         self.up, self.down = (
             Stack(build, shape, own, other, is_stack=stacked_as is not None)
-            for shape, own, other in zip(shapes, names, reversed(names), strict=True)
+            for shape, own, other in zip(shapes, stored, reversed(stored), strict=True)
         )
 
     def forward(self, x: torch.Tensor, choices: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:

@@ -56,8 +56,8 @@ class Shape:
     def __sub__(self, _: int) -> Shape:
         return self
 
-    def __mul__(self, _: float) -> Shape:
-        return self._computed("mul", self.dtype)
+    def __mul__(self, other: float | Shape) -> Shape:
+        return self._traced.note("mul", (self, other), self.shape, self.dtype)
 
     def to(self, dtype: str) -> Shape:
         return self if dtype == self.dtype else self._computed("to", dtype, casts_from=self.dtype)

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ostinato.layers.attention import Attention
-from ostinato.layers.mamba2 import Mamba2Mixer
 from ostinato.layers.module import Builder, Module
 from ostinato.layers.norm import RMSNorm
 from ostinato.models.base import Backbone, CausalLM
@@ -31,7 +30,7 @@ class Block(Module):
         *,
         mlp: Module,
         attention: Attention | None = None,
-        mamba: Mamba2Mixer | None = None,
+        mamba: Module | None = None,
         experts: Module | None = None,
         names: dict[str, str] | None = None,
     ) -> None:
@@ -56,6 +55,25 @@ class Block(Module):
         y = self.post_attention_layernorm(x)
         x = self.mlp(y, x)
         return x if self.experts is None else self.experts(y, x)
+
+
+class MixerBlock(Module):
+    """x + mixer(norm(x)), all that a layer of a pure state-space model is. The sum is in float32 whatever the model's
+    dtype is, if `residual_in_float32`."""
+
+    def __init__(
+        self, build: Builder, hidden_size: int, norm_eps: float, mixer: Module, residual_in_float32: bool
+    ) -> None:
+        super().__init__()
+        self.dtype = build.dtype
+        self.residual_dtype = build.float32 if residual_in_float32 else build.dtype
+        self.norm = RMSNorm(build, hidden_size, norm_eps)
+        self.mixer = mixer
+
+    def forward(self, x: torch.Tensor, _: None, step: StepInputs, memory: LayerMemory) -> torch.Tensor:
+        """[tokens, hidden] -> [tokens, hidden] in the dtype of the residual stream"""
+        # Norms see the residual rounded to the model's dtype; only the sum is kept in float32.
+        return self.mixer(self.norm(x.to(self.dtype)), step, memory, x.to(self.residual_dtype))
 
 
 class Decoder(CausalLM):

@@ -11,8 +11,13 @@ from ostinato.plan.model import ModelSpec
 MODELS = {
     "bamba": "bamba.model:Bamba",
     "falcon_h1": "falcon_h1.model:FalconH1",
+    "falcon_mamba": "mamba.model:Mamba",
     "granitemoehybrid": "granitemoehybrid.model:GraniteMoeHybrid",
+    "jamba": "jamba.model:Jamba",
+    "lfm2": "lfm2.model:Lfm2",
+    "lfm2_moe": "lfm2_moe.model:Lfm2Moe",
     "llama": "llama.model:Llama",
+    "mamba": "mamba.model:Mamba",
     "mamba2": "mamba2.model:Mamba2",
     "mistral": "llama.model:Llama",
     "nemotron_h": "nemotron_h.model:NemotronH",

@@ -21,8 +21,10 @@ def reference(
     write_slots: torch.Tensor,
     num_decode_rows: int,
     checkpoints: Sequence[tuple[int, int, int]] = (),
+    activation: str | None = "silu",
 ) -> torch.Tensor:
     """y[t] = silu(bias + sum_j weight[j] * x[t - width + 1 + j]), with inputs before the row from its read slot.
+    Without an `activation` the sum is the result.
 
     `x` [tokens, channels]; `weight` [width, channels]; `conv_states` [slots, width - 1, channels], the last inputs
     before a position. Row r owns tokens `row_starts[r]:row_starts[r + 1]`; read slot 0 is the zero state. The first
@@ -39,7 +41,7 @@ def reference(
     if num_decode_rows:
         decode = x[:decode_tokens].unflatten(0, (num_decode_rows, tokens_per_row))
         window = torch.cat((_initial(conv_states, read_slots[:num_decode_rows]), decode), dim=1)
-        out[:decode_tokens] = _convolve(window.float(), weight, bias).flatten(0, 1)
+        out[:decode_tokens] = _convolve(window.float(), weight, bias, activation).flatten(0, 1)
         # The state after token i is the window's inputs i + 1 to i + kept.
         states = window.unfold(1, kept, 1)[:, 1:].transpose(2, 3)
         conv_states[write_slots[:num_decode_rows]] = states
@@ -49,7 +51,7 @@ def reference(
         if start == end:
             continue
         before = _initial(conv_states, read_slots[row : row + 1])[0]
-        _convolve_row(before, x[start:end], weight, bias, out[start:end])
+        _convolve_row(before, x[start:end], weight, bias, out[start:end], activation)
         for of_row, offset, slot in checkpoints:
             if of_row == row:
                 conv_states[slot] = _last_inputs(before, x[start : start + offset])
@@ -69,7 +71,12 @@ def _last_inputs(before: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
 
 
 def _convolve_row(
-    before: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor
+    before: torch.Tensor,
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    out: torch.Tensor,
+    activation: str | None,
 ) -> None:
     """`out` [tokens, channels] becomes the outputs of a row's tokens `x`, after the inputs `before` them."""
     kept, slab = len(before), len(x) if x.is_cuda else min(SLAB, len(x))
@@ -78,11 +85,13 @@ def _convolve_row(
     for part, out_part in zip(x.split(slab), out.split(slab), strict=True):
         end = kept + len(part)
         window[kept:end] = part
-        out_part.copy_(_convolve(window[:end], weight, bias))
+        out_part.copy_(_convolve(window[:end], weight, bias, activation))
         window[:kept] = window[end - kept : end].clone()
 
 
-def _convolve(window: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+def _convolve(
+    window: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, activation: str | None
+) -> torch.Tensor:
     """`window` [..., width - 1 + tokens, channels] -> [..., tokens, channels], all in float32."""
     width = weight.shape[0]
     tokens = window.shape[-2] - width + 1
@@ -90,4 +99,5 @@ def _convolve(window: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | N
     y = taps[0] * weight[0] if bias is None else torch.addcmul(bias, taps[0], weight[0])
     for tap, tap_weight in zip(taps[1:], weight[1:], strict=True):
         y.addcmul_(tap, tap_weight)
-    return F.silu(y, inplace=True)
+    assert activation in ("silu", None), "a convolution ends with silu or with nothing"
+    return F.silu(y, inplace=True) if activation else y

@@ -273,6 +273,7 @@ class Operations:
         _like_first,
         triton=Implementation(launches=state.selective_update),
         part="state",
+        in_prompts="selective_scan",
         work=work.selective_recurrence,
     )
     ssd_scan = Operation(

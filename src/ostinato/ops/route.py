@@ -16,14 +16,15 @@ def reference(
     normalize: bool = False,
     scaling: float = 1.0,
     over_all: bool = False,
+    least_sum: float = 1e-20,
 ) -> torch.Tensor:
     """The `top_k` best experts by the scores x W^T, which are computed in float32; of equal ones the lowest.
 
     `x` [tokens, hidden], `weight` [experts, hidden]. With a `correction_bias` [experts] float32 it is sigmoid routing
-    (DeepSeek-V3, arXiv 2412.19437, section 2.1.2): the sigmoids of the scores are the weights, over their sum if
-    `normalize`; the bias is added for the choice alone, in which only the `top_groups` groups take part whose two best
-    have the greatest sum. Without, the weights are the softmax over the chosen scores, or those of the chosen in the
-    softmax `over_all`. All are multiplied by `scaling`.
+    (DeepSeek-V3, arXiv 2412.19437, section 2.1.2): the sigmoids of the scores are the weights, over their sum plus
+    `least_sum` if `normalize`; the bias is added for the choice alone, in which only the `top_groups` groups take part
+    whose two best have the greatest sum. Without, the weights are the softmax over the chosen scores, or those of the
+    chosen in the softmax `over_all`. All are multiplied by `scaling`.
 
     -> [tokens, 2, top_k] float32: the numbers of the experts, best first, and their weights.
     """
@@ -36,7 +37,7 @@ def reference(
         ids = _best(_allowed(probabilities + correction_bias, num_groups, top_groups), top_k)
         weights = probabilities.gather(1, ids)
         if normalize:
-            weights = weights / (weights.sum(-1, keepdim=True) + 1e-20)
+            weights = weights / (weights.sum(-1, keepdim=True) + least_sum)
     return torch.stack((ids.float(), weights * scaling), dim=1)
 
 

@@ -79,11 +79,17 @@ def delta_rule(step: StepShape, *, state_elements: int, element_bytes: int, num_
 
 
 def selective_recurrence(step: StepShape, *, channels: int, state_size: int, element_bytes: int) -> KernelWork:
-    """As `recurrence`, with a decay for each element of the state: its product and its exponential, which counts as one
-    operation. The rates, and two numbers of each channel, are in float32."""
+    """As `recurrence`, with a decay for each element of the state. The rates, and two numbers of each channel, are in
+    float32."""
     elements = channels * state_size
     num_bytes = step.states_moved * elements * element_bytes + (elements + 2 * channels) * 4
-    return KernelWork(num_bytes, 6 * elements * step.tokens)
+    return KernelWork(num_bytes, selective_flops(state_elements=elements) * step.tokens)
+
+
+def selective_flops(*, state_elements: int) -> int:
+    """Per token, of the recurrence of Mamba-1: each element is multiplied by its decay, is added to and is read; the
+    decay is a product and an exponential, which counts as one operation."""
+    return 6 * state_elements
 
 
 def pair_flops(num_heads: int, head_dim: int) -> int:

@@ -11,7 +11,7 @@ from math import prod
 from typing import ClassVar, Literal, Protocol
 
 from ostinato.ops.facts import in_prompts
-from ostinato.ops.work import chunked_scan_flops
+from ostinato.ops.work import chunked_scan_flops, selective_flops
 
 StateDtype = Literal["model", "state"]
 """The model's dtype, or the setting `ssm_state_dtype`: float32 where nobody wants another."""
@@ -193,3 +193,83 @@ class Mamba2Spec:
         if self.num_heads % self.num_groups:
             return f"{self.num_heads} state heads, which {self.num_groups} groups cannot share"
         return None
+
+
+@dataclass(frozen=True)
+class Mamba1Spec:
+    """The Mamba-1 mixer of one layer: each channel has a state of its own."""
+
+    channels: int
+    state_size: int
+    conv_kernel: int
+    time_step_rank: int
+    """Inputs of the projection to time steps."""
+    scan_writes_states: bool = True
+
+    kind: ClassVar[str] = "Mamba-1"
+    operations: ClassVar[Mapping[str, str | None]] = {
+        "causal_conv1d": "conv",
+        "selective_update": "ssm",
+        "gated_rms_norm": None,
+    }
+    rounds_stochastically: ClassVar[bool] = True
+    chunk_size: ClassVar[int | None] = None
+
+    @property
+    def state(self) -> StateSpec:
+        conv = StateArray("conv", (self.conv_kernel - 1, self.channels), "model")
+        return StateSpec((conv, StateArray("ssm", (self.channels, self.state_size), "state")))
+
+    @property
+    def sizes(self) -> Mapping[str, int]:
+        return {
+            "channels": self.channels,
+            "state_size": self.state_size,
+            "state_elements": self.state["ssm"].num_elements,
+            "width": self.conv_kernel,
+            # Of what stands in a norm's place, the gate alone.
+            "size": self.channels,
+        }
+
+    @property
+    def scan_flops(self) -> int:
+        return selective_flops(state_elements=self.state["ssm"].num_elements)
+
+    @property
+    def conv_parameters(self) -> int:
+        return self.channels * self.conv_kernel
+
+    def problem(self) -> str | None:
+        if min(self.channels, self.state_size, self.conv_kernel, self.time_step_rank) < 1:
+            return "a state layer without channels, states, convolution or a rank of its time steps"
+        return None
+
+
+@dataclass(frozen=True)
+class ShortConvSpec:
+    """A short convolution alone, between two gates: its last inputs are the whole state."""
+
+    channels: int
+    width: int
+
+    kind: ClassVar[str] = "short convolution"
+    operations: ClassVar[Mapping[str, str | None]] = {"causal_conv1d": "conv"}
+    chunk_size: ClassVar[None] = None
+    scan_writes_states: ClassVar[bool] = True
+    rounds_stochastically: ClassVar[bool] = False
+    scan_flops: ClassVar[int] = 0
+
+    @property
+    def state(self) -> StateSpec:
+        return StateSpec((StateArray("conv", (self.width - 1, self.channels), "model"),))
+
+    @property
+    def sizes(self) -> Mapping[str, int]:
+        return {"channels": self.channels, "width": self.width}
+
+    @property
+    def conv_parameters(self) -> int:
+        return self.channels * self.width
+
+    def problem(self) -> str | None:
+        return None if self.width > 1 else f"a convolution of {self.width} taps; it should have 2 or more"

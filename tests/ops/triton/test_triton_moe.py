@@ -29,7 +29,7 @@ def test_route(
     experts, num_groups, top_groups = groups
     x, weight = torch.randn(tokens, 20).to(dtype), torch.randn(experts, 20).to(dtype)
     if by_sigmoid:
-        check("route", x, weight, torch.rand(experts), 2, num_groups, top_groups, normalize, 2.5)
+        check("route", x, weight, torch.rand(experts), 2, num_groups, top_groups, normalize, 2.5, False, 0.3)
     else:
         check("route", x, weight, None, 2, over_all=normalize)
 

@@ -148,6 +148,8 @@ def test_causal_conv1d_and_token_shift(
     bias = torch.randn(channels).to(dtype) if has_bias else None
     weight = torch.randn(width, channels).to(dtype)
     check("causal_conv1d", x, weight, bias, states(width - 1, channels, dtype=dtype), *rows)
+    plain = states(width - 1, channels, dtype=dtype)
+    check("causal_conv1d", x, weight, bias, plain, *rows, None)
     check("token_shift", x, states(1, channels, dtype=dtype), *rows)
 
 

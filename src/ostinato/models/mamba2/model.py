@@ -2,44 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from ostinato.layers.mamba2 import Mamba2Mixer
-from ostinato.layers.module import Builder, Module
-from ostinato.layers.norm import RMSNorm
-from ostinato.models.decoder import Decoder
+from ostinato.layers.module import Builder
+from ostinato.models.decoder import Decoder, MixerBlock
 from ostinato.models.mamba2.spec import Mamba2Hyperparameters
 from ostinato.plan.mixers import Mamba2Spec
 from ostinato.plan.model import LayerSpec, ModelSpec
-
-if TYPE_CHECKING:
-    import torch
-
-    from ostinato.ops.step import LayerMemory, StepInputs
-
-
-class Block(Module):
-    """x + mixer(norm(x))."""
-
-    def __init__(self, build: Builder, hidden_size: int, mamba2: Mamba2Spec, hyper: Mamba2Hyperparameters) -> None:
-        super().__init__()
-        self.dtype = build.dtype
-        self.residual_dtype = build.float32 if hyper.residual_in_float32 else build.dtype
-        self.norm = RMSNorm(build, hidden_size, hyper.norm_eps)
-        self.mixer = Mamba2Mixer(
-            build,
-            hidden_size,
-            mamba2,
-            eps=hyper.norm_eps,
-            proj_bias=hyper.proj_bias,
-            conv_bias=hyper.conv_bias,
-            dt_limit=hyper.dt_limit,
-        )
-
-    def forward(self, x: torch.Tensor, _: None, step: StepInputs, memory: LayerMemory) -> torch.Tensor:
-        """[tokens, hidden] -> [tokens, hidden] in the dtype of the residual stream"""
-        # Norms see the residual rounded to the model's dtype; only the sum is kept in float32.
-        return self.mixer(self.norm(x.to(self.dtype)), step, memory, x.to(self.residual_dtype))
 
 
 class Mamba2(Decoder):
@@ -50,9 +18,19 @@ class Mamba2(Decoder):
         super().__init__(build, spec, norm_eps=spec.hyperparameters.norm_eps, names=names)
         self.names = {"model": "backbone"}
 
-    def make_block(self, layer: LayerSpec) -> Block:
+    def make_block(self, layer: LayerSpec) -> MixerBlock:
         assert isinstance(layer.mixer, Mamba2Spec), "every layer has a mixer"
-        return Block(self.build, self.spec.hidden_size, layer.mixer, self.spec.hyperparameters)
+        hyper: Mamba2Hyperparameters = self.spec.hyperparameters
+        mixer = Mamba2Mixer(
+            self.build,
+            self.spec.hidden_size,
+            layer.mixer,
+            eps=hyper.norm_eps,
+            proj_bias=hyper.proj_bias,
+            conv_bias=hyper.conv_bias,
+            dt_limit=hyper.dt_limit,
+        )
+        return MixerBlock(self.build, self.spec.hidden_size, hyper.norm_eps, mixer, hyper.residual_in_float32)
 
     def checkpoint_name(self, name: str) -> str | None:
         """The original checkpoints of the architecture have the embedding in the singular."""

@@ -46,7 +46,9 @@ def tap(weight, BACK: tl.constexpr, WIDTH: tl.constexpr, channel, inside, channe
 
 
 @triton.jit
-def output_of(now, p1, p2, p3, p4, w0, w1, w2, w3, w4, start, WIDTH: tl.constexpr, SHIFTS: tl.constexpr):
+def output_of(
+    now, p1, p2, p3, p4, w0, w1, w2, w3, w4, start, WIDTH: tl.constexpr, SHIFTS: tl.constexpr, SILU: tl.constexpr
+):
     """A token's output, by its input and the four before it, the newest first, and their weights. `start` is the bias.
     A shift gives the input before as it is."""
     if SHIFTS:
@@ -61,7 +63,8 @@ def output_of(now, p1, p2, p3, p4, w0, w1, w2, w3, w4, start, WIDTH: tl.constexp
             y += p2.to(tl.float32) * w2
         y += p1.to(tl.float32) * w1
         y += now.to(tl.float32) * w0
-        y = y * (1.0 / (1.0 + tl.exp(-y)))
+        if SILU:
+            y = y * (1.0 / (1.0 + tl.exp(-y)))
     return y
 
 
@@ -93,6 +96,7 @@ def conv_decode_kernel(
     TOKENS: tl.constexpr,
     WIDTH: tl.constexpr,
     SHIFTS: tl.constexpr,
+    SILU: tl.constexpr,
     CHANNELS: tl.constexpr,
 ):
     row = tl.program_id(0)
@@ -112,7 +116,7 @@ def conv_decode_kernel(
     for t in tl.static_range(TOKENS):
         token = row.to(tl.int64) * TOKENS + t
         now = tl.load(x + token * stride_x + channel, mask=inside, other=0.0)
-        y = output_of(now, p1, p2, p3, p4, w0, w1, w2, w3, w4, first, WIDTH, SHIFTS)
+        y = output_of(now, p1, p2, p3, p4, w0, w1, w2, w3, w4, first, WIDTH, SHIFTS, SILU)
         tl.store(out + token * channels + channel, to_dtype(y, out.dtype.element_ty), mask=inside)
         p4 = p3
         p3 = p2
@@ -146,6 +150,7 @@ def conv_prefill_kernel(
     stride_x,
     WIDTH: tl.constexpr,
     SHIFTS: tl.constexpr,
+    SILU: tl.constexpr,
     ROWS: tl.constexpr,
     TOKENS: tl.constexpr,
     CHANNELS: tl.constexpr,
@@ -170,7 +175,7 @@ def conv_prefill_kernel(
             at = (token + t).to(tl.int64)
             there = inside & (spread(token + t, channel) < end)
             now = tl.load(x + at * stride_x + channel, mask=there, other=0.0)
-            y = output_of(now, p1, p2, p3, p4, w0, w1, w2, w3, w4, first, WIDTH, SHIFTS)
+            y = output_of(now, p1, p2, p3, p4, w0, w1, w2, w3, w4, first, WIDTH, SHIFTS, SILU)
             tl.store(out + at * channels + channel, to_dtype(y, out.dtype.element_ty), mask=there)
             p4 = p3
             p3 = p2
@@ -229,10 +234,11 @@ def causal_conv1d(
     write_slots: torch.Tensor,
     num_decode_rows: int,
     checkpoints: Sequence[tuple[int, int, int]] = (),
+    activation: str | None = "silu",
 ) -> torch.Tensor:
     """See the reference."""
     rows = (row_starts, read_slots, write_slots, num_decode_rows)
-    return convolve(x, weight, bias, conv_states, *rows, checkpoints)
+    return convolve(x, weight, bias, conv_states, *rows, checkpoints, activation)
 
 
 def convolve(
@@ -245,6 +251,7 @@ def convolve(
     write_slots: torch.Tensor,
     num_decode_rows: int,
     checkpoints: Sequence[tuple[int, int, int]],
+    activation: str | None = None,
 ) -> torch.Tensor:
     """As `causal_conv1d`; without a weight the shift by one token."""
     channels = x.shape[1]
@@ -254,7 +261,7 @@ def convolve(
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     decode, prefill, of_states = launches.causal_conv1d(channels=channels, capability=launcher.capability(x))
     blocks = cdiv(channels, decode.blocks["CHANNELS"])
-    taps = {"weight": weight, "bias": bias, "WIDTH": width, "SHIFTS": weight is None}
+    taps = {"weight": weight, "bias": bias, "WIDTH": width, "SHIFTS": weight is None, "SILU": activation == "silu"}
     common = {"x": x, "states": states, "channels": channels, "stride_x": x.stride(0)}
     tokens = write_slots.shape[1]
     launcher.run(

@@ -55,6 +55,7 @@ def choose_experts(
     correction_bias,
     choices,
     scaling,
+    least_sum,
     experts,
     group_size,
     HAS_BIAS: tl.constexpr,
@@ -110,7 +111,7 @@ def choose_experts(
     is_rank = rank < TOP_K
     if HAS_BIAS:
         if NORMALIZE:
-            weights = weights / (tl.sum(tl.where(is_rank, weights, 0.0), 0) + 1e-20)
+            weights = weights / (tl.sum(tl.where(is_rank, weights, 0.0), 0) + least_sum)
     else:
         best = tl.max(weights, 0)
         weights = tl.exp(weights - best)
@@ -133,6 +134,7 @@ def route(
     normalize: bool = False,
     scaling: float = 1.0,
     over_all: bool = False,
+    least_sum: float = 1e-20,
 ) -> torch.Tensor:
     """As `ops.route`."""
     (tokens, hidden), experts = x.shape, weight.shape[0]
@@ -168,6 +170,7 @@ def route(
         correction_bias=correction_bias,
         choices=choices,
         scaling=scaling,
+        least_sum=least_sum,
         experts=experts,
         group_size=experts // num_groups,
         HAS_BIAS=correction_bias is not None,

@@ -1,0 +1,158 @@
+"""The Mamba-1 mixer (Gu and Dao 2023, arXiv 2312.00752, section 3): projection, convolution, selective recurrence,
+gate."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
+
+from ostinato.layers.linear import Linear
+from ostinato.layers.mamba2 import CausalConv
+from ostinato.layers.module import Builder, Module
+from ostinato.layers.norm import GatedRMSNorm, RMSNorm
+from ostinato.plan.mixers import Mamba1Spec
+
+if TYPE_CHECKING:
+    import torch
+
+    from ostinato.ops.step import LayerMemory, StepInputs
+
+InnerNorms = Literal["none", "plain", "weighted"]
+"""Of time steps, B and C: none (Mamba), RMS norms without weights (Falcon-Mamba) or with (Jamba)."""
+
+
+class PlainRMSNorm(Module):
+    """RMS norm over the last dimension, without a weight of its own."""
+
+    def __init__(self, build: Builder, size: int, eps: float) -> None:
+        super().__init__()
+        self.op = build.ops.rms_norm
+        self.ones = build.constant([1.0] * size, build.dtype)
+        self.eps = eps
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[tokens, size] -> [tokens, size]"""
+        return self.op(x, self.ones, self.eps)
+
+
+class Mamba1Mixer(Module):
+    """One state layer's mixer. `bias` is for the projections of input and output. Time steps come out of a projection
+    of low rank, whose bias the recurrence adds in float32."""
+
+    def __init__(
+        self,
+        build: Builder,
+        hidden_size: int,
+        spec: Mamba1Spec,
+        *,
+        inner_norms: InnerNorms,
+        eps: float,
+        bias: bool = False,
+        conv_bias: bool = True,
+    ) -> None:
+        super().__init__()
+        self.ops = build.ops
+        self.spec = spec
+        channels, rank, size = spec.channels, spec.time_step_rank, spec.state_size
+        self.in_proj = Linear(build, hidden_size, 2 * channels, bias)
+        self.conv1d = CausalConv(build, channels, spec.conv_kernel, conv_bias)
+        self.x_proj = Linear(build, channels, rank + 2 * size)
+        self.dt_proj = Linear(build, rank, channels)
+        per_channel = {"role": "per_head", "in_float32": True}
+        self.dt_bias = self.own(build, "dt_bias", channels, names=("dt_proj.bias",), **per_channel)
+        self.A_log = self.own(build, "A_log", channels, size, **per_channel)
+        self.D = self.own(build, "D", channels, **per_channel)
+        if inner_norms != "none":
+            norm = PlainRMSNorm if inner_norms == "plain" else RMSNorm
+            self.dt_layernorm = norm(build, rank, eps)
+            self.b_layernorm = norm(build, size, eps)
+            self.c_layernorm = norm(build, size, eps)
+        self.has_norms = inner_norms != "none"
+        self.gate = GatedRMSNorm(build, channels, eps, group_size=None)
+        self.out_proj = Linear(build, channels, hidden_size, bias)
+
+    def forward(self, x: torch.Tensor, step: StepInputs, memory: LayerMemory, residual: torch.Tensor) -> torch.Tensor:
+        """`x` and `residual` [tokens, hidden] -> [tokens, hidden]"""
+        spec = self.spec
+        conv_in, gate = self.in_proj(x).split((spec.channels, spec.channels), dim=-1)
+        x = self.ops.tap.split("state", self._convolve, (conv_in,), step, memory)
+        dt, B, C = self.x_proj(x).split((spec.time_step_rank, spec.state_size, spec.state_size), dim=-1)
+        if self.has_norms:
+            dt, B, C = self.dt_layernorm(dt), self.b_layernorm(B), self.c_layernorm(C)
+        y = self.ops.tap.split("state", self._recur, (x, self.dt_proj(dt), B, C), step, memory)
+        return self.out_proj(self.gate(y, gate), residual)
+
+    def _convolve(self, x: torch.Tensor, step: StepInputs, memory: LayerMemory) -> torch.Tensor:
+        """Along each row. -> [tokens, channels]"""
+        return self.ops.causal_conv1d(
+            x,
+            self.conv1d.weight,
+            self.conv1d.bias,
+            memory.states["conv"],
+            step.row_starts,
+            step.read_slots,
+            step.write_slots,
+            step.num_decode_rows,
+            step.checkpoints,
+        )
+
+    def _recur(
+        self,
+        x: torch.Tensor,
+        dt: torch.Tensor,
+        B: torch.Tensor,
+        C: torch.Tensor,
+        step: StepInputs,
+        memory: LayerMemory,
+    ) -> torch.Tensor:
+        """Decode rows and prefill rows, which differ in where their states go. -> [tokens, channels]"""
+        rows, tokens = step.num_decode_rows, step.num_decode_tokens
+        if rows == 0:
+            return self._scan(x, dt, B, C, step, memory)
+        decoded = self.ops.selective_update(
+            x[:tokens],
+            dt[:tokens],
+            self.A_log,
+            B[:tokens],
+            C[:tokens],
+            self.D,
+            self.dt_bias,
+            memory.states["ssm"],
+            step.read_slots[:rows],
+            step.write_slots[:rows],
+            step.start_positions[:rows],
+            memory.noise,
+        )
+        if rows == step.read_slots.shape[0]:
+            return decoded
+        out = x.new_empty(x.shape)
+        out[:tokens] = decoded
+        out[tokens:] = self._scan(x[tokens:], dt[tokens:], B[tokens:], C[tokens:], step, memory)
+        return out
+
+    def _scan(
+        self,
+        x: torch.Tensor,
+        dt: torch.Tensor,
+        B: torch.Tensor,
+        C: torch.Tensor,
+        step: StepInputs,
+        memory: LayerMemory,
+    ) -> torch.Tensor:
+        """The prefill rows of a step, whose tokens alone are given. -> [tokens, channels]"""
+        rows, tokens = step.num_decode_rows, step.num_decode_tokens
+        return self.ops.selective_scan(
+            x,
+            dt,
+            self.A_log,
+            B,
+            C,
+            self.D,
+            self.dt_bias,
+            memory.states["ssm"],
+            step.row_starts[rows:] - tokens,
+            step.start_positions[rows:],
+            step.read_slots[rows:],
+            step.write_slots[rows:, 0],
+            [(row - rows, offset, slot) for row, offset, slot in step.checkpoints],
+            noise=memory.noise,
+        )

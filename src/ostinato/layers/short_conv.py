@@ -1,0 +1,48 @@
+"""The short convolution as a layer of its own (LFM2): projection, gate, convolution, gate, projection."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ostinato.layers.linear import Linear
+from ostinato.layers.mamba2 import CausalConv
+from ostinato.layers.module import Builder, Module
+from ostinato.plan.mixers import ShortConvSpec
+
+if TYPE_CHECKING:
+    import torch
+
+    from ostinato.ops.step import LayerMemory, StepInputs
+
+
+class ShortConv(Module):
+    """out_proj(C * conv(B * x)) + residual, where in_proj gives B, C and x."""
+
+    def __init__(self, build: Builder, hidden_size: int, spec: ShortConvSpec, *, bias: bool) -> None:
+        super().__init__()
+        self.ops = build.ops
+        self.spec = spec
+        self.in_proj = Linear(build, hidden_size, 3 * spec.channels, bias)
+        self.conv = CausalConv(build, spec.channels, spec.width, bias)
+        self.out_proj = Linear(build, spec.channels, hidden_size, bias)
+
+    def forward(self, x: torch.Tensor, step: StepInputs, memory: LayerMemory, residual: torch.Tensor) -> torch.Tensor:
+        """`x` and `residual` [tokens, hidden] -> [tokens, hidden]"""
+        before, after, inner = self.in_proj(x).split(self.spec.channels, dim=-1)
+        convolved = self.ops.tap.split("state", self._convolve, (before * inner,), step, memory)
+        return self.out_proj(after * convolved, residual)
+
+    def _convolve(self, x: torch.Tensor, step: StepInputs, memory: LayerMemory) -> torch.Tensor:
+        """Along each row. -> [tokens, channels]"""
+        return self.ops.causal_conv1d(
+            x,
+            self.conv.weight,
+            self.conv.bias,
+            memory.states["conv"],
+            step.row_starts,
+            step.read_slots,
+            step.write_slots,
+            step.num_decode_rows,
+            step.checkpoints,
+            None,
+        )

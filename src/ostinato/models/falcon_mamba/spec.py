@@ -1,0 +1,14 @@
+"""Falcon-Mamba: Mamba with RMS norms, which have no weights, of time steps, B and C."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ostinato.models.hyperparameters import number
+from ostinato.models.mamba.spec import selective_model_spec
+from ostinato.plan.model import ModelSpec
+
+
+def model_spec(config: dict[str, Any]) -> ModelSpec:
+    """The spec of a `falcon_mamba` config.json."""
+    return selective_model_spec(config, "falcon_mamba", inner_norm_eps=number(config, "mixer_rms_eps", 1e-6))

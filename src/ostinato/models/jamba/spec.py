@@ -1,0 +1,83 @@
+"""Jamba: a Mamba-1 mixer or attention without positions, then a gated MLP or experts, in every layer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from ostinato.errors import ModelError
+from ostinato.models.hyperparameters import activation, attention_spec, flag, integer, number, shared_fields, top_k
+from ostinato.models.mamba.spec import time_step_rank
+from ostinato.plan.mixers import Mamba1Spec
+from ostinato.plan.model import ExpertsSpec, LayerSpec, ModelSpec
+
+
+@dataclass(frozen=True)
+class JambaHyperparameters:
+    """What models/jamba/model.py builds from, beside the layers."""
+
+    intermediate_size: int
+    mamba_proj_bias: bool
+    conv_bias: bool
+    norm_eps: float
+
+
+def model_spec(config: dict[str, Any]) -> ModelSpec:
+    """The spec of a `jamba` config.json."""
+    activation(config, "hidden_act", "silu", ("silu",))
+    if not flag(config, "mamba_inner_layernorms", True):
+        raise ModelError("config.json has mamba_inner_layernorms = false; supported: true, norms within the mixers")
+    if config.get("sliding_window") is not None:
+        raise ModelError(f"config.json has sliding_window = {config['sliding_window']!r}; supported: null, no window")
+    count = integer(config, "num_hidden_layers")
+    attends = _every(config, "attn_layer", period=8, offset=4)
+    has_experts = _every(config, "expert_layer", period=2, offset=1)
+    attention, mixer, experts = attention_spec(config), _mixer(config), _experts(config)
+    layers = tuple(
+        LayerSpec(
+            "attention" if attends(i) else "mamba1",
+            attention=attention if attends(i) else None,
+            mixer=None if attends(i) else mixer,
+            experts=experts if has_experts(i) else None,
+        )
+        for i in range(count)
+    )
+    return ModelSpec(
+        architecture="jamba",
+        **shared_fields(config),
+        layers=layers,
+        rope=None,
+        hyperparameters=JambaHyperparameters(
+            intermediate_size=integer(config, "intermediate_size"),
+            mamba_proj_bias=flag(config, "mamba_proj_bias", False),
+            conv_bias=flag(config, "mamba_conv_bias", True),
+            norm_eps=number(config, "rms_norm_eps", 1e-6),
+        ),
+    )
+
+
+def _every(config: dict[str, Any], name: str, period: int, offset: int) -> Any:
+    """Whether layer i is one of those that come once in `{name}_period` layers, the first being `{name}_offset`."""
+    period = integer(config, f"{name}_period", period)
+    offset = integer(config, f"{name}_offset", offset)
+    if offset >= period:
+        raise ModelError(f"config.json has {name}_offset = {offset}, which should be below {name}_period = {period}")
+    return lambda i: i % period == offset
+
+
+def _mixer(config: dict[str, Any]) -> Mamba1Spec:
+    return Mamba1Spec(
+        channels=integer(config, "mamba_expand", 2) * integer(config, "hidden_size"),
+        state_size=integer(config, "mamba_d_state", 16),
+        conv_kernel=integer(config, "mamba_d_conv", 4),
+        time_step_rank=time_step_rank(config, "mamba_dt_rank"),
+    )
+
+
+def _experts(config: dict[str, Any]) -> ExpertsSpec | None:
+    """With one expert a layer has an MLP, which everything passes."""
+    num_experts = integer(config, "num_experts", 16)
+    if num_experts <= 1:
+        return None
+    size, inner = integer(config, "hidden_size"), integer(config, "intermediate_size")
+    return ExpertsSpec(num_experts, top_k(config, num_experts, 2), size, inner)

@@ -1,0 +1,45 @@
+"""LFM2 (model_type `lfm2`): a short convolution or attention with normed queries and keys, then a gated MLP."""
+
+from __future__ import annotations
+
+from ostinato.layers.attention import Attention
+from ostinato.layers.feed_forward import GatedMLP
+from ostinato.layers.module import Builder, Module
+from ostinato.layers.short_conv import ShortConv
+from ostinato.models.decoder import Block, Decoder
+from ostinato.models.lfm2.spec import Lfm2Hyperparameters
+from ostinato.plan.mixers import ShortConvSpec
+from ostinato.plan.model import LayerSpec, ModelSpec
+
+NAMES = {
+    "input_layernorm": "operator_norm",
+    "mamba": "conv",
+    "post_attention_layernorm": "ffn_norm",
+    "mlp": "feed_forward",
+}
+ATTENTION_NAMES = {"o_proj": "out_proj", "q_norm": "q_layernorm", "k_norm": "k_layernorm"}
+
+
+class Lfm2(Decoder):
+    """The language model."""
+
+    def __init__(self, build: Builder, spec: ModelSpec) -> None:
+        super().__init__(build, spec, norm_eps=spec.hyperparameters.norm_eps, names={"norm": "embedding_norm"})
+
+    def make_block(self, layer: LayerSpec) -> Block:
+        return lfm2_block(self.build, self.spec.hidden_size, layer, self.spec.hyperparameters)
+
+
+def lfm2_block(
+    build: Builder, size: int, layer: LayerSpec, hyper: Lfm2Hyperparameters, mlp: Module | None = None
+) -> Block:
+    """A layer of LFM2; `mlp` stands in for the gated one (experts)."""
+    attention = conv = None
+    if layer.attention is not None:
+        attention = Attention(build, size, layer.attention, qk_norm_eps=hyper.norm_eps)
+        attention.names = ATTENTION_NAMES
+    if isinstance(layer.mixer, ShortConvSpec):
+        conv = ShortConv(build, size, layer.mixer, bias=hyper.conv_bias)
+    if mlp is None:
+        mlp = GatedMLP(build, size, hyper.intermediate_size, names=("w1", "w3", "w2"))
+    return Block(build, size, hyper.norm_eps, attention=attention, mamba=conv, mlp=mlp, names=NAMES)

@@ -1,0 +1,93 @@
+"""LFM2: a short convolution or attention, then a gated MLP, in every layer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ostinato.errors import ModelError
+from ostinato.models.hyperparameters import attention_spec, flag, integer, number, shared_fields
+from ostinato.models.rope import parse_rope
+from ostinato.plan.mixers import ShortConvSpec
+from ostinato.plan.model import LayerSpec, ModelSpec
+
+KINDS = {"conv": "conv", "full_attention": "attention"}
+"""Values of `layer_types`, and the kinds of layers."""
+
+DEFAULT_THETA = 1e6
+
+
+@dataclass(frozen=True)
+class Lfm2Hyperparameters:
+    """What models/lfm2/model.py builds from, beside the layers."""
+
+    intermediate_size: int
+    conv_bias: bool
+    norm_eps: float
+
+
+def model_spec(config: dict[str, Any]) -> ModelSpec:
+    """The spec of an `lfm2` config.json, in either spelling of its layer kinds and of its MLP's size."""
+    return lfm2_spec(config, "lfm2", _intermediate_size(config))
+
+
+def lfm2_spec(config: Mapping[str, Any], architecture: str, intermediate_size: int) -> ModelSpec:
+    """The spec of a model like LFM2."""
+    flag_is(config, "block_use_swiglu", True)
+    attention = attention_spec(config)
+    conv = ShortConvSpec(integer(config, "hidden_size"), integer(config, "conv_L_cache", 3))
+    for name in ("conv_dim", "conv_dim_out", "block_dim"):
+        if integer(config, name, conv.channels) != conv.channels:
+            raise ModelError(f"config.json has {name} = {config[name]!r}; it should be hidden_size = {conv.channels}")
+    layers = {"attention": LayerSpec("attention", attention), "conv": LayerSpec("conv", mixer=conv)}
+    shared = shared_fields(config, default_tied=True)
+    shared["tied_embeddings"] = flag(config, "tie_embedding", shared["tied_embeddings"])
+    return ModelSpec(
+        architecture=architecture,
+        **shared,
+        layers=tuple(layers[kind] for kind in layer_kinds(config)),
+        rope=parse_rope(config, attention.head_dim, default_theta=DEFAULT_THETA),
+        hyperparameters=Lfm2Hyperparameters(
+            intermediate_size=intermediate_size,
+            conv_bias=flag(config, "conv_bias", False),
+            norm_eps=number(config, "norm_eps", 1e-5),
+        ),
+    )
+
+
+def layer_kinds(config: Mapping[str, Any]) -> tuple[str, ...]:
+    """From `layer_types`, or from `full_attn_idxs`; without either, every layer has attention, as in transformers."""
+    count, given = integer(config, "num_hidden_layers"), config.get("layer_types")
+    if given is None:
+        places = config.get("full_attn_idxs")
+        places = list(range(count)) if places is None else places
+        wrong = [place for place in places if type(place) is not int or not 0 <= place < count]
+        if wrong:
+            raise ModelError(f"config.json has full_attn_idxs {wrong}, which should be 0 to {count - 1}")
+        return tuple("attention" if i in places else "conv" for i in range(count))
+    unknown = sorted({str(kind) for kind in given if kind not in KINDS})
+    if unknown:
+        raise ModelError(f"config.json has layer_types {unknown}; the known ones are {sorted(KINDS)}")
+    if len(given) != count:
+        raise ModelError(f"config.json has {len(given)} layer_types for num_hidden_layers = {count}")
+    return tuple(KINDS[kind] for kind in given)
+
+
+def flag_is(config: Mapping[str, Any], name: str, value: bool) -> None:
+    """ModelError if a flag that is there is another one."""
+    if flag(config, name, value) is not value:
+        raise ModelError(f"config.json has {name} = {config[name]!r}; supported: {str(value).lower()}")
+
+
+def _intermediate_size(config: Mapping[str, Any]) -> int:
+    """Of the MLP: as given, or two thirds of it, times a factor and rounded up, where it is to be adjusted."""
+    name = "block_ff_dim" if config.get("block_ff_dim") is not None else "intermediate_size"
+    size = integer(config, name)
+    if not flag(config, "block_auto_adjust_ff_dim", True):
+        return size
+    size = int(2 * size / 3)
+    if config.get("block_ffn_dim_multiplier", 1.0) is None:
+        return size
+    unit = integer(config, "block_multiple_of", 256)
+    return -(-int(number(config, "block_ffn_dim_multiplier", 1.0) * size) // unit) * unit

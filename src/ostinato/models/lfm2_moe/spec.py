@@ -1,0 +1,47 @@
+"""LFM2 with experts: a short convolution or attention, then a gated MLP in the first layers, or experts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ostinato.errors import ModelError
+from ostinato.models.hyperparameters import flag, integer, number, top_k
+from ostinato.models.lfm2.spec import Lfm2Hyperparameters, lfm2_spec
+from ostinato.plan.model import ExpertsSpec, ModelSpec
+
+
+@dataclass(frozen=True)
+class Lfm2MoeHyperparameters(Lfm2Hyperparameters):
+    """What models/lfm2_moe/model.py builds from, beside the layers."""
+
+    has_expert_bias: bool
+    normalize: bool
+    scaling: float
+
+
+def model_spec(config: dict[str, Any]) -> ModelSpec:
+    """The spec of an `lfm2_moe` config.json."""
+    if config.get("layer_types") is None:
+        raise ModelError("config.json names no layer_types, which say where attention is")
+    plain = lfm2_spec(config, "lfm2_moe", integer(config, "intermediate_size"))
+    num_dense, experts = integer(config, "num_dense_layers", 2), _experts(config)
+    layers = (replace(layer, experts=experts) if i >= num_dense else layer for i, layer in enumerate(plain.layers))
+    hyper = Lfm2MoeHyperparameters(
+        **vars(plain.hyperparameters),
+        has_expert_bias=flag(config, "use_expert_bias", True),
+        normalize=flag(config, "norm_topk_prob", True),
+        scaling=number(config, "routed_scaling_factor", 1.0),
+    )
+    return replace(plain, layers=tuple(layers), hyperparameters=hyper)
+
+
+def _experts(config: Mapping[str, Any]) -> ExpertsSpec:
+    num_experts = integer(config, "num_experts")
+    return ExpertsSpec(
+        num_experts=num_experts,
+        top_k=top_k(config, num_experts),
+        size=integer(config, "hidden_size"),
+        intermediate_size=integer(config, "moe_intermediate_size"),
+    )

@@ -1,0 +1,34 @@
+"""Mamba and Falcon-Mamba (model_types `mamba`, `falcon_mamba`): pure state-space models, one mixer in every layer."""
+
+from __future__ import annotations
+
+from ostinato.layers.mamba1 import Mamba1Mixer
+from ostinato.layers.module import Builder
+from ostinato.models.decoder import Decoder, MixerBlock
+from ostinato.models.mamba.spec import MambaHyperparameters
+from ostinato.plan.mixers import Mamba1Spec
+from ostinato.plan.model import LayerSpec, ModelSpec
+
+
+class Mamba(Decoder):
+    """The language model."""
+
+    def __init__(self, build: Builder, spec: ModelSpec) -> None:
+        names = {"embed_tokens": "embeddings", "norm": "norm_f"}
+        super().__init__(build, spec, norm_eps=spec.hyperparameters.norm_eps, names=names)
+        self.names = {"model": "backbone"}
+
+    def make_block(self, layer: LayerSpec) -> MixerBlock:
+        assert isinstance(layer.mixer, Mamba1Spec), "every layer has a mixer"
+        hyper: MambaHyperparameters = self.spec.hyperparameters
+        has_norms = hyper.inner_norm_eps is not None
+        mixer = Mamba1Mixer(
+            self.build,
+            self.spec.hidden_size,
+            layer.mixer,
+            inner_norms="plain" if has_norms else "none",
+            eps=hyper.inner_norm_eps or 0.0,
+            bias=hyper.bias,
+            conv_bias=hyper.conv_bias,
+        )
+        return MixerBlock(self.build, self.spec.hidden_size, hyper.norm_eps, mixer, hyper.residual_in_float32)

@@ -1,0 +1,70 @@
+"""Mamba: a pure state-space model, one mixer in every layer, without attention or MLP."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ostinato.errors import ModelError
+from ostinato.models.hyperparameters import activation, flag, integer, number, shared_fields
+from ostinato.plan.mixers import Mamba1Spec
+from ostinato.plan.model import LayerSpec, ModelSpec
+
+
+@dataclass(frozen=True)
+class MambaHyperparameters:
+    """What models/mamba/model.py builds from, beside the layers."""
+
+    bias: bool
+    conv_bias: bool
+    norm_eps: float
+    residual_in_float32: bool
+    """Whether the residual stream is float32 whatever the model's dtype is."""
+    inner_norm_eps: float | None
+    """Of the norms of time steps, B and C in Falcon-Mamba; None: Mamba has none."""
+
+
+def model_spec(config: dict[str, Any]) -> ModelSpec:
+    """The spec of a `mamba` config.json."""
+    return selective_model_spec(config, "mamba", inner_norm_eps=None)
+
+
+def selective_model_spec(config: dict[str, Any], architecture: str, inner_norm_eps: float | None) -> ModelSpec:
+    """What Mamba and Falcon-Mamba spell alike. What is said of time steps but their rank counts before training alone,
+    and `use_mambapy` and its like choose between implementations elsewhere."""
+    activation(config, "hidden_act", "silu", ("silu",))
+    if not flag(config, "rms_norm", True):
+        raise ModelError("config.json has rms_norm = false; supported: true, layers that begin with an RMS norm")
+    hidden_size = integer(config, "hidden_size")
+    layer = LayerSpec(
+        "mamba1",
+        mixer=Mamba1Spec(
+            # Published Falcon-Mamba configs have an `expand` that says nothing beside it.
+            channels=integer(config, "intermediate_size", integer(config, "expand", 2) * hidden_size),
+            state_size=integer(config, "state_size", 16),
+            conv_kernel=integer(config, "conv_kernel", 4),
+            time_step_rank=time_step_rank(config, "time_step_rank"),
+        ),
+    )
+    return ModelSpec(
+        architecture=architecture,
+        **shared_fields(config, default_tied=True),
+        layers=(layer,) * integer(config, "num_hidden_layers"),
+        rope=None,
+        hyperparameters=MambaHyperparameters(
+            bias=flag(config, "use_bias", False),
+            conv_bias=flag(config, "use_conv_bias", True),
+            norm_eps=number(config, "layer_norm_epsilon", 1e-5),
+            residual_in_float32=flag(config, "residual_in_fp32", True),
+            inner_norm_eps=inner_norm_eps,
+        ),
+    )
+
+
+def time_step_rank(config: Mapping[str, Any], name: str) -> int:
+    """The inputs of the projection to time steps; `auto` is a sixteenth of the hidden size."""
+    if config.get(name) in (None, "auto"):
+        return math.ceil(integer(config, "hidden_size") / 16)
+    return integer(config, name)
