@@ -1,5 +1,5 @@
-"""Calls of operations that the steps of the benchmarks' models lack: experts, 8-bit weights, sampling, delta nets. Their
-Triton launches are collected beside those of models (`check_triton.py`). All tensors are on the device `meta`."""
+"""Calls of operations that the steps of the benchmarks' models lack: experts, 8-bit weights, delta nets, sampling.
+Their Triton launches are collected beside those of models (`check_triton.py`). All tensors are on the device `meta`."""
 
 from __future__ import annotations
 

@@ -72,14 +72,9 @@ def delta_update(*, rows: int, heads: int, key_dim: int, value_dim: int, capabil
     return (Launch("delta_update_kernel", {"KEYS": keys, "COLUMNS": columns}, warps),)
 
 
-def delta_scan(*, key_dim: int, value_dim: int, element_bytes: int, capability: int) -> tuple[Launch, ...]:
-    """Of prompts whose inputs have `element_bytes` each. A program holds the states of 16 or 32 value channels. Chunks
-    have as many tokens as a side of the smallest product."""
-    keys = power_of_two(key_dim, least=LEAST_DOT)
-    is_wide = element_bytes == 4 or keys > 128
-    blocks = {
-        "TOKENS": DELTA_CHANNEL_CHUNK,
-        "KEYS": keys,
-        "COLUMNS": power_of_two(value_dim, least=LEAST_DOT, most=16 if is_wide else 32),
-    }
-    return (Launch("delta_scan_kernel", blocks, num_warps=8 if is_wide else 4, num_stages=1),)
+def delta_scan(*, key_dim: int, value_dim: int, capability: int) -> tuple[Launch, ...]:
+    """Of prompts. A program holds the states of 16 value channels, and a chunk's keys beside them: more would not fit
+    into the registers. Chunks have as many tokens as a side of the smallest product."""
+    keys, columns = power_of_two(key_dim, least=LEAST_DOT), power_of_two(value_dim, least=LEAST_DOT, most=LEAST_DOT)
+    blocks = {"TOKENS": DELTA_CHANNEL_CHUNK, "KEYS": keys, "COLUMNS": columns}
+    return (Launch("delta_scan_kernel", blocks, num_warps=8, num_stages=1),)

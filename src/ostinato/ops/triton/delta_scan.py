@@ -102,7 +102,6 @@ def delta_scan_kernel(
             from_k = k + at[:, None] * stride_k + key_head * stride_k_head + channel[None, :]
             key = unit(tl.load(from_k, mask=is_key, other=0.0), 1)
             from_q = q + at[:, None] * stride_q + key_head * stride_q_head + channel[None, :]
-            query = unit(tl.load(from_q, mask=is_key, other=0.0), 1) * scale
             from_v = v + at[:, None] * stride_v + head * stride_v_head + column[None, :]
             value = tl.load(from_v, mask=is_value, other=0.0).to(tl.float32)
             beta = beta_of(tl.load(b + at * stride_b + head, mask=there, other=0.0), beta_scale)
@@ -116,6 +115,7 @@ def delta_scan_kernel(
                 sums = tl.cumsum(tl.where(is_key, logs, 0.0).to(tl.float64), axis=0)
                 high = sums.to(tl.float32)
                 low = (sums - high.to(tl.float64)).to(tl.float32)
+                query = unit(tl.load(from_q, mask=is_key, other=0.0), 1) * scale
                 by_key = tl.zeros([TOKENS, TOKENS], tl.float32)
                 by_query = tl.zeros([TOKENS, TOKENS], tl.float32)
                 for s in range(TOKENS):
@@ -138,10 +138,8 @@ def delta_scan_kernel(
                 low = (sums - high.to(tl.float64)).to(tl.float32)
                 apart = decay_of(high[:, None] - high[None, :], low[:, None] - low[None, :])
                 by_key = tl.dot(key, tl.trans(key), input_precision=PRECISION) * apart
-                by_query = tl.dot(query, tl.trans(key), input_precision=PRECISION) * apart
                 high, low = high[:, None], low[:, None]
             by_key = tl.where(time[:, None] > time[None, :], by_key * beta[:, None], 0.0)
-            by_query = tl.where(time[:, None] >= time[None, :], by_query, 0.0)
 
             reach = decay_of(high, low)
             change = beta[:, None] * (value - tl.dot(key * reach, state, input_precision=PRECISION))
@@ -149,6 +147,10 @@ def delta_scan_kernel(
                 weights = tl.sum(tl.where((time == t)[:, None], by_key, 0.0), axis=0)
                 known = tl.sum(weights[:, None] * change, axis=0)
                 change = tl.where((time == t)[:, None], change - known[None, :], change)
+            if not PER_CHANNEL:  # the query takes registers from here on only
+                query = unit(tl.load(from_q, mask=is_key, other=0.0), 1) * scale
+                by_query = tl.dot(query, tl.trans(key), input_precision=PRECISION) * apart
+            by_query = tl.where(time[:, None] >= time[None, :], by_query, 0.0)
             y = tl.dot(query * reach, state, input_precision=PRECISION)
             y += tl.dot(by_query, change, input_precision=PRECISION)
             to = out + (at[:, None] * heads + head) * value_dim + column[None, :]
@@ -192,7 +194,6 @@ def delta_scan(
     (launch,) = launches.delta_scan(
         key_dim=key_dim,
         value_dim=value_dim,
-        element_bytes=v.element_size(),
         capability=launcher.capability(v),
     )
     table, _ = checkpoint_table(checkpoints, 0, rows, v.device)
