@@ -1,5 +1,6 @@
-"""Calls of operations that the steps of the benchmarks' models lack: experts, 8-bit weights, Mamba-1, sampling. Their
-Triton launches are collected beside those of models (`check_triton.py`). All tensors are on the device `meta`."""
+"""Calls of operations that the steps of the benchmarks' models lack: experts, 8-bit weights, Mamba-1, delta nets,
+sampling. Their Triton launches are collected beside those of models (`check_triton.py`). All tensors are on the device
+`meta`."""
 
 from __future__ import annotations
 
@@ -19,6 +20,10 @@ EXPERTS = ((64, 6, 1), (256, 8, 8))
 HIDDEN, INNER = 2048, 1024
 STATE_SIZE = 16
 
+DELTA_HEADS = ((16, 32, 128, 128, False), (30, 30, 96, 192, False), (32, 32, 128, 128, True))
+"""Key heads, heads, their key and value channels, and whether each key channel has a decay of its own: of Qwen3-Next,
+OLMo-Hybrid and Kimi Linear."""
+
 
 def call_operations(dtype: torch.dtype) -> None:
     """Calls each with tokens of `dtype`, for its launches."""
@@ -32,6 +37,8 @@ def call_operations(dtype: torch.dtype) -> None:
     for channels in (1536, 8192):
         for state_dtype in (torch.float32, dtype):
             _call_selective(channels, dtype, state_dtype)
+    for heads in DELTA_HEADS:
+        _call_delta_nets(dtype, *heads)
     sample = triton_kernel("sample")
     logits, keys = _empty(8, 151_936, dtype=torch.float32), _empty(8, 2, dtype=torch.int32)
     sample(logits)
@@ -73,6 +80,27 @@ def _selective_inputs(tokens: int, channels: int, dtype: torch.dtype) -> tuple[t
     per_channel = _empty(channels, dtype=torch.float32)
     rates = _empty(channels, STATE_SIZE, dtype=torch.float32)
     return x, x, rates, b, b, per_channel, per_channel
+
+
+def _call_delta_nets(
+    dtype: torch.dtype, key_heads: int, heads: int, key_dim: int, value_dim: int, per_channel: bool
+) -> None:
+    """Decode rows with drafts and without, and a prompt."""
+    of_token = (heads, key_dim) if per_channel else (heads,)
+    states = _empty(9, heads, key_dim, value_dim, dtype=torch.float32)
+
+    def inputs(tokens: int) -> tuple[Any, ...]:
+        queries, keys = (_empty(tokens, key_heads, key_dim, dtype=dtype) for _ in range(2))
+        values, gates = _empty(tokens, heads, value_dim, dtype=dtype), _empty(tokens, *of_token, dtype=dtype)
+        betas, rates = _empty(tokens, heads, dtype=dtype), _empty(heads, dtype=torch.float32)
+        return queries, keys, values, gates, betas, rates, _empty(*of_token, dtype=torch.float32), 1.0, states
+
+    for rows, per_row in ((8, 1), (256, 1), (32, 4)):
+        slots = _empty(rows, dtype=torch.int32), _empty(rows, per_row, dtype=torch.int32)
+        triton_kernel("delta_update")(*inputs(rows * per_row), *slots)
+    one = [_empty(1, dtype=torch.int32) for _ in range(3)]
+    for checkpoints in ((), ((0, 16, 2),)):
+        triton_kernel("delta_scan")(*inputs(2048), _empty(2, dtype=torch.int32), *one, checkpoints)
 
 
 def _quantized(shape: tuple[int, ...], group_size: int | None) -> tuple[torch.Tensor, torch.Tensor]:

@@ -25,10 +25,10 @@ constexpr int WIDE = DELTA_COLUMNS / LANES;
 
 // One token of a head, in V vectors of columns from `first` on: a state of [key_dim, value_dim] in `from` (null: zeros)
 // goes to `to`, unless that is null, and the outputs to `out`. `streams`: `to` is another memory than `from`, and not
-// read soon.
+// read soon. `next`, if not null, is the state that will be read next: it comes from memory while this one is updated.
 template <int V, bool PER_CHANNEL>
 void update_columns(const DeltaToken& token, std::int64_t key_dim, std::int64_t value_dim, std::int64_t first,
-                    Columns<V> columns, const float* from, float* to, bool streams, float* out) {
+                    Columns<V> columns, const float* from, float* to, bool streams, const float* next, float* out) {
     if (from) from += first;
     Found<V> found = look_up<V>(token, key_dim, from, value_dim, columns);
     found.finish(token, first);
@@ -38,6 +38,10 @@ void update_columns(const DeltaToken& token, std::int64_t key_dim, std::int64_t 
     const bool is_aligned = columns.width == LANES && value_dim % LANES == 0 &&
                             reinterpret_cast<std::uintptr_t>(to) % sizeof(Float) == 0;
     for (std::int64_t i = 0; i < key_dim; ++i) {
+        if (next) {
+            const char* ahead = reinterpret_cast<const char*>(next + i * value_dim + first);
+            for (std::size_t at = 0; at < V * sizeof(Float); at += 64) __builtin_prefetch(ahead + at, 0, 2);
+        }
         Float row[V];
         for (int v = 0; v < V; ++v) row[v] = from ? columns.at(from + i * value_dim, v) : Float{};
         apply<V, PER_CHANNEL>(token, found.at_key, i, row);
@@ -53,11 +57,11 @@ void update_columns(const DeltaToken& token, std::int64_t key_dim, std::int64_t 
 
 template <bool PER_CHANNEL>
 void update_head(const DeltaToken& token, std::int64_t key_dim, std::int64_t value_dim, const float* from, float* to,
-                 bool streams, float* out) {
+                 bool streams, const float* next, float* out) {
     const auto update = [&](auto vectors, std::int64_t first, std::int64_t width) {
         constexpr int V = decltype(vectors)::value;
         const Columns<V> columns{width};
-        update_columns<V, PER_CHANNEL>(token, key_dim, value_dim, first, columns, from, to, streams, out);
+        update_columns<V, PER_CHANNEL>(token, key_dim, value_dim, first, columns, from, to, streams, next, out);
     };
     std::int64_t at = 0;
     for (; at + WIDE * LANES <= value_dim; at += WIDE * LANES) update(std::integral_constant<int, WIDE>{}, at, LANES);
@@ -75,13 +79,17 @@ void delta_update(const Team& team, std::int64_t tokens, const DeltaUpdate& in) 
     float* const sums = memory + in.token_floats();
     float* const unkept = sums + value_dim + LANES;  // a state that no slot takes, but the next token
 
+    const auto state_before = [&](std::int64_t unit) -> const float* {
+        const std::int32_t slot = in.read_slots.at<const std::int32_t>()[unit / heads];
+        return slot ? in.head_state(slot, unit % heads) : nullptr;
+    };
+
     const Range mine = team.split(tokens / per_row * heads);
     for (std::int64_t unit = mine.begin; unit < mine.end; ++unit) {
         const std::int64_t row = unit / heads, head = unit % heads, first = row * per_row;
-        const std::int32_t read = in.read_slots.at<const std::int32_t>()[row];
+        const float* from = state_before(unit);
         const std::int32_t* writes = in.write_slots.row<const std::int32_t>(row);
-        const bool is_padding = read == 0 && std::all_of(writes, writes + per_row, [](auto slot) { return slot == 0; });
-        const float* from = read ? in.head_state(read, head) : nullptr;
+        const bool is_padding = !from && std::all_of(writes, writes + per_row, [](auto slot) { return slot == 0; });
         with_dtype(in.v.dtype, [&](auto type) {
             using T = decltype(type);
             for (std::int64_t i = 0; i < per_row; ++i) {
@@ -94,10 +102,11 @@ void delta_update(const Team& team, std::int64_t tokens, const DeltaUpdate& in) 
                 const bool goes_on = i + 1 < per_row;
                 float* const to = writes[i] ? in.head_state(writes[i], head) : (goes_on ? unkept : nullptr);
                 const bool streams = to != from && !goes_on;
+                const float* const next = goes_on || unit + 1 == mine.end ? nullptr : state_before(unit + 1);
                 if (in.has_decay_per_channel()) {
-                    update_head<true>(token, key_dim, value_dim, from, to, streams, sums);
+                    update_head<true>(token, key_dim, value_dim, from, to, streams, next, sums);
                 } else {
-                    update_head<false>(token, key_dim, value_dim, from, to, streams, sums);
+                    update_head<false>(token, key_dim, value_dim, from, to, streams, next, sums);
                 }
                 for (std::int64_t at = 0; at < value_dim; at += LANES) {
                     store_some(out + at, load(sums + at), value_dim - at);

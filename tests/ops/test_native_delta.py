@@ -1,4 +1,4 @@
-"""The native delta_update and delta_scan against the gated delta rule in float64, and their promise of the same bits."""
+"""The native delta_update and delta_scan against the rule in float64, and their promise of the same bits."""
 
 from __future__ import annotations
 

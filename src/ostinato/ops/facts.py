@@ -206,11 +206,14 @@ class Operations:
         Implementation(reads_on_host=True, scratch=scratch.reference_delta_scan),
         # Token by token, with the bits of delta_update: no option makes it deterministic.
         Implementation(scratch=scratch.native_delta_scan),
+        Implementation(launches=state.delta_scan),
         part="state",
         caller="prefill",
         work=work.delta_rule,
     )
-    delta_update = Operation(_delta_rule, part="state", work=work.delta_rule)
+    delta_update = Operation(
+        _delta_rule, triton=Implementation(launches=state.delta_update), part="state", work=work.delta_rule
+    )
     embedding = Operation(
         _embedding,
         Implementation(block_formats=ALL_BLOCKS),
