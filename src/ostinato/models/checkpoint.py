@@ -13,7 +13,7 @@ from ostinato.config import EngineConfig
 from ostinato.demo import CHECKPOINTS, checkpoint_dir
 from ostinato.errors import ConfigError, ModelError, Remedy
 from ostinato.formats.parts import gguf_header, is_gguf, read_part
-from ostinato.models.registry import MODELS
+from ostinato.models.registry import MODELS, NOT_IMPLEMENTED
 from ostinato.models.table import with_table
 from ostinato.plain_data import read_json
 from ostinato.plan.compressed_tensors import stored_quantization
@@ -122,6 +122,8 @@ def model_spec(config: dict[str, Any]) -> ModelSpec:
     architecture = config.get("model_type")
     if not architecture:
         raise ModelError(f"config.json names no architecture (model_type); the known ones are {known}")
+    if architecture in NOT_IMPLEMENTED:
+        raise ModelError(f"architecture {architecture!r} is not known: {NOT_IMPLEMENTED[architecture]}")
     if not isinstance(architecture, str) or architecture not in MODELS:
         raise ModelError(f"architecture {architecture!r} is not known; the known ones are {known}")
     quantization = stored_quantization(config)

@@ -11,6 +11,7 @@ from ostinato.plan.model import ModelSpec
 MODELS = {
     "bamba": "bamba.model:Bamba",
     "falcon_h1": "falcon_h1.model:FalconH1",
+    "gemma3_text": "gemma3_text.model:Gemma3",
     "granitemoehybrid": "granitemoehybrid.model:GraniteMoeHybrid",
     "llama": "llama.model:Llama",
     "mamba2": "mamba2.model:Mamba2",
@@ -23,6 +24,12 @@ MODELS = {
     "smollm3": "llama.model:Llama",
 }
 """`model_type` of a config.json, which is also the folder of its `spec.py` -> where the class of its model is."""
+
+
+NOT_IMPLEMENTED = {
+    "gemma3": "Gemma 3 with images is not implemented; its text models, whose model_type is gemma3_text, are",
+}
+"""`model_type` of what is no architecture here -> what to take in its place."""
 
 
 def make_model(build: Builder, spec: ModelSpec) -> CausalLM:

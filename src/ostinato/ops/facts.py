@@ -30,6 +30,9 @@ Part = Literal["attention", "state", "moe"]
 Caller = Literal["every step", "prefill", "encoder"]
 """Who calls an operation: only a step with a prompt in it, only a vision encoder, or any step."""
 
+GATED = ("swiglu", "geglu")
+"""The activations (`ops/activations.py`) whose inputs are gates, and behind them as many values that they let pass."""
+
 Result = Callable[..., Any]
 """Called like the operation, with anything that has a `shape` and a `dtype` in place of tensors.
 
@@ -128,11 +131,11 @@ def _linear(
     weight_scale: Any = None,
     group_size: int | None = None,
 ) -> Any:
-    outputs = weight.shape[0] // 2 if activation == "swiglu" else weight.shape[0]
+    outputs = weight.shape[0] // 2 if activation in GATED else weight.shape[0]
     return (x.shape[0], outputs), out_dtype or x.dtype
 
 
-def _rms_norm(x: Any, weight: Any, eps: float, offset: float = 0.0) -> Any:
+def _rms_norm(x: Any, weight: Any, *_: Any, **__: Any) -> Any:
     return x.shape, weight.dtype
 
 
