@@ -122,7 +122,7 @@ def model_spec(config: dict[str, Any]) -> ModelSpec:
     architecture = config.get("model_type")
     if not architecture:
         raise ModelError(f"config.json names no architecture (model_type); the known ones are {known}")
-    if architecture in NOT_IMPLEMENTED:
+    if isinstance(architecture, str) and architecture in NOT_IMPLEMENTED:
         raise ModelError(f"architecture {architecture!r} is not known: {NOT_IMPLEMENTED[architecture]}")
     if not isinstance(architecture, str) or architecture not in MODELS:
         raise ModelError(f"architecture {architecture!r} is not known; the known ones are {known}")
