@@ -75,6 +75,7 @@ class Gemma3Backbone(Backbone):
         x = self.embed_tokens(step.token_ids)
         angles, local_angles = self.rotary(step.positions), self.local_rotary(step.positions)
         for block, layer_memory in zip(self.layers, memory, strict=True):
+            assert isinstance(block, Block), "its blocks are those of this file"
             x = block(x, local_angles if block.is_local else angles, step, layer_memory)
         return self.norm(x)
 
