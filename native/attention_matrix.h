@@ -36,22 +36,24 @@ struct BlockSums {
 };
 
 // Turns scores [TILE, 16] into weights as bf16 in tiles [TILE / 32][16 rows, 32 keys], which take half the room. Row i
-// sees the keys [first, seen[i]); `even` is the least of `seen`. None is seen from `end` on, a multiple of 32. -> the
-// largest scores and the totals, of the weights as they were rounded.
-__attribute__((noinline)) inline void soften(float* scores, std::int64_t first, const std::int32_t* seen,
-                                             std::int64_t even, std::int64_t end, float factor, float* softmax) {
+// sees the keys [first[i], seen[i]); `latest` is the greatest of `first`, `even` the least of `seen`. None is seen from
+// `end` on, a multiple of 32. -> the largest scores and the totals, of the weights as they were rounded.
+__attribute__((noinline)) inline void soften(float* scores, const std::int32_t* first, const std::int32_t* seen,
+                                             std::int64_t latest, std::int64_t even, std::int64_t end, float factor,
+                                             float* softmax) {
     const Float none = splat(-std::numeric_limits<float>::infinity());
-    Int ends;
+    Int begins, ends;
+    std::memcpy(&begins, first, sizeof(begins));
     std::memcpy(&ends, seen, sizeof(ends));
     constexpr int APART = 4;  // maxima at a time, since one waits for the one before
     Float best[APART] = {none, none, none, none};
     for (std::int64_t step = 0; step < end; step += APART) {
-        const bool whole = step >= first && step + APART <= even;
+        const bool whole = step >= latest && step + APART <= even;
         unrolled<APART>([&](auto i) __attribute__((always_inline)) {
             const auto key = static_cast<std::int32_t>(step + i);
             float* at = scores + key * SIDE;
             Float value = load(at) * factor;
-            if (!whole) value = key >= first ? (key < ends ? value : none) : none;
+            if (!whole) value = (key >= begins) & (key < ends) ? value : none;
             store(at, value);
             best[i] = (Float)_mm512_max_ps((__m512)best[i], (__m512)value);
         });
@@ -194,7 +196,8 @@ class MatrixTile {
         }
     }
 
-    // What the tile gives to rows [from, rows) goes to `sums`; `seen(i)` is the end of the keys that row i sees. Where
+    // What the tile gives to rows [from, rows) goes to `sums`; `seen(i)` is the end of the keys that row i sees, and
+    // `seen.first(i)` their beginning. Where
     // every 16 keys lie in order, `apart` elements from each other, they are read in place if rows are few; 0: they do
     // not.
     template <typename Seen>
@@ -203,6 +206,9 @@ class MatrixTile {
         const std::int64_t begin = from / SIDE, end = blocks_of(rows), dim = head_.padded_dim();
         // The end of what blocks of rows see, or of what row i of one sees; there is no row behind the last.
         const auto end_of = [&](std::int64_t block, int i) { return seen(std::min(rows - 1, block * SIDE + i)); };
+        const auto first_of = [&](std::int64_t block, int i) {
+            return seen.first(std::min(rows - 1, block * SIDE + i));
+        };
         const bool in_place = apart > 0 && end - begin <= 2 && head_.dim % DEPTH == 0 && places.first == 0;
         const KeyTiles keys = in_place ? where_they_lie(k, places, apart) : copied(k, places);
         Fetch next_keys(k, next, head_.dim, blocks_of(places.end) * steps_ * ((end - begin + 1) / 2));
@@ -218,12 +224,13 @@ class MatrixTile {
                 score_tiles<1, BLOCKS>(keys, key, queries, steps_, scores_of(block), next_keys);
             }
             for (std::int64_t each = block; each < block + BLOCKS; ++each) {
-                const std::int64_t least = end_of(each, 0);
-                std::int32_t ends[SIDE];
+                const std::int64_t least = end_of(each, 0), latest = first_of(each, SIDE - 1);
+                std::int32_t begins[SIDE], ends[SIDE];
                 for (int i = 0; i < SIDE; ++i) {
+                    begins[i] = static_cast<std::int32_t>(latest == places.first ? latest : first_of(each, i));
                     ends[i] = static_cast<std::int32_t>(least == places.end ? least : end_of(each, i));
                 }
-                soften(scores_of(each), places.first, ends, least, steps_of(most) * DEPTH, factor,
+                soften(scores_of(each), begins, ends, latest, least, steps_of(most) * DEPTH, factor,
                        sums.softmax_of(each));
             }
         });
@@ -249,6 +256,14 @@ class MatrixTile {
                         of_tile.values + row * dim, std::max<std::int64_t>(0, from - row),
                         std::min<std::int64_t>(SIDE, rows - row), dim);
         }
+    }
+
+    // Has row i begin with no weight.
+    void clear(BlockSums sums, std::int64_t i) const {
+        float* softmax = sums.softmax_of(i / SIDE) + i % SIDE;
+        softmax[0] = -std::numeric_limits<float>::infinity();
+        softmax[SIDE] = 0.0f;
+        std::memset(sums.values + i * head_.padded_dim(), 0, sizeof(float) * head_.padded_dim());
     }
 
     // The result of row i.

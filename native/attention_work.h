@@ -14,10 +14,13 @@ struct Step {
     const std::int32_t *row_starts, *start_positions, *kv_lens, *block_tables;
     std::int64_t max_blocks, block_size;
     std::int64_t heads, kv_heads;
-    std::int64_t first_key;
+    std::int64_t first_key, window;  // positions that a token sees, its own the last
     std::int64_t least, most;  // query rows of a row that has a turn, for each key head
 
     std::int64_t group() const { return heads / kv_heads; }
+
+    // The first key that the token at `position` sees.
+    std::int64_t first_of(std::int64_t position) const { return std::max(first_key, position - window + 1); }
 
     // The tokens of a row that attend to anything.
     Range attending(std::int64_t row) const {
@@ -58,7 +61,8 @@ void each_unit(const Step& step, Body&& body) {
             for (std::int64_t begin = queries.begin; begin < queries.end; begin += most) {
                 const std::int64_t end = std::min(begin + most, queries.end);
                 const std::int64_t tiles = (end + to_position + TILE - 1) / TILE;
-                body(Unit{row, kv_head, begin, end, begin + to_position, step.group(), step.first_key / TILE, tiles});
+                const std::int64_t position = begin + to_position;
+                body(Unit{row, kv_head, begin, end, position, step.group(), step.first_of(position) / TILE, tiles});
             }
         }
     }

@@ -64,7 +64,7 @@ struct Streams {
     int width;  // streams of different outputs
 
     Streams(const Team& team, const Output& o)
-        : outputs(team.split(o.size, PANEL)), size(o.size), width(o.activation == SWIGLU ? STREAMS / 2 : STREAMS) {
+        : outputs(team.split(o.size, PANEL)), size(o.size), width(has_gates(o.activation) ? STREAMS / 2 : STREAMS) {
         length = (outputs.end - outputs.begin + width - 1) / width;
         // Odd: streams that lie a multiple of many KiB apart are in each other's way, in caches and in memory.
         if (length > PANEL) length |= 1;

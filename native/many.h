@@ -80,7 +80,7 @@ inline void multiply_panel(const X* x, std::int64_t stride, const Float* panel, 
 }
 
 // Outputs of the result that a panel gives.
-inline int panel_width(const Output& o) { return o.activation == SWIGLU ? PANEL_OUTPUTS / 2 : PANEL_OUTPUTS; }
+inline int panel_width(const Output& o) { return has_gates(o.activation) ? PANEL_OUTPUTS / 2 : PANEL_OUTPUTS; }
 
 // Rows of weights that are multiplied together: with a gated half, as many of each half.
 template <typename W>

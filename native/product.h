@@ -20,12 +20,13 @@ template <typename T>
 using Operand = float;
 #endif
 
-enum Activation : int { NONE, RELU2, SILU, SWIGLU, GELU, GELU_TANH };
+enum Activation : int { NONE, RELU2, SILU, SWIGLU, GEGLU, GELU, GELU_TANH };
 
 // By its name in ops/activations.py, None where there is none.
 inline bool from_python(PyObject* value, Activation& to) {
     static const std::pair<const char*, Activation> NAMES[] = {
-        {"relu2", RELU2}, {"silu", SILU}, {"swiglu", SWIGLU}, {"gelu", GELU}, {"gelu_pytorch_tanh", GELU_TANH}};
+        {"relu2", RELU2}, {"silu", SILU}, {"swiglu", SWIGLU}, {"geglu", GEGLU}, {"gelu", GELU},
+        {"gelu_pytorch_tanh", GELU_TANH}};
     to = NONE;
     if (value == Py_None) return true;
     for (const auto& [name, activation] : NAMES) {
@@ -34,10 +35,14 @@ inline bool from_python(PyObject* value, Activation& to) {
     return to != NONE;
 }
 
-// `gated` counts with SWIGLU alone.
+// Whether half of the outputs are the gates of the others.
+inline bool has_gates(Activation activation) { return activation == SWIGLU || activation == GEGLU; }
+
+// `gated` counts where there are gates.
 inline Float activated(Activation activation, Float value, Float gated) {
     switch (activation) {
         case SWIGLU: return silu(value) * gated;
+        case GEGLU: return gelu_tanh(value) * gated;
         case SILU: return silu(value);
         case RELU2: return value < Float{} ? Float{} : value * value;  // NaN stays NaN
         case GELU: return gelu(value);
@@ -84,7 +89,7 @@ inline void put_outputs(const float* sums, const float* gated, const Output& o, 
     for (int i = 0; i < count; i += LANES) {
         const int here = count - i;
         const Float second =
-            o.activation == SWIGLU ? finish<T>(load(gated + i), o, o.size + row + i, here) : Float{};
+            has_gates(o.activation) ? finish<T>(load(gated + i), o, o.size + row + i, here) : Float{};
         Float value = activated(o.activation, finish<T>(load(sums + i), o, row + i, here), second);
         if (o.residual) {
             value += load_some(static_cast<const Y*>(o.residual) + token * o.residual_stride + row + i, here);

@@ -90,7 +90,7 @@ void run_experts(const Team& team, std::int64_t tokens, const bf16* x, std::int6
                  std::int64_t residual_stride, bf16* y, std::int64_t y_stride) {
     const std::int64_t size = layer.size, inner = layer.inner, places = tokens * top_k;
     const std::int64_t size_stride = spaced(size), size_steps = steps_of(size), inner_steps = steps_of(inner);
-    const bool gated = layer.activation == SWIGLU;
+    const bool gated = has_gates(layer.activation);
 
     // The order of the choices, and behind it what a product needs.
     const std::int64_t numbers = (places + layer.experts + 1 + LANES - 1) / LANES * LANES;

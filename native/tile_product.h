@@ -251,7 +251,7 @@ struct OutputRows : Rows<W> {
     std::int64_t first, count;
 
     OutputRows(const Weights<W>& w, const Output& o, std::int64_t number) {
-        const bool gated = o.activation == SWIGLU;
+        const bool gated = has_gates(o.activation);
         const std::int64_t width = gated ? SIDE : ROWS, groups = w.scales ? (w.in + w.group - 1) / w.group : 0;
         this->in = w.in;
         this->group = w.scales ? w.group : 0;
@@ -273,7 +273,7 @@ template <typename Y>
 class TileOutput {
   public:
     TileOutput(const Output& o, std::int64_t first, int count)
-        : o_(o), first_(first), count_(count), width_(o.activation == SWIGLU ? SIDE : ROWS),
+        : o_(o), first_(first), count_(count), width_(has_gates(o.activation) ? SIDE : ROWS),
           is_plain_(count == width_ && !o.row_scale && !o.bias && !o.scale) {}
 
     void put(const float* sums, std::int64_t token, std::int64_t tokens, Y* y) const {
@@ -321,7 +321,7 @@ class TileOutput {
 template <typename Y, typename W>
 void multiply_group(const Team& team, std::int64_t first, std::int64_t tokens, const Packed& packed, const Weights<W>& w,
                     const Output& o, Y* y) {
-    const std::int64_t width = o.activation == SWIGLU ? SIDE : ROWS;
+    const std::int64_t width = has_gates(o.activation) ? SIDE : ROWS;
     const Range mine = team.split((o.size + width - 1) / width);
     if (mine.begin == mine.end) return;
     const Work work(team.own<float>(Work::size(packed.blocks)));

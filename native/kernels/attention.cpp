@@ -53,10 +53,12 @@ struct Operands {
         return out + (token * step.heads + index) * head.dim;
     }
 
-    // The first query row that sees anything of a tile: of a unit's first tile, all do.
-    std::int64_t first_row(const Unit& unit, std::int64_t tile) const {
+    // The query rows that see anything of a tile: of a unit's first tile, all but those whose windows begin behind it.
+    Range rows(const Unit& unit, std::int64_t tile) const {
         const std::int64_t key = std::max(step.first_key, tile * TILE);
-        return std::max<std::int64_t>(0, key - unit.position) * unit.group;
+        const std::int64_t begin = std::max<std::int64_t>(0, key - unit.position);
+        const std::int64_t end = std::min(unit.end - unit.begin, (tile + 1) * TILE - unit.position + step.window - 1);
+        return {begin * unit.group, end * unit.group};
     }
 
     // From one key to the next, within a block.
@@ -64,7 +66,7 @@ struct Operands {
 
     void locate(const Piece& piece, Places& places) const {
         const std::int64_t base = piece.tile * TILE;
-        places.first = std::max<std::int64_t>(0, step.first_key - base);
+        places.first = std::max<std::int64_t>(0, step.first_of(piece.unit.position) - base);
         places.end = std::min<std::int64_t>(TILE, piece.unit.keys() - base);
         const std::int32_t* block = step.block_tables + piece.unit.row * step.max_blocks;
         for (std::int64_t i = places.first; i < places.end;) {
@@ -79,13 +81,18 @@ struct Operands {
     }
 };
 
-// How many of the keys of a tile query row i of a unit sees.
+// Which of the keys of a tile query row i of a unit sees: those from `first(i)` to before `(i)`.
 struct Seen {
     const Unit& unit;
-    std::int64_t base, end;
+    std::int64_t base, begin, end, window;
 
-    Seen(const Unit& unit, std::int64_t tile, const Places& places) : unit(unit), base(tile * TILE), end(places.end) {}
-    std::int64_t operator()(std::int64_t i) const { return std::min(end, unit.position + i / unit.group + 1 - base); }
+    Seen(const Unit& unit, std::int64_t tile, const Places& places, const Step& step)
+        : unit(unit), base(tile * TILE), begin(places.first), end(places.end), window(step.window) {}
+    std::int64_t operator()(std::int64_t i) const { return std::min(end, position(i) + 1 - base); }
+    std::int64_t first(std::int64_t i) const { return std::max(begin, position(i) - window + 1 - base); }
+
+  private:
+    std::int64_t position(std::int64_t i) const { return unit.position + i / unit.group; }
 };
 
 template <typename T>
@@ -123,22 +130,32 @@ class Worker {
 
     // What the tile gives to the unit's query rows goes to `sums`; those that see nothing of it are left out.
     void tile(const Unit& unit, std::int64_t tile, Sums sums, const Places& places, const Places* next) {
-        const std::int64_t rows = unit.query_rows(), from = operands_.first_row(unit, tile);
-        const Seen seen(unit, tile, places);
+        const Range rows = operands_.rows(unit, tile);
+        const Seen seen(unit, tile, places, operands_.step);
         const auto weigh = [&](std::int64_t i) {
-            sums.softmax[i] = softmax<T>(scores_ + i * TILE, places.first, seen(i), operands_.scale * LOG2_E);
+            sums.softmax[i] = softmax<T>(scores_ + i * TILE, seen.first(i), seen(i), operands_.scale * LOG2_E);
         };
-        if (rows - from <= DIRECT_ROWS) {
-            direct(from, rows - from, (seen(rows - 1) + Words<T>::ELEMENTS - 1) / Words<T>::ELEMENTS, sums, places,
-                   next, weigh);
+        if (rows.end - rows.begin <= DIRECT_ROWS) {
+            direct(rows.begin, rows.end - rows.begin,
+                   (seen(rows.end - 1) + Words<T>::ELEMENTS - 1) / Words<T>::ELEMENTS, sums, places, next, weigh);
         } else {
-            packed(from, rows, seen, sums, places, next, weigh);
+            packed(rows.begin, rows.end, seen, sums, places, next, weigh);
+        }
+    }
+
+    // Has the rows that see nothing of a unit's first tile begin with no weight.
+    void clear(const Unit& unit) {
+        const std::int64_t dim = head.padded_dim();
+        for (std::int64_t i = operands_.rows(unit, unit.first_tile).end; i < unit.query_rows(); ++i) {
+            running.softmax[i] = {-std::numeric_limits<float>::infinity(), 0.0f};
+            std::memset(running.values + i * dim, 0, sizeof(float) * dim);
         }
     }
 
     void add(const Unit& unit, std::int64_t tile, Sums sums) {
         const std::int64_t dim = head.padded_dim();
-        for (std::int64_t i = operands_.first_row(unit, tile); i < unit.query_rows(); ++i) {
+        const Range rows = operands_.rows(unit, tile);
+        for (std::int64_t i = rows.begin; i < rows.end; ++i) {
             merge(running.softmax[i], running.values + i * dim, sums.softmax[i], sums.values + i * dim, dim);
         }
     }
@@ -233,12 +250,20 @@ class MatrixWorker {
 
     void tile(const Unit& unit, std::int64_t tile, Sums sums, const Places& places, const Places* next) {
         const std::int64_t apart = operands_.step.block_size % SIDE == 0 ? operands_.key_stride() : 0;
-        tile_.run(operands_.k_cache, operands_.v_cache, places, next, apart, operands_.first_row(unit, tile),
-                  unit.query_rows(), operands_.scale * LOG2_E, Seen(unit, tile, places), blocks(sums));
+        const Range rows = operands_.rows(unit, tile);
+        tile_.run(operands_.k_cache, operands_.v_cache, places, next, apart, rows.begin, rows.end,
+                  operands_.scale * LOG2_E, Seen(unit, tile, places, operands_.step), blocks(sums));
+    }
+
+    void clear(const Unit& unit) {
+        for (std::int64_t i = operands_.rows(unit, unit.first_tile).end; i < unit.query_rows(); ++i) {
+            tile_.clear(blocks(running), i);
+        }
     }
 
     void add(const Unit& unit, std::int64_t tile, Sums sums) {
-        tile_.add(blocks(running), blocks(sums), operands_.first_row(unit, tile), unit.query_rows());
+        const Range rows = operands_.rows(unit, tile);
+        tile_.add(blocks(running), blocks(sums), rows.begin, rows.end);
     }
 
     void end(const Unit& unit) {
@@ -267,6 +292,7 @@ void run_piece(W& worker, const Piece& piece, const Places& places, const Places
     const Sums to = piece.kept.values ? piece.kept : first ? worker.running : worker.tile_sums;
     worker.tile(piece.unit, piece.tile, to, places, next);
     if (piece.kept.values) return;
+    if (first) worker.clear(piece.unit);
     if (!first) worker.add(piece.unit, piece.tile, worker.tile_sums);
     if (piece.ends) worker.end(piece.unit);
 }
@@ -376,9 +402,12 @@ struct Attention : Arguments {
     FIELD(Strided<INT32>, block_tables);  // [rows, max_blocks]
     FIELD(float, scale);
     FIELD(std::int64_t, first_key);
+    FIELD(std::optional<std::int64_t>, window);
     FIELD(bool, fixed_order);
     FIELD(Array<VALUES>, out);  // [tokens, heads, head_dim]
 };
+
+constexpr std::int64_t NO_WINDOW = std::int64_t{1} << 40;  // more positions than there are
 
 // In a fixed order a token's bits do not depend on how many tokens its row has; else matrix units take rows of many.
 void attention(const Team& team, std::int64_t tokens, const Attention& in) {
@@ -394,6 +423,7 @@ void attention(const Team& team, std::int64_t tokens, const Attention& in) {
                     in.q.shape[1],
                     in.k_cache.shape[2],
                     in.first_key,
+                    in.window.value_or(NO_WINDOW),
                     1,
                     std::numeric_limits<std::int64_t>::max()};
     with_dtype(in.q.dtype, [&](auto type) {

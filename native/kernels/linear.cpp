@@ -38,7 +38,7 @@ void linear(const Team& team, std::int64_t tokens, const Linear& in) {
     const auto* bias = in.bias.at<const void>();
     const auto* residual = in.residual.at<const void>();
     Output o{bias, in.scale.at<const float>(), nullptr, residual, in.residual.strides[0], in.out.strides[0],
-             in.activation == SWIGLU ? out_size / 2 : out_size, in.activation};
+             has_gates(in.activation) ? out_size / 2 : out_size, in.activation};
     const float* scales = in.weight_scale.at<const float>();
     const std::int64_t group = in.group_size.value_or(0);
     if (scales && group == 0) {

@@ -90,7 +90,7 @@ void run_experts(const Team& team, std::int64_t tokens, const T* x, std::int64_t
     team.barrier();
 
     const Activation kind = layer.activation;
-    each_panel(chosen, up, team.split(inner, PANEL_ROWS), kind == SWIGLU ? inner : 0, inputs, size_stride, wide, sums,
+    each_panel(chosen, up, team.split(inner, PANEL_ROWS), has_gates(kind) ? inner : 0, inputs, size_stride, wide, sums,
                [=](std::int64_t row, std::int64_t i, const float* sum) {
                    for (int r = 0; r < PANEL_ROWS; r += LANES) {
                        const Float value = activated(kind, load(sum + r), load(sum + PANEL_ROWS + r));

@@ -14,9 +14,9 @@ void by_vectors(std::int64_t size, Body&& body) {
     if (whole < size) body(whole, static_cast<int>(size - whole));
 }
 
-// y [size] = x [size] / sqrt(mean(x^2) + eps) * (weight [size] + offset)
+// y [size] = x [size] / sqrt(mean(x^2) + eps) * (weight [size] + offset) + residual [size], if there is one
 template <typename T, typename X>
-void norm_row(const X* x, const T* weight, T* y, std::int64_t size, float eps, float offset) {
+void norm_row(const X* x, const T* weight, const T* residual, T* y, std::int64_t size, float eps, float offset) {
     const std::int64_t whole = size / LANES * LANES;
     const int rest = static_cast<int>(size - whole);
     Float squares[4] = {};
@@ -37,10 +37,13 @@ void norm_row(const X* x, const T* weight, T* y, std::int64_t size, float eps, f
     }
     const float mean = sum((squares[0] + squares[1]) + (squares[2] + squares[3])) / static_cast<float>(size);
     const float factor = 1.0f / std::sqrt(mean + eps);
-    for (i = 0; i < whole; i += LANES) store(y + i, load(x + i) * factor * (load(weight + i) + offset));
+    for (i = 0; i < whole; i += LANES) {
+        const Float normed = load(x + i) * factor * (load(weight + i) + offset);
+        store(y + i, residual ? normed + load(residual + i) : normed);
+    }
     if (rest) {
-        const Float by = load_first(weight + whole, rest) + offset;
-        store_first(y + whole, load_first(x + whole, rest) * factor * by, rest);
+        const Float normed = load_first(x + whole, rest) * factor * (load_first(weight + whole, rest) + offset);
+        store_first(y + whole, residual ? normed + load_first(residual + whole, rest) : normed, rest);
     }
 }
 
@@ -49,6 +52,7 @@ struct RmsNorm : Arguments {
     FIELD(Array<VALUES>, weight);  // [size]
     FIELD(float, eps);
     FIELD(float, offset);
+    FIELD(Maybe<Array<VALUES>>, residual);  // as x
     FIELD(Array<VALUES>, out);  // as x
 };
 
@@ -61,7 +65,8 @@ void rms_norm(const Team& team, std::int64_t tokens, const RmsNorm& in) {
         using T = decltype(type);
         for (std::int64_t i = mine.begin; i < mine.end; ++i) {
             const T* from = in.x.row<const T>(i / heads) + i % heads * head_stride;
-            norm_row(from, in.weight.at<const T>(), in.out.at<T>() + i * size, size, in.eps, in.offset);
+            const T* residual = in.residual ? in.residual.at<const T>() + i * size : nullptr;
+            norm_row(from, in.weight.at<const T>(), residual, in.out.at<T>() + i * size, size, in.eps, in.offset);
         }
     });
 }

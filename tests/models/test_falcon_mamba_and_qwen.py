@@ -173,12 +173,13 @@ def test_a_sliding_window_that_no_layer_uses_is_accepted(changes: dict[str, Any]
     ("name", "changes", "expected"),
     [
         ("qwen3", {"hidden_act": "gelu"}, "supported: silu"),
-        ("qwen3", {"layer_types": ["full_attention", "sliding_attention"] * 2}, "supported: full_attention"),
         (
             "qwen3",
-            {"layer_types": None, "use_sliding_window": True, "sliding_window": 32, "max_window_layers": 1},
-            "layers 1 to 2",
+            {"layer_types": ["full_attention"] * 4},
+            "4 layer_types and num_hidden_layers = 3",
         ),
+        ("qwen3", {"layer_types": ["chunked_attention"] * 3}, "supported: full_attention, sliding_attention"),
+        ("qwen3", {"layer_types": ["sliding_attention"] * 3}, "use_sliding_window = false; make it true"),
         ("mamba2", {"hidden_act": "gelu"}, "supported: silu"),
         ("mamba2", {"rms_norm": False}, "supported: true"),
         ("mamba2", {"expand": 2}, "expand \\* hidden_size = 128"),

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
 
 from ostinato.errors import ModelError
+from ostinato.layers.build import Build
 from ostinato.models.checkpoint import model_spec, read_config
+from ostinato.models.random import randomize_weights
+from ostinato.models.registry import make_model
+from ostinato.ops.kernels import select_ops
 from ostinato.plan.model import ModelSpec
 from tests.support.checkpoints import checkpoint
 
@@ -35,28 +41,86 @@ def test_smollm3_has_a_theta_of_its_own_and_shares_its_embedding() -> None:
     assert spec.tied_embeddings
 
 
-@pytest.mark.parametrize("window", [None, 512, 4096])
-def test_a_mistral_whose_window_is_the_whole_context_runs(window: int | None) -> None:
-    assert spec_with("mistral", sliding_window=window) == spec_with("mistral")
+def windows(spec: ModelSpec) -> list[int | None]:
+    return [layer.attention.window for layer in spec.layers if layer.attention is not None]
+
+
+def test_the_layers_of_a_mistral_have_one_window_unless_it_is_the_whole_context() -> None:
+    assert windows(spec_with("mistral")) == [37, 37]
+    assert windows(spec_with("mistral", sliding_window=..., max_position_embeddings=32768)) == [4096, 4096]
+    assert windows(spec_with("mistral", sliding_window=..., max_position_embeddings=...)) == [4096, 4096]
+    for window in (None, 512, 4096):
+        assert windows(spec_with("mistral", sliding_window=window)) == [None, None]
+
+
+def test_the_layers_with_windows_are_those_that_are_named_or_those_of_the_architecture() -> None:
+    switched = {"use_sliding_window": True, "sliding_window": 32}
+    assert windows(spec_with("qwen2")) == [None, 48]
+    assert windows(spec_with("qwen2", layer_types=..., max_window_layers=0)) == [48, 48]
+    assert windows(spec_with("qwen2", layer_types=..., use_sliding_window=False)) == [None, None]
+    assert windows(spec_with("qwen2", layer_types=["sliding_attention", "full_attention"])) == [48, None]
+    assert windows(spec_with("qwen3", layer_types=..., max_window_layers=1, **switched)) == [None, 32, 32]
+    assert windows(spec_with("smollm3", layer_types=..., **switched)) == [None, None, 32, None]
+    assert windows(spec_with("smollm3", layer_types=...)) == [None] * 4
+
+
+def test_gemma3_is_read_in_the_spelling_of_the_hub_too() -> None:
+    hub = {
+        "rope_parameters": ...,
+        "rope_theta": 20000.0,
+        "rope_scaling": {"rope_type": "linear", "factor": 4.0},
+        "rope_local_base_freq": 300.0,
+        "layer_types": ...,
+        "sliding_window_pattern": 2,
+    }
+    spec = spec_with("gemma3_text")
+    assert spec_with("gemma3_text", **hub) == spec
+    assert windows(spec) == [40, None, 40]
+    assert spec.rope is not None
+    assert (spec.rope.kind, spec.rope.theta, spec.rope.parameters) == ("linear", 20000.0, {"factor": 4.0})
+    local = spec.hyperparameters.local_rope
+    assert (local.kind, local.theta) == ("default", 300.0)
+    least = spec_with("gemma3_text", **dict.fromkeys(hub, ...), sliding_window=..., query_pre_attn_scalar=...)
+    assert least.rope is not None
+    assert (least.rope.theta, least.hyperparameters.local_rope.theta) == (1e6, 1e4)
+    assert least.hyperparameters.scale == 1 / 16
+    assert [layer.kind for layer in least.layers] == ["local"] * 3
+
+
+def test_gemma3_multiplies_its_embedding_by_what_its_dtype_makes_of_the_factor() -> None:
+    ops, cpu = select_ops({}), torch.device("cpu")
+    spec = replace(spec_with("gemma3_text"), hidden_size=72)
+    factors = [
+        make_model(Build(ops, dtype, cpu), spec).embedding.multiplier for dtype in (torch.float32, torch.bfloat16)
+    ]
+    assert factors == [pytest.approx(72**0.5, rel=1e-7), 8.5]
+
+
+def test_random_norms_that_are_stored_less_1_multiply_by_1() -> None:
+    model = make_model(Build(select_ops({}), torch.float32, torch.device("cpu")), spec_with("gemma3_text"))
+    randomize_weights(model, 0)
+    norms = {name: tensor for name, tensor in model.named_parameters() if "norm" in name}
+    assert len(norms) == 3 * 6 + 1
+    assert not any(bool(tensor.any()) for tensor in norms.values())
 
 
 @pytest.mark.parametrize(
     ("name", "changes", "words"),
     [
-        ("mistral", {"sliding_window": 128}, ["sliding_window = 128", "at most 128"]),
-        ("mistral", {"sliding_window": ..., "max_position_embeddings": 32768}, ["sliding_window = 4096"]),
+        ("mistral", {"sliding_window": 0}, ["sliding_window = 0", "1 or more"]),
+        ("mistral", {"layer_types": ["full_attention", "sliding_attention"]}, ["sliding_window = 37", "all layers"]),
         ("mistral", {"sliding_window": "wide"}, ["sliding_window = 'wide'", "whole number"]),
-        ("qwen2", {"layer_types": ["full_attention", "sliding_attention"]}, ["layer_types sliding_attention"]),
-        (
-            "qwen2",
-            {"layer_types": ..., "use_sliding_window": True, "sliding_window": 32, "max_window_layers": 1},
-            ["layers 1 to 1", "supported: attention over all of it"],
-        ),
-        (
-            "smollm3",
-            {"layer_types": ..., "use_sliding_window": True, "sliding_window": 32},
-            ["layers 0 to 3", "supported: attention over all of it"],
-        ),
+        ("qwen2", {"use_sliding_window": False}, ["layer_types sliding_attention", "use_sliding_window = false"]),
+        ("qwen2", {"sliding_window": None}, ["no sliding_window", "1 or more"]),
+        ("qwen2", {"layer_types": ["full_attention", "chunked_attention"]}, ["layer_types chunked_attention"]),
+        ("qwen2", {"layer_types": ["full_attention"]}, ["1 layer_types", "num_hidden_layers = 2"]),
+        ("gemma3_text", {"final_logit_softcapping": 30.0}, ["final_logit_softcapping = 30.0", "null"]),
+        ("gemma3_text", {"attn_logit_softcapping": 50.0}, ["attn_logit_softcapping = 50.0", "null"]),
+        ("gemma3_text", {"use_bidirectional_attention": True}, ["use_bidirectional_attention = true", "false"]),
+        ("gemma3_text", {"hidden_activation": "gelu"}, ["hidden_activation = 'gelu'", "gelu_pytorch_tanh"]),
+        ("gemma3_text", {"rope_parameters": {"rope_type": "default"}}, ["full_attention, sliding_attention"]),
+        ("gemma3_text", {"layer_types": ..., "sliding_window_pattern": 0}, ["sliding_window_pattern = 0"]),
+        ("gemma3_text", {"model_type": "gemma3"}, ["'gemma3'", "gemma3_text"]),
         ("smollm3", {"no_rope_layers": [1, 0]}, ["no_rope_layers = [1, 0]", "0 or 1 for each"]),
         ("smollm3", {"hidden_act": "gelu"}, ["hidden_act = 'gelu'", "silu"]),
     ],

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.parametrize("isa", SETS)
 
 
 def arguments() -> tuple[int, dict[str, Any]]:
-    return len(X), {"x": X, "weight": WEIGHT, "eps": 1e-6, "offset": 0.0, "out": torch.zeros(3, 8)}
+    return len(X), {"x": X, "weight": WEIGHT, "eps": 1e-6, "offset": 0.0, "residual": None, "out": torch.zeros(3, 8)}
 
 
 @pytest.fixture(params=["at once", "in a program"])

@@ -41,7 +41,7 @@ class Context:
 
         self.q, self.k, self.v = normal(heads), normal(kv_heads), normal(kv_heads)
 
-    def expected(self, row: Row, scale: float, first_key: int) -> torch.Tensor:
+    def expected(self, row: Row, scale: float, first_key: int, window: int | None = None) -> torch.Tensor:
         """softmax(scale q k) v of each token over the keys up to its own, in float64; 0 where there is none."""
         heads, kv_heads = self.q.shape[1], self.k.shape[1]
         end = row.start + row.new
@@ -49,16 +49,21 @@ class Context:
         k, v = (x[:end].double().repeat_interleave(heads // kv_heads, dim=1) for x in (self.k, self.v))
         key, position = torch.arange(end), torch.arange(row.start, end)
         unseen = (key > position[:, None]) | (key < first_key)
+        if window is not None:
+            unseen |= key <= position[:, None] - window
         scores = torch.einsum("qhd,khd->hqk", q, k) * scale
         weights = scores.masked_fill(unseen, -torch.inf).softmax(dim=-1).nan_to_num(0.0)
         return torch.einsum("hqk,khd->qhd", weights, v)
 
 
 class Batch:
-    """Rows as one step: a cache full of NaN but for the rows' own blocks, in random order, up to their `kv_len`."""
+    """Rows as one step: a cache full of NaN but for the rows' own blocks, in random order, from the first key that one
+    of their tokens sees up to their `kv_len`. Blocks without any are the null block."""
 
-    def __init__(self, rows: Sequence[tuple[Context, Row]], block_size: int, first_key: int = 0) -> None:
-        self.rows, self.first_key = rows, first_key
+    def __init__(
+        self, rows: Sequence[tuple[Context, Row]], block_size: int, first_key: int = 0, window: int | None = None
+    ) -> None:
+        self.rows, self.first_key, self.window = rows, first_key, window
         contexts = [context for context, _ in rows]
         dtype, (_, kv_heads, head_dim) = contexts[0].k.dtype, contexts[0].k.shape
         needed = [-(-(row.start + row.new) // block_size) for _, row in rows]
@@ -70,10 +75,12 @@ class Batch:
         for i, (context, row) in enumerate(rows):
             end, taken = row.start + row.new, sum(needed[:i])
             tables[i, : needed[i]] = order[taken : taken + needed[i]]
+            seen = first_key if window is None else max(first_key, max(row.start, first_key) - window + 1)
             cells = tables[i].long()[torch.arange(end) // block_size] * block_size + torch.arange(end) % block_size
             for cache, values in ((self.k_cache, context.k), (self.v_cache, context.v)):
-                cache.flatten(0, 1)[cells[first_key:]] = values[first_key:end]
+                cache.flatten(0, 1)[cells[seen:]] = values[seen:end]
             q += [context.q[row.start : end], torch.full((row.padding, *context.q.shape[1:]), torch.nan, dtype=dtype)]
+            tables[i, : seen // block_size] = 0
             starts.append(starts[-1] + row.new + row.padding)
         packed = torch.cat(q)
         # As a part of a wider projection: strided by token.
@@ -85,7 +92,7 @@ class Batch:
 
     def arguments(self, scale: float) -> tuple[Any, ...]:
         described = (self.row_starts, self.start_positions, self.kv_lens, self.block_tables)
-        return (self.q, self.k_cache, self.v_cache, *described, scale, self.first_key)
+        return (self.q, self.k_cache, self.v_cache, *described, scale, self.first_key, self.window)
 
     def run(self, isa: str, scale: float = 0.2, count: int = 1, *, deterministic: bool = False) -> torch.Tensor:
         with threads(count):
@@ -111,11 +118,12 @@ ROWS = st.builds(
     head_dim=st.sampled_from((1, 5, 16, 32, 33, 64, 80, 128)),
     block_size=st.sampled_from((1, 3, 16)),
     first_key=st.sampled_from((0, 0, 1, 130)),
+    window=st.sampled_from((None, None, 1, 2, 15, 16, 17, 100, 127, 128, 129, 131, 300, 431)),
     scale=st.sampled_from((0.1, 1.0)),
     dtype=st.sampled_from(DTYPES),
     deterministic=st.booleans(),
 )
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=200)
 def test_every_token_gets_what_its_formula_says_and_padding_zeros(
     isa: str,
     rows: list[Row],
@@ -124,17 +132,18 @@ def test_every_token_gets_what_its_formula_says_and_padding_zeros(
     head_dim: int,
     block_size: int,
     first_key: int,
+    window: int | None,
     scale: float,
     dtype: torch.dtype,
     deterministic: bool,
 ) -> None:
     contexts = [Context(r.start + r.new, kv_heads * group, kv_heads, head_dim, dtype, i) for i, r in enumerate(rows)]
-    batch = Batch(list(zip(contexts, rows, strict=True)), block_size, first_key)
+    batch = Batch(list(zip(contexts, rows, strict=True)), block_size, first_key, window)
     out = batch.run(isa, scale, deterministic=deterministic)
     assert torch.equal(out, batch.run(isa, scale, 2, deterministic=deterministic))
     assert out.dtype == dtype
     for i, (context, row) in enumerate(batch.rows):
-        result, expected = batch.of_row(out, i).double(), context.expected(row, scale, first_key)
+        result, expected = batch.of_row(out, i).double(), context.expected(row, scale, first_key, window)
         assert bool((result[row.new :] == 0).all())
         if row.new:
             largest = float(context.v.abs().max())
@@ -143,9 +152,12 @@ def test_every_token_gets_what_its_formula_says_and_padding_zeros(
 
 @pytest.mark.parametrize("deterministic", [True, False])
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), [(8, 2, 128), (3, 3, 20), (8, 4, 32), (10, 2, 64)])
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "head_dim", "window"),
+    [(8, 2, 128, None), (3, 3, 20, None), (8, 4, 32, 1), (10, 2, 64, None), (10, 2, 64, 150), (8, 2, 40, 128)],
+)
 def test_the_bits_of_a_token_do_not_depend_on_how_it_is_computed(
-    isa: str, heads: int, kv_heads: int, head_dim: int, dtype: torch.dtype, deterministic: bool
+    isa: str, heads: int, kv_heads: int, head_dim: int, window: int | None, dtype: torch.dtype, deterministic: bool
 ) -> None:
     """Unless deterministic, among rows of LEAST_TILE_QUERIES queries or more for each key head."""
     least = 0 if deterministic else LEAST_TILE_QUERIES - 1
@@ -155,7 +167,7 @@ def test_the_bits_of_a_token_do_not_depend_on_how_it_is_computed(
         def bits(before: int, after: int, *others: Row, count: int = 1, at: int = position) -> torch.Tensor:
             """In a row of so many tokens before and after the one at `at`, behind rows of another text."""
             start, end = max(0, at - before), min(450, at + after + 1)
-            batch = Batch([*((other, row) for row in others), (context, Row(start, end - start))], 16)
+            batch = Batch([*((other, row) for row in others), (context, Row(start, end - start))], 16, 0, window)
             return batch.of_row(batch.run(isa, count=count, deterministic=deterministic), len(others))[at - start]
 
         alone = bits(least, least)

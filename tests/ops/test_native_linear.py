@@ -10,6 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ostinato.ops.facts import GATED
 from tests.support.native_kernels import checked_kernel, same_bits, spaced
 from tests.support.native_sets import PRODUCT_SETS, native_kernel, threads
 
@@ -32,9 +33,9 @@ def activated(y: torch.Tensor, activation: str | None) -> torch.Tensor:
         return y * torch.special.erfc(-y / 2**0.5) / 2
     if activation == "gelu_pytorch_tanh":
         return y / 2 * (1 + torch.tanh((2 / math.pi) ** 0.5 * (y + 0.044715 * y**3)))
-    if activation == "swiglu":
+    if activation in ("swiglu", "geglu"):
         gates, values = y.chunk(2, dim=-1)
-        return gates / (1 + torch.exp(-gates)) * values
+        return activated(gates, "silu" if activation == "swiglu" else "gelu_pytorch_tanh") * values
     return y
 
 
@@ -52,7 +53,7 @@ def assert_near(out: torch.Tensor, expected: torch.Tensor, terms: torch.Tensor |
     in_sizes,
     out_sizes,
     dtypes,
-    st.sampled_from([None, "relu2", "silu", "swiglu", "gelu", "gelu_pytorch_tanh"]),
+    st.sampled_from([None, "relu2", "silu", "swiglu", "geglu", "gelu", "gelu_pytorch_tanh"]),
     st.integers(0, 15),
     seeds,
 )
@@ -69,7 +70,7 @@ def test_outputs_are_products_with_all_that_follows(
     """Each bit of `parts` is a part of the call that may be left out."""
     generator = torch.Generator().manual_seed(seed)
     randn = partial(torch.randn, generator=generator)
-    rows = 2 * out_size if activation == "swiglu" else out_size
+    rows = 2 * out_size if activation in GATED else out_size
     x = spaced(randn(tokens, in_size).to(dtype), 3)
     weight = (randn(rows, in_size) / in_size**0.5).to(dtype)
     bias = randn(rows).to(dtype) if parts & 1 else None
@@ -91,9 +92,9 @@ def test_outputs_are_products_with_all_that_follows(
         terms = 2 * size * sums.abs()
     elif activation in ("silu", "gelu", "gelu_pytorch_tanh"):
         terms = 1.2 * size
-    elif activation == "swiglu":
+    elif activation in GATED:
         (gates, values), (gate_size, value_size) = sums.chunk(2, dim=-1), size.chunk(2, dim=-1)
-        terms = 1.1 * gate_size * values.abs() + gates.abs() * value_size
+        terms = 1.2 * gate_size * values.abs() + gates.abs() * value_size
     if residual is not None:
         expected, terms = expected + residual.double(), terms + residual.double().abs()
     assert out.shape == expected.shape
@@ -249,7 +250,7 @@ def test_gelu_is_as_exact_far_from_zero(isa: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("activation", [None, "relu2", "silu", "swiglu", "gelu", "gelu_pytorch_tanh"])
+@pytest.mark.parametrize("activation", [None, "relu2", "silu", "swiglu", "geglu", "gelu", "gelu_pytorch_tanh"])
 def test_no_activation_makes_a_number_of_what_is_none(isa: str, activation: str | None, dtype: torch.dtype) -> None:
     x = torch.full((20, 32), torch.nan, dtype=dtype)
     out = checked_kernel(isa, "linear")(x, torch.ones(6, 32, dtype=dtype), activation=activation)

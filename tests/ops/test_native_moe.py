@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ostinato.ops import int8, moe, route
+from ostinato.ops.facts import GATED
 from tests.support.native_kernels import checked_kernel, rounding, same_bits, spaced
 from tests.support.native_sets import PRODUCT_SETS, SETS, uses_tiles
 
@@ -18,7 +19,7 @@ few = settings(max_examples=40, deadline=None, derandomize=True)
 seeds = st.integers(0, 2**31)
 dtypes = st.sampled_from([torch.float32, torch.bfloat16, torch.float16])
 sizes = st.sampled_from([1, 5, 16, 31, 64, 100])
-activations = st.sampled_from(["relu2", "silu", "swiglu"])
+activations = st.sampled_from(["relu2", "silu", "swiglu", "geglu"])
 
 
 def normal(generator: torch.Generator, *shape: int) -> torch.Tensor:
@@ -34,7 +35,7 @@ def random_choices(generator: torch.Generator, tokens: int, experts: int, top_k:
 def random_experts(
     generator: torch.Generator, experts: int, size: int, inner: int, activation: str, dtype: torch.dtype
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    rows = 2 * inner if activation == "swiglu" else inner
+    rows = 2 * inner if activation in GATED else inner
     up = normal(generator, experts, rows, size) / size**0.5
     return up.to(dtype), (normal(generator, experts, size, inner) / inner**0.5).to(dtype)
 

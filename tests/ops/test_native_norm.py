@@ -32,11 +32,12 @@ def normed(x: torch.Tensor, eps: float) -> torch.Tensor:
     sizes,
     st.sampled_from([0.01, 1.0, 100.0]),
     st.sampled_from([0.0, 1.0]),
+    st.booleans(),
     dtypes,
     seeds,
 )
 def test_rms_norm_divides_by_the_root_of_the_mean_square(
-    isa: str, tokens: int, heads: int, size: int, scale: float, offset: float, dtype: torch.dtype, seed: int
+    isa: str, tokens: int, heads: int, size: int, scale: float, offset: float, adds: bool, dtype: torch.dtype, seed: int
 ) -> None:
     """Of a token, or with `heads` of each of its heads, which may be part of something wider. The weight and the offset
     are added in float32: in bfloat16 a weight that is small beside 1 would lose its last bits."""
@@ -44,9 +45,12 @@ def test_rms_norm_divides_by_the_root_of_the_mean_square(
     shape = (tokens, heads, size) if heads else (tokens, size)
     x = spaced((torch.randn(shape, generator=generator) * scale).to(dtype), 7)
     weight = torch.randn(size, generator=generator).to(dtype)
-    out = checked_kernel(isa, "rms_norm")(x, weight, 1e-5, offset)
+    residual = torch.randn(shape, generator=generator).to(dtype) if adds else None
+    out = checked_kernel(isa, "rms_norm")(x, weight, 1e-5, offset, residual)
     expected = normed(x.double(), 1e-5) * (weight.double() + offset)
-    torch.testing.assert_close(out.double(), expected, rtol=rounding(dtype), atol=1e-7)
+    if residual is not None:
+        expected = expected + residual.double()
+    torch.testing.assert_close(out.double(), expected, rtol=rounding(dtype), atol=1e-6 if adds else 1e-7)
 
 
 @few

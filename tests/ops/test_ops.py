@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from ostinato.ops import attention, embedding, gated_rms_norm, linear, moe, rms_norm, rotary, rotary_angles, route
 from ostinato.ops.activations import ACTIVATIONS
+from ostinato.ops.facts import GATED
 
 few = settings(max_examples=25, deadline=None, derandomize=True)
 seeds = st.integers(0, 2**31)
@@ -28,6 +29,10 @@ def silu(x: float) -> float:
     return x / (1 + math.exp(-x))
 
 
+def gelu_tanh(x: float) -> float:
+    return x / 2 * (1 + math.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
+
+
 def activated(name: str | None, values: list[float]) -> list[float]:
     half = len(values) // 2
     match name:
@@ -35,8 +40,9 @@ def activated(name: str | None, values: list[float]) -> list[float]:
             return [silu(value) for value in values]
         case "relu2":
             return [max(value, 0.0) ** 2 for value in values]
-        case "swiglu":
-            return [silu(gate) * up for gate, up in zip(values[:half], values[half:], strict=True)]
+        case "swiglu" | "geglu":
+            gate_of = silu if name == "swiglu" else gelu_tanh
+            return [gate_of(gate) * up for gate, up in zip(values[:half], values[half:], strict=True)]
         case _:
             return values
 
@@ -55,7 +61,7 @@ class PagedCase:
     contexts: list[tuple[torch.Tensor, torch.Tensor]]
     """Each row's keys and values in order of position, those of the step included."""
 
-    def run(self, scale: float, first_key: int = 0) -> torch.Tensor:
+    def run(self, scale: float, first_key: int = 0, window: int | None = None) -> torch.Tensor:
         return attention.reference(
             self.q,
             self.k_cache,
@@ -66,7 +72,18 @@ class PagedCase:
             self.block_tables,
             scale,
             first_key,
+            window,
         )
+
+    def hide(self, window: int) -> None:
+        """Makes NaN of all that is before the windows of a row's tokens, and null entries of blocks that are."""
+        block_size = self.k_cache.shape[1]
+        for row, start in enumerate(self.start_positions.tolist()):
+            seen = max(0, start - window + 1)
+            for position in range(min(seen, int(self.kv_lens[row]))):
+                cell = self.block_tables[row, position // block_size], position % block_size
+                self.k_cache[cell] = self.v_cache[cell] = NAN
+            self.block_tables[row, : seen // block_size] = 0
 
 
 def paged_case(
@@ -103,18 +120,21 @@ def paged_case(
     return case
 
 
-def attend(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scale: float) -> torch.Tensor:
+def attend(
+    q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scale: float, window: int | None = None
+) -> torch.Tensor:
     """`q` [new, heads, head_dim], the last of the positions of `keys`, `values` [length, kv_heads, head_dim]."""
     q, keys, values = q.double(), keys.double(), values.double()
     group = q.shape[1] // keys.shape[1]
     out = torch.zeros_like(q)
     for t in range(len(q)):
         visible = len(keys) - len(q) + t + 1
+        first = 0 if window is None else max(0, visible - window)
         for head in range(q.shape[1]):
-            scores = [float(q[t, head] @ keys[s, head // group]) * scale for s in range(visible)]
+            scores = [float(q[t, head] @ keys[s, head // group]) * scale for s in range(first, visible)]
             weights = [math.exp(score - max(scores)) for score in scores]
-            for s in range(visible):
-                out[t, head] += weights[s] / sum(weights) * values[s, head // group]
+            for s in range(first, visible):
+                out[t, head] += weights[s - first] / sum(weights) * values[s, head // group]
     return out
 
 
@@ -142,13 +162,30 @@ def test_attention_reads_the_whole_context_of_a_row_and_nothing_else(
         torch.testing.assert_close(out[span], expected.float(), **FLOAT32)
 
 
-def test_a_chunk_of_several_slabs_attends_like_a_whole_one(monkeypatch: pytest.MonkeyPatch) -> None:
+@few
+@given(ROWS, st.sampled_from([1, 2, 3, 4, 5, 9, 48]), st.sampled_from([4, 16]), seeds)
+def test_attention_with_a_window_reads_no_more_than_it(
+    rows: list[tuple[int, int]], window: int, block_size: int, seed: int
+) -> None:
+    case = paged_case(rows, 2, 2, 6, block_size, seed)
+    case.hide(window)
+    out = case.run(scale=0.3, window=window)
+    for row, (before, _) in enumerate(rows):
+        span = slice(*case.row_starts[row : row + 2].tolist())
+        expected = (
+            attend(case.q[span], *case.contexts[row], 0.3, window) if before >= 0 else torch.zeros_like(out[span])
+        )
+        torch.testing.assert_close(out[span], expected.float(), **FLOAT32)
+
+
+@pytest.mark.parametrize("window", [None, 3, 6, 14])
+def test_a_chunk_of_several_slabs_attends_like_a_whole_one(monkeypatch: pytest.MonkeyPatch, window: int | None) -> None:
     monkeypatch.setattr("ostinato.ops.attention.ATTENTION_SLAB", 4)
     case = paged_case([(7, 4), (5, 9), (0, 10), (3, 8)], kv_heads=2, group=2, head_dim=6, block_size=4, seed=2)
-    out = case.run(scale=0.3)
+    out = case.run(scale=0.3, window=window)
     for row, context in enumerate(case.contexts):
         span = slice(*case.row_starts[row : row + 2].tolist())
-        torch.testing.assert_close(out[span], attend(case.q[span], *context, 0.3).float(), **FLOAT32)
+        torch.testing.assert_close(out[span], attend(case.q[span], *context, 0.3, window).float(), **FLOAT32)
 
 
 @few
@@ -279,7 +316,7 @@ def test_an_embedding_is_its_tokens_row_times_the_multiplier(multiplier: float) 
     assert out.tolist() == [[value * multiplier for value in weight[token].tolist()] for token in (2, 0, 2)]
 
 
-@pytest.mark.parametrize("activation", [None, "silu", "relu2", "swiglu"])
+@pytest.mark.parametrize("activation", [None, "silu", "relu2", "swiglu", "geglu"])
 @few
 @given(st.integers(0, 4), st.booleans(), st.booleans(), st.booleans(), seeds)
 def test_linear_scales_then_activates_then_adds(
@@ -288,7 +325,7 @@ def test_linear_scales_then_activates_then_adds(
     generator = torch.Generator().manual_seed(seed)
     x, weight = normal(generator, tokens, 3), normal(generator, 6, 3)
     bias, scale = (normal(generator, 6) if wanted else None for wanted in (has_bias, has_scale))
-    results = 3 if activation == "swiglu" else 6
+    results = 3 if activation in GATED else 6
     residual = normal(generator, tokens, results) if has_residual else None
     out = linear.reference(x, weight, bias, residual, activation, scale)
     assert out.shape == (tokens, results)
@@ -320,6 +357,8 @@ def test_rms_norm_divides_by_the_root_of_the_mean_square(tokens: int, size: int,
         root = math.sqrt(sum(float(value) ** 2 for value in x[token]) / size + 0.01)
         expected = torch.tensor([float(x[token, i]) / root * (float(weight[i]) + offset) for i in range(size)])
         torch.testing.assert_close(rms_norm.reference(x, weight, 0.01, offset)[token], expected, **FLOAT32)
+    added = rms_norm.reference(x, weight, 0.01, offset, x)
+    torch.testing.assert_close(added, rms_norm.reference(x, weight, 0.01, offset) + x, **FLOAT32)
 
 
 @pytest.mark.parametrize("norm_before_gate", [False, True])
@@ -359,7 +398,7 @@ def test_without_a_weight_only_the_gate_is_applied(tokens: int, dtype: torch.dty
     torch.testing.assert_close(out, expected.to(dtype), atol=1e-6, rtol=1e-5 if dtype is torch.float32 else 1e-2)
 
 
-@pytest.mark.parametrize("name", ["silu", "relu2", "swiglu"])
+@pytest.mark.parametrize("name", ["silu", "relu2", "swiglu", "geglu"])
 def test_activations_are_their_formulas(name: str) -> None:
     x = torch.tensor([[-2.0, -0.5, 0.0, 0.5, 1.0, 3.0]])
     torch.testing.assert_close(ACTIVATIONS[name](x), torch.tensor([activated(name, x[0].tolist())]))

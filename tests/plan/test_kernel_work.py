@@ -81,6 +81,16 @@ def test_a_prompt_begins_with_no_state_and_attends_to_itself() -> None:
     assert "state_update" not in found
 
 
+@pytest.mark.parametrize("window", [1, 2, 10, 11, 12, 20, 100])
+@pytest.mark.parametrize(("tokens", "context"), [(1, 10), (1, 0), (4, 10), (20, 0), (20, 30)])
+def test_a_window_bounds_what_attention_reads_and_computes(window: int, tokens: int, context: int) -> None:
+    layer = replace(SPEC.layers[0], attention=replace(ATTENTION, window=window))
+    found = work(StepShape(3, tokens, context, decodes=False), replace(SPEC, layers=(layer,)))["attention"]
+    seen = [range(max(0, at - window + 1), at + 1) for at in range(context, context + tokens)]
+    read = {key for keys in seen for key in keys}
+    assert found == KernelWork(3 * (len(read) + tokens) * 32 * 2, 4 * 6 * 8 * 3 * sum(map(len, seen)))
+
+
 def test_a_token_alone_reads_the_experts_that_its_router_chooses_and_several_read_nobody_knows_which() -> None:
     spec = replace(SPEC, layers=(WITH_EXPERTS,))
     alone = work(StepShape(rows=1, tokens_per_row=1, context=0, decodes=True), spec)

@@ -206,10 +206,34 @@ def qwen3() -> PretrainedConfig:
     )
 
 
+def gemma3_text() -> PretrainedConfig:
+    """Layers with a window shorter than the prompts, and one that sees all, each kind with its rotary embedding."""
+    return transformers.Gemma3TextConfig(
+        **COMMON,
+        intermediate_size=96,
+        num_hidden_layers=3,
+        layer_types=["sliding_attention", "full_attention", "sliding_attention"],
+        sliding_window=40,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=24,
+        attention_bias=True,
+        query_pre_attn_scalar=50,
+        rms_norm_eps=1e-3,
+        rope_parameters={
+            "full_attention": {"rope_type": "linear", "rope_theta": 20000.0, "factor": 4.0},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 300.0},
+        },
+    )
+
+
 def qwen2() -> PretrainedConfig:
-    """Biases of queries, keys and values alone, which the architecture fixes."""
+    """Biases of queries, keys and values alone, which the architecture fixes. The second layer has a window."""
     return transformers.Qwen2Config(
         **COMMON,
+        use_sliding_window=True,
+        sliding_window=48,
+        max_window_layers=1,
         intermediate_size=96,
         num_hidden_layers=2,
         num_attention_heads=4,
@@ -220,6 +244,7 @@ def qwen2() -> PretrainedConfig:
 
 
 def mistral() -> PretrainedConfig:
+    """A window in every layer, shorter than the prompts."""
     return transformers.MistralConfig(
         **COMMON,
         intermediate_size=96,
@@ -227,7 +252,7 @@ def mistral() -> PretrainedConfig:
         num_attention_heads=4,
         num_key_value_heads=2,
         head_dim=24,
-        sliding_window=None,
+        sliding_window=37,
         rms_norm_eps=1e-3,
         rope_parameters={"rope_type": "default", "rope_theta": 20000.0},
     )
@@ -415,6 +440,7 @@ RECIPES: dict[str, Callable[[], PretrainedConfig]] = {
         falcon_h1,
         falcon_h1_normed,
         falcon_mamba,
+        gemma3_text,
         granitemoehybrid,
         granitemoehybrid_dense,
         jamba,

@@ -33,6 +33,7 @@ class Attention(Module):
         bias: bool = False,
         out_bias: bool | None = None,
         qk_norm_eps: float | None = None,
+        qk_norm_plus_one: bool = False,
         scale: float | None = None,
         in_multiplier: float = 1.0,
         key_multiplier: float = 1.0,
@@ -46,8 +47,11 @@ class Attention(Module):
         parts = (("q_proj", self.q_size), ("k_proj", self.kv_size), ("v_proj", self.kv_size))
         self.qkv = PackedLinear(build, hidden_size, parts, bias, in_multiplier=in_multiplier)
         self.o_proj = Linear(build, self.q_size, hidden_size, bias if out_bias is None else out_bias, out_multiplier)
-        self.q_norm = RMSNorm(build, spec.head_dim, qk_norm_eps) if qk_norm_eps is not None else None
-        self.k_norm = RMSNorm(build, spec.head_dim, qk_norm_eps) if qk_norm_eps is not None else None
+        self.q_norm: RMSNorm | None = None
+        self.k_norm: RMSNorm | None = None
+        if qk_norm_eps is not None:
+            self.q_norm = RMSNorm(build, spec.head_dim, qk_norm_eps, qk_norm_plus_one)
+            self.k_norm = RMSNorm(build, spec.head_dim, qk_norm_eps, qk_norm_plus_one)
         self.scale = spec.head_dim**-0.5 if scale is None else scale
         self.key_multiplier = key_multiplier
         self.first_key = first_key
@@ -58,7 +62,7 @@ class Attention(Module):
         angles: torch.Tensor | None,
         step: StepInputs,
         memory: LayerMemory,
-        residual: torch.Tensor,
+        residual: torch.Tensor | None,
     ) -> torch.Tensor:
         """`x` and `residual` [tokens, hidden] -> [tokens, hidden]; without `angles` attention has no positions."""
         q, k, v = self.qkv(x).split((self.q_size, self.kv_size, self.kv_size), dim=-1)
@@ -101,4 +105,5 @@ class Attention(Module):
             step.block_tables,
             self.scale,
             self.first_key,
+            self.spec.window,
         )

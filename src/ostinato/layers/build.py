@@ -103,6 +103,9 @@ class Build:
             return torch.cat([self._filled(count, value) for value, count in multiplier]) * factor
         return None if multiplier * factor == 1.0 else self._filled(size, multiplier * factor)
 
+    def rounded(self, value: float) -> float:
+        return torch.tensor(value, dtype=self.dtype).item()
+
     def constant(self, values: Sequence[float], dtype: str | torch.dtype) -> torch.Tensor:
         dtype = getattr(torch, dtype) if isinstance(dtype, str) else dtype
         return torch.tensor(values, dtype=dtype, device=self.device)

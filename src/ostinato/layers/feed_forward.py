@@ -29,7 +29,7 @@ class MLP(Module):
 
 
 class GatedMLP(Module):
-    """down_proj(silu(gate_proj(x)) * up_proj(x)) + residual.
+    """down_proj(silu(gate_proj(x)) * up_proj(x)) + residual; the activation `geglu` has GELU by tanh in place of SiLU.
 
     `gate_multiplier` and `down_multiplier` scale the gate before its activation and the result (Falcon-H1). `names` are
     the checkpoint's for gate, up and down.
@@ -44,8 +44,10 @@ class GatedMLP(Module):
         gate_multiplier: float = 1.0,
         down_multiplier: float = 1.0,
         names: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj"),
+        activation: str = "swiglu",
     ) -> None:
         super().__init__()
+        self.activation = activation
         size = intermediate_size
         multiplier: Multiplier = 1.0 if gate_multiplier == 1.0 else ((gate_multiplier, size), (1.0, size))
         parts = ((names[0], size), (names[1], size))
@@ -53,9 +55,9 @@ class GatedMLP(Module):
         self.down_proj = Linear(build, size, hidden_size, bias, down_multiplier)
         self.names = {"down_proj": names[2]}
 
-    def forward(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, residual: torch.Tensor | None) -> torch.Tensor:
         """Both [tokens, hidden] -> [tokens, hidden]"""
-        return self.down_proj(self.gate_up(x, activation="swiglu"), residual)
+        return self.down_proj(self.gate_up(x, activation=self.activation), residual)
 
 
 class Experts(Module):

@@ -75,8 +75,8 @@ class Linear(Matrix):
     def forward(
         self, x: torch.Tensor, residual: torch.Tensor | None = None, activation: str | None = None
     ) -> torch.Tensor:
-        """[tokens, in] -> [tokens, out], or half as many with the activation `swiglu`. `residual` is added last, and
-        gives the result its dtype."""
+        """[tokens, in] -> [tokens, out], or half as many with an activation that has gates. `residual` is added last,
+        and gives the result its dtype."""
         if self.in_multiplier != 1.0:
             x = x * self.in_multiplier
         out_dtype = residual.dtype if residual is not None and residual.dtype != x.dtype else None

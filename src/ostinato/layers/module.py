@@ -41,6 +41,10 @@ class Builder(Protocol):
         """What `ops.linear` takes to multiply `size` outputs: [size] float32, or None where that is 1 throughout."""
         ...
 
+    def rounded(self, value: float) -> float:
+        """As it is in the model's dtype."""
+        ...
+
     def constant(self, values: Sequence[float], dtype: str | torch.dtype) -> torch.Tensor: ...
 
     def stack(self, tensors: Sequence[torch.Tensor]) -> torch.Tensor:

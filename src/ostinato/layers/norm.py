@@ -21,9 +21,10 @@ class RMSNorm(Module):
         self.eps = eps
         self.offset = (1.0,) if plus_one else ()
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """[..., size] -> [..., size] in the weight's dtype"""
-        return self.op(x, self.weight, self.eps, *self.offset)
+    def forward(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
+        """[..., size] -> [..., size] in the weight's dtype; `residual`, which is as the result, is added to it"""
+        added = {} if residual is None else {"residual": residual}
+        return self.op(x, self.weight, self.eps, *self.offset, **added)
 
 
 class LayerNorm(Module):

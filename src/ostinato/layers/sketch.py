@@ -146,6 +146,9 @@ class Sketch:
     def scale(self, multiplier: Multiplier, size: int, factor: float) -> Any:
         return None if multiplier == factor == 1.0 else self.trace.input((size,), "float32")
 
+    def rounded(self, value: float) -> float:
+        return value
+
     def constant(self, values: Sequence[float], dtype: Any) -> Any:
         return self.trace.input((len(values),), dtype)
 

@@ -30,6 +30,7 @@ class Backbone(Module):
         norm_eps: float,
         names: dict[str, str] | None = None,
         embedding_multiplier: float = 1.0,
+        norm_plus_one: bool = False,
     ) -> None:
         super().__init__()
         self.names = names or {}
@@ -37,7 +38,7 @@ class Backbone(Module):
             build, spec.vocab_size, spec.hidden_size, embedding_multiplier, spec.tied_embeddings
         )
         self.layers = ModuleList(make_block(layer) for layer in spec.layers)
-        self.norm = RMSNorm(build, spec.hidden_size, norm_eps)
+        self.norm = RMSNorm(build, spec.hidden_size, norm_eps, norm_plus_one)
         self.rotary = Rotary(build, spec.rope) if spec.rope is not None and spec.rope.sections is None else None
 
     def forward(self, step: StepInputs, memory: Sequence[LayerMemory]) -> torch.Tensor:

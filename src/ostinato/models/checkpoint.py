@@ -17,7 +17,7 @@ from ostinato.formats.gguf.split import all_parts
 from ostinato.formats.parts import gguf_header, is_gguf, read_part
 from ostinato.formats.quantization_config import stored_weights
 from ostinato.models.named import NAMED, named_file
-from ostinato.models.registry import MODELS
+from ostinato.models.registry import MODELS, NOT_IMPLEMENTED
 from ostinato.models.table import with_table
 from ostinato.ops.blocks.formats import BLOCK_FORMATS
 from ostinato.plain_data import read_json
@@ -153,6 +153,8 @@ def model_spec(config: dict[str, Any]) -> ModelSpec:
     architecture = config.get("model_type")
     if not architecture:
         raise ModelError(f"config.json names no architecture (model_type); the known ones are {known}")
+    if isinstance(architecture, str) and architecture in NOT_IMPLEMENTED:
+        raise ModelError(f"architecture {architecture!r} is not known: {NOT_IMPLEMENTED[architecture]}")
     if not isinstance(architecture, str) or architecture not in MODELS:
         raise ModelError(f"architecture {architecture!r} is not known; the known ones are {known}")
     stored = stored_weights(config)

@@ -12,6 +12,7 @@ MODELS = {
     "bamba": "bamba.model:Bamba",
     "falcon_h1": "falcon_h1.model:FalconH1",
     "falcon_mamba": "mamba.model:Mamba",
+    "gemma3_text": "gemma3_text.model:Gemma3",
     "granitemoehybrid": "granitemoehybrid.model:GraniteMoeHybrid",
     "jamba": "jamba.model:Jamba",
     "lfm2": "lfm2.model:Lfm2",
@@ -28,6 +29,12 @@ MODELS = {
     "smollm3": "llama.model:Llama",
 }
 """`model_type` of a config.json, which is also the folder of its `spec.py` -> where the class of its model is."""
+
+
+NOT_IMPLEMENTED = {
+    "gemma3": "Gemma 3 with images is not implemented; its text models, whose model_type is gemma3_text, are",
+}
+"""`model_type` of what is no architecture here -> what to take in its place."""
 
 
 def make_model(build: Builder, spec: ModelSpec) -> CausalLM:

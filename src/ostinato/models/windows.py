@@ -1,27 +1,67 @@
-"""Sliding windows: which layers of a config.json see a part of the context alone. None are implemented."""
+"""Sliding windows: how many positions each layer of a config.json sees.
+
+Layers are named in `layer_types`, or each architecture has a rule of its own for which have the one `sliding_window`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ostinato.errors import ModelError
 from ostinato.models.hyperparameters import flag, integer
 
+FULL, SLIDING = "full_attention", "sliding_attention"
 
-def refuse_windows(config: Mapping[str, Any], default_window: int | None) -> None:
-    """ModelError if a layer's attention is not over the whole context, as Qwen and SmolLM3 spell it: layers are named
-    in `layer_types`, or else those from `max_window_layers` on have a window. `default_window` is that of a config.json
-    that names none."""
-    others = sorted({str(kind) for kind in config.get("layer_types") or () if kind != "full_attention"})
+
+def layer_windows(config: Mapping[str, Any], slides: Sequence[bool], window: int | None) -> tuple[int | None, ...]:
+    """The window of each layer, None where it sees all: the layers that `layer_types` names, or else those that
+    `slides` says, see the last `sliding_window` positions, their own among them. `window` is that of a config.json that
+    names none. One that is no shorter than the context is none.
+
+    ModelError for other kinds of layers, and for layers with a window where none is given."""
+    kinds = layer_kinds(config, len(slides))
+    slides = slides if kinds is None else [kind == SLIDING for kind in kinds]
+    if not any(slides):
+        return (None,) * len(slides)
+    given = config.get("sliding_window", window)
+    if given is None:
+        raise ModelError(f"config.json names layers with {SLIDING}, and no sliding_window; it should be 1 or more")
+    size = integer({"sliding_window": given}, "sliding_window")
+    if size < 1:
+        raise ModelError(f"config.json has sliding_window = {size}, which should be 1 or more")
+    longest = config.get("max_position_embeddings")
+    if isinstance(longest, int) and size >= longest:
+        return (None,) * len(slides)
+    return tuple(size if each else None for each in slides)
+
+
+def layer_kinds(config: Mapping[str, Any], num_layers: int) -> list[str] | None:
+    """`layer_types`, if there are any. ModelError for other kinds of layers than those of this file."""
+    kinds = config.get("layer_types")
+    if not kinds:
+        return None
+    others = sorted({str(kind) for kind in kinds if kind not in (FULL, SLIDING)})
     if others:
-        raise ModelError(f"config.json has layer_types {', '.join(others)}; supported: full_attention")
-    windowed = flag(config, "use_sliding_window", False) and config.get("sliding_window", default_window) is not None
-    if config.get("layer_types") or not windowed:
-        return
-    first, num_layers = integer(config, "max_window_layers", 28), integer(config, "num_hidden_layers")
-    if first < num_layers:
+        raise ModelError(f"config.json has layer_types {', '.join(others)}; supported: {FULL}, {SLIDING}")
+    if len(kinds) != num_layers:
+        raise ModelError(f"config.json has {len(kinds)} layer_types and num_hidden_layers = {num_layers}")
+    return list(kinds)
+
+
+def switched_windows(config: Mapping[str, Any], slides: Sequence[bool], window: int | None) -> tuple[int | None, ...]:
+    """As `layer_windows`, where `use_sliding_window` says whether layers have windows at all (Qwen2, Qwen3, SmolLM3).
+    ModelError if `layer_types` says otherwise."""
+    is_on = flag(config, "use_sliding_window", False)
+    if not is_on and SLIDING in (layer_kinds(config, len(slides)) or ()):
         raise ModelError(
-            f"config.json has use_sliding_window and max_window_layers = {first}, so layers {first} to "
-            f"{num_layers - 1} would see a part of the context; supported: attention over all of it"
+            f"config.json has layer_types {SLIDING}, and use_sliding_window = false; make it true, or the layers {FULL}"
         )
+    is_on = is_on and config.get("sliding_window", window) is not None
+    return layer_windows(config, [is_on and each for each in slides], window)
+
+
+def qwen_windows(config: Mapping[str, Any]) -> tuple[int | None, ...]:
+    """Of Qwen2 and Qwen3: without `layer_types`, layers from `max_window_layers` on have windows."""
+    first, num_layers = integer(config, "max_window_layers", 28), integer(config, "num_hidden_layers")
+    return switched_windows(config, [number >= first for number in range(num_layers)], 4096)

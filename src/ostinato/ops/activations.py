@@ -19,12 +19,20 @@ def _swiglu(x: torch.Tensor) -> torch.Tensor:
     return F.silu(gate) * up
 
 
+def _geglu(x: torch.Tensor) -> torch.Tensor:
+    """As `_swiglu`, the gates with GELU by tanh."""
+    gate, up = x.chunk(2, dim=-1)
+    return F.gelu(gate, approximate="tanh") * up
+
+
 ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "silu": F.silu,
     "relu2": _relu2,
     "swiglu": _swiglu,
+    "geglu": _geglu,
     "gelu": F.gelu,
     "gelu_pytorch_tanh": partial(F.gelu, approximate="tanh"),
 }
-"""By name. `relu2` is the squared ReLU; `swiglu` halves the last dimension; `gelu` is x times the normal distribution's
-integral up to x (Hendrycks and Gimpel 2016, arXiv 1606.08415), `gelu_pytorch_tanh` its approximation by tanh there."""
+"""By name. `relu2` is the squared ReLU; `swiglu` and `geglu` halve the last dimension (`ops.facts.GATED`); `gelu` is x
+times the normal distribution's integral up to x (Hendrycks and Gimpel 2016, arXiv 1606.08415), `gelu_pytorch_tanh` its
+approximation by tanh there."""

@@ -18,15 +18,18 @@ def reference(
     block_tables: torch.Tensor,
     scale: float,
     first_key: int = 0,
+    window: int | None = None,
 ) -> torch.Tensor:
     """Attends from each token to its row's whole context, whose keys and values, the tokens' own too, are in the cache.
+    With a `window` (at least 1) a token sees so many positions, of which its own is the last.
 
     `q` [tokens, heads, head_dim]; `k_cache`, `v_cache` [blocks, block_size, kv_heads, head_dim].
     Row r owns the tokens `row_starts[r]:row_starts[r + 1]`, at positions `start_positions[r]` to `kv_lens[r] - 1`;
     what it owns beyond them is padding and gives zeros, as all of a row with a `kv_len` of 0 does. `block_tables`
     [rows, max_blocks]. Keys before position `first_key` are left out. -> [tokens, heads, head_dim].
 
-    Only positions `first_key` to `kv_len - 1` of a row are read, so what stands elsewhere does not matter.
+    Only positions of a row that a token of it sees are read, so what stands elsewhere does not matter, nor do the
+    entries of `block_tables` for blocks without any.
     """
     out = torch.zeros_like(q)
     block_size = k_cache.shape[1]
@@ -36,15 +39,21 @@ def reference(
         if kv_len <= first or starts[row] == starts[row + 1]:
             continue
         start, end = starts[row] + first - positions[row], starts[row] + kv_len - positions[row]
-        blocks = block_tables[row, : -(-kv_len // block_size)]
-        keys = k_cache.index_select(0, blocks).flatten(0, 1)[first_key:kv_len].transpose(0, 1)
-        values = v_cache.index_select(0, blocks).flatten(0, 1)[first_key:kv_len].transpose(0, 1)
-        out[start:end] = _attend(q[start:end], keys, values, scale)
+        seen = first_key if window is None else max(first_key, first - window + 1)
+        skipped = seen // block_size
+        blocks = block_tables[row, skipped : -(-kv_len // block_size)]
+        here = slice(seen - skipped * block_size, kv_len - skipped * block_size)
+        keys = k_cache.index_select(0, blocks).flatten(0, 1)[here].transpose(0, 1)
+        values = v_cache.index_select(0, blocks).flatten(0, 1)[here].transpose(0, 1)
+        out[start:end] = _attend(q[start:end], keys, values, scale, window)
     return out
 
 
-def _attend(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scale: float) -> torch.Tensor:
-    """`q` [new, heads, head_dim] at the end of `keys`, `values` [kv_heads, length, head_dim] -> like `q`."""
+def _attend(
+    q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scale: float, window: int | None
+) -> torch.Tensor:
+    """`q` [new, heads, head_dim] at the end of `keys`, `values` [kv_heads, length, head_dim], which begin with what the
+    first of them sees -> like `q`."""
     new, heads, head_dim = q.shape
     kv_heads, length, _ = keys.shape
     if new == 1:
@@ -52,15 +61,19 @@ def _attend(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scale: fl
         grouped = q.view(1, kv_heads, heads // kv_heads, head_dim)
         out = F.scaled_dot_product_attention(grouped, keys.unsqueeze(0), values.unsqueeze(0), scale=scale)
         return out.view(1, heads, head_dim)
-    if new == length:
+    if new == length and (window is None or window >= length):
         return _masked(q, keys, values, None, scale)
     position = torch.arange(length, device=q.device)
     out = torch.empty_like(q)
     for begin in range(0, new, ATTENTION_SLAB):
         end = min(begin + ATTENTION_SLAB, new)
         first, seen = length - new + begin, length - new + end
-        mask = position[:seen] <= position[first:seen, None]
-        out[begin:end] = _masked(q[begin:end], keys[:, :seen], values[:, :seen], mask, scale)
+        here = slice(0 if window is None else max(0, first - window + 1), seen)
+        own = position[first:seen, None]
+        mask = position[here] <= own
+        if window is not None:
+            mask &= position[here] > own - window
+        out[begin:end] = _masked(q[begin:end], keys[:, here], values[:, here], mask, scale)
     return out
 
 

@@ -33,6 +33,9 @@ Part = Literal["attention", "state", "moe"]
 Caller = Literal["every step", "prefill", "encoder"]
 """Who calls an operation: only a step with a prompt in it, only a vision encoder, or any step."""
 
+GATED = ("swiglu", "geglu")
+"""The activations (`ops/activations.py`) whose inputs are gates, and behind them as many values that they let pass."""
+
 Result = Callable[..., Any]
 """Called like the operation, with anything that has a `shape` and a `dtype` in place of tensors.
 
@@ -146,10 +149,10 @@ def _linear(
     blocks: Blocks | None = None,
 ) -> Any:
     outputs = weight.shape[0] if blocks is None else sum(rows for _, rows in blocks)
-    return (x.shape[0], outputs // 2 if activation == "swiglu" else outputs), out_dtype or x.dtype
+    return (x.shape[0], outputs // 2 if activation in GATED else outputs), out_dtype or x.dtype
 
 
-def _rms_norm(x: Any, weight: Any, eps: float, offset: float = 0.0) -> Any:
+def _rms_norm(x: Any, weight: Any, *_: Any, **__: Any) -> Any:
     return x.shape, weight.dtype
 
 

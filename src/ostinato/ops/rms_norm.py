@@ -6,10 +6,15 @@ import torch
 import torch.nn.functional as F
 
 
-def reference(x: torch.Tensor, weight: torch.Tensor, eps: float, offset: float = 0.0) -> torch.Tensor:
+def reference(
+    x: torch.Tensor, weight: torch.Tensor, eps: float, offset: float = 0.0, residual: torch.Tensor | None = None
+) -> torch.Tensor:
     """`x` [..., size], `weight` [size] -> [..., size] in the dtype of `weight`; the mean is taken in float32. What
-    multiplies is `offset` and the weight, added in float32: Gemma and Qwen3-Next store it less 1."""
+    multiplies is `offset` and the weight, added in float32: Gemma and Qwen3-Next store it less 1. `residual`,
+    which is as the result, is added last."""
     size = (x.shape[-1],)
     if x.dtype == weight.dtype == torch.float32:
-        return F.rms_norm(x, size, weight + offset if offset else weight, eps)
-    return F.rms_norm(x.float(), size, weight.float() + offset, eps).to(weight.dtype)
+        y = F.rms_norm(x, size, weight + offset if offset else weight, eps)
+        return y if residual is None else y + residual
+    y = F.rms_norm(x.float(), size, weight.float() + offset, eps)
+    return (y if residual is None else y + residual.float()).to(weight.dtype)

@@ -27,8 +27,16 @@ class StepShape:
     @property
     def pairs(self) -> float:
         """Of a token and one that it attends to: an earlier one of its row or itself."""
-        count = self.tokens_per_row
-        return self.rows * (count * self.context + count * (count + 1) / 2)
+        return self.pairs_within(None)
+
+    def pairs_within(self, window: int | None) -> float:
+        """The same where a token attends to the last `window` positions alone, of which its own is one."""
+        count, seen = self.tokens_per_row, self.context
+        if window is None:
+            return self.rows * (count * seen + count * (count + 1) / 2)
+        # So many tokens see all that is before them.
+        growing = max(0, min(count, window - seen))
+        return self.rows * (growing * seen + growing * (growing + 1) / 2 + (count - growing) * window)
 
     @property
     def states_moved(self) -> int:
@@ -52,10 +60,15 @@ def products(step: StepShape, *, parameters: float, num_bytes: float) -> KernelW
     return KernelWork(num_bytes, 2 * parameters * step.tokens)
 
 
-def attention(step: StepShape, *, num_heads: int, num_kv_heads: int, head_dim: int, element_bytes: int) -> KernelWork:
-    """All keys and values of a row are read, the new ones written before."""
-    keys = step.rows * (step.context + 2 * step.tokens_per_row)
-    return KernelWork(keys * 2 * num_kv_heads * head_dim * element_bytes, pair_flops(num_heads, head_dim) * step.pairs)
+def attention(
+    step: StepShape, *, num_heads: int, num_kv_heads: int, head_dim: int, element_bytes: int, window: int | None = None
+) -> KernelWork:
+    """All keys and values of a row that are in the `window` of one of its tokens are read, the new ones written
+    before."""
+    before = step.context if window is None else min(step.context, window - 1)
+    keys = step.rows * (before + 2 * step.tokens_per_row)
+    flops = pair_flops(num_heads, head_dim) * step.pairs_within(window)
+    return KernelWork(keys * 2 * num_kv_heads * head_dim * element_bytes, flops)
 
 
 def causal_conv1d(step: StepShape, *, channels: int, width: int, element_bytes: int) -> KernelWork:

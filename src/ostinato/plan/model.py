@@ -25,6 +25,8 @@ class AttentionSpec:
     head_dim: int
     rotates: bool = True
     """Whether it has the positions of the model's rotary embedding, if there is one."""
+    window: int | None = None
+    """How many positions a token sees, of which its own is the last; None: all up to it."""
 
     @property
     def kv_elements_per_token(self) -> int:

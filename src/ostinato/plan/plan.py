@@ -33,6 +33,7 @@ from ostinato.plan.rope import resolve_rope
 from ostinato.plan.settings import EffectiveSettings
 from ostinato.plan.speculation.draft_capture import draft_capture
 from ostinato.plan.speculation.drafter import SpeculativePlan, plan_speculation
+from ostinato.plan.windows import window_decisions
 
 
 @dataclass(frozen=True)
@@ -152,6 +153,7 @@ def make_plan(config: EngineConfig, model: ModelSpec, device: DeviceSpec) -> Pla
     if rope is not None:
         rope, decision = resolve_rope(rope, fitted.limits.max_model_len)
         decisions += [decision] if decision is not None else []
+    decisions += window_decisions(model, fitted.limits.max_model_len)
     speculative, of_drafts = plan_speculation(config, model, dtype, ssm_state_dtype, fitted.limits.max_model_len)
     decisions += of_drafts
     overlap, of_overlap = settled_overlap

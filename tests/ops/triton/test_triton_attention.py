@@ -39,11 +39,13 @@ def attend(
     group: int = 1,
     head_dim: int = 16,
     first_key: int = 0,
+    window: int | None = None,
     behind: int = 0,
     spare_blocks: int = 1,
 ) -> torch.Tensor:
     """Compares with the reference; `behind` tokens follow the last row. All that no token may read is NaN: the null
-    block, other blocks, cells behind a row's context and before `first_key`, and the queries of padding."""
+    block, other blocks, cells behind a row's context, before `first_key` and before its tokens' windows, and the
+    queries of padding."""
     torch.manual_seed(len(rows) + head_dim)
     heads = kv_heads * group
     needed = [-(-row.kv_len // BLOCK_SIZE) for row in rows]
@@ -53,9 +55,11 @@ def attend(
     starts, queries = [0], []
     for i, row in enumerate(rows):
         tables[i, : needed[i]] = order[sum(needed[:i]) : sum(needed[: i + 1])]
-        position = torch.arange(min(first_key, row.kv_len), row.kv_len)
+        seen = first_key if window is None else max(first_key, max(row.start, first_key) - window + 1)
+        position = torch.arange(min(seen, row.kv_len), row.kv_len)
         cells = tables[i].long()[position // BLOCK_SIZE] * BLOCK_SIZE + position % BLOCK_SIZE
         cache.flatten(1, 2)[:, cells] = torch.randn(2, len(position), kv_heads, head_dim).to(dtype)
+        tables[i, : min(seen, row.kv_len) // BLOCK_SIZE] = 0
         queries += [torch.randn(row.new, heads, head_dim), torch.full((row.padding, heads, head_dim), torch.nan)]
         starts.append(starts[-1] + row.new + row.padding)
     queries.append(torch.full((behind, heads, head_dim), torch.nan))
@@ -65,7 +69,7 @@ def attend(
         torch.tensor(each, dtype=torch.int32)
         for each in (starts, [row.start for row in rows], [row.kv_len for row in rows])
     )
-    out = check("attention", q, *cache, row_starts, start_positions, kv_lens, tables, 0.3, first_key)
+    out = check("attention", q, *cache, row_starts, start_positions, kv_lens, tables, 0.3, first_key, window)
     assert out.isfinite().all()
     return out
 
@@ -81,13 +85,21 @@ ROWS = st.builds(Row, start=st.integers(0, 40), new=st.integers(0, 20), padding=
     group=st.sampled_from([1, 3, 4]),
     head_dim=st.sampled_from([5, 16, 20]),
     first_key=st.sampled_from([0, 1, 17]),
+    window=st.sampled_from([None, 1, 2, 15, 16, 17, 33, 60]),
     behind=st.integers(0, 3),
 )
-@example(rows=[Row(0, 0)], dtype=torch.float32, kv_heads=1, group=1, head_dim=16, first_key=0, behind=2)
+@example(rows=[Row(0, 0)], dtype=torch.float32, kv_heads=1, group=1, head_dim=16, first_key=0, window=None, behind=2)
 def test_prompts_and_decode_rows_side_by_side(
-    rows: list[Row], dtype: torch.dtype, kv_heads: int, group: int, head_dim: int, first_key: int, behind: int
+    rows: list[Row],
+    dtype: torch.dtype,
+    kv_heads: int,
+    group: int,
+    head_dim: int,
+    first_key: int,
+    window: int | None,
+    behind: int,
 ) -> None:
-    sizes = {"kv_heads": kv_heads, "group": group, "head_dim": head_dim}
+    sizes = {"kv_heads": kv_heads, "group": group, "head_dim": head_dim, "window": window}
     attend(rows, dtype, first_key=first_key, behind=behind, **sizes)
 
 
@@ -98,13 +110,14 @@ def test_prompts_and_decode_rows_side_by_side(
     given_drafts=st.integers(0, 2),
     dtype=st.sampled_from(DTYPES),
     first_key=st.sampled_from([0, 17, 130]),
+    window=st.sampled_from([None, 1, 16, 40, 256, 300]),
 )
 def test_decode_rows_with_drafts_whose_keys_are_cut_into_segments(
-    starts: list[int], drafts: int, given_drafts: int, dtype: torch.dtype, first_key: int
+    starts: list[int], drafts: int, given_drafts: int, dtype: torch.dtype, first_key: int, window: int | None
 ) -> None:
     new = 1 + min(drafts, given_drafts)
     rows = [Row(start, new, 1 + drafts - new) for start in starts]
-    attend(rows, dtype, group=2, first_key=first_key, spare_blocks=24)
+    attend(rows, dtype, group=2, first_key=first_key, window=window, spare_blocks=24)
 
 
 def test_a_row_without_a_context_gives_zeros_beside_others() -> None:
@@ -123,6 +136,8 @@ def test_few_rows_cut_their_keys_into_segments_and_many_do_not() -> None:
     assert [segments(rows, rows) for rows in (1, 4, 8, 32, 256)] == [16, 16, 8, 2, 1]
     assert [segments(rows, 4 * rows) for rows in (1, 256)] == [16, 1]
     assert segments(1, 2048) == 1
+    sizes |= {"window": 512}
+    assert [segments(rows, rows) for rows in (1, 32, 256)] == [4, 2, 1]
 
 
 @pytest.mark.parametrize("group", [24, 71])

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from ostinato.ops import int8
 from ostinato.ops.activations import ACTIVATIONS
+from ostinato.ops.facts import GATED
 from tests.support.triton_kernels import DTYPES, assert_close, check, require_triton, run_both
 
 require_triton()
@@ -36,7 +37,7 @@ def test_what_follows_a_product(
     is_wide: bool,
 ) -> None:
     torch.manual_seed(tokens)
-    outputs = 12 if activation == "swiglu" else 24
+    outputs = 12 if activation in GATED else 24
     out_dtype = torch.float32 if is_wide else None
     residual = torch.randn(tokens, outputs + 4)[:, :outputs].to(out_dtype or dtype)
     result, right, _, _ = run_both(
@@ -82,7 +83,7 @@ def test_an_int8_product_is_followed_like_another() -> None:
     check("linear", torch.randn(2, 32), weight, None, torch.randn(2, 12), "swiglu", torch.rand(24), **by)
 
 
-@pytest.mark.parametrize("activation", ["silu", "relu2", "swiglu", "gelu", "gelu_pytorch_tanh"])
+@pytest.mark.parametrize("activation", ["silu", "relu2", "swiglu", "geglu", "gelu", "gelu_pytorch_tanh"])
 def test_large_inputs_and_nan_pass_through_an_activation(activation: str) -> None:
     x = torch.tensor([[-200.0], [-30.0], [0.0], [30.0], [200.0], [torch.nan]])
     check("linear", x, torch.ones(4, 1), None, None, activation)

@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ostinato.ops import int8
+from ostinato.ops.facts import GATED
 from tests.support.triton_kernels import DTYPES, check, reference, require_triton, run_both
 
 require_triton()
@@ -54,7 +55,7 @@ def test_tokens_that_are_nan_get_valid_experts_and_disturb_no_others() -> None:
     dtype=dtypes,
     tokens=st.sampled_from([0, 1, 4, 19]),
     top_k=st.integers(1, 3),
-    activation=st.sampled_from(["swiglu", "relu2"]),
+    activation=st.sampled_from(["swiglu", "geglu", "relu2"]),
     group_size=st.sampled_from([0, None, 16, 5]),
     has_residual=st.booleans(),
 )
@@ -64,7 +65,7 @@ def test_moe(
     """A `group_size` of 0: the weights are not quantised."""
     torch.manual_seed(tokens + top_k)
     experts, size, inner = 3, 20, 12
-    rows = 2 * inner if activation == "swiglu" else inner
+    rows = 2 * inner if activation in GATED else inner
     x, residual = torch.randn(tokens, size).to(dtype), torch.randn(tokens, size).to(dtype)
     up, down = torch.randn(experts, rows, size), torch.randn(experts, size, inner)
     choices = reference("route")(x.float(), torch.randn(experts, size), None, top_k)

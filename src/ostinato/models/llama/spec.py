@@ -40,16 +40,19 @@ def llama_spec(
     default_tied: bool = False,
     default_theta: float = DEFAULT_THETA,
     rotates: Sequence[bool] | None = None,
+    windows: Sequence[int | None] | None = None,
 ) -> ModelSpec:
     """The spec of a model like Llama. `head_dim`, `default_tied` and `default_theta` are those of a config.json that
-    names none; `rotates` says of each layer whether it has positions, by default all have."""
+    names none; `rotates` says of each layer whether it has positions, by default all have; `windows` are the layers'
+    windows, by default they have none."""
     activation(config, "hidden_act", "silu", ("silu",))
     attention, num_layers = attention_spec(config, head_dim), integer(config, "num_hidden_layers")
     return ModelSpec(
         architecture=architecture,
         **shared_fields(config, default_tied),
         layers=tuple(
-            LayerSpec("attention", replace(attention, rotates=each)) for each in rotates or (True,) * num_layers
+            LayerSpec("attention", replace(attention, rotates=each, window=window))
+            for each, window in zip(rotates or (True,) * num_layers, windows or (None,) * num_layers, strict=True)
         ),
         rope=parse_rope(config, attention.head_dim, default_theta=default_theta),
         hyperparameters=LlamaHyperparameters(

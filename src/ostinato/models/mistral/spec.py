@@ -1,4 +1,4 @@
-"""Mistral: Llama without biases, and in its first version with a window."""
+"""Mistral: Llama without biases, and in its first version with a window in every layer."""
 
 from __future__ import annotations
 
@@ -7,16 +7,24 @@ from typing import Any
 from ostinato.errors import ModelError
 from ostinato.models.hyperparameters import integer
 from ostinato.models.llama.spec import llama_spec
+from ostinato.models.windows import FULL, SLIDING, layer_kinds, layer_windows
 from ostinato.plan.model import ModelSpec
+
+DEFAULT_WINDOW = 4096
 
 
 def model_spec(config: dict[str, Any]) -> ModelSpec:
-    """The spec of a `mistral` config.json. ModelError if its window is shorter than its context."""
-    longest = integer(config, "max_position_embeddings", 131072)
-    window = config.get("sliding_window", 4096)
-    if window is not None and integer({"sliding_window": window}, "sliding_window") < longest:
+    """The spec of a `mistral` config.json. ModelError if its `layer_types` are not all what its window says."""
+    config = {**config, "max_position_embeddings": integer(config, "max_position_embeddings", 131072)}
+    num_layers = integer(config, "num_hidden_layers")
+    has_windows = config.get("sliding_window", DEFAULT_WINDOW) is not None
+    kind = SLIDING if has_windows else FULL
+    kinds = layer_kinds(config, num_layers) or [kind]
+    if any(each != kind for each in kinds):
         raise ModelError(
-            f"config.json has sliding_window = {window} and max_position_embeddings = {longest}; supported: attention "
-            f"over the whole context, which for this checkpoint is max_position_embeddings of at most {window}"
+            f"config.json has layer_types {', '.join(sorted(set(kinds)))}, and sliding_window = "
+            f"{config.get('sliding_window', DEFAULT_WINDOW)}; supported: all layers {SLIDING} with a window, or all "
+            f"{FULL} with null"
         )
-    return llama_spec(config, "mistral", qkv_bias=False, out_bias=False, mlp_bias=False)
+    windows = layer_windows(config, (has_windows,) * num_layers, DEFAULT_WINDOW)
+    return llama_spec(config, "mistral", qkv_bias=False, out_bias=False, mlp_bias=False, windows=windows)

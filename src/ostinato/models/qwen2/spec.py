@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from ostinato.models.llama.spec import llama_spec
-from ostinato.models.windows import refuse_windows
+from ostinato.models.windows import qwen_windows
 from ostinato.plan.model import ModelSpec
 
 
 def model_spec(config: dict[str, Any]) -> ModelSpec:
-    """The spec of a `qwen2` config.json. ModelError if a layer's attention is not over the whole context."""
-    refuse_windows(config, 4096)
-    return llama_spec(config, "qwen2", qkv_bias=True, out_bias=False, mlp_bias=False)
+    """The spec of a `qwen2` config.json."""
+    windows = qwen_windows(config)
+    return llama_spec(config, "qwen2", qkv_bias=True, out_bias=False, mlp_bias=False, windows=windows)

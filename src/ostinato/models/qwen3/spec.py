@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ostinato.models.hyperparameters import activation, attention_spec, flag, integer, number, shared_fields
 from ostinato.models.rope import parse_rope
-from ostinato.models.windows import refuse_windows
+from ostinato.models.windows import qwen_windows
 from ostinato.plan.model import LayerSpec, ModelSpec
 
 
@@ -22,14 +22,13 @@ class Qwen3Hyperparameters:
 
 
 def model_spec(config: dict[str, Any]) -> ModelSpec:
-    """The spec of a `qwen3` config.json. ModelError if a layer's attention is not over the whole context."""
+    """The spec of a `qwen3` config.json."""
     activation(config, "hidden_act", "silu", ("silu",))
-    refuse_windows(config, 4096)
     attention = attention_spec(config, 128)
     return ModelSpec(
         architecture="qwen3",
         **shared_fields(config),
-        layers=(LayerSpec("attention", attention),) * integer(config, "num_hidden_layers"),
+        layers=tuple(LayerSpec("attention", replace(attention, window=window)) for window in qwen_windows(config)),
         rope=parse_rope(config, attention.head_dim),
         hyperparameters=hyperparameters(config),
     )

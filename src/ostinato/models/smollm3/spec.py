@@ -7,15 +7,15 @@ from typing import Any
 from ostinato.errors import ModelError
 from ostinato.models.hyperparameters import flag, integer
 from ostinato.models.llama.spec import llama_spec
-from ostinato.models.windows import refuse_windows
+from ostinato.models.windows import switched_windows
 from ostinato.plan.model import ModelSpec
 
 DEFAULT_THETA = 2_000_000.0
 
 
 def model_spec(config: dict[str, Any]) -> ModelSpec:
-    """The spec of a `smollm3` config.json. ModelError if a layer's attention is not over the whole context."""
-    refuse_windows({"max_window_layers": 0, **config}, None)
+    """The spec of a `smollm3` config.json."""
+    rotates = _rotating_layers(config)
     bias = flag(config, "attention_bias", False)
     return llama_spec(
         config,
@@ -25,7 +25,9 @@ def model_spec(config: dict[str, Any]) -> ModelSpec:
         mlp_bias=flag(config, "mlp_bias", False),
         default_tied=True,
         default_theta=DEFAULT_THETA,
-        rotates=_rotating_layers(config),
+        rotates=rotates,
+        # Without `layer_types`, layers with positions see all.
+        windows=switched_windows(config, [not each for each in rotates], None),
     )
 
 

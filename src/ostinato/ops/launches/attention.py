@@ -41,17 +41,19 @@ def attention(
     block_size: int,
     element_bytes: int,
     capability: int,
+    window: int | None = None,
 ) -> tuple[Launch, ...]:
-    """A step of `rows` rows of up to `max_context` tokens: as many keys as their block tables have room for."""
+    """A step of `rows` rows of up to `max_context` tokens: as many keys as their block tables have room for; of these a
+    token sees those in its `window`."""
     group = num_heads // num_kv_heads
     width = power_of_two(head_dim, least=16)
     most, keys, warps, stages = _tile(width, element_bytes, capability)
     of_row = -(-tokens // max(rows, 1)) * group
     # A token's query heads share a tile, however many they are.
     tile_rows = max(power_of_two(of_row, least=16, most=most), power_of_two(group))
-    segments = 1
+    segments, seen = 1, max_context if window is None else min(max_context, window)
     if of_row <= tile_rows:
-        wanted = min(PROGRAMS // (max(rows, 1) * num_kv_heads), max_context // LEAST_SEGMENT, MAX_SEGMENTS)
+        wanted = min(PROGRAMS // (max(rows, 1) * num_kv_heads), seen // LEAST_SEGMENT, MAX_SEGMENTS)
         segments = power_of_two(max(wanted, 1) + 1) // 2
     head = {"HEAD_DIM": head_dim, "WIDTH": width, "SEGMENTS": segments}
     blocks = {"GROUP": group, "BLOCK_SIZE": block_size, "ROWS": tile_rows, "KEYS": keys, "SPAN": SPAN}

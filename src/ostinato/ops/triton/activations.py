@@ -1,4 +1,5 @@
-"""The functions of `ops.activations`, in float32 on a GPU; `swiglu` stands where its two halves are at hand."""
+"""The functions of `ops.activations`, in float32 on a GPU. Of those with gates (`facts.GATED`) it has what becomes of a
+gate; the product stands where both halves are at hand."""
 
 from __future__ import annotations
 
@@ -8,13 +9,13 @@ import triton.language as tl
 
 @triton.jit
 def activate(x, NAME: tl.constexpr):
-    if NAME == "silu":
+    if NAME == "silu" or NAME == "swiglu":
         x = silu(x)
     elif NAME == "relu2":
         x = tl.where(x > 0, x * x, x * 0)  # NaN stays NaN
     elif NAME == "gelu":
         x = 0.5 * x * (1 + tl.erf(x * 0.7071067811865476))
-    elif NAME == "gelu_pytorch_tanh":
+    elif NAME == "gelu_pytorch_tanh" or NAME == "geglu":
         # 1 + tanh(z) is twice the logistic function of 2 z.
         x = x / (1 + tl.exp(-2 * 0.7978845608028654 * (x + 0.044715 * x * x * x)))
     return x

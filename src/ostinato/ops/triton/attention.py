@@ -13,6 +13,9 @@ from ostinato.ops.triton import launcher
 from ostinato.ops.triton.launcher import dot_operand, to_dtype
 from ostinato.ops.triton.tiles import find_tile
 
+NO_WINDOW = 2**30
+"""More positions than there are."""
+
 LOG2_E = 1.4426950408889634
 """Powers of 2 are what the hardware has."""
 
@@ -31,6 +34,7 @@ def attend(
     sums,
     scale,
     first_key,
+    window,
     tokens,
     rows,
     q_token,
@@ -81,8 +85,10 @@ def attend(
             other=0.0,
         )
         query = dot_operand(query)
-        # The row's keys, in whole tiles, cut into equal segments; no token of the tile sees those behind its last one.
-        begin = first_key // KEYS * KEYS
+        # The row's keys, in whole tiles, cut into equal segments; no token of the tile sees those behind its last one,
+        # nor those before its first one's window.
+        earliest = tl.maximum(first_key, position + first_token - start - window + 1)
+        begin = earliest // KEYS * KEYS
         length = tl.cdiv(tl.cdiv(tl.maximum(kv_len - begin, 0), KEYS), SEGMENTS) * KEYS
         last = tl.minimum(kv_len, position + end - start)
         begin += segment * length
@@ -93,7 +99,7 @@ def attend(
         table = block_tables + of_row * table_row
         for base in range(begin, last, KEYS):
             key = base + tl.arange(0, KEYS)
-            is_key = (key >= first_key) & (key < last)
+            is_key = (key >= earliest) & (key < last)
             block = tl.load(table + key // BLOCK_SIZE, mask=is_key, other=0).to(tl.int64)
             cell = key % BLOCK_SIZE
             keys = tl.load(
@@ -109,6 +115,7 @@ def attend(
             values = dot_operand(values)
             score = tl.dot(query, dot_operand(keys), input_precision="tf32x3") * scale
             seen = attends[:, None] & is_key[None, :] & (key[None, :] <= at[:, None])
+            seen = seen & (key[None, :] > at[:, None] - window)
             score = tl.where(seen, score, float("-inf"))
             better = tl.maximum(best, tl.max(score, 1))
             # A token that has seen no key yet: what is subtracted must be a number.
@@ -166,6 +173,7 @@ def attention(
     block_tables: torch.Tensor,
     scale: float,
     first_key: int = 0,
+    window: int | None = None,
 ) -> torch.Tensor:
     """As `ops.attention`."""
     tokens, heads, head_dim = q.shape
@@ -181,6 +189,7 @@ def attention(
         num_kv_heads=kv_heads,
         head_dim=head_dim,
         max_context=table * block_size,
+        window=window,
         block_size=block_size,
         element_bytes=q.element_size(),
         capability=launcher.capability(q),
@@ -207,6 +216,7 @@ def attention(
         sums=sums,
         scale=scale * LOG2_E,
         first_key=first_key,
+        window=NO_WINDOW if window is None else window,
         tokens=tokens,
         rows=rows,
         q_token=q.stride(0),

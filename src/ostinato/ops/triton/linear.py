@@ -9,10 +9,11 @@ import triton
 import triton.language as tl
 
 from ostinato.ops import int8
+from ostinato.ops.facts import GATED
 from ostinato.ops.launches import products as launches
 from ostinato.ops.launches.table import Launch, cdiv
 from ostinato.ops.triton import launcher
-from ostinato.ops.triton.activations import activate, silu
+from ostinato.ops.triton.activations import activate
 from ostinato.ops.triton.launcher import to_dtype
 from ostinato.ops.triton.products import product
 
@@ -77,18 +78,18 @@ def finish(
     HAS_RESIDUAL: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """activation(y * scale) + residual of a part of one token, in float32; `y` has twice `size` outputs for `swiglu`,
+    """activation(y * scale) + residual of a part of one token, in float32; `y` has twice `size` outputs with gates,
     the gates first."""
     token = tl.program_id(0).to(tl.int64)
     output = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     is_own = output < size
-    if ACTIVATION == "swiglu":
+    if ACTIVATION == "swiglu" or ACTIVATION == "geglu":
         gate = tl.load(y + token * 2 * size + output, mask=is_own, other=0.0).to(tl.float32)
         value = tl.load(y + token * 2 * size + size + output, mask=is_own, other=0.0).to(tl.float32)
         if HAS_SCALE:
             gate *= tl.load(scale + output, mask=is_own, other=0.0)
             value *= tl.load(scale + size + output, mask=is_own, other=0.0)
-        value *= silu(gate)
+        value *= activate(gate, ACTIVATION)
     else:
         value = tl.load(y + token * size + output, mask=is_own, other=0.0).to(tl.float32)
         if HAS_SCALE:
@@ -128,7 +129,7 @@ def linear(
     if not is_finished:
         return y
     tokens, outputs = y.shape
-    size = outputs // 2 if activation == "swiglu" else outputs
+    size = outputs // 2 if activation in GATED else outputs
     out = torch.empty((tokens, size), dtype=out_dtype, device=y.device)
     launcher.run(
         finish,

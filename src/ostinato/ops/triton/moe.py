@@ -15,7 +15,7 @@ from ostinato.ops.launches import products as launches
 from ostinato.ops.launches.table import Launch, cdiv
 from ostinato.ops.launches.tiles import num_tiles
 from ostinato.ops.triton import launcher
-from ostinato.ops.triton.activations import activate, silu
+from ostinato.ops.triton.activations import activate
 from ostinato.ops.triton.launcher import to_dtype
 from ostinato.ops.triton.products import product
 from ostinato.ops.triton.tiles import find_tile
@@ -76,7 +76,7 @@ def expert_product(
         output = tl.program_id(1) * OUTPUTS + tl.arange(0, OUTPUTS)
         is_output = output < out_size
         row = choice // DIVISOR * x_row
-        FACTOR: tl.constexpr = 2 if ACTIVATION == "swiglu" else 1
+        FACTOR: tl.constexpr = 2 if ACTIVATION == "swiglu" or ACTIVATION == "geglu" else 1
         first_output = expert.to(tl.int64) * out_size * FACTOR + tl.program_id(1) * OUTPUTS
         value = product(
             x,
@@ -94,10 +94,10 @@ def expert_product(
             OUTPUTS,
             INPUTS,
         )
-        if ACTIVATION == "swiglu":
+        if ACTIVATION == "swiglu" or ACTIVATION == "geglu":
             # What was computed are the gates.
             first_output += out_size
-            value = silu(value) * product(
+            value = activate(value, ACTIVATION) * product(
                 x,
                 row,
                 is_row,

@@ -16,6 +16,7 @@ from ostinato.ops.triton.launcher import to_dtype
 def rms_norm_kernel(
     x,
     weight,
+    residual,
     out,
     eps,
     offset,
@@ -36,10 +37,14 @@ def rms_norm_kernel(
     scale = tl.rsqrt(tl.sum(values * values, axis=1) / size + eps)
     by = tl.load(weight + column, mask=column < size, other=0.0).to(tl.float32) + offset
     normed = values * scale[:, None] * by[None, :]
+    if residual is not None:
+        normed += tl.load(residual + row[:, None] * size + column[None, :], mask=inside, other=0.0).to(tl.float32)
     tl.store(out + row[:, None] * size + column[None, :], to_dtype(normed, out.dtype.element_ty), mask=inside)
 
 
-def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, offset: float = 0.0) -> torch.Tensor:
+def rms_norm(
+    x: torch.Tensor, weight: torch.Tensor, eps: float, offset: float = 0.0, residual: torch.Tensor | None = None
+) -> torch.Tensor:
     """See the reference."""
     size = x.shape[-1]
     out = torch.empty(x.shape, dtype=weight.dtype, device=x.device)
@@ -54,6 +59,7 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, offset: float = 
         launch,
         x=x,
         weight=weight,
+        residual=None if residual is None else residual.contiguous(),
         out=out,
         eps=eps,
         offset=offset,
