@@ -34,7 +34,7 @@ inline void put_rates(const float* A_log, std::int64_t count, std::int64_t size,
     constexpr float LOG2_E = 1.44269504f;
     for (std::int64_t c = 0; c < count; ++c) {
         for (std::int64_t i = 0; i < size; i += LANES) {
-            store(rates + c * padded(size) + i, -LOG2_E * exp(load_some(A_log + c * size + i, size - i)));
+            store(rates + c * padded(size) + i, -LOG2_E * exp2(LOG2_E * load_some(A_log + c * size + i, size - i)));
         }
     }
 }
@@ -100,69 +100,78 @@ class SelectiveTokens {
     std::int64_t size_;
 };
 
+// Applies token i to `count` states of `size`, LANES at the most: from `from` [count, size] to `to`, which may be the same,
+// around the caches if AROUND. `first` is the number of the first channel in its block, `rates` are that channel's.
+// V is the number of vectors of a state, which is whole; or 0, for any `size`.
+template <int V, bool NOISY, bool AROUND, typename S>
+[[gnu::always_inline]] inline void advance_group(const SelectiveTokens& tokens, std::int64_t i, std::int64_t first,
+                                                 int count, std::int64_t size, const float* rates, const S* from,
+                                                 S* to) {
+    const std::int64_t stride = V ? V * LANES : padded(size);
+    const int vectors = static_cast<int>(stride / LANES);
+    const float* const B = tokens.B + i * stride;
+    const float* const C = tokens.C + i * stride;
+    Float sums[LANES];
+    for (int c = count; c < LANES; ++c) sums[c] = Float{};
+    for (int c = 0; c < count; ++c) {
+        const std::int64_t place = i * CHANNEL_BLOCK + first + c;
+        const Float step = splat(tokens.steps[place]), added = splat(tokens.added[place]);
+        UInt noise = {};
+        if constexpr (NOISY) noise += tokens.channel_noise[place];
+        Float sum = {};
+        for (int v = 0; v < vectors; ++v) {
+            const std::int64_t at = c * size + v * LANES, rest = V ? std::int64_t{LANES} : size - v * LANES;
+            const Float decay = exp2(step * load(rates + c * stride + v * LANES));
+            const Float state = fma(added, load(B + v * LANES), load_some(from + at, rest) * decay);
+            sum = fma(state, load(C + v * LANES), sum);
+            const Kept<S> kept = [&] {
+                if constexpr (NOISY) {
+                    return Kept<S>(state, load_words(tokens.column_noise + i * stride + v * LANES) ^ noise);
+                } else {
+                    return Kept<S>(state);
+                }
+            }();
+            if (rest < LANES) {
+                store_first(to + at, kept.value(), static_cast<int>(rest));
+            } else if constexpr (AROUND) {
+                kept.stream(to + at);
+            } else {
+                kept.store(to + at);
+            }
+        }
+        sums[c] = sum;
+    }
+    store(tokens.y + i * CHANNEL_BLOCK + first, sums_of(sums));
+}
+
 // Applies the tokens to `channels` states of `size`, read from `from` (null: zeros) [channels, size], and leaves those
 // after token i in `to(i)`, if that is not null; y becomes h C. Between tokens a state is as its storage type S keeps it,
 // as if each token had been a call of its own. `to(i)` may be `from`; what is not, is written around the caches if
 // `streams`: then call `end_streams` before another thread reads it. `ahead` is asked for meanwhile, if it is not null.
-// V is the number of vectors of a state, which is whole; or 0, for any `size`. `h` [LANES, padded(size)] is to use.
+// `own` [LANES, size] is to use.
 template <int V, bool NOISY, typename S, typename To>
 void advance_channels(const SelectiveTokens& tokens, std::int64_t channels, std::int64_t size, const float* rates,
-                      const S* from, const S* ahead, const To& to, bool streams, float* h) {
-    const std::int64_t stride = V ? V * LANES : padded(size);
-    const int vectors = static_cast<int>(stride / LANES);
-    const auto in_state = [&](int v) { return V ? std::int64_t{LANES} : size - v * LANES; };
-    for (std::int64_t begin = 0; begin < channels; begin += LANES) {
-        const int count = static_cast<int>(std::min<std::int64_t>(LANES, channels - begin));
+                      const S* from, const S* ahead, const To& to, bool streams, S* own) {
+    for (std::int64_t first = 0; first < channels; first += LANES) {
+        const int count = static_cast<int>(std::min<std::int64_t>(LANES, channels - first));
+        if (ahead) {
+            const char* next = reinterpret_cast<const char*>(ahead + first * size);
+            for (std::int64_t at = 0; at < count * size * std::int64_t{sizeof(S)}; at += 64) __builtin_prefetch(next + at);
+        }
+        const S* source = from ? from + first * size : own;
+        if (!from) std::fill_n(own, count * size, S{});
         for (std::int64_t i = 0; i < tokens.count; ++i) {
-            const bool goes_on = i + 1 < tokens.count;
             S* const target = to(i);
-            const bool around = streams && V && target != from &&
-                                reinterpret_cast<std::uintptr_t>(target) % sizeof(Kept<S>) == 0;
-            Float sums[LANES] = {};
-            for (int c = 0; c < count; ++c) {
-                const std::int64_t channel = begin + c;
-                if (i == 0 && ahead) {
-                    const char* next = reinterpret_cast<const char*>(ahead + channel * size);
-                    for (std::int64_t at = 0; at < size * std::int64_t{sizeof(S)}; at += 64) {
-                        __builtin_prefetch(next + at);
-                    }
-                }
-                const Float step = splat(tokens.steps[i * CHANNEL_BLOCK + channel]);
-                const Float added = splat(tokens.added[i * CHANNEL_BLOCK + channel]);
-                UInt noise = {};
-                if constexpr (NOISY) noise += tokens.channel_noise[i * CHANNEL_BLOCK + channel];
-                Float sum = {};
-                for (int v = 0; v < vectors; ++v) {
-                    const std::int64_t at = channel * size + v * LANES;
-                    Float state = {};
-                    if (i > 0) {
-                        state = load(h + c * stride + v * LANES);
-                    } else if (from) {
-                        state = load_some(from + at, in_state(v));
-                    }
-                    const Float decay = exp2(step * load(rates + channel * stride + v * LANES));
-                    state = fma(added, load(tokens.B + i * stride + v * LANES), state * decay);
-                    sum = fma(state, load(tokens.C + i * stride + v * LANES), sum);
-                    const Kept<S> kept = [&] {
-                        if constexpr (NOISY) {
-                            return Kept<S>(state, load_words(tokens.column_noise + i * stride + v * LANES) ^ noise);
-                        } else {
-                            return Kept<S>(state);
-                        }
-                    }();
-                    if (goes_on) store(h + c * stride + v * LANES, kept.value());
-                    if (!target) continue;
-                    if (in_state(v) < LANES) {
-                        store_first(target + at, kept.value(), static_cast<int>(in_state(v)));
-                    } else if (around) {
-                        kept.stream(target + at);
-                    } else {
-                        kept.store(target + at);
-                    }
-                }
-                sums[c] = sum;
+            S* const at = target ? target + first * size : own;
+            const bool around = V && streams && target && target != from && i + 1 == tokens.count &&
+                                reinterpret_cast<std::uintptr_t>(at) % sizeof(Kept<S>) == 0;
+            const float* const own_rates = rates + first * padded(size);
+            if (around) {
+                advance_group<V, NOISY, true>(tokens, i, first, count, size, own_rates, source, at);
+            } else {
+                advance_group<V, NOISY, false>(tokens, i, first, count, size, own_rates, source, at);
             }
-            store(tokens.y + i * CHANNEL_BLOCK + begin, sums_of(sums));
+            source = at;
         }
     }
 }
@@ -170,15 +179,15 @@ void advance_channels(const SelectiveTokens& tokens, std::int64_t channels, std:
 // `advance_channels` for states of any `size`, rounded with the tokens' noise if they have any.
 template <typename S, typename To>
 void advance_block(const SelectiveTokens& tokens, std::int64_t channels, std::int64_t size, const float* rates,
-                   const S* from, const S* ahead, const To& to, bool streams, float* h) {
+                   const S* from, const S* ahead, const To& to, bool streams, S* own) {
     const auto advance = [&](auto vectors) {
         constexpr int V = decltype(vectors)::value;
         if constexpr (sizeof(S) == 2) {
             if (tokens.is_noisy) {
-                return advance_channels<V, true>(tokens, channels, size, rates, from, ahead, to, streams, h);
+                return advance_channels<V, true>(tokens, channels, size, rates, from, ahead, to, streams, own);
             }
         }
-        advance_channels<V, false>(tokens, channels, size, rates, from, ahead, to, streams, h);
+        advance_channels<V, false>(tokens, channels, size, rates, from, ahead, to, streams, own);
     };
     switch (size % LANES ? 0 : size / LANES) {
         case 1: return advance(std::integral_constant<int, 1>{});

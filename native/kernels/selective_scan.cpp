@@ -46,9 +46,9 @@ void scan_block(const Team& team, const SelectiveScan& in, std::int64_t row, std
     const std::int32_t write = *in.write_slots.row<const std::int32_t>(row);
     const std::int64_t floats = (2 * CHANNEL_BLOCK + LANES) * stride + SelectiveTokens::floats(SPAN, size);
     float* const rates = team.own<float>(floats);
-    float* const h = rates + CHANNEL_BLOCK * stride;
-    S* const between = reinterpret_cast<S*>(h + LANES * stride);  // the states between spans
-    SelectiveTokens tokens(h + (LANES + CHANNEL_BLOCK) * stride, SPAN, size);
+    S* const own = reinterpret_cast<S*>(rates + CHANNEL_BLOCK * stride);
+    S* const between = own + LANES * stride;  // the states between spans
+    SelectiveTokens tokens(rates + (2 * CHANNEL_BLOCK + LANES) * stride, SPAN, size);
     tokens.is_noisy = in.noise && sizeof(S) == 2;
     put_rates(in.A_log.at<const float>() + first * size, count, size, rates);
 
@@ -73,7 +73,7 @@ void scan_block(const Team& team, const SelectiveScan& in, std::int64_t row, std
         S* const after = stop == end ? slot(write) : between;
         targets[stop - token - 1] = after;
         const auto to = [&](std::int64_t i) { return targets[i]; };
-        advance_block<S>(tokens, count, size, rates, from, nullptr, to, false, h);
+        advance_block<S>(tokens, count, size, rates, from, nullptr, to, false, own);
         if (at_stop) std::copy_n(after, count * size, at_stop);
         from = between;
         for (std::int64_t t = token; t < stop; ++t) {

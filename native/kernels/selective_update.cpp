@@ -35,8 +35,8 @@ void update(const Team& team, std::int64_t rows, const SelectiveUpdate& in) {
     const std::int64_t channels = in.x.shape[1], size = in.B.shape[1], per_row = in.write_slots.shape[1];
     const std::int64_t blocks = (channels + CHANNEL_BLOCK - 1) / CHANNEL_BLOCK, stride = padded(size);
     float* const rates = team.own<float>((CHANNEL_BLOCK + LANES) * stride + SelectiveTokens::floats(per_row, size));
-    float* const h = rates + CHANNEL_BLOCK * stride;
-    SelectiveTokens tokens(h + LANES * stride, per_row, size);
+    S* const own = reinterpret_cast<S*>(rates + CHANNEL_BLOCK * stride);
+    SelectiveTokens tokens(rates + (CHANNEL_BLOCK + LANES) * stride, per_row, size);
     tokens.count = per_row;
     tokens.is_noisy = in.noise && sizeof(S) == 2;
 
@@ -78,7 +78,7 @@ void update(const Team& team, std::int64_t rows, const SelectiveUpdate& in) {
             if (next && at + count <= channels) ahead = slot(next, at);
         }
         const auto to = [&](std::int64_t i) { return writes[i] ? slot(writes[i], first) : nullptr; };
-        advance_block(tokens, count, size, rates, from, ahead, to, true, h);
+        advance_block(tokens, count, size, rates, from, ahead, to, true, own);
         for (std::int64_t i = 0; i < per_row; ++i) {
             tokens.store_token(i, block_of(in.x, i), in.D.at<const float>() + first, count, out(i));
         }

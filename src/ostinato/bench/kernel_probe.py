@@ -29,6 +29,7 @@ WIDTH, OUTPUTS = 1024, 4096
 HEADS, KV_HEADS, HEAD_DIM, BLOCK, CONTEXT = 16, 4, 128, 16, 256
 STATE_HEADS, STATE_DIM, STATE_SIZE, GROUPS, CHUNK = 32, 64, 128, 8, 128
 CHANNELS, TAPS = 4096, 4
+SELECTIVE_SIZE = 16
 STATE_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 MOST_CALLS = 64
 MOST_MATRICES = 24
@@ -56,6 +57,7 @@ class KernelProbe:
             yield from self._products(storage)
         for storage in STATE_DTYPES:
             yield from self._recurrences(storage)
+            yield from self._selective(storage)
         yield from self._convolutions()
         yield from self._attention()
         yield from self._passes()
@@ -137,6 +139,29 @@ class KernelProbe:
         prompt: Call = ((*inputs(PROMPT), CHUNK, states, _int32(0, PROMPT), begin, begin, one), {})
         step = StepShape(1, PROMPT, 0, decodes=False)
         yield self._rate("ssd_scan", storage, step, [prompt] * 2, self._work("ssd_scan", step, **numbers))
+
+    def _selective(self, storage: torch.dtype) -> Iterator[KernelRate]:
+        """The recurrence of Mamba-1."""
+        slots = self._turns(CHANNELS * SELECTIVE_SIZE * storage.itemsize, least=max(ROWS))
+        states = self._some(slots + 1, CHANNELS, SELECTIVE_SIZE, dtype=storage)
+        A_log = self._some(CHANNELS, SELECTIVE_SIZE, dtype=torch.float32)
+        D, dt_bias = (self._some(CHANNELS, dtype=torch.float32) for _ in range(2))
+        numbers = {"channels": CHANNELS, "state_size": SELECTIVE_SIZE, "element_bytes": storage.itemsize}
+
+        def inputs(tokens: int) -> tuple[Any, ...]:
+            x, dt = (self._some(tokens, CHANNELS) for _ in range(2))
+            B, C = (self._some(tokens, SELECTIVE_SIZE) for _ in range(2))
+            return x, dt, A_log, B, C, D, dt_bias
+
+        for rows in ROWS:
+            given = inputs(rows)
+            calls: list[Call] = [((*given, states, at, at.unsqueeze(1)), {}) for at in _groups(slots, rows)]
+            step = StepShape(rows, 1, 1, decodes=True)
+            yield self._rate("selective_update", storage, step, calls, self._work("selective_update", step, **numbers))
+        begin, one = _int32(0), _int32(1)
+        prompt: Call = ((*inputs(PROMPT), states, _int32(0, PROMPT), begin, begin, one), {})
+        step = StepShape(1, PROMPT, 0, decodes=False)
+        yield self._rate("selective_scan", storage, step, [prompt] * 2, self._work("selective_scan", step, **numbers))
 
     def _convolutions(self) -> Iterator[KernelRate]:
         slots = min(self._turns((TAPS - 1) * CHANNELS * self.dtype.itemsize, least=max(ROWS)), max(ROWS) * MOST_CALLS)

@@ -102,3 +102,15 @@ class Decoder(CausalLM):
 
     def forward(self, step: StepInputs, memory: Sequence[LayerMemory]) -> torch.Tensor:
         return self.model(step, memory)
+
+
+class StateSpaceDecoder(Decoder):
+    """A pure state-space model, whose parts the checkpoints of such call otherwise than those of transformers."""
+
+    def __init__(self, build: Builder, spec: ModelSpec, *, norm_eps: float) -> None:
+        super().__init__(build, spec, norm_eps=norm_eps, names={"embed_tokens": "embeddings", "norm": "norm_f"})
+        self.names = {"model": "backbone"}
+
+    def checkpoint_name(self, name: str) -> str | None:
+        """The original checkpoints have the embedding in the singular."""
+        return super().checkpoint_name(name.replace("backbone.embedding.", "backbone.embeddings."))

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 from ostinato.layers.mamba1 import Mamba1Mixer
 from ostinato.layers.module import Builder
-from ostinato.models.decoder import Decoder, MixerBlock
+from ostinato.models.decoder import MixerBlock, StateSpaceDecoder
 from ostinato.models.mamba.spec import MambaHyperparameters
 from ostinato.plan.mixers import Mamba1Spec
 from ostinato.plan.model import LayerSpec, ModelSpec
 
 
-class Mamba(Decoder):
+class Mamba(StateSpaceDecoder):
     """The language model."""
 
     def __init__(self, build: Builder, spec: ModelSpec) -> None:
-        names = {"embed_tokens": "embeddings", "norm": "norm_f"}
-        super().__init__(build, spec, norm_eps=spec.hyperparameters.norm_eps, names=names)
-        self.names = {"model": "backbone"}
+        super().__init__(build, spec, norm_eps=spec.hyperparameters.norm_eps)
 
     def make_block(self, layer: LayerSpec) -> MixerBlock:
         assert isinstance(layer.mixer, Mamba1Spec), "every layer has a mixer"

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 from ostinato.layers.mamba2 import Mamba2Mixer
 from ostinato.layers.module import Builder
-from ostinato.models.decoder import Decoder, MixerBlock
+from ostinato.models.decoder import MixerBlock, StateSpaceDecoder
 from ostinato.models.mamba2.spec import Mamba2Hyperparameters
 from ostinato.plan.mixers import Mamba2Spec
 from ostinato.plan.model import LayerSpec, ModelSpec
 
 
-class Mamba2(Decoder):
+class Mamba2(StateSpaceDecoder):
     """The language model."""
 
     def __init__(self, build: Builder, spec: ModelSpec) -> None:
-        names = {"embed_tokens": "embeddings", "norm": "norm_f"}
-        super().__init__(build, spec, norm_eps=spec.hyperparameters.norm_eps, names=names)
-        self.names = {"model": "backbone"}
+        super().__init__(build, spec, norm_eps=spec.hyperparameters.norm_eps)
 
     def make_block(self, layer: LayerSpec) -> MixerBlock:
         assert isinstance(layer.mixer, Mamba2Spec), "every layer has a mixer"
@@ -31,7 +29,3 @@ class Mamba2(Decoder):
             dt_limit=hyper.dt_limit,
         )
         return MixerBlock(self.build, self.spec.hidden_size, hyper.norm_eps, mixer, hyper.residual_in_float32)
-
-    def checkpoint_name(self, name: str) -> str | None:
-        """The original checkpoints of the architecture have the embedding in the singular."""
-        return super().checkpoint_name(name.replace("backbone.embedding.", "backbone.embeddings."))
