@@ -20,7 +20,7 @@ _ENDS = ("<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>"
 def tokenizer_of(header: Header) -> dict[str, Any]:
     """tokenizer.json. ModelError for a kind of tokenizer that is not implemented."""
     kind = header.metadata.get(f"{_PREFIX}model")
-    if kind not in MODELS:
+    if not isinstance(kind, str) or kind not in MODELS:
         raise ModelError(
             f"{header.path} has a tokenizer of model {kind!r}; implemented: 'gpt2' (byte-level BPE), 'llama' "
             "(SentencePiece)"
