@@ -51,7 +51,7 @@ def _print(report: Report, console: Console) -> None:
     console.print(_tensors(report))
     for title, facts in (("tokenizer", report.tokenizer), ("chat template", report.template)):
         part = figures_table(title, "left")
-        for name, value in (facts or {"": "none"}).items():
+        for name, value in (facts or {"stored": "none is here"}).items():
             part.add_row(name.replace("_", " "), Text(_words(value)))
         console.print(part)
     runs = figures_table("runs", "left")
@@ -71,7 +71,8 @@ def _rows(report: Report) -> Iterator[tuple[str, str]]:
     yield "architecture", report.architecture or "not known"
     if report.layers:
         yield "layers", ", ".join(f"{count} {kind}" for kind, count in report.layers.items())
-    yield "context length", "not limited" if report.context_length is None else f"{report.context_length:,} tokens"
+    if report.context_length is not None:
+        yield "context length", f"{report.context_length:,} tokens"
     if report.dtype is not None:
         yield "dtype here", report.dtype
 
