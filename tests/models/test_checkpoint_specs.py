@@ -92,7 +92,20 @@ def test_a_hub_id_is_fetched_with_its_revision(tmp_path: Path, monkeypatch: pyte
     assert hub.asked == asked | {"ignore_patterns": ["original/*", "consolidated*"]}
 
 
-@pytest.mark.parametrize("model", ["maybe", "gpt2", "a/b/c", "../weights", "-x/y", ""])
+def test_a_file_of_a_hub_id_is_fetched_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    hub = FakeHub(tmp_path)
+    monkeypatch.setitem(sys.modules, "huggingface_hub", hub)
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "sub" / "m.Q4_0.gguf").write_bytes(b"GGUF")
+    assert resolve_model_dir("someone/some-model:sub/m.Q4_0.gguf", "v2") == tmp_path / "sub" / "m.Q4_0.gguf"
+    assert hub.asked["allow_patterns"] == ["sub/m.Q4_0.gguf"]
+    assert (hub.asked["model"], hub.asked["revision"]) == ("someone/some-model", "v2")
+    with pytest.raises(ModelError, match=r"someone/some-model on the hub holds no file 'm-00002-of-00002\.gguf'"):
+        resolve_model_dir("someone/some-model:m-00002-of-00002.gguf")
+    assert hub.asked["allow_patterns"] == ["m-00001-of-00002.gguf", "m-00002-of-00002.gguf"]
+
+
+@pytest.mark.parametrize("model", ["maybe", "gpt2", "a/b/c", "../weights", "-x/y", "", "a/b:../c.gguf", "a/b:c"])
 def test_what_is_no_directory_and_no_hub_id_is_not_looked_for_on_the_hub(
     model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,8 @@ from ostinato.schedule.batch import Batch, Row
 from tests.models.test_models import BLOCK_SIZE, CPU, poisoned_memory
 
 pytest.importorskip("gguf", reason="the package that writes GGUF files comes with the test extra")
-from tests.support.gguf_files import CONFIGS, write_gguf
+from tests.support.gguf_files import CONFIGS, split_gguf, write_gguf
+from tests.support.gguf_hybrids import HYBRIDS
 
 PROMPT = tuple(range(5, 45))
 
@@ -37,7 +39,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def file_of(folder: Path, architecture: str, kind: str = "Q8_0", **options: Any) -> Path:
-    path = folder / f"{architecture}-{kind}-{'-'.join(map(str, options.values()))}.gguf"
+    path = folder / f"{architecture.replace(' ', '-')}-{kind}-{'-'.join(map(str, options.values()))}.gguf"
     return path if path.exists() else write_gguf(path, architecture, kind, **options)
 
 
@@ -49,8 +51,14 @@ def logits_of(path: Path) -> torch.Tensor:
     return model.logits(model(step_inputs(Batch((row,), 0), BLOCK_SIZE, CPU), poisoned_memory(spec)))
 
 
-@pytest.mark.parametrize("kind", ["F32", "Q8_0", "Q4_0", "Q5_1"])
-@pytest.mark.parametrize("architecture", CONFIGS)
+@pytest.mark.parametrize(
+    ("architecture", "kind"),
+    [
+        *[(name, kind) for name in ("llama", "qwen2", "qwen3") for kind in ("F32", "Q8_0", "Q4_0", "Q5_1")],
+        *[(name, "Q8_0") for name in CONFIGS if name not in ("llama", "qwen2", "qwen3")],
+        *[(name, "F32" if name == "falcon-h1" else "Q8_0") for name in HYBRIDS],
+    ],
+)
 def test_logits_equal_transformers_on_the_expanded_weights(folder: Path, architecture: str, kind: str) -> None:
     path = file_of(folder, architecture, kind)
     oracle = transformers.AutoModelForCausalLM.from_pretrained(path.with_suffix(""), dtype=torch.float32)
@@ -132,9 +140,64 @@ def test_a_file_runs_and_the_plan_says_what_becomes_of_its_blocks(folder: Path) 
     assert len(small.generate("hello", greedy)[0].outputs[0].token_ids) == 6
 
 
+def test_a_hybrid_runs_with_weights_that_are_quantised_anew(folder: Path) -> None:
+    path = file_of(folder, "granitehybrid of experts")
+    llm = LLM(str(path), quantization="int8", cache_memory="16MiB", max_num_seqs=2, threads=1)
+    greedy = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True)
+    assert len(llm.generate("hello", greedy)[0].outputs[0].token_ids) == 6
+
+
+@pytest.fixture(scope="module")
+def parts(folder: Path) -> list[Path]:
+    return split_gguf(file_of(folder, "llama"), 3)
+
+
+def test_any_part_of_a_split_model_opens_all_of_it(folder: Path, parts: list[Path]) -> None:
+    whole = logits_of(file_of(folder, "llama"))
+    assert all(torch.equal(logits_of(part), whole) for part in parts)
+    assert load_tokenizer(parts[2]).encode("hello") == load_tokenizer(file_of(folder, "llama")).encode("hello")
+
+
+def test_a_part_that_is_missing_or_of_another_model_is_named(tmp_path: Path, parts: list[Path]) -> None:
+    for part in parts:
+        shutil.copy(part, tmp_path)
+    first, second, third = (tmp_path / part.name for part in parts)
+    second.unlink()
+    with pytest.raises(ModelError, match=f"one of 3 files of a model; {second.name} should lie beside it"):
+        load_spec(EngineConfig(model=str(third)))
+    shutil.copy(first, second)
+    with pytest.raises(ModelError, match=r"no part of the same model as .* it has tensor"):
+        load_spec(EngineConfig(model=str(first)))
+    shutil.copy(first, tmp_path / "renamed.gguf")
+    with pytest.raises(ModelError, match=r"their names should be renamed-00001-of-00003\.gguf"):
+        load_spec(EngineConfig(model=str(tmp_path / "renamed.gguf")))
+
+
+def test_a_directory_of_gguf_files_alone_says_which_it_holds(folder: Path, tmp_path: Path) -> None:
+    shutil.copy(file_of(folder, "llama"), tmp_path / "a.gguf")
+    with pytest.raises(ModelError, match=r"no config\.json.*give one of its GGUF files: a\.gguf"):
+        load_spec(EngineConfig(model=str(tmp_path)))
+
+
+@pytest.mark.parametrize("architecture", ["lfm2", "qwen35"])
+def test_an_architecture_that_is_not_read_is_refused_beside_those_that_are(tmp_path: Path, architecture: str) -> None:
+    import gguf
+
+    writer = gguf.GGUFWriter(str(tmp_path / "m.gguf"), architecture)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+    known = f"architecture '{architecture}'; GGUF files are read of llama, qwen2, qwen3, granite, granitehybrid, "
+    with pytest.raises(ModelError, match=known + "falcon-h1, nemotron_h, nemotron_h_moe, mamba2"):
+        load_spec(EngineConfig(model=str(tmp_path / "m.gguf")))
+
+
 @pytest.mark.parametrize(
     ("metadata", "words"),
     [
+        ({"llama.nextn_predict_layers": 1}, "prediction head"),
+        ({"llama.rope.dimension_count": 8}, "rotates 8 elements of heads of 16"),
+        ({"llama.rope.scaling.type": "yarn"}, "no llama.rope.scaling.factor"),
         ({"llama.expert_count": 4}, "models without"),
         ({"llama.rope.scaling.type": "longrope"}, "supported: none, linear, yarn"),
         ({"llama.attention.sliding_window": 128}, "supported: attention over the whole context of 512"),
@@ -146,5 +209,5 @@ def test_what_is_not_implemented_is_refused_by_name(tmp_path: Path, metadata: di
 
 
 def test_a_pre_tokenizer_that_is_not_known_is_refused_by_name(folder: Path) -> None:
-    with pytest.raises(ModelError, match=r"'other'; implemented: gpt-2, llama-bpe, qwen2, smollm"):
+    with pytest.raises(ModelError, match=r"'other'; implemented: codeshell, command-r, dbrx, "):
         load_tokenizer(file_of(folder, "llama", pre="other"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,9 @@ import numpy as np
 import torch
 import transformers
 from tokenizers import pre_tokenizers
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+from tests.support.gguf_hybrids import HYBRIDS, add_metadata, neighbours, tensors_in_file
 
 CONFIG = {
     "vocab_size": 320,
@@ -30,6 +34,14 @@ CONFIGS: dict[str, Any] = {
     "qwen2": lambda: transformers.Qwen2Config(**CONFIG, tie_word_embeddings=True),
     "qwen3": lambda: transformers.Qwen3Config(**CONFIG, head_dim=32),
 }
+SCALINGS = {
+    "llama3": {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 64},
+    "yarn": {"factor": 4.0, "original_max_position_embeddings": 128},
+    "linear": {"factor": 2.5},
+}
+for _name, _facts in SCALINGS.items():
+    _rope = {"rope_parameters": {"rope_type": _name, "rope_theta": 20000.0, **_facts}}
+    CONFIGS[f"llama by {_name}"] = partial(transformers.LlamaConfig, **CONFIG | _rope)
 NAMES = {
     "model.embed_tokens": "token_embd",
     "model.norm": "output_norm",
@@ -62,14 +74,66 @@ def write_gguf(path: Path, architecture: str, kind: str = "Q8_0", pre: str = "qw
     """A model of random weights, linears and embedding in blocks of `kind`; `metadata` more names and values. What
     transformers makes of the same weights is saved in a folder of the file's name without its suffix."""
     torch.manual_seed(7)
-    config = CONFIGS[architecture]()
+    plain = (architecture.split()[0], CONFIGS.get(architecture))
+    stated, make_config = HYBRIDS.get(architecture, plain)
+    config = make_config()
     model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    _randomize(model)
+    writer = gguf.GGUFWriter(str(path), stated)
+    if architecture in HYBRIDS:
+        add_metadata(writer, architecture, config)
+    else:
+        _add_metadata(writer, architecture, config)
+    _add_tokenizer(writer, config.vocab_size, pre)
+    for name, value in metadata.items():
+        writer.add_key_value(name, value, gguf.GGUFValueType.get_type(value))
+    number = gguf.GGMLQuantizationType[kind]
+    for name, tensor in model.state_dict().items():
+        if name == "lm_head.weight" and config.tie_word_embeddings:
+            continue
+        is_quantised = tensor.dim() > 1 and not name.endswith(("conv1d.weight", "gate.weight", "router.weight"))
+        # What is multiplied into Falcon-H1's weights is so before they are quantised.
+        if is_quantised and config.model_type != "falcon_h1":
+            tensor.copy_(torch.from_numpy(gguf.dequantize(gguf.quantize(tensor.numpy(), number), number)))
+        values = tensor.numpy()
+        tensors = tensors_in_file(config, name, values) if architecture in HYBRIDS else _in_file(config, name, values)
+        for in_file, value in tensors:
+            if is_quantised:
+                writer.add_tensor(in_file, gguf.quantize(value, number), raw_dtype=number)
+            else:
+                writer.add_tensor(in_file, np.ascontiguousarray(value))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    model.save_pretrained(path.with_suffix(""))
+    return path
+
+
+def _randomize(model: transformers.PreTrainedModel) -> None:
     with torch.no_grad():
         for name, parameter in model.named_parameters():
+            if name.endswith("A_log"):
+                parameter.copy_(torch.rand_like(parameter) * 2)
+                continue
             parameter.copy_(torch.randn_like(parameter) * (0.1 if parameter.dim() > 1 else 0.3))
             if "norm" in name:
                 parameter += 1
-    writer = gguf.GGUFWriter(str(path), architecture)
+
+
+def _in_file(config: Any, name: str, values: np.ndarray) -> list[tuple[str, np.ndarray]]:
+    """A tensor under the name that the file has for it."""
+    stem, _, part = name.rpartition(".")
+    if not stem.startswith("model.layers."):
+        return [(f"{NAMES[stem]}.{part}", values)]
+    layer, _, inner = stem.removeprefix("model.layers.").partition(".")
+    if config.model_type == "llama" and inner in ("self_attn.q_proj", "self_attn.k_proj"):
+        heads = config.num_attention_heads if inner.endswith("q_proj") else config.num_key_value_heads
+        values = neighbours(values, heads)
+    return [(f"blk.{layer}.{NAMES[inner]}.{part}", values)]
+
+
+def _add_metadata(writer: gguf.GGUFWriter, architecture: str, config: Any) -> None:
     writer.add_block_count(config.num_hidden_layers)
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
@@ -81,8 +145,27 @@ def write_gguf(path: Path, architecture: str, kind: str = "Q8_0", pre: str = "qw
     if architecture == "qwen3":
         writer.add_key_length(config.head_dim)
         writer.add_value_length(config.head_dim)
+    scaling = config.rope_parameters
+    if scaling["rope_type"] in ("linear", "yarn"):
+        writer.add_rope_scaling_type(gguf.RopeScalingType(scaling["rope_type"]))
+        writer.add_rope_scaling_factor(scaling["factor"])
+        if "original_max_position_embeddings" in scaling:
+            writer.add_rope_scaling_orig_ctx_len(scaling["original_max_position_embeddings"])
+    if scaling["rope_type"] == "llama3":
+        writer.add_tensor("rope_freqs.weight", _rope_factors(config))
+
+
+def _rope_factors(config: Any) -> np.ndarray:
+    """What llama3 divides each frequency by."""
+    scaled, _ = ROPE_INIT_FUNCTIONS["llama3"](config, None)
+    size = config.hidden_size // config.num_attention_heads
+    plain = 20000.0 ** -(torch.arange(0, size, 2, dtype=torch.float32) / size)
+    return (plain / scaled).numpy()
+
+
+def _add_tokenizer(writer: gguf.GGUFWriter, vocab_size: int, pre: str) -> None:
     tokens, types, merges = vocabulary()
-    padding = [f"[PAD{i}]" for i in range(config.vocab_size - len(tokens))]
+    padding = [f"[PAD{i}]" for i in range(vocab_size - len(tokens))]
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre(pre)
     writer.add_token_list(tokens + padding)
@@ -91,36 +174,28 @@ def write_gguf(path: Path, architecture: str, kind: str = "Q8_0", pre: str = "qw
     writer.add_bos_token_id(0)
     writer.add_eos_token_id(1)
     writer.add_chat_template(TEMPLATE)
-    for name, value in metadata.items():
-        writer.add_key_value(name, value, gguf.GGUFValueType.get_type(value))
-    number = gguf.GGMLQuantizationType[kind]
-    for name, tensor in model.state_dict().items():
-        if name == "lm_head.weight" and config.tie_word_embeddings:
-            continue
-        if tensor.dim() > 1:
-            tensor.copy_(torch.from_numpy(gguf.dequantize(gguf.quantize(tensor.numpy(), number), number)))
-        stem, _, part = name.rpartition(".")
-        values = tensor.numpy()
-        if stem.startswith("model.layers."):
-            layer, _, inner = stem.removeprefix("model.layers.").partition(".")
-            stem = f"blk.{layer}.{NAMES[inner]}"
-            if architecture == "llama" and inner in ("self_attn.q_proj", "self_attn.k_proj"):
-                heads = config.num_attention_heads if inner.endswith("q_proj") else config.num_key_value_heads
-                values = _neighbours(values, heads)
-        else:
-            stem = NAMES[stem]
-        if tensor.dim() > 1:
-            writer.add_tensor(f"{stem}.{part}", gguf.quantize(values, number), raw_dtype=number)
-        else:
-            writer.add_tensor(f"{stem}.{part}", values)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    model.save_pretrained(path.with_suffix(""))
-    return path
 
 
-def _neighbours(rows: np.ndarray, heads: int) -> np.ndarray:
-    """Each head's rows in the order of `llama`'s GGUF files: those that positions rotate together side by side."""
-    return np.ascontiguousarray(rows.reshape(heads, 2, -1, rows.shape[1]).swapaxes(1, 2).reshape(rows.shape))
+def split_gguf(path: Path, count: int) -> list[Path]:
+    """The same model in `count` files, as llama.cpp's gguf-split makes them: the first has the metadata."""
+    reader = gguf.GGUFReader(path)
+    tensors, parts = reader.tensors, []
+    for number in range(count):
+        part = path.with_name(f"{path.stem}-{number + 1:05}-of-{count:05}.gguf")
+        writer = gguf.GGUFWriter(str(part), reader.fields["general.architecture"].contents())
+        if number == 0:
+            for field in reader.fields.values():
+                if not field.name.startswith(("GGUF.", "general.architecture")):
+                    sub_type = field.types[-1] if field.types[0] == gguf.GGUFValueType.ARRAY else None
+                    writer.add_key_value(field.name, field.contents(), field.types[0], sub_type=sub_type)
+        writer.add_key_value("split.no", number, gguf.GGUFValueType.UINT16)
+        writer.add_key_value("split.count", count, gguf.GGUFValueType.UINT16)
+        writer.add_key_value("split.tensors.count", len(tensors), gguf.GGUFValueType.INT32)
+        for tensor in tensors[number::count]:
+            writer.add_tensor(tensor.name, np.array(tensor.data), raw_dtype=tensor.tensor_type)
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
+        parts.append(part)
+    return parts

@@ -5,11 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
+import torch
+
 from ostinato.errors import ModelError
 from ostinato.formats.gguf.header import Header, TensorPlace
 from ostinato.formats.gguf.names import EACH, GATE, ROPE_FACTORS, UP, checkpoint_name, checkpoint_shape
 from ostinato.formats.gguf.types import SUPPORTED
-from ostinato.layers.build import QuantizedView, Target
+from ostinato.layers.build import Target
 from ostinato.models.base import CausalLM
 from ostinato.models.sources import Mismatch
 
@@ -60,7 +62,7 @@ def _places(views: Mapping[str, Target], names: set[str]) -> dict[str, Place]:
             matrices.append(view)
         elif {name + GATE, name + UP} & names:
             half = view.shape[-2] // 2
-            parts = (name + GATE, slice(0, half)), (name + UP, slice(half, None))
+            parts = (name + GATE, slice(0, half)), (name + UP, slice(half, view.shape[-2]))
             places |= {part: _rows_of(view, rows) for part, rows in parts}
         else:
             places[name] = [_of(view, i) for i in range(view.shape[0])] if _is_stack(name, view) else view
@@ -74,11 +76,11 @@ def _is_stack(name: str, view: Target) -> bool:
 def _rows_of(view: Target, rows: slice) -> Place:
     if len(view.shape) == 3:
         return [_rows_of(_of(view, i), rows) for i in range(view.shape[0])]  # type: ignore[misc]
-    return view.rows(rows.start, rows.stop) if isinstance(view, QuantizedView) else view[rows]
+    return view[rows] if isinstance(view, torch.Tensor) else view.rows(rows.start, rows.stop)
 
 
 def _of(view: Target, i: int) -> Target:
-    return view.of(i) if isinstance(view, QuantizedView) else view[i]
+    return view[i] if isinstance(view, torch.Tensor) else view.of(i)
 
 
 def _shape(place: Place) -> tuple[int, ...]:

@@ -45,7 +45,7 @@ def parse_rope(
     merged = {**config, **{name: value for name, value in scaling.items() if value is not None}}
     partial = number(merged, "partial_rotary_factor", default_partial)
     theta = number(merged, "rope_theta", default_theta)
-    parameters = {name: number(scaling, name) for name in _REQUIRED[kind]}
+    parameters: dict[str, Any] = {name: number(scaling, name) for name in _REQUIRED[kind]}
     parameters |= {name: scaling[name] for name in _OPTIONAL.get(kind, ()) if scaling.get(name) is not None}
     original = _original_max_position(config, scaling, kind)
     if kind == "yarn" and "factor" not in parameters:

@@ -20,7 +20,7 @@ _ENDS = ("<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>"
 def tokenizer_of(header: Header) -> dict[str, Any]:
     """tokenizer.json. ModelError for a kind of tokenizer that is not implemented."""
     kind = header.metadata.get(f"{_PREFIX}model")
-    if kind not in MODELS:
+    if not isinstance(kind, str) or kind not in MODELS:
         raise ModelError(
             f"{header.path} has a tokenizer of model {kind!r}; implemented: 'gpt2' (byte-level BPE), 'llama' "
             "(SentencePiece)"
@@ -147,9 +147,9 @@ def generation_config_of(header: Header) -> dict[str, Any]:
     metadata = header.metadata
     names = [f"{_PREFIX}{key}_token_id" for key in ("eos", "eot", "eom")]
     ends = {value for name in names if type(value := metadata.get(name)) is int}
-    tokens, kinds = metadata.get(f"{_PREFIX}tokens"), metadata.get(f"{_PREFIX}token_type")
-    if ends and isinstance(tokens, list) and hasattr(kinds, "tolist"):
-        each = enumerate(zip(tokens, kinds.tolist(), strict=False))
+    tokens, kinds = metadata.get(f"{_PREFIX}tokens"), _numbers(header, "token_type")
+    if ends and isinstance(tokens, list) and kinds is not None:
+        each = enumerate(zip(tokens, kinds, strict=False))
         control = {token: number for number, (token, kind) in each if kind == CONTROL}
         ends |= {control[token] for token in _ENDS if token in control}
     sampling = {name: metadata.get(key) for name, key in _SAMPLING.items() if metadata.get(key) is not None}

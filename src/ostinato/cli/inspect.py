@@ -1,0 +1,100 @@
+"""`ostinato inspect`: what a checkpoint is, and whether it would run here."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from ostinato.cli.output import figures_table
+from ostinato.inspection.report import Report, inspect_checkpoint
+from ostinato.models.checkpoint import resolve_model_dir
+from ostinato.plain_data import to_plain
+from ostinato.plan.device.catalogue import DEVICE_NAMES
+from ostinato.plan.device.detect import find_device
+from ostinato.units import format_bytes
+
+
+def inspect(
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="As --model of other commands.")],
+    device: Annotated[
+        str, typer.Option(help=f"auto and cuda (this machine), or one of {', '.join(DEVICE_NAMES)}.")
+    ] = "auto",
+    as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
+) -> None:
+    """Show what a checkpoint is: its architecture, weights, tokenizer and chat template; which kernels would run it; or
+    what keeps it from running, and then exit with status 1.
+
+    MODEL is a GGUF file, a directory, a name such as `demo`, or a hub id. Headers are read, no weights.
+
+    Example: ostinato inspect demo
+    """
+    report = inspect_checkpoint(resolve_model_dir(model), find_device(device))
+    if as_json:
+        print(json.dumps({**to_plain(report), "runs": report.runs}, indent=2))
+    else:
+        _print(report, Console())
+    if not report.runs:
+        raise typer.Exit(1)
+
+
+def _print(report: Report, console: Console) -> None:
+    table = figures_table("checkpoint", "left")
+    for name, value in _rows(report):
+        table.add_row(name, Text(value))
+    console.print(table)
+    console.print(_tensors(report))
+    for title, facts in (("tokenizer", report.tokenizer), ("chat template", report.template)):
+        part = figures_table(title, "left")
+        for name, value in (facts or {"stored": "none is here"}).items():
+            part.add_row(name.replace("_", " "), Text(_words(value)))
+        console.print(part)
+    runs = figures_table("runs", "left")
+    for kind in sorted(set(report.kernels.values())):
+        runs.add_row(kind, ", ".join(sorted(name for name, value in report.kernels.items() if value == kind)))
+    for words in report.weights:
+        runs.add_row("weights", Text(words))
+    for reason in report.refused:
+        runs.add_row("refused", Text(reason))
+    console.print(runs)
+
+
+def _rows(report: Report) -> Iterator[tuple[str, str]]:
+    yield "path", report.path
+    if len(report.files) > 1:
+        yield "files", ", ".join(report.files)
+    yield "architecture", report.architecture or "not known"
+    if report.layers:
+        yield "layers", ", ".join(f"{count} {kind}" for kind, count in report.layers.items())
+    if report.context_length is not None:
+        yield "context length", f"{report.context_length:,} tokens"
+    if report.dtype is not None:
+        yield "dtype here", report.dtype
+
+
+def _tensors(report: Report) -> Table:
+    table = Table(title="weights", title_justify="left", title_style="bold", box=None)
+    for name in ("type", "tensors", "parameters", "bytes"):
+        table.add_column(name, justify="left" if name == "type" else "right", style="cyan" if name == "type" else None)
+    for each in report.tensors:
+        table.add_row(each.type, f"{each.tensors:,}", f"{each.parameters:,}", format_bytes(each.bytes))
+    if len(report.tensors) > 1:
+        sums = (sum(getattr(each, name) for each in report.tensors) for name in ("tensors", "parameters", "bytes"))
+        tensors, parameters, size = sums
+        table.add_row("together", f"{tensors:,}", f"{parameters:,}", format_bytes(size))
+    return table
+
+
+def _words(value: Any) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{name} {text}" for name, text in value.items())
+    if isinstance(value, list):
+        return ", ".join(map(str, value))
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return "none" if value is None else str(value)

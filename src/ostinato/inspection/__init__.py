@@ -1,0 +1,1 @@
+"""What a checkpoint is, and whether and how it would run here: `ostinato inspect`."""

@@ -1,0 +1,52 @@
+"""Whether a checkpoint has the tensors that its model needs, by their names and types. Imports no torch."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+from ostinato.formats.gguf.names import EACH, GATE, ROPE_FACTORS, UP, checkpoint_name
+from ostinato.formats.gguf.types import SUPPORTED
+from ostinato.inspection.tensors import Stored
+from ostinato.layers.sketch import Sketch
+from ostinato.models.registry import make_model
+from ostinato.plan.model import ModelSpec
+
+_SHOWN = 5
+_EXPERT = re.compile(r"(?<=\.experts\.)\d+(?=\.)")
+_PART = re.compile(r"(?<=\.)weight_(packed|scale|shape)$")
+
+
+def mismatches(spec: ModelSpec, tensors: Iterable[Stored], of_gguf: bool) -> list[str]:
+    """What keeps these tensors from being loaded, in sentences. Shapes are compared when weights are loaded."""
+    model = make_model(Sketch(), spec)
+    expected = {name for _, _, row in model.weights() for name in row.names}
+    if of_gguf:
+        expected = {_EXPERT.sub(EACH, name) for name in expected}
+    found, unexpected, types = set[str](), [], set[str]()
+    for tensor in tensors:
+        types.add(tensor.type)
+        if of_gguf and tensor.name == ROPE_FACTORS:
+            continue
+        known = checkpoint_name(spec.architecture, tensor.name) if of_gguf else tensor.name
+        name = None if known is None else model.checkpoint_name(known)
+        if known is not None and name is None:  # known, and not loaded
+            continue
+        place = re.sub(f"({GATE}|{UP})$", "", name or "")
+        if spec.stored_quantization is not None:
+            place = _PART.sub("weight", place)
+        if place in expected:
+            found.add(place)
+        else:
+            unexpected.append(tensor.name)
+    sentences = []
+    unknown = sorted(types - set(SUPPORTED)) if of_gguf else []
+    if unknown:
+        sentences.append(f"tensors of type {', '.join(unknown)} are not read; supported: {', '.join(SUPPORTED)}")
+    lists = ("missing", sorted(expected - found)), ("not known", sorted(unexpected))
+    return sentences + [_listed(what, names) for what, names in lists if names]
+
+
+def _listed(what: str, names: list[str]) -> str:
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return f"{len(names)} tensors are {what}: {', '.join(names[:_SHOWN])}{more}"

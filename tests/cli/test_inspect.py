@@ -1,0 +1,104 @@
+"""`ostinato inspect`: what a checkpoint is, and what keeps it from running."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ostinato.cli.main import main
+from ostinato.inspection.report import inspect_checkpoint
+from ostinato.plan.device.detect import detect
+from tests.support.checkpoints import checkpoint
+from tests.support.recipes import RECIPES
+from tests.support.text_checkpoint import text_checkpoint
+
+
+def inspected(capsys: pytest.CaptureFixture[str], path: Path, status: int) -> dict[str, Any]:
+    with pytest.raises(SystemExit) as ended:
+        main(["inspect", str(path), "--json"])
+    assert ended.value.code == status
+    report: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return report
+
+
+def test_the_embedded_model_is_described(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["inspect", "demo"])
+    assert ended.value.code == 0
+    words = " ".join(capsys.readouterr().out.split())
+    for part in ("nemotron_h", "3 mamba2", "4,096 tokens", "BF16 61", "eos_token <|end|>", "takes tools no"):
+        assert part in words
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_every_checkpoint_that_runs_is_said_to_run(name: str) -> None:
+    report = inspect_checkpoint(checkpoint(name), detect("cpu"))
+    assert report.refused == []
+    assert "linear" in report.kernels
+
+
+def test_what_is_missing_and_what_is_left_over_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    directory = tmp_path / "model"
+    shutil.copytree(checkpoint("llama"), directory)
+    config = json.loads((directory / "config.json").read_text())
+    layers = config["num_hidden_layers"]
+    (directory / "config.json").write_text(json.dumps(config | {"num_hidden_layers": layers + 1}))
+    report = inspected(capsys, directory, 1)
+    assert report["runs"] is False
+    assert f"tensors are missing: model.layers.{layers}.input_layernorm.weight" in report["refused"][0]
+    assert report["tokenizer"] is None
+    (directory / "config.json").write_text(json.dumps(config | {"num_hidden_layers": layers - 1}))
+    assert "tensors are not known: model.layers." in inspected(capsys, directory, 1)["refused"][0]
+
+
+def test_a_checkpoint_of_unknown_architecture_still_shows_its_tensors(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    directory = tmp_path / "model"
+    shutil.copytree(text_checkpoint(), directory)
+    config = json.loads((directory / "config.json").read_text())
+    (directory / "config.json").write_text(json.dumps(config | {"model_type": "hyena"}))
+    report = inspected(capsys, directory, 1)
+    assert report["architecture"] == "hyena"
+    assert report["tensors"][0]["parameters"] > 0
+    assert [reason for reason in report["refused"] if "'hyena' is not known; the known ones are bamba" in reason]
+
+
+def test_a_directory_with_nothing_in_it_and_a_damaged_file_are_reports_too(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert "holds no weights" in inspected(capsys, tmp_path, 1)["refused"][0]
+    (tmp_path / "m.gguf").write_bytes(b"GGUF")
+    [reason] = inspected(capsys, tmp_path / "m.gguf", 1)["refused"]
+    assert "damaged or truncated" in reason
+    (tmp_path / "model.safetensors").write_bytes((2**40).to_bytes(8, "little"))
+    assert "a header of 1099511627776 bytes" in inspected(capsys, tmp_path, 1)["refused"][0]
+
+
+def test_a_gguf_file_is_described_without_torch(tmp_path: Path) -> None:
+    pytest.importorskip("gguf", reason="the package that writes GGUF files comes with the test extra")
+    from tests.support.gguf_files import write_gguf
+
+    path = write_gguf(tmp_path / "m.gguf", "granitehybrid of experts")
+    code = f"""
+import sys
+from ostinato.cli.main import main
+try:
+    main(["inspect", {str(path)!r}, "--device", "cpu", "--json"])
+finally:
+    assert not {{"torch", "transformers"}} & set(sys.modules)
+"""
+    done = subprocess.run([sys.executable, "-c", code], text=True, capture_output=True, check=False)
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    assert report["architecture"] == "granitemoehybrid"
+    assert {each["type"] for each in report["tensors"]} == {"Q8_0", "F32"}
+    assert report["tokenizer"]["pre_tokenizer"] == "qwen2"
+    assert report["layers"] == {"mamba2": 2, "attention": 1}
+    assert (report["refused"], report["runs"]) == ([], True)

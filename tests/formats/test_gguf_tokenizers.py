@@ -1,0 +1,192 @@
+"""Tokenizers of GGUF files: SentencePiece as its own package has it, and damage that is an error."""
+
+from __future__ import annotations
+
+import inspect
+import io
+import json
+import random
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tokenizers
+
+import ostinato.engine.text.tokenizer as tokenizer_module
+from ostinato.errors import ModelError
+from ostinato.formats.gguf.header import Header
+from ostinato.formats.gguf.pre_tokenizers import PRE_TOKENIZERS
+from ostinato.formats.gguf.tokenizer import generation_config_of, tokenizer_config_of, tokenizer_of
+
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
+ALPHABET = "abcdefgh tionrs  \n\t()[]=_.:'\"0123456789éß日本語🙂\u200bABCZ▁"
+CODE = inspect.getsource(random) + inspect.getsource(json) + inspect.getsource(inspect)
+
+
+def header(**metadata: Any) -> Header:
+    return Header(Path("m.gguf"), 3, {f"tokenizer.ggml.{name}": value for name, value in metadata.items()}, {})
+
+
+def trained(kind: str, **options: Any) -> tuple[Any, Header]:
+    """A model of the sentencepiece package, and what a converter writes of it into a file."""
+    package = pytest.importorskip("sentencepiece", reason="the package that trains them comes with the test extra")
+    written = io.BytesIO()
+    package.SentencePieceTrainer.train(
+        sentence_iterator=iter([line for line in CODE.splitlines() if line.strip()]),
+        model_writer=written,
+        model_type=kind,
+        vocab_size=700,
+        byte_fallback=True,
+        normalization_rule_name="identity",
+        remove_extra_whitespaces=False,
+        minloglevel=2,
+        **options,
+    )
+    model = package.SentencePieceProcessor(model_proto=written.getvalue())
+    numbers = range(model.vocab_size())
+    kinds = [
+        UNKNOWN if model.is_unknown(i) else CONTROL if model.is_control(i) else BYTE if model.is_byte(i) else NORMAL
+        for i in numbers
+    ]
+    return model, header(
+        model="llama",
+        tokens=[model.id_to_piece(i) for i in numbers],
+        scores=np.array([model.get_score(i) for i in numbers], dtype="<f4"),
+        token_type=np.array(kinds, dtype="<i4"),
+        bos_token_id=1,
+        eos_token_id=2,
+        unknown_token_id=0,
+        add_space_prefix=options.get("add_dummy_prefix", True),
+    )
+
+
+def backend(file: Header) -> tokenizers.Tokenizer:
+    return tokenizers.Tokenizer.from_str(json.dumps(tokenizer_of(file)))
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        ("bpe", {}),
+        ("bpe", {"add_dummy_prefix": False, "split_digits": True}),
+        ("bpe", {"allow_whitespace_only_pieces": True}),
+        ("unigram", {}),
+        ("unigram", {"add_dummy_prefix": False, "split_digits": True}),
+    ],
+)
+def test_texts_have_the_tokens_that_sentencepiece_gives_them(kind: str, options: dict[str, Any]) -> None:
+    theirs, file = trained(kind, **options)
+    own, draw = backend(file), random.Random(5)
+    for number in range(2000):
+        begin = draw.randrange(len(CODE))
+        chosen = "".join(draw.choices(ALPHABET, k=draw.randrange(40)))
+        text = CODE[begin : begin + draw.randrange(80)] if number % 2 else chosen
+        tokens = own.encode(text, add_special_tokens=False).ids
+        expected = theirs.encode(text)
+        # A line of one character has several orders of the same pieces, all with the same sum of scores.
+        assert tokens == expected or (kind == "unigram" and sorted(tokens) == sorted(expected)), json.dumps(text)
+        assert own.decode(tokens) == theirs.decode(tokens)
+
+
+def test_control_tokens_are_found_in_texts_and_texts_begin_with_bos() -> None:
+    _, file = trained("bpe")
+    own = backend(file)
+    assert own.encode("<s>a</s>", add_special_tokens=False).ids[::3] == [1]
+    assert own.encode("<s>a</s>", add_special_tokens=False).ids[-1] == 2
+    assert tokenizer_config_of(file)["add_bos_token"] is True
+    assert generation_config_of(file) == {"eos_token_id": [2]}
+
+
+def test_scores_that_say_no_order_are_refused() -> None:
+    file = header(model="llama", tokens=["<unk>", "a", "b", "ab", "ba"], scores=np.full(5, -1000.0, dtype="<f4"))
+    with pytest.raises(ModelError, match="scores of its tokens are all the same"):
+        tokenizer_of(file)
+
+
+@pytest.mark.parametrize("model", ["t5", "bert", "rwkv", "none", None, 3])
+def test_another_kind_of_tokenizer_is_refused_by_name(model: Any) -> None:
+    with pytest.raises(
+        ModelError, match=r"implemented: 'gpt2' \(byte-level BPE\), 'llama' \(SentencePiece\)"
+    ) as caught:
+        tokenizer_of(header(model=model, tokens=["a"]))
+    assert repr(model) in caught.value.message
+
+
+def test_how_its_author_samples_and_what_ends_an_output_come_from_the_metadata() -> None:
+    file = header(
+        tokens=["a", "</s>", "<|eot_id|>", "<|im_end|>", "b"],
+        token_type=np.array([1, 3, 3, 1, 1], dtype="<i4"),
+        eos_token_id=1,
+        eot_token_id=4,
+    )
+    file.metadata["general.sampling.temp"] = 0.6
+    file.metadata["general.sampling.top_k"] = 20
+    # One that is no control token is text.
+    assert generation_config_of(file) == {
+        "eos_token_id": [1, 2, 4],
+        "temperature": 0.6,
+        "top_k": 20,
+        "do_sample": True,
+    }
+
+
+SPLITS = {
+    "llama-bpe": ["I", "'LL", " take", " ", "123", "45", " x", "²", "?\n\n", " A"],
+    "qwen35": ["I", "'LL", " take", " ", "1", "2", "3", "4", "5", " x", "²", "?\n\n", " A"],
+    "smollm": ["I", "'", "LL", " take", " ", "1", "2", "3", "4", "5", " x", "²", "?", "\n\n", " A"],
+    "default": ["I", "'", "LL", " take", " ", "123", "45", " x", "²", "?", "\n\n", " A"],
+    "tekken": ["I", "'LL", " take", " ", "1", "2", "3", "4", "5", " x", "²", "?\n\n", " A"],
+    "gpt-4o": ["I'LL", " take", " ", "123", "45", " x", "²", "?\n\n", " A"],
+}
+
+
+@pytest.mark.parametrize("pre", SPLITS)
+def test_text_is_cut_as_the_name_of_the_pre_tokenizer_says(pre: str) -> None:
+    steps = {"type": "Sequence", "pretokenizers": list(PRE_TOKENIZERS[pre].steps)}
+    model = {"type": "BPE", "vocab": {"a": 0}, "merges": []}
+    own = tokenizers.Tokenizer.from_str(json.dumps({"version": "1.0", "pre_tokenizer": steps, "model": model}))
+    text = "I'LL take 12345 x²?\n\n A"
+    cut = own.pre_tokenizer.pre_tokenize_str(text)
+    assert [text[begin:end] for _, (begin, end) in cut] == SPLITS[pre]
+
+
+def test_every_pre_tokenizer_is_one_that_can_be_made() -> None:
+    model = {"type": "BPE", "vocab": {"a": 0}, "merges": []}
+    for pre in PRE_TOKENIZERS.values():
+        steps = {"type": "Sequence", "pretokenizers": list(pre.steps)}
+        tokenizers.Tokenizer.from_str(json.dumps({"version": "1.0", "pre_tokenizer": steps, "model": model}))
+
+
+def test_random_damage_of_a_tokenizer_gives_one_or_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    draw = random.Random(4)
+    whole = {
+        "model": "llama",
+        "pre": "qwen2",
+        "tokens": ["<unk>", "<s>", "▁", "a", "b", "ab"],
+        "token_type": np.array([2, 3, 1, 1, 1, 1], dtype="<i4"),
+        "scores": np.array([0, 0, -3, -4, -5, -1], dtype="<f4"),
+        "merges": ["a b"],
+        "unknown_token_id": 0,
+        "eos_token_id": 1,
+        "add_space_prefix": True,
+    }
+    values = (None, 0, -1, 10**9, "", "x", [], ["a"], ["a", "a"], np.array([1, 2]), np.zeros(6), 1.5, True, [[1]])
+    files: list[Header] = []
+    readers = {"tokenizer.json": tokenizer_of, "tokenizer_config.json": tokenizer_config_of}
+    readers["generation_config.json"] = generation_config_of
+    monkeypatch.setattr(tokenizer_module, "is_gguf", lambda path: True)
+    monkeypatch.setattr(
+        tokenizer_module, "read_part", lambda path, name: readers[name](files[-1]) if name in readers else {}
+    )
+    read = 0
+    for _ in range(2000):
+        damaged = dict(whole) | {"model": draw.choice(("llama", "gpt2"))}
+        for name in draw.sample(list(whole), draw.randint(1, 3)):
+            damaged[name] = draw.choice(values)
+        files.append(header(**{name: value for name, value in damaged.items() if value is not None}))
+        with suppress(ModelError):
+            assert isinstance(tokenizer_module.load_tokenizer(Path("m.gguf")).encode("ab a"), list)
+            read += 1
+    assert 100 < read < 1900

@@ -1,0 +1,279 @@
+"""What llama.cpp's converter makes of the tensors of hybrid models, by its rules: names and values."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import gguf
+import numpy as np
+import transformers
+
+COMMON = {
+    "vocab_size": 320,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+    "rms_norm_eps": 1e-3,
+    "bos_token_id": 0,
+    "eos_token_id": 1,
+    "pad_token_id": 0,
+}
+ROPE = {"rope_parameters": {"rope_type": "default", "rope_theta": 20000.0}}
+HALF = {"rope_parameters": {"rope_type": "default", "rope_theta": 20000.0, "partial_rotary_factor": 0.5}}
+MIXER = {
+    "mamba_n_heads": 8,
+    "mamba_d_head": 16,
+    "mamba_d_state": 16,
+    "mamba_n_groups": 2,
+    "mamba_chunk_size": 16,
+    "mamba_expand": 2,
+}
+NEMOTRON = {
+    "mamba_num_heads": 8,
+    "mamba_head_dim": 16,
+    "ssm_state_size": 16,
+    "n_groups": 2,
+    "chunk_size": 16,
+    "head_dim": 32,
+    "layer_norm_epsilon": 1e-3,
+}
+GRANITE = {
+    "embedding_multiplier": 3.0,
+    "attention_multiplier": 0.2,
+    "residual_multiplier": 0.4,
+    "logits_scaling": 2.0,
+}
+FALCON = {
+    "embedding_multiplier": 2.0,
+    "lm_head_multiplier": 0.5,
+    "key_multiplier": 0.7,
+    "attention_in_multiplier": 1.2,
+    "attention_out_multiplier": 0.8,
+    "ssm_in_multiplier": 1.3,
+    "ssm_out_multiplier": 0.6,
+    "ssm_multipliers": [0.9, 1.1, 0.8, 1.2, 0.7],
+    "mlp_multipliers": [0.9, 0.8],
+}
+_GRANITE4 = {
+    **COMMON,
+    **GRANITE,
+    **MIXER,
+    "num_hidden_layers": 3,
+    "shared_intermediate_size": 128,
+    "layer_types": ["mamba", "attention", "mamba"],
+    "position_embedding_type": "nope",
+}
+HYBRIDS: dict[str, tuple[str, Any]] = {
+    "granite": ("granite", lambda: transformers.GraniteConfig(**COMMON, **GRANITE, **ROPE, num_hidden_layers=2)),
+    "granitehybrid": (
+        "granitehybrid",
+        lambda: transformers.GraniteMoeHybridConfig(**_GRANITE4, num_local_experts=0),
+    ),
+    "granitehybrid of experts": (
+        "granitehybrid",
+        lambda: transformers.GraniteMoeHybridConfig(**_GRANITE4, num_local_experts=4, num_experts_per_tok=2),
+    ),
+    "bamba": (
+        "granitehybrid",
+        lambda: transformers.BambaConfig(**COMMON, **MIXER, **HALF, num_hidden_layers=3, attn_layer_indices=[1]),
+    ),
+    "falcon-h1": (
+        "falcon-h1",
+        lambda: transformers.FalconH1Config(
+            **COMMON,
+            **MIXER,
+            **ROPE,
+            **FALCON,
+            num_hidden_layers=2,
+            head_dim=32,
+            mamba_d_ssm=128,
+            mamba_rms_norm=True,
+            mamba_norm_before_gate=False,
+        ),
+    ),
+    "nemotron_h": (
+        "nemotron_h",
+        lambda: transformers.NemotronHConfig(
+            **COMMON, **NEMOTRON, num_hidden_layers=3, layers_block_type=["mamba", "attention", "mlp"]
+        ),
+    ),
+    "nemotron_h of experts": (
+        "nemotron_h_moe",
+        lambda: transformers.NemotronHConfig(
+            **COMMON,
+            **NEMOTRON,
+            num_hidden_layers=3,
+            layers_block_type=["mamba", "attention", "moe"],
+            n_routed_experts=4,
+            num_experts_per_tok=2,
+            moe_intermediate_size=64,
+            moe_shared_expert_intermediate_size=96,
+            routed_scaling_factor=1.5,
+        ),
+    ),
+    "mamba2": (
+        "mamba2",
+        lambda: transformers.Mamba2Config(
+            vocab_size=320,
+            hidden_size=64,
+            num_hidden_layers=2,
+            num_heads=8,
+            head_dim=16,
+            state_size=16,
+            n_groups=2,
+            chunk_size=16,
+            layer_norm_epsilon=1e-3,
+            expand=2,
+            bos_token_id=0,
+            eos_token_id=1,
+            pad_token_id=0,
+        ),
+    ),
+}
+"""Name -> the architecture that the file says, and a config."""
+OUTSIDE = {
+    "embed_tokens": "token_embd",
+    "embeddings": "token_embd",
+    "norm": "output_norm",
+    "norm_f": "output_norm",
+    "final_layernorm": "output_norm",
+    "lm_head": "output",
+}
+NAMES = {
+    "input_layernorm": "attn_norm",
+    "norm": "attn_norm",
+    "post_attention_layernorm": "ffn_norm",
+    "pre_ff_layernorm": "ffn_norm",
+    **{f"{mixer}.{part}_proj": f"attn_{part}" for mixer in ("self_attn", "mixer") for part in "qkv"},
+    **{f"{mixer}.o_proj": "attn_output" for mixer in ("self_attn", "mixer")},
+    **{f"{mlp}.{part}_proj": f"ffn_{part}" for mlp in ("mlp", "feed_forward", "mixer") for part in ("gate", "up")},
+    **{f"{mlp}.down_proj": "ffn_down" for mlp in ("mlp", "feed_forward", "mixer")},
+    **{f"{mixer}.in_proj": "ssm_in" for mixer in ("mamba", "mixer")},
+    **{f"{mixer}.out_proj": "ssm_out" for mixer in ("mamba", "mixer")},
+    **{f"{mixer}.conv1d": "ssm_conv1d" for mixer in ("mamba", "mixer")},
+    **{f"{mixer}.norm": "ssm_norm" for mixer in ("mamba", "mixer")},
+    **{f"{mixer}.A_log": "ssm_a" for mixer in ("mamba", "mixer")},
+    **{f"{mixer}.D": "ssm_d" for mixer in ("mamba", "mixer")},
+    **{f"{mixer}.dt_bias": "ssm_dt.bias" for mixer in ("mamba", "mixer")},
+    "block_sparse_moe.router": "ffn_gate_inp",
+    "block_sparse_moe.experts.down_proj": "ffn_down_exps.weight",
+    "mixer.gate": "ffn_gate_inp",
+    "mixer.gate.e_score_correction_bias": "exp_probs_b.bias",
+    "mixer.experts.up_proj": "ffn_up_exps.weight",
+    "mixer.experts.down_proj": "ffn_down_exps.weight",
+    "mixer.shared_experts.up_proj": "ffn_up_shexp",
+    "mixer.shared_experts.down_proj": "ffn_down_shexp",
+}
+
+
+def tensors_in_file(config: Any, name: str, values: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
+    """The tensors of a file that a tensor of transformers' model becomes."""
+    _, _, inner = name.partition(".layers.")
+    if not inner:
+        stem, _, part = name.rpartition(".")
+        yield f"{OUTSIDE[stem.rpartition('.')[2]]}.{part}", values * _baked(config, stem)
+        return
+    layer, _, inner = inner.partition(".")
+    if inner.endswith(("input_linear.weight", "gate_up_proj")):
+        kind = "_exps" if inner.startswith("block_sparse_moe") else "_shexp" if config.num_local_experts else ""
+        for part, half in zip(("gate", "up"), np.split(values, 2, axis=-2), strict=True):
+            yield f"blk.{layer}.ffn_{part}{kind}.weight", np.ascontiguousarray(half)
+        return
+    if inner == "shared_mlp.output_linear.weight":
+        yield f"blk.{layer}.ffn_down{'_shexp' if config.num_local_experts else ''}.weight", values
+        return
+    stem, _, part = inner.rpartition(".")
+    known = NAMES.get(inner) or f"{NAMES[stem]}.{part}"
+    # One norm of Falcon-H1 has no end in the files that the converter writes.
+    known = "ffn_norm" if known == "ffn_norm.weight" and config.model_type == "falcon_h1" else known
+    yield f"blk.{layer}.{known}", _values(config, known.partition(".")[0], values * _baked(config, stem))
+
+
+def _values(config: Any, known: str, values: np.ndarray) -> np.ndarray:
+    if known == "ssm_a":
+        return -np.exp(values)[:, None]
+    if known == "ssm_d":
+        return np.ascontiguousarray(values[:, None])
+    if known == "ssm_norm":
+        return values.reshape(2, -1)
+    if known == "ssm_conv1d" and values.ndim == 3:
+        return np.ascontiguousarray(values[:, 0])
+    if known in ("attn_q", "attn_k") and config.model_type != "falcon_h1":
+        return neighbours(values, config.num_attention_heads if known == "attn_q" else config.num_key_value_heads)
+    return values
+
+
+def _baked(config: Any, stem: str) -> Any:
+    """Of Falcon-H1, what the converter multiplies a tensor with."""
+    if config.model_type != "falcon_h1":
+        return np.float32(1)
+    inward = config.attention_in_multiplier
+    factors = {
+        "embed_tokens": config.embedding_multiplier,
+        "lm_head": config.lm_head_multiplier,
+        "q_proj": inward,
+        "k_proj": inward * config.key_multiplier,
+        "v_proj": inward,
+        "o_proj": config.attention_out_multiplier,
+        "out_proj": config.ssm_out_multiplier,
+        "gate_proj": config.mlp_multipliers[0],
+        "down_proj": config.mlp_multipliers[1],
+    }
+    last = stem.rpartition(".")[2]
+    if last == "in_proj":
+        sizes = (128, 128, 32, 32, 8)
+        parts = zip(config.ssm_multipliers, sizes, strict=True)
+        rows = np.concatenate([np.full(size, value) for value, size in parts])
+        return (rows[:, None] * config.ssm_in_multiplier).astype(np.float32)
+    return np.float32(factors.get(last, 1.0))
+
+
+def neighbours(rows: np.ndarray, heads: int) -> np.ndarray:
+    """Each head's rows in the order of `llama`'s GGUF files: those that positions rotate together side by side."""
+    return np.ascontiguousarray(rows.reshape(heads, 2, -1, *rows.shape[1:]).swapaxes(1, 2).reshape(rows.shape))
+
+
+def add_metadata(writer: gguf.GGUFWriter, name: str, config: Any) -> None:
+    """As the converter does."""
+    kind = config.model_type
+    layers = config.num_hidden_layers
+    writer.add_block_count(layers)
+    writer.add_context_length(getattr(config, "max_position_embeddings", None) or 2**20)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_layer_norm_rms_eps(getattr(config, "rms_norm_eps", None) or config.layer_norm_epsilon)
+    writer.add_feed_forward_length(0 if kind == "mamba2" else config.intermediate_size)
+    writer.add_head_count(0 if kind == "mamba2" else config.num_attention_heads)
+    if kind not in ("mamba2", "nemotron_h"):
+        writer.add_rope_freq_base(20000.0)
+    if kind == "granite":
+        writer.add_head_count_kv(config.num_key_value_heads)
+    if kind in ("granite", "granitemoehybrid"):
+        writer.add_attention_scale(config.attention_multiplier)
+        writer.add_embedding_scale(config.embedding_multiplier)
+        writer.add_residual_scale(config.residual_multiplier)
+        writer.add_logit_scale(config.logits_scaling)
+    if kind in ("falcon_h1", "nemotron_h"):
+        writer.add_key_length(config.head_dim)
+    if kind == "falcon_h1":
+        writer.add_head_count_kv(config.num_key_value_heads)
+    if kind != "granite":
+        writer.add_ssm_conv_kernel(4)
+        writer.add_ssm_inner_size(128)
+        writer.add_ssm_state_size(16)
+        writer.add_ssm_time_step_rank(8)
+        writer.add_ssm_group_count(2)
+    if kind in ("granitemoehybrid", "bamba"):
+        writer.add_rope_scaling_finetuned(kind == "bamba")
+        attention = ["mamba", "attention", "mamba"]
+        writer.add_head_count_kv([2 if each == "attention" else 0 for each in attention])
+    if name.endswith("of experts"):
+        experts = config.n_routed_experts if kind == "nemotron_h" else config.num_local_experts
+        writer.add_expert_count(experts)
+        writer.add_expert_used_count(config.num_experts_per_tok)
+    if name == "nemotron_h of experts":
+        writer.add_expert_weights_norm(config.norm_topk_prob)
+        writer.add_expert_weights_scale(config.routed_scaling_factor)
+        writer.add_expert_group_count(config.n_group)
