@@ -158,6 +158,7 @@ void dot_blocks(const Tokens<bf16>& tokens, const InBlocks* const* rows, const R
         next(b * F::BYTES, F::BYTES);
         const Factors<F> factors[DOT_ROWS] = {Factors<F>(block[0]), Factors<F>(block[1]), Factors<F>(block[2]),
                                               Factors<F>(block[3])};
+#pragma GCC unroll 8
         for (int part = 0; part < F::ELEMENTS / PART; ++part, x += PACKED ? PART * TOKENS : PART) {
             __m512bh w[DOT_ROWS];
             Float scale[DOT_ROWS];

@@ -66,6 +66,7 @@ struct Weights {
     const float* scales;
     std::int64_t group;
     const BlockFormat* format = nullptr;
+    bool fixed_order = false;  // blocks are multiplied as they are for any number of tokens
 
     std::int64_t stride() const { return row_stride<W>(format, in); }
 };

@@ -59,7 +59,7 @@ void linear(const Team& team, std::int64_t tokens, const Linear& in) {
                 o.row_scale = scales;
                 scales = nullptr;
             }
-            const Weights<W> all{weights, in_size, out_size, scales, group, format};
+            const Weights<W> all{weights, in_size, out_size, scales, group, format, in.fixed_order};
             const auto compute = [&](auto* start) {
                 auto* to = start + first;
 #if defined(OSTINATO_TILES)
