@@ -13,7 +13,7 @@ import torch
 from ostinato.errors import ModelError
 from ostinato.formats.parts import is_gguf
 from ostinato.layers import pages
-from ostinato.layers.build import Build, QuantizedView, Target, checkpoint_views
+from ostinato.layers.build import BlockView, Build, QuantizedView, Target, checkpoint_views
 from ostinato.models.base import CausalLM
 from ostinato.models.gguf_loader import load_gguf
 from ostinato.models.registry import make_model
@@ -172,6 +172,7 @@ def _put_integers(
     `tensor` is int8 [rows, in], or int32 [rows, in / 4] of packed ones, or a stack of such; `scale` is that of
     `ops.int8` for all rows.
     """
+    assert not isinstance(place, BlockView), "integers of 8 bits are not made blocks"
     if isinstance(place, QuantizedView):
         if _stays_mapped(tensor, place.weight, parameters):
             place.scale.copy_(scale.view(place.scale.shape))
