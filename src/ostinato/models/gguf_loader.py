@@ -15,17 +15,17 @@ from ostinato.formats.gguf.names import checkpoint_name, pairs_neighbours
 from ostinato.formats.gguf.types import SUPPORTED
 from ostinato.formats.parts import gguf_header
 from ostinato.layers import pages
-from ostinato.layers.build import BlockView, QuantizedView, Target, checkpoint_views
+from ostinato.layers.build import BlockView, Target, checkpoint_views
 from ostinato.models.base import CausalLM
 from ostinato.models.sources import Mismatch
-from ostinato.ops import int8
+from ostinato.ops.quantizers import BY_TORCH, Quantizers
 
 PIECE = 2**21
 """Weights that are expanded at once."""
 
 
 def load_gguf(
-    model: CausalLM, path: Path, progress: Callable[[int, int], None], quantize: int8.Quantize = int8.quantize_into
+    model: CausalLM, path: Path, progress: Callable[[int, int], None], quantizers: Quantizers = BY_TORCH
 ) -> None:
     """Puts every tensor of the file in its place. ModelError, before anything is read, that lists all tensors missing,
     left over or of the wrong shape, or those of types that are not supported."""
@@ -35,7 +35,7 @@ def load_gguf(
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY) as data:
         for done, (name, tensor) in enumerate(tensors.items(), start=1):
             heads = _heads(model, name) if pairs_neighbours(architecture, tensor.name) else None
-            _put(_rows(data, tensor), tensor, places[name], heads, quantize)
+            _put(_rows(data, tensor), tensor, places[name], heads, quantizers)
             progress(done, len(tensors))
 
 
@@ -77,7 +77,7 @@ def _rows(data: mmap.mmap, tensor: TensorPlace) -> torch.Tensor:
     return torch.frombuffer(data, dtype=torch.uint8, count=tensor.num_bytes, offset=tensor.begin).view(rows, -1)
 
 
-def _put(rows: torch.Tensor, tensor: TensorPlace, place: Target, heads: int | None, quantize: int8.Quantize) -> None:
+def _put(rows: torch.Tensor, tensor: TensorPlace, place: Target, heads: int | None, quantizers: Quantizers) -> None:
     """Copies or expands rows piece by piece into their place. `heads`: whose rows are put in the order of
     checkpoints."""
     if len(tensor.shape) < 2:
@@ -88,8 +88,7 @@ def _put(rows: torch.Tensor, tensor: TensorPlace, place: Target, heads: int | No
     of_head = 1 if heads is None else len(rows) // heads
     step = max(1, PIECE // tensor.shape[-1] // of_head) * of_head
     for begin in range(0, len(rows), step):
-        if isinstance(place, BlockView):
-            assert place.name == tensor.type.name, "blocks stay as they lie"
+        if isinstance(place, BlockView) and place.name == tensor.type.name:
             lying = rows[begin : begin + step]
             place.bytes[begin : begin + step] = lying if heads is None else _half_apart(lying, len(lying) // of_head)
             pages.drop(lying)
@@ -97,10 +96,10 @@ def _put(rows: torch.Tensor, tensor: TensorPlace, place: Target, heads: int | No
         values = dequantize(tensor.type, rows[begin : begin + step])
         if heads is not None:
             values = _half_apart(values, len(values) // of_head)
-        if isinstance(place, QuantizedView):
-            place.rows(begin, begin + step).put(values, quantize)
-        else:
+        if isinstance(place, torch.Tensor):
             place[begin : begin + step].copy_(values)
+        else:
+            place.rows(begin, begin + step).put(values, quantizers)
 
 
 def _half_apart(rows: torch.Tensor, heads: int) -> torch.Tensor:
