@@ -148,7 +148,7 @@ def checkpoint_views(module: Module, prefix: str = "") -> Iterator[tuple[str, Ta
     """Every tensor that a checkpoint of `module` holds, by its name, as a view into the weight where its values go."""
     for owner, attribute, row in module.weights(prefix):
         weight: torch.Tensor = getattr(owner, attribute)
-        target: Target = weight
+        target: torch.Tensor | QuantizedView = weight
         if isinstance(owner, Matrix) and owner.weight_scale is not None and attribute == "weight":
             target = QuantizedView(weight, owner.weight_scale, owner.group_size)
         if isinstance(owner, Matrix) and owner.blocks is not None and attribute == "weight":
@@ -157,7 +157,7 @@ def checkpoint_views(module: Module, prefix: str = "") -> Iterator[tuple[str, Ta
         yield from zip(row.names, _parts(row, target), strict=True)
 
 
-def _parts(row: Weight, target: Target) -> Iterator[Target]:
+def _parts(row: Weight, target: torch.Tensor | QuantizedView) -> Iterator[torch.Tensor | QuantizedView]:
     """The part of each of the row's names."""
     if row.role == "experts" and not row.is_stack:
         for i in range(len(row.names)):

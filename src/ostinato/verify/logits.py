@@ -40,7 +40,7 @@ def exact_config(config: EngineConfig) -> EngineConfig:
             f"logits are compared with those of the weights before they were quantised, and quantization "
             f"{config.quantization} quantises none"
         )
-        raise ConfigError(message, [Remedy("quantization", "int8"), Remedy("quantization", "int8_g128")])
+        raise ConfigError(message, [Remedy("quantization", "int8"), Remedy("quantization", "int4")])
     return config.with_settings(quantization="none")
 
 
