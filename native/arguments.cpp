@@ -10,7 +10,7 @@ namespace {
 // What is asked of torch. Both are kept as long as the process lives.
 struct Torch {
     PyTypeObject* tensor;
-    std::array<PyObject*, 7> dtypes;  // by DType
+    std::array<PyObject*, 8> dtypes;  // by DType
     PyObject *data_ptr, *stride, *shape, *dtype;
 
     Torch() {
@@ -18,7 +18,7 @@ struct Torch {
         const auto get = [&](const char* name) { return nb::object(torch.attr(name)).release().ptr(); };
         tensor = reinterpret_cast<PyTypeObject*>(get("Tensor"));
         dtypes = {get("float32"), get("bfloat16"), get("float16"), get("int8"),
-                  get("int32"),   get("int64"),    get("float64")};
+                  get("int32"),   get("int64"),    get("float64"), get("uint8")};
         data_ptr = PyUnicode_InternFromString("data_ptr");
         stride = PyUnicode_InternFromString("stride");
         shape = PyUnicode_InternFromString("shape");
@@ -47,7 +47,7 @@ int read_tuple(const nb::object& tuple, std::int64_t (&to)[Tensor::MOST_DIMS]) {
 }  // namespace
 
 std::int64_t Tensor::element_bytes() const {
-    constexpr std::int64_t BYTES[] = {4, 2, 2, 1, 4, 8, 8};
+    constexpr std::int64_t BYTES[] = {4, 2, 2, 1, 4, 8, 8, 1};
     return BYTES[dtype];
 }
 
@@ -94,7 +94,7 @@ void Reader::check(PyObject* name, const Tensor& tensor, int element, Layout lay
     const int expected = element == VALUES || element == WEIGHTS ? values_
                          : element == FLOATS                     ? (is_float ? dtype : ANY)
                                                                  : element;
-    const bool holds = element == ANY || dtype == expected || (element == WEIGHTS && dtype == INT8);
+    const bool holds = element == ANY || dtype == expected || (element == WEIGHTS && (dtype == INT8 || dtype == UINT8));
     const auto type = [](int of) { return of < 0 ? "a float" : std::string(nb::str(torch().dtypes[of]).c_str()); };
     const std::string of_name = std::string(PyUnicode_AsUTF8(name)) + " is ";
     if (!holds) expect(false, of_name + type(dtype) + " where " + type(expected) + " is read");

@@ -48,7 +48,7 @@ enum Element : int {
     ANY = -1,
     FLOATS = -2,   // a storage type (`with_dtype`)
     VALUES = -3,   // the storage type of the kernel: that of all its values, of which the first decides
-    WEIGHTS = -4,  // as its values, or 8-bit integers
+    WEIGHTS = -4,  // as its values, or 8-bit integers, or bytes of blocks
 };
 
 // How it lies.
@@ -80,9 +80,6 @@ struct Maybe : T {
 // What the result alone depends on, which Python makes.
 struct Unused {};
 
-// What must be None.
-struct Absent {};
-
 template <typename T>
 struct IsMaybe : std::false_type {};
 template <typename T>
@@ -95,8 +92,6 @@ template <typename T>
 bool from_python(PyObject* value, T& to) {
     if constexpr (std::is_same_v<T, Unused>) {
         return true;
-    } else if constexpr (std::is_same_v<T, Absent>) {
-        return value == Py_None;
     } else if constexpr (IsMaybe<T>::value) {
         return value == Py_None || read_tensor(value, to);
     } else if constexpr (std::is_base_of_v<Tensor, T>) {

@@ -203,10 +203,12 @@ inline void dot_block(const Tokens<X>& tokens, const W* const* w, const N* const
     if constexpr (TOKENS % 2 == 1) sum4(total[TOKENS - 1], sums + (TOKENS - 1) * sums_stride);
 }
 
+struct InBlocks;  // weights in blocks, which have products of their own (blocks.h)
+
 // From how many blocks of tokens on rows are first made the type that tokens are multiplied in, as measured: with 16
 // registers, where blocks are small, from the second; where that takes several instructions, from the third; elsewhere never.
 template <typename X, typename W>
-constexpr int WIDE_BLOCKS = std::is_same_v<X, W>         ? std::numeric_limits<int>::max()
+constexpr int WIDE_BLOCKS = std::is_same_v<X, W> || std::is_same_v<W, InBlocks> ? std::numeric_limits<int>::max()
                             : LANES < 16                 ? 2
                             : Dot<X, W>::STEP > LANES    ? 3
                                                          : std::numeric_limits<int>::max();

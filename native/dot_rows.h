@@ -8,15 +8,17 @@
 
 namespace ostinato {
 
-// Rows [count, size] of a weight, with `scales` [count, size / group] where they are quantised in groups.
+// Rows [count, size] of a weight, with `scales` [count, size / group] where they are quantised in groups, or of a `format`.
 template <typename W>
 struct Rows {
     const W* first;
     std::int64_t count, size;
     const float* scales = nullptr;
     std::int64_t group = 0;
+    const BlockFormat* format = nullptr;
 
-    const W* at(std::int64_t row) const { return first + row * size; }
+    std::int64_t stride() const { return row_stride<W>(format, size); }
+    const W* at(std::int64_t row) const { return first + row * stride(); }
 };
 
 static_assert(4 * DOT_TOKENS <= LEAST_GROUP_TOKENS);
@@ -55,7 +57,7 @@ void dot_rows(const Rows<W>& rows, std::int64_t begin, std::int64_t end, const W
             const std::int64_t number = std::min(row + r, rows.count - 1);
             here[r] = rows.at(number);
             scales[r] = rows.scales + number * groups;
-            then[r] = row + DOT_ROWS < end ? here[r] + DOT_ROWS * rows.size : next + r * rows.size;
+            then[r] = row + DOT_ROWS < end ? here[r] + DOT_ROWS * rows.stride() : next + r * rows.stride();
         }
         const auto multiply = [&](const auto* const* w) {
             for (int block = 0; block < blocks.count; ++block) {
@@ -64,7 +66,10 @@ void dot_rows(const Rows<W>& rows, std::int64_t begin, std::int64_t end, const W
                 const Tokens<X> some{x + t * x_stride, x_stride};
                 float* to = sums + t * stride + (row - begin);
                 const float* const* of_groups = rows.scales ? scales : nullptr;
-                if (block == 0) {
+                if constexpr (std::is_same_v<W, InBlocks>) {
+                    rows.format->template products<X>().dot(count, some, w, then, block == 0 ? DOT_ROWS : 0,
+                                                            rows.size / rows.format->elements, to, stride);
+                } else if (block == 0) {
                     dot_some<DOT_TOKENS, DOT_ROWS>(count, some, w, then, rows.size, of_groups, rows.group, to, stride);
                 } else {
                     dot_some<DOT_TOKENS, 0>(count, some, w, then, rows.size, of_groups, rows.group, to, stride);

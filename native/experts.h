@@ -54,15 +54,17 @@ struct Chosen {
 };
 
 // A weight of all experts, [experts, rows, size], with `scales` [experts, rows], or [experts, rows, size / group] if `group`
-// is not 0, where it is quantised.
+// is not 0, where it is quantised, or of a `format`.
 template <typename W>
 struct Stack {
     const W* first;
     const float* scales;
     std::int64_t group, rows, size;
+    const BlockFormat* format = nullptr;
 
     Rows<W> of(std::int64_t expert) const {
-        const W* weights = first + expert * rows * size;
+        const W* weights = first + expert * rows * row_stride<W>(format, size);
+        if (format) return {weights, rows, size, nullptr, 0, format};
         if (!scales || group == 0) return {weights, rows, size};
         return {weights, rows, size, scales + expert * rows * ((size + group - 1) / group), group};
     }

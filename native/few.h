@@ -88,11 +88,12 @@ struct StreamRows {
 
     StreamRows(const Weights<W>& w, const Streams& streams, std::int64_t begin, int count) {
         for (int s = 0; s < STREAMS; ++s) {
-            const W* const last = w.rows + streams.last(s) * w.in;
-            const W* at = w.rows + streams.row(s, begin) * w.in;
+            const std::int64_t stride = w.stride();
+            const W* const last = w.rows + streams.last(s) * stride;
+            const W* at = w.rows + streams.row(s, begin) * stride;
             for (int i = 0; i < count; ++i) {
                 row[i][s] = at;
-                at = std::min(at + w.in, last);
+                at = std::min(at + stride, last);
             }
             if (w.scales) {
                 const std::int64_t groups = (w.in + w.group - 1) / w.group;
@@ -110,9 +111,9 @@ inline bool widens(const FullBlocks& blocks) {
 
 // Rows of each stream that the tokens pass by at a time.
 template <typename X, typename W>
-inline int rows_near(const FullBlocks& blocks, std::int64_t in) {
+inline int rows_near(const FullBlocks& blocks, std::int64_t stride) {
     if (blocks.count == 1 || widens<X, W>(blocks)) return 1;
-    return std::clamp<int>(NEAR_BYTES / (STREAMS * in * sizeof(W)), 1, PANEL);
+    return std::clamp<int>(NEAR_BYTES / (STREAMS * stride * sizeof(W)), 1, PANEL);
 }
 
 // sums[t][row][stream] of all tokens and rows `begin` to `end`, while as many that come next are fetched. A row of each
@@ -127,6 +128,16 @@ void multiply_rows(const Weights<W>& w, const StreamRows<W>& rows, int begin, in
             const std::int64_t first = blocks.begin(number);
             const int size = blocks.size(number);
             const Tokens<X> tokens{x + (PACKED ? first * padded : 0), x_stride};
+            if constexpr (std::is_same_v<W, InBlocks>) {
+                const int prefetch = PACKED ? fetch.count : size <= UNAIDED ? 0 : DOT_ROWS;
+                for (int row = begin; row < end; ++row) {
+                    w.format->template products<X>().dot(size, tokens, row_of(row),
+                                                         rows.row[row + end - begin] + fetch.first, prefetch,
+                                                         w.in / w.format->elements,
+                                                         sums + (first * PANEL + row) * STREAMS, PANEL * STREAMS);
+                }
+                continue;
+            } else
             for (int row = begin; row < end; ++row) {
                 dot_tokens<DOT_TOKENS, PACKED>(size, fetch.count, tokens, row_of(row),
                                                rows.row[row + end - begin] + fetch.first, w.in,
@@ -155,7 +166,7 @@ void multiply(const Team& team, std::int64_t first, const X* x, std::int64_t x_s
               const Weights<W>& w, const Output& o, Y* y) {
     const Streams streams(team, o);
     if (streams.length == 0) return;
-    const int near = rows_near<X, W>(blocks, w.in);
+    const int near = rows_near<X, W>(blocks, w.stride());
     const std::int64_t num_sums = blocks.tokens * STREAMS * PANEL;
     const std::int64_t num_wide = widens<X, W>(blocks) ? STREAMS * padded_size<X, W>(w.in) : 0;
     float* sums = team.own<float>(num_sums + num_wide);  // an element that is multiplied is no larger

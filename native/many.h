@@ -26,7 +26,10 @@ constexpr int UNIT = Dot<X, W>::STEP / LANES;
 // vectors that it saves. Earlier for weights of 8 bits, which are made wide once here, not once per block of tokens,
 // and with 16 registers, of which few tokens use too few; later where pairs are multiplied, as that is over sooner.
 template <typename X, typename W>
-constexpr std::int64_t MANY = std::is_same_v<W, std::int8_t> || LANES == 8 ? 24 : UNIT<X, W> == 2 ? 72 : 48;
+constexpr std::int64_t MANY = std::is_same_v<W, InBlocks>                        ? 20
+                              : std::is_same_v<W, std::int8_t> || LANES == 8 ? 24
+                              : UNIT<X, W> == 2                              ? 72
+                                                                             : 48;
 
 // panel[unit][vector] = the units of inputs `begin` to `end` of PANEL_OUTPUTS rows; behind them there are zeros.
 template <typename X, typename W>
@@ -44,6 +47,27 @@ inline void pack_panel(const W* const* rows, std::int64_t begin, std::int64_t en
             }
             transpose(square);
             for (int u = 0; u < LANES; ++u) panel[u * PANEL_VECTORS + v] = square[u];
+        }
+    }
+}
+
+// The same of rows in blocks, which are made plain numbers first, some at a time.
+template <typename X>
+inline void pack_blocks(const BlockFormat& format, const InBlocks* const* rows, std::int64_t begin, std::int64_t end,
+                        Float* panel) {
+    constexpr int STEP = Dot<X, X>::STEP, SPAN = 4 * PART;
+    alignas(64) X wide[LANES][SPAN];
+    for (std::int64_t from = begin; from < end; from += SPAN) {
+        const std::int64_t to = std::min(end, from + SPAN);
+        for (int v = 0; v < PANEL_VECTORS; ++v) {
+            for (int r = 0; r < LANES; ++r) format.products<X>().expand(rows[v * LANES + r], from, to, wide[r]);
+            for (std::int64_t i = 0; i < to - from; i += STEP) {
+                Float square[LANES];
+                for (int r = 0; r < LANES; ++r) std::memcpy(&square[r], &wide[r][i], sizeof(Float));
+                transpose(square);
+                Float* units = panel + (from - begin + i) / STEP * LANES * PANEL_VECTORS + v;
+                for (int u = 0; u < LANES; ++u) units[u * PANEL_VECTORS] = square[u];
+            }
         }
     }
 }
@@ -96,14 +120,19 @@ struct PanelRows {
         for (int r = 0; r < PANEL_OUTPUTS; ++r) {
             const std::int64_t of_half = std::min(first + r % width, o.size - 1);
             number[r] = r < width ? of_half : o.size + of_half;
-            row[r] = w.rows + number[r] * w.in;
+            row[r] = w.rows + number[r] * w.stride();
         }
     }
 };
 
 // Fetches a part of what comes next, for the `block`th of `blocks`: inputs `begin` to `end` of some rows.
 template <typename W>
-inline void fetch_rows(const PanelRows<W>& rows, std::int64_t begin, std::int64_t end, int block, int blocks) {
+inline void fetch_rows(const Weights<W>& w, const PanelRows<W>& rows, std::int64_t begin, std::int64_t end, int block,
+                       int blocks) {
+    if constexpr (std::is_same_v<W, InBlocks>) {
+        begin = begin * w.format->bytes / w.format->elements;
+        end = end * w.format->bytes / w.format->elements;
+    }
     constexpr int LINE = 64 / sizeof(W);
     for (int r = PANEL_OUTPUTS * block / blocks; r < PANEL_OUTPUTS * (block + 1) / blocks; ++r) {
         for (std::int64_t i = begin; i < end; i += LINE) __builtin_prefetch(rows.row[r] + i);
@@ -130,13 +159,17 @@ void multiply_group(const Team& team, std::int64_t first, std::int64_t tokens, c
             const bool last = end == w.in;
             const std::int64_t next = last ? 0 : end, next_end = std::min(w.in, next + span);
             const std::int64_t units = (end - begin + UNIT<X, W> - 1) / UNIT<X, W>;
-            pack_panel<X>(rows.row, begin, end, panel);
+            if constexpr (std::is_same_v<W, InBlocks>) {
+                pack_blocks<X>(*w.format, rows.row, begin, end, panel);
+            } else {
+                pack_panel<X>(rows.row, begin, end, panel);
+            }
             float scales[PANEL_OUTPUTS];
             if (w.scales) {
                 for (int r = 0; r < PANEL_OUTPUTS; ++r) scales[r] = w.scales[rows.number[r] * groups + begin / span];
             }
             for (int block = 0; block < blocks.count; ++block) {
-                fetch_rows(last ? next_rows : rows, next, next_end, block, blocks.count);
+                fetch_rows(w, last ? next_rows : rows, next, next_end, block, blocks.count);
                 const std::int64_t t = blocks.begin(block);
                 const auto multiply = [&](auto size) {
                     const X* from = x + t * x_stride + begin;

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "arguments.h"
+#include "blocks.h"
 #include "dot.h"
 #include "team.h"
 
@@ -57,13 +58,16 @@ struct Output {
     Activation activation;
 };
 
-// Weights [out, in], with `scales` [out, in / group] where they are quantised in groups.
+// Weights [out, in], with `scales` [out, in / group] where they are quantised in groups, or of a `format`.
 template <typename W>
 struct Weights {
     const W* rows;
     std::int64_t in, out;
     const float* scales;
     std::int64_t group;
+    const BlockFormat* format = nullptr;
+
+    std::int64_t stride() const { return row_stride<W>(format, in); }
 };
 
 // The first steps of the epilogue, for up to LANES outputs from `row` on.

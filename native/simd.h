@@ -393,7 +393,7 @@ inline float silu(float x) { return x / (1.0f + std::exp(-x)); }
 inline float softplus(float x) { return x > 20.0f ? x : std::log1p(std::exp(x)); }
 
 // What tensors hold. The first three are storage types of what is computed in float32.
-enum DType : int { FLOAT32, BFLOAT16, FLOAT16, INT8, INT32, INT64, FLOAT64 };
+enum DType : int { FLOAT32, BFLOAT16, FLOAT16, INT8, INT32, INT64, FLOAT64, UINT8 };
 
 // Calls `body` with a value of the storage type that `dtype` names.
 template <typename Body>

@@ -21,6 +21,7 @@ Rows<W> expert_rows(const Stack<W>& stack, std::int64_t expert, const std::int64
     Rows<W> rows;
     rows.in = all.size;
     rows.group = all.scales ? all.group : 0;
+    rows.format = all.format;
     for (int r = 0; r < ROWS; ++r) {
         const std::int64_t row = half[r / SIDE] + r % SIDE;
         if (row >= end[r / SIDE]) continue;

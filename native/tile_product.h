@@ -66,6 +66,9 @@ struct Rows {
     const W* row[ROWS] = {};
     const float* scales[ROWS] = {};
     std::int64_t in, group;  // a group has a multiple of 32 inputs; 0: there are no scales
+    const BlockFormat* format = nullptr;
+
+    std::int64_t stride() const { return row_stride<W>(format, in); }
 
     // Whether tiles can be read where the weights lie. Each half's rows follow each other.
     bool lie_as_tiles() const {
@@ -76,8 +79,14 @@ struct Rows {
     void pack(std::int64_t begin, std::int64_t end, bf16* panel) const {
         for (int r = 0; r < ROWS; ++r) {
             bf16* to = panel + r * DEPTH;
-            if (row[r]) {
-                pack_row(row[r] + begin, end - begin, to);
+            if (row[r] && std::is_same_v<W, InBlocks>) {
+                if constexpr (std::is_same_v<W, InBlocks>) {
+                    for (std::int64_t i = begin; i < end; i += DEPTH, to += ROWS * DEPTH) {
+                        format->with_bf16.expand(row[r], i, i + DEPTH, to);
+                    }
+                }
+            } else if (row[r]) {
+                if constexpr (!std::is_same_v<W, InBlocks>) pack_row(row[r] + begin, end - begin, to);
             } else {
                 for (std::int64_t i = 0; i < end - begin; i += DEPTH) std::memset(to + i * ROWS, 0, ROW_BYTES);
             }
@@ -116,7 +125,7 @@ class Fetch {
             int count = 0;
             while (count < SIDE && rows.row[half * SIDE + count]) ++count;
             at_[half] = reinterpret_cast<const char*>(rows.row[half * SIDE]);
-            left_[half] = (count * rows.in * std::int64_t{sizeof(W)} + ROW_BYTES - 1) / ROW_BYTES;
+            left_[half] = (count * rows.stride() * std::int64_t{sizeof(W)} + ROW_BYTES - 1) / ROW_BYTES;
             lines += left_[half];
         }
         share_ = (lines + calls - 1) / std::max<std::int64_t>(calls, 1);
@@ -255,13 +264,14 @@ struct OutputRows : Rows<W> {
         const std::int64_t width = gated ? SIDE : ROWS, groups = w.scales ? (w.in + w.group - 1) / w.group : 0;
         this->in = w.in;
         this->group = w.scales ? w.group : 0;
+        this->format = w.format;
         first = number * width;
         count = std::min(width, o.size - first);
         for (int r = 0; r < ROWS; ++r) {
             const std::int64_t within = gated ? r % SIDE : r;
             if (within >= count) continue;
             const std::int64_t row = first + within + (gated && r >= SIDE ? o.size : 0);
-            this->row[r] = w.rows + row * w.in;
+            this->row[r] = w.rows + row * w.stride();
             if (w.scales) this->scales[r] = w.scales + row * groups;
         }
     }

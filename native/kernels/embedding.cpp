@@ -1,6 +1,7 @@
 // The vectors of tokens, and what takes their place.
 
 #include "../bind.h"
+#include "../blocks.h"
 #include "../simd.h"
 
 namespace ostinato {
@@ -29,16 +30,17 @@ struct Embedding : Arguments {
     FIELD(Maybe<Array<FLOAT32>>, weight_scale);  // [vocab], or one for each group of a row
     FIELD(std::optional<std::int64_t>, group_size);  // elements, a multiple of LANES
     FIELD(Unused, out_dtype);
-    FIELD(Absent, blocks);
+    FIELD(BlockParts, blocks);  // where weights are bytes: one format
 
     void check(const Reader& reader) const {
         reader.expect((weight.dtype == INT8) == bool(weight_scale), "8-bit weights have scales, and no others");
+        reader.expect((weight.dtype == UINT8) == (blocks.size() == 1), "weights in blocks have a format, and no others");
     }
 };
 
 // Rows of `weight` times `multiplier`.
 void embedding(const Team& team, std::int64_t tokens, const Embedding& in) {
-    const std::int64_t hidden = in.weight.shape[1], group = in.group_size.value_or(0);
+    const std::int64_t hidden = in.out.shape[1], group = in.group_size.value_or(0);
     const float* scales = in.weight_scale.at<const float>();
     // Threads share the elements, not the tokens: one token alone is worth sharing too.
     constexpr std::int64_t GRAIN = 512;
@@ -51,6 +53,12 @@ void embedding(const Team& team, std::int64_t tokens, const Embedding& in) {
             const std::int64_t count = std::min(GRAIN, hidden - begin);
             const std::int64_t row = in.token_ids.at<const std::int64_t>()[token];
             T* to = in.out.at<T>() + token * hidden + begin;
+            if (!in.blocks.empty()) {
+                float wide[GRAIN];
+                in.blocks[0].format->with_floats.expand(in.weight.row<const InBlocks>(row), begin, begin + count, wide);
+                for (std::int64_t j = 0; j < count; j += LANES) store(to + j, load(wide + j) * in.multiplier);
+                continue;
+            }
             if (scales) {
                 const std::int64_t groups = group ? (hidden + group - 1) / group : 1;
                 const auto* integers = in.weight.row<const std::int8_t>(row);

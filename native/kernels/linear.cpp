@@ -1,7 +1,7 @@
 // linear: y = x W^T + b, with scale, activation and residual on the way out.
 //
 // Many tokens are computed as many.h says, or on matrix units as tile_product.h does; few, or all in a fixed order, as
-// few.h does.
+// few.h does. Rows in blocks of different formats are products one after the other, each into its part of the outputs.
 
 #include "../bind.h"
 #include "../few.h"
@@ -13,7 +13,7 @@ namespace {
 
 struct Linear : Arguments {
     FIELD(Strided<VALUES>, x);  // [tokens, in]
-    FIELD(Array<WEIGHTS>, weight);  // [out, in]
+    FIELD(Array<WEIGHTS>, weight);  // [out, in], or bytes
     FIELD(Maybe<Array<VALUES>>, bias);  // [out]
     FIELD(Maybe<Strided<FLOATS>>, residual);  // as the result
     FIELD(Activation, activation);
@@ -21,36 +21,47 @@ struct Linear : Arguments {
     FIELD(Unused, out_dtype);
     FIELD(Maybe<Array<FLOAT32>>, weight_scale);  // of 8-bit weights: [out], or [out, in / group_size] if that is given
     FIELD(std::optional<std::int64_t>, group_size);
-    FIELD(Absent, blocks);
+    FIELD(BlockParts, blocks);  // where weights are bytes
     FIELD(bool, fixed_order);
     FIELD(Strided<FLOATS>, out);  // [tokens, out], or [tokens, out / 2] if gated
 
     void check(const Reader& reader) const {
         reader.expect((weight.dtype == INT8) == bool(weight_scale), "8-bit weights have scales, and no others");
+        reader.expect((weight.dtype == UINT8) == !blocks.empty(), "weights in blocks have formats, and no others");
+        reader.expect(blocks.size() < 2 || activation != SWIGLU, "gates and what they gate have one format");
+        for (const BlockPart& part : blocks) {
+            reader.expect(x.shape[1] % part.format->elements == 0, "rows are whole blocks");
+        }
         reader.expect(out.dtype == FLOAT32 || out.dtype == x.dtype, "the result is in float32 or in the dtype of x");
         reader.expect(!residual || residual.dtype == out.dtype, "the residual has another dtype than the result");
     }
 };
 
+// What is `rows` outputs behind, null if there is none.
+inline const void* behind(const Tensor& tensor, std::int64_t rows) {
+    return tensor.address ? tensor.address + rows * tensor.element_bytes() : nullptr;
+}
+
 // In `fixed_order` a token's bits do not depend on how many tokens are computed with it.
 void linear(const Team& team, std::int64_t tokens, const Linear& in) {
-    const std::int64_t in_size = in.weight.shape[1], out_size = in.weight.shape[0];
-    const auto* bias = in.bias.at<const void>();
-    const auto* residual = in.residual.at<const void>();
-    Output o{bias, in.scale.at<const float>(), nullptr, residual, in.residual.strides[0], in.out.strides[0],
-             in.activation == SWIGLU ? out_size / 2 : out_size, in.activation};
-    const float* scales = in.weight_scale.at<const float>();
+    const std::int64_t in_size = in.x.shape[1];
     const std::int64_t group = in.group_size.value_or(0);
-    if (scales && group == 0) {
-        o.row_scale = scales;
-        scales = nullptr;
-    }
     with_dtype(in.x.dtype, [&](auto type) {
         using T = decltype(type);
-        const auto run = [&](auto* weights) {
+        // The outputs of `out_size` rows of weights, from output `first` on.
+        const auto run = [&](auto* weights, std::int64_t first, std::int64_t out_size, const BlockFormat* format) {
             using W = std::remove_const_t<std::remove_pointer_t<decltype(weights)>>;
-            const Weights<W> all{weights, in_size, out_size, scales, group};
-            const auto compute = [&](auto* to) {
+            Output o{behind(in.bias, first), static_cast<const float*>(behind(in.scale, first)), nullptr,
+                     behind(in.residual, first), in.residual.strides[0], in.out.strides[0],
+                     in.activation == SWIGLU ? out_size / 2 : out_size, in.activation};
+            const float* scales = in.weight_scale.at<const float>();
+            if (scales && group == 0) {
+                o.row_scale = scales;
+                scales = nullptr;
+            }
+            const Weights<W> all{weights, in_size, out_size, scales, group, format};
+            const auto compute = [&](auto* start) {
+                auto* to = start + first;
 #if defined(OSTINATO_TILES)
                 if constexpr (std::is_same_v<T, bf16>) {
                     if (!in.fixed_order && tokens >= LEAST_TILE_TOKENS) {
@@ -72,9 +83,16 @@ void linear(const Team& team, std::int64_t tokens, const Linear& in) {
             }
         };
         if (in.weight.dtype == INT8) {
-            run(in.weight.at<const std::int8_t>());
-        } else {
-            run(in.weight.at<const T>());
+            run(in.weight.at<const std::int8_t>(), 0, in.weight.shape[0], nullptr);
+        } else if (in.blocks.empty()) {
+            run(in.weight.at<const T>(), 0, in.weight.shape[0], nullptr);
+        }
+        const auto* bytes = in.weight.at<const InBlocks>();
+        std::int64_t first = 0;
+        for (const BlockPart& part : in.blocks) {
+            run(bytes, first, part.rows, part.format);
+            bytes += part.rows * part.format->row_bytes(in_size);
+            first += part.rows;
         }
     });
 }

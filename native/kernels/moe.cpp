@@ -128,8 +128,8 @@ struct Moe : Arguments {
     FIELD(Maybe<Array<FLOAT32>>, up_scale);  // of 8-bit weights, as down_scale: [experts, rows], or one for each group of a row
     FIELD(Maybe<Array<FLOAT32>>, down_scale);
     FIELD(std::optional<std::int64_t>, group_size);
-    FIELD(Absent, up_blocks);
-    FIELD(Absent, down_blocks);
+    FIELD(BlockParts, up_blocks);  // of each expert, where weights are bytes, as down_blocks: one format
+    FIELD(BlockParts, down_blocks);
     FIELD(bool, fixed_order);
     FIELD(Strided<VALUES>, out);  // [tokens, size]
 
@@ -138,27 +138,36 @@ struct Moe : Arguments {
             const bool has_scale = scale.address != nullptr;
             reader.expect((weight.dtype == INT8) == has_scale, "8-bit weights have scales, and no others");
         }
+        for (const auto& [weight, blocks] : {std::pair<Tensor, BlockParts>{up, up_blocks}, {down, down_blocks}}) {
+            reader.expect((weight.dtype == UINT8) == (blocks.size() == 1), "weights in blocks have a format, and no others");
+        }
     }
 };
 
 // In `fixed_order` a token's bits do not depend on how many tokens are computed with it.
 void moe(const Team& team, std::int64_t tokens, const Moe& in) {
     if (tokens == 0) return;
-    const Layer layer{in.down.shape[0], in.down.shape[1], in.down.shape[2], in.activation};
+    const BlockFormat* of_down = in.down_blocks.empty() ? nullptr : in.down_blocks[0].format;
+    const std::int64_t inner = of_down ? in.down.shape[2] / of_down->bytes * of_down->elements : in.down.shape[2];
+    const Layer layer{in.down.shape[0], in.down.shape[1], inner, in.activation};
     with_dtype(in.x.dtype, [&](auto type) {
         using T = decltype(type);
         const auto run = [&](auto weight) {
             using W = decltype(weight);
-            const auto stack = [&](const Tensor& of, const Tensor& scales) {
-                return Stack<W>{of.at<const W>(), scales.at<const float>(), in.group_size.value_or(0), of.shape[1], of.shape[2]};
+            const auto stack = [&](const Tensor& of, const Tensor& scales, const BlockParts& blocks, std::int64_t size) {
+                return Stack<W>{of.at<const W>(), scales.at<const float>(), in.group_size.value_or(0), of.shape[1], size,
+                                blocks.empty() ? nullptr : blocks[0].format};
             };
             run_experts(team, tokens, in.x.at<const T>(), in.x.strides[0], in.choices.at<const float>(),
-                        in.choices.shape[2], layer, stack(in.up, in.up_scale), stack(in.down, in.down_scale),
+                        in.choices.shape[2], layer, stack(in.up, in.up_scale, in.up_blocks, layer.size),
+                        stack(in.down, in.down_scale, in.down_blocks, inner),
                         in.residual.at<const T>(), in.residual.strides[0], in.out.at<T>(), in.out.strides[0],
                         in.fixed_order);
         };
         if (in.up.dtype == INT8) {
             run(std::int8_t{});
+        } else if (of_down) {
+            run(InBlocks{});
         } else {
             run(T{});
         }

@@ -21,7 +21,7 @@ from ostinato.models.checkpoint import load_spec
 from ostinato.models.loader import build_model, load_weights
 from ostinato.ops.kernels import select_ops
 from ostinato.plan.device.detect import detect
-from ostinato.plan.plan import make_plan
+from ostinato.plan.plan import Plan, make_plan
 from ostinato.schedule.batch import Batch, Row
 from tests.models.test_models import BLOCK_SIZE, CPU, poisoned_memory
 
@@ -130,6 +130,68 @@ def test_a_file_runs_and_the_plan_says_what_becomes_of_its_blocks(folder: Path) 
     assert chat[0].outputs[0].token_ids == raw[0].outputs[0].token_ids
     small = LLM(str(path), quantization="int8", **settings)
     assert len(small.generate("hello", greedy)[0].outputs[0].token_ids) == 6
+
+
+MIXED = {"attn_v": "Q8_0", "ffn_gate": "Q5_1", "ffn_down": "F16", "token_embd": "Q5_0"}
+"""Rows of one product in two formats; gates in another than what they gate; a matrix that is no blocks."""
+
+
+@pytest.mark.parametrize("architecture", ["llama", "qwen2"])
+def test_tensors_of_several_types_give_the_same_logits(tmp_path: Path, architecture: str) -> None:
+    path = write_gguf(tmp_path / "mixed.gguf", architecture, "Q4_0", kinds=MIXED)
+    oracle = transformers.AutoModelForCausalLM.from_pretrained(path.with_suffix(""), dtype=torch.float32)
+    with torch.no_grad():
+        expected = oracle(torch.tensor([PROMPT])).logits[0]
+    error = (logits_of(path) - expected).abs().max() / expected.abs().max()
+    assert error < 1e-4
+    config = EngineConfig(model=str(path), cache_memory="16MiB")
+    spec = load_spec(config)
+    assert spec.quantization is not None
+    rows = {name: spec.quantization for row in spec.table if spec.quantization.quantises(row) for name in row.names}
+    inside = "model.layers.0.self_attn."
+    assert {f"{inside}q_proj.weight", f"{inside}v_proj.weight", "model.embed_tokens.weight"} <= set(rows)
+    assert not {"model.layers.0.mlp.gate_proj.weight", "model.layers.0.mlp.down_proj.weight"} & set(rows)
+    plan = make_plan(config, spec, detect("cpu"))
+    decision = next(each for each in plan.decisions if each.topic == "weights")
+    assert "expanded to bfloat16, as they share a product with tensors of other types" in decision.reason
+    assert Plan.from_json(plan.to_json()).settings.quantization == spec.quantization
+
+
+@pytest.mark.parametrize("kind", ["Q4_1", "Q8_0"])
+def test_the_plan_counts_the_bytes_of_blocks_as_they_are(folder: Path, kind: str) -> None:
+    path = file_of(folder, "llama", kind)
+    spec = load_spec(EngineConfig(model=str(path)))
+    model = build_model(Build(select_ops({}), torch.float32, CPU), spec)
+    assert spec.weight_bytes("float32") == sum(each.nbytes for each in model.parameters())
+    in_blocks = sum(each.nbytes for each in model.parameters() if each.dtype is torch.uint8)
+    assert in_blocks == dict(spec.stored_blocks)[kind]
+
+
+@pytest.mark.parametrize("kind", ["Q4_1", "Q8_0"])
+def test_cache_graphs_drafts_and_a_fixed_order_give_the_plain_tokens(folder: Path, kind: str) -> None:
+    path = file_of(folder, "llama", kind)
+    greedy = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
+    prompts = [list(range(5, 60)), list(range(5, 40)), [7, 8, 9] * 8]
+
+    def tokens(**settings: Any) -> list[list[int]]:
+        given = {"cache_memory": "16MiB", "max_num_seqs": 4, "threads": 2, "dtype": "float32"} | settings
+        llm = LLM(str(path), **given)
+        outputs = [llm.generate(prompts, greedy) for _ in range(2)][-1]  # of which the second may hit the cache
+        return [list(each.outputs[0].token_ids) for each in outputs]
+
+    plain = {"graph_mode": "none", "enable_prefix_caching": False}
+    expected = tokens(kernels="reference", **plain)
+    ways: list[dict[str, Any]] = [
+        plain,
+        {"graph_mode": "full_and_piecewise", "strict": True, "check_replay": True},
+        {"graph_mode": "none", "max_num_batched_tokens": 32},
+        {"speculative": "ngram:2", "speculative_adaptive": "off"},
+        {"quantization": "none", **plain},
+    ]
+    if detect("cpu").native.isa is not None:
+        ways.append({"deterministic": True})
+    for settings in ways:
+        assert tokens(**settings) == expected, settings
 
 
 @pytest.mark.parametrize(

@@ -58,8 +58,16 @@ def vocabulary() -> tuple[list[str], list[int], list[str]]:
     return tokens, types, merges
 
 
-def write_gguf(path: Path, architecture: str, kind: str = "Q8_0", pre: str = "qwen2", **metadata: Any) -> Path:
-    """A model of random weights, linears and embedding in blocks of `kind`; `metadata` more names and values. What
+def write_gguf(
+    path: Path,
+    architecture: str,
+    kind: str = "Q8_0",
+    pre: str = "qwen2",
+    kinds: dict[str, str] | None = None,
+    **metadata: Any,
+) -> Path:
+    """A model of random weights, linears and embedding in blocks of `kind`, but for those whose names in the file hold
+    one of `kinds`, which have that one's; `metadata` more names and values. What
     transformers makes of the same weights is saved in a folder of the file's name without its suffix."""
     torch.manual_seed(7)
     config = CONFIGS[architecture]()
@@ -93,13 +101,15 @@ def write_gguf(path: Path, architecture: str, kind: str = "Q8_0", pre: str = "qw
     writer.add_chat_template(TEMPLATE)
     for name, value in metadata.items():
         writer.add_key_value(name, value, gguf.GGUFValueType.get_type(value))
-    number = gguf.GGMLQuantizationType[kind]
     for name, tensor in model.state_dict().items():
         if name == "lm_head.weight" and config.tie_word_embeddings:
             continue
+        stem, _, part = name.rpartition(".")
+        inside = stem.removeprefix("model.layers.").partition(".")[2]
+        own = [each for part, each in (kinds or {}).items() if part in NAMES.get(stem, NAMES.get(inside, ""))]
+        number = gguf.GGMLQuantizationType[own[0] if own else kind]
         if tensor.dim() > 1:
             tensor.copy_(torch.from_numpy(gguf.dequantize(gguf.quantize(tensor.numpy(), number), number)))
-        stem, _, part = name.rpartition(".")
         values = tensor.numpy()
         if stem.startswith("model.layers."):
             layer, _, inner = stem.removeprefix("model.layers.").partition(".")

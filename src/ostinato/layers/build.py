@@ -157,7 +157,7 @@ def checkpoint_views(module: Module, prefix: str = "") -> Iterator[tuple[str, Ta
         yield from zip(row.names, _parts(row, target), strict=True)
 
 
-def _parts(row: Weight, target: torch.Tensor | QuantizedView) -> Iterator[torch.Tensor | QuantizedView]:
+def _parts(row: Weight, target: torch.Tensor | QuantizedView) -> Iterator[Target]:
     """The part of each of the row's names."""
     if row.role == "experts" and not row.is_stack:
         for i in range(len(row.names)):

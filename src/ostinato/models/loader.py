@@ -173,7 +173,7 @@ def _put_integers(
     `tensor` is int8 [rows, in], or int32 [rows, in / 4] of packed ones, or a stack of such; `scale` is that of
     `ops.int8` for all rows.
     """
-    assert not isinstance(place, BlockView), "8-bit weights are not made 4-bit"
+    assert not isinstance(place, BlockView), "integers of 8 bits are not made blocks"
     if isinstance(place, QuantizedView):
         if _stays_mapped(tensor, place.weight, parameters):
             place.scale.copy_(scale.view(place.scale.shape))

@@ -166,7 +166,7 @@ def _weighted_embedding(ids: Any, weights: Any, table: Any) -> Any:
 
 
 ALL_BLOCKS = frozenset(BLOCK_FORMATS)
-NATIVE_BLOCKS: frozenset[str] = frozenset()
+NATIVE_BLOCKS = frozenset(BLOCK_FORMATS)
 
 
 class Operations:

@@ -1,0 +1,209 @@
+// The numbers in blocks of each format: integers, scales and minima. ops/blocks/dequantize.py defines them.
+//
+// A weight is scale * integer, or scale * integer + minimum. A struct per format has: how many elements and bytes a block
+// takes; of how many elements each has a scale; whether it has minima; in which range its integers lie; its scales and
+// minima; and the integers of 32 elements.
+#pragma once
+
+#include "blocks.h"
+
+namespace ostinato {
+
+typedef std::int8_t Bytes __attribute__((vector_size(PART)));
+
+enum class Range { BITS5, UNSIGNED5, BITS6, BITS8 };  // -16 to 15, 0 to 31, -32 to 31, -128 to 127
+
+inline float half_at(const std::uint8_t* from) {
+    half value;
+    std::memcpy(&value, from, sizeof(value));
+    return to_float(value);
+}
+
+inline std::uint32_t word_at(const std::uint8_t* from) {
+    std::uint32_t value;
+    std::memcpy(&value, from, sizeof(value));
+    return value;
+}
+
+inline Bytes bytes_at(const std::uint8_t* from) {
+    Bytes value;
+    std::memcpy(&value, from, sizeof(value));
+    return value;
+}
+
+// The same integer 32 times.
+inline Bytes bytes_of(int value) { return static_cast<std::int8_t>(value) - Bytes{}; }
+
+// The lower halves of 16 bytes, then the upper ones.
+inline Bytes halves_at(const std::uint8_t* from) {
+#if defined(__AVX2__)
+    const __m256i twice = _mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
+    const __m256i moved = _mm256_srlv_epi64(twice, _mm256_setr_epi64x(0, 0, 4, 4));
+    return (Bytes)_mm256_and_si256(moved, _mm256_set1_epi8(15));
+#else
+    Bytes value;
+    for (int i = 0; i < PART / 2; ++i) {
+        value[i] = from[i] & 15;
+        value[i + PART / 2] = from[i] >> 4;
+    }
+    return value;
+#endif
+}
+
+// Bits `shift` and more of each of 32 bytes, those of `mask`.
+inline Bytes bits_at(const std::uint8_t* from, int shift, int mask) {
+    const Bytes bytes = bytes_at(from);
+#if defined(__AVX2__)
+    const __m256i moved = _mm256_srl_epi16((__m256i)bytes, _mm_cvtsi32_si128(shift));
+    return (Bytes)_mm256_and_si256(moved, _mm256_set1_epi8(static_cast<char>(mask)));
+#else
+    typedef std::uint8_t Unsigned __attribute__((vector_size(PART)));
+    return (Bytes)((Unsigned)bytes >> shift & static_cast<std::uint8_t>(mask));
+#endif
+}
+
+// Bit i as byte i: 16 or 0.
+inline Bytes fifth_bits_at(const std::uint8_t* from) {
+    const std::uint32_t bits = word_at(from);
+#if defined(__AVX2__)
+    const __m256i spread = _mm256_shuffle_epi8(
+        _mm256_set1_epi32(static_cast<int>(bits)),
+        _mm256_setr_epi8(0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1, 2, 2, 2, 2, 2, 2, 2, 2, 3, 3, 3, 3, 3, 3, 3, 3));
+    const __m256i own = _mm256_set1_epi64x(static_cast<long long>(0x8040201008040201ULL));
+    const __m256i is_set = _mm256_cmpeq_epi8(_mm256_and_si256(spread, own), own);
+    return (Bytes)_mm256_and_si256(is_set, _mm256_set1_epi8(16));
+#else
+    Bytes value;
+    for (int i = 0; i < PART; ++i) value[i] = (bits >> i & 1) << 4;
+    return value;
+#endif
+}
+
+// What indices from 0 to 15 stand for in IQ4_NL and IQ4_XS.
+inline Bytes iq4_values(Bytes index) {
+    alignas(16) static constexpr std::int8_t VALUES[16] = {-127, -104, -83, -65, -49, -35, -22, -10,
+                                                           1,    13,   25,  38,  53,  69,  89,  113};
+#if defined(__AVX2__)
+    const __m256i table = _mm256_broadcastsi128_si256(_mm_load_si128(reinterpret_cast<const __m128i*>(VALUES)));
+    return (Bytes)_mm256_shuffle_epi8(table, (__m256i)index);
+#else
+    Bytes value;
+    for (int i = 0; i < PART; ++i) value[i] = VALUES[index[i]];
+    return value;
+#endif
+}
+
+// InBlocks of 32 with one scale in float16, and some a minimum behind it.
+template <int BYTES_OF, bool MINIMUM, Range RANGE_OF>
+struct Small {
+    static constexpr int ELEMENTS = PART, BYTES = BYTES_OF, SCALED = PART;
+    static constexpr bool HAS_MINIMUM = MINIMUM;
+    static constexpr Range RANGE = RANGE_OF;
+    static void scales(const std::uint8_t* block, float* scale, float* minimum) {
+        *scale = half_at(block);
+        if (MINIMUM) *minimum = half_at(block + 2);
+    }
+};
+
+struct Q4_0 : Small<18, false, Range::BITS5> {
+    static Bytes integers(const std::uint8_t* block, int) { return halves_at(block + 2) - bytes_of(8); }
+};
+
+struct Q4_1 : Small<20, true, Range::BITS5> {
+    static Bytes integers(const std::uint8_t* block, int) { return halves_at(block + 4); }
+};
+
+struct Q5_0 : Small<22, false, Range::BITS5> {
+    static Bytes integers(const std::uint8_t* block, int) {
+        return (halves_at(block + 6) | fifth_bits_at(block + 2)) - bytes_of(16);
+    }
+};
+
+struct Q5_1 : Small<24, true, Range::UNSIGNED5> {
+    static Bytes integers(const std::uint8_t* block, int) { return halves_at(block + 8) | fifth_bits_at(block + 4); }
+};
+
+struct Q8_0 : Small<34, false, Range::BITS8> {
+    static Bytes integers(const std::uint8_t* block, int) { return bytes_at(block + 2); }
+};
+
+struct IQ4_NL : Small<18, false, Range::BITS8> {
+    static Bytes integers(const std::uint8_t* block, int) { return iq4_values(halves_at(block + 2)); }
+};
+
+// InBlocks of 256 with a scale of scales and one of minima, and 6 bits for each of eight parts.
+template <int BYTES_OF, Range RANGE_OF>
+struct WithSixBits {
+    static constexpr int ELEMENTS = 256, BYTES = BYTES_OF, SCALED = PART;
+    static constexpr bool HAS_MINIMUM = true;
+    static constexpr Range RANGE = RANGE_OF;
+    static void scales(const std::uint8_t* block, float* scale, float* minimum) {
+        const std::uint32_t first = word_at(block + 4), second = word_at(block + 8), third = word_at(block + 12);
+        std::uint32_t words[4] = {first & 0x3F3F3F3F, (third & 0x0F0F0F0F) | (first >> 2 & 0x30303030),
+                                  second & 0x3F3F3F3F, (third >> 4 & 0x0F0F0F0F) | (second >> 2 & 0x30303030)};
+        std::int8_t bytes[16];
+        std::memcpy(bytes, words, sizeof(bytes));
+        const float d = half_at(block), m = -half_at(block + 2);
+        for (int i = 0; i < 8; ++i) scale[i] = d * bytes[i];
+        for (int i = 0; i < 8; ++i) minimum[i] = m * bytes[8 + i];
+    }
+};
+
+struct Q4_K : WithSixBits<144, Range::BITS5> {
+    static Bytes integers(const std::uint8_t* block, int part) {
+        return bits_at(block + 16 + part / 2 * PART, part % 2 * 4, 15);
+    }
+};
+
+struct Q5_K : WithSixBits<176, Range::UNSIGNED5> {
+    static Bytes integers(const std::uint8_t* block, int part) {
+        return bits_at(block + 48 + part / 2 * PART, part % 2 * 4, 15) | bits_at(block + 16, part, 1) << 4;
+    }
+};
+
+struct Q6_K {
+    static constexpr int ELEMENTS = 256, BYTES = 210, SCALED = 16;
+    static constexpr bool HAS_MINIMUM = false;
+    static constexpr Range RANGE = Range::BITS6;
+    static void scales(const std::uint8_t* block, float* scale, float*) {
+        const float d = half_at(block + 208);
+        for (int i = 0; i < 16; ++i) scale[i] = d * static_cast<std::int8_t>(block[192 + i]);
+    }
+    static Bytes integers(const std::uint8_t* block, int part) {
+        const int second = part / 4, quarter = part % 4;
+        const Bytes low = bits_at(block + second * 64 + quarter % 2 * PART, quarter / 2 * 4, 15);
+        const Bytes high = bits_at(block + 128 + second * PART, quarter * 2, 3) << 4;
+        return (low | high) - bytes_of(32);
+    }
+};
+
+struct IQ4_XS {
+    static constexpr int ELEMENTS = 256, BYTES = 136, SCALED = PART;
+    static constexpr bool HAS_MINIMUM = false;
+    static constexpr Range RANGE = Range::BITS8;
+    static void scales(const std::uint8_t* block, float* scale, float*) {
+        const float d = half_at(block);
+        const int high = block[2] | block[3] << 8;
+        for (int i = 0; i < 8; ++i) {
+            const int low = block[4 + i / 2] >> i % 2 * 4 & 15;
+            scale[i] = d * static_cast<float>((low | (high >> 2 * i & 3) << 4) - 32);
+        }
+    }
+    static Bytes integers(const std::uint8_t* block, int part) { return iq4_values(halves_at(block + 8 + 16 * part)); }
+};
+
+// Ours: 32 bits with a scale and a zero point, and parts of 16 bytes.
+template <int GROUP>
+struct Int4 {
+    static constexpr int ELEMENTS = GROUP, BYTES = 4 + GROUP / 2, SCALED = GROUP;
+    static constexpr bool HAS_MINIMUM = false;
+    static constexpr Range RANGE = Range::BITS5;
+    static void scales(const std::uint8_t* block, float* scale, float*) {
+        *scale = bits_as<float>(word_at(block) & ~std::uint32_t{0xFF});
+    }
+    static Bytes integers(const std::uint8_t* block, int part) {
+        return halves_at(block + 4 + 16 * part) - bytes_of(block[0]);
+    }
+};
+
+}  // namespace ostinato

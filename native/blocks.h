@@ -1,0 +1,89 @@
+// Weights in blocks: what a kernel is told of a format (ops/blocks/formats.py has their names and sizes), and where each
+// one's own functions are.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include "arguments.h"
+#include "dot.h"
+
+namespace ostinato {
+
+// What stands for the type of such weights: rows are so many of these.
+struct InBlocks {
+    std::uint8_t byte;
+};
+
+constexpr int PART = 32;  // elements that are made numbers at a time; every format has a multiple of it in a block
+
+// What products with tokens of storage type X call. A row has `count` blocks.
+template <typename X>
+struct BlockProducts {
+    // sums[t * stride + r] = tokens[t] . rows[r] for up to DOT_TOKENS tokens and DOT_ROWS rows, while `prefetch` of the rows
+    // `next` are fetched.
+    void (*dot)(int tokens, const Tokens<X>& x, const InBlocks* const* rows, const InBlocks* const* next, int prefetch,
+                std::int64_t count, float* sums, int stride);
+    // to[i] = the elements `begin` to `end` of a row, both multiples of PART.
+    void (*expand)(const InBlocks* row, std::int64_t begin, std::int64_t end, X* to);
+};
+
+struct BlockFormat {
+    const char* name;
+    std::int64_t elements, bytes;  // of a block
+    BlockProducts<float> with_floats;
+    BlockProducts<bf16> with_bf16;  // without AVX512-BF16, `dot` is null
+
+    std::int64_t row_bytes(std::int64_t in) const { return in / elements * bytes; }
+
+    template <typename X>
+    const BlockProducts<X>& products() const {
+        if constexpr (std::is_same_v<X, bf16>) {
+            return with_bf16;
+        } else {
+            return with_floats;
+        }
+    }
+};
+
+// The format of that name, null if there is none.
+const BlockFormat* block_format(const std::string& name);
+
+// Rows of a matrix that have one format.
+struct BlockPart {
+    const BlockFormat* format;
+    std::int64_t rows;
+};
+
+// All rows, one part behind the other; none where weights do not lie in blocks.
+using BlockParts = std::vector<BlockPart>;
+
+inline bool from_python(PyObject* value, BlockParts& to) {
+    if (value == Py_None) return true;
+    std::vector<std::pair<std::string, std::int64_t>> named;
+    if (!nb::try_cast(nb::handle(value), named)) return false;
+    for (const auto& [name, rows] : named) {
+        const BlockFormat* format = block_format(name);
+        if (!format) return false;
+        to.push_back({format, rows});
+    }
+    return true;
+}
+
+// Bytes, or elements, from row to row of weights [rows, in].
+template <typename W>
+inline std::int64_t row_stride(const BlockFormat* format, std::int64_t in) {
+    if constexpr (std::is_same_v<W, InBlocks>) {
+        return format->row_bytes(in);
+    } else {
+        return in;
+    }
+}
+
+}  // namespace ostinato

@@ -1,0 +1,183 @@
+"""Weights in blocks: products, embeddings and experts with them against float64."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ostinato.ops import embedding, linear, moe
+from ostinato.ops.blocks.dequantize import dequantize, pack_int4
+from ostinato.ops.blocks.formats import BLOCK_FORMATS, Blocks, merged, num_bytes, rows_of
+from tests.support.block_weights import block_rows, expanded, packed
+from tests.support.native_kernels import checked_kernel, rounding, same_bits, spaced
+from tests.support.native_sets import PRODUCT_SETS, SETS
+
+pytest.importorskip("gguf", reason="the package that says what blocks stand for comes with the test extra")
+
+few = settings(max_examples=40, deadline=None, derandomize=True)
+seeds = st.integers(0, 2**31)
+dtypes = st.sampled_from([torch.float32, torch.bfloat16, torch.float16])
+names = st.sampled_from(sorted(BLOCK_FORMATS))
+counts = st.sampled_from([1, 2, 3])
+rows_of_weights = st.sampled_from([1, 3, 4, 16, 37, 64, 70])
+
+
+@given(st.lists(st.tuples(names, st.integers(1, 9)), min_size=1, max_size=4), st.integers(0, 40), st.integers(0, 40))
+def test_some_rows_of_parts_are_as_many_as_were_asked_for(parts: list[tuple[str, int]], begin: int, end: int) -> None:
+    blocks = merged(tuple(parts))
+    total = sum(rows for _, rows in parts)
+    begin, end = min(begin, total), min(max(begin, end), total)
+    each = [name for name, rows in parts for _ in range(rows)]
+    assert [name for name, rows in rows_of(blocks, begin, end) for _ in range(rows)] == each[begin:end]
+    assert num_bytes(blocks, 256) == sum(BLOCK_FORMATS[name].row_bytes(256) for name in each)
+
+
+@few
+@given(st.sampled_from([32, 64, 128]), st.integers(1, 5), counts, st.sampled_from([torch.bfloat16, torch.float16]), seeds)
+def test_packing_4_bits_loses_nothing(group: int, rows: int, groups: int, dtype: torch.dtype, seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    whole = torch.randint(16, (rows, groups * group), generator=generator)
+    size = 1e30 if dtype == torch.bfloat16 else 1.0  # a range that float16 has not
+    scale = (torch.randn(rows, groups, generator=generator) * size).to(dtype).float()
+    zero = torch.randint(16, (rows, groups), generator=generator)
+    name = f"int4_g{group}"
+    raw = pack_int4(whole, scale, zero)
+    assert raw.shape == (rows, BLOCK_FORMATS[name].row_bytes(groups * group))
+    expected = scale.repeat_interleave(group, 1) * (whole - zero.repeat_interleave(group, 1))
+    assert torch.equal(dequantize(name, raw), expected)
+    assert torch.equal(dequantize(name, raw).double(), expanded(raw, ((name, rows),), groups * group).float().double())
+
+
+@few
+@given(names, st.integers(0, 9), counts, rows_of_weights, st.booleans(), dtypes, seeds)
+def test_a_product_with_blocks_is_as_exact_as_its_input(
+    name: str, tokens: int, count: int, rows: int, bias: bool, dtype: torch.dtype, seed: int
+) -> None:
+    in_size = count * BLOCK_FORMATS[name].elements
+    check_product(linear.reference, tokens, in_size, ((name, rows),), bias, None, dtype, seed)
+
+
+@pytest.mark.parametrize("name", sorted(BLOCK_FORMATS))
+@pytest.mark.parametrize("isa", PRODUCT_SETS)
+@few
+@given(
+    st.integers(0, 40), counts, rows_of_weights, st.booleans(), st.sampled_from([None, "silu", "swiglu"]), dtypes, seeds
+)
+def test_the_native_product_with_blocks_agrees(
+    isa: str,
+    name: str,
+    tokens: int,
+    count: int,
+    rows: int,
+    bias: bool,
+    activation: str | None,
+    dtype: torch.dtype,
+    seed: int,
+) -> None:
+    in_size = count * BLOCK_FORMATS[name].elements
+    rows += rows % 2 if activation == "swiglu" else 0
+    check_product(checked_kernel(isa, "linear"), tokens, in_size, ((name, rows),), bias, activation, dtype, seed)
+
+
+@pytest.mark.parametrize("isa", PRODUCT_SETS)
+@few
+@given(
+    st.lists(st.tuples(names, rows_of_weights), min_size=2, max_size=3),
+    st.integers(0, 20),
+    st.booleans(),
+    dtypes,
+    seeds,
+)
+def test_rows_of_several_formats_are_one_product(
+    isa: str, parts: list[tuple[str, int]], tokens: int, bias: bool, dtype: torch.dtype, seed: int
+) -> None:
+    blocks = merged(tuple(parts))
+    check_product(linear.reference, tokens, 256, blocks, bias, None, dtype, seed)
+    check_product(checked_kernel(isa, "linear"), tokens, 256, blocks, bias, "silu", dtype, seed)
+
+
+def check_product(kernel, tokens, in_size, blocks: Blocks, bias, activation, dtype, seed) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    rows = sum(count for _, count in blocks)
+    weight = packed(blocks, in_size, generator)
+    x = spaced(torch.randn(tokens, in_size, generator=generator).to(dtype), 5)
+    added = torch.randn(rows, generator=generator).to(dtype) if bias else None
+    factor = torch.rand(rows, generator=generator) + 0.5
+    size = rows // 2 if activation == "swiglu" else rows
+    residual = spaced(torch.randn(tokens, size, generator=generator).to(dtype), 3)
+    out = kernel(x, weight, added, residual, activation, factor, None, None, None, blocks)
+    w = expanded(weight, blocks, in_size)
+    y = x.double() @ w.T
+    largest = x.double().abs() @ w.abs().T + 1
+    y = (y + (0 if added is None else added.double())) * factor.double()
+    if activation == "silu":
+        y = y * y.sigmoid()
+    if activation == "swiglu":
+        gate, up = y.chunk(2, dim=-1)
+        y = gate * gate.sigmoid() * up
+        largest = (largest.chunk(2, dim=-1)[0] + 1) * (largest.chunk(2, dim=-1)[1] + 1)
+    y = y + residual.double()
+    assert out.dtype is dtype
+    assert ((out.double() - y).abs() <= 4 * rounding(dtype) * (largest + y.abs())).all()
+
+
+@pytest.mark.parametrize("isa", PRODUCT_SETS)
+@few
+@given(names, st.integers(1, 40), counts, rows_of_weights, dtypes, seeds)
+def test_in_a_fixed_order_a_token_has_the_bits_that_it_has_alone(
+    isa: str, name: str, tokens: int, count: int, rows: int, dtype: torch.dtype, seed: int
+) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    in_size = count * BLOCK_FORMATS[name].elements
+    weight, blocks = block_rows(name, rows, in_size, generator), ((name, rows),)
+    x = torch.randn(tokens, in_size, generator=generator).to(dtype)
+    kernel = checked_kernel(isa, "linear", deterministic=True)
+    together = kernel(x, weight, None, None, None, None, None, None, None, blocks)
+    alone = [kernel(x[t : t + 1], weight, None, None, None, None, None, None, None, blocks) for t in range(tokens)]
+    assert same_bits(together, torch.cat(alone))
+
+
+@pytest.mark.parametrize("isa", SETS)
+@few
+@given(names, st.integers(0, 9), counts, st.sampled_from([1.0, 0.3]), dtypes, seeds)
+def test_embeddings_in_blocks_are_the_rows_that_they_stand_for(
+    isa: str, name: str, tokens: int, count: int, multiplier: float, dtype: torch.dtype, seed: int
+) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    hidden = count * BLOCK_FORMATS[name].elements * (3 if count == 3 else 1)
+    blocks = ((name, 11),)
+    weight = block_rows(name, 11, hidden, generator)
+    ids = torch.randint(11, (tokens,), generator=generator)
+    expected = expanded(weight, blocks, hidden)[ids] * multiplier
+    for kernel in (embedding.reference, checked_kernel(isa, "embedding")):
+        out = kernel(ids, weight, multiplier, None, None, dtype, blocks)
+        assert out.dtype is dtype
+        torch.testing.assert_close(out.double(), expected, rtol=2 * rounding(dtype), atol=1e-6)
+
+
+@pytest.mark.parametrize("isa", PRODUCT_SETS)
+@few
+@given(names, names, st.sampled_from([1, 3, 20, 70]), st.sampled_from(["swiglu", "relu2"]), dtypes, seeds)
+def test_experts_in_blocks_agree(
+    isa: str, of_up: str, of_down: str, tokens: int, activation: str, dtype: torch.dtype, seed: int
+) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    experts, size, inner = 3, 256, 256
+    wide = 2 * inner if activation == "swiglu" else inner
+    up = torch.stack([block_rows(of_up, wide, size, generator) for _ in range(experts)])
+    down = torch.stack([block_rows(of_down, size, inner, generator) for _ in range(experts)])
+    x = torch.randn(tokens, size, generator=generator).to(dtype)
+    ids = torch.stack([torch.randperm(experts, generator=generator)[:2] for _ in range(tokens)])
+    choices = torch.stack((ids.float(), torch.rand(tokens, 2, generator=generator)), dim=1)
+    how = (activation, None, None, None, None, ((of_up, wide),), ((of_down, size),))
+    plain = [
+        torch.stack([expanded(each, ((name, each.shape[0]),), 256) for each in stack]).float()
+        for stack, name in ((up, of_up), (down, of_down))
+    ]
+    expected = moe.reference(x.float(), choices, *plain, activation)
+    largest = expected.abs().amax(dim=1, keepdim=True) + 1
+    for kernel in (moe.reference, checked_kernel(isa, "moe")):
+        out = kernel(x, choices, up, down, *how)
+        assert ((out.float() - expected).abs() <= 30 * rounding(dtype) * largest).all()
