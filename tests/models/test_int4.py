@@ -14,7 +14,7 @@ from ostinato.layers.build import BlockView, checkpoint_views
 from ostinato.models.checkpoint import load_spec, model_spec
 from ostinato.models.loader import SINGLE, load_weights
 from ostinato.models.random import randomize_weights
-from ostinato.ops.quantizers import Quantizers
+from ostinato.ops.blocks.quantizers import Quantizers
 from ostinato.plan.plan import Plan, make_plan
 from ostinato.plan.quantization import BlockQuantization
 from ostinato.plan.quantization_setting import with_quantization

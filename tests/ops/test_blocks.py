@@ -35,7 +35,9 @@ def test_some_rows_of_parts_are_as_many_as_were_asked_for(parts: list[tuple[str,
 
 
 @few
-@given(st.sampled_from([32, 64, 128]), st.integers(1, 5), counts, st.sampled_from([torch.bfloat16, torch.float16]), seeds)
+@given(
+    st.sampled_from([32, 64, 128]), st.integers(1, 5), counts, st.sampled_from([torch.bfloat16, torch.float16]), seeds
+)
 def test_packing_4_bits_loses_nothing(group: int, rows: int, groups: int, dtype: torch.dtype, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     whole = torch.randint(16, (rows, groups * group), generator=generator)

@@ -7,11 +7,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ostinato.ops import int4
+from ostinato.ops.blocks import int4
 from ostinato.ops.blocks.dequantize import dequantize
 from ostinato.ops.blocks.formats import BLOCK_FORMATS
+from ostinato.ops.blocks.quantizers import Quantizers, native_quantizers
 from ostinato.ops.kernels import load_extension
-from ostinato.ops.quantizers import Quantizers, native_quantizers
 from tests.support.native_kernels import same_bits, spaced
 from tests.support.native_sets import SETS, threads
 

@@ -12,8 +12,8 @@ from ostinato.layers.linear import Matrix
 from ostinato.layers.module import Module, Multiplier
 from ostinato.ops import int8
 from ostinato.ops.blocks.formats import BLOCK_FORMATS, Blocks, num_bytes, rows_of
+from ostinato.ops.blocks.quantizers import Quantizers
 from ostinato.ops.kernels import Ops
-from ostinato.ops.quantizers import Quantizers
 from ostinato.plan.quantization import AnyQuantization, BlockQuantization
 from ostinato.plan.weights import Weight
 

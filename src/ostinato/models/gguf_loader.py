@@ -18,7 +18,7 @@ from ostinato.layers import pages
 from ostinato.layers.build import BlockView, Target, checkpoint_views
 from ostinato.models.base import CausalLM
 from ostinato.models.sources import Mismatch
-from ostinato.ops.quantizers import BY_TORCH, Quantizers
+from ostinato.ops.blocks.quantizers import BY_TORCH, Quantizers
 
 PIECE = 2**21
 """Weights that are expanded at once."""

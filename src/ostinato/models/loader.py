@@ -20,7 +20,7 @@ from ostinato.models.registry import make_model
 from ostinato.models.sources import find_sources, opened
 from ostinato.models.stored_loader import put_stored, tensors_of
 from ostinato.ops import int8
-from ostinato.ops.quantizers import BY_TORCH, Quantizers
+from ostinato.ops.blocks.quantizers import BY_TORCH, Quantizers
 from ostinato.plan.model import ModelSpec
 
 INDEX = "model.safetensors.index.json"

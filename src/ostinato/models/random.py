@@ -6,7 +6,7 @@ import torch
 
 from ostinato.layers.build import BlockView, QuantizedView, checkpoint_views
 from ostinato.models.base import CausalLM
-from ostinato.ops.quantizers import BY_TORCH, Quantizers
+from ostinato.ops.blocks.quantizers import BY_TORCH, Quantizers
 
 PERIOD = 1_000_003
 """Normal values that are drawn; all matrices are made of them, each from another on, for drawing every value would take

@@ -13,7 +13,7 @@ from ostinato.layers.build import BlockView, QuantizedView, Target
 from ostinato.models.sources import VALUES, Source, opened
 from ostinato.ops.blocks.dequantize import ZERO_BITS, pack_int4
 from ostinato.ops.blocks.formats import BLOCK_FORMATS
-from ostinato.ops.quantizers import Quantizers
+from ostinato.ops.blocks.quantizers import Quantizers
 from ostinato.plan.stored_weights import StoredWeights
 
 PIECE = 2**20

@@ -23,8 +23,8 @@ from ostinato.models.base import CausalLM
 from ostinato.models.loader import build_model, load_weights
 from ostinato.models.random import randomize_weights
 from ostinato.observe.phases import Phases
+from ostinato.ops.blocks.quantizers import BY_TORCH, native_quantizers
 from ostinato.ops.kernels import load_extension, select_ops
-from ostinato.ops.quantizers import BY_TORCH, native_quantizers
 from ostinato.ops.step import LayerMemory
 from ostinato.plan.model import LayerSpec, ModelSpec
 from ostinato.plan.plan import Plan

@@ -7,7 +7,8 @@ from typing import Any
 
 import torch
 
-from ostinato.ops import int4, int8
+from ostinato.ops import int8
+from ostinato.ops.blocks import int4
 from ostinato.ops.blocks.formats import BLOCK_FORMATS
 
 MADE = ("Q8_0", "int4_g32", "int4_g64", "int4_g128")
