@@ -1,4 +1,4 @@
-// 4-bit weights of others, group by group: once when a model is loaded. ops/int4.py defines what is looked for.
+// 4-bit weights of others, group by group: once when a model is loaded. ops/blocks/int4.py defines what is looked for.
 
 #include <vector>
 
@@ -11,14 +11,13 @@ namespace {
 typedef std::int8_t Bytes __attribute__((vector_size(LANES)));
 
 constexpr float LARGEST = 15.0f;
+constexpr std::int64_t HALF = 16;
 constexpr float ROUND = 12582912.0f;  // adding 1.5 * 2^23 rounds to the nearest integer, which stands in the lowest bits
 
 struct QuantizeInt4 : Arguments {
     FIELD(Strided<VALUES>, values);  // [rows, in]
-    FIELD(Array<INT8>, weight);  // [rows, in]
-    FIELD(Array<FLOAT32>, scale);  // [rows, groups]
-    FIELD(Array<INT8>, zero);  // [rows, groups]
-    FIELD(std::int64_t, group_size);
+    FIELD(Array<INT8>, weight);  // [rows, bytes]: in / group_size blocks of 4 + group_size / 2
+    FIELD(std::int64_t, group_size);  // a multiple of 32
 };
 
 struct Group {
@@ -33,7 +32,12 @@ inline Float rounded(Float value, Float scale, Float low, Float high) {
     return max(min(whole, high), low) + ROUND - ROUND;
 }
 
-// `values` are `count` vectors of a group, zeros behind the last. Zeros change no sum.
+// The nearest number whose lowest 8 bits are 0, where the zero point stands.
+inline float rounded_scale(float scale) {
+    return bits_as<float>((bits_as<std::uint32_t>(scale) + 0x80) & ~std::uint32_t{0xFF});
+}
+
+// `values` are `count` vectors of a group.
 Group best_group(const Float* values, std::int64_t count) {
     Float least{}, most{}, odd{};
     for (std::int64_t i = 0; i < count; ++i) {
@@ -67,37 +71,41 @@ Group best_group(const Float* values, std::int64_t count) {
             scale = fit / size;
         }
     }
-    return {to_float(from_float<half>(scale)), zero};
+    return {rounded_scale(scale), zero};
 }
 
+// A block: 32 bits of the scale and the zero point, and the integers of each part of 32 in 16 bytes, those of its first
+// half in the lower bits.
 void write(const Float* values, std::int64_t count, const Group& group, std::int8_t* to) {
+    const std::uint32_t head = bits_as<std::uint32_t>(group.scale) | static_cast<std::uint32_t>(group.zero);
+    std::memcpy(to, &head, sizeof(head));
+    to += sizeof(head);
     const Float scale = splat(group.scale > 0.0f ? group.scale : 1.0f);
     const Float zero = splat(group.zero), first = -zero, last = splat(LARGEST) - zero;
-    for (std::int64_t i = 0; i < count; i += LANES) {
-        const Float whole = group.scale == group.scale ? rounded(values[i / LANES], scale, first, last) + zero : Float{};
-        const Bytes bytes = __builtin_convertvector(__builtin_convertvector(whole, Int), Bytes);
-        std::memcpy(to + i, &bytes, std::min<std::int64_t>(LANES, count - i));
+    const auto integers = [&](std::int64_t i) {
+        const Float whole = rounded(values[i / LANES], scale, first, last) + zero;
+        return __builtin_convertvector(group.scale == group.scale ? whole : Float{}, Int);
+    };
+    for (std::int64_t part = 0; part < count; part += 2 * HALF) {
+        for (std::int64_t i = part; i < part + HALF; i += LANES, to += LANES) {
+            const Bytes bytes = __builtin_convertvector(integers(i) | integers(i + HALF) << 4, Bytes);
+            std::memcpy(to, &bytes, LANES);
+        }
     }
 }
 
 void quantize_int4(const Team& team, std::int64_t rows, const QuantizeInt4& in) {
-    const std::int64_t size = in.weight.shape[1], group = in.group_size, groups = (size + group - 1) / group;
+    const std::int64_t size = in.values.shape[1], group = in.group_size;
     const Range mine = team.split(rows);
-    std::vector<Float> values((group + LANES - 1) / LANES);
+    std::vector<Float> values(group / LANES);
     with_dtype(in.values.dtype, [&](auto type) {
         using T = decltype(type);
         for (std::int64_t row = mine.begin; row < mine.end; ++row) {
-            for (std::int64_t i = 0; i < groups; ++i) {
-                const std::int64_t begin = i * group, count = std::min(group, size - begin);
-                const T* from = in.values.row<const T>(row) + begin;
-                const std::int64_t vectors = (count + LANES - 1) / LANES;
-                for (std::int64_t v = 0; v < vectors; ++v) {
-                    values[v] = load_some(from + v * LANES, count - v * LANES);
-                }
-                const Group found = best_group(values.data(), vectors);
-                in.scale.at<float>()[row * groups + i] = found.scale;
-                in.zero.at<std::int8_t>()[row * groups + i] = static_cast<std::int8_t>(found.zero);
-                write(values.data(), count, found, in.weight.at<std::int8_t>() + row * size + begin);
+            const T* from = in.values.row<const T>(row);
+            std::int8_t* to = in.weight.row<std::int8_t>(row);
+            for (std::int64_t i = 0; i < size; i += group, to += 4 + group / 2) {
+                for (std::int64_t j = 0; j < group; j += LANES) values[j / LANES] = load(from + i + j);
+                write(values.data(), group, best_group(values.data(), group / LANES), to);
             }
         }
     });

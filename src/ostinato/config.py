@@ -82,10 +82,11 @@ class EngineConfig(BaseModel):
     dtype: Literal["auto", "bfloat16", "float16", "float32"] = Field(
         "auto", description="Of weights and activations; auto is the checkpoint's own."
     )
-    quantization: Literal["auto", "none", "int8", "int8_g128"] = Field(
+    quantization: Literal["auto", "none", "int8", "int8_g128", "int4", "int4_g64", "int4_g32"] = Field(
         "auto",
-        description="Of weights: int8 with one scale per row, or per 128 elements of one (int8_g128), made while "
-        "loading; auto is the checkpoint's own.",
+        description="Of weights, made while loading: 8 bits with one scale per row (int8) or per 128 elements of one "
+        "(int8_g128), or 4 bits with a scale and a zero point per 128 (int4), 64 or 32 elements; auto is the "
+        "checkpoint's own.",
     )
     ssm_state_dtype: Literal["auto", "bfloat16", "float16", "float32"] = Field(
         "auto", description="Of the states of recurrences in slots; auto is the checkpoint's wish, else float32."

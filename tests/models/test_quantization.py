@@ -12,12 +12,13 @@ from safetensors.torch import load_file
 from ostinato import ConfigError, EngineConfig, ModelError
 from ostinato.engine.engine import Engine
 from ostinato.formats.quantization_config import stored_weights
-from ostinato.layers.build import Build, QuantizedView, checkpoint_views
+from ostinato.layers.build import BlockView, Build, QuantizedView, checkpoint_views
 from ostinato.models.base import CausalLM
 from ostinato.models.checkpoint import load_spec, model_spec
 from ostinato.models.loader import SINGLE, build_model, load_weights
 from ostinato.models.random import randomize_weights
 from ostinato.ops import int8
+from ostinato.ops.blocks import dequantize as blocks
 from ostinato.ops.kernels import select_ops
 from ostinato.plan.model import ModelSpec
 from ostinato.plan.plan import Plan, make_plan
@@ -46,20 +47,22 @@ def build(spec: ModelSpec, dtype: torch.dtype = torch.float32, device: torch.dev
 def values(model: CausalLM) -> dict[str, torch.Tensor]:
     """What the weights stand for."""
     return {
-        name: dequantized(place) if isinstance(place, QuantizedView) else place
+        name: place if isinstance(place, torch.Tensor) else dequantized(place)
         for name, place in checkpoint_views(model)
     }
 
 
-def dequantized(place: QuantizedView) -> torch.Tensor:
+def dequantized(place: QuantizedView | BlockView) -> torch.Tensor:
     rows = place.flat()
+    if isinstance(rows, BlockView):
+        return blocks.dequantize(rows.name, rows.bytes).view(place.shape)
     return int8.dequantize(rows.weight, rows.scale, rows.group_size).view(place.shape)
 
 
 # What is quantised, and what it takes
 
 
-@pytest.mark.parametrize("quantization", ["none", "int8", "int8_g128"])
+@pytest.mark.parametrize("quantization", ["none", "int8", "int8_g128", "int4_g32"])
 @pytest.mark.parametrize("name", [*RECIPES, *HEADED])
 def test_the_spec_counts_the_bytes_that_a_quantised_model_allocates(name: str, quantization: str) -> None:
     speculative = "mtp:1" if name in HEADED else None
@@ -68,7 +71,8 @@ def test_the_spec_counts_the_bytes_that_a_quantised_model_allocates(name: str, q
         weights = list(build(spec, getattr(torch, dtype), torch.device("meta")).parameters())
         drafter = 0 if spec.drafter is None else spec.drafter.weight_bytes(dtype)
         assert sum(weight.nbytes for weight in weights) == spec.weight_bytes(dtype) + drafter
-    assert any(weight.dtype is torch.int8 for weight in weights) == (quantization != "none")
+    of_quantised = {"none": None, "int4_g32": torch.uint8}.get(quantization, torch.int8)
+    assert {weight.dtype for weight in weights} & {torch.int8, torch.uint8} == ({of_quantised} - {None})
 
 
 def test_matrices_of_linears_are_quantised_and_nothing_else() -> None:

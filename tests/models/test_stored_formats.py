@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +12,14 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from ostinato import EngineConfig, ModelError
-from ostinato.layers.build import Build, QuantizedView, checkpoint_views
+from ostinato.layers.build import BlockView, Build, QuantizedView, checkpoint_views
 from ostinato.models.base import CausalLM
 from ostinato.models.checkpoint import load_spec, model_spec
 from ostinato.models.loader import SINGLE, build_model, load_weights
 from ostinato.ops.kernels import select_ops
 from ostinato.plan.plan import make_plan
 from tests.models.test_checkpoint_specs import LLAMA
-from tests.models.test_quantization import values
+from tests.models.test_quantization import PLAIN, tokens, values
 from tests.support.checkpoints import checkpoint
 from tests.support.plan_cases import GIB, cpu
 from tests.support.quantized_checkpoints import compressed
@@ -229,15 +230,51 @@ def test_a_weight_that_should_be_quantised_and_is_not_is_refused(tmp_path: Path)
 # Running
 
 
-@pytest.mark.parametrize("form", [form for form in FORMS if form not in EXPANDED])
-def test_4_bit_weights_are_kept_exactly(form: str, tmp_path: Path) -> None:
+KEPT = [form for form in FORMS if form not in EXPANDED]
+
+
+@pytest.mark.parametrize("in_blocks", [True, False])
+@pytest.mark.parametrize("form", KEPT)
+def test_4_bit_weights_are_kept_exactly(form: str, in_blocks: bool, tmp_path: Path) -> None:
+    """In blocks where kernels read them, as the reference does, and else as 8-bit integers of the same value."""
     meaning = stored("nemotron_h", tmp_path, form)
-    model = loaded(tmp_path)
-    found = values(model)
+    spec = load_spec(EngineConfig(model=str(tmp_path), kernels="reference"))
+    if not in_blocks:
+        assert spec.stored_quantization is not None
+        spec = replace(spec, quantization=spec.stored_quantization.quantization(reads_blocks=False))
+    model = build_model(Build(select_ops({}), torch.float32, torch.device("cpu")), spec)
+    load_weights(model, tmp_path)
+    found, places = values(model), dict(checkpoint_views(model))
     count = 0
     for key, expected in meaning.items():
         place = model.checkpoint_name(key)
         if place is not None:
             assert torch.equal(found[place], expected), key
-            count += isinstance(dict(checkpoint_views(model))[place], QuantizedView)
+            count += isinstance(places[place], BlockView if in_blocks else QuantizedView)
     assert count > 8
+    assert sum(weight.nbytes for weight in model.parameters()) == spec.weight_bytes("float32")
+
+
+def test_scales_of_32_bits_do_not_fit_into_blocks_and_the_error_says_what_does(tmp_path: Path) -> None:
+    stored("llama", tmp_path, "ct")
+    tensors = load_file(tmp_path / SINGLE)
+    tensors[f"{UP}.weight_scale"] = torch.rand(96, 2)
+    save_file(tensors, tmp_path / SINGLE)
+    with pytest.raises(ModelError, match=f"scales of {UP}.weight are in float32") as caught:
+        loaded(tmp_path, kernels="reference")
+    assert [(each.setting, each.value) for each in caught.value.remedies] == [("quantization", "none")]
+    loaded(tmp_path, quantization="none")
+
+
+@pytest.mark.parametrize("form", ["gptq-zeros", "ct-channel-zeros"])
+@pytest.mark.parametrize("name", ["nemotron_h_dense_head", "qwen3"])
+def test_4_bit_checkpoints_give_the_tokens_of_their_expanded_weights(name: str, form: str, tmp_path: Path) -> None:
+    stored(name, tmp_path, form)
+    expected = tokens(tmp_path, kernels="reference", quantization="none", **PLAIN)
+    assert tokens(tmp_path, kernels="reference", **PLAIN) == expected
+    assert tokens(tmp_path, **PLAIN) == expected
+    for settings in (
+        {"graph_mode": "full_and_piecewise", "strict": True, "check_replay": True},
+        {"max_num_batched_tokens": 32},
+    ):
+        assert tokens(tmp_path, **settings) == expected

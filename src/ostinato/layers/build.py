@@ -13,6 +13,7 @@ from ostinato.layers.linear import Matrix
 from ostinato.layers.module import Module, Multiplier
 from ostinato.ops import int8
 from ostinato.ops.blocks.formats import BLOCK_FORMATS, Blocks, num_bytes, rows_of
+from ostinato.ops.blocks.quantizers import Quantizers
 from ostinato.ops.kernels import Ops
 from ostinato.plan.quantization import AnyQuantization, BlockQuantization
 from ostinato.plan.weights import Weight
@@ -43,9 +44,9 @@ class QuantizedView:
     def rows(self, begin: int, end: int) -> QuantizedView:
         return QuantizedView(self.weight[begin:end], self.scale[begin:end], self.group_size)
 
-    def put(self, values: torch.Tensor, quantize: int8.Quantize) -> None:
+    def put(self, values: torch.Tensor, quantizers: Quantizers) -> None:
         """Quantises `values` [rows, in] into these rows."""
-        quantize(values, self.weight, self.scale, self.group_size)
+        quantizers.int8(values, self.weight, self.scale, self.group_size)
 
 
 @dataclass(frozen=True)
@@ -72,6 +73,10 @@ class BlockView:
 
     def rows(self, begin: int, end: int) -> BlockView:
         return replace(self, bytes=self.bytes[begin:end])
+
+    def put(self, values: torch.Tensor, quantizers: Quantizers) -> None:
+        """Quantises `values` [rows, in] into these rows, if blocks of the format can be made."""
+        quantizers.into_blocks(values, self.bytes, self.name)
 
 
 Target = torch.Tensor | QuantizedView | BlockView

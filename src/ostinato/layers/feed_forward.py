@@ -87,8 +87,8 @@ class Experts(Module):
             stored = [(name,) for name in stacked_as]
         shapes = ((spec.num_experts, spec.inner_size, spec.size), (spec.num_experts, spec.size, spec.intermediate_size))
         self.up, self.down = (
-            Stack(build, shape, own, other, is_stack=stacked_as is not None)
-            for shape, own, other in zip(shapes, stored, reversed(stored), strict=True)
+            Stack(build, shape, own, other, beside[-1], is_stack=stacked_as is not None)
+            for shape, beside, own, other in zip(shapes, reversed(shapes), stored, reversed(stored), strict=True)
         )
 
     def forward(self, x: torch.Tensor, choices: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
@@ -115,7 +115,9 @@ class Stack(Matrix):
         shape: tuple[int, int, int],
         names: tuple[str, ...],
         beside: tuple[str, ...],
+        in_size_beside: int,
         is_stack: bool,
     ) -> None:
-        facts = {"names": names, "beside": beside, "is_stack": is_stack, "can_be_quantised": True}
+        facts = {"names": names, "beside": beside, "in_size_beside": in_size_beside, "is_stack": is_stack}
+        facts["can_be_quantised"] = True
         super().__init__(build, *shape, role="experts", **facts)

@@ -170,7 +170,7 @@ def model_spec(config: dict[str, Any]) -> ModelSpec:
     if spec.tied_embeddings:
         # What a checkpoint quantises is linears; one that shares the embedding's matrix is stored as that.
         stored = replace(stored, ignore=(*stored.ignore, "lm_head"))
-    return replace(spec, stored_quantization=stored, quantization=stored.quantization)
+    return replace(spec, stored_quantization=stored, quantization=stored.quantization(reads_blocks=False))
 
 
 def _check_sizes(spec: ModelSpec) -> None:

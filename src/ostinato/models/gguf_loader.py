@@ -15,17 +15,17 @@ from ostinato.formats.gguf.names import is_changed, pairs_neighbours
 from ostinato.formats.gguf.transforms import half_apart, restored
 from ostinato.formats.parts import gguf_header
 from ostinato.layers import pages
-from ostinato.layers.build import BlockView, QuantizedView, Target, checkpoint_views
+from ostinato.layers.build import BlockView, Target, checkpoint_views
 from ostinato.models.base import CausalLM
 from ostinato.models.gguf_places import heads_of, tensors_of_places
-from ostinato.ops import int8
+from ostinato.ops.blocks.quantizers import BY_TORCH, Quantizers
 
 PIECE = 2**21
 """Weights that are expanded at once."""
 
 
 def load_gguf(
-    model: CausalLM, path: Path, progress: Callable[[int, int], None], quantize: int8.Quantize = int8.quantize_into
+    model: CausalLM, path: Path, progress: Callable[[int, int], None], quantizers: Quantizers = BY_TORCH
 ) -> None:
     """Puts every tensor of the file, and of those that it was split into, in its place. ModelError, before anything is
     read, as `tensors_of_places`."""
@@ -37,13 +37,13 @@ def load_gguf(
             rows, place = _rows(files[tensor.file], tensor), places[name]
             if isinstance(place, list):
                 for of_expert, matrix in zip(rows.chunk(len(place)), place, strict=True):
-                    _put(of_expert, tensor, matrix, None, quantize)
+                    _put(of_expert, tensor, matrix, None, quantizers)
             elif is_changed(tensor.name):
                 assert isinstance(place, torch.Tensor), "what belongs to heads is not quantised"
                 place.copy_(restored(tensor.name, dequantize(tensor.type, rows)))
             else:
                 heads = heads_of(model, name) if pairs_neighbours(model.spec.architecture, tensor.name) else None
-                _put(rows, tensor, place, heads, quantize)
+                _put(rows, tensor, place, heads, quantizers)
             progress(done, len(tensors))
 
 
@@ -58,7 +58,7 @@ def _rows(data: mmap.mmap, tensor: TensorPlace) -> torch.Tensor:
     return torch.frombuffer(data, dtype=torch.uint8, count=tensor.num_bytes, offset=tensor.begin).view(rows, -1)
 
 
-def _put(rows: torch.Tensor, tensor: TensorPlace, place: Target, heads: int | None, quantize: int8.Quantize) -> None:
+def _put(rows: torch.Tensor, tensor: TensorPlace, place: Target, heads: int | None, quantizers: Quantizers) -> None:
     """Copies or expands rows piece by piece into their place. `heads`: whose rows are put in the order of
     checkpoints."""
     if len(tensor.shape) < 2:
@@ -69,8 +69,7 @@ def _put(rows: torch.Tensor, tensor: TensorPlace, place: Target, heads: int | No
     of_head = 1 if heads is None else len(rows) // heads
     step = max(1, PIECE // tensor.shape[-1] // of_head) * of_head
     for begin in range(0, len(rows), step):
-        if isinstance(place, BlockView):
-            assert place.name == tensor.type.name, "blocks stay as they lie"
+        if isinstance(place, BlockView) and place.name == tensor.type.name:
             lying = rows[begin : begin + step]
             place.bytes[begin : begin + step] = lying if heads is None else _half_apart(lying, len(lying) // of_head)
             pages.drop(lying)
@@ -78,7 +77,7 @@ def _put(rows: torch.Tensor, tensor: TensorPlace, place: Target, heads: int | No
         values = dequantize(tensor.type, rows[begin : begin + step])
         if heads is not None:
             values = half_apart(values, len(values) // of_head)
-        if isinstance(place, QuantizedView):
-            place.rows(begin, begin + step).put(values, quantize)
-        else:
+        if isinstance(place, torch.Tensor):
             place[begin : begin + step].copy_(values)
+        else:
+            place.rows(begin, begin + step).put(values, quantizers)

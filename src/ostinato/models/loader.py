@@ -20,6 +20,7 @@ from ostinato.models.registry import make_model
 from ostinato.models.sources import find_sources, opened
 from ostinato.models.stored_loader import put_stored, tensors_of
 from ostinato.ops import int8
+from ostinato.ops.blocks.quantizers import BY_TORCH, Quantizers
 from ostinato.plan.model import ModelSpec
 
 INDEX = "model.safetensors.index.json"
@@ -45,7 +46,7 @@ def load_weights(
     model: CausalLM,
     directory: Path,
     progress: Callable[[int, int], None] = lambda done, total: None,
-    quantize: int8.Quantize = int8.quantize_into,
+    quantizers: Quantizers = BY_TORCH,
 ) -> None:
     """Puts every tensor of the checkpoint, a directory or a GGUF file, in its place, in the model's dtypes, quantised
     where the place is.
@@ -56,7 +57,7 @@ def load_weights(
     lists all tensors missing, left over or of the wrong shape.
     """
     if is_gguf(directory):
-        load_gguf(model, directory, progress, quantize)
+        load_gguf(model, directory, progress, quantizers)
         return
     places = dict(checkpoint_views(model))
     files = checkpoint_files(directory)
@@ -76,9 +77,9 @@ def load_weights(
                     continue
                 tensor, place = tensors.get_tensor(source_name), places[name]
                 if source.is_transposed:
-                    _put_transposed(tensor, place, quantize)
+                    _put_transposed(tensor, place, quantizers)
                 elif stored is not None and source.is_quantised and stored.numbers != "int8":
-                    put_stored(stored, tensors_of(source), name, place, quantize)
+                    put_stored(stored, tensors_of(source), name, place, quantizers)
                 elif stored is None or not source.is_quantised:
                     if isinstance(place, torch.Tensor):
                         if _stays_mapped(tensor, place, parameters):
@@ -89,7 +90,7 @@ def load_weights(
                         else:
                             _convert(tensor, place)
                     else:
-                        _quantize(tensor, place, quantize)
+                        _quantize(tensor, place, quantizers)
                 else:
                     scale = _scale(source.parts["weight_scale"])
                     scale = scale.view(-1) if stored.group_size is None else _flat(scale)
@@ -101,11 +102,11 @@ def load_weights(
                 progress(done, len(sources))
 
 
-def _quantize(tensor: torch.Tensor, place: QuantizedView, quantize: int8.Quantize) -> None:
+def _quantize(tensor: torch.Tensor, place: QuantizedView | BlockView, quantizers: Quantizers) -> None:
     """Quantises a tensor of a mapped file, or a stack of such, into its place."""
     rows = place.flat()
     for begin, end, source in _pieces(_flat(tensor), PIECE):
-        rows.rows(begin, end).put(source, quantize)
+        rows.rows(begin, end).put(source, quantizers)
 
 
 def _convert(tensor: torch.Tensor, place: torch.Tensor) -> None:
@@ -154,13 +155,13 @@ def _bytes_of(tensor: torch.Tensor) -> np.ndarray:
     return tensor.view(-1).view(torch.uint8).numpy()
 
 
-def _put_transposed(tensor: torch.Tensor, place: Target, quantize: int8.Quantize) -> None:
+def _put_transposed(tensor: torch.Tensor, place: Target, quantizers: Quantizers) -> None:
     """Puts a stack [matrices, columns, rows] of a mapped file in its place [matrices, rows, columns]."""
     for i, matrix in enumerate(tensor):
-        if isinstance(place, QuantizedView):
-            place.of(i).put(matrix.t().contiguous(), quantize)
-        else:
+        if isinstance(place, torch.Tensor):
             place[i].copy_(matrix.t())
+        else:
+            place.of(i).put(matrix.t().contiguous(), quantizers)
         pages.drop(matrix)
 
 

@@ -6,14 +6,14 @@ import torch
 
 from ostinato.layers.build import BlockView, QuantizedView, checkpoint_views
 from ostinato.models.base import CausalLM
-from ostinato.ops import int8
+from ostinato.ops.blocks.quantizers import BY_TORCH, Quantizers
 
 PERIOD = 1_000_003
 """Normal values that are drawn; all matrices are made of them, each from another on, for drawing every value would take
 seconds. A prime, so that no two rows of a matrix are equal."""
 
 
-def randomize_weights(model: CausalLM, seed: int, quantize: int8.Quantize = int8.quantize_into) -> None:
+def randomize_weights(model: CausalLM, seed: int, quantizers: Quantizers = BY_TORCH) -> None:
     """Fills every weight so that activations stay finite and of ordinary size at any depth and length.
 
     Matrices are normal with variance 1 / inputs, norms are 1, biases 0; a state layer's decay and time step lie in
@@ -25,10 +25,9 @@ def randomize_weights(model: CausalLM, seed: int, quantize: int8.Quantize = int8
     less_one = {name for _, _, row in model.weights() if row.is_less_one for name in row.names}
     for name, view in checkpoint_views(model):
         kind = name.rpartition(".")[2]
-        assert not isinstance(view, BlockView), "random weights are not made in a file's blocks"
-        if isinstance(view, QuantizedView):
+        if isinstance(view, QuantizedView | BlockView):
             begin = int(torch.randint(PERIOD, (), device=device, generator=generator))
-            _quantize(view.flat(), drawn, begin, quantize)
+            _quantize(view.flat(), drawn, begin, quantizers)
         elif kind == "A_log":
             view.uniform_(1, 16, generator=generator).log_()
         elif kind == "dt_bias" or name.endswith("dt_proj.bias"):
@@ -41,7 +40,7 @@ def randomize_weights(model: CausalLM, seed: int, quantize: int8.Quantize = int8
             _fill(view, drawn[begin : begin + min(PERIOD, view.numel())] * view.shape[-1] ** -0.5)
 
 
-def _quantize(view: QuantizedView, drawn: torch.Tensor, begin: int, quantize: int8.Quantize) -> None:
+def _quantize(view: QuantizedView | BlockView, drawn: torch.Tensor, begin: int, quantizers: Quantizers) -> None:
     """Fills `view` with the values from `begin` on, as often as it takes."""
     rows, columns = view.shape
     step = max(1, PERIOD // columns // 8)
@@ -49,7 +48,7 @@ def _quantize(view: QuantizedView, drawn: torch.Tensor, begin: int, quantize: in
         end = min(rows, row + step)
         first = (begin + row * columns) % PERIOD
         values = drawn[first : first + (end - row) * columns].view(-1, columns) * columns**-0.5
-        view.rows(row, end).put(values, quantize)
+        view.rows(row, end).put(values, quantizers)
 
 
 def _fill(view: torch.Tensor, values: torch.Tensor) -> None:

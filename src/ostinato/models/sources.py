@@ -8,11 +8,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError, safe_open
 
 from ostinato.errors import ModelError
 from ostinato.formats import stored_parts
-from ostinato.layers.build import QuantizedView, Target
+from ostinato.layers.build import Target
 from ostinato.models.base import CausalLM
 
 PLAIN = ("F32", "F16", "BF16")
@@ -110,7 +111,7 @@ def find_sources(
         missing += [stored_parts.name_of(name, part) for part in absent]
         unexpected += [source.parts[part][1] for part in extra]
         source.is_quantised |= VALUES not in source.parts
-        as_stored = stored.quantization is not None and isinstance(places[name], QuantizedView)
+        as_stored = stored.expands_because is None and not isinstance(places[name], torch.Tensor)
         if as_stored and not source.is_quantised and not absent:
             not_quantised.append(name)
     return sources, Mismatch(sorted(missing), sorted(unexpected), misshapen, mistyped, not_quantised)

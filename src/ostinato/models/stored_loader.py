@@ -6,11 +6,14 @@ from collections.abc import Iterator, Mapping
 
 import torch
 
+from ostinato.errors import ModelError, Remedy
 from ostinato.formats import float8, four_bits
 from ostinato.layers import pages
-from ostinato.layers.build import QuantizedView, Target
+from ostinato.layers.build import BlockView, QuantizedView, Target
 from ostinato.models.sources import VALUES, Source, opened
-from ostinato.ops import int8
+from ostinato.ops.blocks.dequantize import ZERO_BITS, pack_int4
+from ostinato.ops.blocks.formats import BLOCK_FORMATS
+from ostinato.ops.blocks.quantizers import Quantizers
 from ostinato.plan.stored_weights import StoredWeights
 
 PIECE = 2**20
@@ -27,18 +30,18 @@ def tensors_of(source: Source) -> dict[str, torch.Tensor]:
 
 
 def put_stored(
-    stored: StoredWeights, parts: Mapping[str, torch.Tensor], name: str, place: Target, quantize: int8.Quantize
+    stored: StoredWeights, parts: Mapping[str, torch.Tensor], name: str, place: Target, quantizers: Quantizers
 ) -> None:
     """Puts a weight, or a stack of them, in its place: as it is where the place takes such weights, or else expanded,
     and quantised anew where the place is quantised. `parts` are its tensors. ModelError as `four_bits.group_index`."""
     if len(place.shape) > 2:
         for i in range(place.shape[0]):
             of_matrix = {part: _of_matrix(tensor, part, i) for part, tensor in parts.items()}
-            put_stored(stored, of_matrix, name, place.of(i) if isinstance(place, QuantizedView) else place[i], quantize)
+            of_place = place[i] if isinstance(place, torch.Tensor) else place.of(i)
+            put_stored(stored, of_matrix, name, of_place, quantizers)
         return
     rows, columns = place.shape
     group_of = None if stored.numbers == "float8" else four_bits.group_index(stored, parts, name, columns)
-    as_it_is = isinstance(place, QuantizedView) and stored.quantization is not None
     for begin, end in _pieces(rows, columns):
         if stored.numbers == "float8":
             scale = parts.get("weight_scale_inv", parts.get("weight_scale"))
@@ -46,19 +49,38 @@ def put_stored(
             values = float8.expanded(stored, parts[VALUES][begin:end], scale, begin, columns)
         else:
             unpacked = four_bits.unpack(stored, parts, begin, end, columns)
-            if as_it_is:
-                _put_as_it_is(unpacked, place.rows(begin, end))
+            if not isinstance(place, torch.Tensor) and stored.expands_because is None:
+                if isinstance(place, QuantizedView):
+                    _put_integers(unpacked, place.rows(begin, end))
+                else:
+                    _put_blocks(unpacked, place.rows(begin, end), stored.group_size or columns, name)
                 continue
             values = unpacked.dequantized(stored.group_size, group_of)
-        if isinstance(place, QuantizedView):
-            place.rows(begin, end).put(values, quantize)
-        else:
+        if isinstance(place, torch.Tensor):
             place[begin:end].copy_(values)
+        else:
+            place.rows(begin, end).put(values, quantizers)
     for tensor in parts.values():
         pages.drop(tensor)
 
 
-def _put_as_it_is(unpacked: four_bits.FourBits, place: QuantizedView) -> None:
+def _put_blocks(unpacked: four_bits.FourBits, place: BlockView, group_size: int, name: str) -> None:
+    """In blocks, each with the scale of the group that it lies in. ModelError for scales that leave no room for a zero
+    point, as those of 16 bits do."""
+    elements = BLOCK_FORMATS[place.name].elements
+    groups = place.in_size // elements
+    if (unpacked.scale.view(torch.int32) & ZERO_BITS).any():
+        raise ModelError(
+            f"the scales of {name} are in float32, of which 4-bit weights keep 16 bits",
+            [Remedy("quantization", "none")],
+        )
+    scale, zero = (
+        each.repeat_interleave(group_size // elements, dim=1)[:, :groups] for each in (unpacked.scale, unpacked.zero)
+    )
+    place.bytes.copy_(pack_int4(unpacked.integers, scale, zero))
+
+
+def _put_integers(unpacked: four_bits.FourBits, place: QuantizedView) -> None:
     """As 8-bit integers with the same scales."""
     columns = place.weight.shape[1]
     size = columns if place.group_size is None else place.group_size

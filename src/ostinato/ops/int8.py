@@ -28,9 +28,9 @@ def num_groups(in_size: int, group_size: int) -> int:
 def quantize(values: torch.Tensor, group_size: int | None) -> tuple[torch.Tensor, torch.Tensor]:
     """`values` [rows, in] -> int8 [rows, in] and scales: the largest magnitude becomes 127, the rest is rounded to the
     nearest, so that the error is at most half a scale."""
-    groups = grouped(values.float(), group_size)
-    scale = groups.abs().amax(dim=-1, keepdim=True) / LARGEST
-    whole = (groups / torch.where(scale > 0, scale, 1.0)).round_().clamp_(-LARGEST, LARGEST).to(torch.int8)
+    grouped = _grouped(values.float(), group_size)
+    scale = grouped.abs().amax(dim=-1, keepdim=True) / LARGEST
+    whole = (grouped / torch.where(scale > 0, scale, 1.0)).round_().clamp_(-LARGEST, LARGEST).to(torch.int8)
     whole = whole.flatten(1)[:, : values.shape[1]].contiguous()
     return whole, scale.squeeze(-1) if group_size is not None else scale.view(-1)
 
@@ -66,7 +66,7 @@ def dequantize(weight: torch.Tensor, scale: torch.Tensor, group_size: int | None
     return weight * spread
 
 
-def grouped(values: torch.Tensor, group_size: int | None) -> torch.Tensor:
+def _grouped(values: torch.Tensor, group_size: int | None) -> torch.Tensor:
     """[rows, in] -> [rows, groups, group_size], zeros behind the last element."""
     if group_size is None:
         return values.unsqueeze(1)

@@ -12,6 +12,9 @@ from ostinato.ops.blocks.formats import BLOCK_FORMATS, Blocks, merged
 from ostinato.ops.blocks.formats import num_bytes as bytes_of_blocks
 from ostinato.plan.weights import Weight
 
+INT4 = ("int4_g128", "int4_g64", "int4_g32")
+"""Formats of 4 bits, each with groups that divide those of the one before."""
+
 SCALE_BYTES = 4
 """Scales are float32."""
 
@@ -62,14 +65,17 @@ class BlockQuantization:
     """Weights that lie in blocks (`ops/blocks/formats.py`).
 
     `formats` are those of a file, by its tensors' names in the checkpoint's spelling: what is not named there is no
-    block. Or every matrix that may be quantised has the `format`, but for those to `ignore`, as `Quantization` has it,
-    and for those whose rows are no whole blocks of it.
+    block. Or every matrix that may be quantised has the `format`, or the one with the next smaller groups whose blocks
+    fill its rows; but for those to `ignore`, as `Quantization` has it, for those whose rows no blocks fill, and for
+    those with fewer than `least_rows`. The LM head has the format `head`, where that is given.
     """
 
     formats: tuple[tuple[str, str], ...] = ()
     format: str | None = None
     ignore: tuple[str, ...] = ()
     ignores_stacks: bool = False
+    head: str | None = None
+    least_rows: int = 0
     numbers: Literal["blocks"] = "blocks"
 
     @property
@@ -83,7 +89,9 @@ class BlockQuantization:
     @property
     def used(self) -> frozenset[str]:
         """The names of all formats."""
-        return frozenset(kind for _, kind in self.formats) if self.format is None else frozenset((self.format,))
+        if self.format is None:
+            return frozenset(kind for _, kind in self.formats)
+        return frozenset((*_with_smaller(self.format), *(() if self.head is None else (self.head,))))
 
     @property
     def group_size(self) -> None:
@@ -116,9 +124,9 @@ class BlockQuantization:
         has so, even if in part; stacks and gated matrices whose parts have different formats."""
         rows = weight.shape[-2] if weight.role == "experts" else weight.out_size
         if self.format is not None:
-            fits = weight.in_size % BLOCK_FORMATS[self.format].elements == 0
             covered = weight.can_be_quantised and self.covers(weight.linears, weight.is_stack)
-            return ((self.format, rows),) if covered and fits else None
+            name = self._fitting(weight) if covered and rows >= self.least_rows else None
+            return None if name is None else ((name, rows),)
         kinds = [self._formats.get(name) for name in weight.names]
         if not weight.can_be_blocks or None in kinds or not kinds:
             return None
@@ -129,10 +137,25 @@ class BlockQuantization:
         blocks = merged(tuple((str(kind), size) for kind, size in zip(kinds, sizes, strict=True)))
         return None if weight.is_gated and len(blocks) > 1 else blocks
 
+    def _fitting(self, weight: Weight) -> str | None:
+        """The format whose blocks fill the rows of a weight, and of what is quantised together with it."""
+        assert self.format is not None, "it is for all matrices"
+        if weight.is_lm_head and self.head is not None:
+            names: tuple[str, ...] = (self.head,)
+        else:
+            names = _with_smaller(self.format)
+        sizes = (weight.in_size, weight.in_size_beside)
+        return next((name for name in names if not any(size % BLOCK_FORMATS[name].elements for size in sizes)), None)
+
     @cached_property
     def _formats(self) -> dict[str, str]:
         """Under each spelling of the tensors' names."""
         return {spelling: kind for name, kind in self.formats for spelling in spellings(name)}
+
+
+def _with_smaller(name: str) -> tuple[str, ...]:
+    """A format, and those of smaller groups that are alike otherwise, the largest first."""
+    return INT4[INT4.index(name) :] if name in INT4 else (name,)
 
 
 AnyQuantization = Quantization | BlockQuantization

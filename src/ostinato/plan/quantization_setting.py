@@ -4,17 +4,34 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Literal
 
 from ostinato.config import EngineConfig
 from ostinato.errors import ConfigError, Remedy
+from ostinato.ops.facts import OPERATIONS
 from ostinato.plan.decision import Decision
 from ostinato.plan.kernels import KernelChoice
 from ostinato.plan.model import DTYPE_BYTES, ModelSpec
-from ostinato.plan.quantization import AnyQuantization, BlockQuantization, Quantization
+from ostinato.plan.quantization import INT4, AnyQuantization, BlockQuantization, Quantization
 from ostinato.plan.stored_weights import StoredWeights
 from ostinato.units import format_bytes
 
-GIVEN = {"none": None, "int8": Quantization(None), "int8_g128": Quantization(128)}
+LEAST_ROWS = 128
+"""Of a matrix that is made 4-bit: smaller projections, such as those of time steps, take next to no time and are the
+first to suffer."""
+
+HEAD = "Q8_0"
+"""What the LM head becomes where others become 4-bit: 8 bits, one scale per 32 elements."""
+
+GIVEN: dict[str, AnyQuantization | None] = {
+    "none": None,
+    "int8": Quantization(None),
+    "int8_g128": Quantization(128),
+    "int4": BlockQuantization((), "int4_g128", head=HEAD, least_rows=LEAST_ROWS),
+    "int4_g64": BlockQuantization((), "int4_g64", head=HEAD, least_rows=LEAST_ROWS),
+    "int4_g32": BlockQuantization((), "int4_g32", head=HEAD, least_rows=LEAST_ROWS),
+}
+"""By the setting's value."""
 
 
 def with_quantization(config: EngineConfig, model: ModelSpec, device_kind: str = "cpu") -> ModelSpec:
@@ -44,12 +61,15 @@ def quantization_decisions(
 
 def _choose(config: EngineConfig, model: ModelSpec, whose: str, device_kind: str) -> AnyQuantization | None:
     stored = model.stored_quantization
-    runs_as = None if stored is None else stored.quantization
+    runs_as = None if stored is None else stored.quantization(_reads_int4(config, model, device_kind))
     if config.quantization == "auto" and model.stored_formats and not _expands_because(config, device_kind):
         return BlockQuantization(model.stored_formats)
     if config.quantization == "auto":
         return runs_as
     wanted = GIVEN[config.quantization]
+    if isinstance(wanted, BlockQuantization) and device_kind == "cuda":
+        message = f"quantization {config.quantization}: no kernel for a GPU reads 4-bit weights; int8 runs there"
+        raise ConfigError(message, [Remedy("quantization", "int8"), Remedy("quantization", "int8_g128")])
     if stored is None or runs_as is None or wanted is None:
         return wanted
     if wanted.name == runs_as.name:
@@ -59,6 +79,15 @@ def _choose(config: EngineConfig, model: ModelSpec, whose: str, device_kind: str
         f"or become {config.dtype if config.dtype != 'auto' else model.dtype} again (none)"
     )
     raise ConfigError(message, [Remedy("quantization", "auto"), Remedy("quantization", "none")])
+
+
+def _reads_int4(config: EngineConfig, model: ModelSpec, device_kind: str) -> bool:
+    """Whether the kernels that are chosen read 4-bit weights in blocks."""
+    kind: Literal["reference", "native", "triton"] = "triton" if device_kind == "cuda" else "native"
+    if config.kernels == "reference":
+        kind = "reference"
+    products = [OPERATIONS[op].implementation(kind) for op in ("linear", "moe") if op in model.ops]
+    return all(each is not None and each.block_formats.issuperset(INT4) for each in products)
 
 
 def _expands_because(config: EngineConfig, device_kind: str) -> str | None:
@@ -115,14 +144,18 @@ def _decisions(
     if chosen is None:
         return [] if stored is None else [_expansion(topic, config, model, stored, dtype)]
     linears = list(model.linears)
-    covered = sum(chosen.covers(linear.names) for linear in linears)
+    covered = sum(chosen.quantises(linear) for linear in linears)
     shared = "which is the embedding too" if model.tied_embeddings else "the embedding stays"
-    head = f"with the LM head ({shared})" if chosen.covers(linears[-1].names) else "without the LM head"
+    head = f"with the LM head ({shared})" if chosen.quantises(linears[-1]) else "without the LM head"
     experts = list(model.experts)[::2]  # a layer's inward matrices; its outward ones go with them
-    of_experts = sum(chosen.covers(linear.names, linear.is_stack) for linear in experts)
+    of_experts = sum(chosen.quantises(linear) for linear in experts)
     also = f" and the experts of {of_experts} of {len(experts)} layers" if experts else ""
     kept = "routers, norms and convolutions" if experts else "norms and convolutions"
     kept = kept if model.vision is None else f"the encoder of images, {kept}"
+    if isinstance(chosen, BlockQuantization):
+        if chosen.head is not None and chosen.quantises(linears[-1]):
+            head += f" in 8 bits ({chosen.head})"
+        kept = f"{_too_small(chosen)}, {kept}"
     parts = [
         _origin(stored),
         f"{covered} of {len(linears)} linear layers{also}, {head}, have {chosen.granularity}; {kept} stay in {dtype}",
@@ -135,10 +168,15 @@ def _decisions(
     return [Decision(topic, config.quantization, chosen.name, "; ".join(parts))]
 
 
+def _too_small(chosen: BlockQuantization) -> str:
+    of_rows = f"matrices with fewer than {chosen.least_rows} outputs or " if chosen.least_rows else "matrices "
+    return f"{of_rows}with rows that no groups fill"
+
+
 def _origin(stored: StoredWeights | None) -> str:
     if stored is None:
         return "made while loading"
-    if stored.quantization is None:
+    if stored.expands_because is not None:
         return f"made while loading, of the checkpoint's {stored.name}, since {stored.expands_because}"
     return "as the checkpoint has them"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from ostinato.plan.quantization import Quantization
+from ostinato.plan.quantization import AnyQuantization, BlockQuantization, Quantization
 from ostinato.plan.weights import Weight
 
 Numbers = Literal["int8", "int4", "float8"]
@@ -37,14 +37,21 @@ class StoredWeights:
     wants_small_activations: bool = False
     """Whether its config asks for activations of few bits too, which are left as they are here."""
 
-    @property
-    def quantization(self) -> Quantization | None:
+    def quantization(self, reads_blocks: bool) -> AnyQuantization | None:
         """What such weights run as, without a change of their values; None: they are expanded.
 
-        4-bit integers less their zero points are 8-bit integers with the same scales."""
+        Where nothing `reads_blocks`, 4-bit integers less their zero points are 8-bit integers with the same scales.
+        """
         if self.expands_because is not None:
             return None
+        if self.numbers == "int4" and reads_blocks:
+            return BlockQuantization((), self.block_format, self.ignore, self.ignores_stacks)
         return Quantization(self.group_size, self.ignore, self.ignores_stacks)
+
+    @property
+    def block_format(self) -> str:
+        """Of 4-bit weights. One scale for a row is the same for each of its groups."""
+        return f"int4_g{self.group_size or 128}"
 
     @property
     def expands_because(self) -> str | None:

@@ -30,6 +30,8 @@ class Weight:
     can_be_quantised: bool = False
     beside: tuple[str, ...] = ()
     """Names of tensors that lie elsewhere and are quantised only together with this one: the experts' other matrix."""
+    in_size_beside: int = 0
+    """Elements of a row of these."""
     is_lm_head: bool = False
     """Whether it gives the logits, as its own matrix or as the embedding that is tied to it."""
     is_stack: bool = False

@@ -40,7 +40,7 @@ def exact_config(config: EngineConfig) -> EngineConfig:
             f"logits are compared with those of the weights before they were quantised, and quantization "
             f"{config.quantization} quantises none"
         )
-        raise ConfigError(message, [Remedy("quantization", "int8"), Remedy("quantization", "int8_g128")])
+        raise ConfigError(message, [Remedy("quantization", "int8"), Remedy("quantization", "int4")])
     return config.with_settings(quantization="none")
 
 
@@ -52,7 +52,7 @@ def compare_logits(engine: Engine, exact: EngineConfig, texts: Sequence[Text]) -
     the checkpoint itself is quantised, so that there are no other weights.
     """
     stored = engine.spec.stored_quantization
-    if stored is not None and stored.quantization is not None:
+    if stored is not None and stored.expands_because is None:
         message = "the checkpoint holds quantised weights alone: there are no others to compare their logits with"
         raise ConfigError(message)
     engine.reset_prefix_cache()

@@ -23,7 +23,7 @@ from ostinato.models.base import CausalLM
 from ostinato.models.loader import build_model, load_weights
 from ostinato.models.random import randomize_weights
 from ostinato.observe.phases import Phases
-from ostinato.ops import int8
+from ostinato.ops.blocks.quantizers import BY_TORCH, native_quantizers
 from ostinato.ops.kernels import load_extension, select_ops
 from ostinato.ops.step import LayerMemory
 from ostinato.plan.mixers import StateSpec
@@ -197,13 +197,13 @@ class Runner:
         ops = select_ops(choices, self.plan.device.native.isa, deterministic=settings.deterministic)
         model = build_model(Build(ops, getattr(torch, settings.dtype), self.device), spec)
         self._phases.end("model")
-        quantize: int8.Quantize = int8.quantize_into
-        if choices.get("linear") == "native" and self.plan.device.native.isa is not None:
-            quantize = int8.native_quantize(load_extension(self.plan.device.native.isa))
+        quantizers = BY_TORCH
+        if "native" in choices.values() and self.plan.device.native.isa is not None:
+            quantizers = native_quantizers(load_extension(self.plan.device.native.isa))
         if directory is None:
-            randomize_weights(model, settings.seed, quantize)
+            randomize_weights(model, settings.seed, quantizers)
         else:
-            load_weights(model, directory, partial(progress, "Loading weights"), quantize)
+            load_weights(model, directory, partial(progress, "Loading weights"), quantizers)
         self._phases.end("weights")
         return model
 

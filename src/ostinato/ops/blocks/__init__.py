@@ -1,1 +1,1 @@
-"""Weights in blocks: their formats, and what they stand for."""
+"""Weights in blocks: their formats, what they stand for, and what makes them of others."""

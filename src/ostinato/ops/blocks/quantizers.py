@@ -1,0 +1,44 @@
+"""What makes quantised weights of others while they are loaded."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ostinato.ops import int8
+from ostinato.ops.blocks import int4
+from ostinato.ops.blocks.formats import BLOCK_FORMATS
+
+MADE = ("Q8_0", "int4_g32", "int4_g64", "int4_g128")
+"""Formats of blocks that can be made."""
+
+
+@dataclass(frozen=True)
+class Quantizers:
+    """By torch, unless others are given."""
+
+    int8: int8.Quantize = int8.quantize_into
+    int4: int4.Quantize = int4.quantize_into
+
+    def into_blocks(self, values: torch.Tensor, weight: torch.Tensor, name: str) -> None:
+        """Writes `values` [rows, in] in blocks of the format `name`, one of `MADE`, into `weight` uint8 [rows, bytes of
+        a row]."""
+        elements = BLOCK_FORMATS[name].elements
+        if name != "Q8_0":
+            self.int4(values, weight, elements)
+            return
+        whole = torch.empty(values.shape, dtype=torch.int8, device=weight.device)
+        scale = torch.empty(len(values), values.shape[1] // elements, device=weight.device)
+        self.int8(values, whole, scale, elements)
+        parts = (scale.half().unsqueeze(-1).view(torch.uint8), whole.view(torch.uint8).unflatten(1, (-1, elements)))
+        weight.copy_(torch.cat(parts, dim=2).flatten(1))
+
+
+BY_TORCH = Quantizers()
+
+
+def native_quantizers(extension: Any) -> Quantizers:
+    """Those of an extension's kernels."""
+    return Quantizers(int8.native_quantize(extension), int4.native_quantize(extension))
