@@ -26,7 +26,17 @@ def _native() -> None:
 
 
 LENGTH, NEW = 90, 24
-NAMES = ("bamba", "falcon_h1", "granitemoehybrid", "mamba2", "nemotron_h", "nemotron_h_dense", "qwen3")
+NAMES = (
+    "bamba",
+    "falcon_h1",
+    "falcon_mamba",
+    "granitemoehybrid",
+    "jamba",
+    "mamba2",
+    "nemotron_h",
+    "nemotron_h_dense",
+    "qwen3",
+)
 Scores = list[tuple[int, float, tuple[tuple[int, float], ...]]]
 
 
@@ -135,7 +145,7 @@ def test_drafts_of_a_head_change_no_bit(name: str) -> None:
 
 
 @pytest.mark.parametrize("states", ["bfloat16", "float16"])
-@pytest.mark.parametrize("name", ["nemotron_h", "mamba2"])
+@pytest.mark.parametrize("name", ["nemotron_h", "mamba2", "jamba"])
 def test_states_that_are_rounded_stochastically_have_the_same_bits_by_any_way(name: str, states: str) -> None:
     """Their noise depends on a token's position alone. It does change what comes out."""
     rounded = {"ssm_state_dtype": states, "ssm_state_rounding": "stochastic"}

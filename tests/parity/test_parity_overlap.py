@@ -15,7 +15,7 @@ from ostinato.sample.params import SamplingParams
 from tests.support.checkpoints import random_prompt
 from tests.support.parity import NEW, PROMPT, Case, add, check, decided_case, has_state, make_engine
 
-NAMES = ("nemotron_h_dense", "bamba", "falcon_h1", "granitemoehybrid", "mamba2", "llama")
+NAMES = ("nemotron_h_dense", "bamba", "falcon_h1", "granitemoehybrid", "jamba", "mamba2", "llama")
 
 
 def overlap_engine(name: str, **settings: Any) -> Engine:
