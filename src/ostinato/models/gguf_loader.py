@@ -71,7 +71,7 @@ def _put(rows: torch.Tensor, tensor: TensorPlace, place: Target, heads: int | No
     for begin in range(0, len(rows), step):
         if isinstance(place, BlockView) and place.name == tensor.type.name:
             lying = rows[begin : begin + step]
-            place.bytes[begin : begin + step] = lying if heads is None else _half_apart(lying, len(lying) // of_head)
+            place.bytes[begin : begin + step] = lying if heads is None else half_apart(lying, len(lying) // of_head)
             pages.drop(lying)
             continue
         values = dequantize(tensor.type, rows[begin : begin + step])
