@@ -7,7 +7,7 @@ been seen to write NaN into other memory.
 from __future__ import annotations
 
 from ostinato.ops.launches.table import Launch, power_of_two
-from ostinato.ops.sizes import DELTA_CHANNEL_CHUNK, SCAN_CHUNK, chunk_length
+from ostinato.ops.sizes import SCAN_CHUNK, chunk_length
 
 FEW_PROGRAMS = 4096
 """Of rows and heads: up to here a head is cut finer, so that all multiprocessors have several blocks each."""
@@ -87,11 +87,3 @@ def delta_update(*, rows: int, heads: int, key_dim: int, value_dim: int, capabil
     columns = power_of_two(value_dim, most=16 if rows * heads <= FEW_PROGRAMS else 32)
     warps = power_of_two(keys * columns // 1024, most=8)
     return (Launch("delta_update_kernel", {"KEYS": keys, "COLUMNS": columns}, warps),)
-
-
-def delta_scan(*, key_dim: int, value_dim: int, capability: int) -> tuple[Launch, ...]:
-    """Of prompts. A program holds the states of 16 value channels, and a chunk's keys beside them: more would not fit
-    into the registers. Chunks have as many tokens as a side of the smallest product."""
-    keys, columns = power_of_two(key_dim, least=LEAST_DOT), power_of_two(value_dim, least=LEAST_DOT, most=LEAST_DOT)
-    blocks = {"TOKENS": DELTA_CHANNEL_CHUNK, "KEYS": keys, "COLUMNS": columns}
-    return (Launch("delta_scan_kernel", blocks, num_warps=8, num_stages=1),)
