@@ -57,10 +57,10 @@ class Mamba1Mixer(Module):
         self.conv1d = CausalConv(build, channels, spec.conv_kernel, conv_bias)
         self.x_proj = Linear(build, channels, rank + 2 * size)
         self.dt_proj = Linear(build, rank, channels)
-        per_channel = {"role": "per_head", "in_float32": True}
-        self.dt_bias = self.own(build, "dt_bias", channels, names=("dt_proj.bias",), **per_channel)
-        self.A_log = self.own(build, "A_log", channels, size, **per_channel)
-        self.D = self.own(build, "D", channels, **per_channel)
+        bias_name = ("dt_proj.bias",)
+        self.dt_bias = self.own(build, "dt_bias", channels, role="per_head", in_float32=True, names=bias_name)
+        self.A_log = self.own(build, "A_log", channels, size, role="per_head", in_float32=True)
+        self.D = self.own(build, "D", channels, role="per_head", in_float32=True)
         if inner_norms != "none":
             norm = PlainRMSNorm if inner_norms == "plain" else RMSNorm
             self.dt_layernorm = norm(build, rank, eps)
