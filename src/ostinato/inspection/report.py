@@ -16,7 +16,7 @@ from ostinato.inspection.tensors import Stored, stored_tensors
 from ostinato.models.checkpoint import load_spec, read_config
 from ostinato.plan.device.catalogue import DeviceSpec
 from ostinato.plan.plan import make_plan
-from ostinato.serve.chat.formats import detect_formats
+from ostinato.serve.chat.detection import detect_formats, takes_tools
 
 _ENDS = "tokenizer.ggml."
 
@@ -150,10 +150,10 @@ def _template(path: Path) -> dict[str, Any] | None:
     template = load_chat_template(path)
     if not template.text:
         return None
-    formats = detect_formats(template.text)
+    formats = detect_formats(template)
     return {
         "characters": len(template.text),
-        "takes_tools": "tools" in template.text,
-        "tool_calls": None if formats.tools is None else formats.tools.value,
+        "takes_tools": takes_tools(template),
+        "tool_calls": None if formats.tools is None else formats.tools.name,
         "reasoning": None if formats.reasoning is None else f"{formats.reasoning.begin} {formats.reasoning.end}",
     }

@@ -12,7 +12,7 @@ from typing import Any
 from ostinato.config import EngineConfig
 from ostinato.demo import CHECKPOINTS, checkpoint_dir
 from ostinato.errors import ConfigError, ModelError, Remedy
-from ostinato.formats.gguf.names import checkpoint_name
+from ostinato.formats.gguf.names import EACH, GATE, UP, checkpoint_name
 from ostinato.formats.gguf.split import all_parts
 from ostinato.formats.parts import gguf_header, is_gguf, read_part
 from ostinato.formats.quantization_config import stored_weights
@@ -98,7 +98,7 @@ def _spec_of(directory: Path) -> ModelSpec:
     model = model_spec(read_config(directory))
     if not is_gguf(directory):
         return model
-    return replace(model, stored_blocks=_stored_blocks(directory), stored_formats=_stored_formats(directory))
+    return replace(model, stored_blocks=_stored_blocks(directory), stored_formats=_stored_formats(directory, model))
 
 
 def read_config(directory: Path) -> dict[str, Any]:
@@ -122,11 +122,18 @@ def _stored_blocks(path: Path) -> tuple[tuple[str, int], ...]:
     return tuple(sizes.most_common())
 
 
-def _stored_formats(path: Path) -> tuple[tuple[str, str], ...]:
-    """The tensors of a GGUF file that lie in blocks which kernels know, as the checkpoint names them, with their
-    formats."""
-    named = ((checkpoint_name(each.name), each.type.name) for each in gguf_header(path).tensors.values())
-    return tuple((name, kind) for name, kind in named if name is not None and kind in BLOCK_FORMATS)
+def _stored_formats(path: Path, model: ModelSpec) -> tuple[tuple[str, str], ...]:
+    """The matrices of a GGUF file that lie in blocks which kernels know, as the checkpoint names them, with their
+    formats. Of a matrix that is two tensors there, both have one format. Experts, which lie together there, are not
+    among them: they are expanded."""
+    formats: dict[str, set[str]] = {}
+    for tensor in gguf_header(path).tensors.values():
+        name = checkpoint_name(model.architecture, tensor.name)
+        if name is not None and EACH not in name:
+            formats.setdefault(name.removesuffix(GATE).removesuffix(UP), set()).add(tensor.type.name)
+    return tuple(
+        (name, min(kinds)) for name, kinds in formats.items() if len(kinds) == 1 and kinds <= set(BLOCK_FORMATS)
+    )
 
 
 def with_smallest_item(vision: VisionSpec, directory: Path) -> VisionSpec:
