@@ -147,7 +147,7 @@ void gated_norm_row(const T* x, const T* gate, const T* weight, T* y, std::int64
 struct GatedRmsNorm : Arguments {
     FIELD(Strided<VALUES>, x);  // [tokens, size], as gate
     FIELD(Strided<VALUES>, gate);
-    FIELD(Maybe<Array<VALUES>>, weight);  // [size]; without there is no norm
+    FIELD(Maybe<Array<VALUES>>, weight);  // [size], or [group_size] for all groups; without there is no norm
     FIELD(float, eps);
     FIELD(std::optional<std::int64_t>, group_size);
     FIELD(bool, norm_before_gate);
@@ -166,8 +166,8 @@ void gated_rms_norm(const Team& team, std::int64_t tokens, const GatedRmsNorm& i
             const T* by = in.gate.row<const T>(token) + first;
             T* to = in.out.at<T>() + token * size + first;
             if (in.weight) {
-                gated_norm_row(from, by, in.weight.at<const T>() + first, to, group_size, in.eps, in.norm_before_gate,
-                               values);
+                const T* weight = in.weight.at<const T>() + (in.weight.shape[0] == size ? first : 0);
+                gated_norm_row(from, by, weight, to, group_size, in.eps, in.norm_before_gate, values);
             } else {
                 gate_row(from, by, to, group_size);
             }

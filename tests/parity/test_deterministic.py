@@ -36,6 +36,7 @@ NAMES = (
     "nemotron_h",
     "nemotron_h_dense",
     "qwen3",
+    "qwen3_5_text",
 )
 Scores = list[tuple[int, float, tuple[tuple[int, float], ...]]]
 

@@ -187,6 +187,27 @@ def granitemoehybrid_dense() -> PretrainedConfig:
     )
 
 
+def qwen3_5_text() -> PretrainedConfig:
+    return transformers.Qwen3_5TextConfig(
+        **COMMON,
+        intermediate_size=96,
+        num_hidden_layers=4,
+        layer_types=["linear_attention", "full_attention", "linear_attention", "linear_attention"],
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=24,
+        attention_bias=True,
+        linear_num_key_heads=2,
+        linear_num_value_heads=6,
+        linear_key_head_dim=16,
+        linear_value_head_dim=24,
+        linear_conv_kernel_dim=3,
+        rms_norm_eps=1e-4,
+        tie_word_embeddings=True,
+        rope_parameters={"rope_type": "default", "rope_theta": 5000.0, "partial_rotary_factor": 0.5},
+    )
+
+
 def qwen3() -> PretrainedConfig:
     return transformers.Qwen3Config(
         **COMMON,
@@ -454,6 +475,7 @@ RECIPES: dict[str, Callable[[], PretrainedConfig]] = {
         nemotron_h_dense,
         qwen2,
         qwen3,
+        qwen3_5_text,
         smollm3,
     )
 }

@@ -21,7 +21,8 @@ class Attention(Module):
     `bias` is that of the projections, `out_bias` that of the output's, where it differs. `scale` multiplies the scores
     (default head_dim ** -0.5); `in_multiplier`, `key_multiplier` and `out_multiplier` the input, the keys and the
     output before the residual (Falcon-H1, Granite); keys before position `first_key` are not attended to (a prediction
-    head has none for a text's first token).
+    head has none for a text's first token). If it `is_gated`, q_proj gives each head a query and a gate, whose sigmoid
+    multiplies what the head attends to (Qwen3.5).
     """
 
     def __init__(
@@ -39,12 +40,15 @@ class Attention(Module):
         key_multiplier: float = 1.0,
         out_multiplier: float = 1.0,
         first_key: int = 0,
+        is_gated: bool = False,
     ) -> None:
         super().__init__()
         self.ops = build.ops
         self.spec = spec
         self.q_size, self.kv_size = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
-        parts = (("q_proj", self.q_size), ("k_proj", self.kv_size), ("v_proj", self.kv_size))
+        self.is_gated = is_gated
+        self.q_out_size = 2 * self.q_size if is_gated else self.q_size
+        parts = (("q_proj", self.q_out_size), ("k_proj", self.kv_size), ("v_proj", self.kv_size))
         self.qkv = PackedLinear(build, hidden_size, parts, bias, in_multiplier=in_multiplier)
         self.o_proj = Linear(build, self.q_size, hidden_size, bias if out_bias is None else out_bias, out_multiplier)
         self.q_norm: RMSNorm | None = None
@@ -65,12 +69,17 @@ class Attention(Module):
         residual: torch.Tensor | None,
     ) -> torch.Tensor:
         """`x` and `residual` [tokens, hidden] -> [tokens, hidden]; without `angles` attention has no positions."""
-        q, k, v = self.qkv(x).split((self.q_size, self.kv_size, self.kv_size), dim=-1)
+        q, k, v = self.qkv(x).split((self.q_out_size, self.kv_size, self.kv_size), dim=-1)
         q, k, v = (part.unflatten(-1, (-1, self.spec.head_dim)) for part in (q, k, v))
+        if self.is_gated:
+            # Of each head first the query, then the gate.
+            q, gate = q.unflatten(1, (-1, 2)).unbind(2)
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
         q = self._store(q, k, v, angles if self.spec.rotates else None, step, memory)
         out = self.ops.tap.split("attention", self._attend, (q,), step, memory)
+        if self.is_gated:
+            out = out * gate.sigmoid()
         return self.o_proj(out.flatten(1), residual)
 
     def store(self, x: torch.Tensor, step: StepInputs, memory: LayerMemory) -> None:

@@ -47,11 +47,20 @@ class GatedRMSNorm(Module):
     which has no weight."""
 
     def __init__(
-        self, build: Builder, size: int, eps: float, group_size: int | None, norm_before_gate: bool = False
+        self,
+        build: Builder,
+        size: int,
+        eps: float,
+        group_size: int | None,
+        norm_before_gate: bool = False,
+        shares_weight: bool = False,
     ) -> None:
+        """`shares_weight`: one weight of `group_size` serves all groups."""
         super().__init__()
         self.op = build.ops.gated_rms_norm
-        self.weight = self.own(build, "weight", size, role="norm") if group_size is not None else None
+        self.weight = None
+        if group_size is not None:
+            self.weight = self.own(build, "weight", group_size if shares_weight else size, role="norm")
         self.eps = eps
         self.group_size = group_size
         self.norm_before_gate = norm_before_gate

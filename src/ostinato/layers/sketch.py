@@ -59,6 +59,12 @@ class Shape:
     def __mul__(self, other: float | Shape) -> Shape:
         return self._traced.note("mul", (self, other), self.shape, self.dtype)
 
+    def sigmoid(self) -> Shape:
+        return self._computed("sigmoid", self.dtype)
+
+    def unbind(self, dim: int) -> tuple[Shape, ...]:
+        return (replace(self, shape=(*self.shape[:dim], *self.shape[dim + 1 :])),) * self.shape[dim]
+
     def to(self, dtype: str) -> Shape:
         return self if dtype == self.dtype else self._computed("to", dtype, casts_from=self.dtype)
 

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 
 class Block(Module):
     """Attention, a state mixer or both, then an MLP, experts or both: each part of a pair works on one norm of the
-    residual stream and is added to it. `names` are the checkpoint's for the attributes, where they differ."""
+    residual stream and is added to it. `names` are the checkpoint's for the attributes, where they differ; with
+    `norm_plus_one` it has the norms less 1."""
 
     def __init__(
         self,
@@ -33,13 +34,14 @@ class Block(Module):
         mamba: Module | None = None,
         experts: Module | None = None,
         names: dict[str, str] | None = None,
+        norm_plus_one: bool = False,
     ) -> None:
         super().__init__()
         self.names = names or {}
-        self.input_layernorm = RMSNorm(build, hidden_size, norm_eps)
+        self.input_layernorm = RMSNorm(build, hidden_size, norm_eps, norm_plus_one)
         self.self_attn = attention
         self.mamba = mamba
-        self.post_attention_layernorm = RMSNorm(build, hidden_size, norm_eps)
+        self.post_attention_layernorm = RMSNorm(build, hidden_size, norm_eps, norm_plus_one)
         self.mlp = mlp
         self.experts = experts
 
@@ -88,9 +90,10 @@ class Decoder(CausalLM):
         names: dict[str, str] | None = None,
         embedding_multiplier: float = 1.0,
         logits_multiplier: float = 1.0,
+        norm_plus_one: bool = False,
     ) -> None:
         super().__init__(build, spec, logits_multiplier)
-        self.model = Backbone(build, spec, self.make_block, norm_eps, names, embedding_multiplier)
+        self.model = Backbone(build, spec, self.make_block, norm_eps, names, embedding_multiplier, norm_plus_one)
 
     @abstractmethod
     def make_block(self, layer: LayerSpec) -> Module:

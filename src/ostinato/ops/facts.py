@@ -214,7 +214,11 @@ class Operations:
         work=work.delta_rule,
     )
     delta_update = Operation(
-        _delta_rule, triton=Implementation(launches=state.delta_update), part="state", work=work.delta_rule
+        _delta_rule,
+        triton=Implementation(launches=state.delta_update),
+        part="state",
+        in_prompts="delta_scan",
+        work=work.delta_rule,
     )
     embedding = Operation(
         _embedding,

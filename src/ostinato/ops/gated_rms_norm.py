@@ -16,7 +16,8 @@ def reference(
 ) -> torch.Tensor:
     """RMS norm over each group of `group_size` channels, gated by silu(`gate`); computed in float32.
 
-    `x` and `gate` [tokens, size], `weight` [size] -> [tokens, size] in the dtype of `gate`. The gate multiplies
+    `x` and `gate` [tokens, size], `weight` [size], or [group_size] for all groups -> [tokens, size] in the dtype of
+    `gate`. The gate multiplies
     the input of the norm, or with `norm_before_gate` its output. Without a weight there is no norm: only the gate.
     """
     silu = F.silu(gate.float())
@@ -25,5 +26,6 @@ def reference(
     assert group_size is not None, "a norm averages over groups of channels"
     y = x.float() if norm_before_gate else x.float() * silu
     grouped = y.unflatten(-1, (-1, group_size))
-    y = F.rms_norm(grouped, (group_size,), None, eps).flatten(-2) * weight.float()
+    weights = weight.float().unflatten(0, (-1, group_size))
+    y = (F.rms_norm(grouped, (group_size,), None, eps) * weights).flatten(-2)
     return (y * silu if norm_before_gate else y).to(gate.dtype)

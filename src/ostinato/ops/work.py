@@ -88,7 +88,12 @@ def delta_rule(step: StepShape, *, state_elements: int, element_bytes: int, num_
     """As `recurrence`. A token decays the state, reads it at its key and at its query, and is added to it: seven
     operations for each element. Each head has two numbers of its own, in float32."""
     num_bytes = step.states_moved * state_elements * element_bytes + 2 * num_heads * 4
-    return KernelWork(num_bytes, 7 * state_elements * step.tokens)
+    return KernelWork(num_bytes, delta_flops(state_elements=state_elements) * step.tokens)
+
+
+def delta_flops(*, state_elements: int) -> int:
+    """Per token, of the delta rule."""
+    return 7 * state_elements
 
 
 def selective_recurrence(step: StepShape, *, channels: int, state_size: int, element_bytes: int) -> KernelWork:

@@ -11,7 +11,7 @@ from math import prod
 from typing import ClassVar, Literal, Protocol
 
 from ostinato.ops.facts import in_prompts
-from ostinato.ops.work import chunked_scan_flops, selective_flops
+from ostinato.ops.work import chunked_scan_flops, delta_flops, selective_flops
 
 StateDtype = Literal["model", "state"]
 """The model's dtype, or the setting `ssm_state_dtype`: float32 where nobody wants another."""
@@ -33,7 +33,8 @@ class StateArray:
 @dataclass(frozen=True)
 class StateSpec:
     """A layer's part of a slot. Names: `conv` [width - 1, channels], the last inputs of a convolution; `ssm`, the state
-    of a recurrence; `hidden` [1, hidden], a model's last hidden state."""
+    of a recurrence; `delta` [heads, key_dim, value_dim], that of a delta net; `hidden` [1, hidden], a model's last
+    hidden state."""
 
     arrays: tuple[StateArray, ...] = ()
 
@@ -91,6 +92,11 @@ class Mixer(Protocol):
         ...
 
     @property
+    def needs_float32(self) -> bool:
+        """Whether its arrays of the dtype "state" lose too much in 16 bits, so that its operations take none."""
+        ...
+
+    @property
     def scan_flops(self) -> int:
         """Floating-point operations of a prompt's token, beside those of its weights."""
         ...
@@ -130,6 +136,7 @@ class Mamba2Spec:
         "gated_rms_norm": None,
     }
     rounds_stochastically: ClassVar[bool] = True
+    needs_float32: ClassVar[bool] = False
 
     @property
     def intermediate_size(self) -> int:
@@ -213,6 +220,7 @@ class Mamba1Spec:
         "gated_rms_norm": None,
     }
     rounds_stochastically: ClassVar[bool] = True
+    needs_float32: ClassVar[bool] = False
     chunk_size: ClassVar[int | None] = None
 
     @property
@@ -246,6 +254,76 @@ class Mamba1Spec:
 
 
 @dataclass(frozen=True)
+class GatedDeltaSpec:
+    """The gated delta net of one layer: each head has a matrix, from keys to values. Adjacent heads share a key head."""
+
+    num_heads: int
+    num_key_heads: int
+    key_dim: int
+    value_dim: int
+    conv_kernel: int
+
+    kind: ClassVar[str] = "delta net"
+    operations: ClassVar[Mapping[str, str | None]] = {
+        "causal_conv1d": "conv",
+        "delta_update": "delta",
+        "gated_rms_norm": None,
+    }
+    chunk_size: ClassVar[int | None] = None
+    scan_writes_states: ClassVar[bool] = True
+    rounds_stochastically: ClassVar[bool] = False
+    needs_float32: ClassVar[bool] = True
+
+    @property
+    def key_size(self) -> int:
+        """Of the keys of all heads, and of the queries."""
+        return self.num_key_heads * self.key_dim
+
+    @property
+    def value_size(self) -> int:
+        return self.num_heads * self.value_dim
+
+    @property
+    def conv_dim(self) -> int:
+        """Channels of the convolution: queries, keys and values side by side."""
+        return 2 * self.key_size + self.value_size
+
+    @property
+    def state(self) -> StateSpec:
+        conv = StateArray("conv", (self.conv_kernel - 1, self.conv_dim), "model")
+        return StateSpec((conv, StateArray("delta", (self.num_heads, self.key_dim, self.value_dim), "state")))
+
+    @property
+    def sizes(self) -> Mapping[str, int]:
+        return {
+            "num_heads": self.num_heads,
+            "key_dim": self.key_dim,
+            "value_dim": self.value_dim,
+            "per_channel": False,
+            "state_elements": self.state["delta"].num_elements,
+            "channels": self.conv_dim,
+            "width": self.conv_kernel,
+            # Of the norm.
+            "size": self.value_dim,
+        }
+
+    @property
+    def scan_flops(self) -> int:
+        return delta_flops(state_elements=self.state["delta"].num_elements)
+
+    @property
+    def conv_parameters(self) -> int:
+        return self.conv_dim * self.conv_kernel
+
+    def problem(self) -> str | None:
+        if min(self.num_heads, self.num_key_heads, self.key_dim, self.value_dim, self.conv_kernel) < 1:
+            return "a delta net without heads, channels or convolution"
+        if self.num_heads % self.num_key_heads:
+            return f"{self.num_heads} heads of a delta net, which {self.num_key_heads} key heads cannot serve"
+        return None
+
+
+@dataclass(frozen=True)
 class ShortConvSpec:
     """A short convolution alone, between two gates: its last inputs are the whole state."""
 
@@ -257,6 +335,7 @@ class ShortConvSpec:
     chunk_size: ClassVar[None] = None
     scan_writes_states: ClassVar[bool] = True
     rounds_stochastically: ClassVar[bool] = False
+    needs_float32: ClassVar[bool] = False
     scan_flops: ClassVar[int] = 0
 
     @property

@@ -70,6 +70,7 @@ def choose_ssm_state_dtype(config: EngineConfig, model: ModelSpec) -> tuple[str,
         raise ModelError(f"config.json has mamba_ssm_cache_dtype {dtype!r}; the supported ones are {known}")
     if not model.has_recurrence or DTYPE_BYTES[dtype] >= DTYPE_BYTES["float32"]:
         return dtype, []
+    _check_width(model, dtype)
     if config.ssm_state_rounding == "stochastic":
         _check_rounding(model, dtype)
     origin = "as given" if given else "as the checkpoint asks"
@@ -79,6 +80,17 @@ def choose_ssm_state_dtype(config: EngineConfig, model: ModelSpec) -> tuple[str,
     if not config.deterministic:
         reason += ", so a prompt that chunking cuts elsewhere, or that is computed again, has slightly other results"
     return dtype, [Decision("ssm_state_dtype", config.ssm_state_dtype, dtype, reason)]
+
+
+def _check_width(model: ModelSpec, dtype: str) -> None:
+    """ConfigError where a state layer's operations take states of 32 bits alone."""
+    wide = sorted({mixer.kind for mixer in model.state_layers if mixer.needs_float32})
+    if wide:
+        raise ConfigError(
+            f"ssm_state_dtype {dtype}: {' and '.join(wide)} layers lose what they add in small steps in states of 16 "
+            "bits; use ssm_state_dtype float32",
+            [Remedy("ssm_state_dtype", "float32")],
+        )
 
 
 def _check_rounding(model: ModelSpec, dtype: str) -> None:

@@ -81,9 +81,9 @@ def ssd_scan(
     return (Launch("ssd_scan_kernel", blocks, num_warps=8 if is_wide else 4, num_stages=1),)
 
 
-def delta_update(*, rows: int, heads: int, key_dim: int, value_dim: int, capability: int) -> tuple[Launch, ...]:
+def delta_update(*, rows: int, num_heads: int, key_dim: int, value_dim: int, capability: int) -> tuple[Launch, ...]:
     """Of decode rows. A thread holds 32 elements of the state."""
     keys = power_of_two(key_dim)
-    columns = power_of_two(value_dim, most=16 if rows * heads <= FEW_PROGRAMS else 32)
+    columns = power_of_two(value_dim, most=16 if rows * num_heads <= FEW_PROGRAMS else 32)
     warps = power_of_two(keys * columns // 1024, most=8)
     return (Launch("delta_update_kernel", {"KEYS": keys, "COLUMNS": columns}, warps),)

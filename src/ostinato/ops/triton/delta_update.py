@@ -134,7 +134,7 @@ def delta_update(
     rows, tokens = write_slots.shape
     out = torch.empty(v.shape, dtype=v.dtype, device=v.device)
     (launch,) = launches.delta_update(
-        rows=rows, heads=heads, key_dim=key_dim, value_dim=value_dim, capability=launcher.capability(v)
+        rows=rows, num_heads=heads, key_dim=key_dim, value_dim=value_dim, capability=launcher.capability(v)
     )
     launcher.run(
         delta_update_kernel,

@@ -25,6 +25,7 @@ def gated_rms_norm_kernel(
     stride_x,
     stride_gate,
     GATE_FIRST: tl.constexpr,
+    SHARES_WEIGHT: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
@@ -40,7 +41,8 @@ def gated_rms_norm_kernel(
         y = y * silu
     if weight is not None:
         scale = tl.rsqrt(tl.sum(y * y, axis=1) / size + eps)
-        y = y * scale[:, None] * tl.load(weight + channel, mask=inside, other=0.0).to(tl.float32)
+        of_weight = column[None, :] + tl.zeros_like(channel) if SHARES_WEIGHT else channel
+        y = y * scale[:, None] * tl.load(weight + of_weight, mask=inside, other=0.0).to(tl.float32)
     if not GATE_FIRST:
         y = y * silu
     tl.store(out + token * groups * size + channel, to_dtype(y, out.dtype.element_ty), mask=inside)
@@ -77,5 +79,6 @@ def gated_rms_norm(
         stride_x=x.stride(0),
         stride_gate=gate.stride(0),
         GATE_FIRST=weight is None or not norm_before_gate,
+        SHARES_WEIGHT=weight is not None and weight.shape[0] != channels,
     )
     return out

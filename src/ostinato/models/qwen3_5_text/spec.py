@@ -1,0 +1,75 @@
+"""Qwen3.5, its text model: a gated delta net or gated attention, then a gated MLP, in every layer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ostinato.errors import ModelError
+from ostinato.models.hyperparameters import activation, attention_spec, flag, integer, number, shared_fields
+from ostinato.models.rope import parse_rope
+from ostinato.plan.mixers import GatedDeltaSpec
+from ostinato.plan.model import LayerSpec, ModelSpec
+
+KINDS = {"linear_attention": "delta_net", "full_attention": "attention"}
+"""Values of `layer_types`, and the kinds of layers."""
+ROTATED = 0.25
+"""The part of a head that is rotated, where config.json does not say."""
+
+
+@dataclass(frozen=True)
+class Qwen35Hyperparameters:
+    """What models/qwen3_5_text/model.py builds from, beside the layers."""
+
+    intermediate_size: int
+    attention_bias: bool
+    norm_eps: float
+
+
+def model_spec(config: dict[str, Any]) -> ModelSpec:
+    """The spec of a `qwen3_5_text` config.json."""
+    activation(config, "hidden_act", "silu", ("silu",))
+    attention = attention_spec(config, 256)
+    layers = {
+        "attention": LayerSpec("attention", attention),
+        "delta_net": LayerSpec("delta_net", mixer=delta_net(config)),
+    }
+    return ModelSpec(
+        architecture="qwen3_5_text",
+        **shared_fields(config),
+        layers=tuple(layers[kind] for kind in layer_kinds(config)),
+        rope=parse_rope(config, attention.head_dim, default_partial=ROTATED),
+        hyperparameters=Qwen35Hyperparameters(
+            intermediate_size=integer(config, "intermediate_size"),
+            attention_bias=flag(config, "attention_bias", False),
+            norm_eps=number(config, "rms_norm_eps", 1e-6),
+        ),
+    )
+
+
+def delta_net(config: Mapping[str, Any]) -> GatedDeltaSpec:
+    """The mixer of a layer with linear attention."""
+    return GatedDeltaSpec(
+        num_heads=integer(config, "linear_num_value_heads", 32),
+        num_key_heads=integer(config, "linear_num_key_heads", 16),
+        key_dim=integer(config, "linear_key_head_dim", 128),
+        value_dim=integer(config, "linear_value_head_dim", 128),
+        conv_kernel=integer(config, "linear_conv_kernel_dim", 4),
+    )
+
+
+def layer_kinds(config: Mapping[str, Any]) -> tuple[str, ...]:
+    """From `layer_types`; without them every fourth layer, or every `full_attention_interval`, has attention."""
+    count, given = integer(config, "num_hidden_layers"), config.get("layer_types")
+    if given is None:
+        interval = integer(config, "full_attention_interval", 4)
+        if interval < 1:
+            raise ModelError(f"config.json has full_attention_interval = {interval}, which should be 1 or more")
+        return tuple("delta_net" if (i + 1) % interval else "attention" for i in range(count))
+    unknown = sorted({str(kind) for kind in given if kind not in KINDS})
+    if unknown:
+        raise ModelError(f"config.json has layer_types {unknown}; the known ones are {sorted(KINDS)}")
+    if len(given) != count:
+        raise ModelError(f"config.json has {len(given)} layer_types for num_hidden_layers = {count}")
+    return tuple(KINDS[kind] for kind in given)
