@@ -208,6 +208,57 @@ def qwen3_5_text() -> PretrainedConfig:
     )
 
 
+def qwen3_5_moe_text() -> PretrainedConfig:
+    config = qwen3_next()
+    kept = {name: getattr(config, name) for name in DELTA_FIELDS}
+    return transformers.Qwen3_5MoeTextConfig(**COMMON, **kept)
+
+
+DELTA_FIELDS = (
+    "num_hidden_layers",
+    "layer_types",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "linear_num_key_heads",
+    "linear_num_value_heads",
+    "linear_key_head_dim",
+    "linear_value_head_dim",
+    "linear_conv_kernel_dim",
+    "rms_norm_eps",
+    "rope_parameters",
+    "num_experts",
+    "num_experts_per_tok",
+    "moe_intermediate_size",
+    "shared_expert_intermediate_size",
+)
+
+
+def qwen3_next() -> PretrainedConfig:
+    return transformers.Qwen3NextConfig(
+        **COMMON,
+        intermediate_size=72,
+        num_hidden_layers=3,
+        layer_types=["linear_attention", "full_attention", "linear_attention"],
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=24,
+        linear_num_key_heads=2,
+        linear_num_value_heads=6,
+        linear_key_head_dim=16,
+        linear_value_head_dim=24,
+        linear_conv_kernel_dim=3,
+        num_experts=6,
+        num_experts_per_tok=2,
+        moe_intermediate_size=32,
+        shared_expert_intermediate_size=40,
+        norm_topk_prob=False,
+        mlp_only_layers=[1],
+        rms_norm_eps=1e-4,
+        rope_parameters={"rope_type": "default", "rope_theta": 5000.0, "partial_rotary_factor": 0.5},
+    )
+
+
 def qwen3() -> PretrainedConfig:
     return transformers.Qwen3Config(
         **COMMON,
@@ -475,7 +526,9 @@ RECIPES: dict[str, Callable[[], PretrainedConfig]] = {
         nemotron_h_dense,
         qwen2,
         qwen3,
+        qwen3_5_moe_text,
         qwen3_5_text,
+        qwen3_next,
         smollm3,
     )
 }

@@ -56,6 +56,9 @@ class Shape:
     def __sub__(self, _: int) -> Shape:
         return self
 
+    def __add__(self, other: Shape) -> Shape:
+        return self._traced.note("add", (self, other), self.shape, self.dtype)
+
     def __mul__(self, other: float | Shape) -> Shape:
         return self._traced.note("mul", (self, other), self.shape, self.dtype)
 

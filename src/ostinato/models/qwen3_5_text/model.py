@@ -5,7 +5,7 @@ from __future__ import annotations
 from ostinato.layers.attention import Attention
 from ostinato.layers.delta_net import GatedDeltaNet
 from ostinato.layers.feed_forward import GatedMLP
-from ostinato.layers.module import Builder
+from ostinato.layers.module import Builder, Module
 from ostinato.models.decoder import Block, Decoder
 from ostinato.models.qwen3_5_text.spec import Qwen35Hyperparameters
 from ostinato.plan.mixers import GatedDeltaSpec
@@ -19,32 +19,43 @@ class Qwen35(Decoder):
         super().__init__(build, spec, norm_eps=spec.hyperparameters.norm_eps, norm_plus_one=True)
 
     def make_block(self, layer: LayerSpec) -> Block:
-        build, size = self.build, self.spec.hidden_size
         hyper: Qwen35Hyperparameters = self.spec.hyperparameters
-        eps, attention, delta_net = hyper.norm_eps, None, None
-        if layer.attention is not None:
-            attention = Attention(
-                build,
-                size,
-                layer.attention,
-                bias=hyper.attention_bias,
-                qk_norm_eps=eps,
-                qk_norm_plus_one=True,
-                is_gated=True,
-            )
-        if isinstance(layer.mixer, GatedDeltaSpec):
-            delta_net = GatedDeltaNet(build, size, layer.mixer, eps=eps)
-        return Block(
-            build,
-            size,
-            eps,
-            attention=attention,
-            mamba=delta_net,
-            mlp=GatedMLP(build, size, hyper.intermediate_size),
-            names={"mamba": "linear_attn"},
-            norm_plus_one=True,
-        )
+        return qwen35_block(self.build, self.spec.hidden_size, layer, hyper)
 
     def checkpoint_name(self, name: str) -> str | None:
         """A prediction head is not read."""
         return None if name.startswith("mtp.") else super().checkpoint_name(name)
+
+
+def qwen35_block(
+    build: Builder,
+    size: int,
+    layer: LayerSpec,
+    hyper: Qwen35Hyperparameters,
+    mlp: Module | None = None,
+    by_key_head: bool = False,
+) -> Block:
+    """A layer of Qwen3.5; `mlp` stands in for the gated one (experts), `by_key_head` is the delta net's."""
+    eps, attention, delta_net = hyper.norm_eps, None, None
+    if layer.attention is not None:
+        attention = Attention(
+            build,
+            size,
+            layer.attention,
+            bias=hyper.attention_bias,
+            qk_norm_eps=eps,
+            qk_norm_plus_one=True,
+            is_gated=True,
+        )
+    if isinstance(layer.mixer, GatedDeltaSpec):
+        delta_net = GatedDeltaNet(build, size, layer.mixer, eps=eps, by_key_head=by_key_head)
+    return Block(
+        build,
+        size,
+        eps,
+        attention=attention,
+        mamba=delta_net,
+        mlp=GatedMLP(build, size, hyper.intermediate_size) if mlp is None else mlp,
+        names={"mamba": "linear_attn"},
+        norm_plus_one=True,
+    )

@@ -29,6 +29,11 @@ class Qwen35Hyperparameters:
 
 def model_spec(config: dict[str, Any]) -> ModelSpec:
     """The spec of a `qwen3_5_text` config.json."""
+    return qwen35_spec(config, "qwen3_5_text", integer(config, "intermediate_size"))
+
+
+def qwen35_spec(config: Mapping[str, Any], architecture: str, intermediate_size: int) -> ModelSpec:
+    """The spec of a model like Qwen3.5, without its experts."""
     activation(config, "hidden_act", "silu", ("silu",))
     attention = attention_spec(config, 256)
     layers = {
@@ -36,12 +41,12 @@ def model_spec(config: dict[str, Any]) -> ModelSpec:
         "delta_net": LayerSpec("delta_net", mixer=delta_net(config)),
     }
     return ModelSpec(
-        architecture="qwen3_5_text",
+        architecture=architecture,
         **shared_fields(config),
         layers=tuple(layers[kind] for kind in layer_kinds(config)),
         rope=parse_rope(config, attention.head_dim, default_partial=ROTATED),
         hyperparameters=Qwen35Hyperparameters(
-            intermediate_size=integer(config, "intermediate_size"),
+            intermediate_size=intermediate_size,
             attention_bias=flag(config, "attention_bias", False),
             norm_eps=number(config, "rms_norm_eps", 1e-6),
         ),

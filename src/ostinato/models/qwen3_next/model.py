@@ -1,0 +1,45 @@
+"""Qwen3-Next (model_type `qwen3_next`): a gated delta net or gated attention, then experts beside a shared one."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ostinato.layers.feed_forward import Experts, GatedMLP
+from ostinato.layers.linear import Linear
+from ostinato.layers.module import Builder, Module
+from ostinato.models.decoder import Block
+from ostinato.models.qwen3_5_text.model import Qwen35, qwen35_block
+from ostinato.models.qwen3_next.spec import Qwen3NextHyperparameters
+from ostinato.plan.model import ExpertsSpec, LayerSpec
+
+if TYPE_CHECKING:
+    import torch
+
+
+class SparseMLP(Module):
+    """The experts that a softmax router chooses, and one that every token meets, times the sigmoid of a gate of its
+    own; plus the residual."""
+
+    def __init__(self, build: Builder, spec: ExpertsSpec, hyper: Qwen3NextHyperparameters) -> None:
+        super().__init__()
+        self.op, self.top_k, self.over_all = build.ops.route, spec.top_k, not hyper.normalizes
+        self.gate = Linear(build, spec.size, spec.num_experts, role="router")
+        self.experts = Experts(build, spec, "swiglu")
+        self.shared_expert = GatedMLP(build, spec.size, hyper.shared_size)
+        self.shared_expert_gate = Linear(build, spec.size, 1, can_be_quantised=False)
+
+    def forward(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+        """Both [tokens, hidden] -> [tokens, hidden]"""
+        shared = self.shared_expert(x, None) * self.shared_expert_gate(x).sigmoid()
+        choices = self.op(x, self.gate.weight, None, self.top_k, over_all=self.over_all)
+        return self.experts(x, choices, residual + shared)
+
+
+class Qwen3Next(Qwen35):
+    """The language model."""
+
+    def make_block(self, layer: LayerSpec) -> Block:
+        build, size = self.build, self.spec.hidden_size
+        hyper: Qwen3NextHyperparameters = self.spec.hyperparameters
+        mlp = None if layer.experts is None else SparseMLP(build, layer.experts, hyper)
+        return qwen35_block(build, size, layer, hyper, mlp, hyper.by_key_head)

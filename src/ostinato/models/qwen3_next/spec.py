@@ -1,0 +1,61 @@
+"""Qwen3-Next and Qwen3.5 with experts: as Qwen3.5, with experts and one shared expert in place of the MLP."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ostinato.models.hyperparameters import flag, integer, top_k
+from ostinato.models.qwen3_5_text.spec import Qwen35Hyperparameters, qwen35_spec
+from ostinato.plan.model import ExpertsSpec, ModelSpec
+
+
+@dataclass(frozen=True)
+class Qwen3NextHyperparameters(Qwen35Hyperparameters):
+    """What models/qwen3_next/model.py builds from, beside the layers."""
+
+    shared_size: int
+    """Of the inner activations of the shared expert."""
+    normalizes: bool
+    """Whether the weights of the chosen experts add up to 1."""
+    by_key_head: bool
+    """How delta nets are stored."""
+
+
+def model_spec(config: dict[str, Any]) -> ModelSpec:
+    """The spec of a `qwen3_next` config.json."""
+    return sparse_spec(config, "qwen3_next", by_key_head=True)
+
+
+def sparse_spec(config: Mapping[str, Any], architecture: str, by_key_head: bool) -> ModelSpec:
+    """The spec of a model with experts."""
+    plain = qwen35_spec(config, architecture, integer(config, "intermediate_size", 5632))
+    hyper = Qwen3NextHyperparameters(
+        **vars(plain.hyperparameters),
+        shared_size=integer(config, "shared_expert_intermediate_size", 512),
+        normalizes=flag(config, "norm_topk_prob", True),
+        by_key_head=by_key_head,
+    )
+    experts, has_experts = _experts(config), _has_experts(config, len(plain.layers))
+    layers = tuple(
+        replace(layer, experts=experts) if sparse else layer
+        for layer, sparse in zip(plain.layers, has_experts, strict=True)
+    )
+    return replace(plain, layers=layers, hyperparameters=hyper)
+
+
+def _experts(config: Mapping[str, Any]) -> ExpertsSpec:
+    num_experts = integer(config, "num_experts", 512)
+    return ExpertsSpec(
+        num_experts=num_experts,
+        top_k=top_k(config, num_experts, 10),
+        size=integer(config, "hidden_size"),
+        intermediate_size=integer(config, "moe_intermediate_size", 512),
+    )
+
+
+def _has_experts(config: Mapping[str, Any], num_layers: int) -> list[bool]:
+    """Of each layer: every `decoder_sparse_step`-th has experts, but for `mlp_only_layers`."""
+    step, dense = integer(config, "decoder_sparse_step", 1), config.get("mlp_only_layers") or ()
+    return [number not in dense and (number + 1) % step == 0 for number in range(num_layers)]
