@@ -15,6 +15,7 @@ from ostinato.engine.run.inputs import step_inputs
 from ostinato.layers.build import Build, checkpoint_views
 from ostinato.models.base import CausalLM
 from ostinato.models.checkpoint import model_spec, read_config
+from ostinato.models.interleaved import together
 from ostinato.models.loader import build_model, load_weights
 from ostinato.ops.kernels import select_ops
 from ostinato.ops.step import LayerMemory
@@ -131,8 +132,10 @@ def test_a_head_is_loaded_tensor_by_tensor_and_takes_the_bytes_of_its_spec(name:
     assert spec.drafter is not None
     loaded = load_into(spec, directory)
     assert loaded.keys() == {key.replace("backbone.", "model.", 1) for key in saved}
+    interleaved = {weight.names[0]: weight.interleaved for weight in spec.table if weight.interleaved}
     for key, tensor in saved.items():
-        assert torch.equal(loaded[key.replace("backbone.", "model.", 1)], tensor)
+        order = together(len(tensor), interleaved[key]) if key in interleaved else slice(None)
+        assert torch.equal(loaded[key.replace("backbone.", "model.", 1)], tensor[order])
     own = [tensor for key, tensor in saved.items() if key.startswith("mtp.")]
     assert sum(tensor.numel() for tensor in own) == spec.drafter.num_parameters
     for dtype in (torch.float32, torch.bfloat16):

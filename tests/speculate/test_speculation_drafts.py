@@ -42,6 +42,10 @@ HEADS = [
     ("nemotron_h_stateless_head", "all", 3, "full_and_piecewise"),
     ("nemotron_h_stateless_head", "align", 4, "none"),
     ("nemotron_h_flat_head", "all", 4, "none"),
+    ("qwen3_5_text_head", "align", 3, "none"),
+    ("qwen3_5_text_head", "all", 2, "full_and_piecewise"),
+    ("qwen3_next_head", "all", 3, "full_and_piecewise"),
+    ("qwen3_next_head", "none", 2, "none"),
 ]
 """Recipe, mode of the state cache, k, graph mode."""
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from tempfile import mkdtemp
+from typing import Any
 
 import torch
 import transformers
@@ -106,16 +107,45 @@ class HeadOracle:
         }
 
 
+class QwenHeadOracle(HeadOracle):
+    """As Qwen3.5 and Qwen3-Next have it: norms less 1, and other names."""
+
+    def join(self, hidden: torch.Tensor, embedded: torch.Tensor) -> torch.Tensor:
+        size, eps = embedded.shape[-1:], self.model.config.rms_norm_eps
+        normed = (
+            torch.nn.functional.rms_norm(embedded, size, 1 + self.enorm, eps),
+            torch.nn.functional.rms_norm(hidden, size, 1 + self.hnorm, eps),
+        )
+        return torch.cat(normed, dim=-1) @ self.eh_proj.T
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        directory = Path(mkdtemp(prefix="ostinato-head-"))
+        self.model.save_pretrained(directory)
+        own = {"pre_fc_norm_embedding": self.enorm, "pre_fc_norm_hidden": self.hnorm, "fc": self.eh_proj}
+        return {f"mtp.{name}.weight": tensor for name, tensor in own.items()} | {
+            f"mtp.{name.removeprefix('model.')}": tensor
+            for name, tensor in load_file(directory / "model.safetensors").items()
+            if name.startswith(("model.layers.", "model.norm."))
+        }
+
+
 @cache
 def head_oracle(name: str, seed: int = 0) -> HeadOracle:
     """The head of a recipe that has one, with random weights. Treat it as read-only."""
     config = recipe(name)
-    kinds = config.mtp_layers_block_type
-    changes = {"layers_block_type": kinds, "num_hidden_layers": len(kinds), "num_nextn_predict_layers": 0}
+    is_qwen = config.model_type.startswith("qwen")
+    if is_qwen:
+        changes: dict[str, Any] = {"layer_types": ["full_attention"], "num_hidden_layers": 1}
+        changes |= {"mlp_only_layers": []} if config.model_type == "qwen3_next" else {}
+    else:
+        kinds = config.mtp_layers_block_type
+        changes = {"layers_block_type": kinds, "num_hidden_layers": len(kinds), "num_nextn_predict_layers": 0}
     model = _random_model(type(config)(**(config.to_dict() | changes)), seed + 1000)
     generator, size = torch.Generator().manual_seed(seed + 2000), config.hidden_size
     enorm, hnorm = (torch.empty(size).normal_(1, 0.3, generator=generator) for _ in range(2))
     eh_proj = torch.empty(size, 2 * size).normal_(0, size**-0.5, generator=generator)
+    if is_qwen:
+        return QwenHeadOracle(model, enorm - 1, hnorm - 1, eh_proj)
     return HeadOracle(model, enorm, hnorm, eh_proj)
 
 

@@ -561,6 +561,20 @@ def nemotron_h_flat_head() -> PretrainedConfig:
     return _dense_with_head(["mamba", "mlp", "mamba"], ["mlp"])
 
 
+def qwen3_5_text_head() -> PretrainedConfig:
+    """A prediction head of attention and an MLP; the model's embedding, tied to its LM head, is the head's too."""
+    config = qwen3_5_text()
+    config.mtp_num_hidden_layers = 1
+    return config
+
+
+def qwen3_next_head() -> PretrainedConfig:
+    """A prediction head of attention and experts."""
+    config = qwen3_next()
+    config.num_nextn_predict_layers = 1
+    return config
+
+
 def _dense_with_head(kinds: list[str], head_kinds: list[str]) -> PretrainedConfig:
     given = nemotron_h_dense().to_dict() | {
         "layers_block_type": kinds,
@@ -579,6 +593,8 @@ HEADED: dict[str, Callable[[], PretrainedConfig]] = {
         nemotron_h_deep_head,
         nemotron_h_stateless_head,
         nemotron_h_flat_head,
+        qwen3_5_text_head,
+        qwen3_next_head,
     )
 }
 """Models with a prediction head."""

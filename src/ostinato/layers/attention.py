@@ -82,12 +82,13 @@ class Attention(Module):
             out = out * gate.sigmoid()
         return self.o_proj(out.flatten(1), residual)
 
-    def store(self, x: torch.Tensor, step: StepInputs, memory: LayerMemory) -> None:
-        """Writes the keys and values of `x` [tokens, hidden], and does not attend. For attention without positions."""
-        assert self.k_norm is None, "keys are stored as they are projected"
-        parts = self.qkv.part(x, self.q_size, self.q_size + 2 * self.kv_size).split(self.kv_size, dim=-1)
+    def store(self, x: torch.Tensor, step: StepInputs, memory: LayerMemory, angles: torch.Tensor | None = None) -> None:
+        """Writes the keys and values of `x` [tokens, hidden], and does not attend. `angles` as in `forward`."""
+        parts = self.qkv.part(x, self.q_out_size, self.q_out_size + 2 * self.kv_size).split(self.kv_size, dim=-1)
         k, v = (part.unflatten(-1, (-1, self.spec.head_dim)) for part in parts)
-        self._store(k[:, :0], k, v, None, step, memory)
+        if self.k_norm is not None:
+            k = self.k_norm(k)
+        self._store(k[:, :0], k, v, angles if self.spec.rotates else None, step, memory)
 
     def _store(
         self,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 
@@ -149,9 +149,12 @@ class Build:
         return torch.full((size,), value, dtype=torch.float32, device=self.device)
 
 
-def checkpoint_views(module: Module, prefix: str = "") -> Iterator[tuple[str, Target]]:
-    """Every tensor that a checkpoint of `module` holds, by its name, as a view into the weight where its values go."""
+def checkpoint_views(module: Module, prefix: str = "", found: Container[str] = ()) -> Iterator[tuple[str, Target]]:
+    """Every tensor that a checkpoint of `module` holds, by its name, as a view into the weight where its values go.
+    `found` are names that are in the checkpoint: where it may have several, it has those."""
     for owner, attribute, row in module.weights(prefix):
+        if row.stack_name and row.stack_name in found:
+            row = replace(row, names=(row.stack_name,), is_stack=True)
         weight: torch.Tensor = getattr(owner, attribute)
         target: torch.Tensor | QuantizedView = weight
         if isinstance(owner, Matrix) and owner.weight_scale is not None and attribute == "weight":

@@ -24,7 +24,7 @@ class GatedDeltaNet(Module):
 
     In Qwen3.5's checkpoints queries, keys and values come out of one projection, the output's gate, beta and decay out
     of one each. If they lie `by_key_head` (Qwen3-Next), two projections give all of them, those of a key head side by
-    side: its query, its key, the values of its heads, their gates; and betas, decays.
+    side: its query, its key, the values of its heads, their gates; and betas, decays. Loading takes these apart.
     """
 
     def __init__(
@@ -33,15 +33,16 @@ class GatedDeltaNet(Module):
         super().__init__()
         self.ops = build.ops
         self.spec = spec
-        self.by_key_head = by_key_head
+        parts: tuple[tuple[str, int], ...] = (("in_proj_qkv", spec.conv_dim), ("in_proj_z", spec.value_size))
+        small: tuple[tuple[str, int], ...] = (("in_proj_b", spec.num_heads), ("in_proj_a", spec.num_heads))
+        of_key_head: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
         if by_key_head:
-            self.in_proj_qkvz = Linear(build, hidden_size, spec.conv_dim + spec.value_size)
-            self.in_proj_ba = Linear(build, hidden_size, 2 * spec.num_heads)
-        else:
-            parts = (("in_proj_qkv", spec.conv_dim), ("in_proj_z", spec.value_size))
-            self.in_proj = PackedLinear(build, hidden_size, parts)
-            small = (("in_proj_b", spec.num_heads), ("in_proj_a", spec.num_heads))
-            self.in_proj_ba = PackedLinear(build, hidden_size, small)
+            parts, small = (("in_proj_qkvz", spec.conv_dim + spec.value_size),), (("in_proj_ba", 2 * spec.num_heads),)
+            heads = spec.num_heads // spec.num_key_heads
+            values = heads * spec.value_dim
+            of_key_head = ((spec.key_dim, spec.key_dim, values, values), (heads, heads))
+        self.in_proj = PackedLinear(build, hidden_size, parts, interleaved=of_key_head[0])
+        self.in_proj_ba = PackedLinear(build, hidden_size, small, interleaved=of_key_head[1])
         self.conv1d = CausalConv(build, spec.conv_dim, spec.conv_kernel, bias=False)
         self.A_log = self.own(build, "A_log", spec.num_heads, role="per_head", in_float32=True)
         self.dt_bias = self.own(build, "dt_bias", spec.num_heads, role="per_head", in_float32=True)
@@ -50,24 +51,10 @@ class GatedDeltaNet(Module):
 
     def forward(self, x: torch.Tensor, step: StepInputs, memory: LayerMemory, residual: torch.Tensor) -> torch.Tensor:
         """`x` and `residual` [tokens, hidden] -> [tokens, hidden]"""
-        conv_in, gate, b, a = self._project_by_key_head(x) if self.by_key_head else self._project(x)
+        conv_in, gate = self.in_proj(x).split((self.spec.conv_dim, self.spec.value_size), dim=-1)
+        b, a = self.in_proj_ba(x).split((self.spec.num_heads, self.spec.num_heads), dim=-1)
         y = self.ops.tap.split("state", self._mix, (conv_in, a, b), step, memory).flatten(1)
         return self.out_proj(self.norm(y, gate), residual)
-
-    def _project(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """-> what is convolved, the output's gate, beta and decay, each [tokens, its size]"""
-        spec = self.spec
-        conv_in, gate = self.in_proj(x).split((spec.conv_dim, spec.value_size), dim=-1)
-        return conv_in, gate, *self.in_proj_ba(x).split((spec.num_heads, spec.num_heads), dim=-1)
-
-    def _project_by_key_head(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """As `_project`."""
-        spec, groups = self.spec, (self.spec.num_key_heads, -1)
-        values, heads = spec.value_size // spec.num_key_heads, spec.num_heads // spec.num_key_heads
-        parts = self.in_proj_qkvz(x).unflatten(-1, groups).split((spec.key_dim, spec.key_dim, values, values), dim=-1)
-        q, k, v, gate = (part.flatten(1) for part in parts)
-        b, a = (part.flatten(1) for part in self.in_proj_ba(x).unflatten(-1, groups).split((heads, heads), dim=-1))
-        return self.ops.concat(self.ops.concat(q, k), v), gate, b, a
 
     def _mix(
         self, conv_in: torch.Tensor, a: torch.Tensor, b: torch.Tensor, step: StepInputs, memory: LayerMemory

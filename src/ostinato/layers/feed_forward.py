@@ -55,9 +55,12 @@ class GatedMLP(Module):
         self.down_proj = Linear(build, size, hidden_size, bias, down_multiplier)
         self.names = {"down_proj": names[2]}
 
-    def forward(self, x: torch.Tensor, residual: torch.Tensor | None) -> torch.Tensor:
-        """Both [tokens, hidden] -> [tokens, hidden]"""
-        return self.down_proj(self.gate_up(x, activation=self.activation), residual)
+    def forward(
+        self, x: torch.Tensor, residual: torch.Tensor | None, share: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """`x` and `residual` [tokens, hidden] -> [tokens, hidden]; `share` [tokens, 1] multiplies what is added."""
+        inner = self.gate_up(x, activation=self.activation)
+        return self.down_proj(inner if share is None else inner * share, residual)
 
 
 class Experts(Module):
@@ -66,7 +69,7 @@ class Experts(Module):
 
     In the checkpoint each expert has its own tensors, `{i}.up_proj.weight`, `{i}.down_proj.weight` and, of a gated
     activation, `{i}.gate_proj.weight`, or others that `names` are for gate, up and down; or it has two stacks as these
-    are, with the names `stacked_as`.
+    are, with the names `stacked_as`. If it `may_be_stacked`, it has the one or the other.
     """
 
     def __init__(
@@ -76,6 +79,7 @@ class Experts(Module):
         activation: str,
         stacked_as: tuple[str, str] | None = None,
         names: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj"),
+        may_be_stacked: bool = False,
     ) -> None:
         super().__init__()
         self.ops = build.ops
@@ -83,12 +87,16 @@ class Experts(Module):
         inward, outward = names[:2] if spec.is_gated else names[1:2], names[2:]
         experts = range(spec.num_experts)
         stored = [tuple(f"{i}.{name}.weight" for i in experts for name in each) for each in (inward, outward)]
-        if stacked_as is not None:
+        is_stack = stacked_as is not None and not may_be_stacked
+        if stacked_as is not None and is_stack:
             stored = [(name,) for name in stacked_as]
+        instead = stacked_as if stacked_as is not None and may_be_stacked else ("", "")
         shapes = ((spec.num_experts, spec.inner_size, spec.size), (spec.num_experts, spec.size, spec.intermediate_size))
         self.up, self.down = (
-            Stack(build, shape, own, other, beside[-1], is_stack=stacked_as is not None)
-            for shape, beside, own, other in zip(shapes, reversed(shapes), stored, reversed(stored), strict=True)
+            Stack(build, shape, own, other, beside[-1], is_stack=is_stack, stack_name=name)
+            for shape, beside, own, other, name in zip(
+                shapes, reversed(shapes), stored, reversed(stored), instead, strict=True
+            )
         )
 
     def forward(self, x: torch.Tensor, choices: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
@@ -117,7 +125,9 @@ class Stack(Matrix):
         beside: tuple[str, ...],
         in_size_beside: int,
         is_stack: bool,
+        stack_name: str,
     ) -> None:
         facts = {"names": names, "beside": beside, "in_size_beside": in_size_beside, "is_stack": is_stack}
+        facts["stack_name"] = stack_name
         facts["can_be_quantised"] = True
         super().__init__(build, *shape, role="experts", **facts)

@@ -61,6 +61,10 @@ class PredictionHead(Module, ABC):
     blocks: ModuleList[Module]
     """Its layers."""
 
+    def __init__(self, build: Builder) -> None:
+        super().__init__()
+        self.tap, self.token_shift = build.ops.tap, build.ops.token_shift
+
     @abstractmethod
     def forward(
         self, hidden: torch.Tensor, embedded: torch.Tensor, step: StepInputs, memory: Sequence[LayerMemory]
@@ -75,6 +79,22 @@ class PredictionHead(Module, ABC):
     ) -> None:
         """Writes what belongs to the step's tokens: their keys and values, from the hidden state that the model has
         just computed before each (and from the read slot before the first), and the last hidden state of each row."""
+
+    def before(self, hidden: torch.Tensor, step: StepInputs, memory: LayerMemory) -> torch.Tensor:
+        """The model's hidden state before each token, of those that it has just computed; the last of each row goes to
+        `memory`. Both [tokens, hidden]"""
+        return self.tap.split("state", self._shift, (hidden,), step, memory)
+
+    def _shift(self, hidden: torch.Tensor, step: StepInputs, memory: LayerMemory) -> torch.Tensor:
+        return self.token_shift(
+            hidden,
+            memory.states["hidden"],
+            step.row_starts,
+            step.read_slots,
+            step.write_slots,
+            step.num_decode_rows,
+            step.checkpoints,
+        )
 
 
 class CausalLM(Module, ABC):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from ostinato.layers.attention import Attention
 from ostinato.layers.module import Builder, Module
 from ostinato.layers.norm import RMSNorm
-from ostinato.models.base import Backbone, CausalLM
+from ostinato.models.base import Backbone, CausalLM, PredictionHead
 from ostinato.plan.model import LayerSpec, ModelSpec
 
 if TYPE_CHECKING:
@@ -94,17 +94,32 @@ class Decoder(CausalLM):
     ) -> None:
         super().__init__(build, spec, logits_multiplier)
         self.model = Backbone(build, spec, self.make_block, norm_eps, names, embedding_multiplier, norm_plus_one)
+        self.mtp: PredictionHead | None = None
+        if spec.drafter is not None and spec.drafter.method == "mtp":
+            self.mtp = self.make_head(spec.drafter.layers)
 
     @abstractmethod
     def make_block(self, layer: LayerSpec) -> Module:
         """A block of the kind that `layer` says, for x [tokens, hidden], angles, step and the layer's memory."""
 
+    def make_head(self, layers: Sequence[LayerSpec]) -> PredictionHead:
+        """The prediction head of these layers, in architectures that have one."""
+        raise NotImplementedError
+
     @property
     def backbone(self) -> Backbone:
         return self.model
 
+    @property
+    def head(self) -> PredictionHead | None:
+        return self.mtp
+
     def forward(self, step: StepInputs, memory: Sequence[LayerMemory]) -> torch.Tensor:
-        return self.model(step, memory)
+        own = len(self.model.layers)
+        hidden = self.model(step, memory[:own])
+        if self.mtp is not None:
+            self.mtp.follow(hidden, self.embedding(step.token_ids), step, memory[own:])
+        return hidden
 
 
 class StateSpaceDecoder(Decoder):

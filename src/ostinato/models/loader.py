@@ -16,8 +16,9 @@ from ostinato.layers import pages
 from ostinato.layers.build import BlockView, Build, QuantizedView, Target, checkpoint_views
 from ostinato.models.base import CausalLM
 from ostinato.models.gguf_loader import load_gguf
+from ostinato.models.interleaved import bring_together
 from ostinato.models.registry import make_model
-from ostinato.models.sources import find_sources, opened
+from ostinato.models.sources import find_sources, names_in, opened
 from ostinato.models.stored_loader import put_stored, tensors_of
 from ostinato.ops import int8
 from ostinato.ops.blocks.quantizers import BY_TORCH, Quantizers
@@ -59,8 +60,8 @@ def load_weights(
     if is_gguf(directory):
         load_gguf(model, directory, progress, quantizers)
         return
-    places = dict(checkpoint_views(model))
     files = checkpoint_files(directory)
+    places = dict(checkpoint_views(model, found=names_in(model, files)))
     sources, mismatch = find_sources(model, files, places)
     if mismatch:
         raise ModelError(mismatch.message(directory))
@@ -100,6 +101,7 @@ def load_weights(
             for _ in _copied(as_they_are):
                 done += 1
                 progress(done, len(sources))
+    bring_together(model)
 
 
 def _quantize(tensor: torch.Tensor, place: QuantizedView | BlockView, quantizers: Quantizers) -> None:

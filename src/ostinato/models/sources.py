@@ -65,6 +65,15 @@ class Mismatch:
         return "\n".join(parts)
 
 
+def names_in(model: CausalLM, files: list[Path]) -> set[str]:
+    """The names under which `model` knows the tensors in the files."""
+    names: set[str | None] = set()
+    for file in files:
+        with opened(file) as tensors:
+            names |= {model.checkpoint_name(name) for name in tensors.keys()}  # noqa: SIM118 (safe_open is no mapping)
+    return {name for name in names if name is not None}
+
+
 def find_sources(
     model: CausalLM, files: list[Path], places: Mapping[str, Target]
 ) -> tuple[dict[str, Source], Mismatch]:

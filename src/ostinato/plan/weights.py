@@ -36,8 +36,13 @@ class Weight:
     """Whether it gives the logits, as its own matrix or as the embedding that is tied to it."""
     is_stack: bool = False
     """Whether the checkpoint too has experts as one tensor, which is no linear there."""
+    stack_name: str = ""
+    """The name under which a checkpoint may have experts as one tensor in place of `names`."""
     is_gated: bool = False
     """Whether the first half of its outputs are the gates of the others, so that both are read at a time."""
+    interleaved: tuple[int, ...] = ()
+    """Sizes of parts whose rows take turns in the checkpoint: so many of the first, of the second, and so on, and then
+    again. Here all rows of a part lie together."""
     stored_shape: tuple[int, ...] = ()
     """In the checkpoint, where that differs."""
     stored_transposed: bool = False
@@ -72,7 +77,7 @@ class Weight:
     def under(self, prefix: str) -> Weight:
         """The same with a prefix before each name."""
         names, beside = (tuple(prefix + name for name in each) for each in (self.names, self.beside))
-        return replace(self, names=names, beside=beside)
+        return replace(self, names=names, beside=beside, stack_name=self.stack_name and prefix + self.stack_name)
 
 
 def num_elements(weights: Iterable[Weight], in_float32: bool | None = None) -> int:

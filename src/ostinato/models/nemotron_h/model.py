@@ -121,12 +121,11 @@ class Head(PredictionHead):
     """The multi-token prediction head; its blocks have attention without positions, an MLP or experts."""
 
     def __init__(self, build: Builder, spec: ModelSpec, layers: Sequence[LayerSpec]) -> None:
-        super().__init__()
+        super().__init__(build)
         hyper: NemotronHHyperparameters = spec.hyperparameters
         size, last = spec.hidden_size, len(layers) - 1
         # In the checkpoint the first block holds what joins, and the last one the norm behind it.
         self.names = {"join": "layers.0", "blocks": "layers", "final_layernorm": f"layers.{last}.final_layernorm"}
-        self.tap, self.token_shift = build.ops.tap, build.ops.token_shift
         self.join = Join(build, size, hyper.norm_eps)
         self.blocks = ModuleList(Block(build, size, layer, hyper, first_key=1) for layer in layers)
         self.final_layernorm = RMSNorm(build, size, hyper.norm_eps)
@@ -143,7 +142,7 @@ class Head(PredictionHead):
     def follow(
         self, hidden: torch.Tensor, embedded: torch.Tensor, step: StepInputs, memory: Sequence[LayerMemory]
     ) -> None:
-        previous = self.tap.split("state", self._shift, (hidden,), step, memory[-1])
+        previous = self.before(hidden, step, memory[-1])
         if self.last_attention < 0:
             return
         x = self.join(previous, embedded)
@@ -153,18 +152,6 @@ class Head(PredictionHead):
         assert isinstance(block.mixer, Attention), "it was found by its kind"
         block.mixer.store(block.norm(x), step, memory[self.last_attention])
 
-    def _shift(self, hidden: torch.Tensor, step: StepInputs, memory: LayerMemory) -> torch.Tensor:
-        """The hidden state before each token. -> [tokens, hidden]"""
-        return self.token_shift(
-            hidden,
-            memory.states["hidden"],
-            step.row_starts,
-            step.read_slots,
-            step.write_slots,
-            step.num_decode_rows,
-            step.checkpoints,
-        )
-
 
 class NemotronH(Decoder):
     """The language model, with its prediction head if that makes drafts."""
@@ -172,24 +159,12 @@ class NemotronH(Decoder):
     def __init__(self, build: Builder, spec: ModelSpec) -> None:
         names = {"embed_tokens": "embeddings", "norm": "norm_f"}
         super().__init__(build, spec, norm_eps=spec.hyperparameters.norm_eps, names=names)
-        drafter = spec.drafter
-        self.mtp: Head | None = None
-        if drafter is not None and drafter.method == "mtp":
-            self.mtp = Head(build, spec, drafter.layers)
 
     def make_block(self, layer: LayerSpec) -> Block:
         return Block(self.build, self.spec.hidden_size, layer, self.spec.hyperparameters)
 
-    @property
-    def head(self) -> Head | None:
-        return self.mtp
-
-    def forward(self, step: StepInputs, memory: Sequence[LayerMemory]) -> torch.Tensor:
-        own = len(self.model.layers)
-        hidden = self.model(step, memory[:own])
-        if self.mtp is not None:
-            self.mtp.follow(hidden, self.embedding(step.token_ids), step, memory[own:])
-        return hidden
+    def make_head(self, layers: Sequence[LayerSpec]) -> Head:
+        return Head(self.build, self.spec, layers)
 
     def checkpoint_name(self, name: str) -> str | None:
         """The backbone has two names; tensors of a prediction head that is not used are known, and not loaded."""

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from ostinato.layers.attention import Attention
 from ostinato.layers.delta_net import GatedDeltaNet
 from ostinato.layers.feed_forward import GatedMLP
 from ostinato.layers.module import Builder, Module
 from ostinato.models.decoder import Block, Decoder
+from ostinato.models.qwen3_5_text.head import Qwen35Head
 from ostinato.models.qwen3_5_text.spec import Qwen35Hyperparameters
 from ostinato.plan.mixers import GatedDeltaSpec
 from ostinato.plan.model import LayerSpec, ModelSpec
@@ -18,13 +21,19 @@ class Qwen35(Decoder):
     def __init__(self, build: Builder, spec: ModelSpec) -> None:
         super().__init__(build, spec, norm_eps=spec.hyperparameters.norm_eps, norm_plus_one=True)
 
-    def make_block(self, layer: LayerSpec) -> Block:
+    def make_block(self, layer: LayerSpec, first_key: int = 0) -> Block:
+        """Its attention sees no key before position `first_key`."""
         hyper: Qwen35Hyperparameters = self.spec.hyperparameters
-        return qwen35_block(self.build, self.spec.hidden_size, layer, hyper)
+        return qwen35_block(self.build, self.spec.hidden_size, layer, hyper, first_key=first_key)
+
+    def make_head(self, layers: Sequence[LayerSpec]) -> Qwen35Head:
+        return Qwen35Head(self.build, self.spec, layers, self.make_block)
 
     def checkpoint_name(self, name: str) -> str | None:
-        """A prediction head is not read."""
-        return None if name.startswith("mtp.") else super().checkpoint_name(name)
+        """Tensors of a prediction head that is not used are known, and not loaded."""
+        if name.startswith("mtp."):
+            return None if self.mtp is None else name
+        return super().checkpoint_name(name)
 
 
 def qwen35_block(
@@ -34,8 +43,10 @@ def qwen35_block(
     hyper: Qwen35Hyperparameters,
     mlp: Module | None = None,
     by_key_head: bool = False,
+    first_key: int = 0,
 ) -> Block:
-    """A layer of Qwen3.5; `mlp` stands in for the gated one (experts), `by_key_head` is the delta net's."""
+    """A layer of Qwen3.5; `mlp` stands in for the gated one (experts), `by_key_head` is the delta net's, `first_key`
+    the attention's."""
     eps, attention, delta_net = hyper.norm_eps, None, None
     if layer.attention is not None:
         attention = Attention(
@@ -46,6 +57,7 @@ def qwen35_block(
             qk_norm_eps=eps,
             qk_norm_plus_one=True,
             is_gated=True,
+            first_key=first_key,
         )
     if isinstance(layer.mixer, GatedDeltaSpec):
         delta_net = GatedDeltaNet(build, size, layer.mixer, eps=eps, by_key_head=by_key_head)

@@ -8,9 +8,10 @@ from typing import Any
 
 from ostinato.errors import ModelError
 from ostinato.models.hyperparameters import activation, attention_spec, flag, integer, number, shared_fields
+from ostinato.models.lfm2.spec import flag_is
 from ostinato.models.rope import parse_rope
 from ostinato.plan.mixers import GatedDeltaSpec
-from ostinato.plan.model import LayerSpec, ModelSpec
+from ostinato.plan.model import DrafterSpec, LayerSpec, ModelSpec
 
 KINDS = {"linear_attention": "delta_net", "full_attention": "attention"}
 """Values of `layer_types`, and the kinds of layers."""
@@ -35,14 +36,17 @@ def model_spec(config: dict[str, Any]) -> ModelSpec:
 def qwen35_spec(config: Mapping[str, Any], architecture: str, intermediate_size: int) -> ModelSpec:
     """The spec of a model like Qwen3.5, without its experts."""
     activation(config, "hidden_act", "silu", ("silu",))
+    flag_is(config, "attn_output_gate", True)
     attention = attention_spec(config, 256)
     layers = {
         "attention": LayerSpec("attention", attention),
         "delta_net": LayerSpec("delta_net", mixer=delta_net(config)),
     }
+    shared = shared_fields(config)
+    shared["ssm_state_dtype"] = config.get("mamba_ssm_dtype") or shared["ssm_state_dtype"]
     return ModelSpec(
         architecture=architecture,
-        **shared_fields(config),
+        **shared,
         layers=tuple(layers[kind] for kind in layer_kinds(config)),
         rope=parse_rope(config, attention.head_dim, default_partial=ROTATED),
         hyperparameters=Qwen35Hyperparameters(
@@ -50,7 +54,21 @@ def qwen35_spec(config: Mapping[str, Any], architecture: str, intermediate_size:
             attention_bias=flag(config, "attention_bias", False),
             norm_eps=number(config, "rms_norm_eps", 1e-6),
         ),
+        head=head_spec(config, layers["attention"], shared["hidden_size"]),
     )
+
+
+def head_spec(config: Mapping[str, Any], layer: LayerSpec, hidden_size: int) -> DrafterSpec | None:
+    """The prediction head, which has one layer as those of the model with attention; None where there is none.
+    ModelError for several layers, and for an embedding of its own."""
+    for name in ("mtp_num_hidden_layers", "num_nextn_predict_layers"):
+        count = integer(config, name, 0)
+        if count > 1:
+            raise ModelError(f"config.json has {name} = {count}; supported: 0 and 1")
+        if count:
+            flag_is(config, "mtp_use_dedicated_embeddings", False)
+            return DrafterSpec("mtp", (layer,), hidden_elements=hidden_size)
+    return None
 
 
 def delta_net(config: Mapping[str, Any]) -> GatedDeltaSpec:

@@ -15,6 +15,9 @@ from ostinato.plan.model import ExpertsSpec, LayerSpec
 if TYPE_CHECKING:
     import torch
 
+STACKS = ("gate_up_proj", "down_proj")
+"""How checkpoints call the experts of a layer where they have them as stacks."""
+
 
 class SparseMLP(Module):
     """The experts that a softmax router chooses, and one that every token meets, times the sigmoid of a gate of its
@@ -24,22 +27,22 @@ class SparseMLP(Module):
         super().__init__()
         self.op, self.top_k, self.over_all = build.ops.route, spec.top_k, not hyper.normalizes
         self.gate = Linear(build, spec.size, spec.num_experts, role="router")
-        self.experts = Experts(build, spec, "swiglu")
+        self.experts = Experts(build, spec, "swiglu", stacked_as=STACKS, may_be_stacked=True)
         self.shared_expert = GatedMLP(build, spec.size, hyper.shared_size)
         self.shared_expert_gate = Linear(build, spec.size, 1, can_be_quantised=False)
 
     def forward(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
         """Both [tokens, hidden] -> [tokens, hidden]"""
-        shared = self.shared_expert(x, None) * self.shared_expert_gate(x).sigmoid()
+        shared = self.shared_expert(x, residual, self.shared_expert_gate(x).sigmoid())
         choices = self.op(x, self.gate.weight, None, self.top_k, over_all=self.over_all)
-        return self.experts(x, choices, residual + shared)
+        return self.experts(x, choices, shared)
 
 
 class Qwen3Next(Qwen35):
     """The language model."""
 
-    def make_block(self, layer: LayerSpec) -> Block:
+    def make_block(self, layer: LayerSpec, first_key: int = 0) -> Block:
         build, size = self.build, self.spec.hidden_size
         hyper: Qwen3NextHyperparameters = self.spec.hyperparameters
         mlp = None if layer.experts is None else SparseMLP(build, layer.experts, hyper)
-        return qwen35_block(build, size, layer, hyper, mlp, hyper.by_key_head)
+        return qwen35_block(build, size, layer, hyper, mlp, hyper.by_key_head, first_key)

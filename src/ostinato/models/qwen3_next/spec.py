@@ -42,7 +42,13 @@ def sparse_spec(config: Mapping[str, Any], architecture: str, by_key_head: bool)
         replace(layer, experts=experts) if sparse else layer
         for layer, sparse in zip(plain.layers, has_experts, strict=True)
     )
-    return replace(plain, layers=layers, hyperparameters=hyper)
+    head = plain.head
+    if head is not None:
+        # Its only layer has experts wherever the first of a model would.
+        [of_first] = _has_experts(config, 1)
+        own = tuple(replace(layer, experts=experts if of_first else None) for layer in head.layers)
+        head = replace(head, layers=own)
+    return replace(plain, layers=layers, hyperparameters=hyper, head=head)
 
 
 def _experts(config: Mapping[str, Any]) -> ExpertsSpec:

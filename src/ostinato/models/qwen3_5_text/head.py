@@ -1,0 +1,65 @@
+"""The prediction head of Qwen3.5 and Qwen3-Next: one layer with gated attention."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from ostinato.layers.linear import Linear
+from ostinato.layers.module import Builder, ModuleList
+from ostinato.layers.norm import RMSNorm
+from ostinato.layers.rotary import Rotary
+from ostinato.models.base import PredictionHead
+from ostinato.models.decoder import Block
+from ostinato.plan.model import LayerSpec, ModelSpec
+
+if TYPE_CHECKING:
+    import torch
+
+    from ostinato.ops.step import LayerMemory, StepInputs
+
+
+class Qwen35Head(PredictionHead):
+    """What joins a token with the hidden state before it, a layer, and a norm. All norms are stored less 1."""
+
+    blocks: ModuleList[Block]
+
+    def __init__(
+        self,
+        build: Builder,
+        spec: ModelSpec,
+        layers: Sequence[LayerSpec],
+        make_block: Callable[[LayerSpec, int], Block],
+    ) -> None:
+        """`make_block` takes the first position whose key its attention sees."""
+        super().__init__(build)
+        size, eps = spec.hidden_size, spec.hyperparameters.norm_eps
+        assert spec.rope is not None, "queries and keys are rotated"
+        self.names = {"blocks": "layers"}
+        self.concat = build.ops.concat
+        self.pre_fc_norm_embedding = RMSNorm(build, size, eps, plus_one=True)
+        self.pre_fc_norm_hidden = RMSNorm(build, size, eps, plus_one=True)
+        self.fc = Linear(build, 2 * size, size)
+        self.blocks = ModuleList(make_block(layer, 1) for layer in layers)
+        self.norm = RMSNorm(build, size, eps, plus_one=True)
+        self.rotary = Rotary(build, spec.rope)
+
+    def forward(
+        self, hidden: torch.Tensor, embedded: torch.Tensor, step: StepInputs, memory: Sequence[LayerMemory]
+    ) -> torch.Tensor:
+        x, angles = self._join(hidden, embedded), self.rotary(step.positions)
+        for block, layer_memory in zip(self.blocks, memory, strict=False):
+            x = block(x, angles, step, layer_memory)
+        return self.norm(x)
+
+    def follow(
+        self, hidden: torch.Tensor, embedded: torch.Tensor, step: StepInputs, memory: Sequence[LayerMemory]
+    ) -> None:
+        x = self._join(self.before(hidden, step, memory[-1]), embedded)
+        [block], angles = self.blocks, self.rotary(step.positions)
+        assert block.self_attn is not None, "a head's layer has attention"
+        block.self_attn.store(block.input_layernorm(x), step, memory[0], angles)
+
+    def _join(self, hidden: torch.Tensor, embedded: torch.Tensor) -> torch.Tensor:
+        """[tokens, hidden] twice -> [tokens, hidden]"""
+        return self.fc(self.concat(self.pre_fc_norm_embedding(embedded), self.pre_fc_norm_hidden(hidden)))
