@@ -72,6 +72,8 @@ def test_the_spec_counts_the_bytes_that_a_quantised_model_allocates(name: str, q
         drafter = 0 if spec.drafter is None else spec.drafter.weight_bytes(dtype)
         assert sum(weight.nbytes for weight in weights) == spec.weight_bytes(dtype) + drafter
     of_quantised = {"none": None, "int4_g32": torch.uint8}.get(quantization, torch.int8)
+    if quantization == "int4_g32" and name == "granitemoehybrid_dense":
+        of_quantised = None  # its rows have 48 elements, which groups of 32 do not fill
     assert {weight.dtype for weight in weights} & {torch.int8, torch.uint8} == ({of_quantised} - {None})
 
 

@@ -255,8 +255,8 @@ class Mamba1Spec:
 
 @dataclass(frozen=True)
 class GatedDeltaSpec:
-    """The gated delta net of one layer: each head has a matrix, from keys to values. Adjacent heads share a key head.
-    """
+    """The gated delta net of one layer: each head has a matrix, from keys to values. Adjacent heads share a key
+    head."""
 
     num_heads: int
     num_key_heads: int

@@ -74,7 +74,7 @@ class AsyncEngine:
         self._streams: dict[str, Stream] = {}
         self._calls: dict[str, asyncio.Future[Any]] = {}
         """Messages that the engine has not answered yet."""
-        self._num_ids = 0
+        self._num_ids = self._num_questions = 0
         self._stopping = False
         self._heartbeat: Heartbeat | None = None
         process.on_message, process.on_end = self._take, self._fail
@@ -212,7 +212,8 @@ class AsyncEngine:
 
     async def _ask(self, question: Question) -> Any:
         self._check()
-        name = self._new_id()
+        self._num_questions += 1
+        name = f"question-{self._num_questions}"  # not counted with requests, which the heartbeat would renumber
         return await self._call(name, Ask(name, question))
 
     def _call(self, name: str, message: Submit | Compile | Ask) -> asyncio.Future[Any]:

@@ -6,6 +6,7 @@ import torch
 import triton
 import triton.language as tl
 
+from ostinato.ops.blocks.formats import Blocks
 from ostinato.ops.launches import elementwise as launches
 from ostinato.ops.launches.table import cdiv
 from ostinato.ops.triton import launcher
@@ -35,8 +36,10 @@ def embedding(
     weight_scale: torch.Tensor | None = None,
     group_size: int | None = None,
     out_dtype: torch.dtype | None = None,
+    blocks: Blocks | None = None,
 ) -> torch.Tensor:
     """See the reference."""
+    assert blocks is None, "the plan expands weights in blocks on a GPU"
     tokens, size = token_ids.shape[0], weight.shape[1]
     dtype = weight.dtype if weight_scale is None else out_dtype
     out = torch.empty((tokens, size), dtype=dtype, device=weight.device)

@@ -9,6 +9,7 @@ import triton
 import triton.language as tl
 
 from ostinato.ops import int8
+from ostinato.ops.blocks.formats import Blocks
 from ostinato.ops.facts import GATED
 from ostinato.ops.launches import products as launches
 from ostinato.ops.launches.table import Launch, cdiv
@@ -110,8 +111,10 @@ def linear(
     out_dtype: torch.dtype | None = None,
     weight_scale: torch.Tensor | None = None,
     group_size: int | None = None,
+    blocks: Blocks | None = None,
 ) -> torch.Tensor:
     """As `ops.linear`."""
+    assert blocks is None, "the plan expands weights in blocks on a GPU"
     out_dtype = x.dtype if out_dtype is None else out_dtype
     is_finished = not (scale is None and activation is None and residual is None and out_dtype == x.dtype)
     found = launches.linear(

@@ -11,6 +11,7 @@ import triton
 import triton.language as tl
 
 from ostinato.ops import int8
+from ostinato.ops.blocks.formats import Blocks
 from ostinato.ops.launches import products as launches
 from ostinato.ops.launches.table import Launch, cdiv
 from ostinato.ops.launches.tiles import num_tiles
@@ -155,8 +156,11 @@ def moe(
     up_scale: torch.Tensor | None = None,
     down_scale: torch.Tensor | None = None,
     group_size: int | None = None,
+    up_blocks: Blocks | None = None,
+    down_blocks: Blocks | None = None,
 ) -> torch.Tensor:
     """As `ops.moe`."""
+    assert up_blocks is down_blocks is None, "the plan expands weights in blocks on a GPU"
     (tokens, size), (experts, _, inner) = x.shape, down.shape
     top_k = choices.shape[2]
     out = torch.empty((tokens, size), dtype=x.dtype, device=x.device)
