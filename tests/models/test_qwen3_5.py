@@ -68,7 +68,7 @@ def test_both_spellings_give_the_same_model() -> None:
         ({"full_attention_interval": 0}, "full_attention_interval = 0, which should be 1 or more"),
         ({"hidden_act": "gelu"}, "hidden_act"),
         ({"linear_num_key_heads": 5}, "16 heads of a delta net, which 5 key heads cannot serve"),
-        ({"model_type": "qwen3_5"}, "model_type is qwen3_5_text"),
+        ({"model_type": "qwen3_5"}, "no 'text_config'"),
     ],
 )
 def test_what_is_not_implemented_is_refused_by_name(change: dict[str, Any], message: str) -> None:

@@ -72,9 +72,12 @@ def test_the_text_part_is_quantised_and_the_encoder_stays_as_it_is(name: str, qu
     quantised = {path for path, weight in weights.items() if weight.dtype == torch.int8}
     assert {path.split(".")[1] for path in quantised} <= {"language_model", "weight"}
     layers = "model.language_model.layers"
-    assert {f"{layers}.0.self_attn.qkv.weight", f"{layers}.1.mlp.down_proj.weight"} <= quantised
+    expected = {f"{layers}.{0 if 'vl' in name else 1}.self_attn.qkv.weight"}
+    expected |= {f"{layers}.1.mlp.{'shared_expert.' if name == 'qwen3_5_moe' else ''}down_proj.weight"}
+    expected |= set() if "vl" in name else {f"{layers}.{i}.linear_attn.in_proj.weight" for i in (0, 2)}
+    assert expected <= quantised
     assert ("model.language_model.embed_tokens.weight" in quantised) == spec.tied_embeddings
-    if name == "qwen3_vl_moe":
+    if name.endswith("moe"):
         assert f"{layers}.0.mlp.experts.up.weight" in quantised
         assert f"{layers}.0.mlp.gate.weight" not in quantised
 
@@ -135,7 +138,7 @@ def test_logits_of_text_with_images_equal_transformers(name: str, cuts: list[int
     parts, start = [], 0
     for end in [*cuts, len(token_ids)]:
         table = tuple(range(1, -(-end // BLOCK_SIZE) + 1))
-        row = Row("r", tuple(token_ids[start:end]), start, table, read_slot=0, write_slots=(0,))
+        row = Row("r", tuple(token_ids[start:end]), start, table, read_slot=2 if start else 0, write_slots=(2,))
         step = step_inputs(Batch((row,), num_decode_rows=int(start > 0 and end - start == 1)), BLOCK_SIZE, CPU)
         step = with_media(step, rope[:, 0, start:end].T, torch.tensor(cells[start:end]))
         parts.append(model.logits(model(step, memory)))
@@ -148,7 +151,7 @@ def test_logits_of_text_with_images_equal_transformers(name: str, cuts: list[int
 def test_text_alone_stands_in_a_line(name: str) -> None:
     prompt = [token for token in random_prompt(90, seed=5) if token not in (IMAGE, START, END)]
     spec, model, length = vl_spec(name), vl_model(name), len(prompt)
-    row = Row("r", tuple(prompt), 0, tuple(range(1, length // BLOCK_SIZE + 2)), read_slot=0, write_slots=(0,))
+    row = Row("r", tuple(prompt), 0, tuple(range(1, length // BLOCK_SIZE + 2)), read_slot=0, write_slots=(2,))
     step = step_inputs(Batch((row,), num_decode_rows=0), BLOCK_SIZE, CPU)
     step = with_media(step, step.positions.unsqueeze(1).expand(-1, 3), torch.zeros_like(step.positions))
     assert spec.vision is not None
@@ -186,7 +189,7 @@ def test_a_tape_of_text_with_images_replays_for_other_images(name: str, kind: st
     assert spec.vision is not None
     length = 40
     encoded = torch.randn(9, spec.vision.hidden_rows, spec.hidden_size, generator=torch.Generator().manual_seed(1))
-    row = Row("r", tuple(random_prompt(length, seed=1)), 0, (1, 2, 3), read_slot=0, write_slots=(0,))
+    row = Row("r", tuple(random_prompt(length, seed=1)), 0, (1, 2, 3), read_slot=0, write_slots=(2,))
     step = step_inputs(Batch((row,), num_decode_rows=0), BLOCK_SIZE, CPU)
     step = with_media(step, step.positions.unsqueeze(1).repeat(1, 3), torch.zeros(length, dtype=torch.int64))
     assert step.media_cells is not None
@@ -195,7 +198,7 @@ def test_a_tape_of_text_with_images_replays_for_other_images(name: str, kind: st
     persistent = weight_storages(model) | {
         value.untyped_storage().data_ptr(): "a buffer"
         for holder in (step, *memory)
-        for value in vars(holder).values()
+        for value in (*vars(holder).values(), *getattr(holder, "states", {}).values())
         if isinstance(value, torch.Tensor)
     }
     backend = TapeBackend(model.build.ops.tap, persistent, CPU)

@@ -29,6 +29,7 @@ ARRIVALS = {
     8: (text(6), video(3, (6, 4)), text(8)),
     40: (text(9), images((6, 8)), text(14)),
     41: (text(3), images((6, 8)), text(5)),
+    42: (text(1), images((6, 8)), text(4)),
 }
 """Step -> the request that comes then."""
 
@@ -91,7 +92,7 @@ def serve(engine: Engine, cases: dict[int, Case], after_step: Callable[[Engine],
 
 @pytest.mark.parametrize("encoder_graph_mode", ["none", "always"])
 @pytest.mark.parametrize("graph_mode", GRAPHS)
-@pytest.mark.parametrize("name", ["qwen3_vl", "qwen3_vl_moe"])
+@pytest.mark.parametrize("name", ["qwen3_5", "qwen3_vl", "qwen3_vl_moe"])
 def test_what_nobody_has_written_never_reaches_a_logit(name: str, graph_mode: str, encoder_graph_mode: str) -> None:
     """The same steps with and without poison after each of them give the same bits."""
     plain, poisoned = (small_engine(name, graph_mode, encoder_graph_mode) for _ in range(2))

@@ -20,10 +20,14 @@ transformers.logging.set_verbosity_error()
 transformers.logging.disable_progress_bar()
 
 
+PLAIN_NORMS = ("linear_attn", "visual")
+"""Parts of the names of norms that are not stored less 1 where others are."""
+
+
 def randomize(model: PreTrainedModel, seed: int) -> None:
     """Weights that make every part matter: no norm left at 1, no bias at 0, states that remember."""
     generator = torch.Generator().manual_seed(seed)
-    stored_less_one = model.config.model_type in ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")
+    stored_less_one = model.config.model_type.startswith(("qwen3_next", "qwen3_5"))
     for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
         kind = name.rpartition(".")[2]
         if not tensor.is_floating_point() or "inv_freq" in name or kind in ("embed_scale", "mup_vector"):
@@ -33,7 +37,9 @@ def randomize(model: PreTrainedModel, seed: int) -> None:
         elif kind == "dt_bias":
             tensor.data.uniform_(-3, 1, generator=generator)
         elif tensor.dim() == 1:
-            centre = 0.0 if "bias" in kind or (stored_less_one and "linear_attn" not in name) else 1.0
+            centre = (
+                0.0 if "bias" in kind or (stored_less_one and not any(part in name for part in PLAIN_NORMS)) else 1.0
+            )
             tensor.data.normal_(centre, 0.3, generator=generator)
         elif kind == "weight" and "conv1d" in name:
             tensor.data.normal_(0, 0.5, generator=generator)

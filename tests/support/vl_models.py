@@ -81,7 +81,46 @@ def qwen3_vl_moe() -> PretrainedConfig:
     return transformers.Qwen3VLMoeConfig(text_config=TEXT | experts, vision_config=vision, **TOKENS)
 
 
-VL_RECIPES: dict[str, Callable[[], PretrainedConfig]] = {each.__name__: each for each in (qwen3_vl, qwen3_vl_moe)}
+DELTA_NETS: dict[str, Any] = COMMON | {
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 6,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 24,
+    "linear_conv_kernel_dim": 3,
+    "rms_norm_eps": 1e-3,
+    "rope_parameters": {
+        "rope_type": "default",
+        "rope_theta": 3000.0,
+        "partial_rotary_factor": 0.75,
+        "mrope_section": [5, 4, 2],
+        "mrope_interleaved": True,
+    },
+}
+PLAIN_VISION = {name: value for name, value in VISION.items() if name != "deepstack_visual_indexes"}
+
+
+def qwen3_5() -> PretrainedConfig:
+    """Delta nets beside attention, three quarters of whose heads are rotated; an encoder without DeepStack."""
+    text = DELTA_NETS | {"intermediate_size": 96, "attention_bias": True}
+    return transformers.Qwen3_5Config(text_config=text, vision_config=PLAIN_VISION, **TOKENS, tie_word_embeddings=True)
+
+
+def qwen3_5_moe() -> PretrainedConfig:
+    """Experts beside a shared one in every layer."""
+    experts = {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 40}
+    text = DELTA_NETS | experts | {"shared_expert_intermediate_size": 28}
+    vision = PLAIN_VISION | {"num_heads": 2, "temporal_patch_size": 1}
+    return transformers.Qwen3_5MoeConfig(text_config=text, vision_config=vision, **TOKENS)
+
+
+VL_RECIPES: dict[str, Callable[[], PretrainedConfig]] = {
+    each.__name__: each for each in (qwen3_5, qwen3_5_moe, qwen3_vl, qwen3_vl_moe)
+}
 
 
 @cache
@@ -143,14 +182,19 @@ def oracle_encode(name: str, items: Sequence[MediaItem]) -> torch.Tensor:
     grids = torch.tensor([(1, *item.grid) for item in items])
     patches = torch.from_numpy(np.concatenate([item.patches for item in items]))
     out = vl_oracle(name).model.visual(patches, grid_thw=grids)
-    return torch.stack((out.pooler_output, *out.deepstack_features), dim=1)
+    return torch.stack((out.pooler_output, *(getattr(out, "deepstack_features", None) or ())), dim=1)
 
 
 def poisoned_memory(spec: ModelSpec, blocks: int, encoded: torch.Tensor) -> list[LayerMemory]:
-    """That of one request, all NaN, and behind it the cells of `encoded`, which follow the null cell."""
+    """That of one request, its blocks and three slots, all NaN, and behind it the cells of `encoded`, which follow the
+    null cell."""
     memory = []
     for layer in spec.layers:
-        assert layer.attention is not None
+        if layer.attention is None:
+            arrays = () if layer.mixer is None else layer.mixer.state.arrays
+            states = {array.name: torch.full((3, *array.shape), torch.nan) for array in arrays}
+            memory.append(LayerMemory(states=states))
+            continue
         shape = (blocks, BLOCK_SIZE, layer.attention.num_kv_heads, layer.attention.head_dim)
         memory.append(LayerMemory(k_cache=torch.full(shape, torch.nan), v_cache=torch.full(shape, torch.nan)))
     cells = torch.cat((torch.full_like(encoded[:1], torch.nan), encoded, torch.full_like(encoded[:1], torch.nan)))

@@ -24,6 +24,8 @@ MODELS = {
     "nemotron_h": "nemotron_h.model:NemotronH",
     "qwen2": "llama.model:Llama",
     "qwen3": "qwen3.model:Qwen3",
+    "qwen3_5": "qwen3_5.model:Qwen35VL",
+    "qwen3_5_moe": "qwen3_5_moe.model:Qwen35MoeVL",
     "qwen3_5_text": "qwen3_5_text.model:Qwen35",
     "qwen3_5_moe_text": "qwen3_next.model:Qwen3Next",
     "qwen3_next": "qwen3_next.model:Qwen3Next",
@@ -35,8 +37,6 @@ MODELS = {
 
 
 NOT_IMPLEMENTED = {
-    "qwen3_5": "Qwen3.5 with images is not implemented; its text models, whose model_type is qwen3_5_text, are",
-    "qwen3_5_moe": "Qwen3.5 with images is not implemented; its text models, whose model_type is qwen3_5_moe_text, are",
     "gemma3": "Gemma 3 with images is not implemented; its text models, whose model_type is gemma3_text, are",
 }
 """`model_type` of what is no architecture here -> what to take in its place."""

@@ -42,7 +42,12 @@ class Qwen3Next(Qwen35):
     """The language model."""
 
     def make_block(self, layer: LayerSpec, first_key: int = 0) -> Block:
-        build, size = self.build, self.spec.hidden_size
-        hyper: Qwen3NextHyperparameters = self.spec.hyperparameters
-        mlp = None if layer.experts is None else SparseMLP(build, layer.experts, hyper)
-        return qwen35_block(build, size, layer, hyper, mlp, hyper.by_key_head, first_key)
+        return sparse_block(self.build, self.spec.hidden_size, layer, self.spec.hyperparameters, first_key)
+
+
+def sparse_block(
+    build: Builder, size: int, layer: LayerSpec, hyper: Qwen3NextHyperparameters, first_key: int = 0
+) -> Block:
+    """A layer, with experts if it has such. `first_key` is the attention's."""
+    mlp = None if layer.experts is None else SparseMLP(build, layer.experts, hyper)
+    return qwen35_block(build, size, layer, hyper, mlp, hyper.by_key_head, first_key)

@@ -25,8 +25,10 @@ class TextBackbone(Backbone):
     """Behind the embedding and behind each of the first layers, tokens of images get a row of what the encoder gave
     for them."""
 
-    def __init__(self, build: Builder, spec: ModelSpec, make_block: Callable[[LayerSpec], Module]) -> None:
-        super().__init__(build, spec, make_block, spec.hyperparameters.text.norm_eps)
+    def __init__(
+        self, build: Builder, spec: ModelSpec, make_block: Callable[[LayerSpec], Module], norm_plus_one: bool
+    ) -> None:
+        super().__init__(build, spec, make_block, spec.hyperparameters.text.norm_eps, norm_plus_one=norm_plus_one)
         assert spec.rope is not None
         assert spec.vision is not None
         self.inject_media = build.ops.inject_media
@@ -49,20 +51,25 @@ class TextBackbone(Backbone):
 class VLModel(Module):
     """The encoder and the text part, under the checkpoint's names."""
 
-    def __init__(self, build: Builder, spec: ModelSpec, make_block: Callable[[LayerSpec], Module]) -> None:
+    def __init__(
+        self, build: Builder, spec: ModelSpec, make_block: Callable[[LayerSpec], Module], norm_plus_one: bool
+    ) -> None:
         super().__init__()
         assert spec.vision is not None
         hyper: Qwen3VLHyperparameters = spec.hyperparameters
         self.visual = VisionEncoder(build, spec.vision, hyper.theta, hyper.activation)
-        self.language_model = TextBackbone(build, spec, make_block)
+        self.language_model = TextBackbone(build, spec, make_block, norm_plus_one)
 
 
 class Qwen3VL(CausalLM):
     """The language model with its encoder."""
 
+    norm_plus_one = False
+    """Whether the text part's last norm is stored less 1."""
+
     def __init__(self, build: Builder, spec: ModelSpec) -> None:
         super().__init__(build, spec)
-        self.model = VLModel(build, spec, self.make_block)
+        self.model = VLModel(build, spec, self.make_block, self.norm_plus_one)
 
     def make_block(self, layer: LayerSpec) -> Block:
         return qwen3_block(self.build, self.spec.hidden_size, layer, self.spec.hyperparameters.text)

@@ -17,7 +17,7 @@ from ostinato.models.hyperparameters import (
     number,
     shared_fields,
 )
-from ostinato.models.qwen3.spec import Qwen3Hyperparameters, hyperparameters
+from ostinato.models.qwen3.spec import hyperparameters
 from ostinato.models.rope import parse_rope, with_sections
 from ostinato.plan.model import LayerSpec, ModelSpec, RopeSpec, VisionSpec
 
@@ -32,7 +32,8 @@ DEEPSTACK = (8, 16, 24)
 class Qwen3VLHyperparameters:
     """What models/qwen3_vl/model.py builds from, beside the VisionSpec. `theta` and `activation` are the encoder's."""
 
-    text: Qwen3Hyperparameters
+    text: Any
+    """The dataclass of the model that the text part is."""
     theta: float
     activation: str
 
@@ -56,28 +57,35 @@ def part(config: Mapping[str, Any], name: str) -> dict[str, Any]:
 def vl_spec(
     config: dict[str, Any],
     architecture: str,
-    hyper: Qwen3Hyperparameters,
+    hyper: Any,
     layers: tuple[LayerSpec, ...],
+    *,
+    rope: RopeSpec | None = None,
+    tokens: Mapping[str, int] = TOKENS,
+    deepstack: tuple[int, ...] = DEEPSTACK,
 ) -> ModelSpec:
-    """What is around the `layers` of the text part."""
+    """What is around the `layers` of the text part. `tokens` and `deepstack` are what a config.json means that names
+    none."""
     text, vision = part(config, "text_config"), part(config, "vision_config")
     activation(text, "hidden_act", "silu", ("silu",))
     # The whole model's word counts before the text part's.
     tied = flag(config, "tie_word_embeddings", flag(text, "tie_word_embeddings", False))
     shared = shared_fields({**text, "dtype": checkpoint_dtype({**text, **config}), "tie_word_embeddings": tied})
-    [attention] = {layer.attention for layer in layers}
-    assert attention is not None, "every layer has attention"
+    if rope is None:
+        [attention] = {layer.attention for layer in layers}
+        assert attention is not None, "every layer has attention"
+        rope = _rope(text, attention.head_dim)
     return ModelSpec(
         architecture=architecture,
         **shared,
         layers=layers,
-        rope=_rope(text, attention.head_dim),
+        rope=rope,
         hyperparameters=Qwen3VLHyperparameters(
             text=hyper,
             theta=_vision_theta(vision),
             activation=activation(vision, "hidden_act", "gelu_pytorch_tanh", ("gelu_pytorch_tanh", "gelu")),
         ),
-        vision=_vision(config, vision, shared["hidden_size"], len(layers)),
+        vision=_vision(config, vision, shared["hidden_size"], tokens, _deepstack(vision, deepstack, len(layers))),
     )
 
 
@@ -94,12 +102,17 @@ def _vision_theta(vision: dict[str, Any]) -> float:
     return number(rope, "rope_theta", 10000.0)
 
 
-def _vision(config: dict[str, Any], vision: dict[str, Any], text_size: int, num_text_layers: int) -> VisionSpec:
+def _vision(
+    config: dict[str, Any],
+    vision: dict[str, Any],
+    text_size: int,
+    tokens: Mapping[str, int],
+    deepstack: tuple[int, ...],
+) -> VisionSpec:
     size, depth = integer(vision, "hidden_size", 1152), integer(vision, "depth", 27)
     heads, inner = integer(vision, "num_heads", 16), integer(vision, "intermediate_size", 4304)
     positions = integer(vision, "num_position_embeddings", 2304)
     out, merge = integer(vision, "out_hidden_size", 3584), integer(vision, "spatial_merge_size", 2)
-    deepstack = _deepstack(vision, depth, num_text_layers)
     if isqrt(positions) ** 2 != positions:
         raise ModelError(f"config.json has num_position_embeddings = {positions}, which is no square")
     if out != text_size:
@@ -125,16 +138,16 @@ def _vision(config: dict[str, Any], vision: dict[str, Any], text_size: int, num_
         out_hidden_size=out,
         num_positions=positions,
         deepstack_layers=deepstack,
-        image_token_id=integer(config, "image_token_id", TOKENS["image"]),
-        video_token_id=integer(config, "video_token_id", TOKENS["video"]),
-        start_token_id=integer(config, "vision_start_token_id", TOKENS["vision_start"]),
-        end_token_id=integer(config, "vision_end_token_id", TOKENS["vision_end"]),
+        image_token_id=integer(config, "image_token_id", tokens["image"]),
+        video_token_id=integer(config, "video_token_id", tokens["video"]),
+        start_token_id=integer(config, "vision_start_token_id", tokens["vision_start"]),
+        end_token_id=integer(config, "vision_end_token_id", tokens["vision_end"]),
     )
 
 
-def _deepstack(vision: dict[str, Any], depth: int, num_text_layers: int) -> tuple[int, ...]:
-    given = vision.get("deepstack_visual_indexes")
-    layers = tuple(DEEPSTACK if given is None else given)
+def _deepstack(vision: dict[str, Any], default: tuple[int, ...], num_text_layers: int) -> tuple[int, ...]:
+    given, depth = vision.get("deepstack_visual_indexes"), integer(vision, "depth", 27)
+    layers = tuple(default if given is None else given)
     are_layers = all(type(layer) is int and 0 <= layer < depth for layer in layers)
     if not are_layers or list(layers) != sorted(set(layers)) or len(layers) > num_text_layers:
         raise ModelError(

@@ -1,0 +1,35 @@
+"""Qwen3.5: its text model with positions in time, height and width, and Qwen3-VL's encoder without DeepStack."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from ostinato.errors import ModelError
+from ostinato.models.qwen3_5_text.spec import model_spec as text_spec
+from ostinato.models.qwen3_vl.spec import part, vl_spec
+from ostinato.models.rope import with_sections
+from ostinato.plan.model import ModelSpec
+
+SECTIONS = (11, 11, 10)
+TOKENS = {"image": 248056, "video": 248057, "vision_start": 248053, "vision_end": 248054}
+"""What a config.json means that names none."""
+
+
+def model_spec(config: dict[str, Any]) -> ModelSpec:
+    """The spec of a `qwen3_5` config.json, whose text and vision parts are dicts of their own."""
+    return around(config, "qwen3_5", text_spec)
+
+
+def around(config: dict[str, Any], architecture: str, text_spec: Callable[[dict[str, Any]], ModelSpec]) -> ModelSpec:
+    """The text part that `text_spec` reads, and what is around it."""
+    text, vision = part(config, "text_config"), part(config, "vision_config")
+    if vision.get("deepstack_visual_indexes"):
+        given = vision["deepstack_visual_indexes"]
+        raise ModelError(f"config.json has deepstack_visual_indexes = {given!r}; supported: none")
+    plain = text_spec({"model_type": f"{architecture}_text"} | text)
+    assert plain.rope is not None, "its attention is rotated"
+    rope = with_sections(plain.rope, text.get("rope_scaling") or text.get("rope_parameters") or {}, SECTIONS)
+    whole = vl_spec(config, architecture, plain.hyperparameters, plain.layers, rope=rope, tokens=TOKENS, deepstack=())
+    return replace(whole, ssm_state_dtype=plain.ssm_state_dtype)

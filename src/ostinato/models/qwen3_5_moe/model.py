@@ -1,0 +1,15 @@
+"""Qwen3.5 with experts and images (model_type `qwen3_5_moe`)."""
+
+from __future__ import annotations
+
+from ostinato.models.decoder import Block
+from ostinato.models.qwen3_5.model import Qwen35VL
+from ostinato.models.qwen3_next.model import sparse_block
+from ostinato.plan.model import LayerSpec
+
+
+class Qwen35MoeVL(Qwen35VL):
+    """The language model with its encoder."""
+
+    def make_block(self, layer: LayerSpec) -> Block:
+        return sparse_block(self.build, self.spec.hidden_size, layer, self.spec.hyperparameters.text)
