@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 class Qwen35Head(PredictionHead):
     """What joins a token with the hidden state before it, a layer, and a norm. All norms are stored less 1."""
 
-    blocks: ModuleList[Block]
-
     def __init__(
         self,
         build: Builder,
@@ -57,6 +55,7 @@ class Qwen35Head(PredictionHead):
     ) -> None:
         x = self._join(self.before(hidden, step, memory[-1]), embedded)
         [block], angles = self.blocks, self.rotary(step.positions)
+        assert isinstance(block, Block), "its blocks are made here"
         assert block.self_attn is not None, "a head's layer has attention"
         block.self_attn.store(block.input_layernorm(x), step, memory[0], angles)
 
