@@ -187,6 +187,27 @@ def granitemoehybrid_dense() -> PretrainedConfig:
     )
 
 
+def olmo_hybrid() -> PretrainedConfig:
+    """Beta up to 2. Queries, keys and values of a delta net have as many channels, for transformers saves their
+    convolutions as thirds of one."""
+    return transformers.OlmoHybridConfig(
+        **COMMON,
+        intermediate_size=96,
+        num_hidden_layers=4,
+        layer_types=["linear_attention", "full_attention", "linear_attention", "full_attention"],
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        attention_bias=True,
+        linear_num_key_heads=2,
+        linear_num_value_heads=6,
+        linear_key_head_dim=24,
+        linear_value_head_dim=8,
+        linear_conv_kernel_dim=3,
+        rms_norm_eps=1e-3,
+        rope_parameters={"rope_type": "default", "rope_theta": 700.0},
+    )
+
+
 def qwen3_5_text() -> PretrainedConfig:
     return transformers.Qwen3_5TextConfig(
         **COMMON,
@@ -524,6 +545,7 @@ RECIPES: dict[str, Callable[[], PretrainedConfig]] = {
         mistral,
         nemotron_h,
         nemotron_h_dense,
+        olmo_hybrid,
         qwen2,
         qwen3,
         qwen3_5_moe_text,

@@ -41,6 +41,7 @@ class Attention(Module):
         out_multiplier: float = 1.0,
         first_key: int = 0,
         is_gated: bool = False,
+        qk_norm_whole: bool = False,
     ) -> None:
         super().__init__()
         self.ops = build.ops
@@ -54,8 +55,10 @@ class Attention(Module):
         self.q_norm: RMSNorm | None = None
         self.k_norm: RMSNorm | None = None
         if qk_norm_eps is not None:
-            self.q_norm = RMSNorm(build, spec.head_dim, qk_norm_eps, qk_norm_plus_one)
-            self.k_norm = RMSNorm(build, spec.head_dim, qk_norm_eps, qk_norm_plus_one)
+            sizes = (self.q_size, self.kv_size) if qk_norm_whole else (spec.head_dim, spec.head_dim)
+            self.q_norm, self.k_norm = (RMSNorm(build, size, qk_norm_eps, qk_norm_plus_one) for size in sizes)
+        assert not (is_gated and qk_norm_whole), "norms of all heads together stand before the heads are taken apart"
+        self.qk_norm_whole = qk_norm_whole
         self.scale = spec.head_dim**-0.5 if scale is None else scale
         self.key_multiplier = key_multiplier
         self.first_key = first_key
@@ -70,11 +73,13 @@ class Attention(Module):
     ) -> torch.Tensor:
         """`x` and `residual` [tokens, hidden] -> [tokens, hidden]; without `angles` attention has no positions."""
         q, k, v = self.qkv(x).split((self.q_out_size, self.kv_size, self.kv_size), dim=-1)
+        if self.qk_norm_whole and self.q_norm is not None and self.k_norm is not None:
+            q, k = self.q_norm(q), self.k_norm(k)
         q, k, v = (part.unflatten(-1, (-1, self.spec.head_dim)) for part in (q, k, v))
         if self.is_gated:
             # Of each head first the query, then the gate.
             q, gate = q.unflatten(1, (-1, 2)).unbind(2)
-        if self.q_norm is not None and self.k_norm is not None:
+        if not self.qk_norm_whole and self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
         q = self._store(q, k, v, angles if self.spec.rotates else None, step, memory)
         out = self.ops.tap.split("attention", self._attend, (q,), step, memory)
@@ -84,6 +89,7 @@ class Attention(Module):
 
     def store(self, x: torch.Tensor, step: StepInputs, memory: LayerMemory, angles: torch.Tensor | None = None) -> None:
         """Writes the keys and values of `x` [tokens, hidden], and does not attend. `angles` as in `forward`."""
+        assert not self.qk_norm_whole, "no prediction head has norms of all heads together"
         parts = self.qkv.part(x, self.q_out_size, self.q_out_size + 2 * self.kv_size).split(self.kv_size, dim=-1)
         k, v = (part.unflatten(-1, (-1, self.spec.head_dim)) for part in parts)
         if self.k_norm is not None:

@@ -153,8 +153,8 @@ def checkpoint_views(module: Module, prefix: str = "", found: Container[str] = (
     """Every tensor that a checkpoint of `module` holds, by its name, as a view into the weight where its values go.
     `found` are names that are in the checkpoint: where it may have several, it has those."""
     for owner, attribute, row in module.weights(prefix):
-        if row.stack_name and row.stack_name in found:
-            row = replace(row, names=(row.stack_name,), is_stack=True)
+        if row.whole_name and row.whole_name in found:
+            row = replace(row, names=(row.whole_name,), sizes=(), is_stack=row.role == "experts")
         weight: torch.Tensor = getattr(owner, attribute)
         target: torch.Tensor | QuantizedView = weight
         if isinstance(owner, Matrix) and owner.weight_scale is not None and attribute == "weight":
@@ -174,17 +174,18 @@ def _parts(row: Weight, target: torch.Tensor | QuantizedView) -> Iterator[Target
         for i, part in product(range(row.shape[0]), range(parts)):
             begin, end = part * size, (part + 1) * size
             yield target.of(i).rows(begin, end) if isinstance(target, QuantizedView) else target[i][begin:end]
-    elif len(row.names) == 1:
-        if row.stored_shape:
-            assert isinstance(target, torch.Tensor), "what is quantised is stored as it is"
-            target = (target.t() if row.stored_transposed else target).view(row.stored_shape)
-        yield target
-    else:
-        begin = 0
-        for size in row.sizes:
-            end = begin + size
-            yield target.rows(begin, end) if isinstance(target, QuantizedView) else target[begin:end]
-            begin = end
+        return
+    if row.stored_shape:
+        assert isinstance(target, torch.Tensor), "what is quantised is stored as it is"
+        target = target.t() if row.stored_transposed else target
+    begin = 0
+    for size in row.sizes or (row.stored_shape or target.shape)[:1]:
+        if isinstance(target, QuantizedView):
+            yield target.rows(begin, begin + size)
+        else:
+            rows = target[begin : begin + size]
+            yield rows.view(size, *row.stored_shape[1:]) if row.stored_shape else rows
+        begin += size
 
 
 def _shape_in_blocks(blocks: Blocks, shape: tuple[int, ...]) -> tuple[int, ...]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from ostinato.layers.linear import Linear, PackedLinear
 from ostinato.layers.mamba2 import CausalConv
@@ -15,35 +15,51 @@ if TYPE_CHECKING:
 
     from ostinato.ops.step import LayerMemory, StepInputs
 
-BETA_SCALE = 1.0
-"""What the sigmoid of beta is multiplied with: it stays below 1."""
+Stored = Literal["apart", "by_key_head", "one_by_one"]
+"""How a checkpoint has a delta net: see `GatedDeltaNet`."""
 
 
 class GatedDeltaNet(Module):
     """One state layer's mixer. The norm behind the recurrence has one weight for all heads.
 
-    In Qwen3.5's checkpoints queries, keys and values come out of one projection, the output's gate, beta and decay out
-    of one each. If they lie `by_key_head` (Qwen3-Next), two projections give all of them, those of a key head side by
-    side: its query, its key, the values of its heads, their gates; and betas, decays. Loading takes these apart.
+    `beta_scale` multiplies the sigmoid of beta: it stays below 1, or 2 where that is allowed. In checkpoints that have
+    it `apart` (Qwen3.5), queries, keys and values come out of one projection, the output's gate, beta and decay out of
+    one each. `by_key_head` (Qwen3-Next) two projections give all of them, those of a key head side by side: its query,
+    its key, the values of its heads, their gates; and betas, decays. Loading takes these apart. `one_by_one` (OLMo
+    Hybrid) each has a projection of its own, and queries, keys and values a convolution.
     """
 
     def __init__(
-        self, build: Builder, hidden_size: int, spec: GatedDeltaSpec, *, eps: float, by_key_head: bool = False
+        self,
+        build: Builder,
+        hidden_size: int,
+        spec: GatedDeltaSpec,
+        *,
+        eps: float,
+        stored: Stored = "apart",
+        beta_scale: float = 1.0,
     ) -> None:
         super().__init__()
         self.ops = build.ops
         self.spec = spec
-        parts: tuple[tuple[str, int], ...] = (("in_proj_qkv", spec.conv_dim), ("in_proj_z", spec.value_size))
-        small: tuple[tuple[str, int], ...] = (("in_proj_b", spec.num_heads), ("in_proj_a", spec.num_heads))
+        self.beta_scale = beta_scale
+        keys, values, heads = spec.key_size, spec.value_size, spec.num_heads
+        parts: tuple[tuple[str, int], ...] = (("in_proj_qkv", spec.conv_dim), ("in_proj_z", values))
+        small: tuple[tuple[str, int], ...] = (("in_proj_b", heads), ("in_proj_a", heads))
+        convolutions: tuple[tuple[str, int], ...] = ()
         of_key_head: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
-        if by_key_head:
-            parts, small = (("in_proj_qkvz", spec.conv_dim + spec.value_size),), (("in_proj_ba", 2 * spec.num_heads),)
-            heads = spec.num_heads // spec.num_key_heads
-            values = heads * spec.value_dim
-            of_key_head = ((spec.key_dim, spec.key_dim, values, values), (heads, heads))
+        if stored == "by_key_head":
+            parts, small = (("in_proj_qkvz", spec.conv_dim + values),), (("in_proj_ba", 2 * heads),)
+            own, own_values = heads // spec.num_key_heads, values // spec.num_key_heads
+            of_key_head = ((spec.key_dim, spec.key_dim, own_values, own_values), (own, own))
+        elif stored == "one_by_one":
+            parts = (("q_proj", keys), ("k_proj", keys), ("v_proj", values), ("g_proj", values))
+            small = (("b_proj", heads), ("a_proj", heads))
+            convolutions = (("q_conv1d", keys), ("k_conv1d", keys), ("v_conv1d", values))
+            self.names = {"norm": "o_norm", "out_proj": "o_proj"}
         self.in_proj = PackedLinear(build, hidden_size, parts, interleaved=of_key_head[0])
         self.in_proj_ba = PackedLinear(build, hidden_size, small, interleaved=of_key_head[1])
-        self.conv1d = CausalConv(build, spec.conv_dim, spec.conv_kernel, bias=False)
+        self.conv1d = CausalConv(build, spec.conv_dim, spec.conv_kernel, bias=False, parts=convolutions)
         self.A_log = self.own(build, "A_log", spec.num_heads, role="per_head", in_float32=True)
         self.dt_bias = self.own(build, "dt_bias", spec.num_heads, role="per_head", in_float32=True)
         self.norm = GatedRMSNorm(build, spec.value_size, eps, spec.value_dim, norm_before_gate=True, shares_weight=True)
@@ -99,7 +115,7 @@ class GatedDeltaNet(Module):
             b[:tokens],
             self.A_log,
             self.dt_bias,
-            BETA_SCALE,
+            self.beta_scale,
             memory.states["delta"],
             step.read_slots[:rows],
             step.write_slots[:rows],
@@ -131,7 +147,7 @@ class GatedDeltaNet(Module):
             b,
             self.A_log,
             self.dt_bias,
-            BETA_SCALE,
+            self.beta_scale,
             memory.states["delta"],
             step.row_starts[rows:] - tokens,
             step.start_positions[rows:],

@@ -93,7 +93,7 @@ class Experts(Module):
         instead = stacked_as if stacked_as is not None and may_be_stacked else ("", "")
         shapes = ((spec.num_experts, spec.inner_size, spec.size), (spec.num_experts, spec.size, spec.intermediate_size))
         self.up, self.down = (
-            Stack(build, shape, own, other, beside[-1], is_stack=is_stack, stack_name=name)
+            Stack(build, shape, own, other, beside[-1], is_stack=is_stack, whole_name=name)
             for shape, beside, own, other, name in zip(
                 shapes, reversed(shapes), stored, reversed(stored), instead, strict=True
             )
@@ -125,9 +125,9 @@ class Stack(Matrix):
         beside: tuple[str, ...],
         in_size_beside: int,
         is_stack: bool,
-        stack_name: str,
+        whole_name: str,
     ) -> None:
         facts = {"names": names, "beside": beside, "in_size_beside": in_size_beside, "is_stack": is_stack}
-        facts["stack_name"] = stack_name
+        facts["whole_name"] = whole_name
         facts["can_be_quantised"] = True
         super().__init__(build, *shape, role="experts", **facts)

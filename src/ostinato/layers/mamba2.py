@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 from ostinato.layers.linear import Linear
 from ostinato.layers.module import Builder, Module, Multiplier
@@ -16,11 +17,27 @@ if TYPE_CHECKING:
 
 
 class CausalConv(Module):
-    """Weights of the depthwise convolution, time first in memory; in checkpoints [channels, 1, width]."""
+    """Weights of the depthwise convolution, time first in memory; in checkpoints [channels, 1, width].
 
-    def __init__(self, build: Builder, channels: int, width: int, bias: bool) -> None:
+    `parts` are names and numbers of channels of convolutions that a checkpoint may have beside it, in place of it, side
+    by side; then `name` is its own.
+    """
+
+    def __init__(
+        self,
+        build: Builder,
+        channels: int,
+        width: int,
+        bias: bool,
+        parts: Sequence[tuple[str, int]] = (),
+        name: str = "conv1d",
+    ) -> None:
         super().__init__()
-        stored = {"stored_shape": (channels, 1, width), "stored_transposed": True}
+        stored: dict[str, Any] = {"stored_shape": (channels, 1, width), "stored_transposed": True}
+        if parts:
+            self.is_in_checkpoint = False
+            stored |= {"names": tuple(f"{part}.weight" for part, _ in parts), "sizes": tuple(size for _, size in parts)}
+            stored["whole_name"] = f"{name}.weight"
         self.weight = self.own(build, "weight", width, channels, role="convolution", **stored)
         self.bias = self.own(build, "bias", channels, role="bias") if bias else None
 

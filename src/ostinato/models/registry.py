@@ -22,6 +22,7 @@ MODELS = {
     "mamba2": "mamba2.model:Mamba2",
     "mistral": "llama.model:Llama",
     "nemotron_h": "nemotron_h.model:NemotronH",
+    "olmo_hybrid": "olmo_hybrid.model:OlmoHybrid",
     "qwen2": "llama.model:Llama",
     "qwen3": "qwen3.model:Qwen3",
     "qwen3_5": "qwen3_5.model:Qwen35VL",

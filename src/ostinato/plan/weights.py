@@ -15,8 +15,9 @@ Role = Literal["linear", "router", "experts", "embedding", "norm", "bias", "conv
 class Weight:
     """One tensor of a model, which may hold several of a checkpoint's.
 
-    `names` are the checkpoint's tensors that lie in it, one behind the other along its first dimension. `sizes` says
-    how much each takes of that dimension; without it all take the same. Experts are stacked: [experts, out, in].
+    `names` are the checkpoint's tensors that lie in it, one behind the other along the first dimension that they have
+    there. `sizes` says how much each takes of it; without it all take the same. Experts are stacked:
+    [experts, out, in].
     """
 
     shape: tuple[int, ...]
@@ -36,8 +37,8 @@ class Weight:
     """Whether it gives the logits, as its own matrix or as the embedding that is tied to it."""
     is_stack: bool = False
     """Whether the checkpoint too has experts as one tensor, which is no linear there."""
-    stack_name: str = ""
-    """The name under which a checkpoint may have experts as one tensor in place of `names`."""
+    whole_name: str = ""
+    """The name under which a checkpoint may have one tensor in place of those of `names`."""
     is_gated: bool = False
     """Whether the first half of its outputs are the gates of the others, so that both are read at a time."""
     interleaved: tuple[int, ...] = ()
@@ -77,7 +78,7 @@ class Weight:
     def under(self, prefix: str) -> Weight:
         """The same with a prefix before each name."""
         names, beside = (tuple(prefix + name for name in each) for each in (self.names, self.beside))
-        return replace(self, names=names, beside=beside, stack_name=self.stack_name and prefix + self.stack_name)
+        return replace(self, names=names, beside=beside, whole_name=self.whole_name and prefix + self.whole_name)
 
 
 def num_elements(weights: Iterable[Weight], in_float32: bool | None = None) -> int:

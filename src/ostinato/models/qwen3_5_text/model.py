@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ostinato.layers.attention import Attention
-from ostinato.layers.delta_net import GatedDeltaNet
+from ostinato.layers.delta_net import GatedDeltaNet, Stored
 from ostinato.layers.feed_forward import GatedMLP
 from ostinato.layers.module import Builder, Module
 from ostinato.models.decoder import Block, Decoder
@@ -42,10 +42,10 @@ def qwen35_block(
     layer: LayerSpec,
     hyper: Qwen35Hyperparameters,
     mlp: Module | None = None,
-    by_key_head: bool = False,
+    stored: Stored = "apart",
     first_key: int = 0,
 ) -> Block:
-    """A layer of Qwen3.5; `mlp` stands in for the gated one (experts), `by_key_head` is the delta net's, `first_key`
+    """A layer of Qwen3.5; `mlp` stands in for the gated one (experts), `stored` is the delta net's, `first_key`
     the attention's."""
     eps, attention, delta_net = hyper.norm_eps, None, None
     if layer.attention is not None:
@@ -60,7 +60,7 @@ def qwen35_block(
             first_key=first_key,
         )
     if isinstance(layer.mixer, GatedDeltaSpec):
-        delta_net = GatedDeltaNet(build, size, layer.mixer, eps=eps, by_key_head=by_key_head)
+        delta_net = GatedDeltaNet(build, size, layer.mixer, eps=eps, stored=stored)
     return Block(
         build,
         size,

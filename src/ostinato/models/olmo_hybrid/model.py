@@ -1,0 +1,71 @@
+"""OLMo Hybrid (model_type `olmo_hybrid`): a gated delta net behind a norm, or attention and a norm behind it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ostinato.layers.attention import Attention
+from ostinato.layers.delta_net import GatedDeltaNet
+from ostinato.layers.feed_forward import GatedMLP
+from ostinato.layers.module import Builder, Module
+from ostinato.layers.norm import RMSNorm
+from ostinato.models.decoder import Block, Decoder
+from ostinato.models.olmo_hybrid.spec import OlmoHybridHyperparameters
+from ostinato.plan.mixers import GatedDeltaSpec
+from ostinato.plan.model import AttentionSpec, LayerSpec, ModelSpec
+
+if TYPE_CHECKING:
+    import torch
+
+    from ostinato.ops.step import LayerMemory, StepInputs
+
+DELTA_NORM_EPS = 1e-5
+"""Of the norm behind a delta net, which config.json does not name."""
+NAMES = {".attention_layer_norm.": ".input_layernorm.", ".feedforward_layer_norm.": ".post_attention_layernorm."}
+"""How published checkpoints call norms, and how current transformers does."""
+
+
+class AttentionBlock(Module):
+    """x + norm(attention(x)), and the same with an MLP."""
+
+    def __init__(self, build: Builder, size: int, attention: AttentionSpec, hyper: OlmoHybridHyperparameters) -> None:
+        super().__init__()
+        eps = hyper.norm_eps
+        self.self_attn = Attention(
+            build, size, attention, bias=hyper.attention_bias, qk_norm_eps=eps, qk_norm_whole=True
+        )
+        self.post_attention_layernorm = RMSNorm(build, size, eps)
+        self.mlp = GatedMLP(build, size, hyper.intermediate_size)
+        self.post_feedforward_layernorm = RMSNorm(build, size, eps)
+
+    def forward(
+        self, x: torch.Tensor, angles: torch.Tensor | None, step: StepInputs, memory: LayerMemory
+    ) -> torch.Tensor:
+        """[tokens, hidden] -> [tokens, hidden]"""
+        x = self.post_attention_layernorm(self.self_attn(x, angles, step, memory, None), residual=x)
+        return self.post_feedforward_layernorm(self.mlp(x, None), residual=x)
+
+
+class OlmoHybrid(Decoder):
+    """The language model."""
+
+    def __init__(self, build: Builder, spec: ModelSpec) -> None:
+        super().__init__(build, spec, norm_eps=spec.hyperparameters.norm_eps)
+
+    def make_block(self, layer: LayerSpec) -> Module:
+        build, size = self.build, self.spec.hidden_size
+        hyper: OlmoHybridHyperparameters = self.spec.hyperparameters
+        if layer.attention is not None:
+            return AttentionBlock(build, size, layer.attention, hyper)
+        assert isinstance(layer.mixer, GatedDeltaSpec), "a layer has attention or a delta net"
+        mixer = GatedDeltaNet(
+            build, size, layer.mixer, eps=DELTA_NORM_EPS, stored="one_by_one", beta_scale=hyper.beta_scale
+        )
+        mlp = GatedMLP(build, size, hyper.intermediate_size)
+        return Block(build, size, hyper.norm_eps, mamba=mixer, mlp=mlp, names={"mamba": "linear_attn"})
+
+    def checkpoint_name(self, name: str) -> str | None:
+        """Published checkpoints call some norms otherwise than transformers does now."""
+        for theirs, ours in NAMES.items():
+            name = name.replace(theirs, ours)
+        return super().checkpoint_name(name)

@@ -1,0 +1,79 @@
+"""OLMo Hybrid: a gated delta net or attention, then a gated MLP, in every layer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ostinato.errors import ModelError
+from ostinato.models.hyperparameters import activation, attention_spec, flag, integer, number, shared_fields
+from ostinato.models.qwen3_5_text.spec import layer_kinds
+from ostinato.models.rope import parse_rope
+from ostinato.plan.mixers import GatedDeltaSpec
+from ostinato.plan.model import LayerSpec, ModelSpec, RopeSpec
+
+
+@dataclass(frozen=True)
+class OlmoHybridHyperparameters:
+    """What models/olmo_hybrid/model.py builds from, beside the layers. `beta_scale` is 2 where beta may reach 2."""
+
+    intermediate_size: int
+    attention_bias: bool
+    beta_scale: float
+    norm_eps: float
+
+
+def model_spec(config: dict[str, Any]) -> ModelSpec:
+    """The spec of an `olmo_hybrid` config.json."""
+    activation(config, "hidden_act", "silu", ("silu",))
+    size = integer(config, "hidden_size")
+    # The architecture has no head size of its own.
+    attention = attention_spec({key: value for key, value in config.items() if key != "head_dim"})
+    layers = {
+        "attention": LayerSpec("attention", attention),
+        "delta_net": LayerSpec("delta_net", mixer=_delta_net(config, size, attention.num_heads)),
+    }
+    return ModelSpec(
+        architecture="olmo_hybrid",
+        **shared_fields(config),
+        layers=tuple(layers[kind] for kind in _kinds(config)),
+        rope=_rope(config, attention.head_dim),
+        hyperparameters=OlmoHybridHyperparameters(
+            intermediate_size=integer(config, "intermediate_size"),
+            attention_bias=flag(config, "attention_bias", False),
+            beta_scale=2.0 if flag(config, "linear_allow_neg_eigval", True) else 1.0,
+            norm_eps=number(config, "rms_norm_eps", 1e-6),
+        ),
+    )
+
+
+def _kinds(config: Mapping[str, Any]) -> tuple[str, ...]:
+    """By default every fourth layer has attention, or else the last."""
+    kinds = layer_kinds({key: value for key, value in config.items() if key != "full_attention_interval"})
+    if config.get("layer_types") is None and "attention" not in kinds:
+        return (*kinds[:-1], "attention")
+    return kinds
+
+
+def _delta_net(config: Mapping[str, Any], hidden_size: int, num_heads: int) -> GatedDeltaSpec:
+    num_key_heads = integer(config, "linear_num_key_heads", num_heads)
+    if num_key_heads < 1:
+        raise ModelError("config.json has linear_num_key_heads = 0, which should be at least 1")
+    key_dim = integer(config, "linear_key_head_dim", int(0.75 * hidden_size / num_key_heads))
+    return GatedDeltaSpec(
+        num_heads=integer(config, "linear_num_value_heads", num_heads),
+        num_key_heads=num_key_heads,
+        key_dim=key_dim,
+        value_dim=integer(config, "linear_value_head_dim", 2 * key_dim),
+        conv_kernel=integer(config, "linear_conv_kernel_dim", 4),
+    )
+
+
+def _rope(config: Mapping[str, Any], head_dim: int) -> RopeSpec | None:
+    """None where config.json has a theta that is null: then attention has no positions."""
+    parameters = config.get("rope_parameters") or {}
+    of_theta = parameters if "rope_theta" in parameters else config
+    if "rope_theta" in of_theta and of_theta["rope_theta"] is None:
+        return None
+    return parse_rope(config, head_dim)
