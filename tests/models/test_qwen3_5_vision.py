@@ -6,12 +6,10 @@ from typing import Any
 
 import pytest
 
-from ostinato import EngineConfig
-from ostinato.errors import ConfigError, ModelError
+from ostinato.errors import ModelError
 from ostinato.models.checkpoint import model_spec
 from ostinato.plan.mixers import GatedDeltaSpec
 from ostinato.plan.rope import axes
-from ostinato.plan.speculation.drafter import with_drafter
 from tests.models.test_qwen3_5 import HUB
 
 TEXT = {name: value for name, value in HUB.items() if name != "model_type"}
@@ -76,8 +74,11 @@ def test_what_the_model_does_not_do_is_refused(given: dict[str, Any], expected: 
         model_spec(given)
 
 
-def test_a_head_beside_an_encoder_makes_no_drafts_yet() -> None:
-    spec = model_spec(config({"mtp_num_hidden_layers": 1}))
-    with pytest.raises(ConfigError, match="cannot draft beside an encoder of images yet") as error:
-        with_drafter(EngineConfig(speculative="mtp:2"), spec)
-    assert [(each.setting, each.value) for each in error.value.remedies] == [("speculative", "ngram:2")]
+def test_the_head_is_the_text_model_s() -> None:
+    head = model_spec(config({"mtp_num_hidden_layers": 1})).head
+    text = model_spec(HUB | {"mtp_num_hidden_layers": 1}).head
+    assert head is not None
+    assert text is not None
+    assert [layer.attention for layer in head.layers] == [layer.attention for layer in text.layers]
+    assert head.num_parameters == text.num_parameters
+    assert model_spec(config()).head is None

@@ -186,6 +186,10 @@ def test_tapes_of_a_model_and_its_head_take_what_was_planned(name, dtype, kernel
     assert_planned(str(checkpoint(name)), dtype, kernels, speculative="mtp:3")
 
 
+def test_tapes_of_a_model_that_takes_images_and_its_head_take_what_was_planned():
+    assert_planned(str(vl_checkpoint("qwen3_5")), "bfloat16", "reference", speculative="mtp:3")
+
+
 def test_tapes_of_a_model_and_its_draft_model_take_what_was_planned():
     draft = checkpoint("granitemoehybrid_dense")
     assert_planned(str(checkpoint("nemotron_h")), "float32", "reference", speculative=f"draft:{draft}:2")

@@ -139,20 +139,28 @@ class QwenHeadOracle(HeadOracle):
 def head_oracle(name: str, seed: int = 0) -> HeadOracle:
     """The head of a recipe that has one, with random weights. Treat it as read-only."""
     config = recipe(name)
-    is_qwen = config.model_type.startswith("qwen")
-    if is_qwen:
-        changes: dict[str, Any] = {"layer_types": ["full_attention"], "num_hidden_layers": 1}
-        changes |= {"mlp_only_layers": []} if config.model_type == "qwen3_next" else {}
-    else:
-        kinds = config.mtp_layers_block_type
-        changes = {"layers_block_type": kinds, "num_hidden_layers": len(kinds), "num_nextn_predict_layers": 0}
+    if config.model_type.startswith("qwen"):
+        return qwen_head_oracle(config, seed)
+    kinds = config.mtp_layers_block_type
+    changes = {"layers_block_type": kinds, "num_hidden_layers": len(kinds), "num_nextn_predict_layers": 0}
     model = _random_model(type(config)(**(config.to_dict() | changes)), seed + 1000)
-    generator, size = torch.Generator().manual_seed(seed + 2000), config.hidden_size
+    return HeadOracle(model, *_random_join(config.hidden_size, seed))
+
+
+def qwen_head_oracle(config: PretrainedConfig, seed: int) -> QwenHeadOracle:
+    """The head of Qwen3.5's or Qwen3-Next's text model, with random weights: one layer with attention."""
+    changes: dict[str, Any] = {"layer_types": ["full_attention"], "num_hidden_layers": 1}
+    changes |= {"mlp_only_layers": []} if config.model_type == "qwen3_next" else {}
+    model = _random_model(type(config)(**(config.to_dict() | changes)), seed + 1000)
+    enorm, hnorm, joined = _random_join(config.hidden_size, seed)
+    return QwenHeadOracle(model, enorm - 1, hnorm - 1, joined)
+
+
+def _random_join(size: int, seed: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Two norms around 1, and what makes one vector of two."""
+    generator = torch.Generator().manual_seed(seed + 2000)
     enorm, hnorm = (torch.empty(size).normal_(1, 0.3, generator=generator) for _ in range(2))
-    eh_proj = torch.empty(size, 2 * size).normal_(0, size**-0.5, generator=generator)
-    if is_qwen:
-        return QwenHeadOracle(model, enorm - 1, hnorm - 1, eh_proj)
-    return HeadOracle(model, enorm, hnorm, eh_proj)
+    return enorm, hnorm, torch.empty(size, 2 * size).normal_(0, size**-0.5, generator=generator)
 
 
 def random_prompt(length: int, seed: int) -> list[int]:

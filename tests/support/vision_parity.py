@@ -96,6 +96,11 @@ def make_prompt(name: str, parts: tuple[Part, ...], seed: int, before: Case | No
 @torch.inference_mode()
 def oracle_logits(name: str, prompt: MediaPrompt, tokens: list[int]) -> torch.Tensor:
     """[prompt and tokens, vocab]"""
+    return vl_oracle(name)(**oracle_inputs(prompt, tokens), use_cache=False).logits[0]
+
+
+def oracle_inputs(prompt: MediaPrompt, tokens: list[int]) -> dict[str, Any]:
+    """What transformers' model takes."""
     ids = torch.tensor([[*prompt.token_ids, *tokens]])
     inputs: dict[str, Any] = {}
     kinds = {IMAGE: ("pixel_values", "image_grid_thw"), VIDEO: ("pixel_values_videos", "video_grid_thw")}
@@ -105,7 +110,7 @@ def oracle_logits(name: str, prompt: MediaPrompt, tokens: list[int]) -> torch.Te
             inputs[pixels] = torch.cat([torch.from_numpy(np.asarray(item.patches)) for item in own])
             inputs[grids] = torch.tensor([(1, *item.grid) for item in own])
     types = (ids == IMAGE).int() + 2 * (ids == VIDEO).int()
-    return vl_oracle(name)(input_ids=ids, mm_token_type_ids=types, use_cache=False, **inputs).logits[0]
+    return {"input_ids": ids, "mm_token_type_ids": types, **inputs}
 
 
 def make_engine(name: str, **settings: Any) -> Engine:

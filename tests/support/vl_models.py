@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
 from transformers import PretrainedConfig, PreTrainedModel
 
 from ostinato.engine.run.encoding import write_images
@@ -20,14 +21,14 @@ from ostinato.graphs.buffers import EncoderBuffers
 from ostinato.layers.build import Build
 from ostinato.media.item import MediaItem
 from ostinato.models.checkpoint import model_spec, read_config
-from ostinato.models.loader import build_model, load_weights
+from ostinato.models.loader import SINGLE, build_model, load_weights
 from ostinato.models.qwen3_vl.model import Qwen3VL
 from ostinato.ops.facts import OPERATIONS
 from ostinato.ops.kernels import Ops, select_ops
 from ostinato.ops.step import EncoderInputs, LayerMemory, StepInputs
 from ostinato.plan.device.detect import detect
 from ostinato.plan.model import ModelSpec, VisionSpec
-from tests.support.checkpoints import randomize
+from tests.support.checkpoints import QwenHeadOracle, qwen_head_oracle, randomize
 from tests.support.recipes import COMMON, VOCAB_SIZE
 
 IMAGE, VIDEO, START, END = range(VOCAB_SIZE - 4, VOCAB_SIZE)
@@ -105,8 +106,9 @@ PLAIN_VISION = {name: value for name, value in VISION.items() if name != "deepst
 
 
 def qwen3_5() -> PretrainedConfig:
-    """Delta nets beside attention, three quarters of whose heads are rotated; an encoder without DeepStack."""
-    text = DELTA_NETS | {"intermediate_size": 96, "attention_bias": True}
+    """Delta nets beside attention, three quarters of whose heads are rotated; an encoder without DeepStack; a
+    prediction head."""
+    text = DELTA_NETS | {"intermediate_size": 96, "attention_bias": True, "mtp_num_hidden_layers": 1}
     return transformers.Qwen3_5Config(text_config=text, vision_config=PLAIN_VISION, **TOKENS, tie_word_embeddings=True)
 
 
@@ -133,10 +135,24 @@ def vl_oracle(name: str) -> PreTrainedModel:
 
 @cache
 def vl_checkpoint(name: str) -> Path:
-    """A directory with the oracle's weights, saved by transformers. Treat it as read-only."""
+    """A directory with the oracle's weights, saved by transformers, and those of the head, if there is one. Treat it as
+    read-only."""
     directory = Path(mkdtemp(prefix=f"ostinato-{name}-"))
     vl_oracle(name).save_pretrained(directory)
+    if has_head(name):
+        file = directory / SINGLE
+        save_file(load_file(file) | vl_head_oracle(name).tensors(), file, metadata={"format": "pt"})
     return directory
+
+
+def has_head(name: str) -> bool:
+    return bool(getattr(VL_RECIPES[name]().text_config, "mtp_num_hidden_layers", 0))
+
+
+@cache
+def vl_head_oracle(name: str) -> QwenHeadOracle:
+    """The prediction head of a recipe that has one. Treat it as read-only."""
+    return qwen_head_oracle(VL_RECIPES[name]().text_config, seed=0)
 
 
 def vl_spec(name: str) -> ModelSpec:

@@ -112,7 +112,7 @@ def _names(calls: Calls) -> set[str]:
 def _step(sketch: Sketch, model: CausalLM, decodes: bool) -> Calls:
     """The calls for one token, of a row that `decodes` or of a prompt."""
     head, vision = model.head, model.encoder
-    behind = 1 if vision is not None else 0 if head is None else len(head.blocks) + 1
+    behind = (0 if head is None else len(head.blocks) + 1) + (0 if vision is None else 1)
     memory = [NO_MEMORY] * (len(model.backbone.layers) + behind)
     return sketch.trace.run(lambda: model(_step_inputs(sketch, model, decodes), memory))
 

@@ -2,20 +2,53 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from ostinato.layers.module import Builder
 from ostinato.models.decoder import Block
+from ostinato.models.qwen3_5_text.head import Qwen35Head
 from ostinato.models.qwen3_5_text.model import qwen35_block
 from ostinato.models.qwen3_vl.model import Qwen3VL
-from ostinato.plan.model import LayerSpec
+from ostinato.plan.model import LayerSpec, ModelSpec
+
+if TYPE_CHECKING:
+    import torch
+
+    from ostinato.ops.step import LayerMemory, StepInputs
 
 
 class Qwen35VL(Qwen3VL):
-    """The language model with its encoder."""
+    """The language model with its encoder, and with its prediction head if that makes drafts."""
 
     norm_plus_one = True
 
-    def make_block(self, layer: LayerSpec) -> Block:
-        return qwen35_block(self.build, self.spec.hidden_size, layer, self.spec.hyperparameters.text)
+    def __init__(self, build: Builder, spec: ModelSpec) -> None:
+        super().__init__(build, spec)
+        self.mtp: Qwen35Head | None = None
+        if spec.drafter is not None and spec.drafter.method == "mtp":
+            eps = spec.hyperparameters.text.norm_eps
+            self.mtp = Qwen35Head(build, spec, spec.drafter.layers, self.make_block, eps)
+
+    def make_block(self, layer: LayerSpec, first_key: int = 0) -> Block:
+        hyper = self.spec.hyperparameters.text
+        return qwen35_block(self.build, self.spec.hidden_size, layer, hyper, first_key=first_key)
+
+    @property
+    def head(self) -> Qwen35Head | None:
+        return self.mtp
+
+    def forward(self, step: StepInputs, memory: Sequence[LayerMemory]) -> torch.Tensor:
+        """`memory` is that of the layers, of the head's, and of the encoder's outputs."""
+        text = self.model.language_model
+        own = len(text.layers)
+        hidden = text(step, (*memory[:own], memory[-1]))
+        if self.mtp is not None:
+            self.mtp.follow(hidden, text.embedded(step, memory[-1]), step, memory[own:-1])
+        return hidden
 
     def checkpoint_name(self, name: str) -> str | None:
-        """A prediction head does not draft beside images yet, and is not loaded."""
-        return None if name.startswith("mtp.") else super().checkpoint_name(name)
+        """Tensors of a prediction head that is not used are known, and not loaded."""
+        if name.startswith("mtp."):
+            return None if self.mtp is None else name
+        return super().checkpoint_name(name)

@@ -9,7 +9,7 @@ from ostinato.plan.model import LayerSpec
 
 
 class Qwen35MoeVL(Qwen35VL):
-    """The language model with its encoder."""
+    """As `Qwen35VL`."""
 
-    def make_block(self, layer: LayerSpec) -> Block:
-        return sparse_block(self.build, self.spec.hidden_size, layer, self.spec.hyperparameters.text)
+    def make_block(self, layer: LayerSpec, first_key: int = 0) -> Block:
+        return sparse_block(self.build, self.spec.hidden_size, layer, self.spec.hyperparameters.text, first_key)

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING
 from ostinato.layers.linear import Linear
 from ostinato.layers.module import Builder, ModuleList
 from ostinato.layers.norm import RMSNorm
-from ostinato.layers.rotary import Rotary
+from ostinato.layers.rotary import AxialRotary, Rotary
 from ostinato.models.base import PredictionHead
 from ostinato.models.decoder import Block
 from ostinato.plan.model import LayerSpec, ModelSpec
+from ostinato.plan.rope import axes, inverse_frequencies
 
 if TYPE_CHECKING:
     import torch
@@ -28,10 +29,11 @@ class Qwen35Head(PredictionHead):
         spec: ModelSpec,
         layers: Sequence[LayerSpec],
         make_block: Callable[[LayerSpec, int], Block],
+        eps: float,
     ) -> None:
         """`make_block` takes the first position whose key its attention sees."""
         super().__init__(build)
-        size, eps = spec.hidden_size, spec.hyperparameters.norm_eps
+        size = spec.hidden_size
         assert spec.rope is not None, "queries and keys are rotated"
         self.names = {"blocks": "layers"}
         self.concat = build.ops.concat
@@ -40,12 +42,16 @@ class Qwen35Head(PredictionHead):
         self.fc = Linear(build, 2 * size, size)
         self.blocks = ModuleList(make_block(layer, 1) for layer in layers)
         self.norm = RMSNorm(build, size, eps, plus_one=True)
-        self.rotary = Rotary(build, spec.rope)
+        self.is_axial = spec.rope.sections is not None
+        if self.is_axial:
+            self.rotary: Rotary | AxialRotary = AxialRotary(build, axes(spec.rope), *inverse_frequencies(spec.rope))
+        else:
+            self.rotary = Rotary(build, spec.rope)
 
     def forward(
         self, hidden: torch.Tensor, embedded: torch.Tensor, step: StepInputs, memory: Sequence[LayerMemory]
     ) -> torch.Tensor:
-        x, angles = self._join(hidden, embedded), self.rotary(step.positions)
+        x, angles = self._join(hidden, embedded), self._angles(step)
         for block, layer_memory in zip(self.blocks, memory, strict=False):
             x = block(x, angles, step, layer_memory)
         return self.norm(x)
@@ -54,10 +60,15 @@ class Qwen35Head(PredictionHead):
         self, hidden: torch.Tensor, embedded: torch.Tensor, step: StepInputs, memory: Sequence[LayerMemory]
     ) -> None:
         x = self._join(self.before(hidden, step, memory[-1]), embedded)
-        [block], angles = self.blocks, self.rotary(step.positions)
+        [block], angles = self.blocks, self._angles(step)
         assert isinstance(block, Block), "its blocks are made here"
         assert block.self_attn is not None, "a head's layer has attention"
         block.self_attn.store(block.input_layernorm(x), step, memory[0], angles)
+
+    def _angles(self, step: StepInputs) -> torch.Tensor:
+        """Of the step's tokens. An entry has the position of its token, and not of the hidden state before it: all
+        differences are the same, but for those across an image's edges."""
+        return self.rotary(step.rope_positions if self.is_axial else step.positions)
 
     def _join(self, hidden: torch.Tensor, embedded: torch.Tensor) -> torch.Tensor:
         """[tokens, hidden] twice -> [tokens, hidden]"""

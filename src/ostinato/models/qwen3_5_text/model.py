@@ -27,7 +27,7 @@ class Qwen35(Decoder):
         return qwen35_block(self.build, self.spec.hidden_size, layer, hyper, first_key=first_key)
 
     def make_head(self, layers: Sequence[LayerSpec]) -> Qwen35Head:
-        return Qwen35Head(self.build, self.spec, layers, self.make_block)
+        return Qwen35Head(self.build, self.spec, layers, self.make_block, self.spec.hyperparameters.norm_eps)
 
     def checkpoint_name(self, name: str) -> str | None:
         """Tensors of a prediction head that is not used are known, and not loaded."""

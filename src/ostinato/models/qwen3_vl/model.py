@@ -39,13 +39,18 @@ class TextBackbone(Backbone):
         """-> [tokens, hidden]"""
         *layers, behind = memory
         cells, media = step.media_cells, behind.media
-        x = self.inject_media(self.embed_tokens(step.token_ids), cells, media, 0, False)
+        x = self.embedded(step, behind)
         angles = self.axial_rotary(step.rope_positions)
         for i, (block, layer_memory) in enumerate(zip(self.layers, layers, strict=True)):
             x = block(x, angles, step, layer_memory)
             if i + 1 < self.hidden_rows:
                 x = self.inject_media(x, cells, media, i + 1, True)
         return self.norm(x)
+
+    def embedded(self, step: StepInputs, memory: LayerMemory) -> torch.Tensor:
+        """The embeddings of the step's tokens; of images, what the encoder gave, which lies in `memory`.
+        -> [tokens, hidden]"""
+        return self.inject_media(self.embed_tokens(step.token_ids), step.media_cells, memory.media, 0, False)
 
 
 class VLModel(Module):

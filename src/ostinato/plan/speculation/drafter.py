@@ -124,8 +124,6 @@ def plan_speculation(
 
 def _why_no_head(model: ModelSpec) -> str | None:
     """What keeps the model from drafting with a head of its own; None if nothing does."""
-    if model.vision is not None:
-        return "a prediction head cannot draft beside an encoder of images yet"
     if model.head is None:
         return "the model has no prediction head"
     if any(layer.mixer is not None for layer in model.head.layers):
