@@ -195,7 +195,8 @@ def meta_memory(spec: ModelSpec, dtype: torch.dtype, state_dtype: torch.dtype, s
             shape = (4096, 16, attention.num_kv_heads, attention.head_dim)
             parts |= {"k_cache": empty(*shape), "v_cache": empty(*shape)}
         if (mixer := layer.mixer) is not None:
-            dtypes = {"model": dtype, "state": state_dtype}
+            # States of some layers are float32 always.
+            dtypes = {"model": dtype, "state": torch.float32 if mixer.needs_float32 else state_dtype}
             parts["states"] = {
                 array.name: empty(slots, *array.shape, of=dtypes[array.dtype]) for array in mixer.state.arrays
             }
