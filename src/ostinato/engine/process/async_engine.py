@@ -172,10 +172,12 @@ class AsyncEngine:
         name = self._new_id()
         await self._call(name, Compile(name, guide))
 
-    def watch(self, timeout: float, on_change: Callable[[bool], None]) -> None:
+    async def watch(self, timeout: float, on_change: Callable[[bool], None]) -> None:
         """Watches from now on whether the engine answers within `timeout` seconds. `on_change` is told when it stalls
-        (True), and when it goes on."""
+        (True), and when it goes on. Returns once it has answered, so that its counts are known from then on."""
+        first = await self.observe()
         self._heartbeat = Heartbeat(self.observe, timeout, on_change)
+        self._heartbeat.note(first)
 
     @property
     def is_stalled(self) -> bool:

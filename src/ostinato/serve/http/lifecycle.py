@@ -59,13 +59,13 @@ class Lifecycle:
             engine = await AsyncEngine.start(
                 self.config, max_waiting=self.settings.max_waiting, progress=self._progress, make=self._make
             )
+            await engine.watch(self.settings.engine_timeout, self._stalled)
         except Exception as error:
             self.error = error
             self.on_end()
             return
         self.prepare(engine)
         engine.on_failure = self._fail
-        engine.watch(self.settings.engine_timeout, self._stalled)
         self._engine = engine
         self.on_ready()
         log.info("%s is ready", self.model_name)
