@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ostinato.ops import causal_conv1d
+from ostinato.ops.state import causal_conv1d
 from tests.ops.test_state_ops import NAN, few, int32, normal, row_starts, same, seeds
 
 

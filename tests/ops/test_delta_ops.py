@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from transformers.models.kimi_linear import modeling_kimi_linear as kimi_linear
 from transformers.models.qwen3_next import modeling_qwen3_next as qwen3_next
 
-from ostinato.ops import delta_scan, delta_update
 from ostinato.ops.facts import OPERATIONS
+from ostinato.ops.state import delta_scan, delta_update
 from ostinato.ops.work import StepShape
 from tests.support.delta_cases import DeltaCase, delta_case, int32, with_betas
 

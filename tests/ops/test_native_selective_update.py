@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ostinato.ops.rounding import rounded
+from ostinato.ops.state.rounding import rounded
 from tests.support.native_kernels import checked_kernel, same_bits
 from tests.support.native_sets import SETS
 from tests.support.selective_cases import case_of, check_update, update

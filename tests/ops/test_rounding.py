@@ -9,8 +9,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ostinato.ops.rounding import WORD_BITS, noise_of, round_stochastically, rounded
-from ostinato.ops.state_update import _gathered, _row_by_row
+from ostinato.ops.state.rounding import WORD_BITS, noise_of, round_stochastically, rounded
+from ostinato.ops.state.state_update import _gathered, _row_by_row
 
 few = settings(max_examples=60, deadline=None, derandomize=True)
 dtypes = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

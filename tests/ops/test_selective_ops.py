@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ostinato.ops import selective_scan, selective_update
+from ostinato.ops.state import selective_scan, selective_update
 from tests.support.native_kernels import same_bits
 from tests.support.selective_cases import Rows, case_of, check_scan, check_update, scan, update
 

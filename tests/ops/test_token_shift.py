@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ostinato.ops import token_shift
+from ostinato.ops.state import token_shift
 
 
 @settings(max_examples=40, deadline=None, derandomize=True)

@@ -1,8 +1,9 @@
 """The operations' facts, one row each: all that the plan, the choice of kernels and graphs know of them, without torch.
 
 The file of an operation's name holds its `reference`, which is the definition. Operations that only a vision encoder
-calls lie in `ops/encoder/`. Native kernels have the names of their operations, and lie in native/kernels/; Triton's
-lie in `ops/triton/`, in files of their operations' names.
+calls lie in `ops/encoder/`, those of the part "state" in `ops/state/`. Native kernels have the names of their
+operations, and lie in native/kernels/; Triton's lie in `ops/triton/`, in files of their operations' names, those of
+the part "state" in `ops/triton/state/`.
 """
 
 from __future__ import annotations

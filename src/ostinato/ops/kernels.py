@@ -163,14 +163,16 @@ def triton_kernel(name: str) -> Kernel:
     The file is imported here: where no Triton kernel is chosen, Triton need not be installed.
     """
     assert OPERATIONS[name].triton is not None, f"{name} has no Triton kernel"
-    kernel: Kernel = getattr(importlib.import_module(f"ostinato.ops.triton.{name}"), name)
+    folder = ".state" if OPERATIONS[name].part == "state" else ""
+    kernel: Kernel = getattr(importlib.import_module(f"ostinato.ops.triton{folder}.{name}"), name)
     return kernel
 
 
 def module_of(name: str) -> Any:
     """The operation's file, with its `reference`."""
-    folder = "ostinato.ops.encoder" if OPERATIONS[name].caller == "encoder" else "ostinato.ops"
-    return importlib.import_module(f"{folder}.{name}")
+    row = OPERATIONS[name]
+    folder = ".encoder" if row.caller == "encoder" else ".state" if row.part == "state" else ""
+    return importlib.import_module(f"ostinato.ops{folder}.{name}")
 
 
 def load_extension(isa: str) -> Any:

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import torch
 
 from ostinato.models.base import CausalLM
+from ostinato.ops.state.token_shift import first_inputs
 from ostinato.ops.step import LayerMemory, StepInputs
-from ostinato.ops.token_shift import first_inputs
 from ostinato.sample.sampler import choose
 from ostinato.sample.state import Pick
 from ostinato.schedule.batch import Batch, Row

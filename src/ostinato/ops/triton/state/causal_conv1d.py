@@ -17,7 +17,7 @@ from ostinato.ops.launches import state as launches
 from ostinato.ops.launches.table import cdiv, power_of_two
 from ostinato.ops.triton import launcher
 from ostinato.ops.triton.launcher import spread, to_dtype
-from ostinato.ops.triton.ragged import checkpoint_table, segment_of
+from ostinato.ops.triton.state.ragged import checkpoint_table, segment_of
 
 WIDEST = 5
 """Taps: the four inputs before a token stay in registers."""

@@ -14,7 +14,7 @@ from ostinato.ops.launches import state as launches
 from ostinato.ops.launches.table import cdiv
 from ostinato.ops.triton import launcher
 from ostinato.ops.triton.launcher import spread, to_dtype
-from ostinato.ops.triton.rounding import step_size
+from ostinato.ops.triton.state.rounding import step_size
 
 
 @triton.jit

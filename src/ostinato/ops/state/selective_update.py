@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from ostinato.ops.rounding import rounded
+from ostinato.ops.state.rounding import rounded
 
 
 def reference(
@@ -36,8 +36,8 @@ def reference(
     nobody reads.
 
     After each token a state is rounded to the dtype of `states`, and the next token begins with what is kept. With
-    `noise`, the number of the layer, 16-bit states are rounded stochastically (`ops/rounding.py`), a row's first token
-    being at `start_positions` [rows].
+    `noise`, the number of the layer, 16-bit states are rounded stochastically (`ops/state/rounding.py`): a row's
+    first token is at `start_positions` [rows].
     """
     by_row = write_slots.shape
     step, rates = F.softplus(dt.float() + dt_bias), -A_log.exp()

@@ -15,10 +15,10 @@ from dataclasses import dataclass
 
 import torch
 
-from ostinato.ops.rounding import rounded
 from ostinato.ops.sizes import SCAN_CHUNK, chunk_length
-from ostinato.ops.state_update import reference as state_update
-from ostinato.ops.state_update import step_sizes
+from ostinato.ops.state.rounding import rounded
+from ostinato.ops.state.state_update import reference as state_update
+from ostinato.ops.state.state_update import step_sizes
 
 LONGEST_CHUNK = 64
 """Tokens. The work inside a chunk grows with its square; what is done once per chunk is one pass over the state."""

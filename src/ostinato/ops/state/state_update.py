@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from ostinato.ops.rounding import rounded
+from ostinato.ops.state.rounding import rounded
 
 
 def reference(
@@ -36,8 +36,8 @@ def reference(
     slot 0, which nobody reads, and cost nothing on a CPU.
 
     After each token a state is rounded to the dtype of `ssm_states`, and the next token begins with what is kept. With
-    `noise`, the number of the layer, 16-bit states are rounded stochastically (`ops/rounding.py`), a row's first token
-    being at `start_positions` [rows].
+    `noise`, the number of the layer, 16-bit states are rounded stochastically (`ops/state/rounding.py`): a row's
+    first token is at `start_positions` [rows].
     """
     step = step_sizes(dt, dt_bias, dt_limit)
     decay = torch.exp(step * -A_log.exp())

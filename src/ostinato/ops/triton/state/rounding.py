@@ -1,4 +1,4 @@
-"""Rounding of states to the dtype in which they are kept: the same bits as `ops/rounding.py`, in a kernel."""
+"""Rounding of states to the dtype in which they are kept: the same bits as `ops/state/rounding.py`, in a kernel."""
 
 from __future__ import annotations
 

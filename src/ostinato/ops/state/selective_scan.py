@@ -13,7 +13,7 @@ from itertools import pairwise
 import torch
 import torch.nn.functional as F
 
-from ostinato.ops.selective_update import advance, initial, keep
+from ostinato.ops.state.selective_update import advance, initial, keep
 
 
 def reference(

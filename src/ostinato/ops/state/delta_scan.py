@@ -20,8 +20,8 @@ from dataclasses import dataclass
 
 import torch
 
-from ostinato.ops.delta_update import betas, log_decays, per_head, precision
 from ostinato.ops.sizes import DELTA_CHANNEL_CHUNK, DELTA_CHUNK
+from ostinato.ops.state.delta_update import betas, log_decays, per_head, precision
 
 LEAST_LOG_DECAY = -60.0
 """A decay below e^-60 is taken as e^-60, which no sum in float32 notices. Smaller ones would make denormal products."""

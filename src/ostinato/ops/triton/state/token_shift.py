@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from ostinato.ops.triton.causal_conv1d import convolve
+from ostinato.ops.triton.state.causal_conv1d import convolve
 
 
 def token_shift(

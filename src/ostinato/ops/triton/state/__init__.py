@@ -1,0 +1,1 @@
+"""Triton kernels of the operations that keep states in slots."""
