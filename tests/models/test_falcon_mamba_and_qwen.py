@@ -176,7 +176,7 @@ def test_a_sliding_window_that_no_layer_uses_is_accepted(changes: dict[str, Any]
         (
             "qwen3",
             {"layer_types": ["full_attention"] * 4},
-            "4 layer_types and num_hidden_layers = 3",
+            "4 layer_types for num_hidden_layers = 3",
         ),
         ("qwen3", {"layer_types": ["chunked_attention"] * 3}, "supported: full_attention, sliding_attention"),
         ("qwen3", {"layer_types": ["sliding_attention"] * 3}, "use_sliding_window = false; make it true"),

@@ -63,7 +63,7 @@ def test_both_spellings_give_the_same_model() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"layer_types": ["sliding_attention"] * 24}, r"layer_types \['sliding_attention'\]; the known ones are"),
+        ({"layer_types": ["sliding_attention"] * 24}, r"layer_types sliding_attention; supported: "),
         ({"layer_types": ["full_attention"]}, "1 layer_types for num_hidden_layers = 24"),
         ({"full_attention_interval": 0}, "full_attention_interval = 0, which should be 1 or more"),
         ({"hidden_act": "gelu"}, "hidden_act"),

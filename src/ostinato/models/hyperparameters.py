@@ -52,6 +52,31 @@ def text(config: Mapping[str, Any], name: str, default: str | None = None) -> st
     return value
 
 
+def flag_is(config: Mapping[str, Any], name: str, value: bool) -> None:
+    """ModelError if a flag that is there is another one."""
+    if flag(config, name, value) is not value:
+        raise ModelError(f"config.json has {name} = {config[name]!r}; supported: {str(value).lower()}")
+
+
+def layer_kinds(
+    config: Mapping[str, Any], kinds: Mapping[str, str], names: tuple[str, ...] = ("layer_types",)
+) -> tuple[str, ...] | None:
+    """The kind of each layer by its word, under the first of `names` that is there; None without any. ModelError for a
+    word that `kinds` does not have, and for another number of them than of layers."""
+    name = next((name for name in names if config.get(name)), None)
+    if name is None:
+        return None
+    words, count = config[name], integer(config, "num_hidden_layers")
+    if not isinstance(words, list):
+        raise _malformed(name, words, "a list of words")
+    unknown = sorted({str(word) for word in words if word not in kinds})
+    if unknown:
+        raise ModelError(f"config.json has {name} {', '.join(unknown)}; supported: {', '.join(kinds)}")
+    if len(words) != count:
+        raise ModelError(f"config.json has {len(words)} {name} for num_hidden_layers = {count}")
+    return tuple(kinds[word] for word in words)
+
+
 def time_step_limit(config: Mapping[str, Any], name: str = "time_step_limit") -> tuple[float, float]:
     """The range of a state layer's time step; infinity is null, a word, or the dict transformers writes."""
     limit = config.get(name)

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ostinato.errors import ModelError
-from ostinato.models.hyperparameters import flag, integer
+from ostinato.models.hyperparameters import flag, integer, layer_kinds
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 
@@ -20,7 +20,7 @@ def layer_windows(config: Mapping[str, Any], slides: Sequence[bool], window: int
     names none. One that is no shorter than the context is none.
 
     ModelError for other kinds of layers, and for layers with a window where none is given."""
-    kinds = layer_kinds(config, len(slides))
+    kinds = window_kinds(config)
     slides = slides if kinds is None else [kind == SLIDING for kind in kinds]
     if not any(slides):
         return (None,) * len(slides)
@@ -36,24 +36,16 @@ def layer_windows(config: Mapping[str, Any], slides: Sequence[bool], window: int
     return tuple(size if each else None for each in slides)
 
 
-def layer_kinds(config: Mapping[str, Any], num_layers: int) -> list[str] | None:
-    """`layer_types`, if there are any. ModelError for other kinds of layers than those of this file."""
-    kinds = config.get("layer_types")
-    if not kinds:
-        return None
-    others = sorted({str(kind) for kind in kinds if kind not in (FULL, SLIDING)})
-    if others:
-        raise ModelError(f"config.json has layer_types {', '.join(others)}; supported: {FULL}, {SLIDING}")
-    if len(kinds) != num_layers:
-        raise ModelError(f"config.json has {len(kinds)} layer_types and num_hidden_layers = {num_layers}")
-    return list(kinds)
+def window_kinds(config: Mapping[str, Any]) -> tuple[str, ...] | None:
+    """`layer_types`, if there are any: `FULL` or `SLIDING` of each layer."""
+    return layer_kinds(config, {FULL: FULL, SLIDING: SLIDING})
 
 
 def switched_windows(config: Mapping[str, Any], slides: Sequence[bool], window: int | None) -> tuple[int | None, ...]:
     """As `layer_windows`, where `use_sliding_window` says whether layers have windows at all (Qwen2, Qwen3, SmolLM3).
     ModelError if `layer_types` says otherwise."""
     is_on = flag(config, "use_sliding_window", False)
-    if not is_on and SLIDING in (layer_kinds(config, len(slides)) or ()):
+    if not is_on and SLIDING in (window_kinds(config) or ()):
         raise ModelError(
             f"config.json has layer_types {SLIDING}, and use_sliding_window = false; make it true, or the layers {FULL}"
         )

@@ -10,7 +10,7 @@ from typing import Any
 from ostinato.errors import ModelError
 from ostinato.models.hyperparameters import activation, attention_spec, flag, integer, number, shared_fields
 from ostinato.models.rope import parse_rope
-from ostinato.models.windows import FULL, SLIDING, layer_kinds, layer_windows
+from ostinato.models.windows import FULL, SLIDING, layer_windows, window_kinds
 from ostinato.plan.model import LayerSpec, ModelSpec, RopeSpec
 
 THETA, LOCAL_THETA = 1_000_000.0, 10_000.0
@@ -67,7 +67,7 @@ def model_spec(config: dict[str, Any]) -> ModelSpec:
 def _sliding_layers(config: Mapping[str, Any]) -> list[bool]:
     """Of each layer whether it is local: as `layer_types` says, or all but every `sliding_window_pattern`-th."""
     num_layers = integer(config, "num_hidden_layers")
-    kinds = layer_kinds(config, num_layers)
+    kinds = window_kinds(config)
     if kinds is not None:
         return [kind == SLIDING for kind in kinds]
     pattern = integer(config, "sliding_window_pattern", PATTERN)

@@ -13,6 +13,7 @@ from ostinato.models.hyperparameters import (
     expanded_mamba2_spec,
     hybrid_fields,
     integer,
+    layer_kinds,
     number,
     shared_fields,
     top_k,
@@ -83,14 +84,8 @@ def _experts(config: dict[str, Any]) -> ExpertsSpec | None:
 
 def _kinds(config: dict[str, Any]) -> tuple[str, ...]:
     """Layer kinds, under either name of their list, in either spelling; without one, all are state layers."""
-    count = integer(config, "num_hidden_layers")
-    words = config.get("layer_types") or config.get("layers_block_type") or ["linear_attention"] * count
-    unknown = sorted({str(word) for word in words if word not in KINDS})
-    if unknown:
-        raise ModelError(f"config.json has unknown layer types {unknown}; known: {', '.join(KINDS)}")
-    if len(words) != count:
-        raise ModelError(f"config.json has {len(words)} layer types for num_hidden_layers = {count}")
-    return tuple(KINDS[word] for word in words)
+    kinds = layer_kinds(config, KINDS, ("layer_types", "layers_block_type"))
+    return kinds or (KINDS["linear_attention"],) * integer(config, "num_hidden_layers")
 
 
 def _rope(config: dict[str, Any], head_dim: int) -> RopeSpec | None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ostinato.errors import ModelError
-from ostinato.models.hyperparameters import attention_spec, flag, integer, number, shared_fields
+from ostinato.models.hyperparameters import attention_spec, flag, flag_is, integer, layer_kinds, number, shared_fields
 from ostinato.models.rope import parse_rope
 from ostinato.plan.mixers import ShortConvSpec
 from ostinato.plan.model import LayerSpec, ModelSpec
@@ -46,7 +46,7 @@ def lfm2_spec(config: Mapping[str, Any], architecture: str, intermediate_size: i
     return ModelSpec(
         architecture=architecture,
         **shared,
-        layers=tuple(layers[kind] for kind in layer_kinds(config)),
+        layers=tuple(layers[kind] for kind in _kinds(config)),
         rope=parse_rope(config, attention.head_dim, default_theta=DEFAULT_THETA),
         hyperparameters=Lfm2Hyperparameters(
             intermediate_size=intermediate_size,
@@ -56,28 +56,17 @@ def lfm2_spec(config: Mapping[str, Any], architecture: str, intermediate_size: i
     )
 
 
-def layer_kinds(config: Mapping[str, Any]) -> tuple[str, ...]:
+def _kinds(config: Mapping[str, Any]) -> tuple[str, ...]:
     """From `layer_types`, or from `full_attn_idxs`; without either, every layer has attention, as in transformers."""
-    count, given = integer(config, "num_hidden_layers"), config.get("layer_types")
-    if given is None:
-        places = config.get("full_attn_idxs")
-        places = list(range(count)) if places is None else places
-        wrong = [place for place in places if type(place) is not int or not 0 <= place < count]
-        if wrong:
-            raise ModelError(f"config.json has full_attn_idxs {wrong}, which should be 0 to {count - 1}")
-        return tuple("attention" if i in places else "conv" for i in range(count))
-    unknown = sorted({str(kind) for kind in given if kind not in KINDS})
-    if unknown:
-        raise ModelError(f"config.json has layer_types {unknown}; the known ones are {sorted(KINDS)}")
-    if len(given) != count:
-        raise ModelError(f"config.json has {len(given)} layer_types for num_hidden_layers = {count}")
-    return tuple(KINDS[kind] for kind in given)
-
-
-def flag_is(config: Mapping[str, Any], name: str, value: bool) -> None:
-    """ModelError if a flag that is there is another one."""
-    if flag(config, name, value) is not value:
-        raise ModelError(f"config.json has {name} = {config[name]!r}; supported: {str(value).lower()}")
+    kinds = layer_kinds(config, KINDS)
+    if kinds is not None:
+        return kinds
+    count, places = integer(config, "num_hidden_layers"), config.get("full_attn_idxs")
+    places = list(range(count)) if places is None else places
+    wrong = [place for place in places if type(place) is not int or not 0 <= place < count]
+    if wrong:
+        raise ModelError(f"config.json has full_attn_idxs {wrong}, which should be 0 to {count - 1}")
+    return tuple("attention" if i in places else "conv" for i in range(count))
 
 
 def _intermediate_size(config: Mapping[str, Any]) -> int:

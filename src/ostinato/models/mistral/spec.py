@@ -7,7 +7,7 @@ from typing import Any
 from ostinato.errors import ModelError
 from ostinato.models.hyperparameters import integer
 from ostinato.models.llama.spec import llama_spec
-from ostinato.models.windows import FULL, SLIDING, layer_kinds, layer_windows
+from ostinato.models.windows import FULL, SLIDING, layer_windows, window_kinds
 from ostinato.plan.model import ModelSpec
 
 DEFAULT_WINDOW = 4096
@@ -19,7 +19,7 @@ def model_spec(config: dict[str, Any]) -> ModelSpec:
     num_layers = integer(config, "num_hidden_layers")
     has_windows = config.get("sliding_window", DEFAULT_WINDOW) is not None
     kind = SLIDING if has_windows else FULL
-    kinds = layer_kinds(config, num_layers) or [kind]
+    kinds = window_kinds(config) or (kind,)
     if any(each != kind for each in kinds):
         raise ModelError(
             f"config.json has layer_types {', '.join(sorted(set(kinds)))}, and sliding_window = "

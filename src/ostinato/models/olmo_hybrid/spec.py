@@ -8,7 +8,7 @@ from typing import Any
 
 from ostinato.errors import ModelError
 from ostinato.models.hyperparameters import activation, attention_spec, flag, integer, number, shared_fields
-from ostinato.models.qwen3_5_text.spec import layer_kinds
+from ostinato.models.qwen3_5_text.spec import mixed_layers
 from ostinato.models.rope import parse_rope
 from ostinato.plan.mixers import GatedDeltaSpec
 from ostinato.plan.model import LayerSpec, ModelSpec, RopeSpec
@@ -50,7 +50,7 @@ def model_spec(config: dict[str, Any]) -> ModelSpec:
 
 def _kinds(config: Mapping[str, Any]) -> tuple[str, ...]:
     """By default every fourth layer has attention, or else the last."""
-    kinds = layer_kinds({key: value for key, value in config.items() if key != "full_attention_interval"})
+    kinds = mixed_layers({key: value for key, value in config.items() if key != "full_attention_interval"})
     if config.get("layer_types") is None and "attention" not in kinds:
         return (*kinds[:-1], "attention")
     return kinds

@@ -7,8 +7,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from ostinato.errors import ModelError
-from ostinato.models.hyperparameters import activation, attention_spec, flag, integer, number, shared_fields
-from ostinato.models.lfm2.spec import flag_is
+from ostinato.models.hyperparameters import (
+    activation,
+    attention_spec,
+    flag,
+    flag_is,
+    integer,
+    layer_kinds,
+    number,
+    shared_fields,
+)
 from ostinato.models.rope import parse_rope
 from ostinato.plan.mixers import GatedDeltaSpec
 from ostinato.plan.model import DrafterSpec, LayerSpec, ModelSpec
@@ -47,7 +55,7 @@ def qwen35_spec(config: Mapping[str, Any], architecture: str, intermediate_size:
     return ModelSpec(
         architecture=architecture,
         **shared,
-        layers=tuple(layers[kind] for kind in layer_kinds(config)),
+        layers=tuple(layers[kind] for kind in mixed_layers(config)),
         rope=parse_rope(config, attention.head_dim, default_partial=ROTATED),
         hyperparameters=Qwen35Hyperparameters(
             intermediate_size=intermediate_size,
@@ -82,17 +90,13 @@ def delta_net(config: Mapping[str, Any]) -> GatedDeltaSpec:
     )
 
 
-def layer_kinds(config: Mapping[str, Any]) -> tuple[str, ...]:
+def mixed_layers(config: Mapping[str, Any]) -> tuple[str, ...]:
     """From `layer_types`; without them every fourth layer, or every `full_attention_interval`, has attention."""
-    count, given = integer(config, "num_hidden_layers"), config.get("layer_types")
-    if given is None:
-        interval = integer(config, "full_attention_interval", 4)
-        if interval < 1:
-            raise ModelError(f"config.json has full_attention_interval = {interval}, which should be 1 or more")
-        return tuple("delta_net" if (i + 1) % interval else "attention" for i in range(count))
-    unknown = sorted({str(kind) for kind in given if kind not in KINDS})
-    if unknown:
-        raise ModelError(f"config.json has layer_types {unknown}; the known ones are {sorted(KINDS)}")
-    if len(given) != count:
-        raise ModelError(f"config.json has {len(given)} layer_types for num_hidden_layers = {count}")
-    return tuple(KINDS[kind] for kind in given)
+    kinds = layer_kinds(config, KINDS)
+    if kinds is not None:
+        return kinds
+    interval = integer(config, "full_attention_interval", 4)
+    if interval < 1:
+        raise ModelError(f"config.json has full_attention_interval = {interval}, which should be 1 or more")
+    count = integer(config, "num_hidden_layers")
+    return tuple("delta_net" if (i + 1) % interval else "attention" for i in range(count))
