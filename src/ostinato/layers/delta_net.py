@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Literal
 
 from ostinato.layers.linear import Linear, PackedLinear
 from ostinato.layers.mamba2 import CausalConv
 from ostinato.layers.module import Builder, Module
 from ostinato.layers.norm import GatedRMSNorm
+from ostinato.layers.state_rows import advance_rows
 from ostinato.plan.mixers import GatedDeltaSpec
 
 if TYPE_CHECKING:
     import torch
 
+    from ostinato.layers.state_rows import DecodeRows, PrefillRows
     from ostinato.ops.step import LayerMemory, StepInputs
 
 Stored = Literal["apart", "by_key_head", "one_by_one"]
@@ -91,54 +94,42 @@ class GatedDeltaNet(Module):
         q, k, v = convolved.split((spec.key_size, spec.key_size, spec.value_size), dim=-1)
         q, k = (part.unflatten(-1, (-1, spec.key_dim)) for part in (q, k))
         v = v.unflatten(-1, (-1, spec.value_dim))
-        return self._recur(q, k, v, a, b, step, memory)
+        return advance_rows(step, (q, k, v, a, b), partial(self._update, memory), partial(self._scan, memory))
 
-    def _recur(
+    def _update(
         self,
+        memory: LayerMemory,
+        rows: DecodeRows,
         q: torch.Tensor,
         k: torch.Tensor,
         v: torch.Tensor,
         a: torch.Tensor,
         b: torch.Tensor,
-        step: StepInputs,
-        memory: LayerMemory,
     ) -> torch.Tensor:
-        """Decode rows and prefill rows, which differ in where their states go. -> [tokens, heads, value_dim]"""
-        rows, tokens = step.num_decode_rows, step.num_decode_tokens
-        if rows == 0:
-            return self._scan(q, k, v, a, b, step, memory)
-        decoded = self.ops.delta_update(
-            q[:tokens],
-            k[:tokens],
-            v[:tokens],
-            a[:tokens],
-            b[:tokens],
+        return self.ops.delta_update(
+            q,
+            k,
+            v,
+            a,
+            b,
             self.A_log,
             self.dt_bias,
             self.beta_scale,
             memory.states["delta"],
-            step.read_slots[:rows],
-            step.write_slots[:rows],
+            rows.read_slots,
+            rows.write_slots,
         )
-        if rows == step.read_slots.shape[0]:
-            return decoded
-        out = v.new_empty(v.shape)
-        out[:tokens] = decoded
-        out[tokens:] = self._scan(q[tokens:], k[tokens:], v[tokens:], a[tokens:], b[tokens:], step, memory)
-        return out
 
     def _scan(
         self,
+        memory: LayerMemory,
+        rows: PrefillRows,
         q: torch.Tensor,
         k: torch.Tensor,
         v: torch.Tensor,
         a: torch.Tensor,
         b: torch.Tensor,
-        step: StepInputs,
-        memory: LayerMemory,
     ) -> torch.Tensor:
-        """The prefill rows of a step, whose tokens alone are given. -> [tokens, heads, value_dim]"""
-        rows, tokens = step.num_decode_rows, step.num_decode_tokens
         return self.ops.delta_scan(
             q,
             k,
@@ -149,9 +140,9 @@ class GatedDeltaNet(Module):
             self.dt_bias,
             self.beta_scale,
             memory.states["delta"],
-            step.row_starts[rows:] - tokens,
-            step.start_positions[rows:],
-            step.read_slots[rows:],
-            step.write_slots[rows:, 0],
-            [(row - rows, offset, slot) for row, offset, slot in step.checkpoints],
+            rows.row_starts,
+            rows.start_positions,
+            rows.read_slots,
+            rows.write_slots,
+            rows.checkpoints,
         )

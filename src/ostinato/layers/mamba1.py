@@ -3,17 +3,20 @@ gate."""
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Literal
 
 from ostinato.layers.linear import Linear
 from ostinato.layers.mamba2 import CausalConv
 from ostinato.layers.module import Builder, Module
 from ostinato.layers.norm import GatedRMSNorm, RMSNorm
+from ostinato.layers.state_rows import advance_rows
 from ostinato.plan.mixers import Mamba1Spec
 
 if TYPE_CHECKING:
     import torch
 
+    from ostinato.layers.state_rows import DecodeRows, PrefillRows
     from ostinato.ops.step import LayerMemory, StepInputs
 
 InnerNorms = Literal["none", "plain", "weighted"]
@@ -104,42 +107,42 @@ class Mamba1Mixer(Module):
         step: StepInputs,
         memory: LayerMemory,
     ) -> torch.Tensor:
-        """Decode rows and prefill rows, which differ in where their states go. -> [tokens, channels]"""
-        rows, tokens = step.num_decode_rows, step.num_decode_tokens
-        if rows == 0:
-            return self._scan(x, dt, B, C, step, memory)
-        decoded = self.ops.selective_update(
-            x[:tokens],
-            dt[:tokens],
-            self.A_log,
-            B[:tokens],
-            C[:tokens],
-            self.D,
-            self.dt_bias,
-            memory.states["ssm"],
-            step.read_slots[:rows],
-            step.write_slots[:rows],
-            step.start_positions[:rows],
-            memory.noise,
-        )
-        if rows == step.read_slots.shape[0]:
-            return decoded
-        out = x.new_empty(x.shape)
-        out[:tokens] = decoded
-        out[tokens:] = self._scan(x[tokens:], dt[tokens:], B[tokens:], C[tokens:], step, memory)
-        return out
+        """Along each row. -> [tokens, channels]"""
+        return advance_rows(step, (x, dt, B, C), partial(self._update, memory), partial(self._scan, memory))
 
-    def _scan(
+    def _update(
         self,
+        memory: LayerMemory,
+        rows: DecodeRows,
         x: torch.Tensor,
         dt: torch.Tensor,
         B: torch.Tensor,
         C: torch.Tensor,
-        step: StepInputs,
-        memory: LayerMemory,
     ) -> torch.Tensor:
-        """The prefill rows of a step, whose tokens alone are given. -> [tokens, channels]"""
-        rows, tokens = step.num_decode_rows, step.num_decode_tokens
+        return self.ops.selective_update(
+            x,
+            dt,
+            self.A_log,
+            B,
+            C,
+            self.D,
+            self.dt_bias,
+            memory.states["ssm"],
+            rows.read_slots,
+            rows.write_slots,
+            rows.start_positions,
+            memory.noise,
+        )
+
+    def _scan(
+        self,
+        memory: LayerMemory,
+        rows: PrefillRows,
+        x: torch.Tensor,
+        dt: torch.Tensor,
+        B: torch.Tensor,
+        C: torch.Tensor,
+    ) -> torch.Tensor:
         return self.ops.selective_scan(
             x,
             dt,
@@ -149,10 +152,10 @@ class Mamba1Mixer(Module):
             self.D,
             self.dt_bias,
             memory.states["ssm"],
-            step.row_starts[rows:] - tokens,
-            step.start_positions[rows:],
-            step.read_slots[rows:],
-            step.write_slots[rows:, 0],
-            [(row - rows, offset, slot) for row, offset, slot in step.checkpoints],
+            rows.row_starts,
+            rows.start_positions,
+            rows.read_slots,
+            rows.write_slots,
+            rows.checkpoints,
             noise=memory.noise,
         )

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ostinato.layers.linear import Linear
 from ostinato.layers.module import Builder, Module, Multiplier
 from ostinato.layers.norm import GatedRMSNorm
+from ostinato.layers.state_rows import advance_rows
 from ostinato.plan.mixers import Mamba2Spec
 
 if TYPE_CHECKING:
     import torch
 
+    from ostinato.layers.state_rows import DecodeRows, PrefillRows
     from ostinato.ops.step import LayerMemory, StepInputs
 
 
@@ -112,42 +115,42 @@ class Mamba2Mixer(Module):
         x, B, C = convolved.split((spec.intermediate_size, bc_size, bc_size), dim=-1)
         x = x.unflatten(-1, (spec.num_heads, spec.head_dim))
         B, C = B.unflatten(-1, (spec.num_groups, -1)), C.unflatten(-1, (spec.num_groups, -1))
-        rows, tokens = step.num_decode_rows, step.num_decode_tokens
-        if rows == 0:
-            return self._scan(x, dt, B, C, step, memory)
-        decoded = self.ops.state_update(
-            x[:tokens],
-            dt[:tokens],
-            self.A_log,
-            B[:tokens],
-            C[:tokens],
-            self.D,
-            self.dt_bias,
-            self.dt_limit,
-            memory.states["ssm"],
-            step.read_slots[:rows],
-            step.write_slots[:rows],
-            step.start_positions[:rows],
-            memory.noise,
-        )
-        if rows == step.read_slots.shape[0]:
-            return decoded
-        out = x.new_empty(x.shape)
-        out[:tokens] = decoded
-        out[tokens:] = self._scan(x[tokens:], dt[tokens:], B[tokens:], C[tokens:], step, memory)
-        return out
+        return advance_rows(step, (x, dt, B, C), partial(self._update, memory), partial(self._scan, memory))
 
-    def _scan(
+    def _update(
         self,
+        memory: LayerMemory,
+        rows: DecodeRows,
         x: torch.Tensor,
         dt: torch.Tensor,
         B: torch.Tensor,
         C: torch.Tensor,
-        step: StepInputs,
-        memory: LayerMemory,
     ) -> torch.Tensor:
-        """The prefill rows of a step, whose tokens alone are given. -> [tokens, heads, head_dim]"""
-        rows, tokens = step.num_decode_rows, step.num_decode_tokens
+        return self.ops.state_update(
+            x,
+            dt,
+            self.A_log,
+            B,
+            C,
+            self.D,
+            self.dt_bias,
+            self.dt_limit,
+            memory.states["ssm"],
+            rows.read_slots,
+            rows.write_slots,
+            rows.start_positions,
+            memory.noise,
+        )
+
+    def _scan(
+        self,
+        memory: LayerMemory,
+        rows: PrefillRows,
+        x: torch.Tensor,
+        dt: torch.Tensor,
+        B: torch.Tensor,
+        C: torch.Tensor,
+    ) -> torch.Tensor:
         return self.ops.ssd_scan(
             x,
             dt,
@@ -159,10 +162,10 @@ class Mamba2Mixer(Module):
             self.dt_limit,
             self.spec.chunk_size,
             memory.states["ssm"],
-            step.row_starts[rows:] - tokens,
-            step.start_positions[rows:],
-            step.read_slots[rows:],
-            step.write_slots[rows:, 0],
-            [(row - rows, offset, slot) for row, offset, slot in step.checkpoints],
+            rows.row_starts,
+            rows.start_positions,
+            rows.read_slots,
+            rows.write_slots,
+            rows.checkpoints,
             noise=memory.noise,
         )
