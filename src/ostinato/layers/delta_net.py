@@ -5,8 +5,8 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Literal
 
+from ostinato.layers.causal_conv import CausalConv
 from ostinato.layers.linear import Linear, PackedLinear
-from ostinato.layers.mamba2 import CausalConv
 from ostinato.layers.module import Builder, Module
 from ostinato.layers.norm import GatedRMSNorm
 from ostinato.layers.state_rows import advance_rows
@@ -80,17 +80,7 @@ class GatedDeltaNet(Module):
     ) -> torch.Tensor:
         """Convolution and recurrence, along each row. -> [tokens, heads, value_dim]"""
         spec = self.spec
-        convolved = self.ops.causal_conv1d(
-            conv_in,
-            self.conv1d.weight,
-            None,
-            memory.states["conv"],
-            step.row_starts,
-            step.read_slots,
-            step.write_slots,
-            step.num_decode_rows,
-            step.checkpoints,
-        )
+        convolved = self.conv1d(conv_in, step, memory)
         q, k, v = convolved.split((spec.key_size, spec.key_size, spec.value_size), dim=-1)
         q, k = (part.unflatten(-1, (-1, spec.key_dim)) for part in (q, k))
         v = v.unflatten(-1, (-1, spec.value_dim))

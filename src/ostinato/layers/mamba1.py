@@ -6,8 +6,8 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Literal
 
+from ostinato.layers.causal_conv import CausalConv
 from ostinato.layers.linear import Linear
-from ostinato.layers.mamba2 import CausalConv
 from ostinato.layers.module import Builder, Module
 from ostinato.layers.norm import GatedRMSNorm, RMSNorm
 from ostinato.layers.state_rows import advance_rows
@@ -77,26 +77,12 @@ class Mamba1Mixer(Module):
         """`x` and `residual` [tokens, hidden] -> [tokens, hidden]"""
         spec = self.spec
         conv_in, gate = self.in_proj(x).split((spec.channels, spec.channels), dim=-1)
-        x = self.ops.tap.split("state", self._convolve, (conv_in,), step, memory)
+        x = self.ops.tap.split("state", self.conv1d, (conv_in,), step, memory)
         dt, B, C = self.x_proj(x).split((spec.time_step_rank, spec.state_size, spec.state_size), dim=-1)
         if self.has_norms:
             dt, B, C = self.dt_layernorm(dt), self.b_layernorm(B), self.c_layernorm(C)
         y = self.ops.tap.split("state", self._recur, (x, self.dt_proj(dt), B, C), step, memory)
         return self.out_proj(self.gate(y, gate), residual)
-
-    def _convolve(self, x: torch.Tensor, step: StepInputs, memory: LayerMemory) -> torch.Tensor:
-        """Along each row. -> [tokens, channels]"""
-        return self.ops.causal_conv1d(
-            x,
-            self.conv1d.weight,
-            self.conv1d.bias,
-            memory.states["conv"],
-            step.row_starts,
-            step.read_slots,
-            step.write_slots,
-            step.num_decode_rows,
-            step.checkpoints,
-        )
 
     def _recur(
         self,

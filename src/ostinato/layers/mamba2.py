@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from ostinato.layers.causal_conv import CausalConv
 from ostinato.layers.linear import Linear
 from ostinato.layers.module import Builder, Module, Multiplier
 from ostinato.layers.norm import GatedRMSNorm
@@ -17,32 +17,6 @@ if TYPE_CHECKING:
 
     from ostinato.layers.state_rows import DecodeRows, PrefillRows
     from ostinato.ops.step import LayerMemory, StepInputs
-
-
-class CausalConv(Module):
-    """Weights of the depthwise convolution, time first in memory; in checkpoints [channels, 1, width].
-
-    `parts` are names and numbers of channels of convolutions that a checkpoint may have beside it, in place of it, side
-    by side; then `name` is its own.
-    """
-
-    def __init__(
-        self,
-        build: Builder,
-        channels: int,
-        width: int,
-        bias: bool,
-        parts: Sequence[tuple[str, int]] = (),
-        name: str = "conv1d",
-    ) -> None:
-        super().__init__()
-        stored: dict[str, Any] = {"stored_shape": (channels, 1, width), "stored_transposed": True}
-        if parts:
-            self.is_in_checkpoint = False
-            stored |= {"names": tuple(f"{part}.weight" for part, _ in parts), "sizes": tuple(size for _, size in parts)}
-            stored["whole_name"] = f"{name}.weight"
-        self.weight = self.own(build, "weight", width, channels, role="convolution", **stored)
-        self.bias = self.own(build, "bias", channels, role="bias") if bias else None
 
 
 class Mamba2Mixer(Module):
@@ -95,18 +69,7 @@ class Mamba2Mixer(Module):
 
     def _mix(self, conv_in: torch.Tensor, dt: torch.Tensor, step: StepInputs, memory: LayerMemory) -> torch.Tensor:
         """Convolution and recurrence, along each row. -> [tokens, heads, head_dim]"""
-        convolved = self.ops.causal_conv1d(
-            conv_in,
-            self.conv1d.weight,
-            self.conv1d.bias,
-            memory.states["conv"],
-            step.row_starts,
-            step.read_slots,
-            step.write_slots,
-            step.num_decode_rows,
-            step.checkpoints,
-        )
-        return self._recur(convolved, dt, step, memory)
+        return self._recur(self.conv1d(conv_in, step, memory), dt, step, memory)
 
     def _recur(self, convolved: torch.Tensor, dt: torch.Tensor, step: StepInputs, memory: LayerMemory) -> torch.Tensor:
         """Decode rows by the recurrence, prefill rows by the chunked scan. -> [tokens, heads, head_dim]"""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ostinato.layers.causal_conv import CausalConv
 from ostinato.layers.linear import Linear
-from ostinato.layers.mamba2 import CausalConv
 from ostinato.layers.module import Builder, Module
 from ostinato.plan.mixers import ShortConvSpec
 
@@ -23,26 +23,11 @@ class ShortConv(Module):
         self.ops = build.ops
         self.spec = spec
         self.in_proj = Linear(build, hidden_size, 3 * spec.channels, bias)
-        self.conv = CausalConv(build, spec.channels, spec.width, bias)
+        self.conv = CausalConv(build, spec.channels, spec.width, bias, activation=None)
         self.out_proj = Linear(build, spec.channels, hidden_size, bias)
 
     def forward(self, x: torch.Tensor, step: StepInputs, memory: LayerMemory, residual: torch.Tensor) -> torch.Tensor:
         """`x` and `residual` [tokens, hidden] -> [tokens, hidden]"""
         before, after, inner = self.in_proj(x).split(self.spec.channels, dim=-1)
-        convolved = self.ops.tap.split("state", self._convolve, (before * inner,), step, memory)
+        convolved = self.ops.tap.split("state", self.conv, (before * inner,), step, memory)
         return self.out_proj(after * convolved, residual)
-
-    def _convolve(self, x: torch.Tensor, step: StepInputs, memory: LayerMemory) -> torch.Tensor:
-        """Along each row. -> [tokens, channels]"""
-        return self.ops.causal_conv1d(
-            x,
-            self.conv.weight,
-            self.conv.bias,
-            memory.states["conv"],
-            step.row_starts,
-            step.read_slots,
-            step.write_slots,
-            step.num_decode_rows,
-            step.checkpoints,
-            None,
-        )

@@ -1,0 +1,57 @@
+"""The short convolution of a state layer, along the rows of a step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from ostinato.layers.module import Builder, Module
+
+if TYPE_CHECKING:
+    import torch
+
+    from ostinato.ops.step import LayerMemory, StepInputs
+
+
+class CausalConv(Module):
+    """A state layer's depthwise convolution. Its weights lie time first in memory; in checkpoints [channels, 1, width].
+
+    `parts` are names and numbers of channels of convolutions that a checkpoint may have beside it, in place of it, side
+    by side; then `name` is its own.
+    """
+
+    def __init__(
+        self,
+        build: Builder,
+        channels: int,
+        width: int,
+        bias: bool,
+        parts: Sequence[tuple[str, int]] = (),
+        name: str = "conv1d",
+        activation: str | None = "silu",
+    ) -> None:
+        super().__init__()
+        self.op = build.ops.causal_conv1d
+        self.activation = activation
+        stored: dict[str, Any] = {"stored_shape": (channels, 1, width), "stored_transposed": True}
+        if parts:
+            self.is_in_checkpoint = False
+            stored |= {"names": tuple(f"{part}.weight" for part, _ in parts), "sizes": tuple(size for _, size in parts)}
+            stored["whole_name"] = f"{name}.weight"
+        self.weight = self.own(build, "weight", width, channels, role="convolution", **stored)
+        self.bias = self.own(build, "bias", channels, role="bias") if bias else None
+
+    def forward(self, x: torch.Tensor, step: StepInputs, memory: LayerMemory) -> torch.Tensor:
+        """Along each row. [tokens, channels] -> [tokens, channels]"""
+        return self.op(
+            x,
+            self.weight,
+            self.bias,
+            memory.states["conv"],
+            step.row_starts,
+            step.read_slots,
+            step.write_slots,
+            step.num_decode_rows,
+            step.checkpoints,
+            self.activation,
+        )
