@@ -14,7 +14,8 @@ from transformers.models.qwen3_next import modeling_qwen3_next as qwen3_next
 from ostinato.ops.facts import OPERATIONS
 from ostinato.ops.state import delta_scan, delta_update
 from ostinato.ops.work import StepShape
-from tests.support.delta_cases import DeltaCase, delta_case, int32, with_betas
+from tests.support.delta_cases import DeltaCase, delta_case, with_betas
+from tests.support.native_kernels import int32
 
 few = settings(max_examples=25, deadline=None, derandomize=True)
 seeds = st.integers(0, 2**31)

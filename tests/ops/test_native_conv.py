@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import pytest
@@ -10,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.support.native_kernels import checked_kernel, rounding, same_bits, spaced
+from tests.support.native_kernels import checked_kernel, int32, rounding, same_bits, spaced
 from tests.support.native_sets import SETS
 
 pytestmark = pytest.mark.parametrize("isa", SETS)
@@ -23,10 +22,6 @@ steps = {
     "decode_pasts": st.lists(st.integers(0, 5), max_size=3),
     "prefills": st.lists(st.tuples(st.integers(0, 5), st.integers(0, 9)), max_size=3),
 }
-
-
-def int32(values: Sequence[int] | Sequence[Sequence[int]]) -> torch.Tensor:
-    return torch.tensor(values, dtype=torch.int32)
 
 
 @dataclass

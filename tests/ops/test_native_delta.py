@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ostinato.ops.state import delta_scan
-from tests.support.delta_cases import DeltaCase, delta_case, int32, with_betas
-from tests.support.native_kernels import checked_kernel, rounding, same_bits, spaced
+from tests.support.delta_cases import DeltaCase, delta_case, with_betas
+from tests.support.native_kernels import checked_kernel, int32, rounding, same_bits, spaced
 from tests.support.native_sets import SETS, native_kernel, record, threads
 
 pytestmark = pytest.mark.parametrize("isa", SETS)

@@ -7,8 +7,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.support.native_kernels import int32
 from tests.support.native_sets import SETS, native_kernel, record, threads
-from tests.support.scan_cases import NAN, NO_LIMIT, ROUNDING, Case, Rows, assert_near, decode, int32, normal, run, same
+from tests.support.scan_cases import NAN, NO_LIMIT, ROUNDING, Case, Rows, assert_near, decode, normal, run, same
 
 few = settings(max_examples=40, deadline=None, derandomize=True)
 seeds = st.integers(0, 2**31)

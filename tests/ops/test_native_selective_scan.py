@@ -7,9 +7,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.support.native_kernels import checked_kernel, same_bits
+from tests.support.native_kernels import checked_kernel, int32, same_bits
 from tests.support.native_sets import SETS, native_kernel, record
-from tests.support.selective_cases import Rows, case_of, check_scan, int32, scan, update
+from tests.support.scan_cases import Rows
+from tests.support.selective_cases import case_of, check_scan, scan, update
 
 pytestmark = pytest.mark.parametrize("isa", SETS)
 

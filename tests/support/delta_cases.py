@@ -9,10 +9,6 @@ from typing import Any
 import torch
 
 
-def int32(values: Any) -> torch.Tensor:
-    return torch.tensor(values, dtype=torch.int32)
-
-
 @dataclass
 class DeltaCase:
     """The first eight arguments of delta_update and delta_scan."""

@@ -10,6 +10,10 @@ import torch
 from tests.support.native_sets import native_kernel, record, threads
 
 
+def int32(values: Any) -> torch.Tensor:
+    return torch.tensor(values, dtype=torch.int32)
+
+
 def checked_kernel(isa: str, name: str, *, deterministic: bool = False) -> Callable[..., torch.Tensor]:
     """The kernel, which must give the same bits with 1 thread, with 2, and recorded, into a given output.
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
+from tests.support.native_kernels import int32
 from tests.support.native_sets import native_kernel
 
 NAN = math.nan
@@ -18,10 +19,6 @@ ROUNDING = {torch.float32: 1e-5, torch.bfloat16: 2.0**-8, torch.float16: 2.0**-1
 
 def normal(seed: int, *shape: int) -> torch.Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
-
-
-def int32(values: Sequence[int]) -> torch.Tensor:
-    return torch.tensor(values, dtype=torch.int32)
 
 
 class Case:

@@ -5,17 +5,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 
-from tests.support.native_kernels import rounding, same_bits, spaced
+from tests.support.native_kernels import int32, rounding, same_bits, spaced
+from tests.support.scan_cases import Rows
 
 Kernel = Callable[..., torch.Tensor]
-
-
-def int32(values: Any) -> torch.Tensor:
-    return torch.tensor(values, dtype=torch.int32)
 
 
 @dataclass
@@ -87,22 +83,6 @@ def update(
 ) -> torch.Tensor:
     at = None if positions is None else int32(positions)
     return kernel(*case.inputs, states, int32(reads), int32(writes), at, noise)
-
-
-@dataclass(frozen=True)
-class Rows:
-    """Rows on adjacent spans of tokens. Row r has read slot r + 1, unless it is at its prompt's begin."""
-
-    positions: list[int]
-    lengths: list[int]
-
-    @property
-    def starts(self) -> list[int]:
-        return [sum(self.lengths[:row]) for row in range(len(self.lengths) + 1)]
-
-    @property
-    def reads(self) -> list[int]:
-        return [row + 1 if position else 0 for row, position in enumerate(self.positions)]
 
 
 def scan(

@@ -7,7 +7,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.support.delta_cases import delta_case, int32
+from tests.support.delta_cases import delta_case
+from tests.support.native_kernels import int32
 from tests.support.triton_kernels import DTYPES, TOLERANCE, assert_close, require_triton, run_both
 
 require_triton()

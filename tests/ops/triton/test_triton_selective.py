@@ -8,7 +8,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.support.selective_cases import Rows, case_of, int32
+from tests.support.native_kernels import int32
+from tests.support.scan_cases import Rows
+from tests.support.selective_cases import case_of
 from tests.support.triton_kernels import DTYPES, assert_close, check, require_triton, run_both
 
 require_triton()
