@@ -13,14 +13,13 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from benchmarks.peers.report import RIVALS
 from benchmarks.peers.table import period
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "performance.md"
 RESULTS = ROOT / "benchmarks" / "results"
 BEGIN, END = "<!-- records: written by benchmarks/records.py -->\n", "<!-- end of records -->\n"
-SIDES = (("ostinato", "vllm", "llama.cpp"), ("ostinato-int8", "llama.cpp-q8_0"))
-"""Engines that stand beside each other, in bfloat16 and with weights of 8 bits."""
 
 
 def write_page() -> None:
@@ -58,7 +57,7 @@ def section(report: Mapping[str, Any]) -> str:
     ]
     for model, figures in report["models"].items():
         name = f"`{model}`"
-        for side in SIDES:
+        for side in ((ours, *rivals) for ours, rivals in RIVALS.items()):
             measured = {each for each, engine in figures["engines"].items() if "decode" in engine}
             engines = {each: figures["engines"][each] for each in side if each in measured}
             if side[0] in engines:

@@ -13,7 +13,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -74,7 +74,8 @@ def main() -> None:
                 if record.is_done((number, model, name)) or any("error" in each for each in earlier):
                     continue
                 if name == FLOOR:
-                    work = partial(_floors, one, with_int8=number == 0 and "ostinato-int8" in here)
+                    kinds = [kind for each in here if (kind := ENGINES[each].floor)] if number == 0 else []
+                    work = partial(_floors, one, kinds)
                 else:
                     work = partial(_figures, one, name, refused.get((model, name)))
                 record.add(_measure(one, name, work))
@@ -95,7 +96,7 @@ def _prepare(places: Places, models: list[str], engines: list[str]) -> dict[tupl
     kinds = {name: kind for name in engines if (kind := ENGINES[name].gguf)}
     for model in models:
         try:
-            reasons = prepare(places, SHAPES / model, tuple(kinds.values()), _say)
+            reasons = prepare(places, SHAPES / model, tuple(dict.fromkeys(kinds.values())), _say)
         except PeerError as error:
             sys.exit(f"no checkpoint of {model}: {error}")
         refused |= {(model, name): reasons[kind] for name, kind in kinds.items() if kind in reasons}
@@ -124,15 +125,15 @@ def _figures(one: Round, name: str, refused: str | None) -> dict[str, Any]:
     return ENGINES[name].measure(one)
 
 
-def _floors(one: Round, with_int8: bool) -> dict[str, Any]:
-    """The bandwidth, and the bytes of decode steps by dtype of the weights."""
-    figures = floor(one)
+def _floors(one: Round, kinds: Iterable[str]) -> dict[str, Any]:
+    """The bandwidth, and the bytes of decode steps by what the weights are kept in: bfloat16, and `kinds`."""
+    figures = floor(one, "bfloat16")
     needed = {"bfloat16": figures["decode_bytes"]}
-    if with_int8:
+    for kind in kinds:
         try:
-            needed["int8"] = floor(one, quantization="int8")["decode_bytes"]
+            needed.setdefault(kind, floor(one, kind)["decode_bytes"])
         except PeerError as error:
-            _say(f"no floor for int8: {error}")
+            _say(f"no floor for {kind}: {error}")
     return {**figures, "decode_bytes": needed}
 
 

@@ -15,6 +15,7 @@ from typing import Any
 from benchmarks.peers import llama
 from benchmarks.peers.places import Places
 from benchmarks.peers.process import Finished, PeerError, run
+from benchmarks.peers.report import GGUF_KINDS
 from benchmarks.peers.workload import Workload
 
 CACHE_BYTES = 4 * 2**30
@@ -56,6 +57,8 @@ class Engine:
     """Why it cannot be measured, in words; None if it is there."""
     gguf: str | None = None
     """The kind of file that it needs, of llama.cpp's."""
+    floor: str | None = None
+    """The weights whose bytes are the floor of its steps, where it is one of ours: see `our_settings`."""
 
 
 def answer_of(finished: Finished) -> dict[str, Any]:
@@ -69,17 +72,22 @@ def answer_of(finished: Finished) -> dict[str, Any]:
     return answer
 
 
-def ostinato(**settings: Any) -> Callable[[Round], dict[str, Any]]:
+def our_settings(one: Round, weights: str) -> dict[str, Any]:
+    """Ostinato's, with `weights` in bfloat16 or int8, or as they lie in a kind of GGUF file."""
+    settings: dict[str, Any] = {"dtype": "bfloat16", "cache_memory": CACHE_BYTES, "enable_prefix_caching": False}
+    if weights == "int8":
+        settings["quantization"] = weights
+    elif weights in GGUF_KINDS:
+        settings["model"] = str(one.places.gguf(one.model, weights))
+    return settings
+
+
+def ostinato(weights: str) -> Callable[[Round], dict[str, Any]]:
     from ostinato import __version__
 
     def measure(one: Round) -> dict[str, Any]:
         job = one.job(kind="ostinato")
-        job["settings"] |= {
-            "dtype": "bfloat16",
-            "cache_memory": CACHE_BYTES,
-            "enable_prefix_caching": False,
-            **settings,
-        }
+        job["settings"] |= our_settings(one, weights)
         return _figures(one, {"version": __version__, **one.ask(WORKER, job)})
 
     return measure
@@ -128,11 +136,11 @@ def llama_cpp(kind: str) -> Callable[[Round], dict[str, Any]]:
     return measure
 
 
-def floor(one: Round, **settings: Any) -> dict[str, Any]:
+def floor(one: Round, weights: str) -> dict[str, Any]:
     """The memory's bandwidth, and what Ostinato's decode steps must move; see `ostinato.bench.floor`."""
     context = one.workload.prompt_len + one.workload.output_len / 2
     job = one.job(kind="floor", rows=one.workload.batch_sizes, context=context)
-    job["settings"] |= {"dtype": "bfloat16", "cache_memory": CACHE_BYTES, **settings}
+    job["settings"] |= our_settings(one, weights)
     return one.ask(WORKER, job)
 
 
@@ -159,11 +167,12 @@ def _always_there(_: Places) -> str | None:
 
 
 ENGINES = {
-    "ostinato": Engine(ostinato(), _always_there),
-    "ostinato-int8": Engine(ostinato(quantization="int8"), _always_there),
+    "ostinato": Engine(ostinato("bfloat16"), _always_there, floor="bfloat16"),
+    "ostinato-int8": Engine(ostinato("int8"), _always_there, floor="int8"),
+    **{f"ostinato-{kind}": Engine(ostinato(kind), _no_llama, gguf=kind, floor=kind) for kind in GGUF_KINDS},
     "vllm": Engine(vllm(eager=False), _no_vllm),
     "vllm-eager": Engine(vllm(eager=True), _no_vllm),
     "llama.cpp": Engine(llama_cpp("bf16"), _no_llama, gguf="bf16"),
-    "llama.cpp-q8_0": Engine(llama_cpp("q8_0"), _no_llama, gguf="q8_0"),
+    **{f"llama.cpp-{kind}": Engine(llama_cpp(kind), _no_llama, gguf=kind) for kind in GGUF_KINDS},
     "transformers": Engine(transformers, _no_transformers),
 }

@@ -39,5 +39,5 @@ class Places:
         return self.peers / "models" / model / "checkpoint"
 
     def gguf(self, model: str, kind: str) -> Path:
-        """`kind` is bf16 or q8_0."""
+        """`kind` is bf16, or what `llama-quantize` calls a kind of quantised file."""
         return self.peers / "models" / model / f"{kind}.gguf"

@@ -9,10 +9,15 @@ from typing import Any
 COLOURS = {
     "ostinato": "#b5172f",
     "ostinato-int8": "#e8808f",
+    "ostinato-q8_0": "#d9a441",
+    "ostinato-q4_0": "#c46f1c",
+    "ostinato-q4_k_m": "#8f4a0e",
     "vllm": "#2b5c8a",
     "vllm-eager": "#7fa8cc",
     "llama.cpp": "#3f7d4e",
     "llama.cpp-q8_0": "#97c4a1",
+    "llama.cpp-q4_0": "#6fae9f",
+    "llama.cpp-q4_k_m": "#2f6f63",
     "transformers": "#9a9a9a",
 }
 

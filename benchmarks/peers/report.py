@@ -8,10 +8,16 @@ from typing import Any
 
 from ostinato.bench.figures import spread
 
-OURS = ("ostinato", "ostinato-int8")
+GGUF_KINDS = ("q8_0", "q4_0", "q4_k_m")
+"""Kinds of quantised GGUF files that Ostinato and llama.cpp both run, as `llama-quantize` calls them. Engines that run
+one have its name behind theirs."""
 FLOOR = "floor"
 """Stands for an engine in measurements of the memory's bandwidth and of the bytes of a step."""
-RIVALS = {"ostinato": ("vllm", "llama.cpp"), "ostinato-int8": ("llama.cpp-q8_0",)}
+RIVALS = {
+    "ostinato": ("vllm", "llama.cpp"),
+    "ostinato-int8": ("llama.cpp-q8_0",),
+    **{f"ostinato-{kind}": (f"llama.cpp-{kind}",) for kind in GGUF_KINDS},
+}
 """Whom each of ours is compared with, the better one for each figure."""
 Q8_0 = 34 / 64
 """Bytes of a weight in llama.cpp's q8_0 beside bf16: a block is 32 bytes of weights and 2 of scale."""
@@ -66,7 +72,7 @@ def _model_report(measurements: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "bytes_per_second": bandwidth,
         "decode_bytes": needed,
         "engines": engines,
-        "ratios": {ours: ratios(engines, ours) for ours in OURS if "decode" in engines.get(ours, {})},
+        "ratios": {ours: ratios(engines, ours) for ours in RIVALS if "decode" in engines.get(ours, {})},
     }
 
 
@@ -86,13 +92,16 @@ def _engine_report(rounds: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 def step_bytes(needed: Mapping[str, Any], engine: str, size: str) -> float | None:
     """What a decode step of `size` rows must move at the least, in bytes, with the weights of `engine`.
 
-    `needed` is by dtype, then by batch size. Every engine keeps states in float32, and keys and values in 16 bits.
+    `needed` is by dtype or kind of file, then by batch size. Every engine keeps states in float32, and keys and values
+    in 16 bits.
     """
-    kind = "int8" if engine == "ostinato-int8" else "bfloat16"
-    parts = needed.get(kind, {}).get(size)
+    suffix = engine.rpartition("-")[2]
+    kind = suffix if suffix in ("int8", *GGUF_KINDS) else "bfloat16"
+    is_estimate = kind == "q8_0" and kind not in needed
+    parts = needed.get("bfloat16" if is_estimate else kind, {}).get(size)
     if parts is None:
         return None
-    saved = parts["weights"] * (1 - Q8_0) if engine == "llama.cpp-q8_0" else 0.0
+    saved = parts["weights"] * (1 - Q8_0) if is_estimate else 0.0
     return float(parts["total"] - saved)
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from benchmarks.peers.report import RIVALS
+
 QUIET = 0.05
 """Of all processors' time, what other work may take."""
 
@@ -71,13 +73,16 @@ def _engines(figures: Mapping[str, Any], sizes: Sequence[int]) -> str:
 
 def _ratios(ratios: Mapping[str, Any], sizes: Sequence[int]) -> str:
     header = ["ratio", "prefill", *(f"decode {size}" for size in sizes), "start", "memory"]
-    beside = {"ostinato": "the better of vllm and llama.cpp", "ostinato-int8": "llama.cpp-q8_0"}
     rows = []
     for name, each in ratios.items():
         rates = [each["prefill"], *(each["decode"][str(size)] for size in sizes)]
         costs = [each["startup_seconds"], each["peak_memory_bytes"]]
-        rows.append([f"{name} / {beside[name]}", *(_times(value) for value in (*rates, *costs))])
+        rows.append([f"{name} / {_best_of(RIVALS[name])}", *(_times(value) for value in (*rates, *costs))])
     return f"{_table(header, rows)}\n\nAbove 1, Ostinato is better; start and memory are beside vllm's."
+
+
+def _best_of(rivals: Sequence[str]) -> str:
+    return rivals[0] if len(rivals) == 1 else f"the better of {' and '.join(rivals)}"
 
 
 def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
