@@ -243,7 +243,10 @@ def add_metadata(writer: gguf.GGUFWriter, name: str, config: Any) -> None:
     writer.add_block_count(layers)
     writer.add_context_length(getattr(config, "max_position_embeddings", None) or 2**20)
     writer.add_embedding_length(config.hidden_size)
-    writer.add_layer_norm_rms_eps(getattr(config, "rms_norm_eps", None) or config.layer_norm_epsilon)
+    if config.model_type == "nemotron_h":
+        writer.add_layer_norm_eps(config.layer_norm_epsilon)
+    else:
+        writer.add_layer_norm_rms_eps(getattr(config, "rms_norm_eps", None) or config.layer_norm_epsilon)
     writer.add_feed_forward_length(0 if kind == "mamba2" else config.intermediate_size)
     writer.add_head_count(0 if kind == "mamba2" else config.num_attention_heads)
     if kind not in ("mamba2", "nemotron_h"):

@@ -53,7 +53,7 @@ def _shared(metadata: Metadata) -> dict[str, Any]:
         "hidden_size": metadata.integer("embedding_length"),
         "num_hidden_layers": metadata.num_layers,
         "max_position_embeddings": metadata.integer("context_length"),
-        "rms_norm_eps": metadata.number("attention.layer_norm_rms_epsilon"),
+        "rms_norm_eps": metadata.norm_eps,
         "tie_word_embeddings": "output.weight" not in header.tensors,
     }
 

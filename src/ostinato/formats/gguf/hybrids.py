@@ -103,7 +103,7 @@ def nemotron_h(metadata: Metadata) -> dict[str, Any]:
         "use_conv_bias": of_mixer["mamba_conv_bias"],
         "intermediate_size": metadata.rows("ffn_up.weight"),
         "mlp_bias": metadata.has("ffn_up.bias"),
-        "layer_norm_epsilon": metadata.number("attention.layer_norm_rms_epsilon"),
+        "layer_norm_epsilon": metadata.norm_eps,
     }
     return config | (_nemotron_experts(metadata) if "moe" in kinds else {})
 
@@ -137,7 +137,7 @@ def mamba2(metadata: Metadata) -> dict[str, Any]:
         "chunk_size": _CHUNK,
         "use_bias": mixer["mamba_proj_bias"],
         "use_conv_bias": mixer["mamba_conv_bias"],
-        "layer_norm_epsilon": metadata.number("attention.layer_norm_rms_epsilon"),
+        "layer_norm_epsilon": metadata.norm_eps,
     }
 
 

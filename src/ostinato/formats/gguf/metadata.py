@@ -54,6 +54,13 @@ class Metadata:
         return ModelError(f"{self.header.path} has {self.architecture}.{name} = {value!r}, which should be {expected}")
 
     @property
+    def norm_eps(self) -> float:
+        """Of RMS norms. Nemotron-H's, whose config.json calls them layer norms, are written as if they were."""
+        of_layer_norms = "attention.layer_norm_epsilon"
+        is_rms = self.optional("attention.layer_norm_rms_epsilon") is not None or self.optional(of_layer_norms) is None
+        return self.number("attention.layer_norm_rms_epsilon" if is_rms else of_layer_norms)
+
+    @property
     def num_layers(self) -> int:
         return self.integer("block_count")
 
