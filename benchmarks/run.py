@@ -24,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks.peers.engines import ENGINES, Round, floor
 from benchmarks.peers.places import Places
 from benchmarks.peers.plot import draw
-from benchmarks.peers.prepare import prepare
+from benchmarks.peers.prepare import prepare, vocab_size
 from benchmarks.peers.process import PeerError, busy_share
 from benchmarks.peers.processor import processor_here
 from benchmarks.peers.record import Record
@@ -32,6 +32,7 @@ from benchmarks.peers.report import FLOOR, make_report
 from benchmarks.peers.table import markdown
 from benchmarks.peers.workload import Workload
 from benchmarks.records import PAGE, RESULTS, write_page
+from ostinato.models.named import NAMED
 
 SHAPES = Path(__file__).resolve().parent / "models"
 MODELS = ("nemotron-h-300m", "granite-dense-180m", "falcon-h1-170m", "qwen3-410m")
@@ -66,16 +67,14 @@ def main() -> None:
     began = time.monotonic()
     for number in range(options.rounds):
         for model in models:
-            shape = json.loads((SHAPES / model / "config.json").read_text(encoding="utf-8"))
-            one = Round(places, model, shape["vocab_size"], number, workload, options.threads, options.timeout)
+            one = Round(places, model, vocab_size(SHAPES / model), number, workload, options.threads, options.timeout)
             for name in (FLOOR, *here):
                 # What failed once on a model will do so again.
                 earlier = [record.measurements.get((before, model, name), {}) for before in range(number)]
                 if record.is_done((number, model, name)) or any("error" in each for each in earlier):
                     continue
                 if name == FLOOR:
-                    kinds = [kind for each in here if (kind := ENGINES[each].floor)] if number == 0 else []
-                    work = partial(_floors, one, kinds)
+                    work = partial(_floors, one, [name for name in here if (model, name) not in refused])
                 else:
                     work = partial(_figures, one, name, refused.get((model, name)))
                 record.add(_measure(one, name, work))
@@ -125,15 +124,20 @@ def _figures(one: Round, name: str, refused: str | None) -> dict[str, Any]:
     return ENGINES[name].measure(one)
 
 
-def _floors(one: Round, kinds: Iterable[str]) -> dict[str, Any]:
-    """The bandwidth, and the bytes of decode steps by what the weights are kept in: bfloat16, and `kinds`."""
-    figures = floor(one, "bfloat16")
-    needed = {"bfloat16": figures["decode_bytes"]}
-    for kind in kinds:
+def _floors(one: Round, engines: Iterable[str]) -> dict[str, Any]:
+    """The bandwidth, and the bytes of decode steps by what the weights are kept in, of the engines that can tell."""
+    figures: dict[str, Any] = {}
+    needed = {}
+    for kind in dict.fromkeys(kind for name in engines if (kind := ENGINES[name].floor)):
         try:
-            needed.setdefault(kind, floor(one, kind)["decode_bytes"])
+            found = floor(one, kind)
         except PeerError as error:
             _say(f"no floor for {kind}: {error}")
+            continue
+        figures = figures or found
+        needed[kind] = found["decode_bytes"]
+    if not figures:
+        raise PeerError("no engine that was asked for tells what its steps must move")
     return {**figures, "decode_bytes": needed}
 
 
@@ -162,7 +166,9 @@ def _options() -> argparse.Namespace:
         "--anew", action="store_true", help="forget what an earlier run measured on this kind of processor"
     )
     parser.add_argument(
-        "--models", default=",".join(MODELS), help="folders of benchmarks/models (default: %(default)s)"
+        "--models",
+        default=",".join(MODELS),
+        help=f"folders of benchmarks/models, and {', '.join(NAMED)} (default: %(default)s)",
     )
     known = ", ".join(ENGINES)
     parser.add_argument("--engines", default=",".join(USUAL), help=f"of {known} (default: %(default)s)")
@@ -174,9 +180,13 @@ def _options() -> argparse.Namespace:
     unknown = [name for name in options.engines.split(",") if name not in ENGINES]
     if unknown:
         parser.error(f"there is no engine {unknown[0]}; there are {known}")
-    absent = [model for model in options.models.split(",") if not (SHAPES / model / "config.json").exists()]
+    absent = [
+        model
+        for model in options.models.split(",")
+        if model not in NAMED and not (SHAPES / model / "config.json").exists()
+    ]
     if absent:
-        parser.error(f"there is no {SHAPES / absent[0] / 'config.json'}")
+        parser.error(f"there is no {SHAPES / absent[0] / 'config.json'}, and no such name among {', '.join(NAMED)}")
     return options
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import sys
@@ -10,6 +11,9 @@ from pathlib import Path
 
 from benchmarks.peers.places import Places
 from benchmarks.peers.process import PeerError, run
+from ostinato.errors import ModelError
+from ostinato.formats.gguf.header import read_header
+from ostinato.models.named import NAMED, named_file
 
 TIMEOUT = 1800.0
 ROOT_ON_PATH = {
@@ -20,9 +24,12 @@ ROOT_ON_PATH = {
 def prepare(places: Places, shape: Path, kinds: tuple[str, ...], report: Callable[[str], None]) -> dict[str, str]:
     """Makes the checkpoint of `shape`, a directory with a config.json, and its GGUF files of `kinds`.
 
-    Returns, for each kind that could not be made, why. PeerError if it is the checkpoint.
+    Of a model that has a name in Ostinato there is one file, and it stays as it is. Returns, for each kind that could
+    not be made, why. PeerError if it is the checkpoint.
     """
     model = shape.name
+    if model in NAMED:
+        return _link_named(places, model, kinds)
     checkpoint = places.checkpoint(model)
     if not _is_of(checkpoint, shape):
         report(f"{model}: making a checkpoint of random weights")
@@ -40,6 +47,28 @@ def prepare(places: Places, shape: Path, kinds: tuple[str, ...], report: Callabl
             except PeerError as error:
                 refused[kind] = str(error)
     return refused
+
+
+def vocab_size(shape: Path) -> int:
+    """Of a model that is prepared."""
+    if shape.name in NAMED:
+        header = read_header(named_file(shape.name))
+        return len(header.metadata["tokenizer.ggml.tokens"])
+    size: int = json.loads((shape / "config.json").read_text(encoding="utf-8"))["vocab_size"]
+    return size
+
+
+def _link_named(places: Places, model: str, kinds: tuple[str, ...]) -> dict[str, str]:
+    try:
+        file = named_file(model)
+    except ModelError as error:
+        raise PeerError(str(error)) from None
+    own = file.stem.rpartition(".")[2].lower()
+    link = places.gguf(model, own)
+    link.parent.mkdir(parents=True, exist_ok=True)
+    link.unlink(missing_ok=True)
+    link.symlink_to(file)
+    return {kind: f"{model} is one file, of {own}" for kind in kinds if kind != own}
 
 
 def _is_of(checkpoint: Path, shape: Path) -> bool:

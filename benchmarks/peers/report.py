@@ -8,7 +8,7 @@ from typing import Any
 
 from ostinato.bench.figures import spread
 
-GGUF_KINDS = ("q8_0", "q4_0", "q4_k_m")
+GGUF_KINDS = ("q8_0", "q4_0", "q4_1", "q4_k_m")
 """Kinds of quantised GGUF files that Ostinato and llama.cpp both run, as `llama-quantize` calls them. Engines that run
 one have its name behind theirs."""
 FLOOR = "floor"
