@@ -102,7 +102,9 @@ def write_gguf(
         inside = stem.removeprefix("model.layers.").partition(".")[2]
         own = [each for part, each in (kinds or {}).items() if part in NAMES.get(stem, NAMES.get(inside, ""))]
         number = gguf.GGMLQuantizationType[own[0] if own else kind]
-        is_quantised = tensor.dim() > 1 and not name.endswith(("conv1d.weight", "gate.weight", "router.weight"))
+        is_quantised = tensor.dim() > 1 and not name.endswith(
+            ("conv1d.weight", "conv.weight", "gate.weight", "router.weight")
+        )
         # What is multiplied into Falcon-H1's weights is so before they are quantised.
         if is_quantised and config.model_type != "falcon_h1":
             tensor.copy_(torch.from_numpy(gguf.dequantize(gguf.quantize(tensor.numpy(), number), number)))

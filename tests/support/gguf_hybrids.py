@@ -66,6 +66,12 @@ _GRANITE4 = {
     "layer_types": ["mamba", "attention", "mamba"],
     "position_embedding_type": "nope",
 }
+DELTA_NET = {
+    "linear_num_key_heads": 8,
+    "linear_num_value_heads": 8,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 16,
+}
 HYBRIDS: dict[str, tuple[str, Any]] = {
     "granite": ("granite", lambda: transformers.GraniteConfig(**COMMON, **GRANITE, **ROPE, num_hidden_layers=2)),
     "granitehybrid": (
@@ -114,6 +120,29 @@ HYBRIDS: dict[str, tuple[str, Any]] = {
             routed_scaling_factor=1.5,
         ),
     ),
+    "lfm2": (
+        "lfm2",
+        lambda: transformers.Lfm2Config(
+            **COMMON,
+            **ROPE,
+            num_hidden_layers=3,
+            layer_types=["conv", "full_attention", "conv"],
+            norm_eps=1e-3,
+            block_auto_adjust_ff_dim=False,
+            tie_word_embeddings=True,
+        ),
+    ),
+    "qwen35": (
+        "qwen35",
+        lambda: transformers.Qwen3_5TextConfig(
+            **COMMON,
+            **DELTA_NET,
+            num_hidden_layers=3,
+            layer_types=["linear_attention", "full_attention", "linear_attention"],
+            head_dim=32,
+            rope_parameters={**HALF["rope_parameters"], "mrope_section": [4, 2, 2], "mrope_interleaved": True},
+        ),
+    ),
     "mamba2": (
         "mamba2",
         lambda: transformers.Mamba2Config(
@@ -139,11 +168,14 @@ OUTSIDE = {
     "embeddings": "token_embd",
     "norm": "output_norm",
     "norm_f": "output_norm",
+    "embedding_norm": "token_embd_norm",
     "final_layernorm": "output_norm",
     "lm_head": "output",
 }
 NAMES = {
     "input_layernorm": "attn_norm",
+    "operator_norm": "attn_norm",
+    "ffn_norm": "ffn_norm",
     "norm": "attn_norm",
     "post_attention_layernorm": "ffn_norm",
     "pre_ff_layernorm": "ffn_norm",
@@ -158,6 +190,19 @@ NAMES = {
     **{f"{mixer}.A_log": "ssm_a" for mixer in ("mamba", "mixer")},
     **{f"{mixer}.D": "ssm_d" for mixer in ("mamba", "mixer")},
     **{f"{mixer}.dt_bias": "ssm_dt.bias" for mixer in ("mamba", "mixer")},
+    "self_attn.out_proj": "attn_output",
+    **{f"self_attn.{part}_{norm}": f"attn_{part}_norm" for part in "qk" for norm in ("norm", "layernorm")},
+    **{f"conv.{part}": f"shortconv.{part}" for part in ("in_proj", "conv", "out_proj")},
+    **{f"feed_forward.w{i}": f"ffn_{part}" for i, part in ((1, "gate"), (3, "up"), (2, "down"))},
+    "linear_attn.in_proj_qkv": "attn_qkv",
+    "linear_attn.in_proj_z": "attn_gate",
+    "linear_attn.in_proj_a": "ssm_alpha",
+    "linear_attn.in_proj_b": "ssm_beta",
+    "linear_attn.conv1d": "ssm_conv1d",
+    "linear_attn.norm": "ssm_norm",
+    "linear_attn.out_proj": "ssm_out",
+    "linear_attn.A_log": "ssm_a",
+    "linear_attn.dt_bias": "ssm_dt.bias",
     "block_sparse_moe.router": "ffn_gate_inp",
     "block_sparse_moe.experts.down_proj": "ffn_down_exps.weight",
     "mixer.gate": "ffn_gate_inp",
@@ -172,6 +217,8 @@ NAMES = {
 def tensors_in_file(config: Any, name: str, values: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
     """The tensors of a file that a tensor of transformers' model becomes."""
     _, _, inner = name.partition(".layers.")
+    if config.model_type == "qwen3_5_text" and name.endswith("norm.weight") and "linear_attn" not in name:
+        values = values + 1
     if not inner:
         stem, _, part = name.rpartition(".")
         yield f"{OUTSIDE[stem.rpartition('.')[2]]}.{part}", values * _baked(config, stem)
@@ -189,19 +236,21 @@ def tensors_in_file(config: Any, name: str, values: np.ndarray) -> Iterator[tupl
     known = NAMES.get(inner) or f"{NAMES[stem]}.{part}"
     # One norm of Falcon-H1 has no end in the files that the converter writes.
     known = "ffn_norm" if known == "ffn_norm.weight" and config.model_type == "falcon_h1" else known
+    if config.model_type == "qwen3_5_text" and known == "ffn_norm.weight":
+        known = "post_attention_norm.weight"
     yield f"blk.{layer}.{known}", _values(config, known.partition(".")[0], values * _baked(config, stem))
 
 
 def _values(config: Any, known: str, values: np.ndarray) -> np.ndarray:
     if known == "ssm_a":
-        return -np.exp(values)[:, None]
+        return -np.exp(values) if config.model_type == "qwen3_5_text" else -np.exp(values)[:, None]
     if known == "ssm_d":
         return np.ascontiguousarray(values[:, None])
-    if known == "ssm_norm":
+    if known == "ssm_norm" and config.model_type != "qwen3_5_text":
         return values.reshape(2, -1)
-    if known == "ssm_conv1d" and values.ndim == 3:
+    if known in ("ssm_conv1d", "shortconv") and values.ndim == 3:
         return np.ascontiguousarray(values[:, 0])
-    if known in ("attn_q", "attn_k") and config.model_type != "falcon_h1":
+    if known in ("attn_q", "attn_k") and config.model_type not in ("falcon_h1", "lfm2", "qwen3_5_text"):
         return neighbours(values, config.num_attention_heads if known == "attn_q" else config.num_key_value_heads)
     return values
 
@@ -258,16 +307,23 @@ def add_metadata(writer: gguf.GGUFWriter, name: str, config: Any) -> None:
         writer.add_embedding_scale(config.embedding_multiplier)
         writer.add_residual_scale(config.residual_multiplier)
         writer.add_logit_scale(config.logits_scaling)
-    if kind in ("falcon_h1", "nemotron_h"):
+    if kind in ("falcon_h1", "nemotron_h", "qwen3_5_text"):
         writer.add_key_length(config.head_dim)
+    if kind == "qwen3_5_text":
+        writer.add_head_count_kv(config.num_key_value_heads)
+        writer.add_rope_dimension_count(config.head_dim // 2)
+        writer.add_rope_dimension_sections([4, 2, 2, 0])
+    if kind == "lfm2":
+        writer.add_head_count_kv([2 if each == "full_attention" else 0 for each in config.layer_types])
+        writer.add_shortconv_l_cache(config.conv_L_cache)
     if kind == "falcon_h1":
         writer.add_head_count_kv(config.num_key_value_heads)
-    if kind != "granite":
+    if kind not in ("granite", "lfm2"):
         writer.add_ssm_conv_kernel(4)
         writer.add_ssm_inner_size(128)
         writer.add_ssm_state_size(16)
         writer.add_ssm_time_step_rank(8)
-        writer.add_ssm_group_count(2)
+        writer.add_ssm_group_count(8 if kind == "qwen3_5_text" else 2)
     if kind in ("granitemoehybrid", "bamba"):
         writer.add_rope_scaling_finetuned(kind == "bamba")
         attention = ["mamba", "attention", "mamba"]

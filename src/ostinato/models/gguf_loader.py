@@ -11,7 +11,7 @@ import torch
 
 from ostinato.formats.gguf.blocks import dequantize
 from ostinato.formats.gguf.header import TensorPlace
-from ostinato.formats.gguf.names import is_changed, pairs_neighbours
+from ostinato.formats.gguf.names import is_changed, is_one_more, pairs_neighbours
 from ostinato.formats.gguf.transforms import half_apart, restored
 from ostinato.formats.parts import gguf_header
 from ostinato.layers import pages
@@ -41,6 +41,9 @@ def load_gguf(
             elif is_changed(tensor.name):
                 assert isinstance(place, torch.Tensor), "what belongs to heads is not quantised"
                 place.copy_(restored(tensor.name, dequantize(tensor.type, rows)))
+            elif is_one_more(model.spec.architecture, tensor.name):
+                assert isinstance(place, torch.Tensor), "norms are not quantised"
+                place.copy_(dequantize(tensor.type, rows)[0] - 1)
             else:
                 heads = heads_of(model, name) if pairs_neighbours(model.spec.architecture, tensor.name) else None
                 _put(rows, tensor, place, heads, quantizers)

@@ -70,7 +70,7 @@ def _places(views: Mapping[str, Target], names: set[str]) -> dict[str, Place]:
 
 
 def _is_stack(name: str, view: Target) -> bool:
-    return len(view.shape) == 3 and not name.endswith(".conv1d.weight")
+    return len(view.shape) == 3 and not name.endswith((".conv1d.weight", ".conv.weight"))
 
 
 def _rows_of(view: Target, rows: slice) -> Place:

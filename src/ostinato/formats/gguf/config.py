@@ -8,7 +8,7 @@ from typing import Any
 from ostinato.errors import ModelError
 from ostinato.formats.gguf.attention import attention
 from ostinato.formats.gguf.header import Header
-from ostinato.formats.gguf.hybrids import falcon_h1, granite, granite_hybrid, mamba2, nemotron_h
+from ostinato.formats.gguf.hybrids import falcon_h1, granite, granite_hybrid, lfm2, mamba2, nemotron_h, qwen35
 from ostinato.formats.gguf.metadata import Metadata
 from ostinato.formats.gguf.names import is_changed
 
@@ -81,6 +81,8 @@ ARCHITECTURES: dict[str, Callable[[Metadata], dict[str, Any]]] = {
     "nemotron_h": nemotron_h,
     "nemotron_h_moe": nemotron_h,
     "mamba2": mamba2,
+    "lfm2": lfm2,
+    "qwen35": qwen35,
 }
 """Those that are read, by llama.cpp's name -> what makes the rest of their config.json."""
 

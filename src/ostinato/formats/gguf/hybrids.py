@@ -141,6 +141,45 @@ def mamba2(metadata: Metadata) -> dict[str, Any]:
     }
 
 
+def lfm2(metadata: Metadata) -> dict[str, Any]:
+    """Its MLP has the size that is said, after all adjustments."""
+    return {
+        "model_type": "lfm2",
+        **attention(metadata, heads_of_layers=True),
+        "layer_types": metadata.kinds(conv="shortconv.conv.weight", full_attention="attn_q.weight"),
+        "conv_L_cache": metadata.integer("shortconv.l_cache"),
+        "conv_bias": metadata.has("shortconv.conv.bias"),
+        "intermediate_size": metadata.integer("feed_forward_length"),
+        "block_auto_adjust_ff_dim": False,
+        "norm_eps": metadata.norm_eps,
+    }
+
+
+def qwen35(metadata: Metadata) -> dict[str, Any]:
+    """ModelError where several value heads share a key: their columns lie in another order, which blocks do not let
+    be mended."""
+    value_heads, key_heads = metadata.integer("ssm.time_step_rank"), metadata.integer("ssm.group_count")
+    if value_heads != key_heads:
+        raise ModelError(
+            f"{metadata.header.path} has {value_heads} value heads (ssm.time_step_rank) and {key_heads} keys "
+            "(ssm.group_count) in its delta nets; supported in GGUF files: as many of one as of the other. Use the "
+            "model's safetensors files, with --quantization int4 for as few bytes"
+        )
+    head_dim = metadata.integer("attention.key_length")
+    return {
+        "model_type": "qwen3_5_text",
+        **attention(metadata, rotates_parts=True),
+        "partial_rotary_factor": metadata.integer("rope.dimension_count", head_dim) / head_dim,
+        "layer_types": metadata.kinds(linear_attention="ssm_alpha.weight", full_attention="attn_q.weight"),
+        "intermediate_size": metadata.integer("feed_forward_length"),
+        "linear_num_value_heads": value_heads,
+        "linear_num_key_heads": key_heads,
+        "linear_key_head_dim": metadata.integer("ssm.state_size"),
+        "linear_value_head_dim": _mixer_heads(metadata)[1],
+        "linear_conv_kernel_dim": metadata.integer("ssm.conv_kernel"),
+    }
+
+
 def _mamba(metadata: Metadata) -> dict[str, Any]:
     """A mixer, in the keys that Bamba, Granite and Falcon-H1 have."""
     heads, head_dim = _mixer_heads(metadata)

@@ -50,6 +50,13 @@ class Metadata:
             raise self._malformed(name, value, "one number")
         return float(str(np.float32(value)))
 
+    def largest(self, name: str) -> int:
+        """Of whole numbers, one for each layer."""
+        values = np.asarray(self.required(name))
+        if values.dtype.kind not in "iu" or values.shape != (self.num_layers,):
+            raise self._malformed(name, values.tolist(), f"{self.num_layers} whole numbers")
+        return int(values.max(initial=0))
+
     def _malformed(self, name: str, value: Any, expected: str) -> ModelError:
         return ModelError(f"{self.header.path} has {self.architecture}.{name} = {value!r}, which should be {expected}")
 

@@ -70,22 +70,50 @@ _NEMOTRON = {
     "ffn_latent_down": "mixer.fc1_latent_proj",
     "ffn_latent_up": "mixer.fc2_latent_proj",
 }
+_LFM2 = {
+    "attn_norm": "operator_norm",
+    **{f"attn_{part}": f"self_attn.{part}_proj" for part in "qkv"},
+    **{f"attn_{part}_norm": f"self_attn.{part}_layernorm" for part in "qk"},
+    "attn_output": "self_attn.out_proj",
+    "shortconv.in_proj": "conv.in_proj",
+    "shortconv.conv": "conv.conv",
+    "shortconv.out_proj": "conv.out_proj",
+    "ffn_norm": "ffn_norm",
+    "ffn_gate": "feed_forward.w1",
+    "ffn_up": "feed_forward.w3",
+    "ffn_down": "feed_forward.w2",
+}
+_QWEN35 = {
+    **{name: value for name, value in _LLAMA.items() if name != "ffn_norm"},
+    "post_attention_norm": "post_attention_layernorm",
+    "attn_qkv": "linear_attn.in_proj_qkv",
+    "attn_gate": "linear_attn.in_proj_z",
+    "ssm_alpha": "linear_attn.in_proj_a",
+    "ssm_beta": "linear_attn.in_proj_b",
+    "ssm_conv1d": "linear_attn.conv1d",
+    "ssm_norm": "linear_attn.norm",
+    "ssm_out": "linear_attn.out_proj",
+}
 _IN_LAYER: dict[str, dict[str, str]] = {
     "llama": _LLAMA,
     "qwen2": _LLAMA,
     "qwen3": _LLAMA,
     "bamba": _ATTENTION | _state("mamba") | _FEED_FORWARD,
     "falcon_h1": _ATTENTION | _state("mamba") | _FEED_FORWARD,
+    "lfm2": _LFM2,
+    "qwen3_5_text": _QWEN35,
     "granitemoehybrid": _GRANITE,
     "mamba2": {"attn_norm": "norm"} | _state("mixer"),
     "nemotron_h": _NEMOTRON,
 }
 """Of a layer, by the `model_type` of its model; `.weight` or `.bias` stands behind each."""
-_MIXERS = {"bamba": "mamba", "falcon_h1": "mamba", "granitemoehybrid": "mamba"}
+_MIXERS = {"bamba": "mamba", "falcon_h1": "mamba", "granitemoehybrid": "mamba", "qwen3_5_text": "linear_attn"}
 _NORMS = {"bamba": "final_layernorm", "falcon_h1": "final_layernorm", "mamba2": "norm_f", "nemotron_h": "norm_f"}
 _EMBEDDINGS = {"mamba2": "embeddings", "nemotron_h": "embeddings"}
 _BARE = {"ssm_a": "A_log", "ssm_d": "D", "ssm_dt.bias": "dt_bias"}
 """Of a mixer; nothing stands behind these."""
+
+_CONVOLUTIONS = (".ssm_conv1d.weight", ".shortconv.conv.weight")
 
 ROPE_FACTORS = "rope_freqs.weight"
 """What the frequencies of positions are divided by: no weight."""
@@ -99,6 +127,9 @@ def checkpoint_name(model_type: str, name: str) -> str | None:
         return f"{backbone}.{_EMBEDDINGS.get(model_type, 'embed_tokens')}.{part}"
     if stem == "output_norm":
         return f"{backbone}.{_NORMS.get(model_type, 'norm')}.{part}"
+    if stem == "token_embd_norm" and model_type == "lfm2":
+        # It stands behind the layers, in spite of its name.
+        return f"{backbone}.embedding_norm.{part}"
     if stem == "output":
         return f"lm_head.{part}"
     found = re.fullmatch(r"blk\.(\d+)\.([\w.]+)", name)
@@ -122,7 +153,7 @@ def checkpoint_name(model_type: str, name: str) -> str | None:
 
 def checkpoint_shape(name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
     """That a tensor has in a checkpoint; only those of mixers have another."""
-    if name.endswith(".ssm_conv1d.weight") and len(shape) == 2:
+    if name.endswith(_CONVOLUTIONS) and len(shape) == 2:
         return (shape[0], 1, shape[1])
     if name.endswith((".ssm_a", ".ssm_d", ".ssm_norm.weight")):
         return (math.prod(shape),)
@@ -131,7 +162,12 @@ def checkpoint_shape(name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
 
 def is_changed(name: str) -> bool:
     """Whether `transforms.restored` makes a checkpoint's tensor of this one."""
-    return name.endswith((".ssm_a", ".ssm_d", ".ssm_norm.weight", ".ssm_conv1d.weight"))
+    return name.endswith((".ssm_a", ".ssm_d", ".ssm_norm.weight", *_CONVOLUTIONS))
+
+
+def is_one_more(model_type: str, name: str) -> bool:
+    """Whether a norm's weights, which a checkpoint has as what they are more than 1, are whole in a GGUF file."""
+    return model_type == "qwen3_5_text" and name.endswith("norm.weight") and not name.endswith(".ssm_norm.weight")
 
 
 def pairs_neighbours(model_type: str, name: str) -> bool:

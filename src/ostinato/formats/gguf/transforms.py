@@ -8,7 +8,7 @@ import torch
 def restored(name: str, values: torch.Tensor) -> torch.Tensor:
     """A tensor for which `names.is_changed`, float32 in the file's shape, as a checkpoint has it: A as the logarithm of
     its negative, all numbers of heads and of the norm in one dimension, and the convolution with its middle one."""
-    if name.endswith(".ssm_conv1d.weight"):
+    if name.endswith(("conv1d.weight", "conv.weight")):
         return values.unsqueeze(1)
     return torch.log(-values).flatten() if name.endswith(".ssm_a") else values.flatten()
 
