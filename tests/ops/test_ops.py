@@ -10,7 +10,18 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ostinato.ops import attention, embedding, gated_activation, gated_rms_norm, linear, moe, rms_norm, rotary, rotary_angles, route
+from ostinato.ops import (
+    attention,
+    embedding,
+    gated_activation,
+    gated_rms_norm,
+    linear,
+    moe,
+    rms_norm,
+    rotary,
+    rotary_angles,
+    route,
+)
 from ostinato.ops.activations import ACTIVATIONS
 from ostinato.ops.facts import GATED
 
@@ -394,7 +405,9 @@ def test_the_first_half_of_a_tokens_values_gates_the_second(
         for i in range(size):
             gate, value = float(x[token, i]), float(x[token, size + i])
             expected = gate * (1 + math.erf(gate / math.sqrt(2))) / 2 * value
-            assert float(out[token, i]) == pytest.approx(expected, rel=1e-5 if dtype is torch.float32 else 1e-2, abs=1e-6)
+            assert float(out[token, i]) == pytest.approx(
+                expected, rel=1e-5 if dtype is torch.float32 else 1e-2, abs=1e-6
+            )
 
 
 def test_gated_rms_norm_gives_the_dtype_of_the_gate() -> None:

@@ -543,7 +543,7 @@ def zamba2() -> PretrainedConfig:
         rope_parameters={"rope_type": "default", "rope_theta": 700.0},
         n_mamba_heads=8,
         mamba_ngroups=2,
-        mamba_d_state=16,
+        mamba_d_state=8,
         mamba_d_conv=3,
         chunk_size=32,
         # As for nemotron_h.

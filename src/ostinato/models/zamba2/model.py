@@ -34,9 +34,7 @@ class MambaLayer(Module):
     def __init__(self, build: Builder, size: int, spec: Mamba2Spec, hyper: Zamba2Hyperparameters) -> None:
         super().__init__()
         self.input_layernorm = RMSNorm(build, size, hyper.norm_eps)
-        self.mamba = Mamba2Mixer(
-            build, size, spec, eps=MIXER_NORM_EPS, proj_bias=hyper.bias, dt_limit=hyper.dt_limit
-        )
+        self.mamba = Mamba2Mixer(build, size, spec, eps=MIXER_NORM_EPS, proj_bias=hyper.bias, dt_limit=hyper.dt_limit)
 
     def forward(self, x: torch.Tensor, _: torch.Tensor | None, step: StepInputs, memory: LayerMemory) -> torch.Tensor:
         """[tokens, hidden] -> [tokens, hidden]"""
