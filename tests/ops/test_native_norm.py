@@ -125,3 +125,40 @@ def test_a_gate_is_exact_near_zero_and_at_its_limits(isa: str) -> None:
     odd = torch.tensor([[math.nan, math.inf, -math.inf]])
     given = native_kernel(isa, "gated_rms_norm")(torch.ones_like(odd), odd, None, 1e-5, None)
     torch.testing.assert_close(given, torch.tensor([[math.nan, math.inf, math.nan]]), equal_nan=True)
+
+
+@few
+@given(
+    st.integers(0, 5),
+    sizes,
+    st.sampled_from(["silu", "gelu", "gelu_pytorch_tanh", "relu2"]),
+    st.sampled_from([0.01, 1.0, 20.0]),
+    dtypes,
+    seeds,
+)
+def test_the_first_half_of_a_tokens_values_gates_the_second(
+    isa: str, tokens: int, size: int, activation: str, scale: float, dtype: torch.dtype, seed: int
+) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    x = spaced((torch.randn(tokens, 2 * size, generator=generator) * scale).to(dtype), 5)
+    out = checked_kernel(isa, "gated_activation")(x, activation)
+    gates, values = x.double().chunk(2, dim=1)
+    by_name = {
+        "silu": gates / (1 + torch.exp(-gates)),
+        "gelu": gates * torch.special.erfc(-gates / math.sqrt(2)) / 2,
+        "gelu_pytorch_tanh": gates / (1 + torch.exp(-math.sqrt(8 / math.pi) * (gates + 0.044715 * gates**3))),
+        "relu2": gates.clamp(min=0).square(),
+    }
+    torch.testing.assert_close(out.double(), by_name[activation] * values, rtol=rounding(dtype) + 3e-6, atol=1e-7)
+
+
+def test_a_gated_token_has_the_same_bits_in_any_batch(isa: str) -> None:
+    x = torch.randn(5, 200, generator=torch.Generator().manual_seed(2)).bfloat16()
+    kernel = checked_kernel(isa, "gated_activation")
+    for token in range(5):
+        assert same_bits(kernel(x[token : token + 1], "gelu"), kernel(x, "gelu")[token : token + 1])
+
+
+def test_an_activation_that_has_gates_itself_gates_nothing(isa: str) -> None:
+    with pytest.raises(AssertionError, match="gated_activation: an activation of one value"):
+        native_kernel(isa, "gated_activation")(torch.randn(2, 8), "swiglu")

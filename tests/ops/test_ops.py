@@ -10,7 +10,18 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ostinato.ops import attention, embedding, gated_rms_norm, linear, moe, rms_norm, rotary, rotary_angles, route
+from ostinato.ops import (
+    attention,
+    embedding,
+    gated_activation,
+    gated_rms_norm,
+    linear,
+    moe,
+    rms_norm,
+    rotary,
+    rotary_angles,
+    route,
+)
 from ostinato.ops.activations import ACTIVATIONS
 from ostinato.ops.facts import GATED
 
@@ -380,6 +391,23 @@ def test_gated_rms_norm_averages_each_group_of_channels_alone(
             expected = inner[i] / math.sqrt(mean + 0.01) * float(weight[i])
             expected *= gates[i] if norm_before_gate else 1
             assert float(out[token, i]) == pytest.approx(expected, abs=2e-5)
+
+
+@few
+@given(st.integers(0, 3), st.integers(1, 5), st.sampled_from([torch.float32, torch.bfloat16]), seeds)
+def test_the_first_half_of_a_tokens_values_gates_the_second(
+    tokens: int, size: int, dtype: torch.dtype, seed: int
+) -> None:
+    x = normal(torch.Generator().manual_seed(seed), tokens, 2 * size).to(dtype)
+    out = gated_activation.reference(x, "gelu")
+    assert (out.shape, out.dtype) == ((tokens, size), dtype)
+    for token in range(tokens):
+        for i in range(size):
+            gate, value = float(x[token, i]), float(x[token, size + i])
+            expected = gate * (1 + math.erf(gate / math.sqrt(2))) / 2 * value
+            assert float(out[token, i]) == pytest.approx(
+                expected, rel=1e-5 if dtype is torch.float32 else 1e-2, abs=1e-6
+            )
 
 
 def test_gated_rms_norm_gives_the_dtype_of_the_gate() -> None:

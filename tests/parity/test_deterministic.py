@@ -37,6 +37,7 @@ NAMES = (
     "nemotron_h_dense",
     "qwen3",
     "qwen3_5_text",
+    "zamba2",
 )
 Scores = list[tuple[int, float, tuple[tuple[int, float], ...]]]
 

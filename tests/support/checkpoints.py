@@ -23,6 +23,10 @@ transformers.logging.disable_progress_bar()
 PLAIN_NORMS = ("linear_attn", "visual")
 """Parts of the names of norms that are not stored less 1 where others are."""
 
+SUMMED = "shared_transformer"
+"""Part of the names of matrices to whose products others are added. As large as elsewhere, they would leave attention
+one key, and rounding would grow tenfold with every use."""
+
 
 def randomize(model: PreTrainedModel, seed: int) -> None:
     """Weights that make every part matter: no norm left at 1, no bias at 0, states that remember."""
@@ -44,7 +48,7 @@ def randomize(model: PreTrainedModel, seed: int) -> None:
         elif kind == "weight" and "conv1d" in name:
             tensor.data.normal_(0, 0.5, generator=generator)
         else:
-            tensor.data.normal_(0, 1.4 * tensor.shape[-1] ** -0.5, generator=generator)
+            tensor.data.normal_(0, (0.6 if SUMMED in name else 1.4) * tensor.shape[-1] ** -0.5, generator=generator)
 
 
 @cache

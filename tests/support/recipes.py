@@ -526,6 +526,32 @@ def falcon_h1_normed() -> PretrainedConfig:
     )
 
 
+def zamba2() -> PretrainedConfig:
+    """Two blocks, of which the first is used twice and the second once; adapters everywhere."""
+    return transformers.Zamba2Config(
+        **COMMON,
+        layers_block_type=["linear_attention", "hybrid", "hybrid", "linear_attention", "hybrid"],
+        num_hidden_layers=5,
+        num_mem_blocks=2,
+        num_attention_heads=4,
+        intermediate_size=96,
+        hidden_act="gelu",
+        add_bias_linear=True,
+        use_shared_attention_adapter=True,
+        adapter_rank=20,
+        use_mem_rope=True,
+        rope_parameters={"rope_type": "default", "rope_theta": 700.0},
+        n_mamba_heads=8,
+        mamba_ngroups=2,
+        mamba_d_state=8,
+        mamba_d_conv=3,
+        chunk_size=32,
+        # As for nemotron_h.
+        time_step_min=1e-9,
+        rms_norm_eps=1e-3,
+    )
+
+
 RECIPES: dict[str, Callable[[], PretrainedConfig]] = {
     recipe.__name__: recipe
     for recipe in (
@@ -552,6 +578,7 @@ RECIPES: dict[str, Callable[[], PretrainedConfig]] = {
         qwen3_5_text,
         qwen3_next,
         smollm3,
+        zamba2,
     )
 }
 

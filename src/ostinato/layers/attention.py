@@ -22,7 +22,8 @@ class Attention(Module):
     (default head_dim ** -0.5); `in_multiplier`, `key_multiplier` and `out_multiplier` the input, the keys and the
     output before the residual (Falcon-H1, Granite); keys before position `first_key` are not attended to (a prediction
     head has none for a text's first token). If it `is_gated`, q_proj gives each head a query and a gate, whose sigmoid
-    multiplies what the head attends to (Qwen3.5).
+    multiplies what the head attends to (Qwen3.5). `out_size` is that of the result, where it is not the input's
+    (Zamba2).
     """
 
     def __init__(
@@ -42,6 +43,7 @@ class Attention(Module):
         first_key: int = 0,
         is_gated: bool = False,
         qk_norm_whole: bool = False,
+        out_size: int | None = None,
     ) -> None:
         super().__init__()
         self.ops = build.ops
@@ -51,7 +53,8 @@ class Attention(Module):
         self.q_out_size = 2 * self.q_size if is_gated else self.q_size
         parts = (("q_proj", self.q_out_size), ("k_proj", self.kv_size), ("v_proj", self.kv_size))
         self.qkv = PackedLinear(build, hidden_size, parts, bias, in_multiplier=in_multiplier)
-        self.o_proj = Linear(build, self.q_size, hidden_size, bias if out_bias is None else out_bias, out_multiplier)
+        out_size = hidden_size if out_size is None else out_size
+        self.o_proj = Linear(build, self.q_size, out_size, bias if out_bias is None else out_bias, out_multiplier)
         self.q_norm: RMSNorm | None = None
         self.k_norm: RMSNorm | None = None
         if qk_norm_eps is not None:
@@ -72,7 +75,24 @@ class Attention(Module):
         residual: torch.Tensor | None,
     ) -> torch.Tensor:
         """`x` and `residual` [tokens, hidden] -> [tokens, hidden]; without `angles` attention has no positions."""
+        return self.attend(*self.project(x), angles, step, memory, residual)
+
+    def project(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """[tokens, hidden] -> queries (with their gates), keys and values, each [tokens, its size]"""
         q, k, v = self.qkv(x).split((self.q_out_size, self.kv_size, self.kv_size), dim=-1)
+        return q, k, v
+
+    def attend(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        angles: torch.Tensor | None,
+        step: StepInputs,
+        memory: LayerMemory,
+        residual: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """`forward` behind the projections -> [tokens, hidden]"""
         if self.qk_norm_whole and self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
         q, k, v = (part.unflatten(-1, (-1, self.spec.head_dim)) for part in (q, k, v))

@@ -3,7 +3,7 @@ sketched: built without memory, to read its weight table and its calls."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from ostinato.plan.weights import Role, Weight
@@ -57,6 +57,7 @@ class Module:
 
     The checkpoint calls them as the attributes are called, but for those that `names` calls otherwise. Where
     `is_in_checkpoint` is false, the module's weights stand in the checkpoint beside it, not under its name.
+    What it `borrowed` are modules, by their names in it, that it calls and another module owns.
     """
 
     is_in_checkpoint = True
@@ -65,6 +66,7 @@ class Module:
         self.rows: dict[str, Weight] = {}
         """By the attribute that holds the weight."""
         self.names: dict[str, str] = {}
+        self.borrowed: Mapping[str, Module] = {}
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.forward(*args, **kwargs)  # type: ignore[attr-defined]

@@ -33,12 +33,14 @@ MODELS = {
     "qwen3_vl": "qwen3_vl.model:Qwen3VL",
     "qwen3_vl_moe": "qwen3_vl_moe.model:Qwen3VLMoe",
     "smollm3": "llama.model:Llama",
+    "zamba2": "zamba2.model:Zamba2",
 }
 """`model_type` of a config.json, which is also the folder of its `spec.py` -> where the class of its model is."""
 
 
 NOT_IMPLEMENTED = {
     "gemma3": "Gemma 3 with images is not implemented; its text models, whose model_type is gemma3_text, are",
+    "zamba": "Zamba of the first generation is not implemented; the second, whose model_type is zamba2, is",
 }
 """`model_type` of what is no architecture here -> what to take in its place."""
 

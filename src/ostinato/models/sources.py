@@ -48,9 +48,11 @@ class Mismatch:
     misshapen: list[str]
     mistyped: list[str] = field(default_factory=list)
     not_quantised: list[str] = field(default_factory=list)
+    differing: list[str] = field(default_factory=list)
 
     def __bool__(self) -> bool:
-        return bool(self.missing or self.unexpected or self.misshapen or self.mistyped or self.not_quantised)
+        lists = (self.missing, self.unexpected, self.misshapen, self.mistyped, self.not_quantised, self.differing)
+        return any(lists)
 
     def message(self, directory: Path) -> str:
         parts = [f"The weights in {directory} do not match its config.json."]
@@ -59,6 +61,7 @@ class Mismatch:
             ("left over", self.unexpected),
             ("wrong shape", self.misshapen),
             ("wrong type", self.mistyped),
+            ("other values than another copy of the same weight", self.differing),
             ("not quantised, and not among the modules that its quantization_config leaves out", self.not_quantised),
         )
         parts += [f"{title} ({len(names)}): {', '.join(names)}." for title, names in lists if names]
@@ -80,7 +83,7 @@ def find_sources(
     """The source of each place, and what is missing, left over or of another shape or type."""
     stored = model.spec.stored_quantization
     sources: dict[str, Source] = {}
-    unexpected, misshapen, mistyped = [], [], []
+    unexpected, misshapen, mistyped, differing = [], [], [], []
     for file in files:
         with opened(file) as tensors:
             for source_name in tensors.keys():  # noqa: SIM118 (safe_open is no mapping)
@@ -92,6 +95,8 @@ def find_sources(
                     unexpected.append(source_name)
                     continue
                 source = sources.setdefault(place, Source())
+                if part in source.parts and not _equal(source.parts[part], tensors.get_tensor(source_name)):
+                    differing.append(source_name)
                 source.parts[part] = (file, source_name)
                 found = tensors.get_slice(source_name)
                 shape, kind, of_place = list(found.get_shape()), found.get_dtype(), list(places[place].shape)
@@ -123,7 +128,14 @@ def find_sources(
         as_stored = stored.expands_because is None and not isinstance(places[name], torch.Tensor)
         if as_stored and not source.is_quantised and not absent:
             not_quantised.append(name)
-    return sources, Mismatch(sorted(missing), sorted(unexpected), misshapen, mistyped, not_quantised)
+    return sources, Mismatch(sorted(missing), sorted(unexpected), misshapen, mistyped, not_quantised, differing)
+
+
+def _equal(first: tuple[Path, str], second: torch.Tensor) -> bool:
+    """Whether a tensor of a file, which may be the same one, holds the same as another."""
+    file, name = first
+    with opened(file) as tensors:
+        return torch.equal(tensors.get_tensor(name), second)
 
 
 @contextmanager

@@ -89,8 +89,10 @@ def _layer(sketch: Sketch, model: CausalLM, layer: LayerSpec, block: Module) -> 
     x = sketch.trace.input((2, model.spec.hidden_size), sketch.dtype)
     angles = None if model.spec.rope is None else sketch.trace.input((2, 2, 1), sketch.float32)
     calls = replace(sketch.trace.run(lambda: block(x, angles, step, NO_MEMORY)), entries=2)
+    borrowed = tuple(row for name, module in block.borrowed.items() for row in _rows(module, name))
     # The normed form of the residual stream is counted beside the layers.
-    return replace(layer, weights=_rows(block), activation_elements=calls.widest_elements - model.spec.hidden_size)
+    widest = calls.widest_elements - model.spec.hidden_size
+    return replace(layer, weights=_rows(block), borrowed=borrowed, activation_elements=widest)
 
 
 def encoder_calls(sketch: Sketch, encoder: VisionEncoder, spec: VisionSpec) -> Calls:

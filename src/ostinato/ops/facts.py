@@ -133,6 +133,10 @@ def _embedding(
     return (token_ids.shape[0], weight.shape[1]), weight.dtype if weight_scale is None else out_dtype
 
 
+def _gated_activation(x: Any, activation: str) -> Any:
+    return (x.shape[0], x.shape[1] // 2), x.dtype
+
+
 def _gated_rms_norm(x: Any, gate: Any, *_: Any, **__: Any) -> Any:
     return x.shape, gate.dtype
 
@@ -233,6 +237,7 @@ class Operations:
         triton=Implementation(launches=attention_launches.encoder_attention),
         caller="encoder",
     )
+    gated_activation = Operation(_gated_activation, triton=Implementation(launches=elementwise.gated_activation))
     gated_rms_norm = Operation(_gated_rms_norm, triton=Implementation(launches=elementwise.gated_rms_norm))
     inject_media = Operation(lambda x, *_, **__: x, triton=Implementation(launches=elementwise.inject_media))
     layer_norm = Operation(_like_first, triton=Implementation(launches=elementwise.layer_norm), caller="encoder")

@@ -74,8 +74,12 @@ class LayerSpec:
     mixer: Mixer | None = None
     """What keeps a state in slots, if it has one."""
     experts: ExpertsSpec | None = None
+    use: int | None = None
+    """Of a layer with a block that others have too, which of their uses it is."""
     activation_elements: int = 0
     weights: tuple[Weight, ...] = ()
+    borrowed: tuple[Weight, ...] = ()
+    """Rows of what it uses and another layer has, named as if it stood here too."""
 
     @cached_property
     def parameters(self) -> int:
@@ -86,6 +90,11 @@ class LayerSpec:
     def float32_parameters(self) -> int:
         """Stored in float32 whatever that dtype is."""
         return num_elements(self.weights, in_float32=True)
+
+    @cached_property
+    def used_parameters(self) -> int:
+        """Those of `parameters`, and those that it borrows."""
+        return self.parameters + num_elements(self.borrowed, in_float32=False)
 
     @cached_property
     def expert_parameters(self) -> int:
@@ -99,8 +108,9 @@ class LayerSpec:
 
     @cached_property
     def linears(self) -> tuple[Weight, ...]:
-        """The matrices that can be quantised, but for the experts'."""
-        return tuple(weight for weight in self.weights if weight.can_be_quantised and weight.role != "experts")
+        """The matrices that it multiplies with and that can be quantised, but for the experts'."""
+        used = (*self.weights, *self.borrowed)
+        return tuple(weight for weight in used if weight.can_be_quantised and weight.role != "experts")
 
     @cached_property
     def expert_weights(self) -> tuple[Weight, ...]:

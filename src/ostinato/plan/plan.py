@@ -153,7 +153,7 @@ def make_plan(config: EngineConfig, model: ModelSpec, device: DeviceSpec) -> Pla
     if rope is not None:
         rope, decision = resolve_rope(rope, fitted.limits.max_model_len)
         decisions += [decision] if decision is not None else []
-    decisions += window_decisions(model, fitted.limits.max_model_len)
+    decisions += window_decisions(model, fitted.limits.max_model_len, dtype)
     speculative, of_drafts = plan_speculation(config, model, dtype, ssm_state_dtype, fitted.limits.max_model_len)
     decisions += of_drafts
     overlap, of_overlap = settled_overlap

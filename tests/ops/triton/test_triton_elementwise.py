@@ -76,6 +76,19 @@ def test_concat(dtype: torch.dtype, tokens: int, first: int, second: int) -> Non
     check("concat", wide[:, 1 : first + 1], wide[:, first + 1 : first + 1 + second])
 
 
+@settings(max_examples=6)
+@given(
+    dtype=dtypes,
+    tokens=st.integers(0, 3),
+    size=st.integers(1, 20),
+    activation=st.sampled_from(["silu", "gelu", "gelu_pytorch_tanh"]),
+)
+def test_gated_activation(dtype: torch.dtype, tokens: int, size: int, activation: str) -> None:
+    torch.manual_seed(size)
+    wide = torch.randn(tokens, 2 * size + 3).to(dtype)
+    check("gated_activation", wide[:, 1 : 2 * size + 1], activation)
+
+
 @pytest.mark.parametrize("add", [False, True])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_inject_media(dtype: torch.dtype, add: bool) -> None:

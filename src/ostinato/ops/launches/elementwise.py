@@ -54,6 +54,11 @@ def concat(*, size: int, capability: int) -> tuple[Launch, ...]:
     return (_copy_launch("concat_kernel", size),)
 
 
+def gated_activation(*, size: int, capability: int) -> tuple[Launch, ...]:
+    """Of results of `size` elements per token."""
+    return (_copy_launch("gated_activation_kernel", size),)
+
+
 def inject_media(*, size: int, capability: int) -> tuple[Launch, ...]:
     """Of hidden states of `size` elements."""
     return (_copy_launch("inject_media_kernel", size),)

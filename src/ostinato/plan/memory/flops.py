@@ -35,7 +35,7 @@ def prefill_flops(model: ModelSpec) -> PrefillFlops:
     Every parameter that a token meets counts as one multiplication and one addition, of the experts those that
     the router chooses.
     """
-    met = sum(layer.parameters - layer.inactive_parameters for layer in model.cached_layers)
+    met = sum(layer.used_parameters - layer.inactive_parameters for layer in model.cached_layers)
     if model.drafter is not None and model.drafter.method == "mtp":
         met += model.drafter.outer_parameters
     scans = sum(mixer.scan_flops for mixer in model.state_layers)

@@ -120,4 +120,4 @@ def _product_parameters(layer: LayerSpec) -> int:
     others = layer.expert_parameters
     if layer.mixer is not None:
         others += layer.mixer.conv_parameters
-    return layer.parameters - others
+    return layer.used_parameters - others

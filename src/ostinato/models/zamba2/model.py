@@ -1,0 +1,128 @@
+"""Zamba2 (model_type `zamba2`): Mamba-2 layers, some behind a transformer block that they share in turns."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from ostinato.layers.linear import Linear
+from ostinato.layers.mamba2 import Mamba2Mixer
+from ostinato.layers.module import Builder, Module
+from ostinato.layers.norm import RMSNorm
+from ostinato.models.base import Backbone, CausalLM
+from ostinato.models.zamba2.shared import Adapters, SharedBlock
+from ostinato.models.zamba2.spec import Zamba2Hyperparameters
+from ostinato.plan.mixers import Mamba2Spec
+from ostinato.plan.model import LayerSpec, ModelSpec
+
+if TYPE_CHECKING:
+    import torch
+
+    from ostinato.ops.step import LayerMemory, StepInputs
+
+MIXER_NORM_EPS = 1e-5
+"""Of the norm within mixers, whatever config.json says of the others."""
+
+SHARED = re.compile(r"(?<=\.layers\.)(\d+)(?=\.shared_transformer\.)")
+ADAPTER = re.compile(r"_adapter_list\.(\d+)\.")
+
+
+class MambaLayer(Module):
+    """x + mamba(norm(y)); y is x, or x with what a block gave."""
+
+    def __init__(self, build: Builder, size: int, spec: Mamba2Spec, hyper: Zamba2Hyperparameters) -> None:
+        super().__init__()
+        self.input_layernorm = RMSNorm(build, size, hyper.norm_eps)
+        self.mamba = Mamba2Mixer(build, size, spec, eps=MIXER_NORM_EPS, proj_bias=hyper.bias, dt_limit=hyper.dt_limit)
+
+    def forward(self, x: torch.Tensor, _: torch.Tensor | None, step: StepInputs, memory: LayerMemory) -> torch.Tensor:
+        """[tokens, hidden] -> [tokens, hidden]"""
+        return self.mix(x, x, step, memory)
+
+    def mix(self, y: torch.Tensor, x: torch.Tensor, step: StepInputs, memory: LayerMemory) -> torch.Tensor:
+        """Both [tokens, hidden] -> [tokens, hidden]"""
+        return self.mamba(self.input_layernorm(y), step, memory, x)
+
+
+class HybridLayer(Module):
+    """A use of a block, whose result a linear layer of its own adds to the Mamba layer's input.
+
+    The first layer that uses a block owns it (`owns_block`), as in the checkpoint; the others borrow it.
+    """
+
+    def __init__(
+        self, build: Builder, size: int, spec: LayerSpec, hyper: Zamba2Hyperparameters, block: SharedBlock
+    ) -> None:
+        super().__init__()
+        assert isinstance(spec.mixer, Mamba2Spec), "a Mamba layer follows every use"
+        assert spec.use is not None, "it is a use"
+        self.names = {"adapters": "shared_transformer"}
+        owns_block = spec.use < hyper.num_blocks
+        self.shared_transformer = block if owns_block else None
+        self.borrowed = {} if owns_block else {"shared_transformer": block}
+        self.pass_block = block.forward
+        self.adapters = Adapters(build, size, hyper, spec.use)
+        self.linear = Linear(build, size, size)
+        self.mamba_decoder = MambaLayer(build, size, spec.mixer, hyper)
+
+    def forward(
+        self, x: torch.Tensor, angles: torch.Tensor | None, step: StepInputs, memory: LayerMemory
+    ) -> torch.Tensor:
+        """[tokens, hidden] -> [tokens, hidden]"""
+        y = self.linear(self.pass_block(x, self.adapters, angles, step, memory), x)
+        return self.mamba_decoder.mix(y, x, step, memory)
+
+
+class Zamba2Backbone(Backbone):
+    """Embedding, layers and final norm."""
+
+    def __init__(self, build: Builder, spec: ModelSpec) -> None:
+        size, hyper = spec.hidden_size, spec.hyperparameters
+        blocks: list[SharedBlock] = []
+
+        def make_layer(layer: LayerSpec) -> Module:
+            if layer.use is None:
+                assert isinstance(layer.mixer, Mamba2Spec), "every layer has a mixer"
+                return MambaLayer(build, size, layer.mixer, hyper)
+            assert layer.attention is not None, "a use has attention"
+            if layer.use < hyper.num_blocks:
+                blocks.append(SharedBlock(build, size, layer.attention, hyper, self.embed_tokens.forward))
+            return HybridLayer(build, size, layer, hyper, blocks[layer.use % hyper.num_blocks])
+
+        super().__init__(build, spec, make_layer, hyper.norm_eps, names={"norm": "final_layernorm"})
+
+
+class Zamba2(CausalLM):
+    """The language model."""
+
+    def __init__(self, build: Builder, spec: ModelSpec) -> None:
+        super().__init__(build, spec)
+        self.model = Zamba2Backbone(build, spec)
+
+    @property
+    def backbone(self) -> Backbone:
+        return self.model
+
+    def forward(self, step: StepInputs, memory: Sequence[LayerMemory]) -> torch.Tensor:
+        return self.model(step, memory)
+
+    def checkpoint_name(self, name: str) -> str | None:
+        """A checkpoint may have a block's tensors under the first layer that uses it, under each, or under any.
+
+        Here the block stands in the first of them, and each adapter in the layer whose own it is.
+        """
+        return super().checkpoint_name(SHARED.sub(lambda found: str(self._owner(int(found[1]), name)), name))
+
+    def _owner(self, layer: int, name: str) -> int:
+        """The layer in which the tensor `name` of the block of `layer` stands here; `layer` itself where it has none,
+        so that the tensor is left over."""
+        hyper: Zamba2Hyperparameters = self.spec.hyperparameters
+        if layer not in hyper.uses:
+            return layer
+        block = hyper.uses.index(layer) % hyper.num_blocks
+        adapter = ADAPTER.search(name)
+        if adapter is None:
+            return hyper.uses[block]
+        use = int(adapter[1])
+        return hyper.uses[use] if use < len(hyper.uses) and use % hyper.num_blocks == block else layer

@@ -1,0 +1,115 @@
+"""The transformer blocks of Zamba2, which several layers use, and the adapters by which each use changes one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from ostinato.layers.attention import Attention
+from ostinato.layers.linear import Linear, PackedLinear
+from ostinato.layers.module import Builder, Module
+from ostinato.layers.norm import RMSNorm
+from ostinato.models.zamba2.spec import Zamba2Hyperparameters
+from ostinato.plan.model import AttentionSpec
+
+if TYPE_CHECKING:
+    import torch
+
+    from ostinato.ops.step import LayerMemory, StepInputs
+
+
+class AttentionAdapter(Module):
+    """Products of low rank that are added to queries, keys and values."""
+
+    def __init__(self, build: Builder, size: int, rank: int, use: int) -> None:
+        super().__init__()
+        lists = {part: f"linear_{part}_adapter_list.{use}" for part in "qkv"}
+        self.names = {part: f"{name}.1" for part, name in lists.items()}
+        self.down = PackedLinear(build, size, tuple((f"{name}.0", rank) for name in lists.values()))
+        self.q, self.k, self.v = (Linear(build, rank, size) for _ in lists)
+
+    def forward(
+        self, x: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """All [tokens, size] -> q, k and v with what is added"""
+        of_q, of_k, of_v = self.down(x).split(self.down.weight.shape[0] // 3, dim=-1)
+        return self.q(of_q, q), self.k(of_k, k), self.v(of_v, v)
+
+
+class MLPAdapter(Module):
+    """A product of low rank that is added to the gates and values of an MLP."""
+
+    def __init__(self, build: Builder, size: int, rank: int, out_size: int, use: int) -> None:
+        super().__init__()
+        self.names = {"down": f"gate_up_proj_adapter_list.{use}.0", "up": f"gate_up_proj_adapter_list.{use}.1"}
+        self.down = Linear(build, size, rank)
+        self.up = Linear(build, rank, out_size)
+
+    def forward(self, x: torch.Tensor, gate_up: torch.Tensor) -> torch.Tensor:
+        """`x` [tokens, size], `gate_up` [tokens, out_size] -> that with what is added"""
+        return self.up(self.down(x), gate_up)
+
+
+class Adapters(Module):
+    """Those of one use, where the checkpoint has them: within the block."""
+
+    def __init__(self, build: Builder, size: int, hyper: Zamba2Hyperparameters, use: int) -> None:
+        super().__init__()
+        self.names = {"attention": "self_attn", "mlp": "feed_forward"}
+        rank = hyper.adapter_rank
+        self.attention = AttentionAdapter(build, 2 * size, rank, use) if hyper.adapts_attention else None
+        self.mlp = MLPAdapter(build, size, rank, 2 * hyper.intermediate_size, use)
+
+
+class MLP(Module):
+    """A gated MLP whose gates and values are changed before the activation."""
+
+    def __init__(self, build: Builder, size: int, hyper: Zamba2Hyperparameters) -> None:
+        super().__init__()
+        self.op, self.activation = build.ops.gated_activation, hyper.activation
+        self.gate_up_proj = Linear(build, size, 2 * hyper.intermediate_size, hyper.bias)
+        self.down_proj = Linear(build, hyper.intermediate_size, size, hyper.bias)
+
+    def forward(self, x: torch.Tensor, adapter: MLPAdapter) -> torch.Tensor:
+        """[tokens, size] -> [tokens, size]"""
+        return self.down_proj(self.op(adapter(x, self.gate_up_proj(x)), self.activation))
+
+
+class SharedBlock(Module):
+    """Attention over the hidden state and the token's embedding, one behind the other, then an MLP; no residual.
+
+    The embedding is looked up anew in every use: that reads as much as a copy would that is kept through all layers,
+    which would take memory.
+    """
+
+    def __init__(
+        self,
+        build: Builder,
+        size: int,
+        spec: AttentionSpec,
+        hyper: Zamba2Hyperparameters,
+        embed: Callable[[torch.Tensor], torch.Tensor],
+    ) -> None:
+        super().__init__()
+        self.concat, self.embed = build.ops.concat, embed
+        self.input_layernorm = RMSNorm(build, 2 * size, hyper.norm_eps)
+        scale = (spec.head_dim / 2) ** -0.5
+        self.self_attn = Attention(build, 2 * size, spec, scale=scale, out_size=size)
+        self.pre_ff_layernorm = RMSNorm(build, size, hyper.norm_eps)
+        self.feed_forward = MLP(build, size, hyper)
+
+    def forward(
+        self,
+        x: torch.Tensor,
+        adapters: Adapters,
+        angles: torch.Tensor | None,
+        step: StepInputs,
+        memory: LayerMemory,
+    ) -> torch.Tensor:
+        """[tokens, hidden] -> [tokens, hidden]"""
+        both = self.input_layernorm(self.concat(x, self.embed(step.token_ids)))
+        q, k, v = self.self_attn.project(both)
+        if adapters.attention is not None:
+            q, k, v = adapters.attention(both, q, k, v)
+        attended = self.self_attn.attend(q, k, v, angles, step, memory, None)
+        return self.feed_forward(self.pre_ff_layernorm(attended), adapters.mlp)
