@@ -20,8 +20,6 @@ from ostinato.plan.words.render import print_plan, render_launches
 from ostinato.units import MiB
 
 MODELS = sorted(path.name for path in Path("benchmarks/models").iterdir())
-NO_KERNEL = {"delta_scan"}
-"""Operations of the shapes that have no Triton kernel: prompts of delta nets run by the reference, between graphs."""
 DRAFTS = {"method": "ngram", "num_speculative_tokens": 3}
 
 
@@ -47,8 +45,8 @@ def test_every_shape_has_full_graphs_piecewise_ones_and_those_of_its_encoder(nam
     assert capture.tokens
     assert "moe" not in capture.splits
     for op, choice in plan.kernels.items():
-        assert choice.implementation == ("reference" if op in NO_KERNEL else "triton")
-        assert choice.capturable or op in NO_KERNEL
+        assert choice.implementation == "triton", op
+        assert choice.capturable
     if plan.encoder is not None:
         assert (plan.encoder.graph_mode, plan.encoder.backend) == ("auto", "cuda")
         assert plan.encoder.token_budgets
@@ -57,8 +55,6 @@ def test_every_shape_has_full_graphs_piecewise_ones_and_those_of_its_encoder(nam
 @pytest.mark.parametrize("name", MODELS)
 def test_every_kernel_of_a_plan_shows_its_launches(name: str) -> None:
     for op, choice in plan_for(name).kernels.items():
-        if op in NO_KERNEL:
-            continue
         assert OPERATIONS[op].triton is not None
         assert choice.launches, op
         assert choice.launches_per_call >= 1

@@ -7,7 +7,7 @@ been seen to write NaN into other memory.
 from __future__ import annotations
 
 from ostinato.ops.launches.table import Launch, power_of_two
-from ostinato.ops.sizes import SCAN_CHUNK, chunk_length
+from ostinato.ops.sizes import DELTA_TRITON_CHUNK, SCAN_CHUNK, chunk_length
 
 FEW_PROGRAMS = 4096
 """Of rows and heads: up to here a head is cut finer, so that all multiprocessors have several blocks each."""
@@ -87,3 +87,17 @@ def delta_update(*, rows: int, num_heads: int, key_dim: int, value_dim: int, cap
     columns = power_of_two(value_dim, most=16 if rows * num_heads <= FEW_PROGRAMS else 32)
     warps = power_of_two(keys * columns // 1024, most=8)
     return (Launch("delta_update_kernel", {"KEYS": keys, "COLUMNS": columns}, warps),)
+
+
+def delta_scan(*, key_dim: int, value_dim: int, capability: int) -> tuple[Launch, ...]:
+    """Of prompts: what chunks need no state for; and the pass along rows, a
+    program holding the states of 16 value channels. With them a prompt has many programs, and a state of 256 key
+    channels fits the registers."""
+    keys = power_of_two(key_dim, least=LEAST_DOT)
+    chunk = {"TOKENS": DELTA_TRITON_CHUNK, "KEYS": keys}
+    columns = power_of_two(value_dim, least=LEAST_DOT, most=64)
+    along = power_of_two(value_dim, least=LEAST_DOT, most=16)
+    return (
+        Launch("delta_chunk_kernel", chunk | {"COLUMNS": columns}, num_warps=4, num_stages=1),
+        Launch("delta_scan_kernel", chunk | {"COLUMNS": along}, num_warps=4, num_stages=1),
+    )
