@@ -73,10 +73,6 @@ DELTA_CHUNK = 64
 DELTA_CHANNEL_CHUNK = 16
 """The same with a decay per key channel, for which it makes one number for each pair of tokens and channel."""
 
-DELTA_TRITON_CHUNK = 16
-"""Tokens that Triton's scan takes as one chunk, at the most: checkpoints are at multiples of 16, so that each is behind
-a chunk."""
-
 DELTA_COLUMNS = 32
 """Value channels of a delta net's head that the native kernels take at a time: with 128 key channels their state takes
 16 KiB, which stay in an L1 cache."""

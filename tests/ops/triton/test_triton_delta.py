@@ -4,18 +4,23 @@ wherever nothing may be read."""
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ostinato.ops import triton_scratch
+from ostinato.ops.kernels import triton_kernel
 from ostinato.ops.launches.state import delta_scan
 from tests.support.delta_cases import delta_case, with_betas
 from tests.support.native_kernels import int32
 from tests.support.triton_kernels import DTYPES, TOLERANCE, assert_close, require_triton, run_both
 
 require_triton()
+
+from ostinato.ops.triton import launcher  # noqa: E402
 
 dtypes = st.sampled_from(DTYPES)
 sizes = st.sampled_from([3, 8, 16])
@@ -116,10 +121,25 @@ def test_tokens_outside_of_all_rows_reach_no_prompt(per_channel: bool) -> None:
     assert_close(left[7], expected[7])
 
 
+@pytest.mark.parametrize("per_channel", [False, True])
+def test_a_scan_allocates_what_the_plan_counts(per_channel: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    shape = {"key_heads": 2, "heads_per_key": 3, "key_dim": 8, "value_dim": 24, "per_channel": per_channel}
+    case = delta_case(50, **shape)
+    started: list[dict[str, Any]] = []
+    monkeypatch.setattr(launcher, "run", lambda kernel, grid, launch, **arguments: started.append(arguments))
+    triton_kernel("delta_scan")(*case.args(), case.slots(3), int32([0, 20, 50]), int32([0, 7]), *[int32([1, 2])] * 2)
+    of_chunks, of_rows = started
+    assert of_chunks["work"] is of_rows["work"]
+    taken = sum(of_rows[name].numel() * of_rows[name].element_size() for name in ("work", "ends"))
+    sizes = {"num_heads": 6, "key_dim": 8, "value_dim": 24, "per_channel": per_channel}
+    assert taken == triton_scratch.delta_scan(tokens=50, rows=2, **sizes)
+
+
 def test_no_launch_of_a_scan_is_one_that_is_known_to_write_elsewhere() -> None:
     for key_dim, value_dim in ((64, 64), (128, 128), (96, 192), (256, 256)):
-        for launch in delta_scan(key_dim=key_dim, value_dim=value_dim, capability=90):
-            assert launch.num_stages == 1
+        for element_bytes in (2, 4):
+            sizes = {"key_dim": key_dim, "value_dim": value_dim, "element_bytes": element_bytes}
+            assert {launch.num_stages for launch in delta_scan(**sizes, capability=90)} == {1}
 
 
 @pytest.mark.parametrize("name", ["delta_update", "delta_scan"])

@@ -7,7 +7,7 @@ been seen to write NaN into other memory.
 from __future__ import annotations
 
 from ostinato.ops.launches.table import Launch, power_of_two
-from ostinato.ops.sizes import DELTA_TRITON_CHUNK, SCAN_CHUNK, chunk_length
+from ostinato.ops.sizes import SCAN_CHUNK, chunk_length
 
 FEW_PROGRAMS = 4096
 """Of rows and heads: up to here a head is cut finer, so that all multiprocessors have several blocks each."""
@@ -16,6 +16,9 @@ CONV_TOKENS = 8
 """Of a prompt, in a program of the convolution."""
 
 CONV_CHANNELS = 256
+
+DELTA_TOKENS = 16
+"""Of a prompt, in a chunk of a delta net's scan. Checkpoints are at multiples of 16, so that each is behind a chunk."""
 
 LEAST_DOT = 16
 """The smallest side of a matrix product."""
@@ -89,15 +92,14 @@ def delta_update(*, rows: int, num_heads: int, key_dim: int, value_dim: int, cap
     return (Launch("delta_update_kernel", {"KEYS": keys, "COLUMNS": columns}, warps),)
 
 
-def delta_scan(*, key_dim: int, value_dim: int, capability: int) -> tuple[Launch, ...]:
-    """Of prompts: what chunks need no state for; and the pass along rows, a
-    program holding the states of 16 value channels. With them a prompt has many programs, and a state of 256 key
-    channels fits the registers."""
-    keys = power_of_two(key_dim, least=LEAST_DOT)
-    chunk = {"TOKENS": DELTA_TRITON_CHUNK, "KEYS": keys}
-    columns = power_of_two(value_dim, least=LEAST_DOT, most=64)
-    along = power_of_two(value_dim, least=LEAST_DOT, most=16)
+def delta_scan(*, key_dim: int, value_dim: int, element_bytes: int, capability: int) -> tuple[Launch, ...]:
+    """Of prompts whose inputs have `element_bytes` each: what chunks need no state for; and the pass along rows, a
+    program of which holds the states of 16 value channels. More need more registers than there are. The operands of
+    float32 products take twice those of TF32."""
+    chunk = {"TOKENS": DELTA_TOKENS, "KEYS": power_of_two(key_dim, least=LEAST_DOT)}
+    of_chunk = chunk | {"COLUMNS": power_of_two(value_dim, least=LEAST_DOT, most=64)}
+    of_row = chunk | {"COLUMNS": LEAST_DOT}
     return (
-        Launch("delta_chunk_kernel", chunk | {"COLUMNS": columns}, num_warps=4, num_stages=1),
-        Launch("delta_scan_kernel", chunk | {"COLUMNS": along}, num_warps=4, num_stages=1),
+        Launch("delta_chunk_kernel", of_chunk, num_warps=4, num_stages=1),
+        Launch("delta_scan_kernel", of_row, num_warps=8 if element_bytes == 4 else 4, num_stages=1),
     )

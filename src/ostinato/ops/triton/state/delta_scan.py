@@ -12,7 +12,8 @@ float32 (`triton_scratch.delta_scan`). Chunks have 16 tokens and lie on absolute
 each is behind a chunk. Sums of log decays are made in float64 and kept as two float32 numbers each, so that small
 differences of large sums are right.
 
-16-bit inputs are multiplied in TF32; float32 inputs as three products of TF32, which keeps errors below 1e-5.
+16-bit inputs are multiplied in TF32; float32 inputs in the first kernel as three products of TF32, which keeps errors
+below 1e-5, and in the second without matrix units: three products need more registers than there are.
 """
 
 from __future__ import annotations
@@ -25,7 +26,6 @@ import triton.language as tl
 
 from ostinato.ops.launches import state as launches
 from ostinato.ops.launches.table import cdiv, power_of_two
-from ostinato.ops.sizes import DELTA_TRITON_CHUNK
 from ostinato.ops.triton import launcher
 from ostinato.ops.triton.launcher import spread, to_dtype
 from ostinato.ops.triton.state.delta_update import beta_of, log_decay, unit
@@ -251,12 +251,16 @@ def delta_scan(
     assert states.dtype == torch.float32, f"states of a delta net in {states.dtype}; use float32"
     heads, key_dim, value_dim = states.shape[1:]
     tokens, rows, per_channel = v.shape[0], read_slots.shape[0], a.dim() == 3
+    is_float32 = v.dtype == torch.float32
     out = torch.empty(v.shape, dtype=v.dtype, device=v.device)
     of_chunks, of_rows = launches.delta_scan(
-        key_dim=key_dim, value_dim=value_dim, capability=launcher.capability(v)
+        key_dim=key_dim,
+        value_dim=value_dim,
+        element_bytes=v.element_size(),
+        capability=launcher.capability(v),
     )
-    chunks = tokens // DELTA_TRITON_CHUNK + 2 * rows
-    width = 3 * key_dim + value_dim + DELTA_TRITON_CHUNK
+    chunks = tokens // launches.DELTA_TOKENS + 2 * rows
+    width = 3 * key_dim + value_dim + launches.DELTA_TOKENS
     work = torch.empty(tokens, heads, width, dtype=torch.float32, device=v.device)
     ends = torch.empty(chunks, heads, key_dim if per_channel else 1, dtype=torch.float32, device=v.device)
     shared = {
@@ -270,7 +274,6 @@ def delta_scan(
         "stride_work": work.stride(0),
         "stride_work_head": work.stride(1),
         "PER_CHANNEL": per_channel,
-        "PRECISION": "tf32x3" if v.dtype == torch.float32 else "tf32",
     }
     launcher.run(
         delta_chunk_kernel,
@@ -295,6 +298,7 @@ def delta_scan(
         stride_a=a.stride(0),
         stride_a_head=a.stride(1),
         stride_b=b.stride(0),
+        PRECISION="tf32x3" if is_float32 else "tf32",
         ROWS=power_of_two(rows),
         **shared,
     )
@@ -309,6 +313,7 @@ def delta_scan(
         checkpoints=table,
         out=out,
         stride_write=write_slots.stride(0),
+        PRECISION="ieee" if is_float32 else "tf32",
         **shared,
     )
     return out
