@@ -85,7 +85,7 @@ def _selective_inputs(tokens: int, channels: int, dtype: torch.dtype) -> tuple[t
 def _call_delta_nets(
     dtype: torch.dtype, key_heads: int, heads: int, key_dim: int, value_dim: int, per_channel: bool
 ) -> None:
-    """Decode rows with drafts and without."""
+    """Decode rows with drafts and without, and prompts with a checkpoint and without."""
     of_token = (heads, key_dim) if per_channel else (heads,)
     states = _empty(9, heads, key_dim, value_dim, dtype=torch.float32)
 
@@ -98,6 +98,10 @@ def _call_delta_nets(
     for rows, per_row in ((8, 1), (256, 1), (32, 4)):
         slots = _empty(rows, dtype=torch.int32), _empty(rows, per_row, dtype=torch.int32)
         triton_kernel("delta_update")(*inputs(rows * per_row), *slots)
+    slots = _empty(2, dtype=torch.int32)
+    for checkpoints in ((), ((0, 256, 1),)):
+        rows = _empty(3, dtype=torch.int32), slots, slots, slots
+        triton_kernel("delta_scan")(*inputs(2048), *rows, checkpoints)
 
 
 def _quantized(shape: tuple[int, ...], group_size: int | None) -> tuple[torch.Tensor, torch.Tensor]:

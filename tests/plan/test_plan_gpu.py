@@ -11,6 +11,7 @@ from rich.console import Console
 
 from ostinato import EngineConfig
 from ostinato.models.checkpoint import load_spec
+from ostinato.ops import triton_scratch
 from ostinato.ops.facts import OPERATIONS
 from ostinato.plan.device.catalogue import CATALOGUE
 from ostinato.plan.launching import LAUNCH_SECONDS, launches_of
@@ -20,8 +21,6 @@ from ostinato.plan.words.render import print_plan, render_launches
 from ostinato.units import MiB
 
 MODELS = sorted(path.name for path in Path("benchmarks/models").iterdir())
-NO_KERNEL = {"delta_scan"}
-"""Operations of the shapes that have no Triton kernel: prompts of delta nets run by the reference, between graphs."""
 DRAFTS = {"method": "ngram", "num_speculative_tokens": 3}
 
 
@@ -47,8 +46,8 @@ def test_every_shape_has_full_graphs_piecewise_ones_and_those_of_its_encoder(nam
     assert capture.tokens
     assert "moe" not in capture.splits
     for op, choice in plan.kernels.items():
-        assert choice.implementation == ("reference" if op in NO_KERNEL else "triton")
-        assert choice.capturable or op in NO_KERNEL
+        assert choice.implementation == "triton", op
+        assert choice.capturable
     if plan.encoder is not None:
         assert (plan.encoder.graph_mode, plan.encoder.backend) == ("auto", "cuda")
         assert plan.encoder.token_budgets
@@ -57,11 +56,27 @@ def test_every_shape_has_full_graphs_piecewise_ones_and_those_of_its_encoder(nam
 @pytest.mark.parametrize("name", MODELS)
 def test_every_kernel_of_a_plan_shows_its_launches(name: str) -> None:
     for op, choice in plan_for(name).kernels.items():
-        if op in NO_KERNEL:
-            continue
         assert OPERATIONS[op].triton is not None
         assert choice.launches, op
         assert choice.launches_per_call >= 1
+
+
+@pytest.mark.parametrize("name", ["qwen3-5-300m", "qwen3-5-moe-450m"])
+def test_prompts_of_delta_nets_are_counted_with_both_launches_and_their_scratch(name: str) -> None:
+    plan, spec = plan_for(name), spec_of(name)
+    assert [launch.kernel for launch in plan.kernels["delta_scan"].launches] == [
+        "delta_chunk_kernel",
+        "delta_scan_kernel",
+    ]
+    assert plan.kernels["delta_scan"].launches_per_call == 2
+    decode, prompt = (step for step in plan.prediction.steps if step.rows == 1)
+    nets = sum(layer.mixer is not None for layer in spec.layers)
+    assert decode.launches is not None
+    assert prompt.launches == decode.launches + nets
+    limits = plan.settings
+    size = {"tokens": limits.max_num_batched_tokens, "rows": limits.max_num_seqs}
+    scratch = triton_scratch.delta_scan(**size, num_heads=16, key_dim=128, value_dim=128, per_channel=False)
+    assert plan.memory.activations > scratch > size["tokens"] * 16 * 4 * (4 * 128 + 16)
 
 
 def test_full_graphs_alone_can_be_asked_for() -> None:

@@ -214,6 +214,7 @@ class Operations:
         Implementation(reads_on_host=True, scratch=scratch.reference_delta_scan),
         # Token by token, with the bits of delta_update: no option makes it deterministic.
         Implementation(scratch=scratch.native_delta_scan),
+        Implementation(launches=state.delta_scan),
         part="state",
         caller="prefill",
         work=work.delta_rule,

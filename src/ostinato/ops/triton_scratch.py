@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from ostinato.ops.launches.attention import MAX_SEGMENTS, PROGRAMS
 from ostinato.ops.launches.sample import num_blocks
+from ostinato.ops.launches.state import DELTA_TOKENS
 
 FLOAT = 4
 """Bytes."""
@@ -17,6 +18,14 @@ def attention(*, tokens: int, rows: int, num_heads: int, num_kv_heads: int, head
     of_row = -(-tokens // max(rows, 1)) * num_heads // num_kv_heads
     segments = min(tokens * num_heads * MAX_SEGMENTS, of_row * PROGRAMS)
     return segments * (head_dim + 2) * FLOAT
+
+
+def delta_scan(*, tokens: int, rows: int, num_heads: int, key_dim: int, value_dim: int, per_channel: bool) -> int:
+    """What the pass along rows takes of each token and head: keys twice, its query, its value and its scores; and a
+    decay of each chunk, or one per key channel."""
+    chunks = tokens // DELTA_TOKENS + 2 * rows
+    of_token = 3 * key_dim + value_dim + DELTA_TOKENS
+    return num_heads * (tokens * of_token + chunks * (key_dim if per_channel else 1)) * FLOAT
 
 
 def linear(*, tokens: int, outputs: int, element_bytes: int) -> int:

@@ -17,6 +17,9 @@ CONV_TOKENS = 8
 
 CONV_CHANNELS = 256
 
+DELTA_TOKENS = 16
+"""Of a prompt, in a chunk of a delta net's scan. Checkpoints are at multiples of 16, so that each is behind a chunk."""
+
 LEAST_DOT = 16
 """The smallest side of a matrix product."""
 
@@ -87,3 +90,16 @@ def delta_update(*, rows: int, num_heads: int, key_dim: int, value_dim: int, cap
     columns = power_of_two(value_dim, most=16 if rows * num_heads <= FEW_PROGRAMS else 32)
     warps = power_of_two(keys * columns // 1024, most=8)
     return (Launch("delta_update_kernel", {"KEYS": keys, "COLUMNS": columns}, warps),)
+
+
+def delta_scan(*, key_dim: int, value_dim: int, element_bytes: int, capability: int) -> tuple[Launch, ...]:
+    """Of prompts whose inputs have `element_bytes` each: what chunks need no state for; and the pass along rows, a
+    program of which holds the states of 16 value channels. More need more registers than there are. The operands of
+    float32 products take twice those of TF32."""
+    chunk = {"TOKENS": DELTA_TOKENS, "KEYS": power_of_two(key_dim, least=LEAST_DOT)}
+    of_chunk = chunk | {"COLUMNS": power_of_two(value_dim, least=LEAST_DOT, most=64)}
+    of_row = chunk | {"COLUMNS": LEAST_DOT}
+    return (
+        Launch("delta_chunk_kernel", of_chunk, num_warps=4, num_stages=1),
+        Launch("delta_scan_kernel", of_row, num_warps=8 if element_bytes == 4 else 4, num_stages=1),
+    )

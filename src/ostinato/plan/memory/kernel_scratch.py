@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable
+from functools import partial
 
 from ostinato.ops import triton_scratch as rules
 from ostinato.ops.facts import OPERATIONS, with_asked
@@ -104,6 +105,9 @@ def triton_scratch(
                 num_kv_heads=attention.num_kv_heads,
                 head_dim=attention.head_dim,
             )
+        if "delta_scan" in operations_of(layer.mixer):
+            sizes = _sizes(layer, tokens=tokens, rows=rows)
+            note("delta_scan", partial(with_asked, rules.delta_scan, sizes))
     note("linear", rules.linear, tokens=positions, outputs=head[1], **width)
     note("sample", rules.sample, positions=positions, vocab_size=head[1])
     return max(needed)

@@ -27,6 +27,27 @@ def segment_of(index, row_starts, rows, ROWS: tl.constexpr, TOKENS: tl.constexpr
     return own, start + (index - (start - base) // TOKENS - own) * TOKENS
 
 
+@triton.jit
+def first_chunk(row, start, base, TOKENS: tl.constexpr):
+    """The number of a row's first chunk, where rows are cut at absolute multiples of `TOKENS`. A row of n tokens has
+    n // TOKENS + 2 chunks at most, so `tokens // TOKENS + 2 * rows` are enough."""
+    return (start - base) // TOKENS + 2 * row
+
+
+@triton.jit
+def chunk_of(index, row_starts, start_positions, rows, ROWS: tl.constexpr, TOKENS: tl.constexpr):
+    """-> (row, first token, end) of a chunk, whose tokens may be none. `ROWS` is a power of two from `rows` on."""
+    row = tl.arange(0, ROWS)
+    starts = tl.load(row_starts + row, mask=row < rows, other=0)
+    base = tl.load(row_starts)  # rows may begin behind others'
+    begins = first_chunk(row, starts, base, TOKENS)
+    own = tl.sum(((begins <= index) & (row < rows)).to(tl.int32), axis=0) - 1
+    start, end = tl.load(row_starts + own), tl.load(row_starts + own + 1)
+    before = tl.load(start_positions + own) % TOKENS  # tokens of the first chunk that came earlier
+    first = start - before + (index - first_chunk(own, start, base, TOKENS)) * TOKENS
+    return own, tl.maximum(first, start), tl.minimum(first + TOKENS, end)
+
+
 def checkpoint_table(
     checkpoints: Sequence[tuple[int, int, int]], first_row: int, rows: int, device: torch.device
 ) -> tuple[torch.Tensor | None, int]:
