@@ -113,8 +113,9 @@ class Engine:
         `prompt` is text or token ids, or the text that `media`, which has token ids of its own, was made of. Without
         `params`, those of `default_params` apply. `add_special_tokens` is for text that already holds them, such as a
         rendered chat template. Requests find in the prefix cache what requests of the same `cache_salt` have left
-        there, and nothing else. Waiting requests of different `client`s take turns. The guide of `params` is compiled here, unless `grammar` is what `compile_guide` made
-        of it. Raises RequestError, and changes nothing, if the request can never be served.
+        there, and nothing else. Waiting requests of different `client`s take turns. The guide of `params` is compiled
+        here, unless `grammar` is what `compile_guide` made of it. Raises RequestError, and changes nothing, if the
+        request can never be served.
         """
         _check_salt(cache_salt)
         if not isinstance(priority, int):

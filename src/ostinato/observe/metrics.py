@@ -219,6 +219,20 @@ def answers(rows: Rows, labels: Mapping[str, str]) -> Metric:
     return _family("counter", "http_requests", text, rows, labels)
 
 
+_OF_KEYS = (
+    ("requests", "key_requests", "Requests of each key, by its name"),
+    ("refused", "key_refused_requests", "Those that got status 429"),
+    ("prompt_tokens", "key_prompt_tokens", "Tokens of their prompts"),
+    ("completion_tokens", "key_generation_tokens", "Tokens that were generated for them"),
+)
+
+
+def of_keys(rows: Callable[[str], Rows], prefix: str, labels: Mapping[str, str]) -> Iterator[Metric]:
+    """What clients with each key have used; `rows` are `AnswerCounts.key_rows`."""
+    for what, name, text in _OF_KEYS:
+        yield _family("counter", prefix + name, text, rows(what), labels)
+
+
 def exposition(metrics: Iterable[Metric]) -> bytes:
     """Metrics in Prometheus' text format."""
     return generate_latest(_Collected(metrics))  # type: ignore[arg-type]

@@ -161,7 +161,9 @@ class AsyncEngine:
                 stream.raise_error()  # it may have ended meanwhile, and then must not begin
                 self._check()
             stream.prompt_token_ids = list(prompt)
-            adding = self._call(name, Submit(name, stream.prompt_token_ids, params, priority, cache_salt, media, client))
+            adding = self._call(
+                name, Submit(name, stream.prompt_token_ids, params, priority, cache_salt, media, client)
+            )
             stream.on_error = lambda error: _set(adding, None, error)  # it may end while a long step runs
             await adding
         except BaseException as error:

@@ -16,7 +16,7 @@ from starlette.staticfiles import StaticFiles
 
 from ostinato import __version__
 from ostinato.observe.counts import AnswerCounts, Meter
-from ostinato.observe.metrics import CONTENT_TYPE_LATEST, answers, exposition, families, heartbeat
+from ostinato.observe.metrics import CONTENT_TYPE_LATEST, answers, exposition, families, heartbeat, of_keys
 from ostinato.serve.api.generation import check_model
 from ostinato.serve.http.lifecycle import Lifecycle
 
@@ -98,7 +98,9 @@ def observation_router(lifecycle: Lifecycle, counts: AnswerCounts) -> APIRouter:
         prefix = lifecycle.settings.metrics_prefix
         of_engine = families(seen.stats, seen.meter, memory, prefix, labels)
         alive = heartbeat(engine.heartbeat_age, prefix, labels)
-        return Response(exposition([*of_engine, alive, answers(counts.rows(), labels)]), media_type=CONTENT_TYPE_LATEST)
+        by_key = of_keys(counts.key_rows, prefix, labels)
+        served = [alive, *by_key, answers(counts.rows(), labels)]
+        return Response(exposition([*of_engine, *served]), media_type=CONTENT_TYPE_LATEST)
 
     return router
 
