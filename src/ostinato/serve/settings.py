@@ -78,7 +78,7 @@ class ServeSettings(BaseModel):
     """Processes that read large bodies and images, each for one request at a time. They start with the first one."""
     worker_seconds: float = Field(20.0, gt=0)
     """Seconds that reading one request may take there."""
-    worker_memory: int = Field(2**31, ge=2**28)
+    worker_memory: int = Field(2**30, ge=2**26)
     """Bytes of memory that reading one request may take there."""
     client_seconds: float = Field(60.0, gt=0)
     """Seconds of that work that one client may use per minute; then it gets status 429."""

@@ -239,8 +239,9 @@ async def start_chat(
     request: Request,
 ) -> Run:
     """Has the engine answer a conversation."""
-    guide = await compiler.compiled(prepared.guide)
     record, client = request.state.record, request.state.client
+    engine.admission.check(prepared.params.n, client)
+    guide = await compiler.compiled(prepared.guide)
     prompts, media = [prepared.token_ids], prepared.media
     return await Run.start(engine, prompts, prepared.params, body, deadline, record, guide, media, client)
 

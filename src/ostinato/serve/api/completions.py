@@ -101,8 +101,10 @@ def completions_router(lifecycle: Lifecycle, models: Callable[[], Model]) -> API
     async def completions(body: CompletionRequest, request: Request) -> Response:
         model = models()
         prepared: _Prepared = request.state.prepared
+        client = request.state.client
+        model.engine.admission.check(len(prepared.prompts) * prepared.params.n, client)
         guide = await model.compiler.compiled(prepared.guide)
-        deadline, record, client = body.deadline(lifecycle.settings), request.state.record, request.state.client
+        deadline, record = body.deadline(lifecycle.settings), request.state.record
         params = prepared.params
         run = await Run.start(model.engine, prepared.prompts, params, body, deadline, record, guide, client=client)
         form = _ChoiceForm(model.text, params, prepared.echoes, prepared.scores_only)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import ConfigDict, Field
 
@@ -70,7 +70,8 @@ class GenerationBody(Body):
     """Asks for generated text. A field that is null or left out has the value in the checkpoint's
     generation_config.json, else the default of SamplingParams."""
 
-    kept = KEPT
+    kept: ClassVar[frozenset[str]] = KEPT
+    generates: ClassVar[bool] = True
 
     model: str | None = None
     """The served model's name, or nothing."""

@@ -32,6 +32,8 @@ class Body(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, use_attribute_docstrings=True)
     kept: ClassVar[frozenset[str]] = frozenset()
     """Fields that the endpoint still needs when the request is prepared."""
+    generates: ClassVar[bool] = False
+    """Whether it asks for output, for which there may be no room."""
 
     def prepare(self, work: Any) -> Any:
         """What the endpoint needs of the body, by a `Work`: on the event loop or in a process of its own. ApiError or

@@ -64,6 +64,8 @@ class JsonEndpoints:
 
     async def _read(self, kind: type[Body], sent: bytes, request: Request) -> tuple[Body, Any]:
         work = self._work()
+        if kind.generates:
+            self._lifecycle.engine.admission.check(1, request.state.client)  # before anything is done for nothing
         if is_light(sent):
             check_light(sent, work.settings)
             try:

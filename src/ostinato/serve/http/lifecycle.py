@@ -13,6 +13,7 @@ from ostinato.config import EngineConfig
 from ostinato.engine.process.async_engine import AsyncEngine
 from ostinato.engine.process.failures import EngineFailed
 from ostinato.engine.process.launch import make_engine
+from ostinato.serve.http.delay import LoopDelay
 from ostinato.serve.http.errors import ApiError
 from ostinato.serve.http.keys import ApiKeys
 from ostinato.serve.settings import ServeSettings
@@ -39,6 +40,7 @@ class Lifecycle:
         """`make` makes the engine; see `AsyncEngine.start`."""
         self.config, self.settings = config, settings
         self.keys = ApiKeys(settings)
+        self.loop_delay = LoopDelay()
         self.model_name = settings.served_model_name or _name(config.model)
         self.created = int(time.time())
         self.draining = False
@@ -57,6 +59,7 @@ class Lifecycle:
 
     def start(self) -> None:
         """Starts the engine on the running loop. Returns at once."""
+        self.loop_delay.start()
         self._starting = asyncio.create_task(self._start())
 
     async def _start(self) -> None:
@@ -128,6 +131,11 @@ class Lifecycle:
     def workers(self) -> Workers:
         """Those who read large bodies. ApiError 503 while requests are not accepted."""
         assert self.engine is not None
+        return self.present_workers
+
+    @property
+    def present_workers(self) -> Workers:
+        """The same also while requests are not accepted, once there has been an engine."""
         assert self._workers is not None, "made with the engine"
         return self._workers
 
@@ -157,6 +165,7 @@ class Lifecycle:
 
     async def stop(self) -> None:
         """Stops the engine, and with it what is unfinished. One that is being loaded is stopped too."""
+        await self.loop_delay.stop()
         if self._workers is not None:
             await self._workers.stop()
         if self._engine is not None:

@@ -85,7 +85,10 @@ class Workers:
                 self._budgets.charge(client, time.monotonic() - begin, 0 if done is None else done.pixels)
         self.num_done += 1
         if done.error is not None:
-            raise done.error
+            try:
+                raise done.error
+            finally:
+                del done  # else it would lead back here through its traceback, and keep the body for a while
         assert done.body is not None, "without an error there is a body"
         return done.body, done.prepared
 
