@@ -49,7 +49,10 @@ ATTACKS = {
     "values": (chat(stop=["a"] * 1_000_000), "max_values"),
     "nesting": (b'{"messages":' + b"[" * 5_000_000 + b"]" * 5_000_000 + b"}", "200 deep"),
     "few tools too many": (chat(tools=[tool(f"f{i}") for i in range(300)]), "max_tools"),
-    "few messages too many": (json.dumps({"messages": [{"role": "user", "content": "a"}] * 2001}).encode(), "max_messages"),
+    "few messages too many": (
+        json.dumps({"messages": [{"role": "user", "content": "a"}] * 2001}).encode(),
+        "max_messages",
+    ),
     "parts": (json.dumps({"messages": [{**TALK[0], "content": TALK[0]["content"] * 300}]}).encode(), "max_parts"),
     "stop strings": (chat(stop=["a"] * 5000), "stop"),
     "biased tokens": (chat(logit_bias={str(i): 1.0 for i in range(5000)}), "logit_bias"),

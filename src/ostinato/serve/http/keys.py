@@ -7,6 +7,7 @@ import hmac
 import ipaddress
 import logging
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 
 from ostinato.errors import ConfigError
 from ostinato.serve.http.errors import ApiError
@@ -59,6 +60,7 @@ class ApiKeys:
         self._digests = tuple((name, _digest(key.encode())) for name, key in keys.items())
 
 
+@lru_cache(maxsize=1024)
 def client_of(name: str | None, address: str | None) -> str:
     """Who a client is, for its share of the server: its key's name, or else its address. Addresses of IPv6 count by the
     first 64 bits, which one customer of a network has for himself."""
