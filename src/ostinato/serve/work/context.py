@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from ostinato.engine.process.messages import Started
 from ostinato.engine.text.chat_template import load_chat_template
@@ -69,8 +69,3 @@ class Context:
         max_model_len = started.plan.settings.max_model_len
         text = ModelText(tokenizer, template, media, started.vocab_size, max_model_len, self.settings)
         return Work(text, self.settings, self.model_name, started.default_params, on_loop=False)
-
-
-def on_worker(work: Work) -> Work:
-    """The same work where it may take long."""
-    return replace(work, on_loop=False)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import fcntl
 import gc
+import logging
 import os
 import resource
 import select
@@ -52,6 +53,8 @@ def main(descriptor: int) -> None:
     for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(each, signal.SIG_IGN)  # the server's alone
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for workers
+    # What there is to say of the model, the server has said.
+    logging.getLogger("ostinato").addHandler(logging.NullHandler())
     server = socket.socket(fileno=descriptor)
     try:
         context: Context = _message(server)
