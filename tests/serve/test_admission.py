@@ -60,3 +60,22 @@ def test_what_was_refused_by_the_engine_does_not_count_as_ended(admission, clock
         clock[0] += 1
         admission.give_back(1)
     assert admission.drain_rate() is None
+
+
+def test_a_client_has_its_share_and_leaves_the_rest_to_others(clock):
+    admission = Admission(2, 6, clock=lambda: clock[0], max_per_client=2)
+    admission.enter(2, "a")
+    with pytest.raises(Overloaded, match="max_requests_per_client") as caught:
+        admission.enter(1, "a")
+    assert caught.value.retry_after == 1
+    with pytest.raises(RequestError) as never:
+        admission.enter(3, "b")
+    assert not isinstance(never.value, Overloaded)
+    admission.enter(2, "b")
+    admission.enter(1)  # nobody's
+    assert (admission.num_unfinished, admission.num_clients) == (5, 2)
+    admission.leave(1, "a")
+    admission.enter(1, "a")
+    admission.give_back(2, "a")
+    admission.leave(2, "b")
+    assert admission.num_clients == 0

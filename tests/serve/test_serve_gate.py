@@ -213,6 +213,6 @@ def test_settings_that_cannot_be_are_refused(settings, told):
 
 
 def test_settings_that_make_other_addresses_safe():
-    assert ServeSettings(host="0.0.0.0", api_key=("k",)).keys == ("k",)
-    assert ServeSettings(host="0.0.0.0", insecure=True).keys == ()
+    assert ServeSettings(host="0.0.0.0", api_key=("k",)).keys == {"api_key-1": "k"}
+    assert ServeSettings(host="0.0.0.0", insecure=True).keys == {}
     assert "secret" not in repr(ServeSettings(api_key=("secret",)))

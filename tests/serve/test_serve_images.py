@@ -14,6 +14,7 @@ from PIL import Image
 
 from ostinato import LLM, SamplingParams
 from tests.engine.test_llm_images import SMALL, checkpoint
+from tests.media.test_media_header import png, webp
 from tests.support.media_cases import IMAGE, drawn
 from tests.support.serving import serving
 
@@ -182,3 +183,34 @@ def test_what_a_conversation_may_not_hold_is_refused(served: Any, parts: Any, me
 
 def test_the_server_goes_on_after_all_that(client: Any) -> None:
     assert client.chat.completions.create(messages=TALK, **ASKED).choices[0].message.content
+
+
+def test_images_are_decoded_in_a_process_of_their_own_which_is_not_used_again(served: Any, client: Any) -> None:
+    workers = served.lifecycle.workers
+    done = workers.num_done
+    client.chat.completions.create(messages=TALK, **ASKED)
+    assert workers.num_done == done + 1
+    assert workers.num_running == len(workers._idle) == 0
+
+
+def test_an_image_of_absurd_size_costs_its_header_alone(served: Any, client: Any) -> None:
+    served.lifecycle.workers._budgets._uses.clear()
+    for content, kind, told in (
+        (webp(8000, 8000), "webp", "8000x8000 pixels is too large"),
+        (png(2**24, 1), "png", "16777216x1 pixels is too narrow"),
+    ):
+        url = f"data:image/{kind};base64," + base64.b64encode(content).decode()
+        with pytest.raises(openai.BadRequestError, match=told):
+            client.chat.completions.create(messages=talk({"type": "image_url", "image_url": {"url": url}}), **ASKED)
+    assert all(not use.pixels for use in served.lifecycle.workers._budgets._uses.values())
+
+
+def test_the_pixels_of_a_request_and_of_a_client_are_bounded(served: Any, client: Any, monkeypatch: Any) -> None:
+    budgets = served.lifecycle.workers._budgets
+    monkeypatch.setattr(budgets, "_pixels", 40 * 48)
+    client.chat.completions.create(messages=TALK, **ASKED)
+    with pytest.raises(openai.RateLimitError, match="client_pixels"):
+        client.chat.completions.create(messages=TALK, **ASKED)
+    budgets._uses.clear()
+    client.chat.completions.create(messages=TALK, **ASKED)
+    budgets._uses.clear()

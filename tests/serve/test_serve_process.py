@@ -304,6 +304,21 @@ def test_keys_are_neither_in_the_log_nor_among_the_arguments(start, tmp_path):
         headers = {"Authorization": f"Bearer {key}"}
         assert httpx2.get(f"{url}/v1/models", headers=headers, timeout=60).status_code == 200
     assert httpx2.get(f"{url}/v1/models", timeout=60).status_code == 401
+    environment = Path(f"/proc/{server.engine_pid()}/environ").read_text()
+    assert "key-of" not in environment
+    assert "OSTINATO_API_KEY" not in environment
+
+    def status(key):
+        return httpx2.get(f"{url}/v1/models", headers={"Authorization": f"Bearer {key}"}, timeout=60).status_code
+
+    path.write_text("team key-of-a-new-file\n")
+    server.process.send_signal(signal.SIGHUP)
+    server.until(lambda: status("key-of-a-new-file") == 200)
+    assert (status("key-of-a-file"), status("key-of-the-environment")) == (401, 200)
+    path.write_text("one two key-of-a-broken-file\n")
+    server.process.send_signal(signal.SIGHUP)
+    server.until(lambda: any("the keys stay as they were" in line for line in server.lines))
+    assert status("key-of-a-new-file") == 200
     server.process.send_signal(signal.SIGTERM)
     assert server.status() == 0
     assert "key-of" not in "".join(server.lines)

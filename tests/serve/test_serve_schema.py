@@ -23,7 +23,7 @@ def served():
         yield served
 
 
-api, _ = make_api(Lifecycle(EngineConfig(model="demo"), ServeSettings()), AnswerCounts())
+api = make_api(Lifecycle(EngineConfig(model="demo"), ServeSettings()), AnswerCounts())[0]
 document = schemathesis.openapi.from_dict(api.openapi())
 
 

@@ -9,6 +9,7 @@ import typer
 
 from ostinato.cli.options import described, engine_options, setting_flag, with_flags
 from ostinato.cli.output import note
+from ostinato.engine.process.launch import API_KEY_VARIABLE
 from ostinato.serve.settings import ServeSettings
 
 PANEL = "Server"
@@ -21,7 +22,7 @@ def server_options(command: Callable[..., None]) -> Callable[..., None]:
             name,
             field,
             described(field),
-            envvar="OSTINATO_API_KEY" if name == "api_key" else None,
+            envvar=API_KEY_VARIABLE if name == "api_key" else None,
             show_envvar=True,
             rich_help_panel=PANEL,
         )

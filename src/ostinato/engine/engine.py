@@ -106,14 +106,16 @@ class Engine:
         cache_salt: str | None = None,
         grammar: Grammar | None = None,
         media: MediaPrompt | None = None,
+        client: str | None = None,
     ) -> str:
         """Takes in a request and returns its id.
 
         `prompt` is text or token ids, or the text that `media`, which has token ids of its own, was made of. Without
         `params`, those of `default_params` apply. `add_special_tokens` is for text that already holds them, such as a
         rendered chat template. Requests find in the prefix cache what requests of the same `cache_salt` have left
-        there, and nothing else. The guide of `params` is compiled here, unless `grammar` is what `compile_guide` made
-        of it. Raises RequestError, and changes nothing, if the request can never be served.
+        there, and nothing else. Waiting requests of different `client`s take turns. The guide of `params` is compiled
+        here, unless `grammar` is what `compile_guide` made of it. Raises RequestError, and changes nothing, if the
+        request can never be served.
         """
         _check_salt(cache_salt)
         if not isinstance(priority, int):
@@ -152,6 +154,7 @@ class Engine:
             default_seed=derive_seed(derive_seed(self.plan.settings.seed, 1), self._num_added + 1),
             grammar=grammar,
             media=media,
+            client=client,
         )
         # The scheduler forgets a sample that has ended; its id stays in use until its request has ended.
         if request_id in self._generations or any(r.request_id in self._of_sample for r in generation.requests):

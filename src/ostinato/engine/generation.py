@@ -36,6 +36,7 @@ class Generation:
         default_seed: int,
         grammar: Grammar | None = None,
         media: MediaPrompt | None = None,
+        client: str | None = None,
     ) -> None:
         """`default_seed` is for a request whose parameters bring none; `grammar` is that of its guide, `media` holds
         its images."""
@@ -63,6 +64,7 @@ class Generation:
                 cache_salt=cache_salt,
                 media=() if media is None else [_span(placed, cache_salt) for placed in media.spans],
                 rope=None if media is None else media.rope,
+                client=client,
             )
             request.payload = state = SamplingState(
                 params,

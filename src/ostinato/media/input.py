@@ -64,6 +64,8 @@ class MediaInput:
     pruning_rate: float = 0.0
     max_images: int | None = None
     """In a conversation, frames of videos among them"""
+    max_pixels: int | None = None
+    """Of all these images together, as they come"""
 
     def prepare(self, parts: Sequence[MediaPart]) -> list[MediaItem | Video]:
         """Loads and cuts up the images. RequestError, with the place of one that cannot be taken."""
@@ -73,6 +75,7 @@ class MediaInput:
                 f"the conversation has {count} images, frames of videos among them, and at most {self.max_images} are "
                 "taken"
             )
+        self.sources.meter.begin(self.max_pixels)
         prepared: list[MediaItem | Video] = []
         tokens = 0
         for part in parts:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import base64
 import binascii
 import io
+import math
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, unquote_to_bytes, urlsplit
@@ -16,6 +17,8 @@ import numpy as np
 from PIL import Image, ImageOps
 
 from ostinato.errors import Remedy, RequestError, reason
+from ostinato.media.header import size_of
+from ostinato.media.sizes import check_proportions
 
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
 MAX_PIXELS = 2**26
@@ -31,6 +34,27 @@ def _fetch(url: str) -> bytes:
     return fetch(url)
 
 
+@dataclass
+class PixelMeter:
+    """Counts the pixels of all images that are decoded."""
+
+    count: int = 0
+    until: int | None = None
+
+    def begin(self, most: int | None) -> None:
+        """A request begins, whose images may have so many pixels."""
+        self.until = None if most is None else self.count + most
+
+    def add(self, pixels: int) -> None:
+        """An image is about to be decoded. RequestError if that is more than the request may have."""
+        if self.until is not None and self.count + pixels > self.until:
+            raise RequestError(
+                f"the images up to this one have {pixels - (self.until - self.count)} pixels more than a request may "
+                "have (max_request_pixels); make them smaller, or leave some out"
+            )
+        self.count += pixels
+
+
 @dataclass(frozen=True)
 class Sources:
     """Where images may come from, besides what the request itself holds."""
@@ -40,6 +64,9 @@ class Sources:
     remote: bool
     """http and https"""
     fetch: Callable[[str], bytes] = _fetch
+    max_pixels: int = MAX_PIXELS
+    """Of an image as it comes"""
+    meter: PixelMeter = field(default_factory=PixelMeter)
 
 
 def load_image(source: Any, sources: Sources) -> Image.Image:
@@ -50,34 +77,35 @@ def load_image(source: Any, sources: Sources) -> Image.Image:
     RequestError if there is no such image, it cannot be decoded, is too large, or `sources` does not allow it.
     """
     if isinstance(source, Image.Image):
-        return _decoded(source)
+        return _decoded(source, sources)
     if isinstance(source, np.ndarray):
-        return _decoded(_of_array(source))
+        return _decoded(_of_array(source), sources)
     if isinstance(source, bytes | bytearray | memoryview):
-        return _opened(bytes(source))
+        return _opened(bytes(source), sources)
     if isinstance(source, str):
         scheme = source.split(":", 1)[0].lower() if ":" in source[:16] else ""
         if scheme == "data":
-            return _opened(_of_data_url(source))
+            return _opened(_of_data_url(source), sources)
         if scheme in ("http", "https"):
-            return _opened(_fetched(source, sources))
+            return _opened(_fetched(source, sources), sources)
         if scheme == "file":
             source = unquote(urlsplit(source).path)
     if isinstance(source, str | os.PathLike):
-        return _opened(_read(source, sources))
+        return _opened(_read(source, sources), sources)
     raise RequestError(
         f"an image is a path, a URL, bytes, a PIL image or an array of uint8, not a {type(source).__name__}"
     )
 
 
-def check_size(image: Image.Image) -> None:
-    """RequestError for more pixels than are decoded. Looks at the header only."""
-    width, height = image.size
-    if width * height > MAX_PIXELS:
+def check_size(width: int, height: int, max_pixels: int = MAX_PIXELS) -> None:
+    """RequestError for more pixels than are decoded, and for proportions that no model sees."""
+    if width * height > max_pixels:
+        side = math.isqrt(max_pixels)
         raise RequestError(
-            f"an image of {width}x{height} pixels is too large: at most {MAX_PIXELS} are decoded, such as 8192x8192; "
-            "make it smaller"
+            f"an image of {width}x{height} pixels is too large: at most {max_pixels} are decoded, such as "
+            f"{side}x{side}; make it smaller"
         )
+    check_proportions(height, width)
 
 
 def to_rgb(image: Image.Image) -> Image.Image:
@@ -94,27 +122,32 @@ def to_rgb(image: Image.Image) -> Image.Image:
     return image.convert("RGB")
 
 
-def _opened(content: bytes) -> Image.Image:
+def _opened(content: bytes, sources: Sources) -> Image.Image:
+    size = size_of(content)
+    if size is not None:
+        check_size(*size, sources.max_pixels)  # some decoders take memory for all pixels as soon as they see a file
     try:
         image = Image.open(io.BytesIO(content), formats=FORMATS)
     except (Image.DecompressionBombError, Image.DecompressionBombWarning):
-        raise RequestError(f"an image is too large: at most {MAX_PIXELS} pixels are decoded; make it smaller") from None
+        most = sources.max_pixels
+        raise RequestError(f"an image is too large: at most {most} pixels are decoded; make it smaller") from None
     except Exception:  # decoders raise whatever they meet
         raise RequestError(f"an image is not one that can be read, or is broken: {_KNOWN} files are read") from None
-    return _decoded(image)
+    return _decoded(image, sources)
 
 
-def _decoded(image: Image.Image) -> Image.Image:
-    check_size(image)
+def _decoded(image: Image.Image, sources: Sources) -> Image.Image:
+    check_size(*image.size, sources.max_pixels)
     # A JPEG of a telephone may hold previews behind its photograph, which is no animation.
     if image.format != "MPO" and getattr(image, "is_animated", False):
         raise RequestError(
             "an image is animated, and a model sees one picture of it: give one frame as an image, or the frames as a "
             'video, {"type": "video", "video": [frames], "fps": ...}'
         )
+    sources.meter.add(image.width * image.height)
     try:
         return to_rgb(ImageOps.exif_transpose(image))
-    except RequestError:
+    except (RequestError, MemoryError):
         raise
     except Exception as error:
         kind = image.format or "image"

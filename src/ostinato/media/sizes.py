@@ -13,7 +13,7 @@ MAX_ASPECT_RATIO = 200
 
 def image_size(height: int, width: int, settings: PixelSettings) -> tuple[int, int]:
     """Height and width that an image is resized to. RequestError if one side is too long for the other."""
-    _check_proportions(height, width)
+    check_proportions(height, width)
     return _fitted(height, width, settings.factor, 1, 1, settings.min_pixels, settings.max_pixels)
 
 
@@ -28,7 +28,7 @@ def video_size(num_frames: int, height: int, width: int, settings: PixelSettings
     if min(height, width) < factor:
         enlarged = max(factor / height, factor / width)
         height, width = int(height * enlarged), int(width * enlarged)
-    _check_proportions(height, width)
+    check_proportions(height, width)
     max_pixels = settings.max_pixels
     if settings.cap_pixels_per_frame:
         share = min(settings.max_video_tokens * factor**2, max_pixels // num_frames)
@@ -52,7 +52,8 @@ def _fitted(
     return rounded[0], rounded[1]
 
 
-def _check_proportions(height: int, width: int) -> None:
+def check_proportions(height: int, width: int) -> None:
+    """RequestError for an image without pixels, or with one side too long for the other."""
     if min(height, width) < 1:
         raise RequestError(f"an image of {width}x{height} pixels is empty; both sides need at least 1 pixel")
     if max(height, width) / min(height, width) > MAX_ASPECT_RATIO:

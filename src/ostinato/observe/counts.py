@@ -13,6 +13,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from ostinato.observe.record import RequestRecord
+
 SECONDS = (
     *(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5),
     *(1.0, 2.5, 5.0, 10.0, 25.0, 50.0, 100.0, 250.0),
@@ -335,11 +337,27 @@ class AnswerCounts:
         self.families: dict[str, str] = {}
         """The beginning of paths that are counted together -> their name."""
         self._counts: Counter[tuple[str, str, int]] = Counter()
+        self._by_key: dict[str, Counter[str]] = {}
 
     def count(self, method: str, path: str, status: int | None) -> None:
         """A request has ended. Without a status it ended before it had an answer, and is not counted."""
         if status is not None:
             self._counts[self._handler(path), method if method in METHODS else UNKNOWN, status] += 1
+
+    def count_client(self, record: RequestRecord) -> None:
+        """A request has ended, of a client with a key: names of keys are few."""
+        if record.key is None or record.status is None:
+            return
+        counts = self._by_key.setdefault(record.key, Counter())
+        counts["requests"] += 1
+        counts["refused"] += record.status == 429
+        figures = record.figures()
+        for name in ("prompt_tokens", "completion_tokens"):
+            counts[name] += figures.get(name, 0)
+
+    def key_rows(self, what: str) -> list[tuple[dict[str, str], float]]:
+        """(labels, count) by key: `requests`, those `refused` with status 429, `prompt_tokens`, `completion_tokens`."""
+        return [({"key": key}, float(counts[what])) for key, counts in sorted(self._by_key.items())]
 
     def rows(self) -> list[tuple[dict[str, str], float]]:
         """(labels, count): `status` is the class, such as 4xx, and `code` the status itself."""

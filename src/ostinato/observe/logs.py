@@ -55,6 +55,7 @@ def request_fields(record: RequestRecord) -> dict[str, Any]:
         "method": record.method,
         "path": record.path,
         "status": record.status,
+        "key": record.key,
         "error": record.error,
         "prompt_tokens": figures.get("prompt_tokens"),
         "cached_tokens": figures.get("cached_tokens"),
@@ -74,6 +75,7 @@ def _since(begun: float, moment: float | None) -> float | None:
 def _sentence(fields: dict[str, Any]) -> str:
     head = f"{fields['method']} {fields['path']} {fields.get('status', '-')}"
     names = {
+        "key": "key {}",
         "error": "{}",
         "prompt_tokens": "prompt {}",
         "cached_tokens": "cached {}",

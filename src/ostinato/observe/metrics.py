@@ -219,6 +219,37 @@ def answers(rows: Rows, labels: Mapping[str, str]) -> Metric:
     return _family("counter", "http_requests", text, rows, labels)
 
 
+def loop_delay(delay: Histogram, stalls: int, prefix: str, labels: Mapping[str, str]) -> Iterator[Metric]:
+    """How late the server's event loop is, in seconds, and how often it was so late that it counts as stalled."""
+    text = "How late the server's event loop is, looked at every 50 ms"
+    yield _histogram(f"{prefix}event_loop_delay_seconds", text, delay, labels)
+    text = "Looks at the event loop that came more than 20 ms late"
+    yield _family("counter", f"{prefix}event_loop_stalls", text, [({}, stalls)], labels)
+
+
+def workers(done: int, ended_early: int, running: int, prefix: str, labels: Mapping[str, str]) -> Iterator[Metric]:
+    """The processes that read large bodies and images."""
+    rows: Rows = [({"end": "done"}, done), ({"end": "early"}, ended_early)]
+    text = "Large bodies that were read, and those given up: the client left, it took too long, or the process ended"
+    yield _family("counter", f"{prefix}body_reads", text, rows, labels)
+    text = "Large bodies that are being read"
+    yield _family("gauge", f"{prefix}body_reads_running", text, [({}, running)], labels)
+
+
+_OF_KEYS = (
+    ("requests", "key_requests", "Requests of each key, by its name"),
+    ("refused", "key_refused_requests", "Those that got status 429"),
+    ("prompt_tokens", "key_prompt_tokens", "Tokens of their prompts"),
+    ("completion_tokens", "key_generation_tokens", "Tokens that were generated for them"),
+)
+
+
+def of_keys(rows: Callable[[str], Rows], prefix: str, labels: Mapping[str, str]) -> Iterator[Metric]:
+    """What clients with each key have used; `rows` are `AnswerCounts.key_rows`."""
+    for what, name, text in _OF_KEYS:
+        yield _family("counter", prefix + name, text, rows(what), labels)
+
+
 def exposition(metrics: Iterable[Metric]) -> bytes:
     """Metrics in Prometheus' text format."""
     return generate_latest(_Collected(metrics))  # type: ignore[arg-type]

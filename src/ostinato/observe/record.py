@@ -19,6 +19,8 @@ class RequestRecord:
     ended: float | None = None
     status: int | None = None
     """The answer's status, or 499; None if the request ended before its answer began."""
+    key: str | None = None
+    """The name of the client's key."""
     error: str | None = None
     """What ended a stream early, after its status was sent."""
     figures: Callable[[], dict[str, Any]] = dict

@@ -6,6 +6,7 @@ from bisect import bisect_left, insort
 from operator import attrgetter
 
 from ostinato.schedule.request import Request, RequestStatus
+from ostinato.schedule.turns import Turns
 
 _rank = attrgetter("rank")
 
@@ -20,11 +21,13 @@ class Queues:
         self.requests: dict[str, Request] = {}
         """Of both, by their ids."""
         self._num_arrived = 0
+        self._turns = Turns()
 
     def arrive(self, request: Request, by_priority: bool) -> None:
-        """A new request waits, behind all others of its priority, or behind all others."""
+        """A new request waits: in the turn of its client among those of its priority, or among all."""
         request.arrival = self._num_arrived
-        request.rank = (request.priority if by_priority else 0, request.arrival)
+        priority = request.priority if by_priority else 0
+        request.rank = (priority, self._turns.take(request.client), request.arrival)
         self._num_arrived += 1
         self.requests[request.request_id] = request
         insort(self.waiting, request, key=_rank)
@@ -33,6 +36,7 @@ class Queues:
         """The first that waits runs."""
         request = self.waiting.pop(0)
         request.status = RequestStatus.RUNNING
+        self._turns.started(request.rank[1])
         insort(self.running, request, key=_rank)
 
     def put_back(self, request: Request) -> None:

@@ -56,7 +56,7 @@ class StopConditions:
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """One sequence to be continued. The caller gives the first ten fields; the scheduler owns the rest."""
+    """One sequence to be continued. The caller gives the fields up to `looks_back`; the scheduler owns the rest."""
 
     request_id: str
     prompt_token_ids: Sequence[int]
@@ -72,6 +72,8 @@ class Request:
     """The images that tokens of the prompt stand for, by position."""
     rope: Any = None
     """See `Row.rope`."""
+    client: str | None = None
+    """Whose it is: clients take turns."""
     looks_back: int = 0
     """How many of its outputs are chosen with a look at the ones before them, which must be known by then."""
 
@@ -89,8 +91,8 @@ class Request:
     num_preemptions: int = 0
     arrival: int = 0
     """Sequence number of the arrival, given by the scheduler."""
-    rank: tuple[int, int] = (0, 0)
-    """Order of service, lowest first: (priority or 0, arrival). Unique."""
+    rank: tuple[int, int, int] = (0, 0, 0)
+    """Order of service, lowest first: (priority or 0, turn, arrival). Unique. Of one client, turns are as arrivals."""
     max_num_tokens: int = 0
     """Length of prompt and output at which the request ends with `length`."""
     chain: Chain | None = None

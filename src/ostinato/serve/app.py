@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from functools import lru_cache, partial
 
@@ -22,11 +22,11 @@ from ostinato.serve.api.completions import completions_router
 from ostinato.serve.api.responses import responses_router
 from ostinato.serve.api.service import observation_router, page_files, page_router, service_router
 from ostinato.serve.api.tokens import tokens_router
-from ostinato.serve.chat.model_text import ModelText
-from ostinato.serve.http.bodies import JsonEndpoints
+from ostinato.serve.http.endpoints import JsonEndpoints
 from ostinato.serve.http.errors import MODEL_ERRORS, REPORT_ERRORS, ApiError, as_api_error
 from ostinato.serve.http.gate import Gate
 from ostinato.serve.http.lifecycle import Lifecycle
+from ostinato.serve.work.model import Model, model_of
 
 
 def make_app(lifecycle: Lifecycle, tracing: Tracing | None = None) -> ASGIApp:
@@ -37,8 +37,9 @@ def make_app(lifecycle: Lifecycle, tracing: Tracing | None = None) -> ASGIApp:
     settings, counts = lifecycle.settings, AnswerCounts()
     if tracing is None and settings.otlp_endpoint is not None:
         tracing = make_tracing(settings.otlp_endpoint, lifecycle.model_name)
-    api, with_bodies = make_api(lifecycle, counts, tracing)
-    gate = Gate(JsonEndpoints(api, with_bodies), settings, counts, tracing)
+    api, with_bodies, models = make_api(lifecycle, counts, tracing)
+    endpoints = JsonEndpoints(api, with_bodies, lifecycle, lambda: models().work)
+    gate = Gate(endpoints, lifecycle, counts, tracing)
     if not settings.cors_origin:
         return gate
     # Outside the gate: a browser's preflight request comes without a key.
@@ -53,13 +54,19 @@ def make_app(lifecycle: Lifecycle, tracing: Tracing | None = None) -> ASGIApp:
 
 def make_api(
     lifecycle: Lifecycle, counts: AnswerCounts, tracing: Tracing | None = None
-) -> tuple[FastAPI, Sequence[APIRouter]]:
-    """All endpoints with their description; and again those that take a body, which `JsonEndpoints` runs."""
-    text_of = lru_cache(maxsize=1)(partial(ModelText, max_images=lifecycle.settings.max_images))
-    lifecycle.prepare = text_of
-    with_bodies = [
-        router(lifecycle, text_of) for router in (chat_router, completions_router, responses_router, tokens_router)
-    ]
+) -> tuple[FastAPI, Sequence[APIRouter], Callable[[], Model]]:
+    """All endpoints with their description; again those that take a body, which `JsonEndpoints` runs; and the model,
+    which they get once it is there."""
+    made = lru_cache(maxsize=1)(
+        partial(model_of, settings=lifecycle.settings.without_keys(), model_name=lifecycle.model_name)
+    )
+    lifecycle.prepare = made
+
+    def models() -> Model:
+        return made(lifecycle.engine)
+
+    with_bodies = [router(lifecycle, models) for router in (chat_router, completions_router, responses_router)]
+    with_bodies.append(tokens_router())
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -99,7 +106,7 @@ def make_api(
     async def not_served(_: Request, error: HTTPException) -> Response:
         return ApiError(error.status_code, str(error.detail), headers=error.headers).response()
 
-    return app, with_bodies
+    return app, with_bodies, models
 
 
 def _name_endpoints(counts: AnswerCounts, routes: Iterable[BaseRoute]) -> None:

@@ -81,6 +81,7 @@ def serve(
 
         for each in SIGNALS:
             loop.add_signal_handler(each, drain)
+        loop.add_signal_handler(signal.SIGHUP, lifecycle.keys.reload)
         host, port = listener.getsockname()[:2]
         announce(f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}")
         await server.serve(sockets=[listener])

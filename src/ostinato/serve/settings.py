@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ipaddress
+import re
+from collections.abc import Sequence
 from functools import lru_cache
 from itertools import chain
 from pathlib import Path
@@ -12,6 +14,10 @@ from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError,
 
 from ostinato.errors import ConfigError, problem_of, reason
 from ostinato.observe.logs import LogFormat, LogLevel
+
+MOST_KEYS = 10_000
+"""In an api_key_file: each has series of its own in the metrics, and every request is compared with all."""
+_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
 
 class ServeSettings(BaseModel):
@@ -27,7 +33,8 @@ class ServeSettings(BaseModel):
     """A key that clients must send as `Authorization: Bearer KEY`; several may be given. Other users of the machine see
     flags, but neither the environment nor an api_key_file."""
     api_key_file: Path | None = None
-    """A file with further keys, one a line."""
+    """A file with further keys, one a line, each alone or behind a name for logs and metrics (`NAME KEY`). SIGHUP has
+    it read again."""
     insecure: bool = False
     """Listen on an address that other machines reach though there is no api_key."""
     cors_origin: tuple[str, ...] = ()
@@ -36,10 +43,27 @@ class ServeSettings(BaseModel):
     """The model's name in requests and answers (that of the checkpoint)."""
     max_waiting: int = Field(256, ge=0)
     """Outputs that may wait besides those that run; more requests get status 429."""
+    max_requests_per_client: int | None = Field(None, ge=1)
+    """Outputs of one client (a key; without keys, an address) that may be unfinished; more get status 429 (a quarter of
+    those that may run and wait, and at least max_n; without keys on a loopback address, all of them)."""
     max_body: int = Field(16 * 2**20, ge=1024)
     """Bytes of a request's body, images in it among them."""
     max_images: int = Field(16, ge=0)
     """Images of a request, frames of videos among them."""
+    max_image_pixels: int = Field(2**25, ge=1)
+    """Pixels of an image as it comes, before it is resized."""
+    max_request_pixels: int = Field(2**27, ge=1)
+    """Pixels of all images of a request together, as they come."""
+    max_keys: int = Field(2**16, ge=1)
+    """Members of all objects in a request's body together."""
+    max_values: int = Field(2**19, ge=1)
+    """Values in a request's body, such as token ids, list items and members of objects."""
+    max_messages: int = Field(4096, ge=1)
+    """Messages, or items of input, of a request."""
+    max_parts: int = Field(4096, ge=1)
+    """Parts of all messages of a request together."""
+    max_tools: int = Field(256, ge=0)
+    """Tools of a request."""
     max_stop: int = Field(16, ge=0)
     """Stop strings of a request."""
     max_stop_length: int = Field(256, ge=1)
@@ -50,6 +74,16 @@ class ServeSettings(BaseModel):
     """Outputs of a request: prompts times n."""
     request_timeout: float = Field(600.0, gt=0)
     """Seconds after which a request is ended; a request may ask for less with `timeout`."""
+    body_workers: int = Field(2, ge=1)
+    """Processes that read large bodies and images, each for one request at a time. They start with the first one."""
+    worker_seconds: float = Field(20.0, gt=0)
+    """Seconds that reading one request may take there."""
+    worker_memory: int = Field(2**30, ge=2**26)
+    """Bytes of memory that reading one request may take there."""
+    client_seconds: float = Field(60.0, gt=0)
+    """Seconds of that work that one client may use per minute; then it gets status 429."""
+    client_pixels: int = Field(2**30, ge=1)
+    """Pixels of images that one client may have decoded per minute; then it gets status 429."""
     engine_timeout: float = Field(120.0, gt=0)
     """Seconds without a sign of life from the engine after which it counts as stalled: /health is 503. It gives one
     between two steps, so it must be longer than the longest step."""
@@ -69,7 +103,7 @@ class ServeSettings(BaseModel):
     """Address of an OpenTelemetry collector (OTLP over HTTP, such as http://localhost:4318) that gets a trace of each
     request."""
 
-    _keys: tuple[str, ...] = PrivateAttr(())
+    _keys: dict[str, str] = PrivateAttr(default_factory=dict)
 
     def __init__(self, **settings: Any) -> None:
         try:
@@ -85,8 +119,8 @@ class ServeSettings(BaseModel):
 
     @model_validator(mode="after")
     def _guarded(self) -> ServeSettings:
-        self._keys = self.api_key + _keys_in(self.api_key_file)
-        if any(not key.strip() or not key.isascii() for key in self._keys):
+        self._keys = _named(self.api_key, self.api_key_file)
+        if any(not key.strip() or not key.isascii() for key in self._keys.values()):
             raise ValueError("an api_key is ASCII text that is not empty")
         if not (self._keys or self.insecure or is_loopback(self.host)):
             raise ValueError(
@@ -95,21 +129,63 @@ class ServeSettings(BaseModel):
             )
         return self
 
+    def without_keys(self) -> ServeSettings:
+        """The same for those who need no keys, such as processes that read what clients send."""
+        copy = self.model_copy(update={"api_key": (), "api_key_file": None})
+        copy._keys = {}
+        return copy
+
+    def client_share(self, max_num_seqs: int) -> int | None:
+        """Outputs of one client that may be unfinished, if so many may run; None for as many as of all."""
+        if self.max_requests_per_client is not None:
+            return self.max_requests_per_client
+        if is_loopback(self.host) and not self._keys:
+            return None  # all of them are of this machine
+        return max((max_num_seqs + self.max_waiting) // 4, self.max_n)
+
     @property
-    def keys(self) -> tuple[str, ...]:
-        """All keys: given as settings and read from the file."""
+    def keys(self) -> dict[str, str]:
+        """Name -> key, of all: given as settings and read from the file."""
         return self._keys
 
 
-def _keys_in(path: Path | None) -> tuple[str, ...]:
-    if path is None:
-        return ()
+def read_keys(given: Sequence[str], path: Path | None) -> dict[str, str]:
+    """Name -> key, of those given as settings and those in the file. ConfigError if the file is broken."""
     try:
-        keys = tuple(line.strip() for line in path.read_text(encoding="utf-8").splitlines() if line.strip())
+        return _named(given, path)
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
+
+
+def _named(given: Sequence[str], path: Path | None) -> dict[str, str]:
+    keys = {f"api_key-{place}": key for place, key in enumerate(given, start=1)}
+    if path is None:
+        return keys
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise ValueError(f"api_key_file {path} cannot be read: {reason(error)}") from None
-    if not keys:
+    for number, line in enumerate(lines, start=1):
+        match line.split():
+            case []:
+                continue
+            case [key]:
+                name = f"line-{number}"
+            case [name, key]:
+                pass
+            case _:
+                raise ValueError(f"api_key_file {path}, line {number}: it should be a key, or a name and a key")
+        if not _NAME.fullmatch(name):
+            raise ValueError(f"api_key_file {path}, line {number}: a name is 1 to 64 letters, digits, _, . or -")
+        if not key.isascii():
+            raise ValueError(f"api_key_file {path}, line {number}: a key is ASCII text")
+        if name in keys or key in keys.values():
+            raise ValueError(f"api_key_file {path}, line {number}: its name or its key stands there twice")
+        keys[name] = key
+    if len(keys) == len(given):
         raise ValueError(f"api_key_file {path} holds no key; write one a line")
+    if len(keys) > MOST_KEYS:
+        raise ValueError(f"api_key_file {path} holds {len(keys)} keys, and may hold {MOST_KEYS}")
     return keys
 
 

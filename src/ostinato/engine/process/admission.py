@@ -1,10 +1,11 @@
-"""How many requests may be unfinished at a time, and when one that was turned away should come again."""
+"""How many requests may be unfinished at a time, of all clients and of one, and when one that was turned away should
+come again."""
 
 from __future__ import annotations
 
 import math
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 
 from ostinato.errors import RequestError
@@ -15,7 +16,7 @@ LONGEST_RETRY = 600
 
 
 class Overloaded(RequestError):
-    """The queue is full. `retry_after`: seconds after which there is likely to be room."""
+    """The queue is full, or its client's share of it. `retry_after`: seconds after which there is likely to be room."""
 
     def __init__(self, message: str, retry_after: int) -> None:
         super().__init__(message)
@@ -23,15 +24,25 @@ class Overloaded(RequestError):
 
 
 class Admission:
-    """Counts unfinished outputs against a bound: those that run at a time and those that may wait."""
+    """Counts unfinished outputs against a bound, those that run at a time and those that may wait, and those of each
+    client against its share."""
 
-    def __init__(self, max_running: int, max_waiting: int, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        max_running: int,
+        max_waiting: int,
+        clock: Callable[[], float] = time.monotonic,
+        max_per_client: int | None = None,
+    ) -> None:
+        """`max_per_client`: None for no bound but that of all."""
         self.max_running, self.max_waiting = max_running, max_waiting
+        self.max_per_client = max_per_client
         self.num_unfinished = 0
+        self._of_client: Counter[str] = Counter()
         self._clock = clock
         self._ended: deque[float] = deque(maxlen=256)
 
-    def check(self, count: int) -> None:
+    def check(self, count: int, client: str | None = None) -> None:
         """Overloaded if `count` outputs find no room; RequestError if they never will."""
         bound = self.max_running + self.max_waiting
         if count > bound:
@@ -42,20 +53,45 @@ class Admission:
                 f"{self.max_waiting} wait",
                 self.retry_after(count),
             )
+        share = self.max_per_client
+        if share is None or client is None:
+            return
+        if count > share:
+            raise RequestError(
+                f"{count} outputs are asked for at once, and of one client at most {share} may be unfinished "
+                "(max_requests_per_client)"
+            )
+        if self._of_client[client] + count > share:
+            raise Overloaded(
+                f"{self._of_client[client]} outputs of this client are unfinished, and at most {share} may be "
+                "(max_requests_per_client)",
+                self._seconds_for(self._of_client[client] + count - share),
+            )
 
-    def enter(self, count: int) -> None:
+    def enter(self, count: int, client: str | None = None) -> None:
         """Takes `count` outputs in; raises what `check` raises, and then nothing is changed."""
-        self.check(count)
+        self.check(count, client)
         self.num_unfinished += count
+        if client is not None:
+            self._of_client[client] += count
 
-    def give_back(self, count: int) -> None:
+    def give_back(self, count: int, client: str | None = None) -> None:
         """`count` outputs that entered were refused, and so have not begun."""
         self.num_unfinished -= count
+        if client is not None:
+            self._of_client[client] -= count
+            if not self._of_client[client]:
+                del self._of_client[client]
 
-    def leave(self, count: int) -> None:
+    def leave(self, count: int, client: str | None = None) -> None:
         """`count` outputs have ended."""
-        self.num_unfinished -= count
+        self.give_back(count, client)
         self._ended.extend([self._clock()] * count)
+
+    @property
+    def num_clients(self) -> int:
+        """Clients with unfinished outputs."""
+        return len(self._of_client)
 
     def drain_rate(self) -> float | None:
         """Outputs that ended per second lately; None if that is not known."""
@@ -68,7 +104,10 @@ class Admission:
 
     def retry_after(self, count: int = 1) -> int:
         """Whole seconds until `count` more outputs are likely to find room: those too many, at the drain rate."""
-        too_many = self.num_unfinished + count - self.max_running - self.max_waiting
+        return self._seconds_for(self.num_unfinished + count - self.max_running - self.max_waiting)
+
+    def _seconds_for(self, too_many: int) -> int:
+        """Whole seconds until so many outputs are likely to have ended."""
         rate = self.drain_rate()
         if too_many <= 0 or rate is None:
             return 1

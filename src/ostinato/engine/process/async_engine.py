@@ -57,6 +57,7 @@ class AsyncEngine:
         chat_template: ChatTemplate,
         media: MediaInput | None,
         max_waiting: int,
+        max_per_client: int | None = None,
     ) -> None:
         self.tokenizer, self.chat_template = tokenizer, chat_template
         self.media = media
@@ -64,7 +65,9 @@ class AsyncEngine:
         self.plan, self.default_params = process.started.plan, process.started.default_params
         self.vocab_size = process.started.vocab_size
         """The model's, which may be padded."""
-        self.admission = Admission(self.plan.settings.max_num_seqs, max_waiting)
+        self.started = process.started
+        """What the engine's process has reported of itself."""
+        self.admission = Admission(self.plan.settings.max_num_seqs, max_waiting, max_per_client=max_per_client)
         self.failure: Exception | None = None
         """What ended the engine, if something has."""
         self.on_failure: Callable[[], None] = lambda: None
@@ -85,12 +88,14 @@ class AsyncEngine:
         config: EngineConfig,
         *,
         max_waiting: int = 1024,
+        max_per_client: Callable[[int], int | None] = lambda max_num_seqs: None,
         progress: StartProgress = lambda what, done, total: None,
         make: Callable[[EngineConfig, StartProgress], Engine] = make_engine,
     ) -> AsyncEngine:
         """Loads the model in a process of its own and runs one request of one token, so that a step has succeeded.
 
-        `max_waiting`: outputs that may wait besides those that run; more are Overloaded. `make` makes the engine: a
+        `max_waiting`: outputs that may wait besides those that run; more are Overloaded. `max_per_client`: outputs of
+        one client that may be unfinished, by how many may run; None: as many as of all. `make` makes the engine: a
         function that the process can import. Raises what that raises and the error of the first step, as EngineError
         what is nobody's to act on.
         """
@@ -105,7 +110,8 @@ class AsyncEngine:
             chat_template = load_chat_template(started.directory, tokenizer.special_tokens)
             remote = config.allow_remote_images
             media = load_media_input(started.directory, started.vision, tokenizer, started.plan, remote)
-            return cls(process, tokenizer, chat_template, media, max_waiting)
+            share = max_per_client(started.plan.settings.max_num_seqs)
+            return cls(process, tokenizer, chat_template, media, max_waiting, share)
         except BaseException:
             await asyncio.shield(process.end())
             raise
@@ -130,20 +136,22 @@ class AsyncEngine:
         cache_salt: str | None = None,
         media: MediaPrompt | None = None,
         deadline: float | None = None,
+        client: str | None = None,
     ) -> Stream:
         """Takes in a request (see `Engine.add`); returns its stream, to be used with `async with`. `media` comes with
         its own token ids as the prompt.
 
-        `deadline`: seconds from now after which the request is ended with DeadlineExceeded. Raises RequestError if it
+        `deadline`: seconds from now after which the request is ended with DeadlineExceeded. `client`: whose it is.
+        Raises RequestError if it
         can never be served, Overloaded if too many wait, EngineFailed if the engine cannot go on. Cancelled, it leaves
         nothing behind. A guide is compiled while others are computed.
         """
         self._check()
         params = params or self.default_params
         self._check_length(prompt)
-        self.admission.enter(params.n)
+        self.admission.enter(params.n, client)
         name = self._new_id()
-        stream = self._streams[name] = Stream(name, params.n, lambda: self._end(name))
+        stream = self._streams[name] = Stream(name, params.n, lambda: self._end(name), client)
         if deadline is not None:
             stream.timer = self._loop.call_later(deadline, self._expire, name, deadline)
         try:
@@ -153,12 +161,14 @@ class AsyncEngine:
                 stream.raise_error()  # it may have ended meanwhile, and then must not begin
                 self._check()
             stream.prompt_token_ids = list(prompt)
-            adding = self._call(name, Submit(name, stream.prompt_token_ids, params, priority, cache_salt, media))
+            adding = self._call(
+                name, Submit(name, stream.prompt_token_ids, params, priority, cache_salt, media, client)
+            )
             stream.on_error = lambda error: _set(adding, None, error)  # it may end while a long step runs
             await adding
         except BaseException as error:
             if self._streams.pop(name, None) is not None:  # else it ended meanwhile, and was counted out
-                self.admission.give_back(params.n)
+                self.admission.give_back(params.n, client)
                 stream.end()
             if not isinstance(error, Exception):
                 self._abandon(name)  # cancelled: it may have been added, or soon be
@@ -264,7 +274,7 @@ class AsyncEngine:
         """A request has ended."""
         stream = self._streams.pop(request_id)
         stream.end(error)
-        self.admission.leave(stream.num_outputs)
+        self.admission.leave(stream.num_outputs, stream.client)
 
     def _abandon(self, request_id: str) -> None:
         """Has the engine drop a request that nobody waits for."""

@@ -186,6 +186,7 @@ class EngineLoop:
             cache_salt=request.cache_salt,
             grammar=grammar,
             media=request.media,
+            client=request.client,
         )
 
     def _reply(self, call_id: str, work: Callable[[], Any]) -> None:

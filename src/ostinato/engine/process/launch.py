@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from ostinato.engine.run.runner import StartProgress
 
 
+API_KEY_VARIABLE = "OSTINATO_API_KEY"
+"""An environment variable that is for the server alone: its processes do not get it."""
 _PATIENCE = 5.0
 """Seconds that a process has to end after its connection has; it is killed then."""
 
@@ -137,9 +139,9 @@ class EngineProcess(asyncio.Protocol):
 
 
 def _spawn(connection: socket.socket) -> subprocess.Popen[bytes]:
-    """Starts the process at the end of `connection`. It finds modules where this process does."""
+    """Starts the process at the end of `connection`."""
     command = [sys.executable, "-P", "-m", "ostinato.engine.process.child", str(connection.fileno())]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(each or os.getcwd() for each in sys.path)}
+    environment = child_environment()
     wait_briefly(environment, TURNS_BESIDE_SERVER)
     # The child inherits blocked signals, so none reaches it before it ignores them.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
@@ -147,6 +149,12 @@ def _spawn(connection: socket.socket) -> subprocess.Popen[bytes]:
         return subprocess.Popen(command, pass_fds=[connection.fileno()], stdin=subprocess.DEVNULL, env=environment)
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def child_environment() -> dict[str, str]:
+    """The environment of a process that belongs to this one: it finds modules where this one does, and no key."""
+    environment = {name: value for name, value in os.environ.items() if name != API_KEY_VARIABLE}
+    return {**environment, "PYTHONPATH": os.pathsep.join(each or os.getcwd() for each in sys.path)}
 
 
 def keep_for_good() -> None:

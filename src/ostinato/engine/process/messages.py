@@ -52,6 +52,7 @@ class Submit(NamedTuple):
     priority: int
     cache_salt: str | None
     media: MediaPrompt | None = None
+    client: str | None = None
 
 
 class Abort(NamedTuple):

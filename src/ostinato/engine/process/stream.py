@@ -22,8 +22,8 @@ class Stream:
     error that ended the request, or one of its outputs, is raised after everything that it gained was fetched.
     """
 
-    def __init__(self, request_id: str, num_outputs: int, abort: Callable[[], None]) -> None:
-        self.request_id = request_id
+    def __init__(self, request_id: str, num_outputs: int, abort: Callable[[], None], client: str | None = None) -> None:
+        self.request_id, self.client = request_id, client
         self.num_outputs = num_outputs
         self.prompt_token_ids: list[int] = []
         self.prompt_logprobs: Sequence[TokenLogprobs | None] | None = None

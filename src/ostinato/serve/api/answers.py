@@ -23,18 +23,21 @@ from ostinato.sample.params import SamplingParams
 from ostinato.serve.api.generation import GenerationBody
 from ostinato.serve.chat.conversation import Conversation, begins_in_reasoning, render, token_ids_of
 from ostinato.serve.chat.formats import AnswerForm
-from ostinato.serve.chat.guides import GuideRequest, answer_guide
+from ostinato.serve.chat.guides import GuideCompiler, GuidePlan, GuideRequest, answer_guide
 from ostinato.serve.chat.model_text import ModelText
 from ostinato.serve.chat.tools import Tool
 from ostinato.serve.http.streaming import EventStream, unless_gone
+from ostinato.serve.work.context import Work
 
 __all__ = [
     "ChunkWriter",
     "ConversationRequest",
+    "PreparedChat",
     "Run",
     "answer",
     "compact",
     "head",
+    "prepare_chat",
     "quoted",
     "start_chat",
     "whole_body",
@@ -62,10 +65,12 @@ class Run:
         record: RequestRecord,
         guide: Guide | None = None,
         media: MediaPrompt | None = None,
+        client: str | None = None,
     ) -> Run:
         """Submits every prompt, as token ids. If one is refused, none runs, and its error is raised.
 
-        `deadline` is in seconds. `record` is that of the HTTP request. `media` belongs to the only prompt.
+        `deadline` is in seconds. `record` is that of the HTTP request. `media` belongs to the only prompt. `client` is
+        whose it is.
         """
         if guide is not None:
             params = params.replace(guide=guide)
@@ -80,6 +85,7 @@ class Run:
                     cache_salt=body.cache_salt,
                     media=media,
                     deadline=deadline,
+                    client=client,
                 )
                 run.streams.append(stream)
         except BaseException:
@@ -184,32 +190,60 @@ class ConversationRequest:
     """The field of the body that holds the conversation."""
 
 
-async def start_chat(
-    engine: AsyncEngine,
-    text: ModelText,
+@dataclass(frozen=True)
+class PreparedChat:
+    """A conversation as the engine gets it, and what its answer may consist of."""
+
+    params: SamplingParams
+    token_ids: list[int]
+    media: MediaPrompt | None
+    tools: tuple[Tool, ...]
+    starts_in_reasoning: bool
+    parallel: bool
+    either: bool
+    guide: GuidePlan | None
+
+    def form(self, text: ModelText) -> AnswerForm:
+        """What the answer may consist of."""
+        return AnswerForm(text.formats, self.tools, self.starts_in_reasoning, self.parallel, self.either)
+
+
+def prepare_chat(
+    work: Work,
     asked: ConversationRequest,
     body: GenerationBody,
-    deadline: float,
-    record: RequestRecord,
     *,
     max_tokens: int | None,
     logprobs: int | None,
-) -> tuple[Run, AnswerForm, SamplingParams]:
-    """Has the engine answer a conversation. Also returns what the answer may consist of, and how it is sampled.
-
-    `logprobs`: how many of the most likely tokens are returned at each place; None: no log-probabilities.
-    """
+) -> PreparedChat:
+    """`logprobs`: how many of the most likely tokens are returned at each place; None: no log-probabilities."""
+    text = work.text
     more = {"max_tokens": max_tokens, **text.shows_tags(body.skip_special_tokens)}
     if logprobs is not None:
         more["logprobs"] = logprobs
-    params = body.sampling(engine.default_params, **more)
-    rendered = await render(text, asked.conversation, asked.param)
-    token_ids = await token_ids_of(text, rendered, asked.param)
+    params = body.sampling(work.default_params, **more)
+    rendered = render(work, asked.conversation, asked.param)
+    token_ids = token_ids_of(work, rendered, asked.param)
     inside = begins_in_reasoning(text.formats, asked.conversation, rendered.text)
     form = AnswerForm(text.formats, asked.tools, inside, asked.parallel, either=asked.guide is not None)
-    guide = await answer_guide(text, form, asked.guide, asked.tool_choice)
-    run = await Run.start(engine, [token_ids], params, body, deadline, record, guide, rendered.media)
-    return run, form, params
+    guide = answer_guide(text, form, asked.guide, asked.tool_choice)
+    return PreparedChat(params, token_ids, rendered.media, asked.tools, inside, asked.parallel, form.either, guide)
+
+
+async def start_chat(
+    engine: AsyncEngine,
+    compiler: GuideCompiler,
+    prepared: PreparedChat,
+    body: GenerationBody,
+    deadline: float,
+    request: Request,
+) -> Run:
+    """Has the engine answer a conversation."""
+    record, client = request.state.record, request.state.client
+    engine.admission.check(prepared.params.n, client)
+    guide = await compiler.compiled(prepared.guide)
+    prompts, media = [prepared.token_ids], prepared.media
+    return await Run.start(engine, prompts, prepared.params, body, deadline, record, guide, media, client)
 
 
 async def answer(

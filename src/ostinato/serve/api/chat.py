@@ -11,31 +11,33 @@ from fastapi.responses import Response
 from pydantic import ConfigDict, Field
 
 from ostinato.engine.outputs import CompletionOutput
-from ostinato.engine.process.async_engine import AsyncEngine
 from ostinato.engine.process.delivery import SampleDelta
 from ostinato.schedule.batch import TokenLogprobs
 from ostinato.serve.api.answers import (
     ChunkWriter,
     ConversationRequest,
+    PreparedChat,
     Run,
     answer,
     compact,
     head,
+    prepare_chat,
     quoted,
     start_chat,
     whole_body,
 )
 from ostinato.serve.api.generation import MAX_LOGPROBS, GenerationBody
-from ostinato.serve.chat.conversation import ConversationBody, checked_tools, conversation_of
+from ostinato.serve.chat.conversation import ConversationBody, check_counts, checked_tools, conversation_of
 from ostinato.serve.chat.deltas import AnswerDelta, ToolCallDelta
 from ostinato.serve.chat.guides import GuideRequest
-from ostinato.serve.chat.model_text import ModelText
 from ostinato.serve.chat.output import ChatOutput
 from ostinato.serve.chat.token_texts import TokenTexts
 from ostinato.serve.http.bodies import Body, Ignored, unserved
 from ostinato.serve.http.errors import ApiError
 from ostinato.serve.http.lifecycle import Lifecycle
 from ostinato.serve.http.streaming import DONE, LastEvents
+from ostinato.serve.work.context import Work
+from ostinato.serve.work.model import Model
 
 
 class JsonSchema(Body):
@@ -85,6 +87,16 @@ class ChatRequest(GenerationBody, ConversationBody):
     audio: Annotated[None, unserved("only text is")] = None
     web_search_options: Annotated[None, unserved("give the model a tool that searches")] = None
 
+    def prepare(self, work: Work) -> PreparedChat:
+        self.check(work.settings, work.model_name)
+        check_counts(self.messages, self.tools, work.settings)
+        guide = self.guide_request()
+        tools = checked_tools(work.text, self.tools, self.tool_choice)
+        conversation = conversation_of(work.text, self, tools.told)
+        parallel = self.parallel_tool_calls is not False
+        asked = ConversationRequest(conversation, tools.callable, tools.choice, parallel, guide, "messages")
+        return prepare_chat(work, asked, self, max_tokens=self.max_output(), logprobs=self.num_logprobs())
+
     def max_output(self) -> int | None:
         """Most tokens of output. ApiError if the two names for it disagree."""
         new, old = self.max_completion_tokens, self.max_tokens
@@ -115,27 +127,18 @@ class ChatRequest(GenerationBody, ConversationBody):
         return (self.top_logprobs or 0) if self.logprobs else None
 
 
-def chat_router(lifecycle: Lifecycle, text_of: Callable[[AsyncEngine], ModelText]) -> APIRouter:
+def chat_router(lifecycle: Lifecycle, models: Callable[[], Model]) -> APIRouter:
     router = APIRouter()
 
     @router.post("/v1/chat/completions", response_model=None)
     async def chat(body: ChatRequest, request: Request) -> Response:
-        engine = lifecycle.engine
-        text = text_of(engine)
-        body.check(lifecycle.settings, lifecycle.model_name)
-        engine.admission.check(body.n or 1)
-        guide = body.guide_request()
-        tools = checked_tools(text, body.tools, body.tool_choice)
-        conversation = conversation_of(text, body, tools.told)
-        parallel = body.parallel_tool_calls is not False
-        asked = ConversationRequest(conversation, tools.callable, tools.choice, parallel, guide, "messages")
-        deadline, record = body.deadline(lifecycle.settings), request.state.record
-        most, logprobs = body.max_output(), body.num_logprobs()
-        run, form, params = await start_chat(
-            engine, text, asked, body, deadline, record, max_tokens=most, logprobs=logprobs
-        )
+        model = models()
+        prepared: PreparedChat = request.state.prepared
+        deadline = body.deadline(lifecycle.settings)
+        run = await start_chat(model.engine, model.compiler, prepared, body, deadline, request)
+        text, params, form = model.text, prepared.params, prepared.form(model.text)
         answers = [ChatOutput(text, form) for _ in range(params.n)]
-        texts = None if logprobs is None else text.token_texts
+        texts = None if params.logprobs is None else text.token_texts
         kind = "chat.completion.chunk" if body.stream else "chat.completion"
         own = head("chatcmpl", kind, request.state.request_id, lifecycle.model_name)
         return await answer(

@@ -12,20 +12,21 @@ from fastapi.responses import Response
 from pydantic import BeforeValidator, Field
 
 from ostinato.engine.outputs import CompletionOutput
-from ostinato.engine.process.async_engine import AsyncEngine
 from ostinato.engine.process.delivery import SampleDelta
 from ostinato.engine.process.stream import Stream
 from ostinato.sample.params import SamplingParams
 from ostinato.schedule.batch import TokenLogprobs
 from ostinato.serve.api.answers import ChunkWriter, Run, answer, head, quoted, whole_body
 from ostinato.serve.api.generation import MAX_LOGPROBS, GenerationBody
-from ostinato.serve.chat.guides import plain_guide
+from ostinato.serve.chat.guides import GuidePlan, plain_guide
 from ostinato.serve.chat.model_text import ModelText
 from ostinato.serve.chat.token_texts import CompletionLogprobs
 from ostinato.serve.http.bodies import unserved
 from ostinato.serve.http.errors import ApiError
 from ostinato.serve.http.lifecycle import Lifecycle
 from ostinato.serve.http.streaming import DONE, LastEvents
+from ostinato.serve.work.context import Work
+from ostinato.serve.work.model import Model
 
 
 def _checked_prompt(value: Any) -> Any:
@@ -41,6 +42,18 @@ def _are_token_ids(value: Any) -> bool:
     return isinstance(value, list) and all(type(each) is int for each in value)
 
 
+@dataclass(frozen=True)
+class _Prepared:
+    """The request as the engine gets it."""
+
+    params: SamplingParams
+    prompts: list[list[int]]
+    echoes: list[str]
+    """The text that each prompt's outputs begin with."""
+    guide: GuidePlan | None
+    scores_only: bool
+
+
 class CompletionRequest(GenerationBody):
     prompt: Annotated[str | list[int] | list[str | list[int]], BeforeValidator(_checked_prompt)]
     """Text or token ids; several in a list."""
@@ -54,6 +67,15 @@ class CompletionRequest(GenerationBody):
     best_of: Annotated[Literal[1] | None, unserved("ask for n outputs with logprobs, and choose among them", but=1)] = (
         None
     )
+
+    def prepare(self, work: Work) -> _Prepared:
+        prompts = self.prompts()
+        self.check(work.settings, work.model_name, len(prompts))
+        self.check_echo()
+        params = _params(self, work.default_params)
+        token_ids = [_encode(work, prompt) for prompt in prompts]
+        echoes = _echoes(work.text, self, prompts, params.skip_special_tokens)
+        return _Prepared(params, token_ids, echoes, plain_guide(self.guide_request()), self.max_tokens == 0)
 
     def prompts(self) -> list[str | list[int]]:
         """Each prompt, as text or token ids."""
@@ -72,24 +94,20 @@ class CompletionRequest(GenerationBody):
             raise ApiError(400, "max_tokens 0 needs echo: there would be no text", param="max_tokens")
 
 
-def completions_router(lifecycle: Lifecycle, text_of: Callable[[AsyncEngine], ModelText]) -> APIRouter:
+def completions_router(lifecycle: Lifecycle, models: Callable[[], Model]) -> APIRouter:
     router = APIRouter()
 
     @router.post("/v1/completions", response_model=None)
     async def completions(body: CompletionRequest, request: Request) -> Response:
-        engine = lifecycle.engine
-        text = text_of(engine)
-        prompts = body.prompts()
-        body.check(lifecycle.settings, lifecycle.model_name, len(prompts))
-        engine.admission.check(len(prompts) * (body.n or 1))
-        body.check_echo()
-        params = _params(body, engine.default_params)
-        token_ids = [await _encode(text, prompt) for prompt in prompts]
-        echoes = await _echoes(text, body, prompts, params.skip_special_tokens)
-        guide = await plain_guide(text, body.guide_request())
-        deadline = body.deadline(lifecycle.settings)
-        run = await Run.start(engine, token_ids, params, body, deadline, request.state.record, guide)
-        form = _ChoiceForm(text, params, echoes, scores_only=body.max_tokens == 0)
+        model = models()
+        prepared: _Prepared = request.state.prepared
+        client = request.state.client
+        model.engine.admission.check(len(prepared.prompts) * prepared.params.n, client)
+        guide = await model.compiler.compiled(prepared.guide)
+        deadline, record = body.deadline(lifecycle.settings), request.state.record
+        params = prepared.params
+        run = await Run.start(model.engine, prepared.prompts, params, body, deadline, record, guide, client=client)
+        form = _ChoiceForm(model.text, params, prepared.echoes, prepared.scores_only)
         own = head("cmpl", "text_completion", request.state.request_id, lifecycle.model_name)
         return await answer(
             request,
@@ -112,20 +130,21 @@ def _params(body: CompletionRequest, defaults: SamplingParams) -> SamplingParams
     return body.sampling(defaults, max_tokens=1 if body.max_tokens == 0 else body.max_tokens, **more)
 
 
-async def _encode(text: ModelText, prompt: str | list[int]) -> list[int]:
+def _encode(work: Work, prompt: str | list[int]) -> list[int]:
     if isinstance(prompt, str):
-        return await text.encode(prompt, True, "prompt")
-    text.check_ids(prompt, "prompt")
+        return work.encode(prompt, True, "prompt")
+    work.text.check_ids(prompt, "prompt")
     return prompt
 
 
-async def _echoes(
+def _echoes(
     text: ModelText, body: CompletionRequest, prompts: Sequence[str | list[int]], skip_special_tokens: bool
 ) -> list[str]:
     """The text that each prompt's outputs begin with."""
     if not body.echo:
         return [""] * len(prompts)
-    return [each if isinstance(each, str) else await text.decode(each, skip_special_tokens) for each in prompts]
+    decode = text.tokenizer.decode
+    return [each if isinstance(each, str) else decode(each, skip_special_tokens) for each in prompts]
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import ConfigDict, Field
 
@@ -62,9 +62,16 @@ def check_model(name: str | None, model_name: str) -> None:
         raise ApiError(404, message, param="model", code="model_not_found")
 
 
+KEPT = frozenset({"n", "stream", "stream_options", "priority", "timeout", "cache_salt"})
+"""What every generating endpoint still needs of its body when the request is prepared."""
+
+
 class GenerationBody(Body):
     """Asks for generated text. A field that is null or left out has the value in the checkpoint's
     generation_config.json, else the default of SamplingParams."""
+
+    kept: ClassVar[frozenset[str]] = KEPT
+    generates: ClassVar[bool] = True
 
     model: str | None = None
     """The served model's name, or nothing."""

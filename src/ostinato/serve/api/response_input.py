@@ -3,18 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field
 
+from ostinato.sample.params import SamplingParams
+from ostinato.serve.api.answers import ConversationRequest, PreparedChat, compact, prepare_chat
 from ostinato.serve.api.generation import MAX_LOGPROBS, GenerationBody
-from ostinato.serve.chat.conversation import MAX_MESSAGES
+from ostinato.serve.chat.conversation import Conversation, check_counts, checked_tools, described, template_kwargs
 from ostinato.serve.chat.guides import GuideRequest
 from ostinato.serve.chat.messages import FunctionCall, Message, Role, ToolCall, one_for_template, text_of
 from ostinato.serve.http.bodies import Body, EchoedBody, Ignored, ListOf, unserved
 from ostinato.serve.http.errors import ApiError
+from ostinato.serve.work.context import Work
 
 _LOGPROBS = "message.output_text.logprobs"
+
+
+@dataclass(frozen=True)
+class PreparedResponse:
+    """The conversation as the engine gets it, and what the response repeats of the request."""
+
+    chat: PreparedChat
+    echo: str
+    """Members of a JSON object"""
 
 
 class InputItem(EchoedBody):
@@ -59,7 +72,7 @@ class ReasoningConfig(Body):
 
 
 class ResponsesRequest(GenerationBody):
-    input: str | Annotated[ListOf[InputItem], Field(max_length=MAX_MESSAGES)]
+    input: str | ListOf[InputItem]
     """A user's text, or the conversation so far."""
     instructions: str | None = None
     """A system message before the input."""
@@ -98,6 +111,45 @@ class ResponsesRequest(GenerationBody):
     prompt_cache_retention: Ignored = None
     safety_identifier: Ignored = None
     service_tier: Ignored = None
+
+    def prepare(self, work: Work) -> PreparedResponse:
+        self.check(work.settings, work.model_name)
+        items = [] if isinstance(self.input, str) else self.input
+        check_counts(items, self.tools, work.settings, "input")
+        guide = self.guide_request()
+        tools = checked_tools(work.text, self.nested_tools(), self.nested_choice(), nested=False)
+        effort = None if self.reasoning is None else self.reasoning.effort
+        messages, places = template_messages(self.input, self.instructions, work.text.knows_developer)
+        conversation = Conversation(
+            messages,
+            described(tools.told),
+            template_kwargs(self.chat_template_kwargs, effort),
+            add_generation_prompt=True,
+            continue_final_message=False,
+            places=places,
+        )
+        parallel = self.parallel_tool_calls is not False
+        asked = ConversationRequest(conversation, tools.callable, tools.choice, parallel, guide, "input")
+        most, logprobs = self.max_output_tokens, self.num_logprobs()
+        chat = prepare_chat(work, asked, self, max_tokens=most, logprobs=logprobs)
+        return PreparedResponse(chat, compact(self._echo(chat.params))[1:-1])
+
+    def _echo(self, params: SamplingParams) -> dict[str, Any]:
+        """The members of a response that tell what was asked for."""
+        text_format = None if self.text is None else self.text.format
+        return {
+            "instructions": self.instructions,
+            "max_output_tokens": self.max_output_tokens,
+            "metadata": self.metadata or {},
+            "parallel_tool_calls": self.parallel_tool_calls is not False,
+            "reasoning": {"effort": None if self.reasoning is None else self.reasoning.effort, "summary": None},
+            "temperature": params.temperature,
+            "top_p": params.top_p,
+            "top_logprobs": self.top_logprobs or 0,
+            "text": {"format": {"type": "text"} if text_format is None else text_format.model_dump(exclude_none=True)},
+            "tool_choice": self.tool_choice or "auto",
+            "tools": self.tools or [],
+        }
 
     def _format_request(self) -> GuideRequest | None:
         """What `text.format` asks for. ApiError for a type json_schema without a schema."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import secrets
 import time
-from collections.abc import AsyncGenerator, Callable, Iterable, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping
 from itertools import chain
 from typing import Any
 
@@ -11,61 +12,47 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
 from ostinato.engine.outputs import CompletionOutput
-from ostinato.engine.process.async_engine import AsyncEngine
 from ostinato.engine.process.delivery import SampleDelta
 from ostinato.sample.params import SamplingParams
-from ostinato.serve.api.answers import ConversationRequest, Run, answer, compact, start_chat
-from ostinato.serve.api.response_input import ResponsesRequest, template_messages
+from ostinato.serve.api.answers import Run, answer, compact, start_chat
+from ostinato.serve.api.response_input import PreparedResponse, ResponsesRequest
 from ostinato.serve.api.response_items import Event, ResponseItems
-from ostinato.serve.chat.conversation import Conversation, checked_tools, described, template_kwargs
 from ostinato.serve.chat.formats import AnswerForm
 from ostinato.serve.chat.model_text import ModelText
 from ostinato.serve.chat.output import ChatOutput, MessageLogprobs
 from ostinato.serve.http.errors import ApiError, as_api_error
 from ostinato.serve.http.lifecycle import Lifecycle
 from ostinato.serve.http.streaming import LastEvents
+from ostinato.serve.work.model import Model
+
+_ECHO = secrets.token_hex(16)
+"""The name of a member in whose place stands what the client sent. No client knows it."""
 
 
-def responses_router(lifecycle: Lifecycle, text_of: Callable[[AsyncEngine], ModelText]) -> APIRouter:
+def responses_router(lifecycle: Lifecycle, models: Callable[[], Model]) -> APIRouter:
     router = APIRouter()
 
     @router.post("/v1/responses", response_model=None)
     async def responses(body: ResponsesRequest, request: Request) -> Response:
-        engine = lifecycle.engine
-        text = text_of(engine)
-        body.check(lifecycle.settings, lifecycle.model_name)
-        engine.admission.check(1)
-        guide = body.guide_request()
-        tools = checked_tools(text, body.nested_tools(), body.nested_choice(), nested=False)
-        effort = None if body.reasoning is None else body.reasoning.effort
-        messages, places = template_messages(body.input, body.instructions, text.knows_developer)
-        conversation = Conversation(
-            messages,
-            described(tools.told),
-            template_kwargs(body.chat_template_kwargs, effort),
-            add_generation_prompt=True,
-            continue_final_message=False,
-            places=places,
-        )
-        parallel = body.parallel_tool_calls is not False
-        asked = ConversationRequest(conversation, tools.callable, tools.choice, parallel, guide, "input")
-        deadline, record = body.deadline(lifecycle.settings), request.state.record
-        most, logprobs = body.max_output_tokens, body.num_logprobs()
-        run, form, params = await start_chat(
-            engine, text, asked, body, deadline, record, max_tokens=most, logprobs=logprobs
-        )
-        parts = _ResponseOutput(text, form, params)
-        own = _response(body, params, f"resp_{request.state.request_id}", lifecycle.model_name)
+        model = models()
+        prepared: PreparedResponse = request.state.prepared
+        deadline = body.deadline(lifecycle.settings)
+        run = await start_chat(model.engine, model.compiler, prepared.chat, body, deadline, request)
+        parts = _ResponseOutput(model.text, prepared.chat.form(model.text), prepared.chat.params)
+        own = _response(f"resp_{request.state.request_id}", lifecycle.model_name)
         return await answer(
-            request, run, body.stream, lambda: _events(run, parts, own), lambda: _whole(run, parts, own)
+            request,
+            run,
+            body.stream,
+            lambda: _events(run, parts, own, prepared.echo),
+            lambda: _whole(run, parts, own, prepared.echo),
         )
 
     return router
 
 
-def _response(body: ResponsesRequest, params: SamplingParams, response_id: str, model: str) -> dict[str, Any]:
+def _response(response_id: str, model: str) -> dict[str, Any]:
     """The response before its output begins."""
-    text_format = None if body.text is None else body.text.format
     return {
         "id": response_id,
         "object": "response",
@@ -76,22 +63,17 @@ def _response(body: ResponsesRequest, params: SamplingParams, response_id: str, 
         "usage": None,
         "error": None,
         "incomplete_details": None,
-        "instructions": body.instructions,
-        "max_output_tokens": body.max_output_tokens,
-        "metadata": body.metadata or {},
-        "parallel_tool_calls": body.parallel_tool_calls is not False,
         "previous_response_id": None,
-        "reasoning": {"effort": None if body.reasoning is None else body.reasoning.effort, "summary": None},
         "store": False,
         "background": False,
-        "temperature": params.temperature,
-        "top_p": params.top_p,
-        "top_logprobs": body.top_logprobs or 0,
-        "text": {"format": {"type": "text"} if text_format is None else text_format.model_dump(exclude_none=True)},
-        "tool_choice": body.tool_choice or "auto",
-        "tools": body.tools or [],
         "truncation": "disabled",
+        _ECHO: None,
     }
+
+
+def _json(data: Mapping[str, Any], echo: str) -> str:
+    """Data that holds a response. What the client sent is in its JSON already: it may take long to write."""
+    return compact(data).replace(f'"{_ECHO}":null', echo, 1)
 
 
 def _ended(response: dict[str, Any], items: ResponseItems, output: CompletionOutput, run: Run) -> dict[str, Any]:
@@ -140,7 +122,7 @@ class _ResponseOutput:
         return self._answer.reasoning_tokens(output.token_ids)
 
 
-async def _whole(run: Run, parts: _ResponseOutput, response: dict[str, Any]) -> str:
+async def _whole(run: Run, parts: _ResponseOutput, response: dict[str, Any], echo: str) -> str:
     async for _, delta in run.deltas():
         if delta.output is not None:
             [output] = delta.output.outputs
@@ -148,11 +130,11 @@ async def _whole(run: Run, parts: _ResponseOutput, response: dict[str, Any]) -> 
                 pass
             run.reasoning_tokens = parts.reasoning_tokens(output)
             response = _ended(response, parts.items, output, run)
-    return compact(response)
+    return _json(response, echo)
 
 
-async def _events(run: Run, parts: _ResponseOutput, response: dict[str, Any]) -> AsyncGenerator[bytes]:
-    writer = _EventWriter()
+async def _events(run: Run, parts: _ResponseOutput, response: dict[str, Any], echo: str) -> AsyncGenerator[bytes]:
+    writer = _EventWriter(echo)
     opening = {"response": response}
     yield writer.write([Event("response.created", opening), Event("response.in_progress", opening)])
     try:
@@ -185,13 +167,14 @@ def _failed(response: dict[str, Any], items: ResponseItems, error: ApiError) -> 
 class _EventWriter:
     """Numbers events and writes them as they are sent."""
 
-    def __init__(self) -> None:
+    def __init__(self, echo: str) -> None:
+        self._echo = echo
         self._number = 0
 
     def write(self, events: Iterable[Event]) -> bytes:
         parts = []
         for event in events:
             data = {"type": event.type, "sequence_number": self._number, **event.data}
-            parts.append(f"event: {event.type}\ndata: {compact(data)}\n\n")
+            parts.append(f"event: {event.type}\ndata: {_json(data, self._echo)}\n\n")
             self._number += 1
         return "".join(parts).encode()

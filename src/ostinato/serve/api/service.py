@@ -16,7 +16,16 @@ from starlette.staticfiles import StaticFiles
 
 from ostinato import __version__
 from ostinato.observe.counts import AnswerCounts, Meter
-from ostinato.observe.metrics import CONTENT_TYPE_LATEST, answers, exposition, families, heartbeat
+from ostinato.observe.metrics import (
+    CONTENT_TYPE_LATEST,
+    answers,
+    exposition,
+    families,
+    heartbeat,
+    loop_delay,
+    of_keys,
+    workers,
+)
 from ostinato.serve.api.generation import check_model
 from ostinato.serve.http.lifecycle import Lifecycle
 
@@ -98,7 +107,15 @@ def observation_router(lifecycle: Lifecycle, counts: AnswerCounts) -> APIRouter:
         prefix = lifecycle.settings.metrics_prefix
         of_engine = families(seen.stats, seen.meter, memory, prefix, labels)
         alive = heartbeat(engine.heartbeat_age, prefix, labels)
-        return Response(exposition([*of_engine, alive, answers(counts.rows(), labels)]), media_type=CONTENT_TYPE_LATEST)
+        delay, reads = lifecycle.loop_delay, lifecycle.present_workers
+        served = [
+            alive,
+            *loop_delay(delay.seconds, delay.num_stalls, prefix, labels),
+            *workers(reads.num_done, reads.num_ended_early, reads.num_running, prefix, labels),
+            *of_keys(counts.key_rows, prefix, labels),
+            answers(counts.rows(), labels),
+        ]
+        return Response(exposition([*of_engine, *served]), media_type=CONTENT_TYPE_LATEST)
 
     return router
 

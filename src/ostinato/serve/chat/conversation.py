@@ -2,32 +2,25 @@
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Literal
 
-from pydantic import Field
-
 from ostinato.engine.text.chat_template import ChatTemplate, OverBudget
-from ostinato.engine.text.template_budget import DEFAULT, Budget
 from ostinato.errors import RequestError
 from ostinato.media.input import RenderedChat, render_chat
 from ostinato.media.messages import MediaError
 from ostinato.serve.chat.calls.forms import known_forms
 from ostinato.serve.chat.formats import AnswerFormats, opens_reasoning
 from ostinato.serve.chat.messages import Message, for_template
-from ostinato.serve.chat.model_text import ModelText, off_loop_if_long
+from ostinato.serve.chat.model_text import ModelText
 from ostinato.serve.chat.tools import Tool, forced_tools, read_choice, read_tools
 from ostinato.serve.http.bodies import Body, ListOf
 from ostinato.serve.http.errors import ApiError
+from ostinato.serve.settings import ServeSettings
+from ostinato.serve.work.context import Work
 
-ON_LOOP = Budget(steps=20_000, seconds=0.02)
-"""What a template may do on the event loop; one that needs more begins again on a thread."""
-MAX_MESSAGES = 2**14
-"""Messages of a conversation."""
 _OWN = frozenset(inspect.signature(ChatTemplate.render).parameters) - {"chat_template_kwargs"}
 """Arguments of the rendering itself, which a request cannot set as variables of the template."""
 
@@ -35,7 +28,7 @@ _OWN = frozenset(inspect.signature(ChatTemplate.render).parameters) - {"chat_tem
 class ConversationBody(Body):
     """The fields that make a prompt: `/v1/chat/completions` and `/tokenize` take them."""
 
-    messages: ListOf[Message] = Field(max_length=MAX_MESSAGES)
+    messages: ListOf[Message]
     """The conversation so far."""
     tools: ListOf[dict[str, Any]] | None = None
     """Functions that the model may call."""
@@ -66,12 +59,6 @@ class Conversation:
     @property
     def has_images(self) -> bool:
         return any(isinstance(message.get("content"), list) for message in self.messages)
-
-    @property
-    def size(self) -> int:
-        """About how many characters it has, images aside."""
-        texts = (text for message in self.messages for text in message.values() if isinstance(text, str))
-        return sum(map(len, texts)) + (len(str(self.tools)) if self.tools else 0)
 
 
 def conversation_of(text: ModelText, body: ConversationBody, tools: Sequence[Tool]) -> Conversation:
@@ -116,47 +103,57 @@ def template_kwargs(
     return kwargs
 
 
-async def render(text: ModelText, conversation: Conversation, param: str = "messages") -> RenderedChat:
+def check_counts(messages: Sequence[Any], tools: Any, settings: ServeSettings, param: str = "messages") -> None:
+    """ApiError for more messages, parts of messages or tools than a request may have. `messages` have a `content`."""
+    parts = sum(len(message.content) for message in messages if isinstance(message.content, list))
+    for field, what, count, setting in (
+        (param, "messages", len(messages), "max_messages"),
+        (param, "parts of messages", parts, "max_parts"),
+        ("tools", "tools", len(tools or ()), "max_tools"),
+    ):
+        most = getattr(settings, setting)
+        if count > most:
+            message = f"{field}: {count} {what} are given, and a request may have {most} ({setting})"
+            raise ApiError(400, message, param=field)
+
+
+def render(work: Work, conversation: Conversation, param: str = "messages") -> RenderedChat:
     """The prompt, special tokens included, with its images.
 
-    Raises ApiError, which names `param` if the template refuses the conversation, and an image that cannot be used.
+    Raises ApiError, which names `param` if the template refuses the conversation, and an image that cannot be used;
+    TooHeavy on the event loop for what takes long, as images do.
     """
+    text = work.text
+    if conversation.has_images and text.media is not None:
+        work.on_worker_only()
 
-    def of_template(messages: Sequence[Mapping[str, Any]], budget: Budget = DEFAULT) -> str:
+    def of_template(messages: Sequence[Mapping[str, Any]]) -> str:
         return text.chat_template.render(
             messages,
             tools=conversation.tools,
             add_generation_prompt=conversation.add_generation_prompt,
             continue_final_message=conversation.continue_final_message,
-            budget=budget,
+            budget=work.budget,
             **conversation.kwargs,
         )
 
-    def work(budget: Budget = DEFAULT) -> RenderedChat:
-        others = (conversation.tools, conversation.kwargs)
-        within = partial(of_template, budget=budget)
-        return render_chat(conversation.messages, within, text.media, others, conversation.places)
-
+    others = (conversation.tools, conversation.kwargs)
     try:
-        if conversation.has_images and text.media is not None:
-            return await text.background.prepared(work)
-        try:
-            return await off_loop_if_long(conversation.size, partial(work, ON_LOOP))
-        except OverBudget:
-            return await asyncio.to_thread(work)
+        return render_chat(conversation.messages, of_template, text.media, others, conversation.places)
+    except OverBudget as error:
+        work.on_worker_only()
+        raise ApiError(400, error.message, param=param) from None
     except MediaError as error:
         raise ApiError(400, error.message, param=error.where) from None
     except RequestError as error:
         raise ApiError(400, error.message, param=param) from None
 
 
-async def token_ids_of(
-    text: ModelText, rendered: RenderedChat, param: str, add_special_tokens: bool = False
-) -> list[int]:
+def token_ids_of(work: Work, rendered: RenderedChat, param: str, add_special_tokens: bool = False) -> list[int]:
     """The token ids of a rendered prompt. ApiError, which names `param`, if there are none or too many."""
     if rendered.media is not None:
         return rendered.media.token_ids
-    return await text.encode(rendered.text, add_special_tokens, param)
+    return work.encode(rendered.text, add_special_tokens, param)
 
 
 def begins_in_reasoning(formats: AnswerFormats, conversation: Conversation, prompt: str) -> bool:

@@ -1,10 +1,12 @@
-"""The guide of an answer: the form that a request asks for, or the tool calls that it demands."""
+"""The guide of an answer: the form that a request asks for, or the tool calls that it demands; and its compilation."""
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass
 from typing import Any
 
+from ostinato.engine.process.async_engine import AsyncEngine
 from ostinato.errors import RequestError
 from ostinato.sample.guide import Guide
 from ostinato.serve.chat.formats import AnswerForm
@@ -12,6 +14,9 @@ from ostinato.serve.chat.grammars import tool_guide, value_guide
 from ostinato.serve.chat.model_text import ModelText
 from ostinato.serve.chat.tools import forced_tools
 from ostinato.serve.http.errors import ApiError
+
+MOST_WAITING = 64
+"""Requests that may wait for guides; more are told to come later. Each may take a second."""
 
 
 @dataclass(frozen=True)
@@ -29,36 +34,73 @@ class GuideRequest:
         return _guide(self.param, **{self.kind: self.value})
 
 
-async def plain_guide(text: ModelText, asked: GuideRequest | None) -> Guide | None:
-    """The compiled guide of an output that has the form and nothing else."""
-    return None if asked is None else await text.background.compiled(asked.guide(), asked.param)
+@dataclass(frozen=True)
+class GuidePlan:
+    """A guide to be compiled."""
+
+    guide: Guide
+    param: str
+    """The field of the body that it is made of."""
+    part: GuidePlan | None = None
+    """A part of it, which is compiled if the whole cannot be: then its error is told, if it has one."""
 
 
-async def answer_guide(text: ModelText, form: AnswerForm, asked: GuideRequest | None, tool_choice: Any) -> Guide | None:
-    """The compiled guide of an answer that may reason first, and calls tools as `tool_choice` says.
+def plain_guide(asked: GuideRequest | None) -> GuidePlan | None:
+    """The guide of an output that has the form and nothing else."""
+    return None if asked is None else GuidePlan(asked.guide(), asked.param)
+
+
+def answer_guide(text: ModelText, form: AnswerForm, asked: GuideRequest | None, tool_choice: Any) -> GuidePlan | None:
+    """The guide of an answer that may reason first, and calls tools as `tool_choice` says.
 
     Where a form is asked for and no call is demanded, the answer either calls tools or has the form.
     """
     if asked is None or forced_tools(form.tools, tool_choice):
-        return await _tool_guide(text, form, tool_choice)
+        return _tool_guide(text, form, tool_choice)
     guide = asked.guide()
     if form.tools:
-        try:
-            return await _tool_guide(text, form, tool_choice, guide)
-        except ApiError as error:
-            if error.status == 400:
-                await text.background.compiled(guide, asked.param)  # raises if the form alone is what is wrong
-            raise
+        return _tool_guide(text, form, tool_choice, GuidePlan(guide, asked.param))
     tags = form.formats.reasoning
     if tags is None:
-        return await text.background.compiled(guide, asked.param)
+        return GuidePlan(guide, asked.param)
     lark = value_guide(guide, tags, form.starts_in_reasoning, text.special_tags)
-    return await text.background.compiled(_guide(asked.param, lark=lark), asked.param)
+    return GuidePlan(_guide(asked.param, lark=lark), asked.param)
 
 
-async def _tool_guide(
-    text: ModelText, form: AnswerForm, tool_choice: Any, instead: Guide | None = None
-) -> Guide | None:
+class GuideCompiler:
+    """Compiles one guide at a time, in the engine's process."""
+
+    def __init__(self, engine: AsyncEngine) -> None:
+        self._engine = engine
+        self._turn = asyncio.Lock()
+        self._num_waiting = 0
+
+    async def compiled(self, plan: GuidePlan | None) -> Guide | None:
+        """The guide, once the engine has compiled it. Requests with the same guide compile it once.
+
+        Raises ApiError, which names the field, if that cannot be done, and with status 429 if too many wait.
+        """
+        if plan is None:
+            return None
+        if self._num_waiting >= MOST_WAITING:
+            message = f"{self._num_waiting} requests wait for their grammars to be compiled already"
+            raise ApiError(429, message, code="queue_full", headers={"Retry-After": "5"})
+        self._num_waiting += 1
+        try:
+            async with self._turn:
+                await self._engine.compile_guide(plan.guide)
+                return plan.guide
+        except RequestError as error:
+            refusal = ApiError(400, error.message, param=plan.param)
+        finally:
+            self._num_waiting -= 1
+        await self.compiled(plan.part)
+        raise refusal
+
+
+def _tool_guide(
+    text: ModelText, form: AnswerForm, tool_choice: Any, instead: GuidePlan | None = None
+) -> GuidePlan | None:
     try:
         lark = tool_guide(
             form.tools,
@@ -67,11 +109,11 @@ async def _tool_guide(
             starts_in_reasoning=form.starts_in_reasoning,
             parallel=form.parallel,
             special_tags=text.special_tags,
-            instead=instead,
+            instead=None if instead is None else instead.guide,
         )
     except RequestError as error:
         raise ApiError(400, error.message, param="tools") from None
-    return None if lark is None else await text.background.compiled(_guide("tools", lark=lark), "tools")
+    return None if lark is None else GuidePlan(_guide("tools", lark=lark), "tools", instead)
 
 
 def _guide(param: str, **kind: Any) -> Guide:

@@ -1,14 +1,11 @@
-"""JSON bodies of requests: the base class of all, and how an endpoint gets one. An unknown field is refused by name."""
+"""JSON bodies of requests: the base class of all, and how bytes become one. An unknown field is refused by name."""
 
 from __future__ import annotations
 
-import inspect
 import json
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from typing import Annotated, Any, Self, TypeVar
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, ClassVar, Self, TypeVar
 
-from fastapi import APIRouter
-from fastapi.routing import APIRoute
 from pydantic import (
     BaseModel,
     BeforeValidator,
@@ -19,15 +16,11 @@ from pydantic import (
     ValidationError,
     model_validator,
 )
-from starlette.datastructures import Headers
-from starlette.requests import Request
-from starlette.responses import Response
-from starlette.types import ASGIApp, Receive, Scope, Send
 
-from ostinato.errors import RequestError
-from ostinato.serve.http.errors import ApiError, as_api_error
+from ostinato.serve.http.errors import ApiError
 
 T = TypeVar("T")
+BodyT = TypeVar("BodyT", bound="Body")
 
 MAX_ERRORS = 100
 """A body with more errors than this is refused without naming one of them: each takes a kilobyte to describe."""
@@ -37,6 +30,19 @@ class Body(BaseModel):
     """A request's body."""
 
     model_config = ConfigDict(extra="forbid", strict=True, use_attribute_docstrings=True)
+    kept: ClassVar[frozenset[str]] = frozenset()
+    """Fields that the endpoint still needs when the request is prepared."""
+    generates: ClassVar[bool] = False
+    """Whether it asks for output, for which there may be no room."""
+
+    def prepare(self, work: Any) -> Any:
+        """What the endpoint needs of the body, by a `Work`: on the event loop or in a process of its own. ApiError or
+        RequestError for what is wrong with it; TooHeavy if that takes too long on the loop."""
+        raise NotImplementedError(f"{type(self).__name__} is no whole body")
+
+    def slim(self) -> Self:
+        """The body with the fields in `kept` alone; the others are None."""
+        return self.model_copy(update=dict.fromkeys(type(self).model_fields.keys() - self.kept))
 
     @model_validator(mode="wrap")
     @classmethod
@@ -83,44 +89,9 @@ class _FailFast(FailFast):
 ListOf = Annotated[list[T], _FailFast()]
 """A list whose validation stops at the first wrong item."""
 
-Endpoint = Callable[[Any, Request], Awaitable[Response]]
 
-
-class JsonEndpoints:
-    """ASGI middleware that takes POST requests with a JSON body to their endpoints; all others go on to `app`.
-
-    The framework keeps the same routes to describe them in the OpenAPI document. It does not run them: a stream would
-    pass all of its layers with every piece.
-    """
-
-    def __init__(self, app: ASGIApp, routers: Iterable[APIRouter]) -> None:
-        """Each endpoint of `routers` is `async def endpoint(body, request) -> Response`, its body a Body."""
-        self._app = app
-        self._endpoints: dict[str, tuple[type[Body], Endpoint]] = {}
-        for router in routers:
-            for route in router.routes:
-                assert isinstance(route, APIRoute), "an endpoint"
-                assert route.methods == {"POST"}, "one that takes a body"
-                kind = inspect.signature(route.endpoint, eval_str=True).parameters["body"].annotation
-                self._endpoints[route.path] = kind, route.endpoint
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        known = self._endpoints.get(scope["path"]) if scope["type"] == "http" and scope["method"] == "POST" else None
-        if known is None:
-            await self._app(scope, receive, send)
-            return
-        kind, endpoint = known
-        sent = (await receive())["body"]  # the whole body: the gate has read it
-        try:
-            body = _validated(kind, Headers(scope=scope).get("content-type", ""), sent)
-            response = await endpoint(body, Request(scope, receive))
-        except (ApiError, RequestError) as error:
-            response = as_api_error(error).response()
-        await response(scope, receive, send)
-
-
-def _validated(kind: type[Body], content_type: str, sent: bytes) -> Body:
-    """The body that was sent. ApiError that says what is wrong with it."""
+def check_type(content_type: str, sent: bytes) -> None:
+    """ApiError unless there is a body, which says that it is JSON."""
     if not sent:
         raise ApiError(400, "the request has no body; it should be a JSON object")
     media_type = content_type.partition(";")[0].strip().lower()
@@ -128,6 +99,10 @@ def _validated(kind: type[Body], content_type: str, sent: bytes) -> Body:
         given = f"not {content_type}" if content_type else "and there is none"
         message = f"the body should be JSON, sent with the header Content-Type: application/json, {given}"
         raise ApiError(415, message, code="unsupported_media_type")
+
+
+def validated(kind: type[BodyT], sent: bytes) -> BodyT:
+    """The body that was sent. ApiError that says what is wrong with it."""
     try:
         value = json.loads(sent)
     except (ValueError, RecursionError) as error:

@@ -50,6 +50,9 @@ class ApiError(Exception):
         self.status, self.param, self.code = status, param and param[:LONGEST_MESSAGE], code
         self.headers = dict(headers or {})
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _error, (self.status, self.message, self.param, self.code, self.headers)
+
     def body(self) -> dict[str, Any]:
         """`{"error": {...}}`: the body of a response, or the data of an event in a stream."""
         kind = _TYPES.get(self.status, "server_error")
@@ -60,6 +63,10 @@ class ApiError(Exception):
         # As ASCII: the message may repeat text of the client that cannot be encoded.
         body = json.dumps(self.body())
         return Response(body, self.status, headers=self.headers, media_type="application/json")
+
+
+def _error(status: int, message: str, param: str | None, code: str | None, headers: dict[str, str]) -> ApiError:
+    return ApiError(status, message, param=param, code=code, headers=headers)
 
 
 def as_api_error(error: BaseException) -> ApiError:

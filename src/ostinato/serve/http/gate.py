@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
-import hmac
 import random
-from collections.abc import Sequence
 
-import pydantic_core
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -18,8 +14,10 @@ from ostinato.observe.logs import log_request
 from ostinato.observe.record import RequestRecord
 from ostinato.observe.tracing import Tracing
 from ostinato.serve.http.errors import ApiError, as_api_error
+from ostinato.serve.http.keys import client_of
+from ostinato.serve.http.lifecycle import Lifecycle
 from ostinato.serve.http.streaming import ClientGone, log_failure
-from ostinato.serve.settings import ServeSettings, is_loopback
+from ostinato.serve.settings import is_loopback
 
 CLIENT_GONE = 499
 """The status, in log and metrics, of a request whose client left before the answer."""
@@ -28,8 +26,6 @@ OPEN_PATHS = frozenset({"/", "/health", "/health/live", "/version", "/metrics"})
 PAGE = "/page/"
 BODY_SECONDS = 60.0
 """How long a body may take to arrive."""
-_FLAT = 64
-"""A body with at most this many brackets cannot be nested too deep, and is not checked for it."""
 
 
 class Gate:
@@ -40,10 +36,11 @@ class Gate:
     """
 
     def __init__(
-        self, app: ASGIApp, settings: ServeSettings, counts: AnswerCounts, tracing: Tracing | None = None
+        self, app: ASGIApp, lifecycle: Lifecycle, counts: AnswerCounts, tracing: Tracing | None = None
     ) -> None:
         self._app, self._counts = app, counts
-        self._keys = ApiKeys(settings.keys)
+        settings = lifecycle.settings
+        self._keys = lifecycle.keys
         self._is_private = is_loopback(settings.host) and not settings.keys
         self._max_body = settings.max_body
         self._tracing = tracing
@@ -77,13 +74,17 @@ class Gate:
             record.end()
             log_request(record)
             self._counts.count(record.method, scope["path"], record.status)
+            self._counts.count_client(record)
             if self._tracing is not None:
                 self._tracing.trace(record, headers)
 
     async def _pass(self, scope: Scope, headers: Headers, receive: Receive, send: Send) -> None:
         if self._is_private:
             check_host(headers.get("host"))
-        self._keys.check(scope["path"], headers.get("authorization"))
+        record: RequestRecord = scope["state"]["record"]
+        if not _is_open(scope["path"]):
+            record.key = self._keys.check(headers.get("authorization"))
+        scope["state"]["client"] = client_of(record.key, (scope.get("client") or [None])[0])
         messages = [await _read_body(headers, receive, self._max_body)]
 
         async def receive_again() -> Message:
@@ -92,22 +93,9 @@ class Gate:
         await self._app(scope, receive_again, send)
 
 
-class ApiKeys:
-    """The keys that clients may have. Only digests are kept, so comparing takes the same time for every key."""
-
-    def __init__(self, keys: Sequence[str]) -> None:
-        self._digests = [_digest(key.encode()) for key in keys]
-
-    def check(self, path: str, authorization: str | None) -> None:
-        """ApiError 401 unless the header holds one of the keys, the server has no keys, or the path is open."""
-        if not self._digests or path in OPEN_PATHS or path.startswith(PAGE):
-            return
-        scheme, _, key = (authorization or "").partition(" ")
-        given = _digest(key.strip().encode("utf-8", "replace"))
-        matches = [hmac.compare_digest(given, known) for known in self._digests]  # all of them, always
-        if not (scheme.lower() == "bearer" and any(matches)):
-            message = "the Authorization header should be 'Bearer' and one of the server's keys"
-            raise ApiError(401, message, code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
+def _is_open(path: str) -> bool:
+    """Whether it needs no key."""
+    return path in OPEN_PATHS or path.startswith(PAGE)
 
 
 def check_host(host: str | None) -> None:
@@ -128,8 +116,8 @@ def check_host(host: str | None) -> None:
 async def _read_body(headers: Headers, receive: Receive, limit: int) -> Message:
     """The whole body, as one message.
 
-    Raises ApiError for a body that has more than `limit` bytes, takes too long to arrive, or is JSON that is nested
-    some 200 deep; ClientDisconnect if it ends early.
+    Raises ApiError for a body that has more than `limit` bytes or takes too long to arrive; ClientDisconnect if it ends
+    early.
     """
     declared = headers.get("content-length", "0")
     if declared.isdecimal() and (len(declared) > 18 or int(declared) > limit):
@@ -151,19 +139,7 @@ async def _read_body(headers: Headers, receive: Receive, limit: int) -> Message:
                     break
     except TimeoutError:
         raise ApiError(408, f"the body did not arrive within {BODY_SECONDS:g} seconds", code="body_timeout") from None
-    body = b"".join(parts)
-    _check_depth(body)
-    return {"type": "http.request", "body": body, "more_body": False}
-
-
-def _check_depth(body: bytes) -> None:
-    if body.count(b"[") + body.count(b"{") <= _FLAT:
-        return
-    try:
-        pydantic_core.from_json(body, cache_strings="none")  # sets the limit; other errors are told later
-    except ValueError as error:
-        if "recursion" in str(error):
-            raise ApiError(400, "the body is nested too deep", code="nested_too_deep") from None
+    return {"type": "http.request", "body": b"".join(parts), "more_body": False}
 
 
 def _too_large(limit: int) -> ApiError:
@@ -180,7 +156,3 @@ def _without_port(host: str) -> str:
     if host.startswith("["):
         return host[1:].partition("]")[0]
     return host.partition(":")[0]
-
-
-def _digest(key: bytes) -> bytes:
-    return hashlib.sha256(key).digest()

@@ -13,8 +13,12 @@ from ostinato.config import EngineConfig
 from ostinato.engine.process.async_engine import AsyncEngine
 from ostinato.engine.process.failures import EngineFailed
 from ostinato.engine.process.launch import make_engine
+from ostinato.serve.http.delay import LoopDelay
 from ostinato.serve.http.errors import ApiError
+from ostinato.serve.http.keys import ApiKeys
 from ostinato.serve.settings import ServeSettings
+from ostinato.serve.work.context import Context
+from ostinato.serve.work.workers import Workers
 
 if TYPE_CHECKING:
     from ostinato.engine.engine import Engine
@@ -35,6 +39,8 @@ class Lifecycle:
     ) -> None:
         """`make` makes the engine; see `AsyncEngine.start`."""
         self.config, self.settings = config, settings
+        self.keys = ApiKeys(settings)
+        self.loop_delay = LoopDelay()
         self.model_name = settings.served_model_name or _name(config.model)
         self.created = int(time.time())
         self.draining = False
@@ -48,16 +54,22 @@ class Lifecycle:
         """Called when the server should exit: the engine has failed, or everything is drained."""
         self._progress, self._make = progress, make
         self._engine: AsyncEngine | None = None
+        self._workers: Workers | None = None
         self._starting: asyncio.Task[None] | None = None
 
     def start(self) -> None:
         """Starts the engine on the running loop. Returns at once."""
+        self.loop_delay.start()
         self._starting = asyncio.create_task(self._start())
 
     async def _start(self) -> None:
         try:
             engine = await AsyncEngine.start(
-                self.config, max_waiting=self.settings.max_waiting, progress=self._progress, make=self._make
+                self.config,
+                max_waiting=self.settings.max_waiting,
+                max_per_client=self.settings.client_share,
+                progress=self._progress,
+                make=self._make,
             )
             await engine.watch(self.settings.engine_timeout, self._stalled)
         except Exception as error:
@@ -65,6 +77,8 @@ class Lifecycle:
             self.on_end()
             return
         self.prepare(engine)
+        remote = self.config.allow_remote_images
+        self._workers = Workers(Context(engine.started, self.settings.without_keys(), self.model_name, remote))
         engine.on_failure = self._fail
         self._engine = engine
         self.on_ready()
@@ -114,6 +128,18 @@ class Lifecycle:
         raise ApiError(503, "the model is being loaded", code="starting", headers={"Retry-After": "5"})
 
     @property
+    def workers(self) -> Workers:
+        """Those who read large bodies. ApiError 503 while requests are not accepted."""
+        assert self.engine is not None
+        return self.present_workers
+
+    @property
+    def present_workers(self) -> Workers:
+        """The same also while requests are not accepted, once there has been an engine."""
+        assert self._workers is not None, "made with the engine"
+        return self._workers
+
+    @property
     def present_engine(self) -> AsyncEngine:
         """The engine for those who only observe it: also while it drains. ApiError 503 before and after."""
         if self._engine is not None and self.error is None:
@@ -139,6 +165,9 @@ class Lifecycle:
 
     async def stop(self) -> None:
         """Stops the engine, and with it what is unfinished. One that is being loaded is stopped too."""
+        await self.loop_delay.stop()
+        if self._workers is not None:
+            await self._workers.stop()
         if self._engine is not None:
             await self._engine.stop()
         elif self._starting is not None:

@@ -93,6 +93,8 @@ async def unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
         for task in (working, leaving):
             task.cancel()
         await asyncio.gather(working, leaving, return_exceptions=True)
+        # An error of theirs leads back here through its traceback: neither would be freed at once.
+        del working, leaving
 
 
 def log_failure(request_id: str, error: Exception) -> None:

@@ -1,0 +1,76 @@
+"""How an endpoint gets its body: small ones are read on the event loop, others in processes of their own."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Any
+
+from fastapi import APIRouter
+from fastapi.routing import APIRoute
+from starlette.datastructures import Headers
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from ostinato.errors import RequestError
+from ostinato.serve.http.bodies import Body, check_type, validated
+from ostinato.serve.http.errors import ApiError, as_api_error
+from ostinato.serve.http.lifecycle import Lifecycle
+from ostinato.serve.http.streaming import unless_gone
+from ostinato.serve.work.context import TooHeavy, Work
+from ostinato.serve.work.shape import check_light, is_light
+
+Endpoint = Callable[[Any, Request], Awaitable[Response]]
+
+
+class JsonEndpoints:
+    """ASGI middleware that takes POST requests with a JSON body to their endpoints; all others go on to `app`.
+
+    The framework keeps the same routes to describe them in the OpenAPI document. It does not run them: a stream would
+    pass all of its layers with every piece.
+    """
+
+    def __init__(
+        self, app: ASGIApp, routers: Iterable[APIRouter], lifecycle: Lifecycle, work: Callable[[], Work]
+    ) -> None:
+        """Each endpoint of `routers` is `async def endpoint(body, request) -> Response`, its body a Body. It gets what
+        is left of the body (`Body.slim`), and in `request.state.prepared` what `Body.prepare` made of it by `work`,
+        which raises ApiError while there is no model."""
+        self._app, self._lifecycle, self._work = app, lifecycle, work
+        self._endpoints: dict[str, tuple[type[Body], Endpoint]] = {}
+        for router in routers:
+            for route in router.routes:
+                assert isinstance(route, APIRoute), "an endpoint"
+                assert route.methods == {"POST"}, "one that takes a body"
+                kind = inspect.signature(route.endpoint, eval_str=True).parameters["body"].annotation
+                self._endpoints[route.path] = kind, route.endpoint
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        known = self._endpoints.get(scope["path"]) if scope["type"] == "http" and scope["method"] == "POST" else None
+        if known is None:
+            await self._app(scope, receive, send)
+            return
+        kind, endpoint = known
+        sent = (await receive())["body"]  # the whole body: the gate has read it
+        request = Request(scope, receive)
+        try:
+            check_type(Headers(scope=scope).get("content-type", ""), sent)
+            body, request.state.prepared = await self._read(kind, sent, request)
+            response = await endpoint(body, request)
+        except (ApiError, RequestError) as error:
+            response = as_api_error(error).response()
+        await response(scope, receive, send)
+
+    async def _read(self, kind: type[Body], sent: bytes, request: Request) -> tuple[Body, Any]:
+        work = self._work()
+        if kind.generates:
+            self._lifecycle.engine.admission.check(1, request.state.client)  # before anything is done for nothing
+        if is_light(sent):
+            check_light(sent, work.settings)
+            try:
+                body = validated(kind, sent)
+                return body, body.prepare(work)
+            except TooHeavy:
+                pass
+        return await unless_gone(request, self._lifecycle.workers.read(request.state.client, kind, sent))

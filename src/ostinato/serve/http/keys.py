@@ -1,0 +1,79 @@
+"""The keys that clients may have, each with a name, and who a client is."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import ipaddress
+import logging
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+
+from ostinato.errors import ConfigError
+from ostinato.serve.http.errors import ApiError
+from ostinato.serve.settings import ServeSettings, read_keys
+
+log = logging.getLogger("ostinato.serve")
+
+
+class ApiKeys:
+    """The keys that clients may have. Only digests are kept, and all of them are compared, always."""
+
+    def __init__(self, settings: ServeSettings) -> None:
+        self._settings = settings
+        self._digests: Sequence[tuple[str, bytes]] = ()
+        self._use(settings.keys)
+
+    @property
+    def names(self) -> frozenset[str]:
+        """Those of all keys."""
+        return frozenset(name for name, _ in self._digests)
+
+    def reload(self) -> None:
+        """Reads the file of keys again. If it is broken, the keys stay as they are, and the log says why."""
+        if self._settings.api_key_file is None:
+            log.info("there is no api_key_file to read again")
+            return
+        try:
+            self._use(read_keys(self._settings.api_key, self._settings.api_key_file))
+        except ConfigError as error:
+            log.error("the keys stay as they were: %s", error.message)
+        else:
+            log.info("api_key_file was read again: there are %d keys", len(self._digests))
+
+    def check(self, authorization: str | None) -> str | None:
+        """The name of the key in the header; None if the server has no keys. ApiError 401 without one of them."""
+        if not self._digests:
+            return None
+        scheme, _, key = (authorization or "").partition(" ")
+        given = _digest(key.strip().encode("utf-8", "replace"))
+        found = None
+        for name, known in self._digests:
+            if hmac.compare_digest(given, known):
+                found = name
+        if found is None or scheme.lower() != "bearer":
+            message = "the Authorization header should be 'Bearer' and one of the server's keys"
+            raise ApiError(401, message, code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
+        return found
+
+    def _use(self, keys: Mapping[str, str]) -> None:
+        self._digests = tuple((name, _digest(key.encode())) for name, key in keys.items())
+
+
+@lru_cache(maxsize=1024)
+def client_of(name: str | None, address: str | None) -> str:
+    """Who a client is, for its share of the server: its key's name, or else its address. Addresses of IPv6 count by the
+    first 64 bits, which one customer of a network has for himself."""
+    if name is not None:
+        return f"key {name}"
+    try:
+        parsed = ipaddress.ip_address((address or "").partition("%")[0])
+    except ValueError:
+        return f"address {address or 'unknown'}"
+    if parsed.version == 6 and not parsed.is_loopback:
+        return f"address {ipaddress.ip_network((parsed, 64), strict=False)}"
+    return f"address {parsed}"
+
+
+def _digest(key: bytes) -> bytes:
+    return hashlib.sha256(key).digest()

@@ -1,0 +1,1 @@
+"""Large bodies are read in processes of their own, so that nobody else waits for them."""

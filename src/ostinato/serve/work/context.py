@@ -1,0 +1,71 @@
+"""What preparing a request takes, besides its body, wherever it is done: on the event loop or in a worker."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ostinato.engine.process.messages import Started
+from ostinato.engine.text.chat_template import load_chat_template
+from ostinato.engine.text.template_budget import DEFAULT, Budget
+from ostinato.engine.text.tokenizer import load_tokenizer
+from ostinato.media.input import load_media_input
+from ostinato.sample.params import SamplingParams
+from ostinato.serve.chat.model_text import ModelText
+from ostinato.serve.settings import ServeSettings
+
+ON_LOOP = Budget(steps=10_000, seconds=0.01)
+"""What a template may do on the event loop."""
+MAX_CHARACTERS = 2**15
+"""Of a text that is tokenised on the event loop, where it takes some milliseconds."""
+
+
+class TooHeavy(Exception):
+    """The request takes more work than the event loop may do for one: a worker does all of it again."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """See the file's line."""
+
+    text: ModelText
+    settings: ServeSettings
+    model_name: str
+    default_params: SamplingParams
+    on_loop: bool = True
+
+    @property
+    def budget(self) -> Budget:
+        """What a template may take."""
+        return ON_LOOP if self.on_loop else DEFAULT
+
+    def on_worker_only(self) -> None:
+        """TooHeavy on the event loop."""
+        if self.on_loop:
+            raise TooHeavy
+
+    def encode(self, text: str, add_special_tokens: bool, param: str) -> list[int]:
+        """See `ModelText.encode`; TooHeavy for a long text on the event loop."""
+        if len(text) > MAX_CHARACTERS:
+            self.on_worker_only()
+        return self.text.encode(text, add_special_tokens, param)
+
+
+@dataclass(frozen=True)
+class Context:
+    """From what a worker makes its `Work`: sent as it is."""
+
+    started: Started
+    settings: ServeSettings
+    """Without keys"""
+    model_name: str
+    remote: bool
+    """Whether images are fetched from URLs"""
+
+    def work(self) -> Work:
+        started = self.started
+        tokenizer = load_tokenizer(started.directory)
+        template = load_chat_template(started.directory, tokenizer.special_tokens)
+        media = load_media_input(started.directory, started.vision, tokenizer, started.plan, self.remote)
+        max_model_len = started.plan.settings.max_model_len
+        text = ModelText(tokenizer, template, media, started.vocab_size, max_model_len, self.settings)
+        return Work(text, self.settings, self.model_name, started.default_params, on_loop=False)

@@ -1,0 +1,172 @@
+"""The process that workers are forked from: it has loaded all that they need, so that a new one costs milliseconds.
+
+`python -m ostinato.serve.work.nursery FD` serves the server at the other end of the socket FD. For each descriptor of a
+socket that comes, it forks a worker, which serves jobs from there until that socket is closed: also in the middle of a
+job, whatever it is doing then.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import gc
+import logging
+import os
+import resource
+import select
+import signal
+import socket
+import sys
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from ostinato.engine.process.messages import Unpacker, pack
+from ostinato.errors import OstinatoError
+from ostinato.serve.http.bodies import Body, validated
+from ostinato.serve.http.errors import ApiError
+from ostinato.serve.work.context import Context, Work
+from ostinato.serve.work.shape import check_shape
+
+_AT_ONCE = 2**18
+"""Bytes read at a time."""
+
+
+class Job(NamedTuple):
+    """A body to be read; so many bytes of it follow."""
+
+    kind: type[Body]
+    length: int
+
+
+@dataclass(frozen=True)
+class Done:
+    """The answer to a Job: the body without what is not needed any more, and what was prepared; or an error."""
+
+    body: Body | None = None
+    prepared: Any = None
+    error: Exception | None = None
+    pixels: int = 0
+    """Of images that were decoded for it"""
+
+
+def main(descriptor: int) -> None:
+    """Loads what the first message says, and forks workers until the server is gone."""
+    for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(each, signal.SIG_IGN)  # the server's alone
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for workers
+    # What there is to say of the model, the server has said.
+    logging.getLogger("ostinato").addHandler(logging.NullHandler())
+    server = socket.socket(fileno=descriptor)
+    try:
+        context: Context = _message(server)
+    except EOFError:
+        return
+    try:
+        work = context.work()
+    except Exception as error:
+        server.sendall(pack(RuntimeError(f"{type(error).__name__}: {error}")))
+        return
+    gc.collect()
+    gc.freeze()
+    server.sendall(pack(None))
+    while True:
+        said, descriptors, _, _ = socket.recv_fds(server, 1, 1)
+        if not said:
+            return
+        if os.fork() == 0:
+            server.close()
+            try:
+                _serve(socket.socket(fileno=descriptors[0]), work)
+            finally:
+                os._exit(0)
+        os.close(descriptors[0])
+
+
+def _serve(connection: socket.socket, work: Work) -> None:
+    _limit_memory(work.settings.worker_memory)
+    while True:
+        try:
+            job: Job = _message(connection)
+            sent = _exactly(connection, job.length)
+        except (EOFError, OSError):
+            return
+        _end_with_peer(connection, True)
+        answer = pack(_done(work, job.kind, bytes(sent)))
+        _end_with_peer(connection, False)
+        connection.sendall(answer)
+
+
+def _done(work: Work, kind: type[Body], sent: bytes) -> Done:
+    before = _pixels(work)
+    read, prepared = None, None
+    failure: Exception | None = None
+    try:
+        check_shape(sent, work.settings)
+        body = validated(kind, sent)
+        read, prepared = body.slim(), body.prepare(work)
+    except (ApiError, OstinatoError) as error:
+        failure = error
+    except MemoryError:
+        most = work.settings.worker_memory
+        message = f"reading the request takes more than {most} bytes of memory (worker_memory); make it smaller"
+        failure = ApiError(400, message, code="too_costly")
+    except Exception as error:
+        # As text: the error itself may not be one that can be sent.
+        failure = RuntimeError(f"{type(error).__name__}: {error}")
+    return Done(read, prepared, failure, _pixels(work) - before)
+
+
+def _pixels(work: Work) -> int:
+    """Of all images that were decoded here."""
+    return 0 if work.text.media is None else work.text.media.sources.meter.count
+
+
+def _limit_memory(more: int) -> None:
+    """What this process may have: `more` bytes of addresses than now."""
+    try:
+        with open("/proc/self/statm") as file:
+            present = int(file.read().split()[0]) * resource.getpagesize()
+    except OSError:  # another system than Linux
+        return
+    _, hard = resource.getrlimit(resource.RLIMIT_AS)
+    limit = present + more
+    resource.setrlimit(resource.RLIMIT_AS, (limit if hard < 0 else min(limit, hard), hard))
+
+
+def _end_with_peer(connection: socket.socket, ends: bool) -> None:
+    """From now on, the end of the connection kills this process, even within a call into C. Or no longer."""
+    flags = fcntl.fcntl(connection, fcntl.F_GETFL)
+    if not ends:
+        fcntl.fcntl(connection, fcntl.F_SETFL, flags & ~os.O_ASYNC)
+        return
+    fcntl.fcntl(connection, fcntl.F_SETOWN, os.getpid())
+    fcntl.fcntl(connection, fcntl.F_SETFL, flags | os.O_ASYNC)
+    poll = select.poll()
+    poll.register(connection, 0)
+    if poll.poll(0):  # it ended before
+        os._exit(0)
+
+
+def _message(connection: socket.socket) -> Any:
+    """The next message. Bytes that follow it are not read."""
+    unpacker = Unpacker()
+    size = _exactly(connection, 8)
+    messages = list(unpacker.feed(bytes(size) + _exactly(connection, int.from_bytes(size, "little"))))
+    return messages[0]
+
+
+def _exactly(connection: socket.socket, count: int) -> bytearray:
+    """So many bytes. EOFError if they do not come."""
+    data = bytearray()
+    while len(data) < count:
+        piece = connection.recv(min(_AT_ONCE, count - len(data)))
+        if not piece:
+            raise EOFError("the server is gone")
+        data += piece
+    return data
+
+
+if __name__ == "__main__":
+    # Under its own name, as messages know its classes by that.
+    from ostinato.serve.work import nursery
+
+    nursery.main(int(sys.argv[1]))

@@ -1,0 +1,223 @@
+"""The processes that read large bodies, as the event loop sees them: few, in turns, within time, memory and budgets."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import heapq
+import itertools
+import logging
+import pickle
+import socket
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+from ostinato.engine.process.launch import child_environment
+from ostinato.engine.process.messages import pack
+from ostinato.schedule.turns import Turns
+from ostinato.serve.http.bodies import Body
+from ostinato.serve.http.errors import ApiError
+from ostinato.serve.work.budgets import ClientBudgets
+from ostinato.serve.work.context import Context
+from ostinato.serve.work.nursery import Done, Job
+
+log = logging.getLogger("ostinato.serve")
+
+MOST_WAITING = 64
+"""Requests that may wait for a worker; more are told to come later."""
+_LARGE = 2**20
+"""A worker that has read more bytes than this, or an image, is not used again: memory is not given back otherwise."""
+_PIECE = 2**18
+"""Bytes handed to a worker at a time."""
+
+_Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+
+
+class Workers:
+    """Has bodies read. Every method is called on one event loop."""
+
+    def __init__(self, context: Context) -> None:
+        settings = context.settings
+        self._context = context
+        self._seconds = settings.worker_seconds
+        self._budgets = ClientBudgets(settings.client_seconds, settings.client_pixels)
+        self._free = self._count = settings.body_workers
+        self._waiting: list[tuple[int, int, asyncio.Future[None]]] = []
+        self._of_client: Counter[str] = Counter()
+        """Those that wait"""
+        self._numbers = itertools.count()
+        self._turns = Turns()
+        self._idle: list[_Connection] = []
+        self._nursery: tuple[subprocess.Popen[bytes], socket.socket] | None = None
+        self._starting: asyncio.Future[tuple[subprocess.Popen[bytes], socket.socket]] | None = None
+        self.num_done = self.num_ended_early = 0
+        """Jobs that a worker has finished, and those that were taken from it: the client left, or the time was over."""
+
+    @property
+    def num_running(self) -> int:
+        """Jobs that workers are doing."""
+        return self._count - self._free
+
+    async def read(self, client: str, kind: type[Body], sent: bytes) -> tuple[Body, Any]:
+        """The body without what is not needed any more, and what `Body.prepare` makes of it.
+
+        Raises what that raises; ApiError 429 if too many wait or the client has used up its budget, 400 if it takes too
+        long or too much memory. Cancelled, it ends the worker.
+        """
+        self._budgets.check(client)
+        async with self._turn(client):
+            begin = time.monotonic()
+            done = None
+            try:
+                async with asyncio.timeout(self._seconds):
+                    done = await self._by_worker(kind, sent)
+            except TimeoutError:
+                most = f"{self._seconds:g} seconds (worker_seconds)"
+                message = f"reading the request took longer than {most}; make it smaller, or its images"
+                raise ApiError(400, message, code="too_costly") from None
+            finally:
+                self.num_ended_early += done is None
+                self._budgets.charge(client, time.monotonic() - begin, 0 if done is None else done.pixels)
+        self.num_done += 1
+        if done.error is not None:
+            try:
+                raise done.error
+            finally:
+                del done  # else it would lead back here through its traceback, and keep the body for a while
+        assert done.body is not None, "without an error there is a body"
+        return done.body, done.prepared
+
+    @asynccontextmanager
+    async def _turn(self, client: str) -> AsyncIterator[None]:
+        """A worker's time. Clients take turns."""
+        if self._free:
+            self._free -= 1
+        else:
+            share = MOST_WAITING // 4
+            if len(self._waiting) >= MOST_WAITING or self._of_client[client] >= share:
+                message = f"{len(self._waiting)} requests with large bodies or images wait already"
+                raise ApiError(429, message, code="queue_full", headers={"Retry-After": "5"})
+            future = asyncio.get_running_loop().create_future()
+            heapq.heappush(self._waiting, (self._turns.take(client), next(self._numbers), future))
+            self._of_client[client] += 1
+            try:
+                await future
+            except asyncio.CancelledError:
+                if future.done() and not future.cancelled():
+                    self._next()  # it had just got its turn
+                raise
+            finally:
+                self._of_client[client] -= 1
+                if not self._of_client[client]:
+                    del self._of_client[client]
+        try:
+            yield
+        finally:
+            self._next()
+
+    def _next(self) -> None:
+        while self._waiting:
+            turn, _, future = heapq.heappop(self._waiting)
+            if not future.done():
+                self._turns.started(turn)
+                future.set_result(None)
+                return
+        self._free += 1
+
+    async def _by_worker(self, kind: type[Body], sent: bytes) -> Done:
+        connection = self._idle.pop() if self._idle else await self._new()
+        reader, writer = connection
+        is_kept = False
+        try:
+            writer.write(pack(Job(kind, len(sent))))
+            for begin in range(0, len(sent), _PIECE):
+                writer.write(memoryview(sent)[begin : begin + _PIECE])
+                await writer.drain()
+            size = int.from_bytes(await reader.readexactly(8), "little")
+            done: Done = pickle.loads(await reader.readexactly(size))
+            is_kept = len(sent) <= _LARGE and not done.pixels
+            return done
+        except (OSError, asyncio.IncompleteReadError):
+            message = "the process that read the request ended, perhaps for want of memory; make the request smaller"
+            raise ApiError(500, message, code="worker_ended") from None
+        finally:
+            if is_kept:
+                self._idle.append(connection)
+            else:
+                writer.transport.abort()  # which ends the worker, whatever it is doing
+
+    async def _new(self) -> _Connection:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            for _ in range(2):  # the nursery may have died
+                nursery = await self._started()
+                try:
+                    socket.send_fds(nursery, [b"w"], [theirs.fileno()])
+                    break
+                except OSError:
+                    self._end_nursery()
+            else:
+                ours.close()
+                raise ApiError(500, "no process can be started to read the request", code="worker_ended")
+        return await asyncio.open_unix_connection(sock=ours, limit=2**20)
+
+    async def _started(self) -> socket.socket:
+        if self._nursery is None:
+            if self._starting is None:
+                self._starting = asyncio.ensure_future(asyncio.to_thread(_start_nursery, self._context))
+            starting = self._starting
+            try:
+                # It goes on for others if this request's client leaves.
+                self._nursery = await asyncio.shield(starting)
+            finally:
+                if starting.done() and self._starting is starting:
+                    self._starting = None
+        return self._nursery[1]
+
+    def _end_nursery(self) -> None:
+        if self._nursery is not None:
+            process, connection = self._nursery
+            self._nursery = None
+            connection.close()
+            process.kill()
+            process.wait()
+
+    async def stop(self) -> None:
+        """Ends all processes."""
+        if self._starting is not None:
+            with contextlib.suppress(RuntimeError):
+                self._nursery = await self._starting
+            self._starting = None
+        for _, writer in self._idle:
+            writer.transport.abort()
+        self._idle.clear()
+        self._end_nursery()
+
+
+def _start_nursery(context: Context) -> tuple[subprocess.Popen[bytes], socket.socket]:
+    """RuntimeError if it cannot start."""
+    ours, theirs = socket.socketpair()
+    # Forked processes have no use for threads, which a fork does not copy.
+    single = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+    environment = {**child_environment(), **single, "TOKENIZERS_PARALLELISM": "false"}
+    command = [sys.executable, "-P", "-m", "ostinato.serve.work.nursery", str(theirs.fileno())]
+    with theirs:
+        process = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, env=environment)
+    with contextlib.suppress(OSError):
+        ours.sendall(pack(context))
+        file = ours.makefile("rb")
+        size = file.read(8)
+        if size:
+            error = pickle.loads(file.read(int.from_bytes(size, "little")))
+            if error is None:
+                return process, ours
+            log.error("large bodies cannot be read: %s", error)
+    ours.close()
+    process.kill()
+    process.wait()
+    raise RuntimeError("the process that workers are forked from has not started")

@@ -1,0 +1,138 @@
+"""Bodies made to hold up a server: none takes its event loop for longer than 20 ms."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+import time
+import tracemalloc
+
+import httpx2
+import pytest
+
+from ostinato.serve.http.delay import STALL, LoopDelay
+from tests.support.serving import serving
+from tests.support.stalls import watched
+
+
+@pytest.fixture(scope="module")
+def served():
+    with serving({"max_messages": 2000}, max_num_seqs=2, graph_mode="none") as served:
+        yield served
+
+
+@pytest.fixture(scope="module")
+def longest(served):
+    async def thread():
+        return threading.get_ident()
+
+    with watched(served.on_loop(thread())) as longest:
+        yield longest
+
+
+def chat(**more):
+    return json.dumps({"messages": [{"role": "user", "content": "2 + 2 ="}], "max_tokens": 2, **more}).encode()
+
+
+def tool(name):
+    return {"type": "function", "function": {"name": name, "parameters": {"type": "object"}}}
+
+
+TALK = [{"role": "user", "content": [{"type": "text", "text": "a"}] * 20}]
+ATTACKS = {
+    "keys": (chat(chat_template_kwargs={f"key{i:06}": "x" * 6 for i in range(600_000)}), "max_keys"),
+    "unknown fields": (chat(**{f"u{i}": 0 for i in range(900_000)}), "max_keys"),
+    "tools": (chat(tools=[tool(f"f{i}") for i in range(100_000)]), "max_keys"),
+    "messages": (json.dumps({"messages": TALK * 16_000}).encode(), "max_keys"),
+    "biases": (chat(logit_bias={str(i): 1.0 for i in range(1_000_000)}), "max_keys"),
+    "values": (chat(stop=["a"] * 1_000_000), "max_values"),
+    "nesting": (b'{"messages":' + b"[" * 5_000_000 + b"]" * 5_000_000 + b"}", "200 deep"),
+    "few tools too many": (chat(tools=[tool(f"f{i}") for i in range(300)]), "max_tools"),
+    "few messages too many": (
+        json.dumps({"messages": [{"role": "user", "content": "a"}] * 2001}).encode(),
+        "max_messages",
+    ),
+    "parts": (json.dumps({"messages": [{**TALK[0], "content": TALK[0]["content"] * 300}]}).encode(), "max_parts"),
+    "stop strings": (chat(stop=["a"] * 5000), "stop"),
+    "biased tokens": (chat(logit_bias={str(i): 1.0 for i in range(5000)}), "logit_bias"),
+    "a long prompt": (chat()[:-1] + b',"messages":[{"role":"user","content":"' + b"ab " * 4_000_000 + b'"}]}', "room"),
+}
+
+
+def post(served, body, path="/v1/chat/completions"):
+    return httpx2.post(f"{served.url}{path}", content=body, headers={"Content-Type": "application/json"}, timeout=120)
+
+
+@pytest.mark.parametrize("name", ATTACKS)
+def test_a_body_holds_the_loop_no_longer_than_20_ms_and_is_refused_by_the_name_of_a_limit(served, longest, name):
+    body, told = ATTACKS[name]
+    post(served, chat())
+    longest.reset()
+    answer = post(served, body)
+    served.on_loop(asyncio.sleep(0))  # the callback that answered is over
+    assert longest.seconds <= STALL, longest.what
+    assert answer.status_code == 400
+    assert told in answer.json()["error"]["message"]
+
+
+def test_a_large_body_within_the_limits_is_served_without_a_stall(served, longest):
+    body = chat(chat_template_kwargs={f"key{i:06}": "x" * 150 for i in range(60_000)})
+    longest.reset()
+    answer = post(served, body)
+    served.on_loop(asyncio.sleep(0))
+    assert answer.status_code == 200
+    assert longest.seconds <= STALL, longest.what
+
+
+def test_small_bodies_that_are_as_bad_as_they_can_be_do_not_stall_the_loop_either(served, longest):
+    bodies = [
+        chat(**{f"u{i}": 0 for i in range(1000)}),
+        json.dumps({"messages": [{"role": "user", "content": "a"}] * 330}).encode(),
+        json.dumps({"messages": [{"role": "user", "content": "word, " * 1000}]}).encode(),
+    ]
+    for body in bodies:
+        longest.reset()
+        post(served, body)
+        served.on_loop(asyncio.sleep(0))
+        assert longest.seconds <= STALL, longest.what
+
+
+def test_nothing_of_a_refused_body_is_kept(served):
+    post(served, ATTACKS["keys"][0])
+    tracemalloc.start()
+    try:
+        before = tracemalloc.get_traced_memory()[0]
+        for _ in range(3):
+            post(served, ATTACKS["keys"][0])
+        grown = tracemalloc.get_traced_memory()[0] - before
+    finally:
+        tracemalloc.stop()
+    assert grown < 2**20
+    assert served.lifecycle.workers.num_running == 0
+
+
+def test_stalls_of_the_loop_are_counted():
+    delay = LoopDelay()
+
+    async def main():
+        delay.start()
+        await asyncio.sleep(0.12)
+        quiet = delay.seconds.cumulative()[-1]
+        time.sleep(0.2)  # which is what is looked for
+        await asyncio.sleep(0.06)
+        await delay.stop()
+        return quiet
+
+    assert asyncio.run(main()) >= 1
+    assert delay.num_stalls >= 1
+    assert delay.longest > 0.1
+
+
+def test_the_metrics_show_the_loop_and_the_workers(served):
+    post(served, chat(user="x" * 20_000))
+    text = httpx2.get(f"{served.url}/metrics", timeout=60).text
+    assert "ostinato:event_loop_delay_seconds_count" in text
+    assert "ostinato:event_loop_stalls_total" in text
+    [line] = [each for each in text.splitlines() if each.startswith("ostinato:body_reads_total") and 'done"' in each]
+    assert float(line.split()[-1]) >= 1

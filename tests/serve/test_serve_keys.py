@@ -1,0 +1,128 @@
+"""Keys with names: whose requests are counted and logged, and how they are changed while the server runs."""
+
+from __future__ import annotations
+
+import logging
+from concurrent.futures import ThreadPoolExecutor
+
+import httpx2
+import pytest
+
+from ostinato.errors import ConfigError
+from ostinato.serve.http.errors import ApiError
+from ostinato.serve.http.keys import ApiKeys, client_of
+from ostinato.serve.settings import ServeSettings
+from tests.support.serving import serving
+
+
+@pytest.fixture
+def file(tmp_path):
+    path = tmp_path / "keys"
+    path.write_text("team-a key-of-a\n\nkey-alone\n")
+    return path
+
+
+def name_of(keys, key):
+    return keys.check(f"Bearer {key}")
+
+
+def test_each_key_has_a_name_its_own_or_that_of_its_line(file):
+    keys = ApiKeys(ServeSettings(api_key=("given",), api_key_file=file))
+    assert [name_of(keys, key) for key in ("given", "key-of-a", "key-alone")] == ["api_key-1", "team-a", "line-3"]
+    with pytest.raises(ApiError):
+        name_of(keys, "team-a")
+
+
+def test_the_file_is_read_again_and_a_broken_one_changes_nothing(file, caplog):
+    keys = ApiKeys(ServeSettings(api_key=("given",), api_key_file=file))
+    file.write_text("team-b key-of-b\n")
+    keys.reload()
+    assert name_of(keys, "key-of-b") == "team-b"
+    assert name_of(keys, "given") == "api_key-1"
+    with pytest.raises(ApiError):
+        name_of(keys, "key-of-a")
+    twice = ("same secret\nsame other\n", "a secret\nb secret\n")
+    for broken in ("a b c secret\n", "", "b/ad secret\n", "sécret\n", *twice):
+        file.write_text(broken)
+        with caplog.at_level(logging.ERROR):
+            keys.reload()
+        assert "the keys stay as they were" in caplog.text
+        assert name_of(keys, "key-of-b") == "team-b"
+    file.unlink()
+    keys.reload()
+    assert name_of(keys, "key-of-b") == "team-b"
+    assert "secret" not in caplog.text
+    assert "sécret" not in caplog.text
+
+
+def test_a_broken_file_is_refused_at_the_start_without_telling_its_keys(tmp_path):
+    path = tmp_path / "keys"
+    path.write_text("one two secret\n")
+    with pytest.raises(ConfigError, match="line 1") as caught:
+        ServeSettings(api_key_file=path)
+    assert "secret" not in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("name", "address", "client"),
+    [
+        ("team", "10.0.0.1", "key team"),
+        (None, "10.0.0.1", "address 10.0.0.1"),
+        (None, "2001:db8:1:2:3:4:5:6", "address 2001:db8:1:2::/64"),
+        (None, "::1", "address ::1"),
+        (None, "fe80::1%eth0", "address fe80::/64"),
+        (None, None, "address unknown"),
+    ],
+)
+def test_a_client_is_its_key_or_its_address(name, address, client):
+    assert client_of(name, address) == client
+
+
+def test_a_client_has_its_share_by_default_a_quarter():
+    assert ServeSettings(host="0.0.0.0", insecure=True, max_waiting=256).client_share(16) == 68
+    assert ServeSettings(api_key=("k",), max_waiting=8).client_share(4) == 16  # as many as one request may have
+    assert ServeSettings(max_requests_per_client=3).client_share(4) == 3
+    assert ServeSettings().client_share(4) is None  # all clients are of this machine
+
+
+def test_processes_that_read_bodies_get_no_keys(file):
+    settings = ServeSettings(api_key=("given",), api_key_file=file).without_keys()
+    assert settings.keys == {}
+    assert "given" not in repr(settings.model_dump())
+
+
+def test_one_key_cannot_take_the_place_of_another_and_both_are_counted_and_logged(file, caplog):
+    serve = {"api_key_file": file, "max_waiting": 6, "max_requests_per_client": 2, "max_n": 2}
+    with serving(serve, max_num_seqs=2, graph_mode="none") as served, caplog.at_level(logging.INFO):
+
+        def post(key, **more):
+            body = {"prompt": "2 + 2 =", "max_tokens": 4, "ignore_eos": True, **more}
+            headers = {"Authorization": f"Bearer {key}"}
+            return httpx2.post(f"{served.url}/v1/completions", json=body, headers=headers, timeout=60)
+
+        served.probe.hold()
+        with ThreadPoolExecutor() as pool:
+            taken = [pool.submit(post, "key-of-a") for _ in range(2)]
+            served.until(lambda: served.engine.admission.num_unfinished == 2)
+            refused = post("key-of-a")
+            other = pool.submit(post, "key-alone", n=2)
+            served.until(lambda: served.engine.admission.num_unfinished == 4)
+            served.probe.go()
+            assert [each.result().status_code for each in (*taken, other)] == [200, 200, 200]
+        assert refused.status_code == 429
+        assert int(refused.headers["Retry-After"]) >= 1
+        assert "max_requests_per_client" in refused.json()["error"]["message"]
+        assert served.engine.admission.num_clients == 0
+        text = httpx2.get(f"{served.url}/metrics", timeout=60).text
+    lines = [line for line in text.splitlines() if line.startswith("ostinato:key_")]
+    values = {line.rpartition(" ")[0]: float(line.split()[-1]) for line in lines}
+
+    def of(name, key):
+        [found] = [value for series, value in values.items() if f"{name}_total" in series and f'key="{key}"' in series]
+        return found
+
+    assert (of("key_requests", "team-a"), of("key_refused_requests", "team-a")) == (3, 1)
+    assert of("key_generation_tokens", "team-a") == of("key_generation_tokens", "line-3") == 8
+    logged = [record.fields for record in caplog.records if record.name == "ostinato.requests"]
+    assert {"team-a", "line-3"} <= {fields.get("key") for fields in logged}
+    assert "key-of-a" not in caplog.text + text
