@@ -149,14 +149,20 @@ template <typename F>
 inline __m512bh rounded_weights(const std::uint8_t* block, int part, const Scales<F>& scales, int of_group) {
     if constexpr (F::BITS < 6) {
         return look_up<F>(block, part, table_of<F>(scales.scale(of_group), scales.minimum(of_group)));
+    } else if constexpr (F::BITS == 8) {
+        const auto* integers = reinterpret_cast<const std::int8_t*>(block + 2);
+        const float scale = scales.scale(of_group);
+        return _mm512_cvtne2ps_pbh((__m512)(load(integers + LANES) * scale), (__m512)(load(integers) * scale));
     } else {
-        const __m512i integers = (__m512i)integers_of<F>(block, part, table_of<F>(block));
-        const auto half = [&](__m256i words, float scale) {
-            return (__m512)((Float)_mm512_slli_epi32(_mm512_cvtepu16_epi32(words), 16) * scale);
-        };
-        const float* of_part = &scales.numbers[of_group * PART / F::SCALED];
-        return _mm512_cvtne2ps_pbh(half(_mm512_extracti64x4_epi64(integers, 1), of_part[F::SCALED < PART ? 1 : 0]),
-                                   half(_mm512_castsi512_si256(integers), of_part[0]));
+        // The even ones and the odd ones, each as the upper half of a float; then in turns again.
+        const __m512i integers = (__m512i)look_up<F>(block, part, table_of<F>(block)), upper = _mm512_set1_epi32(-65536);
+        const Float scale = scales.of_pairs(of_group);
+        const Float even = (Float)_mm512_slli_epi32(integers, 16) * scale;
+        const Float odd = (Float)_mm512_and_si512(integers, upper) * scale;
+        alignas(64) static constexpr std::uint16_t IN_TURNS[32] = {0, 16, 1, 17, 2,  18, 3,  19, 4,  20, 5,  21, 6,  22, 7,  23,
+                                                                   8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
+        const __m512i rounded = (__m512i)_mm512_cvtne2ps_pbh((__m512)odd, (__m512)even);
+        return (__m512bh)_mm512_permutexvar_epi16(_mm512_load_si512(IN_TURNS), rounded);
     }
 }
 
@@ -268,17 +274,17 @@ void dot_wide_blocks(int some, const Tokens<bf16>& tokens, const InBlocks* const
     }
 }
 
-// From how many tokens on rounding a format's weights costs less than scaling its sums, token by token.
+// From how many tokens on rounding a format's weights costs less than scaling its sums, token by token. Results follow:
+// a number for all formats of so many bits, as docs/gguf.md has it.
 template <typename F>
-constexpr int LEAST_ROUNDED = F::BITS < 6 ? 3 : 7;
+constexpr int LEAST_ROUNDED = F::BITS == 6 ? 5 : 3;
 
 template <typename F>
 void dot_rounded_blocks(int tokens, const Tokens<bf16>& x, const InBlocks* const* rows, const InBlocks* const* next,
                         int prefetch, std::int64_t count, float* sums, int stride) {
     const RowsToCome to_come{next, prefetch};
     const auto few = [&](auto some) {
-        // Of more tokens, blocks have half of WIDE_TOKENS at least.
-        if constexpr (some.value >= std::min(LEAST_ROUNDED<F>, WIDE_TOKENS / 2)) {
+        if constexpr (some.value >= LEAST_ROUNDED<F>) {  // of more tokens, blocks have half of WIDE_TOKENS at least
             dot_blocks<F, some.value, true>(x, rows, to_come, count, sums, stride);
         }
     };

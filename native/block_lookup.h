@@ -29,7 +29,7 @@ struct Numbers {
     constexpr Numbers() {
         for (int i = 0; i < 1 << F::BITS; ++i) floats[i] = static_cast<float>(F::value(i));
         for (int i = 0; i < 64; ++i) {
-            words[i] = bf16_bits(F::value(F::BITS == 4 ? i % 16 : F::BITS == 5 ? i % 16 + i / 32 * 16 : i));
+            words[i] = bf16_bits(F::value(i % (1 << F::BITS)));
         }
     }
 };
@@ -47,7 +47,7 @@ struct NumbersBelow {
 };
 inline constexpr NumbersBelow NUMBERS_BELOW;
 
-// As they are looked up. With 5 bits, the fifth chooses between `low` and `high`; with 6, they are one table.
+// As they are looked up: with 6 bits, `low` and `high` are one table.
 struct Table {
     __m512i low, high;
 };
@@ -68,18 +68,18 @@ template <typename F>
 inline Table table_of(float scale, [[maybe_unused]] float minimum) {
     static_assert(F::BITS < 6);
     const auto scaled = [&](const float* integers) {
-        Float weights = load(integers);
+        const Float numbers = load(integers);
         if constexpr (F::HAS_MINIMUM) {
-            weights = fma(weights, splat(scale), splat(minimum));
+            return (__m512)fma(numbers, splat(scale), splat(minimum));
         } else if constexpr (F::HAS_ZERO) {
-            weights = (weights - minimum) * scale;
+            return (__m512)((numbers - minimum) * scale);
         } else {
-            weights *= scale;
+            return (__m512)(numbers * scale);
         }
-        return (__m512i)_mm512_cvtne2ps_pbh((__m512)weights, (__m512)weights);
     };
     const float* floats = NUMBERS<F>.floats.data();
-    return {scaled(floats), F::BITS == 4 ? __m512i{} : scaled(floats + (F::BITS == 4 ? 0 : 16))};
+    const __m512 low = scaled(floats), high = F::BITS == 4 ? low : scaled(floats + (1 << F::BITS) - LANES);
+    return {(__m512i)_mm512_cvtne2ps_pbh(high, low), __m512i{}};
 }
 
 // Words in whose lowest 4 bits the lower halves of 16 bytes stand, then the upper ones.
@@ -159,17 +159,13 @@ template <> struct Places<Q6_K> {
 // The numbers in `table` for the integers of a part.
 template <typename F>
 inline __m512bh look_up(const std::uint8_t* block, int part, const Table& table) {
-    const __m512i index = Places<F>::low(block, part);
-    if constexpr (F::BITS == 6) {
-        return (__m512bh)_mm512_permutex2var_epi16(table.low, index, table.high);
-    } else {
-        const __m512i low = _mm512_permutexvar_epi16(index, table.low);
-        if constexpr (F::BITS == 4) {
-            return (__m512bh)low;
-        } else {
-            return (__m512bh)_mm512_mask_permutexvar_epi16(low, Places<F>::fifth(block, part), index, table.high);
-        }
+    __m512i index = Places<F>::low(block, part);
+    if constexpr (F::BITS == 6) return (__m512bh)_mm512_permutex2var_epi16(table.low, index, table.high);
+    if constexpr (F::BITS == 5) {
+        index = _mm512_and_si512(index, _mm512_set1_epi16(15));
+        index = _mm512_mask_add_epi16(index, Places<F>::fifth(block, part), index, _mm512_set1_epi16(16));
     }
+    return (__m512bh)_mm512_permutexvar_epi16(index, table.low);
 }
 
 }  // namespace ostinato

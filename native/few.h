@@ -146,7 +146,7 @@ void multiply_rows(const Weights<W>& w, const StreamRows<W>& rows, int begin, in
             const int size = blocks.size(number);
             const Tokens<X> tokens{x + (PACKED ? first * padded : 0), x_stride};
             if constexpr (std::is_same_v<decltype(row_of(0)), const InBlocks* const*>) {
-                const int prefetch = PACKED ? fetch.count : size <= UNAIDED ? 0 : DOT_ROWS;
+                const int prefetch = PACKED ? fetch.count : 0;
                 for (int row = begin; row < end; ++row) {
                     block_products<X, B>(*w.format)(size, tokens, row_of(row), rows.row[row + end - begin] + fetch.first,
                                                prefetch, w.in / w.format->elements,
