@@ -96,9 +96,12 @@ inline __m512i halves_of_32(const std::uint8_t* from, bool upper) {
     return upper ? _mm512_srli_epi16(words, 4) : words;
 }
 
-// Where a format's integers are, for what follows.
+// Where a format's integers are: `low` has the bits but the fifth of 32 words, or all six; of so many parts TOGETHER the
+// bytes are the same.
 template <typename F>
-struct Places;
+struct Places {
+    static constexpr int TOGETHER = 1;
+};
 
 template <typename F, int AT>
 struct InSixteen {
@@ -118,10 +121,6 @@ template <> struct Places<Q5_0> : InSixteen<Q5_0, 6> {
 
 template <> struct Places<Q5_1> : InSixteen<Q5_1, 8> {
     static __mmask32 fifth(const std::uint8_t* block, int) { return word_at(block + 4); }
-};
-
-template <> struct Places<Q8_0> {
-    static constexpr int TOGETHER = 1;
 };
 
 template <> struct Places<Q4_K> {

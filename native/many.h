@@ -55,7 +55,7 @@ inline void pack_panel(const W* const* rows, std::int64_t begin, std::int64_t en
 template <typename X>
 inline void pack_blocks(const BlockFormat& format, const InBlocks* const* rows, std::int64_t begin, std::int64_t end,
                         Float* panel) {
-    constexpr int STEP = Dot<X, X>::STEP, SPAN = 4 * PART;
+    constexpr int STEP = Dot<X, X>::STEP, SPAN = 8 * PART;  // the scales of so many are made ready together
     alignas(64) X wide[LANES][SPAN];
     for (std::int64_t from = begin; from < end; from += SPAN) {
         const std::int64_t to = std::min(end, from + SPAN);
