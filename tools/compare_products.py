@@ -5,9 +5,11 @@
     python tools/compare_products.py --blocks all --tokens 1,8,32,512    # weights in blocks, over 8 bits
     python tools/compare_products.py --blocks Q4_0,Q4_K --isa x86_64_v3 --dtype float32
 
-All sides take turns within each round, on as many weights as no cache holds, and the median of the rounds counts; with
-`--blocks` the least, as what else the machine does only adds to it, and rates are how many times as fast as weights of
-8 bits with a scale per row. The first size from which matrix units are ahead of vectors is what `LEAST_TILE_TOKENS` (ops/sizes.py) should be.
+All sides take turns within each round, on as many weights as no cache holds, and the median of the rounds counts. The
+first size from which matrix units are ahead of vectors is what `LEAST_TILE_TOKENS` (ops/sizes.py) should be.
+
+With `--blocks` the least of all products counts, as what else the machine does only adds to it, and rates are how many
+times as fast as weights of 8 bits with a scale per row. With one thread its own time counts: the machine may be busy.
 """
 
 from __future__ import annotations
@@ -76,7 +78,7 @@ def compare_blocks(names: list[str], given: argparse.Namespace) -> None:
         scale = torch.rand(outputs)
         sides: dict[str, Product] = {}
         int8 = drawn[: count * inputs * outputs].view(torch.int8).view(count, outputs, inputs)
-        sides["int8"] = lambda x, i, w=int8: kernel(x, w[i], weight_scale=scale)  # type: ignore[misc]
+        sides["int8"] = lambda x, i, w=int8, s=scale: kernel(x, w[i], weight_scale=s)  # type: ignore[misc]
         for name in names:
             row = BLOCK_FORMATS[name].row_bytes(inputs)
             parts = drawn[: count * outputs * row].view(count, outputs, row)
