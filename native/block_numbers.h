@@ -1,8 +1,9 @@
 // The numbers in blocks of each format: integers, scales and minima. ops/blocks/dequantize.py defines them.
 //
 // A weight is scale * integer, or scale * integer + minimum. A struct per format has: how many elements and bytes a block
-// takes; of how many elements each has a scale; whether it has minima; in which range its integers lie; its scales and
-// minima; and the integers of 32 elements.
+// takes; of how many elements each has a scale; whether it has minima, or a zero point that its integers are less; of how
+// many bits an integer is made and, below 8, which `value` they stand for; its scales and minima; and the integers of 32
+// elements.
 #pragma once
 
 #include "blocks.h"
@@ -10,8 +11,6 @@
 namespace ostinato {
 
 typedef std::int8_t Bytes __attribute__((vector_size(PART)));
-
-enum class Range { BITS5, UNSIGNED5, BITS6, BITS8 };  // -16 to 15, 0 to 31, -32 to 31, -128 to 127
 
 inline float half_at(const std::uint8_t* from) {
     half value;
@@ -80,63 +79,67 @@ inline Bytes fifth_bits_at(const std::uint8_t* from) {
 }
 
 // What indices from 0 to 15 stand for in IQ4_NL and IQ4_XS.
-inline Bytes iq4_values(Bytes index) {
-    alignas(16) static constexpr std::int8_t VALUES[16] = {-127, -104, -83, -65, -49, -35, -22, -10,
+alignas(16) inline constexpr std::int8_t IQ4_VALUES[16] = {-127, -104, -83, -65, -49, -35, -22, -10,
                                                            1,    13,   25,  38,  53,  69,  89,  113};
+
+inline Bytes iq4_values(Bytes index) {
 #if defined(__AVX2__)
-    const __m256i table = _mm256_broadcastsi128_si256(_mm_load_si128(reinterpret_cast<const __m128i*>(VALUES)));
+    const __m256i table = _mm256_broadcastsi128_si256(_mm_load_si128(reinterpret_cast<const __m128i*>(IQ4_VALUES)));
     return (Bytes)_mm256_shuffle_epi8(table, (__m256i)index);
 #else
     Bytes value;
-    for (int i = 0; i < PART; ++i) value[i] = VALUES[index[i]];
+    for (int i = 0; i < PART; ++i) value[i] = IQ4_VALUES[index[i]];
     return value;
 #endif
 }
 
 // InBlocks of 32 with one scale in float16, and some a minimum behind it.
-template <int BYTES_OF, bool MINIMUM, Range RANGE_OF>
+template <int BYTES_OF, bool MINIMUM, int BITS_OF, int LEAST = 0>
 struct Small {
     static constexpr int ELEMENTS = PART, BYTES = BYTES_OF, SCALED = PART;
-    static constexpr bool HAS_MINIMUM = MINIMUM;
-    static constexpr Range RANGE = RANGE_OF;
+    static constexpr bool HAS_MINIMUM = MINIMUM, HAS_ZERO = false;
+    static constexpr int BITS = BITS_OF;
+    static constexpr int value(int bits) { return bits + LEAST; }
     static void scales(const std::uint8_t* block, float* scale, float* minimum) {
         *scale = half_at(block);
         if (MINIMUM) *minimum = half_at(block + 2);
     }
 };
 
-struct Q4_0 : Small<18, false, Range::BITS5> {
+struct Q4_0 : Small<18, false, 4, -8> {
     static Bytes integers(const std::uint8_t* block, int) { return halves_at(block + 2) - bytes_of(8); }
 };
 
-struct Q4_1 : Small<20, true, Range::BITS5> {
+struct Q4_1 : Small<20, true, 4> {
     static Bytes integers(const std::uint8_t* block, int) { return halves_at(block + 4); }
 };
 
-struct Q5_0 : Small<22, false, Range::BITS5> {
+struct Q5_0 : Small<22, false, 5, -16> {
     static Bytes integers(const std::uint8_t* block, int) {
         return (halves_at(block + 6) | fifth_bits_at(block + 2)) - bytes_of(16);
     }
 };
 
-struct Q5_1 : Small<24, true, Range::UNSIGNED5> {
+struct Q5_1 : Small<24, true, 5> {
     static Bytes integers(const std::uint8_t* block, int) { return halves_at(block + 8) | fifth_bits_at(block + 4); }
 };
 
-struct Q8_0 : Small<34, false, Range::BITS8> {
+struct Q8_0 : Small<34, false, 8> {
     static Bytes integers(const std::uint8_t* block, int) { return bytes_at(block + 2); }
 };
 
-struct IQ4_NL : Small<18, false, Range::BITS8> {
+struct IQ4_NL : Small<18, false, 4> {
+    static constexpr int value(int bits) { return IQ4_VALUES[bits]; }
     static Bytes integers(const std::uint8_t* block, int) { return iq4_values(halves_at(block + 2)); }
 };
 
 // InBlocks of 256 with a scale of scales and one of minima, and 6 bits for each of eight parts.
-template <int BYTES_OF, Range RANGE_OF>
+template <int BYTES_OF, int BITS_OF>
 struct WithSixBits {
     static constexpr int ELEMENTS = 256, BYTES = BYTES_OF, SCALED = PART;
-    static constexpr bool HAS_MINIMUM = true;
-    static constexpr Range RANGE = RANGE_OF;
+    static constexpr bool HAS_MINIMUM = true, HAS_ZERO = false;
+    static constexpr int BITS = BITS_OF;
+    static constexpr int value(int bits) { return bits; }
     static void scales(const std::uint8_t* block, float* scale, float* minimum) {
         const std::uint32_t first = word_at(block + 4), second = word_at(block + 8), third = word_at(block + 12);
         std::uint32_t words[4] = {first & 0x3F3F3F3F, (third & 0x0F0F0F0F) | (first >> 2 & 0x30303030),
@@ -149,13 +152,13 @@ struct WithSixBits {
     }
 };
 
-struct Q4_K : WithSixBits<144, Range::BITS5> {
+struct Q4_K : WithSixBits<144, 4> {
     static Bytes integers(const std::uint8_t* block, int part) {
         return bits_at(block + 16 + part / 2 * PART, part % 2 * 4, 15);
     }
 };
 
-struct Q5_K : WithSixBits<176, Range::UNSIGNED5> {
+struct Q5_K : WithSixBits<176, 5> {
     static Bytes integers(const std::uint8_t* block, int part) {
         return bits_at(block + 48 + part / 2 * PART, part % 2 * 4, 15) | bits_at(block + 16, part, 1) << 4;
     }
@@ -163,8 +166,9 @@ struct Q5_K : WithSixBits<176, Range::UNSIGNED5> {
 
 struct Q6_K {
     static constexpr int ELEMENTS = 256, BYTES = 210, SCALED = 16;
-    static constexpr bool HAS_MINIMUM = false;
-    static constexpr Range RANGE = Range::BITS6;
+    static constexpr bool HAS_MINIMUM = false, HAS_ZERO = false;
+    static constexpr int BITS = 6;
+    static constexpr int value(int bits) { return bits - 32; }
     static void scales(const std::uint8_t* block, float* scale, float*) {
         const float d = half_at(block + 208);
         for (int i = 0; i < 16; ++i) scale[i] = d * static_cast<std::int8_t>(block[192 + i]);
@@ -179,8 +183,9 @@ struct Q6_K {
 
 struct IQ4_XS {
     static constexpr int ELEMENTS = 256, BYTES = 136, SCALED = PART;
-    static constexpr bool HAS_MINIMUM = false;
-    static constexpr Range RANGE = Range::BITS8;
+    static constexpr bool HAS_MINIMUM = false, HAS_ZERO = false;
+    static constexpr int BITS = 4;
+    static constexpr int value(int bits) { return IQ4_VALUES[bits]; }
     static void scales(const std::uint8_t* block, float* scale, float*) {
         const float d = half_at(block);
         const int high = block[2] | block[3] << 8;
@@ -196,8 +201,9 @@ struct IQ4_XS {
 template <int GROUP>
 struct Int4 {
     static constexpr int ELEMENTS = GROUP, BYTES = 4 + GROUP / 2, SCALED = GROUP;
-    static constexpr bool HAS_MINIMUM = false;
-    static constexpr Range RANGE = Range::BITS5;
+    static constexpr bool HAS_MINIMUM = false, HAS_ZERO = true;
+    static constexpr int BITS = 4;
+    static constexpr int value(int bits) { return bits; }
     static void scales(const std::uint8_t* block, float* scale, float*) {
         *scale = bits_as<float>(word_at(block) & ~std::uint32_t{0xFF});
     }

@@ -34,11 +34,17 @@ struct BlockProducts {
     void (*expand)(const InBlocks* row, std::int64_t begin, std::int64_t end, X* to);
 };
 
+constexpr int WIDE_TOKENS = 12;  // tokens of bfloat16 that are multiplied with rounded weights together, at the most
+
 struct BlockFormat {
     const char* name;
     std::int64_t elements, bytes;  // of a block
     BlockProducts<float> with_floats;
     BlockProducts<bf16> with_bf16;  // without AVX512-BF16, `dot` is null
+    // As `dot`, which multiplies exactly, with weights rounded to bfloat16: from so many tokens on, in blocks of 3 to
+    // WIDE_TOKENS. Without AVX512-BF16 it is null.
+    decltype(with_bf16.dot) dot_rounded = nullptr;
+    int least_rounded = 0;
 
     std::int64_t row_bytes(std::int64_t in) const { return in / elements * bytes; }
 

@@ -16,6 +16,7 @@ struct Rows {
     const float* scales = nullptr;
     std::int64_t group = 0;
     const BlockFormat* format = nullptr;
+    bool fixed_order = false;  // blocks are multiplied as they are for any number of tokens
 
     std::int64_t stride() const { return row_stride<W>(format, size); }
     const W* at(std::int64_t row) const { return first + row * stride(); }
@@ -58,6 +59,18 @@ void dot_rows(const Rows<W>& rows, std::int64_t begin, std::int64_t end, const W
             here[r] = rows.at(number);
             scales[r] = rows.scales + number * groups;
             then[r] = row + DOT_ROWS < end ? here[r] + DOT_ROWS * rows.stride() : next + r * rows.stride();
+        }
+        if constexpr (std::is_same_v<X, bf16> && std::is_same_v<W, InBlocks>) {
+            if (!rows.fixed_order && tokens >= rows.format->least_rounded) {
+                const Blocks wide_blocks(tokens, WIDE_TOKENS);
+                for (int block = 0; block < wide_blocks.count; ++block) {
+                    const std::int64_t t = wide_blocks.begin(block);
+                    rows.format->dot_rounded(wide_blocks.size(block), {x + t * x_stride, x_stride}, here, then,
+                                             block == 0 ? DOT_ROWS : 0, rows.size / rows.format->elements,
+                                             sums + t * stride + (row - begin), stride);
+                }
+                continue;
+            }
         }
         const auto multiply = [&](const auto* const* w) {
             for (int block = 0; block < blocks.count; ++block) {

@@ -61,10 +61,11 @@ struct Stack {
     const float* scales;
     std::int64_t group, rows, size;
     const BlockFormat* format = nullptr;
+    bool fixed_order = false;
 
     Rows<W> of(std::int64_t expert) const {
         const W* weights = first + expert * rows * row_stride<W>(format, size);
-        if (format) return {weights, rows, size, nullptr, 0, format};
+        if (format) return {weights, rows, size, nullptr, 0, format, fixed_order};
         if (!scales || group == 0) return {weights, rows, size};
         return {weights, rows, size, scales + expert * rows * ((size + group - 1) / group), group};
     }

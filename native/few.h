@@ -103,26 +103,41 @@ struct StreamRows {
     }
 };
 
-// Whether rows are made the type that tokens are multiplied in, once for all blocks of them. Weights in blocks are rounded
-// to it, which is another result.
+// Whether rows are made the type that tokens are multiplied in, once for all blocks of them.
 template <typename X, typename W>
 inline bool widens(const FullBlocks& blocks, const Weights<W>& w) {
-    if constexpr (std::is_same_v<W, InBlocks>) return blocks.count > 1 && !w.fixed_order;
+    if constexpr (std::is_same_v<W, InBlocks>) return std::is_same_v<X, float> && blocks.count > 1 && !w.fixed_order;
     return blocks.count >= WIDE_BLOCKS<X, W>;
 }
 
-// Rows of each stream that the tokens pass by at a time.
+// Blocks of up to WIDE_TOKENS are those that are multiplied with rounded weights.
 template <typename X, typename W>
-inline int rows_near(const FullBlocks& blocks, const Weights<W>& w) {
+inline bool widens(const Blocks&, const Weights<W>&) {
+    return false;
+}
+
+// The products of tokens in such blocks.
+template <typename X, typename B>
+inline auto block_products(const BlockFormat& format) {
+    if constexpr (std::is_same_v<B, Blocks>) {
+        return format.dot_rounded;
+    } else {
+        return format.template products<X>().dot;
+    }
+}
+
+// Rows of each stream that the tokens pass by at a time.
+template <typename X, typename W, typename B>
+inline int rows_near(const B& blocks, const Weights<W>& w) {
     if (blocks.count == 1 || widens<X>(blocks, w)) return 1;
     return std::clamp<int>(NEAR_BYTES / (STREAMS * w.stride() * sizeof(W)), 1, PANEL);
 }
 
 // sums[t][row][stream] of all tokens and rows `begin` to `end`, while as many that come next are fetched. A row of each
 // stream that is widened is kept in `wide`, [STREAMS][padded size].
-template <bool PACKED, typename X, typename W>
+template <bool PACKED, typename X, typename W, typename B>
 void multiply_rows(const Weights<W>& w, const StreamRows<W>& rows, int begin, int end, const X* x,
-                   std::int64_t x_stride, const FullBlocks& blocks, X* wide, float* sums) {
+                   std::int64_t x_stride, const B& blocks, X* wide, float* sums) {
     const std::int64_t padded = padded_size<X, W>(w.in);
     const auto multiply = [&](const auto& row_of) {
         for (int number = 0; number < blocks.count; ++number) {
@@ -131,12 +146,11 @@ void multiply_rows(const Weights<W>& w, const StreamRows<W>& rows, int begin, in
             const int size = blocks.size(number);
             const Tokens<X> tokens{x + (PACKED ? first * padded : 0), x_stride};
             if constexpr (std::is_same_v<decltype(row_of(0)), const InBlocks* const*>) {
-                const int prefetch = PACKED ? fetch.count : size <= UNAIDED ? 0 : DOT_ROWS;
+                const int prefetch = PACKED ? fetch.count : 0;
                 for (int row = begin; row < end; ++row) {
-                    w.format->template products<X>().dot(size, tokens, row_of(row),
-                                                         rows.row[row + end - begin] + fetch.first, prefetch,
-                                                         w.in / w.format->elements,
-                                                         sums + (first * PANEL + row) * STREAMS, PANEL * STREAMS);
+                    block_products<X, B>(*w.format)(size, tokens, row_of(row), rows.row[row + end - begin] + fetch.first,
+                                               prefetch, w.in / w.format->elements,
+                                               sums + (first * PANEL + row) * STREAMS, PANEL * STREAMS);
                 }
             } else {
                 for (int row = begin; row < end; ++row) {
@@ -167,8 +181,8 @@ void multiply_rows(const Weights<W>& w, const StreamRows<W>& rows, int begin, in
 }
 
 // This thread's outputs of the tokens `first` to `first + blocks.tokens`, which are `x`.
-template <bool PACKED, typename T, typename Y, typename X, typename W>
-void multiply(const Team& team, std::int64_t first, const X* x, std::int64_t x_stride, const FullBlocks& blocks,
+template <bool PACKED, typename T, typename Y, typename X, typename W, typename B>
+void multiply(const Team& team, std::int64_t first, const X* x, std::int64_t x_stride, const B& blocks,
               const Weights<W>& w, const Output& o, Y* y) {
     const Streams streams(team, o);
     if (streams.length == 0) return;
@@ -202,8 +216,8 @@ void multiply(const Team& team, std::int64_t first, const X* x, std::int64_t x_s
 }
 
 // Packs tokens as `Tokens` has them, block after block, for all threads.
-template <typename X, typename W, typename T>
-const X* pack(const Team& team, const T* x, std::int64_t x_stride, std::int64_t in, const FullBlocks& blocks) {
+template <typename X, typename W, typename T, typename B>
+const X* pack(const Team& team, const T* x, std::int64_t x_stride, std::int64_t in, const B& blocks) {
     constexpr int STEP = Dot<X, W>::STEP;
     const std::int64_t padded = padded_size<X, W>(in);
     X* packed = team.shared<X>(blocks.tokens * padded);
@@ -238,18 +252,35 @@ const X* pack(const Team& team, const T* x, std::int64_t x_stride, std::int64_t 
 template <typename T, typename Y, typename W>
 void multiply_few(const Team& team, std::int64_t tokens, const T* x, std::int64_t x_stride, const Weights<W>& w,
                   const Output& o, Y* y) {
-    if constexpr (std::is_same_v<T, Operand<T>>) {
+    using X = Operand<T>;
+    [[maybe_unused]] bool rounds = false;
+    if constexpr (std::is_same_v<X, bf16> && std::is_same_v<W, InBlocks>) {
+        rounds = !w.fixed_order && tokens >= w.format->least_rounded;
+        if (rounds && tokens <= DOT_TOKENS) {
+            multiply<false, T>(team, 0, x, x_stride, Blocks(tokens, WIDE_TOKENS), w, o, y);
+            return;
+        }
+    }
+    if constexpr (std::is_same_v<T, X>) {
         if (tokens <= DOT_TOKENS) {
             multiply<false, T>(team, 0, x, x_stride, FullBlocks(tokens), w, o, y);
             return;
         }
     }
-    using X = Operand<T>;
     const std::int64_t most = std::max<std::int64_t>(GROUP_BYTES / (w.in * sizeof(X)) / DOT_TOKENS, 4) * DOT_TOKENS;
-    for (std::int64_t first = 0; first < tokens; first += most) {
-        const FullBlocks blocks(std::min(most, tokens - first));
+    const auto run = [&](std::int64_t first, const auto& blocks) {
         const X* packed = pack<X, W>(team, x + first * x_stride, x_stride, w.in, blocks);
         multiply<true, T>(team, first, packed, 0, blocks, w, o, y);
+    };
+    for (std::int64_t first = 0; first < tokens; first += most) {
+        const std::int64_t here = std::min(most, tokens - first);
+        if constexpr (std::is_same_v<X, bf16> && std::is_same_v<W, InBlocks>) {
+            if (rounds && here >= w.format->least_rounded) {
+                run(first, Blocks(here, WIDE_TOKENS));
+                continue;
+            }
+        }
+        run(first, FullBlocks(here));
     }
 }
 

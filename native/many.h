@@ -26,7 +26,7 @@ constexpr int UNIT = Dot<X, W>::STEP / LANES;
 // vectors that it saves. Earlier for weights of 8 bits, which are made wide once here, not once per block of tokens,
 // and with 16 registers, of which few tokens use too few; later where pairs are multiplied, as that is over sooner.
 template <typename X, typename W>
-constexpr std::int64_t MANY = std::is_same_v<W, InBlocks>                        ? 20
+constexpr std::int64_t MANY = std::is_same_v<W, InBlocks>                        ? (UNIT<X, W> == 2 ? 25 : 20)
                               : std::is_same_v<W, std::int8_t> || LANES == 8 ? 24
                               : UNIT<X, W> == 2                              ? 72
                                                                              : 48;
@@ -55,7 +55,7 @@ inline void pack_panel(const W* const* rows, std::int64_t begin, std::int64_t en
 template <typename X>
 inline void pack_blocks(const BlockFormat& format, const InBlocks* const* rows, std::int64_t begin, std::int64_t end,
                         Float* panel) {
-    constexpr int STEP = Dot<X, X>::STEP, SPAN = 4 * PART;
+    constexpr int STEP = Dot<X, X>::STEP, SPAN = 8 * PART;  // the scales of so many are made ready together
     alignas(64) X wide[LANES][SPAN];
     for (std::int64_t from = begin; from < end; from += SPAN) {
         const std::int64_t to = std::min(end, from + SPAN);

@@ -2,14 +2,20 @@
 
     python tools/compare_products.py                  # bfloat16, some shapes, 1 to 512 tokens
     python tools/compare_products.py --int8 --tokens 1,16,32
+    python tools/compare_products.py --blocks all --tokens 1,8,32,512    # weights in blocks, over 8 bits
+    python tools/compare_products.py --blocks Q4_0,Q4_K --isa x86_64_v3 --dtype float32
 
 All sides take turns within each round, on as many weights as no cache holds, and the median of the rounds counts. The
 first size from which matrix units are ahead of vectors is what `LEAST_TILE_TOKENS` (ops/sizes.py) should be.
+
+With `--blocks` the least of all products counts, as what else the machine does only adds to it, and rates are how many
+times as fast as weights of 8 bits with a scale per row. With one thread its own time counts: the machine may be busy.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 import statistics
 import time
 from collections.abc import Callable
@@ -17,6 +23,7 @@ from collections.abc import Callable
 import torch
 import torch.nn.functional as F
 
+from ostinato.ops.blocks.formats import BLOCK_FORMATS
 from ostinato.ops.kernels import load_extension, native_kernel
 from ostinato.plan.device.cpuinfo import cpu_model
 from ostinato.plan.device.instruction_sets import CPU_FLAGS, installed_modules, runnable_here
@@ -36,7 +43,16 @@ def main() -> None:
     parser.add_argument("--shapes", default=",".join(f"{i}x{o}" for i, o in SHAPES), help="inputs x outputs")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--int8", action="store_true", help="weights of 8 bits in groups of 128; torch has none")
+    parser.add_argument("--blocks", help="formats of weights in blocks, or all: each over 8 bits")
+    parser.add_argument("--isa", help="with --blocks: of this instruction set, else of the best")
+    parser.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float16", "float32"))
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     given = parser.parse_args()
+    torch.set_num_threads(given.threads)
+    if given.blocks:
+        names = list(BLOCK_FORMATS) if given.blocks == "all" else given.blocks.split(",")
+        compare_blocks(names, given)
+        return
     print(f"{cpu_model()}, {torch.get_num_threads()} threads, GFLOP/s")
     for shape in given.shapes.split(","):
         inputs, outputs = map(int, shape.split("x"))
@@ -47,6 +63,32 @@ def main() -> None:
             seconds = times(sides, x, count, given.rounds)
             rates = (2e-9 * tokens * inputs * outputs / each for each in seconds)
             print(f"{tokens:>10} tokens" + "".join(f"{rate:>26.0f}" for rate in rates), flush=True)
+
+
+def compare_blocks(names: list[str], given: argparse.Namespace) -> None:
+    """Prints how many times as fast as with 8 bits products with weights in blocks are, and the time of those."""
+    isa = given.isa or [each for each in runnable_here() if each in installed_modules() and choosable(each)][-1]
+    kernel = native_kernel(load_extension(isa), "linear", deterministic=False)
+    print(f"{cpu_model()}, {torch.get_num_threads()} threads, {isa}, {given.dtype}: speed over that of int8")
+    for shape in given.shapes.split(","):
+        inputs, outputs = map(int, shape.split("x"))
+        count = max(2, WEIGHT_BYTES // (inputs * outputs))
+        # Each pair of these bytes is a float16 of common size, so that no sum is denormal or infinite.
+        drawn = torch.randint(0x20, 0x3C, (count * inputs * outputs * 17 // 16,), dtype=torch.uint8)
+        scale = torch.rand(outputs)
+        sides: dict[str, Product] = {}
+        int8 = drawn[: count * inputs * outputs].view(torch.int8).view(count, outputs, inputs)
+        sides["int8"] = lambda x, i, w=int8, s=scale: kernel(x, w[i], weight_scale=s)  # type: ignore[misc]
+        for name in names:
+            row = BLOCK_FORMATS[name].row_bytes(inputs)
+            parts = drawn[: count * outputs * row].view(count, outputs, row)
+            sides[name] = lambda x, i, w=parts, b=((name, outputs),): kernel(x, w[i], blocks=b)  # type: ignore[misc]
+        print(f"\n{shape}  {'':8}{'int8':>14}" + "".join(f"{name:>10}" for name in names))
+        for tokens in map(int, given.tokens.split(",")):
+            x = torch.randn(tokens, inputs).to(getattr(torch, given.dtype))
+            base, *others = least_times(sides, x, count if tokens < 256 else 1, given.rounds)
+            rates = "".join(f"{base / each:>10.2f}" for each in others)
+            print(f"{tokens:>10} tokens{1e6 * base:>11.0f} us{rates}", flush=True)
 
 
 def make_sides(inputs: int, outputs: int, int8: bool) -> tuple[dict[str, Product], int]:
@@ -72,6 +114,18 @@ def make_sides(inputs: int, outputs: int, int8: bool) -> tuple[dict[str, Product
 def choosable(isa: str) -> bool:
     """It is no stand-in for tests."""
     return any(isa in isas for isas in CPU_FLAGS.values())
+
+
+def least_times(sides: dict[str, Product], x: torch.Tensor, count: int, rounds: int) -> list[float]:
+    """The least seconds that a product of each side took, with the sides in turns, weight by weight."""
+    clock = time.thread_time if torch.get_num_threads() == 1 else time.perf_counter
+    least = dict.fromkeys(sides, math.inf)
+    for i in [*range(count)] * rounds:
+        for name, product in sides.items():
+            begin = clock()
+            product(x, i)
+            least[name] = min(least[name], clock() - begin)
+    return list(least.values())
 
 
 def times(sides: dict[str, Product], x: torch.Tensor, count: int, rounds: int) -> list[float]:

@@ -156,7 +156,7 @@ void moe(const Team& team, std::int64_t tokens, const Moe& in) {
             using W = decltype(weight);
             const auto stack = [&](const Tensor& of, const Tensor& scales, const BlockParts& blocks, std::int64_t size) {
                 return Stack<W>{of.at<const W>(), scales.at<const float>(), in.group_size.value_or(0), of.shape[1], size,
-                                blocks.empty() ? nullptr : blocks[0].format};
+                                blocks.empty() ? nullptr : blocks[0].format, in.fixed_order};
             };
             run_experts(team, tokens, in.x.at<const T>(), in.x.strides[0], in.choices.at<const float>(),
                         in.choices.shape[2], layer, stack(in.up, in.up_scale, in.up_blocks, layer.size),

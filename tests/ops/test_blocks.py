@@ -20,7 +20,7 @@ few = settings(max_examples=40, deadline=None, derandomize=True)
 seeds = st.integers(0, 2**31)
 dtypes = st.sampled_from([torch.float32, torch.bfloat16, torch.float16])
 names = st.sampled_from(sorted(BLOCK_FORMATS))
-counts = st.sampled_from([1, 2, 3])
+counts = st.sampled_from([1, 2, 3, 8, 11])  # kernels take eight small blocks together
 rows_of_weights = st.sampled_from([1, 3, 4, 16, 37, 64, 70])
 
 
@@ -139,6 +139,26 @@ def test_in_a_fixed_order_a_token_has_the_bits_that_it_has_alone(
     together = kernel(x, weight, None, None, None, None, None, None, None, blocks)
     alone = [kernel(x[t : t + 1], weight, None, None, None, None, None, None, None, blocks) for t in range(tokens)]
     assert same_bits(together, torch.cat(alone))
+
+
+@pytest.mark.parametrize("isa", PRODUCT_SETS)
+@few
+@given(names, st.integers(1, 40), counts, dtypes, st.sampled_from([torch.nan, torch.inf]), st.booleans(), seeds)
+def test_what_is_not_finite_stays_with_its_token(
+    isa: str, name: str, tokens: int, count: int, dtype: torch.dtype, value: float, fixed_order: bool, seed: int
+) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    in_size = count * BLOCK_FORMATS[name].elements
+    weight, blocks = block_rows(name, 19, in_size, generator), ((name, 19),)
+    x = torch.randn(tokens, in_size, generator=generator).to(dtype)
+    kernel = checked_kernel(isa, "linear", deterministic=fixed_order)
+    clean = kernel(x, weight, None, None, None, None, None, None, None, blocks)
+    bad = seed % tokens
+    x[bad, seed % in_size] = value
+    out = kernel(x, weight, None, None, None, None, None, None, None, blocks)
+    others = torch.arange(tokens) != bad
+    assert same_bits(out[others], clean[others])
+    assert not out[bad].isfinite().all()
 
 
 @pytest.mark.parametrize("isa", SETS)

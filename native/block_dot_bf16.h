@@ -1,0 +1,217 @@
+// Products with weights in blocks where pairs of bfloat16 are multiplied.
+//
+// Exactly: tokens are multiplied with a block's integers, which bfloat16 has a place for each of; what 32 elements give is
+// multiplied by their scale in float32, and with minima the sum of 32 elements of a token by theirs. That is as much work
+// again for each token. So more tokens are multiplied with weights that were rounded to bfloat16.
+//
+// In both, sums go on in ascending order in one accumulator: a result depends on its own token and row alone.
+#pragma once
+
+#include "block_lookup.h"
+#include "block_scales.h"
+
+namespace ostinato {
+
+// One line of each row that is to come, for every line of those that are multiplied.
+struct RowsToCome {
+    const InBlocks* const* rows;
+    int count;
+
+    void operator()(std::int64_t from, std::int64_t bytes) const {
+        for (int p = 0; p < count; ++p) {
+            for (std::int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(&rows[p][from + i].byte, 0, 2);
+        }
+    }
+};
+
+#if defined(__AVX512BF16__)
+// A part's integers.
+template <typename F>
+inline __m512bh integers_of(const std::uint8_t* block, int part, [[maybe_unused]] const Table& table) {
+    if constexpr (F::BITS == 8) {
+        return Dot<bf16, std::int8_t>::read(reinterpret_cast<const std::int8_t*>(block + 2));
+    } else {
+        return look_up<F>(block, part, table);
+    }
+}
+
+// Its weights, each rounded once.
+template <typename F>
+inline __m512bh rounded_weights(const std::uint8_t* block, int part, const Scales<F>& scales, int of_group) {
+    if constexpr (F::BITS < 6) {
+        return look_up<F>(block, part, table_of<F>(scales.scale(of_group), scales.minimum(of_group)));
+    } else if constexpr (F::BITS == 8) {
+        const auto* integers = reinterpret_cast<const std::int8_t*>(block + 2);
+        const float scale = scales.scale(of_group);
+        return _mm512_cvtne2ps_pbh((__m512)(load(integers + LANES) * scale), (__m512)(load(integers) * scale));
+    } else {
+        // The even ones and the odd ones, each as the upper half of a float; then in turns again.
+        const __m512i integers = (__m512i)look_up<F>(block, part, table_of<F>(block)), upper = _mm512_set1_epi32(-65536);
+        const Float scale = scales.of_pairs(of_group);
+        const Float even = (Float)_mm512_slli_epi32(integers, 16) * scale;
+        const Float odd = (Float)_mm512_and_si512(integers, upper) * scale;
+        alignas(64) static constexpr std::uint16_t IN_TURNS[32] = {0, 16, 1, 17, 2,  18, 3,  19, 4,  20, 5,  21, 6,  22, 7,  23,
+                                                                   8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
+        const __m512i rounded = (__m512i)_mm512_cvtne2ps_pbh((__m512)odd, (__m512)even);
+        return (__m512bh)_mm512_permutexvar_epi16(_mm512_load_si512(IN_TURNS), rounded);
+    }
+}
+
+template <typename F, int TOKENS, bool ROUNDED = false>
+void dot_blocks(const Tokens<bf16>& tokens, const InBlocks* const* rows, const RowsToCome& next, std::int64_t count,
+                float* sums, int stride) {
+    using D = Dot<bf16, bf16>;
+    constexpr int BLOCKS = Scales<F>::BLOCKS, PARTS = F::ELEMENTS / PART, TOGETHER = Places<F>::TOGETHER;
+    Float total[TOKENS][DOT_ROWS];
+    clear(total);
+    const std::int64_t token_stride = tokens.stride ? tokens.stride : PART;
+    const std::int64_t step = tokens.stride ? PART : PART * TOKENS;
+    const bf16* x = tokens.x;
+    const __m512bh ones = (__m512bh)_mm512_set1_epi16(0x3F80);
+    for (std::int64_t b = 0; b < count; b += BLOCKS) {
+        const std::uint8_t* block[DOT_ROWS];
+        for (int r = 0; r < DOT_ROWS; ++r) block[r] = &rows[r][b * F::BYTES].byte;
+        const int here = static_cast<int>(std::min<std::int64_t>(BLOCKS, count - b));
+        next(b * F::BYTES, here * F::BYTES);
+        const Scales<F> scales[DOT_ROWS] = {{block[0], here}, {block[1], here}, {block[2], here}, {block[3], here}};
+        for (int i = 0; i < here; ++i) {
+            Table tables[DOT_ROWS];
+            if constexpr (F::BITS < 8 && !ROUNDED) {
+                for (int r = 0; r < DOT_ROWS; ++r) tables[r] = table_of<F>(block[r]);
+            }
+#pragma GCC unroll 1
+            for (int first = 0; first < PARTS; first += TOGETHER)
+#pragma GCC unroll 4
+            for (int part = first; part < first + TOGETHER; ++part, x += step) {
+                const int of_group = i * PARTS + part;
+                __m512bh w[DOT_ROWS];
+#pragma GCC unroll 4
+                for (int r = 0; r < DOT_ROWS; ++r) {
+                    w[r] = ROUNDED ? rounded_weights<F>(block[r], part, scales[r], of_group)
+                                   : integers_of<F>(block[r], part, tables[r]);
+                }
+#pragma GCC unroll 6
+                for (int t = 0; t < TOKENS; ++t) {
+                    const __m512bh token = D::read(x + t * token_stride);
+#pragma GCC unroll 4
+                    for (int r = 0; r < DOT_ROWS; ++r) {
+                        if constexpr (ROUNDED) {
+                            total[t][r] = D::multiply_add(total[t][r], token, w[r]);
+                        } else {
+                            const Float part_sums = D::multiply_add(Float{}, token, w[r]);
+                            total[t][r] = fma(part_sums, scales[r].of_pairs(of_group), total[t][r]);
+                        }
+                    }
+                    if constexpr (F::HAS_MINIMUM && !ROUNDED) {
+                        const Float sum = D::multiply_add(Float{}, token, ones);
+#pragma GCC unroll 4
+                        for (int r = 0; r < DOT_ROWS; ++r) {
+                            total[t][r] = fma(sum, splat(scales[r].minimum(of_group)), total[t][r]);
+                        }
+                    }
+                }
+            }
+            for (int r = 0; r < DOT_ROWS; ++r) block[r] += F::BYTES;
+        }
+    }
+#pragma GCC unroll 6
+    for (int t = 0; t < TOKENS; ++t) sum4(total[t], sums + t * stride);
+}
+
+// sums[t * stride + r] of up to TOKENS, an even number, and DOT_ROWS rows of rounded weights: 24 accumulators, two rows
+// and a token. Behind the last of `some` tokens it is multiplied once more.
+template <typename F, int TOKENS>
+void dot_wide_blocks(int some, const Tokens<bf16>& tokens, const InBlocks* const* rows, const RowsToCome& next,
+                     std::int64_t count, float* sums, int stride) {
+    using D = Dot<bf16, bf16>;
+    constexpr int BLOCKS = Scales<F>::BLOCKS, PARTS = F::ELEMENTS / PART, TOGETHER = Places<F>::TOGETHER, PAIR = 2;
+    const std::int64_t token_stride = tokens.stride ? tokens.stride : PART;
+    const std::int64_t step = tokens.stride ? PART : PART * some;
+    const std::int64_t last = (some - 1) * token_stride;
+    for (int first_row = 0; first_row < DOT_ROWS; first_row += PAIR) {
+        Float total[TOKENS][PAIR] = {};
+        const bf16* x = tokens.x;
+        for (std::int64_t b = 0; b < count; b += BLOCKS) {
+            const int here = static_cast<int>(std::min<std::int64_t>(BLOCKS, count - b));
+            const std::uint8_t* block[PAIR] = {&rows[first_row][b * F::BYTES].byte, &rows[first_row + 1][b * F::BYTES].byte};
+            if (first_row == 0) next(b * F::BYTES, here * F::BYTES);
+            const Scales<F> scales[PAIR] = {{block[0], here}, {block[1], here}};
+            for (int i = 0; i < here; ++i) {
+#pragma GCC unroll 1
+                for (int first = 0; first < PARTS; first += TOGETHER)
+#pragma GCC unroll 4
+                    for (int part = first; part < first + TOGETHER; ++part, x += step) {
+                        const __m512bh w[PAIR] = {rounded_weights<F>(block[0], part, scales[0], i * PARTS + part),
+                                                  rounded_weights<F>(block[1], part, scales[1], i * PARTS + part)};
+#pragma GCC unroll 12
+                        for (int t = 0; t < TOKENS; ++t) {
+                            const __m512bh token = D::read(x + (t == TOKENS - 1 ? last : t * token_stride));
+                            total[t][0] = D::multiply_add(total[t][0], token, w[0]);
+                            total[t][1] = D::multiply_add(total[t][1], token, w[1]);
+                        }
+                    }
+                block[0] += F::BYTES;
+                block[1] += F::BYTES;
+            }
+        }
+#pragma GCC unroll 12
+        for (int t = 0; t < TOKENS; t += 2) {
+            float of_two[2 * PAIR];
+            sum4(total[t], of_two);
+            for (int i = 0; i < 2 * PAIR; ++i) {
+                if (t + i / PAIR < some) sums[(t + i / PAIR) * stride + first_row + i % PAIR] = of_two[i];
+            }
+        }
+    }
+}
+
+// From how many tokens on rounding a format's weights costs less than scaling its sums, token by token. Results follow:
+// a number for all formats of so many bits, as docs/gguf.md has it.
+template <typename F>
+constexpr int LEAST_ROUNDED = F::BITS == 6 ? 5 : 3;
+
+template <typename F>
+void dot_rounded_blocks(int tokens, const Tokens<bf16>& x, const InBlocks* const* rows, const InBlocks* const* next,
+                        int prefetch, std::int64_t count, float* sums, int stride) {
+    const RowsToCome to_come{next, prefetch};
+    const auto few = [&](auto some) {
+        if constexpr (some.value >= LEAST_ROUNDED<F>) {  // of more tokens, blocks have half of WIDE_TOKENS at least
+            dot_blocks<F, some.value, true>(x, rows, to_come, count, sums, stride);
+        }
+    };
+    switch (tokens) {
+        case 3: return few(std::integral_constant<int, 3>{});
+        case 4: return few(std::integral_constant<int, 4>{});
+        case 5: return few(std::integral_constant<int, 5>{});
+        case 6: return few(std::integral_constant<int, 6>{});
+        case 7:
+        case 8: return dot_wide_blocks<F, 8>(tokens, x, rows, to_come, count, sums, stride);
+        case 9:
+        case 10: return dot_wide_blocks<F, 10>(tokens, x, rows, to_come, count, sums, stride);
+        default: return dot_wide_blocks<F, 12>(tokens, x, rows, to_come, count, sums, stride);
+    }
+}
+
+// to[i] = the weights `begin` to `end` of a row.
+template <typename F>
+void expand_to_bf16(const InBlocks* row, std::int64_t begin, std::int64_t end, bf16* to) {
+    constexpr int BLOCKS = Scales<F>::BLOCKS, PARTS = F::ELEMENTS / PART;
+    const std::int64_t last = (end + F::ELEMENTS - 1) / F::ELEMENTS;
+    for (std::int64_t b = begin / F::ELEMENTS; b < last; b += BLOCKS) {
+        const std::uint8_t* block = &row[b * F::BYTES].byte;
+        const int here = static_cast<int>(std::min<std::int64_t>(BLOCKS, last - b));
+        const Scales<F> scales(block, here);
+        for (int i = 0; i < here; ++i, block += F::BYTES) {
+            for (int part = 0; part < PARTS; ++part) {
+                const std::int64_t at = (b + i) * F::ELEMENTS + part * PART;
+                if (at < begin || at >= end) continue;
+                const __m512bh weights = rounded_weights<F>(block, part, scales, i * PARTS + part);
+                std::memcpy(to, &weights, sizeof(weights));
+                to += PART;
+            }
+        }
+    }
+}
+#endif
+
+}  // namespace ostinato

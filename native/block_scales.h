@@ -1,0 +1,127 @@
+// The scales of weights in blocks, made ready for 256 elements at a time. For AVX-512.
+#pragma once
+
+#include "block_numbers.h"
+
+#if defined(__AVX512BF16__)
+namespace ostinato {
+
+constexpr int GROUP = 256;  // elements whose scales are made ready together: all of a block, or those of several
+
+// The halves at the beginnings of eight blocks.
+template <typename F>
+inline __m128i first_halves(const std::uint8_t* block) {
+    const auto at = [&](int i) { return static_cast<short>(block[i * F::BYTES] | block[i * F::BYTES + 1] << 8); };
+    return _mm_setr_epi16(at(0), at(1), at(2), at(3), at(4), at(5), at(6), at(7));
+}
+
+// The first words of four blocks; behind the last, its own.
+template <typename F>
+inline __m128i first_words(const std::uint8_t* block, int last = 3) {
+    const auto at = [&](int i) { return static_cast<int>(word_at(block + std::min(i, last) * F::BYTES)); };
+    return _mm_setr_epi32(at(0), at(1), at(2), at(3));
+}
+
+// Those of Q6_K: sixteen scales.
+inline void byte_scales(float* to, __m128i integers, float factor) {
+    _mm512_store_ps(to, _mm512_mul_ps(_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(integers)), _mm512_set1_ps(factor)));
+}
+
+// Those of Q4_K and Q5_K: eight scales, eight minima.
+inline void six_bit_scales(const std::uint8_t* block, float* to) {
+    const __m128i packed = _mm_loadu_si128(reinterpret_cast<const __m128i*>(block));
+    const __m128i first_two = _mm_shuffle_epi32(packed, _MM_SHUFFLE(2, 1, 2, 1));
+    const __m128i low = _mm_and_si128(first_two, _mm_set1_epi8(0x3F));
+    const __m128i four = _mm_srlv_epi32(_mm_shuffle_epi32(packed, _MM_SHUFFLE(3, 3, 3, 3)), _mm_setr_epi32(0, 4, 0, 4));
+    const __m128i high = _mm_or_si128(_mm_and_si128(four, _mm_set1_epi8(0x0F)),
+                                      _mm_and_si128(_mm_srli_epi32(first_two, 2), _mm_set1_epi8(0x30)));
+    const __m512 numbers = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_unpacklo_epi32(low, high)));
+    const __m512 of_scales = _mm512_broadcastss_ps(_mm_cvtph_ps(packed));
+    const __m512 of_minima = _mm512_set1_ps(-half_at(block + 2));
+    _mm512_store_ps(to, _mm512_mul_ps(numbers, _mm512_mask_blend_ps(0xFF00, of_scales, of_minima)));
+}
+
+// Those of IQ4_XS: eight scales.
+inline void split_scales(const std::uint8_t* block, float* to) {
+    const __m256i high = _mm256_srlv_epi32(_mm256_set1_epi32(block[2] | block[3] << 8),
+                                           _mm256_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14));
+    const __m256i low = _mm256_srlv_epi32(_mm256_set1_epi32(static_cast<int>(word_at(block + 4))),
+                                          _mm256_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28));
+    const __m256i both = _mm256_or_si256(_mm256_and_si256(low, _mm256_set1_epi32(15)),
+                                         _mm256_slli_epi32(_mm256_and_si256(high, _mm256_set1_epi32(3)), 4));
+    const __m256 numbers = _mm256_cvtepi32_ps(_mm256_sub_epi32(both, _mm256_set1_epi32(32)));
+    _mm256_store_ps(to, _mm256_mul_ps(numbers, _mm256_set1_ps(half_at(block))));
+}
+
+// The scales of a group, or of so many blocks of it: sixteen, or eight and behind them as many minima or zero points. With
+// blocks of 32, scales and minima take turns.
+template <typename F>
+struct Scales {
+    static constexpr int BLOCKS = GROUP / F::ELEMENTS;
+    static constexpr bool IN_TURNS = F::HAS_MINIMUM && F::ELEMENTS == PART;
+    alignas(64) float numbers[16];
+
+    [[gnu::always_inline]] Scales(const std::uint8_t* block, int blocks) {
+        if (blocks == BLOCKS) {
+            of_group(block);
+        } else {
+            of_rest(block, blocks);
+        }
+    }
+
+    // Where a format has them, the zero point of a part instead.
+    float minimum(int part) const {
+        return numbers[IN_TURNS ? 2 * part + 1 : 8 + (F::HAS_ZERO ? part * PART / F::SCALED : part)];
+    }
+    float scale(int part) const { return numbers[IN_TURNS ? 2 * part : part * PART / F::SCALED]; }
+
+    // What the sums of pairs of a part's elements are multiplied with.
+    Float of_pairs(int part) const {
+        if constexpr (F::SCALED == PART / 2) {
+            const __m512 first = _mm512_set1_ps(numbers[2 * part]), second = _mm512_set1_ps(numbers[2 * part + 1]);
+            return (Float)_mm512_mask_blend_ps(0xFF00, first, second);
+        } else {
+            return splat(scale(part));
+        }
+    }
+
+  private:
+    [[gnu::always_inline]] void of_group(const std::uint8_t* block) {
+        if constexpr (F::ELEMENTS == GROUP && F::HAS_MINIMUM) {
+            six_bit_scales(block, numbers);
+        } else if constexpr (F::ELEMENTS == GROUP && F::SCALED == PART) {
+            split_scales(block, numbers);
+        } else if constexpr (F::ELEMENTS == GROUP) {
+            byte_scales(numbers, _mm_loadu_si128(reinterpret_cast<const __m128i*>(block + 192)), half_at(block + 208));
+        } else if constexpr (F::HAS_ZERO) {
+            for (int b = 0; b < BLOCKS; b += 4) put_with_zeros(first_words<F>(block + b * F::BYTES, BLOCKS - 1), b);
+        } else if constexpr (IN_TURNS) {
+            const __m256i halves = _mm256_setr_m128i(first_words<F>(block), first_words<F>(block + 4 * F::BYTES));
+            _mm512_store_ps(numbers, _mm512_cvtph_ps(halves));
+        } else {
+            _mm256_store_ps(numbers, _mm256_cvtph_ps(first_halves<F>(block)));
+        }
+    }
+
+    // Apart, and never inline: a call within the loops would have all sums go through memory.
+    [[gnu::noinline, gnu::cold]] void of_rest(const std::uint8_t* block, int blocks) {
+        for (int b = 0; b < blocks; ++b, block += F::BYTES) {
+            if constexpr (F::HAS_ZERO) {
+                numbers[b] = bits_as<float>(word_at(block) & ~std::uint32_t{0xFF});
+                numbers[8 + b] = block[0];
+            } else {
+                float* of_block = numbers + b * (IN_TURNS ? 2 : 1);
+                F::scales(block, of_block, of_block + 1);
+            }
+        }
+    }
+
+    void put_with_zeros(__m128i words, int at) {
+        const __m128i zero = _mm_set1_epi32(0xFF);
+        _mm_store_si128(reinterpret_cast<__m128i*>(numbers + at), _mm_andnot_si128(zero, words));
+        _mm_store_ps(numbers + 8 + at, _mm_cvtepi32_ps(_mm_and_si128(zero, words)));
+    }
+};
+
+}  // namespace ostinato
+#endif
