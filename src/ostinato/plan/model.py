@@ -74,12 +74,12 @@ class LayerSpec:
     mixer: Mixer | None = None
     """What keeps a state in slots, if it has one."""
     experts: ExpertsSpec | None = None
-    use: int | None = None
-    """Of a layer with a block that others have too, which of their uses it is."""
     activation_elements: int = 0
     weights: tuple[Weight, ...] = ()
     borrowed: tuple[Weight, ...] = ()
     """Rows of what it uses and another layer has, named as if it stood here too."""
+    use: int | None = None
+    """Of a layer with a block that others have too, which of their uses it is."""
 
     @cached_property
     def parameters(self) -> int:
