@@ -366,6 +366,7 @@ def test_connections_beyond_the_bound_are_told_so_and_there_is_room_again(caplog
             wire.leave()
         assert (occupancy.total, occupancy.refused) == (0, 100)
         assert not connect().got
+        assert len([one for one in caplog.records if "room for connections" in one.message]) == 1
 
     with caplog.at_level("INFO", "ostinato.serve"):
         asyncio.run(go())
@@ -394,6 +395,7 @@ def test_whatever_comes_the_connection_ends_sound(lines: list[bytes], piece: int
     async def attack(connection: Connection, wire: Wire, app: App) -> None:  # noqa: ARG001
         feed(connection, wire, b"".join(lines), piece)
         await turns()
+        assert len(connection._pending) <= Limits().waiting_bytes + piece
 
     wire, _ = attacked(attack)
     assert wire.got.count(b"HTTP/1.1 500") == 0

@@ -20,7 +20,7 @@ from ostinato.observe.logs import configure_logs
 from ostinato.serve.app import make_app
 from ostinato.serve.http.connection import Connection
 from ostinato.serve.http.lifecycle import Lifecycle
-from ostinato.serve.http.limits import Limits, Occupancy, room_for_connections
+from ostinato.serve.http.limits import Limits
 from ostinato.serve.settings import ServeSettings
 
 if TYPE_CHECKING:
@@ -56,11 +56,10 @@ def serve(
     app = make_app(lifecycle)
     listener = _listen(settings)
     limits = Limits(head_seconds=settings.header_timeout, idle_seconds=settings.keep_alive_timeout)
-    occupancy = Occupancy(settings.max_connections or room_for_connections(), settings.max_connections_per_address)
     server = _Server(
         uvicorn.Config(
             app,
-            http=cast(Any, partial(Connection, limits=limits, occupancy=occupancy)),  # called with keywords
+            http=cast(Any, partial(Connection, limits=limits, occupancy=lifecycle.occupancy)),  # called with keywords
             log_config=None,
             access_log=False,
             server_header=False,

@@ -16,7 +16,7 @@ from starlette.staticfiles import StaticFiles
 
 from ostinato import __version__
 from ostinato.observe.counts import AnswerCounts, Meter
-from ostinato.observe.metrics import CONTENT_TYPE_LATEST, answers, exposition, families, heartbeat
+from ostinato.observe.metrics import CONTENT_TYPE_LATEST, answers, connections, exposition, families, heartbeat
 from ostinato.serve.api.generation import check_model
 from ostinato.serve.http.lifecycle import Lifecycle
 
@@ -96,7 +96,8 @@ def observation_router(lifecycle: Lifecycle, counts: AnswerCounts) -> APIRouter:
         labels = {"model_name": lifecycle.model_name, "engine": "0"}
         seen, memory = await engine.last_seen(), asdict(engine.plan.memory)
         prefix = lifecycle.settings.metrics_prefix
-        of_engine = families(seen.stats, seen.meter, memory, prefix, labels)
+        outside = connections(lifecycle.occupancy.total, lifecycle.occupancy.refused, prefix, labels)
+        of_engine = [*outside, *families(seen.stats, seen.meter, memory, prefix, labels)]
         alive = heartbeat(engine.heartbeat_age, prefix, labels)
         return Response(exposition([*of_engine, alive, answers(counts.rows(), labels)]), media_type=CONTENT_TYPE_LATEST)
 

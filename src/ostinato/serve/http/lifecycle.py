@@ -14,6 +14,7 @@ from ostinato.engine.process.async_engine import AsyncEngine
 from ostinato.engine.process.failures import EngineFailed
 from ostinato.engine.process.launch import make_engine
 from ostinato.serve.http.errors import ApiError
+from ostinato.serve.http.limits import Occupancy, room_for_connections
 from ostinato.serve.settings import ServeSettings
 
 if TYPE_CHECKING:
@@ -37,6 +38,9 @@ class Lifecycle:
         self.config, self.settings = config, settings
         self.model_name = settings.served_model_name or _name(config.model)
         self.created = int(time.time())
+        self.occupancy = Occupancy(
+            settings.max_connections or room_for_connections(), settings.max_connections_per_address
+        )
         self.draining = False
         self.error: BaseException | None = None
         """Why the engine could not start, or ended."""
