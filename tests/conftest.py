@@ -25,6 +25,7 @@ torch.set_num_threads(1)
 PATIENT = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("same", PATIENT, derandomize=True)
 settings.register_profile("search", PATIENT, print_blob=True)
+settings.register_profile("soak", PATIENT, max_examples=3000, print_blob=True)
 settings.load_profile("same")
 
 # Tables and messages are as wide and as plain as where nobody asks for anything else.

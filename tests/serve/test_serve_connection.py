@@ -11,6 +11,9 @@ import uvicorn
 from uvicorn.server import ServerState
 
 from ostinato.serve.http import connection as connections
+from ostinato.serve.http.limits import Limits
+
+SOON = Limits(stalled_seconds=0.01)
 
 
 class Transport(asyncio.Transport):
@@ -48,15 +51,10 @@ async def connected(left: Sequence[int]) -> tuple[connections.Connection, Transp
     async def app(scope: Any, receive: Any, send: Any) -> None:
         pass
 
-    connection = connections.Connection(config=uvicorn.Config(app), server_state=ServerState(), app_state={})
+    connection = connections.Connection(uvicorn.Config(app), ServerState(), app_state={}, limits=SOON)
     transport = Transport(left)
     connection.connection_made(transport)
     return connection, transport
-
-
-@pytest.fixture(autouse=True)
-def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connections, "STALLED", 0.01)
 
 
 def test_a_reader_that_takes_something_is_waited_for_and_one_that_takes_nothing_is_not() -> None:

@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import httpx2
@@ -76,7 +77,8 @@ def serving(serve: dict[str, Any] | None = None, *, wait: bool = True, **setting
     config = EngineConfig(**{"model": "demo", "dtype": "float32", "threads": 1, **settings})
     probe = Probe(reference=without_native_kernels())
     lifecycle = Lifecycle(config, ServeSettings(**{"port": 0, **(serve or {})}), make=probe)
-    web = uvicorn.Config(make_app(lifecycle), host="127.0.0.1", port=0, http=Connection, log_config=None)
+    http: Any = partial(Connection, occupancy=lifecycle.occupancy)
+    web = uvicorn.Config(make_app(lifecycle), host="127.0.0.1", port=0, http=http, log_config=None)
     server = uvicorn.Server(web)
     loops: list[asyncio.AbstractEventLoop] = []
 

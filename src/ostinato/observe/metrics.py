@@ -213,6 +213,13 @@ def heartbeat(age: float, prefix: str, labels: Mapping[str, str]) -> Metric:
     return _family("gauge", f"{prefix}engine_heartbeat_age_seconds", text, [({}, age)], labels)
 
 
+def connections(open_now: int, refused: int, prefix: str, labels: Mapping[str, str]) -> Iterator[Metric]:
+    """The connections of clients."""
+    yield _family("gauge", f"{prefix}connections", "Connections that are open", [({}, open_now)], labels)
+    text = "Connections that were turned away because there were too many"
+    yield _family("counter", f"{prefix}connections_refused", text, [({}, refused)], labels)
+
+
 def answers(rows: Rows, labels: Mapping[str, str]) -> Metric:
     """HTTP answers as (labels, count). The name has no prefix: dashboards of web servers know it, vLLM's too."""
     text = "Requests that were answered, by status; 499: the client left before the end"

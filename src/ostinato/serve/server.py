@@ -8,7 +8,8 @@ import signal
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Any, cast
 
 import uvicorn
 
@@ -19,6 +20,7 @@ from ostinato.observe.logs import configure_logs
 from ostinato.serve.app import make_app
 from ostinato.serve.http.connection import Connection
 from ostinato.serve.http.lifecycle import Lifecycle
+from ostinato.serve.http.limits import Limits
 from ostinato.serve.settings import ServeSettings
 
 if TYPE_CHECKING:
@@ -53,10 +55,11 @@ def serve(
     lifecycle = Lifecycle(config, settings, progress)
     app = make_app(lifecycle)
     listener = _listen(settings)
+    limits = Limits(head_seconds=settings.header_timeout, idle_seconds=settings.keep_alive_timeout)
     server = _Server(
         uvicorn.Config(
             app,
-            http=Connection,
+            http=cast(Any, partial(Connection, limits=limits, occupancy=lifecycle.occupancy)),  # called with keywords
             log_config=None,
             access_log=False,
             server_header=False,

@@ -89,6 +89,15 @@ class ServeSettings(BaseModel):
     between two steps, so it must be longer than the longest step."""
     on_stall: Literal["report", "exit"] = "report"
     """What to do then: report it until the engine goes on, or exit, so that a supervisor starts the server anew."""
+    header_timeout: float = Field(15.0, gt=0)
+    """Seconds that the headers of a request may take to arrive."""
+    keep_alive_timeout: float = Field(30.0, gt=0)
+    """Seconds that a connection may wait for its next request."""
+    max_connections: int = Field(0, ge=0)
+    """Connections at once; 0: as many as the process has file descriptors for, less 64. A further one gets status 503
+    and is closed."""
+    max_connections_per_address: int = Field(256, ge=0)
+    """Connections at once of one address; 0: any number. Those from this machine are not counted."""
     drain_timeout: float = Field(30.0, ge=0)
     """Seconds that running requests have to end after SIGTERM."""
     metrics_prefix: str = Field("ostinato:", pattern=r"^[a-zA-Z_:][a-zA-Z0-9_:]*$")

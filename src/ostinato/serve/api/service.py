@@ -19,6 +19,7 @@ from ostinato.observe.counts import AnswerCounts, Meter
 from ostinato.observe.metrics import (
     CONTENT_TYPE_LATEST,
     answers,
+    connections,
     exposition,
     families,
     heartbeat,
@@ -105,7 +106,8 @@ def observation_router(lifecycle: Lifecycle, counts: AnswerCounts) -> APIRouter:
         labels = {"model_name": lifecycle.model_name, "engine": "0"}
         seen, memory = await engine.last_seen(), asdict(engine.plan.memory)
         prefix = lifecycle.settings.metrics_prefix
-        of_engine = families(seen.stats, seen.meter, memory, prefix, labels)
+        outside = connections(lifecycle.occupancy.total, lifecycle.occupancy.refused, prefix, labels)
+        of_engine = [*outside, *families(seen.stats, seen.meter, memory, prefix, labels)]
         alive = heartbeat(engine.heartbeat_age, prefix, labels)
         delay, reads = lifecycle.loop_delay, lifecycle.present_workers
         served = [

@@ -1,57 +1,319 @@
-"""A client's connection, which is cut when the client stops reading."""
+"""A client's connection: HTTP/1 read by httptools within limits, answered by the application, one request at a time.
+
+uvicorn makes one per client (`http=` of its configuration) and ends them at shutdown. Nothing here grows with what a
+client sends or does not read: bytes are parsed only when the request before them is answered, and are read from the
+socket only while few wait to be parsed.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import json
+from collections import deque
 from typing import Any, cast
 
-from uvicorn.protocols.http.auto import AutoHTTPProtocol
+import httptools
+import uvicorn
+from uvicorn.server import ServerState
 
-STALLED = 60.0
-"""Seconds without progress after which a client that does not read counts as gone."""
+from ostinato.serve.http.errors import ApiError
+from ostinato.serve.http.exchange import Exchange, refusal
+from ostinato.serve.http.heads import framing_of, scope_of, wishes, wrong_in_head
+from ostinato.serve.http.limits import Limits, Occupancy, room_for_connections
+
+PIECE = 8192
+"""Bytes that are parsed at once; so many further requests may be parsed before the first is answered."""
 
 
 class Connection(asyncio.Protocol):
-    """Hands everything on to uvicorn's protocol, and limits how long it waits for a reader.
+    """Reads requests, has the application answer them in their order, and closes when a limit is passed."""
 
-    uvicorn closes a connection only when the client has read what was written, which may be never. If a client reads
-    nothing for `STALLED` seconds, its connection is aborted; its request then ends like that of any client that left.
-    """
+    def __init__(
+        self,
+        config: uvicorn.Config,
+        server_state: ServerState,
+        app_state: dict[str, Any],
+        _loop: asyncio.AbstractEventLoop | None = None,
+        limits: Limits | None = None,
+        occupancy: Occupancy | None = None,
+    ) -> None:
+        """The first four are uvicorn's. `occupancy` is shared by the connections of a server."""
+        self._app = config.loaded_app if config.loaded else config.app
+        self._root_path = config.root_path
+        self._server, self._app_state = server_state, app_state
+        self._limits = limits or Limits()
+        self._occupancy = occupancy or Occupancy(room_for_connections())
+        self._parser = httptools.HttpRequestParser(self)
+        self._pending = bytearray()
+        self._exchanges: deque[Exchange] = deque()
+        self._task: asyncio.Task[None] | None = None
+        self._writable = asyncio.Event()
+        self._writable.set()
+        self._timers: dict[str, asyncio.TimerHandle] = {}
+        self._in_head = self._is_ending = self._is_reading_off = False
+        self._drained = -1
+        """Bytes thrown away since the connection only waits for its client to finish; -1 before."""
+        self._is_repeated = False
+        """Whether the parser is given a head that it had already."""
+        self._is_upgrade = False
+        """Whether the parser took the request's body for another protocol, and is to be given it anew."""
+        self._num_headers = self._overhead = 0
+        self._problem: ApiError | None = None
 
-    def __init__(self, **arguments: Any) -> None:
-        """`arguments` are those of uvicorn's protocol."""
-        self._protocol = AutoHTTPProtocol(**arguments)
-        self._transport: asyncio.Transport
-        self._timer: asyncio.TimerHandle | None = None
+    # what the loop tells
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._loop = asyncio.get_running_loop()
         self._transport = cast(asyncio.Transport, transport)
         # Anything that the client has not read pauses writing: also the end of an answer, however short.
         self._transport.set_write_buffer_limits(high=0)
-        self._protocol.connection_made(self._transport)
+        self._server.connections.add(cast(Any, self))
+        peer, here = transport.get_extra_info("peername"), transport.get_extra_info("sockname")
+        self._client = (str(peer[0]), int(peer[1])) if isinstance(peer, tuple) else None
+        self._here = (str(here[0]), int(here[1])) if isinstance(here, tuple) else None
+        self._scheme = "https" if transport.get_extra_info("sslcontext") else "http"
+        why = self._occupancy.enter(self._address)
+        if why is not None:
+            self._refuse(ApiError(503, why, code="too_many_connections"), drain=False)
+        else:
+            self._after("head", self._limits.head_seconds, self._head_is_late)
 
     def data_received(self, data: bytes) -> None:
-        self._protocol.data_received(data)
+        if self._drained >= 0:
+            self._drained += len(data)
+            if self._drained > self._limits.drained_bytes:
+                self._transport.abort()
+                return
+            if self._is_ending:
+                return
+        self._pending += data
+        self._parse()
 
-    def eof_received(self) -> bool | None:
-        return self._protocol.eof_received()
+    def eof_received(self) -> None:
+        pass  # the transport closes itself: a client that is done sending counts as gone
 
     def pause_writing(self) -> None:
-        self._protocol.pause_writing()
+        self._writable.clear()
         self._wait_for_reader()
 
     def resume_writing(self) -> None:
-        self._end_wait()
-        self._protocol.resume_writing()
+        self._end_timer("reader")
+        self._writable.set()
+        self._go_on()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._end_wait()
-        self._protocol.connection_lost(exc)
+        del exc  # however the client left
+        for name in list(self._timers):
+            self._end_timer(name)
+        self._server.connections.discard(cast(Any, self))
+        self._occupancy.leave(self._address)
+        self._is_ending = True
+        for exchange in self._exchanges:
+            exchange.leave()
+        self._pending.clear()
+        self._writable.set()
+
+    def shutdown(self) -> None:
+        """uvicorn ends: an answer that runs is finished, and nothing after it is begun."""
+        if self._task is None and not self._transport.is_closing():
+            self._transport.close()
+        elif self._exchanges:
+            self._exchanges[0].keep_alive = False
+
+    # what httptools finds
+
+    def on_message_begin(self) -> None:
+        if self._is_repeated:
+            return
+        self._in_head = True
+        self._url, self._headers = b"", list[tuple[bytes, bytes]]()
+        self._overhead = self._num_headers = 0
+        self._await_request()
+
+    def on_url(self, url: bytes) -> None:
+        if not self._is_repeated:
+            self._url += url
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if self._is_repeated:
+            return
+        self._num_headers += 1
+        if self._num_headers > self._limits.headers:
+            self._headers_too_large()
+        elif self._in_head:
+            self._headers.append((name.lower(), value))
+
+    def on_headers_complete(self) -> None:
+        if self._is_repeated:
+            self._is_repeated = False
+            return
+        self._is_upgrade = self._parser.should_upgrade()
+        self._in_head = False
+        self._end_timer("head")
+        self._end_timer("idle")
+        if self._problem is None:
+            self._problem = wrong_in_head(self._parser.get_method(), self._url, self._headers)
+        if self._problem is None:
+            self._exchanges.append(self._exchange())
+            self._go_on()
+
+    def on_body(self, body: bytes) -> None:
+        self._overhead = 0
+        if self._problem is None and self._drained < 0:
+            self._exchanges[-1].add_body(body)
+
+    def on_message_complete(self) -> None:
+        if self._is_upgrade:
+            return
+        if self._drained >= 0:
+            self._transport.close()
+        elif self._problem is None:
+            self._exchanges[-1].end_body()
+
+    # what the exchange tells
+
+    def write(self, data: bytes) -> None:
+        if not self._transport.is_closing():
+            self._transport.write(data)
+
+    async def writable(self) -> None:
+        if not self._writable.is_set():
+            await self._writable.wait()
+
+    def took_body(self) -> None:
+        if self._pending:
+            self._loop.call_soon(self._parse)
+
+    def ended(self, exchange: Exchange) -> None:
+        """Its application has returned."""
+        self._task = None
+        if self._transport.is_closing():
+            return
+        self._exchanges.popleft()
+        if not exchange.is_answered:
+            if self._problem is not None and not exchange.has_begun:
+                self._refuse(self._problem)  # the rest of its body is wrong
+            else:
+                self._transport.abort()  # so that the client knows that the answer is incomplete
+        elif not exchange.is_received:
+            self._drain()
+            self._parse()
+        elif not exchange.keep_alive:
+            self._transport.close()
+        else:
+            self._loop.call_soon(self._go_on)
+
+    # between them
+
+    def _parse(self) -> None:
+        while self._pending and not self._is_ending and not self._transport.is_closing() and self._may_parse():
+            piece = bytes(self._pending[:PIECE])
+            del self._pending[:PIECE]
+            self._overhead += len(piece)
+            try:
+                self._feed(piece)
+            except httptools.HttpParserError:
+                if self._problem is None:
+                    self._problem = ApiError(400, "this is not a valid HTTP/1.1 request", code="bad_request")
+            if self._problem is None and self._overhead > self._limits.head_bytes + PIECE:
+                self._headers_too_large()
+            if self._problem is not None:
+                self._is_ending = True
+                if self._exchanges and not self._exchanges[-1].is_received:
+                    self._exchanges[-1].leave()
+                self._go_on()
+        self._set_reading()
+
+    def _feed(self, piece: bytes) -> None:
+        try:
+            self._parser.feed_data(piece)
+        except httptools.HttpParserUpgrade as upgrade:
+            # No other protocol is spoken, but the parser has skipped the body. A new one is told how long it is.
+            self._pending[:0] = piece[int(upgrade.args[0]) :]
+            self._is_upgrade, self._is_repeated = False, True
+            self._parser = httptools.HttpRequestParser(self)
+            self._parser.feed_data(framing_of(self._headers))
+
+    def _may_parse(self) -> bool:
+        if self._drained >= 0 or not self._exchanges:
+            return True
+        last = self._exchanges[-1]
+        return not last.is_received and len(last.body) < self._limits.waiting_bytes
+
+    def _set_reading(self) -> None:
+        if self._transport.is_closing():
+            return
+        off = self._drained < 0 and len(self._pending) >= self._limits.waiting_bytes
+        if off != self._is_reading_off:
+            self._is_reading_off = off
+            (self._transport.pause_reading if off else self._transport.resume_reading)()
+
+    def _go_on(self) -> None:
+        """Begins the next answer, if the one before is over and its client has taken it."""
+        if self._task is not None or self._transport.is_closing() or self._drained >= 0 or not self._writable.is_set():
+            return
+        if self._exchanges:
+            self._task = self._loop.create_task(self._exchanges[0].run(cast(Any, self._app)))
+            self._server.tasks.add(self._task)
+            self._task.add_done_callback(self._server.tasks.discard)
+            self._server.total_requests += 1
+        elif self._problem is not None:
+            self._refuse(self._problem)
+        else:
+            self._parse()
+            self._await_request()
+
+    def _await_request(self) -> None:
+        """Bounds the time until the next request, and that of its headers, once no request before it is left."""
+        if self._exchanges or self._problem is not None or self._drained >= 0 or "head" in self._timers:
+            return
+        if self._in_head:
+            self._end_timer("idle")
+            self._after("head", self._limits.head_seconds, self._head_is_late)
+        elif "idle" not in self._timers:
+            self._after("idle", self._limits.idle_seconds, self._transport.close)
+
+    def _exchange(self) -> Exchange:
+        version, method = self._parser.get_http_version(), self._parser.get_method()
+        scope = {
+            **scope_of(method, self._url, version, self._headers, self._root_path),
+            "server": self._here,
+            "client": self._client,
+            "scheme": self._scheme,
+            "state": self._app_state.copy(),
+        }
+        keep_alive, waits = wishes(version, self._headers)
+        return Exchange(self, scope, keep_alive=keep_alive, expects_continue=waits)
+
+    def _headers_too_large(self) -> None:
+        if self._problem is None:
+            limits = self._limits
+            message = f"the headers are more than {limits.headers}, or than {limits.head_bytes} bytes"
+            self._problem = ApiError(431, message, code="headers_too_large")
+
+    def _head_is_late(self) -> None:
+        seconds = self._limits.head_seconds
+        message = f"the request's headers did not arrive within {seconds:g} seconds (header_timeout)"
+        self._refuse(ApiError(408, message, code="header_timeout"), drain=False)
+
+    def _refuse(self, error: ApiError, drain: bool = True) -> None:
+        self._is_ending = True
+        self._pending.clear()
+        self.write(refusal(error.status, json.dumps(error.body()).encode()))
+        if drain:
+            self._drain()
+        else:
+            self._transport.close()
+
+    def _drain(self) -> None:
+        """The rest of what the client sends is thrown away for a while, so that it comes to read its answer."""
+        self._drained = 0
+        self._after("drain", self._limits.drained_seconds, self._transport.close)
+        self._set_reading()
 
     def _wait_for_reader(self) -> None:
-        self._end_wait()
         left = self._transport.get_write_buffer_size()
-        self._timer = asyncio.get_running_loop().call_later(STALLED, self._look, left)
+        self._after("reader", self._limits.stalled_seconds, self._look, left)
 
     def _look(self, left_before: int) -> None:
         if self._transport.get_write_buffer_size() < left_before:
@@ -59,7 +321,14 @@ class Connection(asyncio.Protocol):
         else:
             self._transport.abort()
 
-    def _end_wait(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+    @property
+    def _address(self) -> str:
+        return self._client[0] if self._client else ""
+
+    def _after(self, name: str, seconds: float, call: Any, *arguments: Any) -> None:
+        self._end_timer(name)
+        self._timers[name] = self._loop.call_later(seconds, call, *arguments)
+
+    def _end_timer(self, name: str) -> None:
+        if (timer := self._timers.pop(name, None)) is not None:
+            timer.cancel()

@@ -16,6 +16,7 @@ from ostinato.engine.process.launch import make_engine
 from ostinato.serve.http.delay import LoopDelay
 from ostinato.serve.http.errors import ApiError
 from ostinato.serve.http.keys import ApiKeys
+from ostinato.serve.http.limits import Occupancy, room_for_connections
 from ostinato.serve.settings import ServeSettings
 from ostinato.serve.work.context import Context
 from ostinato.serve.work.workers import Workers
@@ -43,6 +44,9 @@ class Lifecycle:
         self.loop_delay = LoopDelay()
         self.model_name = settings.served_model_name or _name(config.model)
         self.created = int(time.time())
+        self.occupancy = Occupancy(
+            settings.max_connections or room_for_connections(), settings.max_connections_per_address
+        )
         self.draining = False
         self.error: BaseException | None = None
         """Why the engine could not start, or ended."""

@@ -1,0 +1,148 @@
+"""One request and its answer, as an ASGI application sees them, and the bytes of the answer."""
+
+from __future__ import annotations
+
+import asyncio
+import http
+import logging
+from typing import TYPE_CHECKING, Any, Protocol, cast
+
+if TYPE_CHECKING:
+    from starlette.types import ASGIApp
+
+log = logging.getLogger("ostinato.serve")
+
+_REASONS = {status.value: status.phrase.encode() for status in http.HTTPStatus}
+
+
+class Line(Protocol):
+    """What an exchange needs of its connection."""
+
+    def write(self, data: bytes) -> None: ...
+    async def writable(self) -> None: ...
+    def took_body(self) -> None: ...
+    def ended(self, exchange: Exchange) -> None: ...
+
+
+class Exchange:
+    """A request that has its headers, and perhaps not yet its body."""
+
+    def __init__(self, line: Line, scope: dict[str, Any], *, keep_alive: bool, expects_continue: bool) -> None:
+        """`keep_alive`: the client would send further requests. `expects_continue`: it waits before it sends a body."""
+        self.scope = scope
+        self.body = bytearray()
+        self.is_received = False
+        """Whether the whole request has come."""
+        self.is_answered = False
+        self.keep_alive = keep_alive
+        self._line = line
+        self._expects_continue = expects_continue
+        self._is_gone = False
+        self.has_begun = False
+        self._is_chunked = False
+        self._has_body = True
+        self._is_told = False
+        """Whether the application has the whole body."""
+        self._head = b""
+        """The head of the answer, until it goes out with the first part of the body."""
+        self._news = asyncio.Event()
+
+    async def run(self, app: ASGIApp) -> None:
+        """Answers by `app`. What it leaves incomplete ends the connection."""
+        try:
+            await app(cast(Any, self.scope), cast(Any, self.receive), cast(Any, self.send))
+        except Exception:
+            log.exception("the application failed")
+        finally:
+            self._line.ended(self)
+
+    def add_body(self, data: bytes) -> None:
+        self.body += data
+        self._news.set()
+
+    def end_body(self) -> None:
+        self.is_received = True
+        self._news.set()
+
+    def leave(self) -> None:
+        """The client is gone."""
+        self._is_gone = True
+        self._news.set()
+
+    async def receive(self) -> dict[str, Any]:
+        if self._expects_continue and not self.has_begun:
+            self._expects_continue = False
+            self._line.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        if not (self.body or self.is_received or self._is_gone or self.is_answered):
+            self._news.clear()
+            await self._news.wait()
+        if self._is_gone or self.is_answered:
+            return {"type": "http.disconnect"}
+        if self._is_told:
+            self._news.clear()
+            while not (self._is_gone or self.is_answered):
+                await self._news.wait()
+                self._news.clear()
+            return {"type": "http.disconnect"}
+        data, self.body = bytes(self.body), bytearray()
+        self._is_told = self.is_received
+        self._line.took_body()
+        return {"type": "http.request", "body": data, "more_body": not self._is_told}
+
+    async def send(self, message: dict[str, Any]) -> None:
+        await self._line.writable()
+        if self._is_gone or self.is_answered:
+            return
+        if message["type"] == "http.response.start":
+            self._begin(message["status"], message.get("headers", ()))
+            return
+        data, more = message.get("body", b""), message.get("more_body", False)
+        if not self._has_body:
+            data = b""
+        if self._is_chunked:
+            data = b"%x\r\n%b\r\n" % (len(data), data) if data else b""
+            if not more:
+                data += b"0\r\n\r\n"
+        data, self._head = self._head + data, b""
+        if not more:
+            self.is_answered = True
+            self._news.set()
+        if data:
+            self._line.write(data)
+
+    def _begin(self, status: int, headers: Any) -> None:
+        self.has_begun = True
+        is_old = self.scope["http_version"] == "1.0"
+        lines = [b"HTTP/1.1 %d %b\r\n" % (status, _REASONS.get(status, b""))]
+        has_length = False
+        for name, value in headers:
+            lowered = name.lower()
+            has_length = has_length or lowered == b"content-length"
+            if lowered == b"connection":
+                self.keep_alive = self.keep_alive and value.lower() != b"close"
+            elif lowered != b"transfer-encoding":
+                lines.append(b"%b: %b\r\n" % (name, value))
+        self._has_body = self.scope["method"] != "HEAD" and status not in (204, 304)
+        if self._has_body and not has_length:
+            if is_old:
+                self.keep_alive = False  # the end of the connection is the end of the answer
+            else:
+                self._is_chunked = True
+                lines.append(b"transfer-encoding: chunked\r\n")
+        if not self.is_received:
+            self.keep_alive = False  # the rest of the request is thrown away
+        if not self.keep_alive:
+            lines.append(b"connection: close\r\n")
+        elif is_old:
+            lines.append(b"connection: keep-alive\r\n")
+        self._head = b"".join(lines) + b"\r\n"
+
+
+def refusal(status: int, body: bytes) -> bytes:
+    """A whole answer with a JSON body, to something that is no request; the connection ends after it."""
+    return b"HTTP/1.1 %d %b\r\ncontent-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n%b" % (
+        status,
+        _REASONS.get(status, b""),
+        len(body),
+        body,
+    )

@@ -1,0 +1,95 @@
+"""What a connection may take: bytes, seconds, and how many connections there may be."""
+
+from __future__ import annotations
+
+import ipaddress
+import logging
+import resource
+from collections import Counter
+from dataclasses import dataclass, field
+
+log = logging.getLogger("ostinato.serve")
+
+RESERVED = 64
+"""File descriptors that connections leave free: for the engine, files and the listening socket."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Bounds of each connection. The defaults are those of a server whose settings say nothing else."""
+
+    head_bytes: int = 2**16
+    """Bytes of a request's line and headers, and again of whatever of a body is no data: trailers, chunk extensions."""
+    headers: int = 128
+    """Headers of a request, trailers among them."""
+    head_seconds: float = 15.0
+    """Seconds that the headers may take, from the connection or the first byte of the request."""
+    idle_seconds: float = 30.0
+    """Seconds that a connection may wait for its next request."""
+    stalled_seconds: float = 60.0
+    """Seconds without progress after which a client that does not read counts as gone."""
+    waiting_bytes: int = 2**16
+    """Bytes that are read ahead of the application, of a body or of further requests. One read comes on top."""
+    drained_bytes: int = 2**26
+    """Bytes of a refused body that are read and thrown away, so that its sender comes to read the answer."""
+    drained_seconds: float = 10.0
+    """Seconds that this may take."""
+
+
+@dataclass
+class Occupancy:
+    """The connections that are open. Logs a line when there are too many, and again only after there was room."""
+
+    most: int
+    """Connections at once; beyond them, a new one gets status 503 and is closed."""
+    most_per_address: int = 0
+    """Connections at once of an address that is not loopback; 0: no bound."""
+    total: int = field(default=0, init=False)
+    refused: int = field(default=0, init=False)
+    """Connections that were turned away, since the start."""
+    _by_address: Counter[str] = field(default_factory=Counter, init=False)
+    _has_told: bool = field(default=False, init=False)
+
+    def enter(self, address: str) -> str | None:
+        """Counts a connection, which must `leave`. If there is no room, why."""
+        self.total += 1
+        if self._is_bounded(address):
+            self._by_address[address] += 1
+        why = None
+        if self.total > self.most:
+            why = f"the server has {self.most} connections (max_connections)"
+        elif self.most_per_address and self._by_address.get(address, 0) > self.most_per_address:
+            why = f"this address has {self.most_per_address} connections (max_connections_per_address)"
+        if why is not None:
+            self.refused += 1
+            if not self._has_told:
+                self._has_told = True
+                log.warning("connections are turned away: %s; the last came from %s", why, address or "this machine")
+        return why
+
+    def leave(self, address: str) -> None:
+        """A connection that entered is closed."""
+        self.total -= 1
+        if self._is_bounded(address):
+            self._by_address[address] -= 1
+            if not self._by_address[address]:
+                del self._by_address[address]
+        if self._has_told and self.total <= self.most * 9 // 10:
+            self._has_told = False
+            log.info("there is room for connections again; %d were turned away since the start", self.refused)
+
+    def _is_bounded(self, address: str) -> bool:
+        if not self.most_per_address:
+            return False
+        try:
+            return not ipaddress.ip_address(address).is_loopback
+        except ValueError:
+            return False
+
+
+def room_for_connections() -> int:
+    """As many connections as the process has descriptors for (RLIMIT_NOFILE), less those it needs itself."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY:
+        return 2**20
+    return max(soft - RESERVED, soft // 2, 1)

@@ -1,0 +1,402 @@
+"""Attacks below the application, on a transport that counts what the server holds: no memory or clock is measured."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import uvicorn
+from hypothesis import given
+from hypothesis import strategies as st
+from uvicorn.server import ServerState
+
+from ostinato.serve.http.connection import PIECE, Connection
+from ostinato.serve.http.limits import Limits, Occupancy
+
+BIG = b"x" * 2**18
+GET = b"GET /plan HTTP/1.1\r\nHost: a\r\n\r\n"
+
+
+class Wire(asyncio.Transport):
+    """A client that reads while `reads`; what it has not read is in `held`, what it has in `got`."""
+
+    def __init__(self, connection: Connection, peer: str = "127.0.0.1", reads: bool = True) -> None:
+        super().__init__({"peername": (peer, 5), "sockname": ("127.0.0.1", 80)})
+        self.connection, self.reads = connection, reads
+        self.got, self.held = b"", b""
+        self.is_reading, self.is_closed, self.is_aborted = True, False, False
+        self.most_held = 0
+        connection.connection_made(self)
+
+    def write(self, data: Any) -> None:
+        assert not self.is_closed
+        if self.reads:
+            self.got += data
+            return
+        self.held += data
+        self.most_held = max(self.most_held, len(self.held))
+        self.connection.pause_writing()
+
+    def read(self) -> None:
+        self.got, self.held = self.got + self.held, b""
+        self.connection.resume_writing()
+
+    def leave(self) -> None:
+        self.is_closed = True
+        self.connection.connection_lost(None)
+
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        pass
+
+    def get_write_buffer_size(self) -> int:
+        return len(self.held)
+
+    def pause_reading(self) -> None:
+        self.is_reading = False
+
+    def resume_reading(self) -> None:
+        self.is_reading = True
+
+    def is_closing(self) -> bool:
+        return self.is_closed
+
+    def close(self) -> None:
+        self.is_closed = True
+
+    def abort(self) -> None:
+        self.is_closed = self.is_aborted = True
+
+
+class App:
+    """Answers with what it got, or with `answer`; what it saw stands in `seen`."""
+
+    def __init__(self, answer: bytes | None = None, status: int = 200, reads: bool = True) -> None:
+        self.answer, self.status, self.reads = answer, status, reads
+        self.seen: list[tuple[str, bytes]] = []
+        self.left = 0
+        self.go = asyncio.Event()
+        self.go.set()
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        body, more = b"", self.reads
+        while more:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                self.left += 1
+                return
+            body, more = body + message["body"], message["more_body"]
+        self.seen.append((scope["path"], body))
+        if not self.go.is_set():
+            assert (await receive())["type"] == "http.disconnect"
+            self.left += 1
+            return
+        await send({"type": "http.response.start", "status": self.status, "headers": []})
+        await send({"type": "http.response.body", "body": body if self.answer is None else self.answer})
+
+
+def attacked(
+    attack: Callable[[Connection, Wire, App], Any],
+    make: Callable[[], App] = App,
+    limits: Limits | None = None,
+    **wire: Any,
+) -> tuple[Wire, App]:
+    """Runs `attack` against a new connection."""
+
+    async def go() -> tuple[Wire, App]:
+        app = make()
+        config = uvicorn.Config(app)
+        connection = Connection(config=config, server_state=ServerState(), app_state={}, limits=limits)
+        transport = Wire(connection, **wire)
+        await attack(connection, transport, app)
+        if not transport.is_closed:
+            transport.leave()
+        else:
+            connection.connection_lost(None)
+        return transport, app
+
+    return asyncio.run(go())
+
+
+async def turns(count: int = 40) -> None:
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
+def feed(connection: Connection, wire: Wire, data: bytes, piece: int = 2**16) -> int:
+    """Sends while the server reads. Returns the bytes that it took."""
+    sent = 0
+    while sent < len(data) and wire.is_reading and not wire.is_closed:
+        connection.data_received(data[sent : sent + piece])
+        sent += piece
+    return min(sent, len(data))
+
+
+def status(answer: bytes) -> int:
+    return int(answer.split(b" ", 2)[1])
+
+
+def error(answer: bytes) -> dict[str, Any]:
+    head, _, body = answer.partition(b"\r\n\r\n")
+    assert b"connection: close" in head
+    found: dict[str, Any] = json.loads(body)["error"]
+    return found
+
+
+def test_answers_to_pipelined_requests_wait_for_their_reader_and_nothing_grows_meanwhile() -> None:
+    async def attack(connection: Connection, wire: Wire, app: App) -> None:
+        taken = 0
+        for _ in range(20):
+            taken += feed(connection, wire, GET * 20_000)
+            await turns()
+        assert not wire.is_reading
+        assert taken <= 3 * 2**16  # what may wait, one read on top, and what was parsed
+        assert len(app.seen) == 1
+        assert wire.most_held < len(BIG) + 200
+        wire.read()
+        await turns()
+        assert len(app.seen) == 2
+
+    attacked(attack, lambda: App(BIG), reads=False)
+
+
+def test_every_pipelined_request_is_answered_in_its_order_once_they_are_read() -> None:
+    paths = [f"/{number}" for number in range(3000)]
+    sent = b"".join(b"GET %b HTTP/1.1\r\n\r\n" % path.encode() for path in paths)
+
+    async def attack(connection: Connection, wire: Wire, app: App) -> None:
+        at = 0
+        while at < len(sent):
+            at += feed(connection, wire, sent[at:], 9999)
+            await turns()
+        while len(app.seen) < len(paths):
+            await turns()
+
+    _, app = attacked(attack)
+    assert [path for path, _ in app.seen] == paths
+
+
+def test_a_client_that_leaves_is_noticed_behind_a_pipelined_request() -> None:
+    async def attack(connection: Connection, wire: Wire, app: App) -> None:
+        app.go.clear()
+        connection.data_received(GET + GET)
+        await turns()
+        assert wire.is_reading
+        wire.leave()
+        await turns()
+
+    _, app = attacked(attack)
+    assert (len(app.seen), app.left) == (1, 1)
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"GET / HTTP/1.1\r\nx: " + b"a" * 10**7,
+        b"GET /" + b"a" * 10**7,
+        b"GET / HTTP/1.1\r\n" + b"a: b\r\n" * 10**6,
+        b"\r\n" * 10**6,
+        b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n" + b"a: b\r\n" * 10**6,
+        b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n0\r\nx: " + b"a" * 10**7,
+        b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n1;" + b"a" * 10**7,
+    ],
+    ids=["value", "path", "many", "empty lines", "trailers", "a trailer", "chunk extension"],
+)
+def test_headers_and_trailers_are_refused_when_they_pass_their_bound(head: bytes) -> None:
+    limits = Limits()
+
+    async def attack(connection: Connection, wire: Wire, app: App) -> None:  # noqa: ARG001
+        taken = 0
+        while not wire.got and taken < len(head):
+            taken += feed(connection, wire, head[taken : taken + 1000])
+            await turns(4)
+        assert taken <= limits.head_bytes + 3 * PIECE
+        feed(connection, wire, head[taken:])  # the rest is thrown away
+        assert wire.is_reading or wire.is_closed
+
+    wire, app = attacked(attack)
+    assert status(wire.got) == 431
+    assert error(wire.got)["code"] == "headers_too_large"
+    assert not app.seen
+
+
+@pytest.mark.parametrize("begin", [b"", b"GET / HT", b"GET / HTTP/1.1\r\nHost: a\r\n"])
+def test_headers_that_do_not_come_end_the_connection(begin: bytes) -> None:
+    async def attack(connection: Connection, wire: Wire, app: App) -> None:  # noqa: ARG001
+        if begin:
+            connection.data_received(begin)
+        while not wire.is_closed:
+            await asyncio.sleep(0.001)
+
+    wire, _ = attacked(attack, limits=Limits(head_seconds=0.01))
+    assert status(wire.got) == 408
+    assert error(wire.got)["code"] == "header_timeout"
+
+
+def test_a_half_sent_request_does_not_end_the_answer_before_it() -> None:
+    async def attack(connection: Connection, wire: Wire, app: App) -> None:
+        app.go.clear()
+        connection.data_received(GET + GET[:9])
+        await asyncio.sleep(0.05)
+        assert not wire.is_closed
+
+    attacked(attack, limits=Limits(head_seconds=0.01, idle_seconds=0.01))
+
+
+def test_an_idle_connection_is_closed() -> None:
+    async def attack(connection: Connection, wire: Wire, app: App) -> None:  # noqa: ARG001
+        connection.data_received(GET)
+        while not wire.is_closed:
+            await asyncio.sleep(0.001)
+
+    wire, _ = attacked(attack, limits=Limits(idle_seconds=0.01))
+    assert status(wire.got) == 200
+    assert wire.got.count(b"HTTP/1.1") == 1
+
+
+def test_a_body_that_nobody_takes_is_not_read() -> None:
+    async def attack(connection: Connection, wire: Wire, app: App) -> None:  # noqa: ARG001
+        async def waits(*_: Any) -> None:
+            await asyncio.Event().wait()
+
+        connection._app = waits  # type: ignore[assignment]
+        head = b"POST / HTTP/1.1\r\nContent-Length: 100000000\r\n\r\n"
+        assert feed(connection, wire, head + b"x" * 10**8) <= 4 * 2**16
+        await turns()
+        assert not wire.is_reading
+
+    attacked(attack)
+
+
+def test_the_sender_of_a_refused_body_comes_to_read_the_answer() -> None:
+    body = b"x" * 10**7
+
+    async def attack(connection: Connection, wire: Wire, app: App) -> None:  # noqa: ARG001
+        connection.data_received(b"POST / HTTP/1.1\r\nContent-Length: 10000000\r\n\r\n")
+        await turns()
+        assert status(wire.got) == 413
+        assert b"connection: close" in wire.got
+        assert feed(connection, wire, body) == len(body)
+        assert wire.is_closed
+        assert not wire.is_aborted
+
+    attacked(attack, lambda: App(b"too large", 413, reads=False))
+
+
+def test_a_refused_body_without_end_is_cut() -> None:
+    limits = Limits(drained_bytes=10**6)
+
+    async def attack(connection: Connection, wire: Wire, app: App) -> None:  # noqa: ARG001
+        connection.data_received(b"POST / HTTP/1.1\r\nContent-Length: 1000000000\r\n\r\n")
+        await turns()
+        assert feed(connection, wire, b"x" * 10**7) <= 10**6 + 2**16
+        assert wire.is_aborted
+
+    attacked(attack, lambda: App(b"too large", 413, reads=False), limits)
+
+
+@pytest.mark.parametrize("method", [b"POST", b"GET"])
+def test_an_upgrade_is_ignored_and_what_follows_is_served(method: bytes) -> None:
+    body = b"hello" if method == b"POST" else b""
+    head = b"%b /a HTTP/1.1\r\nHost: a\r\nConnection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\n" % method
+    head += b"HTTP2-Settings: AAMAAABkAARAAAAAAAIAAAAA\r\n" + (b"Content-Length: 5\r\n" if body else b"") + b"\r\n"
+
+    async def attack(connection: Connection, wire: Wire, app: App) -> None:  # noqa: ARG001
+        connection.data_received(head + body + b"GET /b HTTP/1.1\r\nHost: a\r\n\r\n")
+        await turns()
+
+    wire, app = attacked(attack)
+    assert app.seen == [("/a", body), ("/b", b"")]
+    assert status(wire.got) == 200
+
+
+@pytest.mark.parametrize("alive", [False, True])
+def test_a_stream_for_http_1_0_is_not_chunked(alive: bool) -> None:
+    async def attack(connection: Connection, wire: Wire, app: App) -> None:  # noqa: ARG001
+        connection.data_received(b"GET / HTTP/1.0\r\n%b\r\n" % (b"Connection: keep-alive\r\n" if alive else b""))
+        await turns()
+        assert wire.is_closed
+
+    wire, _ = attacked(attack, lambda: App(b"stream"))
+    head, _, body = wire.got.partition(b"\r\n\r\n")
+    assert b"chunked" not in head
+    assert body == b"stream"
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        b"GET / HTTP/1.1\r\nHost: a\r\nHost: a\r\n\r\n",
+        b"GET / HTTP/1.1\r\nHost: a b\r\n\r\n",
+        b"GET / HTTP/1.1\r\nHost: a/b\r\n\r\n",
+        b"GET / HTTP/1.1\r\nHost: a@b\r\n\r\n",
+        b"GET / HTTP/1.1\r\nHost: [::1\r\n\r\n",
+        b"CONNECT a:1 HTTP/1.1\r\nHost: a\r\n\r\n",
+        b"POST / HTTP/1.1\r\nContent-Length: 1\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+        b"POST / HTTP/1.1\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\nxx",
+        b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
+        b"nonsense\r\n\r\n",
+    ],
+)
+def test_what_is_not_http_is_refused_with_an_error_object(request_: bytes) -> None:
+    async def attack(connection: Connection, wire: Wire, app: App) -> None:  # noqa: ARG001
+        connection.data_received(request_)
+        await turns()
+
+    wire, app = attacked(attack)
+    assert status(wire.got) == 400
+    assert set(error(wire.got)) == {"message", "type", "param", "code"}
+    assert not app.seen
+
+
+def test_connections_beyond_the_bound_are_told_so_and_there_is_room_again(caplog: pytest.LogCaptureFixture) -> None:
+    async def go() -> None:
+        occupancy = Occupancy(10)
+
+        def connect() -> Wire:
+            return Wire(Connection(uvicorn.Config(App()), ServerState(), {}, occupancy=occupancy))
+
+        inside = [connect() for _ in range(10)]
+        outside = [connect() for _ in range(100)]
+        assert all(error(wire.got)["code"] == "too_many_connections" and wire.is_closed for wire in outside)
+        assert len([one for one in caplog.records if "turned away" in one.message]) == 1
+        for wire in outside + inside:
+            wire.leave()
+        assert (occupancy.total, occupancy.refused) == (0, 100)
+        assert not connect().got
+        assert len([one for one in caplog.records if "room for connections" in one.message]) == 1
+
+    with caplog.at_level("INFO", "ostinato.serve"):
+        asyncio.run(go())
+
+
+def test_an_address_has_a_bound_of_its_own_which_this_machine_has_not() -> None:
+    occupancy = Occupancy(100, 2)
+    assert [occupancy.enter("192.0.2.1") is None for _ in range(3)] == [True, True, False]
+    assert [occupancy.enter(one) for one in ("192.0.2.2", *["127.0.0.1"] * 9, *["::1"] * 9, *[""] * 9)] == [None] * 28
+    occupancy.leave("192.0.2.1")
+    occupancy.leave("192.0.2.1")
+    assert occupancy.enter("192.0.2.1") is None
+
+
+LINES = st.sampled_from(
+    [
+        b"GET / HTTP/1.1\r\n", b"POST /a HTTP/1.1\r\n", b"GET / HTTP/1.0\r\n", b"Host: a\r\n", b"Content-Length: 5\r\n",
+        b"Transfer-Encoding: chunked\r\n", b"Connection: close\r\n", b"Connection: Upgrade\r\nUpgrade: h2c\r\n",
+        b"Expect: 100-continue\r\n", b"\r\n", b"\r\n", b"hello", b"5\r\nhello\r\n", b"0\r\n\r\n", b"\0", b"x" * 9000,
+    ]
+)  # fmt: skip
+
+
+@given(st.lists(LINES | st.binary(max_size=9), max_size=30), st.integers(1, 9999))
+def test_whatever_comes_the_connection_ends_sound(lines: list[bytes], piece: int) -> None:
+    async def attack(connection: Connection, wire: Wire, app: App) -> None:  # noqa: ARG001
+        feed(connection, wire, b"".join(lines), piece)
+        await turns()
+        assert len(connection._pending) <= Limits().waiting_bytes + piece
+
+    wire, _ = attacked(attack)
+    assert wire.got.count(b"HTTP/1.1 500") == 0
+    assert not wire.got or status(wire.got) in (100, 200, 400, 431)
