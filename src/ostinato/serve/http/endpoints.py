@@ -64,8 +64,6 @@ class JsonEndpoints:
 
     async def _read(self, kind: type[Body], sent: bytes, request: Request) -> tuple[Body, Any]:
         work = self._work()
-        if kind.generates:
-            self._lifecycle.engine.admission.check(1, request.state.client)  # before anything is done for nothing
         if is_light(sent):
             check_light(sent, work.settings)
             try:
@@ -73,4 +71,6 @@ class JsonEndpoints:
                 return body, body.prepare(work)
             except TooHeavy:
                 pass
+        if kind.generates:
+            self._lifecycle.engine.admission.check(1, request.state.client)  # before anything is done for nothing
         return await unless_gone(request, self._lifecycle.workers.read(request.state.client, kind, sent))
