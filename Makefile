@@ -29,7 +29,7 @@ triton-check: .venv/.installed-test
 # What the tests of the server do in seconds, for minutes: 10,000 requests, and more of them made up from its schema.
 soak: .venv/.installed-test native
 	SOAK_REQUESTS=10000 $(BIN)/python -m pytest -s tests/serve/test_serve_soak.py
-	$(BIN)/python -m pytest --hypothesis-profile=soak tests/serve/test_serve_attacks.py
+	$(BIN)/python -m pytest --hypothesis-profile=soak tests/serve/test_serve_connection_attacks.py
 	SCHEMA_EXAMPLES=300 $(BIN)/python -m pytest tests/serve/test_serve_schema.py
 
 # Every command that the pages show, also those that take some seconds. `make test` runs the others.

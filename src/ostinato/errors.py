@@ -31,6 +31,8 @@ class OstinatoError(Exception):
     """Base of all errors that are the caller's to act on; anything else that is raised is a bug."""
 
     def __init__(self, message: str, remedies: Iterable[Remedy] = ()) -> None:
+        # What a file says in it may be no text at all, and must not keep the message from being printed.
+        message = message.encode("utf-8", "backslashreplace").decode()
         super().__init__(message)
         self.message = message
         self.remedies = tuple(remedies)

@@ -64,25 +64,30 @@ def post(served, body, path="/v1/chat/completions"):
     return httpx2.post(f"{served.url}{path}", content=body, headers={"Content-Type": "application/json"}, timeout=120)
 
 
+def without_stall(served, longest, body):
+    """The answer to a body. What holds the loop for another reason, such as Python's collection of garbage, does not do
+    so in every one of some tries."""
+    for _ in range(4):
+        longest.reset()
+        answer = post(served, body)
+        served.on_loop(asyncio.sleep(0))  # the callback that answered is over
+        if longest.seconds <= STALL:
+            return answer
+    pytest.fail(f"the loop was held for {1000 * longest.seconds:.0f} ms by {longest.what}")
+
+
 @pytest.mark.parametrize("name", ATTACKS)
 def test_a_body_holds_the_loop_no_longer_than_20_ms_and_is_refused_by_the_name_of_a_limit(served, longest, name):
     body, told = ATTACKS[name]
     post(served, chat())
-    longest.reset()
-    answer = post(served, body)
-    served.on_loop(asyncio.sleep(0))  # the callback that answered is over
-    assert longest.seconds <= STALL, longest.what
+    answer = without_stall(served, longest, body)
     assert answer.status_code == 400
     assert told in answer.json()["error"]["message"]
 
 
 def test_a_large_body_within_the_limits_is_served_without_a_stall(served, longest):
     body = chat(chat_template_kwargs={f"key{i:06}": "x" * 150 for i in range(60_000)})
-    longest.reset()
-    answer = post(served, body)
-    served.on_loop(asyncio.sleep(0))
-    assert answer.status_code == 200
-    assert longest.seconds <= STALL, longest.what
+    assert without_stall(served, longest, body).status_code == 200
 
 
 def test_small_bodies_that_are_as_bad_as_they_can_be_do_not_stall_the_loop_either(served, longest):
@@ -92,10 +97,7 @@ def test_small_bodies_that_are_as_bad_as_they_can_be_do_not_stall_the_loop_eithe
         json.dumps({"messages": [{"role": "user", "content": "word, " * 1000}]}).encode(),
     ]
     for body in bodies:
-        longest.reset()
-        post(served, body)
-        served.on_loop(asyncio.sleep(0))
-        assert longest.seconds <= STALL, longest.what
+        without_stall(served, longest, body)
 
 
 def test_nothing_of_a_refused_body_is_kept(served):
@@ -105,10 +107,10 @@ def test_nothing_of_a_refused_body_is_kept(served):
         before = tracemalloc.get_traced_memory()[0]
         for _ in range(3):
             post(served, ATTACKS["keys"][0])
-        grown = tracemalloc.get_traced_memory()[0] - before
+        # The last one is let go a moment after its answer.
+        served.until(lambda: tracemalloc.get_traced_memory()[0] - before < 2**20)
     finally:
         tracemalloc.stop()
-    assert grown < 2**20
     assert served.lifecycle.workers.num_running == 0
 
 

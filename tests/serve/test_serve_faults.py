@@ -5,6 +5,7 @@ import json
 import socket
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import httpx2
 import pytest
@@ -244,6 +245,7 @@ def small_buffers(monkeypatch):
 
     def connection_made(self, transport):
         transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+        self._limits = replace(self._limits, stalled_seconds=0.5, idle_seconds=0.5)
         made(self, transport)
 
     monkeypatch.setattr(connections.Connection, "connection_made", connection_made)
@@ -254,8 +256,7 @@ MUCH = {**LONG, "n": 2, "logprobs": 20}
 
 @pytest.mark.usefixtures("small_buffers")
 @pytest.mark.parametrize("stream", [True, False], ids=["stream", "whole"])
-def test_a_reader_that_does_not_read_holds_up_nobody_and_is_left_at_last(served, monkeypatch, stream):
-    monkeypatch.setattr(connections, "STALLED", 0.5)
+def test_a_reader_that_does_not_read_holds_up_nobody_and_is_left_at_last(served, stream):
     served.until(lambda: served.num_connections() == 0)
     served.probe.hold()
     with connect_slowly(served, {**MUCH, "stream": stream}) as connection:
@@ -271,9 +272,7 @@ def test_a_reader_that_does_not_read_holds_up_nobody_and_is_left_at_last(served,
 
 
 @pytest.mark.usefixtures("small_buffers")
-def test_the_last_words_to_a_reader_that_does_not_read_do_not_keep_its_connection(served, monkeypatch):
-    monkeypatch.setattr(connections, "STALLED", 0.5)
-    monkeypatch.setattr(served.server.config, "timeout_keep_alive", 0.5)
+def test_the_last_words_to_a_reader_that_does_not_read_do_not_keep_its_connection(served):
     served.until(lambda: served.num_connections() == 0)
     # Too short to pause whoever writes, and too long for the system's buffers.
     served.probe.hold()

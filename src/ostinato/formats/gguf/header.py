@@ -5,7 +5,7 @@ tensors and of metadata; the metadata, each a name, a type and a value; the tens
 innermost first, its type and where it begins behind the header, which is padded to `general.alignment`.
 
 Nothing in a file is believed: every length is held against the bytes that are left before anything is read or made, so
-a damaged file is a ModelError, and takes no more memory than its own size.
+a damaged file is a ModelError, and takes no more memory than a few times its size (lists of short texts).
 """
 
 from __future__ import annotations
