@@ -128,7 +128,11 @@ def _floors(one: Round, engines: Iterable[str]) -> dict[str, Any]:
     """The bandwidth, and the bytes of decode steps by what the weights are kept in, of the engines that can tell."""
     figures: dict[str, Any] = {}
     needed = {}
-    for kind in dict.fromkeys(kind for name in engines if (kind := ENGINES[name].floor)):
+    # The peers' floor is that of bfloat16, which a model that is one file does not have.
+    first = ["bfloat16"] if one.places.checkpoint(one.model).exists() else []
+    for kind in dict.fromkeys([*first, *(kind for name in engines if (kind := ENGINES[name].floor))]):
+        if figures and one.number > 0:
+            break  # steps move as many bytes in every round
         try:
             found = floor(one, kind)
         except PeerError as error:

@@ -169,7 +169,7 @@ def qwen35(metadata: Metadata) -> dict[str, Any]:
     return {
         "model_type": "qwen3_5_text",
         **attention(metadata, rotates_parts=True),
-        "partial_rotary_factor": metadata.integer("rope.dimension_count", head_dim) / head_dim,
+        "partial_rotary_factor": metadata.integer("rope.dimension_count", head_dim) / max(head_dim, 1),
         "layer_types": metadata.kinds(linear_attention="ssm_alpha.weight", full_attention="attn_q.weight"),
         "intermediate_size": metadata.integer("feed_forward_length"),
         "linear_num_value_heads": value_heads,

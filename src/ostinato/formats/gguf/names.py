@@ -113,7 +113,7 @@ _EMBEDDINGS = {"mamba2": "embeddings", "nemotron_h": "embeddings"}
 _BARE = {"ssm_a": "A_log", "ssm_d": "D", "ssm_dt.bias": "dt_bias"}
 """Of a mixer; nothing stands behind these."""
 
-_CONVOLUTIONS = (".ssm_conv1d.weight", ".shortconv.conv.weight")
+CONVOLUTIONS = (".ssm_conv1d.weight", ".shortconv.conv.weight")
 
 ROPE_FACTORS = "rope_freqs.weight"
 """What the frequencies of positions are divided by: no weight."""
@@ -153,7 +153,7 @@ def checkpoint_name(model_type: str, name: str) -> str | None:
 
 def checkpoint_shape(name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
     """That a tensor has in a checkpoint; only those of mixers have another."""
-    if name.endswith(_CONVOLUTIONS) and len(shape) == 2:
+    if name.endswith(CONVOLUTIONS) and len(shape) == 2:
         return (shape[0], 1, shape[1])
     if name.endswith((".ssm_a", ".ssm_d", ".ssm_norm.weight")):
         return (math.prod(shape),)
@@ -162,7 +162,7 @@ def checkpoint_shape(name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
 
 def is_changed(name: str) -> bool:
     """Whether `transforms.restored` makes a checkpoint's tensor of this one."""
-    return name.endswith((".ssm_a", ".ssm_d", ".ssm_norm.weight", *_CONVOLUTIONS))
+    return name.endswith((".ssm_a", ".ssm_d", ".ssm_norm.weight", *CONVOLUTIONS))
 
 
 def is_one_more(model_type: str, name: str) -> bool:

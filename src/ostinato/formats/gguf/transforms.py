@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import torch
 
+from ostinato.formats.gguf.names import CONVOLUTIONS
+
 
 def restored(name: str, values: torch.Tensor) -> torch.Tensor:
     """A tensor for which `names.is_changed`, float32 in the file's shape, as a checkpoint has it: A as the logarithm of
     its negative, all numbers of heads and of the norm in one dimension, and the convolution with its middle one."""
-    if name.endswith(("conv1d.weight", "conv.weight")):
+    if name.endswith(CONVOLUTIONS):
         return values.unsqueeze(1)
     return torch.log(-values).flatten() if name.endswith(".ssm_a") else values.flatten()
 
