@@ -334,6 +334,32 @@ def test_a_short_run_loses_less_than_three_percent(acceptance: float, ratio: flo
     assert fmean(losses) < 0.03
 
 
+@pytest.mark.parametrize("noise", [0.3, 0.5, 1.0])
+@pytest.mark.parametrize("ratio", [1.3, 1.9, 3.0])
+def test_where_times_spread_drafts_that_are_wrong_cost_little(noise: float, ratio: float) -> None:
+    """One step in 20 is slow besides. What a trial finds by chance is not taken for a gain, nor kept for long."""
+    losses = []
+    for seed in range(24):
+        machine = Machine(ratio, 0.05, seed=seed, noise=noise, outliers=0.05)
+        controller = Controller(K, adaptive=True)
+        for _ in range(400):
+            machine.step(controller, 1)
+        losses.append(machine.seconds / machine.plain_seconds - 1)
+    assert fmean(losses) < 0.05
+
+
+@pytest.mark.parametrize(("ratio", "acceptance", "gain"), [(1.3, 0.8, 1.7), (1.9, 0.8, 1.25), (3.0, 0.95, 1.1)])
+def test_where_times_spread_most_of_a_gain_is_taken(ratio: float, acceptance: float, gain: float) -> None:
+    speeds = []
+    for seed in range(24):
+        machine = Machine(ratio, acceptance, seed=seed, noise=0.5, outliers=0.05)
+        controller = Controller(K, adaptive=True)
+        for _ in range(400):
+            machine.step(controller, 1)
+        speeds.append(machine.plain_seconds / machine.seconds)
+    assert fmean(speeds) > gain
+
+
 def test_a_row_that_ends_with_an_error_disturbs_nothing() -> None:
     controller = Controller(K, adaptive=True)
     for _ in range(50):

@@ -27,8 +27,8 @@ _MOST_BLOCKS = 10
 _PATIENCE = 8
 # Least steps between trials of what was tried before, and steps before the first trial.
 _WAIT, _FIRST_WAIT = 16, 4
-# Another number of drafts has to be faster by so much, so that two that are alike are not swapped by chance. To do
-# without drafts, it is enough to be as fast.
+# Another number of drafts has to be faster by so much, so that two that are alike are not swapped by chance, and more
+# drafts besides by one standard error of their measured cost. To do without drafts, it is enough to be as fast.
 _MARGIN = 1.05
 # Trials of other numbers of drafts for one of none, while some are in use.
 _TRIALS_PER_PLAIN = 2
@@ -175,8 +175,9 @@ class Controller:
     def _settle(self, at: _RowRange) -> bool:
         """Takes the fastest choice whose cost was measured; whether that is another one."""
         measured = [number for number in self._numbers if at.costs.ratio(number)]
-        best = max(measured, key=lambda number: self._speed(at, number))
-        if best == at.in_use or self._speed(at, best) < self._speed(at, at.in_use) * (_MARGIN if best else 1.0):
+        best = max(measured, key=lambda number: self._speed(at, number) / (1 + _doubt(at, number)))
+        margin = (_MARGIN if best else 1.0) * (1 + _doubt(at, best))
+        if best == at.in_use or self._speed(at, best) < self._speed(at, at.in_use) * margin:
             return False
         at.drafts_since_plain = 0 if at.in_use == 0 else at.drafts_since_plain
         at.in_use = best
@@ -195,18 +196,22 @@ class Controller:
             if at.costs.ratio(number) is None and self._acceptance.tokens(number) > speed * at.costs.least(number)
         ]
         drafts = new[0] if new else max(filter(None, others), key=lambda each: self._speed(at, each), default=0)
-        # Plain steps are what all is compared with, but where drafts pay, they lose most.
-        wants_plain = not drafts or not at.costs.ratios[at.in_use] or at.drafts_since_plain >= _TRIALS_PER_PLAIN
-        trial = 0 if at.in_use and wants_plain else drafts
-        if trial == 0 and at.costs.ratio(at.in_use) is None:
-            return trial
-        tokens = self._acceptance.tokens(trial) if self._acceptance.is_known else 1.0
-        cost = at.costs.of(trial)
-        if trial in new:
-            cost = (cost + at.costs.least(trial)) / 2
-        loss = _steps_of_trial(trial) * (cost - tokens * self._time_per_token(at))
-        loss += (trial > 0) * _PATIENCE * (at.costs.of_idle - 1)
-        return trial if self._balance >= min(loss, _MOST_BALANCE) else None
+        if at.in_use and at.costs.ratio(at.in_use) is None:
+            return 0
+        # Plain steps are what all is compared with, but where drafts pay, they lose most. They have no turn to wait for
+        # if what is in use may owe its place to chance.
+        is_doubtful = speed < 1 + at.costs.error(at.in_use)
+        wants_plain = not drafts or is_doubtful or at.drafts_since_plain >= _TRIALS_PER_PLAIN
+        for trial in [0] if at.in_use and wants_plain else [drafts]:
+            tokens = self._acceptance.tokens(trial) if self._acceptance.is_known else 1.0
+            cost = at.costs.of(trial)
+            if trial in new:
+                cost = (cost + at.costs.least(trial)) / 2
+            loss = _steps_of_trial(trial) * (cost - tokens * self._time_per_token(at))
+            loss += (trial > 0) * _PATIENCE * (at.costs.of_idle - 1)
+            if self._balance >= min(loss, _MOST_BALANCE):
+                return trial
+        return None
 
     def _time_per_token(self, at: _RowRange) -> float:
         """Of the choice in use, in plain steps."""
@@ -248,6 +253,11 @@ class Controller:
         number = at.in_use or max(measured, key=lambda each: self._speed(at, each))
         tokens, ratio = self._acceptance.tokens(number), at.costs.of(number)
         return f"{number} drafts: {tokens:.1f} tokens for {ratio:.1f} times the time of 1"
+
+
+def _doubt(at: _RowRange, number: int) -> float:
+    """What more drafts than are in use must gain for the error of their measured cost, as a share."""
+    return at.costs.error(number) if number > at.in_use else 0.0
 
 
 def _steps_of_trial(number: int) -> int:

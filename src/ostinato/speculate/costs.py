@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from statistics import median
+from math import log2, sqrt
+from statistics import fmean, median
+from typing import NamedTuple
 
 NO_DRAFT = -1
 """The kind of a step that asked for drafts while no row had one: a plain step, and the time of looking for them. The
@@ -18,6 +20,15 @@ _KEPT_WEIGHT = 0.97
 _LEFT_OUT, LEFT_OUT_PLAIN = 1, 4
 # A step with one draft, while nothing is known.
 _ASSUMED_COST = 1.5
+# A median's standard error over that of a mean, for times that spread normally.
+_ERROR_OF_MEDIAN = 1.25
+
+
+class Comparison(NamedTuple):
+    """What one trial found: the time of a kind of step in plain steps, and the share of it that may be chance."""
+
+    ratio: float
+    error: float
 
 
 class Costs:
@@ -30,8 +41,7 @@ class Costs:
         """`near` says what is not known here: the costs of other batch sizes."""
         self._near = near
         self._seconds: dict[int, deque[float]] = defaultdict(lambda: deque(maxlen=_REMEMBERED_TIMES))
-        self.ratios: dict[int, deque[float]] = defaultdict(lambda: deque(maxlen=_REMEMBERED_RATIOS))
-        """By number of drafts, what such a step took in the last trials, in plain steps."""
+        self._comparisons: dict[int, deque[Comparison]] = defaultdict(lambda: deque(maxlen=_REMEMBERED_RATIOS))
         self._found = self._looked = 0.0
         self._asked: int | None = None
         self._left_out = _LEFT_OUT
@@ -68,6 +78,7 @@ class Costs:
         if base is None:
             return
         kinds: tuple[int, ...] = (tried,)
+        error = self._error(tried, in_use)
         scale = self._of_drafts(in_use) / base
         if 0 in (tried, in_use):
             scale, kinds = 1 / base, (tried or in_use, NO_DRAFT)
@@ -75,7 +86,7 @@ class Costs:
             seconds = self.seconds(kind)
             if seconds is not None:
                 # At least 1: a step that asks for drafts does all that a plain one does.
-                self.ratios[kind].append(max(1.0, seconds * scale))
+                self._comparisons[kind].append(Comparison(max(1.0, seconds * scale), error))
 
     @property
     def found_none(self) -> bool:
@@ -86,13 +97,21 @@ class Costs:
         """Time of a step that has so many drafts, in plain steps; None if it was not measured."""
         if num_drafts == 0:
             return 1.0
-        return median(self.ratios[num_drafts]) if self.ratios[num_drafts] else None
+        return self._median(num_drafts)
+
+    def error(self, num_drafts: int) -> float:
+        """The share of `of` that may be chance, where times spread; 0 if that is not known."""
+        found = self._comparisons[num_drafts]
+        if not found:
+            return 0.0
+        error = fmean(each.error for each in found) / sqrt(len(found))
+        return error * self._share_found * self._of_drafts(num_drafts) / self.of(num_drafts)
 
     def of(self, num_drafts: int) -> float:
         """Mean time of a step that asks for so many drafts, in plain steps."""
         if num_drafts == 0:
             return 1.0
-        share = self._found / self._looked if self._looked else 1.0
+        share = self._share_found
         return share * self._of_drafts(num_drafts) + (1 - share) * self.of_idle
 
     def least(self, num_drafts: int) -> float:
@@ -100,9 +119,13 @@ class Costs:
         return max(ratio for number in range(num_drafts) if (ratio := self.ratio(number)) is not None)
 
     @property
+    def _share_found(self) -> float:
+        return self._found / self._looked if self._looked else 1.0
+
+    @property
     def of_idle(self) -> float:
         """Of a step that asks for drafts and has none."""
-        return median(self.ratios[NO_DRAFT]) if self.ratios[NO_DRAFT] else 1.0
+        return self._median(NO_DRAFT) or 1.0
 
     def _of_drafts(self, num_drafts: int) -> float:
         """Of a step that has drafts, as measured; else on the line through its neighbours that were, else as at other
@@ -110,7 +133,8 @@ class Costs:
         measured = self.ratio(num_drafts)
         if measured is not None:
             return measured
-        known = {0: 1.0} | {kind: median(each) for kind, each in self.ratios.items() if each and kind != NO_DRAFT}
+        found = {kind: self._median(kind) for kind in self._comparisons if kind != NO_DRAFT}
+        known = {0: 1.0} | {kind: ratio for kind, ratio in found.items() if ratio is not None}
         if len(known) == 1:
             return 1 + (_ASSUMED_COST - 1) * num_drafts if self._near is None else self._near._of_drafts(num_drafts)
         below = max(kind for kind in known if kind < num_drafts)
@@ -118,3 +142,21 @@ class Costs:
         if above is None:
             return 1 + (known[below] - 1) * num_drafts / below
         return known[below] + (known[above] - known[below]) * (num_drafts - below) / (above - below)
+
+    def _median(self, kind: int) -> float | None:
+        found = self._comparisons[kind]
+        return median(each.ratio for each in found) if found else None
+
+    def _error(self, tried: int, in_use: int) -> float:
+        """The standard error of the quotient of two medians, as a share of it."""
+        spread = max(self._spread(tried), self._spread(in_use))
+        return _ERROR_OF_MEDIAN * spread * sqrt(sum(1 / max(1, len(self._seconds[kind])) for kind in (tried, in_use)))
+
+    def _spread(self, kind: int) -> float:
+        """The standard deviation of a kind's times as a share of them, 0 if fewer than three are known: from the
+        median down to the least, since slow steps are no rule. Of n times that is about log2(n) / 2 deviations."""
+        times = sorted(self._seconds[kind])
+        if len(times) < 3:
+            return 0.0
+        middle = times[(len(times) - 1) // 2]
+        return (middle - times[0]) / (middle * log2(len(times)) / 2) if middle else 0.0
