@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pydoc
 import re
 import runpy
 from contextlib import nullcontext
@@ -13,6 +14,7 @@ import pytest
 from PIL import Image
 from typer.main import get_command
 
+from ostinato import EngineConfig, Guide, SamplingParams
 from ostinato.cli.main import app
 from ostinato.config import ALIASES
 from ostinato.demo.drawings import held_out
@@ -85,6 +87,20 @@ def test_the_pages_of_settings_are_those_that_the_code_gives() -> None:
     tool = runpy.run_path(str(ROOT / "tools/settings_page.py"))
     for name, make in (("settings.md", tool["engine_page"]), ("server-settings.md", tool["server_page"])):
         assert (ROOT / "docs" / name).read_text(encoding="utf-8") == make(), "run tools/settings_page.py"
+
+
+def test_editors_know_the_settings_that_there_are() -> None:
+    tool = runpy.run_path(str(ROOT / "tools/settings_types.py"))
+    assert tool["MODULE"].read_text(encoding="utf-8") == tool["module"](), "run tools/settings_types.py"
+
+
+def test_help_describes_every_field() -> None:
+    for described in (EngineConfig, Guide, SamplingParams):
+        text = pydoc.plain(pydoc.render_doc(described))
+        for name, field in described.model_fields.items():
+            assert field.description, f"{described.__name__}.{name}"
+            assert field.description.split()[-1] in text
+            assert re.search(rf"^ \|  {name}\b", text, flags=re.MULTILINE), f"{described.__name__}.{name}"
 
 
 def test_the_example_drawing_is_one_that_training_never_saw() -> None:

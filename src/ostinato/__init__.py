@@ -12,19 +12,25 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from ostinato.config import EngineConfig
     from ostinato.engine.llm import LLM
-    from ostinato.engine.outputs import RequestOutput
-    from ostinato.errors import CapacityError, ConfigError, ModelError, OstinatoError, RequestError
+    from ostinato.engine.outputs import CompletionOutput, RequestOutput
+    from ostinato.engine.process.async_llm import AsyncLLM
+    from ostinato.errors import CapacityError, ConfigError, ForkError, ModelError, OstinatoError, RequestError
+    from ostinato.media.messages import MediaError
     from ostinato.sample.guide import Guide
     from ostinato.sample.params import SamplingParams
 
 _HOMES = {
     "LLM": "ostinato.engine.llm",
+    "AsyncLLM": "ostinato.engine.process.async_llm",
+    "CompletionOutput": "ostinato.engine.outputs",
     "Guide": "ostinato.sample.guide",
     "RequestOutput": "ostinato.engine.outputs",
     "SamplingParams": "ostinato.sample.params",
     "EngineConfig": "ostinato.config",
     "CapacityError": "ostinato.errors",
     "ConfigError": "ostinato.errors",
+    "ForkError": "ostinato.errors",
+    "MediaError": "ostinato.media.messages",
     "ModelError": "ostinato.errors",
     "OstinatoError": "ostinato.errors",
     "RequestError": "ostinato.errors",
@@ -32,10 +38,14 @@ _HOMES = {
 
 __all__ = [
     "LLM",
+    "AsyncLLM",
     "CapacityError",
+    "CompletionOutput",
     "ConfigError",
     "EngineConfig",
+    "ForkError",
     "Guide",
+    "MediaError",
     "ModelError",
     "OstinatoError",
     "RequestError",

@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationIn
 from pydantic_core import ErrorDetails, PydanticCustomError
 
 from ostinato.errors import ConfigError, Remedy, problem_of
+from ostinato.field_help import describe_fields
 from ostinato.size_lists import checked_sizes
 from ostinato.speculative_setting import LOOKUPS, short_form, speculative_fields
 from ostinato.units import parse_bytes
@@ -65,6 +66,7 @@ class Speculative(BaseModel):
         return short_form(dict(self))
 
 
+@describe_fields
 class EngineConfig(BaseModel):
     """The settings of an engine. The descriptions below are also the help of the command line.
 

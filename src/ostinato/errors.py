@@ -1,4 +1,4 @@
-"""The four kinds of error that a user can meet, each with its remedies as data.
+"""The kinds of error that a user can meet, each with its remedies as data.
 
 A message says what was asked, what is possible and what to change. A remedy names one setting and the nearest
 value of it that works; where a planner computed it, planning again with that value succeeds.
@@ -66,6 +66,14 @@ class RequestError(OstinatoError):
 
 class CaptureError(OstinatoError):
     """What was being captured would not be the same when it is replayed: a bug in a model or a kernel."""
+
+
+class ForkError(OstinatoError):
+    """A forked process cannot use an engine: the threads that compute stayed behind in the process that was forked."""
+
+    def __init__(self, message: str) -> None:
+        remedy = "start processes with multiprocessing.get_context('spawn'), and make an LLM in each"
+        super().__init__(f"{message}: the threads that compute stayed behind, and it would wait for ever; {remedy}")
 
 
 def reason(error: Exception) -> str:

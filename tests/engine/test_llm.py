@@ -187,7 +187,7 @@ def test_a_stream_ends_when_its_request_is_aborted_from_elsewhere(llm: LLM) -> N
 
 BAD_PROMPTS: dict[str, tuple[Any, str]] = {
     "empty text": ("", "empty prompt; give at least one token"),
-    "no ids": ([], "empty prompt; give at least one token"),
+    "no ids": ({"prompt_token_ids": []}, "empty prompt; give at least one token"),
     "too long": ("a b " * 60, "max_model_len is 96.*shorten the prompt to 95 tokens"),
     "id out of range": ([3, VOCAB_SIZE], f"from 0 to {VOCAB_SIZE - 1}"),
     "not unicode": ("a\ud800", "UTF-8"),

@@ -43,7 +43,30 @@ def test_no_prompt_of_a_generator_is_lost(llm: LLM) -> None:
     assert [output.prompt for output in llm.generate((text for text in ("ab", "ef")), GREEDY)] == ["ab", "ef"]
 
 
-@pytest.mark.parametrize("prompts", [{"prompt": "ab"}, [{"prompt": "ab"}], b"ab", [b"ab"], None, 5])
+def test_a_prompt_may_be_a_mapping(llm: LLM) -> None:
+    assert prompts_of(llm, {"prompt": "ab"}) == prompts_of(llm, [{"prompt": "ab"}]) == prompts_of(llm, "ab")
+    assert prompts_of(llm, [{"prompt": None, "prompt_token_ids": IDS}, {"prompt_token_ids": IDS[:1]}]) == [IDS, IDS[:1]]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "message"),
+    [
+        ({}, "either prompt, its text, or prompt_token_ids"),
+        ({"prompt": "ab", "prompt_token_ids": IDS}, "either prompt, its text, or prompt_token_ids"),
+        ({"prompt": "ab", "multi_modal_data": {}}, "not multi_modal_data; images go into the messages of chat"),
+        ({"text": "ab"}, "and not text; leave it out"),
+    ],
+)
+def test_a_mapping_of_another_form_is_refused(llm: LLM, prompt: Any, message: str) -> None:
+    with pytest.raises(RequestError, match=message):
+        llm.generate(prompt, GREEDY)
+
+
+def test_no_prompts_give_no_outputs(llm: LLM) -> None:
+    assert llm.generate([], GREEDY) == []
+
+
+@pytest.mark.parametrize("prompts", [b"ab", [b"ab"], None, 5])
 def test_what_is_neither_text_nor_token_ids_is_refused(llm: LLM, prompts: Any) -> None:
     with pytest.raises(RequestError, match="a prompt is text or a list of token ids"):
         llm.generate(prompts, GREEDY)

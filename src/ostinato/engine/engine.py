@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import operator
+import os
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -20,7 +21,7 @@ from ostinato.engine.speculation import Speculation
 from ostinato.engine.stats import engine_stats
 from ostinato.engine.text.chat_template import Message, load_chat_template
 from ostinato.engine.text.tokenizer import Tokenizer, load_tokenizer
-from ostinato.errors import ConfigError, ModelError, Remedy, RequestError
+from ostinato.errors import ConfigError, ForkError, ModelError, Remedy, RequestError
 from ostinato.media.input import RenderedChat, load_media_input, render_chat
 from ostinato.media.prompt import MediaPrompt
 from ostinato.models.checkpoint import load_spec, resolve_model_dir
@@ -34,6 +35,9 @@ from ostinato.sample.guide import Guide
 from ostinato.sample.params import SamplingParams, check_token_ids
 from ostinato.schedule.batch import StepResult
 from ostinato.schedule.request import FinishReason, RequestUpdate
+
+_pid: int | None = None
+"""The process whose engines have threads."""
 
 
 class Engine:
@@ -52,8 +56,10 @@ class Engine:
         `phases` notes how long each part takes, as `plan.measured` does.
 
         Raises ModelError, ConfigError or CapacityError, the latter two before any weight is read but where the graphs
-        take more memory than was planned; CaptureError if a step of the model cannot be captured.
+        take more memory than was planned; CaptureError if a step of the model cannot be captured. ForkError in
+        a fork of a process that has made an engine.
         """
+        _check_process()
         phases = phases or Phases()
         self.spec = load_spec(config)
         plan = make_plan(config, self.spec, detect(config.device))
@@ -288,6 +294,10 @@ class Engine:
             self.scheduler.encoder_cache.forget()
         return self.scheduler.cache.store.forget()
 
+    def close(self) -> None:
+        """Ends the threads that it has started. Nothing is computed afterwards."""
+        self._order.close()
+
     def default_params(self) -> SamplingParams:
         """What generation_config.json asks for; greedy where it does not ask for sampling."""
         return self._default_params
@@ -354,6 +364,14 @@ class Engine:
         del self._generations[generation.output.request_id]
         for request in generation.requests:
             del self._of_sample[request.request_id]
+
+
+def _check_process() -> None:
+    """ForkError if the threads that torch and the kernels have started are another process's."""
+    global _pid
+    if _pid is not None and _pid != os.getpid():
+        raise ForkError(f"process {_pid} has made an engine, and process {os.getpid()} is a fork of it")
+    _pid = os.getpid()
 
 
 def _draft_directory(plan: Plan, tokenizer: Tokenizer) -> Path | None:

@@ -1,30 +1,36 @@
-"""LLM: the engine for use from Python, one call at a time."""
+"""LLM: the engine for use from Python, by any number of threads."""
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections.abc import Generator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, SupportsIndex, cast
+from typing import TYPE_CHECKING, Any, Self, Unpack
 
 from ostinato.config import EngineConfig
 from ostinato.engine.engine import Engine
 from ostinato.engine.outputs import RequestOutput
 from ostinato.engine.progress import generation_progress, start_progress
+from ostinato.engine.prompts import (
+    Conversations,
+    GivenPrompt,
+    Message,
+    Params,
+    Prompt,
+    Prompts,
+    check_alone,
+    listed_conversations,
+    listed_prompts,
+    of_several,
+    one_each,
+)
+from ostinato.engine.text.tokenizer import Tokenizer
+from ostinato.engine.turns import Call, Turns
 from ostinato.errors import RequestError
-from ostinato.media.prompt import MediaPrompt
 from ostinato.plan.plan import Plan
 from ostinato.sample.params import SamplingParams
 
-Prompt = str | Sequence[int]
-Message = Mapping[str, Any]
-
-
-class _Prompt(NamedTuple):
-    """What the engine is given of a prompt."""
-
-    prompt: Prompt
-    add_special_tokens: bool = True
-    media: MediaPrompt | None = None
+if TYPE_CHECKING:
+    from ostinato.engine.settings import Settings
 
 
 class LLM:
@@ -34,39 +40,67 @@ class LLM:
         [output] = llm.generate("Q: Ava has 17 apples and buys 25 more. How many has she?\\nA:")
         print(output.outputs[0].text)
 
-    Settings are those of EngineConfig. Raises ModelError, ConfigError or CapacityError.
+    Settings are those of EngineConfig. Any thread may call it, several at a time: their requests run in the same steps.
+    `close`, or the end of a `with`, gives its memory back. A forked process cannot use it, which is a ForkError.
     """
 
-    def __init__(self, model: str = "demo", **settings: Any) -> None:
+    def __init__(self, model: str = "demo", **settings: Unpack[Settings]) -> None:
+        """Raises ModelError, ConfigError or CapacityError."""
         with start_progress() as progress:
-            self.engine = Engine(EngineConfig(model=model, **settings), progress)
+            engine = Engine(EngineConfig(model=model, **settings), progress)
+        self.plan: Plan = engine.plan
+        """What was decided, and what was measured at start-up."""
+        self._model = model
+        self._turns = Turns(engine)
 
     @property
-    def plan(self) -> Plan:
-        """What was decided, and what was measured at start-up."""
-        return self.engine.plan
+    def engine(self) -> Engine:
+        """For one thread at a time. RequestError once the LLM is closed."""
+        return self._turns.engine
+
+    def close(self) -> None:
+        """Gives back its memory and its threads. Calls that wait, and later ones, raise RequestError."""
+        engine = self._turns.close()
+        if engine is not None:
+            engine.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        settings = self.plan.settings
+        return (
+            f"LLM({self._model!r}, {settings.dtype} on {self.plan.device.name}, max_num_seqs={settings.max_num_seqs}, "
+            f"max_model_len={settings.max_model_len})"
+        )
+
+    def get_tokenizer(self) -> Tokenizer:
+        """The checkpoint's, with `encode`, `decode` and `eos_token_ids`. Any thread may use it."""
+        return self.engine.tokenizer
 
     def generate(
         self,
-        prompts: Prompt | Iterable[Prompt],
-        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        prompts: Prompts,
+        params: Params = None,
         *,
         cache_salt: str | None = None,
     ) -> list[RequestOutput]:
         """Continues each prompt; outputs come in the order of the prompts.
 
-        A prompt is text or a list of token ids, and one alone needs no list around it. `params` is for all, or
-        one for each; without it, generation_config.json decides, and where that asks for no sampling the output
-        is greedy. Only prompts of the same `cache_salt` share what the prefix cache holds. Raises RequestError,
-        before anything runs, if one of the prompts cannot be served.
+        A prompt is text, a list of token ids, or `{"prompt": text}` or `{"prompt_token_ids": ids}`, and one alone needs
+        no list around it. `params` is for all, or one for each; without it, generation_config.json decides, and where
+        that asks for no sampling the output is greedy. Only prompts of the same `cache_salt` share what the prefix
+        cache holds. Raises RequestError, before this call runs a step, if one of the prompts cannot be served.
         """
-        listed = _as_list(prompts)
-        return self._run([_Prompt(prompt) for prompt in listed], params, cache_salt)
+        return self._run([GivenPrompt.of(prompt) for prompt in listed_prompts(prompts)], params, cache_salt)
 
     def chat(
         self,
-        messages: Sequence[Message] | Sequence[Sequence[Message]],
-        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        messages: Conversations,
+        params: Params = None,
         *,
         cache_salt: str | None = None,
         **chat_template_kwargs: Any,
@@ -79,11 +113,7 @@ class LLM:
         template makes the prompt; `chat_template_kwargs` are handed to it. Raises RequestError as `generate`, if the
         template refuses, and if an image cannot be taken.
         """
-        if isinstance(messages, Mapping):
-            raise RequestError("a conversation is a list of messages; put the one message into a list")
-        alone = not messages or isinstance(messages[0], Mapping)
-        conversations = cast(Sequence[Sequence[Message]], [messages] if alone else messages)
-        prompts = [self._rendered(conversation, chat_template_kwargs) for conversation in conversations]
+        prompts = [self._rendered(each, chat_template_kwargs) for each in listed_conversations(messages)]
         return self._run(prompts, params, cache_salt)
 
     def stream(
@@ -94,7 +124,7 @@ class LLM:
         Leaving the generator early aborts the request; its value is the whole output. Text needs a tokenizer;
         `n` must be 1. Raises RequestError at once, not at the first piece, if the prompt cannot be served.
         """
-        return self._stream(_Prompt(prompt), params, cache_salt)
+        return self._stream(GivenPrompt.of(prompt), params, cache_salt)
 
     def stream_chat(
         self,
@@ -110,124 +140,98 @@ class LLM:
     def reset_prefix_cache(self) -> bool:
         """Forgets every prefix and every encoded image that no running request holds, so that what comes next begins
         cold. False if some prefixes are held (by a stream that is not over), and so can still be found."""
-        return self.engine.reset_prefix_cache()
+        with self._turns.between_steps() as engine:
+            return engine.reset_prefix_cache()
 
     def save_traffic(self, path: str | Path) -> None:
         """Writes the histogram of the batches since the start as JSON, for `ostinato plan --traffic`. RequestError if
         the file cannot be written."""
         try:
-            self.engine.runner.graphs.counts.traffic.save(Path(path))
+            with self._turns.between_steps() as engine:
+                engine.runner.graphs.counts.traffic.save(Path(path))
         except OSError as error:
             raise RequestError(f"the traffic cannot be written to {path}: {error.strerror}") from None
 
     def stats(self) -> dict[str, Any]:
         """What the engine has done since its start, as plain data."""
-        return self.engine.stats()
+        with self._turns.between_steps() as engine:
+            return engine.stats()
 
-    def _rendered(self, messages: Sequence[Message], chat_template_kwargs: dict[str, Any]) -> _Prompt:
-        text, media = self.engine.render_chat_media(messages, **chat_template_kwargs)
-        return _Prompt(text, False, media)
+    def _rendered(self, messages: Sequence[Message], chat_template_kwargs: dict[str, Any]) -> GivenPrompt:
+        return GivenPrompt.of_chat(self.engine.render_chat_media(messages, **chat_template_kwargs))
 
-    def _add(self, prompt: _Prompt, params: SamplingParams | None, cache_salt: str | None) -> str:
-        return self.engine.add(
-            prompt.prompt,
-            params,
-            add_special_tokens=prompt.add_special_tokens,
-            cache_salt=cache_salt,
-            media=prompt.media,
+    def _add(self, call: Call, prompt: GivenPrompt, params: SamplingParams | None, cache_salt: str | None) -> str:
+        return self._turns.add(
+            call,
+            lambda engine: engine.add(
+                prompt.prompt,
+                params,
+                add_special_tokens=prompt.add_special_tokens,
+                cache_salt=cache_salt,
+                media=prompt.media,
+            ),
         )
 
     def _run(
         self,
-        prompts: list[_Prompt],
-        params: SamplingParams | Sequence[SamplingParams] | None,
+        prompts: list[GivenPrompt],
+        params: Params,
         cache_salt: str | None,
     ) -> list[RequestOutput]:
-        each = _one_each(params, len(prompts))
+        each = one_each(params, len(prompts))
+        call = self._turns.call()
         ids: list[str] = []
         try:
             for prompt, own_params in zip(prompts, each, strict=True):
                 try:
-                    ids.append(self._add(prompt, own_params, cache_salt))
+                    ids.append(self._add(call, prompt, own_params, cache_salt))
                 except RequestError as error:
-                    if len(prompts) == 1:
-                        raise
-                    which = f"prompt {len(ids) + 1} of {len(prompts)}"
-                    raise RequestError(f"{which}: {error.message}", error.remedies) from error
-            outputs = self._finish(set(ids))
-        except BaseException:
-            for request_id in ids:
-                self.engine.abort(request_id)
-            raise
-        for output in outputs.values():
+                    raise of_several(error, len(ids), len(prompts)) from error
+            self._finish(call)
+        finally:
+            self._turns.abandon(call)
+        for output in call.finished.values():
             if output.error is not None:
                 raise output.error
-        return [outputs[request_id] for request_id in ids]
+        return [call.finished[request_id] for request_id in ids]
 
-    def _finish(self, ids: set[str]) -> dict[str, RequestOutput]:
-        finished: dict[str, RequestOutput] = {}
-        with generation_progress(len(ids)) as advance:
-            while len(finished) < len(ids):
-                for output in self.engine.step():
-                    if output.finished and output.request_id in ids:
-                        finished[output.request_id] = output
-                        advance(sum(len(each.token_ids) for each in output.outputs))
-        return finished
+    def _finish(self, call: Call) -> None:
+        """Waits for all requests of a call."""
+        told: set[str] = set()
+        with generation_progress(len(call.requests) + len(call.finished)) as advance:
+            while call.requests:
+                self._turns.wait(call)
+                for request_id in call.finished.keys() - told:
+                    told.add(request_id)
+                    advance(sum(len(each.token_ids) for each in call.finished[request_id].outputs))
 
     def _stream(
-        self, prompt: _Prompt, params: SamplingParams | None, cache_salt: str | None
+        self, prompt: GivenPrompt, params: SamplingParams | None, cache_salt: str | None
     ) -> Generator[str, None, RequestOutput]:
-        if params is not None and params.n != 1:
-            raise RequestError(f"stream gives one output, and n is {params.n}; use generate for several")
-        request_id = self._add(prompt, params, cache_salt)
-        pieces = self._pieces(request_id)
+        check_alone(params)
+        call = self._turns.call(wants_text=True)
+        request_id = self._add(call, prompt, params, cache_salt)
+        pieces = self._pieces(call, request_id)
         # Up to its first, empty piece: a generator that has not begun would not abort its request when it is left.
         next(pieces)
         return pieces
 
-    def _pieces(self, request_id: str) -> Generator[str, None, RequestOutput]:
-        """The text of a request that was added, after an empty piece."""
-        # Looked at where it lies, and not awaited from `step`: another call may run steps between two pieces.
-        output = self.engine.output(request_id)
-        assert output is not None
+    def _pieces(self, call: Call, request_id: str) -> Generator[str, None, RequestOutput]:
+        """The text of a call's one request, after an empty piece."""
         given = 0
         try:
             yield ""
             while True:
-                if output.error is not None:
-                    raise output.error
-                text = output.outputs[0].text
+                text = call.text
                 if len(text) > given:
                     yield text[given:]
                     given = len(text)
-                elif output.finished:
+                elif request_id in call.finished:
+                    output = call.finished[request_id]
+                    if output.error is not None:
+                        raise output.error
                     return output
                 else:
-                    self.engine.step()
+                    self._turns.wait(call)
         finally:
-            self.engine.abort(request_id)
-
-
-def _as_list(prompts: Prompt | Iterable[Prompt]) -> list[Prompt]:
-    """One prompt is a string, or token ids (of any integer type), which an empty list is as well."""
-    if isinstance(prompts, str):
-        return [prompts]
-    if isinstance(prompts, bytes | Mapping) or not isinstance(prompts, Iterable):
-        raise RequestError(
-            f"a prompt is text or a list of token ids, and several come in a list, not as a {type(prompts).__name__}"
-        )
-    items: list[Any] = list(prompts)
-    # A row of an array has `__index__`, too, and is a prompt.
-    if all(isinstance(item, SupportsIndex) and getattr(item, "ndim", 0) == 0 for item in items):
-        return [items]
-    return items
-
-
-def _one_each(params: SamplingParams | Sequence[SamplingParams] | None, count: int) -> Sequence[SamplingParams | None]:
-    if params is None or isinstance(params, SamplingParams):
-        return [params] * count
-    if not isinstance(params, list | tuple) or not all(isinstance(each, SamplingParams | None) for each in params):
-        raise RequestError(f"params should be SamplingParams or a list of them, one for each prompt, not {params!r}")
-    if len(params) != count:
-        raise RequestError(f"{count} prompts came with {len(params)} sampling parameters; give one, or one for each")
-    return params
+            self._turns.abandon(call)

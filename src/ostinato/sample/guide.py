@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from ostinato.errors import RequestError
+from ostinato.field_help import describe_fields
 
 if TYPE_CHECKING:
     from llguidance._lib import JsonCompileOptions
@@ -44,6 +45,7 @@ _ANY_SPELLING = '%llguidance {"no_forcing": true}'
 know them by other tokens."""
 
 
+@describe_fields
 class Guide(BaseModel):
     """What the text of an output has to be: exactly one of the fields is given.
 

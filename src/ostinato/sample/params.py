@@ -9,9 +9,11 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from ostinato.errors import Remedy, RequestError, problem_of
+from ostinato.field_help import describe_fields
 from ostinato.sample.guide import Guide
 
 
+@describe_fields
 class SamplingParams(BaseModel):
     """How the tokens of one request are chosen and when it ends.
 

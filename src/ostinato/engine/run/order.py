@@ -30,6 +30,10 @@ class Order(Protocol):
         """The step follows the one started last, whose tokens its rows may need."""
         ...
 
+    def close(self) -> None:
+        """No step will follow."""
+        ...
+
 
 class InTurn:
     """Each step is computed when its result is asked for."""
@@ -41,6 +45,9 @@ class InTurn:
 
     def start(self, batch: Batch) -> Started:
         return Started(batch, lambda: self._runner.run(batch))
+
+    def close(self) -> None:
+        pass
 
 
 class OneAhead:
@@ -63,6 +70,9 @@ class OneAhead:
         last = self._last if any(row.follows is not None for row in batch.rows) else None
         future = self._last = self._thread.submit(_launch, self._runner, batch, last)
         return Started(batch, lambda: StepResult(tuple(future.result().results())))
+
+    def close(self) -> None:
+        self._thread.shutdown()
 
 
 def _launch(runner: Runner, batch: Batch, before: Future[Sampled] | None) -> Sampled:

@@ -1,0 +1,198 @@
+"""AsyncLLM: a model for programs that run on asyncio."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import AsyncExitStack, aclosing
+from typing import TYPE_CHECKING, Any, Self, Unpack
+
+from ostinato.config import EngineConfig
+from ostinato.engine.outputs import RequestOutput
+from ostinato.engine.process.async_engine import AsyncEngine
+from ostinato.engine.process.stream import Stream
+from ostinato.engine.progress import start_progress
+from ostinato.engine.prompts import (
+    Conversations,
+    GivenPrompt,
+    Message,
+    Params,
+    Prompt,
+    Prompts,
+    check_alone,
+    listed_conversations,
+    listed_prompts,
+    of_several,
+    one_each,
+)
+from ostinato.engine.text.tokenizer import Tokenizer
+from ostinato.errors import ForkError, RequestError
+from ostinato.media.input import RenderedChat, render_chat
+from ostinato.plan.plan import Plan
+from ostinato.sample.params import SamplingParams
+
+if TYPE_CHECKING:
+    from ostinato.engine.settings import Settings
+
+
+class AsyncLLM:
+    """A model, ready to generate, for one event loop. It runs in a process of its own, so that no step holds the loop.
+
+        async with AsyncLLM("demo") as llm:
+            async for piece in llm.stream("Q: Ava has 17 apples and buys 25 more. How many has she?\\nA:"):
+                print(piece, end="")
+
+    Calls may overlap, as tasks do; their requests run in the same steps. A call that is cancelled ends its requests,
+    and so does a stream that is left early (at once with `contextlib.aclosing`). Prompts, parameters and outputs are
+    those of `LLM`.
+    """
+
+    def __init__(self, model: str = "demo", **settings: Unpack[Settings]) -> None:
+        """Nothing is loaded before `start`, or `async with`. ConfigError for a setting that cannot be."""
+        self._config = EngineConfig(model=model, **settings)
+        self._engine: AsyncEngine | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._pid = os.getpid()
+
+    async def start(self) -> Self:
+        """Loads the model. Raises ModelError, ConfigError or CapacityError; RequestError if it was started before."""
+        if self._loop is not None:
+            raise RequestError("this AsyncLLM was started before; make another one")
+        self._loop = asyncio.get_running_loop()
+        try:
+            with start_progress() as progress:
+                self._engine = await AsyncEngine.start(self._config, max_waiting=sys.maxsize, progress=progress)
+        except BaseException:
+            self._loop = None
+            raise
+        return self
+
+    async def close(self) -> None:
+        """Ends what is unfinished, with EngineStopped, and the process; gives back its memory."""
+        engine, self._engine = self._engine, None
+        if engine is not None:
+            await engine.stop()
+
+    async def __aenter__(self) -> Self:
+        return await self.start()
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    def __repr__(self) -> str:
+        return f"AsyncLLM({self._config.model!r}, {'started' if self._engine is not None else 'not started'})"
+
+    @property
+    def plan(self) -> Plan:
+        """What was decided, and what was measured at start-up."""
+        return self._started().plan
+
+    def get_tokenizer(self) -> Tokenizer:
+        """The checkpoint's, with `encode`, `decode` and `eos_token_ids`."""
+        return self._started().tokenizer
+
+    async def generate(
+        self, prompts: Prompts, params: Params = None, *, cache_salt: str | None = None
+    ) -> list[RequestOutput]:
+        """Continues each prompt; see `LLM.generate`."""
+        return await self._run([GivenPrompt.of(prompt) for prompt in listed_prompts(prompts)], params, cache_salt)
+
+    async def chat(
+        self, messages: Conversations, params: Params = None, *, cache_salt: str | None = None, **template_kwargs: Any
+    ) -> list[RequestOutput]:
+        """Answers one conversation, or each of several; see `LLM.chat`."""
+        prompts = [await self._rendered(each, template_kwargs) for each in listed_conversations(messages)]
+        return await self._run(prompts, params, cache_salt)
+
+    def stream(
+        self, prompt: Prompt, params: SamplingParams | None = None, *, cache_salt: str | None = None
+    ) -> AsyncGenerator[str, None]:
+        """The output's text, piece by piece as it is generated, never cut inside a character. RequestError, at the
+        first piece, if the prompt cannot be served."""
+        return self._stream(GivenPrompt.of(prompt), params, cache_salt)
+
+    async def stream_chat(
+        self,
+        messages: Sequence[Message],
+        params: SamplingParams | None = None,
+        *,
+        cache_salt: str | None = None,
+        **template_kwargs: Any,
+    ) -> AsyncGenerator[str, None]:
+        """The answer to a conversation, piece by piece; see `stream`."""
+        prompt = await self._rendered(messages, template_kwargs)
+        async with aclosing(self._stream(prompt, params, cache_salt)) as pieces:
+            async for piece in pieces:
+                yield piece
+
+    async def stats(self) -> dict[str, Any]:
+        """What the engine has done since its start, as plain data."""
+        return (await self._started().observe()).stats
+
+    def _started(self) -> AsyncEngine:
+        if os.getpid() != self._pid:
+            raise ForkError(f"this AsyncLLM was made in process {self._pid}, and process {os.getpid()} is a fork of it")
+        if self._engine is None:
+            state = "is closed; make another one" if self._loop is not None else "is not started; use `async with`"
+            raise RequestError(f"this AsyncLLM {state}")
+        return self._engine
+
+    def _on_its_loop(self) -> AsyncEngine:
+        engine = self._started()
+        if asyncio.get_running_loop() is not self._loop:
+            raise RequestError("this AsyncLLM was started on another event loop; make one for each loop")
+        return engine
+
+    async def _rendered(self, messages: Sequence[Message], template_kwargs: dict[str, Any]) -> GivenPrompt:
+        engine = self._on_its_loop()
+
+        def render() -> RenderedChat:
+            return render_chat(
+                messages,
+                lambda plain: engine.chat_template.render(plain, **template_kwargs),
+                engine.media,
+                template_kwargs,
+            )
+
+        return GivenPrompt.of_chat(await asyncio.to_thread(render))
+
+    async def _submit(self, prompt: GivenPrompt, params: SamplingParams | None, cache_salt: str | None) -> Stream:
+        given = prompt.prompt if prompt.media is None else prompt.media.token_ids
+        return await self._on_its_loop().submit(
+            given, params, add_special_tokens=prompt.add_special_tokens, cache_salt=cache_salt, media=prompt.media
+        )
+
+    async def _run(self, prompts: list[GivenPrompt], params: Params, cache_salt: str | None) -> list[RequestOutput]:
+        each = one_each(params, len(prompts))
+        streams: list[Stream] = []
+        # Left early, the streams end their requests.
+        async with AsyncExitStack() as stack:
+            for prompt, own_params in zip(prompts, each, strict=True):
+                try:
+                    stream = await self._submit(prompt, own_params, cache_salt)
+                except RequestError as error:
+                    raise of_several(error, len(streams), len(prompts)) from error
+                streams.append(await stack.enter_async_context(stream))
+            return [await _whole(stream, prompt) for stream, prompt in zip(streams, prompts, strict=True)]
+
+    async def _stream(
+        self, prompt: GivenPrompt, params: SamplingParams | None, cache_salt: str | None
+    ) -> AsyncGenerator[str, None]:
+        check_alone(params)
+        async with await self._submit(prompt, params, cache_salt) as stream:
+            async for delta in stream:
+                for sample in delta.samples:
+                    if sample.text:
+                        yield sample.text
+
+
+async def _whole(stream: Stream, prompt: GivenPrompt) -> RequestOutput:
+    """What a request has given once it has ended."""
+    output: RequestOutput | None = None
+    async for delta in stream:
+        output = delta.output or output
+    assert output is not None, "a stream ends with its output, or with an error"
+    output.prompt = prompt.prompt if isinstance(prompt.prompt, str) else None
+    return output

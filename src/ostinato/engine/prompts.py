@@ -1,0 +1,96 @@
+"""What callers give as prompts and sampling parameters, in the forms that they may have."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, SupportsIndex, cast
+
+from ostinato.errors import RequestError
+from ostinato.media.input import RenderedChat
+from ostinato.media.prompt import MediaPrompt
+from ostinato.sample.params import SamplingParams
+
+Prompt = str | Sequence[int] | Mapping[str, Any]
+"""Text; token ids; or `{"prompt": text}` or `{"prompt_token_ids": ids}`."""
+Prompts = Prompt | Iterable[Prompt]
+Message = Mapping[str, Any]
+Conversations = Sequence[Message] | Sequence[Sequence[Message]]
+"""One, or several."""
+Params = SamplingParams | Sequence[SamplingParams] | None
+"""For all prompts, or one for each."""
+
+
+class GivenPrompt(NamedTuple):
+    """What the engine is given of a prompt."""
+
+    prompt: str | Sequence[int]
+    add_special_tokens: bool = True
+    media: MediaPrompt | None = None
+
+    @classmethod
+    def of(cls, prompt: Prompt) -> GivenPrompt:
+        return cls(_plain(prompt))
+
+    @classmethod
+    def of_chat(cls, chat: RenderedChat) -> GivenPrompt:
+        return cls(chat.text, False, chat.media)
+
+
+def listed_conversations(messages: Conversations) -> Sequence[Sequence[Message]]:
+    """RequestError for a message without a list around it."""
+    if isinstance(messages, Mapping):
+        raise RequestError("a conversation is a list of messages; put the one message into a list")
+    alone = not messages or isinstance(messages[0], Mapping)
+    return cast(Sequence[Sequence[Message]], [messages] if alone else messages)
+
+
+def check_alone(params: SamplingParams | None) -> None:
+    """RequestError for more than one output in a stream."""
+    if params is not None and params.n != 1:
+        raise RequestError(f"stream gives one output, and n is {params.n}; use generate for several")
+
+
+def of_several(error: RequestError, index: int, count: int) -> RequestError:
+    """The error of one prompt of several, which says which."""
+    return error if count == 1 else RequestError(f"prompt {index + 1} of {count}: {error.message}", error.remedies)
+
+
+def listed_prompts(prompts: Prompts) -> list[Prompt]:
+    """One prompt is a string, a mapping, or token ids (of any integer type)."""
+    if isinstance(prompts, str | Mapping):
+        return [prompts]
+    if isinstance(prompts, bytes) or not isinstance(prompts, Iterable):
+        raise RequestError(
+            f"a prompt is text or a list of token ids, and several come in a list, not as a {type(prompts).__name__}"
+        )
+    items: list[Any] = list(prompts)
+    if not items:
+        return []
+    # A row of an array has `__index__`, too, and is a prompt.
+    if all(isinstance(item, SupportsIndex) and getattr(item, "ndim", 0) == 0 for item in items):
+        return [items]
+    return items
+
+
+def _plain(prompt: Prompt) -> str | Sequence[int]:
+    """What a mapping holds, in the form that vLLM has for prompts."""
+    if not isinstance(prompt, Mapping):
+        return prompt
+    known = [name for name in ("prompt", "prompt_token_ids") if prompt.get(name) is not None]
+    others = [name for name in prompt if name not in ("prompt", "prompt_token_ids")]
+    if others:
+        remedy = "images go into the messages of chat" if "multi_modal_data" in others else "leave it out"
+        raise RequestError(f"a prompt has prompt or prompt_token_ids, and not {', '.join(map(str, others))}; {remedy}")
+    if len(known) != 1:
+        raise RequestError("a prompt has either prompt, its text, or prompt_token_ids")
+    return cast(str | Sequence[int], prompt[known[0]])
+
+
+def one_each(params: Params, count: int) -> Sequence[SamplingParams | None]:
+    if params is None or isinstance(params, SamplingParams):
+        return [params] * count
+    if not isinstance(params, list | tuple) or not all(isinstance(each, SamplingParams | None) for each in params):
+        raise RequestError(f"params should be SamplingParams or a list of them, one for each prompt, not {params!r}")
+    if len(params) != count:
+        raise RequestError(f"{count} prompts came with {len(params)} sampling parameters; give one, or one for each")
+    return params

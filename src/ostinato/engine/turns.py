@@ -1,0 +1,254 @@
+"""One engine for several threads: one of them runs the steps, for all, and the others wait for what these give."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from ostinato.engine.engine import Engine
+from ostinato.engine.outputs import RequestOutput
+from ostinato.errors import ForkError, RequestError
+
+
+class FairLock:
+    """A lock that threads get in the order in which they have asked for it. Python's own may pass one over for ever."""
+
+    def __init__(self) -> None:
+        self._guard = threading.Lock()
+        self._waiting: deque[threading.Lock] = deque()
+        self._is_held = False
+
+    def try_acquire(self) -> bool:
+        """Whether the lock was free, and is the caller's now. Never waits."""
+        if not self._guard.acquire(blocking=False):
+            return False
+        try:
+            if self._is_held:
+                return False
+            self._is_held = True
+            return True
+        finally:
+            self._guard.release()
+
+    def acquire(self) -> None:
+        with self._guard:
+            if not self._is_held:
+                self._is_held = True
+                return
+            turn = threading.Lock()
+            turn.acquire()
+            self._waiting.append(turn)
+        try:
+            turn.acquire()  # until `release` hands the lock over
+        except BaseException:
+            with self._guard:
+                was_given = turn not in self._waiting
+                if not was_given:
+                    self._waiting.remove(turn)
+            if was_given:
+                self.release()
+            raise
+
+    def release(self) -> None:
+        """Hands the lock to the thread that has waited longest, if one waits."""
+        with self._guard:
+            if self._waiting:
+                self._waiting.popleft().release()
+            else:
+                self._is_held = False
+
+
+class Call:
+    """What one call on one thread waits for: requests that it added."""
+
+    def __init__(self, monitor: threading.Lock, *, wants_text: bool) -> None:
+        """`wants_text`: each gain of its one request is news, and not its end alone."""
+        self.requests: dict[str, RequestOutput] = {}
+        """By id, those that have not ended."""
+        self.finished: dict[str, RequestOutput] = {}
+        self.text = ""
+        """Of its one request, as far as the last step has brought it."""
+        self.has_news = False
+        self.was_closed = False
+        """Whether the engine was closed while it waited."""
+        self.changed = threading.Condition(monitor)
+        self._wants_text = wants_text
+
+    def note(self, output: RequestOutput) -> None:
+        """A step has changed one of its outputs."""
+        if self._wants_text and len(output.outputs[0].text) > len(self.text):
+            self.text = output.outputs[0].text
+            self.has_news = True
+        if output.finished and self.requests.pop(output.request_id, None) is not None:
+            self.finished[output.request_id] = output
+            self.has_news = True
+
+
+class Turns:
+    """Lets threads share an engine, which itself is for one at a time.
+
+    What changes the engine is done `between_steps`. A thread that waits for its requests runs steps if no other one
+    does; each step serves the requests of all threads, and its gains are handed to the calls that wait for them. So the
+    steps run on one thread as long as its call lasts, and a step with requests of ten threads costs no more than one
+    with ten requests of one.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine: Engine | None = engine
+        self._pid = os.getpid()
+        self._access = FairLock()
+        """Held while the engine is used, in a step or between two."""
+        self._monitor = threading.Lock()
+        """Held while calls are looked at, never for long."""
+        self._stepping: Call | None = None
+        """The call whose thread runs the steps."""
+        self._waiting: list[Call] = []
+        """Calls whose threads wait for it."""
+        self._calls: dict[str, Call] = {}
+        """By request."""
+        self._left: deque[str] = deque()
+        """Requests that nobody waits for any more, to be aborted."""
+
+    @property
+    def engine(self) -> Engine:
+        """RequestError once it is closed; ForkError in a fork of the process that made it."""
+        self._check_process()
+        if self._engine is None:
+            raise RequestError("this LLM was closed; make another one")
+        return self._engine
+
+    @contextmanager
+    def between_steps(self) -> Iterator[Engine]:
+        """The engine, of which no step runs meanwhile. Threads get it in the order in which they have asked."""
+        self._check_process()
+        self._access.acquire()
+        try:
+            engine = self.engine
+            self._abort_left(engine)
+            yield engine
+        finally:
+            self._access.release()
+
+    def add(self, call: Call, add: Callable[[Engine], str]) -> str:
+        """Adds a request, whose outputs are the call's from now on; returns its id."""
+        with self.between_steps() as engine:
+            request_id = add(engine)
+            output = engine.output(request_id)
+            assert output is not None
+            with self._monitor:
+                call.requests[request_id] = output
+                self._calls[request_id] = call
+        return request_id
+
+    def call(self, *, wants_text: bool = False) -> Call:
+        return Call(self._monitor, wants_text=wants_text)
+
+    def wait(self, call: Call) -> None:
+        """Returns once the call has news: runs steps until then, or waits for another thread that does. Raises what
+        interrupts a step that it runs (a KeyboardInterrupt); what ends requests is in their outputs."""
+        self._check_process()
+        while True:
+            with self._monitor:
+                while not call.has_news and self._stepping is not None:
+                    self._waiting.append(call)
+                    try:
+                        call.changed.wait()
+                    finally:
+                        self._waiting.remove(call)
+                if call.has_news:
+                    call.has_news = False
+                    self._pass_on()
+                    break
+                self._stepping = call
+            try:
+                while not call.has_news:
+                    self._step(call)
+            finally:
+                with self._monitor:
+                    self._stepping = None
+                    self._pass_on()
+        if call.was_closed:
+            raise RequestError("the LLM was closed before the request had ended")
+
+    def abandon(self, call: Call) -> None:
+        """Aborts what is left of a call: at once, or before the next step if the engine is in use. Never waits, since
+        the garbage collector may call it anywhere, also inside a step."""
+        if os.getpid() != self._pid:
+            return
+        self._left.extend(list(call.requests))
+        while self._left and self._access.try_acquire():
+            try:
+                if self._engine is not None:
+                    self._abort_left(self._engine)
+                else:
+                    self._left.clear()
+            finally:
+                self._access.release()
+
+    def close(self) -> Engine | None:
+        """Takes the engine out, so that calls raise RequestError from now on, those that wait among them. None if it is
+        closed already."""
+        self._check_process()
+        self._access.acquire()
+        try:
+            engine, self._engine = self._engine, None
+            if engine is None:
+                return None
+            with self._monitor:
+                for request_id, call in list(self._calls.items()):
+                    engine.abort(request_id)
+                    call.has_news = call.was_closed = True
+                    call.changed.notify()
+                self._calls.clear()
+            return engine
+        finally:
+            self._access.release()
+
+    def _step(self, call: Call) -> None:
+        """Runs one step and hands out what it gave."""
+        self._access.acquire()
+        try:
+            engine = self.engine
+            self._abort_left(engine)
+            try:
+                changed = engine.step()
+            except BaseException:
+                # It tells of no output, yet may have ended some: of any call.
+                with self._monitor:
+                    self._hand_out([output for each in set(self._calls.values()) for output in each.requests.values()])
+                raise
+            # An engine that has nothing left to do may have been told to abort by others than this.
+            own = [] if engine.has_unfinished else list(call.requests.values())
+            with self._monitor:
+                self._hand_out([*changed, *own])
+        finally:
+            self._access.release()
+
+    def _hand_out(self, outputs: list[RequestOutput]) -> None:
+        for output in outputs:
+            call = self._calls.get(output.request_id)
+            if call is None:
+                continue
+            call.note(output)
+            if output.finished:
+                del self._calls[output.request_id]
+            if call.has_news and call is not self._stepping:
+                call.changed.notify()
+
+    def _pass_on(self) -> None:
+        """Wakes a thread that waits, to run the steps if nobody does."""
+        if self._stepping is None and self._waiting:
+            self._waiting[0].changed.notify()
+
+    def _abort_left(self, engine: Engine) -> None:
+        while self._left:
+            request_id = self._left.popleft()
+            engine.abort(request_id)
+            self._calls.pop(request_id, None)
+
+    def _check_process(self) -> None:
+        if os.getpid() != self._pid:
+            raise ForkError(f"this LLM was made in process {self._pid}, and process {os.getpid()} is a fork of it")
