@@ -17,9 +17,12 @@ demo: native
 test: .venv/.installed-test native
 	$(BIN)/python -m pytest -n auto
 
-# The same without native kernels: what runs where there is no compiler. Tests of the kernels alone need no second time.
+# The same without native kernels: what runs where there is no compiler. Tests that choose their kernels themselves, plan
+# for no machine, or look at what surrounds an engine, need no second time.
+SAME_WITH_REFERENCES := cache formats media ops schedule serve plan/test_plan_properties.py \
+  models/test_loading_memory.py demo/test_demo_vl_training.py sample/test_acceptance_distribution.py
 test-reference: .venv/.installed-test
-	$(BIN)/python -m pytest -n auto --reference-kernels --ignore-glob='tests/ops/test_native_*'
+	$(BIN)/python -m pytest -n auto --reference-kernels $(SAME_WITH_REFERENCES:%=--ignore=tests/%)
 
 # Every Triton launch of the benchmark shapes' steps, compiled for four generations of GPUs: no GPU is needed. A minute
 # per hundred launches; what was compiled before is kept (TRITON_CACHE_DIR). KERNEL names one.
