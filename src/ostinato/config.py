@@ -77,8 +77,8 @@ class EngineConfig(BaseModel):
 
     model: str = Field(
         "demo",
-        description="`demo` or `demo-vl` (embedded), `smollm2` (`ostinato fetch smollm2`), a checkpoint directory, a "
-        "GGUF file, or a hub id (OWNER/NAME, or OWNER/NAME:FILE.gguf).",
+        description="`demo`, `demo-vl`, `smollm2`, a checkpoint directory, a GGUF file, or a hub id (OWNER/NAME, or "
+        "OWNER/NAME:FILE.gguf).",
     )
     revision: str | None = Field(None, description="Branch, tag or commit, for a hub id.")
     dtype: Literal["auto", "bfloat16", "float16", "float32"] = Field(

@@ -25,6 +25,14 @@ def parse_bytes(text: str) -> int:
     return int(match[1]) * unit if match[1].isdigit() else int(float(match[1]) * unit)
 
 
+def exact_bytes(count: int) -> str:
+    """A size as one would type it, which `parse_bytes` reads as the very same: `823KiB`, or `842753`."""
+    for unit, size in (("GiB", GiB), ("MiB", MiB), ("KiB", KiB)):
+        if count and count % size == 0:
+            return f"{count // size}{unit}"
+    return str(count)
+
+
 def format_bytes(count: int) -> str:
     """A size to read, in binary units, with three digits or so: `4 GiB`, `1.25 GiB`, `100 MiB`, `17 B`."""
     size, unit = float(count), "B"

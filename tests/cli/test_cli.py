@@ -410,7 +410,7 @@ def test_eval_compares_the_logits_of_8_bit_weights_with_those_before(run: Callab
     assert 0 < logits["kl_divergence"] < 1e-3
     assert logits["same_greedy"] > 0.9
     assert "same best token" in run("eval", *flags, "--quantization", "int8_g128").out
-    assert "set quantization to int8" in run("eval", *flags).err
+    assert "--quantization int8" in run("eval", *flags).err
 
 
 def test_eval_draws_other_problems_for_another_seed(run: Callable[..., Outcome]) -> None:

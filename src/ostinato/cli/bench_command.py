@@ -14,11 +14,11 @@ import typer
 from rich.console import Console
 
 from ostinato.bench.reports import Report, Say, check_plot
-from ostinato.cli.options import engine_options, name_model
+from ostinato.cli.command import Command
+from ostinato.cli.options import Model, engine_options, name_model
 from ostinato.errors import ConfigError
 
 Measure = Callable[[Say], Report]
-Model = Annotated[str | None, typer.Argument(metavar="MODEL", help="As --model.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the report as JSON.")]
 
 
@@ -60,7 +60,7 @@ def add_command(
         [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in own]
     )
     run.__annotations__ = {parameter.name: parameter.annotation for parameter in own}
-    app.command(name)(engine_options(run) if has_engine else run)
+    app.command(name, cls=Command)(engine_options(run) if has_engine else run)
 
 
 def command_line(context: typer.Context) -> str:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ostinato.cli.options import engine_options
+from ostinato.cli.options import Model, engine_options, name_model
 from ostinato.cli.output import note, note_cut, print_pieces, print_stats
 from ostinato.cli.requests import PANEL, TemplateVariables, as_message, sampling_options, template_variables
 from ostinato.errors import RequestError
@@ -32,6 +32,7 @@ Ctrl-C       stop an answer; what it has so far stays in the conversation"""
 def chat(
     settings: dict[str, Any],
     sampling: dict[str, Any],
+    target: Model = None,
     system: Annotated[str | None, typer.Option(help="The system prompt of every conversation.")] = None,
     image: Annotated[
         list[str] | None,
@@ -46,8 +47,9 @@ def chat(
     /image PATH shows a model with vision an image, /reset starts a new conversation, /help lists the commands, /exit
     leaves. Without a terminal, each line of stdin is a message.
 
-    Example: ostinato chat --system "Answer in one line."
+    Example: ostinato chat demo --system "Answer in one line."
     """
+    name_model(settings, target)
     variables = template_variables(chat_template_kwargs)
     if "seed" in sampling:
         settings["seed"] = sampling["seed"]  # random weights have one, too

@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from ostinato.cli.options import engine_options
+from ostinato.cli.options import Model, engine_options, name_model
 from ostinato.cli.output import figures_table
 from ostinato.config import EngineConfig
 from ostinato.demo.tasks import Task, questions_about_drawings, word_problems
@@ -59,6 +59,7 @@ class Evaluation:
 @engine_options
 def evaluate(
     settings: dict[str, Any],
+    target: Model = None,
     num_problems: Annotated[int, typer.Option(min=1, help="How many problems, or drawings.")] = 200,
     seed: Annotated[int, typer.Option(help="Which problems: the same seed draws the same ones.")] = 0,
     max_tokens: Annotated[int, typer.Option(min=1, help="Most tokens of an answer.")] = 128,
@@ -80,8 +81,9 @@ def evaluate(
 
     Example: ostinato eval --num-problems 50 --show-wrong
 
-    Example: ostinato eval --model demo-vl
+    Example: ostinato eval demo-vl
     """
+    name_model(settings, target)
     from ostinato import LLM
     from ostinato.verify.logits import compare_logits as compare
     from ostinato.verify.logits import exact_config

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import ast
 import errno
 import json
 import os
 import sys
+import textwrap
 from collections import UserDict
 from collections.abc import Sequence
 from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -17,10 +21,11 @@ from rich.text import Text
 from typer.core import TyperGroup
 
 from ostinato import __version__
-from ostinato.errors import ConfigError, OstinatoError
+from ostinato.cli.command import HELP_NAMES, Command, UsageError
+from ostinato.errors import ConfigError, OstinatoError, Remedy
 from ostinato.threads import wait_briefly
 
-EXIT_BAD_REQUEST = 2
+EXIT_BAD_REQUEST, EXIT_INTERRUPTED = 2, 130
 
 COMMANDS = {
     "generate": "ostinato.cli.generate:generate",
@@ -51,7 +56,7 @@ class Commands(UserDict[str, Any]):
         found = getattr(import_module(module), attribute)
         if not isinstance(found, typer.Typer):
             alone = typer.Typer(**STYLE | {"no_args_is_help": False})
-            alone.command(name)(found)
+            alone.command(name, cls=Command)(found)
             found = alone
         command = typer.main.get_command(found)
         command.name = name
@@ -65,16 +70,39 @@ class CommandGroup(TyperGroup):
         super().__init__(*args, **options)
         self.commands = Commands(COMMANDS)
 
+    def format_commands(self, _: Any, formatter: Any) -> None:
+        """With a line of each, for which none is imported."""
+        room = formatter.width - max(map(len, COMMANDS)) - 4
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, textwrap.shorten(_help_of(name), room, placeholder="...")) for name in COMMANDS])
 
-app = typer.Typer(cls=CommandGroup, help="An inference engine for hybrid language models.", **STYLE)
 
-UsageError = typer.BadParameter.__base__
-"""What typer raises for flags that it cannot parse; typer itself exports only this one kind."""
+def _help_of(name: str) -> str:
+    """The first sentence of a command's help, read from its source: the docstring, or what an app of commands has."""
+    module, attribute = COMMANDS[name].split(":")
+    spec = find_spec(module)
+    assert spec is not None
+    for node in ast.parse(Path(str(spec.origin)).read_bytes()).body:
+        match node:
+            case ast.FunctionDef(name=found) if found == attribute:
+                return (ast.get_docstring(node) or "").partition("\n\n")[0]
+            case ast.Assign(targets=[ast.Name(id=found)], value=ast.Call(keywords=given)) if found == attribute:
+                text: str = next(ast.literal_eval(each.value) for each in given if each.arg == "help")
+                return text.partition("\n\n")[0]
+    raise LookupError(f"{module} has no {attribute}")
+
+
+app = typer.Typer(
+    cls=CommandGroup,
+    context_settings=HELP_NAMES,
+    help="An inference engine for hybrid language models.",
+    **STYLE | {"add_completion": True},
+)
 
 
 @app.callback(invoke_without_command=True)
 def root(
-    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
+    version: Annotated[bool, typer.Option("--version", "-V", help="Print the version and exit.")] = False,
 ) -> None:
     if version:
         print(f"ostinato {__version__}")
@@ -104,10 +132,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
         _report(error, as_json)
         sys.exit(EXIT_BAD_REQUEST)
     except Exception as error:
-        if UsageError is None or not isinstance(error, UsageError) or not as_json:
+        if isinstance(error.__cause__, KeyboardInterrupt):  # Python 3.11 wraps what is raised while a class is made
+            sys.exit(EXIT_INTERRUPTED)
+        if not isinstance(error, UsageError) or not as_json:
             raise
-        _report(ConfigError(error.format_message()), as_json)  # type: ignore[attr-defined]
+        _report(ConfigError(error.format_message()), as_json)
         sys.exit(EXIT_BAD_REQUEST)
+    except KeyboardInterrupt:
+        sys.exit(EXIT_INTERRUPTED)
     sys.exit(status if isinstance(status, int) else 0)
 
 
@@ -119,7 +151,22 @@ def _report(error: OstinatoError, as_json: bool) -> None:
     # Lines are as long as they are: in a log, a message that was cut at 80 columns is not found again.
     console.print(Text.assemble((type(error).__name__, "bold red"), f": {error.message}"), soft_wrap=True)
     for remedy in error.remedies:
-        console.print(Text(f"  - {remedy}"), soft_wrap=True)
+        console.print(Text(f"  - {_as_flag(remedy)}"), soft_wrap=True)
+
+
+def _as_flag(remedy: Remedy) -> str:
+    """As it would be typed; as it is, if no flag is of its name."""
+    from ostinato.cli.groups import groups
+    from ostinato.cli.options import as_typed, flag_name
+
+    if remedy.setting not in groups():
+        return str(remedy)
+    flag = flag_name(remedy.setting)
+    if remedy.value is None:
+        return f"leave out {flag}"
+    if isinstance(remedy.value, bool):
+        return flag if remedy.value else f"--no-{flag[2:]}"
+    return f"{flag} {as_typed(remedy.setting, remedy.value)}"
 
 
 if __name__ == "__main__":

@@ -4,15 +4,20 @@ them."""
 from __future__ import annotations
 
 import inspect
+import json
+import shlex
 from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 from types import UnionType
 from typing import Annotated, Any, Literal, get_args, get_origin
 
 import typer
 from pydantic.fields import FieldInfo
 
+from ostinato.cli.command import show_all
 from ostinato.config import ALIASES, EngineConfig
 from ostinato.errors import ConfigError
+from ostinato.units import exact_bytes
 
 AS_TEXT = {
     "cache_memory": "SIZE",
@@ -22,6 +27,33 @@ AS_TEXT = {
     "speculative": "METHOD:K",
 }
 """Settings that EngineConfig reads from a text -> what help shows for it."""
+BYTES = ("cache_memory",)
+
+
+def _read_config_file(ctx: typer.Context, path: Path | None) -> None:
+    """The callback of `--config`."""
+    if path is not None:
+        from ostinato.cli.config_file import read_config_file
+
+        read_config_file(ctx, path)
+
+
+ConfigFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--config",
+        metavar="FILE.yaml",
+        is_eager=True,
+        callback=_read_config_file,
+        help="A file of `name: value` lines; flags go before it.",
+    ),
+]
+Model = Annotated[str | None, typer.Argument(metavar="MODEL", help="As --model.")]
+"""A command's positional model; see `name_model`."""
+HelpAll = Annotated[
+    bool,
+    typer.Option("--help-all", is_eager=True, callback=show_all, help="Show every flag and exit.", show_default=False),
+]
 
 
 def engine_options(command: Callable[..., None]) -> Callable[..., None]:
@@ -33,7 +65,7 @@ def engine_options(command: Callable[..., None]) -> Callable[..., None]:
         @engine_options
         def generate(settings: dict[str, Any], prompt: str) -> None: ...
     """
-    return with_flags(command, "settings", _flags())
+    return with_flags(command, "settings", _flags(), reads_file=True)
 
 
 def with_flags(
@@ -41,22 +73,29 @@ def with_flags(
     collector: str,
     flags: Iterable[inspect.Parameter],
     read: Callable[[dict[str, Any]], dict[str, Any]] = dict,
+    *,
+    reads_file: bool = False,
 ) -> Callable[..., None]:
     """`command` with more flags; its parameter `collector` receives what `read` makes of those that were given.
 
     Flags default to None, which means not given. Where the command has a parameter of a flag's name, that one
-    stands.
+    stands. With `reads_file` it has `--config` too, for flags of any kind, and `--help-all`.
     """
     parameters = inspect.signature(command, eval_str=True).parameters
     own = [parameter for parameter in parameters.values() if parameter.name != collector]
     added = [flag for flag in flags if flag.name not in parameters]
 
     def with_collected(**arguments: Any) -> None:
+        if reads_file:
+            del arguments["config_file"], arguments["help_all"]  # their callbacks have done what they ask for
         values = {flag.name: arguments.pop(flag.name) for flag in added}
         given = {name: value for name, value in values.items() if value is not None}
         command(**{collector: read(given)}, **arguments)
 
-    every = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in (*own, *added)]
+    of_all = [*own, *added]
+    if reads_file:
+        of_all += [_parameter("config_file", ConfigFile, None), _parameter("help_all", HelpAll, False)]
+    every = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in of_all]
     with_collected.__name__, with_collected.__doc__ = command.__name__, command.__doc__
     with_collected.__signature__ = inspect.Signature(every)  # type: ignore[attr-defined]
     with_collected.__annotations__ = {parameter.name: parameter.annotation for parameter in every}
@@ -80,7 +119,7 @@ def setting_flag(
     kind, shown = _kind(field.annotation)
     if metavar in AS_TEXT.values():
         kind = str
-    flag = _flag_name(name)
+    flag = flag_name(name)
     option = typer.Option(
         f"{flag}/--no-{flag[2:]}" if kind is bool else flag,
         help=text,
@@ -95,18 +134,22 @@ def setting_flag(
 def described(field: FieldInfo, also: str = "") -> str:
     """A setting's description, and its default, if that is a value."""
     default = "" if field.default in (None, ()) else f" [default: {str(field.default).lower()}]"
-    return f"{field.description}{also}{default}"
+    return f"{' '.join(str(field.description).split())}{also}{default}"
 
 
 def _flags() -> Iterator[inspect.Parameter]:
     """Those of EngineConfig, which itself checks choices, and reads sizes and short forms."""
     for name, field in EngineConfig.model_fields.items():
         aliases = [alias for alias, setting in ALIASES.items() if setting == name]
-        also = f" (also {', '.join(_flag_name(alias) for alias in aliases)})" if aliases else ""
+        also = f" (also {', '.join(flag_name(alias) for alias in aliases)})" if aliases else ""
         yield setting_flag(name, field, described(field, also), AS_TEXT.get(name))
         for alias in aliases:
             # A flag of its own, so that giving both names is noticed.
             yield setting_flag(alias, field, "", AS_TEXT.get(name), hidden=True)
+
+
+def _parameter(name: str, annotation: Any, default: Any) -> inspect.Parameter:
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 
 
 def _kind(annotation: Any) -> tuple[Any, str | None]:
@@ -121,5 +164,19 @@ def _kind(annotation: Any) -> tuple[Any, str | None]:
     return (list[get_args(annotation)[0]] if origin is tuple else annotation), None  # type: ignore[misc]
 
 
-def _flag_name(setting: str) -> str:
+def as_typed(setting: str, value: Any) -> str:
+    """The value of a setting as one argument of a command line."""
+    if isinstance(value, list | tuple):
+        text = ",".join(map(str, value))
+    elif isinstance(value, dict):
+        text = json.dumps(value)
+    elif setting in BYTES and isinstance(value, int):
+        text = exact_bytes(value)
+    else:
+        text = str(value)
+    return shlex.quote(text)
+
+
+def flag_name(setting: str) -> str:
+    """`max_num_seqs` is `--max-num-seqs`."""
     return "--" + setting.replace("_", "-")

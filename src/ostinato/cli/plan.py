@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from ostinato.cli.options import engine_options, name_model
+from ostinato.cli.options import Model, engine_options, name_model
 from ostinato.config import EngineConfig
 from ostinato.errors import ConfigError
 from ostinato.models.checkpoint import load_spec
@@ -30,7 +30,7 @@ from ostinato.units import format_bytes, parse_bytes
 @engine_options
 def plan(
     settings: dict[str, Any],
-    target: Annotated[str | None, typer.Argument(metavar="MODEL", help="As --model.")] = None,
+    target: Model = None,
     device: Annotated[
         str, typer.Option(help=f"auto and cuda (this machine), or one of {', '.join(DEVICE_NAMES)}.")
     ] = "auto",

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 from pydantic.fields import FieldInfo
 
-from ostinato.cli.options import setting_flag, with_flags
+from ostinato.cli.options import described, setting_flag, with_flags
 from ostinato.errors import RequestError, reason
 from ostinato.sample.guide import Guide
 from ostinato.sample.params import SamplingParams
@@ -87,9 +87,9 @@ def _flags(leave_out: Collection[str]) -> Iterator[inspect.Parameter]:
         yield setting_flag(
             name,
             field,
-            " ".join((field.description or "").split()),
+            # Of the others generation_config.json decides.
+            described(field) if name == "max_tokens" else str(field.description),
             "FILE|TEXT" if name in _TEXTS_IN_FILES else None,
-            show_default=str(field.default) if name == "max_tokens" else False,
             rich_help_panel=PANEL,
         )
 

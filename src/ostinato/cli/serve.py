@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 
-from ostinato.cli.options import described, engine_options, setting_flag, with_flags
+from ostinato.cli.options import Model, described, engine_options, name_model, setting_flag, with_flags
 from ostinato.cli.output import note
 from ostinato.engine.process.launch import API_KEY_VARIABLE
 from ostinato.serve.settings import ServeSettings
@@ -33,19 +33,33 @@ def server_options(command: Callable[..., None]) -> Callable[..., None]:
 
 @engine_options
 @server_options
-def serve(settings: dict[str, Any], serving: dict[str, Any]) -> None:
+def serve(
+    settings: dict[str, Any],
+    serving: dict[str, Any],
+    target: Model = None,
+    print_config: Annotated[
+        bool, typer.Option("--print-config", help="Print all settings as a file for --config, and exit.")
+    ] = False,
+) -> None:
     """Serve a model to OpenAI clients, with a page to try it on and to watch it work.
 
     SIGTERM and Ctrl-C let running requests end, and then exit with status 0.
 
-    Example: ostinato serve --model demo --port 8000
+    Example: ostinato serve demo --port 8000
     """
+    name_model(settings, target)
     chosen = ServeSettings(**serving)
     from ostinato.config import EngineConfig
     from ostinato.engine.progress import start_progress
     from ostinato.serve.server import serve as run
 
     config = EngineConfig(**{"model": "demo", **settings})
+    if print_config:
+        from ostinato.cli.config_file import print_config as lines
+
+        for each in (config, chosen):
+            print("\n".join(lines(each)))
+        return
     with start_progress() as progress:
         status = run(config, chosen, progress, lambda url: note(f"listening on {url} (Ctrl-C ends it)"))
     raise typer.Exit(status)

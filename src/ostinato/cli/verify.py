@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from ostinato.cli.options import engine_options, name_model
+from ostinato.cli.options import Model, engine_options, name_model
 from ostinato.cli.requests import read_prompts
 from ostinato.cli.verify_tables import print_report
 from ostinato.errors import ConfigError
@@ -23,7 +23,7 @@ EXIT_DIFFERENT = 1
 @engine_options
 def verify(
     settings: dict[str, Any],
-    target: Annotated[str | None, typer.Argument(metavar="MODEL", help="As --model.")] = None,
+    target: Model = None,
     quick: Annotated[
         bool, typer.Option("--quick", help="Fewer cells: of state mode and speculation all pairs, of others some.")
     ] = False,

@@ -43,8 +43,8 @@ class SamplingParams(BaseModel):
     logit_bias: dict[int, float] = Field(default_factory=dict)
     """Token id -> a number from -100 to 100 that is added to its logit."""
     seed: int | None = Field(None, ge=-(2**63), lt=2**64)
-    """Same seed, same tokens, whatever else is in the batch. None: made of the engine's seed and the number of the
-    request."""
+    """Same seed, same tokens, whatever else is in the batch. Without one it is made of the engine's seed and the number
+    of the request."""
     stop: tuple[str, ...] = ()
     """Strings that end the output; also given as one string."""
     stop_token_ids: tuple[int, ...] = ()
@@ -52,7 +52,7 @@ class SamplingParams(BaseModel):
     min_tokens: int = Field(0, ge=0)
     """Before so many tokens, neither end tokens nor `stop_token_ids` nor `stop` end the output."""
     max_tokens: int | None = Field(256, ge=1)
-    """Most tokens of output; None: as many as `max_model_len` leaves."""
+    """Most tokens of output; None is as many as `max_model_len` leaves."""
     ignore_eos: bool = False
     """Go on after the model's end tokens."""
     guide: Guide | None = None

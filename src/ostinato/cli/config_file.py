@@ -1,0 +1,76 @@
+"""Settings from a file: `--config FILE.yaml`, and `ostinato serve --print-config`, which writes one."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+import typer
+import yaml
+from pydantic import BaseModel
+
+from ostinato.cli.groups import groups
+from ostinato.cli.output import note
+from ostinato.errors import ConfigError, reason
+
+SECRET = "api_key"
+"""A setting that is never printed."""
+
+
+def read_config_file(ctx: typer.Context, path: Path) -> None:
+    """What the file says holds where no flag says anything else.
+
+    ConfigError for a file that cannot be read, and for a name that is no setting. Another command's setting is noted
+    and passed over, so that one file does for `plan` and `serve`.
+    """
+    try:
+        read = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"the settings in {path} cannot be read: {reason(error)}") from None
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{path} is not YAML: {' '.join(str(error).split())}") from None
+    if not isinstance(read, dict | None):
+        raise ConfigError(f"{path} should have a line `name: value` for each setting, and holds {read!r}")
+    options = {str(param.name): param for param in ctx.command.params if param.param_type_name == "option"}
+    given: dict[str, Any] = {}
+    others: list[str] = []
+    for key, value in (read or {}).items():
+        name = str(key).removeprefix("--").replace("-", "_")
+        if name not in options and name in groups():
+            others.append(name)
+            continue
+        if name not in options or name == "config_file":
+            near = get_close_matches(name, options, 1)
+            also = f"; did you mean {near[0]}?" if near else ""
+            raise ConfigError(f"{path}: {ctx.info_name} has no setting {key!r}{also}")
+        if name in given:
+            raise ConfigError(f"{path}: {name} is given twice")
+        if value is not None:
+            given[name] = _as_argument(value, is_list=getattr(options[name], "multiple", False))
+    if others:
+        note(f"{path}: {ctx.info_name} passes over what is another command's: {', '.join(others)}")
+    ctx.default_map = {**(ctx.default_map or {}), **given}
+
+
+def print_config(settings: BaseModel) -> Iterator[str]:
+    """The lines of a file that says the same: every setting with its meaning, those that are open as comments."""
+    for name, field in type(settings).model_fields.items():
+        value = getattr(settings, name)
+        yield f"# {' '.join((field.description or '').split())}"
+        if value is None or value == () or name == SECRET:
+            yield f"# {name}:"
+            continue
+        plain = settings.model_dump(mode="json")[name]
+        yield yaml.safe_dump({name: plain}, default_flow_style=False, width=10**6).rstrip()
+
+
+def _as_argument(value: Any, *, is_list: bool) -> Any:
+    """A value as a flag would bring it."""
+    if is_list:
+        return [str(each) for each in (value if isinstance(value, list) else [value])]
+    if isinstance(value, list):
+        return ",".join(map(str, value))
+    return json.dumps(value) if isinstance(value, dict) else value

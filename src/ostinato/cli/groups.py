@@ -1,0 +1,46 @@
+"""What flags are about: how `--help` orders them."""
+
+from __future__ import annotations
+
+from functools import cache
+
+from ostinato.config import ALIASES, EngineConfig
+from ostinato.sample.guide import Guide
+from ostinato.sample.params import SamplingParams
+from ostinato.serve.settings import ServeSettings
+
+MOST_WANTED = ("model", "max_tokens", "temperature", "host", "port", "max_model_len")
+"""Settings that `--help` explains; of the others it gives the names."""
+
+ENGINE_GROUPS = {
+    "model": ("model", "revision", "dtype", "quantization", "device", "threads", "random_weights"),
+    "memory": (
+        "max_num_seqs", "max_num_batched_tokens", "max_model_len", "memory_utilization", "cache_memory", "block_size",
+        "ssm_state_dtype", "ssm_state_rounding",
+    ),
+    "cache": (
+        "enable_prefix_caching", "state_cache_mode", "state_block_size", "checkpoint_policy", "eviction_policy",
+        "expected_prefix_tokens",
+    ),
+    "steps": ("enable_chunked_prefill", "scheduling_policy", "overlap", "seed", "speculative", "speculative_adaptive"),
+    "kernels and graphs": (
+        "kernels", "deterministic", "graph_mode", "capture_sizes", "capture_rows", "max_capture_size",
+        "performance_mode", "capture", "prefer_graph_sizes", "strict", "check_replay",
+    ),
+    "images": (
+        "encoder_graph_mode", "encoder_token_budgets", "encoder_max_items_per_batch", "encoder_cache_tokens",
+        "video_pruning_rate", "allow_remote_images",
+    ),
+}  # fmt: skip
+OWN = "this command"
+
+
+@cache
+def groups() -> dict[str, str]:
+    """Setting -> what it is about, in the order of help; what is missing is a command's own."""
+    found = {name: title for title, names in ENGINE_GROUPS.items() for name in names}
+    assert found.keys() == EngineConfig.model_fields.keys(), "every setting of the engine has its place in help"
+    found |= {alias: found[name] for alias, name in ALIASES.items()}
+    found |= dict.fromkeys(SamplingParams.model_fields.keys() - found.keys(), "sampling")
+    found |= {f"guide_{name}": "sampling" for name in Guide.model_fields}
+    return found | dict.fromkeys(ServeSettings.model_fields.keys() - found.keys(), "server")

@@ -1,0 +1,236 @@
+"""The command line as people type it: help of a page, other engines' flags, settings from a file, and Ctrl-C."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+
+from ostinato.cli import other_engines
+from ostinato.cli.command import SHORT_HELP_LINES
+from ostinato.cli.groups import MOST_WANTED, groups
+from ostinato.cli.main import COMMANDS, main
+from ostinato.config import ALIASES, EngineConfig
+from ostinato.serve.settings import ServeSettings
+
+ENGINES = ("generate", "chat", "serve", "plan", "eval", "verify")
+COMING_FROM = Path(__file__).parents[2] / "docs/coming-from-vllm-or-llama-cpp.md"
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    """Status, stdout and stderr."""
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    captured = capsys.readouterr()
+    return int(ended.value.code or 0), captured.out, captured.err
+
+
+@pytest.mark.parametrize("flag", ["-h", "--help"])
+@pytest.mark.parametrize("command", [*([name] for name in COMMANDS), ["bench", "latency"], []])
+def test_help_has_a_short_name(capsys: pytest.CaptureFixture[str], command: list[str], flag: str) -> None:
+    status, out, _ = run(capsys, *command, flag)
+    assert status == 0
+    assert out.startswith("Usage: ostinato")
+
+
+def test_the_version_has_a_short_name(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(capsys, "-V") == run(capsys, "--version")
+
+
+@pytest.mark.parametrize("command", [*([name] for name in ENGINES), ["bench", "latency"]])
+def test_help_is_a_page_that_names_every_flag(capsys: pytest.CaptureFixture[str], command: list[str]) -> None:
+    _, short, _ = run(capsys, *command, "--help")
+    _, full, _ = run(capsys, *command, "--help-all")
+    assert short.count("\n") < SHORT_HELP_LINES
+    flags = set(re.findall(r"^  (?:-\w, )?(--[a-z0-9-]+)", full, flags=re.MULTILINE))
+    assert len(flags) > 40
+    assert flags <= set(re.findall(r"--[a-z0-9-]+", short))
+    for alias in ALIASES:
+        assert f"--{alias.replace('_', '-')}" in full, "what grep looks for"
+    assert "None:" not in full
+    assert "default: (" not in full
+    first = [short.index(f"  --{name.replace('_', '-')} ") for name in MOST_WANTED if f"--{name}" in full]
+    assert first == sorted(first)
+
+
+def test_every_setting_has_a_place_in_help() -> None:
+    fields = (EngineConfig.model_fields, ServeSettings.model_fields)
+    assert {name for each in fields for name in each} <= groups().keys()
+
+
+def test_serve_takes_the_model_as_plan_does(capsys: pytest.CaptureFixture[str]) -> None:
+    status, out, _ = run(capsys, "serve", "demo-vl", "--print-config")
+    assert (status, yaml.safe_load(out)["model"]) == (0, "demo-vl")
+    status, _, err = run(capsys, "serve", "demo", "--model", "demo-vl")
+    assert status == 2
+    assert "the model is given twice: 'demo' and --model 'demo-vl'" in err
+
+
+@pytest.mark.parametrize("command", ["chat", "eval", "plan", "verify"])
+def test_the_model_stands_first(capsys: pytest.CaptureFixture[str], command: str) -> None:
+    status, _, err = run(capsys, command, "no/such/model")
+    assert status == 2
+    assert "no/such/model" in err
+
+
+def test_flags_and_commands_are_completed() -> None:
+    for words, position, found in (("ostinato ser", 1, "serve"), ("ostinato serve --max-num-s", 2, "--max-num-seqs")):
+        asked = {"_OSTINATO_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(position)}
+        environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)} | asked
+        code = "import sys; sys.argv[0] = 'ostinato'; from ostinato.__main__ import main; main()"
+        done = subprocess.run(
+            [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False
+        )
+        assert found in done.stdout.split()
+
+
+# Other engines' flags
+
+
+@pytest.mark.parametrize(
+    ("typed", "message"),
+    [
+        (["--enforce-eager"], "No such option: --enforce-eager (here it is --graph-mode none)"),
+        (["-c", "4096"], "No such option: -c (here it is --max-model-len)"),
+        (["-ngl", "99"], "No such option: -ngl (here it is --device cuda)"),
+        (["--jinja"], "No such option: --jinja (leave it out: here that needs no flag)"),
+        (
+            ["--tensor-parallel-size=2"],
+            "--tensor-parallel-size=2 (it has no counterpart here: a model runs on one device",
+        ),
+        (["--max-num-seq", "4"], "No such option: --max-num-seq (Possible options:"),
+        (["--qqqq"], "No such option: --qqqq\n"),
+    ],
+)
+def test_flags_of_other_engines_are_answered_with_ours(
+    capsys: pytest.CaptureFixture[str], typed: list[str], message: str
+) -> None:
+    status, _, err = run(capsys, "serve", *typed)
+    assert status == 2
+    assert message in err
+
+
+def test_what_is_answered_exists_and_is_no_flag_of_ours_itself(capsys: pytest.CaptureFixture[str]) -> None:
+    ours: set[str] = set()
+    for command in ENGINES:
+        ours |= set(re.findall(r"--[a-z0-9-]+|(?<![\w-])-[a-zA-Z](?![\w-])", run(capsys, command, "--help-all")[1]))
+    for theirs, here in other_engines.HERE.items():
+        assert theirs not in ours
+        assert set(re.findall(r"--[a-z-]+", here or "")) <= ours
+    assert not other_engines.REFUSED.keys() & ours
+    assert not other_engines.REFUSED.keys() & other_engines.HERE.keys()
+
+
+def test_flags_that_the_page_of_other_engines_names_are_known(capsys: pytest.CaptureFixture[str]) -> None:
+    """Those in the columns of vLLM and llama.cpp; flags of other programs than the server and the chat aside."""
+    ours = set(re.findall(r"--[a-z0-9-]+", run(capsys, "serve", "--help-all")[1]))
+    ours |= {f"--{alias.replace('_', '-')}" for alias in ALIASES}
+    text = COMING_FROM.read_text(encoding="utf-8").partition("## Settings")[2]
+    rows = [line.split("|")[2:4] for line in text.splitlines() if line.startswith("| ")]
+    theirs = {flag for row in rows for cell in row for flag in re.findall(r"(?<![\w-])--?[a-z][a-z-]*", cell)}
+    assert len(theirs) > 40
+    assert not [flag for flag in theirs - ours if other_engines.advice(flag) is None]
+
+
+# Remedies and files
+
+
+def test_a_remedy_is_what_one_would_type(capsys: pytest.CaptureFixture[str]) -> None:
+    _, _, err = run(capsys, "plan", "demo", "--cache-memory", "1KiB")
+    [remedy] = re.findall(r"^  - (--cache-memory \S+)$", err, flags=re.MULTILINE)
+    assert main_succeeds("plan", "demo", *remedy.split(), "--max-num-seqs", "1", "--max-model-len", "16")
+    capsys.readouterr()
+    _, _, err = run(capsys, "plan", "demo", "--block-size", "17")
+    assert "  - --block-size 16\n" in err
+
+
+def main_succeeds(*arguments: str) -> bool:
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    return not ended.value.code
+
+
+def test_settings_come_from_a_file_and_flags_go_before_it(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    file = tmp_path / "ostinato.yaml"
+    file.write_text(
+        "model: demo-vl\nmax-num-seqs: 4\ncapture_sizes: [1, 2, 4]\nenable_prefix_caching: false\n"
+        "speculative: {method: ngram, num_speculative_tokens: 2}\nport: 8123\napi_key: [secret-one, secret-two]\n"
+        "revision:\n"
+    )
+    _, out, err = run(capsys, "serve", "--config", str(file), "--max-num-seqs", "3", "--print-config")
+    printed = yaml.safe_load(out)
+    assert not err
+    assert (printed["model"], printed["max_num_seqs"], printed["port"]) == ("demo-vl", 3, 8123)
+    assert (printed["capture_sizes"], printed["enable_prefix_caching"]) == ([1, 2, 4], False)
+    assert printed["speculative"] == "ngram:2"
+    assert "secret" not in out
+    # What was printed is such a file, which says the same.
+    again = tmp_path / "again.yaml"
+    again.write_text(out)
+    assert run(capsys, "serve", "--config", str(again), "--print-config")[1] == out
+    assert set(re.findall(r"^(?:# )?(\w+):", out, flags=re.MULTILINE)) >= EngineConfig.model_fields.keys()
+    # Of one file for the server, a plan takes what is its own, and says what is not.
+    status, _, err = run(capsys, "plan", "--config", str(again))
+    assert status == 0
+    assert "plan passes over what is another command's: host, port, " in err
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("max_num_seq: 4", "serve has no setting 'max_num_seq'; did you mean max_num_seqs?"),
+        ("max_num_seqs: 4\nmax-num-seqs: 5", "max_num_seqs is given twice"),
+        ("- 4", "should have a line `name: value` for each setting"),
+        ("a: [", "is not YAML"),
+        ("max_num_seqs: many", "--max-num-seqs': Input should be a valid integer"),
+        ("config: other.yaml", "serve has no setting 'config'"),
+    ],
+)
+def test_a_file_that_says_nothing_we_know_is_refused(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, text: str, message: str
+) -> None:
+    file = tmp_path / "bad.yaml"
+    file.write_text(text)
+    status, _, err = run(capsys, "serve", "--config", str(file))
+    assert status == 2
+    assert message in err
+
+
+def test_a_file_that_is_not_there_is_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    status, _, err = run(capsys, "serve", "--config", str(tmp_path / "none.yaml"))
+    assert (status, "No such file" in err) == (2, True)
+
+
+# Ctrl-C
+
+ARGUMENTS = ["generate", "hello", "--max-tokens", "4000", "--ignore-eos"]
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="signals")
+@pytest.mark.parametrize("seconds", [0.0, 0.05, 0.15, 0.4, 1.0, 2.0, 4.0])
+def test_ctrl_c_at_any_moment_gives_no_traceback(seconds: float) -> None:
+    code = f"""
+import signal, sys
+signal.signal(signal.SIGINT, signal.SIG_DFL)
+print("begun", flush=True)
+sys.argv[1:] = {ARGUMENTS!r}
+from ostinato.__main__ import main
+main()
+"""
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    with subprocess.Popen([sys.executable, "-c", code], env=environment, text=True, **pipes) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "begun\n"
+        time.sleep(seconds)
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=120)
+    assert "Traceback" not in err
+    assert process.returncode in (130, -signal.SIGINT, 0)
