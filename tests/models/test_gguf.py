@@ -23,6 +23,7 @@ from ostinato.models.loader import build_model, load_weights
 from ostinato.ops.kernels import select_ops
 from ostinato.plan.device.detect import detect
 from ostinato.plan.plan import Plan, make_plan
+from ostinato.plan.quantization import BlockQuantization
 from ostinato.schedule.batch import Batch, Row
 from tests.models.test_models import BLOCK_SIZE, CPU, poisoned_memory
 
@@ -215,6 +216,32 @@ def test_tensors_of_several_types_give_the_same_logits(tmp_path: Path, architect
     decision = next(each for each in plan.decisions if each.topic == "weights")
     assert "expanded to bfloat16, as they share a product with tensors of other types" in decision.reason
     assert Plan.from_json(plan.to_json()).settings.quantization == spec.quantization
+
+
+@pytest.mark.parametrize("architecture", ["granitehybrid of experts", "nemotron_h of experts"])
+def test_experts_run_as_they_lie_with_inward_and_outward_matrices_of_different_types(
+    tmp_path: Path, architecture: str
+) -> None:
+    path = write_gguf(tmp_path / "m.gguf", architecture, "Q8_0", kinds={"up_exps": "Q4_0", "gate_exps": "Q4_0"})
+    oracle = transformers.AutoModelForCausalLM.from_pretrained(path.with_suffix(""), dtype=torch.float32)
+    with torch.no_grad():
+        expected = oracle(torch.tensor([PROMPT])).logits[0]
+    assert (logits_of(path) - expected).abs().max() / expected.abs().max() < 1e-4
+    spec = load_spec(EngineConfig(model=str(path)))
+    assert isinstance(spec.quantization, BlockQuantization)
+    stacks = [spec.quantization.blocks_of(row) for row in spec.experts]
+    assert stacks
+    assert [blocks[0][0] for blocks in stacks if blocks is not None] == ["Q4_0", "Q8_0"] * (len(stacks) // 2)
+
+
+def test_experts_of_which_one_matrix_is_no_blocks_are_expanded_and_the_plan_names_them(tmp_path: Path) -> None:
+    path = write_gguf(tmp_path / "m.gguf", "nemotron_h of experts", "Q8_0", kinds={"down_exps": "F16"})
+    config = EngineConfig(model=str(path), cache_memory="16MiB")
+    spec = load_spec(config)
+    assert not any(spec.quantization.quantises(row) for row in spec.experts)
+    decision = next(each for each in make_plan(config, spec, detect("cpu")).decisions if each.topic == "weights")
+    assert "share a product with tensors of other types: model.layers.2.mixer.experts.*.up_proj" in decision.reason
+    assert logits_of(path).isfinite().all()
 
 
 @pytest.mark.parametrize("kind", ["Q4_1", "Q8_0"])

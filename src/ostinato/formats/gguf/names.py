@@ -8,11 +8,11 @@ from __future__ import annotations
 import math
 import re
 
+from ostinato.plan.weights import EACH
+
 GATE, UP = ":gate", ":up"
 """Behind the name of a checkpoint's tensor: the first or the second half of its rows, where a GGUF file has two
 tensors for them."""
-EACH = "*"
-"""In place of an expert's number in the name of a checkpoint's tensor: a GGUF file has those of all experts as one."""
 
 _ATTENTION = {
     "attn_norm": "input_layernorm",
