@@ -18,6 +18,7 @@ from ostinato.plan.weights import of_all_experts
 Place = Target | list[Target]
 """A weight, or the weights of all experts, one matrix each."""
 
+
 def tensors_of_places(
     model: CausalLM, header: Header, views: Mapping[str, Target]
 ) -> tuple[dict[str, TensorPlace], dict[str, Place]]:

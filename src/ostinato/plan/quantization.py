@@ -65,9 +65,10 @@ class BlockQuantization:
     """Weights that lie in blocks (`ops/blocks/formats.py`).
 
     `formats` are those of a file, by its tensors' names in the checkpoint's spelling (of experts that lie together
-    there, as `Weight.names_of_all_experts` has them): what is not named there is no block. Or every matrix that may be quantised has the `format`, or the one with the next smaller groups whose blocks
-    fill its rows; but for those to `ignore`, as `Quantization` has it, for those whose rows no blocks fill, and for
-    those with fewer than `least_rows`. The LM head has the format `head`, where that is given.
+    there, as `Weight.names_of_all_experts` has them): what is not named there is no block. Or every matrix that may be
+    quantised has the `format`, or the one with the next smaller groups whose blocks fill its rows; but for those to
+    `ignore`, as `Quantization` has it, for those whose rows no blocks fill, and for those with fewer than `least_rows`.
+    The LM head has the format `head`, where that is given.
     """
 
     formats: tuple[tuple[str, str], ...] = ()
