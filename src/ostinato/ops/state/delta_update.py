@@ -35,7 +35,8 @@ def reference(
     head, or with `keys_take_turns` head i having key head i % key_heads; `a` [rows * n, heads], or [rows * n, heads,
     key_dim] for a decay per key channel, before bias and softplus; `b` [rows * n, heads] before the sigmoid; `A_log`
     [heads] float32; `dt_bias` float32, as a token of `a`; `beta_scale` is 2 where a checkpoint lets beta reach 2, else
-    1. `states` [slots, heads, key_dim, value_dim] float32; `read_slots` [rows], 0 being the zero state; `write_slots` [rows, n], where the state after token i goes.
+    1. `states` [slots, heads, key_dim, value_dim] float32; `read_slots` [rows], 0 being the zero state; `write_slots`
+    [rows, n], where the state after token i goes.
     -> [rows * n, heads, value_dim] in the dtype of `v`. All arithmetic is in float32, or in float64 if the states are.
     Padding rows read and write slot 0, which nobody reads.
     """
