@@ -180,7 +180,7 @@ def test_a_directory_of_gguf_files_alone_says_which_it_holds(folder: Path, tmp_p
         load_spec(EngineConfig(model=str(tmp_path)))
 
 
-@pytest.mark.parametrize("architecture", ["qwen3next", "gemma3"])
+@pytest.mark.parametrize("architecture", ["qwen3moe", "gemma3"])
 def test_an_architecture_that_is_not_read_is_refused_beside_those_that_are(tmp_path: Path, architecture: str) -> None:
     import gguf
 
@@ -190,7 +190,8 @@ def test_an_architecture_that_is_not_read_is_refused_beside_those_that_are(tmp_p
     writer.close()
     known = f"architecture '{architecture}'; GGUF files are read of llama, qwen2, qwen3, granite, granitehybrid, "
     with pytest.raises(
-        ModelError, match=known + "falcon-h1, nemotron_h, nemotron_h_moe, mamba2, lfm2, lfm2moe, qwen35, qwen35moe"
+        ModelError,
+        match=known + "falcon-h1, nemotron_h, nemotron_h_moe, mamba2, lfm2, lfm2moe, qwen35, qwen35moe, qwen3next",
     ):
         load_spec(EngineConfig(model=str(tmp_path / "m.gguf")))
 

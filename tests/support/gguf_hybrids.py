@@ -174,6 +174,17 @@ HYBRIDS: dict[str, tuple[str, Any]] = {
             shared_expert_intermediate_size=96,
         ),
     ),
+    "qwen3next of experts": (
+        "qwen3next",
+        lambda: transformers.Qwen3NextConfig(
+            **{**_QWEN35, **HALF},
+            **SHARED_KEYS,
+            num_experts=4,
+            num_experts_per_tok=2,
+            moe_intermediate_size=64,
+            shared_expert_intermediate_size=96,
+        ),
+    ),
     "mamba2": (
         "mamba2",
         lambda: transformers.Mamba2Config(
@@ -229,6 +240,7 @@ NAMES = {
     "linear_attn.in_proj_z": "attn_gate",
     "linear_attn.in_proj_a": "ssm_alpha",
     "linear_attn.in_proj_b": "ssm_beta",
+    "linear_attn.in_proj_ba": "ssm_ba",
     "linear_attn.conv1d": "ssm_conv1d",
     "linear_attn.norm": "ssm_norm",
     "linear_attn.out_proj": "ssm_out",
@@ -250,7 +262,7 @@ NAMES = {
     "mlp.shared_expert_gate": "ffn_gate_inp_shexp",
     **{f"mlp.shared_expert.{part}_proj": f"ffn_{part}_shexp" for part in ("gate", "up", "down")},
 }
-QWEN35 = ("qwen3_5_text", "qwen3_5_moe_text")
+QWEN35 = ("qwen3_5_text", "qwen3_5_moe_text", "qwen3_next")
 
 
 def tensors_in_file(config: Any, name: str, values: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
@@ -258,7 +270,8 @@ def tensors_in_file(config: Any, name: str, values: np.ndarray) -> Iterator[tupl
     _, _, inner = name.partition(".layers.")
     if config.model_type in QWEN35:
         values = values + 1 if name.endswith("norm.weight") and "linear_attn" not in name else values
-        values = keys_in_turns(config, inner.partition(".")[2], values)
+        if config.model_type != "qwen3_next":
+            values = keys_in_turns(config, inner.partition(".")[2], values)
     if not inner:
         stem, _, part = name.rpartition(".")
         yield f"{OUTSIDE[stem.rpartition('.')[2]]}.{part}", values * _baked(config, stem)
@@ -269,6 +282,15 @@ def tensors_in_file(config: Any, name: str, values: np.ndarray) -> Iterator[tupl
         kind = "_exps" if is_stack else "_shexp" if config.num_local_experts else ""
         for part, half in zip(("gate", "up"), np.split(values, 2, axis=-2), strict=True):
             yield f"blk.{layer}.ffn_{part}{kind}.weight", np.ascontiguousarray(half)
+        return
+    if inner == "linear_attn.in_proj_qkvz.weight":
+        keys, of_keys = config.linear_num_key_heads, config.linear_key_head_dim
+        of_values = config.linear_num_value_heads // keys * config.linear_value_head_dim
+        turns = values.reshape(keys, -1, values.shape[1])
+        parts = np.split(turns, np.cumsum([of_keys, of_keys, of_values]), axis=1)
+        q, k, v, z = (part.reshape(-1, values.shape[1]) for part in parts)
+        yield f"blk.{layer}.attn_qkv.weight", np.concatenate((q, k, v))
+        yield f"blk.{layer}.attn_gate.weight", np.ascontiguousarray(z)
         return
     if inner == "shared_mlp.output_linear.weight":
         yield f"blk.{layer}.ffn_down{'_shexp' if config.num_local_experts else ''}.weight", values

@@ -253,6 +253,10 @@ class Mamba1Spec:
         return None
 
 
+StoredDeltaNet = Literal["apart", "by_key_head", "beta_by_key_head", "one_by_one"]
+"""How a checkpoint has a delta net: see `layers/delta_net.py`."""
+
+
 @dataclass(frozen=True)
 class GatedDeltaSpec:
     """The gated delta net of one layer: each head has a matrix, from keys to values. Adjacent heads share a key head,

@@ -104,6 +104,7 @@ _QWEN35_MOE = {name: value for name, value in _QWEN35.items() if not name.starts
     **{f"ffn_{part}_exps": f"mlp.experts.{EACH}.{part}_proj" for part in ("gate", "up", "down")},
     **{f"ffn_{part}_shexp": f"mlp.shared_expert.{part}_proj" for part in ("gate", "up", "down")},
 }
+_QWEN3_NEXT = _QWEN35_MOE | {"ssm_ba": "linear_attn.in_proj_ba"}
 _IN_LAYER: dict[str, dict[str, str]] = {
     "llama": _LLAMA,
     "qwen2": _LLAMA,
@@ -114,14 +115,17 @@ _IN_LAYER: dict[str, dict[str, str]] = {
     "lfm2_moe": _LFM2_MOE,
     "qwen3_5_text": _QWEN35,
     "qwen3_5_moe_text": _QWEN35_MOE,
+    "qwen3_next": _QWEN3_NEXT,
     "granitemoehybrid": _GRANITE,
     "mamba2": {"attn_norm": "norm"} | _state("mixer"),
     "nemotron_h": _NEMOTRON,
 }
 """Of a layer, by the `model_type` of its model; `.weight` or `.bias` stands behind each."""
+_LESS_ONE = ("qwen3_5_text", "qwen3_5_moe_text", "qwen3_next")
+"""Models with delta nets whose checkpoints have norms' weights as what they are more than 1."""
 _MIXERS = {
     **dict.fromkeys(("bamba", "falcon_h1", "granitemoehybrid"), "mamba"),
-    **dict.fromkeys(("qwen3_5_text", "qwen3_5_moe_text"), "linear_attn"),
+    **dict.fromkeys(_LESS_ONE, "linear_attn"),
 }
 _NORMS = {"bamba": "final_layernorm", "falcon_h1": "final_layernorm", "mamba2": "norm_f", "nemotron_h": "norm_f"}
 _CHOICES = {"lfm2_moe": "feed_forward.expert_bias", "nemotron_h": "mixer.gate.e_score_correction_bias"}
@@ -184,8 +188,7 @@ def is_changed(name: str) -> bool:
 
 def is_one_more(model_type: str, name: str) -> bool:
     """Whether a norm's weights, which a checkpoint has as what they are more than 1, are whole in a GGUF file."""
-    stores_less_one = model_type in ("qwen3_5_text", "qwen3_5_moe_text")
-    return stores_less_one and name.endswith("norm.weight") and not name.endswith(".ssm_norm.weight")
+    return model_type in _LESS_ONE and name.endswith("norm.weight") and not name.endswith(".ssm_norm.weight")
 
 
 def pairs_neighbours(model_type: str, name: str) -> bool:
