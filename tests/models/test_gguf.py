@@ -257,9 +257,11 @@ def test_the_plan_counts_the_bytes_of_blocks_as_they_are(folder: Path, kind: str
     assert in_blocks == dict(spec.stored_blocks)[kind]
 
 
-@pytest.mark.parametrize("kind", ["Q4_1", "Q8_0"])
-def test_cache_graphs_drafts_and_a_fixed_order_give_the_plain_tokens(folder: Path, kind: str) -> None:
-    path = file_of(folder, "llama", kind)
+@pytest.mark.parametrize(("architecture", "kind"), [("llama", "Q4_1"), ("qwen35moe of experts", "Q8_0")])
+def test_cache_graphs_drafts_and_a_fixed_order_give_the_plain_tokens(
+    folder: Path, architecture: str, kind: str
+) -> None:
+    path = file_of(folder, architecture, kind)
     greedy = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
     prompts = [list(range(5, 60)), list(range(5, 40)), [7, 8, 9] * 8]
 
@@ -298,6 +300,24 @@ def test_cache_graphs_drafts_and_a_fixed_order_give_the_plain_tokens(folder: Pat
 def test_what_is_not_implemented_is_refused_by_name(tmp_path: Path, metadata: dict[str, Any], words: str) -> None:
     with pytest.raises(ModelError, match=words):
         load_spec(EngineConfig(model=str(write_gguf(tmp_path / "m.gguf", "llama", **metadata))))
+
+
+@pytest.mark.parametrize(
+    ("architecture", "name", "value", "words"),
+    [
+        ("lfm2moe", "expert_gating_func", 1, r"expert_gating_func = 1; supported for lfm2moe: 2 \(sigmoid\)"),
+        ("qwen35moe", "expert_gating_func", 2, r"expert_gating_func = 2; supported for qwen35moe: 1 \(softmax\)"),
+        ("qwen35moe", "expert_weights_scale", 2.5, r"do not add up to 1 .*; those of qwen35moe do"),
+        ("qwen3next", "expert_weights_norm", False, r"do not add up to 1 .*; those of qwen3next do"),
+    ],
+)
+def test_experts_that_are_chosen_in_another_way_are_refused(
+    tmp_path: Path, architecture: str, name: str, value: Any, words: str
+) -> None:
+    changed = {f"{architecture}.{name}": value}
+    path = write_gguf(tmp_path / "m.gguf", f"{architecture} of experts", **changed)
+    with pytest.raises(ModelError, match=words):
+        load_spec(EngineConfig(model=str(path)))
 
 
 def test_a_pre_tokenizer_that_is_not_known_is_refused_by_name(folder: Path) -> None:
