@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import re
 
-from ostinato.plan.weights import EACH
+from ostinato.plan.weights import EACH as EACH
 
 GATE, UP = ":gate", ":up"
 """Behind the name of a checkpoint's tensor: the first or the second half of its rows, where a GGUF file has two
