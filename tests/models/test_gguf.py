@@ -320,6 +320,15 @@ def test_experts_that_are_chosen_in_another_way_are_refused(
         load_spec(EngineConfig(model=str(path)))
 
 
+def test_gates_in_one_tensor_with_what_they_gate_are_refused_by_name(tmp_path: Path) -> None:
+    facts = {"qwen35moe.expert_feed_forward_length": 64}
+    path = write_gguf(tmp_path / "m.gguf", "qwen35moe of experts", **facts)
+    data = path.read_bytes()
+    path.write_bytes(data.replace(b"ffn_up_exps", b"ffn_guexps_"))
+    with pytest.raises(ModelError, match=r"(?s)missing .*experts\.\*\.up_proj.*blk\.0\.ffn_guexps_"):
+        logits_of(path)
+
+
 def test_a_pre_tokenizer_that_is_not_known_is_refused_by_name(folder: Path) -> None:
     with pytest.raises(ModelError, match=r"'other'; implemented: codeshell, command-r, dbrx, "):
         load_tokenizer(file_of(folder, "llama", pre="other"))

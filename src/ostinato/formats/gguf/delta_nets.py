@@ -6,7 +6,7 @@ from typing import Any
 
 from ostinato.errors import ModelError
 from ostinato.formats.gguf.attention import attention
-from ostinato.formats.gguf.experts import SOFTMAX, expect_gates
+from ostinato.formats.gguf.experts import SOFTMAX, expect_gates, expert_size
 from ostinato.formats.gguf.hybrids import mixer_heads
 from ostinato.formats.gguf.metadata import Metadata
 
@@ -41,7 +41,7 @@ def _experts(metadata: Metadata) -> dict[str, Any]:
     return {
         "num_experts": metadata.integer("expert_count"),
         "num_experts_per_tok": metadata.integer("expert_used_count"),
-        "moe_intermediate_size": metadata.rows("ffn_up_exps.weight"),
+        "moe_intermediate_size": expert_size(metadata),
         "shared_expert_intermediate_size": metadata.rows("ffn_up_shexp.weight"),
         "norm_topk_prob": True,
     }

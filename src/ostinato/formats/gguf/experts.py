@@ -1,4 +1,4 @@
-"""How experts are chosen, as the metadata of a GGUF file say it. Imports no torch."""
+"""How large experts are and how they are chosen, as the metadata of a GGUF file say it. Imports no torch."""
 
 from __future__ import annotations
 
@@ -9,6 +9,11 @@ SOFTMAX, SIGMOID = 1, 2
 """Values of `expert_gating_func` (gguf-py, gguf/constants.py)."""
 
 _NAMES = {SOFTMAX: "softmax", SIGMOID: "sigmoid"}
+
+
+def expert_size(metadata: Metadata) -> int:
+    """Of an expert's inner activations."""
+    return metadata.rows("ffn_up_exps.weight") or metadata.integer("expert_feed_forward_length")
 
 
 def expect_gates(metadata: Metadata, expected: int) -> None:

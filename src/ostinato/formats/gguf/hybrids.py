@@ -10,7 +10,7 @@ from typing import Any
 
 from ostinato.errors import ModelError
 from ostinato.formats.gguf.attention import attention
-from ostinato.formats.gguf.experts import SIGMOID, expect_gates
+from ostinato.formats.gguf.experts import SIGMOID, expect_gates, expert_size
 from ostinato.formats.gguf.metadata import Metadata
 
 _CHUNK = 256
@@ -164,7 +164,7 @@ def lfm2_moe(metadata: Metadata) -> dict[str, Any]:
         "num_dense_layers": metadata.integer("leading_dense_block_count", 0),
         "num_experts": metadata.integer("expert_count"),
         "num_experts_per_tok": metadata.integer("expert_used_count"),
-        "moe_intermediate_size": metadata.rows("ffn_up_exps.weight"),
+        "moe_intermediate_size": expert_size(metadata),
         "use_expert_bias": metadata.has("exp_probs_b.bias"),
         "norm_topk_prob": metadata.optional("expert_weights_norm") is not False,
         "routed_scaling_factor": metadata.number("expert_weights_scale", 1.0),
