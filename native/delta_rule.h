@@ -54,6 +54,7 @@ struct DeltaInputs : Arguments {
     FIELD(Array<FLOAT32>, A_log);  // [heads]
     FIELD(Array<FLOAT32>, dt_bias);  // as a token of `a`
     FIELD(double, beta_scale);
+    FIELD(bool, keys_take_turns);  // head i has key head i % key_heads; else adjacent heads share one
     FIELD(Strided<FLOAT32>, states);  // [slots, heads, key_dim, value_dim]
     FIELD(Array<VALUES>, out);  // as v
 
@@ -61,6 +62,10 @@ struct DeltaInputs : Arguments {
     std::int64_t key_dim() const { return k.shape[2]; }
     std::int64_t value_dim() const { return v.shape[2]; }
     bool has_decay_per_channel() const { return a.dims == 3; }
+
+    std::int64_t key_head_of(std::int64_t head) const {
+        return keys_take_turns ? head % k.shape[1] : head / (heads() / k.shape[1]);
+    }
 
     // Floats that a prepared token takes.
     std::int64_t token_floats() const {
@@ -75,7 +80,7 @@ struct DeltaInputs : Arguments {
     // Prepares a token for a head, in `token_floats()` floats of `memory`.
     template <typename T>
     DeltaToken prepare(std::int64_t token, std::int64_t head, float* memory) const {
-        const std::int64_t size = key_dim(), apart = padded(size), key_head = head / (heads() / k.shape[1]);
+        const std::int64_t size = key_dim(), apart = padded(size), key_head = key_head_of(head);
         float *const key = memory, *const decayed_key = key + apart, *const query = decayed_key + apart;
         float *const decays = query + apart, *const value = decays + apart;
         put_unit(k.row<const T>(token) + key_head * size, size, 1.0f, key);

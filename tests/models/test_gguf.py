@@ -23,6 +23,7 @@ from ostinato.models.loader import build_model, load_weights
 from ostinato.ops.kernels import select_ops
 from ostinato.plan.device.detect import detect
 from ostinato.plan.plan import Plan, make_plan
+from ostinato.plan.quantization import BlockQuantization
 from ostinato.schedule.batch import Batch, Row
 from tests.models.test_models import BLOCK_SIZE, CPU, poisoned_memory
 
@@ -179,7 +180,7 @@ def test_a_directory_of_gguf_files_alone_says_which_it_holds(folder: Path, tmp_p
         load_spec(EngineConfig(model=str(tmp_path)))
 
 
-@pytest.mark.parametrize("architecture", ["lfm2moe", "qwen35moe"])
+@pytest.mark.parametrize("architecture", ["qwen3moe", "gemma3"])
 def test_an_architecture_that_is_not_read_is_refused_beside_those_that_are(tmp_path: Path, architecture: str) -> None:
     import gguf
 
@@ -188,7 +189,10 @@ def test_an_architecture_that_is_not_read_is_refused_beside_those_that_are(tmp_p
     writer.write_kv_data_to_file()
     writer.close()
     known = f"architecture '{architecture}'; GGUF files are read of llama, qwen2, qwen3, granite, granitehybrid, "
-    with pytest.raises(ModelError, match=known + "falcon-h1, nemotron_h, nemotron_h_moe, mamba2, lfm2, qwen35"):
+    with pytest.raises(
+        ModelError,
+        match=known + "falcon-h1, nemotron_h, nemotron_h_moe, mamba2, lfm2, lfm2moe, qwen35, qwen35moe, qwen3next",
+    ):
         load_spec(EngineConfig(model=str(tmp_path / "m.gguf")))
 
 
@@ -217,6 +221,32 @@ def test_tensors_of_several_types_give_the_same_logits(tmp_path: Path, architect
     assert Plan.from_json(plan.to_json()).settings.quantization == spec.quantization
 
 
+@pytest.mark.parametrize("architecture", [name for name in HYBRIDS if name.endswith("of experts")])
+def test_experts_run_as_they_lie_with_inward_and_outward_matrices_of_different_types(
+    tmp_path: Path, architecture: str
+) -> None:
+    path = write_gguf(tmp_path / "m.gguf", architecture, "Q8_0", kinds={"up_exps": "Q4_0", "gate_exps": "Q4_0"})
+    oracle = transformers.AutoModelForCausalLM.from_pretrained(path.with_suffix(""), dtype=torch.float32)
+    with torch.no_grad():
+        expected = oracle(torch.tensor([PROMPT])).logits[0]
+    assert (logits_of(path) - expected).abs().max() / expected.abs().max() < 1e-4
+    spec = load_spec(EngineConfig(model=str(path)))
+    assert isinstance(spec.quantization, BlockQuantization)
+    stacks = [spec.quantization.blocks_of(row) for row in spec.experts]
+    assert stacks
+    assert [blocks[0][0] for blocks in stacks if blocks is not None] == ["Q4_0", "Q8_0"] * (len(stacks) // 2)
+
+
+def test_experts_of_which_one_matrix_is_no_blocks_are_expanded_and_the_plan_names_them(tmp_path: Path) -> None:
+    path = write_gguf(tmp_path / "m.gguf", "nemotron_h of experts", "Q8_0", kinds={"down_exps": "F16"})
+    config = EngineConfig(model=str(path), cache_memory="16MiB")
+    spec = load_spec(config)
+    assert not any(spec.quantization.quantises(row) for row in spec.experts)
+    decision = next(each for each in make_plan(config, spec, detect("cpu")).decisions if each.topic == "weights")
+    assert "share a product with tensors of other types: model.layers.2.mixer.experts.*.up_proj" in decision.reason
+    assert logits_of(path).isfinite().all()
+
+
 @pytest.mark.parametrize("kind", ["Q4_1", "Q8_0"])
 def test_the_plan_counts_the_bytes_of_blocks_as_they_are(folder: Path, kind: str) -> None:
     path = file_of(folder, "llama", kind)
@@ -227,9 +257,11 @@ def test_the_plan_counts_the_bytes_of_blocks_as_they_are(folder: Path, kind: str
     assert in_blocks == dict(spec.stored_blocks)[kind]
 
 
-@pytest.mark.parametrize("kind", ["Q4_1", "Q8_0"])
-def test_cache_graphs_drafts_and_a_fixed_order_give_the_plain_tokens(folder: Path, kind: str) -> None:
-    path = file_of(folder, "llama", kind)
+@pytest.mark.parametrize(("architecture", "kind"), [("llama", "Q4_1"), ("qwen35moe of experts", "Q8_0")])
+def test_cache_graphs_drafts_and_a_fixed_order_give_the_plain_tokens(
+    folder: Path, architecture: str, kind: str
+) -> None:
+    path = file_of(folder, architecture, kind)
     greedy = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
     prompts = [list(range(5, 60)), list(range(5, 40)), [7, 8, 9] * 8]
 
@@ -270,20 +302,31 @@ def test_what_is_not_implemented_is_refused_by_name(tmp_path: Path, metadata: di
         load_spec(EngineConfig(model=str(write_gguf(tmp_path / "m.gguf", "llama", **metadata))))
 
 
-def test_delta_nets_whose_keys_serve_several_values_are_refused(tmp_path: Path) -> None:
-    import gguf
+@pytest.mark.parametrize(
+    ("architecture", "name", "value", "words"),
+    [
+        ("lfm2moe", "expert_gating_func", 1, r"expert_gating_func = 1; supported for lfm2moe: 2 \(sigmoid\)"),
+        ("qwen35moe", "expert_gating_func", 2, r"expert_gating_func = 2; supported for qwen35moe: 1 \(softmax\)"),
+        ("qwen35moe", "expert_weights_scale", 2.5, r"do not add up to 1 .*; those of qwen35moe do"),
+        ("qwen3next", "expert_weights_norm", False, r"do not add up to 1 .*; those of qwen3next do"),
+    ],
+)
+def test_experts_that_are_chosen_in_another_way_are_refused(
+    tmp_path: Path, architecture: str, name: str, value: Any, words: str
+) -> None:
+    changed = {f"{architecture}.{name}": value}
+    path = write_gguf(tmp_path / "m.gguf", f"{architecture} of experts", **changed)
+    with pytest.raises(ModelError, match=words):
+        load_spec(EngineConfig(model=str(path)))
 
-    writer = gguf.GGUFWriter(str(tmp_path / "m.gguf"), "qwen35")
-    for name, value in {"vocab_size": 64, "block_count": 1, "context_length": 64, "embedding_length": 32}.items():
-        writer.add_uint32(f"qwen35.{name}", value)
-    writer.add_layer_norm_rms_eps(1e-6)
-    writer.add_ssm_time_step_rank(4)
-    writer.add_ssm_group_count(2)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.close()
-    with pytest.raises(ModelError, match=r"has 4 value heads .* and 2 keys .*; supported in GGUF files: as many"):
-        load_spec(EngineConfig(model=str(tmp_path / "m.gguf")))
+
+def test_gates_in_one_tensor_with_what_they_gate_are_refused_by_name(tmp_path: Path) -> None:
+    facts = {"qwen35moe.expert_feed_forward_length": 64}
+    path = write_gguf(tmp_path / "m.gguf", "qwen35moe of experts", **facts)
+    data = path.read_bytes()
+    path.write_bytes(data.replace(b"ffn_up_exps", b"ffn_guexps_"))
+    with pytest.raises(ModelError, match=r"(?s)missing .*experts\.\*\.up_proj.*blk\.0\.ffn_guexps_"):
+        logits_of(path)
 
 
 def test_a_pre_tokenizer_that_is_not_known_is_refused_by_name(folder: Path) -> None:

@@ -17,6 +17,7 @@ from tests.support.native_sets import PRODUCT_SETS, SETS
 pytest.importorskip("gguf", reason="the package that says what blocks stand for comes with the test extra")
 
 few = settings(max_examples=40, deadline=None, derandomize=True)
+fewer = settings(few, max_examples=15)
 seeds = st.integers(0, 2**31)
 dtypes = st.sampled_from([torch.float32, torch.bfloat16, torch.float16])
 names = st.sampled_from(sorted(BLOCK_FORMATS))
@@ -179,27 +180,84 @@ def test_embeddings_in_blocks_are_the_rows_that_they_stand_for(
         torch.testing.assert_close(out.double(), expected, rtol=2 * rounding(dtype), atol=1e-6)
 
 
+def expert_stacks(of_up, of_down, count, size, inner, activation, generator):  # type: ignore[no-untyped-def]
+    """Stacks in blocks with how they lie, and what they stand for, in float64."""
+    wide = 2 * inner if activation == "swiglu" else inner
+    up = torch.stack([block_rows(of_up, wide, size, generator) for _ in range(count)])
+    down = torch.stack([block_rows(of_down, size, inner, generator) for _ in range(count)])
+    blocks: tuple[Blocks, Blocks] = ((of_up, wide),), ((of_down, size),)
+    exact = [
+        torch.stack([expanded(each, of_one, in_size) for each in stack])
+        for stack, of_one, in_size in ((up, blocks[0], size), (down, blocks[1], inner))
+    ]
+    return up, down, blocks, exact
+
+
+def choices_among(experts: list[int], tokens: int, generator: torch.Generator) -> torch.Tensor:
+    """Two different ones for each token."""
+    ids = torch.rand(tokens, len(experts), generator=generator).argsort(dim=1)[:, :2]
+    weights = torch.rand(tokens, 2, generator=generator) + 0.1
+    return torch.stack((torch.tensor(experts)[ids].float(), weights), dim=1)
+
+
 @pytest.mark.parametrize("isa", PRODUCT_SETS)
-@few
-@given(names, names, st.sampled_from([1, 3, 20, 70]), st.sampled_from(["swiglu", "relu2"]), dtypes, seeds)
+@pytest.mark.parametrize("deterministic", [False, True])
+@fewer
+@given(
+    names,
+    names,
+    st.integers(1, 2),
+    st.integers(1, 2),
+    st.sampled_from([0, 1, 2, 5, 20, 70]),
+    st.integers(2, 6),
+    st.sampled_from(["swiglu", "relu2"]),
+    st.booleans(),
+    dtypes,
+    seeds,
+)
 def test_experts_in_blocks_agree(
-    isa: str, of_up: str, of_down: str, tokens: int, activation: str, dtype: torch.dtype, seed: int
+    isa: str,
+    deterministic: bool,
+    of_up: str,
+    of_down: str,
+    blocks_of_up: int,
+    blocks_of_down: int,
+    tokens: int,
+    chosen: int,
+    activation: str,
+    adds: bool,
+    dtype: torch.dtype,
+    seed: int,
+) -> None:
+    """Both matrices of any format. What nobody chose is not read: all scales there are NaN."""
+    generator = torch.Generator().manual_seed(seed)
+    size, inner = blocks_of_up * BLOCK_FORMATS[of_up].elements, blocks_of_down * BLOCK_FORMATS[of_down].elements
+    up, down, blocks, exact = expert_stacks(of_up, of_down, 7, size, inner, activation, generator)
+    experts = torch.randperm(7, generator=generator)[:chosen].tolist()
+    for stack in (up, down):
+        stack[[i for i in range(7) if i not in experts]] = 0xFF
+    x = spaced(torch.randn(tokens, size, generator=generator).to(dtype), 3)
+    residual = spaced(torch.randn(tokens, size, generator=generator).to(dtype), 5) if adds else None
+    choices = choices_among(experts, tokens, generator)
+    wide = None if residual is None else residual.double()
+    expected = moe.reference(x.double(), choices, *exact, activation, wide)
+    largest = expected.abs().amax(dim=1, keepdim=True) + 1
+    for kernel in (moe.reference, checked_kernel(isa, "moe", deterministic=deterministic)):
+        out = kernel(x, choices, up, down, activation, residual, None, None, None, *blocks)
+        assert out.dtype is dtype
+        assert ((out.double() - expected).abs() <= 30 * rounding(dtype) * largest).all()
+
+
+@pytest.mark.parametrize("isa", PRODUCT_SETS)
+@fewer
+@given(names, names, st.integers(1, 40), dtypes, seeds)
+def test_in_a_fixed_order_experts_give_a_token_the_bits_that_it_has_alone(
+    isa: str, of_up: str, of_down: str, tokens: int, dtype: torch.dtype, seed: int
 ) -> None:
     generator = torch.Generator().manual_seed(seed)
-    experts, size, inner = 3, 256, 256
-    wide = 2 * inner if activation == "swiglu" else inner
-    up = torch.stack([block_rows(of_up, wide, size, generator) for _ in range(experts)])
-    down = torch.stack([block_rows(of_down, size, inner, generator) for _ in range(experts)])
-    x = torch.randn(tokens, size, generator=generator).to(dtype)
-    ids = torch.stack([torch.randperm(experts, generator=generator)[:2] for _ in range(tokens)])
-    choices = torch.stack((ids.float(), torch.rand(tokens, 2, generator=generator)), dim=1)
-    how = (activation, None, None, None, None, ((of_up, wide),), ((of_down, size),))
-    plain = [
-        torch.stack([expanded(each, ((name, each.shape[0]),), 256) for each in stack]).float()
-        for stack, name in ((up, of_up), (down, of_down))
-    ]
-    expected = moe.reference(x.float(), choices, *plain, activation)
-    largest = expected.abs().amax(dim=1, keepdim=True) + 1
-    for kernel in (moe.reference, checked_kernel(isa, "moe")):
-        out = kernel(x, choices, up, down, *how)
-        assert ((out.float() - expected).abs() <= 30 * rounding(dtype) * largest).all()
+    up, down, blocks, _ = expert_stacks(of_up, of_down, 3, 256, 256, "swiglu", generator)
+    x, choices = torch.randn(tokens, 256, generator=generator).to(dtype), choices_among([0, 1, 2], tokens, generator)
+    kernel = checked_kernel(isa, "moe", deterministic=True)
+    how = (up, down, "swiglu", None, None, None, None, *blocks)
+    alone = [kernel(x[t : t + 1], choices[t : t + 1], *how) for t in range(tokens)]
+    assert same_bits(kernel(x, choices, *how), torch.cat(alone))

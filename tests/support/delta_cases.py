@@ -11,7 +11,7 @@ import torch
 
 @dataclass
 class DeltaCase:
-    """The first eight arguments of delta_update and delta_scan."""
+    """The first nine arguments of delta_update and delta_scan."""
 
     q: torch.Tensor
     k: torch.Tensor
@@ -21,12 +21,13 @@ class DeltaCase:
     A_log: torch.Tensor
     dt_bias: torch.Tensor
     beta_scale: float
+    keys_take_turns: bool = False
 
     def args(self, begin: int = 0, end: int | None = None) -> tuple[Any, ...]:
         """As the kernels take them, for a part of the tokens."""
         part = slice(begin, end)
         tokens = (self.q[part], self.k[part], self.v[part], self.a[part], self.b[part])
-        return (*tokens, self.A_log, self.dt_bias, self.beta_scale)
+        return (*tokens, self.A_log, self.dt_bias, self.beta_scale, self.keys_take_turns)
 
     def exactly(self) -> DeltaCase:
         """The same numbers in float64."""
@@ -61,7 +62,8 @@ class DeltaCase:
             decay, beta = self.log_decay(t).exp(), self.beta(t)
             held, o = held.clone(), torch.empty(heads, value_dim, dtype=torch.float64)
             for head in range(heads):
-                q, k = (x[t, head // (heads // key_heads)].double() for x in (self.q, self.k))
+                key_head = head % key_heads if self.keys_take_turns else head // (heads // key_heads)
+                q, k = (x[t, key_head].double() for x in (self.q, self.k))
                 q, k = (x / ((x * x).sum() + 1e-6).sqrt() for x in (q, k))
                 S = decay[head].view(-1, 1) * held[head]
                 S = S + torch.outer(k, beta[head] * (self.v[t, head].double() - S.t() @ k))
@@ -84,7 +86,8 @@ def delta_case(
     seed: int = 0,
     dtype: torch.dtype = torch.float32,
 ) -> DeltaCase:
-    """q, k, v, and a, b are parts of two tensors, so strided by token. Decays last long with a small `strength`."""
+    """q, k, v, and a, b are parts of two tensors, so strided by token. Decays last long with a small `strength`. With
+    odd seeds keys take turns."""
     generator = torch.Generator().manual_seed(seed)
     heads, keys = key_heads * heads_per_key, key_heads * key_dim
     of_token = (heads, key_dim) if per_channel else (heads,)
@@ -101,6 +104,7 @@ def delta_case(
         torch.randn(heads, generator=generator) + strength,
         torch.randn(of_token, generator=generator),
         beta_scale,
+        bool(seed % 2),
     )
 
 

@@ -98,9 +98,9 @@ def write_gguf(
     for name, tensor in model.state_dict().items():
         if name == "lm_head.weight" and config.tie_word_embeddings:
             continue
-        stem = name.rpartition(".")[0]
-        inside = stem.removeprefix("model.layers.").partition(".")[2]
-        own = [each for part, each in (kinds or {}).items() if part in NAMES.get(stem, NAMES.get(inside, ""))]
+        in_file = tensors_in_file if architecture in HYBRIDS else _in_file
+        called = next(iter(in_file(config, name, tensor.numpy())))[0]
+        own = [each for part, each in (kinds or {}).items() if part in called]
         number = gguf.GGMLQuantizationType[own[0] if own else kind]
         is_quantised = tensor.dim() > 1 and not name.endswith(
             ("conv1d.weight", "conv.weight", "gate.weight", "router.weight")
@@ -108,13 +108,11 @@ def write_gguf(
         # What is multiplied into Falcon-H1's weights is so before they are quantised.
         if is_quantised and config.model_type != "falcon_h1":
             tensor.copy_(torch.from_numpy(gguf.dequantize(gguf.quantize(tensor.numpy(), number), number)))
-        values = tensor.numpy()
-        tensors = tensors_in_file(config, name, values) if architecture in HYBRIDS else _in_file(config, name, values)
-        for in_file, value in tensors:
+        for called, value in in_file(config, name, tensor.numpy()):
             if is_quantised:
-                writer.add_tensor(in_file, gguf.quantize(value, number), raw_dtype=number)
+                writer.add_tensor(called, gguf.quantize(value, number), raw_dtype=number)
             else:
-                writer.add_tensor(in_file, np.ascontiguousarray(value))
+                writer.add_tensor(called, np.ascontiguousarray(value))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

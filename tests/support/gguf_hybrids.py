@@ -72,6 +72,20 @@ DELTA_NET = {
     "linear_key_head_dim": 16,
     "linear_value_head_dim": 16,
 }
+SHARED_KEYS = {
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 32,
+}
+"""A head is a whole block, so that blocks may be made before heads change places."""
+_QWEN35 = {
+    **COMMON,
+    "num_hidden_layers": 3,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+    "head_dim": 32,
+    "rope_parameters": {**HALF["rope_parameters"], "mrope_section": [4, 2, 2], "mrope_interleaved": True},
+}
 HYBRIDS: dict[str, tuple[str, Any]] = {
     "granite": ("granite", lambda: transformers.GraniteConfig(**COMMON, **GRANITE, **ROPE, num_hidden_layers=2)),
     "granitehybrid": (
@@ -132,15 +146,43 @@ HYBRIDS: dict[str, tuple[str, Any]] = {
             tie_word_embeddings=True,
         ),
     ),
-    "qwen35": (
-        "qwen35",
-        lambda: transformers.Qwen3_5TextConfig(
+    "lfm2moe of experts": (
+        "lfm2moe",
+        lambda: transformers.Lfm2MoeConfig(
             **COMMON,
-            **DELTA_NET,
+            **ROPE,
             num_hidden_layers=3,
-            layer_types=["linear_attention", "full_attention", "linear_attention"],
-            head_dim=32,
-            rope_parameters={**HALF["rope_parameters"], "mrope_section": [4, 2, 2], "mrope_interleaved": True},
+            layer_types=["conv", "full_attention", "conv"],
+            norm_eps=1e-3,
+            num_dense_layers=1,
+            num_experts=4,
+            num_experts_per_tok=2,
+            moe_intermediate_size=64,
+            tie_word_embeddings=True,
+        ),
+    ),
+    "qwen35": ("qwen35", lambda: transformers.Qwen3_5TextConfig(**_QWEN35, **DELTA_NET)),
+    "qwen35 with shared keys": ("qwen35", lambda: transformers.Qwen3_5TextConfig(**_QWEN35, **SHARED_KEYS)),
+    "qwen35moe of experts": (
+        "qwen35moe",
+        lambda: transformers.Qwen3_5MoeTextConfig(
+            **_QWEN35,
+            **SHARED_KEYS,
+            num_experts=4,
+            num_experts_per_tok=2,
+            moe_intermediate_size=64,
+            shared_expert_intermediate_size=96,
+        ),
+    ),
+    "qwen3next of experts": (
+        "qwen3next",
+        lambda: transformers.Qwen3NextConfig(
+            **{**_QWEN35, **HALF},
+            **SHARED_KEYS,
+            num_experts=4,
+            num_experts_per_tok=2,
+            moe_intermediate_size=64,
+            shared_expert_intermediate_size=96,
         ),
     ),
     "mamba2": (
@@ -198,6 +240,7 @@ NAMES = {
     "linear_attn.in_proj_z": "attn_gate",
     "linear_attn.in_proj_a": "ssm_alpha",
     "linear_attn.in_proj_b": "ssm_beta",
+    "linear_attn.in_proj_ba": "ssm_ba",
     "linear_attn.conv1d": "ssm_conv1d",
     "linear_attn.norm": "ssm_norm",
     "linear_attn.out_proj": "ssm_out",
@@ -211,23 +254,43 @@ NAMES = {
     "mixer.experts.down_proj": "ffn_down_exps.weight",
     "mixer.shared_experts.up_proj": "ffn_up_shexp",
     "mixer.shared_experts.down_proj": "ffn_down_shexp",
+    "feed_forward.gate": "ffn_gate_inp",
+    "feed_forward.expert_bias": "exp_probs_b.bias",
+    "feed_forward.experts.down_proj": "ffn_down_exps.weight",
+    "mlp.gate": "ffn_gate_inp",
+    "mlp.experts.down_proj": "ffn_down_exps.weight",
+    "mlp.shared_expert_gate": "ffn_gate_inp_shexp",
+    **{f"mlp.shared_expert.{part}_proj": f"ffn_{part}_shexp" for part in ("gate", "up", "down")},
 }
+QWEN35 = ("qwen3_5_text", "qwen3_5_moe_text", "qwen3_next")
 
 
 def tensors_in_file(config: Any, name: str, values: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
     """The tensors of a file that a tensor of transformers' model becomes."""
     _, _, inner = name.partition(".layers.")
-    if config.model_type == "qwen3_5_text" and name.endswith("norm.weight") and "linear_attn" not in name:
-        values = values + 1
+    if config.model_type in QWEN35:
+        values = values + 1 if name.endswith("norm.weight") and "linear_attn" not in name else values
+        if config.model_type != "qwen3_next":
+            values = keys_in_turns(config, inner.partition(".")[2], values)
     if not inner:
         stem, _, part = name.rpartition(".")
         yield f"{OUTSIDE[stem.rpartition('.')[2]]}.{part}", values * _baked(config, stem)
         return
     layer, _, inner = inner.partition(".")
     if inner.endswith(("input_linear.weight", "gate_up_proj")):
-        kind = "_exps" if inner.startswith("block_sparse_moe") else "_shexp" if config.num_local_experts else ""
+        is_stack = inner.startswith("block_sparse_moe") or ".experts." in inner
+        kind = "_exps" if is_stack else "_shexp" if config.num_local_experts else ""
         for part, half in zip(("gate", "up"), np.split(values, 2, axis=-2), strict=True):
             yield f"blk.{layer}.ffn_{part}{kind}.weight", np.ascontiguousarray(half)
+        return
+    if inner == "linear_attn.in_proj_qkvz.weight":
+        keys, of_keys = config.linear_num_key_heads, config.linear_key_head_dim
+        of_values = config.linear_num_value_heads // keys * config.linear_value_head_dim
+        turns = values.reshape(keys, -1, values.shape[1])
+        parts = np.split(turns, np.cumsum([of_keys, of_keys, of_values]), axis=1)
+        q, k, v, z = (part.reshape(-1, values.shape[1]) for part in parts)
+        yield f"blk.{layer}.attn_qkv.weight", np.concatenate((q, k, v))
+        yield f"blk.{layer}.attn_gate.weight", np.ascontiguousarray(z)
         return
     if inner == "shared_mlp.output_linear.weight":
         yield f"blk.{layer}.ffn_down{'_shexp' if config.num_local_experts else ''}.weight", values
@@ -236,23 +299,45 @@ def tensors_in_file(config: Any, name: str, values: np.ndarray) -> Iterator[tupl
     known = NAMES.get(inner) or f"{NAMES[stem]}.{part}"
     # One norm of Falcon-H1 has no end in the files that the converter writes.
     known = "ffn_norm" if known == "ffn_norm.weight" and config.model_type == "falcon_h1" else known
-    if config.model_type == "qwen3_5_text" and known == "ffn_norm.weight":
+    if config.model_type in QWEN35 and known == "ffn_norm.weight":
         known = "post_attention_norm.weight"
     yield f"blk.{layer}.{known}", _values(config, known.partition(".")[0], values * _baked(config, stem))
 
 
 def _values(config: Any, known: str, values: np.ndarray) -> np.ndarray:
     if known == "ssm_a":
-        return -np.exp(values) if config.model_type == "qwen3_5_text" else -np.exp(values)[:, None]
+        return -np.exp(values) if config.model_type in QWEN35 else -np.exp(values)[:, None]
     if known == "ssm_d":
         return np.ascontiguousarray(values[:, None])
-    if known == "ssm_norm" and config.model_type != "qwen3_5_text":
+    if known == "ssm_norm" and config.model_type not in QWEN35:
         return values.reshape(2, -1)
     if known in ("ssm_conv1d", "shortconv") and values.ndim == 3:
         return np.ascontiguousarray(values[:, 0])
-    if known in ("attn_q", "attn_k") and config.model_type not in ("falcon_h1", "lfm2", "qwen3_5_text"):
+    if known in ("attn_q", "attn_k") and config.model_type not in (
+        "falcon_h1",
+        "lfm2",
+        "lfm2_moe",
+        *QWEN35,
+    ):
         return neighbours(values, config.num_attention_heads if known == "attn_q" else config.num_key_value_heads)
     return values
+
+
+def keys_in_turns(config: Any, inner: str, values: np.ndarray) -> np.ndarray:
+    """A tensor of a delta net whose value heads lie such that the key heads take turns: the first value head of every
+    key head, then the second ones."""
+    keys, heads, size = config.linear_num_key_heads, config.linear_num_value_heads, config.linear_value_head_dim
+    order = np.arange(heads).reshape(keys, -1).T.flatten()
+    channels = (order[:, None] * size + np.arange(size)).flatten()
+    first = 2 * keys * config.linear_key_head_dim
+    part = inner.removeprefix("linear_attn.").removesuffix(".weight") if inner.startswith("linear_attn.") else ""
+    if part in ("in_proj_qkv", "conv1d"):
+        return np.concatenate((values[:first], values[first:][channels]))
+    if part == "in_proj_z":
+        return values[channels]
+    if part == "out_proj":
+        return np.ascontiguousarray(values[:, channels])
+    return values[order] if part in ("in_proj_a", "in_proj_b", "A_log", "dt_bias") else values
 
 
 def _baked(config: Any, stem: str) -> Any:
@@ -296,7 +381,8 @@ def add_metadata(writer: gguf.GGUFWriter, name: str, config: Any) -> None:
         writer.add_layer_norm_eps(config.layer_norm_epsilon)
     else:
         writer.add_layer_norm_rms_eps(getattr(config, "rms_norm_eps", None) or config.layer_norm_epsilon)
-    writer.add_feed_forward_length(0 if kind == "mamba2" else config.intermediate_size)
+    if kind != "qwen3_5_moe_text":
+        writer.add_feed_forward_length(0 if kind == "mamba2" else config.intermediate_size)
     writer.add_head_count(0 if kind == "mamba2" else config.num_attention_heads)
     if kind not in ("mamba2", "nemotron_h"):
         writer.add_rope_freq_base(20000.0)
@@ -307,31 +393,35 @@ def add_metadata(writer: gguf.GGUFWriter, name: str, config: Any) -> None:
         writer.add_embedding_scale(config.embedding_multiplier)
         writer.add_residual_scale(config.residual_multiplier)
         writer.add_logit_scale(config.logits_scaling)
-    if kind in ("falcon_h1", "nemotron_h", "qwen3_5_text"):
+    if kind in ("falcon_h1", "nemotron_h", *QWEN35):
         writer.add_key_length(config.head_dim)
-    if kind == "qwen3_5_text":
+    if kind in QWEN35:
         writer.add_head_count_kv(config.num_key_value_heads)
         writer.add_rope_dimension_count(config.head_dim // 2)
         writer.add_rope_dimension_sections([4, 2, 2, 0])
-    if kind == "lfm2":
+    if kind in ("lfm2", "lfm2_moe"):
         writer.add_head_count_kv([2 if each == "full_attention" else 0 for each in config.layer_types])
         writer.add_shortconv_l_cache(config.conv_L_cache)
     if kind == "falcon_h1":
         writer.add_head_count_kv(config.num_key_value_heads)
-    if kind not in ("granite", "lfm2"):
+    if kind not in ("granite", "lfm2", "lfm2_moe"):
         writer.add_ssm_conv_kernel(4)
         writer.add_ssm_inner_size(128)
         writer.add_ssm_state_size(16)
-        writer.add_ssm_time_step_rank(8)
-        writer.add_ssm_group_count(8 if kind == "qwen3_5_text" else 2)
+        writer.add_ssm_time_step_rank(config.linear_num_value_heads if kind in QWEN35 else 8)
+        writer.add_ssm_group_count(config.linear_num_key_heads if kind in QWEN35 else 2)
     if kind in ("granitemoehybrid", "bamba"):
         writer.add_rope_scaling_finetuned(kind == "bamba")
         attention = ["mamba", "attention", "mamba"]
         writer.add_head_count_kv([2 if each == "attention" else 0 for each in attention])
     if name.endswith("of experts"):
-        experts = config.n_routed_experts if kind == "nemotron_h" else config.num_local_experts
+        counts = {"nemotron_h": "n_routed_experts", "granitemoehybrid": "num_local_experts"}
+        experts = getattr(config, counts.get(kind, "num_experts"))
         writer.add_expert_count(experts)
         writer.add_expert_used_count(config.num_experts_per_tok)
+    if kind == "lfm2_moe":
+        writer.add_leading_dense_block_count(config.num_dense_layers)
+        writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
     if name == "nemotron_h of experts":
         writer.add_expert_weights_norm(config.norm_topk_prob)
         writer.add_expert_weights_scale(config.routed_scaling_factor)

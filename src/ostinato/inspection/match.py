@@ -5,15 +5,15 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from ostinato.formats.gguf.names import EACH, GATE, ROPE_FACTORS, UP, checkpoint_name
+from ostinato.formats.gguf.names import GATE, ROPE_FACTORS, UP, checkpoint_name
 from ostinato.formats.gguf.types import SUPPORTED
 from ostinato.inspection.tensors import Stored
 from ostinato.layers.sketch import Sketch
 from ostinato.models.registry import make_model
 from ostinato.plan.model import ModelSpec
+from ostinato.plan.weights import of_all_experts
 
 _SHOWN = 5
-_EXPERT = re.compile(r"(?<=\.experts\.)\d+(?=\.)")
 _PART = re.compile(r"(?<=\.)weight_(packed|scale|shape)$")
 
 
@@ -22,7 +22,7 @@ def mismatches(spec: ModelSpec, tensors: Iterable[Stored], of_gguf: bool) -> lis
     model = make_model(Sketch(), spec)
     expected = {name for _, _, row in model.weights() for name in row.names}
     if of_gguf:
-        expected = {_EXPERT.sub(EACH, name) for name in expected}
+        expected = {of_all_experts(name) for name in expected}
     found, unexpected, types = set[str](), [], set[str]()
     for tensor in tensors:
         types.add(tensor.type)

@@ -168,12 +168,7 @@ def checkpoint_views(module: Module, prefix: str = "", found: Container[str] = (
 def _parts(row: Weight, target: torch.Tensor | QuantizedView) -> Iterator[Target]:
     """The part of each of the row's names."""
     if row.role == "experts" and not row.is_stack:
-        # An expert's inward matrix may be two tensors, one behind the other.
-        parts = len(row.names) // row.shape[0]
-        size = row.shape[1] // parts
-        for i, part in product(range(row.shape[0]), range(parts)):
-            begin, end = part * size, (part + 1) * size
-            yield target.of(i).rows(begin, end) if isinstance(target, QuantizedView) else target[i][begin:end]
+        yield from _of_each_expert(row, target)
         return
     if row.stored_shape:
         assert isinstance(target, torch.Tensor), "what is quantised is stored as it is"
@@ -188,6 +183,16 @@ def _parts(row: Weight, target: torch.Tensor | QuantizedView) -> Iterator[Target
         begin += size
 
 
+def _of_each_expert(row: Weight, stack: Target) -> Iterator[Target]:
+    """The part of each of the names of a stack that a checkpoint has in pieces: an expert's inward matrix may be two
+    tensors, one behind the other."""
+    parts = len(row.names) // row.shape[0]
+    size = row.shape[1] // parts
+    for i, part in product(range(row.shape[0]), range(parts)):
+        begin, end = part * size, (part + 1) * size
+        yield stack[i][begin:end] if isinstance(stack, torch.Tensor) else stack.of(i).rows(begin, end)
+
+
 def _shape_in_blocks(blocks: Blocks, shape: tuple[int, ...]) -> tuple[int, ...]:
     """Of the bytes of a weight that has this shape."""
     *outer, in_size = shape
@@ -196,12 +201,12 @@ def _shape_in_blocks(blocks: Blocks, shape: tuple[int, ...]) -> tuple[int, ...]:
     return (*outer, BLOCK_FORMATS[blocks[0][0]].row_bytes(in_size))
 
 
-def _parts_in_blocks(row: Weight, weight: torch.Tensor, blocks: Blocks) -> Iterator[BlockView]:
+def _parts_in_blocks(row: Weight, weight: torch.Tensor, blocks: Blocks) -> Iterator[Target]:
     """The part of each of the row's names in a weight in blocks."""
     name, in_size = blocks[0][0], row.in_size
     if row.role == "experts":
         whole = BlockView(weight, name, in_size)
-        yield from [whole] if row.is_stack else (whole.of(i) for i in range(len(row.names)))
+        yield from [whole] if row.is_stack else _of_each_expert(row, whole)
         return
     begin, flat = 0, weight.view(-1)
     for size in row.sizes or (row.out_size // len(row.names),) * len(row.names):

@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from ostinato.layers.causal_conv import CausalConv
 from ostinato.layers.linear import Linear, PackedLinear
 from ostinato.layers.module import Builder, Module
 from ostinato.layers.norm import GatedRMSNorm
 from ostinato.layers.state_rows import advance_rows
-from ostinato.plan.mixers import GatedDeltaSpec
+from ostinato.plan.mixers import GatedDeltaSpec, StoredDeltaNet
 
 if TYPE_CHECKING:
     import torch
 
     from ostinato.layers.state_rows import DecodeRows, PrefillRows
     from ostinato.ops.step import LayerMemory, StepInputs
-
-Stored = Literal["apart", "by_key_head", "one_by_one"]
-"""How a checkpoint has a delta net: see `GatedDeltaNet`."""
 
 
 class GatedDeltaNet(Module):
@@ -28,8 +25,9 @@ class GatedDeltaNet(Module):
     `beta_scale` multiplies the sigmoid of beta: it stays below 1, or 2 where that is allowed. In checkpoints that have
     it `apart` (Qwen3.5), queries, keys and values come out of one projection, the output's gate, beta and decay out of
     one each. `by_key_head` (Qwen3-Next) two projections give all of them, those of a key head side by side: its query,
-    its key, the values of its heads, their gates; and betas, decays. Loading takes these apart. `one_by_one` (OLMo
-    Hybrid) each has a projection of its own, and queries, keys and values a convolution.
+    its key, the values of its heads, their gates; and betas, decays. Loading takes these apart. `beta_by_key_head`
+    (Qwen3-Next's GGUF files) only betas and decays are so. `one_by_one` (OLMo Hybrid) each has a projection of its own,
+    and queries, keys and values a convolution.
     """
 
     def __init__(
@@ -39,7 +37,7 @@ class GatedDeltaNet(Module):
         spec: GatedDeltaSpec,
         *,
         eps: float,
-        stored: Stored = "apart",
+        stored: StoredDeltaNet = "apart",
         beta_scale: float = 1.0,
     ) -> None:
         super().__init__()
@@ -51,9 +49,11 @@ class GatedDeltaNet(Module):
         small: tuple[tuple[str, int], ...] = (("in_proj_b", heads), ("in_proj_a", heads))
         convolutions: tuple[tuple[str, int], ...] = ()
         of_key_head: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
+        own, own_values = heads // spec.num_key_heads, values // spec.num_key_heads
+        if stored in ("by_key_head", "beta_by_key_head"):
+            small, of_key_head = (("in_proj_ba", 2 * heads),), ((), (own, own))
         if stored == "by_key_head":
-            parts, small = (("in_proj_qkvz", spec.conv_dim + values),), (("in_proj_ba", 2 * heads),)
-            own, own_values = heads // spec.num_key_heads, values // spec.num_key_heads
+            parts = (("in_proj_qkvz", spec.conv_dim + values),)
             of_key_head = ((spec.key_dim, spec.key_dim, own_values, own_values), (own, own))
         elif stored == "one_by_one":
             parts = (("q_proj", keys), ("k_proj", keys), ("v_proj", values), ("g_proj", values))
@@ -105,6 +105,7 @@ class GatedDeltaNet(Module):
             self.A_log,
             self.dt_bias,
             self.beta_scale,
+            self.spec.keys_take_turns,
             memory.states["delta"],
             rows.read_slots,
             rows.write_slots,
@@ -129,6 +130,7 @@ class GatedDeltaNet(Module):
             self.A_log,
             self.dt_bias,
             self.beta_scale,
+            self.spec.keys_take_turns,
             memory.states["delta"],
             rows.row_starts,
             rows.start_positions,

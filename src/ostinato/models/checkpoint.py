@@ -12,7 +12,7 @@ from typing import Any
 from ostinato.config import EngineConfig
 from ostinato.demo import CHECKPOINTS, checkpoint_dir
 from ostinato.errors import ConfigError, ModelError, Remedy
-from ostinato.formats.gguf.names import EACH, GATE, UP, checkpoint_name
+from ostinato.formats.gguf.names import GATE, UP, checkpoint_name
 from ostinato.formats.gguf.split import all_parts
 from ostinato.formats.parts import gguf_header, is_gguf, read_part
 from ostinato.formats.quantization_config import stored_weights
@@ -124,12 +124,11 @@ def _stored_blocks(path: Path) -> tuple[tuple[str, int], ...]:
 
 def _stored_formats(path: Path, model: ModelSpec) -> tuple[tuple[str, str], ...]:
     """The matrices of a GGUF file that lie in blocks which kernels know, as the checkpoint names them, with their
-    formats. Of a matrix that is two tensors there, both have one format. Experts, which lie together there, are not
-    among them: they are expanded."""
+    formats. Of a matrix that is two tensors there, both have one format."""
     formats: dict[str, set[str]] = {}
     for tensor in gguf_header(path).tensors.values():
         name = checkpoint_name(model.architecture, tensor.name)
-        if name is not None and EACH not in name:
+        if name is not None:
             formats.setdefault(name.removesuffix(GATE).removesuffix(UP), set()).add(tensor.type.name)
     return tuple(
         (name, min(kinds)) for name, kinds in formats.items() if len(kinds) == 1 and kinds <= set(BLOCK_FORMATS)

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 
 import torch
 
 from ostinato.errors import ModelError
 from ostinato.formats.gguf.header import Header, TensorPlace
-from ostinato.formats.gguf.names import EACH, GATE, ROPE_FACTORS, UP, checkpoint_name, checkpoint_shape
+from ostinato.formats.gguf.names import GATE, ROPE_FACTORS, UP, checkpoint_name, checkpoint_shape
 from ostinato.formats.gguf.types import SUPPORTED
 from ostinato.layers.build import Target
 from ostinato.models.base import CausalLM
 from ostinato.models.sources import Mismatch
+from ostinato.plan.weights import of_all_experts
 
 Place = Target | list[Target]
 """A weight, or the weights of all experts, one matrix each."""
-
-_EXPERT = re.compile(r"(?<=\.experts\.)\d+(?=\.)")
 
 
 def tensors_of_places(
@@ -55,7 +53,7 @@ def _places(views: Mapping[str, Target], names: set[str]) -> dict[str, Place]:
     """With halves where the file has `names` for them, and experts together."""
     places: dict[str, Place] = {}
     for name, view in views.items():
-        together = _EXPERT.sub(EACH, name)
+        together = of_all_experts(name)
         if together != name:
             matrices = places.setdefault(together, [])
             assert isinstance(matrices, list), "experts stand together"

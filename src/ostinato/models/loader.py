@@ -59,6 +59,7 @@ def load_weights(
     """
     if is_gguf(directory):
         load_gguf(model, directory, progress, quantizers)
+        bring_together(model)
         return
     files = checkpoint_files(directory)
     places = dict(checkpoint_views(model, found=names_in(model, files)))

@@ -253,16 +253,21 @@ class Mamba1Spec:
         return None
 
 
+StoredDeltaNet = Literal["apart", "by_key_head", "beta_by_key_head", "one_by_one"]
+"""How a checkpoint has a delta net: see `layers/delta_net.py`."""
+
+
 @dataclass(frozen=True)
 class GatedDeltaSpec:
-    """The gated delta net of one layer: each head has a matrix, from keys to values. Adjacent heads share a key
-    head."""
+    """The gated delta net of one layer: each head has a matrix, from keys to values. Adjacent heads share a key head,
+    or head i has key head i % `num_key_heads`, where `keys_take_turns`."""
 
     num_heads: int
     num_key_heads: int
     key_dim: int
     value_dim: int
     conv_kernel: int
+    keys_take_turns: bool = False
 
     kind: ClassVar[str] = "delta net"
     operations: ClassVar[Mapping[str, str | None]] = {

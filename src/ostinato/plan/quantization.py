@@ -64,10 +64,11 @@ class Quantization:
 class BlockQuantization:
     """Weights that lie in blocks (`ops/blocks/formats.py`).
 
-    `formats` are those of a file, by its tensors' names in the checkpoint's spelling: what is not named there is no
-    block. Or every matrix that may be quantised has the `format`, or the one with the next smaller groups whose blocks
-    fill its rows; but for those to `ignore`, as `Quantization` has it, for those whose rows no blocks fill, and for
-    those with fewer than `least_rows`. The LM head has the format `head`, where that is given.
+    `formats` are those of a file, by its tensors' names in the checkpoint's spelling (of experts that lie together
+    there, as `Weight.names_of_all_experts` has them): what is not named there is no block. Or every matrix that may be
+    quantised has the `format`, or the one with the next smaller groups whose blocks fill its rows; but for those to
+    `ignore`, as `Quantization` has it, for those whose rows no blocks fill, and for those with fewer than `least_rows`.
+    The LM head has the format `head`, where that is given.
     """
 
     formats: tuple[tuple[str, str], ...] = ()
@@ -121,18 +122,20 @@ class BlockQuantization:
 
     def blocks_of(self, weight: Weight) -> Blocks | None:
         """How its rows lie, or those of each matrix in a stack; None for what stays in the model's dtype: what the file
-        has so, even if in part; stacks and gated matrices whose parts have different formats."""
+        has so, even if in part; gated matrices whose parts have different formats, and the other one of such experts.
+        """
         rows = weight.shape[-2] if weight.role == "experts" else weight.out_size
         if self.format is not None:
             covered = weight.can_be_quantised and self.covers(weight.linears, weight.is_stack)
             name = self._fitting(weight) if covered and rows >= self.least_rows else None
             return None if name is None else ((name, rows),)
-        kinds = [self._formats.get(name) for name in weight.names]
+        kinds = [self._formats.get(name) for name in weight.names_of_all_experts]
         if not weight.can_be_blocks or None in kinds or not kinds:
             return None
         if weight.role == "experts":
-            together = {*kinds, *(self._formats.get(name) for name in weight.beside)}
-            return ((str(kinds[0]), rows),) if len(together) == 1 else None
+            others = {self._formats.get(name) for name in weight.beside_of_all_experts}
+            each_has_one = len(set(kinds)) == len(others) == 1 and None not in others
+            return ((str(kinds[0]), rows),) if each_has_one else None
         sizes = weight.sizes or (rows // len(kinds),) * len(kinds)
         blocks = merged(tuple((str(kind), size) for kind, size in zip(kinds, sizes, strict=True)))
         return None if weight.is_gated and len(blocks) > 1 else blocks

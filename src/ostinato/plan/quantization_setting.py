@@ -114,12 +114,13 @@ def expansion_decisions(
         because = _expands_because(config, device_kind) or "none of its types has kernels that read it as it lies"
         reason = f"blocks are expanded while loading, since {because}: {size} instead of {in_file}"
         return [Decision("weights", stored, effective, reason)]
+    formats = dict(chosen.formats)
     expanded = [
         name
         for weight in model.table
         if not chosen.quantises(weight)
-        for name in weight.names
-        if name in dict(chosen.formats)
+        for name in weight.names_of_all_experts
+        if name in formats
     ]
     parts = [f"blocks run as they lie, copied while loading: {size}, the file has {in_file}"]
     if expanded:

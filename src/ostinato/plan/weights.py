@@ -3,12 +3,23 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
 
 Role = Literal["linear", "router", "experts", "embedding", "norm", "bias", "convolution", "per_head"]
+
+EACH = "*"
+"""In place of an expert's number in the name of a checkpoint's tensor, where a file has those of all experts as one."""
+
+_EXPERT = re.compile(r"(?<=\.experts\.)\d+(?=\.)")
+
+
+def of_all_experts(name: str) -> str:
+    """`mlp.experts.3.up_proj.weight` -> `mlp.experts.*.up_proj.weight`; other names as they are."""
+    return _EXPERT.sub(EACH, name)
 
 
 @dataclass(frozen=True)
@@ -67,6 +78,21 @@ class Weight:
     def out_size(self) -> int:
         """Rows, of all experts together."""
         return self.num_elements // self.shape[-1]
+
+    @property
+    def names_of_all_experts(self) -> tuple[str, ...]:
+        """`names`, those of all experts as one."""
+        return self._of_all_experts(self.names)
+
+    @property
+    def beside_of_all_experts(self) -> tuple[str, ...]:
+        """`beside` likewise."""
+        return self._of_all_experts(self.beside)
+
+    def _of_all_experts(self, names: tuple[str, ...]) -> tuple[str, ...]:
+        if self.role != "experts" or self.is_stack:
+            return names
+        return tuple(map(of_all_experts, names[: len(names) // self.shape[0]]))
 
     @cached_property
     def linears(self) -> tuple[str, ...]:

@@ -7,8 +7,9 @@ from typing import Any
 
 from ostinato.errors import ModelError
 from ostinato.formats.gguf.attention import attention
+from ostinato.formats.gguf.delta_nets import qwen3_next, qwen35, qwen35_moe
 from ostinato.formats.gguf.header import Header
-from ostinato.formats.gguf.hybrids import falcon_h1, granite, granite_hybrid, lfm2, mamba2, nemotron_h, qwen35
+from ostinato.formats.gguf.hybrids import falcon_h1, granite, granite_hybrid, lfm2, lfm2_moe, mamba2, nemotron_h
 from ostinato.formats.gguf.metadata import Metadata
 from ostinato.formats.gguf.names import is_changed
 
@@ -82,7 +83,10 @@ ARCHITECTURES: dict[str, Callable[[Metadata], dict[str, Any]]] = {
     "nemotron_h_moe": nemotron_h,
     "mamba2": mamba2,
     "lfm2": lfm2,
+    "lfm2moe": lfm2_moe,
     "qwen35": qwen35,
+    "qwen35moe": qwen35_moe,
+    "qwen3next": qwen3_next,
 }
 """Those that are read, by llama.cpp's name -> what makes the rest of their config.json."""
 

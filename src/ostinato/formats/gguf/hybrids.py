@@ -10,6 +10,7 @@ from typing import Any
 
 from ostinato.errors import ModelError
 from ostinato.formats.gguf.attention import attention
+from ostinato.formats.gguf.experts import SIGMOID, expect_gates, expert_size
 from ostinato.formats.gguf.metadata import Metadata
 
 _CHUNK = 256
@@ -88,7 +89,7 @@ def nemotron_h(metadata: Metadata) -> dict[str, Any]:
     kinds = metadata.kinds(
         mamba="ssm_in.weight", attention="attn_q.weight", moe="ffn_up_exps.weight", mlp="ffn_up.weight"
     )
-    heads, head_dim, of_mixer = *_mixer_heads(metadata), _mamba(metadata)
+    heads, head_dim, of_mixer = *mixer_heads(metadata), _mamba(metadata)
     config = {
         "model_type": "nemotron_h",
         "layers_block_type": kinds,
@@ -124,7 +125,7 @@ def _nemotron_experts(metadata: Metadata) -> dict[str, Any]:
 
 def mamba2(metadata: Metadata) -> dict[str, Any]:
     """Its context length is arbitrary, since the model has no positions."""
-    (heads, head_dim), mixer = _mixer_heads(metadata), _mamba(metadata)
+    (heads, head_dim), mixer = mixer_heads(metadata), _mamba(metadata)
     return {
         "model_type": "mamba2",
         "max_position_embeddings": None,
@@ -155,34 +156,24 @@ def lfm2(metadata: Metadata) -> dict[str, Any]:
     }
 
 
-def qwen35(metadata: Metadata) -> dict[str, Any]:
-    """ModelError where several value heads share a key: their columns lie in another order, which blocks do not let
-    be mended."""
-    value_heads, key_heads = metadata.integer("ssm.time_step_rank"), metadata.integer("ssm.group_count")
-    if value_heads != key_heads:
-        raise ModelError(
-            f"{metadata.header.path} has {value_heads} value heads (ssm.time_step_rank) and {key_heads} keys "
-            "(ssm.group_count) in its delta nets; supported in GGUF files: as many of one as of the other. Use the "
-            "model's safetensors files, with --quantization int4 for as few bytes"
-        )
-    head_dim = metadata.integer("attention.key_length")
-    return {
-        "model_type": "qwen3_5_text",
-        **attention(metadata, rotates_parts=True),
-        "partial_rotary_factor": metadata.integer("rope.dimension_count", head_dim) / max(head_dim, 1),
-        "layer_types": metadata.kinds(linear_attention="ssm_alpha.weight", full_attention="attn_q.weight"),
-        "intermediate_size": metadata.integer("feed_forward_length"),
-        "linear_num_value_heads": value_heads,
-        "linear_num_key_heads": key_heads,
-        "linear_key_head_dim": metadata.integer("ssm.state_size"),
-        "linear_value_head_dim": _mixer_heads(metadata)[1],
-        "linear_conv_kernel_dim": metadata.integer("ssm.conv_kernel"),
+def lfm2_moe(metadata: Metadata) -> dict[str, Any]:
+    """LFM2 with experts behind the first layers."""
+    expect_gates(metadata, SIGMOID)
+    return lfm2(metadata) | {
+        "model_type": "lfm2_moe",
+        "num_dense_layers": metadata.integer("leading_dense_block_count", 0),
+        "num_experts": metadata.integer("expert_count"),
+        "num_experts_per_tok": metadata.integer("expert_used_count"),
+        "moe_intermediate_size": expert_size(metadata),
+        "use_expert_bias": metadata.has("exp_probs_b.bias"),
+        "norm_topk_prob": metadata.optional("expert_weights_norm") is not False,
+        "routed_scaling_factor": metadata.number("expert_weights_scale", 1.0),
     }
 
 
 def _mamba(metadata: Metadata) -> dict[str, Any]:
     """A mixer, in the keys that Bamba, Granite and Falcon-H1 have."""
-    heads, head_dim = _mixer_heads(metadata)
+    heads, head_dim = mixer_heads(metadata)
     return {
         "mamba_n_heads": heads,
         "mamba_d_head": head_dim,
@@ -196,7 +187,7 @@ def _mamba(metadata: Metadata) -> dict[str, Any]:
     }
 
 
-def _mixer_heads(metadata: Metadata) -> tuple[int, int]:
+def mixer_heads(metadata: Metadata) -> tuple[int, int]:
     """Heads, and elements of each."""
     heads, size = metadata.integer("ssm.time_step_rank"), metadata.integer("ssm.inner_size")
     if heads < 1 or size % heads:

@@ -8,11 +8,11 @@ from __future__ import annotations
 import math
 import re
 
+from ostinato.plan.weights import EACH as EACH
+
 GATE, UP = ":gate", ":up"
 """Behind the name of a checkpoint's tensor: the first or the second half of its rows, where a GGUF file has two
 tensors for them."""
-EACH = "*"
-"""In place of an expert's number in the name of a checkpoint's tensor: a GGUF file has those of all experts as one."""
 
 _ATTENTION = {
     "attn_norm": "input_layernorm",
@@ -94,6 +94,17 @@ _QWEN35 = {
     "ssm_norm": "linear_attn.norm",
     "ssm_out": "linear_attn.out_proj",
 }
+_LFM2_MOE = _LFM2 | {
+    "ffn_gate_inp": "feed_forward.gate",
+    **{f"ffn_{part}_exps": f"feed_forward.experts.{EACH}.w{i}" for i, part in ((1, "gate"), (3, "up"), (2, "down"))},
+}
+_QWEN35_MOE = {name: value for name, value in _QWEN35.items() if not name.startswith("ffn_")} | {
+    "ffn_gate_inp": "mlp.gate",
+    "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
+    **{f"ffn_{part}_exps": f"mlp.experts.{EACH}.{part}_proj" for part in ("gate", "up", "down")},
+    **{f"ffn_{part}_shexp": f"mlp.shared_expert.{part}_proj" for part in ("gate", "up", "down")},
+}
+_QWEN3_NEXT = _QWEN35_MOE | {"ssm_ba": "linear_attn.in_proj_ba"}
 _IN_LAYER: dict[str, dict[str, str]] = {
     "llama": _LLAMA,
     "qwen2": _LLAMA,
@@ -101,14 +112,24 @@ _IN_LAYER: dict[str, dict[str, str]] = {
     "bamba": _ATTENTION | _state("mamba") | _FEED_FORWARD,
     "falcon_h1": _ATTENTION | _state("mamba") | _FEED_FORWARD,
     "lfm2": _LFM2,
+    "lfm2_moe": _LFM2_MOE,
     "qwen3_5_text": _QWEN35,
+    "qwen3_5_moe_text": _QWEN35_MOE,
+    "qwen3_next": _QWEN3_NEXT,
     "granitemoehybrid": _GRANITE,
     "mamba2": {"attn_norm": "norm"} | _state("mixer"),
     "nemotron_h": _NEMOTRON,
 }
 """Of a layer, by the `model_type` of its model; `.weight` or `.bias` stands behind each."""
-_MIXERS = {"bamba": "mamba", "falcon_h1": "mamba", "granitemoehybrid": "mamba", "qwen3_5_text": "linear_attn"}
+_LESS_ONE = ("qwen3_5_text", "qwen3_5_moe_text", "qwen3_next")
+"""Models with delta nets whose checkpoints have norms' weights as what they are more than 1."""
+_MIXERS = {
+    **dict.fromkeys(("bamba", "falcon_h1", "granitemoehybrid"), "mamba"),
+    **dict.fromkeys(_LESS_ONE, "linear_attn"),
+}
 _NORMS = {"bamba": "final_layernorm", "falcon_h1": "final_layernorm", "mamba2": "norm_f", "nemotron_h": "norm_f"}
+_CHOICES = {"lfm2_moe": "feed_forward.expert_bias", "nemotron_h": "mixer.gate.e_score_correction_bias"}
+"""What is added to experts' scores where they are chosen."""
 _EMBEDDINGS = {"mamba2": "embeddings", "nemotron_h": "embeddings"}
 _BARE = {"ssm_a": "A_log", "ssm_d": "D", "ssm_dt.bias": "dt_bias"}
 """Of a mixer; nothing stands behind these."""
@@ -127,7 +148,7 @@ def checkpoint_name(model_type: str, name: str) -> str | None:
         return f"{backbone}.{_EMBEDDINGS.get(model_type, 'embed_tokens')}.{part}"
     if stem == "output_norm":
         return f"{backbone}.{_NORMS.get(model_type, 'norm')}.{part}"
-    if stem == "token_embd_norm" and model_type == "lfm2":
+    if stem == "token_embd_norm" and model_type in ("lfm2", "lfm2_moe"):
         # It stands behind the layers, in spite of its name.
         return f"{backbone}.embedding_norm.{part}"
     if stem == "output":
@@ -139,7 +160,7 @@ def checkpoint_name(model_type: str, name: str) -> str | None:
     if inner in _BARE:
         return f"{layer}.{_MIXERS.get(model_type, 'mixer')}.{_BARE[inner]}"
     if inner == "exp_probs_b.bias":
-        return f"{layer}.mixer.gate.e_score_correction_bias"
+        return f"{layer}.{_CHOICES[model_type]}" if model_type in _CHOICES else None
     # Falcon-H1's files have one norm without what stands behind it.
     inner, part = (inner, "weight") if "." not in inner else (inner.rpartition(".")[0], part)
     known = _IN_LAYER[model_type].get(inner)
@@ -152,12 +173,12 @@ def checkpoint_name(model_type: str, name: str) -> str | None:
 
 
 def checkpoint_shape(name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """That a tensor has in a checkpoint; only those of mixers have another."""
+    """That a tensor has in a checkpoint; only some of mixers have another, and the one row of a gate."""
     if name.endswith(CONVOLUTIONS) and len(shape) == 2:
         return (shape[0], 1, shape[1])
     if name.endswith((".ssm_a", ".ssm_d", ".ssm_norm.weight")):
         return (math.prod(shape),)
-    return shape
+    return (1, *shape) if name.endswith(".ffn_gate_inp_shexp.weight") and len(shape) == 1 else shape
 
 
 def is_changed(name: str) -> bool:
@@ -167,7 +188,7 @@ def is_changed(name: str) -> bool:
 
 def is_one_more(model_type: str, name: str) -> bool:
     """Whether a norm's weights, which a checkpoint has as what they are more than 1, are whole in a GGUF file."""
-    return model_type == "qwen3_5_text" and name.endswith("norm.weight") and not name.endswith(".ssm_norm.weight")
+    return model_type in _LESS_ONE and name.endswith("norm.weight") and not name.endswith(".ssm_norm.weight")
 
 
 def pairs_neighbours(model_type: str, name: str) -> bool:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ostinato.layers.attention import Attention
-from ostinato.layers.delta_net import GatedDeltaNet, Stored
+from ostinato.layers.delta_net import GatedDeltaNet
 from ostinato.layers.feed_forward import GatedMLP
 from ostinato.layers.module import Builder, Module
 from ostinato.models.decoder import Block, Decoder
 from ostinato.models.qwen3_5_text.head import Qwen35Head
 from ostinato.models.qwen3_5_text.spec import Qwen35Hyperparameters
-from ostinato.plan.mixers import GatedDeltaSpec
+from ostinato.plan.mixers import GatedDeltaSpec, StoredDeltaNet
 from ostinato.plan.model import LayerSpec, ModelSpec
 
 
@@ -42,7 +42,7 @@ def qwen35_block(
     layer: LayerSpec,
     hyper: Qwen35Hyperparameters,
     mlp: Module | None = None,
-    stored: Stored = "apart",
+    stored: StoredDeltaNet = "apart",
     first_key: int = 0,
 ) -> Block:
     """A layer of Qwen3.5; `mlp` stands in for the gated one (experts), `stored` is the delta net's, `first_key`

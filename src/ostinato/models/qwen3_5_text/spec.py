@@ -80,13 +80,15 @@ def head_spec(config: Mapping[str, Any], layer: LayerSpec, hidden_size: int) -> 
 
 
 def delta_net(config: Mapping[str, Any]) -> GatedDeltaSpec:
-    """The mixer of a layer with linear attention."""
+    """The mixer of a layer with linear attention. No config.json has `linear_keys_take_turns`: what is read of a GGUF
+    file does."""
     return GatedDeltaSpec(
         num_heads=integer(config, "linear_num_value_heads", 32),
         num_key_heads=integer(config, "linear_num_key_heads", 16),
         key_dim=integer(config, "linear_key_head_dim", 128),
         value_dim=integer(config, "linear_value_head_dim", 128),
         conv_kernel=integer(config, "linear_conv_kernel_dim", 4),
+        keys_take_turns=flag(config, "linear_keys_take_turns", False),
     )
 
 

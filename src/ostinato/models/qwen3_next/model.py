@@ -50,4 +50,4 @@ def sparse_block(
 ) -> Block:
     """A layer, with experts if it has such. `first_key` is the attention's."""
     mlp = None if layer.experts is None else SparseMLP(build, layer.experts, hyper)
-    return qwen35_block(build, size, layer, hyper, mlp, "by_key_head" if hyper.by_key_head else "apart", first_key)
+    return qwen35_block(build, size, layer, hyper, mlp, hyper.stored, first_key)

@@ -8,6 +8,7 @@ from typing import Any
 
 from ostinato.models.hyperparameters import flag, integer, top_k
 from ostinato.models.qwen3_5_text.spec import Qwen35Hyperparameters, qwen35_spec
+from ostinato.plan.mixers import StoredDeltaNet
 from ostinato.plan.model import ExpertsSpec, ModelSpec
 
 
@@ -19,23 +20,24 @@ class Qwen3NextHyperparameters(Qwen35Hyperparameters):
     """Of the inner activations of the shared expert."""
     normalizes: bool
     """Whether the weights of the chosen experts add up to 1."""
-    by_key_head: bool
+    stored: StoredDeltaNet
     """How delta nets are stored."""
 
 
 def model_spec(config: dict[str, Any]) -> ModelSpec:
-    """The spec of a `qwen3_next` config.json."""
-    return sparse_spec(config, "qwen3_next", by_key_head=True)
+    """The spec of a `qwen3_next` config.json. None has `linear_projections_apart`: what is read of a GGUF file does."""
+    is_apart = flag(config, "linear_projections_apart", False)
+    return sparse_spec(config, "qwen3_next", "beta_by_key_head" if is_apart else "by_key_head")
 
 
-def sparse_spec(config: Mapping[str, Any], architecture: str, by_key_head: bool) -> ModelSpec:
+def sparse_spec(config: Mapping[str, Any], architecture: str, stored: StoredDeltaNet) -> ModelSpec:
     """The spec of a model with experts."""
     plain = qwen35_spec(config, architecture, integer(config, "intermediate_size", 5632))
     hyper = Qwen3NextHyperparameters(
         **vars(plain.hyperparameters),
         shared_size=integer(config, "shared_expert_intermediate_size", 512),
         normalizes=flag(config, "norm_topk_prob", True),
-        by_key_head=by_key_head,
+        stored=stored,
     )
     experts, has_experts = _experts(config), _has_experts(config, len(plain.layers))
     layers = tuple(

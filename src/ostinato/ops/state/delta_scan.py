@@ -53,6 +53,7 @@ def reference(
     A_log: torch.Tensor,
     dt_bias: torch.Tensor,
     beta_scale: float,
+    keys_take_turns: bool,
     states: torch.Tensor,
     row_starts: torch.Tensor,
     start_positions: torch.Tensor,
@@ -81,8 +82,8 @@ def reference(
             part = slice(token, stop)
             log_decay = log_decays(a[part], A_log, dt_bias, exact).view(stop - token, heads, -1)
             chunk = Chunk(
-                per_head(q[part], heads, exact).transpose(0, 1) * q.shape[2] ** -0.5,
-                per_head(k[part], heads, exact).transpose(0, 1),
+                per_head(q[part], heads, keys_take_turns, exact).transpose(0, 1) * q.shape[2] ** -0.5,
+                per_head(k[part], heads, keys_take_turns, exact).transpose(0, 1),
                 v[part].to(exact).transpose(0, 1),
                 betas(b[part], beta_scale, exact).t().unsqueeze(2),
                 log_decay.double().cumsum(0).transpose(0, 1),

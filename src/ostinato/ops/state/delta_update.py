@@ -24,6 +24,7 @@ def reference(
     A_log: torch.Tensor,
     dt_bias: torch.Tensor,
     beta_scale: float,
+    keys_take_turns: bool,
     states: torch.Tensor,
     read_slots: torch.Tensor,
     write_slots: torch.Tensor,
@@ -31,16 +32,17 @@ def reference(
     """Row r's tokens are `r * n` to `r * n + n - 1`, n being `write_slots.shape[1]`.
 
     `q`, `k` [rows * n, key_heads, key_dim] as projected; `v` [rows * n, heads, value_dim], adjacent heads sharing a key
-    head; `a` [rows * n, heads], or [rows * n, heads, key_dim] for a decay per key channel, before bias and softplus;
-    `b` [rows * n, heads] before the sigmoid; `A_log` [heads] float32; `dt_bias` float32, as a token of `a`;
-    `beta_scale` is 2 where a checkpoint lets beta reach 2, else 1. `states` [slots, heads, key_dim, value_dim] float32;
-    `read_slots` [rows], 0 being the zero state; `write_slots` [rows, n], where the state after token i goes.
+    head, or with `keys_take_turns` head i having key head i % key_heads; `a` [rows * n, heads], or [rows * n, heads,
+    key_dim] for a decay per key channel, before bias and softplus; `b` [rows * n, heads] before the sigmoid; `A_log`
+    [heads] float32; `dt_bias` float32, as a token of `a`; `beta_scale` is 2 where a checkpoint lets beta reach 2, else
+    1. `states` [slots, heads, key_dim, value_dim] float32; `read_slots` [rows], 0 being the zero state; `write_slots`
+    [rows, n], where the state after token i goes.
     -> [rows * n, heads, value_dim] in the dtype of `v`. All arithmetic is in float32, or in float64 if the states are.
     Padding rows read and write slot 0, which nobody reads.
     """
     heads, exact = v.shape[1], precision(states)
     by_row = write_slots.shape
-    query, key = (per_head(x, heads, exact).unflatten(0, by_row) for x in (q, k))
+    query, key = (per_head(x, heads, keys_take_turns, exact).unflatten(0, by_row) for x in (q, k))
     log_decay = log_decays(a, A_log, dt_bias, exact).unflatten(0, by_row)
     beta = betas(b, beta_scale, exact).unflatten(0, by_row)
     value = v.to(exact).unflatten(0, by_row)
@@ -65,12 +67,13 @@ def precision(states: torch.Tensor) -> torch.dtype:
     return states.dtype
 
 
-def per_head(x: torch.Tensor, heads: int, exact: torch.dtype) -> torch.Tensor:
+def per_head(x: torch.Tensor, heads: int, take_turns: bool, exact: torch.dtype) -> torch.Tensor:
     """`x` [tokens, key_heads, key_dim], each vector divided by its length, for each of `heads` heads. An element of it:
     x / sqrt(sum of squares + `UNIT_EPS`)."""
     wide = x.to(exact)
     unit = wide * torch.rsqrt((wide * wide).sum(-1, keepdim=True) + UNIT_EPS)
-    return unit.repeat_interleave(heads // x.shape[1], dim=1)
+    times = heads // x.shape[1]
+    return unit.repeat(1, times, 1) if take_turns else unit.repeat_interleave(times, dim=1)
 
 
 def log_decays(a: torch.Tensor, A_log: torch.Tensor, dt_bias: torch.Tensor, exact: torch.dtype) -> torch.Tensor:

@@ -50,6 +50,7 @@ def delta_chunk_kernel(
     scale,
     rows,
     heads_per_key,
+    key_heads,
     key_dim,
     value_dim,
     stride_q,
@@ -77,7 +78,7 @@ def delta_chunk_kernel(
     _, token, stop = chunk_of(index, row_starts, start_positions, rows, ROWS, TOKENS)
     if token < stop:
         count = stop - token
-        key_head = head // heads_per_key
+        key_head = (head // heads_per_key) % key_heads
         channel, time = tl.arange(0, KEYS), tl.arange(0, TOKENS)
         in_key, there = channel < key_dim, time < count
         at = (token + time).to(tl.int64)
@@ -240,6 +241,7 @@ def delta_scan(
     A_log: torch.Tensor,
     dt_bias: torch.Tensor,
     beta_scale: float,
+    keys_take_turns: bool,
     states: torch.Tensor,
     row_starts: torch.Tensor,
     start_positions: torch.Tensor,
@@ -288,7 +290,8 @@ def delta_scan(
         dt_bias=dt_bias,
         beta_scale=float(beta_scale),
         scale=key_dim**-0.5,
-        heads_per_key=heads // k.shape[1],
+        heads_per_key=1 if keys_take_turns else heads // k.shape[1],
+        key_heads=k.shape[1],
         stride_q=q.stride(0),
         stride_q_head=q.stride(1),
         stride_k=k.stride(0),

@@ -53,6 +53,7 @@ def delta_update_kernel(
     scale,
     tokens,
     heads_per_key,
+    key_heads,
     key_dim,
     value_dim,
     stride_q,
@@ -72,7 +73,7 @@ def delta_update_kernel(
 ):
     row, head = tl.program_id(0), tl.program_id(1)
     heads = tl.num_programs(1)
-    key_head = head // heads_per_key
+    key_head = (head // heads_per_key) % key_heads
     channel = tl.arange(0, KEYS)
     column = tl.program_id(2) * COLUMNS + tl.arange(0, COLUMNS)
     in_key, in_value = channel < key_dim, column < value_dim
@@ -124,6 +125,7 @@ def delta_update(
     A_log: torch.Tensor,
     dt_bias: torch.Tensor,
     beta_scale: float,
+    keys_take_turns: bool,
     states: torch.Tensor,
     read_slots: torch.Tensor,
     write_slots: torch.Tensor,
@@ -154,7 +156,8 @@ def delta_update(
         beta_scale=float(beta_scale),
         scale=key_dim**-0.5,
         tokens=tokens,
-        heads_per_key=heads // k.shape[1],
+        heads_per_key=1 if keys_take_turns else heads // k.shape[1],
+        key_heads=k.shape[1],
         key_dim=key_dim,
         value_dim=value_dim,
         stride_q=q.stride(0),

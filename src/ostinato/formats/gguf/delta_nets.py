@@ -1,0 +1,67 @@
+"""What GGUF files say of models with delta nets, as their config.json has it. Imports no torch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ostinato.errors import ModelError
+from ostinato.formats.gguf.attention import attention
+from ostinato.formats.gguf.experts import SOFTMAX, expect_gates, expert_size
+from ostinato.formats.gguf.hybrids import mixer_heads
+from ostinato.formats.gguf.metadata import Metadata
+
+
+def qwen35(metadata: Metadata) -> dict[str, Any]:
+    return _qwen35(metadata) | {
+        "model_type": "qwen3_5_text",
+        "intermediate_size": metadata.integer("feed_forward_length"),
+    }
+
+
+def qwen35_moe(metadata: Metadata) -> dict[str, Any]:
+    """With experts in every layer."""
+    return _qwen35(metadata) | {"model_type": "qwen3_5_moe_text"} | _experts(metadata)
+
+
+def qwen3_next(metadata: Metadata) -> dict[str, Any]:
+    """As Qwen3.5 with experts. Value heads lie as in a checkpoint; so do betas and decays, by key head, and queries,
+    keys, values and gates do not."""
+    apart = {"model_type": "qwen3_next", "linear_projections_apart": True, "linear_keys_take_turns": False}
+    return _qwen35(metadata, "ssm_ba.weight") | apart | _experts(metadata)
+
+
+def _experts(metadata: Metadata) -> dict[str, Any]:
+    """The weights of those that are chosen add up to 1: ModelError for a file that says otherwise."""
+    expect_gates(metadata, SOFTMAX)
+    if metadata.optional("expert_weights_norm") is False or metadata.number("expert_weights_scale", 1.0) != 1.0:
+        raise ModelError(
+            f"{metadata.header.path} says that the weights of chosen experts do not add up to 1 (expert_weights_norm, "
+            f"expert_weights_scale); those of {metadata.architecture} do"
+        )
+    return {
+        "num_experts": metadata.integer("expert_count"),
+        "num_experts_per_tok": metadata.integer("expert_used_count"),
+        "moe_intermediate_size": expert_size(metadata),
+        "shared_expert_intermediate_size": metadata.rows("ffn_up_shexp.weight"),
+        "norm_topk_prob": True,
+    }
+
+
+def _qwen35(metadata: Metadata, of_delta_nets: str = "ssm_alpha.weight") -> dict[str, Any]:
+    """Where several value heads share a key head, a file has the first one of every key head, then the second ones, and
+    so on; a checkpoint has those of a key head side by side. Blocks cannot be put in the checkpoint's order, as the
+    columns of the last projection would cut through them. So the model takes the heads as they lie."""
+    value_heads, value_dim = mixer_heads(metadata)
+    key_heads = metadata.integer("ssm.group_count")
+    head_dim = metadata.integer("attention.key_length")
+    return {
+        **attention(metadata, rotates_parts=True),
+        "partial_rotary_factor": metadata.integer("rope.dimension_count", head_dim) / max(head_dim, 1),
+        "layer_types": metadata.kinds(linear_attention=of_delta_nets, full_attention="attn_q.weight"),
+        "linear_num_value_heads": value_heads,
+        "linear_num_key_heads": key_heads,
+        "linear_keys_take_turns": value_heads != key_heads,
+        "linear_key_head_dim": metadata.integer("ssm.state_size"),
+        "linear_value_head_dim": value_dim,
+        "linear_conv_kernel_dim": metadata.integer("ssm.conv_kernel"),
+    }
