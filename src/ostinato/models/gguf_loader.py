@@ -1,9 +1,10 @@
-"""Weights from a GGUF file into a model: blocks as they lie, or expanded, or quantised anew, as the plan says."""
+"""Weights from a GGUF file into a model: blocks where they lie or copied, or expanded, or quantised anew, as the plan
+says."""
 
 from __future__ import annotations
 
 import mmap
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -11,13 +12,13 @@ import torch
 
 from ostinato.formats.gguf.blocks import dequantize
 from ostinato.formats.gguf.header import TensorPlace
-from ostinato.formats.gguf.names import is_changed, is_one_more, pairs_neighbours
+from ostinato.formats.gguf.names import GATE, is_changed, is_one_more, pairs_neighbours
 from ostinato.formats.gguf.transforms import half_apart, restored
 from ostinato.formats.parts import gguf_header
 from ostinato.layers import pages
 from ostinato.layers.build import BlockView, Target, checkpoint_views
 from ostinato.models.base import CausalLM
-from ostinato.models.gguf_places import heads_of, tensors_of_places
+from ostinato.models.gguf_places import Place, heads_of, tensors_of_places
 from ostinato.ops.blocks.quantizers import BY_TORCH, Quantizers
 
 PIECE = 2**21
@@ -33,7 +34,11 @@ def load_gguf(
     tensors, places = tensors_of_places(model, header, dict(checkpoint_views(model)))
     with ExitStack() as opened:
         files = {file: _mapped(file, opened) for file in {tensor.file for tensor in tensors.values()}}
+        _map_matrices(model, tensors)
         for done, (name, tensor) in enumerate(tensors.items(), start=1):
+            if _is_mapped(places[name]):
+                progress(done, len(tensors))
+                continue
             rows, place = _rows(files[tensor.file], tensor), places[name]
             if isinstance(place, list):
                 for of_expert, matrix in zip(rows.chunk(len(place)), place, strict=True):
@@ -48,6 +53,28 @@ def load_gguf(
                 heads = heads_of(model, name) if pairs_neighbours(model.spec.architecture, tensor.name) else None
                 _put(rows, tensor, place, heads, quantizers)
             progress(done, len(tensors))
+
+
+def _map_matrices(model: CausalLM, tensors: Mapping[str, TensorPlace]) -> None:
+    """Has the weights that the plan left without memory lie where their tensors are mapped, the file staying so as long
+    as they are used."""
+    files: dict[Path, mmap.mmap] = {}
+    for module, attribute, row in model.weights():
+        weight: torch.Tensor = getattr(module, attribute)
+        if not weight.is_meta:
+            continue
+        first = tensors.get(row.names[0]) or tensors[row.names[0] + GATE]
+        if first.file not in files:
+            pages.read_ahead(first.file)
+            with first.file.open("rb") as file:
+                files[first.file] = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+        mapped = torch.frombuffer(files[first.file], dtype=torch.uint8, count=weight.numel(), offset=first.begin)
+        pages.fetch(mapped)
+        setattr(module, attribute, mapped.view(weight.shape))
+
+
+def _is_mapped(place: Place) -> bool:
+    return isinstance(place, BlockView) and place.bytes.is_meta
 
 
 def _mapped(path: Path, opened: ExitStack) -> mmap.mmap:

@@ -9,6 +9,7 @@ from ostinato.formats.gguf import sentencepiece
 from ostinato.formats.gguf.header import Header
 from ostinato.formats.gguf.pre_tokenizers import PRE_TOKENIZERS, PreTokenizer, byte_level
 from ostinato.formats.gguf.sentencepiece import CONTROL, NORMAL, UNKNOWN, USER_DEFINED
+from ostinato.formats.gguf.texts import Texts
 
 _PREFIX = "tokenizer.ggml."
 MODELS = ("gpt2", "llama")
@@ -43,12 +44,12 @@ def tokenizer_of(header: Header) -> dict[str, Any]:
 def _tokens(header: Header) -> tuple[list[str], list[int]]:
     """Each token and its kind."""
     tokens, kinds = header.metadata.get(f"{_PREFIX}tokens"), _numbers(header, "token_type")
-    if not isinstance(tokens, list) or not all(isinstance(token, str) for token in tokens):
+    if not isinstance(tokens, Texts):
         raise ModelError(f"{header.path} lacks the tokens of its tokenizer")
     kinds = [NORMAL] * len(tokens) if kinds is None else kinds
     if len(kinds) != len(tokens):
         raise ModelError(f"{header.path} has {len(tokens)} tokens and the types of {len(kinds)}")
-    return tokens, kinds
+    return list(tokens), kinds
 
 
 def _numbers(header: Header, name: str) -> list[Any] | None:
@@ -71,7 +72,7 @@ def pre_tokenizer_of(header: Header) -> PreTokenizer:
 
 def _byte_level(header: Header, tokens: list[str]) -> dict[str, Any]:
     pre, merges = pre_tokenizer_of(header), header.metadata.get(f"{_PREFIX}merges")
-    if not isinstance(merges, list):
+    if not isinstance(merges, Texts):
         raise ModelError(f"{header.path} lacks the merges of its tokenizer")
     return {
         "normalizer": None if pre.normalizer is None else {"type": pre.normalizer},
@@ -80,7 +81,7 @@ def _byte_level(header: Header, tokens: list[str]) -> dict[str, Any]:
         "model": {
             "type": "BPE",
             "vocab": {token: number for number, token in enumerate(tokens)},
-            "merges": merges,
+            "merges": list(merges),
             "ignore_merges": pre.takes_whole_words,
             "fuse_unk": False,
             "byte_fallback": False,
@@ -148,9 +149,9 @@ def generation_config_of(header: Header) -> dict[str, Any]:
     names = [f"{_PREFIX}{key}_token_id" for key in ("eos", "eot", "eom")]
     ends = {value for name in names if type(value := metadata.get(name)) is int}
     tokens, kinds = metadata.get(f"{_PREFIX}tokens"), _numbers(header, "token_type")
-    if ends and isinstance(tokens, list) and kinds is not None:
-        each = enumerate(zip(tokens, kinds, strict=False))
-        control = {token: number for number, (token, kind) in each if kind == CONTROL}
+    if ends and isinstance(tokens, Texts) and kinds is not None:
+        numbers = [number for number, kind in enumerate(kinds[: len(tokens)]) if kind == CONTROL]
+        control = {tokens[number]: number for number in numbers}
         ends |= {control[token] for token in _ENDS if token in control}
     sampling = {name: metadata.get(key) for name, key in _SAMPLING.items() if metadata.get(key) is not None}
     config: dict[str, Any] = {"eos_token_id": sorted(ends)} if ends else {}
