@@ -283,7 +283,7 @@ class ModelSpec:
     stored_formats: tuple[tuple[str, str], ...] = ()
     """Of a GGUF file, the tensors that lie in blocks, as the checkpoint names them, and the format of each."""
     stored_runs: tuple[tuple[str, ...], ...] = ()
-    """Of a GGUF file, those of them that lie one directly behind the other, with their rows in the checkpoint's order."""
+    """Of a GGUF file, those of them that lie one directly behind the other, their rows in the checkpoint's order."""
     quantization: AnyQuantization | None = None
     """How they are while the model runs, a prediction head's among them."""
     vision: VisionSpec | None = None

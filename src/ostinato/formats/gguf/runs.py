@@ -26,7 +26,7 @@ def stored_runs(header: Header, model_type: str) -> tuple[tuple[str, ...], ...]:
         follows = before is not None and (before.file, _end(before)) == (tensor.file, tensor.begin)
         if name.endswith(GATE):
             # The run goes on behind it, if its other half comes next.
-            if not follows:
+            if not follows or gate is not None:
                 runs.append([])
             before = gate = tensor
             continue

@@ -43,13 +43,22 @@ def tokenizer_of(header: Header) -> dict[str, Any]:
 
 def _tokens(header: Header) -> tuple[list[str], list[int]]:
     """Each token and its kind."""
-    tokens, kinds = header.metadata.get(f"{_PREFIX}tokens"), _numbers(header, "token_type")
-    if not isinstance(tokens, Texts):
+    tokens, kinds = _texts(header, "tokens"), _numbers(header, "token_type")
+    if tokens is None:
         raise ModelError(f"{header.path} lacks the tokens of its tokenizer")
     kinds = [NORMAL] * len(tokens) if kinds is None else kinds
     if len(kinds) != len(tokens):
         raise ModelError(f"{header.path} has {len(tokens)} tokens and the types of {len(kinds)}")
-    return list(tokens), kinds
+    return tokens, kinds
+
+
+def _texts(header: Header, name: str) -> list[str] | None:
+    """None for what is no list of texts."""
+    value = header.metadata.get(f"{_PREFIX}{name}")
+    if not isinstance(value, Texts | list):
+        return None
+    texts = list(value)
+    return texts if all(isinstance(text, str) for text in texts) else None
 
 
 def _numbers(header: Header, name: str) -> list[Any] | None:
@@ -71,8 +80,8 @@ def pre_tokenizer_of(header: Header) -> PreTokenizer:
 
 
 def _byte_level(header: Header, tokens: list[str]) -> dict[str, Any]:
-    pre, merges = pre_tokenizer_of(header), header.metadata.get(f"{_PREFIX}merges")
-    if not isinstance(merges, Texts):
+    pre, merges = pre_tokenizer_of(header), _texts(header, "merges")
+    if merges is None:
         raise ModelError(f"{header.path} lacks the merges of its tokenizer")
     return {
         "normalizer": None if pre.normalizer is None else {"type": pre.normalizer},
@@ -81,7 +90,7 @@ def _byte_level(header: Header, tokens: list[str]) -> dict[str, Any]:
         "model": {
             "type": "BPE",
             "vocab": {token: number for number, token in enumerate(tokens)},
-            "merges": list(merges),
+            "merges": merges,
             "ignore_merges": pre.takes_whole_words,
             "fuse_unk": False,
             "byte_fallback": False,
@@ -149,7 +158,7 @@ def generation_config_of(header: Header) -> dict[str, Any]:
     names = [f"{_PREFIX}{key}_token_id" for key in ("eos", "eot", "eom")]
     ends = {value for name in names if type(value := metadata.get(name)) is int}
     tokens, kinds = metadata.get(f"{_PREFIX}tokens"), _numbers(header, "token_type")
-    if ends and isinstance(tokens, Texts) and kinds is not None:
+    if ends and isinstance(tokens, Texts | list) and kinds is not None:
         numbers = [number for number, kind in enumerate(kinds[: len(tokens)]) if kind == CONTROL]
         control = {tokens[number]: number for number in numbers}
         ends |= {control[token] for token in _ENDS if token in control}
