@@ -125,7 +125,7 @@ def expansion_decisions(
     parts = [f"blocks run as they lie: {size}, the file has {in_file}"]
     if mapped:
         copied = format_bytes(model.weight_bytes(dtype) - mapped)
-        parts.append(f"{format_bytes(mapped)} stay in the file's pages, which processes share, {copied} are copied")
+        parts.append(f"{format_bytes(mapped)} stay in the file's pages, {copied} are copied")
     else:
         parts.append("all are copied while loading, as none lie in the file as products read them")
     if expanded:
