@@ -34,10 +34,11 @@ def load_gguf(
     files = {file: _mapped(file) for file in {tensor.file for tensor in tensors.values()}}
     _map_matrices(model, tensors, files)
     for done, (name, tensor) in enumerate(tensors.items(), start=1):
-        if _is_mapped(places[name]):
+        rows, place = _rows(files[tensor.file], tensor), places[name]
+        if _is_mapped(place):
+            pages.fetch(rows)
             progress(done, len(tensors))
             continue
-        rows, place = _rows(files[tensor.file], tensor), places[name]
         if isinstance(place, list):
             for of_expert, matrix in zip(rows.chunk(len(place)), place, strict=True):
                 _put(of_expert, tensor, matrix, None, quantizers)
@@ -62,7 +63,6 @@ def _map_matrices(model: CausalLM, tensors: Mapping[str, TensorPlace], files: Ma
         if weight.is_meta:
             first = tensors.get(row.names[0]) or tensors[row.names[0] + GATE]
             mapped = _bytes(files[first.file], first.begin, weight.numel())
-            pages.fetch(mapped)
             setattr(module, attribute, mapped.view(weight.shape))
 
 
