@@ -166,6 +166,34 @@ assert not {{"torch", "transformers"}} & set(sys.modules), "plan"
     run_python(code, capture_output=True)
 
 
+def test_a_command_ends_without_a_search_for_cycles_in_all_that_it_made() -> None:
+    code = """
+import atexit, gc
+atexit.register(lambda: print("left out:", gc.get_freeze_count() > 10_000))
+from ostinato.cli.main import main
+main(["--version"])
+"""
+    assert run_python(code, capture_output=True).stdout.endswith("left out: True\n")
+
+
+def test_planning_and_inspecting_a_gguf_file_import_no_torch(tmp_path: Path) -> None:
+    pytest.importorskip("gguf", reason="the package that writes GGUF files comes with the test extra")
+    from tests.support.gguf_files import write_gguf
+
+    path = write_gguf(tmp_path / "model.gguf", "llama")
+    code = f"""
+import sys
+from ostinato.cli.main import main
+for command in ("plan", "inspect"):
+    try:
+        main([command, {str(path)!r}])
+    except SystemExit as end:
+        assert not end.code, end.code
+assert not {{"torch", "transformers", "tokenizers"}} & set(sys.modules), sorted(sys.modules)
+"""
+    assert "file's pages" in " ".join(run_python(code, capture_output=True).stdout.split())
+
+
 def pieces(terminal: int) -> Iterator[bytes]:
     """What was written to a terminal, which gives at most some kilobytes at once."""
     with suppress(BlockingIOError):

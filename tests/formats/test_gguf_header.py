@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import random
 import struct
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from ostinato.errors import ModelError
-from ostinato.formats.gguf.header import Header, read_header
+from ostinato.formats.gguf.header import MOST_ENTRIES, MOST_TEXT, Header, read_header
+from ostinato.formats.gguf.texts import Texts
 
 gguf = pytest.importorskip("gguf", reason="the package that writes them comes with the test extra")
 
@@ -133,3 +135,78 @@ def test_random_damage_gives_a_header_or_an_error(file: Path, tmp_path: Path) ->
             continue
         assert isinstance(found, Header)
         assert all(place.begin + place.num_bytes <= damaged.stat().st_size for place in found.tensors.values())
+
+
+def text(value: bytes) -> bytes:
+    return struct.pack("<Q", len(value)) + value
+
+
+def crafted(path: Path, *entries: bytes, num_tensors: int = 0, behind: bytes = b"") -> Path:
+    path.write_bytes(b"GGUF" + struct.pack("<IQQ", 3, num_tensors, len(entries)) + b"".join(entries) + behind)
+    return path
+
+
+def array_of(name: bytes, kind: int, count: int, values: bytes) -> bytes:
+    return text(name) + struct.pack("<IIQ", 9, kind, count) + values
+
+
+def test_a_list_of_short_texts_takes_little_more_than_twice_its_bytes(tmp_path: Path) -> None:
+    count = 300_000
+    path = crafted(
+        tmp_path / "texts.gguf", array_of(b"a", 8, count, b"".join(text(b"%03x" % (i % 4096)) for i in range(count)))
+    )
+    tracemalloc.start()
+    try:
+        found = read_header(path).metadata["a"]
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 2.1 * path.stat().st_size
+    assert (len(found), found[0], found[4097], found[-1]) == (count, "000", "001", f"{(count - 1) % 4096:03x}")
+
+
+def test_texts_are_a_sequence_of_what_was_written(tmp_path: Path) -> None:
+    expected = [
+        "<s>",
+        "",
+        "h\u00e4user",
+        "\U0001f40c",
+        b"\xff\xe2".decode("utf-8", errors="surrogateescape"),
+        "x" * 300,
+    ]
+    stored = b"".join(text(each.encode("utf-8", errors="surrogateescape")) for each in expected)
+    found = read_header(crafted(tmp_path / "texts.gguf", array_of(b"a", 8, len(expected), stored))).metadata["a"]
+    assert isinstance(found, Texts)
+    assert list(found) == expected == [found[i] for i in range(len(found))]
+    assert (found[-1], found[1:3], found == expected, found == expected[1:]) == (
+        expected[-1],
+        expected[1:3],
+        True,
+        False,
+    )
+    with pytest.raises(IndexError):
+        found[len(expected)]
+
+
+@pytest.mark.parametrize(
+    ("entries", "words"),
+    [
+        ([text(b"%x" % i) + struct.pack("<IB", 0, 1) for i in range(MOST_ENTRIES + 1)], "65537 metadata"),
+        (
+            [array_of(b"a", 9, MOST_ENTRIES + 1, struct.pack("<IQ", 0, 0) * (MOST_ENTRIES + 1))],
+            "arrays within an array",
+        ),
+        ([text(b"a") + struct.pack("<I", 8) + text(b" " * MOST_TEXT)], "texts of more than"),
+    ],
+    ids=["metadata", "nested", "text"],
+)
+def test_tables_larger_than_any_model_has_are_errors(tmp_path: Path, entries: list[bytes], words: str) -> None:
+    with pytest.raises(ModelError, match=words):
+        read_header(crafted(tmp_path / "large.gguf", *entries))
+
+
+def test_more_tensors_than_any_model_has_are_an_error(tmp_path: Path) -> None:
+    count = MOST_ENTRIES + 1
+    path = crafted(tmp_path / "large.gguf", num_tensors=count, behind=bytes(24 * count))
+    with pytest.raises(ModelError, match="65537 tensors"):
+        read_header(path)

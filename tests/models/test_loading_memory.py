@@ -201,8 +201,9 @@ def test_no_two_rows_of_a_random_matrix_are_equal(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("elements", [0, 1, pages.HUGE_PAGE // 2 - 1, pages.HUGE_PAGE // 2, 3 * pages.HUGE_PAGE // 4])
-def test_an_empty_tensor_holds_what_is_written_to_it(elements: int) -> None:
-    tensor = pages.empty(elements, 1, dtype=torch.bfloat16, device=CPU)
+@pytest.mark.parametrize("fills_slowly", [False, True])
+def test_an_empty_tensor_holds_what_is_written_to_it(elements: int, fills_slowly: bool) -> None:
+    tensor = pages.empty(elements, 1, dtype=torch.bfloat16, device=CPU, fills_slowly=fills_slowly)
     values = (torch.arange(elements) % 251).to(torch.bfloat16).unsqueeze(1)
     tensor.copy_(values)
     assert tensor.is_contiguous()

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ast
+import atexit
 import errno
+import gc
 import json
 import os
 import sys
@@ -116,6 +118,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     as_json = "--json" in arguments
+    atexit.register(
+        gc.freeze
+    )  # all memory goes back then; to search it for cycles first takes half a second with torch
     if arguments[:1] not in (["serve"], ["bench"], ["gpu-check"]):  # its engine is a process; the others measure
         wait_briefly(os.environ)  # commands import torch when they run
     try:

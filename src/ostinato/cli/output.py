@@ -9,7 +9,6 @@ from rich.console import Console
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from ostinato.bench.draft_speed import CONTROLLER
 from ostinato.bench.reports import Column, Table
 from ostinato.units import format_bytes
 
@@ -121,6 +120,8 @@ def _print_speculation(speculation: Mapping[str, Any], console: Console) -> None
         reasons = ", ".join(speculation["graphs"]["eager_reasons"])
         facts.append(f"{speculation['graphs']['steps']['eager']:,} steps of the drafter ran eagerly ({reasons})")
     console.print(_remark("\n".join(facts)))
+    from ostinato.bench.draft_speed import CONTROLLER  # half of the benchmarks come with it
+
     Table(CONTROLLER, speculation["controller"]["batch_sizes"], "drafts by batch size").print(console)
 
 

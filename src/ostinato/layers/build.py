@@ -87,7 +87,8 @@ Target = torch.Tensor | QuantizedView | BlockView
 class Build:
     """Kernels to call, and where and in which dtype to allocate weights.
 
-    With `defers_matrices`, matrices that may be quantised, or lie in blocks, get their memory from `place_matrices`.
+    With `defers_matrices`, matrices that may be quantised, or lie in blocks, get their memory from `place_matrices`;
+    or from the loader, where they stay in their file's pages.
     """
 
     ops: Ops
@@ -137,7 +138,10 @@ class Build:
                 module.blocks = quantization.blocks_of(row)
                 assert module.blocks is not None, "it is in blocks"
                 shape = _shape_in_blocks(module.blocks, tuple(row.shape))
-                module.weight = pages.empty(*shape, dtype=torch.uint8, device=self.device)
+                if quantization.is_mapped(row):
+                    module.weight = torch.empty(shape, dtype=torch.uint8, device="meta")
+                else:
+                    module.weight = pages.empty(*shape, dtype=torch.uint8, device=self.device)
                 continue
             group_size = quantization.group_size
             groups = () if group_size is None else (int8.num_groups(columns, group_size),)

@@ -17,13 +17,18 @@ import torch
 HUGE_PAGE = 2**21
 """bytes, where ordinary pages have 4 KiB"""
 
+_POPULATE_READ = 22
+"""MADV_POPULATE_READ of Linux 5.14, which Python does not name; an older system does nothing."""
+
 CACHE_LINE = 64
 """bytes; vectors that lie across two lines are read more slowly"""
 
 
-def empty(*shape: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+def empty(*shape: int, dtype: torch.dtype, device: torch.device, fills_slowly: bool = False) -> torch.Tensor:
     """An unwritten tensor. On a CPU a page of it takes memory when it is first used; large tensors begin at a huge
-    page and use such pages as far as they fill them, so that none takes more memory than it is large."""
+    page and use such pages as far as they fill them, so that none takes more memory than it is large. What
+    `fills_slowly`, from its beginning, has ordinary pages there: a huge one takes all its memory, and the time to clear
+    it, for the first byte that is written."""
     count = math.prod(shape)
     size = count * dtype.itemsize
     if device.type != "cpu" or sys.platform != "linux" or size < HUGE_PAGE:
@@ -31,7 +36,9 @@ def empty(*shape: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor
     region = mmap.mmap(-1, size + HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     begin = -torch.frombuffer(region, dtype=torch.uint8).data_ptr() % HUGE_PAGE
     with suppress(OSError):  # a kernel without huge pages
-        region.madvise(mmap.MADV_HUGEPAGE, begin, size - size % HUGE_PAGE)
+        ordinary = HUGE_PAGE if fills_slowly else 0
+        if size - ordinary >= HUGE_PAGE:
+            region.madvise(mmap.MADV_HUGEPAGE, begin + ordinary, size - size % HUGE_PAGE - ordinary)
     return torch.frombuffer(region, dtype=dtype, count=count, offset=begin).view(shape)
 
 
@@ -40,6 +47,15 @@ def read_ahead(file: Path) -> None:
     if sys.platform == "linux":
         with file.open("rb") as opened:
             os.posix_fadvise(opened.fileno(), 0, 0, os.POSIX_FADV_WILLNEED)
+
+
+def fetch(mapped: torch.Tensor) -> None:
+    """Has the system put a contiguous part of a mapped file into this process's pages at once, which takes a small part
+    of the time that it takes page by page."""
+    if sys.platform == "linux":
+        begin = mapped.data_ptr() // mmap.PAGESIZE * mmap.PAGESIZE
+        size = mapped.data_ptr() + mapped.nbytes - begin
+        _libc().madvise(ctypes.c_void_p(begin), ctypes.c_size_t(size), ctypes.c_int(_POPULATE_READ))
 
 
 def drop(mapped: torch.Tensor) -> None:

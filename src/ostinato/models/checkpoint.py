@@ -13,6 +13,7 @@ from ostinato.config import EngineConfig
 from ostinato.demo import CHECKPOINTS, checkpoint_dir
 from ostinato.errors import ConfigError, ModelError, Remedy
 from ostinato.formats.gguf.names import GATE, UP, checkpoint_name
+from ostinato.formats.gguf.runs import stored_runs
 from ostinato.formats.gguf.split import all_parts
 from ostinato.formats.parts import gguf_header, is_gguf, read_part
 from ostinato.formats.quantization_config import stored_weights
@@ -98,7 +99,8 @@ def _spec_of(directory: Path) -> ModelSpec:
     model = model_spec(read_config(directory))
     if not is_gguf(directory):
         return model
-    return replace(model, stored_blocks=_stored_blocks(directory), stored_formats=_stored_formats(directory, model))
+    formats, runs = _stored_formats(directory, model), stored_runs(gguf_header(directory), model.architecture)
+    return replace(model, stored_blocks=_stored_blocks(directory), stored_formats=formats, stored_runs=runs)
 
 
 def read_config(directory: Path) -> dict[str, Any]:

@@ -1,23 +1,23 @@
-"""Weights from a GGUF file into a model: blocks as they lie, or expanded, or quantised anew, as the plan says."""
+"""Weights from a GGUF file into a model: blocks where they lie or copied, or expanded, or quantised anew, as the plan
+says."""
 
 from __future__ import annotations
 
 import mmap
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import torch
 
 from ostinato.formats.gguf.blocks import dequantize
 from ostinato.formats.gguf.header import TensorPlace
-from ostinato.formats.gguf.names import is_changed, is_one_more, pairs_neighbours
+from ostinato.formats.gguf.names import GATE, is_changed, is_one_more, pairs_neighbours
 from ostinato.formats.gguf.transforms import half_apart, restored
 from ostinato.formats.parts import gguf_header
 from ostinato.layers import pages
 from ostinato.layers.build import BlockView, Target, checkpoint_views
 from ostinato.models.base import CausalLM
-from ostinato.models.gguf_places import heads_of, tensors_of_places
+from ostinato.models.gguf_places import Place, heads_of, tensors_of_places
 from ostinato.ops.blocks.quantizers import BY_TORCH, Quantizers
 
 PIECE = 2**21
@@ -31,34 +31,61 @@ def load_gguf(
     read, as `tensors_of_places`."""
     header = gguf_header(path)
     tensors, places = tensors_of_places(model, header, dict(checkpoint_views(model)))
-    with ExitStack() as opened:
-        files = {file: _mapped(file, opened) for file in {tensor.file for tensor in tensors.values()}}
-        for done, (name, tensor) in enumerate(tensors.items(), start=1):
-            rows, place = _rows(files[tensor.file], tensor), places[name]
-            if isinstance(place, list):
-                for of_expert, matrix in zip(rows.chunk(len(place)), place, strict=True):
-                    _put(of_expert, tensor, matrix, None, quantizers)
-            elif is_changed(tensor.name):
-                assert isinstance(place, torch.Tensor), "what belongs to heads is not quantised"
-                place.copy_(restored(tensor.name, dequantize(tensor.type, rows)))
-            elif is_one_more(model.spec.architecture, tensor.name):
-                assert isinstance(place, torch.Tensor), "norms are not quantised"
-                place.copy_(dequantize(tensor.type, rows)[0] - 1)
-            else:
-                heads = heads_of(model, name) if pairs_neighbours(model.spec.architecture, tensor.name) else None
-                _put(rows, tensor, place, heads, quantizers)
+    files = {file: _mapped(file) for file in {tensor.file for tensor in tensors.values()}}
+    _map_matrices(model, tensors, files)
+    for done, (name, tensor) in enumerate(tensors.items(), start=1):
+        rows, place = _rows(files[tensor.file], tensor), places[name]
+        if _is_mapped(place):
+            pages.fetch(rows)
             progress(done, len(tensors))
+            continue
+        if isinstance(place, list):
+            for of_expert, matrix in zip(rows.chunk(len(place)), place, strict=True):
+                _put(of_expert, tensor, matrix, None, quantizers)
+        elif is_changed(tensor.name):
+            assert isinstance(place, torch.Tensor), "what belongs to heads is not quantised"
+            place.copy_(restored(tensor.name, dequantize(tensor.type, rows)))
+        elif is_one_more(model.spec.architecture, tensor.name):
+            assert isinstance(place, torch.Tensor), "norms are not quantised"
+            place.copy_(dequantize(tensor.type, rows)[0] - 1)
+        else:
+            heads = heads_of(model, name) if pairs_neighbours(model.spec.architecture, tensor.name) else None
+            _put(rows, tensor, place, heads, quantizers)
+        pages.drop(rows)
+        progress(done, len(tensors))
 
 
-def _mapped(path: Path, opened: ExitStack) -> mmap.mmap:
-    file = opened.enter_context(path.open("rb"))
-    return opened.enter_context(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY))
+def _map_matrices(model: CausalLM, tensors: Mapping[str, TensorPlace], files: Mapping[Path, mmap.mmap]) -> None:
+    """Has the weights that the plan left without memory lie where their tensors are mapped, the file staying so as long
+    as they are used."""
+    for module, attribute, row in model.weights():
+        weight: torch.Tensor = getattr(module, attribute)
+        if weight.is_meta:
+            first = tensors.get(row.names[0]) or tensors[row.names[0] + GATE]
+            mapped = _bytes(files[first.file], first.begin, weight.numel())
+            setattr(module, attribute, mapped.view(weight.shape))
+
+
+def _is_mapped(place: Place) -> bool:
+    return isinstance(place, BlockView) and place.bytes.is_meta
+
+
+def _mapped(path: Path) -> mmap.mmap:
+    """The file, mapped as long as a tensor lies in it. What is written to it stays in this process."""
+    pages.read_ahead(path)
+    with path.open("rb") as file:
+        return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+
+
+def _bytes(data: mmap.mmap, begin: int, count: int) -> torch.Tensor:
+    """[count] uint8, where the file is mapped; the tensor keeps it so."""
+    return torch.frombuffer(data, dtype=torch.uint8, count=count, offset=begin)
 
 
 def _rows(data: mmap.mmap, tensor: TensorPlace) -> torch.Tensor:
     """[rows, bytes] uint8, where the file is mapped; a vector is one row, experts lie one behind the other."""
     rows = tensor.num_elements // tensor.shape[-1] if len(tensor.shape) > 1 else 1
-    return torch.frombuffer(data, dtype=torch.uint8, count=tensor.num_bytes, offset=tensor.begin).view(rows, -1)
+    return _bytes(data, tensor.begin, tensor.num_bytes).view(rows, -1)
 
 
 def _put(rows: torch.Tensor, tensor: TensorPlace, place: Target, heads: int | None, quantizers: Quantizers) -> None:

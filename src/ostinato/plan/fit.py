@@ -363,6 +363,7 @@ def _budget(
         kv_block=kv_block_bytes(model, config.block_size, dtype),
         state_slot=state_slot_bytes(model, dtype, ssm_state_dtype),
         slots_per_request=slots_per_request(config.num_speculative_tokens),
+        mapped_weights=model.mapped_bytes + (model.drafter.mapped_bytes if model.drafter is not None else 0),
         # A model without state needs no checkpoints to hit.
         holds_prefixes=config.enable_prefix_caching and (mode != "none" or not model.keeps_state),
         expected_prefix_tokens=config.expected_prefix_tokens,

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from ostinato.plan.calls import NO_CALLS, Calls
 from ostinato.plan.mixers import NO_STATE, Mixer, StateArray, StateSpec
-from ostinato.plan.quantization import AnyQuantization
+from ostinato.plan.quantization import AnyQuantization, BlockQuantization
 from ostinato.plan.stored_weights import StoredWeights
 from ostinato.plan.weights import Weight, num_elements
 
@@ -164,6 +164,11 @@ class DrafterSpec:
         return whole - saved_bytes(self.table, self.quantization, dtype)
 
     @property
+    def mapped_bytes(self) -> int:
+        """Of `weight_bytes`, those of a draft model that stay in the pages of its file."""
+        return 0 if self.model is None else self.model.mapped_bytes
+
+    @property
     def table(self) -> Iterator[Weight]:
         """All weights of a prediction head, as the checkpoint names them."""
         yield from self.weights
@@ -277,6 +282,8 @@ class ModelSpec:
     """Of a GGUF file, the bytes of its tensors by type."""
     stored_formats: tuple[tuple[str, str], ...] = ()
     """Of a GGUF file, the tensors that lie in blocks, as the checkpoint names them, and the format of each."""
+    stored_runs: tuple[tuple[str, ...], ...] = ()
+    """Of a GGUF file, those of them that lie one directly behind the other, their rows in the checkpoint's order."""
     quantization: AnyQuantization | None = None
     """How they are while the model runs, a prediction head's among them."""
     vision: VisionSpec | None = None
@@ -336,6 +343,12 @@ class ModelSpec:
         if self.vision is not None:
             whole += _plain_bytes(self.vision.weights, dtype)
         return whole - saved_bytes(self.table, self.quantization, dtype)
+
+    @property
+    def mapped_bytes(self) -> int:
+        """Of `weight_bytes`, those that stay in the pages of the checkpoint's file."""
+        chosen = self.quantization
+        return chosen.mapped_bytes(self.table) if isinstance(chosen, BlockQuantization) else 0
 
     @property
     def table(self) -> Iterator[Weight]:

@@ -69,6 +69,9 @@ class BlockQuantization:
     quantised has the `format`, or the one with the next smaller groups whose blocks fill its rows; but for those to
     `ignore`, as `Quantization` has it, for those whose rows no blocks fill, and for those with fewer than `least_rows`.
     The LM head has the format `head`, where that is given.
+
+    `runs` are tensors of the file that lie one directly behind the other, as kernels read them: a weight whose tensors
+    are a part of one may be read where the file is mapped (`is_mapped`).
     """
 
     formats: tuple[tuple[str, str], ...] = ()
@@ -77,6 +80,7 @@ class BlockQuantization:
     ignores_stacks: bool = False
     head: str | None = None
     least_rows: int = 0
+    runs: tuple[tuple[str, ...], ...] = ()
     numbers: Literal["blocks"] = "blocks"
 
     @property
@@ -140,6 +144,19 @@ class BlockQuantization:
         blocks = merged(tuple((str(kind), size) for kind, size in zip(kinds, sizes, strict=True)))
         return None if weight.is_gated and len(blocks) > 1 else blocks
 
+    def is_mapped(self, weight: Weight) -> bool:
+        """Whether it stays in the file's pages, which all processes share. The plan, the memory and the loader ask
+        here: what is to be laid out anew while loading, for whatever reason, is not to be named."""
+        if weight.role == "experts" or weight.interleaved or not self.quantises(weight):
+            return False
+        places = [self._places.get(name) for name in weight.names]
+        first = places[0]
+        return first is not None and places == list(range(first, first + len(places)))
+
+    def mapped_bytes(self, weights: Iterable[Weight]) -> int:
+        """Of the weights that are mapped."""
+        return sum(self.num_bytes(weight) for weight in weights if self.is_mapped(weight))
+
     def _fitting(self, weight: Weight) -> str | None:
         """The format whose blocks fill the rows of a weight, and of what is quantised together with it."""
         assert self.format is not None, "it is for all matrices"
@@ -154,6 +171,19 @@ class BlockQuantization:
     def _formats(self) -> dict[str, str]:
         """Under each spelling of the tensors' names."""
         return {spelling: kind for name, kind in self.formats for spelling in spellings(name)}
+
+    @cached_property
+    def _places(self) -> dict[str, int]:
+        """Of the tensors of `runs`, under each spelling of their names: numbers, one higher from each to the next in
+        its run, two higher between runs."""
+        numbers: dict[str, int] = {}
+        number = 0
+        for run in self.runs:
+            for name in run:
+                numbers |= dict.fromkeys(spellings(name), number)
+                number += 1
+            number += 1
+        return numbers
 
 
 def _with_smaller(name: str) -> tuple[str, ...]:

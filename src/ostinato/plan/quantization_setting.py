@@ -63,7 +63,7 @@ def _choose(config: EngineConfig, model: ModelSpec, whose: str, device_kind: str
     stored = model.stored_quantization
     runs_as = None if stored is None else stored.quantization(_reads_int4(config, model, device_kind))
     if config.quantization == "auto" and model.stored_formats and not _expands_because(config, device_kind):
-        return BlockQuantization(model.stored_formats)
+        return BlockQuantization(model.stored_formats, runs=model.stored_runs)
     if config.quantization == "auto":
         return runs_as
     wanted = GIVEN[config.quantization]
@@ -122,7 +122,13 @@ def expansion_decisions(
         for name in weight.names_of_all_experts
         if name in formats
     ]
-    parts = [f"blocks run as they lie, copied while loading: {size}, the file has {in_file}"]
+    mapped = model.mapped_bytes
+    parts = [f"blocks run as they lie: {size}, the file has {in_file}"]
+    if mapped:
+        copied = format_bytes(model.weight_bytes(dtype) - mapped)
+        parts.append(f"{format_bytes(mapped)} stay in the file's pages, {copied} are copied")
+    else:
+        parts.append("all are copied while loading, as none lie in the file as products read them")
     if expanded:
         others = f" and {len(expanded) - 3} more" if len(expanded) > 3 else ""
         names = f"{', '.join(expanded[:3])}{others}"

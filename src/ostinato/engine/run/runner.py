@@ -251,8 +251,8 @@ def _allocate_layer(layer: LayerSpec, plan: Plan, device: torch.device, number: 
     if layer.attention is not None:
         heads = (layer.attention.num_kv_heads, layer.attention.head_dim)
         shape = (memory.num_blocks, settings.block_size, *heads)
-        parts["k_cache"] = pages.empty(*shape, dtype=dtype, device=device)
-        parts["v_cache"] = pages.empty(*shape, dtype=dtype, device=device)
+        for name in ("k_cache", "v_cache"):
+            parts[name] = pages.empty(*shape, dtype=dtype, device=device, fills_slowly=True)
     states = {} if layer.mixer is None else _allocate_states(layer.mixer.state, plan, device)
     return LayerMemory(**parts, states=states, noise=noise)
 

@@ -5,14 +5,15 @@ tensors and of metadata; the metadata, each a name, a type and a value; the tens
 innermost first, its type and where it begins behind the header, which is padded to `general.alignment`.
 
 Nothing in a file is believed: every length is held against the bytes that are left before anything is read or made, so
-a damaged file is a ModelError, and takes no more memory than a few times its size (lists of short texts).
+a damaged file is a ModelError. Tables with more entries than any model has are one, too; lists of texts are kept as
+they lie. So a header takes at most twice its size in memory, beside what `MOST_ENTRIES` and `MOST_TEXT` allow.
 """
 
 from __future__ import annotations
 
 import mmap
 import struct
-from collections.abc import Iterator
+from array import array
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from typing import Any
 import numpy as np
 
 from ostinato.errors import ModelError
+from ostinato.formats.gguf.texts import LENGTH_BYTES, Texts, decoded
 from ostinato.formats.gguf.types import TYPES, BlockType
 
 MAGIC = b"GGUF"
@@ -33,6 +35,12 @@ _SCALARS = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<
 _STRING, _ARRAY = 8, 9
 # Arrays within arrays: no model has any, and a file may not exhaust the stack.
 _MOST_NESTING = 4
+MOST_ENTRIES = 2**16
+"""Of each table, and of arrays within arrays: an entry of a few bytes takes hundreds as an object. Models have some
+thousand tensors."""
+MOST_TEXT = 2**25
+"""Bytes of all names and single texts, which may take four times as much as characters. Templates have some thousand,
+a copy of a tokenizer.json, which some writers add, some million."""
 _LEAST_TENSOR_BYTES, _LEAST_METADATA_BYTES = 8 + 4 + 4 + 8, 8 + 4 + 1
 
 
@@ -61,8 +69,8 @@ class TensorPlace:
 
 @dataclass(frozen=True)
 class Header:
-    """`metadata` by name: numbers, strings, truth values, NumPy's arrays of numbers, lists of strings. `tensors` by
-    name, in the file's order."""
+    """`metadata` by name: numbers, strings, truth values, NumPy's arrays of numbers, `Texts`. `tensors` by name, in the
+    file's order."""
 
     path: Path
     version: int
@@ -85,6 +93,8 @@ class _Reader:
         self._data = data
         self._size = len(data)
         self._at = 0
+        self._num_nested = 0
+        self._text_bytes = 0
 
     def header(self) -> Header:
         if self._data[: len(MAGIC)] != MAGIC:
@@ -98,6 +108,8 @@ class _Reader:
             raise ModelError(f"{self._path} is a GGUF file of {reason}; versions {known} in little-endian are read")
         num_tensors, num_metadata = self._number("<Q"), self._number("<Q")
         self._expect(num_metadata * _LEAST_METADATA_BYTES + num_tensors * _LEAST_TENSOR_BYTES, "tables")
+        if max(num_metadata, num_tensors) > MOST_ENTRIES:
+            raise self._damaged(f"{num_tensors} tensors and {num_metadata} metadata; of each {MOST_ENTRIES} are read")
         metadata: dict[str, Any] = {}
         for _ in range(num_metadata):
             name = self._string()
@@ -158,22 +170,36 @@ class _Reader:
             return np.frombuffer(self._data, _SCALARS[of], count, begin).copy()
         self._expect(8 * count, "an array")  # a string has at least its length
         if of == _STRING:
-            return list(self._strings(count))
+            return self._texts(count)
+        self._num_nested += count
+        if self._num_nested > MOST_ENTRIES:
+            raise self._damaged(f"{count} arrays within an array at byte {self._at}; {MOST_ENTRIES} are read")
         return [self._value(of, nesting + 1) for _ in range(count)]
 
-    def _strings(self, count: int) -> Iterator[str]:
+    def _texts(self, count: int) -> Texts:
         """Written out, since vocabularies have a hundred thousand."""
-        data, size, length_at = self._data, self._size, struct.Struct("<Q").unpack_from
-        for _ in range(count):
-            begin = self._at + 8
-            if begin > size or length_at(data, self._at)[0] > size - begin:
-                raise self._damaged(f"a string at byte {self._at}")
-            self._at = begin + length_at(data, self._at)[0]
-            # What is no UTF-8 stays readable: tokens of single bytes are written so by some.
-            yield data[begin : self._at].decode("utf-8", errors="surrogateescape")
+        data, size, first, at = self._data, self._size, self._at, self._at
+        length_at = struct.Struct("<Q").unpack_from
+        ends = array("Q", bytes(8 * count))
+        for number in range(count):
+            begin = at + LENGTH_BYTES
+            if begin > size or length_at(data, at)[0] > size - begin:
+                raise self._damaged(f"a string at byte {at}")
+            at = begin + length_at(data, at)[0]
+            ends[number] = at - first
+        self._at = at
+        return Texts(data[first:at], ends)
 
     def _string(self) -> str:
-        return next(self._strings(1))
+        length = self._number("<Q")
+        begin = self._at - LENGTH_BYTES
+        if length > self._size - self._at:
+            raise self._damaged(f"a string at byte {begin}")
+        self._text_bytes += length
+        if self._text_bytes > MOST_TEXT:
+            raise self._damaged(f"names and texts of more than {MOST_TEXT} bytes, up to byte {begin}")
+        self._at += length
+        return decoded(self._data[begin + LENGTH_BYTES : self._at])
 
     def _number(self, form: str) -> Any:
         begin = self._skip(struct.calcsize(form))

@@ -9,6 +9,7 @@ from ostinato.formats.gguf import sentencepiece
 from ostinato.formats.gguf.header import Header
 from ostinato.formats.gguf.pre_tokenizers import PRE_TOKENIZERS, PreTokenizer, byte_level
 from ostinato.formats.gguf.sentencepiece import CONTROL, NORMAL, UNKNOWN, USER_DEFINED
+from ostinato.formats.gguf.texts import Texts
 
 _PREFIX = "tokenizer.ggml."
 MODELS = ("gpt2", "llama")
@@ -42,13 +43,22 @@ def tokenizer_of(header: Header) -> dict[str, Any]:
 
 def _tokens(header: Header) -> tuple[list[str], list[int]]:
     """Each token and its kind."""
-    tokens, kinds = header.metadata.get(f"{_PREFIX}tokens"), _numbers(header, "token_type")
-    if not isinstance(tokens, list) or not all(isinstance(token, str) for token in tokens):
+    tokens, kinds = _texts(header, "tokens"), _numbers(header, "token_type")
+    if tokens is None:
         raise ModelError(f"{header.path} lacks the tokens of its tokenizer")
     kinds = [NORMAL] * len(tokens) if kinds is None else kinds
     if len(kinds) != len(tokens):
         raise ModelError(f"{header.path} has {len(tokens)} tokens and the types of {len(kinds)}")
     return tokens, kinds
+
+
+def _texts(header: Header, name: str) -> list[str] | None:
+    """None for what is no list of texts."""
+    value = header.metadata.get(f"{_PREFIX}{name}")
+    if not isinstance(value, Texts | list):
+        return None
+    texts = list(value)
+    return texts if all(isinstance(text, str) for text in texts) else None
 
 
 def _numbers(header: Header, name: str) -> list[Any] | None:
@@ -70,8 +80,8 @@ def pre_tokenizer_of(header: Header) -> PreTokenizer:
 
 
 def _byte_level(header: Header, tokens: list[str]) -> dict[str, Any]:
-    pre, merges = pre_tokenizer_of(header), header.metadata.get(f"{_PREFIX}merges")
-    if not isinstance(merges, list):
+    pre, merges = pre_tokenizer_of(header), _texts(header, "merges")
+    if merges is None:
         raise ModelError(f"{header.path} lacks the merges of its tokenizer")
     return {
         "normalizer": None if pre.normalizer is None else {"type": pre.normalizer},
@@ -148,9 +158,9 @@ def generation_config_of(header: Header) -> dict[str, Any]:
     names = [f"{_PREFIX}{key}_token_id" for key in ("eos", "eot", "eom")]
     ends = {value for name in names if type(value := metadata.get(name)) is int}
     tokens, kinds = metadata.get(f"{_PREFIX}tokens"), _numbers(header, "token_type")
-    if ends and isinstance(tokens, list) and kinds is not None:
-        each = enumerate(zip(tokens, kinds, strict=False))
-        control = {token: number for number, (token, kind) in each if kind == CONTROL}
+    if ends and isinstance(tokens, Texts | list) and kinds is not None:
+        numbers = [number for number, kind in enumerate(kinds[: len(tokens)]) if kind == CONTROL]
+        control = {tokens[number]: number for number in numbers}
         ends |= {control[token] for token in _ENDS if token in control}
     sampling = {name: metadata.get(key) for name, key in _SAMPLING.items() if metadata.get(key) is not None}
     config: dict[str, Any] = {"eos_token_id": sorted(ends)} if ends else {}

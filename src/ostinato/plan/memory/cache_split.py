@@ -48,6 +48,8 @@ class MemoryPlan:
     prefix_tokens: int
     cache: int
     available: int
+    mapped_weights: int = 0
+    """Of the weights, those that stay in the pages of the checkpoint's file."""
 
     @property
     def beside_cache(self) -> int:
@@ -78,6 +80,8 @@ class Budget:
     slots_per_request: int
     holds_prefixes: bool = False
     expected_prefix_tokens: int | None = None
+    mapped_weights: int = 0
+    """Of the weights."""
 
 
 def slots_per_request(num_speculative_tokens: int = 0) -> int:
@@ -159,6 +163,7 @@ def fit_memory(
         num_checkpoints=checkpoints,
         expected_prefix_tokens=expected if budget.holds_prefixes else None,
         prefix_tokens=prefixes * expected,
+        mapped_weights=budget.mapped_weights,
         cache=num_blocks * budget.kv_block + num_slots * budget.state_slot,
         available=budget.available,
     )

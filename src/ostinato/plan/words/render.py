@@ -119,6 +119,7 @@ def _memory(plan: Plan) -> RenderableType:
     drafter = 0 if plan.speculative is None else plan.speculative.weights
     for name, size, note in (
         ("weights", memory.weights, f"with the drafter's {format_bytes(drafter)}" if drafter else ""),
+        *([("of them mapped", memory.mapped_weights, "pages of the file")] if memory.mapped_weights else ()),
         ("activations", memory.activations, "at most, in one step"),
         ("graphs", memory.graphs, "at most, with their buffers" if memory.graphs else ""),
         *_encoder_memory(memory),
