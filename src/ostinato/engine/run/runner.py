@@ -252,7 +252,8 @@ def _allocate_layer(layer: LayerSpec, plan: Plan, device: torch.device, number: 
         heads = (layer.attention.num_kv_heads, layer.attention.head_dim)
         shape = (memory.num_blocks, settings.block_size, *heads)
         parts["k_cache"] = pages.empty(*shape, dtype=dtype, device=device)
-        parts["v_cache"] = pages.empty(*shape, dtype=dtype, device=device)
+        if not layer.attention.values_in_keys:
+            parts["v_cache"] = pages.empty(*shape, dtype=dtype, device=device)
     states = {} if layer.mixer is None else _allocate_states(layer.mixer.state, plan, device)
     return LayerMemory(**parts, states=states, noise=noise)
 
