@@ -256,13 +256,14 @@ class Mamba1Spec:
 @dataclass(frozen=True)
 class GatedDeltaSpec:
     """The gated delta net of one layer: each head has a matrix, from keys to values. Adjacent heads share a key
-    head."""
+    head. A head has one decay, or one `per_channel` of its keys (Kimi's)."""
 
     num_heads: int
     num_key_heads: int
     key_dim: int
     value_dim: int
     conv_kernel: int
+    per_channel: bool = False
 
     kind: ClassVar[str] = "delta net"
     operations: ClassVar[Mapping[str, str | None]] = {
@@ -300,7 +301,7 @@ class GatedDeltaSpec:
             "num_heads": self.num_heads,
             "key_dim": self.key_dim,
             "value_dim": self.value_dim,
-            "per_channel": False,
+            "per_channel": self.per_channel,
             "state_elements": self.state["delta"].num_elements,
             "channels": self.conv_dim,
             "width": self.conv_kernel,

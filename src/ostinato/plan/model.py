@@ -39,6 +39,17 @@ class AttentionSpec:
 
 
 @dataclass(frozen=True)
+class LatentSizes:
+    """Of multi-head latent attention: elements of a token's latent (`rank`), of the key that all heads share, and of
+    each head's own key and value, which are products of the latent."""
+
+    rank: int
+    shared: int
+    key: int
+    value: int
+
+
+@dataclass(frozen=True)
 class ExpertsSpec:
     """The experts of one layer, of which a router chooses `top_k` for each token. `size` is that of their input and
     result; an activation with a gate takes `intermediate_size` twice."""
