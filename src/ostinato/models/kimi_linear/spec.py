@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ostinato.errors import ModelError
@@ -65,6 +65,7 @@ def model_spec(config: dict[str, Any]) -> ModelSpec:
     """The spec of a `kimi_linear` config.json, as published or as transformers writes it."""
     config = _spelled(config)
     _check(config)
+    kinds = zip(_kinds(config), _has_experts(config), strict=True)
     latent = LatentSizes(
         rank=_size(config, "kv_lora_rank"),
         shared=_size(config, "qk_rope_head_dim"),
@@ -78,12 +79,12 @@ def model_spec(config: dict[str, Any]) -> ModelSpec:
         rotates=False,
         values_in_keys=True,
     )
-    parts = {"attention": {"attention": attention}, "delta_net": {"mixer": _delta_net(config)}}
+    dense = {
+        "attention": LayerSpec("attention", attention),
+        "delta_net": LayerSpec("delta_net", mixer=_delta_net(config)),
+    }
     moe = _router(config)
-    layers = (
-        LayerSpec(kind, **parts[kind], experts=moe.experts if is_sparse else None)  # type: ignore[arg-type]
-        for kind, is_sparse in zip(_kinds(config), _has_experts(config), strict=True)
-    )
+    layers = (replace(dense[kind], experts=moe.experts if is_sparse else None) for kind, is_sparse in kinds)
     return ModelSpec(
         architecture="kimi_linear",
         **shared_fields(config),
@@ -203,5 +204,5 @@ def _router(config: Mapping[str, Any]) -> RouterHyperparameters:
         num_groups=groups,
         top_groups=top_groups,
         normalize=flag(config, "moe_renormalize", True),
-        scaling=number(config, "routed_scaling_factor", 1.0),
+        scaling=number(config, "routed_scaling_factor", 2.446),
     )
