@@ -1,4 +1,4 @@
-// Layer norm, and RMS norms: plain, and over groups of channels with a SiLU gate.
+// Layer norm, and RMS norms: plain, and over groups of channels with a gate.
 
 #include "../bind.h"
 #include "../simd.h"
@@ -116,20 +116,27 @@ void layer_norm(const Team& team, std::int64_t tokens, const LayerNorm& in) {
     });
 }
 
-template <typename T>
+// What a gate multiplies by: silu(gate), or its sigmoid.
+template <bool IS_SIGMOID>
+Float let_through(Float gate) {
+    if constexpr (IS_SIGMOID) return 1.0f / (1.0f + exp(-gate));
+    else return silu(gate);
+}
+
+template <bool IS_SIGMOID, typename T>
 void gate_row(const T* x, const T* gate, T* y, std::int64_t size) {
     by_vectors(size, [&](std::int64_t i, int n) {
-        store_some(y + i, load_some(x + i, n) * silu(load_some(gate + i, n)), n);
+        store_some(y + i, load_some(x + i, n) * let_through<IS_SIGMOID>(load_some(gate + i, n)), n);
     });
 }
 
-// norm_row(x * silu(gate)), or norm_row(x) * silu(gate). `values` [size] is to work in.
-template <typename T>
+// norm_row(x * let_through(gate)), or norm_row(x) * let_through(gate). `values` [size] is to work in.
+template <bool IS_SIGMOID, typename T>
 void gated_norm_row(const T* x, const T* gate, const T* weight, T* y, std::int64_t size, float eps,
                     bool norm_before_gate, float* values) {
     Float squares[4] = {};
     by_vectors(size, [&](std::int64_t i, int n) {
-        const Float gated = silu(load_some(gate + i, n));
+        const Float gated = let_through<IS_SIGMOID>(load_some(gate + i, n));
         const Float v = norm_before_gate ? load_some(x + i, n) : load_some(x + i, n) * gated;
         store_some(values + i, norm_before_gate ? gated : v, n);
         Float& sum_of = squares[i / LANES % 4];
@@ -151,10 +158,12 @@ struct GatedRmsNorm : Arguments {
     FIELD(float, eps);
     FIELD(std::optional<std::int64_t>, group_size);
     FIELD(bool, norm_before_gate);
+    FIELD(bool, gate_is_sigmoid);
     FIELD(Array<VALUES>, out);  // [tokens, size]
 };
 
-void gated_rms_norm(const Team& team, std::int64_t tokens, const GatedRmsNorm& in) {
+template <bool IS_SIGMOID>
+void gated_norm(const Team& team, std::int64_t tokens, const GatedRmsNorm& in) {
     const std::int64_t size = in.x.shape[1], group_size = in.group_size.value_or(size), groups = size / group_size;
     const Range mine = team.split(tokens * groups);
     float* values = team.own<float>(group_size);
@@ -167,12 +176,16 @@ void gated_rms_norm(const Team& team, std::int64_t tokens, const GatedRmsNorm& i
             T* to = in.out.at<T>() + token * size + first;
             if (in.weight) {
                 const T* weight = in.weight.at<const T>() + (in.weight.shape[0] == size ? first : 0);
-                gated_norm_row(from, by, weight, to, group_size, in.eps, in.norm_before_gate, values);
+                gated_norm_row<IS_SIGMOID>(from, by, weight, to, group_size, in.eps, in.norm_before_gate, values);
             } else {
-                gate_row(from, by, to, group_size);
+                gate_row<IS_SIGMOID>(from, by, to, group_size);
             }
         }
     });
+}
+
+void gated_rms_norm(const Team& team, std::int64_t tokens, const GatedRmsNorm& in) {
+    in.gate_is_sigmoid ? gated_norm<true>(team, tokens, in) : gated_norm<false>(team, tokens, in);
 }
 
 KERNEL(gated_rms_norm);

@@ -99,19 +99,21 @@ struct Angles {
 struct Rotary : Arguments {
     FIELD(Strided<VALUES>, q);  // [tokens, heads, head_dim]
     FIELD(Strided<VALUES>, k);  // [tokens, kv_heads, head_dim], as v
-    FIELD(Strided<VALUES>, v);
+    FIELD(Maybe<Strided<VALUES>>, v);  // without, as v_cache, keys alone are written
     FIELD(Maybe<Strided<FLOAT32>>, angles);  // [2, tokens, half]; without nothing is rotated
     FIELD(float, key_multiplier);
     FIELD(Array<VALUES>, k_cache);  // [blocks, block_size, kv_heads, head_dim], as v_cache
-    FIELD(Array<VALUES>, v_cache);
+    FIELD(Maybe<Array<VALUES>>, v_cache);
     FIELD(Array<INT64>, kv_cells);  // [tokens]
     FIELD(Strided<VALUES>, out);  // as q; q itself where nothing is rotated
+
+    void check(const Reader& reader) const { reader.expect(!v || v_cache, "values have a cache of theirs"); }
 };
 
 // `out` gets the rotated q; the tokens' cells of the caches get k, multiplied and rotated, and v.
 void rotary(const Team& team, std::int64_t tokens, const Rotary& in) {
     const std::int64_t heads = in.angles ? in.q.shape[1] : 0, kv_heads = in.k.shape[1], head_dim = in.k.shape[2];
-    const std::int64_t half_size = in.angles.shape[2], parts = heads + 2 * kv_heads;
+    const std::int64_t half_size = in.angles.shape[2], parts = heads + (in.v ? 2 : 1) * kv_heads;
     const Range mine = team.split(tokens * parts);
     with_dtype(in.k.dtype, [&](auto type) {
         using T = decltype(type);

@@ -246,3 +246,21 @@ def test_a_replay_reads_its_rows_when_it_runs_and_leaves_out_the_tokens_behind_t
     assert bool((out[2] == 5.0).all())
     program.run(3)
     assert bool((out[2] == 0.0).all())
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_values_may_be_a_part_of_the_keys(isa: str, dtype: torch.dtype) -> None:
+    """One cache is both, as in multi-head latent attention, whose heads are wide; and threads change no bit."""
+    rows = [Row(0, 21), Row(140, 1), Row(33, 4, padding=2)]
+    contexts = [Context(row.start + row.new, 8, 1, 576, dtype, i) for i, row in enumerate(rows)]
+    for context in contexts:
+        context.v = context.k
+    batch = Batch(list(zip(contexts, rows, strict=True)), 16)
+    batch.v_cache = batch.k_cache
+    out = batch.run(isa, 0.05)
+    assert torch.equal(out, batch.run(isa, 0.05, count=2))
+    for i, (context, row) in enumerate(zip(contexts, rows, strict=True)):
+        expected = context.expected(row, 0.05, 0)
+        given, allowed = batch.of_row(out, i), 4 * TOLERANCE[dtype]
+        torch.testing.assert_close(given[: row.new].double(), expected, rtol=0, atol=allowed)
+        assert not given[row.new :].any()

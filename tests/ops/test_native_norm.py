@@ -54,19 +54,26 @@ def test_rms_norm_divides_by_the_root_of_the_mean_square(
 
 
 @few
-@given(st.integers(0, 5), st.integers(1, 4), sizes, st.booleans(), dtypes, seeds)
+@given(st.integers(0, 5), st.integers(1, 4), sizes, st.booleans(), st.booleans(), dtypes, seeds)
 def test_gated_norm_takes_the_mean_over_each_group(
-    isa: str, tokens: int, groups: int, size: int, norm_before_gate: bool, dtype: torch.dtype, seed: int
+    isa: str,
+    tokens: int,
+    groups: int,
+    size: int,
+    norm_before_gate: bool,
+    is_sigmoid: bool,
+    dtype: torch.dtype,
+    seed: int,
 ) -> None:
     generator = torch.Generator().manual_seed(seed)
     x = spaced(torch.randn(tokens, groups * size, generator=generator).to(dtype), 5)
     gate = spaced(torch.randn(tokens, groups * size, generator=generator).to(dtype), 9)
     weight = torch.randn(groups * size, generator=generator).to(dtype)
-    out = checked_kernel(isa, "gated_rms_norm")(x, gate, weight, 1e-5, size, norm_before_gate)
-    silu = gate.double() / (1 + torch.exp(-gate.double()))
-    values = x.double() if norm_before_gate else x.double() * silu
+    out = checked_kernel(isa, "gated_rms_norm")(x, gate, weight, 1e-5, size, norm_before_gate, is_sigmoid)
+    by = (1 if is_sigmoid else gate.double()) / (1 + torch.exp(-gate.double()))
+    values = x.double() if norm_before_gate else x.double() * by
     expected = normed(values.unflatten(1, (groups, size)), 1e-5).flatten(1) * weight.double()
-    expected = expected * silu if norm_before_gate else expected
+    expected = expected * by if norm_before_gate else expected
     torch.testing.assert_close(out.double(), expected, rtol=rounding(dtype), atol=1e-7)
 
 
@@ -111,9 +118,9 @@ def test_a_token_has_the_same_bits_in_any_batch(isa: str) -> None:
     for token in range(5):
         part = slice(token, token + 1)
         assert same_bits(plain(x[part], weight, 1e-5), plain(x, weight, 1e-5)[part])
-        for order in (False, True):
-            alone = gated(x[part], gate[part], weight, 1e-5, 32, order)
-            assert same_bits(alone, gated(x, gate, weight, 1e-5, 32, order)[part])
+        for order, is_sigmoid in ((False, False), (True, False), (True, True)):
+            how = (weight, 1e-5, 32, order, is_sigmoid)
+            assert same_bits(gated(x[part], gate[part], *how), gated(x, gate, *how)[part])
 
 
 def test_a_gate_is_exact_near_zero_and_at_its_limits(isa: str) -> None:
@@ -122,6 +129,8 @@ def test_a_gate_is_exact_near_zero_and_at_its_limits(isa: str) -> None:
     given = native_kernel(isa, "gated_rms_norm")(torch.ones_like(gate), gate, None, 1e-5, None)
     expected = gate.double() * torch.sigmoid(gate.double())
     torch.testing.assert_close(given.double(), expected, rtol=2e-6, atol=1e-34)
+    sigmoid = native_kernel(isa, "gated_rms_norm")(torch.ones_like(gate), gate, None, 1e-5, None, False, True)
+    torch.testing.assert_close(sigmoid.double(), torch.sigmoid(gate.double()), rtol=2e-6, atol=1e-34)
     odd = torch.tensor([[math.nan, math.inf, -math.inf]])
     given = native_kernel(isa, "gated_rms_norm")(torch.ones_like(odd), odd, None, 1e-5, None)
     torch.testing.assert_close(given, torch.tensor([[math.nan, math.inf, math.nan]]), equal_nan=True)

@@ -117,6 +117,21 @@ def test_without_angles_keys_and_values_are_stored_as_they_are(isa: str, multipl
     assert torch.equal(case.v_cache.flatten(0, 1)[case.kv_cells], case.v)
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_without_values_keys_alone_are_stored(isa: str, dtype: torch.dtype) -> None:
+    """As where values are a part of keys."""
+    case = Case(5, 4, 1, 26, 1, dtype)
+    kernel = native_kernel(isa, "rotary")
+    for count in (1, 2):
+        cache = case.k_cache.clone()
+        with threads(count):
+            assert kernel(case.q, case.k, None, None, 1.0, cache, None, case.kv_cells) is case.q
+        assert torch.equal(cache.flatten(0, 1)[case.kv_cells], case.k)
+        assert int(cache.isnan().all(dim=(2, 3)).sum()) == cache.shape[0] * 4 - 5
+    with pytest.raises(AssertionError, match="values have a cache of theirs"):
+        kernel(case.q, case.k, case.v, None, 1.0, case.k_cache, None, case.kv_cells)
+
+
 def test_a_replay_of_fewer_tokens_writes_nothing_for_the_others(isa: str) -> None:
     case = Case(6, 2, 1, 32, 16, torch.float32)
     kernel = native_kernel(isa, "rotary")

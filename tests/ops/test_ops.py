@@ -305,6 +305,15 @@ def test_rotary_writes_each_key_and_value_into_its_own_cell_only(heads: int, has
         torch.testing.assert_close(cache.flatten(0, 1), expected, equal_nan=True)
 
 
+def test_rotary_without_values_writes_keys_alone() -> None:
+    """As where values are a part of keys."""
+    case = rotary_case(2, 6, seed=4)
+    out = rotary.reference(case.q, case.k, None, None, 1.0, case.k_cache, None, case.kv_cells)
+    assert out is case.q
+    assert torch.equal(case.k_cache.flatten(0, 1)[case.kv_cells], case.k)
+    assert int(case.k_cache.isnan().all(dim=(2, 3)).sum()) == 16 - 3
+
+
 def test_rotary_without_angles_gives_the_queries_themselves() -> None:
     case = rotary_case(2, 6, seed=3)
     assert case.run(None) is case.q
@@ -372,18 +381,19 @@ def test_rms_norm_divides_by_the_root_of_the_mean_square(tokens: int, size: int,
     torch.testing.assert_close(added, rms_norm.reference(x, weight, 0.01, offset) + x, **FLOAT32)
 
 
+@pytest.mark.parametrize("is_sigmoid", [False, True])
 @pytest.mark.parametrize("norm_before_gate", [False, True])
 @few
 @given(st.integers(1, 3), st.integers(1, 4), st.integers(1, 5), seeds)
 def test_gated_rms_norm_averages_each_group_of_channels_alone(
-    norm_before_gate: bool, tokens: int, groups: int, group_size: int, seed: int
+    norm_before_gate: bool, is_sigmoid: bool, tokens: int, groups: int, group_size: int, seed: int
 ) -> None:
     generator = torch.Generator().manual_seed(seed)
     size = groups * group_size
     x, gate, weight = normal(generator, tokens, size), normal(generator, tokens, size), normal(generator, size)
-    out = gated_rms_norm.reference(x, gate, weight, 0.01, group_size, norm_before_gate)
+    out = gated_rms_norm.reference(x, gate, weight, 0.01, group_size, norm_before_gate, is_sigmoid)
     for token in range(tokens):
-        gates = [silu(float(value)) for value in gate[token]]
+        gates = [1 / (1 + math.exp(-value)) if is_sigmoid else silu(value) for value in gate[token].tolist()]
         inner = [float(value) * (1 if norm_before_gate else gates[i]) for i, value in enumerate(x[token])]
         for i in range(size):
             begin = i // group_size * group_size

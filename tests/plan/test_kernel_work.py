@@ -12,6 +12,7 @@ from ostinato.engine.engine import Engine
 from ostinato.layers.feed_forward import Experts
 from ostinato.layers.linear import Linear
 from ostinato.ops.work import KernelWork, StepShape
+from ostinato.plan.memory.cache_split import kv_block_bytes
 from ostinato.plan.memory.kernel_work import kernel_work
 from ostinato.plan.mixers import Mamba2Spec
 from ostinato.plan.model import AttentionSpec, ExpertsSpec, LayerSpec, ModelSpec
@@ -127,3 +128,15 @@ def test_weights_of_a_kernel_are_those_of_the_modules_that_call_it(name: str) ->
     assert found["linear"].num_bytes == pytest.approx(linears, rel=0.05)  # tiny models have large norms
     experts = sum(each.up.weight.nbytes + each.down.weight.nbytes for each in modules if isinstance(each, Experts))
     assert sum(layer.expert_parameters for layer in spec.layers) * 4 == experts
+
+
+def test_values_that_lie_in_keys_are_neither_kept_nor_moved_twice() -> None:
+    """As in multi-head latent attention: half the bytes in blocks and in a step, with the same work."""
+    latent = replace(ATTENTION, values_in_keys=True)
+    assert latent.kv_elements_per_token == ATTENTION.num_kv_heads * ATTENTION.head_dim
+    apart = replace(SPEC, layers=SPEC.layers[:1])
+    inside = replace(apart, layers=(replace(SPEC.layers[0], attention=latent),))
+    assert kv_block_bytes(apart, 16, "bfloat16") == 2 * kv_block_bytes(inside, 16, "bfloat16")
+    step = StepShape(3, 1, 50, decodes=True)
+    whole, half = work(step, apart)["attention"], work(step, inside)["attention"]
+    assert (whole.num_bytes, whole.flops) == (2 * half.num_bytes, half.flops)

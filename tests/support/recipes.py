@@ -235,6 +235,35 @@ def qwen3_5_moe_text() -> PretrainedConfig:
     return transformers.Qwen3_5MoeTextConfig(**COMMON, **kept)
 
 
+def kimi_linear() -> PretrainedConfig:
+    """Experts of two groups of four are chosen; in latent attention values are of another width than keys; dense MLPs
+    at both ends."""
+    return transformers.KimiLinearConfig(
+        **COMMON,
+        intermediate_size=96,
+        num_hidden_layers=4,
+        layer_types=["linear_attention", "full_attention", "linear_attention", "full_attention"],
+        mlp_layer_types=["dense", "sparse", "sparse", "dense"],
+        num_attention_heads=4,
+        num_key_value_heads=4,
+        kv_lora_rank=20,
+        qk_rope_head_dim=6,
+        qk_nope_head_dim=10,
+        v_head_dim=14,
+        num_local_experts=8,
+        num_experts_per_tok=3,
+        n_group=4,
+        topk_group=2,
+        moe_intermediate_size=20,
+        n_shared_experts=2,
+        routed_scaling_factor=2.5,
+        linear_head_dim=12,
+        linear_num_heads=3,
+        linear_conv_kernel_dim=3,
+        rms_norm_eps=1e-2,
+    )
+
+
 DELTA_FIELDS = (
     "num_hidden_layers",
     "layer_types",
@@ -563,6 +592,7 @@ RECIPES: dict[str, Callable[[], PretrainedConfig]] = {
         granitemoehybrid,
         granitemoehybrid_dense,
         jamba,
+        kimi_linear,
         lfm2,
         lfm2_moe,
         llama,

@@ -188,8 +188,8 @@ class KernelProbe:
         k_cache, v_cache = (self._some(blocks, BLOCK, KV_HEADS, HEAD_DIM) for _ in range(2))
         numbers = {
             "num_heads": HEADS,
-            "num_kv_heads": KV_HEADS,
             "head_dim": HEAD_DIM,
+            "kv_elements_per_token": 2 * KV_HEADS * HEAD_DIM,
             "element_bytes": self.dtype.itemsize,
         }
         scale = HEAD_DIM**-0.5

@@ -16,10 +16,90 @@ if TYPE_CHECKING:
     import torch
 
     from ostinato.layers.state_rows import DecodeRows, PrefillRows
+    from ostinato.ops.kernels import Ops
     from ostinato.ops.step import LayerMemory, StepInputs
 
 
-class GatedDeltaNet(Module):
+class DeltaMixer(Module):
+    """What mixers with the delta rule share: the convolution and the recurrence, along each row."""
+
+    ops: Ops
+    spec: GatedDeltaSpec
+    beta_scale: float
+    conv1d: CausalConv
+    A_log: torch.Tensor
+    dt_bias: torch.Tensor
+
+    @property
+    def decay(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """`A_log` and `dt_bias` as the operations take them."""
+        return self.A_log, self.dt_bias
+
+    def _mix(
+        self, conv_in: torch.Tensor, a: torch.Tensor, b: torch.Tensor, step: StepInputs, memory: LayerMemory
+    ) -> torch.Tensor:
+        """`conv_in` [tokens, channels] of queries, keys and values, and the decays and betas before their functions ->
+        [tokens, heads, value_dim]"""
+        spec = self.spec
+        convolved = self.conv1d(conv_in, step, memory)
+        q, k, v = convolved.split((spec.key_size, spec.key_size, spec.value_size), dim=-1)
+        q, k = (part.unflatten(-1, (-1, spec.key_dim)) for part in (q, k))
+        v = v.unflatten(-1, (-1, spec.value_dim))
+        return advance_rows(step, (q, k, v, a, b), partial(self._update, memory), partial(self._scan, memory))
+
+    def _update(
+        self,
+        memory: LayerMemory,
+        rows: DecodeRows,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        a: torch.Tensor,
+        b: torch.Tensor,
+    ) -> torch.Tensor:
+        return self.ops.delta_update(
+            q,
+            k,
+            v,
+            a,
+            b,
+            *self.decay,
+            self.beta_scale,
+            self.spec.keys_take_turns,
+            memory.states["delta"],
+            rows.read_slots,
+            rows.write_slots,
+        )
+
+    def _scan(
+        self,
+        memory: LayerMemory,
+        rows: PrefillRows,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        a: torch.Tensor,
+        b: torch.Tensor,
+    ) -> torch.Tensor:
+        return self.ops.delta_scan(
+            q,
+            k,
+            v,
+            a,
+            b,
+            *self.decay,
+            self.beta_scale,
+            self.spec.keys_take_turns,
+            memory.states["delta"],
+            rows.row_starts,
+            rows.start_positions,
+            rows.read_slots,
+            rows.write_slots,
+            rows.checkpoints,
+        )
+
+
+class GatedDeltaNet(DeltaMixer):
     """One state layer's mixer. The norm behind the recurrence has one weight for all heads.
 
     `beta_scale` multiplies the sigmoid of beta: it stays below 1, or 2 where that is allowed. In checkpoints that have
@@ -74,67 +154,3 @@ class GatedDeltaNet(Module):
         b, a = self.in_proj_ba(x).split((self.spec.num_heads, self.spec.num_heads), dim=-1)
         y = self.ops.tap.split("state", self._mix, (conv_in, a, b), step, memory).flatten(1)
         return self.out_proj(self.norm(y, gate), residual)
-
-    def _mix(
-        self, conv_in: torch.Tensor, a: torch.Tensor, b: torch.Tensor, step: StepInputs, memory: LayerMemory
-    ) -> torch.Tensor:
-        """Convolution and recurrence, along each row. -> [tokens, heads, value_dim]"""
-        spec = self.spec
-        convolved = self.conv1d(conv_in, step, memory)
-        q, k, v = convolved.split((spec.key_size, spec.key_size, spec.value_size), dim=-1)
-        q, k = (part.unflatten(-1, (-1, spec.key_dim)) for part in (q, k))
-        v = v.unflatten(-1, (-1, spec.value_dim))
-        return advance_rows(step, (q, k, v, a, b), partial(self._update, memory), partial(self._scan, memory))
-
-    def _update(
-        self,
-        memory: LayerMemory,
-        rows: DecodeRows,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        a: torch.Tensor,
-        b: torch.Tensor,
-    ) -> torch.Tensor:
-        return self.ops.delta_update(
-            q,
-            k,
-            v,
-            a,
-            b,
-            self.A_log,
-            self.dt_bias,
-            self.beta_scale,
-            self.spec.keys_take_turns,
-            memory.states["delta"],
-            rows.read_slots,
-            rows.write_slots,
-        )
-
-    def _scan(
-        self,
-        memory: LayerMemory,
-        rows: PrefillRows,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        a: torch.Tensor,
-        b: torch.Tensor,
-    ) -> torch.Tensor:
-        return self.ops.delta_scan(
-            q,
-            k,
-            v,
-            a,
-            b,
-            self.A_log,
-            self.dt_bias,
-            self.beta_scale,
-            self.spec.keys_take_turns,
-            memory.states["delta"],
-            rows.row_starts,
-            rows.start_positions,
-            rows.read_slots,
-            rows.write_slots,
-            rows.checkpoints,
-        )

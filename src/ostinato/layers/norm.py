@@ -43,8 +43,8 @@ class LayerNorm(Module):
 
 
 class GatedRMSNorm(Module):
-    """RMS norm over groups of channels with a SiLU gate, as Mamba-2 mixers end with. `group_size` None: the gate alone,
-    which has no weight."""
+    """RMS norm over groups of channels with a gate, as state mixers end with: SiLU, or the sigmoid if
+    `gate_is_sigmoid`. `group_size` None: the gate alone, which has no weight."""
 
     def __init__(
         self,
@@ -54,6 +54,7 @@ class GatedRMSNorm(Module):
         group_size: int | None,
         norm_before_gate: bool = False,
         shares_weight: bool = False,
+        gate_is_sigmoid: bool = False,
     ) -> None:
         """`shares_weight`: one weight of `group_size` serves all groups."""
         super().__init__()
@@ -64,7 +65,9 @@ class GatedRMSNorm(Module):
         self.eps = eps
         self.group_size = group_size
         self.norm_before_gate = norm_before_gate
+        self.gate_is_sigmoid = gate_is_sigmoid
 
     def forward(self, x: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
         """Both [tokens, size] -> [tokens, size] in the gate's dtype"""
-        return self.op(x, gate, self.weight, self.eps, self.group_size, self.norm_before_gate)
+        how = (self.eps, self.group_size, self.norm_before_gate, self.gate_is_sigmoid)
+        return self.op(x, gate, self.weight, *how)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ostinato.layers.attention import Attention
+from ostinato.layers.latent_attention import LatentAttention
 from ostinato.layers.module import Builder, Module
 from ostinato.layers.norm import RMSNorm
 from ostinato.models.base import Backbone, CausalLM, PredictionHead
@@ -30,7 +31,7 @@ class Block(Module):
         norm_eps: float,
         *,
         mlp: Module,
-        attention: Attention | None = None,
+        attention: Attention | LatentAttention | None = None,
         mamba: Module | None = None,
         experts: Module | None = None,
         names: dict[str, str] | None = None,

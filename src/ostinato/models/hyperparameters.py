@@ -165,6 +165,30 @@ def top_k(config: Mapping[str, Any], num_experts: int, default: int | None = Non
     return chosen
 
 
+def grouped_top_k(
+    config: Mapping[str, Any],
+    num_experts: int,
+    names: tuple[str, str, str] = ("num_experts_per_tok", "n_group", "topk_group"),
+) -> tuple[int, int, int]:
+    """How many experts a router chooses, the groups that they are in, and from how many of those it chooses; ModelError
+    if it could not choose as many. `names` are those of the three in config.json."""
+    of_chosen, of_groups, of_top = names
+    groups, top_groups = integer(config, of_groups, 1), integer(config, of_top, 1)
+    if groups < 1 or num_experts % groups or (groups > 1 and num_experts < 2 * groups):
+        raise ModelError(
+            f"config.json has {of_groups} = {groups}, which should part {num_experts} experts into groups of 2 or more"
+        )
+    if not 1 <= top_groups <= groups:
+        raise ModelError(f"config.json has {of_top} = {top_groups}, which should be 1 to {groups}")
+    chosen, allowed = integer(config, of_chosen), num_experts // groups * top_groups
+    if not 1 <= chosen <= allowed:
+        raise ModelError(
+            f"config.json has {of_chosen} = {chosen}, which should be 1 to {allowed}, the experts of "
+            f"{top_groups} of {groups} groups"
+        )
+    return chosen, groups, top_groups
+
+
 def shared_fields(config: Mapping[str, Any], default_tied: bool = False) -> dict[str, Any]:
     """The fields of a ModelSpec that every architecture has under the same keys."""
     return {

@@ -24,7 +24,16 @@ def bring_together(model: Module) -> None:
             assert tensor.shape[0] == row.shape[0], "the rows of one tensor of a checkpoint have one format"
             ordered = pages.empty(*tensor.shape, dtype=tensor.dtype, device=tensor.device)
             torch.index_select(tensor, 0, order.to(tensor.device), out=ordered)
+            if row.turns_first:
+                transpose_first(ordered, row.interleaved)
             setattr(module, each, ordered)
+
+
+def transpose_first(ordered: torch.Tensor, sizes: Sequence[int]) -> None:
+    """Transposes each matrix [sizes[0], columns] of the first part, in place; a matrix takes the memory that it had."""
+    turns = ordered.shape[0] // sum(sizes)
+    for matrix in ordered[: turns * sizes[0]].split(sizes[0]):
+        matrix.view(-1).copy_(matrix.t().flatten())
 
 
 def together(rows: int, sizes: Sequence[int]) -> torch.Tensor:

@@ -15,6 +15,7 @@ MODELS = {
     "gemma3_text": "gemma3_text.model:Gemma3",
     "granitemoehybrid": "granitemoehybrid.model:GraniteMoeHybrid",
     "jamba": "jamba.model:Jamba",
+    "kimi_linear": "kimi_linear.model:KimiLinear",
     "lfm2": "lfm2.model:Lfm2",
     "lfm2_moe": "lfm2_moe.model:Lfm2Moe",
     "llama": "llama.model:Llama",

@@ -61,6 +61,9 @@ class Implementation:
     block_formats: frozenset[str] = frozenset()
     """Those of weights in blocks that it reads."""
 
+    most_head_dim: int | None = None
+    """Elements of a head that it takes at the most; None: of any."""
+
     scratch: Callable[..., Scratch] | None = None
     """Its memory, where that counts."""
 
@@ -196,7 +199,7 @@ class Operations:
             deterministic=("fixed_order",),
             matrix_units=f"bfloat16 rows of {LEAST_TILE_QUERIES} queries or more for each key head",
         ),
-        Implementation(launches=attention_launches.attention),
+        Implementation(launches=attention_launches.attention, most_head_dim=attention_launches.MOST_HEAD_DIM),
         part="attention",
         work=work.attention,
     )

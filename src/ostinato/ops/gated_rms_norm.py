@@ -1,4 +1,4 @@
-"""gated_rms_norm: the norm of a Mamba-2 mixer, with a SiLU gate before or after it."""
+"""gated_rms_norm: the norm behind a recurrence, with a gate before or after it."""
 
 from __future__ import annotations
 
@@ -13,19 +13,21 @@ def reference(
     eps: float,
     group_size: int | None,
     norm_before_gate: bool = False,
+    gate_is_sigmoid: bool = False,
 ) -> torch.Tensor:
-    """RMS norm over each group of `group_size` channels, gated by silu(`gate`); computed in float32.
+    """RMS norm over each group of `group_size` channels, gated by silu(`gate`), or by its sigmoid if
+    `gate_is_sigmoid` (Kimi Linear); computed in float32.
 
     `x` and `gate` [tokens, size], `weight` [size], or [group_size] for all groups -> [tokens, size] in the dtype of
-    `gate`. The gate multiplies
-    the input of the norm, or with `norm_before_gate` its output. Without a weight there is no norm: only the gate.
+    `gate`. The gate multiplies the input of the norm, or with `norm_before_gate` its output. Without a weight there is
+    no norm: only the gate.
     """
-    silu = F.silu(gate.float())
+    by = gate.float().sigmoid() if gate_is_sigmoid else F.silu(gate.float())
     if weight is None:
-        return (x.float() * silu).to(gate.dtype)
+        return (x.float() * by).to(gate.dtype)
     assert group_size is not None, "a norm averages over groups of channels"
-    y = x.float() if norm_before_gate else x.float() * silu
+    y = x.float() if norm_before_gate else x.float() * by
     grouped = y.unflatten(-1, (-1, group_size))
     weights = weight.float().unflatten(0, (-1, group_size))
     y = (F.rms_norm(grouped, (group_size,), None, eps) * weights).flatten(-2)
-    return (y * silu if norm_before_gate else y).to(gate.dtype)
+    return (y * by if norm_before_gate else y).to(gate.dtype)

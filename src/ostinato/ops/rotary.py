@@ -11,11 +11,11 @@ from ostinato.ops.encoder.rotate import reference as rotate
 def reference(
     q: torch.Tensor,
     k: torch.Tensor,
-    v: torch.Tensor,
+    v: torch.Tensor | None,
     angles: torch.Tensor | None,
     key_multiplier: float,
     k_cache: torch.Tensor,
-    v_cache: torch.Tensor,
+    v_cache: torch.Tensor | None,
     kv_cells: torch.Tensor,
 ) -> torch.Tensor:
     """Rotates queries and keys, and writes keys and values where `kv_cells` says.
@@ -24,13 +24,14 @@ def reference(
     `angles` [2, tokens, half] float32, as `rotary_angles` gives them, or None for attention without positions. Of
     every head the first `2 * half` elements are rotated, the rest pass through; keys are multiplied by
     `key_multiplier` before. `k_cache`, `v_cache` [blocks, block_size, kv_heads, head_dim]; `kv_cells` [tokens] int64:
-    block id * block_size + offset, 0 for padding. -> the rotated queries, in the dtype of `q`; without angles `q`
-    itself.
+    block id * block_size + offset, 0 for padding. Without `v` and `v_cache` keys alone are written, of which values
+    are a part. -> the rotated queries, in the dtype of `q`; without angles `q` itself.
     """
     if key_multiplier != 1.0:
         k = k * key_multiplier
     if angles is not None:
         q, k = rotate(q, angles), rotate(k, angles)
     k_cache.flatten(0, 1).index_copy_(0, kv_cells, k)
-    v_cache.flatten(0, 1).index_copy_(0, kv_cells, v)
+    if v is not None and v_cache is not None:
+        v_cache.flatten(0, 1).index_copy_(0, kv_cells, v)
     return q

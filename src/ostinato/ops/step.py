@@ -116,7 +116,7 @@ class LayerMemory:
     k_cache: torch.Tensor | None = None
     """[blocks, block_size, kv_heads, head_dim]"""
     v_cache: torch.Tensor | None = None
-    """[blocks, block_size, kv_heads, head_dim]"""
+    """As `k_cache`; None where a token's values are part of its keys"""
     states: Mapping[str, torch.Tensor] = field(default_factory=dict)
     """[slots, *shape] each: the arrays of the layer's state, by their names in its `StateSpec`"""
     noise: int | None = None

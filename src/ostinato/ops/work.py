@@ -61,14 +61,20 @@ def products(step: StepShape, *, parameters: float, num_bytes: float) -> KernelW
 
 
 def attention(
-    step: StepShape, *, num_heads: int, num_kv_heads: int, head_dim: int, element_bytes: int, window: int | None = None
+    step: StepShape,
+    *,
+    num_heads: int,
+    head_dim: int,
+    kv_elements_per_token: int,
+    element_bytes: int,
+    window: int | None = None,
 ) -> KernelWork:
     """All keys and values of a row that are in the `window` of one of its tokens are read, the new ones written
-    before."""
+    before; a token's are `kv_elements_per_token`."""
     before = step.context if window is None else min(step.context, window - 1)
     keys = step.rows * (before + 2 * step.tokens_per_row)
     flops = pair_flops(num_heads, head_dim) * step.pairs_within(window)
-    return KernelWork(keys * 2 * num_kv_heads * head_dim * element_bytes, flops)
+    return KernelWork(keys * kv_elements_per_token * element_bytes, flops)
 
 
 def causal_conv1d(step: StepShape, *, channels: int, width: int, element_bytes: int) -> KernelWork:

@@ -93,6 +93,12 @@ def _sizes_of(op: str, model: ModelSpec) -> Iterator[dict[str, Any]]:
             rope = model.rope if layer.attention.rotates else None
             yield {**asdict(layer.attention), "rotated": 0 if rope is None else rope.rotary_dim}
         elif op == "rms_norm" and layer.attention is not None:
+            if layer.attention.values_in_keys:
+                # Of the latents, in place of heads.
+                yield from ({"size": weight.shape[-1]} for weight in layer.weights if weight.role == "norm")
+            else:
+                yield {"size": layer.attention.head_dim}
+        elif op == "concat" and layer.attention is not None and layer.attention.values_in_keys:
             yield {"size": layer.attention.head_dim}
         elif layer.mixer is not None and op in operations_of(layer.mixer):
             yield dict(layer.mixer.sizes)

@@ -45,7 +45,8 @@ def choose_kernels(
     """
     ops = dict.fromkeys((*model.ops, *(model.drafter.ops if model.drafter is not None else ()), "sample"))
     formats = _block_formats(model)
-    choices = {op: _choose(op, device, setting, deterministic, formats) for op in ops}
+    head_dim = max((attention.head_dim for attention in model.attention_layers), default=0)
+    choices = {op: _choose(op, device, setting, deterministic, formats, head_dim) for op in ops}
     if setting in ("native", "triton"):
         lacking = [op for op, choice in choices.items() if choice.implementation != setting]
         if lacking:
@@ -71,8 +72,14 @@ def _block_formats(model: ModelSpec) -> frozenset[str]:
 
 
 def _choose(
-    op: str, device: DeviceSpec, setting: KernelSetting, deterministic: bool, formats: frozenset[str]
+    op: str,
+    device: DeviceSpec,
+    setting: KernelSetting,
+    deterministic: bool,
+    formats: frozenset[str],
+    head_dim: int,
 ) -> KernelChoice:
+    """`head_dim` is that of the widest heads."""
     if setting == "reference":
         implementation, reason = "reference", "kernels is reference"
     elif setting == "triton" or (setting == "auto" and device.kind == "cuda"):
@@ -94,6 +101,9 @@ def _choose(
         why = f"its {implementation} kernel reads no weights in blocks of {', '.join(lacking)}"
         implementation, facts, reason = "reference", OPERATIONS[op].reference, why
     assert facts is not None, "what is chosen is there"
+    if facts.most_head_dim is not None and head_dim > facts.most_head_dim:
+        why = f"its {implementation} kernel takes heads of {facts.most_head_dim} elements, and the model has {head_dim}"
+        implementation, facts, reason = "reference", OPERATIONS[op].reference, why
     if facts.matrix_units is not None and device.native.isa is not None and has_matrix_units(device.native.isa):
         in_order = deterministic and facts.deterministic
         on_units = "in a fixed order, without matrix units" if in_order else f"on matrix units: {facts.matrix_units}"

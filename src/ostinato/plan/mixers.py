@@ -260,7 +260,8 @@ StoredDeltaNet = Literal["apart", "by_key_head", "beta_by_key_head", "one_by_one
 @dataclass(frozen=True)
 class GatedDeltaSpec:
     """The gated delta net of one layer: each head has a matrix, from keys to values. Adjacent heads share a key head,
-    or head i has key head i % `num_key_heads`, where `keys_take_turns`."""
+    or head i has key head i % `num_key_heads`, where `keys_take_turns`. A head has one decay, or one `per_channel` of
+    its keys (Kimi's)."""
 
     num_heads: int
     num_key_heads: int
@@ -268,6 +269,7 @@ class GatedDeltaSpec:
     value_dim: int
     conv_kernel: int
     keys_take_turns: bool = False
+    per_channel: bool = False
 
     kind: ClassVar[str] = "delta net"
     operations: ClassVar[Mapping[str, str | None]] = {
@@ -305,7 +307,7 @@ class GatedDeltaSpec:
             "num_heads": self.num_heads,
             "key_dim": self.key_dim,
             "value_dim": self.value_dim,
-            "per_channel": False,
+            "per_channel": self.per_channel,
             "state_elements": self.state["delta"].num_elements,
             "channels": self.conv_dim,
             "width": self.conv_kernel,

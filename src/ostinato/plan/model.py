@@ -28,10 +28,25 @@ class AttentionSpec:
     window: int | None = None
     """How many positions a token sees, of which its own is the last; None: all up to it."""
 
+    values_in_keys: bool = False
+    """Whether a token's values are the first elements of its keys, as in multi-head latent attention, so that the cache
+    keeps keys alone."""
+
     @property
     def kv_elements_per_token(self) -> int:
-        """Elements of key and value that one token adds to the cache in this layer."""
-        return 2 * self.num_kv_heads * self.head_dim
+        """Elements that one token adds to the cache in this layer: its keys, and its values where they are others."""
+        return (1 if self.values_in_keys else 2) * self.num_kv_heads * self.head_dim
+
+
+@dataclass(frozen=True)
+class LatentSizes:
+    """Of multi-head latent attention: elements of a token's latent (`rank`), of the key that all heads share, and of
+    each head's own key and value, which are products of the latent."""
+
+    rank: int
+    shared: int
+    key: int
+    value: int
 
 
 @dataclass(frozen=True)

@@ -55,6 +55,8 @@ class Weight:
     interleaved: tuple[int, ...] = ()
     """Sizes of parts whose rows take turns in the checkpoint: so many of the first, of the second, and so on, and then
     again. Here all rows of a part lie together."""
+    turns_first: bool = False
+    """Whether the first part of those is a stack of matrices, one for each turn, that lie transposed here."""
     stored_shape: tuple[int, ...] = ()
     """In the checkpoint, where that differs."""
     stored_transposed: bool = False

@@ -34,13 +34,17 @@ def test_rms_norm(dtype: torch.dtype, weight: torch.dtype, rows: int, heads: int
     groups=st.integers(1, 3),
     tokens=st.integers(0, 4),
     before=st.booleans(),
+    is_sigmoid=st.booleans(),
 )
-def test_gated_rms_norm(dtype: torch.dtype, weight: torch.dtype | None, groups: int, tokens: int, before: bool) -> None:
+def test_gated_rms_norm(
+    dtype: torch.dtype, weight: torch.dtype | None, groups: int, tokens: int, before: bool, is_sigmoid: bool
+) -> None:
     torch.manual_seed(tokens)
     size = groups * 12
     wide = torch.randn(tokens, 2 * size + 3).to(dtype)
     by = None if weight is None else torch.randn(size).to(weight)
-    check("gated_rms_norm", wide[:, :size], wide[:, size : 2 * size], by, 1e-5, None if by is None else 12, before)
+    how = (1e-5, None if by is None else 12, before, is_sigmoid)
+    check("gated_rms_norm", wide[:, :size], wide[:, size : 2 * size], by, *how)
 
 
 @settings(max_examples=6)

@@ -22,16 +22,34 @@ tokens = st.integers(0, 3)
     kv_heads=st.integers(1, 3),
     half=st.sampled_from([None, 4, 6, 8]),
     multiplier=st.sampled_from([1.0, 0.25]),
+    has_values=st.booleans(),
 )
 def test_rotary_rotates_and_writes_each_token_into_its_cell_and_nothing_else(
-    dtype: torch.dtype, tokens: int, heads: int, kv_heads: int, half: int | None, multiplier: float
+    dtype: torch.dtype,
+    tokens: int,
+    heads: int,
+    kv_heads: int,
+    half: int | None,
+    multiplier: float,
+    has_values: bool,
 ) -> None:
     torch.manual_seed(heads)
     parts = torch.randn(tokens, heads + 2 * kv_heads, 16).to(dtype).split((heads, kv_heads, kv_heads), dim=1)
     angles = None if half is None else torch.randn(2, tokens, half)
     caches = torch.full((2, 3, 16, kv_heads, 16), torch.nan, dtype=dtype)
     cells = torch.randperm(32)[:tokens] + 16
-    check("rotary", *parts, angles, multiplier, *caches, cells)
+    q, k, v = parts
+    check(
+        "rotary",
+        q,
+        k,
+        v if has_values else None,
+        angles,
+        multiplier,
+        caches[0],
+        caches[1] if has_values else None,
+        cells,
+    )
 
 
 def test_without_angles_the_queries_are_the_result_itself() -> None:

@@ -251,7 +251,7 @@ def _allocate_layer(layer: LayerSpec, plan: Plan, device: torch.device, number: 
     if layer.attention is not None:
         heads = (layer.attention.num_kv_heads, layer.attention.head_dim)
         shape = (memory.num_blocks, settings.block_size, *heads)
-        for name in ("k_cache", "v_cache"):
+        for name in ("k_cache",) if layer.attention.values_in_keys else ("k_cache", "v_cache"):
             parts[name] = pages.empty(*shape, dtype=dtype, device=device, fills_slowly=True)
     states = {} if layer.mixer is None else _allocate_states(layer.mixer.state, plan, device)
     return LayerMemory(**parts, states=states, noise=noise)

@@ -13,7 +13,8 @@ from ostinato.layers.module import Builder, Module, ModuleList
 from ostinato.layers.norm import RMSNorm
 from ostinato.models.base import PredictionHead
 from ostinato.models.decoder import Decoder
-from ostinato.models.nemotron_h.spec import MoeHyperparameters, NemotronHHyperparameters
+from ostinato.models.nemotron_h.spec import NemotronHHyperparameters
+from ostinato.models.sigmoid_router import Router
 from ostinato.plan.mixers import Mamba2Spec
 from ostinato.plan.model import LayerSpec, ModelSpec
 
@@ -21,23 +22,6 @@ if TYPE_CHECKING:
     import torch
 
     from ostinato.ops.step import LayerMemory, StepInputs
-
-
-class Router(Module):
-    """Scores experts in float32; its correction bias influences the choice, not the weights."""
-
-    def __init__(self, build: Builder, hidden_size: int, moe: MoeHyperparameters) -> None:
-        super().__init__()
-        self.op, self.moe = build.ops.route, moe
-        experts, bias = moe.experts.num_experts, "e_score_correction_bias"
-        self.weight = self.own(build, "weight", experts, hidden_size, role="router")
-        self.e_score_correction_bias = self.own(build, bias, experts, role="bias", in_float32=True)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """[tokens, hidden] -> numbers of experts and their weights, [tokens, 2, top_k]"""
-        moe = self.moe
-        how = (moe.experts.top_k, moe.num_groups, moe.top_groups, moe.normalize, moe.scaling)
-        return self.op(x, self.weight, self.e_score_correction_bias, *how)
 
 
 class MoE(Module):

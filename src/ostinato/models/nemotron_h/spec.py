@@ -10,6 +10,7 @@ from ostinato.models.hyperparameters import (
     activation,
     attention_spec,
     flag,
+    grouped_top_k,
     integer,
     number,
     shared_fields,
@@ -114,11 +115,11 @@ def _hyperparameters(config: dict[str, Any], has_experts: bool) -> NemotronHHype
 
 def _moe(config: dict[str, Any]) -> MoeHyperparameters:
     latent_size, num_experts = config.get("moe_latent_size"), integer(config, "n_routed_experts")
-    groups, top_groups = integer(config, "n_group", 1), integer(config, "topk_group", 1)
+    chosen, groups, top_groups = grouped_top_k(config, num_experts)
     return MoeHyperparameters(
         experts=ExpertsSpec(
             num_experts=num_experts,
-            top_k=_top_k(config, num_experts, groups, top_groups),
+            top_k=chosen,
             size=latent_size or integer(config, "hidden_size"),
             intermediate_size=integer(config, "moe_intermediate_size"),
             is_gated=False,
@@ -130,23 +131,6 @@ def _moe(config: dict[str, Any]) -> MoeHyperparameters:
         normalize=flag(config, "norm_topk_prob", True),
         scaling=number(config, "routed_scaling_factor", 1.0),
     )
-
-
-def _top_k(config: dict[str, Any], experts: int, groups: int, top_groups: int) -> int:
-    """How many experts a token's router chooses; ModelError if it could not choose as many."""
-    if groups < 1 or experts % groups or (groups > 1 and experts < 2 * groups):
-        raise ModelError(
-            f"config.json has n_group = {groups}, which should part {experts} experts into groups of 2 or more"
-        )
-    if not 1 <= top_groups <= groups:
-        raise ModelError(f"config.json has topk_group = {top_groups}, which should be 1 to {groups}")
-    chosen, allowed = integer(config, "num_experts_per_tok"), experts // groups * top_groups
-    if not 1 <= chosen <= allowed:
-        raise ModelError(
-            f"config.json has num_experts_per_tok = {chosen}, which should be 1 to {allowed}, the experts of "
-            f"{top_groups} of {groups} groups"
-        )
-    return chosen
 
 
 def _pattern(config: dict[str, Any], characters: str, words: str) -> tuple[str, ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+from ostinato.layers.attention import Attention
 from ostinato.layers.linear import Linear
 from ostinato.layers.module import Builder, ModuleList
 from ostinato.layers.norm import RMSNorm
@@ -62,7 +63,7 @@ class Qwen35Head(PredictionHead):
         x = self._join(self.before(hidden, step, memory[-1]), embedded)
         [block], angles = self.blocks, self._angles(step)
         assert isinstance(block, Block), "its blocks are made here"
-        assert block.self_attn is not None, "a head's layer has attention"
+        assert isinstance(block.self_attn, Attention), "a head's layer has attention"
         block.self_attn.store(block.input_layernorm(x), step, memory[0], angles)
 
     def _angles(self, step: StepInputs) -> torch.Tensor:

@@ -26,6 +26,9 @@ TILES = {
 
 # The same where a product reads its operands from shared memory and takes no registers for them.
 WIDE_TILES = TILES | {(2, 64): (64, 64, 4, 2), (2, 128): (64, 64, 4, 2)}
+MOST_HEAD_DIM = max(width for _, width in TILES)
+"""Elements of a head that a tile holds at the most."""
+
 READS_SHARED_MEMORY = (90, 100)
 """Compute capabilities."""
 

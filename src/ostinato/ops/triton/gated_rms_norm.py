@@ -26,6 +26,7 @@ def gated_rms_norm_kernel(
     stride_gate,
     GATE_FIRST: tl.constexpr,
     SHARES_WEIGHT: tl.constexpr,
+    IS_SIGMOID: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
@@ -36,15 +37,17 @@ def gated_rms_norm_kernel(
     token, channel = (row // groups)[:, None], ((row % groups) * size)[:, None] + column[None, :]
     y = tl.load(x + token * stride_x + channel, mask=inside, other=0.0).to(tl.float32)
     by = tl.load(gate + token * stride_gate + channel, mask=inside, other=0.0).to(tl.float32)
-    silu = by * (1.0 / (1.0 + tl.exp(-by)))
+    let_through = 1.0 / (1.0 + tl.exp(-by))
+    if not IS_SIGMOID:
+        let_through = by * let_through
     if GATE_FIRST:
-        y = y * silu
+        y = y * let_through
     if weight is not None:
         scale = tl.rsqrt(tl.sum(y * y, axis=1) / size + eps)
         of_weight = column[None, :] + tl.zeros_like(channel) if SHARES_WEIGHT else channel
         y = y * scale[:, None] * tl.load(weight + of_weight, mask=inside, other=0.0).to(tl.float32)
     if not GATE_FIRST:
-        y = y * silu
+        y = y * let_through
     tl.store(out + token * groups * size + channel, to_dtype(y, out.dtype.element_ty), mask=inside)
 
 
@@ -55,6 +58,7 @@ def gated_rms_norm(
     eps: float,
     group_size: int | None,
     norm_before_gate: bool = False,
+    gate_is_sigmoid: bool = False,
 ) -> torch.Tensor:
     """See the reference."""
     assert weight is None or group_size is not None, "a norm averages over groups of channels"
@@ -80,5 +84,6 @@ def gated_rms_norm(
         stride_gate=gate.stride(0),
         GATE_FIRST=weight is None or not norm_before_gate,
         SHARES_WEIGHT=weight is not None and weight.shape[0] != channels,
+        IS_SIGMOID=gate_is_sigmoid,
     )
     return out

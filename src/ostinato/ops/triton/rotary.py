@@ -90,21 +90,22 @@ def rotate_and_store(
             REST_WIDTH,
             HEADS,
         )
-        head = (first + tl.arange(0, HEADS))[:, None]
-        element = tl.arange(0, WIDTH)[None, :]
-        is_own = (head < kv_heads) & (element < HEAD_DIM)
-        value = tl.load(v + token.to(tl.int64) * v_token + head * v_head + element, mask=is_own, other=0.0)
-        tl.store(v_cache + cell * value_cell + head * value_head + element, value, mask=is_own)
+        if v is not None:
+            head = (first + tl.arange(0, HEADS))[:, None]
+            element = tl.arange(0, WIDTH)[None, :]
+            is_own = (head < kv_heads) & (element < HEAD_DIM)
+            value = tl.load(v + token.to(tl.int64) * v_token + head * v_head + element, mask=is_own, other=0.0)
+            tl.store(v_cache + cell * value_cell + head * value_head + element, value, mask=is_own)
 
 
 def rotary(
     q: torch.Tensor,
     k: torch.Tensor,
-    v: torch.Tensor,
+    v: torch.Tensor | None,
     angles: torch.Tensor | None,
     key_multiplier: float,
     k_cache: torch.Tensor,
-    v_cache: torch.Tensor,
+    v_cache: torch.Tensor | None,
     kv_cells: torch.Tensor,
 ) -> torch.Tensor:
     """As `ops.rotary`."""
@@ -142,11 +143,11 @@ def rotary(
         q_head=q.stride(1),
         k_token=k.stride(0),
         k_head=k.stride(1),
-        v_token=v.stride(0),
-        v_head=v.stride(1),
+        v_token=0 if v is None else v.stride(0),
+        v_head=0 if v is None else v.stride(1),
         key_cell=k_cache.stride(1),
         key_head=k_cache.stride(2),
-        value_cell=v_cache.stride(1),
-        value_head=v_cache.stride(2),
+        value_cell=0 if v_cache is None else v_cache.stride(1),
+        value_head=0 if v_cache is None else v_cache.stride(2),
     )
     return out

@@ -51,9 +51,8 @@ def kernel_parts(model: ModelSpec, dtype: str, ssm_state_dtype: str, step: StepS
         if layer.experts is not None:
             yield from _of_experts(model, dtype, step, layer, layer.experts, inside)
         if layer.attention is not None:
-            heads = {
-                name: getattr(layer.attention, name) for name in ("num_heads", "num_kv_heads", "head_dim", "window")
-            }
+            names = ("num_heads", "head_dim", "kv_elements_per_token", "window")
+            heads = {name: getattr(layer.attention, name) for name in names}
             yield Part("attention", dtype, _work("attention", step, **heads, element_bytes=width))
         if layer.mixer is not None:
             yield from _of_mixer(layer.mixer, {"model": dtype, "state": ssm_state_dtype}, step)

@@ -1,0 +1,100 @@
+"""Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434, section 2.1), without positions: the cache keeps one
+latent vector per token, of which the keys and values of all heads are products.
+
+With a head's key being K c of the latent c, the score q (K c) is (K^T q) c. So queries are multiplied by K^T instead of
+all keys by K, and heads attend to latents; and what a head attends to is multiplied by V behind it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ostinato.layers.linear import Linear, PackedLinear
+from ostinato.layers.module import Builder, Module
+from ostinato.layers.norm import RMSNorm
+from ostinato.plan.model import AttentionSpec, LatentSizes
+
+if TYPE_CHECKING:
+    import torch
+
+    from ostinato.ops.step import LayerMemory, StepInputs
+
+
+class HeadProjections(Module):
+    """Each head's matrices from latents to keys and to values, as `kv_b_proj` of a checkpoint: head by head the rows of
+    its key, then those of its value.
+
+    They are kept in the model's dtype: those of keys lie transposed, so that scales of their rows would be others.
+    """
+
+    def __init__(self, build: Builder, num_heads: int, sizes: LatentSizes) -> None:
+        super().__init__()
+        self.op = build.ops.linear
+        self.stack = build.stack
+        self.sizes, self.key_rows = sizes, num_heads * sizes.key
+        rows = num_heads * (sizes.key + sizes.value)
+        turns = {"interleaved": (sizes.key, sizes.value), "turns_first": True}
+        self.weight = self.own(build, "weight", rows, sizes.rank, role="linear", **turns)
+
+    def to_latents(self, q: torch.Tensor) -> torch.Tensor:
+        """Queries [tokens, heads, key] -> [tokens, heads, rank]"""
+        weight = self.weight[: self.key_rows].view(-1, self.sizes.key)
+        return self._by_head(q, weight, self.sizes.rank)
+
+    def to_values(self, latents: torch.Tensor) -> torch.Tensor:
+        """[tokens, heads, rank] -> [tokens, heads, value]"""
+        return self._by_head(latents, self.weight[self.key_rows :], self.sizes.value)
+
+    def _by_head(self, x: torch.Tensor, weight: torch.Tensor, size: int) -> torch.Tensor:
+        """`x` [tokens, heads, in], `weight` [heads * size, in] -> [tokens, heads, size]"""
+        return self.stack([self.op(x[:, i], weight[i * size : (i + 1) * size]) for i in range(x.shape[1])])
+
+
+class LatentAttention(Module):
+    """Projections to queries and to the latent, its norm, attention, the values' and the output's projection, residual.
+
+    A token's entry in the cache is its normed latent, and behind it `shared` elements of a key that all heads share.
+    """
+
+    def __init__(
+        self, build: Builder, hidden_size: int, spec: AttentionSpec, sizes: LatentSizes, *, latent_norm_eps: float
+    ) -> None:
+        super().__init__()
+        self.ops = build.ops
+        self.spec, self.sizes = spec, sizes
+        self.q_size = spec.num_heads * (sizes.key + sizes.shared)
+        parts = (("q_proj", self.q_size), ("kv_a_proj_with_mqa", sizes.rank + sizes.shared))
+        self.in_proj = PackedLinear(build, hidden_size, parts)
+        self.kv_a_layernorm = RMSNorm(build, sizes.rank, latent_norm_eps)
+        self.kv_b_proj = HeadProjections(build, spec.num_heads, sizes)
+        self.o_proj = Linear(build, spec.num_heads * sizes.value, hidden_size)
+        self.scale = (sizes.key + sizes.shared) ** -0.5
+
+    def forward(
+        self, x: torch.Tensor, _: None, step: StepInputs, memory: LayerMemory, residual: torch.Tensor
+    ) -> torch.Tensor:
+        """`x` and `residual` [tokens, hidden] -> [tokens, hidden]"""
+        sizes, heads, width = self.sizes, self.spec.num_heads, self.spec.head_dim
+        q, latent, shared = self.in_proj(x).split((self.q_size, sizes.rank, sizes.shared), dim=-1)
+        key = self.ops.concat(self.kv_a_layernorm(latent), shared).unflatten(-1, (1, width))
+        own, of_shared = q.unflatten(-1, (heads, -1)).split((sizes.key, sizes.shared), dim=-1)
+        latents = self.kv_b_proj.to_latents(own)
+        queries = latents.new_empty((x.shape[0], heads, width))
+        queries[:, :, : sizes.rank] = latents
+        queries[:, :, sizes.rank :] = of_shared
+        queries = self.ops.rotary(queries, key, None, None, 1.0, memory.k_cache, None, step.kv_cells)
+        seen = self.ops.tap.split("attention", self._attend, (queries,), step, memory)
+        return self.o_proj(self.kv_b_proj.to_values(seen[:, :, : sizes.rank]).flatten(1), residual)
+
+    def _attend(self, q: torch.Tensor, step: StepInputs, memory: LayerMemory) -> torch.Tensor:
+        """[tokens, heads, rank + shared] -> as it, the latents that each head sees first"""
+        return self.ops.attention(
+            q,
+            memory.k_cache,
+            memory.k_cache,
+            step.row_starts,
+            step.start_positions,
+            step.kv_lens,
+            step.block_tables,
+            self.scale,
+        )

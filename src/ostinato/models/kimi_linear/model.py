@@ -1,0 +1,69 @@
+"""Kimi Linear (model_type `kimi_linear`): KDA or latent attention, then a gated MLP or experts beside shared ones."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from ostinato.layers.feed_forward import Experts, GatedMLP
+from ostinato.layers.kimi_delta import KimiDeltaAttention
+from ostinato.layers.latent_attention import LatentAttention
+from ostinato.layers.module import Builder, Module
+from ostinato.models.decoder import Block, Decoder
+from ostinato.models.kimi_linear.spec import KimiLinearHyperparameters
+from ostinato.models.sigmoid_router import Router
+from ostinato.plan.mixers import GatedDeltaSpec
+from ostinato.plan.model import ExpertsSpec, LayerSpec, ModelSpec
+
+if TYPE_CHECKING:
+    import torch
+
+LATENT_NORM_EPS = 1e-6
+"""Of the latents' norm, whatever config.json says of others."""
+
+SPARSE = "block_sparse_moe"
+"""What checkpoints call experts and what is around them; transformers calls an MLP so too."""
+
+OF_DENSE = re.compile(rf"(\.layers\.\d+\.){SPARSE}\.(?=(gate|up|down)_proj\.)")
+
+
+class SparseMLP(Module):
+    """The experts that a sigmoid router chooses, and a gated MLP that is all shared ones, plus the residual."""
+
+    def __init__(self, build: Builder, spec: ExpertsSpec, hyper: KimiLinearHyperparameters) -> None:
+        super().__init__()
+        self.gate = Router(build, spec.size, hyper.moe)
+        self.experts = Experts(build, spec, "swiglu", names=("w1", "w3", "w2"))
+        self.shared_experts = GatedMLP(build, spec.size, hyper.shared_size) if hyper.shared_size else None
+
+    def forward(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+        """Both [tokens, hidden] -> [tokens, hidden]"""
+        shared = residual if self.shared_experts is None else self.shared_experts(x, residual)
+        return self.experts(x, self.gate(x), shared)
+
+
+class KimiLinear(Decoder):
+    """The language model."""
+
+    def __init__(self, build: Builder, spec: ModelSpec) -> None:
+        super().__init__(build, spec, norm_eps=spec.hyperparameters.norm_eps)
+
+    def make_block(self, layer: LayerSpec) -> Block:
+        hyper: KimiLinearHyperparameters = self.spec.hyperparameters
+        build, size, eps = self.build, self.spec.hidden_size, hyper.norm_eps
+        names, mixer, attention = {}, None, None
+        mlp: Module
+        if isinstance(layer.mixer, GatedDeltaSpec):
+            mixer = KimiDeltaAttention(build, size, layer.mixer, eps=eps)
+            names["mamba"] = "self_attn"
+        elif layer.attention is not None:
+            attention = LatentAttention(build, size, layer.attention, hyper.latent, latent_norm_eps=LATENT_NORM_EPS)
+        if layer.experts is not None:
+            mlp = SparseMLP(build, layer.experts, hyper)
+            names["mlp"] = SPARSE
+        else:
+            mlp = GatedMLP(build, size, hyper.intermediate_size)
+        return Block(build, size, eps, mlp=mlp, attention=attention, mamba=mixer, names=names)
+
+    def checkpoint_name(self, name: str) -> str | None:
+        return super().checkpoint_name(OF_DENSE.sub(r"\1mlp.", name))

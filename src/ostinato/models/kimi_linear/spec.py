@@ -1,0 +1,208 @@
+"""Kimi Linear: a delta net with a decay for each key channel (KDA), or multi-head latent attention without positions
+(MLA), then a gated MLP in the first layers, or experts beside shared ones."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ostinato.errors import ModelError
+from ostinato.models.hyperparameters import (
+    activation,
+    flag,
+    flag_is,
+    grouped_top_k,
+    integer,
+    layer_kinds,
+    number,
+    shared_fields,
+)
+from ostinato.plan.mixers import GatedDeltaSpec
+from ostinato.plan.model import AttentionSpec, ExpertsSpec, LatentSizes, LayerSpec, ModelSpec
+
+KINDS = {"linear_attention": "delta_net", "full_attention": "attention"}
+MLP_KINDS = {"dense": "dense", "sparse": "sparse"}
+
+SPELLINGS = {
+    "model_max_length": "max_position_embeddings",
+    "moe_renormalize": "norm_topk_prob",
+    "num_expert_group": "n_group",
+    "num_experts": "num_local_experts",
+    "num_experts_per_token": "num_experts_per_tok",
+    "num_shared_experts": "n_shared_experts",
+}
+"""Names in the published config.json, which transformers writes too -> what it calls the attributes."""
+
+DELTA_NETS = "linear_attn_config"
+"""What has the sizes of delta nets and the numbers of the layers in the published config.json."""
+
+
+@dataclass(frozen=True)
+class RouterHyperparameters:
+    """How experts are chosen, by the sigmoids of their scores."""
+
+    experts: ExpertsSpec
+    num_groups: int
+    top_groups: int
+    normalize: bool
+    scaling: float
+
+
+@dataclass(frozen=True)
+class KimiLinearHyperparameters:
+    """What models/kimi_linear/model.py builds from, beside the layers. `shared_size` is that of the inner activations
+    of all shared experts together."""
+
+    latent: LatentSizes
+    moe: RouterHyperparameters
+    intermediate_size: int
+    shared_size: int
+    norm_eps: float
+
+
+def model_spec(config: dict[str, Any]) -> ModelSpec:
+    """The spec of a `kimi_linear` config.json, as published or as transformers writes it."""
+    config = _spelled(config)
+    _check(config)
+    kinds = zip(_kinds(config), _has_experts(config), strict=True)
+    latent = LatentSizes(
+        rank=_size(config, "kv_lora_rank"),
+        shared=_size(config, "qk_rope_head_dim"),
+        key=_size(config, "qk_nope_head_dim"),
+        value=_size(config, "v_head_dim"),
+    )
+    attention = AttentionSpec(
+        num_heads=_size(config, "num_attention_heads"),
+        num_kv_heads=1,
+        head_dim=latent.rank + latent.shared,
+        rotates=False,
+        values_in_keys=True,
+    )
+    dense = {
+        "attention": LayerSpec("attention", attention),
+        "delta_net": LayerSpec("delta_net", mixer=_delta_net(config)),
+    }
+    moe = _router(config)
+    layers = (replace(dense[kind], experts=moe.experts if is_sparse else None) for kind, is_sparse in kinds)
+    return ModelSpec(
+        architecture="kimi_linear",
+        **shared_fields(config),
+        layers=tuple(layers),
+        rope=None,
+        hyperparameters=KimiLinearHyperparameters(
+            latent=latent,
+            moe=moe,
+            intermediate_size=integer(config, "intermediate_size"),
+            shared_size=moe.experts.intermediate_size * integer(config, "num_shared_experts", 1),
+            norm_eps=number(config, "rms_norm_eps", 1e-5),
+        ),
+    )
+
+
+def _spelled(config: Mapping[str, Any]) -> dict[str, Any]:
+    """With all of `SPELLINGS` as published, and the length as other architectures have it."""
+    found = {name: config[other] for name, other in SPELLINGS.items() if config.get(other) is not None}
+    spelled = {**found, **{name: value for name, value in config.items() if value is not None}}
+    return {**spelled, "max_position_embeddings": spelled.get("model_max_length")}
+
+
+def _check(config: Mapping[str, Any]) -> None:
+    """ModelError for what is not implemented."""
+    activation(config, "hidden_act", "silu", ("silu",))
+    activation(config, "moe_router_activation_func", "sigmoid", ("sigmoid",))
+    flag_is(config, "mla_use_nope", True)
+    flag_is(config, "attention_bias", False)
+    flag_is(config, "use_grouped_topk", True)
+    for name, only in (("moe_layer_freq", 1), ("num_nextn_predict_layers", 0)):
+        if integer(config, name, only) != only:
+            raise ModelError(f"config.json has {name} = {config[name]}; supported: {only}")
+    if config.get("q_lora_rank") is not None:
+        raise ModelError(f"config.json has q_lora_rank = {config['q_lora_rank']!r}; supported: null")
+    heads = integer(config, "num_attention_heads")
+    if integer(config, "num_key_value_heads", heads) != heads:
+        raise ModelError(
+            f"config.json has num_key_value_heads = {config['num_key_value_heads']}; supported: as many as "
+            f"num_attention_heads, {heads}, since all heads share one latent"
+        )
+
+
+def _size(config: Mapping[str, Any], name: str) -> int:
+    """A whole number of at least 1."""
+    value = integer(config, name)
+    if value < 1:
+        raise ModelError(f"config.json has {name} = {value}, which should be at least 1")
+    return value
+
+
+def _delta_net(config: Mapping[str, Any]) -> GatedDeltaSpec:
+    """Queries, keys and values have as many heads of one size."""
+    published = _published(config)
+    sizes = {
+        "linear_head_dim": published.get("head_dim"),
+        "linear_num_heads": published.get("num_heads"),
+        "linear_conv_kernel_dim": published.get("short_conv_kernel_size"),
+    }
+    own = {**config, **{name: value for name, value in sizes.items() if value is not None}}
+    heads, size = integer(own, "linear_num_heads"), integer(own, "linear_head_dim")
+    return GatedDeltaSpec(
+        num_heads=heads,
+        num_key_heads=heads,
+        key_dim=size,
+        value_dim=size,
+        conv_kernel=integer(own, "linear_conv_kernel_dim", 4),
+        per_channel=True,
+    )
+
+
+def _published(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    published = config.get(DELTA_NETS) or {}
+    if not isinstance(published, Mapping):
+        raise ModelError(f"config.json has {DELTA_NETS} = {published!r}, which should be an object")
+    return published
+
+
+def _kinds(config: Mapping[str, Any]) -> tuple[str, ...]:
+    """From `layer_types`, or from the numbers of the layers of each kind, which count from 1."""
+    kinds = layer_kinds(config, KINDS)
+    if kinds is not None:
+        return kinds
+    published, count = _published(config), integer(config, "num_hidden_layers")
+    names = {"kda_layers": "delta_net", "full_attn_layers": "attention"}
+    lists = {name: published.get(name) for name in names}
+    if any(not isinstance(numbers, list) for numbers in lists.values()):
+        raise ModelError(f"config.json has neither layer_types nor kda_layers and full_attn_layers in {DELTA_NETS}")
+    numbered = [(number, kind) for name, kind in names.items() for number in lists[name] or ()]
+    if [number for number, _ in sorted(numbered, key=str)] != sorted(range(1, count + 1), key=str):
+        raise ModelError(
+            f"config.json has kda_layers and full_attn_layers which should be the numbers from 1 to {count}, each once"
+        )
+    return tuple(kind for _, kind in sorted(numbered))
+
+
+def _has_experts(config: Mapping[str, Any]) -> list[bool]:
+    """Of each layer: from `mlp_layer_types`, or all but the first `first_k_dense_replace`."""
+    kinds = layer_kinds(config, MLP_KINDS, ("mlp_layer_types",))
+    if kinds is not None:
+        return [kind == "sparse" for kind in kinds]
+    dense = integer(config, "first_k_dense_replace", 1)
+    return [i >= dense for i in range(integer(config, "num_hidden_layers"))]
+
+
+def _router(config: Mapping[str, Any]) -> RouterHyperparameters:
+    num_experts = integer(config, "num_experts")
+    chosen, groups, top_groups = grouped_top_k(
+        config, num_experts, ("num_experts_per_token", "num_expert_group", "topk_group")
+    )
+    return RouterHyperparameters(
+        experts=ExpertsSpec(
+            num_experts=num_experts,
+            top_k=chosen,
+            size=integer(config, "hidden_size"),
+            intermediate_size=integer(config, "moe_intermediate_size"),
+        ),
+        num_groups=groups,
+        top_groups=top_groups,
+        normalize=flag(config, "moe_renormalize", True),
+        scaling=number(config, "routed_scaling_factor", 2.446),
+    )

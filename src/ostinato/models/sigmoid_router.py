@@ -1,0 +1,43 @@
+"""The router of DeepSeek-V3 (arXiv 2412.19437, section 2.1.2), which Nemotron-H and Kimi Linear have too."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+from ostinato.layers.module import Builder, Module
+from ostinato.plan.model import ExpertsSpec
+
+if TYPE_CHECKING:
+    import torch
+
+
+class Routing(Protocol):
+    """How experts are chosen, by the sigmoids of their scores: `ops.route` has what the fields mean."""
+
+    @property
+    def experts(self) -> ExpertsSpec: ...
+    @property
+    def num_groups(self) -> int: ...
+    @property
+    def top_groups(self) -> int: ...
+    @property
+    def normalize(self) -> bool: ...
+    @property
+    def scaling(self) -> float: ...
+
+
+class Router(Module):
+    """Scores experts in float32; its correction bias influences the choice, not the weights."""
+
+    def __init__(self, build: Builder, hidden_size: int, moe: Routing) -> None:
+        super().__init__()
+        self.op, self.moe = build.ops.route, moe
+        experts, bias = moe.experts.num_experts, "e_score_correction_bias"
+        self.weight = self.own(build, "weight", experts, hidden_size, role="router")
+        self.e_score_correction_bias = self.own(build, bias, experts, role="bias", in_float32=True)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[tokens, hidden] -> numbers of experts and their weights, [tokens, 2, top_k]"""
+        moe = self.moe
+        how = (moe.experts.top_k, moe.num_groups, moe.top_groups, moe.normalize, moe.scaling)
+        return self.op(x, self.weight, self.e_score_correction_bias, *how)
