@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
+import socket
 from collections.abc import Callable
 from typing import Any
 
@@ -15,6 +17,7 @@ from uvicorn.server import ServerState
 
 from ostinato.serve.http.connection import PIECE, Connection
 from ostinato.serve.http.limits import Limits, Occupancy
+from ostinato.serve.http.refusals import NO_DESCRIPTOR, QUIET, Refusals
 
 BIG = b"x" * 2**18
 GET = b"GET /plan HTTP/1.1\r\nHost: a\r\n\r\n"
@@ -164,7 +167,7 @@ def test_answers_to_pipelined_requests_wait_for_their_reader_and_nothing_grows_m
 
 def test_every_pipelined_request_is_answered_in_its_order_once_they_are_read() -> None:
     paths = [f"/{number}" for number in range(3000)]
-    sent = b"".join(b"GET %b HTTP/1.1\r\n\r\n" % path.encode() for path in paths)
+    sent = b"".join(b"GET %b HTTP/1.1\r\nHost: a\r\n\r\n" % path.encode() for path in paths)
 
     async def attack(connection: Connection, wire: Wire, app: App) -> None:
         at = 0
@@ -198,9 +201,9 @@ def test_a_client_that_leaves_is_noticed_behind_a_pipelined_request() -> None:
         b"GET /" + b"a" * 10**7,
         b"GET / HTTP/1.1\r\n" + b"a: b\r\n" * 10**6,
         b"\r\n" * 10**6,
-        b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n" + b"a: b\r\n" * 10**6,
-        b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n0\r\nx: " + b"a" * 10**7,
-        b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n1;" + b"a" * 10**7,
+        b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n" + b"a: b\r\n" * 10**6,
+        b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n0\r\nx: " + b"a" * 10**7,
+        b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n1;" + b"a" * 10**7,
     ],
     ids=["value", "path", "many", "empty lines", "trailers", "a trailer", "chunk extension"],
 )
@@ -262,7 +265,7 @@ def test_a_body_that_nobody_takes_is_not_read() -> None:
             await asyncio.Event().wait()
 
         connection._app = waits  # type: ignore[assignment]
-        head = b"POST / HTTP/1.1\r\nContent-Length: 100000000\r\n\r\n"
+        head = b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 100000000\r\n\r\n"
         assert feed(connection, wire, head + b"x" * 10**8) <= 4 * 2**16
         await turns()
         assert not wire.is_reading
@@ -274,7 +277,7 @@ def test_the_sender_of_a_refused_body_comes_to_read_the_answer() -> None:
     body = b"x" * 10**7
 
     async def attack(connection: Connection, wire: Wire, app: App) -> None:  # noqa: ARG001
-        connection.data_received(b"POST / HTTP/1.1\r\nContent-Length: 10000000\r\n\r\n")
+        connection.data_received(b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 10000000\r\n\r\n")
         await turns()
         assert status(wire.got) == 413
         assert b"connection: close" in wire.got
@@ -289,7 +292,7 @@ def test_a_refused_body_without_end_is_cut() -> None:
     limits = Limits(drained_bytes=10**6)
 
     async def attack(connection: Connection, wire: Wire, app: App) -> None:  # noqa: ARG001
-        connection.data_received(b"POST / HTTP/1.1\r\nContent-Length: 1000000000\r\n\r\n")
+        connection.data_received(b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 1000000000\r\n\r\n")
         await turns()
         assert feed(connection, wire, b"x" * 10**7) <= 10**6 + 2**16
         assert wire.is_aborted
@@ -328,15 +331,16 @@ def test_a_stream_for_http_1_0_is_not_chunked(alive: bool) -> None:
 @pytest.mark.parametrize(
     "request_",
     [
+        b"GET / HTTP/1.1\r\n\r\n",
         b"GET / HTTP/1.1\r\nHost: a\r\nHost: a\r\n\r\n",
         b"GET / HTTP/1.1\r\nHost: a b\r\n\r\n",
         b"GET / HTTP/1.1\r\nHost: a/b\r\n\r\n",
         b"GET / HTTP/1.1\r\nHost: a@b\r\n\r\n",
         b"GET / HTTP/1.1\r\nHost: [::1\r\n\r\n",
         b"CONNECT a:1 HTTP/1.1\r\nHost: a\r\n\r\n",
-        b"POST / HTTP/1.1\r\nContent-Length: 1\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
-        b"POST / HTTP/1.1\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\nxx",
-        b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
+        b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 1\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+        b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\nxx",
+        b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
         b"nonsense\r\n\r\n",
     ],
 )
@@ -349,6 +353,79 @@ def test_what_is_not_http_is_refused_with_an_error_object(request_: bytes) -> No
     assert status(wire.got) == 400
     assert set(error(wire.got)) == {"message", "type", "param", "code"}
     assert not app.seen
+
+
+def test_what_is_refused_is_counted_by_reason_and_logged_without_a_flood(caplog: pytest.LogCaptureFixture) -> None:
+    now = 0.0
+    refusals = Refusals(lambda: now)
+
+    async def send(request: bytes, limits: Limits | None = None) -> None:
+        made = Connection(uvicorn.Config(App()), ServerState(), {}, limits=limits, refusals=refusals)
+        wire = Wire(made, peer="192.0.2.7")
+        made.data_received(request)
+        await turns()
+        if limits is not None:
+            await asyncio.sleep(0.05)
+        wire.leave()
+
+    async def go() -> None:
+        nonlocal now
+        for _ in range(100):
+            await send(b"nonsense\r\n\r\n")
+        await send(b"GET / HTTP/1.1\r\n\r\n")
+        await send(b"GET / HTTP/1.1\r\nA: " + BIG)
+        await send(b"GET / HTTP/1.1\r\nHo", Limits(head_seconds=0.01))
+        await send(GET)
+        now = QUIET
+        await send(b"nonsense\r\n\r\n")
+
+    with caplog.at_level("WARNING", "ostinato.serve"):
+        asyncio.run(go())
+    assert refusals.counts == {"bad_request": 101, "bad_host": 1, "headers_too_large": 1, "header_timeout": 1}
+    first, host, headers, late, again = [record.message for record in caplog.records]
+    assert first == "refused (bad_request): this is not a valid HTTP/1.1 request; from 192.0.2.7"
+    assert "no Host header" in host
+    assert "65536 bytes" in headers
+    assert "header_timeout" in late
+    assert again == f"{first}, and 99 others since the last such line"
+
+
+def test_a_connection_without_a_descriptor_is_counted_and_any_other_trouble_is_not_lost(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """asyncio's loop tries again after a second: here `accept` fails three times."""
+    refusals = Refusals()
+
+    class Scarce(socket.socket):
+        failures = 3
+
+        def accept(self) -> Any:
+            if Scarce.failures:
+                Scarce.failures -= 1
+                raise OSError(errno.EMFILE, "Too many open files")
+            return super().accept()
+
+    async def go() -> bytes:
+        loop = asyncio.get_running_loop()
+        refusals.watch(loop)
+        with Scarce() as listener:
+            listener.bind(("127.0.0.1", 0))
+            config, state = uvicorn.Config(App(b"there")), ServerState()
+            server = await loop.create_server(lambda: Connection(config, state, {}), sock=listener)
+            reader, writer = await asyncio.open_connection(*listener.getsockname())
+            writer.write(GET.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n"))
+            answer = await reader.read()
+            writer.close()
+            server.close()
+            loop.call_exception_handler({"message": "something else"})
+        return answer
+
+    with caplog.at_level("WARNING"):
+        answer = asyncio.run(go())
+    assert b"there" in answer
+    assert refusals.counts == {NO_DESCRIPTOR: 3}
+    assert len([record for record in caplog.records if "raise ulimit -n" in record.message]) == 1
+    assert "something else" in caplog.text
 
 
 def test_connections_beyond_the_bound_are_told_so_and_there_is_room_again(caplog: pytest.LogCaptureFixture) -> None:

@@ -220,6 +220,13 @@ def connections(open_now: int, refused: int, prefix: str, labels: Mapping[str, s
     yield _family("counter", f"{prefix}connections_refused", text, [({}, refused)], labels)
 
 
+def refusals(counts: Mapping[str, int], prefix: str, labels: Mapping[str, str]) -> Metric:
+    """What was refused below the application, by the error's code."""
+    text = "Requests and connections that were refused before they were read, by reason"
+    rows = [({"reason": reason}, count) for reason, count in sorted(counts.items())]
+    return _family("counter", f"{prefix}requests_refused", text, rows, labels)
+
+
 def answers(rows: Rows, labels: Mapping[str, str]) -> Metric:
     """HTTP answers as (labels, count). The name has no prefix: dashboards of web servers know it, vLLM's too."""
     text = "Requests that were answered, by status; 499: the client left before the end"

@@ -25,6 +25,7 @@ from ostinato.observe.metrics import (
     heartbeat,
     loop_delay,
     of_keys,
+    refusals,
     workers,
 )
 from ostinato.serve.api.generation import check_model
@@ -115,6 +116,7 @@ def observation_router(lifecycle: Lifecycle, counts: AnswerCounts) -> APIRouter:
             *loop_delay(delay.seconds, delay.num_stalls, prefix, labels),
             *workers(reads.num_done, reads.num_ended_early, reads.num_running, prefix, labels),
             *of_keys(counts.key_rows, prefix, labels),
+            refusals(lifecycle.refusals.counts, prefix, labels),
             answers(counts.rows(), labels),
         ]
         return Response(exposition([*of_engine, *served]), media_type=CONTENT_TYPE_LATEST)

@@ -20,7 +20,9 @@ from ostinato.serve.http.errors import ApiError
 from ostinato.serve.http.exchange import Exchange, refusal
 from ostinato.serve.http.heads import framing_of, scope_of, wishes, wrong_in_head
 from ostinato.serve.http.limits import Limits, Occupancy, room_for_connections
+from ostinato.serve.http.refusals import Refusals
 
+TOO_MANY = "too_many_connections"
 PIECE = 8192
 """Bytes that are parsed at once; so many further requests may be parsed before the first is answered."""
 
@@ -36,13 +38,15 @@ class Connection(asyncio.Protocol):
         _loop: asyncio.AbstractEventLoop | None = None,
         limits: Limits | None = None,
         occupancy: Occupancy | None = None,
+        refusals: Refusals | None = None,
     ) -> None:
-        """The first four are uvicorn's. `occupancy` is shared by the connections of a server."""
+        """The first four are uvicorn's. `occupancy` and `refusals` are shared by the connections of a server."""
         self._app = config.loaded_app if config.loaded else config.app
         self._root_path = config.root_path
         self._server, self._app_state = server_state, app_state
         self._limits = limits or Limits()
         self._occupancy = occupancy or Occupancy(room_for_connections())
+        self._refusals = refusals or Refusals()
         self._parser = httptools.HttpRequestParser(self)
         self._pending = bytearray()
         self._exchanges: deque[Exchange] = deque()
@@ -74,7 +78,7 @@ class Connection(asyncio.Protocol):
         self._scheme = "https" if transport.get_extra_info("sslcontext") else "http"
         why = self._occupancy.enter(self._address)
         if why is not None:
-            self._refuse(ApiError(503, why, code="too_many_connections"), drain=False)
+            self._refuse(ApiError(503, why, code=TOO_MANY), drain=False)
         else:
             self._after("head", self._limits.head_seconds, self._head_is_late)
 
@@ -152,7 +156,8 @@ class Connection(asyncio.Protocol):
         self._end_timer("head")
         self._end_timer("idle")
         if self._problem is None:
-            self._problem = wrong_in_head(self._parser.get_method(), self._url, self._headers)
+            version, method = self._parser.get_http_version(), self._parser.get_method()
+            self._problem = wrong_in_head(method, self._url, version, self._headers)
         if self._problem is None:
             self._exchanges.append(self._exchange())
             self._go_on()
@@ -299,6 +304,8 @@ class Connection(asyncio.Protocol):
     def _refuse(self, error: ApiError, drain: bool = True) -> None:
         self._is_ending = True
         self._pending.clear()
+        if error.code != TOO_MANY:  # which the occupancy counts
+            self._refusals.note(str(error.code), error.message, self._address)
         self.write(refusal(error.status, json.dumps(error.body()).encode()))
         if drain:
             self._drain()

@@ -17,11 +17,13 @@ HeaderList = Sequence[tuple[bytes, bytes]]
 _HOST = re.compile(rb"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._~%!$&'()*+,;=-]*)(:[0-9]*)?")
 
 
-def wrong_in_head(method: bytes, url: bytes, headers: HeaderList) -> ApiError | None:
+def wrong_in_head(method: bytes, url: bytes, version: str, headers: HeaderList) -> ApiError | None:
     """Why the request is refused before anybody is asked to answer it."""
     hosts = [value for name, value in headers if name == b"host"]
     if len(hosts) > 1:
         return ApiError(400, "the request has more than one Host header; send one", code="bad_host")
+    if not hosts and version != "1.0":
+        return ApiError(400, "the request has no Host header, which HTTP/1.1 asks for", code="bad_host")
     if hosts and not _HOST.fullmatch(hosts[0]):
         return ApiError(400, "the Host header is not a host's name or address, and perhaps a port", code="bad_host")
     if method == b"CONNECT":

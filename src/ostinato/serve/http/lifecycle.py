@@ -17,6 +17,7 @@ from ostinato.serve.http.delay import LoopDelay
 from ostinato.serve.http.errors import ApiError
 from ostinato.serve.http.keys import ApiKeys
 from ostinato.serve.http.limits import Occupancy, room_for_connections
+from ostinato.serve.http.refusals import Refusals
 from ostinato.serve.settings import ServeSettings
 from ostinato.serve.work.context import Context
 from ostinato.serve.work.workers import Workers
@@ -44,6 +45,8 @@ class Lifecycle:
         self.loop_delay = LoopDelay()
         self.model_name = settings.served_model_name or _name(config.model)
         self.created = int(time.time())
+        self.refusals = Refusals()
+        """Of what the application never sees."""
         self.occupancy = Occupancy(
             settings.max_connections or room_for_connections(), settings.max_connections_per_address
         )

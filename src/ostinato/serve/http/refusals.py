@@ -1,0 +1,52 @@
+"""What is refused before the application sees it: counted by reason, and logged without a flood."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from typing import Any
+
+log = logging.getLogger("ostinato.serve")
+
+QUIET = 10.0
+"""Seconds after a line of the log in which further refusals of the same reason are only counted."""
+NO_DESCRIPTOR = "no_file_descriptor"
+_OF_ACCEPT = "socket.accept() out of system resource"
+"""What asyncio says when a connection cannot be accepted. It tries again after a second."""
+
+
+class Refusals:
+    """Counts what a server refuses below its application, by the error's code."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self.counts: Counter[str] = Counter()
+        self._clock = clock
+        self._quiet_until: dict[str, float] = {}
+        self._untold: Counter[str] = Counter()
+
+    def note(self, code: str, message: str, address: str) -> None:
+        """Something was refused. `address` is the client's, empty on a Unix socket."""
+        self.counts[code] += 1
+        now = self._clock()
+        if now < self._quiet_until.get(code, now):
+            self._untold[code] += 1
+            return
+        self._quiet_until[code] = now + QUIET
+        untold = self._untold.pop(code, 0)
+        more = f", and {untold} others since the last such line" if untold else ""
+        log.warning("refused (%s): %s; from %s%s", code, message, address or "this machine", more)
+
+    def watch(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Notes too that the process has no file descriptor for a connection; that one waits until there is one."""
+
+        def handle(running: asyncio.AbstractEventLoop, context: Mapping[str, Any]) -> None:
+            if context.get("message") == _OF_ACCEPT:
+                message = f"a connection waits: {context['exception']}; raise ulimit -n, or lower max_connections"
+                self.note(NO_DESCRIPTOR, message, "a client")
+            else:
+                running.default_exception_handler(dict(context))
+
+        loop.set_exception_handler(handle)
