@@ -14,7 +14,7 @@ FACTS = "#messages .assistant:last-child .facts"
 ENTER, ESCAPE, TAB, SHIFT = "\ue007", "\ue00c", "\ue004", "\ue008"
 
 SCRIPTED = """const [answer, real] = [arguments[0], window.fetch];
-window.fetch = (path, options) => path !== "/v1/chat/completions" ? real(path, options)
+window.fetch = (path, options) => path !== "./v1/chat/completions" ? real(path, options)
   : Promise.resolve(new Response(answer));"""
 """The next answers are this text, whatever the model would say."""
 

@@ -83,9 +83,10 @@ def make_api(
         docs_url=None,
         redoc_url=None,
         redirect_slashes=False,
+        servers=[{"url": lifecycle.settings.root_path}] if lifecycle.settings.root_path else None,
     )
     reports = [service_router(lifecycle), observation_router(lifecycle, counts)]
-    page = page_router()
+    page = page_router(lifecycle.settings.root_path)
     for router in with_bodies:
         app.include_router(router, responses=MODEL_ERRORS)
     for router in reports:

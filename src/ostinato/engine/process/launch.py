@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from ostinato.engine.run.runner import StartProgress
 
 
-API_KEY_VARIABLE = "OSTINATO_API_KEY"
-"""An environment variable that is for the server alone: its processes do not get it."""
+SECRET_VARIABLES = {"api_key": "OSTINATO_API_KEY", "ssl_keyfile_password": "OSTINATO_SSL_KEYFILE_PASSWORD"}
+"""Setting -> an environment variable that is for the server alone: its processes do not get it."""
 _PATIENCE = 5.0
 """Seconds that a process has to end after its connection has; it is killed then."""
 
@@ -153,7 +153,8 @@ def _spawn(connection: socket.socket) -> subprocess.Popen[bytes]:
 
 def child_environment() -> dict[str, str]:
     """The environment of a process that belongs to this one: it finds modules where this one does, and no key."""
-    environment = {name: value for name, value in os.environ.items() if name != API_KEY_VARIABLE}
+    secrets = SECRET_VARIABLES.values()
+    environment = {name: value for name, value in os.environ.items() if name not in secrets}
     return {**environment, "PYTHONPATH": os.pathsep.join(each or os.getcwd() for each in sys.path)}
 
 

@@ -41,7 +41,9 @@ class Gate:
         self._app, self._counts = app, counts
         settings = lifecycle.settings
         self._keys = lifecycle.keys
-        self._is_private = is_loopback(settings.host) and not settings.keys
+        # Web pages can call a loopback address by names of their own, but no Unix socket.
+        self._is_private = settings.uds is None and settings.is_local and not settings.keys
+        self._root_path = settings.root_path
         self._max_body = settings.max_body
         self._tracing = tracing
 
@@ -49,13 +51,18 @@ class Gate:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        if self._root_path:
+            _leave_out(self._root_path, scope)
         record = RequestRecord(f"{random.getrandbits(128):032x}", scope["method"], _printable(scope))
+        record.client = scope["client"][0] if scope.get("client") else "unix"
         scope.setdefault("state", {}).update(request_id=record.request_id, record=record)
 
         async def send_noted(message: Message) -> None:
             if message["type"] == "http.response.start":
                 record.status = message["status"]
                 MutableHeaders(scope=message)["x-request-id"] = record.request_id
+            else:
+                record.sent_bytes += len(message.get("body", b""))
             await send(message)
 
         headers = Headers(scope=scope)
@@ -82,7 +89,7 @@ class Gate:
         if self._is_private:
             check_host(headers.get("host"))
         record: RequestRecord = scope["state"]["record"]
-        if not _is_open(scope["path"]):
+        if not (_is_open(scope["path"]) or scope["path"] == self._root_path):
             record.key = self._keys.check(headers.get("authorization"))
         scope["state"]["client"] = client_of(record.key, (scope.get("client") or [None])[0])
         messages = [await _read_body(headers, receive, self._max_body)]
@@ -91,6 +98,15 @@ class Gate:
             return messages.pop() if messages else await receive()
 
         await self._app(scope, receive_again, send)
+
+
+def _leave_out(root_path: str, scope: Scope) -> None:
+    """Takes the prefix off the path, so that everything behind knows one path only."""
+    path, raw = scope["path"], root_path.encode()
+    if path.startswith(f"{root_path}/"):
+        scope["path"] = path[len(root_path) :]
+        if scope.get("raw_path", b"").startswith(raw + b"/"):
+            scope["raw_path"] = scope["raw_path"][len(raw) :]
 
 
 def _is_open(path: str) -> bool:
