@@ -6,10 +6,7 @@ import logging
 import os
 import signal
 import socket
-import subprocess
-import sys
 import threading
-import time
 from pathlib import Path
 
 import httpx2
@@ -18,67 +15,10 @@ import pytest
 from ostinato.cli.main import main
 from ostinato.threads import TURNS_BESIDE_SERVER
 from tests.support.engine_probe import Probe, without_native_kernels
+from tests.support.server_process import ENGINE, RUN, Process
 
 ROOT = Path(__file__).parents[2]
-RUN = "from ostinato.cli.main import main; main()"
-ENGINE = ["--model", "demo", "--dtype", "float32", "--threads", "1", "--max-num-seqs", "4", "--graph-mode", "none"]
 LONG = {"prompt": [5, 6, 7], "max_tokens": 400, "temperature": 0, "ignore_eos": True, "stream": True}
-
-
-class Process:
-    """A server of its own, which is ended with the test."""
-
-    def __init__(self, *flags, code=RUN, **environment):
-        command = [sys.executable, "-c", code, "serve", *ENGINE, "--port", "0", *flags]
-        unset = {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"}
-        env = {name: value for name, value in os.environ.items() if name not in unset}
-        env |= {"OMP_NUM_THREADS": "1", **environment}
-        self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=env)
-        self.lines = []
-        self.reading = threading.Thread(target=self._read, daemon=True)
-        self.reading.start()
-
-    def _read(self):
-        for line in self.process.stderr:
-            self.lines.append(line)
-
-    def until(self, condition, seconds=120):
-        end = time.monotonic() + seconds
-        while not condition():
-            assert time.monotonic() < end, "".join(self.lines)
-            time.sleep(0.01)
-
-    @property
-    def url(self):
-        self.until(lambda: self.process.poll() is not None or any("listening on" in line for line in self.lines))
-        [line] = [line for line in self.lines if "listening on" in line]
-        return line.split()[2]
-
-    def ready(self):
-        url = self.url
-        self.until(
-            lambda: self.process.poll() is not None or httpx2.get(f"{url}/health", timeout=60).status_code == 200
-        )
-        return url
-
-    def engine_pid(self):
-        children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children")
-
-        def has_begun():
-            return any("ostinato.engine.process.child" in Path(f"/proc/{pid}/cmdline").read_text() for pid in pids())
-
-        def pids():
-            return children.read_text().split()
-
-        self.until(has_begun)
-        [pid] = pids()
-        return int(pid)
-
-    def status(self):
-        """The exit status, once all that was said is in `lines`."""
-        status = self.process.wait(60)
-        self.reading.join(60)
-        return status
 
 
 def with_engine(make):

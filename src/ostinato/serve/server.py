@@ -103,4 +103,3 @@ def serve(
     with listening(settings) as listener, asyncio.Runner(loop_factory=server.config.get_loop_factory()) as runner:
         runner.run(run(listener))
     return lifecycle.exit_status()
-
