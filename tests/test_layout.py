@@ -16,7 +16,8 @@ import ostinato
 PACKAGE = Path(ostinato.__file__).parent
 
 ROOMS = [
-    "errors", "threads", "matrix_units", "units", "plain_data", "size_lists", "speculative_setting", "config", "demo",
+    "errors", "threads", "matrix_units", "units", "address_space", "plain_data", "size_lists",
+    "speculative_setting", "config", "demo",
     "observe", "cache", "ops", "plan", "formats", "layers", "models", "media", "schedule", "sample", "graphs",
     "speculate", "engine", "verify", "serve", "inspection", "bench", "cli",
 ]  # fmt: skip
