@@ -284,7 +284,7 @@ def test_it_says_the_same_in_whatever_pieces_it_comes(
 ) -> None:
     async def attack(wire: Wire) -> None:
         wire.shake_hands(handshake)
-        wire.tls.write(b"POST / HTTP/1.1\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body))
+        wire.tls.write(b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body))
         wire.send(piece)
         await turns()
         assert b"https " + body in wire.read()

@@ -27,6 +27,7 @@ class Certificates:
         authority. Without `keyfile` it holds the key too. ConfigError if they are of no use together."""
         self._given = certfile, keyfile, password
         self._use()
+        log.info("ssl_certfile is valid until %s", self.valid_until)
 
     def _use(self) -> None:
         self.context = _context(*self._given)
