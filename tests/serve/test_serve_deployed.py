@@ -14,6 +14,7 @@ import httpx2
 import pytest
 
 from ostinato.errors import ConfigError
+from ostinato.serve.http.forwarded import TrustedProxies
 from ostinato.serve.http.listener import listening
 from ostinato.serve.settings import ServeSettings
 from tests.support.authority import lock, make_certificate, needs_openssl
@@ -47,7 +48,7 @@ def test_a_server_with_tls_under_a_path_logs_who_asked_and_keeps_its_secrets_to_
     certfile, keyfile = make_certificate(tmp_path)
     secrets = {"OSTINATO_API_KEY": KEY, "OSTINATO_SSL_KEYFILE_PASSWORD": PASSWORD}
     tls = ["--ssl-certfile", str(certfile), "--ssl-keyfile", str(lock(keyfile, PASSWORD))]
-    server = start(*tls, "--root-path", "/llm", "--access-log", "json", **secrets)
+    server = start(*tls, "--root-path", "/llm", "--access-log", "json", "--trusted-proxy", "127.0.0.1", **secrets)
     with httpx2.Client(verify=ssl.create_default_context(cafile=str(certfile)), timeout=60) as client:
         url = server.ready(client.get)
         assert url.startswith("https://127.0.0.1:")
@@ -56,7 +57,8 @@ def test_a_server_with_tls_under_a_path_logs_who_asked_and_keeps_its_secrets_to_
         at_root = client.post(f"{url}/v1/completions", json=body)
         below = client.post(f"{url}/llm/v1/completions", json=body)
         assert at_root.json()["choices"] == below.json()["choices"]
-        streamed = client.post(f"{url}/llm/v1/completions", json={**body, "stream": True})
+        proxied = {"X-Forwarded-For": "6.6.6.6, 192.0.2.7"}
+        streamed = client.post(f"{url}/llm/v1/completions", json={**body, "stream": True}, headers=proxied)
         assert streamed.text.endswith("data: [DONE]\n\n")
         headers, padding = {"Content-Type": "application/json"}, b" " * 2**16  # so that a worker reads it
         large = client.post(
@@ -96,6 +98,7 @@ def test_a_server_with_tls_under_a_path_logs_who_asked_and_keeps_its_secrets_to_
     assert of_below["bytes"] == len(below.content)
     assert of_below["request_id"] == below.headers["x-request-id"]
     assert of_stream["bytes"] == len(streamed.content)
+    assert of_stream["client"] == "192.0.2.7"
     assert of_large["bytes"] == len(large.content)
     assert (refused["status"], "key" in refused) == (401, False)
     log = "".join(server.lines)
@@ -159,11 +162,36 @@ def test_a_unix_socket_that_cannot_be_made_says_why(path):
         ({"root_path": "/llm/"}, "root_path"),
         ({"root_path": "/a?b"}, "root_path"),
         ({"access_log": "xml"}, "access_log"),
+        ({"trusted_proxy": ("nobody",)}, "trusted_proxy"),
     ],
 )
 def test_settings_that_contradict_each_other_are_refused(settings, told):
     with pytest.raises(ConfigError, match=told):
         ServeSettings(**settings)
+
+
+@pytest.mark.parametrize(
+    ("peer", "header", "client"),
+    [
+        ("10.0.0.1", "1.2.3.4", "1.2.3.4"),
+        ("10.0.0.1", "6.6.6.6, 1.2.3.4, 10.0.0.9", "1.2.3.4"),
+        ("10.0.0.1", "10.0.0.5, 10.0.0.9", "10.0.0.5"),
+        ("10.0.0.1", "1.2.3.4:567", "1.2.3.4"),
+        ("10.0.0.1", "[2001:db8::1]:443", "2001:db8::1"),
+        ("10.0.0.1", "2001:db8::1", "2001:db8::1"),
+        ("10.0.0.1", "1.2.3.4, nonsense", "10.0.0.1"),
+        ("10.0.0.1", "", "10.0.0.1"),
+        ("::ffff:10.0.0.1", "1.2.3.4", "1.2.3.4"),
+        ("9.9.9.9", "1.2.3.4", "9.9.9.9"),
+        (None, "1.2.3.4", "1.2.3.4"),
+        (None, "", None),
+    ],
+)
+def test_a_client_is_whom_a_trusted_proxy_names_and_nobody_elses_word_counts(peer, header, client):
+    proxies = TrustedProxies(["10.0.0.0/8", "unix"])
+    headers = [(b"x-forwarded-for", each.encode()) for each in header.split(", ")]
+    assert proxies.client(peer, headers) == client
+    assert TrustedProxies(["192.168.0.0/16"]).client(peer, headers) == peer
 
 
 def test_a_unix_socket_needs_no_key_and_a_password_is_not_shown():

@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError,
 from ostinato.engine.process.launch import SECRET_VARIABLES
 from ostinato.errors import ConfigError, problem_of, reason
 from ostinato.observe.logs import AccessLog, LogFormat, LogLevel
+from ostinato.serve.http.forwarded import TrustedProxies
 
 MOST_KEYS = 10_000
 """In an api_key_file: each has series of its own in the metrics, and every request is compared with all."""
@@ -124,6 +125,9 @@ class ServeSettings(BaseModel):
     """What is logged: a line per request at info; at debug, those of pages and probes too."""
     log_format: LogFormat = "text"
     """How: for people, or as JSON, an object a line."""
+    trusted_proxy: tuple[str, ...] = ()
+    """An address or a network (10.0.0.0/8) of proxies, or unix for those on the Unix socket, whose X-Forwarded-For
+    tells the client's address, for the log and for its share of the server; several may be given."""
     access_log: AccessLog | None = None
     """How the lines of requests are logged: for people, as JSON, or none at all (as log_format)."""
     otlp_endpoint: str | None = None
@@ -156,6 +160,10 @@ class ServeSettings(BaseModel):
             raise ValueError("the server listens on uds or on host and port; give one of them")
         if self.uds is None and "uds_mode" in given:
             raise ValueError("uds_mode is for a Unix socket: give uds too")
+        try:
+            TrustedProxies(self.trusted_proxy)
+        except ValueError as error:
+            raise ValueError(f"trusted_proxy: {error}, nor is it unix") from None
         if self.ssl_certfile is None and given & {"ssl_keyfile", "ssl_keyfile_password"}:
             raise ValueError("ssl_keyfile and ssl_keyfile_password need an ssl_certfile")
         if not (self._keys or self.insecure or self.is_local):

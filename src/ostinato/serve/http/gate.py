@@ -14,6 +14,7 @@ from ostinato.observe.logs import log_request
 from ostinato.observe.record import RequestRecord
 from ostinato.observe.tracing import Tracing
 from ostinato.serve.http.errors import ApiError, as_api_error
+from ostinato.serve.http.forwarded import UNIX, TrustedProxies
 from ostinato.serve.http.keys import client_of
 from ostinato.serve.http.lifecycle import Lifecycle
 from ostinato.serve.http.streaming import ClientGone, log_failure
@@ -44,6 +45,7 @@ class Gate:
         # Web pages can call a loopback address by names of their own, but no Unix socket.
         self._is_private = settings.uds is None and settings.is_local and not settings.keys
         self._root_path = settings.root_path
+        self._proxies = TrustedProxies(settings.trusted_proxy)
         self._max_body = settings.max_body
         self._tracing = tracing
 
@@ -54,7 +56,9 @@ class Gate:
         if self._root_path:
             _leave_out(self._root_path, scope)
         record = RequestRecord(f"{random.getrandbits(128):032x}", scope["method"], _printable(scope))
-        record.client = scope["client"][0] if scope.get("client") else "unix"
+        if self._proxies:
+            _name_client(self._proxies, scope)
+        record.client = scope["client"][0] if scope.get("client") else UNIX
         scope.setdefault("state", {}).update(request_id=record.request_id, record=record)
 
         async def send_noted(message: Message) -> None:
@@ -98,6 +102,14 @@ class Gate:
             return messages.pop() if messages else await receive()
 
         await self._app(scope, receive_again, send)
+
+
+def _name_client(proxies: TrustedProxies, scope: Scope) -> None:
+    """Makes the client the one that trusted proxies name."""
+    peer = scope["client"][0] if scope.get("client") else None
+    client = proxies.client(peer, scope["headers"])
+    if client is not None and client != peer:
+        scope["client"] = client, 0
 
 
 def _leave_out(root_path: str, scope: Scope) -> None:
