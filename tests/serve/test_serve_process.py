@@ -146,6 +146,14 @@ def test_an_engine_that_fails_ends_the_process_with_1(start):
     assert any(entry["level"] == "critical" and "MemoryError" in entry["exception"] for entry in entries)
 
 
+def test_a_model_whose_file_is_shortened_later_is_named_in_the_log(start):
+    server = start()
+    server.ready()
+    os.kill(server.engine_pid(), signal.SIGBUS)  # as the system does
+    assert server.status() == 1
+    assert any("a file of model demo could not be read: it was shortened" in line for line in server.lines)
+
+
 def test_an_engine_whose_process_is_killed_ends_the_server_with_1(start, probe):
     server = start(code=slowed(probe))
     url = server.ready()
@@ -179,7 +187,7 @@ def test_a_model_whose_file_is_shortened_while_it_is_read_is_named(start, tmp_pa
     assert server.status() == 2
     told = "".join(server.lines)
     assert "SIGBUS" in told
-    assert f"a file of model {model}: the file was shortened" in told
+    assert f"a file of model {model} could not be read: it was shortened" in told
     assert "Traceback" not in told
 
 

@@ -19,6 +19,7 @@ from ostinato.config import EngineConfig
 from ostinato.engine.process.failures import EngineError
 from ostinato.engine.process.messages import Failed, Log, Progress, Start, Started, Unpacker, pack
 from ostinato.errors import CapacityError, ModelError
+from ostinato.formats.shortened import shortened
 from ostinato.threads import TURNS_BESIDE_SERVER, wait_briefly
 
 if TYPE_CHECKING:
@@ -145,11 +146,7 @@ def death(status: int, model: str) -> Exception:
     """Why a process that ended by itself with `status` has, as far as that can be known. `model` is its model."""
     how = f"by signal {signal.Signals(-status).name}" if status < 0 else f"with status {status}"
     if status == -signal.SIGBUS:
-        return ModelError(
-            f"the engine's process ended {how} while it read a file of model {model}: the file was shortened "
-            "meanwhile, or its disk cannot be read. Compare its size with that at its source, or download it again; "
-            "replace files of models by others of the same name (mv), and never write into them"
-        )
+        return ModelError(f"the engine's process ended {how}: {shortened(model)}")
     hint = None if status == -signal.SIGKILL else address_space_hint()
     if hint is not None:
         return CapacityError(f"the engine's process ended {how}: {hint}")
