@@ -13,8 +13,11 @@ from pathlib import Path
 import httpx2
 import pytest
 
+from ostinato.config import EngineConfig
 from ostinato.errors import ConfigError
+from ostinato.serve.app import make_app
 from ostinato.serve.http.forwarded import TrustedProxies
+from ostinato.serve.http.lifecycle import Lifecycle
 from ostinato.serve.http.listener import listening
 from ostinato.serve.settings import ServeSettings
 from tests.support.authority import lock, make_certificate, needs_openssl
@@ -192,6 +195,13 @@ def test_a_client_is_whom_a_trusted_proxy_names_and_nobody_elses_word_counts(pee
     headers = [(b"x-forwarded-for", each.encode()) for each in header.split(", ")]
     assert proxies.client(peer, headers) == client
     assert TrustedProxies(["192.168.0.0/16"]).client(peer, headers) == peer
+
+
+@pytest.mark.parametrize("path", ["/v1", "/live", "/health", "/page", "/v1/chat"])
+def test_a_path_where_endpoints_are_anyway_is_no_root(path):
+    with pytest.raises(ConfigError, match="choose another"):
+        make_app(Lifecycle(EngineConfig(model="demo"), ServeSettings(root_path=path)))
+    make_app(Lifecycle(EngineConfig(model="demo"), ServeSettings(root_path=f"/llm{path}")))
 
 
 def test_a_unix_socket_needs_no_key_and_a_password_is_not_shown():

@@ -65,7 +65,7 @@ class Gate:
             if message["type"] == "http.response.start":
                 record.status = message["status"]
                 MutableHeaders(scope=message)["x-request-id"] = record.request_id
-            else:
+            elif record.method != "HEAD":
                 record.sent_bytes += len(message.get("body", b""))
             await send(message)
 
