@@ -5,6 +5,7 @@
 #include <nanobind/stl/vector.h>
 
 #include "bind.h"
+#include "bus_error.h"
 #include "tiles.h"
 
 #ifndef OSTINATO_MODULE
@@ -23,6 +24,8 @@ NB_MODULE(OSTINATO_MODULE, m) {
 #else
     m.attr("tiles") = nb::none();
 #endif
+    m.def("explain_bus_error", &explain_bus_error, nb::arg("message"),
+          "From now on a SIGBUS of this process writes `message` to stderr, and then ends it as it would have.");
     nb::class_<Program> program(m, "Program");
     program.def(nb::init<>())
         .def("__len__", &Program::size)

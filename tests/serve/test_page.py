@@ -14,7 +14,7 @@ FACTS = "#messages .assistant:last-child .facts"
 ENTER, ESCAPE, TAB, SHIFT = "\ue007", "\ue00c", "\ue004", "\ue008"
 
 SCRIPTED = """const [answer, real] = [arguments[0], window.fetch];
-window.fetch = (path, options) => path !== "/v1/chat/completions" ? real(path, options)
+window.fetch = (path, options) => path !== "./v1/chat/completions" ? real(path, options)
   : Promise.resolve(new Response(answer));"""
 """The next answers are this text, whatever the model would say."""
 
@@ -234,6 +234,17 @@ def test_the_page_asks_for_the_key_that_the_server_wants_and_then_works(browser)
         assert browser.script("return document.getElementById('key').hidden")
         assert "#### 33" in answered(browser, QUESTION)
         assert "state cache mode" in browser.text("#decisions")
+
+
+def test_the_page_works_under_a_path(browser):
+    with serving({"root_path": "/llm/a"}, max_num_seqs=1, graph_mode="none") as other:
+        browser.open(f"{other.url}/llm/a")
+        browser.until(lambda: browser.text("#status") == "demo · ready")
+        assert browser.script("return location.pathname") == "/llm/a/"
+        assert "#### 33" in answered(browser, QUESTION, temperature=0)
+        browser.until(lambda: "state cache mode" in browser.text("#decisions"))
+        loaded = browser.script("return performance.getEntriesByType('resource').map(each => each.name)")
+        assert all(each.startswith(f"{other.url}/llm/a/") for each in loaded)
 
 
 def test_the_page_asks_no_other_host_and_the_console_stays_empty(page, served):

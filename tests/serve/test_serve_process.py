@@ -1,84 +1,31 @@
 """`ostinato serve` as a process: its signals, its exit status, and what it says where it cannot start."""
 
 import contextlib
+import errno
 import json
 import logging
 import os
+import shutil
 import signal
 import socket
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 
 import httpx2
 import pytest
 
+from ostinato import address_space, demo
 from ostinato.cli.main import main
+from ostinato.engine.process.failures import EngineError
+from ostinato.engine.process.launch import death
 from ostinato.threads import TURNS_BESIDE_SERVER
 from tests.support.engine_probe import Probe, without_native_kernels
+from tests.support.server_process import ENGINE, RUN, Process
 
 ROOT = Path(__file__).parents[2]
-RUN = "from ostinato.cli.main import main; main()"
-ENGINE = ["--model", "demo", "--dtype", "float32", "--threads", "1", "--max-num-seqs", "4", "--graph-mode", "none"]
 LONG = {"prompt": [5, 6, 7], "max_tokens": 400, "temperature": 0, "ignore_eos": True, "stream": True}
-
-
-class Process:
-    """A server of its own, which is ended with the test."""
-
-    def __init__(self, *flags, code=RUN, **environment):
-        command = [sys.executable, "-c", code, "serve", *ENGINE, "--port", "0", *flags]
-        unset = {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"}
-        env = {name: value for name, value in os.environ.items() if name not in unset}
-        env |= {"OMP_NUM_THREADS": "1", **environment}
-        self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=env)
-        self.lines = []
-        self.reading = threading.Thread(target=self._read, daemon=True)
-        self.reading.start()
-
-    def _read(self):
-        for line in self.process.stderr:
-            self.lines.append(line)
-
-    def until(self, condition, seconds=120):
-        end = time.monotonic() + seconds
-        while not condition():
-            assert time.monotonic() < end, "".join(self.lines)
-            time.sleep(0.01)
-
-    @property
-    def url(self):
-        self.until(lambda: self.process.poll() is not None or any("listening on" in line for line in self.lines))
-        [line] = [line for line in self.lines if "listening on" in line]
-        return line.split()[2]
-
-    def ready(self):
-        url = self.url
-        self.until(
-            lambda: self.process.poll() is not None or httpx2.get(f"{url}/health", timeout=60).status_code == 200
-        )
-        return url
-
-    def engine_pid(self):
-        children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children")
-
-        def has_begun():
-            return any("ostinato.engine.process.child" in Path(f"/proc/{pid}/cmdline").read_text() for pid in pids())
-
-        def pids():
-            return children.read_text().split()
-
-        self.until(has_begun)
-        [pid] = pids()
-        return int(pid)
-
-    def status(self):
-        """The exit status, once all that was said is in `lines`."""
-        status = self.process.wait(60)
-        self.reading.join(60)
-        return status
 
 
 def with_engine(make):
@@ -199,6 +146,14 @@ def test_an_engine_that_fails_ends_the_process_with_1(start):
     assert any(entry["level"] == "critical" and "MemoryError" in entry["exception"] for entry in entries)
 
 
+def test_a_model_whose_file_is_shortened_later_is_named_in_the_log(start):
+    server = start()
+    server.ready()
+    os.kill(server.engine_pid(), signal.SIGBUS)  # as the system does
+    assert server.status() == 1
+    assert any("a file of model demo could not be read: it was shortened" in line for line in server.lines)
+
+
 def test_an_engine_whose_process_is_killed_ends_the_server_with_1(start, probe):
     server = start(code=slowed(probe))
     url = server.ready()
@@ -224,6 +179,53 @@ def test_what_goes_wrong_in_making_the_engine_is_shown_with_its_place(start):
     assert server.status() == 1
     assert any("ZeroDivisionError" in line for line in server.lines)
     assert any("in broken" in line for line in server.lines)
+
+
+def test_a_model_whose_file_is_shortened_while_it_is_read_is_named(start, tmp_path):
+    model = shutil.copytree(Path(demo.__file__).parent / "checkpoint", tmp_path / "model")
+    server = start("--model", str(model), code=with_engine("engines.shortened"))
+    assert server.status() == 2
+    told = "".join(server.lines)
+    assert "SIGBUS" in told
+    assert f"a file of model {model} could not be read: it was shortened" in told
+    assert "Traceback" not in told
+
+
+@pytest.mark.parametrize("engine", ["limited_before_torch", "limited_before_the_cache"])
+def test_a_limit_of_the_address_space_that_is_too_low_is_named(start, engine):
+    server = start("--cache-memory", "1GiB", code=with_engine(f"engines.{engine}"))
+    assert server.status() == 2
+    told = "".join(server.lines)
+    assert "ulimit -v" in told
+    assert "Traceback" not in told
+
+
+def test_a_command_names_such_a_limit_too():
+    paths = f"import sys; sys.path.insert(0, {str(ROOT)!r}); from tests.support.odd_engines import limit_by\n"
+    limited = "from ostinato.cli.main import main; import ostinato.engine.engine; limit_by(700)\n"
+    code = f"{paths}{limited}main(['generate', 'hello', '--threads', '1', '--cache-memory', '1GiB'])"
+    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert told.returncode == 2
+    assert "CapacityError" in told.stderr
+    assert "ulimit -v" in told.stderr
+    assert "Traceback" not in told.stderr
+
+
+def test_a_death_is_explained_by_such_a_limit_only_where_there_is_one(monkeypatch):
+    assert isinstance(death(-signal.SIGABRT, "m"), EngineError)
+    monkeypatch.setattr(address_space, "address_space_limit", lambda: 2**30)
+    assert "1 GiB of address space" in str(death(-signal.SIGABRT, "m"))
+    assert "ulimit" not in str(death(-signal.SIGKILL, "m"))
+    for error, is_lack in (
+        (MemoryError(), True),
+        (ImportError("libx.so: failed to map segment from shared object"), True),
+        (ImportError("no module named x"), False),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 1 bytes"), True),
+        (RuntimeError("shapes differ"), False),
+        (OSError(errno.ENOMEM, "Cannot allocate memory"), True),
+        (OSError(errno.ENOENT, "No such file"), False),
+    ):
+        assert (address_space.lack_of_address_space(error) is not None) == is_lack
 
 
 @pytest.mark.parametrize("ready", [True, False], ids=["ready", "loading"])

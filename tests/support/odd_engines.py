@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import resource
+import sys
 import time
+from pathlib import Path
 from typing import Any
 
 
@@ -31,3 +35,42 @@ def out_of_memory(config: Any, progress: Any) -> Any:
 
     engine.step = fail
     return engine
+
+
+def shortened(config: Any, progress: Any) -> Any:
+    """Somebody writes a file of its model anew while it is read."""
+    from ostinato.engine.engine import Engine
+
+    [file] = Path(config.model).glob("*.safetensors")
+
+    def shorten(what: str, done: int, total: int) -> None:
+        if file.stat().st_size > 4096:
+            os.truncate(file, 4096)
+        progress(what, done, total)
+
+    return Engine(config, shorten)
+
+
+def limit_by(mib: int) -> None:
+    """From now on the process may have so much more address space."""
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (used + mib * 2**20,) * 2)
+
+
+def limited_before_torch(config: Any, progress: Any) -> Any:
+    """Has too little address space for the library."""
+    import numpy  # noqa: F401 (which itself ends the process where it has no room)
+
+    assert "torch" not in sys.modules
+    limit_by(100)
+    from ostinato.engine.engine import Engine
+
+    return Engine(config, progress)
+
+
+def limited_before_the_cache(config: Any, progress: Any) -> Any:
+    """Has enough of it for all but the cache."""
+    from ostinato.engine.engine import Engine
+
+    limit_by(700)
+    return Engine(config, progress)

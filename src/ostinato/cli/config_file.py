@@ -16,9 +16,6 @@ from ostinato.cli.groups import groups
 from ostinato.cli.output import note
 from ostinato.errors import ConfigError, reason
 
-SECRET = "api_key"
-"""A setting that is never printed."""
-
 
 def read_config_file(ctx: typer.Context, path: Path) -> None:
     """What the file says holds where no flag says anything else.
@@ -56,15 +53,17 @@ def read_config_file(ctx: typer.Context, path: Path) -> None:
 
 
 def print_config(settings: BaseModel) -> Iterator[str]:
-    """The lines of a file that says the same: every setting with its meaning, those that are open as comments."""
+    """The lines of a file that says the same: every setting with its meaning. What nobody has set is a comment, with
+    its default, and so is what is secret (what no repr shows)."""
+    plain = settings.model_dump(mode="json")
     for name, field in type(settings).model_fields.items():
         value = getattr(settings, name)
         yield f"# {' '.join((field.description or '').split())}"
-        if value is None or value == () or name == SECRET:
+        if value is None or value == () or not field.repr:
             yield f"# {name}:"
             continue
-        plain = settings.model_dump(mode="json")[name]
-        yield yaml.safe_dump({name: plain}, default_flow_style=False, width=10**6).rstrip()
+        line = yaml.safe_dump({name: plain[name]}, default_flow_style=False, width=10**6).rstrip()
+        yield f"# {line}" if value == field.default else line
 
 
 def _as_argument(value: Any, *, is_list: bool) -> Any:

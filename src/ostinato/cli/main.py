@@ -23,9 +23,11 @@ from rich.text import Text
 from typer.core import TyperGroup
 
 from ostinato import __version__
+from ostinato.address_space import address_space_hint, address_space_limit, lack_of_address_space
 from ostinato.cli.command import HELP_NAMES, Command, UsageError
 from ostinato.errors import ConfigError, OstinatoError, Remedy
 from ostinato.threads import wait_briefly
+from ostinato.units import GiB
 
 EXIT_BAD_REQUEST, EXIT_INTERRUPTED = 2, 130
 
@@ -42,6 +44,8 @@ COMMANDS = {
     "gpu-check": "ostinato.cli.gpu_check:gpu_check",
 }
 """Name -> the module, and in it the function or the app of commands."""
+COMPUTING = frozenset({"generate", "chat", "eval", "verify", "bench"})
+"""Those that import torch into their own process."""
 STYLE: dict[str, Any] = {
     "no_args_is_help": True,
     "add_completion": False,
@@ -118,17 +122,19 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     as_json = "--json" in arguments
-    atexit.register(
-        gc.freeze
-    )  # all memory goes back then; to search it for cycles first takes half a second with torch
+    # All memory goes back at the exit; to search it for cycles first takes half a second with torch.
+    atexit.register(gc.freeze)
     if arguments[:1] not in (["serve"], ["bench"], ["gpu-check"]):  # its engine is a process; the others measure
         wait_briefly(os.environ)  # commands import torch when they run
+    if arguments and arguments[0] in COMPUTING and (address_space_limit() or GiB) < GiB:
+        print(f"note: {address_space_hint()}", file=sys.stderr)  # torch may end the process without a word of it
     try:
         try:
             status = app(arguments, prog_name="ostinato", standalone_mode=not as_json)
         finally:
             sys.stdout.flush()
     except OSError as error:
+        _report_lack(error, as_json)
         if error.errno != errno.ENOSPC or error.filename is not None:
             raise
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left cannot be written at the exit
@@ -139,6 +145,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except Exception as error:
         if isinstance(error.__cause__, KeyboardInterrupt):  # Python 3.11 wraps what is raised while a class is made
             sys.exit(EXIT_INTERRUPTED)
+        _report_lack(error, as_json)
         if not isinstance(error, UsageError) or not as_json:
             raise
         _report(ConfigError(error.format_message()), as_json)
@@ -146,6 +153,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except KeyboardInterrupt:
         sys.exit(EXIT_INTERRUPTED)
     sys.exit(status if isinstance(status, int) else 0)
+
+
+def _report_lack(error: Exception, as_json: bool) -> None:
+    """Ends with a message where an error follows from a limit of the address space, and else returns."""
+    lack = lack_of_address_space(error)
+    if lack is not None:
+        _report(lack, as_json)
+        sys.exit(EXIT_BAD_REQUEST)
 
 
 def _report(error: OstinatoError, as_json: bool) -> None:

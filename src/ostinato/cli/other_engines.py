@@ -14,7 +14,6 @@ HERE = {
     "--load-format": None,
     "--disable-log-requests": "--log-level warning",
     "--disable-log-stats": None,
-    "--root-path": None,
     # llama.cpp's.
     "-m": "--model",
     "-c": "--max-model-len",
@@ -47,6 +46,8 @@ HERE = {
     "-a": "--served-model-name",
     "--alias": "--served-model-name",
     "--cors-origins": "--cors-origin",
+    "--ssl-cert-file": "--ssl-certfile",
+    "--ssl-key-file": "--ssl-keyfile",
     "--grammar": "--guide-lark",
     "--json-schema": "--guide-json-schema",
     "--jinja": None,

@@ -9,7 +9,7 @@ import typer
 
 from ostinato.cli.options import Model, described, engine_options, name_model, setting_flag, with_flags
 from ostinato.cli.output import note
-from ostinato.engine.process.launch import API_KEY_VARIABLE
+from ostinato.engine.process.launch import SECRET_VARIABLES
 from ostinato.serve.settings import ServeSettings
 
 PANEL = "Server"
@@ -22,7 +22,7 @@ def server_options(command: Callable[..., None]) -> Callable[..., None]:
             name,
             field,
             described(field),
-            envvar=API_KEY_VARIABLE if name == "api_key" else None,
+            envvar=SECRET_VARIABLES.get(name),
             show_envvar=True,
             rich_help_panel=PANEL,
         )

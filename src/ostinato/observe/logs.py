@@ -13,6 +13,7 @@ from ostinato.observe.record import RequestRecord
 
 LogFormat = Literal["text", "json"]
 LogLevel = Literal["debug", "info", "warning", "error"]
+AccessLog = Literal["text", "json", "none"]
 
 
 QUIET = frozenset({"/", "/health", "/health/live", "/version", "/metrics", "/live"})
@@ -21,10 +22,15 @@ QUIET = frozenset({"/", "/health", "/health/live", "/version", "/metrics", "/liv
 _requests = logging.getLogger("ostinato.requests")
 
 
-def configure_logs(form: LogFormat, level: LogLevel, stream: TextIO | None = None) -> None:
-    """Sends the logs of this package and of the web server to `stream` (default: stderr), a line each."""
-    handler = logging.StreamHandler(stream or sys.stderr)
-    handler.setFormatter(_Json() if form == "json" else _Text())
+def configure_logs(
+    form: LogFormat, level: LogLevel, stream: TextIO | None = None, access: AccessLog | None = None
+) -> None:
+    """Sends the logs of this package and of the web server to `stream` (default: stderr), a line each. `access` is the
+    form of the lines of requests, where it differs."""
+    handler = _handler(form, stream)
+    _requests.handlers[:] = [] if access in (None, "none") else [_handler(access, stream)]
+    _requests.propagate = access is None
+    _requests.setLevel(logging.CRITICAL if access == "none" else logging.NOTSET)
     # The web server's ordinary events are of no interest.
     of_server = level if level in ("debug", "error") else "warning"
     for name, wanted in (("ostinato", level), ("uvicorn", of_server), ("asyncio", "warning")):
@@ -32,6 +38,12 @@ def configure_logs(form: LogFormat, level: LogLevel, stream: TextIO | None = Non
         logger.handlers[:] = [handler]
         logger.setLevel(wanted.upper())
         logger.propagate = False
+
+
+def _handler(form: str, stream: TextIO | None) -> logging.Handler:
+    handler = logging.StreamHandler(stream or sys.stderr)
+    handler.setFormatter(_Json() if form == "json" else _Text())
+    return handler
 
 
 def log_request(record: RequestRecord) -> None:
@@ -55,6 +67,8 @@ def request_fields(record: RequestRecord) -> dict[str, Any]:
         "method": record.method,
         "path": record.path,
         "status": record.status,
+        "client": record.client,
+        "bytes": record.sent_bytes,
         "key": record.key,
         "error": record.error,
         "prompt_tokens": figures.get("prompt_tokens"),
@@ -75,6 +89,7 @@ def _since(begun: float, moment: float | None) -> float | None:
 def _sentence(fields: dict[str, Any]) -> str:
     head = f"{fields['method']} {fields['path']} {fields.get('status', '-')}"
     names = {
+        "client": "from {}",
         "key": "key {}",
         "error": "{}",
         "prompt_tokens": "prompt {}",
@@ -84,6 +99,7 @@ def _sentence(fields: dict[str, Any]) -> str:
         "queue_seconds": "queue {:.3f} s",
         "first_token_seconds": "first token {:.3f} s",
         "total_seconds": "total {:.3f} s",
+        "bytes": "{} bytes",
     }
     parts = [form.format(fields[name]) for name, form in names.items() if name in fields]
     return f"{head}  {', '.join(parts)}  {fields['request_id']}"

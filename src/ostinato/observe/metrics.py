@@ -223,7 +223,7 @@ def connections(open_now: int, refused: int, prefix: str, labels: Mapping[str, s
 def refusals(counts: Mapping[str, int], prefix: str, labels: Mapping[str, str]) -> Metric:
     """What was refused below the application, by the error's code."""
     text = "Requests and connections that were refused before they were read, by reason"
-    rows = [({"reason": reason}, count) for reason, count in sorted(counts.items())]
+    rows = [({"reason": reason}, float(count)) for reason, count in sorted(counts.items())]
     return _family("counter", f"{prefix}requests_refused", text, rows, labels)
 
 

@@ -19,6 +19,10 @@ class RequestRecord:
     ended: float | None = None
     status: int | None = None
     """The answer's status, or 499; None if the request ended before its answer began."""
+    client: str | None = None
+    """The client's address; `unix` on a Unix socket."""
+    sent_bytes: int = 0
+    """Those of the answer's body, as far as they were sent."""
     key: str | None = None
     """The name of the client's key."""
     error: str | None = None

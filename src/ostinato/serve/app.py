@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from functools import lru_cache, partial
 
@@ -15,6 +15,7 @@ from starlette.routing import BaseRoute, Mount, Route
 from starlette.types import ASGIApp
 
 from ostinato import __version__
+from ostinato.errors import ConfigError
 from ostinato.observe.counts import AnswerCounts
 from ostinato.observe.tracing import Tracing, make_tracing
 from ostinato.serve.api.chat import chat_router
@@ -32,7 +33,8 @@ from ostinato.serve.work.model import Model, model_of
 def make_app(lifecycle: Lifecycle, tracing: Tracing | None = None) -> ASGIApp:
     """The server's application, which starts and stops with `lifecycle`.
 
-    `tracing` takes the place of what the settings ask for. ConfigError if they ask for tracing that is not installed.
+    `tracing` takes the place of what the settings ask for. ConfigError if they ask for tracing that is not installed,
+    or for a root_path that is an endpoint's.
     """
     settings, counts = lifecycle.settings, AnswerCounts()
     if tracing is None and settings.otlp_endpoint is not None:
@@ -83,9 +85,10 @@ def make_api(
         docs_url=None,
         redoc_url=None,
         redirect_slashes=False,
+        servers=[{"url": lifecycle.settings.root_path}] if lifecycle.settings.root_path else None,
     )
     reports = [service_router(lifecycle), observation_router(lifecycle, counts)]
-    page = page_router()
+    page = page_router(lifecycle.settings.root_path)
     for router in with_bodies:
         app.include_router(router, responses=MODEL_ERRORS)
     for router in reports:
@@ -93,6 +96,7 @@ def make_api(
     app.include_router(page)
     app.mount("/page", page_files())
 
+    _check_root_path(lifecycle.settings.root_path, [app.openapi_url or "", *_paths(*reports, *with_bodies), "/page"])
     _name_endpoints(counts, app.routes)
     for router in (page, *reports, *with_bodies):
         _name_endpoints(counts, router.routes)
@@ -107,6 +111,17 @@ def make_api(
         return ApiError(error.status_code, str(error.detail), headers=error.headers).response()
 
     return app, with_bodies, models
+
+
+def _paths(*routers: APIRouter) -> Iterator[str]:
+    for router in routers:
+        yield from (route.path for route in router.routes if isinstance(route, Route))
+
+
+def _check_root_path(root_path: str, paths: Iterable[str]) -> None:
+    """ConfigError if endpoints, which are served without the prefix too, could be taken for something below it."""
+    if root_path and any(path == root_path or path.startswith(f"{root_path}/") for path in paths):
+        raise ConfigError(f"root_path {root_path} is where endpoints are without it; choose another, such as /llm")
 
 
 def _name_endpoints(counts: AnswerCounts, routes: Iterable[BaseRoute]) -> None:

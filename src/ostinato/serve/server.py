@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-import errno
 import signal
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 import uvicorn
 
 from ostinato.config import EngineConfig
 from ostinato.engine.process.launch import keep_for_good
-from ostinato.errors import ConfigError, reason
 from ostinato.observe.logs import configure_logs
 from ostinato.serve.app import make_app
+from ostinato.serve.http.certificates import Certificates
 from ostinato.serve.http.connection import Connection
 from ostinato.serve.http.lifecycle import Lifecycle
 from ostinato.serve.http.limits import Limits
+from ostinato.serve.http.listener import listening, url_of
+from ostinato.serve.http.tls import TlsLayer
 from ostinato.serve.settings import ServeSettings
 
 if TYPE_CHECKING:
@@ -51,15 +51,22 @@ def serve(
     `announce` is called with the server's URL once it listens. ConfigError if it cannot listen. Errors of an
     engine that cannot start are raised as they are.
     """
-    configure_logs(settings.log_format, settings.log_level)
+    configure_logs(settings.log_format, settings.log_level, access=settings.access_log)
     lifecycle = Lifecycle(config, settings, progress)
     app = make_app(lifecycle)
-    listener = _listen(settings)
+    certificates = None
+    if settings.ssl_certfile is not None:
+        certificates = Certificates(settings.ssl_certfile, settings.ssl_keyfile, settings.ssl_keyfile_password)
     limits = Limits(head_seconds=settings.header_timeout, idle_seconds=settings.keep_alive_timeout)
+
+    def connection(**of_uvicorn: Any) -> asyncio.Protocol:
+        spoken = Connection(**of_uvicorn, limits=limits, occupancy=lifecycle.occupancy, refusals=lifecycle.refusals)
+        return spoken if certificates is None else TlsLayer(spoken, certificates, lifecycle.refusals)
+
     server = _Server(
         uvicorn.Config(
             app,
-            http=cast(Any, partial(Connection, limits=limits, occupancy=lifecycle.occupancy)),  # called with keywords
+            http=cast(Any, connection),
             log_config=None,
             access_log=False,
             server_header=False,
@@ -72,8 +79,14 @@ def serve(
     lifecycle.on_ready = keep_for_good
     lifecycle.on_end = lambda: setattr(server, "should_exit", True)
 
-    async def run() -> None:
+    def reload() -> None:
+        lifecycle.keys.reload()
+        if certificates is not None:
+            certificates.reload()
+
+    async def run(listener: socket.socket) -> None:
         loop = asyncio.get_running_loop()
+        lifecycle.refusals.watch(loop)
         drains: list[asyncio.Task[None]] = []
 
         def drain() -> None:
@@ -84,23 +97,10 @@ def serve(
 
         for each in SIGNALS:
             loop.add_signal_handler(each, drain)
-        loop.add_signal_handler(signal.SIGHUP, lifecycle.keys.reload)
-        host, port = listener.getsockname()[:2]
-        announce(f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}")
+        loop.add_signal_handler(signal.SIGHUP, reload)
+        announce(url_of(listener, is_tls=certificates is not None))
         await server.serve(sockets=[listener])
 
-    with asyncio.Runner(loop_factory=server.config.get_loop_factory()) as runner:
-        runner.run(run())
+    with listening(settings) as listener, asyncio.Runner(loop_factory=server.config.get_loop_factory()) as runner:
+        runner.run(run(listener))
     return lifecycle.exit_status()
-
-
-def _listen(settings: ServeSettings) -> socket.socket:
-    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
-    try:
-        return socket.create_server((settings.host, settings.port), family=family, backlog=2048)
-    except OSError as error:
-        # Python adds the address, which the message has already.
-        said = reason(error).partition(" (while attempting")[0]
-        is_foreign = isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL
-        advice = "host should be an address of this machine" if is_foreign else "choose another port"
-        raise ConfigError(f"the server cannot listen on {settings.host}:{settings.port}: {said}; {advice}") from None

@@ -12,8 +12,10 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError, model_validator
 
+from ostinato.engine.process.launch import SECRET_VARIABLES
 from ostinato.errors import ConfigError, problem_of, reason
-from ostinato.observe.logs import LogFormat, LogLevel
+from ostinato.observe.logs import AccessLog, LogFormat, LogLevel
+from ostinato.serve.http.forwarded import TrustedProxies
 
 MOST_KEYS = 10_000
 """In an api_key_file: each has series of its own in the metrics, and every request is compared with all."""
@@ -29,6 +31,21 @@ class ServeSettings(BaseModel):
     """Address to listen on. One that other machines reach needs an api_key, or insecure."""
     port: int = Field(8000, ge=0, le=65535)
     """Port to listen on; 0: a free one, which is printed."""
+    uds: Path | None = None
+    """A Unix socket to listen on instead, which only this machine reaches. A file that an earlier server left there is
+    replaced."""
+    uds_mode: str = Field("660", pattern=r"^0?[0-7]{3}$")
+    """Who may connect there, as chmod has it: by default the server's user and group."""
+    ssl_certfile: Path | None = None
+    """The server's certificate in PEM, with those behind it that lead to its authority: the server then speaks TLS, 1.2
+    or newer. SIGHUP has it and the key read again."""
+    ssl_keyfile: Path | None = None
+    """Its private key in PEM (in ssl_certfile)."""
+    ssl_keyfile_password: str | None = Field(None, repr=False)
+    """What the key is encrypted with. Other users of the machine see flags, but not the environment."""
+    root_path: str = Field("", pattern=r"^(/[A-Za-z0-9_.~-]+)*$")
+    """A path such as /llm under which all endpoints are served. They answer without it too, for proxies that take it
+    off, and for probes."""
     api_key: tuple[str, ...] = Field((), repr=False)
     """A key that clients must send as `Authorization: Bearer KEY`; several may be given. Other users of the machine see
     flags, but neither the environment nor an api_key_file."""
@@ -108,6 +125,11 @@ class ServeSettings(BaseModel):
     """What is logged: a line per request at info; at debug, those of pages and probes too."""
     log_format: LogFormat = "text"
     """How: for people, or as JSON, an object a line."""
+    trusted_proxy: tuple[str, ...] = ()
+    """An address or a network (10.0.0.0/8) of proxies, or unix for those on the Unix socket, whose X-Forwarded-For
+    tells the client's address, for the log and for its share of the server; several may be given."""
+    access_log: AccessLog | None = None
+    """How the lines of requests are logged: for people, as JSON, or none at all (as log_format)."""
     otlp_endpoint: str | None = None
     """Address of an OpenTelemetry collector (OTLP over HTTP, such as http://localhost:4318) that gets a trace of each
     request."""
@@ -120,7 +142,9 @@ class ServeSettings(BaseModel):
         except ValidationError as error:
             # A key must not be printed.
             found = [
-                {"loc": (), "msg": f"api_key: {each['msg']}"} if "api_key" in each["loc"] else each
+                {"loc": (), "msg": f"{secret}: {each['msg']}"}
+                if (secret := next((name for name in SECRET_VARIABLES if name in each["loc"]), None))
+                else each
                 for each in error.errors()
             ]
             problems, remedies = zip(*map(problem_of, found), strict=True)
@@ -131,7 +155,18 @@ class ServeSettings(BaseModel):
         self._keys = _named(self.api_key, self.api_key_file)
         if any(not key.strip() or not key.isascii() for key in self._keys.values()):
             raise ValueError("an api_key is ASCII text that is not empty")
-        if not (self._keys or self.insecure or is_loopback(self.host)):
+        given = self.model_fields_set
+        if self.uds is not None and given & {"host", "port"}:
+            raise ValueError("the server listens on uds or on host and port; give one of them")
+        if self.uds is None and "uds_mode" in given:
+            raise ValueError("uds_mode is for a Unix socket: give uds too")
+        try:
+            TrustedProxies(self.trusted_proxy)
+        except ValueError as error:
+            raise ValueError(f"trusted_proxy: {error}, nor is it unix") from None
+        if self.ssl_certfile is None and given & {"ssl_keyfile", "ssl_keyfile_password"}:
+            raise ValueError("ssl_keyfile and ssl_keyfile_password need an ssl_certfile")
+        if not (self._keys or self.insecure or self.is_local):
             raise ValueError(
                 f"host {self.host} can be reached from other machines, and there is no api_key: give one, listen on "
                 "127.0.0.1, or set insecure"
@@ -140,7 +175,7 @@ class ServeSettings(BaseModel):
 
     def without_keys(self) -> ServeSettings:
         """The same for those who need no keys, such as processes that read what clients send."""
-        copy = self.model_copy(update={"api_key": (), "api_key_file": None})
+        copy = self.model_copy(update={"api_key": (), "api_key_file": None, "ssl_keyfile_password": None})
         copy._keys = {}
         return copy
 
@@ -148,9 +183,14 @@ class ServeSettings(BaseModel):
         """Outputs of one client that may be unfinished, if so many may run; None for as many as of all."""
         if self.max_requests_per_client is not None:
             return self.max_requests_per_client
-        if is_loopback(self.host) and not self._keys:
+        if self.is_local and not self._keys:
             return None  # all of them are of this machine
         return max((max_num_seqs + self.max_waiting) // 4, self.max_n)
+
+    @property
+    def is_local(self) -> bool:
+        """Whether only this machine can reach the server."""
+        return self.uds is not None or is_loopback(self.host)
 
     @property
     def keys(self) -> dict[str, str]:

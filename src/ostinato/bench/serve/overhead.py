@@ -23,7 +23,7 @@ from ostinato.bench.serve.sweep import find_model, load_settings, try_server
 from ostinato.bench.serve.workload import Conversation, Load, Ruler, make_conversations
 from ostinato.bench.worker import ask
 from ostinato.config import EngineConfig
-from ostinato.engine.process.launch import API_KEY_VARIABLE
+from ostinato.engine.process.launch import SECRET_VARIABLES
 from ostinato.errors import ModelError, RequestError
 
 PATIENCE = 30.0
@@ -172,7 +172,7 @@ def server_process(settings: Mapping[str, Any], ready_within: float = 600.0) -> 
     port = _free_port()
     command = [sys.executable, "-m", "ostinato.cli.main", "serve", "--host", "127.0.0.1", "--port", str(port)]
     # Without the keys of the user's own servers, which this one is not.
-    environment = {name: value for name, value in os.environ.items() if name != API_KEY_VARIABLE}
+    environment = {name: value for name, value in os.environ.items() if name not in SECRET_VARIABLES.values()}
     with TemporaryFile() as output:
         process = subprocess.Popen(
             [*command, *setting_flags(settings)], stdout=output, stderr=subprocess.STDOUT, env=environment

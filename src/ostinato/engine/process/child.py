@@ -15,9 +15,9 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ostinato.engine.engine import Engine
+from ostinato.address_space import lack_of_address_space
 from ostinato.engine.outputs import RequestOutput
 from ostinato.engine.process.delivery import Gains, OutputDelta, Pace
 from ostinato.engine.process.failures import of_step, portable
@@ -41,6 +41,9 @@ from ostinato.engine.process.messages import (
 )
 from ostinato.sample.grammar import Grammar
 from ostinato.sample.params import SamplingParams
+
+if TYPE_CHECKING:
+    from ostinato.engine.engine import Engine  # which imports torch: an error of that is to be told
 
 _GLANCE = 0.005
 """While there is nothing else to do: seconds between looks whether a guide has been compiled."""
@@ -66,7 +69,7 @@ def main(descriptor: int) -> None:
         EngineLoop(engine, channel).run()
     except BaseException as error:
         if not isinstance(error, EOFError | ConnectionError):
-            channel.send(Failed(portable(error)))
+            channel.send(Failed(lack_of_address_space(error) or portable(error)))
 
 
 def _first_message(channel: Channel) -> Start:

@@ -14,9 +14,12 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, cast
 
+from ostinato.address_space import address_space_hint
 from ostinato.config import EngineConfig
 from ostinato.engine.process.failures import EngineError
 from ostinato.engine.process.messages import Failed, Log, Progress, Start, Started, Unpacker, pack
+from ostinato.errors import CapacityError, ModelError
+from ostinato.formats.shortened import shortened
 from ostinato.threads import TURNS_BESIDE_SERVER, wait_briefly
 
 if TYPE_CHECKING:
@@ -24,8 +27,8 @@ if TYPE_CHECKING:
     from ostinato.engine.run.runner import StartProgress
 
 
-API_KEY_VARIABLE = "OSTINATO_API_KEY"
-"""An environment variable that is for the server alone: its processes do not get it."""
+SECRET_VARIABLES = {"api_key": "OSTINATO_API_KEY", "ssl_keyfile_password": "OSTINATO_SSL_KEYFILE_PASSWORD"}
+"""Setting -> an environment variable that is for the server alone: its processes do not get it."""
 _PATIENCE = 5.0
 """Seconds that a process has to end after its connection has; it is killed then."""
 
@@ -57,6 +60,7 @@ class EngineProcess(asyncio.Protocol):
         self._process: subprocess.Popen[bytes]
         self._reaping: asyncio.Task[None] | None = None
         self._has_ended = False
+        self._model = ""
         self.on_message: Callable[[Any], None] = lambda message: None
         """Called on the loop with what the engine says once it has started."""
         self.on_end: Callable[[Exception], None] = lambda error: None
@@ -72,6 +76,7 @@ class EngineProcess(asyncio.Protocol):
             transport, _ = await process._loop.create_unix_connection(lambda: process, sock=ours)
             process._transport = cast(asyncio.Transport, transport)
             process._process = _spawn(theirs)
+        process._model = start.config.model
         try:
             process.send(start)
             process.started = await process._starting
@@ -125,8 +130,7 @@ class EngineProcess(asyncio.Protocol):
 
     async def _note_death(self) -> None:
         status = await asyncio.to_thread(self._reap)
-        how = f"by signal {signal.Signals(-status).name}" if status < 0 else f"with status {status}"
-        self._fail(EngineError(f"the engine's process ended {how}"))
+        self._fail(death(status, self._model))
 
     def _fail(self, error: Exception) -> None:
         if self._has_ended:
@@ -136,6 +140,17 @@ class EngineProcess(asyncio.Protocol):
             self._starting.set_exception(error)
         else:
             self.on_end(error)
+
+
+def death(status: int, model: str) -> Exception:
+    """Why a process that ended by itself with `status` has, as far as that can be known. `model` is its model."""
+    how = f"by signal {signal.Signals(-status).name}" if status < 0 else f"with status {status}"
+    if status == -signal.SIGBUS:
+        return ModelError(f"the engine's process ended {how}: {shortened(model)}")
+    hint = None if status == -signal.SIGKILL else address_space_hint()
+    if hint is not None:
+        return CapacityError(f"the engine's process ended {how}: {hint}")
+    return EngineError(f"the engine's process ended {how}")
 
 
 def _spawn(connection: socket.socket) -> subprocess.Popen[bytes]:
@@ -153,7 +168,8 @@ def _spawn(connection: socket.socket) -> subprocess.Popen[bytes]:
 
 def child_environment() -> dict[str, str]:
     """The environment of a process that belongs to this one: it finds modules where this one does, and no key."""
-    environment = {name: value for name, value in os.environ.items() if name != API_KEY_VARIABLE}
+    secrets = SECRET_VARIABLES.values()
+    environment = {name: value for name, value in os.environ.items() if name not in secrets}
     return {**environment, "PYTHONPATH": os.pathsep.join(each or os.getcwd() for each in sys.path)}
 
 

@@ -15,6 +15,7 @@ from ostinato.engine.run.encoding import Encoding
 from ostinato.engine.run.graphing import make_encoder_graphs, make_graphs
 from ostinato.engine.run.inputs import Drafts, logit_positions, write_step
 from ostinato.errors import CapacityError, Remedy
+from ostinato.formats.shortened import shortened
 from ostinato.graphs.encoder import EncoderGraphs
 from ostinato.graphs.graphs import Graphs
 from ostinato.layers import pages
@@ -60,6 +61,7 @@ class Runner:
         if settings.threads is not None:
             torch.set_num_threads(settings.threads)
         self._phases = phases or Phases()
+        _explain_bus_errors(plan, [each for each in (directory, draft_directory) if each is not None])
         self.model = self._make_model(
             replace(spec, rope=settings.rope, quantization=settings.quantization), directory, progress
         )
@@ -217,6 +219,15 @@ def _following(tokens: torch.Tensor, places: Sequence[int | None]) -> torch.Tens
             index = index.pin_memory().to(tokens.device, non_blocking=True)
         tokens = tokens[index]
     return tokens.long().clamp_(min=0)
+
+
+def _explain_bus_errors(plan: Plan, directories: Sequence[Path]) -> None:
+    """Where native kernels run, a process that cannot read a mapped file of a model says so before the system ends it:
+    no Python can."""
+    isa, kernels = plan.device.native.isa, plan.kernels.values()
+    if isa is not None and directories and any(choice.implementation == "native" for choice in kernels):
+        models = " or ".join(str(each) for each in directories)
+        load_extension(isa).explain_bus_error(f"ModelError: {shortened(models)}\n")
 
 
 def _check_size(what: str, figures: Mapping[str, Any], remedy: Remedy) -> None:

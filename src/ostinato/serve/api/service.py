@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from fastapi import APIRouter
-from fastapi.responses import FileResponse, JSONResponse, Response
+from fastapi.responses import FileResponse, JSONResponse, RedirectResponse, Response
 from starlette.staticfiles import StaticFiles
 
 from ostinato import __version__
@@ -145,8 +145,14 @@ _HEADERS = {
 }
 
 
-def page_router() -> APIRouter:
+def page_router(root_path: str) -> APIRouter:
     router = APIRouter()
+
+    if root_path:
+
+        @router.get(root_path, include_in_schema=False)
+        async def page_without_slash() -> Response:
+            return RedirectResponse(f"{root_path}/")  # the page's links are relative
 
     @router.get("/", include_in_schema=False)
     async def page() -> Response:

@@ -14,6 +14,7 @@ from ostinato.observe.logs import log_request
 from ostinato.observe.record import RequestRecord
 from ostinato.observe.tracing import Tracing
 from ostinato.serve.http.errors import ApiError, as_api_error
+from ostinato.serve.http.forwarded import UNIX, TrustedProxies
 from ostinato.serve.http.keys import client_of
 from ostinato.serve.http.lifecycle import Lifecycle
 from ostinato.serve.http.streaming import ClientGone, log_failure
@@ -41,7 +42,10 @@ class Gate:
         self._app, self._counts = app, counts
         settings = lifecycle.settings
         self._keys = lifecycle.keys
-        self._is_private = is_loopback(settings.host) and not settings.keys
+        # Web pages can call a loopback address by names of their own, but no Unix socket.
+        self._is_private = settings.uds is None and settings.is_local and not settings.keys
+        self._root_path = settings.root_path
+        self._proxies = TrustedProxies(settings.trusted_proxy)
         self._max_body = settings.max_body
         self._tracing = tracing
 
@@ -49,13 +53,20 @@ class Gate:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        if self._root_path:
+            _leave_out(self._root_path, scope)
         record = RequestRecord(f"{random.getrandbits(128):032x}", scope["method"], _printable(scope))
+        if self._proxies:
+            _name_client(self._proxies, scope)
+        record.client = scope["client"][0] if scope.get("client") else UNIX
         scope.setdefault("state", {}).update(request_id=record.request_id, record=record)
 
         async def send_noted(message: Message) -> None:
             if message["type"] == "http.response.start":
                 record.status = message["status"]
                 MutableHeaders(scope=message)["x-request-id"] = record.request_id
+            elif record.method != "HEAD":
+                record.sent_bytes += len(message.get("body", b""))
             await send(message)
 
         headers = Headers(scope=scope)
@@ -82,7 +93,7 @@ class Gate:
         if self._is_private:
             check_host(headers.get("host"))
         record: RequestRecord = scope["state"]["record"]
-        if not _is_open(scope["path"]):
+        if not (_is_open(scope["path"]) or scope["path"] == self._root_path):
             record.key = self._keys.check(headers.get("authorization"))
         scope["state"]["client"] = client_of(record.key, (scope.get("client") or [None])[0])
         messages = [await _read_body(headers, receive, self._max_body)]
@@ -91,6 +102,23 @@ class Gate:
             return messages.pop() if messages else await receive()
 
         await self._app(scope, receive_again, send)
+
+
+def _name_client(proxies: TrustedProxies, scope: Scope) -> None:
+    """Makes the client the one that trusted proxies name."""
+    peer = scope["client"][0] if scope.get("client") else None
+    client = proxies.client(peer, scope["headers"])
+    if client is not None and client != peer:
+        scope["client"] = client, 0
+
+
+def _leave_out(root_path: str, scope: Scope) -> None:
+    """Takes the prefix off the path, so that everything behind knows one path only."""
+    path, raw = scope["path"], root_path.encode()
+    if path.startswith(f"{root_path}/"):
+        scope["path"] = path[len(root_path) :]
+        if scope.get("raw_path", b"").startswith(raw + b"/"):
+            scope["raw_path"] = scope["raw_path"][len(raw) :]
 
 
 def _is_open(path: str) -> bool:

@@ -18,7 +18,7 @@ export async function ask(path, options = {}) {
   // What a header cannot carry is no key of the server.
   if (/[^ -~]/.test(key)) throw new KeyNeeded("the server asks for a key");
   if (key) headers.Authorization = `Bearer ${key}`;
-  const response = await fetch(path, { ...options, headers }).catch((error) => {
+  const response = await fetch(`.${path}`, { ...options, headers }).catch((error) => {
     throw error.name === "AbortError" ? error : new Error("the server does not answer");
   });
   if (response.status === 401) throw new KeyNeeded("the server asks for a key");

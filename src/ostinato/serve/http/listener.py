@@ -1,0 +1,91 @@
+"""The socket that the server listens on: a port of an address, or a Unix socket with its file."""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from ostinato.errors import ConfigError, reason
+from ostinato.serve.settings import ServeSettings
+
+BACKLOG = 2048
+
+
+@contextmanager
+def listening(settings: ServeSettings) -> Iterator[socket.socket]:
+    """The socket of these settings. The file of a Unix socket goes with it. ConfigError if it cannot be had."""
+    if settings.uds is None:
+        with _on_port(settings.host, settings.port) as listener:
+            yield listener
+        return
+    with _on_file(settings.uds, int(settings.uds_mode, 8)) as listener:
+        made = settings.uds.stat()
+        try:
+            yield listener
+        finally:
+            # Another server may have put its own there meanwhile.
+            with suppress(OSError):
+                if os.path.samestat(made, settings.uds.stat()):
+                    settings.uds.unlink()
+
+
+def url_of(listener: socket.socket, is_tls: bool) -> str:
+    """Where clients find it."""
+    scheme, address = "https" if is_tls else "http", listener.getsockname()
+    if listener.family == socket.AF_UNIX:
+        return f"unix:{address}"
+    host, port = address[:2]
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
+
+
+def _on_port(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), family=family, backlog=BACKLOG)
+    except OSError as error:
+        # Python adds the address, which the message has already.
+        said = reason(error).partition(" (while attempting")[0]
+        is_foreign = isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL
+        advice = "host should be an address of this machine" if is_foreign else "choose another port"
+        raise ConfigError(f"the server cannot listen on {host}:{port}: {said}; {advice}") from None
+
+
+def _on_file(path: Path, mode: int) -> socket.socket:
+    _remove_stale(path)
+    listener = socket.socket(socket.AF_UNIX)
+    before = os.umask(0o777 & ~mode)  # so that nobody else may connect meanwhile
+    try:
+        listener.bind(str(path))
+        listener.listen(BACKLOG)
+    except OSError as error:
+        listener.close()
+        advice = "uds should be a path of at most 107 bytes in a directory where files can be made"
+        raise ConfigError(f"the server cannot listen on {path}: {reason(error)}; {advice}") from None
+    finally:
+        os.umask(before)
+    return listener
+
+
+def _remove_stale(path: Path) -> None:
+    """Removes the file of a server that has ended without doing so. ConfigError if it is anything else."""
+    try:
+        if not stat.S_ISSOCK(path.lstat().st_mode):
+            raise ConfigError(f"uds {path} is a file that is no socket; choose another path, or remove it")
+        with socket.socket(socket.AF_UNIX) as asking:
+            asking.setblocking(False)  # a server whose queue is full is there too
+            asking.connect(str(path))
+    except FileNotFoundError:
+        return
+    except ConnectionRefusedError:
+        path.unlink(missing_ok=True)
+        return
+    except BlockingIOError:
+        pass
+    except OSError as error:
+        raise ConfigError(f"uds {path} cannot be looked at: {reason(error)}") from None
+    raise ConfigError(f"a server listens on {path} already; end it, or choose another path")
