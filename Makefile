@@ -6,7 +6,7 @@ PY ?= $(BIN)/python
 # Programs of the machine are used where it has them.
 BUILD_TOOLS := scikit-build-core nanobind $(foreach tool,cmake ninja,$(if $(shell command -v $(tool)),,$(tool)))
 
-.PHONY: demo test test-reference triton-check soak docs-check lint format native native-sanitize clean
+.PHONY: demo test test-reference triton-check soak ranks docs-check lint site package-check wheel-test format native native-sanitize clean
 
 demo: native
 	$(BIN)/ostinato generate \
@@ -20,7 +20,8 @@ test: .venv/.installed-test native
 # The same without native kernels: what runs where there is no compiler. Tests that choose their kernels themselves, plan
 # for no machine, or look at what surrounds an engine, need no second time.
 SAME_WITH_REFERENCES := cache formats media ops schedule serve plan/test_plan_properties.py \
-  models/test_loading_memory.py demo/test_demo_vl_training.py sample/test_acceptance_distribution.py
+  models/test_loading_memory.py demo/test_demo_vl_training.py parity/test_parity_files.py \
+  sample/test_acceptance_distribution.py
 test-reference: .venv/.installed-test
 	$(BIN)/python -m pytest -n auto --reference-kernels $(SAME_WITH_REFERENCES:%=--ignore=tests/%)
 
@@ -34,15 +35,34 @@ soak: .venv/.installed-test native
 	SOAK_REQUESTS=10000 $(BIN)/python -m pytest -s tests/serve/test_serve_soak.py
 	$(BIN)/python -m pytest --hypothesis-profile=soak tests/serve/test_serve_connection_attacks.py
 	SCHEMA_EXAMPLES=300 $(BIN)/python -m pytest tests/serve/test_serve_schema.py
+	$(BIN)/python -m pytest tests/serve/test_serve_evaluators.py
+
+# Every recipe with every number of processes that can share it; `make test` has two of them.
+ranks: .venv/.installed-test native
+	$(BIN)/python -m pytest -m ranks
 
 # Every command that the pages show, also those that take some seconds. `make test` runs the others.
 docs-check: .venv/.installed-test native
 	DOCS_CHECK=1 $(BIN)/python -m pytest tests/test_docs_commands.py
 
-lint: .venv/.installed-test
+lint: .venv/.installed-test site package-check
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+# The pages as a site, in build/site. A link that leads nowhere, or a page that is not in the navigation, ends it.
+site: .venv/.installed-package
+	$(BIN)/python tools/site_pages.py build/pages
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+# The workflows by their schema, and which wheels the recipe would build.
+package-check: .venv/.installed-package
+	$(BIN)/check-jsonschema --quiet --builtin-schema vendor.github-workflows .github/workflows/*.yml
+	$(BIN)/cibuildwheel --platform linux --print-build-identifiers > build/wheels.txt
+
+# Minutes: both archives from a clean copy of the tree, and the wheel in an environment of its own, outside the tree.
+wheel-test: .venv/.installed-test .venv/.installed-package
+	$(BIN)/python -m pytest -m long tests/packaging
 
 format: .venv/.installed-test
 	$(BIN)/ruff check --fix .
@@ -93,6 +113,7 @@ clean:
 
 # torch first, by its exact version, so that no other package chooses one.
 .venv/.installed: pyproject.toml constraints.txt | .venv/bin/python
+	@echo "Installing torch and other packages into .venv, and compiling the kernels: this takes minutes, once."
 	$(BIN)/pip install --quiet $(shell grep '^torch==' constraints.txt)
 	$(BIN)/pip install --quiet --constraint constraints.txt $(BUILD_TOOLS)
 	$(call install_editable,.)
@@ -100,4 +121,9 @@ clean:
 
 .venv/.installed-test: pyproject.toml constraints.txt .venv/.installed
 	$(call install_editable,'.[test]')
+	touch $@
+
+# By name: what is installed already has these extras, and is not built again.
+.venv/.installed-package: pyproject.toml constraints.txt .venv/.installed
+	$(BIN)/pip install --quiet --constraint constraints.txt 'ostinato[docs,package]'
 	touch $@

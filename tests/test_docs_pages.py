@@ -15,6 +15,7 @@ from PIL import Image
 from typer.main import get_command
 
 from ostinato import EngineConfig, Guide, SamplingParams
+from ostinato.cli import other_engines
 from ostinato.cli.main import app
 from ostinato.config import ALIASES
 from ostinato.demo.drawings import held_out
@@ -22,6 +23,7 @@ from tests.support.docs_pages import LANGUAGES, PAGES, ROOT, assert_printed, blo
 
 MOST_BYTES = 8192
 COMING_FROM = ROOT / "docs/coming-from-vllm-or-llama-cpp.md"
+BESIDE_OTHERS = (COMING_FROM, ROOT / "docs/flags-of-other-engines.md")
 _FENCED = re.compile(r"```.*?```", re.DOTALL)
 _LINK = re.compile(r"\]\(([^)\s]+)\)")
 _PATH = re.compile(r"`((?:[\w.-]+/)+[\w.*-]+\.\w+|(?:[\w.-]+/)+)`")
@@ -78,15 +80,50 @@ def test_no_command_stands_outside_a_block_that_is_tested(page: Path) -> None:
 
 
 def test_every_page_is_in_the_index() -> None:
-    for folder in (ROOT / "docs", ROOT / "docs/architecture"):
-        linked = _LINK.findall((folder / "README.md").read_text(encoding="utf-8"))
-        assert {page.name for page in folder.glob("*.md")} - {"README.md"} <= set(linked)
+    for folder, pages in (("docs", "*.md"), ("docs", "tutorials/*.md"), ("docs/architecture", "*.md")):
+        linked = _LINK.findall((ROOT / folder / "README.md").read_text(encoding="utf-8"))
+        listed = {page.relative_to(ROOT / folder).as_posix() for page in (ROOT / folder).glob(pages)}
+        assert listed - {"README.md"} <= set(linked)
+
+
+def test_every_page_is_in_the_sites_navigation() -> None:
+    named = re.findall(r"(\S+\.md)$", (ROOT / "mkdocs.yml").read_text(encoding="utf-8"), flags=re.MULTILINE)
+    on_the_site = runpy.run_path(str(ROOT / "tools/site_pages.py"))["pages"]()
+    assert sorted(named) == sorted(map(str, on_the_site))
+    assert {page.relative_to(ROOT) for page in PAGES} <= set(on_the_site)
+
+
+@every_page
+def test_what_a_page_shows_of_a_file_stands_there(page: Path) -> None:
+    for block in blocks(page):
+        if stands := re.search(r"it stands in (\S+):", block.check):
+            assert "\n".join(block.lines) in (ROOT / stands[1]).read_text(encoding="utf-8"), block.name
 
 
 def test_the_pages_of_settings_are_those_that_the_code_gives() -> None:
     tool = runpy.run_path(str(ROOT / "tools/settings_page.py"))
-    for name, make in (("settings.md", tool["engine_page"]), ("server-settings.md", tool["server_page"])):
-        assert (ROOT / "docs" / name).read_text(encoding="utf-8") == make(), "run tools/settings_page.py"
+    pages = tool["pages"]()
+    for name, text in pages.items():
+        assert (ROOT / "docs" / name).read_text(encoding="utf-8") == text, "run tools/settings_page.py"
+    rows = re.findall(r"^\| `(\w+)`", pages["settings.md"] + pages["graph-settings.md"], flags=re.MULTILINE)
+    assert sorted(rows) == sorted(EngineConfig.model_fields), "each setting of the engine once"
+
+
+def test_the_page_of_other_engines_flags_is_the_one_that_the_code_gives() -> None:
+    tool = runpy.run_path(str(ROOT / "tools/other_engines_page.py"))
+    assert tool["PAGE"].read_text(encoding="utf-8") == tool["page"](), "run tools/other_engines_page.py"
+
+
+def test_tables_beside_other_engines_say_what_a_mistyped_flag_is_answered_with() -> None:
+    text = COMING_FROM.read_text(encoding="utf-8").partition("## Settings")[2]
+    rows = [line.strip("|").split("|") for line in text.splitlines() if line.startswith("| ")]
+    answered = 0
+    for *others, ours in rows:
+        for theirs in re.findall(r"(?<![\w-])--?[a-z][a-z-]*", " ".join(others[1:])):
+            flags = _FLAG.findall(f"`{other_engines.HERE.get(theirs) or ''}".replace(" --", " `--"))
+            assert all(f"`{flag}" in ours for flag in flags), (theirs, flags, ours)
+            answered += bool(flags)
+    assert answered > 25
 
 
 def test_editors_know_the_settings_that_there_are() -> None:
@@ -170,7 +207,7 @@ def test_our_flags_exist() -> None:
     for page in [ROOT / "README.md", *ROOT.glob("docs/*.md")]:
         for line in page.read_text(encoding="utf-8").splitlines():
             # Of a table beside others' flags, the last column has ours.
-            ours = line.split("|")[-2] if page == COMING_FROM and line.startswith("|") else line
+            ours = line.split("|")[-2] if page in BESIDE_OTHERS and line.startswith("|") else line
             for flag in _FLAG.findall(ours):
                 assert flag in known, f"{page.name}: {flag}"
 

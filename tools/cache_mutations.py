@@ -126,7 +126,12 @@ MUTATIONS = (
     mutation(
         "a hit covers the last token",
         "schedule/admission.py",
-        ("    limit = request.num_tokens - 1\n", "    limit = request.num_tokens\n"),
+        (" else request.num_tokens - 1\n", " else request.num_tokens\n"),
+    ),
+    mutation(
+        "a request that computes all of its tokens takes hits",
+        "schedule/admission.py",
+        ("    limit = 0 if request.computes_all else request", "    limit = request"),
     ),
     mutation(
         "a request that is owed log-probabilities of its prompt skips them",
@@ -156,7 +161,7 @@ MUTATIONS = (
     mutation(
         "images do not change hashes",
         "cache/chain.py",
-        ('                content += b"media" + digest.encode()\n', "                pass\n"),
+        ('                content += _framed(b"media", digest)\n', "                pass\n"),
     ),
     # Eviction: what is referenced stays, and the rest goes in order.
     mutation(
@@ -443,6 +448,178 @@ MUTATIONS = (
     mutation(
         "images: the hash of a block does not tell them apart",
         "cache/chain.py",
-        ('                content += b"media" + digest.encode()\n', "                pass\n"),
+        ('                content += _framed(b"media", digest)\n', "                pass\n"),
+    ),
+    mutation(
+        "files: what was matched is evicted for what goes on from it",
+        "cache/files/exchange.py",
+        ("num_blocks > store.blocks.num_available - matched", "num_blocks > store.blocks.num_available"),
+    ),
+    mutation(
+        "files: a text is not held while it is read",
+        "cache/files/exchange.py",
+        ("            pinned.move(entry)\n", ""),
+    ),
+    mutation(
+        "files: damage is not told",
+        "cache/files/exchange.py",
+        ("store.damaged_keys.add(chain.keys[target - 1])", "pass"),
+    ),
+    mutation(
+        "files: a block is lost",
+        "cache/store.py",
+        ("if self.files is not None and entry.block:", "if False:"),
+    ),
+    mutation(
+        "files: what stays in memory at the end is lost",
+        "cache/files/exchange.py",
+        ("            files.save_block(entry)\n", "            pass\n"),
+    ),
+    mutation(
+        "files: those that were forgotten are found",
+        "cache/store.py",
+        ("self.files.directory.forget()", "pass"),
+    ),
+    mutation(
+        "files: a name does not tell what stands before a block",
+        "cache/chain.py",
+        ("hashlib.blake2b(before + content", "hashlib.blake2b(content"),
+    ),
+    mutation(
+        "files: a checksum is not compared",
+        "cache/files/packed.py",
+        (" or checksum != _checksum(packed[CHECKED_FROM:])", ""),
+    ),
+    mutation(
+        "files: the limit is not kept",
+        "cache/files/directory.py",
+        ("if self._known_bytes > limit else None", "if False else None"),
+    ),
+    mutation(
+        "files: a failed write stays under its name",
+        "cache/files/directory.py",
+        ("unfinished.unlink(missing_ok=True)\n", "unfinished.rename(path)\n"),
+    ),
+    mutation(
+        "files: what the writer cannot foresee ends it",
+        "cache/files/directory.py",
+        ("except Exception as error:", "except OSError as error:"),
+    ),
+    mutation(
+        "files: a use that writes nothing is forgotten with the engine",
+        "cache/files/directory.py",
+        ("            os.utime(self._path(key))\n", "            pass\n"),
+    ),
+    mutation(
+        "files: engines write under one name",
+        "cache/files/directory.py",
+        ("{secrets.token_hex(4)}{UNFINISHED}", "{UNFINISHED}"),
+    ),
+    mutation(
+        "files: a salt may end in what looks like an image",
+        "cache/chain.py",
+        ('kind + len(encoded).to_bytes(8, "little") + encoded', "kind + encoded"),
+    ),
+    mutation(
+        "files: at the end more is written than files may hold",
+        "cache/files/exchange.py",
+        ("_that_fit(_worth_keeping(store), files)", "_worth_keeping(store)"),
+    ),
+    mutation(
+        "files: a folder that was cleared away stays away",
+        "cache/files/directory.py",
+        ("        except FileNotFoundError:\n", "        except NotImplementedError:\n"),
+    ),
+    mutation(
+        "files: a thread that cannot be started ends the engine",
+        "cache/files/directory.py",
+        ("except (MemoryError, RuntimeError) as error:", "except MemoryError as error:"),
+    ),
+    # Requests that move.
+    mutation(
+        "move: what came is not written",
+        "cache/manager.py",
+        ("            memory.write_block(holding.block_table[index], carried.blocks[index])\n", "            pass\n"),
+    ),
+    mutation(
+        "move: what the index has is written over",
+        "cache/manager.py",
+        ("for index in range(holding.num_indexed, len(carried.blocks)):", "for index in range(len(carried.blocks)):"),
+    ),
+    mutation(
+        "move: a state that came is not written",
+        "cache/manager.py",
+        ("            memory.write_slot(holding.read_slot, carried.state)\n", ""),
+    ),
+    mutation(
+        "move: a state that came is not read",
+        "cache/manager.py",
+        (
+            "            holding.read_slot = holding.slots[0]\n            memory.write_slot(holding.read_slot",
+            "            memory.write_slot(holding.slots[0]",
+        ),
+    ),
+    mutation(
+        "move: a request reads a checkpoint beside the state that came",
+        "cache/manager.py",
+        (" is not None and reads_checkpoint:", " is not None:"),
+    ),
+    mutation(
+        "move: a block that is not full is indexed",
+        "cache/manager.py",
+        (
+            "self._enter_blocks(holding, chain, carried.num_tokens)",
+            "self._enter_blocks(holding, chain, len(carried.blocks) * self.block_size)",
+        ),
+    ),
+    mutation(
+        "move: full blocks that came are not indexed",
+        "cache/manager.py",
+        ("            self._enter_blocks(holding, chain, carried.num_tokens)\n", ""),
+    ),
+    mutation(
+        "move: the state is that of another slot",
+        "schedule/carry.py",
+        ("memory.read_slot(holding.read_slot)", "memory.read_slot(holding.slots[-1])"),
+    ),
+    mutation(
+        "move: a block is copied with what stands behind its tokens",
+        "schedule/carry.py",
+        ("None if count == size else count", "None"),
+    ),
+    mutation(
+        "move: who waits loses what came with it when it moves on",
+        "schedule/carry.py",
+        ("        return request.carried\n", "        return None\n"),
+    ),
+    mutation(
+        "move: a request begins where the index has it, and not where it was",
+        "schedule/admission.py",
+        ("start = match.hit if carried is None else carried.num_tokens", "start = match.hit"),
+    ),
+    mutation(
+        "move: what came is taken though the index has more",
+        "schedule/admission.py",
+        ("carried is not None and carried.num_tokens > match.hit else None", "carried is not None else None"),
+    ),
+    mutation(
+        "move: more blocks of the index are attached than were carried",
+        "schedule/admission.py",
+        ("match.matched[: carried.num_tokens // block_size]", "match.matched"),
+    ),
+    mutation(
+        "move: what came is kept after it was admitted",
+        "schedule/admission.py",
+        ("        request.carried, request.num_elsewhere = None, 0\n", "        request.num_elsewhere = 0\n"),
+    ),
+    mutation(
+        "move: tokens that are lost are not counted",
+        "schedule/admission.py",
+        ("            self.moves.recomputed_tokens += max(0, request.num_elsewhere - start)\n", "            pass\n"),
+    ),
+    mutation(
+        "move: who has begun elsewhere waits behind all",
+        "schedule/queues.py",
+        ("self._turns.now if request.has_begun else self._turns", "self._turns"),
     ),
 )

@@ -1,4 +1,4 @@
-"""Writes docs/settings.md and docs/server-settings.md from the fields of EngineConfig and ServeSettings.
+"""Writes the pages of settings in docs/ from the fields of EngineConfig and ServeSettings.
 
 Run it after a change of a setting: python tools/settings_page.py
 """
@@ -6,49 +6,70 @@ Run it after a change of a setting: python tools/settings_page.py
 from __future__ import annotations
 
 import types
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin
 
-from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
+from ostinato.cli.groups import ENGINE_GROUPS
 from ostinato.config import ALIASES, EngineConfig
 from ostinato.serve.settings import ServeSettings
 
 DOCS = Path(__file__).parent.parent / "docs"
+HEAD = """| setting | values | default | meaning |
+|---|---|---|---|
+"""
 ENGINE = """# All settings
 
 Each setting is a keyword of `LLM` and `EngineConfig`, and a flag of every command: `max_num_seqs` is `--max-num-seqs`.
 A flag that is on or off has a second form: `--no-enable-prefix-caching`. Where the default is *open*, the plan chooses
 a value that fits; the text says in brackets which it tries first. Where vLLM has another name, that works too.
 
-`tools/settings_page.py` makes this page from the code. The server has [settings of its own](server-settings.md).
-
-| setting | values | default | meaning |
-|---|---|---|---|
+`tools/settings_page.py` makes this page from the code. Those of [kernels, graphs and images](graph-settings.md) have a
+page of their own, and [those of the server](server-settings.md) too.
 """
+GRAPHS = """# Settings of kernels, graphs and images
+
+These are keywords of `LLM` and flags of every command, as [the other settings](settings.md) are.
+`tools/settings_page.py` makes this page from the code.
+"""
+OF_GRAPHS = ("kernels and graphs", "images")
+"""Groups of settings, as help has them, on the page of graphs."""
 SERVER = """# Settings of the server
 
 `ostinato serve` has these flags beside [those of the engine](settings.md). A flag is the setting's name with dashes:
 `--max-waiting 64`. `tools/settings_page.py` makes this page from the code.
 
-| setting | values | default | meaning |
-|---|---|---|---|
 """
-OFF_BY_DEFAULT = {"revision", "speculative"}
+OFF_BY_DEFAULT = {"revision", "download_dir", "tokenizer", "chat_template", "speculative"}
 """Settings of the engine whose default None means that there is none, and not that the plan chooses."""
 
 
-def engine_page() -> str:
-    return ENGINE + _rows(EngineConfig, ALIASES, "open")
+def pages() -> dict[str, str]:
+    """Name -> text."""
+    of_graphs = [title for title in ENGINE_GROUPS if title in OF_GRAPHS]
+    others = [title for title in ENGINE_GROUPS if title not in OF_GRAPHS]
+    return {
+        "settings.md": ENGINE + _groups(others),
+        "graph-settings.md": GRAPHS + _groups(of_graphs),
+        "server-settings.md": SERVER + HEAD + _rows(ServeSettings.model_fields, {}, "none"),
+    }
 
 
-def server_page() -> str:
-    return SERVER + _rows(ServeSettings, {}, "none")
+def _groups(titles: list[str]) -> str:
+    """A table for each group."""
+    fields = EngineConfig.model_fields
+    tables = [
+        f"\n## {title.capitalize()}\n\n{HEAD}"
+        + _rows({name: fields[name] for name in ENGINE_GROUPS[title]}, ALIASES, "open")
+        for title in titles
+    ]
+    return "".join(tables)
 
 
-def _rows(settings: type[BaseModel], aliases: dict[str, str], no_default: str) -> str:
-    return "".join(_row(name, field, aliases, no_default) for name, field in settings.model_fields.items())
+def _rows(fields: Mapping[str, FieldInfo], aliases: dict[str, str], no_default: str) -> str:
+    return "".join(_row(name, field, aliases, no_default) for name, field in fields.items())
 
 
 def _row(name: str, field: FieldInfo, aliases: dict[str, str], no_default: str) -> str:
@@ -79,5 +100,5 @@ def _default(value: Any, no_default: str) -> str:
 
 
 if __name__ == "__main__":
-    (DOCS / "settings.md").write_text(engine_page(), encoding="utf-8")
-    (DOCS / "server-settings.md").write_text(server_page(), encoding="utf-8")
+    for page, text in pages().items():
+        (DOCS / page).write_text(text, encoding="utf-8")

@@ -31,6 +31,7 @@ class Settings(TypedDict, total=False):
 '''
 ALSO = {
     "cache_memory": "int | str | None",
+    "cache_offload": "int | str | None",
     "speculative": "Speculative | Mapping[str, Any] | str | None",
 }
 """Settings that are also taken in other forms than the one in which they are kept."""

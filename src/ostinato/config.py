@@ -34,6 +34,16 @@ ALIASES = {
 }
 """Names that vLLM has for settings of the same meaning; they work wherever a setting is named."""
 
+NOT_HERE = {
+    "kv_cache_dtype": "keys and values have the dtype of the model (dtype); for more of them give more cache_memory, "
+    "or smaller weights by quantization",
+    "enforce_eager": "here it is graph_mode='none'",
+    "trust_remote_code": "leave it out; no code of a checkpoint is ever run",
+    "swap_space": "leave it out; requests that lose their memory are computed again",
+    "disable_log_stats": "leave it out; stats() has them",
+}
+"""Names that vLLM has for what is not a setting here -> what there is."""
+
 BLOCK_SIZES = (16, 32, 64, 128, 256)
 
 
@@ -81,6 +91,17 @@ class EngineConfig(BaseModel):
         "OWNER/NAME:FILE.gguf).",
     )
     revision: str | None = Field(None, description="Branch, tag or commit, for a hub id.")
+    download_dir: str | None = Field(
+        None, description="Where files of hub ids are kept and looked for (huggingface_hub's cache, under HF_HOME)."
+    )
+    tokenizer: str | None = Field(
+        None,
+        description="Whose tokenizer and chat template are used in place of the checkpoint's: a directory, a GGUF file "
+        "or a hub id.",
+    )
+    chat_template: str | None = Field(
+        None, description="A file with the chat template, in Jinja, in place of the checkpoint's."
+    )
     dtype: Literal["auto", "bfloat16", "float16", "float32"] = Field(
         "auto", description="Of weights and activations; auto is the checkpoint's own."
     )
@@ -145,6 +166,15 @@ class EngineConfig(BaseModel):
         ge=1,
         description="Mean length of the prefixes that prompts share; it splits the cache into blocks and checkpoints "
         "(1024, or max_model_len if that is less).",
+    )
+    cache_offload: int | None = Field(
+        None,
+        ge=1,
+        description="Bytes of files, such as 8GiB, for what the prefix cache evicts: it is found again there, also "
+        "after a restart. The files hold prompts.",
+    )
+    cache_dir: str | None = Field(
+        None, min_length=1, description="Directory of these files (open: ~/.cache/ostinato/prefixes)."
     )
     kernels: Literal["auto", "native", "triton", "reference"] = Field(
         default="auto",
@@ -235,6 +265,12 @@ class EngineConfig(BaseModel):
     scheduling_policy: Literal["fcfs", "priority"] = Field(
         "fcfs", description="First come, first served; or by priority, then as they came."
     )
+    tensor_parallel_size: int = Field(
+        1,
+        ge=1,
+        description="Processes that share the model, a rank each: heads, MLPs and experts are cut among them, and "
+        "each keeps its own part of weights, blocks and slots.",
+    )
     seed: int = Field(0, ge=0, lt=2**64, description="Of requests that bring no seed of their own.")
     threads: int | None = Field(None, ge=1, description="CPU threads (the cores that the process may use).")
     random_weights: bool = Field(
@@ -247,12 +283,12 @@ class EngineConfig(BaseModel):
         except ValidationError as error:
             raise _config_error(error.errors(include_url=False)) from None
 
-    @field_validator("model", mode="before")
+    @field_validator("model", "download_dir", "tokenizer", "chat_template", "cache_dir", mode="before")
     @classmethod
     def _accept_a_path(cls, value: Any) -> Any:
         return os.fspath(value) if isinstance(value, os.PathLike) else value
 
-    @field_validator("cache_memory", mode="before")
+    @field_validator("cache_memory", "cache_offload", mode="before")
     @classmethod
     def _accept_a_size(cls, value: Any) -> Any:
         if not isinstance(value, str):
@@ -356,6 +392,8 @@ def _config_error(problems: list[ErrorDetails]) -> ConfigError:
 
 
 def _unknown_setting(name: str) -> str:
+    if name in NOT_HERE:
+        return f"{name} is not a setting: {NOT_HERE[name]}"
     known = [*EngineConfig.model_fields, *ALIASES]
     close = get_close_matches(name, known, n=3, cutoff=0.5)
     hint = f"did you mean {' or '.join(close)}?" if close else f"the known ones are {', '.join(known)}"

@@ -64,6 +64,33 @@ class RequestError(OstinatoError):
     """One request cannot be served; the engine goes on serving the others."""
 
 
+class MoveError(RequestError):
+    """A request that another engine has exported cannot be taken in."""
+
+
+class DamagedExport(MoveError):
+    """The bytes are not those of an export, or not all of them, or do not add up."""
+
+
+class ForeignExport(MoveError):
+    """The engine that exported the request is of another plan. `differences` has a sentence for each."""
+
+    def __init__(self, differences: Iterable[str] | str) -> None:
+        found = [differences] if isinstance(differences, str) else list(differences)
+        self.differences = tuple(found)
+        super().__init__(
+            f"the request was exported by an engine of another plan: {'; '.join(found)}. Start both engines with the "
+            "same model and settings"
+        )
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return ForeignExport, (list(self.differences),)
+
+
+class RankError(OstinatoError):
+    """One of the processes that share a model has ended or failed, so that the engine cannot go on."""
+
+
 class CaptureError(OstinatoError):
     """What was being captured would not be the same when it is replayed: a bug in a model or a kernel."""
 
@@ -88,6 +115,7 @@ def reason(error: Exception) -> str:
 def problem_of(found: Mapping[str, Any], equals: str = " = ") -> tuple[str, list[Remedy]]:
     """What pydantic found wrong with one setting, and the nearest legal value, if there is one."""
     name, said = ".".join(map(str, found["loc"])), str(found["msg"]).removeprefix("Value error, ")
-    nearest = [found["ctx"][key] for key in ("nearest", "ge", "le") if key in found.get("ctx", {})]
+    about = found.get("ctx", {})
+    nearest = [about[key] for key in ("nearest", "ge", "le") if key in about]
     text = f"{name}{equals}{found['input']!r}: {said[:1].lower()}{said[1:]}" if name else said
-    return text, [Remedy(name, value) for value in nearest[:1]]
+    return text, [*about.get("remedies", ()), *(Remedy(name, value) for value in nearest[:1])]

@@ -14,11 +14,12 @@ import pytest
 
 from ostinato import ConfigError, RequestError
 from ostinato.bench.figures import summary
-from ostinato.bench.serve.latencies import Deadline, at_once, parse_deadline, seconds_per_token, serve_figures
+from ostinato.bench.serve.latencies import at_once, meets, seconds_per_token, serve_figures
 from ostinato.bench.serve.sending import Outcome, Run, Target
 from ostinato.bench.serve.sweep import ServeBench, remarks, serve, serve_chart, try_server
 from ostinato.bench.serve.workload import Lengths, Load, Ruler, make_conversations, make_ruler, parse_lengths
 from ostinato.cli.main import main
+from ostinato.plan.layouts.deadline import Deadline, parse_deadline
 from tests.support.fake_openai import FakeServer, fake_openai
 
 TEN = Lengths("uniform", 10, 10)
@@ -161,7 +162,7 @@ def test_goodput_counts_requests_that_meet_both_limits() -> None:
     single = outcome(0.0, (0.5,), 1)
     broken = outcome(0.0, (0.5, 0.6), 3, error="broken_stream")
     empty = outcome(0.0, (), 0)
-    assert [deadline.is_met(each) for each in (just, late, slow, single, broken, empty)] == [
+    assert [meets(deadline, each) for each in (just, late, slow, single, broken, empty)] == [
         True, False, False, True, False, False,
     ]  # fmt: skip
     figures = serve_figures(measured(just, late, slow, single, broken, empty), deadline)

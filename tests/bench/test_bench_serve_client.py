@@ -14,10 +14,11 @@ from hypothesis import strategies as st
 
 from ostinato import ConfigError
 from ostinato.bench.serve.http_client import Connection, Failure, HttpClient, check_url
-from ostinato.bench.serve.latencies import Deadline, serve_figures
+from ostinato.bench.serve.latencies import serve_figures
 from ostinato.bench.serve.reply import EventParser, Reply
 from ostinato.bench.serve.sending import Run, Target, run_load
 from ostinato.bench.serve.workload import Conversation, Turn
+from ostinato.plan.layouts.deadline import Deadline
 from tests.support.fake_openai import FakeServer, event, fake_openai
 
 GENEROUS = 60.0

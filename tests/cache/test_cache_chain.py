@@ -213,3 +213,13 @@ def test_a_checkpoint_of_another_branch_is_nobodys_base() -> None:
     index.place(twig[1], slot=2, is_interior=False, now=0)
     assert index.base_end(end) == 0
     index.check_integrity()
+
+
+def test_a_salt_that_looks_like_an_image_is_none() -> None:
+    # A file is found by its name alone: nobody compares the salt and the images of what stands before it.
+    tokens = tuple(range(8))
+    image = Chain(4, "salt", [MediaSpan(0, 4, "digest")], root=bytes(16))
+    chains = [image, *(Chain(4, "salt" + tail, root=bytes(16)) for tail in ("mediadigest", ""))]
+    for chain in chains:
+        chain.extend(lambda start, end: tokens[start:end], 8)
+    assert len({chain.names[-1] for chain in chains}) == 3

@@ -213,6 +213,21 @@ def test_prompt_logprobs_are_computed_and_not_cached_but_others_may_use_what_was
     assert report_of(serve(scheduler, runner, text(14)))[0] == 12
 
 
+def test_a_request_that_computes_all_of_its_tokens_takes_no_hit_and_others_may_use_what_it_computed() -> None:
+    scheduler = make_caching_scheduler(max_num_batched_tokens=10)
+    runner = runner_for(scheduler)
+    for _ in range(2):
+        request = serve(scheduler, runner, text(14), computes_all=True, payload=text(14))
+        assert report_of(request) == (0, {"not_wanted": 14})
+    assert report_of(serve(scheduler, runner, text(14)))[0] == 12
+    preempted = make_request("a", 30, computes_all=True)
+    scheduler.add(preempted)
+    step(scheduler, runner)
+    assert scheduler.preempt("a")
+    assert step(scheduler, runner) == [("a", 0, 10)]
+    run_all(scheduler, runner)
+
+
 def test_a_cache_that_is_off_says_not_wanted_and_indexes_nothing() -> None:
     scheduler = make_scheduler()
     runner = runner_for(scheduler)

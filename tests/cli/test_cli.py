@@ -19,7 +19,7 @@ import pytest
 from ostinato import LLM, EngineConfig, SamplingParams
 from ostinato.cli.chat import Conversation, StopRequest
 from ostinato.cli.main import main
-from ostinato.cli.output import print_pieces
+from ostinato.cli.output import piped_progress, print_pieces
 from tests.support.checkpoints import checkpoint
 
 APPLES = "Ava has 17 apples and buys 25 more. She gives away 9. How many apples are left?"
@@ -411,6 +411,31 @@ def test_eval_compares_the_logits_of_8_bit_weights_with_those_before(run: Callab
     assert logits["same_greedy"] > 0.9
     assert "same best token" in run("eval", *flags, "--quantization", "int8_g128").out
     assert "--quantization int8" in run("eval", *flags).err
+
+
+def test_what_takes_long_says_what_it_does_where_there_is_no_terminal(run: Callable[..., Outcome]) -> None:
+    small = ["--threads", "1", "--cache-memory", "64MiB"]
+    said = run("eval", "--num-problems", "2", "--max-tokens", "1", *small, "--json")
+    assert said.json()["num_problems"] == 2
+    assert re.fullmatch(r"loading demo\nasking 2 times \(200 take some seconds .*\)\n", said.err)
+    said = run("bench", "latency", "demo", "--batch-sizes", "1", "--rounds", "1", "--output-len", "4", *small, "--json")
+    assert said.json()
+    assert said.err.startswith("(a minute or two on the embedded model, more on larger ones)\n")
+    assert "batch size 1: round 1\n" in said.err
+
+
+def test_progress_without_a_terminal_is_a_line_for_each_stage_and_quarter(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    show = piped_progress()
+    show("the plain path", 0, 40)
+    for done in range(1, 41):
+        show("cells", done, 40)
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0] == "the plain path"
+    assert [line.split(" after")[0] for line in lines[1:]] == [f"cells: {done} of 40" for done in (10, 20, 30, 40)]
+    assert all("s more" in line for line in lines[1:4])
+    assert "more" not in lines[4]
 
 
 def test_eval_draws_other_problems_for_another_seed(run: Callable[..., Outcome]) -> None:

@@ -115,6 +115,35 @@ def test_sizes_are_chosen_from_traffic_and_their_flags_work(capsys, checkpoint, 
     assert max(len(line) for line in out.splitlines()) <= 80
 
 
+@pytest.fixture
+def requests(tmp_path: Path) -> str:
+    file = tmp_path / "requests.json"
+    file.write_text('{"requests": {"prompt_tokens": {"512": 1}, "output_tokens": {"128": 1}}}')
+    return str(file)
+
+
+def test_layouts_are_estimated_from_requests(capsys, checkpoint, requests) -> None:
+    asked = (checkpoint, "--device", "h100-80gb", "--traffic", requests)
+    status, data = run_json(capsys, *asked, "--rate", "2000", "--deadline", "400:40")
+    assert status == 0
+    assert "traffic" not in data
+    (load,) = data["layouts"]["loads"]
+    assert load["in_time"] >= 0.99
+    assert load["share"] < 1
+    _, out, _ = run(capsys, "plan", *asked, "--replicas", "1,2")
+    assert "requests that engines carry" in out
+    assert "0% of prompts from the prefix cache" in " ".join(out.split())
+    assert max(len(line) for line in out.splitlines()) <= 80
+    _, out, _ = run(capsys, "plan", *asked, "--rate", "2000", "--replicas", "1")
+    assert "queue grows" in out
+
+
+def test_requests_without_step_times_are_not_silent(capsys, checkpoint, requests) -> None:
+    asked = ("plan", checkpoint, "--device", "cpu", "--device-memory", "16GiB", "--kernels", "reference")
+    status, _, err = run(capsys, *asked, "--traffic", requests)
+    assert (status, "not estimated: not predicted" in " ".join(err.split())) == (0, True)
+
+
 def test_decisions_are_told_with_their_reason(capsys, checkpoint) -> None:
     _, out, _ = run(capsys, "plan", checkpoint, "--device", "l4-24gb", "--device-memory", "3GiB")
     assert "max_num_seqs: 256 -> " in out
@@ -146,13 +175,14 @@ def test_every_setting_is_a_flag_and_reaches_the_plan(capsys, checkpoint) -> Non
         "state_block_size": 320, "checkpoint_policy": "boundaries", "eviction_policy": "lru",
         "graph_mode": "piecewise", "capture": "lazy", "prefer_graph_sizes": False, "strict": True,
         "check_replay": True, "scheduling_policy": "priority", "seed": 9, "threads": 3,
-        "rope": None, "deterministic": False, "model": checkpoint, "revision": None, "random_weights": True,
+        "rope": None, "deterministic": False, "model": checkpoint, "revision": None,
+        "download_dir": None, "tokenizer": None, "chat_template": None, "random_weights": True,
         "memory_utilization": 0.5, "cache_memory": 2**30, "expected_prefix_tokens": 100, "kernels": "auto",
         "capture_sizes": None, "capture_rows": [1, 4], "max_capture_size": 64,
         "performance_mode": "interactivity", "speculative": "ngram:2", "speculative_adaptive": "off",
         "encoder_graph_mode": "auto", "encoder_token_budgets": None, "encoder_max_items_per_batch": None,
         "encoder_cache_tokens": None, "video_pruning_rate": 0.0, "allow_remote_images": False,
-        "overlap": "off",
+        "tensor_parallel_size": 1, "overlap": "off", "cache_offload": None, "cache_dir": None,
     }  # fmt: skip
     assert data["capture"]["tokens"] == [*range(1, 33), 40, 48, 56, 64]
     assert (data["speculative"]["method"], data["speculative"]["num_speculative_tokens"]) == ("ngram", 2)
@@ -250,6 +280,8 @@ def test_errors_are_told_on_stderr_with_their_remedies(capsys, checkpoint) -> No
         (["--device-memory", "lots"], "ConfigError", "4GiB"),
         (["--model", "/no/such/place"], "ConfigError", "twice"),
         (["--num-sizes", "3"], "ConfigError", "--traffic"),
+        (["--rate", "3"], "ConfigError", "--rate is about the requests of a --traffic FILE, and there is none"),
+        (["--replicas", "2"], "ConfigError", "prompt_tokens"),
         (["--traffic", "/no/such/place.json"], "ConfigError", "cannot be read"),
         (["--capture-sizes", "1,x"], "ConfigError", "whole number"),
         (["--speculative", "eagle:3"], "ConfigError", "ngram:4, mtp:3 or draft:PATH:4"),

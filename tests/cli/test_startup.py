@@ -61,8 +61,8 @@ def broken_tokenizer(directory: Path) -> None:
     ("damage", "message"),
     [
         (no_config, "no config.json"),
-        (no_architecture, r"no architecture \(model_type\); the known ones are bamba"),
-        (unknown_architecture, "'hyena' is not known; the known ones are bamba"),
+        (no_architecture, r"no architecture \(model_type\); the known ones are arcee, bamba"),
+        (unknown_architecture, "'hyena' is not known; the known ones are arcee, bamba"),
         (quantized, "awq"),
         (broken_config, "config.json cannot be read"),
         (no_weights, "neither model.safetensors nor"),
@@ -164,6 +164,36 @@ for directory in {[str(checkpoint(name)) for name in ("nemotron_h", "llama", "fa
 assert not {{"torch", "transformers"}} & set(sys.modules), "plan"
 """
     run_python(code, capture_output=True)
+
+
+LIGHT = [
+    "torch",
+    "transformers",
+    "jinja2",
+    "numpy",
+    "tokenizers",
+    "fastapi",
+    "uvicorn",
+    "huggingface_hub",
+    "llguidance",
+]
+LIGHT += ["PIL", "httpx2", "yaml", "matplotlib", "safetensors", "prometheus_client"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "heavy"),
+    [(["--help"], [*LIGHT, "pydantic"]), (["--version"], LIGHT), (["plan", "demo"], LIGHT)],
+)
+def test_what_is_asked_first_imports_nothing_heavy(arguments: list[str], heavy: list[str]) -> None:
+    """Each of these takes a tenth of a second and more."""
+    code = f"""
+import atexit, sys
+atexit.register(lambda: print(sorted(set({heavy!r}) & set(sys.modules)), file=sys.stderr))
+sys.argv[1:] = {arguments!r}
+from ostinato.__main__ import main
+main()
+"""
+    assert run_python(code, capture_output=True).stderr == "[]\n"
 
 
 def test_a_command_ends_without_a_search_for_cycles_in_all_that_it_made() -> None:

@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import aclosing
 from typing import Any
 
+import numpy as np
 import pytest
 
 from ostinato import LLM, AsyncLLM, ConfigError, RequestError, SamplingParams
@@ -131,3 +132,31 @@ def test_it_belongs_to_one_loop() -> None:
 def test_settings_are_checked_before_anything_is_loaded() -> None:
     with pytest.raises(ConfigError, match="max_num_seq"):
         AsyncLLM("demo", max_num_seq=4)  # type: ignore[call-arg]
+
+
+def test_embeddings_are_those_of_an_llm() -> None:
+    async def use(llm: AsyncLLM) -> list[np.ndarray]:
+        return [*await llm.embed(PROMPTS), *await llm.embed(PROMPTS[0], pooling="mean", dimensions=8)]
+
+    with LLM(str(text_checkpoint()), **ALIKE) as llm:
+        right = [*llm.embed(PROMPTS), *llm.embed(PROMPTS[0], pooling="mean", dimensions=8)]
+    for vector, expected in zip(run(use), right, strict=True):
+        np.testing.assert_allclose(vector, expected, atol=1e-4)
+
+
+def test_sampling_params_is_another_name_of_params_and_no_variable_of_a_template() -> None:
+    async def use(llm: AsyncLLM) -> None:
+        messages, few = (
+            [{"role": "user", "content": "hi"}],
+            SamplingParams(temperature=0, max_tokens=3, ignore_eos=True),
+        )
+        outputs = [*await llm.generate("ab", sampling_params=few), *await llm.chat(messages, sampling_params=few)]
+        assert [len(each.outputs[0].token_ids) for each in outputs] == [3, 3]
+        assert [piece async for piece in llm.stream("ab", sampling_params=few)]
+        assert [piece async for piece in llm.stream_chat(messages, sampling_params=few)]
+        with pytest.raises(RequestError, match="two names of one thing"):
+            await llm.generate("ab", few, sampling_params=few)
+        with pytest.raises(RequestError, match="use_tqdm is no variable"):
+            await llm.chat(messages, few, use_tqdm=False)
+
+    run(use)

@@ -305,6 +305,7 @@ def test_stats_count_what_was_done() -> None:
             "void_rows",
         ),
         *("finished", "waiting", "running", "cache", "prefix_cache", "graphs", "speculation", "encoder"),
+        *("request_lengths", "cache_files", "moves"),
     }
     assert stats["requests"] == 2
     assert stats["prompt_tokens"] == 2 * len(PROMPT)
@@ -312,6 +313,6 @@ def test_stats_count_what_was_done() -> None:
     assert stats["computed_tokens"] == len(PROMPT) + 11
     assert stats["decode_rows"] == 11
     assert stats["prefill_rows"] == 2
-    assert stats["finished"] == {"stop": 0, "length": 1, "abort": 2, "error": 0}
+    assert stats["finished"] == {"stop": 0, "length": 1, "abort": 2, "moved": 0, "error": 0}
     assert stats["cache"] == asdict(engine.scheduler.cache.usage())
     assert stats["step_seconds"] > 0

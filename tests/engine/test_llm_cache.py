@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from ostinato import LLM, RequestError, SamplingParams
+from ostinato.plan.graphs.traffic import Traffic
 from tests.support.parity import cached, misses
 from tests.support.text_checkpoint import SETTINGS, text_checkpoint
 
@@ -100,3 +103,17 @@ def test_after_a_reset_the_same_prompt_begins_cold(llm: LLM) -> None:
     [again] = llm.generate(TEXT, PARAMS)
     assert again.cache == cold.cache
     assert again.outputs == cold.outputs
+
+
+def test_lengths_of_requests_are_counted_with_what_the_cache_had(llm: LLM, tmp_path: Path) -> None:
+    [cold] = llm.generate(TEXT, PARAMS)
+    llm.generate(TEXT, PARAMS.model_copy(update={"n": 2, "max_tokens": 3}))
+    llm.save_traffic(tmp_path / "traffic.json")
+    traffic = Traffic.load(tmp_path / "traffic.json")
+    prompt = len(cold.prompt_token_ids)
+    assert traffic.has_steps
+    assert traffic.requests is not None
+    assert traffic.requests.prompt_tokens == {prompt: 3}
+    assert traffic.requests.output_tokens == {4: 1, 3: 2}
+    assert traffic.requests.cached_tokens == boundary(prompt) + prompt
+    assert llm.stats()["request_lengths"] == traffic.requests.to_json()

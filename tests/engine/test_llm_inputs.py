@@ -100,3 +100,29 @@ def test_generation_defaults_that_make_no_sense_are_a_model_error_at_start_up(
     (directory / "generation_config.json").write_text(json.dumps(settings))
     with pytest.raises(ModelError, match=r"eos_token_id|generation_config\.json.*temperature"):
         LLM(str(directory), **SETTINGS)
+
+
+def test_sampling_params_is_another_name_of_params(llm: LLM) -> None:
+    messages = [{"role": "user", "content": "hi"}]
+    [named] = llm.generate("ab", sampling_params=GREEDY)
+    assert len(named.outputs[0].token_ids) == 4
+    assert [len(each.outputs[0].token_ids) for each in llm.generate(["ab", "cd"], sampling_params=[GREEDY] * 2)] == [
+        4,
+        4,
+    ]
+    assert len(llm.chat(messages, sampling_params=GREEDY)[0].outputs[0].token_ids) == 4
+    for stream in (llm.stream("ab", sampling_params=GREEDY), llm.stream_chat(messages, sampling_params=GREEDY)):
+        assert len("".join(stream)) > 0
+    for call in (llm.generate, llm.stream):
+        with pytest.raises(RequestError, match="two names of one thing"):
+            call("ab", GREEDY, sampling_params=GREEDY)
+    with pytest.raises(RequestError, match="params should be SamplingParams, not"):
+        llm.stream("ab", {"temperature": 0})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", ["chat_template_kwargs", "use_tqdm", "lora_request"])
+def test_names_that_are_no_variables_of_a_template_are_not_handed_to_it(llm: LLM, name: str) -> None:
+    messages = [{"role": "user", "content": "hi"}]
+    for call in (llm.chat, llm.stream_chat):
+        with pytest.raises(RequestError, match=f"{name} is no variable of a chat template"):
+            call(messages, GREEDY, **{name: None})

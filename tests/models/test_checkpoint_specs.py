@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -77,7 +78,13 @@ class FakeHub:
         self.answer = answer
         self.asked: dict[str, object] = {}
 
+    def installed(self, monkeypatch: pytest.MonkeyPatch) -> FakeHub:
+        monkeypatch.setitem(sys.modules, "huggingface_hub", self)
+        monkeypatch.setitem(sys.modules, "huggingface_hub.utils", SimpleNamespace(tqdm=object))
+        return self
+
     def snapshot_download(self, model: str, **options: object) -> str:
+        del options["tqdm_class"]
         self.asked = {"model": model, **options}
         if isinstance(self.answer, Exception):
             raise self.answer
@@ -85,16 +92,14 @@ class FakeHub:
 
 
 def test_a_hub_id_is_fetched_with_its_revision(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    hub = FakeHub(tmp_path)
-    monkeypatch.setitem(sys.modules, "huggingface_hub", hub)
+    hub = FakeHub(tmp_path).installed(monkeypatch)
     assert resolve_model_dir("someone/some-model", "v2", files=("config.json",)) == tmp_path
-    asked = {"model": "someone/some-model", "revision": "v2", "allow_patterns": ["config.json"]}
+    asked = {"model": "someone/some-model", "revision": "v2", "cache_dir": None, "allow_patterns": ["config.json"]}
     assert hub.asked == asked | {"ignore_patterns": ["original/*", "consolidated*"]}
 
 
 def test_a_file_of_a_hub_id_is_fetched_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    hub = FakeHub(tmp_path)
-    monkeypatch.setitem(sys.modules, "huggingface_hub", hub)
+    hub = FakeHub(tmp_path).installed(monkeypatch)
     (tmp_path / "sub").mkdir()
     (tmp_path / "sub" / "m.Q4_0.gguf").write_bytes(b"GGUF")
     assert resolve_model_dir("someone/some-model:sub/m.Q4_0.gguf", "v2") == tmp_path / "sub" / "m.Q4_0.gguf"
@@ -109,7 +114,7 @@ def test_a_file_of_a_hub_id_is_fetched_alone(tmp_path: Path, monkeypatch: pytest
 def test_what_is_no_directory_and_no_hub_id_is_not_looked_for_on_the_hub(
     model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(sys.modules, "huggingface_hub", FakeHub(tmp_path))
+    FakeHub(tmp_path).installed(monkeypatch)
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ModelError, match=r"no directory|is no checkpoint") as caught:
         read_config(resolve_model_dir(model))
@@ -117,7 +122,7 @@ def test_what_is_no_directory_and_no_hub_id_is_not_looked_for_on_the_hub(
 
 
 def test_a_failed_fetch_says_what_the_hub_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "huggingface_hub", FakeHub(OSError("404 Not Found")))
+    FakeHub(OSError("404 Not Found")).installed(monkeypatch)
     with pytest.raises(ModelError, match="404 Not Found"):
         resolve_model_dir("someone/some-model")
 

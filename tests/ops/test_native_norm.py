@@ -158,7 +158,10 @@ def test_the_first_half_of_a_tokens_values_gates_the_second(
         "gelu_pytorch_tanh": gates / (1 + torch.exp(-math.sqrt(8 / math.pi) * (gates + 0.044715 * gates**3))),
         "relu2": gates.clamp(min=0).square(),
     }
-    torch.testing.assert_close(out.double(), by_name[activation] * values, rtol=rounding(dtype) + 3e-6, atol=1e-7)
+    expected = by_name[activation] * values
+    fits = expected.abs() < torch.finfo(dtype).max * 0.999
+    torch.testing.assert_close(out.double()[fits], expected[fits], rtol=rounding(dtype) + 3e-6, atol=1e-7)
+    assert (out.double()[~fits].abs() > torch.finfo(dtype).max * 0.99).all()
 
 
 def test_a_gated_token_has_the_same_bits_in_any_batch(isa: str) -> None:

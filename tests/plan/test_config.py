@@ -51,6 +51,15 @@ def test_an_unknown_setting_names_the_closest_known_ones(unknown: str, close: st
     assert close in error.value.message.split("did you mean")[1]
 
 
+@pytest.mark.parametrize(
+    ("theirs", "ours"),
+    [("kv_cache_dtype", "cache_memory"), ("enforce_eager", "graph_mode"), ("swap_space", "leave it out")],
+)
+def test_a_setting_that_another_engine_has_is_answered_with_what_there_is(theirs: str, ours: str) -> None:
+    with pytest.raises(ConfigError, match=f"{theirs} is not a setting: .*{ours}"):
+        EngineConfig(**{theirs: 1})
+
+
 def test_a_setting_like_no_other_lists_the_known_ones() -> None:
     with pytest.raises(ConfigError, match="max_model_len"):
         EngineConfig(zzz=1)

@@ -252,9 +252,9 @@ def test_the_json_has_all_sections_and_null_for_those_that_are_not_built() -> No
     data = make_plan(EngineConfig(), hybrid(), gpu(GIB)).to_json()
     assert list(data) == [
         "model", "device", "settings", "capture", "memory", "state_cache",
-        "speculative", "encoder", "kernels", "prediction", "decisions", "measured",
+        "cache_files", "speculative", "encoder", "kernels", "prediction", "decisions", "measured",
     ]  # fmt: skip
-    assert [name for name, section in data.items() if section is None] == ["speculative", "encoder"]
+    assert [name for name, section in data.items() if section is None] == ["cache_files", "speculative", "encoder"]
     assert {"weights", "activations", "graphs", "kv_block", "state_slot", "num_blocks"} <= set(data["memory"])
     assert set(data["decisions"][0]) == {"topic", "requested", "effective", "reason"}
     assert set(data["kernels"]) == {"linear", "rms_norm", "sample"}

@@ -127,6 +127,12 @@ def one_budget_more(config: EngineConfig, value: list[int] | None) -> list[int] 
     return more if more != asked else None
 
 
+def size_unit(size: int) -> int:
+    """What a size is rounded to."""
+    units = ((1024 * MIB, 100), (MIB, 100), (1024, 1))
+    return next((unit for unit, least in units if size % unit == 0 and size // unit >= least), 1)
+
+
 def closer(config: EngineConfig, device: DeviceSpec, remedy: Remedy) -> Any:
     """The value next to a remedy's, on the side of what was asked for; None if that is what was asked for.
 
@@ -147,9 +153,10 @@ def closer(config: EngineConfig, device: DeviceSpec, remedy: Remedy) -> Any:
         asked = min(4 * 1024 * MIB, device.memory_bytes // 4)
         if asked == remedy.value:
             return None
+    unit = size_unit(remedy.value) if remedy.setting == "cache_memory" else 1
     if asked is None:
-        return remedy.value - 1 if remedy.setting == "cache_memory" else remedy.value + 1
-    step = 1 if asked > remedy.value else -1
+        return remedy.value - unit if remedy.setting == "cache_memory" else remedy.value + 1
+    step = unit if asked > remedy.value else -unit
     return remedy.value + step if remedy.value + step != asked else None
 
 

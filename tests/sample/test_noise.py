@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from ostinato.ops import noise
+from ostinato.ops.seeds import derive_seed
 
 
 def scalar_hash(seed: int, position: int, token: int) -> int:
@@ -148,7 +149,7 @@ def test_the_argmax_of_logits_plus_noise_follows_the_softmax() -> None:
 
 
 def test_samples_of_one_request_get_seeds_of_their_own_and_the_first_keeps_it() -> None:
-    assert noise.derive_seed(17, 0) == 17
-    assert noise.derive_seed(-1, 0) == 2**64 - 1
-    seeds = {noise.derive_seed(seed, index) for seed in range(50) for index in range(50)}
+    assert derive_seed(17, 0) == 17
+    assert derive_seed(-1, 0) == 2**64 - 1
+    seeds = {derive_seed(seed, index) for seed in range(50) for index in range(50)}
     assert len(seeds) == 2500

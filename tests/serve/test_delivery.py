@@ -60,3 +60,23 @@ def test_an_output_that_comes_before_its_prompt_is_scored_waits_for_that():
     assert [(sample.sample_index, sample.text) for sample in released] == [(0, "C"), (1, "AB")]
     later = gain(gains, output, 1, 68)
     assert [sample.text for sample in held.released(0, later.samples, SCORES)] == ["D"]
+
+
+def test_a_request_that_is_given_whole_gives_nothing_before_its_end_and_leaves_nothing():
+    gains, output = Gains(), two_samples()
+    gains.hold("r")
+    for sample in output.outputs:
+        sample.token_ids.append(65)
+        sample.text += "A"
+        gains.note([output])
+        assert not gains
+    for sample in output.outputs:
+        sample.finish_reason = "length"
+    gains.note([output])
+    [delta] = gains.take()
+    assert [sample.text for sample in delta.samples] == ["A", "A"]
+    assert delta.output is output
+    assert gains.num_kept == 0
+    gains.hold("r")
+    gains.drop("r")
+    assert gains.num_kept == 0

@@ -64,12 +64,12 @@ def post(served, body, path="/v1/chat/completions"):
     return httpx2.post(f"{served.url}{path}", content=body, headers={"Content-Type": "application/json"}, timeout=120)
 
 
-def without_stall(served, longest, body):
+def without_stall(served, longest, body, path="/v1/chat/completions"):
     """The answer to a body. What holds the loop for another reason, such as Python's collection of garbage, does not do
     so in every one of some tries."""
     for _ in range(4):
         longest.reset()
-        answer = post(served, body)
+        answer = post(served, body, path)
         served.on_loop(asyncio.sleep(0))  # the callback that answered is over
         if longest.seconds <= STALL:
             return answer

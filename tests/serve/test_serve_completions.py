@@ -192,6 +192,15 @@ def test_tokens_and_text_are_told_from_each_other(served):
     assert ask("detokenize", tokens=[2**40])["error"]["param"] == "tokens"
 
 
+def test_what_is_known_of_the_tokenizer_is_told_as_vllm_tells_it(served):
+    told = httpx2.get(f"{served.url}/tokenizer_info", timeout=60).json()
+    config = json.loads((served.engine.started.directory / "tokenizer_config.json").read_text())
+    assert told.pop("tokenizer_class") == config.pop("tokenizer_class", "PreTrainedTokenizerFast")
+    assert told.pop("chat_template") == served.engine.chat_template.text
+    config.pop("chat_template", None)
+    assert config.items() <= told.items()
+
+
 def test_nothing_is_left_behind(served):
     post(served, prompt=QUESTION, max_tokens=4)
     served.until(lambda: served.engine.num_unfinished == 0)

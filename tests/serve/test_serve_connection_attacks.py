@@ -15,9 +15,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from uvicorn.server import ServerState
 
+from ostinato.config import EngineConfig
 from ostinato.serve.http.connection import PIECE, Connection
+from ostinato.serve.http.lifecycle import Lifecycle
 from ostinato.serve.http.limits import Limits, Occupancy
 from ostinato.serve.http.refusals import NO_DESCRIPTOR, QUIET, Refusals
+from ostinato.serve.settings import ServeSettings
 
 BIG = b"x" * 2**18
 GET = b"GET /plan HTTP/1.1\r\nHost: a\r\n\r\n"
@@ -456,6 +459,16 @@ def test_an_address_has_a_bound_of_its_own_which_this_machine_has_not() -> None:
     occupancy.leave("192.0.2.1")
     occupancy.leave("192.0.2.1")
     assert occupancy.enter("192.0.2.1") is None
+
+
+def test_a_trusted_proxy_has_the_connections_of_many_clients() -> None:
+    settings = ServeSettings(max_connections_per_address=2, trusted_proxy=("192.0.2.0/28",))
+    occupancy = Lifecycle(EngineConfig(), settings, lambda *_: None).occupancy
+    assert [occupancy.enter("192.0.2.1") is None for _ in range(9)] == [True] * 9
+    assert [occupancy.enter("192.0.2.77") is None for _ in range(3)] == [True, True, False]
+    for _ in range(9):
+        occupancy.leave("192.0.2.1")
+    assert occupancy.total == 3
 
 
 LINES = st.sampled_from(

@@ -46,7 +46,7 @@ def test_every_key_opens(guarded, key):
 @pytest.mark.parametrize("given", [None, "first-key", "Bearer", "Bearer first-ke", "Basic first-key", "Bearer \xe9"])
 def test_without_a_key_nothing_is_told(guarded, given):
     headers = {} if given is None else {"Authorization": given.encode("latin-1")}
-    for path in ("/v1/models", "/plan", "/live", "/openapi.json", "/nothing"):
+    for path in ("/v1/models", "/plan", "/live", "/about", "/prefixes", "/openapi.json", "/nothing"):
         response = httpx2.get(f"{guarded.url}{path}", headers=headers, timeout=60)
         assert response.status_code == 401
         assert response.headers["www-authenticate"] == "Bearer"

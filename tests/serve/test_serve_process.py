@@ -127,6 +127,21 @@ def test_what_outlasts_the_drain_is_told_so_and_a_second_signal_ends_the_process
     assert json.loads(readers[0].events[-2])["error"]["code"] == "draining"
 
 
+def test_a_restarted_server_finds_what_it_had_in_files(start, tmp_path):
+    body = {"model": "demo", "prompt": list(range(20, 600)), "max_tokens": 2, "temperature": 0, "ignore_eos": True}
+    answers = []
+    for _ in range(2):
+        server = start("--cache-dir", str(tmp_path))
+        url = server.ready()
+        answers.append(httpx2.post(f"{url}/v1/completions", json=body, timeout=60).json())
+        server.process.send_signal(signal.SIGTERM)
+        assert server.status() == 0
+    cold, warm = answers
+    assert warm["choices"] == cold["choices"]
+    cached = [answer["usage"]["prompt_tokens_details"]["cached_tokens"] for answer in answers]
+    assert cached == [0, 576]
+
+
 def test_sigint_while_the_model_is_loaded_ends_the_process_and_its_engine(start):
     server = start(code=with_engine("engines.never"))
     assert httpx2.get(f"{server.url}/health", timeout=60).json() == {"status": "starting"}

@@ -122,7 +122,7 @@ def test_requests_leave_no_memory_behind(served):
         served.until(lambda: served.engine.num_unfinished == 0)
         served.stats()
         gc.collect()
-        return resident_bytes("self"), resident_bytes(served.engine.pid)
+        return resident_bytes("self"), resident_bytes(served.engine._process.pid)
 
     asyncio.run(run(0, WARM_UP))
     before, kinds_before = measured(), len(gc.get_objects())

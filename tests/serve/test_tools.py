@@ -43,11 +43,11 @@ def test_a_malformed_tool_is_an_error_that_names_its_field(value: Any, message: 
 @pytest.mark.parametrize(
     ("function", "message"),
     [
-        ({}, r"function.name must be 1 to 64 letters"),
-        ({"name": "a b"}, r"function.name must be 1 to 64 letters, digits, _ or -, not 'a b'"),
+        ({}, r"function.name must be 1 to 128 letters"),
+        ({"name": "a b"}, r"function.name must be 1 to 128 letters, digits, _ or -, not 'a b'"),
         ({"name": "f\n"}, r"function.name"),
         ({"name": ""}, r"function.name"),
-        ({"name": "f" * 65}, r"function.name"),
+        ({"name": "f" * 129}, r"function.name"),
         ({"name": 3}, r"function.name"),
         ({"name": "f", "description": 3}, "function.description must be a string, not a number"),
         ({"name": "f", "strict": "yes"}, "function.strict must be true or false"),

@@ -18,9 +18,12 @@ class Browser:
     def __init__(self, driver: Any) -> None:
         self.driver = driver
 
-    def open(self, url: str) -> None:
-        """A page as for the first time, in a window of 1280 x 900."""
+    def open(self, url: str, *, keep: bool = False) -> None:
+        """A page as for the first time, in a window of 1280 x 900. `keep`: with what it keeps in the browser."""
         self.driver.get("about:blank")
+        if not keep:
+            storage = {"origin": url.rstrip("/"), "storageTypes": "all"}
+            self.driver.execute_cdp_cmd("Storage.clearDataForOrigin", storage)
         self.resize(1280, 900)
         self.driver.get(url)
         self.forget()
@@ -55,6 +58,19 @@ class Browser:
 
     def type(self, name: str, text: str) -> None:
         self.driver.find_element("id", name).send_keys(text)
+
+    def put_files(self, name: str, *paths: str) -> None:
+        """Chooses files for an input, as its dialogue would."""
+        self.script("document.getElementById(arguments[0]).hidden = false", name)
+        self.driver.find_element("id", name).send_keys("\n".join(paths))
+        self.script("document.getElementById(arguments[0]).hidden = true", name)
+
+    def press_button(self, selector: str, number: int = 0) -> None:
+        """Clicks the element of this number that fits."""
+        self.driver.find_elements("css selector", selector)[number].click()
+
+    def count(self, selector: str) -> int:
+        return self.script("return document.querySelectorAll(arguments[0]).length", selector)
 
     def press(self, *keys: str) -> None:
         """To what has the focus."""
@@ -96,7 +112,10 @@ def browsing() -> Iterator[Browser]:
     options = webdriver.ChromeOptions()
     options.binary_location = chromium
     # Without its sandbox, as it has none in containers; it loads only what the tests serve.
-    for switch in ("headless=new", "no-sandbox", "disable-gpu", "disable-dev-shm-usage", "no-first-run"):
+    for switch in (
+        *("headless=new", "no-sandbox", "disable-gpu", "disable-dev-shm-usage", "no-first-run", "disable-quic"),
+        *("disable-background-networking", "disable-component-update", "disable-sync"),
+    ):
         options.add_argument(f"--{switch}")
     options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
     driven = webdriver.Chrome(options=options, service=webdriver.ChromeService(driver))

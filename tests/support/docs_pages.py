@@ -5,6 +5,7 @@ A block may have a comment before it:
     <!-- check: varies -->               numbers in its output stand for any numbers
     <!-- check: slow, 25 s -->           it runs in `make docs-check` only, and takes that long
     <!-- check: native -->               it runs where there are native kernels
+    <!-- check: smollm2 -->              it runs where the file of that model is (ostinato fetch smollm2)
     <!-- check: no, minutes: reason -->  it does not run, for this reason
 
 Output is compared line by line, empty lines aside. A line `...` stands for any number of lines, `...` within a line for

@@ -60,6 +60,27 @@ def llama() -> PretrainedConfig:
     )
 
 
+def arcee() -> PretrainedConfig:
+    return transformers.ArceeConfig(
+        **COMMON,
+        intermediate_size=96,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=24,
+        attention_bias=True,
+        mlp_bias=True,
+        rms_norm_eps=1e-4,
+        tie_word_embeddings=False,
+        rope_parameters={
+            "rope_type": "yarn",
+            "rope_theta": 5000.0,
+            "factor": 4.0,
+            "original_max_position_embeddings": 64,
+        },
+    )
+
+
 def nemotron_h() -> PretrainedConfig:
     return transformers.NemotronHConfig(
         **COMMON,
@@ -258,7 +279,7 @@ def kimi_linear() -> PretrainedConfig:
         n_shared_experts=2,
         routed_scaling_factor=2.5,
         linear_head_dim=12,
-        linear_num_heads=3,
+        linear_num_heads=6,
         linear_conv_kernel_dim=3,
         rms_norm_eps=1e-2,
     )
@@ -584,6 +605,7 @@ def zamba2() -> PretrainedConfig:
 RECIPES: dict[str, Callable[[], PretrainedConfig]] = {
     recipe.__name__: recipe
     for recipe in (
+        arcee,
         bamba,
         falcon_h1,
         falcon_h1_normed,

@@ -48,6 +48,10 @@ class Follower:
     num_preemptions: int = 0
     """Of those after which it has begun again."""
     has_begun: bool = False
+    came_with: int = 0
+    """Tokens that were computed elsewhere, and whose blocks and state came with it."""
+    was_told: bool = False
+    """Whether it was told elsewhere what the cache gave to it."""
 
     @property
     def known(self) -> list[int]:
@@ -127,7 +131,9 @@ class Harness:
         prompt, media = as_tokens(wish.prompt)
         request = Request(name, prompt, wish.stop, wish.priority, wish.prompt_logprobs, payload, wish.salt, media)
         if self.num_hashes is not None and self.policy.prefix_caching:
-            request.chain = Chain(self.cache.block_size, wish.salt, media, self._hash)
+            files = self.cache.store.files
+            root = None if files is None else files.root
+            request.chain = Chain(self.cache.block_size, wish.salt, media, self._hash, root)
         try:
             self.scheduler.add(request)
         except RequestError:
@@ -307,7 +313,9 @@ class Harness:
         assert row.samples == (row.end == len(known))
         assert is_decode == (row.start > 0 and row.start == len(known) - 1)
         if not self.limits.enable_chunked_prefill and not row.samples:
-            assert follower.request.num_preemptions > 0, "a prompt was cut without chunked prefill"
+            assert follower.request.num_preemptions > 0 or follower.request.has_begun, (
+                "a prompt was cut without chunked prefill"
+            )
             assert len(known) > self.limits.max_num_batched_tokens
         if is_decode:
             self._check_drafts(row, follower.request)
@@ -335,6 +343,8 @@ class Harness:
 
     def _check_hit(self, follower: Follower, hit: int) -> None:
         request, known = follower.request, follower.known
+        if hit == follower.came_with and not follower.has_begun:
+            return  # what it reads there is checked as any other
         assert hit % self.cache.block_size == 0
         assert hit < len(known)
         if hit == 0:
@@ -346,7 +356,7 @@ class Harness:
         assert any(
             other.request.cache_salt == request.cache_salt and other.known[:hit] == known[:hit]
             for other in self.followers.values()
-            if other.has_begun
+            if other.has_begun or other.came_with
         ), "a hit on what no request of this salt has had"
 
     def _check_reports(self) -> None:
@@ -354,6 +364,9 @@ class Harness:
         cached, misses = 0, dict.fromkeys(self.scheduler.prefix_counters.misses, 0)
         for follower in self.followers.values():
             report = follower.request.cache_report
+            if follower.was_told:
+                assert report is not None
+                continue
             assert (report is not None) == follower.has_begun, "what was admitted has a report, and nothing else"
             if report is None:
                 continue

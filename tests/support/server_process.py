@@ -10,6 +10,8 @@ from pathlib import Path
 
 import httpx2
 
+from tests.support.serving import PATIENCE
+
 RUN = "from ostinato.cli.main import main; main()"
 ENGINE = ["--model", "demo", "--dtype", "float32", "--threads", "1", "--max-num-seqs", "4", "--graph-mode", "none"]
 
@@ -32,7 +34,7 @@ class Process:
         for line in self.process.stderr:
             self.lines.append(line)
 
-    def until(self, condition, seconds=120):
+    def until(self, condition, seconds=PATIENCE):
         end = time.monotonic() + seconds
         while not condition():
             assert time.monotonic() < end, "".join(self.lines)

@@ -22,6 +22,9 @@ from ostinato.serve.http.lifecycle import Lifecycle
 from ostinato.serve.settings import ServeSettings
 from tests.support.engine_probe import Probe, without_native_kernels
 
+PATIENCE = 600
+"""Seconds after which a test that waits is given up, on however busy a machine."""
+
 
 @dataclass
 class Served:
@@ -54,7 +57,7 @@ class Served:
         """For how many requests the engine keeps anything, between two steps."""
         return self.on_loop(self.engine.check_integrity()) + self.stats()["kept"]
 
-    def on_loop(self, coroutine: Any, timeout: float = 60) -> Any:
+    def on_loop(self, coroutine: Any, timeout: float = PATIENCE) -> Any:
         """Runs a coroutine on the server's loop."""
         return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result(timeout)
 
@@ -63,7 +66,7 @@ class Served:
         self.until(lambda: self.engine.num_unfinished == count)
         self.on_loop(asyncio.sleep(0))
 
-    def until(self, condition: Any, timeout: float = 60) -> None:
+    def until(self, condition: Any, timeout: float = PATIENCE) -> None:
         """Waits until `condition()` holds."""
         end = time.monotonic() + timeout
         while not condition():

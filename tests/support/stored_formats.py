@@ -180,10 +180,10 @@ EXPANDED = ("ct-act-order", "gptq-act-order", *(name for name in FORMS if "fp8" 
 """Those that no kernel reads as they lie."""
 
 
-def stored(name: str, directory: Path, form: str, ignore: tuple[str, ...] = ()) -> dict[str, torch.Tensor]:
-    """Writes a checkpoint of the recipe `name` with its linears in a form, but for the head and those that patterns in
-    `ignore` name. -> what each tensor stands for, float32"""
-    shutil.copytree(checkpoint(name), directory, dirs_exist_ok=True)
+def stored(name: str | Path, directory: Path, form: str, ignore: tuple[str, ...] = ()) -> dict[str, torch.Tensor]:
+    """Writes a checkpoint of the recipe `name`, or of that in a directory, with its linears in a form, but for the head
+    and those that patterns in `ignore` name. -> what each tensor stands for, float32"""
+    shutil.copytree(name if isinstance(name, Path) else checkpoint(name), directory, dirs_exist_ok=True)
     config, write = FORMS[form]
     written: dict[str, torch.Tensor] = {}
     meaning: dict[str, torch.Tensor] = {}

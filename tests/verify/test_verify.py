@@ -301,7 +301,8 @@ FLAGS = ["--threads", "1", "--max-tokens", "6", "--num-prompts", "1", "--specula
 def test_the_embedded_model_passes_and_a_table_says_so(run: Callable[..., Outcome]) -> None:
     outcome = run("demo", "--quick", *FLAGS, "--max-num-batched-tokens", "64")
     assert outcome.status == 0
-    assert outcome.err == ""
+    assert outcome.err.startswith("planning\nthe plain path\n")
+    assert "cells: 6 of 6" in outcome.err
     table = [line.split() for line in outcome.out.splitlines()]
     assert ["5", "all", "mtp:3", "none", "64"] in [words[:5] for words in table]
     assert "6 cells: 6 equal" in outcome.out

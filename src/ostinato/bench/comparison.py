@@ -15,7 +15,7 @@ from ostinato.bench.throughput import LENGTHS, NAMES, RATES, name_of, throughput
 from ostinato.bench.worker import ask
 from ostinato.config import EngineConfig
 from ostinato.errors import ConfigError
-from ostinato.models.checkpoint import load_spec, resolve_model_dir
+from ostinato.models.checkpoint import checkpoint_of, load_spec
 
 PEERS = ("transformers",)
 COLUMNS = (*NAMES, Column("engine", "engine", is_text=True), *spread_columns("rate", "count"))
@@ -110,7 +110,7 @@ def _load(config: EngineConfig, dtype: str, device: str) -> Any:
     import torch
     import transformers
 
-    directory = resolve_model_dir(config.model, config.revision)
+    directory = checkpoint_of(config)
     options = {"dtype": getattr(torch, dtype)}
     if config.random_weights:
         torch.manual_seed(config.seed)

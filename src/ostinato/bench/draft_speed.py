@@ -17,7 +17,7 @@ from ostinato.bench.reports import Column, Report, Say, Table, engine_facts, eng
 from ostinato.config import EngineConfig
 from ostinato.demo.problems import held_out
 from ostinato.errors import ConfigError, Remedy, reason
-from ostinato.models.checkpoint import load_spec, resolve_model_dir
+from ostinato.models.checkpoint import checkpoint_of, load_spec
 from ostinato.ops.work import StepShape
 from ostinato.plan.memory.kernel_work import kernel_work
 from ostinato.plan.speculation.drafter import available_methods
@@ -210,9 +210,9 @@ def make_prompts(config: EngineConfig, bench: SpeculativeBench) -> Prompts:
         texts = [f"Q: {problem.question}\nA:" for problem in held_out(0, sum(size for size, _ in keys))]
     else:
         texts = _lines(bench.prompts)
-    from ostinato.engine.text.tokenizer import load_tokenizer
+    from ostinato.engine.text.texts import load_texts
 
-    tokenizer = load_tokenizer(resolve_model_dir(config.model, config.revision))
+    tokenizer, _ = load_texts(config, checkpoint_of(config))
     ids = [tokenizer.encode(text) for text in texts]
     taken: dict[tuple[int, int], list[list[int]]] = {}
     first = 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -44,13 +45,19 @@ class Chain:
         salt: str | None = None,
         media: Sequence[MediaSpan] = (),
         block_hash: BlockHash = xxh3_hash,
+        root: bytes | None = None,
     ) -> None:
+        """With a `root`, the name of what stands before a text's first block, blocks have `names` too."""
         self.block_size = block_size
         self.salt = salt
         self.keys: list[int] = []
+        self.names: list[bytes] = []
+        """Cryptographic digests of the text up to each block's end: what files are found by, which nobody compares with
+        the blocks before."""
         self.token_ids: list[tuple[int, ...]] = []
         self._media = tuple(media)
         self._hash = block_hash
+        self._root = root
 
     def extend(self, tokens: Callable[[int, int], tuple[int, ...]], num_tokens: int) -> None:
         """Append the blocks that `num_tokens` tokens fill; `tokens(start, end)` gives those at these positions."""
@@ -59,11 +66,14 @@ class Chain:
             token_ids = tokens(index * size, (index + 1) * size)
             content = array("q", token_ids).tobytes()
             if index == 0 and self.salt is not None:
-                content += b"salt" + self.salt.encode()
+                content += _framed(b"salt", self.salt)
             for digest in self.digests(index):
-                content += b"media" + digest.encode()
+                content += _framed(b"media", digest)
             self.keys.append(self._hash(self.keys[-1] if index else 0, content))
             self.token_ids.append(token_ids)
+            if self._root is not None:
+                before = self.names[-1] if index else self._root
+                self.names.append(hashlib.blake2b(before + content, digest_size=len(self._root)).digest())
 
     def digests(self, index: int) -> tuple[str, ...]:
         """Of the images in block `index`, in their order."""
@@ -71,3 +81,10 @@ class Chain:
             return ()
         start, end = index * self.block_size, (index + 1) * self.block_size
         return tuple(span.digest for span in self._media if span.start < end and span.end > start)
+
+
+def _framed(kind: bytes, text: str) -> bytes:
+    """With its length, so that no text can end in what looks like another one: a block's name is all that tells its
+    file from others."""
+    encoded = text.encode()
+    return kind + len(encoded).to_bytes(8, "little") + encoded

@@ -34,11 +34,15 @@ class Entry:
     """Block id; 0 in a model without attention."""
     last_use: int
     checkpoint: Checkpoint | None = None
+    hits: int = 0
+    """How many requests took the text up to here, and no further, from the index."""
     lost_checkpoint: bool = False
     """Whether a checkpoint stood here and was evicted."""
     num_children: int = 0
     num_pins: int = 0
     """Running requests whose last indexed block this is."""
+    name: bytes = b""
+    """What its files are found by; empty without a tier of files."""
     base: Entry | None = None
     """The nearest entry before it with a checkpoint, None being the root, as of the index's change `based_at`."""
     based_at: int = -1
@@ -78,6 +82,19 @@ class PrefixIndex:
         return iter(self._leaves)
 
     @property
+    def newest_leaves(self) -> Iterator[Entry]:
+        """The same, those that came last first."""
+        return reversed(self._leaves)
+
+    @property
+    def num_leaves(self) -> int:
+        return len(self._leaves)
+
+    @property
+    def num_checkpoints(self) -> int:
+        return len(self._checkpoints)
+
+    @property
     def checkpoints(self) -> Iterator[Checkpoint]:
         return iter(self._checkpoints.values())
 
@@ -115,7 +132,8 @@ class PrefixIndex:
             return None
         end = (index + 1) * chain.block_size
         digests = chain.digests(index)
-        entry = Entry(key, parent, chain.token_ids[index], digests, chain.salt, end, block, now)
+        name = chain.names[index] if chain.names else b""
+        entry = Entry(key, parent, chain.token_ids[index], digests, chain.salt, end, block, now, name=name)
         self._entries[key] = entry
         self._leaves[entry] = None
         if parent is not None:

@@ -10,6 +10,7 @@ from ostinato.cache.chain import Chain
 from ostinato.cache.eviction import EvictionCosts, EvictionPolicy
 from ostinato.cache.holding import CacheUsage, Holding
 from ostinato.cache.index import Checkpoint, Entry
+from ostinato.cache.memory import CacheMemory, Carried
 from ostinato.cache.placement import Placement
 from ostinato.cache.store import CacheStore, Match
 
@@ -42,6 +43,8 @@ class CacheManager:
         self.store = CacheStore(num_blocks, num_slots, eviction, costs)
         self.blocks, self.slots = self.store.blocks, self.store.slots
         self.slots_per_request = slots_per_request if num_slots > 0 else 0
+        self.memory: CacheMemory | None = None
+        """Where blocks and slots lie, for what is carried from one engine to another; None: nothing is."""
         self._holdings: dict[str, Holding] = {}
 
     def blocks_needed(self, num_tokens: int) -> int:
@@ -54,15 +57,24 @@ class CacheManager:
             return 0
         return self.blocks.capacity * self.block_size if self.blocks.count > 0 else sys.maxsize
 
-    def admit(self, request_id: str, num_tokens: int, match: Match | None = None, spare_blocks: int = 0) -> bool:
+    def admit(
+        self,
+        request_id: str,
+        num_tokens: int,
+        match: Match | None = None,
+        spare_blocks: int = 0,
+        *,
+        reads_checkpoint: bool = True,
+    ) -> bool:
         """Give a new request what the index has for it, blocks for its first `num_tokens` tokens, and its slots.
 
         Returns False if that is not available: the request then holds nothing, and at most something idle was evicted
-        for it. Beyond the blocks, `spare_blocks` must stay available.
+        for it. Beyond the blocks, `spare_blocks` must stay available. Not `reads_checkpoint`: its state is carried to
+        it (`take_in`), and of the index it takes blocks alone.
         """
         match = match or Match()
         # Referenced before anything is taken, so that what is hit is not evicted for it.
-        holding = self._attach(match.path)
+        holding = self._attach(match.path, reads_checkpoint)
         self._holdings[request_id] = holding
         has_slots = self.slots_per_request <= self.slots.num_available + self._may_take_over(holding)
         if not has_slots or not self.grow(request_id, num_tokens, spare_blocks):
@@ -70,11 +82,29 @@ class CacheManager:
             return False
         self._fill_slots(holding)
         self.store.touch(holding.tip)
+        if holding.tip is not None:
+            holding.tip.hits += 1
         checkpoint = self.store.index.checkpoint_of(holding.read_slot)
         if checkpoint is not None:
             checkpoint.hits += 1
             checkpoint.last_use = self.store.now
         return True
+
+    def take_in(self, request_id: str, carried: Carried, chain: Chain | None) -> None:
+        """Write what another engine has computed into the memory of a request that was just admitted for it, beside
+        the blocks that the index had. No step may be in flight. With a `chain`, full blocks are indexed at once: they
+        were computed in steps that succeeded, though not here.
+        """
+        holding, memory = self._holdings[request_id], self.memory
+        assert memory is not None, "nothing is carried to where nothing can be written"
+        for index in range(holding.num_indexed, len(carried.blocks)):
+            memory.write_block(holding.block_table[index], carried.blocks[index])
+        if carried.state is not None:
+            holding.read_slot = holding.slots[0]
+            memory.write_slot(holding.read_slot, carried.state)
+        if chain is not None:
+            self._enter_blocks(holding, chain, carried.num_tokens)
+            self.store.trim()
 
     def grow(self, request_id: str, num_tokens: int, spare_blocks: int = 0) -> bool:
         """Give the request blocks for its first `num_tokens` tokens.
@@ -243,7 +273,7 @@ class CacheManager:
         for request_id, holding in self._holdings.items():
             self._check_holding(request_id, holding)
 
-    def _attach(self, path: tuple[Entry, ...]) -> Holding:
+    def _attach(self, path: tuple[Entry, ...], reads_checkpoint: bool) -> Holding:
         holding = Holding()
         if not path:
             return holding
@@ -253,7 +283,7 @@ class CacheManager:
         holding.tip, holding.num_indexed = path[-1], len(path)
         holding.tip.num_pins += 1
         holding.capacity = len(path) * self.block_size
-        if holding.tip.checkpoint is not None:
+        if holding.tip.checkpoint is not None and reads_checkpoint:
             holding.read_slot = holding.tip.checkpoint.slot
             self.slots.retain((holding.read_slot,))
         return holding

@@ -24,6 +24,8 @@ class MissCause(StrEnum):
     """Their blocks are there, and the state after them was not kept."""
     RECOMPUTED_TAIL = "recomputed_tail"
     """After the last block boundary before the prompt's end: less than a block, or the block of the last token."""
+    DAMAGED = "damaged"
+    """A file of the cache that would have had them, or the state after them, could not be read."""
     NOT_WANTED = "not_wanted"
     """The cache may not be used: it is off, or the request wants log-probabilities of its prompt."""
 
@@ -37,6 +39,8 @@ class CacheReport:
     checkpoint_spacing: int | None = None
     """Tokens between the checkpoints inside this prompt, if any are wanted there. It is `state_block_size`, doubled
     until the request takes no more than its share of the slots."""
+    from_files: int = 0
+    """Of the cached tokens, those that files brought back for this request."""
 
 
 class EvictedKeys:
@@ -45,6 +49,9 @@ class EvictedKeys:
     def __init__(self, most: int) -> None:
         self._most = most
         self._keys: OrderedDict[int, None] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._keys)
 
     def __contains__(self, key: int) -> bool:
         return key in self._keys
@@ -59,18 +66,28 @@ class EvictedKeys:
         self._keys.pop(key, None)
 
 
-def explain(num_tokens: int, hit: int, matched: Sequence[Entry], chain: Chain, evicted: EvictedKeys) -> dict[str, int]:
+def explain(
+    num_tokens: int, hit: int, matched: Sequence[Entry], chain: Chain, evicted: EvictedKeys, damaged: EvictedKeys
+) -> dict[str, int]:
     """{cause: tokens} of a prompt of `num_tokens` tokens whose first `hit` are taken from the cache.
 
-    `matched` are the entries of its blocks before the last boundary, up to the first that is not indexed.
+    `matched` are the entries of its blocks before the last boundary, up to the first that is not indexed; `damaged` are
+    the hashes of blocks that had a file, or whose state had one, which could not be read.
     """
     causes: dict[MissCause, int] = dict.fromkeys(MissCause, 0)
     size = chain.block_size
     boundary = (num_tokens - 1) // size * size
+    keys = chain.keys[: boundary // size]
     lost = max((entry.end for entry in matched[hit // size :] if entry.lost_checkpoint), default=hit)
-    causes[MissCause.EVICTED_CHECKPOINT] = lost - hit
-    causes[MissCause.NO_CHECKPOINT] = len(matched) * size - lost
-    for key in chain.keys[len(matched) : boundary // size]:
-        causes[MissCause.EVICTED_BLOCK if key in evicted else MissCause.NEVER_SEEN] += size
+    unread = max(((i + 1) * size for i, key in enumerate(keys) if key in damaged), default=0) if damaged else 0
+    for index in range(hit // size, len(keys)):
+        end = (index + 1) * size
+        if end <= unread:
+            cause = MissCause.DAMAGED
+        elif index < len(matched):
+            cause = MissCause.EVICTED_CHECKPOINT if end <= lost else MissCause.NO_CHECKPOINT
+        else:
+            cause = MissCause.EVICTED_BLOCK if keys[index] in evicted else MissCause.NEVER_SEEN
+        causes[cause] += size
     causes[MissCause.RECOMPUTED_TAIL] = num_tokens - boundary
     return {cause.value: tokens for cause, tokens in causes.items() if tokens}

@@ -12,6 +12,7 @@ from ostinato.cache.eviction import (
     worth_of_checkpoint,
     worth_of_leaf,
 )
+from ostinato.cache.files.tier import FileTier
 from ostinato.cache.index import Checkpoint, Entry, PrefixIndex
 from ostinato.cache.pool import Pool
 from ostinato.cache.report import EvictedKeys
@@ -54,7 +55,11 @@ class CacheStore:
         self.slots = Pool("slot", num_slots)
         self.index = PrefixIndex()
         self.evicted_keys = EvictedKeys(MOST_EVICTED_KEYS)
+        self.damaged_keys = EvictedKeys(MOST_EVICTED_KEYS)
         self.counters = StoreCounts()
+        self.files: FileTier | None = None
+        """Where what is evicted goes, and comes back from."""
+        self.costs = costs
         self._clock = 0
         index = self.index
         self._leaves: EvictionQueue[Entry] = EvictionQueue(
@@ -111,6 +116,7 @@ class CacheStore:
         if entry is None:
             return None
         self.evicted_keys.discard(entry.key)
+        self.damaged_keys.discard(entry.key)
         if block:
             self.blocks.keep(block)
         return entry
@@ -128,6 +134,7 @@ class CacheStore:
         if entry.checkpoint is not None:
             return None
         self.slots.keep(slot)
+        self.damaged_keys.discard(entry.key)
         self.counters.checkpoints_taken += 1
         return self.index.place(entry, slot, is_interior, self._clock)
 
@@ -140,6 +147,8 @@ class CacheStore:
         """Take a checkpoint out of the index because its slot is needed."""
         self.counters.evicted_checkpoints += 1
         checkpoint.entry.lost_checkpoint = True
+        if self.files is not None:
+            self.files.save_state(checkpoint.entry, checkpoint.slot)
         self.give_up(checkpoint)
 
     def forget(self) -> bool:
@@ -157,6 +166,9 @@ class CacheStore:
         for entry in self.index:
             entry.lost_checkpoint = False
         self.evicted_keys = EvictedKeys(MOST_EVICTED_KEYS)
+        self.damaged_keys = EvictedKeys(MOST_EVICTED_KEYS)
+        if self.files is not None:
+            self.files.directory.forget()
         return len(self.index) == 0
 
     def touch(self, entry: Entry | None) -> None:
@@ -183,6 +195,8 @@ class CacheStore:
         """Take a leaf out of the index because its block is needed."""
         if entry.checkpoint is not None:
             self.evict_checkpoint(entry.checkpoint)
+        if self.files is not None and entry.block:
+            self.files.save_block(entry)
         self._remove(entry)
         self.evicted_keys.add(entry.key)
         self.counters.evicted_blocks += 1

@@ -18,10 +18,12 @@ from ostinato.bench.profile import ProfileBench, profile
 from ostinato.bench.throughput import latency, startup, throughput
 from ostinato.cli.bench_command import Measure, add_command, names, sizes
 from ostinato.cli.bench_serve import overhead_command, serve_command
+from ostinato.cli.command import Group
 from ostinato.config import EngineConfig
 from ostinato.errors import ConfigError
 
 app = typer.Typer(
+    cls=Group,
     help="Measure throughput, latency, start-up, the prefix cache, graphs, the vision encoder, kernels or speculation, "
     "on a checkpoint or on random weights; or a server.\n\n"
     "Example: ostinato bench latency demo --batch-sizes 1,8",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import shlex
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -15,9 +14,12 @@ from rich.console import Console
 
 from ostinato.bench.reports import Report, Say, check_plot
 from ostinato.cli.command import Command
-from ostinato.cli.options import Model, engine_options, name_model
+from ostinato.cli.options import HelpAll, Model, engine_options, name_model
+from ostinato.cli.output import note
 from ostinato.errors import ConfigError
 
+USUAL = "(a minute or two on the embedded model, more on larger ones)"
+"""How long it takes."""
 Measure = Callable[[Say], Report]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the report as JSON.")]
 
@@ -34,6 +36,7 @@ def add_command(
     def run(**arguments: Any) -> None:
         invocation, as_json = arguments.pop("invocation"), arguments.pop("as_json")
         picture = arguments.pop("plot", None)
+        arguments.pop("help_all", None)  # its callback has done what it asks for
         if has_engine:
             name_model(arguments["settings"], arguments.pop("target"))
         if picture is not None:
@@ -55,6 +58,8 @@ def add_command(
     own.append(_parameter("invocation", typer.Context, inspect.Parameter.empty))
     if has_engine:
         own.append(_parameter("target", Model, None))
+    else:
+        own.append(_parameter("help_all", HelpAll, False))
     run.__name__, run.__doc__ = command.__name__, command.__doc__
     run.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
         [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in own]
@@ -101,11 +106,9 @@ def names(option: str, text: str, known: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _say() -> Say:
-    """Says on a terminal what is being measured."""
-    if not sys.stderr.isatty():
-        return lambda _: None
-    console = Console(stderr=True)
-    return lambda text: console.print(f"[dim]{text}[/dim]", highlight=False)
+    """Says on stderr what is being measured."""
+    note(USUAL)
+    return note
 
 
 def _parameter(name: str, annotation: Any, default: Any) -> inspect.Parameter:

@@ -8,7 +8,6 @@ from typing import Annotated, Any
 import typer
 
 from ostinato.bench.serve.http_client import check_url
-from ostinato.bench.serve.latencies import parse_deadline
 from ostinato.bench.serve.overhead import OverheadBench, overhead
 from ostinato.bench.serve.sending import Target
 from ostinato.bench.serve.sweep import ServeBench, find_model, serve
@@ -16,6 +15,7 @@ from ostinato.bench.serve.workload import FORMS, Lengths, Load, parse_lengths
 from ostinato.cli.bench_command import Measure, sizes
 from ostinato.config import EngineConfig
 from ostinato.errors import ConfigError
+from ostinato.plan.layouts.deadline import parse_deadline
 
 
 class Endpoint(StrEnum):

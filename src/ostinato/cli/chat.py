@@ -82,6 +82,7 @@ def chat(
             talk.answer(line)
     if stats:
         print_stats(llm.stats())
+    llm.close()
 
 
 class Conversation:

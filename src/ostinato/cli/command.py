@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 import textwrap
 from typing import Any
 
 import typer
-from typer.core import TyperCommand
+from typer.core import TyperCommand, TyperGroup
 
-from ostinato.cli.other_engines import advice
+from ostinato.cli.other_engines import advice, advice_on_command
 
 HELP_NAMES = {"help_option_names": ["-h", "--help"]}
 SHORT_HELP_LINES = 60
@@ -17,7 +18,17 @@ SHORT_HELP_LINES = 60
 _HYPHEN = "\u2011"
 """One where no line ends; help has plain ones in its place."""
 _FLAG_COLUMNS = 24
+_EXAMPLE = "Example:"
 _SHOWS_ALL = "help shows every flag"
+_BREVITY = "how much help leaves out"
+_ONE_EXAMPLE, _ONE_LINE_EACH = 1, 2
+"""Of a text its first paragraph and its first example; of each flag also what fits in a line."""
+
+_NUMBERS = {
+    ", unable to parse string as an integer": ", such as 8",
+    ", unable to parse string as a number": ", such as 0.5",
+}
+"""What is said of a text that is no number -> what would do."""
 
 UsageError: Any = typer.BadParameter.__base__
 """What typer raises for flags that it cannot parse; typer itself exports only this one kind."""
@@ -37,6 +48,10 @@ class Command(TyperCommand):
         except UsageError as error:
             flag = getattr(error, "option_name", None)
             if flag is None:
+                for said, example in _NUMBERS.items():
+                    error.message = error.message.replace(said, example)
+                if error.message.startswith("Missing") or not error.message:
+                    raise UsageError(f"{error.format_message().rstrip('.')}; {self._example()}", ctx) from None
                 raise
             # `-ngl` has been taken for `-n -g -l`.
             typed = [each for each in given if each.startswith(flag) and advice(each)]
@@ -44,13 +59,41 @@ class Command(TyperCommand):
                 raise
             raise UsageError(f"No such option: {typed[0]} ({advice(typed[0])})", ctx) from None
 
+    def get_help(self, ctx: Any) -> str:
+        """A page, as far as leaving out what `--help-all` shows makes it one."""
+        text = ""
+        for brevity in (0, _ONE_EXAMPLE, _ONE_LINE_EACH):
+            ctx.meta[_BREVITY] = brevity
+            text = super().get_help(ctx)
+            if text.count("\n") + 1 < SHORT_HELP_LINES or ctx.meta.get(_SHOWS_ALL) or not self._has_help_all():
+                break
+        return text
+
+    def _example(self) -> str:
+        """The first one of its help."""
+        paragraphs = inspect.cleandoc(self.help or "").split("\n\n")
+        examples = [" ".join(each.split()) for each in paragraphs if each.startswith(_EXAMPLE)]
+        return f"for example:{examples[0].removeprefix(_EXAMPLE)}" if examples else "see --help"
+
+    def _has_help_all(self) -> bool:
+        return any(param.name == "help_all" for param in self.params)
+
+    def format_help_text(self, ctx: Any, formatter: Any) -> None:
+        paragraphs = inspect.cleandoc(self.help or "").split("\n\n")
+        if ctx.meta.get(_BREVITY, 0) >= _ONE_EXAMPLE:
+            examples = [each for each in paragraphs if each.startswith(_EXAMPLE)]
+            paragraphs = [paragraphs[0], *examples[:1]]
+        formatter.write_paragraph()
+        with formatter.indentation():
+            formatter.write_text("\n\n".join(paragraphs))
+
     def format_options(self, ctx: Any, formatter: Any) -> None:
         records = []
         for param in self.get_params(ctx):
             record = param.get_help_record(ctx)
             if record is not None:
                 records.append((param, (record[0], _unbroken(record[1]))))
-        if not any(param.name == "help_all" for param, _ in records):
+        if not self._has_help_all():
             super().format_options(ctx, formatter)
             return
         self._format_groups(ctx, formatter, records)
@@ -72,8 +115,10 @@ class Command(TyperCommand):
         own, every = by_group[OWN], [each for group in by_group.values() for each in group]
         wanted = {param.name: (param, record) for param, record in every if param.name in MOST_WANTED}
         first = own if shows_all else [*(wanted[name] for name in MOST_WANTED if name in wanted), *own]
+        brevity = ctx.meta.get(_BREVITY, 0)
+        room = formatter.width - _FLAG_COLUMNS - 4 if brevity >= _ONE_LINE_EACH else None
         with formatter.section("Options"):
-            formatter.write_dl([record for _, record in first], col_max=_FLAG_COLUMNS)
+            formatter.write_dl([_cut(record, room) for _, record in first], col_max=_FLAG_COLUMNS)
         del by_group[OWN]
         if shows_all:
             for title, group in by_group.items():
@@ -81,11 +126,34 @@ class Command(TyperCommand):
                     with formatter.section(f"Options: {title}"):
                         formatter.write_dl([record for _, record in group], col_max=_FLAG_COLUMNS)
             return
-        with formatter.section("All others, which --help-all explains"):
-            for title, group in by_group.items():
-                flags = " ".join(param.opts[0] for param, _ in group if (param, _) not in first)
+        more = ", with more about these" if brevity else ""
+        others = {
+            title: " ".join(param.opts[0] for param, _ in group if (param, _) not in first)
+            for title, group in by_group.items()
+        }
+        if not any(others.values()):
+            return
+        with formatter.section(f"All others, which --help-all explains{more}"):
+            for title, flags in others.items():
                 if flags:
                     formatter.write(_filled(title, flags, formatter.width))
+
+
+class Group(TyperGroup):
+    """Commands, of which one that there is not is answered with one that there is."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        try:
+            return super().resolve_command(ctx, args)
+        except UsageError as error:
+            said = error.message.partition(".")[0]
+            raise UsageError(f"{said}; {advice_on_command(args[0], list(self.commands))}", ctx) from None
+
+
+def _cut(record: tuple[str, str], room: int | None) -> tuple[str, str]:
+    """A flag, and of its help so many characters."""
+    flag, text = record
+    return flag, text if room is None else textwrap.shorten(text, room, placeholder="...")
 
 
 def _unbroken(text: str) -> str:

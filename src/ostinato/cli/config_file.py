@@ -16,6 +16,9 @@ from ostinato.cli.groups import groups
 from ostinato.cli.output import note
 from ostinato.errors import ConfigError, reason
 
+_NO_SETTINGS = ("config_file", "help_all", "print_config")
+"""Flags that ask for something else than a setting."""
+
 
 def read_config_file(ctx: typer.Context, path: Path) -> None:
     """What the file says holds where no flag says anything else.
@@ -31,7 +34,11 @@ def read_config_file(ctx: typer.Context, path: Path) -> None:
         raise ConfigError(f"{path} is not YAML: {' '.join(str(error).split())}") from None
     if not isinstance(read, dict | None):
         raise ConfigError(f"{path} should have a line `name: value` for each setting, and holds {read!r}")
-    options = {str(param.name): param for param in ctx.command.params if param.param_type_name == "option"}
+    options = {
+        str(param.name): param
+        for param in ctx.command.params
+        if param.param_type_name == "option" and param.name not in _NO_SETTINGS
+    }
     given: dict[str, Any] = {}
     others: list[str] = []
     for key, value in (read or {}).items():
@@ -39,7 +46,7 @@ def read_config_file(ctx: typer.Context, path: Path) -> None:
         if name not in options and name in groups():
             others.append(name)
             continue
-        if name not in options or name == "config_file":
+        if name not in options:
             near = get_close_matches(name, options, 1)
             also = f"; did you mean {near[0]}?" if near else ""
             raise ConfigError(f"{path}: {ctx.info_name} has no setting {key!r}{also}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import time
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Annotated, Any
@@ -12,7 +13,7 @@ from rich.console import Console
 from rich.text import Text
 
 from ostinato.cli.options import Model, engine_options, name_model
-from ostinato.cli.output import figures_table
+from ostinato.cli.output import figures_table, note
 from ostinato.config import EngineConfig
 from ostinato.demo.tasks import Task, questions_about_drawings, word_problems
 from ostinato.errors import ConfigError
@@ -77,7 +78,8 @@ def evaluate(
 
     Both are generated, and held out: the embedded models were not trained on them. A problem's answer is right if the
     number that it states after #### is the result, a drawing's if it is the expected one, word by word. Answers are
-    greedy; the chat template is used if there is one.
+    greedy; the chat template is used if there is one. 200 problems take some seconds on the embedded model, and minutes
+    on larger ones.
 
     Example: ostinato eval --num-problems 50 --show-wrong
 
@@ -89,7 +91,12 @@ def evaluate(
     from ostinato.verify.logits import exact_config
 
     exact = exact_config(EngineConfig(**settings)) if compare_logits else None
+    piped = not sys.stderr.isatty()  # on a terminal, there are bars
+    if piped:
+        note(f"loading {settings.get('model', 'demo')}")
     llm = LLM(**settings)
+    if piped:
+        note(f"asking {num_problems} times (200 take some seconds on the embedded model, minutes on larger ones)")
     if exact is not None and llm.engine.spec.vision is not None:
         message = "logits are compared on text alone, and this model is asked about images; leave out --compare-logits"
         raise ConfigError(message)

@@ -44,7 +44,9 @@ def generate(
     stats: Annotated[bool, typer.Option("--stats", help="Print what the engine did, to stderr.")] = False,
     save_traffic: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Write the histogram of batch shapes, for `ostinato plan --traffic`."),
+        typer.Option(
+            metavar="FILE", help="Write shapes of batches and lengths of requests, for `ostinato plan --traffic`."
+        ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print a list of outputs as JSON, one per line.")] = False,
 ) -> None:
@@ -84,6 +86,7 @@ def generate(
         print_stats(llm.stats())
     if save_traffic is not None:
         llm.save_traffic(save_traffic)
+    llm.close()
 
 
 def _read_arguments(prompts: list[str]) -> Iterator[str]:

@@ -13,14 +13,17 @@ MOST_WANTED = ("model", "max_tokens", "temperature", "host", "port", "max_model_
 """Settings that `--help` explains; of the others it gives the names."""
 
 ENGINE_GROUPS = {
-    "model": ("model", "revision", "dtype", "quantization", "device", "threads", "random_weights"),
+    "model": (
+        "model", "revision", "download_dir", "tokenizer", "chat_template", "dtype", "quantization", "device",
+        "tensor_parallel_size", "threads", "random_weights",
+    ),
     "memory": (
         "max_num_seqs", "max_num_batched_tokens", "max_model_len", "memory_utilization", "cache_memory", "block_size",
         "ssm_state_dtype", "ssm_state_rounding",
     ),
     "cache": (
         "enable_prefix_caching", "state_cache_mode", "state_block_size", "checkpoint_policy", "eviction_policy",
-        "expected_prefix_tokens",
+        "expected_prefix_tokens", "cache_offload", "cache_dir",
     ),
     "steps": ("enable_chunked_prefill", "scheduling_policy", "overlap", "seed", "speculative", "speculative_adaptive"),
     "kernels and graphs": (

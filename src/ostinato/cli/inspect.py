@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ostinato.cli.output import figures_table
+from ostinato.config import EngineConfig
 from ostinato.inspection.report import Report, inspect_checkpoint
 from ostinato.models.checkpoint import resolve_model_dir
 from ostinato.plain_data import to_plain
@@ -25,6 +26,10 @@ def inspect(
     device: Annotated[
         str, typer.Option(help=f"auto and cuda (this machine), or one of {', '.join(DEVICE_NAMES)}.")
     ] = "auto",
+    revision: Annotated[str | None, typer.Option(help=str(EngineConfig.model_fields["revision"].description))] = None,
+    download_dir: Annotated[
+        str | None, typer.Option(metavar="DIR", help=str(EngineConfig.model_fields["download_dir"].description))
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
 ) -> None:
     """Show what a checkpoint is: its architecture, weights, tokenizer and chat template; which kernels would run it; or
@@ -34,7 +39,7 @@ def inspect(
 
     Example: ostinato inspect demo
     """
-    report = inspect_checkpoint(resolve_model_dir(model), find_device(device))
+    report = inspect_checkpoint(resolve_model_dir(model, revision, download_dir=download_dir), find_device(device))
     if as_json:
         print(json.dumps({**to_plain(report), "runs": report.runs}, indent=2))
     else:

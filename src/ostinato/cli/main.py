@@ -11,7 +11,7 @@ import os
 import sys
 import textwrap
 from collections import UserDict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -20,11 +20,10 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 from rich.text import Text
-from typer.core import TyperGroup
 
 from ostinato import __version__
 from ostinato.address_space import address_space_hint, address_space_limit, lack_of_address_space
-from ostinato.cli.command import HELP_NAMES, Command, UsageError
+from ostinato.cli.command import HELP_NAMES, Command, Group, UsageError
 from ostinato.errors import ConfigError, OstinatoError, Remedy
 from ostinato.threads import wait_briefly
 from ostinato.units import GiB
@@ -37,10 +36,13 @@ COMMANDS = {
     "serve": "ostinato.cli.serve:serve",
     "plan": "ostinato.cli.plan:plan",
     "inspect": "ostinato.cli.inspect:inspect",
+    "batch": "ostinato.cli.batch:batch",
     "fetch": "ostinato.cli.fetch:fetch",
     "eval": "ostinato.cli.eval:evaluate",
     "verify": "ostinato.cli.verify:verify",
     "bench": "ostinato.cli.bench:app",
+    "ray-config": "ostinato.cli.ray_config:ray_config",
+    "cache": "ostinato.cli.cache:app",
     "gpu-check": "ostinato.cli.gpu_check:gpu_check",
 }
 """Name -> the module, and in it the function or the app of commands."""
@@ -69,7 +71,7 @@ class Commands(UserDict[str, Any]):
         return command
 
 
-class CommandGroup(TyperGroup):
+class AllCommands(Group):
     """Of all subcommands, in the order of `COMMANDS`."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
@@ -99,7 +101,7 @@ def _help_of(name: str) -> str:
 
 
 app = typer.Typer(
-    cls=CommandGroup,
+    cls=AllCommands,
     context_settings=HELP_NAMES,
     help="An inference engine for hybrid language models.",
     **STYLE | {"add_completion": True},
@@ -120,30 +122,41 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
     They go to stderr, or with `--json` to stdout as `{"error": {"type", "message", "remedies"}}`.
     """
+    open_streams()
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     as_json = "--json" in arguments
     # All memory goes back at the exit; to search it for cycles first takes half a second with torch.
     atexit.register(gc.freeze)
-    if arguments[:1] not in (["serve"], ["bench"], ["gpu-check"]):  # its engine is a process; the others measure
+    # The engine of some is a process of its own; the others measure.
+    if arguments[:1] not in (["serve"], ["batch"], ["bench"], ["gpu-check"]):
         wait_briefly(os.environ)  # commands import torch when they run
     if arguments and arguments[0] in COMPUTING and (address_space_limit() or GiB) < GiB:
         print(f"note: {address_space_hint()}", file=sys.stderr)  # torch may end the process without a word of it
     try:
         try:
-            status = app(arguments, prog_name="ostinato", standalone_mode=not as_json)
+            _run(arguments, as_json)
         finally:
             sys.stdout.flush()
     except OSError as error:
-        _report_lack(error, as_json)
-        if error.errno != errno.ENOSPC or error.filename is not None:
+        if error.errno not in (errno.ENOSPC, errno.EPIPE) or error.filename is not None:
             raise
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left cannot be written at the exit
-        sys.exit(f"the output could not be written: {error.strerror}")
+        # Who reads no further knows it, as in `ostinato plan demo | head`.
+        sys.exit(1 if error.errno == errno.EPIPE else f"the output could not be written: {error.strerror}")
+
+
+def _run(arguments: Sequence[str], as_json: bool) -> None:
+    """Runs a command line, and ends with its status. OSError as it is, if it is not reported in another way."""
+    try:
+        status = app(arguments, prog_name="ostinato", standalone_mode=not as_json)
+    except OSError as error:
+        _report_lack(error, as_json)
+        raise
     except OstinatoError as error:
-        _report(error, as_json)
+        _report(error, as_json, _flags_of(arguments))
         sys.exit(EXIT_BAD_REQUEST)
     except Exception as error:
-        if isinstance(error.__cause__, KeyboardInterrupt):  # Python 3.11 wraps what is raised while a class is made
+        if _follows_from_an_interrupt(error):
             sys.exit(EXIT_INTERRUPTED)
         _report_lack(error, as_json)
         if not isinstance(error, UsageError) or not as_json:
@@ -155,6 +168,27 @@ def main(arguments: Sequence[str] | None = None) -> None:
     sys.exit(status if isinstance(status, int) else 0)
 
 
+def open_streams() -> None:
+    """Has standard streams that were closed (`>&-`) lead nowhere. Files that are opened would take their numbers."""
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is None:
+            opened = os.open(os.devnull, os.O_RDWR)
+            if opened != number:
+                os.dup2(opened, number)
+                os.close(opened)
+            setattr(sys, name, os.fdopen(number, "w" if number else "r", closefd=False))
+
+
+def _follows_from_an_interrupt(error: BaseException | None) -> bool:
+    """Whether Ctrl-C is behind it: what makes a class in Python 3.11, and libraries that are being imported, raise
+    something else then."""
+    while error is not None:
+        if isinstance(error, KeyboardInterrupt):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
+
+
 def _report_lack(error: Exception, as_json: bool) -> None:
     """Ends with a message where an error follows from a limit of the address space, and else returns."""
     lack = lack_of_address_space(error)
@@ -163,7 +197,8 @@ def _report_lack(error: Exception, as_json: bool) -> None:
         sys.exit(EXIT_BAD_REQUEST)
 
 
-def _report(error: OstinatoError, as_json: bool) -> None:
+def _report(error: OstinatoError, as_json: bool, flags: Mapping[str, Any] | None = None) -> None:
+    """Says what is wrong, with remedies as `flags` (setting -> parameter of the command) would be typed."""
     if as_json:
         print(json.dumps(error.to_json(), indent=2))
         return
@@ -171,21 +206,32 @@ def _report(error: OstinatoError, as_json: bool) -> None:
     # Lines are as long as they are: in a log, a message that was cut at 80 columns is not found again.
     console.print(Text.assemble((type(error).__name__, "bold red"), f": {error.message}"), soft_wrap=True)
     for remedy in error.remedies:
-        console.print(Text(f"  - {_as_flag(remedy)}"), soft_wrap=True)
+        console.print(Text(f"  - {_as_typed(remedy, flags or {})}"), soft_wrap=True)
 
 
-def _as_flag(remedy: Remedy) -> str:
-    """As it would be typed; as it is, if no flag is of its name."""
-    from ostinato.cli.groups import groups
-    from ostinato.cli.options import as_typed, flag_name
+def _flags_of(arguments: Sequence[str]) -> dict[str, Any]:
+    """The parameters of the command that a line begins with."""
+    command = typer.main.get_command(app)
+    for word in arguments:
+        within = getattr(command, "commands", {})
+        if word not in within:
+            break
+        command = within[word]
+    return {str(param.name): param for param in command.params if param.param_type_name == "option"}
 
-    if remedy.setting not in groups():
+
+def _as_typed(remedy: Remedy, flags: Mapping[str, Any]) -> str:
+    """As it would be typed; as it is, if the command has no flag of its name."""
+    from ostinato.cli.options import as_typed
+
+    if remedy.setting not in flags:
         return str(remedy)
-    flag = flag_name(remedy.setting)
-    if remedy.value is None:
+    of_setting = flags[remedy.setting]
+    flag = of_setting.opts[0]
+    if remedy.value is None or (remedy.value is False and not of_setting.secondary_opts):
         return f"leave out {flag}"
     if isinstance(remedy.value, bool):
-        return flag if remedy.value else f"--no-{flag[2:]}"
+        return str(flag if remedy.value else of_setting.secondary_opts[0])
     return f"{flag} {as_typed(remedy.setting, remedy.value)}"
 
 

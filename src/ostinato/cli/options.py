@@ -21,13 +21,14 @@ from ostinato.units import exact_bytes
 
 AS_TEXT = {
     "cache_memory": "SIZE",
+    "cache_offload": "SIZE",
     "capture_sizes": "N,N,...",
     "capture_rows": "N,N,...",
     "encoder_token_budgets": "N,N,...",
     "speculative": "METHOD:K",
 }
 """Settings that EngineConfig reads from a text -> what help shows for it."""
-BYTES = ("cache_memory",)
+BYTES = ("cache_memory", "cache_offload")
 
 
 def _read_config_file(ctx: typer.Context, path: Path | None) -> None:
@@ -52,7 +53,9 @@ Model = Annotated[str | None, typer.Argument(metavar="MODEL", help="As --model."
 """A command's positional model; see `name_model`."""
 HelpAll = Annotated[
     bool,
-    typer.Option("--help-all", is_eager=True, callback=show_all, help="Show every flag and exit.", show_default=False),
+    typer.Option(
+        "--help-all", is_eager=True, callback=show_all, help="Show every flag in full and exit.", show_default=False
+    ),
 ]
 
 

@@ -2,6 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from difflib import get_close_matches
+
+_KEYS_AND_VALUES = (
+    "keys and values have the dtype of the model (--dtype); for more of them give more --cache-memory, or smaller "
+    "weights by --quantization"
+)
 HERE = {
     # vLLM's.
     "--enforce-eager": "--graph-mode none",
@@ -10,6 +17,7 @@ HERE = {
     "--enable-auto-tool-choice": None,
     "--tool-call-parser": None,
     "--reasoning-parser": None,
+    "--data-parallel-size": "--replicas",
     "--trust-remote-code": None,
     "--load-format": None,
     "--disable-log-requests": "--log-level warning",
@@ -50,6 +58,7 @@ HERE = {
     "--ssl-key-file": "--ssl-keyfile",
     "--grammar": "--guide-lark",
     "--json-schema": "--guide-json-schema",
+    "--chat-template-file": "--chat-template",
     "--jinja": None,
     "--reasoning-format": None,
     "--metrics": None,
@@ -61,21 +70,43 @@ HERE = {
 """Their flag -> ours; None where nothing has to be said here."""
 
 REFUSED = {
-    "--tensor-parallel-size": "a model runs on one device",
-    "--pipeline-parallel-size": "a model runs on one device",
-    "--data-parallel-size": "a server has one engine",
-    "--kv-cache-dtype": "keys and values have the dtype of the model (--dtype)",
-    "-ctk": "keys and values have the dtype of the model (--dtype)",
-    "--cache-type-k": "keys and values have the dtype of the model (--dtype)",
-    "-ctv": "keys and values have the dtype of the model (--dtype)",
-    "--cache-type-v": "keys and values have the dtype of the model (--dtype)",
+    "--pipeline-parallel-size": "a model is cut across devices by --tensor-parallel-size alone",
+    "--kv-cache-dtype": _KEYS_AND_VALUES,
+    "-ctk": _KEYS_AND_VALUES,
+    "--cache-type-k": _KEYS_AND_VALUES,
+    "-ctv": _KEYS_AND_VALUES,
+    "--cache-type-v": _KEYS_AND_VALUES,
     "--cpu-offload-gb": "weights lie on the device; --quantization int4 makes them smaller",
-    "--chat-template": "the chat template is the checkpoint's own; --chat-template-kwargs sets its variables",
     "--enable-lora": "adapters are not supported; merge them into the checkpoint",
     "--lora": "adapters are not supported; merge them into the checkpoint",
     "--lora-modules": "adapters are not supported; merge them into the checkpoint",
 }
 """Their flag -> why there is none here."""
+
+
+COMMANDS_HERE = {
+    "run": "ostinato chat MODEL",
+    "pull": "ostinato fetch MODEL",
+    "download": "ostinato fetch MODEL",
+    "list": "hf cache ls, for what came from the hub",
+    "ls": "hf cache ls, for what came from the hub",
+    "rm": "hf cache rm, for what came from the hub",
+    "show": "ostinato inspect MODEL",
+    "complete": "ostinato generate",
+    "start": "ostinato serve MODEL",
+    "benchmark": "ostinato bench",
+    "help": "ostinato --help",
+    "version": "ostinato --version",
+}
+"""Commands of vLLM, llama.cpp and Ollama -> ours."""
+
+
+def advice_on_command(name: str, ours: Sequence[str]) -> str:
+    """What to write for a command that there is not."""
+    if name in COMMANDS_HERE:
+        return f"here it is {COMMANDS_HERE[name]}"
+    near = get_close_matches(name, ours, 1)
+    return f"did you mean {near[0]}?" if near else f"there are {', '.join(ours)}"
 
 
 def advice(flag: str) -> str | None:

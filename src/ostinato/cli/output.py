@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Generator, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -49,6 +50,27 @@ def note_cut(completion: CompletionOutput, params: SamplingParams) -> None:
 def note(text: str) -> None:
     """A remark on stderr."""
     Console(stderr=True).print(Text(text, style="dim"), soft_wrap=True)
+
+
+def piped_progress() -> Callable[[str, int, int], None]:
+    """Where there is no terminal for a bar: a line on stderr for each stage, and for each quarter of one with how long
+    the rest will take at that pace. A function of (what is done, done, total)."""
+    begun: dict[str, float] = {}
+    told: dict[str, int] = {}
+
+    def show(what: str, done: int, total: int) -> None:
+        if what not in begun:
+            begun[what] = time.monotonic()
+            if not done:
+                note(what)
+        quarter = 4 * done // total if total else 0
+        if quarter > told.get(what, 0):
+            told[what] = quarter
+            passed = time.monotonic() - begun[what]
+            left = f"; about {passed * (total - done) / done:.0f} s more" if done < total else ""
+            note(f"{what}: {done:,} of {total:,} after {passed:.0f} s{left}")
+
+    return show
 
 
 def _size(graph: Mapping[str, Any]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -21,9 +22,12 @@ from ostinato.plan.device.detect import find_device
 from ostinato.plan.device.rates import cache_directory, save_rates
 from ostinato.plan.graphs.sizing import size_for_traffic
 from ostinato.plan.graphs.traffic import Traffic
+from ostinato.plan.layouts.deadline import parse_deadline
+from ostinato.plan.layouts.layout import MOST_REPLICAS, Offered, estimate_layouts
 from ostinato.plan.plan import Plan, make_plan
 from ostinato.plan.words.render import print_plan, render_launches
 from ostinato.plan.words.render_graphs import print_sizing
+from ostinato.plan.words.render_layouts import print_layouts
 from ostinato.units import format_bytes, parse_bytes
 
 
@@ -39,7 +43,28 @@ def plan(
     ] = None,
     traffic: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Choose capture sizes from the batches that an engine counted in this file."),
+        typer.Option(
+            metavar="FILE",
+            help="What an engine counted, or you wrote down: from its batches capture sizes are chosen, from its "
+            "requests follows what engines carry.",
+        ),
+    ] = None,
+    replicas: Annotated[
+        str | None,
+        typer.Option(
+            metavar="N[,N...]", help="Of the engine, for the requests of --traffic (with --rate the fewest that do)."
+        ),
+    ] = None,
+    rate: Annotated[
+        float | None, typer.Option(metavar="R", min=1e-6, help="Requests of --traffic per second, in all.")
+    ] = None,
+    deadline: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TTFT:ITL",
+            help="Milliseconds to the first token and, in the mean, between tokens, that requests of --traffic may "
+            "take.",
+        ),
     ] = None,
     num_sizes: Annotated[
         int | None, typer.Option(metavar="N", help="So many sizes for each ladder (as many as are planned).")
@@ -66,30 +91,74 @@ def plan(
     """
     if num_sizes is not None and traffic is None:
         raise ConfigError("--num-sizes is the number of sizes that --traffic FILE chooses; give both")
+    counted = None if traffic is None else Traffic.load(traffic)
+    _check_offered(counted, traffic, {"--replicas": replicas, "--rate": rate, "--deadline": deadline})
     name_model(settings, target)
     config = EngineConfig(**settings)
     spec = load_spec(config)
-    made = make_plan(config, spec, _device(device, device_memory))
+    if config.chat_template is not None:
+        from ostinato.engine.text.chat_template import read_chat_template
+
+        read_chat_template(Path(config.chat_template).expanduser())
+    found = _device(device, device_memory)
+    made = make_plan(config, spec, found)
     if measure:
         _measure(made)
-        made = make_plan(config, spec, _device(device, device_memory))
+        found = _device(device, device_memory)
+        made = make_plan(config, spec, found)
     if output is not None:
         try:
             made.save(output)
         except OSError as error:
             raise ConfigError(f"the plan cannot be saved to {output}: {error.strerror}") from None
-    sizing = None
-    if traffic is not None:
+    sizing = layouts = None
+    if counted is not None and counted.has_steps:
         limits = {name: getattr(made.settings, name) for name in ("max_num_seqs", "max_num_batched_tokens")}
-        sizing = size_for_traffic(Traffic.load(traffic), made.capture, num_sizes=num_sizes, **limits)
+        sizing = size_for_traffic(counted, made.capture, num_sizes=num_sizes, **limits)
+    is_asked = not (replicas is rate is deadline is None)
+    if counted is not None and counted.requests is not None and (made.prediction.steps or is_asked):
+        within = None if deadline is None else parse_deadline(deadline)
+        offered = Offered(counted.requests, rate, within)
+        layouts = estimate_layouts(config, spec, found, made, offered, _counts(replicas))
     if as_json:
-        print(json.dumps(made.to_json() | ({"traffic": to_plain(sizing)} if sizing else {}), indent=2))
+        of_traffic = {"traffic": to_plain(sizing)} if sizing else {}
+        print(
+            json.dumps(
+                {**made.to_json(), **of_traffic, **({"layouts": to_plain(layouts)} if layouts else {})}, indent=2
+            )
+        )
         return
     print_plan(made, Console())
     if launches:
         Console().print(render_launches(made))
     if sizing is not None:
         print_sizing(sizing, Console())
+    if layouts is not None:
+        print_layouts(layouts, Console())
+    elif counted is not None and counted.requests is not None:
+        print(f"what engines carry of the requests is not estimated: {made.prediction.reason}", file=sys.stderr)
+
+
+def _check_offered(counted: Traffic | None, path: Path | None, flags: Mapping[str, object]) -> None:
+    """ConfigError if one of `flags` is given without requests that it could be about."""
+    given = [name for name, value in flags.items() if value is not None]
+    if given and (counted is None or counted.requests is None):
+        where = "there is none" if counted is None else f"{path} counts none"
+        raise ConfigError(
+            f"{given[0]} is about the requests of a --traffic FILE, and {where}; such a file is "
+            '{"requests": {"prompt_tokens": {"512": 1}, "output_tokens": {"128": 1}}}, or what --save-traffic writes'
+        )
+
+
+def _counts(text: str | None) -> tuple[int, ...]:
+    """From `N[,N...]`; else a ConfigError."""
+    try:
+        counts = tuple(int(part) for part in text.split(",")) if text is not None else ()
+    except ValueError:
+        counts = (0,)
+    if any(not 1 <= count <= MOST_REPLICAS for count in counts):
+        raise ConfigError(f"--replicas {text!r} should be whole numbers from 1 to {MOST_REPLICAS}, such as 1,2,4")
+    return counts
 
 
 def _measure(plan: Plan) -> None:

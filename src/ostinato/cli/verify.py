@@ -13,6 +13,7 @@ import typer
 from rich.console import Console
 
 from ostinato.cli.options import Model, engine_options, name_model
+from ostinato.cli.output import note, piped_progress
 from ostinato.cli.requests import read_prompts
 from ostinato.cli.verify_tables import print_report
 from ostinato.errors import ConfigError
@@ -51,8 +52,9 @@ def verify(
     matrix are: state cache mode x speculation x graph mode x tokens per step x overlap x preemption x cold or warm
     cache. By default a covering set of them is run, in which every pair of values occurs. Each cell has greedy
     requests and sampled ones. Runs in float32 unless --dtype is given; a setting that is an axis, if given, pins
-    it. Some drafts are made wrong on purpose and some right, so that any number of them is accepted, however good
-    the drafter is.
+    it. Drafts are made right and wrong on purpose.
+
+    It takes half a minute or more on the embedded model and two cores, and minutes on larger ones; --quick takes half.
 
     A cell is equal; or a tie, where it differs only where the plain path's best two tokens are within rounding of each
     other; or different, which ends with status 1.
@@ -86,9 +88,11 @@ def verify(
 
 @contextmanager
 def _progress() -> Iterator[Callable[[str, int, int], None]]:
-    """A bar of finished cells on stderr, on a terminal only; yields a function of (what is done, done, total)."""
+    """A bar of finished cells on stderr, or lines where that is no terminal; yields a function of (what is done, done,
+    total)."""
     if not sys.stderr.isatty():
-        yield lambda what, done, total: None
+        note("planning")
+        yield piped_progress()
         return
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 

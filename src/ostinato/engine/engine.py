@@ -9,32 +9,47 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from ostinato.cache.files.exchange import keep_in_files
 from ostinato.config import EngineConfig
+from ostinato.engine.cache_files import open_files
 from ostinato.engine.generation import Generation
+from ostinato.engine.move.arrive import arrive
+from ostinato.engine.move.identity import engine_identity
+from ostinato.engine.move.leave import export_request
 from ostinato.engine.outputs import RequestOutput
+from ostinato.engine.run.cache_bytes import bytes_of
 from ostinato.engine.run.order import InTurn, OneAhead, Order, Started
 from ostinato.engine.run.runner import Runner, StartProgress
 from ostinato.engine.scheduling import make_scheduler
 from ostinato.engine.speculation import Speculation
 from ostinato.engine.stats import engine_stats
-from ostinato.engine.text.chat_template import Message, load_chat_template
+from ostinato.engine.text.chat_template import Message
+from ostinato.engine.text.texts import load_texts
 from ostinato.engine.text.tokenizer import Tokenizer, load_tokenizer
-from ostinato.errors import ConfigError, ForkError, ModelError, Remedy, RequestError
+from ostinato.errors import ConfigError, ForkError, ModelError, RankError, Remedy, RequestError
 from ostinato.media.input import RenderedChat, load_media_input, render_chat
 from ostinato.media.prompt import MediaPrompt
-from ostinato.models.checkpoint import load_spec, resolve_model_dir
+from ostinato.models.checkpoint import checkpoint_of, load_spec, resolve_model_dir
+from ostinato.models.pooling import PoolingKind
 from ostinato.observe.counts import EngineCounts, Meter
 from ostinato.observe.phases import Phases
-from ostinato.ops.noise import derive_seed
+from ostinato.ops.seeds import seed_of_request
 from ostinato.plan.device.detect import detect
+from ostinato.plan.graphs.traffic import Traffic
+from ostinato.plan.identity import cache_identity
+from ostinato.plan.layouts.requests import RequestLengths
 from ostinato.plan.plan import Plan, make_plan
 from ostinato.sample.grammar import Grammar, GrammarCompiler
 from ostinato.sample.guide import Guide
 from ostinato.sample.params import SamplingParams, check_token_ids
 from ostinato.schedule.batch import StepResult
 from ostinato.schedule.request import FinishReason, RequestUpdate
+
+if TYPE_CHECKING:
+    from ostinato.engine.ranks.leader import Leader
+    from ostinato.plan.model import ModelSpec
 
 _pid: int | None = None
 """The process whose engines have threads."""
@@ -64,22 +79,39 @@ class Engine:
         self.spec = load_spec(config)
         plan = make_plan(config, self.spec, detect(config.device))
         phases.end("plan")
-        self.directory = resolve_model_dir(config.model, config.revision)
-        self.tokenizer = load_tokenizer(self.directory)
-        self.chat_template = load_chat_template(self.directory, self.tokenizer.special_tokens)
+        self.directory = checkpoint_of(config)
+        self.tokenizer, self.chat_template = load_texts(config, self.directory)
         self._default_params = _default_params(self.tokenizer, self.directory)
         draft_directory = _draft_directory(plan, self.tokenizer)
         phases.end("tokenizer")
         own, of_draft = (None, None) if config.random_weights else (self.directory, draft_directory)
-        self.runner = Runner(plan, self.spec, own, progress, of_draft, phases)
-        if plan.settings.capture == "startup":
-            self.runner.capture(progress)
+        self._leader = _start_ranks(plan, self.spec, own)
+        try:
+            group = None if self._leader is None else self._leader.group
+            self.runner = Runner(plan, self.spec, own, progress, of_draft, phases, group)
+            if self._leader is not None:
+                self._leader.wait_ready()
+                self.runner.together = self._leader.together
+            if plan.settings.capture == "startup":
+                self.runner.capture(progress)
+        except BaseException:
+            if self._leader is not None:
+                self._leader.close()
+            raise
         phases.end("capture")
         self.plan: Plan = replace(plan, measured=self.runner.measured | {"start_seconds": dict(phases.seconds)})
         self.speculation: Speculation | None = None
         if plan.speculative is not None:
             self.speculation = Speculation(plan.speculative, lambda: self.runner.num_captured)
         self.scheduler = make_scheduler(plan, None if self.speculation is None else self.speculation.controller.choose)
+        self._weights = [path for path in (self.directory, draft_directory) if path is not None]
+        if not self.has_ranks:
+            self.scheduler.cache.memory = bytes_of(self.runner.memory, plan.settings.block_size)
+        if plan.cache_files is not None:
+            identity, memory = cache_identity(plan), self.scheduler.cache.memory
+            assert memory is not None, "files are refused where several ranks have a part of each block"
+            files = open_files(plan.cache_files, identity, config.model, self._weights, memory)
+            self.scheduler.cache.store.files = files
         # A tokenizer may know end tokens that the model cannot give.
         self._eos_token_ids = frozenset(i for i in self.tokenizer.eos_token_ids if i < self.spec.vocab_size)
         remote = config.allow_remote_images
@@ -87,6 +119,7 @@ class Engine:
         self._grammars = GrammarCompiler(self.tokenizer, self.spec.vocab_size, self._eos_token_ids)
         self.counts = EngineCounts()
         self.meter = Meter()
+        self.request_lengths = RequestLengths()
         self._order: Order = (OneAhead if plan.settings.overlap == "on" else InTurn)(self.runner)
         self._running: Started | None = None
         self._kept: dict[str, RequestOutput] = {}
@@ -94,6 +127,7 @@ class Engine:
         self._generations: dict[str, Generation] = {}
         self._of_sample: dict[str, Generation] = {}
         self._num_added = 0
+        self._identity: dict[str, Any] | None = None
         phases.end("scheduler")
 
     @property
@@ -113,6 +147,7 @@ class Engine:
         grammar: Grammar | None = None,
         media: MediaPrompt | None = None,
         client: str | None = None,
+        pooling: PoolingKind | None = None,
     ) -> str:
         """Takes in a request and returns its id.
 
@@ -120,8 +155,9 @@ class Engine:
         `params`, those of `default_params` apply. `add_special_tokens` is for text that already holds them, such as a
         rendered chat template. Requests find in the prefix cache what requests of the same `cache_salt` have left
         there, and nothing else. Waiting requests of different `client`s take turns. The guide of `params` is compiled
-        here, unless `grammar` is what `compile_guide` made of it. Raises RequestError, and changes nothing, if the
-        request can never be served.
+        here, unless `grammar` is what `compile_guide` made of it. With `pooling`, the output's `embedding` is made of
+        the prompt's hidden states, and its text means nothing; `params` should be `POOLED`. Raises RequestError, and
+        changes nothing, if the request can never be served.
         """
         _check_salt(cache_salt)
         if not isinstance(priority, int):
@@ -156,12 +192,23 @@ class Engine:
             max_model_len=self.plan.settings.max_model_len,
             priority=priority,
             cache_salt=cache_salt,
-            # Derived twice: a request's samples derive theirs from its own, and none may be another request's.
-            default_seed=derive_seed(derive_seed(self.plan.settings.seed, 1), self._num_added + 1),
+            default_seed=seed_of_request(self.plan.settings.seed, self._num_added),
             grammar=grammar,
             media=media,
             client=client,
+            pooling=pooling,
         )
+        self._enter(generation)
+        self._num_added += 1
+        self.counts.requests += 1
+        self.counts.prompt_tokens += len(token_ids)
+        self.meter.prompt_tokens.observe(len(token_ids))
+        return request_id
+
+    def _enter(self, generation: Generation) -> None:
+        """Hands the unfinished samples of a request to the scheduler. RequestError if one can never be served, or an id
+        is in use; nothing is changed then."""
+        request_id = generation.output.request_id
         # The scheduler forgets a sample that has ended; its id stays in use until its request has ended.
         if request_id in self._generations or any(r.request_id in self._of_sample for r in generation.requests):
             raise RequestError(f"a request with the id {request_id!r} is unfinished; choose another id")
@@ -169,27 +216,79 @@ class Engine:
             self._settle()
         added = []
         try:
-            for request in generation.requests:
-                self.scheduler.add(request)
-                added.append(request.request_id)
+            for request, output in zip(generation.requests, generation.output.outputs, strict=True):
+                if not output.finished:
+                    self.scheduler.add(request)
+                    added.append(request.request_id)
         except RequestError:
             for sample_id in added:
                 self.scheduler.abort(sample_id)
             raise
-        self._num_added += 1
         self._generations[request_id] = generation
-        self._of_sample |= dict.fromkeys(added, generation)
-        self.counts.requests += 1
-        self.counts.prompt_tokens += len(token_ids)
-        self.meter.prompt_tokens.observe(len(token_ids))
-        return request_id
+        self._of_sample |= {request.request_id: generation for request in generation.requests}
+
+    def export_request(self, request_id: str) -> bytes | None:
+        """Ends a request here, and returns what another engine of the same plan needs to go on with it: its tokens,
+        and what was computed of them. None if no such request is unfinished.
+
+        Its memory is free when this returns; the next call of `step` tells of its output, whose end is `moved`. The
+        bytes hold the prompt. As long as no other engine has taken them in, this one may take them back.
+        """
+        self._settle()
+        generation = self._generations.get(request_id)
+        if generation is None:
+            return None
+        exported = export_request(generation, self.scheduler.cache, self.identity)
+        for request in generation.requests:
+            self.scheduler.finish(request.request_id, FinishReason.MOVED)
+        generation.move()
+        self._forget(generation)
+        self._kept[request_id] = generation.output
+        self.scheduler.moves.exported += 1
+        self.scheduler.moves.exported_bytes += len(exported)
+        return exported
+
+    def import_request(self, exported: bytes, *, request_id: str | None = None, grammar: Grammar | None = None) -> str:
+        """Goes on with a request that another engine of the same plan has exported, where that left off; returns its
+        id, which is the one that it had unless `request_id` is given. `output` has what it has so far.
+
+        Where there is no room for it now, it waits, before those who have not begun. Its guide is compiled here, unless
+        `grammar` is what `compile_guide` made of it. Raises DamagedExport or ForeignExport, which says what differs;
+        RequestError if it can never be served here, or its id is in use. Nothing is changed then.
+        """
+        moves = self.scheduler.moves
+        try:
+            generation = arrive(
+                exported,
+                request_id,
+                identity=self.identity,
+                tokenizer=self.tokenizer,
+                vocab_size=self.spec.vocab_size,
+                eos_token_ids=self._eos_token_ids,
+                scheduler=self.scheduler,
+                compile_guide=self.compile_guide if grammar is None else lambda guide: grammar,
+            )
+            self._enter(generation)
+        except RequestError:
+            moves.refused += 1
+            raise
+        moves.imported += 1
+        moves.imported_bytes += len(exported)
+        return generation.output.request_id
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """What another engine must have in common with this one to go on with its requests."""
+        if self._identity is None:
+            self._identity = engine_identity(self.plan, self._weights)
+        return self._identity
 
     def step(self) -> list[RequestOutput]:
         """Runs one step; returns the outputs that it changed.
 
         An exception while the batch is computed ends the requests of that batch, whose outputs then carry it; the
-        others go on. What interrupts it (a KeyboardInterrupt) ends them too, and is raised again. Logits that are
-        not finite end only the request that they are for.
+        others go on, but after a RankError, which is raised too. What interrupts it (a KeyboardInterrupt) ends them
+        too, and is raised again. Logits that are not finite end only the request that they are for.
         """
         begin = time.perf_counter()
         if self._running is None:
@@ -225,6 +324,9 @@ class Engine:
             result = running.result()
             finished = time.perf_counter()
             updates = self.scheduler.update(result)
+        except RankError as error:
+            self._deliver(self.scheduler.fail(batch, error))
+            raise
         except Exception as error:
             if not self.scheduler.is_in_flight(batch):
                 raise  # taking the result in went wrong: a bug, and no step to fail
@@ -294,9 +396,24 @@ class Engine:
             self.scheduler.encoder_cache.forget()
         return self.scheduler.cache.store.forget()
 
+    @property
+    def has_ranks(self) -> bool:
+        """Whether other processes share the model."""
+        return self._leader is not None
+
+    def check_ranks(self) -> None:
+        """RankError if one of the other ranks has ended, which a step would tell too."""
+        if self._leader is not None:
+            self._leader.check()
+
     def close(self) -> None:
-        """Ends the threads that it has started. Nothing is computed afterwards."""
+        """Keeps in files what the prefix cache has, if the plan says so, and ends the threads and processes that it has
+        started. Nothing is computed afterwards."""
+        self._settle()
+        keep_in_files(self.scheduler.cache.store)
         self._order.close()
+        if self._leader is not None:
+            self._leader.close()
 
     def default_params(self) -> SamplingParams:
         """What generation_config.json asks for; greedy where it does not ask for sampling."""
@@ -315,9 +432,14 @@ class Engine:
 
         return render_chat(messages, render, self.media, chat_template_kwargs)
 
+    def traffic(self) -> Traffic:
+        """Shapes of steps and lengths of requests since the start. Samples of one request count as requests."""
+        steps = self.runner.graphs.counts.traffic
+        return replace(steps, requests=self.request_lengths if self.request_lengths.num_requests else None)
+
     def stats(self) -> dict[str, Any]:
         """Counts since the start, and the cache's present use, as plain data."""
-        return engine_stats(self.counts, self.scheduler, self.runner, self.speculation)
+        return engine_stats(self.counts, self.request_lengths, self.scheduler, self.runner, self.speculation)
 
     def _deliver(self, updates: Sequence[RequestUpdate]) -> None:
         """Adds what a step gave to the outputs, and notes those that it changed."""
@@ -336,6 +458,7 @@ class Engine:
         for generation in ended.values():
             if generation.output.finished:  # all of its samples
                 generation.measure(now, self.meter)
+                generation.count_lengths(self.request_lengths)
                 self._forget(generation)
 
     def _note_first(self, request_ids: Sequence[str]) -> None:
@@ -374,11 +497,20 @@ def _check_process() -> None:
     _pid = os.getpid()
 
 
+def _start_ranks(plan: Plan, spec: ModelSpec, directory: Path | None) -> Leader | None:
+    """The other ranks, where several share the model."""
+    if spec.ranks == 1:
+        return None
+    from ostinato.engine.ranks.leader import Leader  # which takes torch's distributed part, a part of a second
+
+    return Leader(plan, spec, directory)
+
+
 def _draft_directory(plan: Plan, tokenizer: Tokenizer) -> Path | None:
     """That of the draft model, if there is one. ConfigError if its tokens stand for other texts."""
     if plan.speculative is None or plan.speculative.model is None:
         return None
-    directory = resolve_model_dir(plan.speculative.model)
+    directory = resolve_model_dir(plan.speculative.model, download_dir=plan.settings.download_dir)
     if not tokenizer.agrees_with(load_tokenizer(directory)):
         k = plan.speculative.num_speculative_tokens
         message = (

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import hashlib
 import time
 from collections.abc import Sequence
 
-from ostinato.cache.chain import MediaSpan
 from ostinato.engine.outputs import CompletionOutput, RequestOutput, RequestTimes
 from ostinato.engine.text.detokenizer import Detokenizer, StopChecker
 from ostinato.engine.text.tokenizer import Tokenizer
-from ostinato.media.prompt import MediaPrompt, PlacedItem
+from ostinato.media.prompt import MediaPrompt
+from ostinato.models.pooling import PoolingKind
 from ostinato.observe.counts import Meter
+from ostinato.plan.layouts.requests import RequestLengths
 from ostinato.sample.grammar import Grammar
 from ostinato.sample.params import SamplingParams
+from ostinato.sample.pool import Pool
 from ostinato.sample.state import SamplingState
 from ostinato.schedule.request import FinishReason, Request, RequestUpdate, StopConditions
 
@@ -37,10 +38,11 @@ class Generation:
         grammar: Grammar | None = None,
         media: MediaPrompt | None = None,
         client: str | None = None,
+        pooling: PoolingKind | None = None,
     ) -> None:
         """`default_seed` is for a request whose parameters bring none; `grammar` is that of its guide, `media` holds
-        its images."""
-        self.params = params
+        its images. With `pooling`, the output is an embedding, and its tokens mean nothing."""
+        self.params, self.media, self.pooling = params, media, pooling
         stop = StopConditions(
             max_tokens=max_model_len if params.max_tokens is None else params.max_tokens,
             min_tokens=params.min_tokens,
@@ -48,9 +50,11 @@ class Generation:
             eos_token_ids=eos_token_ids,
             ignore_eos=params.ignore_eos,
         )
-        seed = default_seed if params.seed is None else params.seed
+        self.seed = seed = default_seed if params.seed is None else params.seed
+        """The one in effect, of which each sample derives its own."""
         self.requests: list[Request] = []
         self._texts: dict[str, _Text] = {}
+        self._pool: Pool | None = None
         outputs = []
         for index in range(params.n):
             sample_id = request_id if params.n == 1 else f"{request_id}/{index}"
@@ -62,9 +66,11 @@ class Generation:
                 # All samples have the same prompt, so the first alone scores it.
                 wants_prompt_logprobs=params.prompt_logprobs is not None and index == 0,
                 cache_salt=cache_salt,
-                media=() if media is None else [_span(placed, cache_salt) for placed in media.spans],
+                media=() if media is None else media.in_chain(cache_salt),
                 rope=None if media is None else media.rope,
                 client=client,
+                # What a mean is made of is not in the prefix cache.
+                computes_all=pooling == "mean",
             )
             request.payload = state = SamplingState(
                 params,
@@ -74,12 +80,14 @@ class Generation:
                 sample_index=index,
                 seed=seed,
                 grammar=grammar,
+                pool=None if pooling is None else Pool(pooling),
             )
             request.looks_back = state.looks_back
             output = CompletionOutput(index)
             if params.logprobs is not None:
                 output.logprobs, output.cumulative_logprob = [], 0.0
             self.requests.append(request)
+            self._pool = state.pool
             self._texts[sample_id] = _Text(output, params, tokenizer, prompt_token_ids)
             outputs.append(output)
         self.output = RequestOutput(
@@ -100,6 +108,8 @@ class Generation:
             self._note_tokens(text, len(update.token_ids), now, meter)
         if update.error is not None:
             self.output.error = update.error
+        elif update.finish_reason is not None and self._pool is not None:
+            self.output.embedding = self._pool.vector()
         return text.take(update)
 
     def _note_tokens(self, text: _Text, count: int, now: float, meter: Meter) -> None:
@@ -122,18 +132,42 @@ class Generation:
             meter.prefill.observe(times.first_token - times.scheduled)
             meter.decode.observe(times.last_token - times.first_token)
 
+    def count_lengths(self, lengths: RequestLengths) -> None:
+        """Counts the samples of a request that has ended, each as a request; those behind the first find the prompt in
+        the cache."""
+        prompt, cached = len(self.output.prompt_token_ids), self.output.num_cached_tokens or 0
+        for each in self.output.outputs:
+            lengths.count(prompt, len(each.token_ids), cached)
+            cached = prompt
+
+    def resume(self, done: CompletionOutput) -> None:
+        """Takes over what another engine has given of one sample, before the first update. ValueError if its tokens
+        are not those of its text, or should have ended it."""
+        text = self._texts[self.requests[done.index].request_id]
+        if done.finished:
+            text.output = self.output.outputs[done.index] = done
+            return
+        logprobs = None if done.logprobs is None else tuple(done.logprobs)
+        due = None if text.output.logprobs is None else len(done.token_ids)
+        if (None if logprobs is None else len(logprobs)) != due:
+            raise ValueError("it has log-probabilities of other tokens than its own")
+        # Token by token, as they came: so what is held back of the text is as it was.
+        is_stopped = text.take(RequestUpdate("", tuple(done.token_ids), logprobs))
+        if is_stopped or text.output.text != done.text:
+            raise ValueError("its text is not that of its tokens")
+        text.output.cumulative_logprob = done.cumulative_logprob
+
+    def move(self) -> None:
+        """Marks every unfinished output as one that another engine goes on with: what is held back of its text is that
+        engine's to give."""
+        for text in self._texts.values():
+            if not text.output.finished:
+                text.output.finish_reason = FinishReason.MOVED.value
+
     def abort(self) -> None:
         """Marks every unfinished output as aborted; what it has stays."""
         for text in self._texts.values():
             text.finish(FinishReason.ABORT)
-
-
-def _span(placed: PlacedItem, cache_salt: str | None) -> MediaSpan:
-    """Its digest is of the salt too: nor are encoded images found by requests of another one."""
-    digest = placed.item.digest
-    if cache_salt is not None:
-        digest = hashlib.blake2b(f"{digest} {cache_salt}".encode(), digest_size=32).hexdigest()
-    return MediaSpan(placed.start, placed.end, digest, placed.item)
 
 
 class _Text:

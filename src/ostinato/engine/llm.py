@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Sequence
+from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, Unpack
+
+import numpy as np
 
 from ostinato.config import EngineConfig
 from ostinato.engine.engine import Engine
@@ -17,7 +20,9 @@ from ostinato.engine.prompts import (
     Params,
     Prompt,
     Prompts,
-    check_alone,
+    alone,
+    check_variables,
+    given_params,
     listed_conversations,
     listed_prompts,
     of_several,
@@ -26,8 +31,11 @@ from ostinato.engine.prompts import (
 from ostinato.engine.text.tokenizer import Tokenizer
 from ostinato.engine.turns import Call, Turns
 from ostinato.errors import RequestError
+from ostinato.models.pooling import PoolingKind
 from ostinato.plan.plan import Plan
+from ostinato.plan.words.html import folded
 from ostinato.sample.params import SamplingParams
+from ostinato.sample.pool import POOLED, Embedding
 
 if TYPE_CHECKING:
     from ostinato.engine.settings import Settings
@@ -77,6 +85,10 @@ class LLM:
             f"max_model_len={settings.max_model_len})"
         )
 
+    def _repr_html_(self) -> str:
+        """In notebooks: itself, and its plan behind a click."""
+        return f"<code>{escape(repr(self))}</code>{folded('plan', self.plan._repr_html_())}"
+
     def get_tokenizer(self) -> Tokenizer:
         """The checkpoint's, with `encode`, `decode` and `eos_token_ids`. Any thread may use it."""
         return self.engine.tokenizer
@@ -86,22 +98,26 @@ class LLM:
         prompts: Prompts,
         params: Params = None,
         *,
+        sampling_params: Params = None,
         cache_salt: str | None = None,
     ) -> list[RequestOutput]:
         """Continues each prompt; outputs come in the order of the prompts.
 
         A prompt is text, a list of token ids, or `{"prompt": text}` or `{"prompt_token_ids": ids}`, and one alone needs
-        no list around it. `params` is for all, or one for each; without it, generation_config.json decides, and where
-        that asks for no sampling the output is greedy. Only prompts of the same `cache_salt` share what the prefix
-        cache holds. Raises RequestError, before this call runs a step, if one of the prompts cannot be served.
+        no list around it. `params` (or `sampling_params`, as vLLM has it) is for all, or one for each; without it,
+        generation_config.json decides, and where that asks for no sampling the output is greedy. Only prompts of the
+        same `cache_salt` share what the prefix cache holds. Raises RequestError, before this call runs a step, if one
+        of the prompts cannot be served.
         """
-        return self._run([GivenPrompt.of(prompt) for prompt in listed_prompts(prompts)], params, cache_salt)
+        given = [GivenPrompt.of(prompt) for prompt in listed_prompts(prompts)]
+        return self._run(given, given_params(params, sampling_params), cache_salt)
 
     def chat(
         self,
         messages: Conversations,
         params: Params = None,
         *,
+        sampling_params: Params = None,
         cache_salt: str | None = None,
         **chat_template_kwargs: Any,
     ) -> list[RequestOutput]:
@@ -114,28 +130,55 @@ class LLM:
         template refuses, and if an image cannot be taken.
         """
         prompts = [self._rendered(each, chat_template_kwargs) for each in listed_conversations(messages)]
-        return self._run(prompts, params, cache_salt)
+        return self._run(prompts, given_params(params, sampling_params), cache_salt)
+
+    def embed(
+        self,
+        prompts: Prompts,
+        *,
+        pooling: PoolingKind | None = None,
+        normalize: bool | None = None,
+        dimensions: int | None = None,
+        cache_salt: str | None = None,
+    ) -> list[np.ndarray]:
+        """A vector [hidden] float32 of each prompt: its last final hidden state, or the mean of all.
+
+        `pooling` and `normalize` are what the checkpoint's modules.json asks for, else `last` and True: a vector of
+        length 1. `dimensions`: only so many of its first elements, of length 1 again. Raises RequestError as
+        `generate`, which has the forms of prompts too; ModelError if modules.json asks for what is not implemented.
+        """
+        engine = self.engine
+        asked = Embedding.asked(engine.directory, engine.spec.hidden_size, pooling, normalize, dimensions)
+        given = [GivenPrompt.of(prompt) for prompt in listed_prompts(prompts)]
+        return [asked.vector(output.embedding) for output in self._run(given, POOLED, cache_salt, asked.kind)]
 
     def stream(
-        self, prompt: Prompt, params: SamplingParams | None = None, *, cache_salt: str | None = None
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        sampling_params: SamplingParams | None = None,
+        cache_salt: str | None = None,
     ) -> Generator[str, None, RequestOutput]:
         """The output's text, piece by piece as it is generated, never cut inside a character.
 
         Leaving the generator early aborts the request; its value is the whole output. Text needs a tokenizer;
         `n` must be 1. Raises RequestError at once, not at the first piece, if the prompt cannot be served.
         """
-        return self._stream(GivenPrompt.of(prompt), params, cache_salt)
+        return self._stream(GivenPrompt.of(prompt), alone(params, sampling_params), cache_salt)
 
     def stream_chat(
         self,
         messages: Sequence[Message],
         params: SamplingParams | None = None,
         *,
+        sampling_params: SamplingParams | None = None,
         cache_salt: str | None = None,
         **chat_template_kwargs: Any,
     ) -> Generator[str, None, RequestOutput]:
         """The answer to a conversation, piece by piece; see `chat` and `stream`."""
-        return self._stream(self._rendered(messages, chat_template_kwargs), params, cache_salt)
+        own_params = alone(params, sampling_params)
+        return self._stream(self._rendered(messages, chat_template_kwargs), own_params, cache_salt)
 
     def reset_prefix_cache(self) -> bool:
         """Forgets every prefix and every encoded image that no running request holds, so that what comes next begins
@@ -144,11 +187,11 @@ class LLM:
             return engine.reset_prefix_cache()
 
     def save_traffic(self, path: str | Path) -> None:
-        """Writes the histogram of the batches since the start as JSON, for `ostinato plan --traffic`. RequestError if
-        the file cannot be written."""
+        """Writes shapes of batches and lengths of requests since the start as JSON, for `ostinato plan --traffic`.
+        RequestError if the file cannot be written."""
         try:
             with self._turns.between_steps() as engine:
-                engine.runner.graphs.counts.traffic.save(Path(path))
+                engine.traffic().save(Path(path))
         except OSError as error:
             raise RequestError(f"the traffic cannot be written to {path}: {error.strerror}") from None
 
@@ -158,9 +201,17 @@ class LLM:
             return engine.stats()
 
     def _rendered(self, messages: Sequence[Message], chat_template_kwargs: dict[str, Any]) -> GivenPrompt:
+        check_variables(chat_template_kwargs)
         return GivenPrompt.of_chat(self.engine.render_chat_media(messages, **chat_template_kwargs))
 
-    def _add(self, call: Call, prompt: GivenPrompt, params: SamplingParams | None, cache_salt: str | None) -> str:
+    def _add(
+        self,
+        call: Call,
+        prompt: GivenPrompt,
+        params: SamplingParams | None,
+        cache_salt: str | None,
+        pooling: PoolingKind | None = None,
+    ) -> str:
         return self._turns.add(
             call,
             lambda engine: engine.add(
@@ -169,6 +220,7 @@ class LLM:
                 add_special_tokens=prompt.add_special_tokens,
                 cache_salt=cache_salt,
                 media=prompt.media,
+                pooling=pooling,
             ),
         )
 
@@ -177,6 +229,7 @@ class LLM:
         prompts: list[GivenPrompt],
         params: Params,
         cache_salt: str | None,
+        pooling: PoolingKind | None = None,
     ) -> list[RequestOutput]:
         each = one_each(params, len(prompts))
         call = self._turns.call()
@@ -184,7 +237,7 @@ class LLM:
         try:
             for prompt, own_params in zip(prompts, each, strict=True):
                 try:
-                    ids.append(self._add(call, prompt, own_params, cache_salt))
+                    ids.append(self._add(call, prompt, own_params, cache_salt, pooling))
                 except RequestError as error:
                     raise of_several(error, len(ids), len(prompts)) from error
             self._finish(call)
@@ -208,7 +261,6 @@ class LLM:
     def _stream(
         self, prompt: GivenPrompt, params: SamplingParams | None, cache_salt: str | None
     ) -> Generator[str, None, RequestOutput]:
-        check_alone(params)
         call = self._turns.call(wants_text=True)
         request_id = self._add(call, prompt, params, cache_salt)
         pieces = self._pieces(call, request_id)

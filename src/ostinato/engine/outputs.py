@@ -5,7 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 from ostinato.cache.report import CacheReport
+from ostinato.plan.words.html import table
 from ostinato.schedule.batch import TokenLogprobs
 
 
@@ -22,13 +25,23 @@ class CompletionOutput:
     cumulative_logprob: float | None = None
     """Sum of the tokens' log-probabilities, if `logprobs` was asked for."""
     finish_reason: str | None = None
-    """`stop`, `length`, `abort` or `error`; None while it goes on."""
+    """`stop`, `length`, `abort`, `moved` (another engine goes on with it) or `error`; None while it goes on here."""
     stop_reason: int | str | None = None
     """With `stop`: the token id or the stop string that ended it."""
 
     @property
     def finished(self) -> bool:
         return self.finish_reason is not None
+
+    def _repr_html_(self) -> str:
+        """In notebooks."""
+        return table(self._rows())
+
+    def _rows(self) -> list[tuple[str, str]]:
+        """Its text, and how it ended."""
+        end = self.finish_reason or "unfinished"
+        reason = "" if self.stop_reason is None else f" at {self.stop_reason!r}"
+        return [(f"output {self.index}", self.text), ("", f"{len(self.token_ids):,} tokens; {end}{reason}")]
 
 
 @dataclass(slots=True)
@@ -62,6 +75,16 @@ class RequestOutput:
     """What the prefix cache gave to the prompt, and why not more. None until the first update."""
     error: Exception | None = None
     """Why, if an output ended with `error`."""
+    embedding: np.ndarray | None = None
+    """[hidden] float32, as the model gives it, if that was asked for: the outputs then mean nothing."""
+
+    def _repr_html_(self) -> str:
+        """In notebooks."""
+        prompt = f"{len(self.prompt_token_ids):,} token ids" if self.prompt is None else self.prompt
+        cached = "" if self.cache is None else f", {self.cache.cached_tokens:,} of them cached"
+        rows = [("prompt", prompt), ("", f"{len(self.prompt_token_ids):,} tokens{cached}")]
+        rows += [row for output in self.outputs for row in output._rows()]
+        return table([*rows, *([("error", str(self.error))] if self.error is not None else [])])
 
     @property
     def num_cached_tokens(self) -> int | None:

@@ -1,17 +1,24 @@
-"""Progress bars for loading and for batches: on a terminal only, on stderr."""
+"""Progress bars for loading and for batches: on a terminal, on stderr, and in notebooks; nowhere else."""
 
 from __future__ import annotations
 
+import itertools
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from html import escape
+
+_SECONDS_BETWEEN = 0.1
+"""Between two pictures of a notebook's bar."""
 
 
 @contextmanager
 def start_progress() -> Iterator[Callable[[str, int, int], None]]:
     """A bar of tensors loaded, then of graphs captured; yields a function of (what is done, done, total)."""
     if not sys.stderr.isatty():
-        yield lambda what, done, total: None
+        with _notebook_bar() as show:
+            yield show
         return
     from rich.console import Console
     from rich.progress import Progress
@@ -27,8 +34,13 @@ def generation_progress(num_requests: int) -> Iterator[Callable[[int], None]]:
 
     One request alone gets no bar: it would be empty until it is full.
     """
-    if num_requests < 2 or not sys.stderr.isatty():
+    if num_requests < 2:
         yield lambda tokens: None
+        return
+    if not sys.stderr.isatty():
+        with _notebook_bar() as show:
+            ended = itertools.count(1)
+            yield lambda tokens: show("Generating", next(ended), num_requests)
         return
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -46,3 +58,32 @@ def generation_progress(num_requests: int) -> Iterator[Callable[[int], None]]:
             progress.update(task, advance=1, description=f"Generating{speed}")
 
         yield advance
+
+
+@contextmanager
+def _notebook_bar() -> Iterator[Callable[[str, int, int], None]]:
+    """A bar below the running cell of a notebook, which goes with the work; nothing where there is none."""
+    # Only if the program that runs is a notebook's kernel, it has imported this and has a shell with a kernel.
+    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+    if not hasattr(shell, "kernel"):
+        yield lambda what, done, total: None
+        return
+    from IPython.display import display
+
+    def html(what: str = "", done: int = 0, total: int = 0) -> dict[str, str]:
+        bar = f"{escape(what)} <progress value={done} max={total or 1}></progress> {done}/{total}"
+        return {"text/html": bar if what else "", "text/plain": f"{what} {done}/{total}" if what else ""}
+
+    handle, shown = display(html("Starting"), raw=True, display_id=True), 0.0
+
+    def show(what: str, done: int, total: int) -> None:
+        nonlocal shown
+        now = time.monotonic()
+        if done == total or now - shown > _SECONDS_BETWEEN:
+            shown = now
+            handle.update(html(what, done, total), raw=True)
+
+    try:
+        yield show
+    finally:
+        handle.update(html(), raw=True)

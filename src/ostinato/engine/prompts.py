@@ -19,6 +19,13 @@ Conversations = Sequence[Message] | Sequence[Sequence[Message]]
 Params = SamplingParams | Sequence[SamplingParams] | None
 """For all prompts, or one for each."""
 
+_NO_VARIABLES = {
+    "chat_template_kwargs": "give its entries themselves, chat(messages, enable_thinking=False)",
+    "use_tqdm": "leave it out; progress is shown on terminals and in notebooks alone",
+    "lora_request": "leave it out; adapters are not served",
+}
+"""What vLLM's chat takes by name -> what to do here, where any further name is a variable of the template."""
+
 
 class GivenPrompt(NamedTuple):
     """What the engine is given of a prompt."""
@@ -42,12 +49,6 @@ def listed_conversations(messages: Conversations) -> Sequence[Sequence[Message]]
         raise RequestError("a conversation is a list of messages; put the one message into a list")
     alone = not messages or isinstance(messages[0], Mapping)
     return cast(Sequence[Sequence[Message]], [messages] if alone else messages)
-
-
-def check_alone(params: SamplingParams | None) -> None:
-    """RequestError for more than one output in a stream."""
-    if params is not None and params.n != 1:
-        raise RequestError(f"stream gives one output, and n is {params.n}; use generate for several")
 
 
 def of_several(error: RequestError, index: int, count: int) -> RequestError:
@@ -84,6 +85,30 @@ def _plain(prompt: Prompt) -> str | Sequence[int]:
     if len(known) != 1:
         raise RequestError("a prompt has either prompt, its text, or prompt_token_ids")
     return cast(str | Sequence[int], prompt[known[0]])
+
+
+def given_params(params: Params, sampling_params: Params) -> Params:
+    """`sampling_params` is vLLM's name for the same. RequestError if both are given."""
+    if params is not None and sampling_params is not None:
+        raise RequestError("params and sampling_params are two names of one thing; give one of them")
+    return sampling_params if params is None else params
+
+
+def alone(params: SamplingParams | None, sampling_params: SamplingParams | None) -> SamplingParams | None:
+    """The parameters of a stream. RequestError for several of them, and for more than one output."""
+    given = given_params(params, sampling_params)
+    if given is not None and not isinstance(given, SamplingParams):
+        raise RequestError(f"params should be SamplingParams, not {given!r}")
+    if given is not None and given.n != 1:
+        raise RequestError(f"stream gives one output, and n is {given.n}; use generate for several")
+    return given
+
+
+def check_variables(chat_template_kwargs: Mapping[str, Any]) -> None:
+    """RequestError for names that are no variables of a template, which it would pass over in silence."""
+    for name, advice in _NO_VARIABLES.items():
+        if name in chat_template_kwargs:
+            raise RequestError(f"{name} is no variable of a chat template: {advice}")
 
 
 def one_each(params: Params, count: int) -> Sequence[SamplingParams | None]:

@@ -15,6 +15,9 @@ class Settings(TypedDict, total=False):
     """All settings but `model`; docs/settings.md says what they mean."""
 
     revision: str | None
+    download_dir: str | None
+    tokenizer: str | None
+    chat_template: str | None
     dtype: Literal["auto", "bfloat16", "float16", "float32"]
     quantization: Literal["auto", "none", "int8", "int8_g128", "int4", "int4_g64", "int4_g32"]
     ssm_state_dtype: Literal["auto", "bfloat16", "float16", "float32"]
@@ -33,6 +36,8 @@ class Settings(TypedDict, total=False):
     checkpoint_policy: Literal["boundaries", "boundaries+branches"]
     eviction_policy: Literal["marconi", "lru"]
     expected_prefix_tokens: int | None
+    cache_offload: int | str | None
+    cache_dir: str | None
     kernels: Literal["auto", "native", "triton", "reference"]
     deterministic: bool
     graph_mode: Literal["none", "piecewise", "full_decode_only", "full_and_piecewise"]
@@ -54,6 +59,7 @@ class Settings(TypedDict, total=False):
     video_pruning_rate: float
     allow_remote_images: bool
     scheduling_policy: Literal["fcfs", "priority"]
+    tensor_parallel_size: int
     seed: int
     threads: int | None
     random_weights: bool

@@ -8,11 +8,16 @@ from typing import Any
 from ostinato.engine.run.runner import Runner
 from ostinato.engine.speculation import Speculation
 from ostinato.observe.counts import EngineCounts
+from ostinato.plan.layouts.requests import RequestLengths
 from ostinato.schedule.scheduler import Scheduler
 
 
 def engine_stats(
-    counts: EngineCounts, scheduler: Scheduler, runner: Runner, speculation: Speculation | None
+    counts: EngineCounts,
+    lengths: RequestLengths,
+    scheduler: Scheduler,
+    runner: Runner,
+    speculation: Speculation | None,
 ) -> dict[str, Any]:
     """Counts since the start."""
     of_drafts = None
@@ -28,14 +33,26 @@ def engine_stats(
     return {
         **asdict(counts),
         **asdict(scheduler.counters),
+        "request_lengths": lengths.to_json(),
         "graphs": runner.graphs.counts.to_json() | runner.graph_figures(),
         "waiting": scheduler.num_waiting,
         "running": scheduler.num_running,
         "cache": asdict(scheduler.cache.usage()),
         "prefix_cache": {**asdict(scheduler.prefix_counters), **asdict(scheduler.cache.store.counters)},
+        "cache_files": _files_use(scheduler),
+        "moves": asdict(scheduler.moves),
         "speculation": of_drafts,
         "encoder": encoder,
     }
+
+
+def _files_use(scheduler: Scheduler) -> dict[str, int] | None:
+    """What the files of the prefix cache have counted, and how many there are; None without any."""
+    files = scheduler.cache.store.files
+    if files is None:
+        return None
+    directory = files.directory
+    return {**asdict(directory.counts), "files": directory.num_files, "bytes": directory.num_bytes}
 
 
 def _encoder_cache_use(scheduler: Scheduler) -> dict[str, int]:

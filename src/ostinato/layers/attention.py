@@ -54,12 +54,15 @@ class Attention(Module):
         parts = (("q_proj", self.q_out_size), ("k_proj", self.kv_size), ("v_proj", self.kv_size))
         self.qkv = PackedLinear(build, hidden_size, parts, bias, in_multiplier=in_multiplier)
         out_size = hidden_size if out_size is None else out_size
-        self.o_proj = Linear(build, self.q_size, out_size, bias if out_bias is None else out_bias, out_multiplier)
+        out_bias = bias if out_bias is None else out_bias
+        self.o_proj = Linear(build, self.q_size, out_size, out_bias, out_multiplier, cuts_inputs=True)
         self.q_norm: RMSNorm | None = None
         self.k_norm: RMSNorm | None = None
         if qk_norm_eps is not None:
             sizes = (self.q_size, self.kv_size) if qk_norm_whole else (spec.head_dim, spec.head_dim)
-            self.q_norm, self.k_norm = (RMSNorm(build, size, qk_norm_eps, qk_norm_plus_one) for size in sizes)
+            self.q_norm, self.k_norm = (
+                RMSNorm(build, size, qk_norm_eps, qk_norm_plus_one, spans_ranks=qk_norm_whole) for size in sizes
+            )
         assert not (is_gated and qk_norm_whole), "norms of all heads together stand before the heads are taken apart"
         self.qk_norm_whole = qk_norm_whole
         self.scale = spec.head_dim**-0.5 if scale is None else scale

@@ -15,6 +15,7 @@ from ostinato.ops import int8
 from ostinato.ops.blocks.formats import BLOCK_FORMATS, Blocks, num_bytes, rows_of
 from ostinato.ops.blocks.quantizers import Quantizers
 from ostinato.ops.kernels import Ops
+from ostinato.plan.cuts import ALONE, Rank
 from ostinato.plan.quantization import AnyQuantization, BlockQuantization
 from ostinato.plan.weights import Weight
 
@@ -95,6 +96,7 @@ class Build:
     dtype: torch.dtype
     device: torch.device
     defers_matrices: bool = False
+    rank: Rank = ALONE
     float32 = torch.float32
 
     def weight(self, row: Weight) -> torch.Tensor:

@@ -29,17 +29,18 @@ class CausalConv(Module):
         parts: Sequence[tuple[str, int]] = (),
         name: str = "conv1d",
         activation: str | None = "silu",
+        segments: tuple[int, ...] = (),
     ) -> None:
         super().__init__()
         self.op = build.ops.causal_conv1d
         self.activation = activation
-        stored: dict[str, Any] = {"stored_shape": (channels, 1, width), "stored_transposed": True}
+        stored: dict[str, Any] = {"stored_shape": (channels, 1, width), "stored_transposed": True, "segments": segments}
         if parts:
             self.is_in_checkpoint = False
             stored |= {"names": tuple(f"{part}.weight" for part, _ in parts), "sizes": tuple(size for _, size in parts)}
             stored["whole_name"] = f"{name}.weight"
         self.weight = self.own(build, "weight", width, channels, role="convolution", **stored)
-        self.bias = self.own(build, "bias", channels, role="bias") if bias else None
+        self.bias = self.own(build, "bias", channels, role="bias", segments=segments) if bias else None
 
     def forward(self, x: torch.Tensor, step: StepInputs, memory: LayerMemory) -> torch.Tensor:
         """Along each row. [tokens, channels] -> [tokens, channels]"""

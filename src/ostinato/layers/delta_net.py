@@ -140,13 +140,17 @@ class GatedDeltaNet(DeltaMixer):
             small = (("b_proj", heads), ("a_proj", heads))
             convolutions = (("q_conv1d", keys), ("k_conv1d", keys), ("v_conv1d", values))
             self.names = {"norm": "o_norm", "out_proj": "o_proj"}
-        self.in_proj = PackedLinear(build, hidden_size, parts, interleaved=of_key_head[0])
+        of_conv = (keys, keys, values)
+        segments = () if stored == "by_key_head" else of_conv
+        self.in_proj = PackedLinear(build, hidden_size, parts, interleaved=of_key_head[0], segments=segments)
         self.in_proj_ba = PackedLinear(build, hidden_size, small, interleaved=of_key_head[1])
-        self.conv1d = CausalConv(build, spec.conv_dim, spec.conv_kernel, bias=False, parts=convolutions)
+        self.conv1d = CausalConv(
+            build, spec.conv_dim, spec.conv_kernel, bias=False, parts=convolutions, segments=of_conv
+        )
         self.A_log = self.own(build, "A_log", spec.num_heads, role="per_head", in_float32=True)
         self.dt_bias = self.own(build, "dt_bias", spec.num_heads, role="per_head", in_float32=True)
         self.norm = GatedRMSNorm(build, spec.value_size, eps, spec.value_dim, norm_before_gate=True, shares_weight=True)
-        self.out_proj = Linear(build, spec.value_size, hidden_size)
+        self.out_proj = Linear(build, spec.value_size, hidden_size, cuts_inputs=True)
 
     def forward(self, x: torch.Tensor, step: StepInputs, memory: LayerMemory, residual: torch.Tensor) -> torch.Tensor:
         """`x` and `residual` [tokens, hidden] -> [tokens, hidden]"""

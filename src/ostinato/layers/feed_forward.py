@@ -21,7 +21,7 @@ class MLP(Module):
         super().__init__()
         self.activation = activation
         self.up_proj = Linear(build, hidden_size, intermediate_size, bias)
-        self.down_proj = Linear(build, intermediate_size, hidden_size, bias)
+        self.down_proj = Linear(build, intermediate_size, hidden_size, bias, cuts_inputs=True)
 
     def forward(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
         """Both [tokens, hidden] -> [tokens, hidden]"""
@@ -52,7 +52,7 @@ class GatedMLP(Module):
         multiplier: Multiplier = 1.0 if gate_multiplier == 1.0 else ((gate_multiplier, size), (1.0, size))
         parts = ((names[0], size), (names[1], size))
         self.gate_up = PackedLinear(build, hidden_size, parts, bias, multiplier, is_gated=True)
-        self.down_proj = Linear(build, size, hidden_size, bias, down_multiplier)
+        self.down_proj = Linear(build, size, hidden_size, bias, down_multiplier, cuts_inputs=True)
         self.names = {"down_proj": names[2]}
 
     def forward(
@@ -83,7 +83,9 @@ class Experts(Module):
     ) -> None:
         super().__init__()
         self.ops = build.ops
+        self.rank = build.rank
         self.activation = activation
+        halves = (spec.intermediate_size,) * 2 if spec.is_gated else ()
         inward, outward = names[:2] if spec.is_gated else names[1:2], names[2:]
         experts = range(spec.num_experts)
         stored = [tuple(f"{i}.{name}.weight" for i in experts for name in each) for each in (inward, outward)]
@@ -93,16 +95,20 @@ class Experts(Module):
         instead = stacked_as if stacked_as is not None and may_be_stacked else ("", "")
         shapes = ((spec.num_experts, spec.inner_size, spec.size), (spec.num_experts, spec.size, spec.intermediate_size))
         self.up, self.down = (
-            Stack(build, shape, own, other, beside[-1], is_stack=is_stack, whole_name=name)
-            for shape, beside, own, other, name in zip(
-                shapes, reversed(shapes), stored, reversed(stored), instead, strict=True
+            Stack(build, shape, own, other, beside[-1], is_stack=is_stack, whole_name=name, segments=segments)
+            for shape, beside, own, other, name, segments in zip(
+                shapes, reversed(shapes), stored, reversed(stored), instead, (halves, ()), strict=True
             )
         )
 
     def forward(self, x: torch.Tensor, choices: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
         """`x` and `residual` [tokens, in], `choices` [tokens, 2, k] as `ops.route` gives them -> [tokens, in]"""
         tensors = (x, choices) if residual is None else (x, choices, residual)
-        return self.ops.tap.split("moe", self._run, tensors)
+        if self.rank.of == 1:
+            return self.ops.tap.split("moe", self._run, tensors)
+        # Each has a part of every expert's width, and the first the residual.
+        part = self.ops.tap.split("moe", self._run, tensors if self.rank.leads else (x, choices))
+        return self.ops.all_reduce(part)
 
     def _run(self, x: torch.Tensor, choices: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
         up, down = self.up, self.down
@@ -126,8 +132,10 @@ class Stack(Matrix):
         in_size_beside: int,
         is_stack: bool,
         whole_name: str,
+        segments: tuple[int, ...],
     ) -> None:
-        facts = {"names": names, "beside": beside, "in_size_beside": in_size_beside, "is_stack": is_stack}
-        facts["whole_name"] = whole_name
+        facts: dict[str, Any] = {"names": names, "beside": beside, "in_size_beside": in_size_beside}
+        facts["is_stack"] = is_stack
+        facts |= {"whole_name": whole_name, "segments": segments}
         facts["can_be_quantised"] = True
         super().__init__(build, *shape, role="experts", **facts)

@@ -41,12 +41,14 @@ class KimiDeltaAttention(DeltaMixer):
         self.f_b_proj = Linear(build, rank, keys)
         self.g_b_proj = Linear(build, rank, values)
         convolutions = (("q_conv1d", keys), ("k_conv1d", keys), ("v_conv1d", values))
-        self.conv1d = CausalConv(build, spec.conv_dim, spec.conv_kernel, bias=False, parts=convolutions)
+        self.conv1d = CausalConv(
+            build, spec.conv_dim, spec.conv_kernel, bias=False, parts=convolutions, segments=(keys, keys, values)
+        )
         self.A_log = self.own(build, "A_log", 1, 1, heads, 1, role="per_head", in_float32=True)
         self.dt_bias = self.own(build, "dt_bias", keys, role="per_head", in_float32=True)
         how = {"norm_before_gate": True, "shares_weight": True, "gate_is_sigmoid": True}
         self.norm = GatedRMSNorm(build, values, eps, spec.value_dim, **how)
-        self.out_proj = Linear(build, values, hidden_size)
+        self.out_proj = Linear(build, values, hidden_size, cuts_inputs=True)
 
     @property
     def decay(self) -> tuple[torch.Tensor, torch.Tensor]:

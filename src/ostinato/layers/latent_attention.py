@@ -67,7 +67,7 @@ class LatentAttention(Module):
         self.in_proj = PackedLinear(build, hidden_size, parts)
         self.kv_a_layernorm = RMSNorm(build, sizes.rank, latent_norm_eps)
         self.kv_b_proj = HeadProjections(build, spec.num_heads, sizes)
-        self.o_proj = Linear(build, spec.num_heads * sizes.value, hidden_size)
+        self.o_proj = Linear(build, spec.num_heads * sizes.value, hidden_size, cuts_inputs=True)
         self.scale = (sizes.key + sizes.shared) ** -0.5
 
     def forward(

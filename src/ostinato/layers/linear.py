@@ -44,7 +44,8 @@ class Matrix(Module):
 class Linear(Matrix):
     """y = (x W^T + b) * multiplier.
 
-    `multiplier` is one number, or one for each output. `in_multiplier` multiplies x. `facts` are fields of the
+    `multiplier` is one number, or one for each output. `in_multiplier` multiplies x. With `cuts_inputs`, ranks share
+    the inputs, and y is the sum of what each has; bias and residual are the first's part. `facts` are fields of the
     weight's row in the weight table.
     """
 
@@ -57,11 +58,14 @@ class Linear(Matrix):
         multiplier: Multiplier = 1.0,
         in_multiplier: float = 1.0,
         role: Role = "linear",
+        cuts_inputs: bool = False,
         **facts: Any,
     ) -> None:
         facts.setdefault("can_be_quantised", role == "linear")
         super().__init__(build, out_size, in_size, role=role, **facts)
         self.op = build.ops.linear
+        self.is_summed = cuts_inputs and build.rank.of > 1
+        self.leads, self.all_reduce = build.rank.leads, build.ops.all_reduce
         self.bias = self._own_bias(build, out_size) if bias else None
         # Without a bias a multiple of the input is one of the outputs, which costs nothing there.
         self.in_multiplier = in_multiplier if bias else 1.0
@@ -70,7 +74,9 @@ class Linear(Matrix):
     def _own_bias(self, build: Builder, size: int) -> torch.Tensor:
         of_weight = self.rows["weight"]
         names = tuple(name.removesuffix("weight") + "bias" for name in of_weight.names)
-        return self.own(build, "bias", size, role="bias", names=names, sizes=of_weight.sizes)
+        return self.own(
+            build, "bias", size, role="bias", names=names, sizes=of_weight.sizes, segments=of_weight.segments
+        )
 
     def forward(
         self, x: torch.Tensor, residual: torch.Tensor | None = None, activation: str | None = None
@@ -80,7 +86,11 @@ class Linear(Matrix):
         if self.in_multiplier != 1.0:
             x = x * self.in_multiplier
         out_dtype = residual.dtype if residual is not None and residual.dtype != x.dtype else None
-        return self.op(x, self.weight, self.bias, residual, activation, self.scale, out_dtype, *self.quantization)
+        if not self.is_summed:
+            return self.op(x, self.weight, self.bias, residual, activation, self.scale, out_dtype, *self.quantization)
+        bias, residual = (self.bias, residual) if self.leads else (None, None)
+        part = self.op(x, self.weight, bias, residual, activation, self.scale, out_dtype, *self.quantization)
+        return self.all_reduce(part)
 
 
 class PackedLinear(Linear):

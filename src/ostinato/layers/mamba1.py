@@ -56,9 +56,9 @@ class Mamba1Mixer(Module):
         self.ops = build.ops
         self.spec = spec
         channels, rank, size = spec.channels, spec.time_step_rank, spec.state_size
-        self.in_proj = Linear(build, hidden_size, 2 * channels, bias)
+        self.in_proj = Linear(build, hidden_size, 2 * channels, bias, segments=(channels, channels))
         self.conv1d = CausalConv(build, channels, spec.conv_kernel, conv_bias)
-        self.x_proj = Linear(build, channels, rank + 2 * size)
+        self.x_proj = Linear(build, channels, rank + 2 * size, cuts_inputs=True)
         self.dt_proj = Linear(build, rank, channels)
         bias_name = ("dt_proj.bias",)
         self.dt_bias = self.own(build, "dt_bias", channels, role="per_head", in_float32=True, names=bias_name)
@@ -71,7 +71,7 @@ class Mamba1Mixer(Module):
             self.c_layernorm = norm(build, size, eps)
         self.has_norms = inner_norms != "none"
         self.gate = GatedRMSNorm(build, channels, eps, group_size=None)
-        self.out_proj = Linear(build, channels, hidden_size, bias)
+        self.out_proj = Linear(build, channels, hidden_size, bias, cuts_inputs=True)
 
     def forward(self, x: torch.Tensor, step: StepInputs, memory: LayerMemory, residual: torch.Tensor) -> torch.Tensor:
         """`x` and `residual` [tokens, hidden] -> [tokens, hidden]"""

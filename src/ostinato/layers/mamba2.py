@@ -49,15 +49,22 @@ class Mamba2Mixer(Module):
         self.ops = build.ops
         self.spec = spec
         self.dt_limit = dt_limit
-        self.in_proj = Linear(build, hidden_size, spec.in_proj_size, proj_bias, in_scale, in_multiplier)
-        self.conv1d = CausalConv(build, spec.conv_dim, spec.conv_kernel, conv_bias)
+        bc_size = spec.num_groups * spec.state_size
+        of_conv = (spec.intermediate_size, bc_size, bc_size)
+        segments = (spec.intermediate_size, *of_conv, spec.num_heads)
+        self.in_proj = Linear(
+            build, hidden_size, spec.in_proj_size, proj_bias, in_scale, in_multiplier, segments=segments
+        )
+        self.conv1d = CausalConv(build, spec.conv_dim, spec.conv_kernel, conv_bias, segments=of_conv)
         self.A_log = self.own(build, "A_log", spec.num_heads, role="per_head", in_float32=True)
         self.D = self.own(build, "D", spec.num_heads, role="per_head", in_float32=True)
         self.dt_bias = self.own(build, "dt_bias", spec.num_heads, role="per_head", in_float32=True)
         group_size = spec.intermediate_size // spec.num_groups if has_norm else None
-        self.norm = GatedRMSNorm(build, spec.intermediate_size, eps, group_size, norm_before_gate)
+        self.norm = GatedRMSNorm(
+            build, spec.intermediate_size, eps, group_size, norm_before_gate, spans_ranks=spec.norm_spans_ranks
+        )
         out_bias = proj_bias if out_bias is None else out_bias
-        self.out_proj = Linear(build, spec.intermediate_size, hidden_size, out_bias, out_multiplier)
+        self.out_proj = Linear(build, spec.intermediate_size, hidden_size, out_bias, out_multiplier, cuts_inputs=True)
 
     def forward(self, x: torch.Tensor, step: StepInputs, memory: LayerMemory, residual: torch.Tensor) -> torch.Tensor:
         """`x` and `residual` [tokens, hidden] -> [tokens, hidden]"""

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
+from ostinato.plan.cuts import Rank
 from ostinato.plan.weights import Role, Weight
 
 if TYPE_CHECKING:
@@ -32,6 +33,11 @@ class Builder(Protocol):
 
     @property
     def float32(self) -> torch.dtype: ...
+
+    @property
+    def rank(self) -> Rank:
+        """Whose part of the model it is."""
+        ...
 
     def weight(self, row: Weight) -> torch.Tensor:
         """An unwritten weight; loading fills it."""

@@ -12,10 +12,16 @@ if TYPE_CHECKING:
 
 class RMSNorm(Module):
     """RMS norm over the last dimension. `plus_one`: the checkpoint has its weight less 1 (Gemma, Qwen3-Next); the
-    kernel adds it in float32, since the sum would be rounded in the model's dtype."""
+    kernel adds it in float32, since the sum would be rounded in the model's dtype. `spans_ranks`: the mean is over as
+    many channels of each other rank too."""
 
-    def __init__(self, build: Builder, size: int, eps: float, plus_one: bool = False) -> None:
+    def __init__(
+        self, build: Builder, size: int, eps: float, plus_one: bool = False, spans_ranks: bool = False
+    ) -> None:
         super().__init__()
+        self.ranks = build.rank.of if spans_ranks else 1
+        assert self.ranks == 1 or not plus_one, "no such norm has its weight less 1"
+        self.of_ranks = build.ops.rms_norm_of_ranks
         self.op = build.ops.rms_norm
         self.weight = self.own(build, "weight", size, role="norm", is_less_one=plus_one)
         self.eps = eps
@@ -23,6 +29,9 @@ class RMSNorm(Module):
 
     def forward(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
         """[..., size] -> [..., size] in the weight's dtype; `residual`, which is as the result, is added to it"""
+        if self.ranks > 1:
+            assert residual is None, "no residual is added to what ranks share"
+            return self.of_ranks(x, self.weight, self.eps, self.ranks)
         added = {} if residual is None else {"residual": residual}
         return self.op(x, self.weight, self.eps, *self.offset, **added)
 
@@ -55,9 +64,13 @@ class GatedRMSNorm(Module):
         norm_before_gate: bool = False,
         shares_weight: bool = False,
         gate_is_sigmoid: bool = False,
+        spans_ranks: bool = False,
     ) -> None:
-        """`shares_weight`: one weight of `group_size` serves all groups."""
+        """`shares_weight`: one weight of `group_size` serves all groups. `spans_ranks`: the one group has further
+        channels, as many on each other rank."""
         super().__init__()
+        self.ranks = build.rank.of if spans_ranks and group_size is not None else 1
+        self.of_ranks = build.ops.rms_norm_of_ranks
         self.op = build.ops.gated_rms_norm
         self.weight = None
         if group_size is not None:
@@ -69,5 +82,7 @@ class GatedRMSNorm(Module):
 
     def forward(self, x: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
         """Both [tokens, size] -> [tokens, size] in the gate's dtype"""
+        if self.ranks > 1:
+            return self.of_ranks(x, self.weight, self.eps, self.ranks, gate, self.norm_before_gate)
         how = (self.eps, self.group_size, self.norm_before_gate, self.gate_is_sigmoid)
         return self.op(x, gate, self.weight, *how)

@@ -22,9 +22,9 @@ class ShortConv(Module):
         super().__init__()
         self.ops = build.ops
         self.spec = spec
-        self.in_proj = Linear(build, hidden_size, 3 * spec.channels, bias)
+        self.in_proj = Linear(build, hidden_size, 3 * spec.channels, bias, segments=(spec.channels,) * 3)
         self.conv = CausalConv(build, spec.channels, spec.width, bias, activation=None)
-        self.out_proj = Linear(build, spec.channels, hidden_size, bias)
+        self.out_proj = Linear(build, spec.channels, hidden_size, bias, cuts_inputs=True)
 
     def forward(self, x: torch.Tensor, step: StepInputs, memory: LayerMemory, residual: torch.Tensor) -> torch.Tensor:
         """`x` and `residual` [tokens, hidden] -> [tokens, hidden]"""

@@ -11,6 +11,7 @@ from typing import Any
 from ostinato.layers.module import Multiplier
 from ostinato.ops.facts import OPERATIONS, Operations
 from ostinato.plan.calls import Call, Calls
+from ostinato.plan.cuts import Rank
 from ostinato.plan.weights import Weight
 
 
@@ -145,7 +146,8 @@ class Sketch:
     dtype: Any = "model"
     float32: Any = "float32"
 
-    def __init__(self) -> None:
+    def __init__(self, ranks: int = 1) -> None:
+        self.rank = Rank(0, ranks)
         self.trace = Trace()
         self.ops: Any = SketchedOps(self.trace)
 

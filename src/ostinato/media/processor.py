@@ -115,7 +115,7 @@ def _item(frames: np.ndarray, kept: np.ndarray | None, settings: PixelSettings) 
     if kept is not None and len(kept) == tokens:
         kept = None
     num_tokens = tokens if kept is None else len(kept)
-    return MediaItem(Patches(frames, settings), grid, num_tokens, _digest(frames, kept, settings), kept)
+    return MediaItem(Patches(frames, settings), grid, num_tokens, digest_of(frames, kept, settings), kept)
 
 
 def _tokens(frames: np.ndarray, settings: PixelSettings) -> np.ndarray:
@@ -126,7 +126,7 @@ def _tokens(frames: np.ndarray, settings: PixelSettings) -> np.ndarray:
     return tiles.transpose(1, 3, 0, 2, 4, 5).reshape(-1, count * side * side * channels)
 
 
-def _digest(frames: np.ndarray, kept: np.ndarray | None, settings: PixelSettings) -> str:
+def digest_of(frames: np.ndarray, kept: np.ndarray | None, settings: PixelSettings) -> str:
     """Of all that the patches are made from: equal digests mean equal patches of an equal grid, and the same kept."""
     made = (settings.kind, settings.scale, settings.mean, settings.std)
     cut = (settings.patch_size, settings.temporal_patch_size, settings.merge_size)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from ostinato.cache.chain import MediaSpan
 from ostinato.errors import ModelError, RequestError
 from ostinato.media.item import MediaItem, RopePositions, rope_positions
 from ostinato.media.processor import Video
@@ -35,6 +37,18 @@ class MediaPrompt:
     spans: tuple[PlacedItem, ...]
     """By position. Items without tokens have none."""
     rope: RopePositions
+
+    def in_chain(self, cache_salt: str | None) -> list[MediaSpan]:
+        """The spans as the prefix index knows them. Their digests are of the salt too: nor are encoded images found by
+        requests of another one."""
+        return [_in_chain(placed, cache_salt) for placed in self.spans]
+
+
+def _in_chain(placed: PlacedItem, cache_salt: str | None) -> MediaSpan:
+    digest = placed.item.digest
+    if cache_salt is not None:
+        digest = hashlib.blake2b(f"{digest} {cache_salt}".encode(), digest_size=32).hexdigest()
+    return MediaSpan(placed.start, placed.end, digest, placed.item)
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from dataclasses import replace
+from fnmatch import fnmatchcase
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -17,32 +18,41 @@ from ostinato.formats.gguf.runs import stored_runs
 from ostinato.formats.gguf.split import all_parts
 from ostinato.formats.parts import gguf_header, is_gguf, read_part
 from ostinato.formats.quantization_config import stored_weights
+from ostinato.models.given_tokens import with_given_tokens
+from ostinato.models.hub import fetch, gguf_files
 from ostinato.models.named import NAMED, named_file
 from ostinato.models.registry import MODELS, NOT_IMPLEMENTED
 from ostinato.models.table import with_table
 from ostinato.ops.blocks.formats import BLOCK_FORMATS
 from ostinato.plain_data import read_json
+from ostinato.plan.cuts import check_quantized_cut, check_ranks, share_of
 from ostinato.plan.model import ModelSpec, VisionSpec
 from ostinato.plan.quantization_setting import with_quantization
 from ostinato.plan.speculation.drafter import with_drafter
 
 CHECKPOINT_FILES = ("*.json", "*.safetensors", "*.jinja")
+TEXT_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "*.jinja")
+"""All that a tokenizer and chat templates stand in."""
 PLANNED_FROM = ("config.json", "processor_config.json", "preprocessor_config.json")
 """All that a plan reads of a checkpoint."""
-SECOND_COPIES = ("original/*", "consolidated*")
-"""The same weights in their author's own format, which some repositories hold beside those that are read."""
-
 _HUB_ID = re.compile(r"(?P<name>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(:(?P<file>(?:\w[\w.+-]*/)*\w[\w.+-]*\.gguf))?")
 """OWNER/NAME, or with a file OWNER/NAME:FILE.gguf."""
 
 
-def resolve_model_dir(model: str, revision: str | None = None, files: tuple[str, ...] = CHECKPOINT_FILES) -> Path:
+def resolve_model_dir(
+    model: str,
+    revision: str | None = None,
+    files: tuple[str, ...] = CHECKPOINT_FILES,
+    download_dir: str | None = None,
+) -> Path:
     """The directory or the GGUF file of `model`: an embedded one or a named one by its name, a directory, a file, or a
     hub id, which is fetched, with `:FILE.gguf` behind it that file alone.
 
-    `files` are the patterns to fetch from a hub. ModelError if there is no such directory or model;
-    ConfigError if a `revision` is given for what is not a hub id.
+    `files` are the patterns to fetch from a hub, into `download_dir`. ModelError if there is no such directory or
+    model; ConfigError if a `revision` is given for what is not a hub id.
     """
+    if not model.strip():
+        raise ModelError(f"there is no directory {model!r}: it names nothing; `demo` is a model that is always here")
     if model in NAMED:
         directory = named_file(model)
     else:
@@ -67,32 +77,67 @@ def resolve_model_dir(model: str, revision: str | None = None, files: tuple[str,
             message += f"; a hub id is OWNER/NAME, the embedded models are {embedded}, others {', '.join(NAMED)}"
         raise ModelError(message)
     if found["file"] is None:
-        return _fetch(model, revision, files)
+        directory = fetch(model, revision, files, download_dir)
+        wants_config = any(fnmatchcase("config.json", pattern) for pattern in files)
+        if wants_config and not (directory / "config.json").is_file() and (held := gguf_files(model, revision)):
+            all_of_them = f" (there are {', '.join(held)})" if len(held) > 1 else ""
+            raise ModelError(
+                f"{model} on the hub has no config.json; it has GGUF files: give one, as {model}:{held[0]}{all_of_them}"
+            )
+        return directory
     parts = [str(part) for part in all_parts(Path(found["file"]))]
-    file = _fetch(found["name"], revision, tuple(parts)) / found["file"]
+    file = fetch(found["name"], revision, tuple(parts), download_dir) / found["file"]
     if not is_gguf(file):
-        raise ModelError(f"{found['name']} on the hub holds no file {found['file']!r}")
+        held = gguf_files(found["name"], revision)
+        also = f"; it holds {', '.join(held)}" if held else ""
+        raise ModelError(f"{found['name']} on the hub holds no file {found['file']!r}{also}")
     return file
 
 
+def checkpoint_of(config: EngineConfig, files: tuple[str, ...] = CHECKPOINT_FILES) -> Path:
+    """The directory or the GGUF file of a configuration's model; see `resolve_model_dir`."""
+    return resolve_model_dir(config.model, config.revision, files, config.download_dir)
+
+
+def texts_of(config: EngineConfig, checkpoint: Path) -> Path:
+    """Where a configuration's tokenizer and chat template stand: in its `checkpoint`, unless it names another place.
+    ModelError if that is not there."""
+    if config.tokenizer is None:
+        return checkpoint
+    try:
+        return resolve_model_dir(config.tokenizer, files=TEXT_FILES, download_dir=config.download_dir)
+    except ModelError as error:
+        raise ModelError(f"the tokenizer: {error.message}", error.remedies) from error
+
+
 def load_spec(config: EngineConfig) -> ModelSpec:
-    """The model that `config` names, with what makes its drafts attached. Reads the config.json of each, and what an
-    image processor's file says of the smallest image, no more.
+    """The model that `config` names, or one rank's part of it, with what makes its drafts attached. Reads the
+    config.json of each, what an image processor's file says of the smallest image, and the vocabulary of a tokenizer
+    that `config` names, no more.
 
     ModelError as `resolve_model_dir`, `read_config`, `model_spec` and `with_smallest_item`; ConfigError as
-    `with_drafter` and `with_quantization`.
+    `with_drafter`, `with_quantization`, `with_given_tokens`, `check_ranks`, `share_of` and `check_quantized_cut`.
     """
-    directory = resolve_model_dir(config.model, config.revision, PLANNED_FROM)
+    directory = checkpoint_of(config, PLANNED_FROM)
     model = _spec_of(directory)
+    if config.tokenizer is not None:
+        model = with_given_tokens(model, config.tokenizer, texts_of(config, directory))
     if model.vision is not None:
         model = replace(model, vision=with_smallest_item(model.vision, directory))
     draft = None
     if config.speculative is not None and config.speculative.model is not None:
         try:
-            draft = _spec_of(resolve_model_dir(config.speculative.model, files=("config.json",)))
+            draft = _spec_of(
+                resolve_model_dir(config.speculative.model, files=("config.json",), download_dir=config.download_dir)
+            )
         except ModelError as error:
             raise ModelError(f"the draft model: {error.message}", error.remedies) from error
-    return with_quantization(config, with_drafter(config, model, draft))
+    check_ranks(config, is_gguf(directory))
+    if config.tensor_parallel_size > 1:
+        model = with_table(share_of(model, config.tensor_parallel_size))
+    model = with_quantization(config, with_drafter(config, model, draft))
+    check_quantized_cut(model)
+    return model
 
 
 def _spec_of(directory: Path) -> ModelSpec:
@@ -201,20 +246,3 @@ def _check_sizes(spec: ModelSpec) -> None:
             raise ModelError(f"config.json has {problem}")
     if spec.rope is not None and spec.rope.rotary_dim % 2:
         raise ModelError(f"config.json rotates {spec.rope.rotary_dim} elements of a head; they should be pairs")
-
-
-def _fetch(model: str, revision: str | None, files: tuple[str, ...]) -> Path:
-    try:
-        from huggingface_hub import snapshot_download
-    except ImportError:
-        raise ModelError(
-            f"there is no directory {model!r}; if it is a hub id, fetching it needs an extra: "
-            "pip install 'ostinato[hub]'"
-        ) from None
-    allow, ignore = list(files), list(SECOND_COPIES)
-    try:
-        return Path(snapshot_download(model, revision=revision, allow_patterns=allow, ignore_patterns=ignore))
-    except Exception as error:  # the hub's client raises many kinds, from HTTP errors to failed look-ups
-        raise ModelError(
-            f"there is no directory {model!r}, and it could not be fetched from the hub: {error}"
-        ) from error

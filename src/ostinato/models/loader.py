@@ -18,11 +18,13 @@ from ostinato.models.base import CausalLM
 from ostinato.models.gguf_loader import load_gguf
 from ostinato.models.interleaved import bring_together
 from ostinato.models.registry import make_model
-from ostinato.models.sources import find_sources, names_in, opened
+from ostinato.models.shares import shares_of
+from ostinato.models.sources import Source, find_sources, names_in, opened
 from ostinato.models.stored_loader import put_stored, tensors_of
 from ostinato.ops import int8
 from ostinato.ops.blocks.quantizers import BY_TORCH, Quantizers
 from ostinato.plan.model import ModelSpec
+from ostinato.plan.stored_weights import StoredWeights
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
@@ -62,8 +64,9 @@ def load_weights(
         bring_together(model)
         return
     files = checkpoint_files(directory)
-    places = dict(checkpoint_views(model, found=names_in(model, files)))
-    sources, mismatch = find_sources(model, files, places)
+    names = names_in(model, files)
+    places, shares = dict(checkpoint_views(model, found=names)), shares_of(model, names)
+    sources, mismatch = find_sources(model, files, places, shares)
     if mismatch:
         raise ModelError(mismatch.message(directory))
     stored = model.spec.stored_quantization
@@ -77,32 +80,57 @@ def load_weights(
                 main, source_name = source.main
                 if main != file:
                     continue
-                tensor, place = tensors.get_tensor(source_name), places[name]
-                if source.is_transposed:
-                    _put_transposed(tensor, place, quantizers)
-                elif stored is not None and source.is_quantised and stored.numbers != "int8":
-                    put_stored(stored, tensors_of(source), name, place, quantizers)
-                elif stored is None or not source.is_quantised:
-                    if isinstance(place, torch.Tensor):
-                        if _stays_mapped(tensor, place, parameters):
-                            pass
-                        elif _has_its_bytes(tensor, place):
-                            as_they_are.append((tensor, place))
-                            continue
-                        else:
-                            _convert(tensor, place)
-                    else:
-                        _quantize(tensor, place, quantizers)
+                place, share = places[name], shares.get(name)
+                is_plain = not (source.is_transposed or source.is_quantised)
+                if share is not None and is_plain and isinstance(place, torch.Tensor):
+                    place.copy_(share.read(tensors.get_slice(source_name)))
+                    done += 1
+                    progress(done, len(sources))
+                    continue
+                tensor = tensors.get_tensor(source_name)
+                if share is not None:
+                    # The scale of a row is that of the whole row.
+                    whole = share.whole_place(place)
+                    _put(source, tensor, name, whole, stored, parameters, quantizers)
+                    share.cut(whole, place)
+                elif is_plain and isinstance(place, torch.Tensor) and _stays_mapped(tensor, place, parameters):
+                    pass
+                elif is_plain and isinstance(place, torch.Tensor) and _has_its_bytes(tensor, place):
+                    as_they_are.append((tensor, place))
+                    continue
                 else:
-                    scale = _scale(source.parts["weight_scale"])
-                    scale = scale.view(-1) if stored.group_size is None else _flat(scale)
-                    _put_integers(tensor, scale, stored.group_size, place, parameters)
+                    _put(source, tensor, name, place, stored, parameters, quantizers)
                 done += 1
                 progress(done, len(sources))
             for _ in _copied(as_they_are):
                 done += 1
                 progress(done, len(sources))
     bring_together(model)
+
+
+def _put(
+    source: Source,
+    tensor: torch.Tensor,
+    name: str,
+    place: Target,
+    stored: StoredWeights | None,
+    parameters: Parameters,
+    quantizers: Quantizers,
+) -> None:
+    """Puts a tensor of a mapped file, the values of a source, in its place, in whatever form the place has."""
+    if source.is_transposed:
+        _put_transposed(tensor, place, quantizers)
+    elif stored is None or not source.is_quantised:
+        if isinstance(place, torch.Tensor):
+            _convert(tensor, place)
+        else:
+            _quantize(tensor, place, quantizers)
+    elif stored.numbers != "int8":
+        put_stored(stored, tensors_of(source), name, place, quantizers)
+    else:
+        scale = _scale(source.parts["weight_scale"])
+        scale = scale.view(-1) if stored.group_size is None else _flat(scale)
+        _put_integers(tensor, scale, stored.group_size, place, parameters)
 
 
 def _quantize(tensor: torch.Tensor, place: QuantizedView | BlockView, quantizers: Quantizers) -> None:

@@ -9,6 +9,7 @@ from ostinato.models.base import CausalLM
 from ostinato.plan.model import ModelSpec
 
 MODELS = {
+    "arcee": "arcee.model:Arcee",
     "bamba": "bamba.model:Bamba",
     "falcon_h1": "falcon_h1.model:FalconH1",
     "falcon_mamba": "mamba.model:Mamba",

@@ -15,6 +15,7 @@ from ostinato.errors import ModelError
 from ostinato.formats import stored_parts
 from ostinato.layers.build import Target
 from ostinato.models.base import CausalLM
+from ostinato.models.shares import Share
 
 PLAIN = ("F32", "F16", "BF16")
 """What safetensors calls the types of weights that are not quantised."""
@@ -78,9 +79,10 @@ def names_in(model: CausalLM, files: list[Path]) -> set[str]:
 
 
 def find_sources(
-    model: CausalLM, files: list[Path], places: Mapping[str, Target]
+    model: CausalLM, files: list[Path], places: Mapping[str, Target], shares: Mapping[str, Share]
 ) -> tuple[dict[str, Source], Mismatch]:
-    """The source of each place, and what is missing, left over or of another shape or type."""
+    """The source of each place, and what is missing, left over or of another shape or type. `shares` are those of
+    which a place is a part."""
     stored = model.spec.stored_quantization
     sources: dict[str, Source] = {}
     unexpected, misshapen, mistyped, differing = [], [], [], []
@@ -99,7 +101,8 @@ def find_sources(
                     differing.append(source_name)
                 source.parts[part] = (file, source_name)
                 found = tensors.get_slice(source_name)
-                shape, kind, of_place = list(found.get_shape()), found.get_dtype(), list(places[place].shape)
+                shape, kind = list(found.get_shape()), found.get_dtype()
+                of_place = list(shares.get(place, places[place]).shape)
                 if part == VALUES:
                     expected = of_place
                     source.is_quantised = stored is not None and kind == stored_parts.type_of_values(stored)

@@ -34,7 +34,7 @@ NO_MEMORY = LayerMemory(states=defaultdict(lambda: None))  # type: ignore[arg-ty
 
 def with_table(spec: ModelSpec) -> ModelSpec:
     """`spec` with the weights, operations and calls of its model, its encoder and its prediction head."""
-    sketch = Sketch()
+    sketch = Sketch(spec.ranks)
     # Layers of one kind are alike, so that one of each is enough.
     kinds = tuple(dict.fromkeys(spec.layers))
     model = make_model(sketch, replace(spec, layers=kinds, drafter=spec.head))

@@ -149,12 +149,34 @@ class PrefixCounts:
     cached_tokens: int = 0
     restored_tokens: int = 0
     """Tokens that preempted requests found again in the cache."""
+    file_tokens: int = 0
+    """Of the cached tokens, those that files brought back."""
 
-    def count(self, cached_tokens: int, misses: Mapping[str, int]) -> None:
+    def count(self, cached_tokens: int, misses: Mapping[str, int], from_files: int = 0) -> None:
         """Adds one prompt's report."""
         self.cached_tokens += cached_tokens
+        self.file_tokens += from_files
         for cause, tokens in misses.items():
             self.misses[cause] += tokens
+
+
+@dataclass(slots=True)
+class MoveCounts:
+    """Requests that went to other engines and came from them, since the start. Those that came are not counted among
+    `EngineCounts.requests`."""
+
+    exported: int = 0
+    exported_bytes: int = 0
+    imported: int = 0
+    imported_bytes: int = 0
+    refused: int = 0
+    """Exports of others that could not be taken in."""
+    carried_tokens: int = 0
+    """Tokens, of all outputs, that were computed elsewhere and are not computed again."""
+    carried_bytes: int = 0
+    """Blocks and states that came with them."""
+    recomputed_tokens: int = 0
+    """Tokens that were computed elsewhere and are computed again, since they came without blocks and state."""
 
 
 @dataclass(slots=True)
@@ -168,6 +190,23 @@ class StoreCounts:
     evicted_checkpoints: int = 0
     shared_blocks: int = 0
     """Computed blocks that were given up for an equal one in the index."""
+
+
+@dataclass(slots=True)
+class FileCounts:
+    """What happened to the cache's files since the start."""
+
+    written: int = 0
+    written_bytes: int = 0
+    read: int = 0
+    read_bytes: int = 0
+    dropped: int = 0
+    """Not written, since too much waited to be written already, or a write had failed shortly before."""
+    failed: int = 0
+    """Writes that failed."""
+    damaged: int = 0
+    removed: int = 0
+    """To keep within cache_offload."""
 
 
 @dataclass(slots=True)

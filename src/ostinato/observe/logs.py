@@ -16,7 +16,7 @@ LogLevel = Literal["debug", "info", "warning", "error"]
 AccessLog = Literal["text", "json", "none"]
 
 
-QUIET = frozenset({"/", "/health", "/health/live", "/version", "/metrics", "/live"})
+QUIET = frozenset({"/", "/health", "/health/live", "/version", "/metrics", "/live", "/about", "/prefixes"})
 """Paths that are asked again and again: logged at level debug, unless they fail."""
 
 _requests = logging.getLogger("ostinato.requests")

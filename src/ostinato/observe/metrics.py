@@ -66,6 +66,24 @@ def _looked_up(stats: Mapping[str, Any]) -> Rows:
     return [({}, stats["prefix_cache"]["cached_tokens"] + sum(stats["prefix_cache"]["misses"].values()))]
 
 
+FILE_EVENTS = ("written", "read", "dropped", "failed", "damaged", "removed")
+
+
+def _file_events(stats: Mapping[str, Any]) -> Rows:
+    files = stats["cache_files"]
+    return [] if files is None else [({"event": event}, files[event]) for event in FILE_EVENTS]
+
+
+def _file_bytes(stats: Mapping[str, Any]) -> Rows:
+    files = stats["cache_files"]
+    return [] if files is None else [({"event": event}, files[f"{event}_bytes"]) for event in ("written", "read")]
+
+
+def _file_use(stats: Mapping[str, Any]) -> Rows:
+    files = stats["cache_files"]
+    return [] if files is None else [({}, files["bytes"])]
+
+
 def _steps(stats: Mapping[str, Any]) -> Rows:
     graphs = stats["graphs"]
     replayed: Rows = [({"mode": mode, "reason": ""}, graphs["steps"][mode]) for mode in ("full", "piecewise")]
@@ -95,6 +113,27 @@ _ENGINE = (
     _Spec("counter", "request_success", "Outputs that ended, by reason", "finished", "finished_reason"),
     _Spec("counter", "num_preemptions", "Outputs that lost their memory and were computed again", "preemptions"),
     _Spec("counter", "recomputed_tokens", "Tokens that preemptions threw away", "recomputed_tokens"),
+    _Spec(
+        "counter",
+        "moved_requests",
+        "Requests that went to other engines, came from them, or came and were refused",
+        {"exported": "moves.exported", "imported": "moves.imported", "refused": "moves.refused"},
+        "event",
+    ),
+    _Spec(
+        "counter",
+        "moved_request_bytes",
+        "Bytes of requests that went to other engines and came from them",
+        {"exported": "moves.exported_bytes", "imported": "moves.imported_bytes"},
+        "event",
+    ),
+    _Spec(
+        "counter",
+        "moved_tokens",
+        "Tokens of requests that came from other engines: with what was computed of them, or computed again",
+        {"carried": "moves.carried_tokens", "recomputed": "moves.recomputed_tokens"},
+        "how",
+    ),
     _Spec("gauge", "kv_cache_usage_perc", "Share of the blocks that requests hold, 0 to 1", _cache_share),
     _Spec("gauge", "cache_blocks", "Blocks: used by requests, cached for prefixes only, free", _cache_states("blocks")),
     _Spec("gauge", "cache_slots", "Slots: used by requests, cached for prefixes only, free", _cache_states("slots")),
@@ -114,6 +153,15 @@ _ENGINE = (
         },
         "event",
     ),
+    _Spec(
+        "counter",
+        "prefix_cache_file_hits",
+        "Of the prompt tokens found, those that files had",
+        "prefix_cache.file_tokens",
+    ),
+    _Spec("counter", "cache_files", "Files of the prefix cache by what happened to them", _file_events),
+    _Spec("counter", "cache_file_bytes", "Bytes written to files of the prefix cache, and read", _file_bytes),
+    _Spec("gauge", "cache_file_use_bytes", "Bytes that files of the prefix cache take", _file_use),
     _Spec("counter", "evicted_blocks", "Blocks that left the prefix index", "prefix_cache.evicted_blocks"),
     _Spec("counter", "steps", "Steps by mode, eager ones with the reason", _steps),
     _Spec("counter", "unplanned_eager_steps", "Eager steps for which the plan has a graph", "graphs.unplanned"),
@@ -205,6 +253,18 @@ def families(
         yield _family(spec.kind, prefix + spec.name, spec.text, spec.rows(figures), labels)
     for name, text, attribute in _HISTOGRAMS:
         yield _histogram(prefix + name, text, getattr(meter, attribute), labels)
+
+
+def together(of_engines: Iterable[Iterable[Metric]]) -> list[Metric]:
+    """The metrics of several engines: each once, with the samples of all."""
+    found: dict[str, Metric] = {}
+    for metrics in of_engines:
+        for metric in metrics:
+            if metric.name in found:
+                found[metric.name].samples += metric.samples
+            else:
+                found[metric.name] = metric
+    return list(found.values())
 
 
 def heartbeat(age: float, prefix: str, labels: Mapping[str, str]) -> Metric:

@@ -164,6 +164,10 @@ def _rms_norm(x: Any, weight: Any, *_: Any, **__: Any) -> Any:
     return x.shape, weight.dtype
 
 
+def _rms_norm_of_ranks(x: Any, weight: Any, eps: float, num_ranks: int, gate: Any = None, *_: Any, **__: Any) -> Any:
+    return x.shape, (weight if gate is None else gate).dtype
+
+
 def _rotary(q: Any, k: Any, v: Any, angles: Any, *_: Any, **__: Any) -> Any:
     return q if angles is None else (q.shape, q.dtype)
 
@@ -191,6 +195,8 @@ NATIVE_BLOCKS = frozenset(BLOCK_FORMATS)
 class Operations:
     """All rows. The files of the operations say what each computes."""
 
+    # Between ranks: no kernel of this machine, but what the process group does (`ops/all_reduce.py`).
+    all_reduce = Operation(lambda x: x, Implementation(reads_on_host=True), native=None)
     attention = Operation(
         _like_first,
         Implementation(reads_on_host=True, scratch=scratch.reference_attention),
@@ -271,6 +277,7 @@ class Operations:
         work=work.products,
     )
     rms_norm = Operation(_rms_norm, triton=Implementation(launches=elementwise.rms_norm))
+    rms_norm_of_ranks = Operation(_rms_norm_of_ranks, Implementation(reads_on_host=True), native=None)
     rotary = Operation(_rotary, triton=Implementation(launches=rotary_launches.rotary))
     rotary_angles = Operation(_rotary_angles, triton=Implementation(launches=rotary_launches.angles))
     rotate = Operation(_like_first, triton=Implementation(launches=rotary_launches.rotate), caller="encoder")
@@ -326,6 +333,10 @@ class Operations:
 
 OPERATIONS: dict[str, Operation] = {name: row for name, row in vars(Operations).items() if isinstance(row, Operation)}
 """By name."""
+
+
+BETWEEN_RANKS = ("all_reduce", "rms_norm_of_ranks")
+"""Those in which ranks wait for each other."""
 
 
 def in_prompts(operation: str) -> str:

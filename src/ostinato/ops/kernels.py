@@ -12,12 +12,13 @@ from __future__ import annotations
 import importlib
 import inspect
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, Protocol
 
 import torch
 
 from ostinato.matrix_units import request_matrix_units
-from ostinato.ops.facts import OPERATIONS, Operations, Result
+from ostinato.ops.facts import BETWEEN_RANKS, OPERATIONS, Operations, Result
 
 Kernel = Callable[..., torch.Tensor]
 
@@ -127,11 +128,22 @@ class Ops(Operations):
         self.tap = tap
 
 
-def select_ops(choices: Mapping[str, str], isa: str | None = None, *, deterministic: bool = False) -> Ops:
+AllReduce = Callable[[torch.Tensor], torch.Tensor]
+"""Adds up a tensor of each rank, in place."""
+
+
+def select_ops(
+    choices: Mapping[str, str],
+    isa: str | None = None,
+    *,
+    deterministic: bool = False,
+    all_reduce: AllReduce | None = None,
+) -> Ops:
     """The kernels that the plan chose: `choices` maps an operation's name to `reference`, `native` or `triton`.
 
     An operation that is not named (the model does not use it) is its reference. `isa` is the instruction set of the
-    extension that has the native ones; if `deterministic`, all are native.
+    extension that has the native ones; if `deterministic`, all are native. `all_reduce` is that of the ranks that
+    share the model; without it there is one.
     """
     extension = load_extension(isa) if isa is not None else None
     tap = Tap()
@@ -144,7 +156,7 @@ def select_ops(choices: Mapping[str, str], isa: str | None = None, *, determinis
             return triton_kernel(name)
         assert name not in choices or not deterministic, "references do not keep the order of their sums"
         reference: Kernel = module_of(name).reference
-        return reference
+        return reference if all_reduce is None or name not in BETWEEN_RANKS else partial(reference, ranks=all_reduce)
 
     return Ops({name: tap.wrap(name, made(name)) for name in OPERATIONS}, tap)
 

@@ -4,10 +4,9 @@ A token is sampled as the argmax of `logits / temperature + gumbel`. As the nois
 of one request depends on nothing else, the sampled tokens do not depend on the rest of the batch, on how the
 prompt was cut, on which tokens were ruled out before, or on whether a token was first guessed by a proposer.
 
-`key(seed, position)` is two 32-bit words from the splitmix64 finaliser (Steele, Lea, Flood: "Fast Splittable
-Pseudorandom Number Generators", OOPSLA 2014). Each token id is mixed with both by 32-bit integer steps (the
-constants are those of Wellons' `lowbias32`), which wrap around and are the same on every device; only the
-logarithms at the end may differ in the last bit between devices.
+`key(seed, position)` is two 32-bit words from the splitmix64 finaliser (`ops/seeds.py`). Each token id is mixed with
+both by 32-bit integer steps (the constants are those of Wellons' `lowbias32`), which wrap around and are the same on
+every device; only the logarithms at the end may differ in the last bit between devices.
 
 Resolution: of the 32 bits, one picks the half of the unit interval and 31 the distance w = (m + 1/2) / 2^32
 from its outer end, so both tails are resolved down to 2^-33. With E = -log(1 - w) or -log(w), the noise g =
@@ -23,26 +22,14 @@ from functools import lru_cache
 import numpy as np
 import torch
 
+from ostinato.ops.seeds import GOLDEN, MASK64, mix64
+
 GUMBEL_MAX = -math.log(-math.log1p(-(2.0**-33)))
 GUMBEL_MIN = -math.log(-math.log(2.0**-33))
 
-_MASK64 = 2**64 - 1
-_GOLDEN = 0x9E3779B97F4A7C15
 # Multipliers above 2^31, as the signed 32-bit integers that torch's int32 needs.
 _MULTIPLY = (0x7FEB352D, 0x846CA68B - 2**32)
 _SHIFT = (16, 15, 16)
-
-
-def mix64(value: int) -> int:
-    """The finaliser of splitmix64: a bijection of the 64-bit integers."""
-    value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK64
-    value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _MASK64
-    return value ^ (value >> 31)
-
-
-def derive_seed(seed: int, index: int) -> int:
-    """The seed of sample `index` of a request; sample 0 uses the request's own."""
-    return seed & _MASK64 if index == 0 else mix64((mix64(seed & _MASK64) + index * _GOLDEN) & _MASK64)
 
 
 def key(seed: int, position: int) -> tuple[int, int]:
@@ -53,7 +40,7 @@ def key(seed: int, position: int) -> tuple[int, int]:
 
 def keys(seeds_and_positions: list[tuple[int, int]], device: torch.device | str = "cpu") -> torch.Tensor:
     """`key` of each (seed, position): [rows, 2] int32."""
-    words = [mix64((_mixed(seed) + (position + 1) * _GOLDEN) & _MASK64) for seed, position in seeds_and_positions]
+    words = [mix64((_mixed(seed) + (position + 1) * GOLDEN) & MASK64) for seed, position in seeds_and_positions]
     # The low half of each comes first.
     return torch.from_numpy(np.array(words, dtype="<u8").view("<i4").reshape(-1, 2)).to(device)
 
@@ -61,7 +48,7 @@ def keys(seeds_and_positions: list[tuple[int, int]], device: torch.device | str 
 @lru_cache(2**12)
 def _mixed(seed: int) -> int:
     """The part of a key that all positions of a request share."""
-    return mix64((seed + _GOLDEN) & _MASK64)
+    return mix64((seed + GOLDEN) & MASK64)
 
 
 def gumbel(row_keys: torch.Tensor, token_ids: torch.Tensor) -> torch.Tensor:

@@ -12,10 +12,11 @@ from functools import cached_property
 from math import prod
 from typing import TYPE_CHECKING, ClassVar
 
-import numpy as np
-
 if TYPE_CHECKING:
     import torch
+
+
+_BYTES = {"int64": 8, "int32": 4, "float32": 4}
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,7 @@ class Input:
         return (entries, self.width if isinstance(self.width, int) else sizes[self.width])
 
     def num_bytes(self, sizes: Mapping[str, int]) -> int:
-        return prod(self.shape(sizes)) * np.dtype(self.dtype).itemsize
+        return prod(self.shape(sizes)) * _BYTES[self.dtype]
 
 
 Table = Mapping[str, Input]

@@ -13,6 +13,7 @@ from typing import Any
 from ostinato.config import EngineConfig
 from ostinato.errors import CapacityError, ConfigError, OstinatoError
 from ostinato.ops.facts import called_by
+from ostinato.plan.cuts import without_graphs_of_ranks
 from ostinato.plan.decision import Decision
 from ostinato.plan.device.catalogue import DeviceSpec
 from ostinato.plan.encoder.choice import (
@@ -199,6 +200,7 @@ def settle(config: EngineConfig, model: ModelSpec, device: DeviceSpec) -> Settle
     backend = backend_of(device.kind)
     kernels = choose_kernels(model, device, config.kernels, config.deterministic)
     graph_mode, of_mode = choose_graph_mode(config, kernels, backend)
+    graph_mode, of_mode = without_graphs_of_ranks(config, backend) or (graph_mode, of_mode)
     encoder = choose_encoder(config, model, dtype, kernels, backend, choose_threads(config, device) or 1)
     reach = Reach(config.max_num_seqs or DEFAULT_MAX_NUM_SEQS[device.kind])
     # A contradiction is told before what fits.
@@ -351,11 +353,13 @@ def _fits(settled: Settled, reach: Reach, limits: Limits, rows: int) -> bool:
 def _budget(
     config: EngineConfig, model: ModelSpec, device: DeviceSpec, dtype: str, ssm_state_dtype: str, mode: StateCacheMode
 ) -> Budget:
+    # Each rank has a GPU of its own; on a CPU all share one memory.
+    own_memory = device.memory_bytes // (model.ranks if device.kind == "cpu" else 1)
     cache_size = config.cache_memory
     if cache_size is None and device.kind == "cpu":
-        cache_size = min(DEFAULT_CPU_CACHE, device.memory_bytes // 4)
+        cache_size = min(DEFAULT_CPU_CACHE, own_memory // 4)
     return Budget(
-        available=int(device.memory_bytes * utilization(config, device)),
+        available=int(own_memory * utilization(config, device)),
         weights=model.weight_bytes(dtype) + (model.drafter.weight_bytes(dtype) if model.drafter is not None else 0),
         cache_size=cache_size,
         cache_is_given=config.cache_memory is not None,

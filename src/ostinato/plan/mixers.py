@@ -128,6 +128,8 @@ class Mamba2Spec:
     conv_kernel: int
     chunk_size: int
     scan_writes_states: bool = True
+    norm_spans_ranks: bool = False
+    """Whether the one group of the norm is shared among ranks, each with some of its channels."""
 
     kind: ClassVar[str] = "Mamba-2"
     operations: ClassVar[Mapping[str, str | None]] = {

@@ -303,6 +303,12 @@ class ModelSpec:
     """How they are while the model runs, a prediction head's among them."""
     vision: VisionSpec | None = None
     """The encoder of images, for models that have one."""
+    ranks: int = 1
+    """How many processes share the model; the sizes above are those of one."""
+    whole: ModelSpec | None = None
+    """The model that is shared, where it is."""
+    given_tokens: int | None = None
+    """Token ids that have a text in the tokenizer that was given in place of the checkpoint's, where one was."""
     backbone: str = "model."
     """What the checkpoint puts before the names of the layers."""
 

@@ -13,6 +13,10 @@ from ostinato.plan.device.catalogue import DeviceSpec
 def choose_overlap(config: EngineConfig, device: DeviceSpec) -> tuple[Literal["on", "off"], list[Decision]]:
     """As asked, else where it can hide the host's work. ConfigError if it is asked for with speculation."""
     asked, drafts = config.overlap, config.speculative is not None
+    ranks = config.tensor_parallel_size
+    if asked == "on" and ranks > 1:
+        message = f"overlap on: with tensor_parallel_size {ranks}, ranks get a step when the one before it is over"
+        raise ConfigError(message, [Remedy("overlap", "off"), Remedy("tensor_parallel_size", 1)])
     if asked == "on" and drafts:
         message = (
             "overlap on schedules a step before the one in front of it is over, and how many drafts of that one are "
@@ -25,7 +29,9 @@ def choose_overlap(config: EngineConfig, device: DeviceSpec) -> tuple[Literal["o
         return "on", [Decision("overlap", asked, "on", reason)]
     if asked == "off":
         return "off", []
-    if drafts:
+    if ranks > 1:
+        reason = "ranks get a step when the one before it is over"
+    elif drafts:
         reason = "a step with drafts ends with as many tokens as were accepted, so the next one waits for it"
     elif device.kind == "cpu":
         reason = "the cores that would schedule the next step are those that compute this one"

@@ -12,6 +12,8 @@ from typing import Any
 from ostinato.config import EngineConfig
 from ostinato.errors import CapacityError, ConfigError
 from ostinato.plain_data import from_plain, load_json, save_json, to_plain
+from ostinato.plan.cache_files import CacheFilesPlan, plan_cache_files
+from ostinato.plan.cuts import rank_decisions
 from ostinato.plan.decision import Decision
 from ostinato.plan.device.catalogue import DeviceSpec
 from ostinato.plan.encoder.choice import EncoderPlan
@@ -33,7 +35,9 @@ from ostinato.plan.rope import resolve_rope
 from ostinato.plan.settings import EffectiveSettings
 from ostinato.plan.speculation.draft_capture import draft_capture
 from ostinato.plan.speculation.drafter import SpeculativePlan, plan_speculation
+from ostinato.plan.texts import text_decisions
 from ostinato.plan.windows import window_decisions
+from ostinato.plan.words.html import plan_html
 
 
 @dataclass(frozen=True)
@@ -90,6 +94,8 @@ class Plan:
     capture: CapturePlan
     memory: MemoryPlan
     state_cache: StateCachePlan
+    cache_files: CacheFilesPlan | None
+    """The cache beyond memory; None without one."""
     speculative: SpeculativePlan | None
     encoder: EncoderPlan | None
     """None for models that take text alone."""
@@ -103,6 +109,10 @@ class Plan:
         """The plan as plain data, ready for `json.dumps`. A section that the engine does not have is null."""
         data: dict[str, Any] = to_plain(self)
         return data
+
+    def _repr_html_(self) -> str:
+        """In notebooks."""
+        return plan_html(self.to_json())
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Plan:
@@ -126,13 +136,17 @@ JSON_SECTIONS = tuple(section.name for section in fields(Plan))
 def make_plan(config: EngineConfig, model: ModelSpec, device: DeviceSpec) -> Plan:
     """The plan for a model on a device: pure, without weights, GPU or torch.
 
-    `model` may be as `models.checkpoint.load_spec` gives it; only a draft model must have been attached to it.
+    `model` may be as `models.checkpoint.load_spec` gives it; only a draft model must have been attached to it, and it
+    must be one rank's part where several share it. All bytes are those of one rank.
     Raises CapacityError if what was given does not fit, with the nearest value of each setting that alone
     would do; ConfigError if what was given contradicts itself or the model.
     """
+    assert model.ranks == config.tensor_parallel_size, "the model is one rank's part"
     try:
         settled_overlap = choose_overlap(config, device)
         fitted = fit(config, model, device)
+        flops = prefill_flops(fitted.settled.model)
+        cache_files, of_files = plan_cache_files(config, fitted, device, flops)
     except DoesNotFit as failure:
         remedies = capacity_remedies(failure, config, model, device)
         raise CapacityError(f"{failure.message}; {advice(failure, remedies)}", remedies) from None
@@ -140,7 +154,7 @@ def make_plan(config: EngineConfig, model: ModelSpec, device: DeviceSpec) -> Pla
         raise ConfigError(error.message, working_remedies(error.remedies, config, model, device)) from None
     settled = fitted.settled
     model, dtype, ssm_state_dtype = settled.model, settled.dtype, settled.ssm_state_dtype
-    decisions = [*fitted.decisions, *prefix_decisions(fitted)]
+    decisions = [*fitted.decisions, *prefix_decisions(fitted), *of_files]
     decisions += quantization_decisions(config, model, dtype, settled.kernels)
     decisions += expansion_decisions(config, model, dtype, settled.kernels, device.kind)
     if not config.enable_chunked_prefill and fitted.limits.max_num_batched_tokens < fitted.limits.max_model_len:
@@ -153,11 +167,13 @@ def make_plan(config: EngineConfig, model: ModelSpec, device: DeviceSpec) -> Pla
     if rope is not None:
         rope, decision = resolve_rope(rope, fitted.limits.max_model_len)
         decisions += [decision] if decision is not None else []
+    decisions += text_decisions(config, model)
     decisions += window_decisions(model, fitted.limits.max_model_len, dtype)
     speculative, of_drafts = plan_speculation(config, model, dtype, ssm_state_dtype, fitted.limits.max_model_len)
     decisions += of_drafts
     overlap, of_overlap = settled_overlap
     decisions += of_overlap
+    decisions += rank_decisions(model, device)
     capture = _capture(fitted)
     kernels = with_launches(
         settled.kernels,
@@ -190,7 +206,8 @@ def make_plan(config: EngineConfig, model: ModelSpec, device: DeviceSpec) -> Pla
         ),
         capture=_timed(fitted, capture, kernels),
         memory=fitted.memory,
-        state_cache=StateCachePlan(prefill_flops(model)),
+        state_cache=StateCachePlan(flops),
+        cache_files=cache_files,
         speculative=speculative,
         encoder=fitted.encoder,
         kernels=kernels,

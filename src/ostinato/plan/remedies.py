@@ -15,6 +15,7 @@ from ostinato.plan.limits import least_batched_tokens, least_model_len
 from ostinato.plan.memory.cache_split import cache_need
 from ostinato.plan.model import ModelSpec
 from ostinato.plan.search import largest, smallest
+from ostinato.units import GiB, KiB, MiB, exact_bytes
 
 Works = Callable[[str, Any], bool]
 
@@ -87,13 +88,17 @@ def advice(failure: DoesNotFit, remedies: list[Remedy]) -> str:
     }
     phrases = []
     for remedy in remedies:
+        if remedy.setting == "cache_memory":
+            value = exact_bytes(remedy.value)
+        else:
+            value = remedy.value
         is_new = remedy.setting == "cache_memory" and not failure.budget.cache_is_given
         if is_new or not isinstance(remedy.value, int | float) or remedy.setting == "speculative":
-            phrases.append(str(remedy))
+            phrases.append(str(Remedy(remedy.setting, value)))
         elif remedy.setting in LOWERED_IF_GIVEN or remedy.value < tried.get(remedy.setting, 0):
-            phrases.append(f"lower {remedy.setting} to at most {remedy.value}")
+            phrases.append(f"lower {remedy.setting} to at most {value}")
         else:
-            phrases.append(f"raise {remedy.setting} to at least {remedy.value}")
+            phrases.append(f"raise {remedy.setting} to at least {value}")
     if not phrases:
         return "no single setting can make it fit: it needs a larger device or a smaller model"
     return ", or ".join(phrases)
@@ -181,8 +186,21 @@ def _cache_memory(failure: DoesNotFit, config: EngineConfig, works: Works) -> in
         return None
     above = points[first - 1] + 1 if first else points[0]
     need = smallest(above, points[first], partial(works, "cache_memory"))
-    if need is None or budget.cache_size is None or budget.cache_size < need:
-        return need
+    if need is None:
+        return None
+    if budget.cache_size is None or budget.cache_size < need:
+        return _round_size(need, works, up=True)
     # A default shrinks to what is left, so the same size may work when it is given.
     highest = budget.cache_size - 1 if budget.cache_is_given else budget.cache_size
-    return largest(need, highest, partial(works, "cache_memory"))
+    most = largest(need, highest, partial(works, "cache_memory"))
+    return None if most is None else _round_size(most, works, up=False)
+
+
+def _round_size(size: int, works: Works, *, up: bool) -> int:
+    """The size in the largest unit of which it has a hundred, or in KiB: short to type, and next to what is needed. As
+    it is, if only that works."""
+    for unit in (GiB, MiB, KiB):
+        count = -(-size // unit) if up else size // unit
+        if count >= (100 if unit > KiB else 1) and works("cache_memory", count * unit):
+            return count * unit
+    return size

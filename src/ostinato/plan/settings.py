@@ -107,7 +107,8 @@ def _check_rounding(model: ModelSpec, dtype: str) -> None:
 
 
 def choose_threads(config: EngineConfig, device: DeviceSpec) -> int | None:
-    """CPU threads: the given number, else all cores that the process may use; on a GPU torch's own choice."""
+    """CPU threads of a rank: the given number, else its part of the cores that the process may use; on a GPU torch's
+    own choice."""
     if config.threads is not None:
         return config.threads
-    return max(1, device.cores) if device.kind == "cpu" else None
+    return max(1, device.cores // config.tensor_parallel_size) if device.kind == "cpu" else None

@@ -57,6 +57,8 @@ class Weight:
     again. Here all rows of a part lie together."""
     turns_first: bool = False
     """Whether the first part of those is a stack of matrices, one for each turn, that lie transposed here."""
+    segments: tuple[int, ...] = ()
+    """Sizes of the parts of its outputs that are each cut for themselves among ranks; without them it is cut as one."""
     stored_shape: tuple[int, ...] = ()
     """In the checkpoint, where that differs."""
     stored_transposed: bool = False

@@ -8,9 +8,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ostinato.ops.noise import derive_seed
+from ostinato.ops.seeds import derive_seed
 from ostinato.sample.grammar import Grammar, Guidance
 from ostinato.sample.params import SamplingParams
+from ostinato.sample.pool import Pool
 
 
 class TokenCounts:
@@ -75,6 +76,7 @@ class SamplingState:
         "looks_back",
         "output_token_ids",
         "params",
+        "pool",
         "prompt_token_ids",
         "seed",
     )
@@ -89,8 +91,11 @@ class SamplingState:
         *,
         seed: int,
         grammar: Grammar | None = None,
+        pool: Pool | None = None,
     ) -> None:
         self.params = params
+        self.pool = pool
+        """Of a request for an embedding."""
         self.prompt_token_ids = prompt_token_ids
         self.output_token_ids = output_token_ids
         self.seed = derive_seed(seed, sample_index)

@@ -6,11 +6,13 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from ostinato.cache.chain import Chain
+from ostinato.cache.files.exchange import restore
 from ostinato.cache.manager import CacheManager
+from ostinato.cache.memory import Carried
 from ostinato.cache.placement import CachePolicy, Placement, place_checkpoints
 from ostinato.cache.report import CacheReport, MissCause, explain
 from ostinato.cache.store import Match
-from ostinato.observe.counts import PrefixCounts, SchedulerCounts
+from ostinato.observe.counts import MoveCounts, PrefixCounts, SchedulerCounts
 from ostinato.schedule.limits import SchedulerLimits
 from ostinato.schedule.media import MediaHolders
 from ostinato.schedule.queues import Queues
@@ -47,6 +49,7 @@ class Admission:
         counters: SchedulerCounts,
     ) -> None:
         self.prefix_counters = PrefixCounts(misses=dict.fromkeys((cause.value for cause in MissCause), 0))
+        self.moves = MoveCounts()
         self._limits = limits
         self._cache = cache
         self._policy = policy
@@ -66,31 +69,47 @@ class Admission:
         if self._refusal is not None and self._refusal.stands(request, *room):
             return None
         match = find_match(request, cache, self._policy)
-        remaining, is_cut = request.num_tokens - match.hit, False
+        in_memory = match.hit
+        carried = _worth_carrying(request, match)
+        if carried is not None:
+            match = _blocks_alone(match, carried, cache.block_size)
+        elif cache.store.files is not None and request.chain is not None:
+            match = _from_files(request, match, cache, spare_blocks)
+        start = match.hit if carried is None else carried.num_tokens
+        remaining, is_cut = request.num_tokens - start, False
         if remaining > budget and not limits.enable_chunked_prefill:
             if remaining <= limits.max_num_batched_tokens:
                 return None
             is_cut = True
         # All but the last token is cached: a decode row at once, with as many tokens as the others.
-        if 0 < match.hit == request.num_tokens - 1 and budget <= num_drafts:
+        if 0 < start == request.num_tokens - 1 and budget <= num_drafts:
             return None
         if self._media is not None and request.media:
             # Its row must be able to begin, and without chunked prefill to end.
-            end = match.hit + 1 if limits.enable_chunked_prefill or is_cut else request.num_tokens
-            if self._media.reach(request, match.hit, end) < end:
+            end = start + 1 if limits.enable_chunked_prefill or is_cut else request.num_tokens
+            if self._media.reach(request, start, end) < end:
                 return None
-        placement = place(request, match, cache, self._policy)
-        if not cache.admit(request.request_id, request.num_tokens, match, spare_blocks):
+        placement = place(request, match, cache, self._policy, start)
+        id, reads = request.request_id, carried is None
+        if not cache.admit(id, request.num_tokens, match, spare_blocks, reads_checkpoint=reads):
             self._refusal = _Refusal(request, *room)
             return None
         queues.start()
         self._refusal = None
         self._counters.cut_recomputations += is_cut
-        request.num_computed_tokens, request.placement = match.hit, placement
+        request.num_computed_tokens, request.placement = start, placement
+        if carried is not None:
+            cache.take_in(id, carried, request.chain)
+            self.moves.carried_tokens += start
+            self.moves.carried_bytes += carried.num_bytes
+        elif request.num_elsewhere:
+            self.moves.recomputed_tokens += max(0, request.num_elsewhere - start)
+        request.carried, request.num_elsewhere = None, 0
         if request.cache_report is None:
-            request.cache_report = report(request, match, placement, cache)
-            self.prefix_counters.count(request.cache_report.cached_tokens, request.cache_report.misses)
-        else:
+            found = report(request, match, placement, cache)
+            request.cache_report = found = replace(found, from_files=match.hit - in_memory)
+            self.prefix_counters.count(found.cached_tokens, found.misses, found.from_files)
+        elif carried is None:
             self.prefix_counters.restored_tokens += match.hit
         return request
 
@@ -117,31 +136,60 @@ class Admission:
 def find_match(request: Request, cache: CacheManager, policy: CachePolicy) -> Match:
     """What the index has of the request's known tokens. The last of them is computed in any case.
 
-    A request that is owed log-probabilities of its prompt takes no more than those already delivered.
+    A request that is owed log-probabilities of its prompt takes no more than those already delivered, one that computes
+    all of its tokens takes nothing.
     """
     if not policy.prefix_caching:
         return Match()
     if request.chain is None:
-        request.chain = Chain(cache.block_size, request.cache_salt, request.media)
+        root = None if cache.store.files is None else cache.store.files.root
+        request.chain = Chain(cache.block_size, request.cache_salt, request.media, root=root)
     request.chain.extend(request.tokens, request.num_tokens)
-    limit = request.num_tokens - 1
+    return cache.store.match(request.chain, _limit(request))
+
+
+def _from_files(request: Request, match: Match, cache: CacheManager, spare_blocks: int) -> Match:
+    """The match, once files have brought back what pays, if there is room for the request then."""
+    assert request.chain is not None, "a request with a match has a chain"
+    num_blocks = cache.blocks_needed(request.num_tokens) - len(match.matched) + spare_blocks
+    num_slots = 1 + cache.slots_per_request if cache.slots_per_request else 0
+    return restore(cache.store, request.chain, _limit(request), match, num_blocks, num_slots)
+
+
+def _limit(request: Request) -> int:
+    """How many of its tokens may come from the cache."""
+    limit = 0 if request.computes_all else request.num_tokens - 1
     if request.wants_prompt_logprobs and num_prompt_logprobs_owed(request, 0, limit) > 0:
         limit = min(limit, request.num_prompt_logprobs)
-    return cache.store.match(request.chain, limit)
+    return limit
 
 
-def place(request: Request, match: Match, cache: CacheManager, policy: CachePolicy) -> Placement:
-    """Where the request's checkpoints go, if it is admitted with this match."""
+def _worth_carrying(request: Request, match: Match) -> Carried | None:
+    """What came with the request, unless the index has as much of it."""
+    carried = request.carried
+    return carried if carried is not None and carried.num_tokens > match.hit else None
+
+
+def _blocks_alone(match: Match, carried: Carried, block_size: int) -> Match:
+    """The blocks of the index that stand for full blocks of what is carried. They need no checkpoint behind them."""
+    path = match.matched[: carried.num_tokens // block_size]
+    return Match(path, path)
+
+
+def place(request: Request, match: Match, cache: CacheManager, policy: CachePolicy, start: int) -> Placement:
+    """Where the request's checkpoints go, if it is admitted with this match and begins at `start`."""
     evictable = cache.slots.num_available
-    return place_checkpoints(policy, cache.block_size, request.num_tokens, match.hit, match.num_matched, evictable)
+    return place_checkpoints(policy, cache.block_size, request.num_tokens, start, match.num_matched, evictable)
 
 
 def report(request: Request, match: Match, placement: Placement, cache: CacheManager) -> CacheReport:
     """What the cache gave to a request that has not been admitted before."""
     num_tokens = request.num_tokens
-    if request.chain is None or request.wants_prompt_logprobs:
+    if request.chain is None or request.wants_prompt_logprobs or request.computes_all:
         return CacheReport(match.hit, {MissCause.NOT_WANTED.value: num_tokens - match.hit})
-    misses = explain(num_tokens, match.hit, match.matched, request.chain, cache.store.evicted_keys)
+    misses = explain(
+        num_tokens, match.hit, match.matched, request.chain, cache.store.evicted_keys, cache.store.damaged_keys
+    )
     has_interior = placement.mode != "none" and placement.share > 0
     return CacheReport(match.hit, misses, placement.spacing if has_interior else None)
 

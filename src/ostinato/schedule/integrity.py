@@ -33,6 +33,7 @@ def check_integrity(
         num_known = len(request.prompt_token_ids) + len(request.output_token_ids)
         assert request.num_tokens == num_known, f"request {request.request_id} has lost count of its tokens"
     for request in queues.running:
+        assert request.carried is None, f"request {request.request_id} runs, and keeps what was carried to it"
         assert request.num_computed_tokens < request.num_tokens, f"request {request.request_id} has nothing to compute"
         assert request.num_computed_tokens <= cache.holding(request.request_id).capacity, (
             f"request {request.request_id} has computed tokens without a block"

@@ -45,7 +45,7 @@ def check_arrival(
     an output is never computed, so a request needs memory for one token less than its length.
     """
     num_prompt = len(request.prompt_token_ids)
-    name = f"request {request.request_id!r}"
+    name = "the request"  # whoever asks knows which, and a server's clients know no ids of its own
     if num_prompt == 0:
         raise RequestError(f"{name} has an empty prompt; give at least one token, such as the BOS token")
     if request.stop.max_tokens < 1:

@@ -24,10 +24,13 @@ class Queues:
         self._turns = Turns()
 
     def arrive(self, request: Request, by_priority: bool) -> None:
-        """A new request waits: in the turn of its client among those of its priority, or among all."""
+        """A new request waits: in the turn of its client among those of its priority, or among all. One that has begun
+        elsewhere takes the turn that is being served, and so stands behind those who run and before those who wait for
+        a turn of their own."""
         request.arrival = self._num_arrived
         priority = request.priority if by_priority else 0
-        request.rank = (priority, self._turns.take(request.client), request.arrival)
+        turn = self._turns.now if request.has_begun else self._turns.take(request.client)
+        request.rank = (priority, turn, request.arrival)
         self._num_arrived += 1
         self.requests[request.request_id] = request
         insort(self.waiting, request, key=_rank)

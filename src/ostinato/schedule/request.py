@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from ostinato.cache.chain import Chain, MediaSpan
 from ostinato.cache.holding import Holding
+from ostinato.cache.memory import Carried
 from ostinato.cache.placement import Placement
 from ostinato.cache.report import CacheReport
 from ostinato.schedule.batch import MediaUse, Row, RowResult, TokenLogprobs
@@ -22,6 +23,8 @@ class FinishReason(StrEnum):
     LENGTH = "length"
     """`max_tokens` tokens were generated, or the request reached `max_model_len`."""
     ABORT = "abort"
+    MOVED = "moved"
+    """Another engine goes on with it."""
     ERROR = "error"
     """The step that computed it failed, or the step's result for it alone."""
 
@@ -56,7 +59,8 @@ class StopConditions:
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """One sequence to be continued. The caller gives the fields up to `looks_back`; the scheduler owns the rest."""
+    """One sequence to be continued. The caller gives the fields up to `carried`; the scheduler owns the rest. Of one
+    that comes from another engine, the caller also gives what that one knew: see `resume`."""
 
     request_id: str
     prompt_token_ids: Sequence[int]
@@ -76,6 +80,14 @@ class Request:
     """Whose it is: clients take turns."""
     looks_back: int = 0
     """How many of its outputs are chosen with a look at the ones before them, which must be known by then."""
+    computes_all: bool = False
+    """Whether each of its tokens is computed, also those that the prefix cache has."""
+    has_begun: bool = False
+    """Whether another engine has computed some of it."""
+    num_elsewhere: int = 0
+    """Tokens whose keys, values and state that engine had when it let go of it; 0 once they are here, or lost."""
+    carried: Carried | None = None
+    """What came with it of those, until it is admitted."""
 
     output_token_ids: list[int] = field(default_factory=list)
     num_tokens: int = field(init=False)
@@ -113,6 +125,12 @@ class Request:
         if end <= split:
             return tuple(self.prompt_token_ids[start:end])
         return (*self.prompt_token_ids[start:], *self.output_token_ids[: end - split])
+
+    def resume(self, token_ids: Sequence[int], num_prompt_logprobs: int, num_preemptions: int) -> None:
+        """Take over what another engine has given: output tokens, and positions with prompt log-probabilities."""
+        self.output_token_ids += token_ids
+        self.num_tokens += len(token_ids)
+        self.num_prompt_logprobs, self.num_preemptions = num_prompt_logprobs, num_preemptions
 
     def accept(self, token_ids: Sequence[int], ends: bool = False) -> tuple[int, FinishReason | None]:
         """Append generated tokens up to the one that ends the request; with `ends`, the last of them does.

@@ -8,7 +8,7 @@ from ostinato.cache.encoder_cache import EncoderCache
 from ostinato.cache.manager import CacheManager
 from ostinato.cache.placement import CachePolicy
 from ostinato.errors import RequestError
-from ostinato.observe.counts import PrefixCounts, SchedulerCounts
+from ostinato.observe.counts import MoveCounts, PrefixCounts, SchedulerCounts
 from ostinato.schedule.admission import Admission, restate_spacing
 from ostinato.schedule.ahead import InFlight, WaitCause, followers
 from ostinato.schedule.batch import Batch, Row, StepResult
@@ -55,8 +55,8 @@ class Scheduler:
     only if the step succeeded.
 
     Without chunked prefill a prompt waits until it fits into a step whole. The one exception is a preempted
-    request whose prompt and outputs have outgrown `max_num_batched_tokens`: it is computed again in chunks,
-    since no step may exceed that budget, and `counters.cut_recomputations` says so.
+    request whose prompt and outputs have outgrown `max_num_batched_tokens`, or one that has come from another engine
+    so: it is computed again in chunks, since no step may exceed that budget, and `counters.cut_recomputations` says so.
 
     For images, see `MediaHolders`.
     """
@@ -90,6 +90,11 @@ class Scheduler:
     @property
     def prefix_counters(self) -> PrefixCounts:
         return self._admission.prefix_counters
+
+    @property
+    def moves(self) -> MoveCounts:
+        """Of requests that went to other engines, or came from them."""
+        return self._admission.moves
 
     @property
     def has_unfinished(self) -> bool:

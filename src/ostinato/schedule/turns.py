@@ -32,6 +32,11 @@ class Turns:
         self._now = max(self._now, turn)
 
     @property
+    def now(self) -> int:
+        """The turn that is being served."""
+        return self._now
+
+    @property
     def num_known(self) -> int:
         """Clients that are remembered: at most twice as many as have turns ahead, or 64."""
         return len(self._next)

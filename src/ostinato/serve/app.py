@@ -20,14 +20,20 @@ from ostinato.observe.counts import AnswerCounts
 from ostinato.observe.tracing import Tracing, make_tracing
 from ostinato.serve.api.chat import chat_router
 from ostinato.serve.api.completions import completions_router
+from ostinato.serve.api.embeddings import embeddings_router
+from ostinato.serve.api.messages import messages_router
+from ostinato.serve.api.page import page_files, page_router
 from ostinato.serve.api.responses import responses_router
-from ostinato.serve.api.service import observation_router, page_files, page_router, service_router
+from ostinato.serve.api.service import observation_router, service_router
 from ostinato.serve.api.tokens import tokens_router
 from ostinato.serve.http.endpoints import JsonEndpoints
 from ostinato.serve.http.errors import MODEL_ERRORS, REPORT_ERRORS, ApiError, as_api_error
 from ostinato.serve.http.gate import Gate
 from ostinato.serve.http.lifecycle import Lifecycle
 from ostinato.serve.work.model import Model, model_of
+
+ROUTERS = (chat_router, completions_router, responses_router, messages_router, embeddings_router)
+"""Of the endpoints that compute."""
 
 
 def make_app(lifecycle: Lifecycle, tracing: Tracing | None = None) -> ASGIApp:
@@ -67,7 +73,7 @@ def make_api(
     def models() -> Model:
         return made(lifecycle.engine)
 
-    with_bodies = [router(lifecycle, models) for router in (chat_router, completions_router, responses_router)]
+    with_bodies = [router(lifecycle, models) for router in ROUTERS]
     with_bodies.append(tokens_router())
 
     @asynccontextmanager
@@ -87,7 +93,7 @@ def make_api(
         redirect_slashes=False,
         servers=[{"url": lifecycle.settings.root_path}] if lifecycle.settings.root_path else None,
     )
-    reports = [service_router(lifecycle), observation_router(lifecycle, counts)]
+    reports = [service_router(lifecycle, models), observation_router(lifecycle, counts)]
     page = page_router(lifecycle.settings.root_path)
     for router in with_bodies:
         app.include_router(router, responses=MODEL_ERRORS)
@@ -103,12 +109,13 @@ def make_api(
 
     @app.exception_handler(ApiError)
     @app.exception_handler(Exception)  # which the gate gets too, and logs
-    async def failed(_: Request, error: Exception) -> Response:
-        return as_api_error(error).response()
+    async def failed(request: Request, error: Exception) -> Response:
+        return as_api_error(error).response(request.scope["path"])
 
     @app.exception_handler(HTTPException)
-    async def not_served(_: Request, error: HTTPException) -> Response:
-        return ApiError(error.status_code, str(error.detail), headers=error.headers).response()
+    async def not_served(request: Request, error: HTTPException) -> Response:
+        answer = ApiError(error.status_code, str(error.detail), headers=error.headers)
+        return answer.response(request.scope["path"])
 
     return app, with_bodies, models
 

@@ -31,6 +31,15 @@ GRACE = 5
 """Seconds that answers have to reach their clients at the end."""
 
 
+def _lifecycle(config: EngineConfig, settings: ServeSettings, progress: StartProgress) -> Lifecycle:
+    if not settings.is_replicated:
+        return Lifecycle(config, settings, progress)
+    from ostinato.serve.replicas.cluster import ReplicatedServer
+
+    replicated = ReplicatedServer(config, settings, settings.name_of(config.model), progress)
+    return Lifecycle(replicated.layout.config, settings, start_engine=replicated.start)
+
+
 class _Server(uvicorn.Server):
     """uvicorn's server, without its signal handlers: it should go on answering while requests drain."""
 
@@ -52,7 +61,7 @@ def serve(
     engine that cannot start are raised as they are.
     """
     configure_logs(settings.log_format, settings.log_level, access=settings.access_log)
-    lifecycle = Lifecycle(config, settings, progress)
+    lifecycle = _lifecycle(config, settings, progress)
     app = make_app(lifecycle)
     certificates = None
     if settings.ssl_certfile is not None:
@@ -76,7 +85,6 @@ def serve(
             timeout_graceful_shutdown=GRACE,
         )
     )
-    lifecycle.on_ready = keep_for_good
     lifecycle.on_end = lambda: setattr(server, "should_exit", True)
 
     def reload() -> None:
@@ -95,8 +103,17 @@ def serve(
                 signal.signal(each, signal.SIG_DFL)  # the next one ends the process at once
             drains.append(loop.create_task(lifecycle.drain()))
 
-        for each in SIGNALS:
-            loop.add_signal_handler(each, drain)
+        def listen() -> None:
+            for each in SIGNALS:
+                loop.add_signal_handler(each, drain)
+
+        def ready() -> None:
+            keep_for_good()
+            if not lifecycle.draining:
+                listen()  # once more: Ray, which has been started meanwhile, has put its own way in between
+
+        lifecycle.on_ready = ready
+        listen()
         loop.add_signal_handler(signal.SIGHUP, reload)
         announce(url_of(listener, is_tls=certificates is not None))
         await server.serve(sockets=[listener])

@@ -10,11 +10,13 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError, field_validator, model_validator
+from pydantic_core import PydanticCustomError
 
 from ostinato.engine.process.launch import SECRET_VARIABLES
-from ostinato.errors import ConfigError, problem_of, reason
+from ostinato.errors import ConfigError, Remedy, problem_of, reason
 from ostinato.observe.logs import AccessLog, LogFormat, LogLevel
+from ostinato.replicas.choice import Policy
 from ostinato.serve.http.forwarded import TrustedProxies
 
 MOST_KEYS = 10_000
@@ -89,6 +91,8 @@ class ServeSettings(BaseModel):
     """Tokens with a logit_bias, and stop_token_ids, of a request."""
     max_n: int = Field(16, ge=1)
     """Outputs of a request: prompts times n."""
+    max_inputs: int = Field(1024, ge=1)
+    """Inputs of a request for embeddings."""
     request_timeout: float = Field(600.0, gt=0)
     """Seconds after which a request is ended; a request may ask for less with `timeout`."""
     body_workers: int = Field(2, ge=1)
@@ -106,6 +110,17 @@ class ServeSettings(BaseModel):
     between two steps, so it must be longer than the longest step."""
     on_stall: Literal["report", "exit"] = "report"
     """What to do then: report it until the engine goes on, or exit, so that a supervisor starts the server anew."""
+    replicas: int | None = Field(None, ge=1)
+    """Engines of the model behind this server, on Ray Serve. On one machine they share its cores and memory, or have
+    tensor_parallel_size GPUs each. Needs `pip install 'ostinato[ray]'`."""
+    max_replicas: int | None = Field(None, ge=1)
+    """As many as Ray Serve may have when they are busy (open: no more than replicas)."""
+    ray_address: str | None = None
+    """A Ray that runs already, as HOST:PORT of its head or auto, from one of its nodes (open: one of this server's
+    own, on this machine, that ends with it)."""
+    routing: Policy = "prefix"
+    """Which replica gets a request: the one that has computed it first, by what it has cached (prefix), or the less
+    busy one of two random ones (two_choices), to compare with."""
     header_timeout: float = Field(15.0, gt=0)
     """Seconds that the headers of a request may take to arrive."""
     keep_alive_timeout: float = Field(30.0, gt=0)
@@ -114,7 +129,8 @@ class ServeSettings(BaseModel):
     """Connections at once; 0: as many as the process has file descriptors for, less 64. A further one gets status 503
     and is closed."""
     max_connections_per_address: int = Field(256, ge=0)
-    """Connections at once of one address; 0: any number. Those from this machine are not counted."""
+    """Connections at once of one address; 0: any number. Those from this machine and of a
+    trusted_proxy are not counted."""
     drain_timeout: float = Field(30.0, ge=0)
     """Seconds that running requests have to end after SIGTERM."""
     metrics_prefix: str = Field("ostinato:", pattern=r"^[a-zA-Z_:][a-zA-Z0-9_:]*$")
@@ -150,6 +166,15 @@ class ServeSettings(BaseModel):
             problems, remedies = zip(*map(problem_of, found), strict=True)
             raise ConfigError("; ".join(problems), chain.from_iterable(remedies)) from None
 
+    @field_validator("host")
+    @classmethod
+    def _is_an_address(cls, value: str) -> str:
+        nearest = _address_in(value)
+        if nearest != value:
+            message = "it should be an address or a name alone, without scheme, port and brackets"
+            raise PydanticCustomError("host", "{message}", {"message": message, "nearest": nearest})
+        return value
+
     @model_validator(mode="after")
     def _guarded(self) -> ServeSettings:
         self._keys = _named(self.api_key, self.api_key_file)
@@ -166,12 +191,45 @@ class ServeSettings(BaseModel):
             raise ValueError(f"trusted_proxy: {error}, nor is it unix") from None
         if self.ssl_certfile is None and given & {"ssl_keyfile", "ssl_keyfile_password"}:
             raise ValueError("ssl_keyfile and ssl_keyfile_password need an ssl_certfile")
+        self._check_replicas()
         if not (self._keys or self.insecure or self.is_local):
-            raise ValueError(
-                f"host {self.host} can be reached from other machines, and there is no api_key: give one, listen on "
-                "127.0.0.1, or set insecure"
+            message = (
+                f"host {self.host} can be reached from other machines, and there is no api_key: give one "
+                f"(api_key_file, or the variable {SECRET_VARIABLES['api_key']}), listen on 127.0.0.1, or set insecure"
             )
+            remedies = [Remedy("host", "127.0.0.1"), Remedy("insecure", True)]
+            raise PydanticCustomError("host", "{message}", {"message": message, "remedies": remedies})
         return self
+
+    def _check_replicas(self) -> None:
+        if self.replicas is None and self.ray_address is None:
+            for name in ("max_replicas", "routing"):
+                if name in self.model_fields_set:
+                    raise _wrong(name, f"{name} is for several engines: give replicas too", [Remedy("replicas", 2)])
+        if self.max_replicas is not None and self.max_replicas < (self.replicas or 1):
+            message = f"max_replicas {self.max_replicas} is less than replicas {self.replicas}"
+            raise _wrong("max_replicas", message, [Remedy("max_replicas", self.replicas), Remedy("max_replicas", None)])
+        if self.ray_address is not None and "://" in self.ray_address:
+            message = (
+                f"ray_address {self.ray_address}: the server runs on a node of the Ray, not as its client; start it "
+                "there with auto"
+            )
+            raise _wrong("ray_address", message, [Remedy("ray_address", "auto")])
+
+    def name_of(self, model: str) -> str:
+        """What clients know `model` as: the name that was given, else the checkpoint's without its directory."""
+        path = Path(model)
+        return self.served_model_name or (path.resolve().name if path.is_dir() else model)
+
+    @property
+    def is_replicated(self) -> bool:
+        """Whether engines run on Ray."""
+        return self.replicas is not None or self.ray_address is not None
+
+    @property
+    def most_replicas(self) -> int:
+        """Engines that there may be at a time."""
+        return max(self.replicas or 1, self.max_replicas or 1)
 
     def without_keys(self) -> ServeSettings:
         """The same for those who need no keys, such as processes that read what clients send."""
@@ -236,6 +294,32 @@ def _named(given: Sequence[str], path: Path | None) -> dict[str, str]:
     if len(keys) > MOST_KEYS:
         raise ValueError(f"api_key_file {path} holds {len(keys)} keys, and may hold {MOST_KEYS}")
     return keys
+
+
+def _wrong(name: str, message: str, remedies: Sequence[Remedy]) -> PydanticCustomError:
+    return PydanticCustomError(name, "{message}", {"message": message, "remedies": list(remedies)})
+
+
+def _address_in(host: str) -> str:
+    """The address or name in what may be a URL, have a port, or be no address at all."""
+    name = host.partition("://")[2] or host
+    name = name.partition("/")[0]
+    if name.startswith("["):
+        name = name[1:].partition("]")[0]
+    elif name.count(":") == 1:
+        name = name.partition(":")[0]
+    is_number = re.fullmatch(r"[\d.]+", name) is not None
+    if not re.fullmatch(r"[\w.:%-]+", name) or (is_number and not _is_ip(name)):
+        return "127.0.0.1"
+    return name
+
+
+def _is_ip(text: str) -> bool:
+    try:
+        ipaddress.ip_address(text)
+    except ValueError:
+        return False
+    return True
 
 
 @lru_cache(maxsize=64)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ostinato.engine.engine import Engine
-from ostinato.ops.noise import mix64
+from ostinato.ops.seeds import mix64
 from ostinato.schedule.batch import Batch, Row
 from ostinato.speculate.proposer import Proposer
 from ostinato.verify.plain import Case

@@ -9,10 +9,11 @@ from dataclasses import dataclass
 
 from ostinato.config import EngineConfig
 from ostinato.demo.problems import held_out
-from ostinato.engine.text.chat_template import ChatTemplate, load_chat_template
-from ostinato.engine.text.tokenizer import Tokenizer, load_tokenizer
+from ostinato.engine.text.chat_template import ChatTemplate
+from ostinato.engine.text.texts import load_texts
+from ostinato.engine.text.tokenizer import Tokenizer
 from ostinato.errors import RequestError
-from ostinato.models.checkpoint import resolve_model_dir
+from ostinato.models.checkpoint import checkpoint_of
 from ostinato.plan.model import ModelSpec
 
 NUM_EXAMPLES = 24
@@ -41,9 +42,7 @@ def make_texts(config: EngineConfig, model: ModelSpec, lines: Sequence[str], num
     """
     if not lines and config.model != "demo":
         return _random(model, num_prompts, seed)
-    directory = resolve_model_dir(config.model, config.revision)
-    tokenizer = load_tokenizer(directory)
-    template = load_chat_template(directory, tokenizer.special_tokens)
+    tokenizer, template = load_texts(config, checkpoint_of(config))
     if lines:
         others = [_question(line, tokenizer, template) for line in lines]
         return Texts(tuple(token for other in others for token in other), tuple(others), ends=True)

@@ -54,8 +54,9 @@ def way_config(config: EngineConfig, **axes: Any) -> EngineConfig:
 
 
 def plain_config(config: EngineConfig, longest: int) -> EngineConfig:
-    """The plain path's settings, for texts of `longest` tokens."""
+    """The plain path's settings, for texts of `longest` tokens: in one process, however many share the model else."""
     return config.with_settings(
+        tensor_parallel_size=1,
         graph_mode="none",
         enable_prefix_caching=False,
         state_cache_mode="none",

@@ -2,44 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import chain, pairwise
 from typing import Any
 
 from ostinato.bench.figures import summary
 from ostinato.bench.serve.sending import Outcome, Run
-from ostinato.errors import ConfigError
-
-
-@dataclass(frozen=True)
-class Deadline:
-    """A request meets it if it is complete, has text, its first piece of text came within `first_token` seconds, and
-    the mean time between its tokens after that is at most `between_tokens` seconds."""
-
-    first_token: float
-    between_tokens: float
-
-    def is_met(self, outcome: Outcome) -> bool:
-        first, between = first_token_seconds(outcome), seconds_per_token(outcome)
-        if outcome.error is not None or first is None:
-            return False
-        return first <= self.first_token and (between is None or between <= self.between_tokens)
-
-
-def parse_deadline(text: str) -> Deadline:
-    """From `TTFT:ITL`, both in milliseconds; else a ConfigError."""
-    try:
-        first, between = (float(part) for part in text.split(":"))
-    except ValueError:
-        first = between = 0.0
-    if not (0 < first < math.inf and 0 < between < math.inf):
-        raise ConfigError(
-            f"--deadline {text!r} should be two times in milliseconds, to the first token and between tokens, 500:50"
-        )
-    return Deadline(first / 1e3, between / 1e3)
+from ostinato.plan.layouts.deadline import Deadline
 
 
 def serve_figures(run: Run, deadline: Deadline | None) -> dict[str, Any]:
@@ -52,7 +22,7 @@ def serve_figures(run: Run, deadline: Deadline | None) -> dict[str, Any]:
     complete = [each for each in run.outcomes if each.error is None]
     output_tokens = sum(map(count_tokens, complete))
     first = [seconds for each in complete if (seconds := first_token_seconds(each)) is not None]
-    met = None if deadline is None else sum(map(deadline.is_met, run.outcomes))
+    met = None if deadline is None else sum(meets(deadline, each) for each in run.outcomes)
     return {
         "requests": len(run.outcomes),
         "complete": len(complete),
@@ -82,6 +52,13 @@ def serve_figures(run: Run, deadline: Deadline | None) -> dict[str, Any]:
         },
         "outcomes": [_outcome_figures(each) for each in run.outcomes],
     }
+
+
+def meets(deadline: Deadline, outcome: Outcome) -> bool:
+    """Whether a request is complete, has text, and came in time: its first piece of text, and in the mean the tokens
+    after that."""
+    first = first_token_seconds(outcome)
+    return outcome.error is None and first is not None and deadline.is_met(first, seconds_per_token(outcome))
 
 
 def first_token_seconds(outcome: Outcome) -> float | None:

@@ -11,10 +11,11 @@ from typing import Any
 
 from ostinato.bench.reports import Chart, Column, Panel, Report, Say, Series, Table, machine_facts, run_facts, shown
 from ostinato.bench.serve.http_client import check_url
-from ostinato.bench.serve.latencies import Deadline, serve_figures
+from ostinato.bench.serve.latencies import serve_figures
 from ostinato.bench.serve.sending import Run, Target, run_load, run_on_loop
 from ostinato.bench.serve.workload import Conversation, Load, Ruler, Turn, make_conversations, make_ruler, speak
 from ostinato.errors import ConfigError, RequestError
+from ostinato.plan.layouts.deadline import Deadline
 
 FEW_WORDS = 4
 """In the shortest of the prompts that tell how many tokens a word has."""

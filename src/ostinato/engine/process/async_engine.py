@@ -3,44 +3,72 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from ostinato.config import EngineConfig
+from ostinato.engine.move.form import params_of, unpack
 from ostinato.engine.process.admission import Admission
-from ostinato.engine.process.delivery import OutputDelta
-from ostinato.engine.process.failures import EngineFailed, EngineStopped
+from ostinato.engine.process.delivery import OutputDelta, before_move
+from ostinato.engine.process.draining import Drained, drain
+from ostinato.engine.process.failures import EngineDraining, EngineFailed, EngineStopped
 from ostinato.engine.process.heartbeat import Heartbeat
 from ostinato.engine.process.launch import EngineProcess, make_engine
 from ostinato.engine.process.messages import (
     Abort,
     Ask,
     Compile,
+    Ended,
+    Export,
+    Exported,
     Gained,
+    Import,
     Observation,
     Question,
     Reply,
     Settled,
     Start,
+    Started,
     Submit,
 )
 from ostinato.engine.process.stream import DeadlineExceeded, Stream
-from ostinato.engine.text.chat_template import ChatTemplate, load_chat_template
-from ostinato.engine.text.tokenizer import Tokenizer, load_tokenizer
+from ostinato.engine.text.chat_template import ChatTemplate
+from ostinato.engine.text.texts import load_texts
+from ostinato.engine.text.tokenizer import Tokenizer
 from ostinato.errors import RequestError
 from ostinato.media.input import MediaInput, load_media_input
 from ostinato.media.prompt import MediaPrompt
+from ostinato.models.pooling import PoolingKind
 from ostinato.sample.guide import Guide
 from ostinato.sample.params import SamplingParams
+from ostinato.schedule.request import FinishReason
 
 if TYPE_CHECKING:
     from ostinato.engine.engine import Engine
     from ostinato.engine.run.runner import StartProgress
 
+SAVE_PATIENCE = 60.0
+"""Seconds that an engine has at its end to write what its prefix cache has."""
 _TURNS = 3
 """Turns of the event loop until a gain has left the server: its reader is woken, forwards it, sends it."""
+
+
+class EngineSide(Protocol):
+    """Where messages to the engine go and come from: a process of its own, or several on other machines."""
+
+    started: Started
+    """What the engine has reported of itself."""
+    on_message: Callable[[Any], None]
+    """Called on the loop with what the engine says."""
+    on_end: Callable[[Exception], None]
+    """Called on the loop, once, when nothing will be computed any more."""
+
+    def send(self, message: Any) -> None: ...
+
+    async def end(self) -> None: ...
 
 
 class AsyncEngine:
@@ -52,7 +80,7 @@ class AsyncEngine:
 
     def __init__(
         self,
-        process: EngineProcess,
+        process: EngineSide,
         tokenizer: Tokenizer,
         chat_template: ChatTemplate,
         media: MediaInput | None,
@@ -72,13 +100,18 @@ class AsyncEngine:
         """What ended the engine, if something has."""
         self.on_failure: Callable[[], None] = lambda: None
         """Called on the loop when the engine has failed."""
+        self.whole = False
+        """Whether streams give everything at once, when their requests have ended: what one has gained that is ended
+        before is not known then."""
         self._process = process
         self._loop = asyncio.get_running_loop()
         self._streams: dict[str, Stream] = {}
+        self._entering: set[str] = set()
+        """Requests that the engine has not taken in yet."""
         self._calls: dict[str, asyncio.Future[Any]] = {}
         """Messages that the engine has not answered yet."""
         self._num_ids = self._num_questions = 0
-        self._stopping = False
+        self._stopping = self._draining = False
         self._heartbeat: Heartbeat | None = None
         process.on_message, process.on_end = self._take, self._fail
 
@@ -104,10 +137,21 @@ class AsyncEngine:
             # Nobody waits for the start as for an answer, in which a capture would show.
             config = config.with_settings(capture="startup")
         process = await EngineProcess.start(Start(config, make, level), progress)
+        return await cls.beside(process, config, max_waiting, max_per_client)
+
+    @classmethod
+    async def beside(
+        cls,
+        process: EngineSide,
+        config: EngineConfig,
+        max_waiting: int,
+        max_per_client: Callable[[int], int | None],
+    ) -> Self:
+        """This side of an engine that has started. `process` is ended if that fails."""
         try:
             started = process.started
-            tokenizer = await asyncio.to_thread(load_tokenizer, started.directory)
-            chat_template = load_chat_template(started.directory, tokenizer.special_tokens)
+            texts = await asyncio.to_thread(load_texts, started.plan.settings, started.directory)
+            tokenizer, chat_template = texts
             remote = config.allow_remote_images
             media = load_media_input(started.directory, started.vision, tokenizer, started.plan, remote)
             share = max_per_client(started.plan.settings.max_num_seqs)
@@ -121,10 +165,13 @@ class AsyncEngine:
         """Requests that have not ended."""
         return len(self._streams)
 
-    @property
-    def pid(self) -> int:
-        """The id of the engine's process."""
-        return self._process.pid
+    def streams(self) -> list[Stream]:
+        """Of all requests that have not ended."""
+        return list(self._streams.values())
+
+    def is_entering(self, stream: Stream) -> bool:
+        """Whether the engine has not taken its request in yet."""
+        return stream.request_id in self._entering
 
     async def submit(
         self,
@@ -137,33 +184,34 @@ class AsyncEngine:
         media: MediaPrompt | None = None,
         deadline: float | None = None,
         client: str | None = None,
+        pooling: PoolingKind | None = None,
     ) -> Stream:
         """Takes in a request (see `Engine.add`); returns its stream, to be used with `async with`. `media` comes with
         its own token ids as the prompt.
 
         `deadline`: seconds from now after which the request is ended with DeadlineExceeded. `client`: whose it is.
-        Raises RequestError if it
-        can never be served, Overloaded if too many wait, EngineFailed if the engine cannot go on. Cancelled, it leaves
-        nothing behind. A guide is compiled while others are computed.
+        Raises RequestError if it can never be served, Overloaded if too many wait, EngineFailed if the engine cannot go
+        on. Cancelled, it leaves nothing behind. A guide is compiled while others are computed.
         """
-        self._check()
+        self._check_open()
         params = params or self.default_params
         self._check_length(prompt)
         self.admission.enter(params.n, client)
         name = self._new_id()
         stream = self._streams[name] = Stream(name, params.n, lambda: self._end(name), client)
         if deadline is not None:
-            stream.timer = self._loop.call_later(deadline, self._expire, name, deadline)
+            self._watch_deadline(stream, (self._loop.time() + deadline, deadline))
+        self._entering.add(name)
         try:
             if isinstance(prompt, str):
                 # Away from the loop, as a long prompt takes long; the tokenizer is safe to share.
                 prompt = await asyncio.to_thread(self.tokenizer.encode, prompt, add_special_tokens)
                 stream.raise_error()  # it may have ended meanwhile, and then must not begin
-                self._check()
+                self._check_open()
             stream.prompt_token_ids = list(prompt)
-            adding = self._call(
-                name, Submit(name, stream.prompt_token_ids, params, priority, cache_salt, media, client)
-            )
+            token_ids = stream.prompt_token_ids
+            asked = Submit(name, token_ids, params, priority, cache_salt, media, client, pooling, self.whole)
+            adding = self._call(name, asked)
             stream.on_error = lambda error: _set(adding, None, error)  # it may end while a long step runs
             await adding
         except BaseException as error:
@@ -173,7 +221,115 @@ class AsyncEngine:
             if not isinstance(error, Exception):
                 self._abandon(name)  # cancelled: it may have been added, or soon be
             raise
+        finally:
+            self._entering.discard(name)
         return stream
+
+    async def _import(self, exported: bytes, given: Stream | None) -> Stream:
+        # Away from the loop, as its checksum is of all its bytes.
+        moved, _ = await asyncio.to_thread(unpack, exported)
+        params = params_of(moved)
+        if given is not None and given.ended:
+            return given  # its reader left while it was on its way
+        self._check()
+        client = moved.client if given is None else given.client
+        self.admission.enter(params.n, client)
+        name = self._new_id()
+        stream = Stream(name, params.n, lambda: None, client) if given is None else given
+        stream.pass_on(name, lambda: self._end(name))
+        if given is None:
+            stream.go_on_from(moved)
+        if stream.deadline is not None:
+            self._watch_deadline(stream, stream.deadline)
+        self._streams[name] = stream
+        self._entering.add(name)
+        try:
+            importing = self._call(name, Import(name, exported, params.guide, self.whole))
+            stream.on_error = lambda error: _set(importing, None, error)
+            await importing
+        except BaseException as error:
+            if self._streams.pop(name, None) is not None:
+                self.admission.give_back(params.n, client)
+                self._let_go(stream)
+                if given is None:
+                    stream.end()
+            if not isinstance(error, Exception):
+                self._abandon(name)
+            raise
+        finally:
+            self._entering.discard(name)
+        return stream
+
+    def _hand_over(self, stream: Stream, handover: asyncio.Future[bool], delta: OutputDelta) -> None:
+        """The last gain of a request that another engine may go on with."""
+        assert delta.output is not None, "a request has an output when it ends"
+        passes = any(each.finish_reason == FinishReason.MOVED.value for each in delta.output.outputs)
+        if not passes:
+            stream.put(delta)
+            self._finish(delta.request_id, delta.output.error)  # which says so
+            return
+        gained = before_move(delta)
+        if gained is not None:
+            stream.put(gained)
+        del self._streams[delta.request_id]
+        self.admission.leave(stream.num_outputs, stream.client)
+        self._let_go(stream)
+        if not handover.done():
+            handover.set_result(True)
+
+    def _let_go(self, stream: Stream) -> None:
+        """A stream belongs to no engine: if its reader leaves now, no engine is told."""
+        stream.pass_on(stream.request_id, stream.end)
+        if stream.timer is not None:
+            stream.timer.cancel()
+            stream.timer = None
+
+    def _watch_deadline(self, stream: Stream, deadline: tuple[float, float]) -> None:
+        stream.deadline = deadline
+        stream.timer = self._loop.call_at(deadline[0], self._expire, stream.request_id, deadline[1])
+
+    async def export(self, request_id: str) -> bytes | None:
+        """Ends a request here, and returns what another engine of the same plan needs to go on with it; None if it has
+        ended by itself, or there is none of this id.
+
+        The outputs of its stream end with `moved`, after all that they have gained here, and the stream has the bytes
+        as `exported`. They hold the prompt.
+        """
+        self._check()
+        self._num_questions += 1
+        name = f"export-{self._num_questions}"
+        exported: bytes | None = await self._call(name, Export(name, request_id))
+        return exported
+
+    async def import_(self, exported: bytes, *, stream: Stream | None = None) -> Stream:
+        """Goes on with a request that another engine of the same plan has exported. Its stream begins where the one
+        of that engine has ended.
+
+        `stream`: one whose reader is to notice nothing; it goes on, with the gains of this engine. Raises DamagedExport
+        or ForeignExport, Overloaded, or RequestError if it can never be served here. `exported` may then be given to
+        another engine, or back to the one that it came from.
+        """
+        self._check_open()
+        return await self._import(exported, stream)
+
+    async def drain(self, to: AsyncEngine | None = None) -> Drained:
+        """Takes in no more requests, and moves all that it has: to another engine on this loop, whose gains their
+        streams then go on with; or, without one, to wherever the readers of their streams take `Stream.exported`.
+
+        What the other engine refuses is kept, and computed to its end here. Returns when each request has ended, was
+        moved or is kept; `resume` takes requests in again.
+        """
+        self._draining = True
+        return await drain(self, to)
+
+    async def take_back(self, exported: bytes, stream: Stream) -> None:
+        """Goes on with a request that another engine has refused, though this one is being drained."""
+        self._check()
+        await self._import(exported, stream)
+
+    def resume(self) -> None:
+        """Takes in requests again."""
+        self._draining = False
 
     async def compile_guide(self, guide: Guide) -> None:
         """Compiles a guide, while others are computed; requests that have it then begin at once. RequestError if that
@@ -217,6 +373,14 @@ class AsyncEngine:
             return last
         return await asked
 
+    async def all_seen(self) -> dict[str, Observation]:
+        """The counts of each engine behind this one, by its name, as `last_seen` has them."""
+        return {"0": await self.last_seen()}
+
+    async def prefixes(self) -> dict[str, Any]:
+        """A picture of the prefix index between two steps; see `cache.picture.picture`."""
+        return await self._ask("prefixes")
+
     async def check_integrity(self) -> int:
         """Checks the engine's bookkeeping between two steps; returns for how many requests it keeps anything.
         EngineError with what is wrong."""
@@ -228,7 +392,7 @@ class AsyncEngine:
         name = f"question-{self._num_questions}"  # not counted with requests, which the heartbeat would renumber
         return await self._call(name, Ask(name, question))
 
-    def _call(self, name: str, message: Submit | Compile | Ask) -> asyncio.Future[Any]:
+    def _call(self, name: str, message: Submit | Import | Export | Compile | Ask) -> asyncio.Future[Any]:
         future = self._calls[name] = self._loop.create_future()
         future.add_done_callback(lambda _: self._calls.pop(name, None))
         self._process.send(message)
@@ -241,6 +405,9 @@ class AsyncEngine:
             self._heartbeat.stop()
         for name in list(self._streams):
             self._finish(name, EngineStopped("the engine was stopped before the request had ended"))
+        if self.plan.cache_files is not None and self.failure is None:
+            with contextlib.suppress(Exception):  # it ends in any case
+                await asyncio.wait_for(self._call("close", Ask("close", "close")), SAVE_PATIENCE)
         self._refuse_calls(EngineStopped("the engine was stopped"))
         await self._process.end()
 
@@ -249,6 +416,11 @@ class AsyncEngine:
             raise _failed(self.failure)
         if self._stopping:
             raise EngineStopped("the engine was stopped")
+
+    def _check_open(self) -> None:
+        self._check()
+        if self._draining:
+            raise EngineDraining("the engine moves its requests away, and takes none in")
 
     def _check_length(self, prompt: str | Sequence[int]) -> None:
         """Refuses at once what is too long in any case, since to find out by tokenizing it may take seconds."""
@@ -288,9 +460,17 @@ class AsyncEngine:
         match message:
             case Gained(deltas):
                 self._deliver(deltas)
+            case Exported(call_id, request_id, exported):
+                if (own := self._streams.get(request_id)) is not None:
+                    own.exported = exported or own.exported
+                if (future := self._calls.get(call_id)) is not None:
+                    _set(future, exported, None)
             case Reply(call_id, result, error):
                 if (future := self._calls.get(call_id)) is not None:  # else nobody waits for it any more
                     _set(future, result, error)
+            case Ended(request_id, error):
+                if request_id in self._streams:
+                    self._finish(request_id, error)
             case _:
                 raise TypeError(f"no such message: {message!r}")
 
@@ -299,10 +479,14 @@ class AsyncEngine:
         begin = time.thread_time()
         for delta in deltas:
             stream = self._streams.get(delta.request_id)
-            if stream is not None:
-                stream.put(delta)
-                if delta.output is not None:
-                    self._finish(delta.request_id, delta.output.error)
+            if stream is None:
+                continue
+            if delta.output is not None and stream.handover is not None:
+                self._hand_over(stream, stream.handover, delta)
+                continue
+            stream.put(delta)
+            if delta.output is not None:
+                self._finish(delta.request_id, delta.output.error)
         self._settle(begin, _TURNS)
 
     def _settle(self, begin: float, turns: int) -> None:
@@ -315,7 +499,7 @@ class AsyncEngine:
     def _fail(self, error: Exception) -> None:
         """Nothing will be computed any more."""
         self.failure = error
-        for name in list(self._streams):
+        for name in self._streams.keys() - self._entering:  # of those, whoever hands them in is told
             self._finish(name, _failed(error))
         self._refuse_calls(_failed(error))
         self.on_failure()

@@ -9,6 +9,8 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import AsyncExitStack, aclosing
 from typing import TYPE_CHECKING, Any, Self, Unpack
 
+import numpy as np
+
 from ostinato.config import EngineConfig
 from ostinato.engine.outputs import RequestOutput
 from ostinato.engine.process.async_engine import AsyncEngine
@@ -21,7 +23,9 @@ from ostinato.engine.prompts import (
     Params,
     Prompt,
     Prompts,
-    check_alone,
+    alone,
+    check_variables,
+    given_params,
     listed_conversations,
     listed_prompts,
     of_several,
@@ -30,8 +34,10 @@ from ostinato.engine.prompts import (
 from ostinato.engine.text.tokenizer import Tokenizer
 from ostinato.errors import ForkError, RequestError
 from ostinato.media.input import RenderedChat, render_chat
+from ostinato.models.pooling import PoolingKind
 from ostinato.plan.plan import Plan
 from ostinato.sample.params import SamplingParams
+from ostinato.sample.pool import POOLED, Embedding
 
 if TYPE_CHECKING:
     from ostinato.engine.settings import Settings
@@ -94,36 +100,71 @@ class AsyncLLM:
         return self._started().tokenizer
 
     async def generate(
-        self, prompts: Prompts, params: Params = None, *, cache_salt: str | None = None
+        self,
+        prompts: Prompts,
+        params: Params = None,
+        *,
+        sampling_params: Params = None,
+        cache_salt: str | None = None,
     ) -> list[RequestOutput]:
         """Continues each prompt; see `LLM.generate`."""
-        return await self._run([GivenPrompt.of(prompt) for prompt in listed_prompts(prompts)], params, cache_salt)
+        given = [GivenPrompt.of(prompt) for prompt in listed_prompts(prompts)]
+        return await self._run(given, given_params(params, sampling_params), cache_salt)
 
     async def chat(
-        self, messages: Conversations, params: Params = None, *, cache_salt: str | None = None, **template_kwargs: Any
+        self,
+        messages: Conversations,
+        params: Params = None,
+        *,
+        sampling_params: Params = None,
+        cache_salt: str | None = None,
+        **template_kwargs: Any,
     ) -> list[RequestOutput]:
         """Answers one conversation, or each of several; see `LLM.chat`."""
         prompts = [await self._rendered(each, template_kwargs) for each in listed_conversations(messages)]
-        return await self._run(prompts, params, cache_salt)
+        return await self._run(prompts, given_params(params, sampling_params), cache_salt)
+
+    async def embed(
+        self,
+        prompts: Prompts,
+        *,
+        pooling: PoolingKind | None = None,
+        normalize: bool | None = None,
+        dimensions: int | None = None,
+        cache_salt: str | None = None,
+    ) -> list[np.ndarray]:
+        """A vector [hidden] float32 of each prompt; see `LLM.embed`."""
+        started = self._started().started
+        asked = Embedding.asked(started.directory, started.hidden_size, pooling, normalize, dimensions)
+        given = [GivenPrompt.of(prompt) for prompt in listed_prompts(prompts)]
+        outputs = await self._run(given, POOLED, cache_salt, asked.kind)
+        return [asked.vector(output.embedding) for output in outputs]
 
     def stream(
-        self, prompt: Prompt, params: SamplingParams | None = None, *, cache_salt: str | None = None
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        sampling_params: SamplingParams | None = None,
+        cache_salt: str | None = None,
     ) -> AsyncGenerator[str, None]:
         """The output's text, piece by piece as it is generated, never cut inside a character. RequestError, at the
         first piece, if the prompt cannot be served."""
-        return self._stream(GivenPrompt.of(prompt), params, cache_salt)
+        return self._stream(GivenPrompt.of(prompt), alone(params, sampling_params), cache_salt)
 
     async def stream_chat(
         self,
         messages: Sequence[Message],
         params: SamplingParams | None = None,
         *,
+        sampling_params: SamplingParams | None = None,
         cache_salt: str | None = None,
         **template_kwargs: Any,
     ) -> AsyncGenerator[str, None]:
         """The answer to a conversation, piece by piece; see `stream`."""
+        own_params = alone(params, sampling_params)
         prompt = await self._rendered(messages, template_kwargs)
-        async with aclosing(self._stream(prompt, params, cache_salt)) as pieces:
+        async with aclosing(self._stream(prompt, own_params, cache_salt)) as pieces:
             async for piece in pieces:
                 yield piece
 
@@ -147,6 +188,7 @@ class AsyncLLM:
 
     async def _rendered(self, messages: Sequence[Message], template_kwargs: dict[str, Any]) -> GivenPrompt:
         engine = self._on_its_loop()
+        check_variables(template_kwargs)
 
         def render() -> RenderedChat:
             return render_chat(
@@ -158,20 +200,37 @@ class AsyncLLM:
 
         return GivenPrompt.of_chat(await asyncio.to_thread(render))
 
-    async def _submit(self, prompt: GivenPrompt, params: SamplingParams | None, cache_salt: str | None) -> Stream:
+    async def _submit(
+        self,
+        prompt: GivenPrompt,
+        params: SamplingParams | None,
+        cache_salt: str | None,
+        pooling: PoolingKind | None = None,
+    ) -> Stream:
         given = prompt.prompt if prompt.media is None else prompt.media.token_ids
         return await self._on_its_loop().submit(
-            given, params, add_special_tokens=prompt.add_special_tokens, cache_salt=cache_salt, media=prompt.media
+            given,
+            params,
+            add_special_tokens=prompt.add_special_tokens,
+            cache_salt=cache_salt,
+            media=prompt.media,
+            pooling=pooling,
         )
 
-    async def _run(self, prompts: list[GivenPrompt], params: Params, cache_salt: str | None) -> list[RequestOutput]:
+    async def _run(
+        self,
+        prompts: list[GivenPrompt],
+        params: Params,
+        cache_salt: str | None,
+        pooling: PoolingKind | None = None,
+    ) -> list[RequestOutput]:
         each = one_each(params, len(prompts))
         streams: list[Stream] = []
         # Left early, the streams end their requests.
         async with AsyncExitStack() as stack:
             for prompt, own_params in zip(prompts, each, strict=True):
                 try:
-                    stream = await self._submit(prompt, own_params, cache_salt)
+                    stream = await self._submit(prompt, own_params, cache_salt, pooling)
                 except RequestError as error:
                     raise of_several(error, len(streams), len(prompts)) from error
                 streams.append(await stack.enter_async_context(stream))
@@ -180,7 +239,6 @@ class AsyncLLM:
     async def _stream(
         self, prompt: GivenPrompt, params: SamplingParams | None, cache_salt: str | None
     ) -> AsyncGenerator[str, None]:
-        check_alone(params)
         async with await self._submit(prompt, params, cache_salt) as stream:
             async for delta in stream:
                 for sample in delta.samples:

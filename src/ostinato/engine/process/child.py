@@ -18,6 +18,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ostinato.address_space import lack_of_address_space
+from ostinato.cache.picture import picture
 from ostinato.engine.outputs import RequestOutput
 from ostinato.engine.process.delivery import Gains, OutputDelta, Pace
 from ostinato.engine.process.failures import of_step, portable
@@ -27,8 +28,11 @@ from ostinato.engine.process.messages import (
     Ask,
     Channel,
     Compile,
+    Export,
+    Exported,
     Failed,
     Gained,
+    Import,
     Log,
     Observation,
     Progress,
@@ -39,6 +43,8 @@ from ostinato.engine.process.messages import (
     Started,
     Submit,
 )
+from ostinato.engine.process.peer import end_with_peer
+from ostinato.replicas.published import hit_keys
 from ostinato.sample.grammar import Grammar
 from ostinato.sample.params import SamplingParams
 
@@ -48,6 +54,9 @@ if TYPE_CHECKING:
 _GLANCE = 0.005
 """While there is nothing else to do: seconds between looks whether a guide has been compiled."""
 
+_LOOK_AT_RANKS = 1.0
+"""Likewise: seconds between looks whether the other processes that share the model are there."""
+
 log = logging.getLogger("ostinato.engine")
 
 
@@ -56,15 +65,17 @@ def main(descriptor: int) -> None:
     # A terminal or supervisor sends signals to all processes, but only the server should act on them.
     for each in (signal.SIGINT, signal.SIGTERM):
         signal.signal(each, signal.SIG_IGN)
-    channel = Channel(socket.socket(fileno=descriptor))
-    channel.end_with_peer()
+    connection = socket.socket(fileno=descriptor)
+    end_with_peer(connection)
+    channel = Channel(connection)
     try:
         start = _first_message(channel)
         _send_logs(channel, start.log_level)
         engine = start.make(start.config, lambda what, done, total: channel.send(Progress(what, done, total)))
         _first_step(engine)
         spec = engine.spec
-        channel.send(Started(engine.plan, engine.directory, engine.default_params(), spec.vocab_size, spec.vision))
+        default_params, size = engine.default_params(), spec.hidden_size
+        channel.send(Started(engine.plan, engine.directory, default_params, spec.vocab_size, spec.vision, size))
         keep_for_good()
         EngineLoop(engine, channel).run()
     except BaseException as error:
@@ -119,12 +130,20 @@ class EngineLoop:
     def __init__(self, engine: Engine, channel: Channel) -> None:
         self._engine, self._channel = engine, channel
         self._gains, self._pace = Gains(), Pace()
-        self._replies: list[Reply] = []
+        self._replies: list[Reply | Exported] = []
+        self._told: frozenset[int] | None = None
+        """The chain hashes that were told of last."""
         # One at a time and on its own thread: more would take processor time from steps.
         self._compiler = ThreadPoolExecutor(1, "guides")
-        self._compiling: dict[str, tuple[Future[Grammar], Submit | None]] = {}
+        self._compiling: dict[str, tuple[Future[Grammar], Submit | Import | None]] = {}
         """Id of the message that waits for a grammar -> the grammar, and the request that begins with it, if any."""
-        self._questions: dict[Question, Callable[[], Any]] = {"observe": self._observe, "check": self._check}
+        self._questions: dict[Question, Callable[[], Any]] = {
+            "observe": self._observe,
+            "hits": self._hits,
+            "prefixes": lambda: picture(self._engine.scheduler.cache.store.index),
+            "check": self._check,
+            "close": self._engine.close,
+        }
 
     def run(self) -> None:
         """Runs until the server is gone (EOFError, OSError), or until an error that the engine cannot survive, which is
@@ -135,7 +154,9 @@ class EngineLoop:
             self._take_compiled()
             if self._engine.has_unfinished:
                 self._step()
-            messages: list[Reply | Gained] = [*self._replies]
+            else:
+                self._engine.check_ranks()
+            messages: list[Reply | Exported | Gained] = [*self._replies]
             self._replies.clear()
             if self._gains and (self._pace.allows(self._gains.is_urgent) or not self._engine.has_unfinished):
                 self._pace.sent()
@@ -146,7 +167,9 @@ class EngineLoop:
     def _patience(self) -> float | None:
         if self._engine.has_unfinished or self._gains:
             return 0
-        return _GLANCE if self._compiling else None
+        if self._compiling:
+            return _GLANCE
+        return _LOOK_AT_RANKS if self._engine.has_ranks else None
 
     def _take(self, message: Any) -> None:
         match message:
@@ -156,6 +179,13 @@ class EngineLoop:
                 else:
                     compiled = self._compiler.submit(self._engine.compile_guide, message.params.guide)
                     self._compiling[message.request_id] = compiled, message
+            case Import(request_id, _, guide):
+                if guide is None:
+                    self._reply(request_id, partial(self._import, message))
+                else:
+                    self._compiling[request_id] = self._compiler.submit(self._engine.compile_guide, guide), message
+            case Export(call_id, request_id):
+                self._export(call_id, request_id)
             case Abort(request_id):
                 if self._compiling.pop(request_id, None) is None:
                     self._engine.abort(request_id)
@@ -175,10 +205,27 @@ class EngineLoop:
                 del self._compiling[call_id]
                 self._reply(call_id, partial(self._use, compiled, request))
 
-    def _use(self, compiled: Future[Grammar], request: Submit | None) -> None:
+    def _use(self, compiled: Future[Grammar], request: Submit | Import | None) -> None:
         grammar = compiled.result()
-        if request is not None:
+        if isinstance(request, Import):
+            self._import(request, grammar)
+        elif request is not None:
             self._add(request, grammar)
+
+    def _import(self, request: Import, grammar: Grammar | None = None) -> None:
+        self._engine.import_request(request.exported, request_id=request.request_id, grammar=grammar)
+        output = self._engine.output(request.request_id)
+        assert output is not None
+        self._gains.go_on(output)
+        if request.whole:
+            self._gains.hold(request.request_id)
+
+    def _export(self, call_id: str, request_id: str) -> None:
+        """Its last gain follows with those of the next step, behind the answer."""
+        try:
+            self._replies.append(Exported(call_id, request_id, self._engine.export_request(request_id)))
+        except Exception as error:
+            self._replies.append(Reply(call_id, error=portable(error)))
 
     def _add(self, request: Submit, grammar: Grammar | None = None) -> None:
         self._engine.add(
@@ -190,7 +237,10 @@ class EngineLoop:
             grammar=grammar,
             media=request.media,
             client=request.client,
+            pooling=request.pooling,
         )
+        if request.whole:
+            self._gains.hold(request.request_id)
 
     def _reply(self, call_id: str, work: Callable[[], Any]) -> None:
         try:
@@ -211,6 +261,12 @@ class EngineLoop:
 
     def _observe(self) -> Observation:
         return Observation(self._engine.stats(), self._engine.meter)
+
+    def _hits(self) -> frozenset[int] | None:
+        cache = self._engine.scheduler.cache
+        keys = hit_keys(cache.store.index, self._engine.plan.memory.num_slots > 0)
+        told, self._told = self._told, keys
+        return None if keys == told else keys
 
     def _check(self) -> int:
         scheduler = self._engine.scheduler

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from ostinato.engine.outputs import CompletionOutput, RequestOutput, RequestTimes
 from ostinato.schedule.batch import TokenLogprobs
+from ostinato.schedule.request import FinishReason
 
 SHARE = 0.1
 """The largest share of a processor's time that the server may spend on receiving outputs; sending waits for it."""
@@ -64,12 +65,22 @@ class OutputDelta(NamedTuple):
         return OutputDelta(self.request_id, ordered, later.num_cached_tokens, later.times, later.output, scores)
 
 
+def before_move(delta: OutputDelta) -> OutputDelta | None:
+    """The last gain of a request that has moved, for whoever gets those of the next engine too: without its end. None
+    if it gained nothing."""
+    moved = FinishReason.MOVED.value
+    samples = [each._replace(finish_reason=None) if each.finish_reason == moved else each for each in delta.samples]
+    gained = [each for each in samples if each.text or each.token_ids or each.finish_reason is not None]
+    return delta._replace(samples=gained, output=None) if gained else None
+
+
 class Gains:
     """Collects, step by step, what outputs have gained since the last `take`. For one thread."""
 
     def __init__(self) -> None:
         self._changed: dict[str, RequestOutput] = {}
         self._given: dict[str, list[tuple[int, int, bool]]] = {}  # characters, tokens, ended; of each sample
+        self._whole: set[str] = set()
         self.is_urgent = False
         """Whether a request has begun or ended, whose gains should not wait."""
 
@@ -79,11 +90,21 @@ class Gains:
     @property
     def num_kept(self) -> int:
         """How many requests anything is kept of."""
-        return len(self._given.keys() | self._changed.keys())
+        return len(self._given.keys() | self._changed.keys() | self._whole)
+
+    def hold(self, request_id: str) -> None:
+        """What the request gains is given once it has ended, as nobody looks before."""
+        self._whole.add(request_id)
+
+    def go_on(self, output: RequestOutput) -> None:
+        """A request comes from another engine, which has given what it has so far."""
+        self._given[output.request_id] = [_state(sample) for sample in output.outputs]
 
     def note(self, outputs: Iterable[RequestOutput]) -> None:
         """Notes the outputs that a step has changed."""
         for output in outputs:
+            if output.request_id in self._whole and not output.finished:
+                continue
             self._changed[output.request_id] = output
             self.is_urgent = self.is_urgent or output.finished or output.request_id not in self._given
 
@@ -98,20 +119,27 @@ class Gains:
         """Forgets a request that nobody waits for any more."""
         self._changed.pop(request_id, None)
         self._given.pop(request_id, None)
+        self._whole.discard(request_id)
 
     def _gain(self, output: RequestOutput) -> OutputDelta:
         given = self._given.setdefault(output.request_id, [(0, 0, False)] * len(output.outputs))
         scores = output.prompt_logprobs if given[0][1] == 0 < len(output.outputs[0].token_ids) else None
         samples = []
         for index, sample in enumerate(output.outputs):
-            state = (len(sample.text), len(sample.token_ids), sample.finished)
+            state = _state(sample)
             if state != given[index]:
                 samples.append(_sample_gain(sample, *given[index][:2]))
                 given[index] = state
         if output.finished:
             del self._given[output.request_id]
+            self._whole.discard(output.request_id)
         ended = output if output.finished else None
         return OutputDelta(output.request_id, samples, output.num_cached_tokens, output.times, ended, scores)
+
+
+def _state(sample: CompletionOutput) -> tuple[int, int, bool]:
+    """How far it is: characters, tokens, and whether it has ended."""
+    return len(sample.text), len(sample.token_ids), sample.finished
 
 
 def _sample_gain(sample: CompletionOutput, num_characters: int, num_tokens: int) -> SampleDelta:

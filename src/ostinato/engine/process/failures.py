@@ -19,8 +19,16 @@ class EngineStopped(EngineFailed):
     """The engine was stopped before the request had ended."""
 
 
+class EngineDraining(EngineStopped):
+    """The engine moves its requests away, and takes none in."""
+
+
 class StepFailed(RuntimeError):
     """An exception in a step, which the message names, ended the request. The engine goes on."""
+
+
+class ReplicaLost(RuntimeError):
+    """One of several engines ended while it computed the request. The others go on, and a new one comes."""
 
 
 def portable(error: BaseException) -> Exception:

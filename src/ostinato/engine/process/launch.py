@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import gc
 import logging
-import os
 import signal
 import socket
 import subprocess
@@ -16,6 +15,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 from ostinato.address_space import address_space_hint
 from ostinato.config import EngineConfig
+from ostinato.engine.process.environment import SECRET_VARIABLES as SECRET_VARIABLES
+from ostinato.engine.process.environment import child_environment as child_environment
 from ostinato.engine.process.failures import EngineError
 from ostinato.engine.process.messages import Failed, Log, Progress, Start, Started, Unpacker, pack
 from ostinato.errors import CapacityError, ModelError
@@ -27,8 +28,6 @@ if TYPE_CHECKING:
     from ostinato.engine.run.runner import StartProgress
 
 
-SECRET_VARIABLES = {"api_key": "OSTINATO_API_KEY", "ssl_keyfile_password": "OSTINATO_SSL_KEYFILE_PASSWORD"}
-"""Setting -> an environment variable that is for the server alone: its processes do not get it."""
 _PATIENCE = 5.0
 """Seconds that a process has to end after its connection has; it is killed then."""
 
@@ -164,13 +163,6 @@ def _spawn(connection: socket.socket) -> subprocess.Popen[bytes]:
         return subprocess.Popen(command, pass_fds=[connection.fileno()], stdin=subprocess.DEVNULL, env=environment)
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-def child_environment() -> dict[str, str]:
-    """The environment of a process that belongs to this one: it finds modules where this one does, and no key."""
-    secrets = SECRET_VARIABLES.values()
-    environment = {name: value for name, value in os.environ.items() if name not in secrets}
-    return {**environment, "PYTHONPATH": os.pathsep.join(each or os.getcwd() for each in sys.path)}
 
 
 def keep_for_good() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import pickle
 import select
 import socket
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from ostinato.config import EngineConfig
 from ostinato.engine.process.delivery import OutputDelta
 from ostinato.media.prompt import MediaPrompt
+from ostinato.models.pooling import PoolingKind
 from ostinato.observe.counts import Meter
 from ostinato.plan.model import VisionSpec
 from ostinato.plan.plan import Plan
@@ -26,9 +26,11 @@ if TYPE_CHECKING:
     from ostinato.engine.engine import Engine
     from ostinato.engine.run.runner import StartProgress
 
-Question = Literal["observe", "check"]
-"""`observe`: an Observation. `check`: for how many requests anything is kept; AssertionError if the bookkeeping is in
-disorder."""
+Question = Literal["observe", "hits", "prefixes", "check", "close"]
+"""`observe`: an Observation. `hits`: the chain hashes at which a prompt may hit (`hit_keys`), or None if they are those
+of the last time. `prefixes`: a picture of the prefix index (`cache.picture`). `check`: for how many requests anything
+is kept; AssertionError if the bookkeeping is in disorder. `close`: nothing, once what the prefix cache has is in files,
+if the plan says so."""
 
 # To the engine.
 
@@ -53,6 +55,28 @@ class Submit(NamedTuple):
     cache_salt: str | None
     media: MediaPrompt | None = None
     client: str | None = None
+    pooling: PoolingKind | None = None
+    whole: bool = False
+    """Whether its gains are sent once it has ended."""
+
+
+class Import(NamedTuple):
+    """A request that another engine has exported; its answer is a Reply. See `Engine.import_request`."""
+
+    request_id: str
+    exported: bytes
+    guide: Guide | None
+    """Its own, to be compiled before it goes on."""
+    whole: bool = False
+    """See `Submit.whole`."""
+
+
+class Export(NamedTuple):
+    """Another engine goes on with the request; its answer is an Exported, and behind that its last gain, whose outputs
+    end with `moved`."""
+
+    call_id: str
+    request_id: str
 
 
 class Abort(NamedTuple):
@@ -104,6 +128,7 @@ class Started:
     """The model's, which may be padded."""
     vision: VisionSpec | None
     """Its encoder of images, if it has one."""
+    hidden_size: int
 
 
 class Reply(NamedTuple):
@@ -114,10 +139,25 @@ class Reply(NamedTuple):
     error: Exception | None = None
 
 
+class Exported(NamedTuple):
+    """The answer to an Export; None if the request has ended by itself."""
+
+    call_id: str
+    request_id: str
+    exported: bytes | None
+
+
 class Gained(NamedTuple):
     """What requests have gained since the last time."""
 
     deltas: Sequence[OutputDelta]
+
+
+class Ended(NamedTuple):
+    """A request has ended with an error that its engine did not tell of."""
+
+    request_id: str
+    error: Exception
 
 
 class Log(NamedTuple):
@@ -205,14 +245,3 @@ class Channel:
             messages += self._unpacker.feed(data)
             if len(data) < _AT_ONCE:
                 return messages
-
-    def end_with_peer(self) -> None:
-        """Ends this process at once when the other end is gone, whatever it is doing."""
-
-        def watch() -> None:
-            poll = select.poll()
-            poll.register(self._connection, 0)  # reports only that the connection ended
-            poll.poll()
-            os._exit(0)
-
-        threading.Thread(target=watch, name="server's end", daemon=True).start()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 
+from ostinato.engine.move.form import MovedRequest
 from ostinato.engine.outputs import RequestTimes
 from ostinato.engine.process.delivery import OutputDelta
 from ostinato.errors import RequestError
@@ -42,6 +43,13 @@ class Stream:
         """Of the request; None before the first gain."""
         self.on_error: Callable[[Exception], None] = lambda error: None
         """Called when an error ends the request."""
+        self.deadline: tuple[float, float] | None = None
+        """When it ends at the latest, on the loop's clock, and how many seconds that was from its beginning."""
+        self.exported: bytes | None = None
+        """If its outputs end with `moved`: what another engine needs to go on with it (`AsyncEngine.import_`)."""
+        self.handover: asyncio.Future[bool] | None = None
+        """While it passes from one engine to another, without an end for its reader: whether it does, once its last
+        gain of the first is here."""
         self._abort = abort
         self._waiting: OutputDelta | None = None
         self._error: Exception | None = None
@@ -66,6 +74,12 @@ class Stream:
         delta, self._waiting = self._waiting, None
         return delta
 
+    async def wait_ended(self) -> None:
+        """Returns once nothing more will come, whoever fetches what has."""
+        while not self.ended:
+            self._news.clear()
+            await self._news.wait()
+
     def raise_error(self) -> None:
         """Raises the error that ended the request, if one did."""
         if self._error is not None:
@@ -75,6 +89,21 @@ class Stream:
         """Ends the request, if it has not ended: within one step its memory is free."""
         if not self.ended:
             self._abort()
+
+    def pass_on(self, request_id: str, abort: Callable[[], None]) -> None:
+        """Another engine goes on with it, under this id."""
+        self.request_id, self._abort = request_id, abort
+
+    def go_on_from(self, moved: MovedRequest) -> None:
+        """Another engine has given what the request has so far."""
+        first = moved.samples[0]
+        self.prompt_token_ids = moved.prompt_token_ids
+        if first.token_ids:
+            self.prompt_logprobs = moved.prompt_logprobs
+        if first.cache is not None:
+            self.num_cached_tokens = first.cache.cached_tokens
+        self.num_output_tokens = sum(len(each.token_ids) for each in moved.samples)
+        self.finish_reasons = [each.finish_reason for each in moved.samples if each.finish_reason is not None]
 
     def put(self, delta: OutputDelta) -> None:
         """Called by the engine: the request has gained something."""
@@ -95,6 +124,8 @@ class Stream:
     def end(self, error: Exception | None = None) -> None:
         """Called by the engine: nothing more will come."""
         self.ended, self._error = True, error
+        if self.handover is not None and not self.handover.done():
+            self.handover.set_result(False)
         if self.timer is not None:
             self.timer.cancel()
             self.timer = None

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -14,6 +14,7 @@ from ostinato.engine.run.drafting import make_drafting
 from ostinato.engine.run.encoding import Encoding
 from ostinato.engine.run.graphing import make_encoder_graphs, make_graphs
 from ostinato.engine.run.inputs import Drafts, logit_positions, write_step
+from ostinato.engine.run.pooling import pool_rows
 from ostinato.errors import CapacityError, Remedy
 from ostinato.formats.shortened import shortened
 from ostinato.graphs.encoder import EncoderGraphs
@@ -27,11 +28,17 @@ from ostinato.observe.phases import Phases
 from ostinato.ops.blocks.quantizers import BY_TORCH, native_quantizers
 from ostinato.ops.kernels import load_extension, select_ops
 from ostinato.ops.step import LayerMemory
+from ostinato.plan.cuts import ALONE
 from ostinato.plan.mixers import StateSpec
 from ostinato.plan.model import LayerSpec, ModelSpec
 from ostinato.plan.plan import Plan
 from ostinato.sample.sampler import Project, Sampled, sample, sample_later
 from ostinato.schedule.batch import Batch, StepResult
+
+if TYPE_CHECKING:
+    from ostinato.engine.ranks.group import Group
+
+Together = Callable[[Batch, Drafts, Callable[[], torch.Tensor]], torch.Tensor]
 
 StartProgress = Callable[[str, int, int], None]
 """(what is being done, how much of it is done, how much it is in all)"""
@@ -48,14 +55,18 @@ class Runner:
         progress: StartProgress = lambda what, done, total: None,
         draft_directory: Path | None = None,
         phases: Phases | None = None,
+        group: Group | None = None,
     ) -> None:
         """Loads the weights in `directory`, or makes random ones if it is None; so too those of a draft model. `phases`
-        notes how long each part takes.
+        notes how long each part takes. `group` connects it with the other ranks that share the model.
 
         Raises ModelError if the weights do not match.
         """
         settings = plan.settings
         self.plan = plan
+        self._group = group
+        self.together: Together = lambda batch, drafts, compute: compute()
+        """Computes a step; where several ranks share the model, with the others."""
         self.device = torch.device(settings.device)
         self.block_size = settings.block_size
         if settings.threads is not None:
@@ -120,11 +131,9 @@ class Runner:
         return sample_later(project, batch.rows, draw=self.model.build.ops.sample, device=self.device)
 
     def _compute(self, batch: Batch, drafts: Drafts, incoming: torch.Tensor | None = None) -> Project:
-        """Encodes images and computes the layers -> the logits of the positions that want some."""
-        if batch.encode:
-            assert self.encoding is not None, "images came to a model that has no encoder"
-            self.encoding.run(batch.encode)
-        hidden = self.forward(batch, drafts, incoming)
+        """Computes the layers -> the logits of the positions that want some."""
+        hidden = self.together(batch, drafts, lambda: self.forward(batch, drafts, incoming))
+        pool_rows(hidden, batch, drafts)
         positions = logit_positions(batch, drafts)
 
         def project(places: list[int]) -> torch.Tensor:
@@ -137,8 +146,12 @@ class Runner:
         return project
 
     def forward(self, batch: Batch, drafts: Drafts = (), incoming: torch.Tensor | None = None) -> torch.Tensor:
-        """Computes the model's layers -> hidden states of the batch's tokens and drafts, and behind them of padding.
+        """Encodes the batch's new images and computes the model's layers -> hidden states of the batch's tokens and
+        drafts, and behind them of padding.
         `incoming` [rows] are tokens of a step ahead, in place of those that its rows do not know."""
+        if batch.encode:
+            assert self.encoding is not None, "images came to a model that has no encoder"
+            self.encoding.run(batch.encode)
         step = write_step(self.graphs.buffers, batch, self.block_size, drafts)
         self.graphs.buffers.incoming = incoming
         return self.graphs.run(step)
@@ -196,8 +209,14 @@ class Runner:
         """A model with the weights in `directory`, or with random ones."""
         settings = self.plan.settings
         choices = {name: choice.implementation for name, choice in self.plan.kernels.items()}
-        ops = select_ops(choices, self.plan.device.native.isa, deterministic=settings.deterministic)
-        model = build_model(Build(ops, getattr(torch, settings.dtype), self.device), spec)
+        ops = select_ops(
+            choices,
+            self.plan.device.native.isa,
+            deterministic=settings.deterministic,
+            all_reduce=None if self._group is None else self._group.all_reduce,
+        )
+        rank = ALONE if self._group is None else self._group.rank
+        model = build_model(Build(ops, getattr(torch, settings.dtype), self.device, rank=rank), spec)
         self._phases.end("model")
         quantizers = BY_TORCH
         if "native" in choices.values() and self.plan.device.native.isa is not None:

@@ -20,7 +20,7 @@ import jinja2.nodes
 import jinja2.parser
 
 from ostinato.engine.text.template_budget import DEFAULT, MAX_CHARACTERS, Budget, BudgetSpent, MeteredEnvironment
-from ostinato.errors import ModelError, RequestError, reason
+from ostinato.errors import ConfigError, ModelError, Remedy, RequestError, reason
 from ostinato.formats.parts import read_part
 
 # Stands after a message that is to be continued, to find its end in the rendered text. The space after it
@@ -50,6 +50,13 @@ class ChatTemplate:
     def has_default(self) -> bool:
         """Whether a conversation without tools can be rendered."""
         return "default" in self._templates
+
+    @property
+    def as_stored(self) -> str | list[dict[str, str]] | None:
+        """As tokenizer_config.json has it: one template, or several with their names; None without any."""
+        if self._templates.keys() <= {"default"}:
+            return self._templates.get("default")
+        return [{"name": name, "template": template} for name, template in self._templates.items()]
 
     @property
     def text(self) -> str:
@@ -129,6 +136,29 @@ def load_chat_template(directory: Path, special_tokens: Mapping[str, str] | None
         except (OSError, UnicodeDecodeError) as error:
             raise ModelError(f"{path} cannot be read: {reason(error)}") from None
     return ChatTemplate(found, special_tokens)
+
+
+def read_chat_template(path: Path) -> str:
+    """A chat template from a file of its own. ConfigError if it cannot be read or is no template, with line and
+    cause."""
+    remedies = [Remedy("chat_template", None)]
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"the chat template {path} cannot be read: {reason(error)}", remedies) from None
+    if not text.strip():
+        raise ConfigError(f"the chat template {path} is empty", remedies)
+    if "messages" not in text:
+        message = f"the chat template {path} does not use `messages`: every conversation would be the same prompt"
+        raise ConfigError(message, remedies)
+    try:
+        _environment().from_string(text)
+    except jinja2.TemplateSyntaxError as error:
+        message = f"the chat template {path} is not valid, at line {error.lineno}: {error.message}"
+        raise ConfigError(message, remedies) from None
+    except RecursionError:
+        raise ConfigError(f"the chat template {path} is nested too deeply", remedies) from None
+    return text
 
 
 class _GenerationBlocks(jinja2.ext.Extension):

@@ -75,7 +75,7 @@ class Tokenizer:
         the token (older checkpoints rely on it); one that is false takes nothing away that the
         post-processor adds.
         """
-        settings = settings or {}
+        self.settings = settings = settings or {}
         defaults = defaults or GenerationDefaults()
         self._backend = backend
         self.special_tokens = _special_tokens(settings)
@@ -182,8 +182,9 @@ class Tokenizer:
         return text, None if text is None else self.token_id(text)
 
 
-def load_tokenizer(directory: Path) -> Tokenizer:
-    """The tokenizer of a checkpoint: a directory or a GGUF file. ModelError if one of its files is damaged."""
+def load_tokenizer(directory: Path, checkpoint: Path | None = None) -> Tokenizer:
+    """The tokenizer of a checkpoint: a directory or a GGUF file. What ends an output, and how it is sampled, stands in
+    `checkpoint`, if that is another one. ModelError if one of their files is damaged."""
     path = directory / "tokenizer.json"
     backend = None
     try:
@@ -196,7 +197,7 @@ def load_tokenizer(directory: Path) -> Tokenizer:
     except Exception as error:  # the library raises nothing more specific
         raise ModelError(f"{path} cannot be read as a tokenizer: {error}") from None
     settings = read_part(directory, "special_tokens_map.json") | read_part(directory, "tokenizer_config.json")
-    return Tokenizer(backend, settings, generation_defaults(directory))
+    return Tokenizer(backend, settings, generation_defaults(checkpoint or directory))
 
 
 def generation_defaults(directory: Path) -> GenerationDefaults:

@@ -18,8 +18,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from ostinato.errors import ModelError
 from ostinato.formats.gguf.texts import LENGTH_BYTES, Texts, decoded
 from ostinato.formats.gguf.types import TYPES, BlockType
@@ -167,6 +165,8 @@ class _Reader:
         of, count = self._number("<I"), self._number("<Q")
         if of in _SCALARS:
             begin = self._skip(count * struct.calcsize(_SCALARS[of]))
+            import numpy as np  # a third of what a plan imports, and only for such files
+
             return np.frombuffer(self._data, _SCALARS[of], count, begin).copy()
         self._expect(8 * count, "an array")  # a string has at least its length
         if of == _STRING:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-
 from ostinato.errors import ModelError
 from ostinato.formats.gguf.header import Header
 
@@ -48,10 +46,14 @@ class Metadata:
             return default
         if type(value) not in (int, float):
             raise self._malformed(name, value, "one number")
+        import numpy as np  # a third of what a plan imports, and only for such files
+
         return float(str(np.float32(value)))
 
     def largest(self, name: str) -> int:
         """Of whole numbers, one for each layer."""
+        import numpy as np  # a third of what a plan imports, and only for such files
+
         values = np.asarray(self.required(name))
         if values.dtype.kind not in "iu" or values.shape != (self.num_layers,):
             raise self._malformed(name, values.tolist(), f"{self.num_layers} whole numbers")

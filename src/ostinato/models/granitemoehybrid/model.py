@@ -53,8 +53,8 @@ class SharedMLP(Module):
 
     def __init__(self, build: Builder, hidden_size: int, intermediate_size: int, multiplier: float) -> None:
         super().__init__()
-        self.input_linear = Linear(build, hidden_size, 2 * intermediate_size)
-        self.output_linear = Linear(build, intermediate_size, hidden_size, multiplier=multiplier)
+        self.input_linear = Linear(build, hidden_size, 2 * intermediate_size, segments=(intermediate_size,) * 2)
+        self.output_linear = Linear(build, intermediate_size, hidden_size, multiplier=multiplier, cuts_inputs=True)
 
     def forward(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
         """Both [tokens, hidden] -> [tokens, hidden]"""

@@ -57,12 +57,13 @@ class HybridLayer(Module):
         super().__init__()
         assert isinstance(spec.mixer, Mamba2Spec), "a Mamba layer follows every use"
         assert spec.use is not None, "it is a use"
+        assert spec.attention is not None, "a use has attention"
         self.names = {"adapters": "shared_transformer"}
         owns_block = spec.use < hyper.num_blocks
         self.shared_transformer = block if owns_block else None
         self.borrowed = {} if owns_block else {"shared_transformer": block}
         self.pass_block = block.forward
-        self.adapters = Adapters(build, size, hyper, spec.use)
+        self.adapters = Adapters(build, size, spec.attention, hyper, spec.use)
         self.linear = Linear(build, size, size)
         self.mamba_decoder = MambaLayer(build, size, spec.mixer, hyper)
 

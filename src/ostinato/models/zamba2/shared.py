@@ -21,12 +21,13 @@ if TYPE_CHECKING:
 class AttentionAdapter(Module):
     """Products of low rank that are added to queries, keys and values."""
 
-    def __init__(self, build: Builder, size: int, rank: int, use: int) -> None:
+    def __init__(self, build: Builder, size: int, spec: AttentionSpec, rank: int, use: int) -> None:
         super().__init__()
+        of_q, of_k = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
         lists = {part: f"linear_{part}_adapter_list.{use}" for part in "qkv"}
         self.names = {part: f"{name}.1" for part, name in lists.items()}
         self.down = PackedLinear(build, size, tuple((f"{name}.0", rank) for name in lists.values()))
-        self.q, self.k, self.v = (Linear(build, rank, size) for _ in lists)
+        self.q, self.k, self.v = (Linear(build, rank, out_size) for out_size in (of_q, of_k, of_k))
 
     def forward(
         self, x: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
@@ -43,7 +44,7 @@ class MLPAdapter(Module):
         super().__init__()
         self.names = {"down": f"gate_up_proj_adapter_list.{use}.0", "up": f"gate_up_proj_adapter_list.{use}.1"}
         self.down = Linear(build, size, rank)
-        self.up = Linear(build, rank, out_size)
+        self.up = Linear(build, rank, out_size, segments=(out_size // 2,) * 2)
 
     def forward(self, x: torch.Tensor, gate_up: torch.Tensor) -> torch.Tensor:
         """`x` [tokens, size], `gate_up` [tokens, out_size] -> that with what is added"""
@@ -53,11 +54,11 @@ class MLPAdapter(Module):
 class Adapters(Module):
     """Those of one use, where the checkpoint has them: within the block."""
 
-    def __init__(self, build: Builder, size: int, hyper: Zamba2Hyperparameters, use: int) -> None:
+    def __init__(self, build: Builder, size: int, spec: AttentionSpec, hyper: Zamba2Hyperparameters, use: int) -> None:
         super().__init__()
         self.names = {"attention": "self_attn", "mlp": "feed_forward"}
         rank = hyper.adapter_rank
-        self.attention = AttentionAdapter(build, 2 * size, rank, use) if hyper.adapts_attention else None
+        self.attention = AttentionAdapter(build, 2 * size, spec, rank, use) if hyper.adapts_attention else None
         self.mlp = MLPAdapter(build, size, rank, 2 * hyper.intermediate_size, use)
 
 
@@ -67,8 +68,9 @@ class MLP(Module):
     def __init__(self, build: Builder, size: int, hyper: Zamba2Hyperparameters) -> None:
         super().__init__()
         self.op, self.activation = build.ops.gated_activation, hyper.activation
-        self.gate_up_proj = Linear(build, size, 2 * hyper.intermediate_size, hyper.bias)
-        self.down_proj = Linear(build, hyper.intermediate_size, size, hyper.bias)
+        inner = hyper.intermediate_size
+        self.gate_up_proj = Linear(build, size, 2 * inner, hyper.bias, segments=(inner, inner))
+        self.down_proj = Linear(build, inner, size, hyper.bias, cuts_inputs=True)
 
     def forward(self, x: torch.Tensor, adapter: MLPAdapter) -> torch.Tensor:
         """[tokens, size] -> [tokens, size]"""

@@ -1,9 +1,8 @@
-"""Ladders from traffic: a histogram of the batches that an engine ran, and the sizes that would pad them least."""
+"""Traffic: what an engine counted of its batches and requests; and the sizes that would pad the batches least."""
 
 from __future__ import annotations
 
 import json
-import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,15 +11,25 @@ from pathlib import Path
 from typing import Any
 
 from ostinato.errors import ConfigError, Remedy, reason
+from ostinato.plan.counts_json import json_object, read_counts, read_number, with_string_keys
 from ostinato.plan.graphs.coverage import smallest_holding
+from ostinato.plan.layouts.requests import RequestLengths
+
+FIELDS = ("decode", "mixed", "requests")
 
 
 @dataclass
 class Traffic:
-    """How many steps had which shape: `decode[tokens_per_row][rows]` of uniform decode, `mixed[tokens]` of others."""
+    """How many steps had which shape: `decode[tokens_per_row][rows]` of uniform decode, `mixed[tokens]` of others; and
+    how long the `requests` were that have ended, None where nobody counted them."""
 
     decode: dict[int, Counter[int]] = field(default_factory=dict)
     mixed: Counter[int] = field(default_factory=Counter)
+    requests: RequestLengths | None = None
+
+    @property
+    def has_steps(self) -> bool:
+        return bool(self.decode or self.mixed)
 
     def count(self, rows: int, tokens_per_row: int | None, tokens: int, steps: int = 1) -> None:
         """Adds steps of one shape. `tokens_per_row` is None for a mixed batch, as for `dispatch`."""
@@ -39,24 +48,28 @@ class Traffic:
         return weights
 
     def to_json(self) -> dict[str, Any]:
-        """`{"decode": {tokens_per_row: {rows: count}}, "mixed": {tokens: count}}`, its keys ascending, as strings."""
-        return {
-            "decode": {str(size): _with_string_keys(counts) for size, counts in sorted(self.decode.items())},
-            "mixed": _with_string_keys(self.mixed),
+        """`{"decode": {tokens_per_row: {rows: count}}, "mixed": {tokens: count}}`, its keys ascending, as strings; and
+        `"requests"`, if they were counted."""
+        steps = {
+            "decode": {str(size): with_string_keys(counts) for size, counts in sorted(self.decode.items())},
+            "mixed": with_string_keys(self.mixed),
         }
+        return steps if self.requests is None else {**steps, "requests": self.requests.to_json()}
 
     @classmethod
     def from_json(cls, data: Any) -> Traffic:
-        """The traffic that `to_json` gave. ConfigError that names the field if the data has another form."""
-        fields = _object("traffic", data)
-        if fields.keys() != {"decode", "mixed"}:
+        """The traffic that `to_json` gave, or its requests alone. ConfigError that names the field if the data has
+        another form."""
+        fields = json_object("traffic", data)
+        if not (fields.keys() == {"requests"} or {"decode", "mixed"} <= fields.keys() <= set(FIELDS)):
             names = ", ".join(repr(name) for name in fields) or "nothing"
-            raise ConfigError(f"traffic has {names}; its fields are decode and mixed")
+            raise ConfigError(f"traffic has {names}; its fields are decode and mixed, requests, or all three")
         decode = {
-            _shape("decode", key): _counts(f"decode.{key}", counts)
-            for key, counts in _object("decode", fields["decode"]).items()
+            read_number("decode", key): read_counts(f"decode.{key}", counts)
+            for key, counts in json_object("decode", fields.get("decode", {})).items()
         }
-        return cls(decode, _counts("mixed", fields["mixed"]))
+        requests = RequestLengths.from_json(fields["requests"]) if "requests" in fields else None
+        return cls(decode, read_counts("mixed", fields.get("mixed", {})), requests)
 
     def save(self, path: Path) -> None:
         """Writes the traffic as JSON."""
@@ -157,36 +170,3 @@ def _with_one_more(least: list[int], padding: Callable[[int, int], int], chosen:
         total[end], cuts[end] = min((least[cut] + padding(cut, end), cut) for cut in range(low, min(high, end - 1) + 1))
         open_ends += [(first, end - 1, low, cuts[end]), (end + 1, last, cuts[end], high)]
     return total, cuts
-
-
-def _object(name: str, data: Any) -> dict[str, Any]:
-    if not isinstance(data, dict):
-        raise ConfigError(f"{name} = {_short(data)}: it is an object")
-    return data
-
-
-def _counts(name: str, data: Any) -> Counter[int]:
-    """`{size: steps}` from an object whose keys are sizes as strings."""
-    counts: Counter[int] = Counter()
-    for key, count in _object(name, data).items():
-        size = _shape(name, key)
-        if not isinstance(count, int) or isinstance(count, bool) or count < 0:
-            raise ConfigError(f"{name}.{key} = {_short(count)}: it is a number of steps")
-        counts[size] = count
-    return counts
-
-
-def _shape(name: str, key: Any) -> int:
-    # In one way of writing only, so that no two keys are one size.
-    if not isinstance(key, str) or re.fullmatch("[1-9][0-9]{0,17}", key) is None:
-        raise ConfigError(f"{name} has the key {_short(key)}: its keys are whole numbers of at least 1")
-    return int(key)
-
-
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 40 else f"{text[:37]}..."
-
-
-def _with_string_keys(counts: Mapping[int, int]) -> dict[str, int]:
-    return {str(size): count for size, count in sorted(counts.items())}

@@ -11,6 +11,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from ostinato.plan.cache_files import CacheFilesPlan
 from ostinato.plan.decision import Decision
 from ostinato.plan.memory.cache_split import MemoryPlan
 from ostinato.plan.plan import Plan, StateSummary
@@ -20,7 +21,7 @@ from ostinato.plan.words.render_speculative import speculation_rows
 from ostinato.plan.words.render_times import time_rows
 from ostinato.units import format_bytes
 
-BYTE_TOPICS = ("cache_memory",)
+BYTE_TOPICS = ("cache_memory", "cache_offload")
 """Decisions whose values are bytes."""
 
 
@@ -156,7 +157,24 @@ def _prefix_cache_rows(plan: Plan) -> Iterator[tuple[str, str]]:
         yield "checkpoints", f"{memory.num_checkpoints:,} slots beyond the working ones"
     count = memory.prefix_tokens // memory.expected_prefix_tokens
     prefixes = f"{count:,} prefixes of {memory.expected_prefix_tokens:,} tokens"
+    if plan.cache_files is not None:
+        yield "files", _files(plan.cache_files)
     yield "holds", f"{prefixes} ({memory.prefix_tokens:,} tokens) beside {settings.max_num_seqs} running requests"
+
+
+def _files(files: CacheFilesPlan) -> str:
+    """Of what is evicted: where, how much, and from which length on it comes back."""
+    where = files.directory or "~/.cache/ostinato/prefixes"
+    sizes = " and ".join(
+        f"{format_bytes(size)} for {what}"
+        for what, size in (("a block", files.block_bytes), ("a state", files.slot_bytes))
+        if size
+    )
+    when = "reading never pays" if files.pays_from is None else f"read from {files.pays_from:,} tokens on"
+    return (
+        f"at most {format_bytes(files.limit)} in {where}: {sizes}; {when} ({files.bytes_per_second / 1e6:,.0f} MB/s "
+        f"against {files.flops_per_second / 1e9:,.0f} GFLOP/s)"
+    )
 
 
 def _kernel_rows(plan: Plan) -> Iterator[tuple[str, str]]:

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
-from pydantic import BeforeValidator, Field
+from pydantic import Field
 
 from ostinato.engine.outputs import CompletionOutput
 from ostinato.engine.process.delivery import SampleDelta
@@ -18,6 +18,7 @@ from ostinato.sample.params import SamplingParams
 from ostinato.schedule.batch import TokenLogprobs
 from ostinato.serve.api.answers import ChunkWriter, Run, answer, head, quoted, whole_body
 from ostinato.serve.api.generation import MAX_LOGPROBS, GenerationBody
+from ostinato.serve.api.prompts import Prompts, prompts_in, token_ids
 from ostinato.serve.chat.guides import GuidePlan, plain_guide
 from ostinato.serve.chat.model_text import ModelText
 from ostinato.serve.chat.token_texts import CompletionLogprobs
@@ -27,19 +28,6 @@ from ostinato.serve.http.lifecycle import Lifecycle
 from ostinato.serve.http.streaming import DONE, LastEvents
 from ostinato.serve.work.context import Work
 from ostinato.serve.work.model import Model
-
-
-def _checked_prompt(value: Any) -> Any:
-    """A wrong prompt gets one message, instead of one for each form that a prompt may have."""
-    if isinstance(value, str) or _are_token_ids(value):
-        return value
-    if isinstance(value, list) and all(isinstance(each, str) or _are_token_ids(each) for each in value):
-        return value
-    raise ValueError("a prompt is text or a list of token ids, and several are a list of these")
-
-
-def _are_token_ids(value: Any) -> bool:
-    return isinstance(value, list) and all(type(each) is int for each in value)
 
 
 @dataclass(frozen=True)
@@ -55,7 +43,7 @@ class _Prepared:
 
 
 class CompletionRequest(GenerationBody):
-    prompt: Annotated[str | list[int] | list[str | list[int]], BeforeValidator(_checked_prompt)]
+    prompt: Prompts
     """Text or token ids; several in a list."""
     max_tokens: int | None = Field(16, ge=0)
     """Most tokens of output; null: as many as there is room for; 0: only score the prompt, which needs `echo`."""
@@ -69,24 +57,13 @@ class CompletionRequest(GenerationBody):
     )
 
     def prepare(self, work: Work) -> _Prepared:
-        prompts = self.prompts()
+        prompts = prompts_in(self.prompt, "prompt")
         self.check(work.settings, work.model_name, len(prompts))
         self.check_echo()
         params = _params(self, work.default_params)
-        token_ids = [_encode(work, prompt) for prompt in prompts]
+        ids = [token_ids(work, prompt, "prompt") for prompt in prompts]
         echoes = _echoes(work.text, self, prompts, params.skip_special_tokens)
-        return _Prepared(params, token_ids, echoes, plain_guide(self.guide_request()), self.max_tokens == 0)
-
-    def prompts(self) -> list[str | list[int]]:
-        """Each prompt, as text or token ids."""
-        prompt = self.prompt
-        if isinstance(prompt, str):
-            return [prompt]
-        if not prompt:
-            raise ApiError(400, "prompt is an empty list; a prompt is text or token ids", param="prompt")
-        if all(isinstance(item, int) for item in prompt):
-            return [prompt]  # type: ignore[list-item]
-        return list(prompt)  # type: ignore[arg-type]
+        return _Prepared(params, ids, echoes, plain_guide(self.guide_request()), self.max_tokens == 0)
 
     def check_echo(self) -> None:
         """ApiError for what needs `echo`."""
@@ -128,13 +105,6 @@ def _params(body: CompletionRequest, defaults: SamplingParams) -> SamplingParams
             more["prompt_logprobs"] = body.logprobs
     # To score only a prompt, the engine computes one token after it, which is not returned.
     return body.sampling(defaults, max_tokens=1 if body.max_tokens == 0 else body.max_tokens, **more)
-
-
-def _encode(work: Work, prompt: str | list[int]) -> list[int]:
-    if isinstance(prompt, str):
-        return work.encode(prompt, True, "prompt")
-    work.text.check_ids(prompt, "prompt")
-    return prompt
 
 
 def _echoes(

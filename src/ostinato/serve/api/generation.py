@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import ConfigDict, Field
@@ -122,13 +123,17 @@ class GenerationBody(Body):
         if count > settings.max_n:
             message = f"{count} outputs are asked for (prompts times n), and a request may have {settings.max_n}"
             raise ApiError(400, message, param="n")
-        stop = [self.stop] if isinstance(self.stop, str) else self.stop or []
-        _check_count("stop", "stop strings", len(stop), settings.max_stop)
+        param, stop = self.stop_strings()
+        _check_count(param, "stop strings", len(stop), settings.max_stop)
         longest = max(map(len, stop), default=0)
-        _check_count("stop", "characters of a stop string", longest, settings.max_stop_length)
+        _check_count(param, "characters of a stop string", longest, settings.max_stop_length)
         _check_count("logit_bias", "biased tokens", len(self.logit_bias or ()), settings.max_logit_bias)
         _check_count("stop_token_ids", "stop tokens", len(self.stop_token_ids or ()), settings.max_logit_bias)
-        _check_count("cache_salt", "characters of a cache_salt", len(self.cache_salt or ""), MAX_SALT)
+        check_salt(self.cache_salt)
+
+    def stop_strings(self) -> tuple[str, Sequence[str]]:
+        """The field that holds the stop strings, and these."""
+        return "stop", [self.stop] if isinstance(self.stop, str) else self.stop or []
 
     def deadline(self, settings: ServeSettings) -> float:
         """Seconds after which the request is ended."""
@@ -157,6 +162,11 @@ class GenerationBody(Body):
         names = SamplingParams.model_fields.keys() & GenerationBody.model_fields.keys()
         given = {name: value for name in names if (value := getattr(self, name)) is not None}
         return defaults.replace(**given, **more)
+
+
+def check_salt(salt: str | None) -> None:
+    """ApiError for one that is too long."""
+    _check_count("cache_salt", "characters of a cache_salt", len(salt or ""), MAX_SALT)
 
 
 def _check_count(param: str, what: str, count: int, most: int) -> None:

@@ -1,18 +1,15 @@
-"""What the server shows of itself: `/health`, `/version`, `/plan`, `/v1/models`, `/live` and `/metrics`.
-
-And `GET /`: a page to chat with the model and watch the engine. Its files are in `serve/page`.
-"""
+"""What the server shows of itself: `/health`, `/version`, `/plan`, `/v1/models`, `/about`, `/live`, `/prefixes` and
+`/metrics`."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 from fastapi import APIRouter
-from fastapi.responses import FileResponse, JSONResponse, RedirectResponse, Response
-from starlette.staticfiles import StaticFiles
+from fastapi.responses import JSONResponse, Response
 
 from ostinato import __version__
 from ostinato.observe.counts import AnswerCounts, Meter
@@ -26,13 +23,16 @@ from ostinato.observe.metrics import (
     loop_delay,
     of_keys,
     refusals,
+    together,
     workers,
 )
+from ostinato.serve.api.about import about_model
 from ostinato.serve.api.generation import check_model
 from ostinato.serve.http.lifecycle import Lifecycle
+from ostinato.serve.work.model import Model
 
 
-def service_router(lifecycle: Lifecycle) -> APIRouter:
+def service_router(lifecycle: Lifecycle, made: Callable[[], Model]) -> APIRouter:
     router = APIRouter()
 
     @router.get("/health", response_model=None)
@@ -56,6 +56,18 @@ def service_router(lifecycle: Lifecycle) -> APIRouter:
     async def plan() -> dict[str, Any]:
         """What was decided before the weights were loaded, and what was measured since."""
         return lifecycle.engine.plan.to_json()
+
+    @router.get("/about")
+    async def about() -> dict[str, Any]:
+        """What the model is and takes, the sampling where a request says nothing, and what one may ask it."""
+        return about_model(made(), lifecycle.model_name)
+
+    @router.get("/tokenizer_info")
+    async def tokenizer_info() -> dict[str, Any]:
+        """What the checkpoint's tokenizer_config.json says, with the chat template in use, for vLLM's clients."""
+        engine = lifecycle.engine
+        template = engine.chat_template.as_stored
+        return {"tokenizer_class": "PreTrainedTokenizerFast", **engine.tokenizer.settings, "chat_template": template}
 
     @router.get("/v1/models")
     async def models() -> dict[str, Any]:
@@ -94,10 +106,16 @@ def observation_router(lifecycle: Lifecycle, counts: AnswerCounts) -> APIRouter:
             "status": lifecycle.status,
             "heartbeat_age": engine.heartbeat_age,
             "model": lifecycle.model_name,
-            "max_num_seqs": engine.plan.settings.max_num_seqs,
+            "max_num_seqs": engine.admission.max_running,
             "stats": seen.stats,
             "latency": _latencies(seen.meter),
         }
+
+    @router.get("/prefixes")
+    async def prefixes() -> dict[str, Any]:
+        """The texts that the prefix cache used last, as branches of a tree: where they part, where checkpoints stand,
+        and how often each was hit. Positions in tokens. No word of a text is in it, as it may be another client's."""
+        return await lifecycle.present_engine.prefixes()
 
     @router.get("/metrics", response_model=None)
     async def metrics() -> Response:
@@ -105,10 +123,13 @@ def observation_router(lifecycle: Lifecycle, counts: AnswerCounts) -> APIRouter:
         zeros that nobody measured."""
         engine = lifecycle.present_engine
         labels = {"model_name": lifecycle.model_name, "engine": "0"}
-        seen, memory = await engine.last_seen(), asdict(engine.plan.memory)
-        prefix = lifecycle.settings.metrics_prefix
+        memory, prefix = asdict(engine.plan.memory), lifecycle.settings.metrics_prefix
         outside = connections(lifecycle.occupancy.total, lifecycle.occupancy.refused, prefix, labels)
-        of_engine = [*outside, *families(seen.stats, seen.meter, memory, prefix, labels)]
+        of_each = [
+            families(seen.stats, seen.meter, memory, prefix, {**labels, "engine": name})
+            for name, seen in (await engine.all_seen()).items()
+        ]
+        of_engine = [*outside, *together(of_each)]
         alive = heartbeat(engine.heartbeat_age, prefix, labels)
         delay, reads = lifecycle.loop_delay, lifecycle.present_workers
         served = [
@@ -131,43 +152,3 @@ def _latencies(meter: Meter) -> dict[str, dict[str, float | None]]:
         name: {"p50": histogram.quantile(0.5), "p90": histogram.quantile(0.9), "p99": histogram.quantile(0.99)}
         for name, histogram in measured.items()
     }
-
-
-DIRECTORY = Path(__file__).parent.parent / "page"
-
-_HEADERS = {
-    # Everything comes from this server, so text of a model cannot run or load anything.
-    "Content-Security-Policy": "default-src 'self'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'",
-    "Referrer-Policy": "no-referrer",
-    "X-Content-Type-Options": "nosniff",
-    # So that a browser does not mix files of two versions.
-    "Cache-Control": "no-cache",
-}
-
-
-def page_router(root_path: str) -> APIRouter:
-    router = APIRouter()
-
-    if root_path:
-
-        @router.get(root_path, include_in_schema=False)
-        async def page_without_slash() -> Response:
-            return RedirectResponse(f"{root_path}/")  # the page's links are relative
-
-    @router.get("/", include_in_schema=False)
-    async def page() -> Response:
-        return FileResponse(DIRECTORY / "index.html", headers=_HEADERS)
-
-    return router
-
-
-class _Files(StaticFiles):
-    def file_response(self, *args: Any, **more: Any) -> Response:
-        response = super().file_response(*args, **more)
-        response.headers.update(_HEADERS)
-        return response
-
-
-def page_files() -> StaticFiles:
-    """The files that the page loads, to be mounted at `/page`."""
-    return _Files(directory=DIRECTORY)

@@ -33,7 +33,7 @@ class TokenizeRequest(ConversationBody):
     messages: ListOf[Message] | None = None  # type: ignore[assignment]
     add_special_tokens: bool | None = None
     """Add the tokens that the tokenizer puts around a text (default: true for a prompt, false for a conversation)."""
-    return_token_strs: bool = False
+    return_token_strs: bool | None = None
     """Also return the text of each token."""
 
     def prepare(self, work: Work) -> bytes:
@@ -48,10 +48,9 @@ class TokenizeRequest(ConversationBody):
             check_counts(self.messages or (), self.tools, work.settings)
             rendered = render(work, conversation_of(text, self, checked_tools(text, self.tools, None).told))
             token_ids = token_ids_of(work, rendered, "messages", adds is True)
-        found: dict[str, Any] = {"count": len(token_ids), "max_model_len": text.max_model_len, "tokens": token_ids}
-        if self.return_token_strs:
-            found["token_strs"] = [text.token_texts.text_of(token_id) for token_id in token_ids]
-        return _json(found)
+        texts = [text.token_texts.text_of(token_id) for token_id in token_ids] if self.return_token_strs else None
+        found = {"count": len(token_ids), "max_model_len": text.max_model_len, "tokens": token_ids}
+        return _json({**found, "token_strs": texts})
 
 
 class DetokenizeRequest(Body):

@@ -103,9 +103,14 @@ def template_kwargs(
     return kwargs
 
 
-def check_counts(messages: Sequence[Any], tools: Any, settings: ServeSettings, param: str = "messages") -> None:
-    """ApiError for more messages, parts of messages or tools than a request may have. `messages` have a `content`."""
-    parts = sum(len(message.content) for message in messages if isinstance(message.content, list))
+def check_counts(
+    messages: Sequence[Any], tools: Any, settings: ServeSettings, param: str = "messages", num_parts: int | None = None
+) -> None:
+    """ApiError for more messages, parts of messages or tools than a request may have. `messages` have a `content`, of
+    which `num_parts` counts the parts where they lie deeper."""
+    parts = num_parts
+    if parts is None:
+        parts = sum(len(message.content) for message in messages if isinstance(message.content, list))
     for field, what, count, setting in (
         (param, "messages", len(messages), "max_messages"),
         (param, "parts of messages", parts, "max_parts"),

@@ -9,7 +9,7 @@ from typing import Any
 
 from ostinato.errors import Remedy, RequestError
 
-_NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
+_NAME = re.compile(r"[a-zA-Z0-9_-]{1,128}")
 _NO_PARAMETERS: Mapping[str, Any] = {"type": "object", "properties": {}}
 
 
@@ -109,7 +109,7 @@ def _read_tool(value: Any, field: str) -> Tool:
     function = _object(tool.get("function"), field, {"name", "description", "parameters", "strict"})
     name = function.get("name")
     if not isinstance(name, str) or not _NAME.fullmatch(name):
-        raise RequestError(f"{field}.name must be 1 to 64 letters, digits, _ or -, not {name!r}")
+        raise RequestError(f"{field}.name must be 1 to 128 letters, digits, _ or -, not {name!r}")
     description = function.get("description")
     if not isinstance(description, str | None):
         raise RequestError(f"{field}.description must be a string, not {_kind(description)}")

@@ -47,20 +47,23 @@ class JsonEndpoints:
                 self._endpoints[route.path] = kind, route.endpoint
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        known = self._endpoints.get(scope["path"]) if scope["type"] == "http" and scope["method"] == "POST" else None
-        if known is None:
+        if scope["type"] != "http" or scope["method"] != "POST" or scope["path"] not in self._endpoints:
             await self._app(scope, receive, send)
             return
-        kind, endpoint = known
         sent = (await receive())["body"]  # the whole body: the gate has read it
         request = Request(scope, receive)
         try:
             check_type(Headers(scope=scope).get("content-type", ""), sent)
-            body, request.state.prepared = await self._read(kind, sent, request)
-            response = await endpoint(body, request)
+            response = await self.answer(scope["path"], sent, request)
         except (ApiError, RequestError) as error:
-            response = as_api_error(error).response()
+            response = as_api_error(error).response(scope["path"])
         await response(scope, receive, send)
+
+    async def answer(self, path: str, sent: bytes, request: Request) -> Response:
+        """What the endpoint at `path` answers to a body. ApiError or RequestError for what is wrong with it."""
+        kind, endpoint = self._endpoints[path]
+        body, request.state.prepared = await self._read(kind, sent, request)
+        return await endpoint(body, request)
 
     async def _read(self, kind: type[Body], sent: bytes, request: Request) -> tuple[Body, Any]:
         work = self._work()

@@ -10,7 +10,7 @@ from pydantic import BaseModel
 from starlette.responses import Response
 
 from ostinato.engine.process.admission import Overloaded
-from ostinato.engine.process.failures import EngineFailed, EngineStopped
+from ostinato.engine.process.failures import EngineFailed, EngineStopped, ReplicaLost
 from ostinato.engine.process.stream import DeadlineExceeded
 from ostinato.errors import OstinatoError, RequestError
 
@@ -31,6 +31,19 @@ _TYPES = {
     503: "service_unavailable_error",
     504: "timeout_error",
 }
+
+
+_ANTHROPIC_TYPES = {
+    **_TYPES,
+    404: "not_found_error",
+    413: "request_too_large",
+    503: "overloaded_error",
+}
+
+
+def is_anthropic(path: str) -> bool:
+    """Whether the endpoint at `path` speaks Anthropic's form."""
+    return path == "/v1/messages" or path.startswith("/v1/messages/")
 
 
 class ApiError(Exception):
@@ -59,11 +72,25 @@ class ApiError(Exception):
         kind = _TYPES.get(self.status, "server_error")
         return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
 
-    def response(self) -> Response:
-        """The whole response."""
+    def response(self, path: str = "") -> Response:
+        """The whole response, in the form of the endpoint at `path`."""
+        return Response(self._json(path), self.status, headers=self.headers, media_type="application/json")
+
+    def event(self, path: str) -> bytes:
+        """The event that tells of it in a stream of the endpoint at `path`."""
+        name = "event: error\n" if is_anthropic(path) else ""
+        return f"{name}data: {self._json(path)}\n\n".encode()
+
+    def _json(self, path: str) -> str:
         # As ASCII: the message may repeat text of the client that cannot be encoded.
-        body = json.dumps(self.body())
-        return Response(body, self.status, headers=self.headers, media_type="application/json")
+        return json.dumps(self._anthropic() if is_anthropic(path) else self.body())
+
+    def _anthropic(self) -> dict[str, Any]:
+        """The same in Anthropic's form, which has the field in its message."""
+        message = self.message
+        if self.param is not None and self.param not in message:
+            message = f"{self.param}: {message}"
+        return {"type": "error", "error": {"type": _ANTHROPIC_TYPES.get(self.status, "api_error"), "message": message}}
 
 
 def _error(status: int, message: str, param: str | None, code: str | None, headers: dict[str, str]) -> ApiError:
@@ -82,6 +109,8 @@ def as_api_error(error: BaseException) -> ApiError:
     if isinstance(error, RequestError):
         setting = error.remedies[0].setting if error.remedies else None
         return ApiError(400, error.message, param=setting)
+    if isinstance(error, ReplicaLost):
+        return ApiError(503, str(error), code="replica_lost", headers={"Retry-After": "1"})
     if isinstance(error, EngineStopped):
         return ApiError(503, "the server is shutting down, and ended the request", code="draining")
     if isinstance(error, EngineFailed):

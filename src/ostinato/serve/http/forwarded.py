@@ -30,7 +30,7 @@ class TrustedProxies:
     def client(self, peer: str | None, headers: Sequence[tuple[bytes, bytes]]) -> str | None:
         """The client's address: the last one that a proxy names which is no trusted proxy itself. `peer` is who the
         connection is from, None on the Unix socket; it is the client if it is not trusted, or names none."""
-        if not self._trusts(peer):
+        if not self.trusts(peer):
             return peer
         named = b",".join(value for name, value in headers if name == b"x-forwarded-for").split(b",")
         client = peer
@@ -39,11 +39,12 @@ class TrustedProxies:
             if found is None:
                 break  # what stands before it is not to be trusted
             client = str(found)
-            if not self._trusts(client):
+            if not self.trusts(client):
                 break
         return client
 
-    def _trusts(self, address: str | None) -> bool:
+    def trusts(self, address: str | None) -> bool:
+        """Whether it is a proxy's; None on the Unix socket."""
         if address is None:
             return self._trusts_unix
         found = _address(address)

@@ -13,7 +13,7 @@ from ostinato.observe.counts import AnswerCounts
 from ostinato.observe.logs import log_request
 from ostinato.observe.record import RequestRecord
 from ostinato.observe.tracing import Tracing
-from ostinato.serve.http.errors import ApiError, as_api_error
+from ostinato.serve.http.errors import ApiError, as_api_error, is_anthropic
 from ostinato.serve.http.forwarded import UNIX, TrustedProxies
 from ostinato.serve.http.keys import client_of
 from ostinato.serve.http.lifecycle import Lifecycle
@@ -45,7 +45,7 @@ class Gate:
         # Web pages can call a loopback address by names of their own, but no Unix socket.
         self._is_private = settings.uds is None and settings.is_local and not settings.keys
         self._root_path = settings.root_path
-        self._proxies = TrustedProxies(settings.trusted_proxy)
+        self._proxies = lifecycle.proxies
         self._max_body = settings.max_body
         self._tracing = tracing
 
@@ -64,7 +64,10 @@ class Gate:
         async def send_noted(message: Message) -> None:
             if message["type"] == "http.response.start":
                 record.status = message["status"]
-                MutableHeaders(scope=message)["x-request-id"] = record.request_id
+                answer_headers = MutableHeaders(scope=message)
+                answer_headers["x-request-id"] = record.request_id
+                if is_anthropic(scope["path"]):
+                    answer_headers["request-id"] = record.request_id
             elif record.method != "HEAD":
                 record.sent_bytes += len(message.get("body", b""))
             await send(message)
@@ -80,7 +83,7 @@ class Gate:
                 log_failure(record.request_id, error)
             # An answer that has begun cannot be replaced: it stays incomplete.
             if record.status is None:
-                await answer.response()(scope, receive, send_noted)
+                await answer.response(scope["path"])(scope, receive, send_noted)
         finally:
             record.end()
             log_request(record)
@@ -94,7 +97,7 @@ class Gate:
             check_host(headers.get("host"))
         record: RequestRecord = scope["state"]["record"]
         if not (_is_open(scope["path"]) or scope["path"] == self._root_path):
-            record.key = self._keys.check(headers.get("authorization"))
+            record.key = self._keys.check(headers.get("authorization"), headers.get("x-api-key"))
         scope["state"]["client"] = client_of(record.key, (scope.get("client") or [None])[0])
         messages = [await _read_body(headers, receive, self._max_body)]
 
@@ -135,8 +138,8 @@ def check_host(host: str | None) -> None:
     name = _without_port(host or "localhost")
     if not is_loopback(name):
         message = (
-            "this server is for its own machine, as localhost or 127.0.0.1, and was called by another name; to serve "
-            "others, start it with an api_key"
+            "this server is for its own machine, as localhost or 127.0.0.1, and was called by another name, "
+            f"{name[:80]!r}; to serve others, or by a proxy that passes names on, start it with an api_key"
         )
         raise ApiError(421, message, code="foreign_host")
 
@@ -148,8 +151,8 @@ async def _read_body(headers: Headers, receive: Receive, limit: int) -> Message:
     early.
     """
     declared = headers.get("content-length", "0")
-    if declared.isdecimal() and (len(declared) > 18 or int(declared) > limit):
-        raise _too_large(limit)
+    if declared.isdecimal():
+        check_size(int(declared) if len(declared) <= 18 else limit + 1, limit)
     parts: list[bytes] = []
     received = 0
     try:
@@ -160,8 +163,7 @@ async def _read_body(headers: Headers, receive: Receive, limit: int) -> Message:
                     raise ClientDisconnect
                 part = message.get("body", b"")
                 received += len(part)
-                if received > limit:
-                    raise _too_large(limit)
+                check_size(received, limit)
                 parts.append(part)
                 if not message.get("more_body", False):
                     break
@@ -170,8 +172,10 @@ async def _read_body(headers: Headers, receive: Receive, limit: int) -> Message:
     return {"type": "http.request", "body": b"".join(parts), "more_body": False}
 
 
-def _too_large(limit: int) -> ApiError:
-    return ApiError(413, f"the body is larger than {limit} bytes (max_body)", code="body_too_large")
+def check_size(size: int, limit: int) -> None:
+    """ApiError for a body of more bytes than `limit`."""
+    if size > limit:
+        raise ApiError(413, f"the body is larger than {limit} bytes (max_body)", code="body_too_large")
 
 
 def _printable(scope: Scope) -> str:

@@ -41,10 +41,13 @@ class ApiKeys:
         else:
             log.info("api_key_file was read again: there are %d keys", len(self._digests))
 
-    def check(self, authorization: str | None) -> str | None:
-        """The name of the key in the header; None if the server has no keys. ApiError 401 without one of them."""
+    def check(self, authorization: str | None, x_api_key: str | None = None) -> str | None:
+        """The name of the key in the headers: in `Authorization`, or without that in `x-api-key`, as Anthropic's
+        clients send it. None if the server has no keys. ApiError 401 without one of them."""
         if not self._digests:
             return None
+        if authorization is None and x_api_key is not None:
+            authorization = f"Bearer {x_api_key}"
         scheme, _, key = (authorization or "").partition(" ")
         given = _digest(key.strip().encode("utf-8", "replace"))
         found = None
@@ -52,7 +55,7 @@ class ApiKeys:
             if hmac.compare_digest(given, known):
                 found = name
         if found is None or scheme.lower() != "bearer":
-            message = "the Authorization header should be 'Bearer' and one of the server's keys"
+            message = "the Authorization header should be 'Bearer' and one of the server's keys (or x-api-key that key)"
             raise ApiError(401, message, code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
         return found
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 from ostinato.config import EngineConfig
@@ -15,6 +15,7 @@ from ostinato.engine.process.failures import EngineFailed
 from ostinato.engine.process.launch import make_engine
 from ostinato.serve.http.delay import LoopDelay
 from ostinato.serve.http.errors import ApiError
+from ostinato.serve.http.forwarded import TrustedProxies
 from ostinato.serve.http.keys import ApiKeys
 from ostinato.serve.http.limits import Occupancy, room_for_connections
 from ostinato.serve.http.refusals import Refusals
@@ -28,6 +29,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("ostinato.serve")
 
+StartEngine = Callable[..., Awaitable[AsyncEngine]]
+"""With max_waiting and max_per_client, as `AsyncEngine.start` has them."""
+
 
 class Lifecycle:
     """Starts the engine while the server already answers, and stops it with the server."""
@@ -38,18 +42,19 @@ class Lifecycle:
         settings: ServeSettings,
         progress: StartProgress = lambda what, done, total: None,
         make: Callable[[EngineConfig, StartProgress], Engine] = make_engine,
+        start_engine: StartEngine | None = None,
     ) -> None:
-        """`make` makes the engine; see `AsyncEngine.start`."""
+        """`make` makes the engine; see `AsyncEngine.start`, whose place `start_engine` takes."""
         self.config, self.settings = config, settings
         self.keys = ApiKeys(settings)
         self.loop_delay = LoopDelay()
-        self.model_name = settings.served_model_name or _name(config.model)
+        self.model_name = settings.name_of(config.model)
         self.created = int(time.time())
         self.refusals = Refusals()
         """Of what the application never sees."""
-        self.occupancy = Occupancy(
-            settings.max_connections or room_for_connections(), settings.max_connections_per_address
-        )
+        self.proxies = TrustedProxies(settings.trusted_proxy)
+        most = settings.max_connections or room_for_connections()
+        self.occupancy = Occupancy(most, settings.max_connections_per_address, self.proxies.trusts)
         self.draining = False
         self.error: BaseException | None = None
         """Why the engine could not start, or ended."""
@@ -59,7 +64,7 @@ class Lifecycle:
         """Called once requests are accepted."""
         self.on_end: Callable[[], None] = lambda: None
         """Called when the server should exit: the engine has failed, or everything is drained."""
-        self._progress, self._make = progress, make
+        self._start_engine = start_engine or partial(AsyncEngine.start, config, progress=progress, make=make)
         self._engine: AsyncEngine | None = None
         self._workers: Workers | None = None
         self._starting: asyncio.Task[None] | None = None
@@ -69,14 +74,17 @@ class Lifecycle:
         self.loop_delay.start()
         self._starting = asyncio.create_task(self._start())
 
+    async def started(self) -> None:
+        """Waits until requests are accepted. Raises the error if the engine cannot start."""
+        assert self._starting is not None, "to be called after `start`"
+        await self._starting
+        if self.error is not None:
+            raise self.error
+
     async def _start(self) -> None:
         try:
-            engine = await AsyncEngine.start(
-                self.config,
-                max_waiting=self.settings.max_waiting,
-                max_per_client=self.settings.client_share,
-                progress=self._progress,
-                make=self._make,
+            engine = await self._start_engine(
+                max_waiting=self.settings.max_waiting, max_per_client=self.settings.client_share
             )
             await engine.watch(self.settings.engine_timeout, self._stalled)
         except Exception as error:
@@ -188,9 +196,3 @@ class Lifecycle:
         if self._engine is None:
             raise self.error
         return 1
-
-
-def _name(model: str) -> str:
-    """A checkpoint's name without its directory on this machine."""
-    path = Path(model)
-    return path.resolve().name if path.is_dir() else model

@@ -6,6 +6,7 @@ import ipaddress
 import logging
 import resource
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 log = logging.getLogger("ostinato.serve")
@@ -44,6 +45,8 @@ class Occupancy:
     """Connections at once; beyond them, a new one gets status 503 and is closed."""
     most_per_address: int = 0
     """Connections at once of an address that is not loopback; 0: no bound."""
+    is_proxy: Callable[[str], bool] = lambda address: False
+    """Whether an address has the connections of many clients."""
     total: int = field(default=0, init=False)
     refused: int = field(default=0, init=False)
     """Connections that were turned away, since the start."""
@@ -82,7 +85,7 @@ class Occupancy:
         if not self.most_per_address:
             return False
         try:
-            return not ipaddress.ip_address(address).is_loopback
+            return not (ipaddress.ip_address(address).is_loopback or self.is_proxy(address))
         except ValueError:
             return False
 

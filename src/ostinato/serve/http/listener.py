@@ -10,10 +10,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from ostinato.errors import ConfigError, reason
+from ostinato.errors import ConfigError, Remedy, reason
 from ostinato.serve.settings import ServeSettings
 
 BACKLOG = 2048
+FIRST_FOR_ANYONE = 1024
+"""Ports below are for the system's own servers."""
 
 
 @contextmanager
@@ -50,9 +52,22 @@ def _on_port(host: str, port: int) -> socket.socket:
     except OSError as error:
         # Python adds the address, which the message has already.
         said = reason(error).partition(" (while attempting")[0]
-        is_foreign = isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL
-        advice = "host should be an address of this machine" if is_foreign else "choose another port"
-        raise ConfigError(f"the server cannot listen on {host}:{port}: {said}; {advice}") from None
+        if isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL:
+            remedy = Remedy("host", "127.0.0.1")
+            advice = "host should be an address of this machine"
+        else:
+            remedy = Remedy("port", _free_port(host, port, family))
+            advice = "choose another port"
+        raise ConfigError(f"the server cannot listen on {host}:{port}: {said}; {advice}", [remedy]) from None
+
+
+def _free_port(host: str, taken: int, family: socket.AddressFamily) -> int:
+    """The next one that is free and for anyone to use; 0, for any, if there is none near."""
+    first = max(taken + 1, FIRST_FOR_ANYONE)
+    for port in range(first, min(first + 100, 2**16)):
+        with suppress(OSError), socket.create_server((host, port), family=family):
+            return port
+    return 0
 
 
 def _on_file(path: Path, mode: int) -> socket.socket:

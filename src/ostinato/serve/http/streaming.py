@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
 from typing import Any, TypeVar
@@ -12,16 +11,17 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from ostinato.engine.process.failures import EngineFailed, StepFailed
+from ostinato.engine.process.failures import EngineFailed, ReplicaLost, StepFailed
 from ostinato.errors import OstinatoError
 from ostinato.observe.record import RequestRecord
-from ostinato.serve.http.errors import as_api_error
+from ostinato.serve.http.errors import as_api_error, is_anthropic
 
 T = TypeVar("T")
 
 log = logging.getLogger("ostinato.serve")
 
 DONE = b"data: [DONE]\n\n"
+"""The end of a stream of OpenAI's."""
 
 
 class LastEvents(bytes):
@@ -50,7 +50,7 @@ class EventStream(Response):
             async with asyncio.timeout(None) as sending:
                 leaving = asyncio.create_task(_end_when_left(receive, sending))
                 try:
-                    await self._send(send, scope["state"]["record"])
+                    await self._send(send, scope["state"]["record"], scope["path"])
                 finally:
                     leaving.cancel()
         except TimeoutError:
@@ -60,7 +60,7 @@ class EventStream(Response):
             if isinstance(self._events, AsyncGenerator):
                 await self._events.aclose()
 
-    async def _send(self, send: Send, record: RequestRecord) -> None:
+    async def _send(self, send: Send, record: RequestRecord, path: str) -> None:
         async def send_some(data: bytes) -> None:
             await send({"type": "http.response.body", "body": data, "more_body": not isinstance(data, LastEvents)})
 
@@ -75,7 +75,7 @@ class EventStream(Response):
             record.error = answer.code or type(error).__name__
             if answer.status >= 500:
                 log_failure(record.request_id, error)
-            await send_some(LastEvents(f"data: {json.dumps(answer.body())}\n\n".encode() + DONE))
+            await send_some(LastEvents(answer.event(path) + (b"" if is_anthropic(path) else DONE)))
         else:
             await send_some(LastEvents(b""))
 
@@ -99,7 +99,7 @@ async def unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
 
 def log_failure(request_id: str, error: Exception) -> None:
     """Logs an error that is the server's fault, with a traceback unless the engine has logged one."""
-    is_known = isinstance(error, (OstinatoError, StepFailed, EngineFailed))
+    is_known = isinstance(error, (OstinatoError, StepFailed, EngineFailed, ReplicaLost))
     log.error("request %s failed: %s", request_id, error, exc_info=None if is_known else error)
 
 

@@ -2,7 +2,22 @@
 
 const KEY = "ostinato-key";
 
-export class KeyNeeded extends Error {}
+export class KeyNeeded extends Error {
+  constructor() {
+    super("the server asks for a key");
+  }
+}
+
+/** The server does not answer, or its answer broke off. */
+export class Unreachable extends Error {}
+
+/** The server said no: its message, status, code, the field that is wrong, and for how many seconds to wait, if it says. */
+export class Refused extends Error {
+  constructor(error, status, retryAfter) {
+    super(error?.message ?? `the server answered with status ${status}`);
+    Object.assign(this, { status, code: error?.code ?? null, param: error?.param ?? null, retryAfter });
+  }
+}
 
 export function useKey(key) {
   sessionStorage.setItem(KEY, key);
@@ -16,17 +31,22 @@ export async function ask(path, options = {}) {
   const headers = { ...options.headers };
   const key = sessionStorage.getItem(KEY);
   // What a header cannot carry is no key of the server.
-  if (/[^ -~]/.test(key)) throw new KeyNeeded("the server asks for a key");
+  if (/[^ -~]/.test(key)) throw new KeyNeeded();
   if (key) headers.Authorization = `Bearer ${key}`;
   const response = await fetch(`.${path}`, { ...options, headers }).catch((error) => {
-    throw error.name === "AbortError" ? error : new Error("the server does not answer");
+    throw error.name === "AbortError" ? error : new Unreachable("the server does not answer");
   });
-  if (response.status === 401) throw new KeyNeeded("the server asks for a key");
+  if (response.status === 401) throw new KeyNeeded();
   if (!response.ok) {
     const body = await response.json().catch(() => null);
-    throw new Error(body?.error?.message ?? `the server answered with status ${response.status}`);
+    throw new Refused(body?.error, response.status, Number(response.headers.get("Retry-After")) || null);
   }
   return response;
+}
+
+export function post(path, body, signal) {
+  const headers = { "Content-Type": "application/json" };
+  return ask(path, { method: "POST", headers, body: JSON.stringify(body), signal });
 }
 
 /** The objects of a stream of server-sent events, as they come. */
@@ -34,8 +54,10 @@ export async function* events(response) {
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
   let rest = "";
   for (;;) {
-    const { value, done } = await reader.read();
-    if (done) throw new Error("the answer broke off");
+    const { value, done } = await reader.read().catch((error) => {
+      throw error.name === "AbortError" ? error : new Unreachable("the answer broke off");
+    });
+    if (done) throw new Unreachable("the answer broke off");
     const parts = (rest + value).split("\n\n");
     rest = parts.pop();
     for (const part of parts) {

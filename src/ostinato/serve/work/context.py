@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ostinato.engine.process.messages import Started
-from ostinato.engine.text.chat_template import load_chat_template
 from ostinato.engine.text.template_budget import DEFAULT, Budget
-from ostinato.engine.text.tokenizer import load_tokenizer
+from ostinato.engine.text.texts import load_texts
 from ostinato.media.input import load_media_input
 from ostinato.sample.params import SamplingParams
 from ostinato.serve.chat.model_text import ModelText
@@ -63,8 +62,7 @@ class Context:
 
     def work(self) -> Work:
         started = self.started
-        tokenizer = load_tokenizer(started.directory)
-        template = load_chat_template(started.directory, tokenizer.special_tokens)
+        tokenizer, template = load_texts(started.plan.settings, started.directory)
         media = load_media_input(started.directory, started.vision, tokenizer, started.plan, self.remote)
         max_model_len = started.plan.settings.max_model_len
         text = ModelText(tokenizer, template, media, started.vocab_size, max_model_len, self.settings)

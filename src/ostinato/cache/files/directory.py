@@ -1,0 +1,308 @@
+"""A directory of cached blocks and states, one file each: written behind, found by name, checked when read.
+
+A file is one write and one rename, so that others see it whole or not at all. Several engines may share a directory:
+one may find what another wrote, and what another removed is not found.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Literal, NamedTuple
+
+from ostinato.cache.files.packed import NAME_BYTES, pack, packed_bytes, read_file, unpack, write_file
+from ostinato.errors import ConfigError, Remedy
+from ostinato.observe.counts import FileCounts
+
+log = logging.getLogger("ostinato.cache")
+
+Kind = Literal["block", "state"]
+KINDS: tuple[Kind, ...] = ("block", "state")
+Key = tuple[Kind, bytes]
+"""What a file holds, and the digest of the text up to its end."""
+
+UNFINISHED = ".unfinished"
+ABOUT = "about.json"
+LOOK_EVERY = 256
+"""Writes after which the directory is looked at again, for what other engines did there; more where there are many
+files, so that looking stays a small part of writing."""
+PAUSE = 60.0
+"""Seconds for which nothing is written after a write failed."""
+
+
+class FullError(Exception):
+    """There is no room for what should be written."""
+
+
+class _Waiting(NamedTuple):
+    """What is not written yet."""
+
+    token_ids: tuple[int, ...]
+    contents: memoryview
+
+
+class CacheDirectory:
+    """The files of one model in one layout, in a folder of their own. Any thread may read and write."""
+
+    def __init__(
+        self,
+        folder: Path,
+        limit: int,
+        most_waiting: int,
+        clock: Callable[[], float] = time.monotonic,
+        about: bytes = b"",
+    ) -> None:
+        """Makes the folder, for its owner alone, and looks at what it has. At most `limit` bytes are kept in it; at
+        most `most_waiting` wait in memory until they are written. `about` is a note for people, kept beside the files.
+        ConfigError if nothing can be written there."""
+        self.folder, self.limit = folder, limit
+        self.counts = FileCounts()
+        self._most_waiting, self._clock, self._about = most_waiting, clock, about
+        # Of this object alone: another may write the same file, in this process or under its id in another container.
+        self._mark = f"{secrets.token_hex(4)}{UNFINISHED}"
+        self._lock = threading.Lock()
+        self._known: OrderedDict[Key, int] = OrderedDict()
+        """Sizes, the one unused for longest first."""
+        self._known_bytes = 0
+        self._waiting: dict[Key, _Waiting] = {}
+        self._waiting_bytes = 0
+        self._jobs: SimpleQueue[Key | None] = SimpleQueue()
+        self._idle = threading.Condition(self._lock)
+        self._writer: threading.Thread | None = None
+        self._paused_until = 0.0
+        self._until_look = LOOK_EVERY
+        try:
+            self._make_folder()
+            probe = folder / self._mark
+            write_file(probe, [])
+            probe.unlink()
+            self._look()
+        except OSError as error:
+            message = f"cache_dir {folder.parent} cannot be used: {error.strerror or error}; choose another directory"
+            raise ConfigError(message, [Remedy("cache_dir", None)]) from None
+
+    def has(self, kind: Kind, name: bytes) -> bool:
+        with self._lock:
+            return (kind, name) in self._known or (kind, name) in self._waiting
+
+    def write(
+        self, kind: Kind, name: bytes, token_ids: Sequence[int], size: int, copy: Callable[[], memoryview]
+    ) -> bool:
+        """Keeps `size` bytes, which `copy` gives, as soon as the writer comes to it; whether they will be kept, or are.
+        What would have to wait too long in memory is dropped. Returns before anything is written."""
+        key = kind, name
+        if self._is_used(key):
+            return True
+        with self._lock:
+            if key in self._waiting:
+                return True
+            if self._clock() < self._paused_until or self._waiting_bytes + size > self._most_waiting:
+                self.counts.dropped += 1
+                return False
+            try:
+                self._start_writer()
+                contents = copy()
+            except (MemoryError, RuntimeError) as error:  # no memory, or no further thread
+                self._fail(error)
+                return False
+            self._waiting[key] = _Waiting(tuple(token_ids), contents)
+            self._waiting_bytes += size
+        self._jobs.put(key)
+        return True
+
+    def read(self, kind: Kind, name: bytes, token_ids: Sequence[int], size: int) -> memoryview | None:
+        """The `size` bytes that were kept under this name, for these tokens; None if they are gone or damaged. What is
+        damaged is removed."""
+        key = kind, name
+        with self._lock:
+            waiting = self._waiting.get(key)
+        if waiting is not None and (waiting.token_ids, len(waiting.contents)) == (tuple(token_ids), size):
+            found: memoryview | None = waiting.contents
+        else:
+            try:
+                packed = read_file(self._path(key), packed_bytes(len(token_ids), size))
+            except (OSError, MemoryError):
+                self._forget(key)
+                return None
+            found = None if packed is None else unpack(packed, name, token_ids)
+        if found is None:
+            self.counts.damaged += 1
+            log.warning("a file of the prefix cache is damaged and was removed: %s", self._path(key))
+            self._remove(key)
+            return None
+        self.counts.read += 1
+        self.counts.read_bytes += size
+        return found
+
+    def use(self, kind: Kind, name: bytes) -> None:
+        """Notes that a file, if there is one, was used now."""
+        self._is_used((kind, name))
+
+    def flush(self) -> None:
+        """Waits until all that waits is written."""
+        with self._idle:
+            self._idle.wait_for(lambda: not self._waiting)
+
+    def forget(self) -> None:
+        """Removes all files."""
+        self.flush()
+        with self._lock:
+            keys = list(self._known)
+        for key in keys:
+            self._remove(key)
+
+    def close(self) -> None:
+        """Writes what waits, and ends the writer."""
+        writer = self._writer
+        if writer is not None:
+            self._jobs.put(None)
+            writer.join()
+            self._writer = None
+
+    @property
+    def num_bytes(self) -> int:
+        with self._lock:
+            return self._known_bytes
+
+    @property
+    def num_files(self) -> int:
+        with self._lock:
+            return len(self._known)
+
+    def _is_used(self, key: Key) -> bool:
+        """Whether the file is there, which was used now, also in the eyes of those who look later."""
+        with self._lock:
+            if key not in self._known:
+                return False
+            self._known.move_to_end(key)
+        try:
+            os.utime(self._path(key))
+        except OSError:
+            self._forget(key)
+            return False
+        return True
+
+    def _start_writer(self) -> None:
+        """RuntimeError if the process may have no further thread."""
+        if self._writer is None:
+            writer = threading.Thread(target=self._write_behind, name="ostinato-cache", daemon=True)
+            writer.start()
+            self._writer = writer
+
+    def _fail(self, error: Exception) -> None:
+        """Something could not be written."""
+        self.counts.failed += 1
+        log.warning("the prefix cache writes no files for %.0f s: %s", PAUSE, error or repr(error))
+        self._paused_until = self._clock() + PAUSE
+
+    def _write_behind(self) -> None:
+        while (key := self._jobs.get()) is not None:
+            with self._lock:
+                waiting = self._waiting[key]
+            try:
+                size = self._write(key, waiting)
+            except Exception as error:  # whatever it is: others wait for what this thread has to do
+                self._fail(error)
+            else:
+                self._know(key, size)
+                self.counts.written += 1
+                self.counts.written_bytes += size
+            finally:
+                with self._idle:
+                    del self._waiting[key]
+                    self._waiting_bytes -= len(waiting.contents)
+                    self._idle.notify_all()
+
+    def _write(self, key: Key, waiting: _Waiting) -> int:
+        """Writes a file, whole or not at all; its bytes. OSError or FullError if there is no room."""
+        parts = pack(key[1], waiting.token_ids, waiting.contents)
+        size = sum(map(len, parts))
+        self._make_room(size)
+        try:
+            self._write_whole(self._path(key), parts)
+        except FileNotFoundError:
+            # Somebody has cleared the folder away (`ostinato cache clear`).
+            self._make_folder()
+            self._write_whole(self._path(key), parts)
+        return size
+
+    def _write_whole(self, path: Path, parts: Sequence[bytes | memoryview]) -> None:
+        unfinished = path.with_name(f"{path.name}.{self._mark}")
+        try:
+            write_file(unfinished, parts)
+            unfinished.rename(path)
+        except OSError:
+            unfinished.unlink(missing_ok=True)
+            raise
+
+    def _make_folder(self) -> None:
+        """Makes the folder, with its note, if it is not there."""
+        self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        os.chmod(self.folder, 0o700)
+        note = self.folder / ABOUT
+        if self._about and not note.exists():
+            self._write_whole(note, [self._about])
+
+    def _make_room(self, size: int) -> None:
+        """Removes what was unused for longest, until `size` more bytes are within the limit."""
+        if size > self.limit:
+            raise FullError(f"a file of {size} bytes is more than cache_offload, {self.limit}")
+        self._until_look -= 1
+        if self._until_look <= 0:
+            self._look()
+        while (oldest := self._oldest_beyond(self.limit - size)) is not None:
+            self._remove(oldest)
+            self.counts.removed += 1
+
+    def _oldest_beyond(self, limit: int) -> Key | None:
+        """What was unused for longest, if there are more than `limit` bytes."""
+        with self._lock:
+            return next(iter(self._known), None) if self._known_bytes > limit else None
+
+    def _look(self) -> None:
+        """Takes in what the folder has now, oldest first."""
+        found: list[tuple[float, Key, int]] = []
+        now = time.time()
+        for each in os.scandir(self.folder):
+            stem, _, kind = each.name.partition(".")
+            try:
+                about = each.stat()
+                if each.name.endswith(UNFINISHED):
+                    if now - about.st_mtime > PAUSE:  # of an engine that was killed while it wrote
+                        os.unlink(each.path)
+                elif kind in KINDS and len(stem) == 2 * NAME_BYTES:
+                    found.append((about.st_mtime, (kind, bytes.fromhex(stem)), about.st_size))
+            except (OSError, ValueError):
+                continue  # another engine's, which it has just removed; or nobody's
+        found.sort()
+        with self._lock:
+            self._known = OrderedDict((key, size) for _, key, size in found)
+            self._known_bytes = sum(self._known.values())
+            self._until_look = max(LOOK_EVERY, len(found) // 8)
+
+    def _path(self, key: Key) -> Path:
+        kind, name = key
+        return self.folder / f"{name.hex()}.{kind}"
+
+    def _know(self, key: Key, size: int) -> None:
+        with self._lock:
+            self._known_bytes += size - self._known.pop(key, 0)
+            self._known[key] = size
+
+    def _forget(self, key: Key) -> None:
+        with self._lock:
+            self._known_bytes -= self._known.pop(key, 0)
+
+    def _remove(self, key: Key) -> None:
+        self._forget(key)
+        try:
+            self._path(key).unlink(missing_ok=True)
+        except OSError as error:
+            log.warning("a file of the prefix cache cannot be removed: %s", error)

@@ -1,0 +1,81 @@
+"""A picture of the prefix index: the texts that it remembers as branches of a tree, without a word of them."""
+
+from __future__ import annotations
+
+import heapq
+from dataclasses import asdict, dataclass
+from itertools import islice
+from typing import Any
+
+from ostinato.cache.index import Entry, PrefixIndex
+
+MOST_TEXTS = 12
+MOST_ENTRIES = 20_000
+"""Entries that a picture looks at: it is made between two steps, which wait for it."""
+MOST_LEAVES = 4096
+"""Ends of texts among which those used last are looked for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """A checkpoint, or a place up to which requests took a text from the index. `at`: tokens before it."""
+
+    at: int
+    hits: int
+    is_checkpoint: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Branch:
+    """One text from where it leaves the branches before it. `begin` and `end` are positions in tokens."""
+
+    parent: int | None
+    """The number of the branch that it leaves, always a lower one; None: it begins a text of its own."""
+    begin: int
+    end: int
+    is_used: bool
+    """Whether a running request stands on it."""
+    marks: tuple[Mark, ...]
+
+
+def picture(index: PrefixIndex, most_texts: int = MOST_TEXTS, most_entries: int = MOST_ENTRIES) -> dict[str, Any]:
+    """Plain data: how many texts, blocks and checkpoints there are, and `branches` (see `Branch`) of the texts used
+    last, at most `most_texts` of them, and fewer if together they have more than `most_entries` blocks.
+
+    It costs at most `most_entries` steps, however much is in the index.
+    """
+    leaves = heapq.nlargest(most_texts, islice(index.newest_leaves, MOST_LEAVES), key=lambda leaf: leaf.last_use)
+    branches: list[Branch] = []
+    owner: dict[int, int] = {}
+    for leaf in leaves:
+        path = _new_part(leaf, owner, most_entries)
+        if len(owner) + len(path) > most_entries:
+            break
+        first = path[-1]
+        parent = None if first.parent is None else owner[first.parent.key]
+        owner.update((entry.key, len(branches)) for entry in path)
+        begin = first.end - len(first.token_ids)
+        marks = tuple(mark for entry in reversed(path) if (mark := _mark(entry)) is not None)
+        branches.append(Branch(parent, begin, leaf.end, any(entry.num_pins for entry in path), marks))
+    return {
+        "texts": index.num_leaves,
+        "blocks": len(index),
+        "checkpoints": index.num_checkpoints,
+        "branches": [asdict(branch) for branch in branches],
+    }
+
+
+def _new_part(leaf: Entry, known: dict[int, int], most: int) -> list[Entry]:
+    """The entries from a leaf towards the root, up to the first that is known; at most one more than `most`."""
+    path: list[Entry] = []
+    entry: Entry | None = leaf
+    while entry is not None and entry.key not in known and len(path) <= most:
+        path.append(entry)
+        entry = entry.parent
+    return path
+
+
+def _mark(entry: Entry) -> Mark | None:
+    if entry.checkpoint is not None:
+        return Mark(entry.end, entry.checkpoint.hits, True)
+    return Mark(entry.end, entry.hits, False) if entry.hits else None

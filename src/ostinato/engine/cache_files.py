@@ -1,0 +1,118 @@
+"""The files beside an engine's prefix cache, opened as the plan says; and what such a directory holds, for people."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ostinato.cache.files.directory import ABOUT, KINDS, UNFINISHED, CacheDirectory
+from ostinato.cache.files.packed import NAME_BYTES
+from ostinato.cache.files.tier import FileRates, FileTier
+from ostinato.cache.memory import CacheMemory
+from ostinato.formats.gguf.split import all_parts
+from ostinato.plan.cache_files import MOST_WAITING, CacheFilesPlan
+from ostinato.plan.device.rates import cache_directory
+
+SAMPLE = 2**20
+"""Bytes at the beginning of a file of weights, where its names stand."""
+PIECES, PIECE = 256, 4096
+"""So many pieces behind them, of so many bytes, equally far apart: two models may differ in their middle alone, and
+archives, images of containers and some systems give all files one time."""
+
+
+def open_files(
+    plan: CacheFilesPlan, identity: Mapping[str, Any], model: str, weights: Sequence[Path], memory: CacheMemory
+) -> FileTier:
+    """The files of a model with these `weights`, directories or files, in the layout of this `identity`. ConfigError
+    if the directory cannot be written to."""
+    about = {**identity, "weights": [each for path in weights for each in identity_of(path)]}
+    root = hashlib.blake2b(json.dumps(about, sort_keys=True).encode(), digest_size=NAME_BYTES).digest()
+    folder = default_directory() if plan.directory is None else Path(plan.directory).expanduser()
+    folder = folder.absolute() / root.hex()
+    note = json.dumps({"model": model, **about}, indent=1).encode()
+    directory = CacheDirectory(folder, plan.limit, MOST_WAITING, about=note)
+    return FileTier(directory, memory, root, FileRates(plan.bytes_per_second, plan.flops_per_second))
+
+
+def default_directory() -> Path:
+    """Of this user."""
+    return cache_directory() / "prefixes"
+
+
+def identity_of(path: Path) -> list[list[Any]]:
+    """What tells a checkpoint's files from others: name, size, time of change, and a digest of their beginning and of
+    pieces all over them. Nothing but all bytes would tell all; reading those takes as long as loading."""
+    return [[file.name, file.stat().st_mtime_ns, *contents_of(file)] for file in checkpoint_files(path)]
+
+
+def checkpoint_files(path: Path) -> list[Path]:
+    """The files that decide what a checkpoint, a directory or a file, computes."""
+    return sorted([*path.glob("*.safetensors"), *path.glob("*.json")]) if path.is_dir() else all_parts(path)
+
+
+def contents_of(file: Path) -> tuple[int, str]:
+    """The size of a file, and a digest of its beginning and of pieces all over it."""
+    size = file.stat().st_size
+    digest = hashlib.blake2b(digest_size=NAME_BYTES)
+    with file.open("rb") as opened:
+        digest.update(opened.read(SAMPLE))
+        for number in range(1, PIECES + 1) if size > SAMPLE else ():
+            opened.seek((size - PIECE) * number // PIECES)
+            digest.update(opened.read(PIECE))
+    return size, digest.hexdigest()
+
+
+@dataclass(frozen=True)
+class Folder:
+    """What one model has in a directory of caches. `used`: when a file was last used, in seconds since 1970; 0 without
+    files."""
+
+    path: Path
+    model: str
+    dtype: str
+    files: int
+    num_bytes: int
+    used: float
+
+
+def folders(directory: Path) -> list[Folder]:
+    """All models' in a directory, by name. Other files and folders are passed over. OSError if it cannot be read."""
+    found = []
+    for path in sorted(each for each in directory.iterdir() if each.is_dir() and _is_name(each.name)):
+        stats = []
+        for file in _files_in(path):
+            with suppress(FileNotFoundError):  # an engine that runs has just removed it
+                stats.append(file.stat())
+        try:
+            about = json.loads((path / ABOUT).read_text(encoding="utf-8"))
+        except (OSError, ValueError, RecursionError):
+            about = {}
+        about = about if isinstance(about, dict) else {}
+        used = max((each.st_mtime for each in stats), default=0.0)
+        model, dtype = str(about.get("model", "unknown")), str(about.get("dtype", "unknown"))
+        found.append(Folder(path, model, dtype, len(stats), sum(each.st_size for each in stats), used))
+    return found
+
+
+def clear(folder: Folder) -> None:
+    """Removes the files of one model, and nothing that is not one. OSError for one that cannot be removed."""
+    for file in [*_files_in(folder.path), folder.path / ABOUT, *folder.path.glob(f"*{UNFINISHED}")]:
+        file.unlink(missing_ok=True)
+    try:
+        folder.path.rmdir()
+    except OSError:  # somebody has put something else there
+        return
+
+
+def _files_in(path: Path) -> Iterator[Path]:
+    for kind in KINDS:
+        yield from path.glob(f"*.{kind}")
+
+
+def _is_name(name: str) -> bool:
+    return len(name) == 2 * NAME_BYTES and all(each in "0123456789abcdef" for each in name)

@@ -1,0 +1,177 @@
+"""What an engine makes of another one's export: the request as it stood there."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from pydantic import ValidationError
+
+from ostinato.cache.manager import CacheManager
+from ostinato.cache.memory import Carried
+from ostinato.engine.generation import Generation
+from ostinato.engine.move.form import MovedRequest, MovedSample, check_identity, params_of, unpack
+from ostinato.engine.move.media import import_media
+from ostinato.engine.outputs import CompletionOutput, RequestTimes
+from ostinato.engine.text.tokenizer import Tokenizer
+from ostinato.errors import DamagedExport, MoveError
+from ostinato.media.prompt import MediaPrompt
+from ostinato.sample.grammar import Grammar
+from ostinato.sample.guide import Guide
+from ostinato.schedule.limits import max_length
+from ostinato.schedule.request import FinishReason, Request
+from ostinato.schedule.scheduler import Scheduler
+
+MOST_WAITING = 2**30
+"""Bytes of blocks and states that may wait in memory until their requests are admitted. Of a request that comes beyond
+that, the tokens alone are kept, and computed again."""
+
+
+def arrive(
+    exported: bytes,
+    request_id: str | None,
+    *,
+    identity: dict[str, Any],
+    tokenizer: Tokenizer,
+    vocab_size: int,
+    eos_token_ids: frozenset[int],
+    scheduler: Scheduler,
+    compile_guide: Callable[[Guide], Grammar],
+) -> Generation:
+    """The request of an export, where that left off, for an engine of this `identity`. Its id is the one that it had,
+    unless `request_id` is given. Raises DamagedExport or ForeignExport; RequestError if its guide cannot be compiled.
+    """
+    moved, parts = unpack(exported)
+    check_identity(moved.identity, identity)
+    params = params_of(moved)
+    _check_tokens(moved, vocab_size)
+    generation = Generation(
+        moved.request_id if request_id is None else request_id,
+        moved.prompt,
+        moved.prompt_token_ids,
+        params,
+        tokenizer,
+        eos_token_ids,
+        max_model_len=scheduler.limits.max_model_len,
+        priority=moved.priority,
+        cache_salt=moved.cache_salt,
+        default_seed=moved.seed,
+        grammar=None if params.guide is None else compile_guide(params.guide),
+        media=_media_of(moved, parts),
+        client=moved.client,
+        pooling=moved.pooling,
+    )
+    _resume(generation, moved, parts, scheduler)
+    _bound(generation, scheduler.queues.waiting)
+    return generation
+
+
+@contextmanager
+def _checked() -> Iterator[None]:
+    """What goes wrong with values of an export is a DamagedExport."""
+    try:
+        yield
+    except MoveError:
+        raise
+    except (ValidationError, ValueError, IndexError, KeyError, TypeError, OverflowError) as error:
+        raise DamagedExport(f"the exported request does not add up: {error}") from None
+
+
+def _media_of(moved: MovedRequest, parts: Sequence[memoryview]) -> MediaPrompt | None:
+    """DamagedExport if images and prompt do not fit each other."""
+    with _checked():
+        return None if moved.media is None else import_media(moved.media, moved.prompt_token_ids, parts)
+
+
+def _resume(generation: Generation, moved: MovedRequest, parts: Sequence[memoryview], scheduler: Scheduler) -> None:
+    """Brings a new generation to where the exported one stood. DamagedExport if that cannot be."""
+    now, output = time.monotonic(), generation.output
+    with _checked():
+        if len(moved.samples) != len(generation.requests):
+            raise ValueError(f"it has {len(moved.samples)} outputs, and its parameters ask for {generation.params.n}")
+        output.prompt = moved.prompt
+        ages = (moved.scheduled, moved.first_token, moved.last_token)
+        moments = [None if each is None else now - each for each in ages]
+        output.times = RequestTimes(now - moved.arrival, *moments)
+        if (moved.prompt_logprobs is None) != (output.prompt_logprobs is None):
+            raise ValueError("it has log-probabilities of the prompt that nobody asked for, or none that somebody did")
+        output.prompt_logprobs = moved.prompt_logprobs
+        output.cache = moved.samples[0].cache
+        if all(each.finish_reason is not None for each in moved.samples):
+            raise ValueError("all its outputs have ended")
+        for index, (request, sample) in enumerate(zip(generation.requests, moved.samples, strict=True)):
+            _resume_sample(generation, index, sample, moved.has_begun)
+            if sample.finish_reason is None:
+                if request.num_tokens >= max_length(request, scheduler.limits):
+                    raise ValueError("an output goes on that has all its tokens")
+                _carry(request, sample, parts, scheduler.cache)
+
+
+def _resume_sample(generation: Generation, index: int, sample: MovedSample, has_begun: bool) -> None:
+    request = generation.requests[index]
+    if sample.finish_reason not in (None, *FinishReason):
+        raise ValueError(f"{sample.finish_reason!r} is no reason to end")
+    most = len(request.prompt_token_ids) - 1
+    if not 0 <= sample.num_prompt_logprobs <= (most if request.wants_prompt_logprobs else 0):
+        raise ValueError("log-probabilities of the prompt were given that it does not have")
+    if sample.num_preemptions < 0 or sample.num_computed < 0:
+        raise ValueError("a count is below 0")
+    done = CompletionOutput(
+        index,
+        sample.text,
+        list(sample.token_ids),
+        sample.logprobs,
+        sample.cumulative_logprob,
+        sample.finish_reason,
+        sample.stop_reason,
+    )
+    generation.resume(done)
+    request.cache_report = sample.cache
+    if done.finished:
+        return
+    request.resume(sample.token_ids, sample.num_prompt_logprobs, sample.num_preemptions)
+    request.has_begun, request.num_elsewhere = has_begun, sample.num_computed
+
+
+def _carry(request: Request, sample: MovedSample, parts: Sequence[memoryview], cache: CacheManager) -> None:
+    """Blocks and state of an output that goes on, if they came and can be used here."""
+    if not sample.has_memory:
+        return
+    num_tokens, memory = sample.num_computed, cache.memory
+    if not 0 < num_tokens < request.num_tokens or sample.cache is None:
+        raise ValueError(f"{num_tokens} of {request.num_tokens} tokens are said to be computed")
+    if memory is None or request.computes_all:
+        return
+    blocks = tuple(parts[_number(number)] for number in sample.blocks)
+    state = None if sample.state is None else parts[_number(sample.state)]
+    if len(blocks) != cache.blocks_needed(num_tokens) or any(len(each) != memory.block_bytes for each in blocks):
+        raise ValueError("its blocks are not those of its tokens")
+    if (state is None) != (cache.slots_per_request == 0) or (state is not None and len(state) != memory.slot_bytes):
+        raise ValueError("its state is not that of this model")
+    request.carried = Carried(num_tokens, blocks, state)
+
+
+def _number(number: int) -> int:
+    if number < 0:
+        raise IndexError("a part has a number below 0")
+    return number
+
+
+def _bound(generation: Generation, waiting: Sequence[Request]) -> None:
+    """Lets go of what was carried if too much waits already."""
+    held = sum(each.carried.num_bytes for each in waiting if each.carried is not None)
+    for request in generation.requests:
+        if request.carried is None:
+            continue
+        held += request.carried.num_bytes
+        if held > MOST_WAITING:
+            request.carried = None
+
+
+def _check_tokens(moved: MovedRequest, vocab_size: int) -> None:
+    """DamagedExport if there are tokens that the model does not have."""
+    for ids in (moved.prompt_token_ids, *(each.token_ids for each in moved.samples)):
+        if any(not 0 <= token < vocab_size for token in ids):
+            raise DamagedExport("the exported request has tokens that the model does not have")

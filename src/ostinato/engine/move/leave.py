@@ -1,0 +1,71 @@
+"""What an engine exports of a request that it has let go of in its steps: between two of them, with none in flight."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from ostinato.cache.manager import CacheManager
+from ostinato.engine.generation import Generation
+from ostinato.engine.move.form import MovedRequest, MovedSample, pack
+from ostinato.engine.move.media import export_media
+from ostinato.engine.move.parts import Parts
+from ostinato.engine.outputs import CompletionOutput
+from ostinato.schedule.carry import Copies, carry
+from ostinato.schedule.request import Request, RequestStatus
+
+
+def export_request(generation: Generation, cache: CacheManager, identity: dict[str, Any]) -> bytes:
+    """The bytes of a request, with blocks and states of all its outputs that run. It goes on as it was."""
+    parts, copies = Parts(), Copies()
+    first, output = generation.requests[0], generation.output
+    times, now = output.times, time.monotonic()
+    ages = [None if each is None else now - each for each in (times.scheduled, times.first_token, times.last_token)]
+    samples = [
+        _sample(request, each, cache, parts, copies)
+        for request, each in zip(generation.requests, output.outputs, strict=True)
+    ]
+    moved = MovedRequest(
+        identity=identity,
+        request_id=output.request_id,
+        prompt=output.prompt,
+        prompt_token_ids=output.prompt_token_ids,
+        params=generation.params.model_dump(mode="json", exclude_unset=True),
+        seed=generation.seed,
+        priority=first.priority,
+        cache_salt=first.cache_salt,
+        client=first.client,
+        pooling=generation.pooling,
+        arrival=now - times.arrival,
+        scheduled=ages[0],
+        first_token=ages[1],
+        last_token=ages[2],
+        prompt_logprobs=output.prompt_logprobs,
+        samples=samples,
+        media=None if generation.media is None else export_media(generation.media, parts),
+    )
+    return pack(moved, parts.found)
+
+
+def _sample(
+    request: Request, output: CompletionOutput, cache: CacheManager, parts: Parts, copies: Copies
+) -> MovedSample:
+    runs = request.status is RequestStatus.RUNNING
+    num_computed = request.num_computed_tokens if runs else request.num_elsewhere
+    carried = None if output.finished else carry(request, cache, copies)
+    state = None if carried is None or carried.state is None else parts.add(carried.state)
+    return MovedSample(
+        token_ids=output.token_ids,
+        text=output.text,
+        logprobs=output.logprobs,
+        cumulative_logprob=output.cumulative_logprob,
+        finish_reason=output.finish_reason,
+        stop_reason=output.stop_reason,
+        cache=request.cache_report,
+        num_prompt_logprobs=request.num_prompt_logprobs,
+        num_preemptions=request.num_preemptions,
+        num_computed=0 if output.finished else num_computed,
+        has_memory=carried is not None,
+        blocks=[] if carried is None else [parts.add_once(each) for each in carried.blocks],
+        state=state,
+    )

@@ -1,0 +1,27 @@
+"""The parts of an export, collected and numbered."""
+
+from __future__ import annotations
+
+import numpy as np
+
+
+class Parts:
+    """Bytes that stand behind an export's head, each known by its number."""
+
+    def __init__(self) -> None:
+        self.found: list[memoryview] = []
+        self._numbers: dict[int, int] = {}
+
+    def add(self, part: memoryview) -> int:
+        """The number of a part that is added."""
+        self.found.append(part.cast("B"))
+        return len(self.found) - 1
+
+    def add_once(self, part: memoryview) -> int:
+        """The number of a part, which is added unless it is there. `part` lives as long as these parts."""
+        if id(part) not in self._numbers:
+            self._numbers[id(part)] = self.add(part)
+        return self._numbers[id(part)]
+
+    def add_array(self, array: np.ndarray) -> int:
+        return self.add(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)

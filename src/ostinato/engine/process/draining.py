@@ -1,0 +1,86 @@
+"""Moving all requests of an engine away, one after the other, without an end for those who read their streams."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import dataclass
+from typing import Protocol
+
+from ostinato.engine.process.stream import Stream
+from ostinato.errors import RequestError
+
+_GLANCE = 0.005
+"""Seconds between looks whether those that are about to begin have begun."""
+
+log = logging.getLogger("ostinato.engine")
+
+
+class Movable(Protocol):
+    """What of an `AsyncEngine` takes part, on either side."""
+
+    def streams(self) -> list[Stream]: ...
+    def is_entering(self, stream: Stream) -> bool: ...
+    async def export(self, request_id: str) -> bytes | None: ...
+    async def import_(self, exported: bytes, *, stream: Stream | None = None) -> Stream: ...
+    async def take_back(self, exported: bytes, stream: Stream) -> None: ...
+
+
+@dataclass(frozen=True)
+class Drained:
+    """What became of an engine's requests, besides those that ended meanwhile."""
+
+    moved: int
+    kept: int
+    """Refused by the other engine, so that they are computed to their end where they were."""
+    num_bytes: int
+
+
+async def drain(engine: Movable, to: Movable | None) -> Drained:
+    """See `AsyncEngine.drain`."""
+    moved, kept = 0, 0
+    num_bytes = 0
+    seen: set[Stream] = set()
+    while waiting := [stream for stream in engine.streams() if stream not in seen]:
+        begun = [stream for stream in waiting if not engine.is_entering(stream)]
+        for stream in begun:
+            seen.add(stream)
+            size, is_kept = await (_export(engine, stream) if to is None else _move(engine, stream, to))
+            moved, kept, num_bytes = moved + (size > 0), kept + is_kept, num_bytes + size
+        if not begun:
+            await asyncio.sleep(_GLANCE)
+    return Drained(moved, kept, num_bytes)
+
+
+async def _export(engine: Movable, stream: Stream) -> tuple[int, bool]:
+    """-> (bytes, False), once the stream has ended; 0 bytes if it has ended by itself."""
+    exported = None if stream.ended else await engine.export(stream.request_id)
+    await stream.wait_ended()
+    return len(exported or b""), False
+
+
+async def _move(engine: Movable, stream: Stream, to: Movable) -> tuple[int, bool]:
+    """-> (bytes that the other engine took; whether the request is kept)"""
+    if stream.ended:  # while others were moved
+        return 0, False
+    stream.handover = asyncio.get_running_loop().create_future()
+    try:
+        exported = await engine.export(stream.request_id)
+        # The other engine's gains must not come before the last ones of this.
+        passes = await stream.handover
+    finally:
+        stream.handover = None
+    if not passes or exported is None:
+        return 0, False
+    try:
+        await to.import_(exported, stream=stream)
+    except Exception as refused:
+        if not isinstance(refused, RequestError):
+            log.error("a request could not be moved to another engine", exc_info=refused)
+        try:
+            await engine.take_back(exported, stream)
+        except Exception as error:
+            stream.end(error)
+            raise
+        return 0, True
+    return len(exported), False

@@ -1,0 +1,350 @@
+"""The front's side: several replicas, which take the place of one engine's process."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ostinato.engine.process.delivery import OutputDelta
+from ostinato.engine.process.failures import ReplicaLost
+from ostinato.engine.process.messages import (
+    Abort,
+    Ask,
+    Compile,
+    Ended,
+    Export,
+    Gained,
+    Import,
+    Observation,
+    Reply,
+    Settled,
+    Started,
+    Submit,
+)
+from ostinato.engine.replicas.messages import Draining, Hello, Link, Parted, Retell, Told
+from ostinato.engine.replicas.questions import Questions
+from ostinato.errors import RequestError
+from ostinato.replicas.choice import Policy
+from ostinato.replicas.prompts import AnswerLengths, Conversations, chain_of, times_of
+from ostinato.replicas.router import Router
+
+log = logging.getLogger("ostinato.replicas")
+
+_SETTLE_SECONDS = 0.25
+"""Between two messages to a replica that say what its gains cost here."""
+
+
+@dataclass
+class _Replica:
+    link: Link
+    max_num_seqs: int
+    observation: Observation | None = None
+    takes_new: bool = True
+    last_settled: float = 0.0
+
+
+@dataclass
+class _Request:
+    """One that has not ended. `replica`: where it is; None while none takes it."""
+
+    asked: Submit
+    replica: str | None = None
+    is_added: bool = False
+    """Whether a replica has said that it can be served."""
+    has_begun: bool = False
+    """Whether it has gained something."""
+
+
+class Replicas:
+    """What an AsyncEngine talks to in place of one engine's process: it sends each request to the replica that the
+    router chooses, and what replicas say back.
+
+    A replica that is lost ends the requests that had begun with ReplicaLost; the others go to another one, or wait
+    until there is one. Used on one event loop.
+    """
+
+    started: Started
+    """What the first replica has reported of itself. Others must have the same plan."""
+
+    def __init__(self, policy: Policy = "prefix", on_close: Callable[[], Any] = lambda: None) -> None:
+        """`on_close`: called at the end, once all links are closed; what it gives is awaited."""
+        self.on_message: Callable[[Any], None] = lambda message: None
+        self.on_end: Callable[[Exception], None] = lambda error: None
+        self.on_change: Callable[[], None] = lambda: None
+        """Called when there are more or fewer replicas that take new requests."""
+        self.router: Router | None = None
+        """None until the first replica has come."""
+        self._policy: Policy = policy
+        self._on_close = on_close
+        self._loop = asyncio.get_running_loop()
+        self._replicas: dict[str, _Replica] = {}
+        self._requests: dict[str, _Request] = {}
+        self._compiles: dict[str, tuple[Compile, str | None]] = {}
+        """By call: the message, and the replica that it was sent to."""
+        self._questions = Questions(lambda reply: self.on_message(reply), lambda: list(self.observations.values()))
+        self._delivered: deque[str] = deque()
+        """Replicas whose gains are being settled, in their order."""
+        self._conversations, self._answers = Conversations(), AnswerLengths()
+        self._failed: Exception | None = None
+        self._first: asyncio.Future[None] = self._loop.create_future()
+
+    async def wait_started(self) -> None:
+        """Waits for the first replica. Raises the error of `fail`."""
+        await asyncio.shield(self._first)
+
+    @property
+    def max_running(self) -> int:
+        """Outputs that may run at once on all replicas that take new ones; on one, if there is none."""
+        taking = [each.max_num_seqs for each in self._replicas.values() if each.takes_new]
+        return sum(taking) or self.started.plan.settings.max_num_seqs
+
+    @property
+    def observations(self) -> dict[str, Observation]:
+        """What each replica has told last, by name."""
+        return {name: each.observation for name, each in self._replicas.items() if each.observation is not None}
+
+    @property
+    def states(self) -> dict[str, str]:
+        """Each replica's: `ready` or `draining`."""
+        return {name: "ready" if each.takes_new else "draining" for name, each in self._replicas.items()}
+
+    def add(self, link: Link) -> None:
+        """A replica was found. It takes part from its Hello on."""
+        link.on_messages = lambda messages: self._take(link, messages)
+        link.on_lost = lambda: self._lose(link.name)
+
+    def fail(self, error: Exception) -> None:
+        """There will be no replicas any more."""
+        if self._failed is None:
+            self._failed = error
+            if not self._first.done():
+                self._first.set_exception(error)
+            else:
+                self.on_end(error)
+
+    # What the AsyncEngine says.
+
+    def send(self, message: Any) -> None:
+        match message:
+            case Submit(request_id):
+                self._requests[request_id] = _Request(message)
+                self._place(request_id)
+            case Abort(request_id):
+                self._drop(request_id)
+            case Compile(call_id):
+                self._compile(call_id, message)
+            case Ask(call_id, "close"):
+                self.on_message(Reply(call_id))  # a replica sees to that itself at its own end
+            case Ask():
+                self._questions.ask(message, self._links())
+            case Settled(cost):
+                self._settle(cost)
+            case Import() | Export():
+                raise RequestError("requests do not move between the replicas of a server; drain a replica instead")
+            case _:
+                raise TypeError(f"no such message: {message!r}")
+
+    async def end(self) -> None:
+        for each in list(self._replicas.values()):
+            each.link.close()
+        self._replicas.clear()
+        self._questions.end()
+        found = self._on_close()
+        if asyncio.iscoroutine(found):
+            await found
+
+    def _place(self, request_id: str) -> None:
+        request = self._requests[request_id]
+        asked = request.asked
+        router = self._router()
+        media = () if asked.media is None else asked.media.in_chain(asked.cache_salt)
+        chain = chain_of(asked.prompt_token_ids, router.block_size, asked.cache_salt, media)
+        expected = self._answers.expected(asked.params.max_tokens) * asked.params.n
+        session = self._conversations.session(chain)
+        now = self._loop.time()
+        choice = router.route(request_id, chain, len(asked.prompt_token_ids), now, expected, session)
+        request.replica = None if choice is None else choice.name
+        if choice is not None:
+            self._replicas[choice.name].link.send(asked)
+
+    def _drop(self, request_id: str) -> None:
+        request = self._requests.pop(request_id, None)
+        if request is not None:
+            self._router().ended(request_id)
+            if request.replica is not None:
+                self._replicas[request.replica].link.send(Abort(request_id))
+
+    def _compile(self, call_id: str, message: Compile) -> None:
+        # Whichever has the fewest: it is asked whether the guide can be compiled, not to keep it.
+        counts = dict.fromkeys((name for name, each in self._replicas.items() if each.takes_new), 0)
+        for _, name in self._compiles.values():
+            if name in counts:
+                counts[name] += 1
+        chosen = min(counts, key=lambda name: counts[name], default=None)
+        self._compiles[call_id] = message, chosen
+        if chosen is not None:
+            self._replicas[chosen].link.send(message)
+
+    def _settle(self, cost: float) -> None:
+        if not self._delivered:
+            return
+        name = self._delivered.popleft()
+        replica, now = self._replicas.get(name), self._loop.time()
+        if replica is not None and now >= replica.last_settled + _SETTLE_SECONDS:
+            replica.last_settled = now
+            # Each replica holds back for itself, and all of them are to leave the loop its time.
+            replica.link.send(Settled(cost * len(self._replicas)))
+
+    # What replicas say.
+
+    def _take(self, link: Link, messages: Sequence[Any]) -> None:
+        for message in messages:
+            match message:
+                case Hello(started):
+                    self._greet(link, started)
+                case _ if link.name not in self._replicas:
+                    return
+                case Gained(deltas):
+                    self._gain(link.name, deltas)
+                case Reply():
+                    self._answer(link.name, message)
+                case Told(observation, changes):
+                    self._replicas[link.name].observation = observation
+                    if changes is not None and not self._router().apply(link.name, changes):
+                        link.send(Retell())
+                case Draining():
+                    self._drain(link)
+                case _:
+                    raise TypeError(f"no such message: {message!r}")
+
+    def _greet(self, link: Link, started: Started) -> None:
+        if self.router is None:
+            self.started = started
+            times, seconds_per_output = times_of(started.plan)
+            self.router = Router(started.plan.settings.block_size, times, seconds_per_output, self._policy)
+        elif not _agrees(started, self.started):
+            log.error("replica %s has another model or other settings than the first, and gets no requests", link.name)
+            link.close()
+            return
+        self._replicas[link.name] = _Replica(link, started.plan.settings.max_num_seqs)
+        self.router.add(link.name)
+        log.info("replica %s is ready; there are %d", link.name, len(self._replicas))
+        if not self._first.done():
+            self._first.set_result(None)
+        self._change()
+
+    def _gain(self, name: str, deltas: Iterable[OutputDelta]) -> None:
+        router, own = self._router(), []
+        for delta in deltas:
+            request = self._requests.get(delta.request_id)
+            if request is None or request.replica != name:
+                continue  # dropped meanwhile
+            own.append(delta)
+            if not request.has_begun:
+                request.has_begun = True
+                router.begun(delta.request_id)
+            if delta.output is not None:
+                for output in delta.output.outputs:
+                    self._answers.note(len(output.token_ids))
+                router.ended(delta.request_id)
+                del self._requests[delta.request_id]
+        if own:
+            self._delivered.append(name)
+            self.on_message(Gained(own))
+
+    def _answer(self, name: str, reply: Reply) -> None:
+        call_id = reply.call_id
+        if (request := self._requests.get(call_id)) is not None:
+            was_added, request.is_added = request.is_added, True
+            if reply.error is not None:
+                del self._requests[call_id]
+                self._router().ended(call_id)
+                if was_added:  # by one that was lost since
+                    self.on_message(Ended(call_id, reply.error))
+                    return
+            self.on_message(reply)
+        elif call_id in self._compiles:
+            del self._compiles[call_id]
+            self.on_message(reply)
+        else:
+            if isinstance(reply.result, Observation):
+                self._replicas[name].observation = reply.result
+            self._questions.take(name, reply)
+
+    def _drain(self, link: Link) -> None:
+        replica, router = self._replicas[link.name], self._router()
+        replica.takes_new = False
+        router.drain(link.name)
+        for request_id, request in list(self._requests.items()):
+            # What has not begun may begin elsewhere.
+            if request.replica == link.name and not request.has_begun and self._taking():
+                link.send(Abort(request_id))
+                router.ended(request_id)
+                self._place(request_id)
+        link.send(Parted())
+        log.info("replica %s drains; %d take new requests", link.name, len(self._taking()))
+        self._change()
+
+    def _lose(self, name: str) -> None:
+        if self._replicas.pop(name, None) is None:
+            return
+        self._router().remove(name)
+        lost = [request_id for request_id, request in self._requests.items() if request.replica == name]
+        ended = [request_id for request_id in lost if self._requests[request_id].has_begun]
+        for request_id in lost:
+            if self._requests[request_id].has_begun:
+                del self._requests[request_id]
+            else:
+                self._place(request_id)
+        message = "the replica that computed the request was lost; the server goes on, and the request may be repeated"
+        for request_id in ended:
+            self.on_message(Ended(request_id, ReplicaLost(message)))
+        for call_id, (compiling, where) in list(self._compiles.items()):
+            if where == name:
+                self._compile(call_id, compiling)
+        self._questions.lose(name)
+        if lost:
+            again = len(lost) - len(ended)
+            log.warning("replica %s is gone: %d requests ended, %d are served elsewhere", name, len(ended), again)
+        else:
+            log.info("replica %s is gone, and had no requests", name)
+        self._change()
+
+    def _change(self) -> None:
+        """There are other replicas than before: what waits for one may find it."""
+        if self._taking():
+            for request_id in [each for each, request in self._requests.items() if request.replica is None]:
+                self._place(request_id)
+            for call_id, (compiling, where) in list(self._compiles.items()):
+                if where is None:
+                    self._compile(call_id, compiling)
+        self._questions.ask_again(self._links())
+        self.on_change()
+
+    def _taking(self) -> list[str]:
+        return [name for name, each in self._replicas.items() if each.takes_new]
+
+    def _links(self) -> dict[str, Link]:
+        return {name: each.link for name, each in self._replicas.items()}
+
+    def _router(self) -> Router:
+        assert self.router is not None, "there is one from the first replica on"
+        return self.router
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError unless the books agree with each other."""
+        self._router().check_integrity()
+        for request_id, request in self._requests.items():
+            assert request.replica is None or request.replica in self._replicas, f"{request_id} is nowhere"
+            assert request.replica is not None or not self._taking(), f"{request_id} waits for nothing"
+
+
+def _agrees(one: Started, other: Started) -> bool:
+    """Whether two replicas give the same answers and the same hashes."""
+    names = ("model", "revision", "tokenizer", "max_model_len", "block_size", "dtype", "quantization", "seed")
+    same = all(getattr(one.plan.settings, name) == getattr(other.plan.settings, name) for name in names)
+    return same and one.vocab_size == other.vocab_size

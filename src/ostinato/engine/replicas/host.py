@@ -1,0 +1,298 @@
+"""The replica's side: one engine in a process of its own, and the fronts that it computes for."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Iterable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from ostinato.config import EngineConfig
+from ostinato.engine.process.async_engine import SAVE_PATIENCE
+from ostinato.engine.process.delivery import OutputDelta
+from ostinato.engine.process.failures import EngineFailed
+from ostinato.engine.process.heartbeat import Heartbeat
+from ostinato.engine.process.launch import EngineProcess, make_engine
+from ostinato.engine.process.messages import (
+    Abort,
+    Ask,
+    Compile,
+    Gained,
+    Observation,
+    Question,
+    Reply,
+    Settled,
+    Start,
+    Submit,
+)
+from ostinato.engine.replicas.messages import Draining, Hello, Parted, Retell, Told
+from ostinato.replicas.published import Publisher
+
+if TYPE_CHECKING:
+    from ostinato.engine.engine import Engine
+    from ostinato.engine.run.runner import StartProgress
+
+TELL_SECONDS = 1.0
+"""Between two looks at the engine's counts and index."""
+FRONT_PATIENCE = 30.0
+"""Seconds after which a front that has said nothing counts as gone. Each says something every few seconds."""
+_OWN = "host"
+
+
+@dataclass
+class _Front:
+    """One front: what waits to be sent to it, and what it has in the engine."""
+
+    publisher: Publisher = field(default_factory=Publisher)
+    waiting: list[Any] = field(default_factory=list)
+    news: asyncio.Event = field(default_factory=asyncio.Event)
+    requests: set[str] = field(default_factory=set)
+    knows_of_end: bool = False
+    is_gone: bool = False
+    heard_at: float = 0.0
+
+    def put(self, message: Any) -> None:
+        self.waiting.append(message)
+        self.news.set()
+
+
+class ReplicaHost:
+    """Hands messages of several fronts to one engine, and what it says back to each. Used on one event loop.
+
+    Ids of requests are a front's own: in the engine they begin with its name.
+    """
+
+    def __init__(self, process: EngineProcess, engine_timeout: float, send_cost: float = 0.0) -> None:
+        """`engine_timeout`: seconds after which an engine that does not answer counts as stalled. `send_cost`: seconds
+        of a processor that sending a gain takes beside what is measured here."""
+        self.failure: Exception | None = None
+        """Why the engine ended, if it has."""
+        self.on_failure: Callable[[], None] = lambda: None
+        self.last: Observation | None = None
+        """The engine's counts at the last look."""
+        self._process, self._send_cost = process, send_cost
+        self._loop = asyncio.get_running_loop()
+        self._fronts: dict[str, _Front] = {}
+        self._calls: dict[str, asyncio.Future[Any]] = {}
+        self._num_calls = 0
+        self._keys: frozenset[int] = frozenset()
+        self._front_cost = 0.0
+        self._draining = self._has_ended = False
+        self._changed = asyncio.Event()
+        """A request has ended, or a front has parted."""
+        process.on_message, process.on_end = self._take_from_engine, self._fail
+        self._heartbeat = Heartbeat(self._observe, engine_timeout, lambda is_stalled: None)
+        self._telling = self._loop.create_task(self._tell())
+
+    @classmethod
+    async def start(
+        cls,
+        config: EngineConfig,
+        log_level: int,
+        engine_timeout: float,
+        *,
+        progress: StartProgress = lambda what, done, total: None,
+        make: Callable[[EngineConfig, StartProgress], Engine] = make_engine,
+        send_cost: float = 0.0,
+    ) -> ReplicaHost:
+        """Loads the model in a process of its own. Raises what `AsyncEngine.start` does."""
+        if config.capture == "auto":
+            config = config.with_settings(capture="startup")
+        return cls(await EngineProcess.start(Start(config, make, log_level), progress), engine_timeout, send_cost)
+
+    @property
+    def num_unfinished(self) -> int:
+        """Requests of all fronts that have not ended."""
+        return sum(len(front.requests) for front in self._fronts.values())
+
+    @property
+    def is_stalled(self) -> bool:
+        """Whether the engine does not answer."""
+        return self._heartbeat.is_stalled
+
+    @property
+    def pid(self) -> int:
+        """The id of the engine's process."""
+        return self._process.pid
+
+    def load(self) -> dict[str, float]:
+        """Shares of what the engine can hold: of the outputs that may run, those that run or wait (which may be above
+        1), and of its blocks and slots, those that requests hold, whichever is more. 0 before the first look."""
+        if self.last is None:
+            return {"requests": 0.0, "slots": 0.0}
+        stats, cache = self.last.stats, self.last.stats["cache"]
+        kinds = [kind for kind in ("blocks", "slots") if cache[f"{kind}_total"]]
+        held = [cache[f"{kind}_used"] / cache[f"{kind}_total"] for kind in kinds]
+        most = self._process.started.plan.settings.max_num_seqs
+        return {"requests": (stats["running"] + stats["waiting"]) / most, "slots": max(held, default=0.0)}
+
+    async def messages(self, name: str) -> AsyncIterator[list[Any]]:
+        """What is said to the front `name`, as it comes, from Hello on. When this is left, its requests are dropped.
+        Raises why the engine failed; ends with `end`."""
+        assert name not in self._fronts, "a front has one connection"
+        front = self._fronts[name] = _Front(heard_at=self._loop.time())
+        front.put(Hello(self._process.started))
+        if self._draining:
+            front.put(Draining())
+        elif self.last is not None:
+            front.put(Told(self.last, front.publisher.changes(self._keys)))
+        try:
+            while True:
+                await front.news.wait()
+                front.news.clear()
+                waiting, front.waiting = front.waiting, []
+                if waiting:
+                    yield waiting
+                if self.failure is not None:
+                    raise EngineFailed(str(self.failure))
+                if self._has_ended or front.is_gone:
+                    return
+        finally:
+            del self._fronts[name]
+            for request_id in front.requests:
+                self._process.send(Abort(f"{name}/{request_id}"))
+            self._changed.set()
+
+    def take(self, name: str, messages: Iterable[Any]) -> None:
+        """What the front `name`, which is connected, says. What one says that is gone is dropped."""
+        front = self._fronts.get(name)
+        if front is None:
+            return
+        front.heard_at = self._loop.time()
+        for message in messages:
+            match message:
+                case Submit(request_id):
+                    front.requests.add(request_id)
+                    self._process.send(message._replace(request_id=f"{name}/{request_id}"))
+                case Abort(request_id):
+                    front.requests.discard(request_id)
+                    self._process.send(Abort(f"{name}/{request_id}"))
+                    self._changed.set()
+                case Compile(call_id) | Ask(call_id):
+                    self._process.send(message._replace(call_id=f"{name}/{call_id}"))
+                case Settled(cost):
+                    self._front_cost = cost
+                case Retell():
+                    front.put(Told(self._known(), front.publisher.changes(self._keys, whole=True)))
+                case Parted():
+                    front.knows_of_end = True
+                    self._changed.set()
+                case _:
+                    raise TypeError(f"no such message: {message!r}")
+
+    def leave(self, name: str) -> None:
+        """The front `name` is gone: its connection ends, and its requests are dropped."""
+        front = self._fronts.get(name)
+        if front is not None:
+            front.is_gone = True
+            front.news.set()
+
+    async def drain(self, patience: float) -> None:
+        """Has the fronts send no new requests, and waits until those that there are have ended, at most `patience`
+        seconds."""
+        self._draining = True
+        for front in self._fronts.values():
+            front.put(Draining())
+        until = self._loop.time() + patience
+        while self.failure is None and (
+            self.num_unfinished or any(not front.knows_of_end for front in self._fronts.values())
+        ):
+            self._changed.clear()
+            try:
+                await asyncio.wait_for(self._changed.wait(), until - self._loop.time())
+            except TimeoutError:
+                return
+
+    async def end(self) -> None:
+        """Ends the engine's process, and all connections. What its prefix cache has goes to files, if the plan says
+        so."""
+        self._telling.cancel()
+        self._heartbeat.stop()
+        if self._process.started.plan.cache_files is not None and self.failure is None:
+            try:
+                await asyncio.wait_for(self._ask("close"), SAVE_PATIENCE)
+            except Exception:  # it ends in any case
+                self._has_ended = True
+        self._has_ended = True
+        for front in self._fronts.values():
+            front.news.set()
+        await self._process.end()
+
+    async def _tell(self) -> None:
+        while True:
+            keys = await self._ask("hits")
+            if keys is not None:
+                self._keys = keys
+            observation = self.last = await self._observe()
+            self._heartbeat.note(observation)
+            for name, front in self._fronts.items():
+                front.put(Told(observation, front.publisher.changes(self._keys)))
+                if self._loop.time() > front.heard_at + FRONT_PATIENCE:
+                    self.leave(name)
+            await asyncio.sleep(TELL_SECONDS)
+
+    def _known(self) -> Observation:
+        assert self.last is not None, "a front that has missed something was told of it"
+        return self.last
+
+    async def _observe(self) -> Observation:
+        return await self._ask("observe")
+
+    def _ask(self, question: Question) -> asyncio.Future[Any]:
+        self._num_calls += 1
+        call_id = f"{_OWN}/{self._num_calls}"
+        future = self._calls[call_id] = self._loop.create_future()
+        future.add_done_callback(lambda _: self._calls.pop(call_id, None))
+        if self.failure is not None:
+            future.set_exception(EngineFailed(str(self.failure)))
+        self._process.send(Ask(call_id, question))
+        return future
+
+    def _take_from_engine(self, message: Any) -> None:
+        match message:
+            case Gained(deltas):
+                self._hand_over(deltas)
+            case Reply(call_id, result, error) if call_id in self._calls:
+                future = self._calls[call_id]
+                if error is None:
+                    future.set_result(result)
+                else:
+                    future.set_exception(error)
+            case Reply(call_id, _, error):
+                name, _, own = call_id.partition("/")
+                if (front := self._fronts.get(name)) is not None:
+                    if error is not None:
+                        front.requests.discard(own)  # it was refused, if it is one
+                        self._changed.set()
+                    front.put(message._replace(call_id=own))
+
+    def _hand_over(self, deltas: Iterable[OutputDelta]) -> None:
+        begin = time.thread_time()
+        by_front: dict[str, list[OutputDelta]] = {}
+        for delta in deltas:
+            name, _, own = delta.request_id.partition("/")
+            front = self._fronts.get(name)
+            if front is None or own not in front.requests:
+                continue  # dropped meanwhile
+            by_front.setdefault(name, []).append(delta._replace(request_id=own))
+            if delta.output is not None:
+                front.requests.discard(own)
+                self._changed.set()
+        for name, of_one in by_front.items():
+            self._fronts[name].put(Gained(of_one))
+        # Nobody says when it has arrived: the time that fronts took for the last ones stands for it.
+        cost = time.thread_time() - begin + len(by_front) * self._send_cost + self._front_cost
+        self._process.send(Settled(cost))
+
+    def _fail(self, error: Exception) -> None:
+        self.failure = error
+        self._telling.cancel()
+        self._heartbeat.stop()
+        for future in list(self._calls.values()):
+            if not future.done():
+                future.set_exception(EngineFailed(str(error)))
+        for front in self._fronts.values():
+            front.news.set()
+        self._changed.set()
+        self.on_failure()

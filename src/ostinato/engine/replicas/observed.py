@@ -1,0 +1,80 @@
+"""The counts of several engines as those of one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields
+from typing import Any
+
+from ostinato.engine.process.messages import Observation
+from ostinato.observe.counts import Histogram, Meter
+
+_RATES: dict[str, Callable[[Mapping[str, Any]], tuple[float, float] | None]] = {
+    "acceptance": lambda of: _accepted(of),
+    "tokens_per_row_with_drafts": lambda of: None,
+}
+"""Figures that are no counts -> what they are a share of, as (part, whole); None: unknown, it cannot be told from
+counts."""
+
+_SIZES = frozenset({"num_speculative_tokens", "budget"})
+"""Numbers that are no counts, and the same in all engines."""
+
+
+def _accepted(of: Mapping[str, Any]) -> tuple[float, float]:
+    if "reached" in of:
+        return of["accepted"], of["reached"]
+    return of["drafts_accepted"], of["drafts_proposed"]
+
+
+def summed(observations: Sequence[Observation]) -> Observation:
+    """All counts added up; there is one at least."""
+    return Observation(
+        sum_of([each.stats for each in observations]), summed_meters([each.meter for each in observations])
+    )
+
+
+def sum_of(found: Sequence[Any]) -> Any:
+    """Counts added, mappings by key, lists of equal length by place. What is no count is that of the first."""
+    present = [each for each in found if each is not None]
+    if not present:
+        return None
+    first = present[0]
+    if isinstance(first, Mapping):
+        keys = dict.fromkeys(key for each in present for key in each)
+        whole = {key: sum_of([each[key] for each in present if key in each]) for key in keys}
+        whole |= {key: next(each[key] for each in present if key in each) for key in whole.keys() & _SIZES}
+        for name, parts in _RATES.items():
+            if name in whole and len(present) > 1:
+                share = parts(whole)
+                whole[name] = None if share is None or not share[1] else round(share[0] / share[1], 4)
+        return whole
+    if isinstance(first, bool) or not isinstance(first, int | float | list | tuple):
+        return first
+    if isinstance(first, list | tuple):
+        same = all(len(each) == len(first) for each in present)
+        return [sum_of(column) for column in zip(*present, strict=True)] if same else list(first)
+    return sum(present)
+
+
+def pictures_together(pictures: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The pictures of several prefix indices (`cache.picture.picture`) as one: the branches of each after another's."""
+    branches: list[dict[str, Any]] = []
+    for each in pictures:
+        before = len(branches)
+        for branch in each["branches"]:
+            parent = branch["parent"]
+            branches.append({**branch, "parent": None if parent is None else before + parent})
+    counts = {name: sum(each[name] for each in pictures) for name in ("texts", "blocks", "checkpoints")}
+    return {**counts, "branches": branches}
+
+
+def summed_meters(meters: Sequence[Meter]) -> Meter:
+    """All histograms added up."""
+    whole = Meter()
+    for each in fields(Meter):
+        histogram: Histogram = getattr(whole, each.name)
+        for meter in meters:
+            other: Histogram = getattr(meter, each.name)
+            histogram.counts = [a + b for a, b in zip(histogram.counts, other.counts, strict=True)]
+            histogram.total += other.total
+    return whole

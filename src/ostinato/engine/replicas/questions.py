@@ -1,0 +1,98 @@
+"""Questions to all replicas, which are answered as one engine would."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ostinato.engine.process.messages import Ask, Observation, Reply
+from ostinato.engine.replicas.messages import Link
+from ostinato.engine.replicas.observed import pictures_together, summed
+
+PATIENCE = 1.0
+"""Seconds that replicas have to give their counts; then those that they gave last stand for them."""
+
+
+@dataclass
+class _Asked:
+    """A question: the replicas that have not answered, and what the others have."""
+
+    question: Ask
+    waits_for: set[str]
+    found: list[Any] = field(default_factory=list)
+    timer: asyncio.TimerHandle | None = None
+
+
+class Questions:
+    """Each is answered once: counts added up, numbers too. Without any replica it waits for one: nobody's silence is a
+    sign of life."""
+
+    def __init__(self, answer: Callable[[Reply], None], known: Callable[[], Sequence[Observation]]) -> None:
+        """`answer` is called with the replies. `known` gives what each replica has told last of its counts."""
+        self._answer, self._known = answer, known
+        self._asked: dict[str, _Asked] = {}
+
+    def ask(self, question: Ask, links: Mapping[str, Link]) -> None:
+        """Asks all replicas."""
+        asked = self._asked[question.call_id] = _Asked(question, set(links))
+        for link in links.values():
+            link.send(question)
+        if question.question == "observe":
+            loop = asyncio.get_running_loop()
+            asked.timer = loop.call_later(PATIENCE, self.stop_waiting, question.call_id)
+
+    def ask_again(self, links: Mapping[str, Link]) -> None:
+        """There are other replicas: asks them what nobody was there to answer."""
+        for asked in list(self._asked.values()):
+            if not asked.waits_for and not asked.found:
+                self._forget(asked)
+                self.ask(asked.question, links)
+
+    def take(self, name: str, reply: Reply) -> None:
+        """A replica has answered. Answers to questions that are over are dropped."""
+        asked = self._asked.get(reply.call_id)
+        if asked is None or name not in asked.waits_for:
+            return
+        asked.waits_for.discard(name)
+        if reply.error is not None:
+            self._forget(asked)
+            self._answer(Reply(reply.call_id, error=reply.error))
+            return
+        asked.found.append(reply.result)
+        self._conclude(asked)
+
+    def lose(self, name: str) -> None:
+        """A replica is gone, and answers nothing."""
+        for asked in list(self._asked.values()):
+            asked.waits_for.discard(name)
+            self._conclude(asked)
+
+    def stop_waiting(self, call_id: str) -> None:
+        """Others than those that have answered take too long."""
+        asked = self._asked[call_id]
+        asked.timer = None
+        self._conclude(asked)
+
+    def end(self) -> None:
+        """No question is answered any more."""
+        for asked in list(self._asked.values()):
+            self._forget(asked)
+
+    def _conclude(self, asked: _Asked) -> None:
+        """Answers a question once all have, or one has and the others take too long."""
+        if not asked.found or (asked.waits_for and asked.timer is not None):
+            return
+        if asked.question.question == "observe":
+            self._forget(asked)
+            self._answer(Reply(asked.question.call_id, summed(self._known())))
+        elif not asked.waits_for:
+            self._forget(asked)
+            together = pictures_together if asked.question.question == "prefixes" else sum
+            self._answer(Reply(asked.question.call_id, together(asked.found)))
+
+    def _forget(self, asked: _Asked) -> None:
+        del self._asked[asked.question.call_id]
+        if asked.timer is not None:
+            asked.timer.cancel()

@@ -1,0 +1,66 @@
+"""An AsyncEngine over several replicas. Endpoints cannot tell it from one over a single engine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from ostinato.config import EngineConfig
+from ostinato.engine.process.async_engine import AsyncEngine, EngineSide
+from ostinato.engine.process.messages import Observation
+from ostinato.engine.process.stream import Stream
+from ostinato.engine.replicas.front import Replicas
+from ostinato.ops.seeds import seed_of_request
+from ostinato.sample.params import SamplingParams
+
+
+class ReplicatedEngine(AsyncEngine):
+    """Serves requests on the replicas of `replicas`. As many may run as on all of them together.
+
+    A request without a seed gets here the one that a single engine would give it, so that its tokens do not depend on
+    the replica.
+    """
+
+    def __init__(self, process: EngineSide, *args: Any, **more: Any) -> None:
+        assert isinstance(process, Replicas), "made by `over`"
+        super().__init__(process, *args, **more)
+        self.replicas = process
+        self._seed = self.plan.settings.seed
+        self._num_submitted = 1  # an engine's first request is its own, at its start
+        process.on_change = self._resize
+        self._resize()
+
+    @classmethod
+    async def over(
+        cls,
+        replicas: Replicas,
+        config: EngineConfig,
+        *,
+        max_waiting: int = 1024,
+        max_per_client: Callable[[int], int | None] = lambda max_num_seqs: None,
+        seed: int | None = None,
+    ) -> ReplicatedEngine:
+        """Waits for the first replica. `config` is the replicas' own. `seed` takes the place of its seed: of several
+        fronts each needs one of its own. Raises the error of `Replicas.fail`. See `AsyncEngine.start` for the rest."""
+        try:
+            await replicas.wait_started()
+        except BaseException:
+            await replicas.end()
+            raise
+        engine = await cls.beside(replicas, config, max_waiting, max_per_client)
+        engine._seed = engine._seed if seed is None else seed
+        return engine
+
+    async def submit(self, prompt: str | Sequence[int], params: SamplingParams | None = None, **options: Any) -> Stream:
+        params = params or self.default_params
+        if params.seed is None:
+            params = params.replace(seed=seed_of_request(self._seed, self._num_submitted))
+        self._num_submitted += 1
+        return await super().submit(prompt, params, **options)
+
+    async def all_seen(self) -> dict[str, Observation]:
+        await self.last_seen()
+        return self.replicas.observations
+
+    def _resize(self) -> None:
+        self.admission.max_running = self.replicas.max_running

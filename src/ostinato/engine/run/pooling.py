@@ -1,0 +1,37 @@
+"""Hidden states of prompts, gathered into one vector for each request that asks for that instead of text."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from ostinato.engine.run.inputs import Drafts
+from ostinato.schedule.batch import Batch
+
+if TYPE_CHECKING:
+    from ostinato.sample.pool import Pool
+
+
+def pool_rows(hidden: torch.Tensor, batch: Batch, drafts: Drafts = ()) -> None:
+    """Adds to the pool of each row that has one what the step computed for it: `hidden` [tokens, hidden], as `forward`
+    gives it."""
+    pools = [getattr(row.payload, "pool", None) for row in batch.rows]
+    if not any(pools):  # as in almost every step
+        return
+    found: list[tuple[Pool, int, int]] = []
+    vectors: list[torch.Tensor] = []
+    has_drafts = any(drafts)
+    begin = 0
+    for i, (row, pool) in enumerate(zip(batch.rows, pools, strict=True)):
+        end = begin + len(row.token_ids)
+        if pool is not None and (pool.kind == "mean" or row.samples):
+            found.append((pool, row.start, end - begin))
+            vectors.append(
+                hidden[begin:end].sum(0, dtype=torch.float32) if pool.kind == "mean" else hidden[end - 1].float()
+            )
+        begin = end + (batch.num_drafts if has_drafts and i < batch.num_decode_rows else 0)
+    if found:
+        gathered = torch.stack(vectors).cpu().numpy()
+        for (pool, start, count), vector in zip(found, gathered, strict=True):
+            pool.add(vector, start, count)

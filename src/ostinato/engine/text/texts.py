@@ -1,0 +1,23 @@
+"""The tokenizer and the chat template that an engine uses: its checkpoint's, or those that settings name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ostinato.config import EngineConfig
+from ostinato.engine.text.chat_template import ChatTemplate, load_chat_template, read_chat_template
+from ostinato.engine.text.tokenizer import Tokenizer, load_tokenizer
+from ostinato.models.checkpoint import texts_of
+
+
+def load_texts(config: EngineConfig, checkpoint: Path) -> tuple[Tokenizer, ChatTemplate]:
+    """Those of a configuration whose model is `checkpoint`, which says what ends an output whoever's the tokenizer is.
+
+    ModelError if a file is damaged or not there; ConfigError if a given chat template cannot be read.
+    """
+    place = texts_of(config, checkpoint)
+    tokenizer = load_tokenizer(place, checkpoint)
+    if config.chat_template is None:
+        return tokenizer, load_chat_template(place, tokenizer.special_tokens)
+    text = read_chat_template(Path(config.chat_template).expanduser())
+    return tokenizer, ChatTemplate({"default": text}, tokenizer.special_tokens)

@@ -1,0 +1,30 @@
+"""Arcee (model_type `arcee`): attention and an MLP of two matrices in every layer."""
+
+from __future__ import annotations
+
+from ostinato.layers.attention import Attention
+from ostinato.layers.feed_forward import MLP
+from ostinato.layers.module import Builder
+from ostinato.models.arcee.spec import ArceeHyperparameters
+from ostinato.models.decoder import Block, Decoder
+from ostinato.plan.model import LayerSpec, ModelSpec
+
+
+class Arcee(Decoder):
+    """The language model."""
+
+    def __init__(self, build: Builder, spec: ModelSpec) -> None:
+        super().__init__(build, spec, norm_eps=spec.hyperparameters.norm_eps)
+
+    def make_block(self, layer: LayerSpec) -> Block:
+        build, size = self.build, self.spec.hidden_size
+        hyper: ArceeHyperparameters = self.spec.hyperparameters
+        assert layer.attention is not None, "every layer has attention"
+        bias = hyper.attention_bias
+        return Block(
+            build,
+            size,
+            hyper.norm_eps,
+            attention=Attention(build, size, layer.attention, bias=bias, out_bias=bias),
+            mlp=MLP(build, size, hyper.intermediate_size, hyper.mlp_activation, hyper.mlp_bias),
+        )

@@ -1,0 +1,39 @@
+"""Arcee: Llama whose MLP has no gate, and a squared ReLU between its two matrices."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from ostinato.models.hyperparameters import activation, attention_spec, flag, integer, number, shared_fields
+from ostinato.models.rope import parse_rope
+from ostinato.plan.model import LayerSpec, ModelSpec
+
+
+@dataclass(frozen=True)
+class ArceeHyperparameters:
+    """What models/arcee/model.py builds from, beside the layers."""
+
+    intermediate_size: int
+    attention_bias: bool
+    mlp_bias: bool
+    mlp_activation: str
+    norm_eps: float
+
+
+def model_spec(config: dict[str, Any]) -> ModelSpec:
+    """The spec of an `arcee` config.json."""
+    attention = attention_spec(config)
+    return ModelSpec(
+        architecture="arcee",
+        **shared_fields(config),
+        layers=(LayerSpec("attention", attention),) * integer(config, "num_hidden_layers"),
+        rope=parse_rope(config, attention.head_dim),
+        hyperparameters=ArceeHyperparameters(
+            intermediate_size=integer(config, "intermediate_size"),
+            attention_bias=flag(config, "attention_bias", False),
+            mlp_bias=flag(config, "mlp_bias", False),
+            mlp_activation=activation(config, "hidden_act", "relu2", ("relu2",)),
+            norm_eps=number(config, "rms_norm_eps", 1e-5),
+        ),
+    )

@@ -1,0 +1,67 @@
+"""How a checkpoint makes one vector of a text, as sentence-transformers describe it beside the weights."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from ostinato.errors import ModelError, reason
+
+PoolingKind = Literal["last", "mean"]
+_MODES = {"lasttoken": "last", "mean": "mean", "mean_tokens": "mean"}
+"""Names of the modes in 1_Pooling/config.json -> what is done."""
+
+
+@dataclass(frozen=True)
+class Pooling:
+    """Of the final normed hidden states of a text's tokens: the last one, or their mean. The vector has length 1 if
+    `normalize`."""
+
+    kind: PoolingKind = "last"
+    normalize: bool = True
+
+
+def load_pooling(directory: Path) -> Pooling:
+    """What modules.json and the files that it names ask for; the defaults of Pooling for a checkpoint without it.
+
+    ModelError for what is not implemented, and for damaged files.
+    """
+    if not (directory / "modules.json").is_file():
+        return Pooling()
+    modules = _read(directory / "modules.json")
+    if not isinstance(modules, list) or not all(isinstance(each, dict) for each in modules):
+        raise ModelError("modules.json should be a list of objects")
+    kinds = [str(each.get("type", "")).rpartition(".")[2] for each in modules]
+    unknown = [kind for kind in kinds if kind not in ("Transformer", "Pooling", "Normalize")]
+    if unknown or kinds[:2] != ["Transformer", "Pooling"] or len(kinds) != len(set(kinds)):
+        raise ModelError(
+            f"modules.json makes embeddings by {', '.join(kinds)}; implemented are Transformer, Pooling and, behind "
+            "them, Normalize"
+        )
+    path = Path(str(modules[1].get("path", "")))
+    config = _read(directory / path.name / "config.json")
+    return Pooling(_kind(config, f"{path.name}/config.json"), "Normalize" in kinds)
+
+
+def _kind(config: Any, name: str) -> Any:
+    if not isinstance(config, dict):
+        raise ModelError(f"{name} should be an object")
+    # One name in newer files, a flag for each mode in older ones.
+    prefix = "pooling_mode_"
+    modes = [key.removeprefix(prefix) for key, value in config.items() if key.startswith(prefix) and value is True]
+    given = config.get("pooling_mode")
+    if given is not None:
+        modes = [given] if isinstance(given, str) else list(given)
+    if len(modes) != 1 or modes[0] not in _MODES:
+        asked = " and ".join(map(str, modes)) or "nothing"
+        raise ModelError(f"{name} asks to pool by {asked}; implemented are lasttoken and mean")
+    return _MODES[modes[0]]
+
+
+def _read(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ModelError(f"{path.name} cannot be read: {reason(error)}") from None

@@ -1,0 +1,111 @@
+"""Which part of each of a checkpoint's tensors a rank has: the sizes of its model are compared with the whole's."""
+
+from __future__ import annotations
+
+from collections.abc import Container
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from ostinato.layers.build import BlockView, Build, QuantizedView, Target, checkpoint_views
+from ostinato.models.base import CausalLM
+from ostinato.models.registry import make_model
+from ostinato.ops.blocks.formats import BLOCK_FORMATS
+from ostinato.ops.int8 import num_groups
+from ostinato.plan.cuts import Rank
+
+
+@dataclass(frozen=True)
+class Share:
+    """The parts of a tensor of `shape` that a rank has, one behind the other along `dim`: (first, end) each."""
+
+    shape: tuple[int, ...]
+    dim: int
+    parts: tuple[tuple[int, int], ...]
+
+    def read(self, tensor: Any) -> torch.Tensor:
+        """`tensor` may be a slice of safetensors, of which no more is read."""
+        before = (slice(None),) * self.dim
+        return torch.cat([tensor[(*before, slice(first, end))] for first, end in self.parts], self.dim)
+
+    def whole_place(self, place: Target) -> Target:
+        """Memory for all of the tensor, of which `place` holds the rank's part."""
+        *rows, columns = self.shape
+        if isinstance(place, torch.Tensor):
+            return torch.empty(self.shape, dtype=place.dtype)
+        if isinstance(place, BlockView):
+            row_bytes = BLOCK_FORMATS[place.name].row_bytes(columns)
+            return BlockView(torch.empty((*rows, row_bytes), dtype=torch.uint8), place.name, columns)
+        groups = () if place.group_size is None else (num_groups(columns, place.group_size),)
+        weight = torch.empty(self.shape, dtype=torch.int8)
+        return QuantizedView(weight, torch.empty((*rows, *groups), dtype=torch.float32), place.group_size)
+
+    def cut(self, whole: Target, place: Target) -> None:
+        """Puts the rank's part of `whole`, which is of the same kind, in its place."""
+        if isinstance(place, torch.Tensor) and isinstance(whole, torch.Tensor):
+            place.copy_(self.read(whole))
+        elif isinstance(place, BlockView) and isinstance(whole, BlockView):
+            kind = BLOCK_FORMATS[place.name]
+            place.bytes.copy_(self._in_units(kind.elements, kind.num_bytes).read(whole.bytes))
+        elif isinstance(place, QuantizedView) and isinstance(whole, QuantizedView):
+            place.weight.copy_(self.read(whole.weight))
+            if self._cuts_rows and place.group_size is None:
+                place.scale.copy_(whole.scale)
+            else:
+                place.scale.copy_(self._in_units(place.group_size or 1).read(whole.scale))
+
+    @property
+    def _cuts_rows(self) -> bool:
+        """Whether each rank has some elements of every row."""
+        return self.dim == len(self.shape) - 1
+
+    def _in_units(self, elements: int, size: int = 1) -> Share:
+        """The same where so many elements of a row are `size` of what a tensor holds."""
+        if not self._cuts_rows:
+            return self
+        assert not any(edge % elements for part in self.parts for edge in part), "which the plan has checked"
+        parts = ((first // elements * size, end // elements * size) for first, end in self.parts)
+        return replace(self, parts=tuple(parts))
+
+
+def shares_of(model: CausalLM, found: Container[str] = ()) -> dict[str, Share]:
+    """By name, those tensors of a checkpoint of which `model` has a part alone. `found` as for `checkpoint_views`."""
+    whole_spec = model.spec.whole
+    if whole_spec is None:
+        return {}
+    rank = model.build.rank
+    whole = make_model(Build(model.build.ops, torch.float32, torch.device("meta")), whole_spec)
+    own = {name: tuple(view.shape) for name, view in checkpoint_views(model, found=found)}
+    segments, of_whole = _segments(model), _segments(whole)
+    shares = {}
+    for name, view in checkpoint_views(whole, found=found):
+        shape, part = tuple(view.shape), own[name]
+        if shape == part:
+            continue
+        [dim] = [i for i, (size, have) in enumerate(zip(shape, part, strict=True)) if size != have]
+        sizes = segments[name], of_whole[name]
+        if (sum(sizes[0]), sum(sizes[1])) != (part[dim], shape[dim]):
+            sizes = (part[dim],), (shape[dim],)
+        shares[name] = Share(shape, dim, tuple(_parts(*sizes, rank)))
+    return shares
+
+
+def _parts(own: tuple[int, ...], whole: tuple[int, ...], rank: Rank) -> list[tuple[int, int]]:
+    """Of each segment, the rank's part; where there are fewer parts than ranks, neighbours have the same one."""
+    parts, begin = [], 0
+    for have, size in zip(own, whole, strict=True):
+        count = size // have
+        assert size % have == rank.of % count == 0, "ranks have equal parts"
+        first = begin + rank.number * count // rank.of * have
+        parts.append((first, first + have))
+        begin += size
+    return parts
+
+
+def _segments(model: CausalLM) -> dict[str, tuple[int, ...]]:
+    return {
+        name: row.segments
+        for _, _, row in model.weights()
+        for name in (*row.names, *((row.whole_name,) if row.whole_name else ()))
+    }

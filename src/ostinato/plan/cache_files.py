@@ -1,0 +1,93 @@
+"""The cache beyond memory: what goes to files, how much of it, and when reading one takes less time than computing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ostinato.config import EngineConfig
+from ostinato.errors import ConfigError, Remedy
+from ostinato.plan.decision import Decision
+from ostinato.plan.device.catalogue import DeviceSpec
+from ostinato.plan.fit import Fit
+from ostinato.plan.memory.flops import PrefillFlops
+from ostinato.plan.search import smallest
+from ostinato.units import GiB, format_bytes
+
+DEFAULT_LIMIT = 8 * GiB
+READ_RATE = 500e6
+"""Bytes per second of a disk, as assumed: a slow one of those without moving parts. What was written lately is read
+from memory, ten times as fast."""
+CORE_RATE = 256e9
+"""FLOP/s of a CPU's core, as assumed where nothing was measured: more than any computes prompts with, so that reading
+pays sooner than the plan says, and never later."""
+MOST_WAITING = 256 * 2**20
+"""Bytes that may wait in memory to be written."""
+
+
+@dataclass(frozen=True)
+class CacheFilesPlan:
+    """Evicted blocks and checkpoints go to files in `directory`, at most `limit` bytes of them, and come back where
+    that takes less time than computing at these rates. From `pays_from` tokens on a cold prefix is rather read (None:
+    no prefix is)."""
+
+    directory: str | None
+    """None: the user's own, `~/.cache/ostinato/prefixes`."""
+    limit: int
+    block_bytes: int
+    slot_bytes: int
+    bytes_per_second: float
+    flops_per_second: float
+    pays_from: int | None
+
+
+def plan_cache_files(
+    config: EngineConfig, fitted: Fit, device: DeviceSpec, flops: PrefillFlops
+) -> tuple[CacheFilesPlan | None, list[Decision]]:
+    """None where neither `cache_offload` nor `cache_dir` is given. ConfigError where no prompt could hit a file."""
+    if config.cache_offload is None and config.cache_dir is None:
+        return None, []
+    settled, memory = fitted.settled, fitted.memory
+    asked = "cache_offload" if config.cache_offload is not None else "cache_dir"
+    if memory.expected_prefix_tokens is None:
+        raise ConfigError(
+            f"{asked} keeps what the prefix cache evicts, and no prompt can hit that: enable_prefix_caching is "
+            f"{'on' if config.enable_prefix_caching else 'off'}, state_cache_mode is {settled.state_cache_mode}",
+            [Remedy(asked, None), Remedy("enable_prefix_caching", True)],
+        )
+    if device.kind != "cpu":
+        message = f"{asked}: files are written from the memory of a CPU, and not yet from a GPU's"
+        raise ConfigError(message, [Remedy(asked, None)])
+    if config.tensor_parallel_size > 1:
+        message = f"{asked}: files hold whole blocks, of which each of several ranks has a part"
+        raise ConfigError(message, [Remedy(asked, None), Remedy("tensor_parallel_size", 1)])
+    decisions = []
+    limit = config.cache_offload
+    if limit is None:
+        limit = DEFAULT_LIMIT
+        reason = f"cache_dir is given; at most {format_bytes(limit)} of files are kept there"
+        decisions.append(Decision("cache_offload", None, limit, reason))
+    least = max(memory.kv_block, memory.state_slot)
+    if limit < 2 * least:
+        message = f"cache_offload {format_bytes(limit)} has no room for two files of {format_bytes(least)}"
+        raise ConfigError(message, [Remedy("cache_offload", 64 * least)])
+    rates = next((each for each in device.rates if each.threads == settled.threads), None)
+    rate = CORE_RATE * (settled.threads or device.cores) if rates is None else rates.product_rate
+    size = config.block_size
+    block_bytes, slot_bytes = memory.kv_block, memory.state_slot
+
+    def pays(blocks: int) -> bool:
+        tokens = blocks * size
+        return (blocks * block_bytes + slot_bytes) / READ_RATE < flops.until(tokens) / rate
+
+    most = fitted.limits.max_model_len // size
+    from_blocks = smallest(1, most, pays) if most else None
+    planned = CacheFilesPlan(
+        directory=config.cache_dir,
+        limit=limit,
+        block_bytes=block_bytes,
+        slot_bytes=slot_bytes,
+        bytes_per_second=READ_RATE,
+        flops_per_second=rate,
+        pays_from=None if from_blocks is None else from_blocks * size,
+    )
+    return planned, decisions

@@ -1,0 +1,214 @@
+"""What a number of engines carries: the most requests per second, and how long requests wait at a given rate."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from ostinato.config import EngineConfig
+from ostinato.errors import CapacityError, ConfigError, Remedy
+from ostinato.plan.device.catalogue import DeviceSpec
+from ostinato.plan.fit import fit
+from ostinato.plan.layouts.deadline import Deadline
+from ostinato.plan.layouts.queue import Room, StepSeconds, make_arrivals, simulate
+from ostinato.plan.layouts.requests import RequestLengths
+from ostinato.plan.layouts.step_time import StepTimes
+from ostinato.plan.model import ModelSpec
+from ostinato.plan.plan import Plan
+from ostinato.plan.prediction import make_machine
+from ostinato.plan.search import smallest
+
+LOADS = (0.5, 0.8, 0.9)
+"""Of the most that engines carry: the rates that are shown where none is given."""
+REQUESTS = 2000
+"""Simulated for each rate, after those of `WARM_UP`."""
+WARM_UP = 200
+"""Requests at the beginning, which find an empty engine and do not count."""
+MOST_REPLICAS = 4096
+IN_TIME = 0.99
+"""Of the requests, those that must meet the deadline where the number of replicas is chosen."""
+QUANTILES = (0.5, 0.95, 0.99)
+
+
+@dataclass(frozen=True)
+class Offered:
+    """What comes: requests of these `lengths`, `per_second` of them in all; None: as many as are shown."""
+
+    lengths: RequestLengths
+    per_second: float | None
+    deadline: Deadline | None
+
+
+@dataclass(frozen=True)
+class Load:
+    """One rate on one layout. Times are of the quantiles 0.5, 0.95 and 0.99; None where more comes than is carried, so
+    that the queue grows for as long as that lasts."""
+
+    replicas: int
+    devices: int
+    """Of all replicas together."""
+    per_second: float
+    share: float
+    """Of the most that the layout carries."""
+    first_token: tuple[float, ...] | None = None
+    per_token: tuple[float, ...] | None = None
+    """Empty if no request has a second token."""
+    rows: float | None = None
+    """Of one engine, in the mean."""
+    in_time: float | None = None
+    """Share of the requests that meet the deadline; None without one."""
+
+
+@dataclass(frozen=True)
+class LayoutEstimate:
+    """`most_per_second` is one replica's, with `rows` in a step, each `step_seconds`. `is_lower_bound`: step times are
+    the least that is possible, and so is each time here; what is carried is the most."""
+
+    requests: int
+    mean_prompt: float
+    mean_output: float
+    cached_share: float
+    most_per_second: float
+    rows: float
+    step_seconds: float
+    is_lower_bound: bool
+    deadline: Deadline | None
+    loads: tuple[Load, ...] = field(default=())
+
+
+def estimate_layouts(
+    config: EngineConfig,
+    model: ModelSpec,
+    device: DeviceSpec,
+    plan: Plan,
+    offered: Offered,
+    replicas: Sequence[int] = (),
+) -> LayoutEstimate:
+    """How `replicas` engines, each with `plan`, serve what is `offered`; without `replicas` the fewest that do, or one
+    where no rate is given. Pure: the same arguments give the same figures.
+
+    A router is taken to send requests at random, so that each replica sees its share of a Poisson stream. Preemption
+    is left out, and so is what a server adds. ConfigError if the plan predicts no step, or a request is longer than
+    max_model_len; CapacityError if no number of replicas meets the deadline.
+    """
+    if not plan.prediction.steps:
+        raise ConfigError(f"no layout can be estimated without step times: {plan.prediction.reason}")
+    lengths = offered.lengths
+    longest, most = max(lengths.prompt_tokens) + max(lengths.output_tokens), plan.settings.max_model_len
+    if longest > most:
+        message = f"the traffic has requests of {longest} tokens, and max_model_len is {most}"
+        raise ConfigError(message, [Remedy("max_model_len", longest)])
+    settled = fit(config, model, device).settled
+    machine = make_machine(settled.model, device, plan.prediction.rates, settled.dtype, settled.ssm_state_dtype)
+    assert machine is not None, "the plan predicted with it"
+    times, room = StepTimes(machine).seconds, room_of(plan)
+    rows, step_seconds = full_step(lengths, room, times)
+    most_per_second = rows / (lengths.mean_output * step_seconds)
+
+    def at(count: int, per_second: float) -> Load:
+        return _load(count, config.tensor_parallel_size, per_second, most_per_second, offered, room, times)
+
+    per_second = offered.per_second
+    if per_second is None:
+        loads = [at(count, share * count * most_per_second) for count in replicas or (1,) for share in LOADS]
+    else:
+        counts = replicas or (_fewest(per_second, most_per_second, offered.deadline, at),)
+        loads = [at(count, per_second) for count in counts]
+    return LayoutEstimate(
+        lengths.num_requests,
+        lengths.mean_prompt,
+        lengths.mean_output,
+        lengths.cached_share,
+        most_per_second,
+        rows,
+        step_seconds,
+        plan.prediction.is_lower_bound,
+        offered.deadline,
+        tuple(loads),
+    )
+
+
+def room_of(plan: Plan) -> Room:
+    """What an engine with this plan has room for. The null block is nobody's."""
+    blocks, size = plan.memory.num_blocks, plan.settings.block_size
+    return Room(
+        plan.settings.max_num_seqs,
+        plan.settings.max_num_batched_tokens,
+        (blocks - 1) * size if blocks else None,
+    )
+
+
+def full_step(lengths: RequestLengths, room: Room, times: StepSeconds) -> tuple[float, float]:
+    """(rows, seconds) of the mean step of an engine that never lacks requests.
+
+    Each row ends after as many steps as its output has tokens, and another's prompt is computed in its place: so a step
+    of n rows computes n * prompt / output tokens of prompts. n is what rows, the cache and the step's tokens allow. In
+    a step, long outputs are met more often than they come (`output_beside`); each holds blocks to its end from its
+    beginning, and has half of its tokens behind it in the mean.
+    """
+    prompt, output, beside = lengths.mean_prompt, lengths.mean_output, lengths.output_beside
+    computed = max(1.0, prompt * (1 - lengths.cached_share))
+    rows = min(float(room.rows), room.step_tokens / (1 + computed / output))
+    if room.cache_tokens is not None:
+        rows = min(rows, max(1.0, room.cache_tokens / (prompt + beside)))
+    # Less than a row is a row in a part of the steps.
+    rows = float(math.floor(rows)) if rows > 1 else rows
+    return rows, times(max(1, int(rows)), prompt + beside / 2, max(1, round(rows * computed / output)))
+
+
+def _load(
+    replicas: int,
+    ranks: int,
+    per_second: float,
+    most_per_second: float,
+    offered: Offered,
+    room: Room,
+    times: StepSeconds,
+) -> Load:
+    share = per_second / (replicas * most_per_second)
+    if share >= 1:
+        return Load(replicas, replicas * ranks, per_second, share)
+    arrivals = make_arrivals(offered.lengths, per_second / replicas, WARM_UP + REQUESTS, seed=0)
+    run = simulate(arrivals, room, times)
+    served = run.served[WARM_UP:]
+    deadline = offered.deadline
+    met = None
+    if deadline is not None:
+        met = sum(deadline.is_met(each.first_token, each.per_token) for each in served) / len(served)
+    return Load(
+        replicas,
+        replicas * ranks,
+        per_second,
+        share,
+        _quantiles([each.first_token for each in served]),
+        _quantiles([each.per_token for each in served if each.per_token is not None]),
+        run.mean_rows,
+        met,
+    )
+
+
+def _quantiles(values: list[float]) -> tuple[float, ...]:
+    values = sorted(values)
+    return tuple(values[min(len(values) - 1, math.floor(share * len(values)))] for share in QUANTILES if values)
+
+
+def _fewest(
+    per_second: float, most_per_second: float, deadline: Deadline | None, at: Callable[[int, float], Load]
+) -> int:
+    """The fewest replicas that carry the rate and, if there is a deadline, meet it nearly always."""
+    least = math.floor(per_second / most_per_second) + 1
+    if least > MOST_REPLICAS:
+        raise CapacityError(f"{per_second:g} requests per second need {least:,} replicas; at most {MOST_REPLICAS:,}")
+    if deadline is None:
+        return least
+    found = smallest(least, MOST_REPLICAS, lambda count: (at(count, per_second).in_time or 0.0) >= IN_TIME)
+    if found is None:
+        alone = at(MOST_REPLICAS, per_second)
+        assert alone.first_token is not None, "less comes than is carried"
+        between = f", {alone.per_token[-1] * 1e3:.0f} ms between tokens" if alone.per_token else ""
+        raise CapacityError(
+            f"no number of replicas meets the deadline for {IN_TIME:.0%} of the requests: one that is alone waits up "
+            f"to {alone.first_token[-1] * 1e3:.0f} ms for its first token{between}"
+        )
+    return found

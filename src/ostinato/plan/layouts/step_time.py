@@ -1,0 +1,69 @@
+"""Seconds of any step, between those that were predicted."""
+
+from __future__ import annotations
+
+from ostinato.ops.work import StepShape
+from ostinato.plan.memory.kernel_work import LOGITS
+from ostinato.plan.prediction import ENGINE, Machine, PredictedStep
+
+OF_ALL_TOKENS = ("linear", "moe", ENGINE)
+"""Parts of a step that do not care whose tokens they compute: a step of rows and a prompt has them once."""
+LEAST_CONTEXT = 256
+"""Up to here one figure per row count would do: keys and values are a small part of a step."""
+
+
+class StepTimes:
+    """Predicts steps at powers of two and takes the time to grow evenly between them, so that thousands of steps cost
+    few predictions."""
+
+    def __init__(self, machine: Machine) -> None:
+        self._machine = machine
+        self._rows: dict[tuple[int, int], PredictedStep] = {}
+        self._prompts: dict[tuple[int, int], PredictedStep] = {}
+
+    def seconds(self, rows: int, context: float, prompt_tokens: int = 0, before: float = 0) -> float:
+        """Of a step of `rows` decode rows behind `context` tokens each, in the mean, and `prompt_tokens` of prompts, of
+        which `before` were computed sooner. Either may be missing, not both."""
+        if not prompt_tokens:
+            return sum(share * self._row_step(*shape).seconds for share, shape in _around(rows, context))
+        tokens = prompt_tokens + rows
+        prompts = [(share, self._prompt_step(*shape)) for share, shape in _around(tokens, before)]
+        if not rows:
+            return sum(share * step.seconds for share, step in prompts)
+        # The products of all tokens, and what else the prompt has; then what rows have of their own, logits among it.
+        seconds = sum(share * (step.seconds - step.parts[LOGITS]) for share, step in prompts)
+        for share, shape in _around(rows, context):
+            parts = self._row_step(*shape).parts
+            seconds += share * sum(each for name, each in parts.items() if name not in OF_ALL_TOKENS)
+        return seconds
+
+    def _row_step(self, rows: int, context: int) -> PredictedStep:
+        found = self._rows.get((rows, context))
+        if found is None:
+            found = self._rows[rows, context] = self._machine.predict(StepShape(rows, 1, context, decodes=True))
+        return found
+
+    def _prompt_step(self, tokens: int, before: int) -> PredictedStep:
+        found = self._prompts.get((tokens, before))
+        if found is None:
+            found = self._prompts[tokens, before] = self._machine.predict(StepShape(1, tokens, before, decodes=False))
+        return found
+
+
+def _around(count: float, context: float) -> list[tuple[float, tuple[int, int]]]:
+    """The up to four predicted shapes around (count, context), and what share each has in the time between them."""
+    return [
+        (of_count * of_context, (near_count, near_context))
+        for of_count, near_count in _between(count, 1)
+        for of_context, near_context in _between(context, LEAST_CONTEXT)
+        if of_count * of_context
+    ]
+
+
+def _between(value: float, least: int) -> tuple[tuple[float, int], tuple[float, int]]:
+    """The next smaller and the next larger of 0, `least` and its doubles, each with its share."""
+    low, high = (0, least) if value < least else (least, 2 * least)
+    while high <= value:
+        low, high = high, 2 * high
+    share = (value - low) / (high - low)
+    return (1 - share, low), (share, high)

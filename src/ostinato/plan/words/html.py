@@ -1,0 +1,52 @@
+"""What notebooks show: names with values as tables, in HTML without styles of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from html import escape
+from typing import Any
+
+from ostinato.units import format_bytes
+
+_CELL = "text-align: left; vertical-align: top; white-space: pre-wrap"
+
+
+def table(rows: Iterable[tuple[str, str]]) -> str:
+    """Names beside their values, which are plain text."""
+    cells = (f'<tr><th style="{_CELL}">{escape(n)}</th><td style="{_CELL}">{escape(v)}</td></tr>' for n, v in rows)
+    return f"<table>{''.join(cells)}</table>"
+
+
+def folded(title: str, inner: str) -> str:
+    """HTML that a click shows."""
+    return f"<details><summary>{escape(title)}</summary>{inner}</details>"
+
+
+def plan_html(plan: Mapping[str, Any]) -> str:
+    """A plan, as its JSON has it: in short what it is for, its memory and its decisions; all else folded."""
+    model, device, memory = plan["model"], plan["device"], plan["memory"]
+    about = (
+        f"{model['architecture']}, {model['parameters']:,} parameters, {plan['settings']['dtype']} on {device['name']}"
+    )
+    limits = ("max_num_seqs", "max_num_batched_tokens", "max_model_len")
+    rows = [(name, f"{plan['settings'][name]:,}") for name in limits]
+    rows += [(name, format_bytes(memory[name])) for name in ("weights", "activations")]
+    rows += [(name, f"{memory[f'num_{name}']:,}") for name in ("blocks", "slots")]
+    decisions = [
+        (each["topic"], f"{each['requested']} -> {each['effective']}: {each['reason']}") for each in plan["decisions"]
+    ]
+    sections = [
+        folded(name, table(_flat(section)))
+        for name, section in plan.items()
+        if isinstance(section, Mapping) and section
+    ]
+    return f"<b>{escape(about)}</b>{table(rows)}{folded('decisions', table(decisions))}{''.join(sections)}"
+
+
+def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, str]]:
+    """Those of inner mappings as `outer.inner`."""
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", f"{value:,}" if type(value) is int else str(value)

@@ -1,0 +1,108 @@
+"""The choice of a replica for one prompt: where it is computed soonest, hit and queue counted in seconds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from random import Random
+from typing import Literal
+
+from ostinato.cache.eviction import EvictionCosts
+
+MOST_SHARE = 1.25
+"""A busy replica that was given more than so many times the mean of the work is passed over."""
+
+
+class ChoiceReason(StrEnum):
+    """Why a replica was chosen."""
+
+    LONGEST_HIT = "longest_hit"
+    """No other replica has more of the prompt, and this one has something of it."""
+    SHORTER_QUEUE = "shorter_queue"
+    """Another one has more of it, and its queue would take longer than that saves."""
+    LESS_LOADED = "less_loaded"
+    """Another one would be sooner, and was given more than its share of the work."""
+    NOTHING_CACHED = "nothing_cached"
+    """None has anything of it."""
+    TWO_CHOICES = "two_choices"
+    """Of two drawn at random, it had fewer requests."""
+
+
+Policy = Literal["prefix", "two_choices"]
+"""How a replica is chosen: by what it has cached (`choose`), or the less busy one of two random ones
+(`less_busy_of_two`), which is there to be compared with."""
+
+
+@dataclass(frozen=True, slots=True)
+class PromptTimes:
+    """How long prompts take: their FLOPs at a constant rate, in FLOPs per second."""
+
+    costs: EvictionCosts
+    flops_per_second: float
+
+    @classmethod
+    def of_step(cls, costs: EvictionCosts, num_tokens: int, seconds: float) -> PromptTimes:
+        """At the rate of a step that computes a prompt of `num_tokens` tokens in `seconds`, as a plan predicts it."""
+        return cls(costs, costs.flops(0, num_tokens) / seconds)
+
+    def seconds(self, hit: int, num_tokens: int) -> float:
+        """Of a prompt of `num_tokens` tokens, the first `hit` of them cached."""
+        return self.costs.flops(hit, num_tokens) / self.flops_per_second
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A replica that may be given the request. Times in seconds."""
+
+    name: str
+    hit: int = 0
+    """Tokens of the prompt that it has cached, up to a checkpoint."""
+    queue: float = 0.0
+    """Work that it has to do before the request."""
+    recent: float = 0.0
+    """Work that it was given lately."""
+    is_own: bool = False
+    """Whether the request's session was here last."""
+    num_requests: int = 0
+    """Those that it has."""
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A replica's `name`, the `hit` expected there, in tokens, and the `reason`."""
+
+    name: str
+    hit: int
+    reason: ChoiceReason
+
+
+def choose(candidates: Sequence[Candidate], num_tokens: int, times: PromptTimes) -> Choice:
+    """The replica that has computed a prompt of `num_tokens` tokens first, after its queue.
+
+    Among equals: the session's own, then the longest hit, the one given the least work, the first by name. The order
+    of `candidates` does not matter; there is one at least.
+    """
+    assert candidates, "a request needs a replica to go to"
+    mean = sum(each.recent for each in candidates) / len(candidates)
+    fair = [each for each in candidates if each.queue <= 0 or each.recent <= MOST_SHARE * mean] or list(candidates)
+
+    def rank(each: Candidate) -> tuple[float, bool, int, float, str]:
+        return each.queue + times.seconds(each.hit, num_tokens), not each.is_own, -each.hit, each.recent, each.name
+
+    best, soonest = min(fair, key=rank), min(candidates, key=rank)
+    longest = max(each.hit for each in candidates)
+    if longest == 0:
+        reason = ChoiceReason.NOTHING_CACHED
+    elif best.hit == longest:
+        reason = ChoiceReason.LONGEST_HIT
+    else:
+        reason = ChoiceReason.SHORTER_QUEUE if best is soonest else ChoiceReason.LESS_LOADED
+    return Choice(best.name, best.hit, reason)
+
+
+def less_busy_of_two(candidates: Sequence[Candidate], draws: Random) -> Choice:
+    """The one with fewer requests of two that `draws` picks, whatever they have cached."""
+    pair = draws.sample(list(candidates), min(2, len(candidates)))
+    best = min(pair, key=lambda each: each.num_requests)
+    return Choice(best.name, best.hit, ChoiceReason.TWO_CHOICES)

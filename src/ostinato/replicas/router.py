@@ -1,0 +1,188 @@
+"""The router: what it knows of every replica, and what it has sent where."""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from random import Random
+
+from ostinato.cache.chain import Chain
+from ostinato.replicas.choice import Candidate, Choice, Policy, PromptTimes, choose, less_busy_of_two
+from ostinato.replicas.published import Changes, Published
+
+HALF_LIFE = 60.0
+"""Seconds after which work that was given counts half."""
+
+UNPUBLISHED_SECONDS = 60.0
+"""How long the prompt that a session sent counts as cached, though its replica has not told of it. It may have been
+evicted since, so what is published decides later."""
+
+MOST_SESSIONS = 2**16
+
+
+@dataclass(slots=True)
+class _Replica:
+    published: Published = field(default_factory=Published)
+    takes_new: bool = True
+    num_sent: int = 0
+    queue: float = 0.0
+    recent: float = 0.0
+    recent_at: float = 0.0
+
+    def recent_work(self, now: float) -> float:
+        fading: float = 0.5 ** (max(0.0, now - self.recent_at) / HALF_LIFE)
+        return self.recent * fading
+
+    def give(self, work: float, now: float) -> None:
+        self.num_sent += 1
+        self.queue += work
+        self.recent = self.recent_work(now) + work
+        self.recent_at = max(self.recent_at, now)
+
+
+@dataclass(slots=True)
+class _Sent:
+    """A request that has not ended: where it is, and its work there in seconds."""
+
+    replica: str
+    prompt: float
+    output: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Session:
+    """Where it was last, and the chain hash of its last prompt's blocks there: they will be cached before they are
+    published. `since`: when."""
+
+    replica: str
+    depth: int
+    key: int
+    since: float
+
+
+class Router:
+    """Chooses a replica for every request, and follows it to its end. Times are in seconds, `now` on any clock.
+
+    `seconds_per_output` is what a token of an answer takes of a replica, a step's time shared among its rows.
+    """
+
+    def __init__(
+        self, block_size: int, times: PromptTimes, seconds_per_output: float = 0.0, policy: Policy = "prefix"
+    ) -> None:
+        self.policy = policy
+        self._draws = Random(0)
+        self.block_size = block_size
+        self.times = times
+        self.seconds_per_output = seconds_per_output
+        self.reasons: Counter[str] = Counter()
+        self._replicas: dict[str, _Replica] = {}
+        self._sent: dict[str, _Sent] = {}
+        self._sessions: OrderedDict[tuple[str | None, str], _Session] = OrderedDict()
+
+    def add(self, name: str) -> None:
+        """A replica has come, or has come back with an empty cache."""
+        self.remove(name)
+        self._replicas[name] = _Replica()
+
+    def remove(self, name: str) -> list[str]:
+        """A replica is gone. -> the requests that it had, which are forgotten."""
+        self._replicas.pop(name, None)
+        lost = [request_id for request_id, sent in self._sent.items() if sent.replica == name]
+        for request_id in lost:
+            del self._sent[request_id]
+        for key in [key for key, session in self._sessions.items() if session.replica == name]:
+            del self._sessions[key]
+        return lost
+
+    def drain(self, name: str) -> None:
+        """A replica takes no new requests from now on."""
+        self._replicas[name].takes_new = False
+
+    def apply(self, name: str, changes: Changes) -> bool:
+        """Take in what a replica told of its index. False if it is to tell everything anew."""
+        return self._replicas[name].published.apply(changes)
+
+    def route(
+        self,
+        request_id: str,
+        chain: Chain,
+        num_tokens: int,
+        now: float,
+        num_outputs: int = 0,
+        session: str | None = None,
+    ) -> Choice | None:
+        """Where the request goes, which is then counted as sent there; None if no replica takes new ones.
+
+        `chain` holds the prompt's `num_tokens` tokens, `num_outputs` are expected. Sessions of two salts are two.
+        """
+        assert request_id not in self._sent, f"request {request_id} has been sent already"
+        # A hit ends before the last token.
+        keys = chain.keys[: max(0, num_tokens - 1) // self.block_size]
+        place = None if session is None else (chain.salt, session)
+        before = None if place is None else self._sessions.get(place)
+        candidates = []
+        for name, replica in self._replicas.items():
+            if not replica.takes_new:
+                continue
+            depth = replica.published.depth(keys)
+            is_own = before is not None and before.replica == name
+            if before is not None and is_own and _goes_on(before, keys, now):
+                depth = max(depth, before.depth)
+            hit = depth * self.block_size
+            work = replica.recent_work(now)
+            candidates.append(Candidate(name, hit, replica.queue, work, is_own, replica.num_sent))
+        if not candidates:
+            return None
+        if self.policy == "two_choices":
+            choice = less_busy_of_two(candidates, self._draws)
+        else:
+            choice = choose(candidates, num_tokens, self.times)
+        self.reasons[choice.reason.value] += 1
+        prompt = self.times.seconds(choice.hit, num_tokens)
+        sent = _Sent(choice.name, prompt, num_outputs * self.seconds_per_output)
+        self._sent[request_id] = sent
+        self._replicas[choice.name].give(sent.prompt + sent.output, now)
+        if place is not None and keys:
+            self._sessions[place] = _Session(choice.name, len(keys), keys[-1], now)
+            self._sessions.move_to_end(place)
+            if len(self._sessions) > MOST_SESSIONS:
+                self._sessions.popitem(last=False)
+        return choice
+
+    def begun(self, request_id: str) -> None:
+        """The request's first token has come: its prompt is no work any more."""
+        sent = self._sent.get(request_id)
+        if sent is not None:
+            self._less(sent.replica, sent.prompt)
+            sent.prompt = 0.0
+
+    def ended(self, request_id: str) -> None:
+        """The request has ended in any way. One that is not known is passed over."""
+        sent = self._sent.pop(request_id, None)
+        if sent is not None:
+            self._replicas[sent.replica].num_sent -= 1
+            self._less(sent.replica, sent.prompt + sent.output)
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError unless queues are what was sent and has not ended."""
+        for name, replica in self._replicas.items():
+            own = [sent for sent in self._sent.values() if sent.replica == name]
+            queue = sum(sent.prompt + sent.output for sent in own)
+            assert abs(replica.queue - queue) <= 1e-6 * (1 + queue), f"the queue of {name} was miscounted"
+            assert replica.num_sent == len(own), f"the requests of {name} were miscounted"
+            assert own or replica.queue == 0, f"{name} has a queue and no request"
+        assert all(sent.replica in self._replicas for sent in self._sent.values()), "a request outlived its replica"
+        assert all(each.replica in self._replicas for each in self._sessions.values()), "a session outlived its replica"
+        assert len(self._sessions) <= MOST_SESSIONS, "there are too many sessions"
+
+    def _less(self, name: str, work: float) -> None:
+        replica = self._replicas[name]
+        # An empty queue is exactly 0, whatever rounding left of its sum: the choice asks for that.
+        replica.queue = max(0.0, replica.queue - work) if replica.num_sent else 0.0
+
+
+def _goes_on(before: _Session, keys: Sequence[int], now: float) -> bool:
+    """Whether the prompt with these chain hashes begins with the one that its session sent lately."""
+    is_late = now - before.since > UNPUBLISHED_SECONDS
+    return not is_late and before.depth <= len(keys) and keys[before.depth - 1] == before.key

@@ -1,0 +1,91 @@
+"""What a request that asks for an embedding gathers, chunk by chunk; and the vector that it becomes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import get_args
+
+import numpy as np
+
+from ostinato.errors import Remedy, RequestError
+from ostinato.models.pooling import PoolingKind, load_pooling
+from ostinato.sample.params import SamplingParams
+
+POOLED = SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True)
+"""Of a request for an embedding: the step that ends its prompt ends it."""
+
+
+class Pool:
+    """The last hidden state of a prompt, or the sum of all."""
+
+    def __init__(self, kind: PoolingKind) -> None:
+        self.kind = kind
+        self._sum: np.ndarray | None = None
+        self._count = 0
+
+    def add(self, vector: np.ndarray, start: int, count: int) -> None:
+        """[hidden] float32: of kind `mean` the sum over the tokens at positions `start` to `start + count - 1`, else
+        the last hidden state."""
+        if self.kind == "last" or start == 0:  # a request that was preempted begins anew
+            self._sum, self._count = np.zeros(vector.shape, np.float64), 0
+        assert self._sum is not None
+        assert self.kind == "last" or start == self._count, "every token is counted once, in order"
+        self._sum += vector
+        self._count += 1 if self.kind == "last" else count
+
+    def vector(self) -> np.ndarray:
+        """-> [hidden] float32"""
+        assert self._sum is not None, "the whole prompt is computed"
+        return (self._sum / self._count).astype(np.float32)
+
+
+def shaped(vector: np.ndarray, normalize: bool, dimensions: int | None = None) -> np.ndarray:
+    """The first `dimensions` elements of [hidden] float32, of length 1 if `normalize`. A vector of zeros stays one.
+    ValueError if an element is not finite."""
+    if not np.isfinite(vector).all():
+        raise ValueError("the model gave a hidden state that is not finite")
+    vector = vector[:dimensions].astype(np.float64)
+    length = float(np.linalg.norm(vector))
+    if normalize and length:
+        vector = vector / length
+    return vector.astype(np.float32)
+
+
+@dataclass(frozen=True)
+class Embedding:
+    """How the vectors of a request are made."""
+
+    kind: PoolingKind
+    normalize: bool
+    dimensions: int | None
+
+    @classmethod
+    def asked(
+        cls,
+        directory: Path,
+        hidden_size: int,
+        kind: PoolingKind | None,
+        normalize: bool | None,
+        dimensions: int | None,
+    ) -> Embedding:
+        """As a caller says; where he does not, as the checkpoint in `directory` does.
+
+        RequestError for what is no kind, and for dimensions that a vector of [hidden_size] does not have; ModelError if
+        the checkpoint asks for what is not implemented.
+        """
+        if kind is None or normalize is None:
+            of_checkpoint = load_pooling(directory)
+            kind = kind or of_checkpoint.kind
+            normalize = of_checkpoint.normalize if normalize is None else normalize
+        if kind not in get_args(PoolingKind):
+            raise RequestError(f"pooling {kind!r} should be {' or '.join(get_args(PoolingKind))}")
+        if dimensions is not None and not 1 <= dimensions <= hidden_size:
+            message = f"dimensions {dimensions} should be from 1 to {hidden_size}, the model's hidden size"
+            raise RequestError(message, [Remedy("dimensions", hidden_size)])
+        return cls(kind, normalize, dimensions)
+
+    def vector(self, pooled: np.ndarray | None) -> np.ndarray:
+        """Of what the engine gave for a prompt."""
+        assert pooled is not None, "an embedding was asked for"
+        return shaped(pooled, self.normalize, self.dimensions)

@@ -1,0 +1,187 @@
+"""`POST /v1/embeddings`: a vector of each text."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+from collections.abc import Callable, Sequence
+from typing import ClassVar, Literal
+
+import numpy as np
+from fastapi import APIRouter, Request
+from fastapi.responses import Response
+from pydantic import Field
+
+from ostinato.engine.process.admission import Overloaded
+from ostinato.engine.process.async_engine import AsyncEngine
+from ostinato.engine.process.stream import DeadlineExceeded, Stream
+from ostinato.errors import ModelError
+from ostinato.models.pooling import PoolingKind
+from ostinato.sample.pool import POOLED, Embedding
+from ostinato.serve.api.answers import Run, quoted
+from ostinato.serve.api.generation import check_model, check_salt
+from ostinato.serve.api.prompts import Prompts, prompts_in, token_ids
+from ostinato.serve.http.bodies import Body, Ignored
+from ostinato.serve.http.errors import ApiError
+from ostinato.serve.http.lifecycle import Lifecycle
+from ostinato.serve.http.streaming import unless_gone
+from ostinato.serve.tasks import side_by_side
+from ostinato.serve.work.context import Work
+from ostinato.serve.work.model import Model
+
+_KEPT = frozenset({"dimensions", "encoding_format", "normalize", "pooling", "priority", "timeout", "cache_salt"})
+
+
+class EmbeddingRequest(Body):
+    kept: ClassVar[frozenset[str]] = _KEPT
+    generates: ClassVar[bool] = True
+
+    input: Prompts
+    """Text or token ids; several in a list."""
+    model: str | None = None
+    """The served model's name, or nothing."""
+    encoding_format: Literal["float", "base64"] | None = None
+    """`base64`: the vector as little-endian float32."""
+    dimensions: int | None = Field(None, ge=1)
+    """Only so many of the vector's first elements, of length 1 again."""
+    pooling: PoolingKind | None = None
+    """The last hidden state, or the mean of all (as the checkpoint's modules.json asks, else `last`)."""
+    normalize: bool | None = None
+    """Whether the vector has length 1 (as modules.json asks, else true)."""
+    priority: int = 0
+    """Lower is served first, where the engine's scheduling_policy is priority."""
+    timeout: float | None = Field(None, gt=0)
+    """Seconds after which the request is ended."""
+    cache_salt: str | None = None
+    """Only requests of the same salt share the prefix cache."""
+    truncate_prompt_tokens: int | None = Field(None, ge=-1)
+    """Only so many of an input's first tokens; -1: as many as the model has room for."""
+    user: Ignored = None
+
+    def prepare(self, work: Work) -> list[list[int]]:
+        """The token ids of each input."""
+        check_model(self.model, work.model_name)
+        check_salt(self.cache_salt)
+        inputs, most = prompts_in(self.input, "input"), work.settings.max_inputs
+        if len(inputs) > most:
+            message = f"input: {len(inputs)} inputs are given, and a request may have {most} (max_inputs)"
+            raise ApiError(400, message, param="input")
+        most_tokens = self.truncate_prompt_tokens
+        if most_tokens == 0:
+            raise ApiError(400, "truncate_prompt_tokens should be -1, or at least 1", param="truncate_prompt_tokens")
+        if most_tokens == -1:
+            most_tokens = work.text.max_model_len - 1  # one is left for the output
+        return [token_ids(work, each, "input")[:most_tokens] for each in inputs]
+
+    def asked(self, engine: AsyncEngine) -> Embedding:
+        """How the vectors are made. ApiError where the checkpoint asks for what is not implemented."""
+        directory, size = engine.started.directory, engine.started.hidden_size
+        try:
+            return Embedding.asked(directory, size, self.pooling, self.normalize, self.dimensions)
+        except ModelError as error:
+            message = f"{error.message}; or give pooling and normalize"
+            raise ApiError(400, message, param="pooling") from None
+
+
+def embeddings_router(lifecycle: Lifecycle, models: Callable[[], Model]) -> APIRouter:
+    router = APIRouter()
+
+    @router.post("/v1/embeddings", response_model=None)
+    async def embeddings(body: EmbeddingRequest, request: Request) -> Response:
+        """A vector of each input: a hidden state of the model, behind its final norm."""
+        engine, most = models().engine, lifecycle.settings.request_timeout
+        inputs = _Inputs(engine, request.state.prepared, body, min(body.timeout or most, most), request.state.client)
+        request.state.record.figures = inputs.run.figures
+        try:
+            data = await unless_gone(request, inputs.computed())
+        finally:
+            inputs.run.close()
+        tokens = inputs.run.usage()["prompt_tokens"]
+        usage = f'{{"prompt_tokens":{tokens},"total_tokens":{tokens}}}'
+        model = quoted(lifecycle.model_name)
+        content = f'{{"object":"list","data":[{",".join(data)}],"model":{model},"usage":{usage}}}'
+        return Response(content, media_type="application/json")
+
+    return router
+
+
+class _Inputs:
+    """The inputs of one request in the engine: as many at a time as may run, so that others get their turns."""
+
+    def __init__(
+        self,
+        engine: AsyncEngine,
+        prompts: Sequence[Sequence[int]],
+        body: EmbeddingRequest,
+        seconds: float,
+        client: str,
+    ) -> None:
+        self.run = Run()
+        self._engine, self._prompts, self._body, self._client = engine, prompts, body, client
+        self._asked = body.asked(engine)
+        self._seconds, self._until = seconds, asyncio.get_running_loop().time() + seconds
+        self._places = iter(range(len(prompts)))
+        self._data = [""] * len(prompts)
+        self._num_running = 0
+        self._ended = asyncio.Event()
+
+    async def computed(self) -> list[str]:
+        """The JSON of each input's vector."""
+        count = min(len(self._prompts), self._engine.plan.settings.max_num_seqs)
+        await side_by_side(self._take_turns() for _ in range(count))
+        return self._data
+
+    async def _take_turns(self) -> None:
+        for place in self._places:
+            async with await self._submitted(self._prompts[place]) as stream:
+                self._num_running += 1
+                try:
+                    vector = await self._vector(stream)
+                finally:
+                    self._num_running -= 1
+                    self._ended.set()
+            self._data[place] = self._json(place, vector)
+
+    async def _submitted(self, prompt: Sequence[int]) -> Stream:
+        """If there is no room, it waits for another input of the same request; Overloaded if none is computed."""
+        body = self._body
+        while True:
+            left = self._until - asyncio.get_running_loop().time()
+            if left <= 0:
+                raise DeadlineExceeded(f"the request did not end within its deadline of {self._seconds:g} seconds")
+            try:
+                stream = await self._engine.submit(
+                    prompt,
+                    POOLED,
+                    priority=body.priority,
+                    cache_salt=body.cache_salt,
+                    deadline=left,
+                    client=self._client,
+                    pooling=self._asked.kind,
+                )
+            except Overloaded:
+                if not self._num_running:
+                    raise
+                self._ended.clear()
+                await self._ended.wait()
+            else:
+                self.run.streams.append(stream)
+                return stream
+
+    @staticmethod
+    async def _vector(stream: Stream) -> np.ndarray:
+        vector: np.ndarray | None = None
+        async for delta in stream:
+            if delta.output is not None:
+                vector = delta.output.embedding
+        assert vector is not None, "a stream ends with its output, or with an error"
+        return vector
+
+    def _json(self, place: int, vector: np.ndarray) -> str:
+        vector = self._asked.vector(vector)
+        if self._body.encoding_format == "base64":
+            written = f'"{base64.b64encode(vector.astype("<f4").tobytes()).decode()}"'
+        else:
+            written = json.dumps(vector.tolist(), separators=(",", ":"))
+        return f'{{"object":"embedding","index":{place},"embedding":{written}}}'

@@ -1,0 +1,1 @@
+"""Files of requests answered as the server would answer them."""

@@ -1,0 +1,128 @@
+"""Computes the answers of a batch: each body goes the way that it goes in the server, without HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from ostinato.config import EngineConfig
+from ostinato.engine.process.failures import EngineFailed
+from ostinato.observe.counts import AnswerCounts
+from ostinato.observe.record import RequestRecord
+from ostinato.serve.app import make_api
+from ostinato.serve.batch.files import AnswerFile, Line, read_bodies
+from ostinato.serve.http.endpoints import JsonEndpoints
+from ostinato.serve.http.errors import ApiError, as_api_error
+from ostinato.serve.http.gate import check_size
+from ostinato.serve.http.lifecycle import Lifecycle
+from ostinato.serve.http.streaming import log_failure
+from ostinato.serve.settings import ServeSettings
+from ostinato.serve.tasks import side_by_side
+
+if TYPE_CHECKING:
+    from ostinato.engine.run.runner import StartProgress
+
+URLS = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings")
+"""Endpoints that a batch may ask."""
+_AHEAD = 64
+"""Requests that are prepared while others run: the engine should find the next one at once."""
+_PAUSE = 0.05
+"""Seconds before a request for which there was no room is tried again."""
+_EVER = 1e9
+"""Seconds that a request may take, if it does not say itself: nobody waits for it."""
+
+
+def batch_settings(served_model_name: str | None) -> ServeSettings:
+    """The server's, without what keeps one client from taking all of it."""
+    return ServeSettings(
+        served_model_name=served_model_name, request_timeout=_EVER, client_seconds=_EVER, client_pixels=2**62
+    )
+
+
+@dataclass
+class _Asked:
+    """A request without HTTP."""
+
+    url: str
+    record: RequestRecord = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.record = RequestRecord(uuid.uuid4().hex, "POST", self.url)
+
+    def request(self) -> Request:
+        state = {"request_id": self.record.request_id, "record": self.record, "client": "batch"}
+        scope = {"type": "http", "method": "POST", "path": self.url, "headers": [], "state": state}
+        return Request(scope, _stays)
+
+
+async def _stays() -> Any:
+    """What a client sends who waits for the answer: nothing."""
+    await asyncio.Event().wait()
+
+
+async def run_batch(
+    config: EngineConfig,
+    settings: ServeSettings,
+    source: Path,
+    lines: Sequence[Line],
+    answers: AnswerFile,
+    loading: StartProgress,
+    on_ready: Callable[[], None],
+    on_answer: Callable[[int], None],
+) -> None:
+    """Adds the answers to `lines` of the file `source`, in the order in which they end.
+
+    `on_answer` gets an answer's number of tokens. Raises what keeps the engine from starting, and EngineFailed if it
+    ends; answers up to then are written. Cancelled, it ends the same way.
+    """
+    lifecycle = Lifecycle(config, settings, loading)
+    api, with_bodies, models = make_api(lifecycle, AnswerCounts())
+    endpoints = JsonEndpoints(api, with_bodies, lifecycle, lambda: models().work)
+    lifecycle.start()
+    try:
+        await lifecycle.started()
+        lifecycle.engine.whole = True
+        on_ready()
+        bodies = read_bodies(source, lines)
+        count = min(len(lines), lifecycle.engine.plan.settings.max_num_seqs + _AHEAD)
+
+        async def take_turns(bodies: Iterator[tuple[Line, dict[str, Any]]]) -> None:
+            for line, body in bodies:
+                response, record = await _answered(endpoints, settings, line.url, body)
+                answers.write(line.custom_id, response.status_code, record.request_id, bytes(response.body))
+                on_answer(record.figures().get("completion_tokens", 0))
+
+        await side_by_side(take_turns(bodies) for _ in range(count))
+    finally:
+        await lifecycle.stop()
+
+
+async def _answered(
+    endpoints: JsonEndpoints, settings: ServeSettings, url: str, body: dict[str, Any]
+) -> tuple[Response, RequestRecord]:
+    sent = json.dumps(body).encode()
+    while True:
+        asked = _Asked(url)
+        try:
+            if body.get("stream"):
+                raise ApiError(400, "stream: the answers of a batch are whole; leave it out", param="stream")
+            check_size(len(sent), settings.max_body)
+            response = await endpoints.answer(url, sent, asked.request())
+        except Exception as error:
+            answer = as_api_error(error)
+            if answer.status == 503:
+                raise EngineFailed(answer.message) from error
+            if answer.status >= 500:
+                log_failure(asked.record.request_id, error)
+            response = answer.response(url)
+        if response.status_code != 429:
+            return response, asked.record
+        await asyncio.sleep(_PAUSE)

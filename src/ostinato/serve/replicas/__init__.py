@@ -1,0 +1,1 @@
+"""Replicas on Ray Serve. What imports ray is imported where replicas are asked for."""

@@ -1,0 +1,105 @@
+"""The actor that holds a replica's engine: what fronts say to it, and what it says to each."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import pickle
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Any
+
+from ostinato.config import EngineConfig
+from ostinato.engine.replicas.host import ReplicaHost
+from ostinato.observe.logs import LogFormat, LogLevel, configure_logs
+
+SEND_COST = 0.001
+"""Seconds of a processor that Ray takes to hand a message over, at both ends."""
+
+
+@dataclass(frozen=True)
+class ReplicaSettings:
+    """What an engine on Ray needs to know beside its EngineConfig. Times in seconds."""
+
+    engine_timeout: float
+    drain_timeout: float
+    log_level: LogLevel = "info"
+    log_format: LogFormat = "text"
+
+
+class EngineActor:
+    """One engine. All methods run on the actor's event loop. Messages are pickled here: Ray's own way takes longer."""
+
+    def __init__(self, engine: dict[str, Any], settings: ReplicaSettings, devices: str | None) -> None:
+        """`engine`: the settings of its EngineConfig. `devices`: CUDA_VISIBLE_DEVICES for it."""
+        configure_logs(settings.log_format, settings.log_level, access="none")
+        # Ray sets threads and devices by the actor's own resources, and these are its deployment's.
+        os.environ.pop("OMP_NUM_THREADS", None)
+        os.environ.pop("CUDA_VISIBLE_DEVICES", None)
+        if devices is not None:
+            os.environ["CUDA_VISIBLE_DEVICES"] = devices
+        self._config, self._settings = EngineConfig(**engine), settings
+        self._starting: asyncio.Task[ReplicaHost] | None = None
+        self._ended = asyncio.Event()
+
+    async def start(self) -> None:
+        """Loads the model; raises the error if that fails."""
+        await self._host()
+
+    async def messages(self, front: str) -> AsyncIterator[bytes]:
+        """What is said to a front, from now on; see `ReplicaHost.messages`."""
+        host = await self._host()
+        async for messages in host.messages(front):
+            yield pickle.dumps(messages, pickle.HIGHEST_PROTOCOL)
+
+    async def take(self, front: str, messages: bytes) -> None:
+        """What a front says."""
+        (await self._host()).take(front, pickle.loads(messages))
+
+    async def leave(self, front: str) -> None:
+        """A front says that it ends."""
+        (await self._host()).leave(front)
+
+    async def load(self) -> dict[str, float]:
+        """How busy it is, as shares of what it can hold: `requests` of those that may run, which may be above 1, and
+        `slots` or blocks of the cache that requests hold. Raises why the engine failed or that it does not answer."""
+        host = await self._host()
+        if host.failure is not None:
+            raise RuntimeError(f"the engine has failed: {host.failure}")
+        if host.is_stalled:
+            raise RuntimeError(f"the engine has given no sign of life for {self._settings.engine_timeout:g} s")
+        return host.load()
+
+    async def drain(self) -> None:
+        """Lets requests end, and then ends the engine."""
+        if self._starting is None:
+            return
+        host = await self._host()
+        await host.drain(self._settings.drain_timeout)
+        await host.end()
+
+    async def last(self) -> None:
+        """Returns when the engine has failed."""
+        await self._ended.wait()
+
+    async def pids(self) -> dict[str, int]:
+        """Of the actor's process and of its engine's."""
+        return {"actor": os.getpid(), "engine": (await self._host()).pid}
+
+    async def _host(self) -> ReplicaHost:
+        if self._starting is None:
+            self._starting = asyncio.create_task(self._start())
+        return await asyncio.shield(self._starting)
+
+    async def _start(self) -> ReplicaHost:
+        settings = self._settings
+        host = await ReplicaHost.start(
+            self._config, _number(settings.log_level), settings.engine_timeout, send_cost=SEND_COST
+        )
+        host.on_failure = self._ended.set
+        return host
+
+
+def _number(level: LogLevel) -> int:
+    return logging.getLevelNamesMapping()[level.upper()]

@@ -1,0 +1,188 @@
+"""`ostinato serve --replicas`: a Ray, the engines on it, and this process as their front."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ostinato.config import EngineConfig
+from ostinato.engine.process.environment import SECRET_VARIABLES
+from ostinato.engine.process.failures import EngineError
+from ostinato.engine.replicas.front import Replicas
+from ostinato.engine.replicas.replicated_engine import ReplicatedEngine
+from ostinato.errors import ConfigError, Remedy
+from ostinato.serve.replicas.layout import ReplicaLayout, count_gpus, lay_out
+from ostinato.serve.replicas.names import NAMESPACE, app_name
+from ostinato.serve.replicas.options import deployment_options
+from ostinato.serve.settings import ServeSettings
+
+if TYPE_CHECKING:
+    from ostinato.engine.run.runner import StartProgress
+
+log = logging.getLogger("ostinato.replicas")
+
+OBJECT_STORE = 100 * 2**20
+"""Bytes of Ray's store of large objects on this machine: none of ours is large."""
+
+
+_RAY_VARIABLES = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_raylet_start_wait_time_s": "300", "RAY_ENABLE_AUTO_CONNECT": "0"}
+"""Unless they are set: nothing is reported to anybody, a busy machine has time to start Ray, and a late call at the end
+connects to no other Ray."""
+
+
+def check_installed() -> None:
+    """ConfigError if ray is not."""
+    if find_spec("ray") is None:
+        message = "replicas run on Ray Serve, which is not installed: pip install 'ostinato[ray]'"
+        raise ConfigError(message, [Remedy("replicas", None), Remedy("ray_address", None)])
+
+
+def has_token(home: Path | None = None, environ: Mapping[str, str] = os.environ) -> bool:
+    """Whether there is a token for a Ray that asks for one, where Ray looks for it."""
+    is_named = "RAY_AUTH_TOKEN" in environ or "RAY_AUTH_TOKEN_PATH" in environ
+    return is_named or ((home or Path.home()) / ".ray" / "auth_token").exists()
+
+
+class ReplicatedServer:
+    """The engines of one server on a Ray. They are planned when it is made: ConfigError or CapacityError then."""
+
+    def __init__(self, config: EngineConfig, settings: ServeSettings, model_name: str, progress: StartProgress) -> None:
+        check_installed()
+        local = settings.ray_address is None
+        self.layout: ReplicaLayout = lay_out(config, settings.most_replicas, local, num_gpus=count_gpus())
+        self._settings, self._progress = settings, progress
+        self._app = app_name(model_name)
+        self._deploying: asyncio.Task[None] | None = None
+
+    async def start(self, *, max_waiting: int, max_per_client: Callable[[int], int | None]) -> ReplicatedEngine:
+        """Starts or joins the Ray, deploys the engines, and waits for the first one. ConfigError if the cluster has no
+        room for them, EngineError with what Ray says if they cannot start. See `AsyncEngine.start`."""
+        self._progress("Starting Ray", 0, 1)
+        await asyncio.to_thread(self._connect)
+        from ostinato.serve.replicas.start import start_over  # which imports ray
+
+        count = self._settings.replicas or 1
+        self._progress("Starting replicas", 0, count)
+        return await start_over(
+            self._app,
+            self.layout.config,
+            self._settings,
+            max_waiting=max_waiting,
+            max_per_client=max_per_client,
+            on_close=self._close,
+            on_made=self._deploy,
+        )
+
+    def _connect(self) -> None:
+        for name, value in _RAY_VARIABLES.items():
+            os.environ.setdefault(name, value)  # some are read when ray is imported
+        if self._settings.ray_address is not None and has_token():
+            # Ray itself shows its token to a cluster only where this is set, and reads that when it is imported.
+            os.environ.setdefault("RAY_AUTH_MODE", "token")
+        import ray
+        from ray import serve
+
+        address, layout = self._settings.ray_address, self.layout
+        with _without_secrets():
+            if address is None:
+                cores = max(os.cpu_count() or 1, layout.num_cpus * self._settings.most_replicas)
+                ray.init(
+                    address="local",
+                    namespace=NAMESPACE,
+                    # One more for what Ray Serve itself has.
+                    num_cpus=cores + 1,
+                    num_gpus=layout.num_gpus * self._settings.most_replicas,
+                    include_dashboard=False,
+                    object_store_memory=OBJECT_STORE,
+                    logging_level=logging.WARNING,
+                )
+            else:
+                try:
+                    ray.init(address=address, namespace=NAMESPACE, logging_level=logging.WARNING)
+                except ConnectionError as error:
+                    message = (
+                        f"no Ray can be reached at {address}: {str(error).partition(chr(10))[0]}; this should be "
+                        "one of its nodes, with its token in ~/.ray/auth_token if it asks for one"
+                    )
+                    raise ConfigError(message, [Remedy("ray_address", None)]) from None
+                self._check_room(ray.cluster_resources())
+            serve.start(proxy_location="Disabled", logging_config={"log_level": "WARNING"})
+
+    def _check_room(self, there_is: dict[str, float]) -> None:
+        layout, count = self.layout, self._settings.replicas or 1
+        for kind, name, each in (("CPU", "cores", layout.num_cpus), ("GPU", "GPUs", layout.num_gpus)):
+            found = int(there_is.get(kind, 0))
+            if count * each > found:
+                import ray
+
+                ray.shutdown()
+                fitting = [Remedy("replicas", found // each)] if found >= each else []
+                more = [Remedy("threads", found // count)] if kind == "CPU" and found >= count else []
+                raise ConfigError(
+                    f"{count} replicas of {each} {name} each need {count * each}, and the cluster has {found}",
+                    [*fitting, *more],
+                )
+
+    def _deploy(self, replicas: Replicas) -> None:
+        self._deploying = asyncio.get_running_loop().create_task(self._deploying_of(replicas))
+
+    async def _deploying_of(self, replicas: Replicas) -> None:
+        from ray import serve
+
+        from ostinato.serve.replicas.deployments import engine_deployment, replica_settings
+
+        options = deployment_options(self.layout, self._settings)
+        engines = engine_deployment(**options).bind(
+            self._app, self.layout.engine_settings, replica_settings(self._settings)
+        )
+        run = partial(serve.run, engines, name=self._app, route_prefix=None)
+        try:
+            await asyncio.to_thread(run)
+        except Exception as error:
+            why = await asyncio.to_thread(self._why)
+            replicas.fail(EngineError(f"Ray Serve could not start the replicas: {why or error}"))
+        else:
+            log.info("Ray Serve runs %s", self._app)
+
+    def _why(self) -> str:
+        """The last line of what Ray Serve knows of a failure: the error that its own error came from."""
+        from ray import serve
+
+        with contextlib.suppress(Exception):  # then its error alone is told
+            application = serve.status().applications[self._app]
+            lines = [line for each in application.deployments.values() for line in each.message.splitlines()]
+            return next((line for line in reversed(lines) if "Error: " in line), "").strip()
+        return ""
+
+    async def _close(self) -> None:
+        if self._deploying is not None:
+            self._deploying.cancel()
+        await asyncio.to_thread(self._shut_down)
+
+    def _shut_down(self) -> None:
+        import ray
+        from ray import serve
+
+        with contextlib.suppress(Exception):  # it ends in any case
+            serve.delete(self._app)
+        if self._settings.ray_address is None:
+            with contextlib.suppress(Exception):
+                serve.shutdown()
+        ray.shutdown()
+
+
+@contextlib.contextmanager
+def _without_secrets() -> Iterator[None]:
+    """Processes that start meanwhile get no keys; Ray's own and its workers take the environment as it is then."""
+    found = {name: os.environ.pop(name) for name in SECRET_VARIABLES.values() if name in os.environ}
+    try:
+        yield
+    finally:
+        os.environ.update(found)

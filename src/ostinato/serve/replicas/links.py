@@ -1,0 +1,118 @@
+"""A front's links to the engines on Ray, and how it finds them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import pickle
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import ray
+from ray.exceptions import RayError
+
+from ostinato.engine.replicas.front import Replicas
+from ostinato.engine.replicas.messages import PING_SECONDS
+from ostinato.serve.replicas.names import NAMESPACE, actor_prefix
+
+log = logging.getLogger("ostinato.replicas")
+
+LOOK_SECONDS = 0.5
+"""Between two looks for engines that have come."""
+
+
+class RayLink:
+    """A link to one engine's actor. What is said to it waits while it takes what was said before, so that all arrives
+    in its order, and a burst of requests as one call."""
+
+    def __init__(self, name: str, actor: Any, front: str) -> None:
+        self.name, self._actor, self._front = name, actor, front
+        self.on_messages: Callable[[Sequence[Any]], None] = lambda messages: None
+        self.on_lost: Callable[[], None] = lambda: None
+        self._waiting: list[Any] = []
+        self._news = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        self._receiving = loop.create_task(self._receive())
+        self._sending: asyncio.Task[None] | None = None
+
+    @property
+    def has_ended(self) -> bool:
+        return self._receiving.done()
+
+    def send(self, message: Any) -> None:
+        self._waiting.append(message)
+        self._news.set()
+
+    def close(self) -> None:
+        if not self._receiving.done():
+            self._receiving.cancel()
+            self._actor.leave.remote(self._front)
+        self._stop_sending()
+
+    async def _receive(self) -> None:
+        try:
+            async for given in self._actor.messages.options(num_returns="streaming").remote(self._front):
+                if self._sending is None:
+                    self._sending = asyncio.get_running_loop().create_task(self._send())
+                self.on_messages(pickle.loads(await given))
+        except RayError as error:
+            log.info("replica %s: %s", self.name, _first_line(error))
+        self._stop_sending()
+        self.on_lost()
+
+    async def _send(self) -> None:
+        with contextlib.suppress(RayError):  # which ends the other direction too
+            while True:
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._news.wait(), PING_SECONDS)
+                self._news.clear()
+                waiting, self._waiting = self._waiting, []
+                await self._actor.take.remote(self._front, pickle.dumps(waiting, pickle.HIGHEST_PROTOCOL))
+
+    def _stop_sending(self) -> None:
+        if self._sending is not None:
+            self._sending.cancel()
+
+
+class Finder:
+    """Links `replicas` to the engines of an application, as they come."""
+
+    def __init__(self, app: str, front: str, replicas: Replicas) -> None:
+        """`front`: a name that no other front has."""
+        self._prefix, self._front, self._replicas = actor_prefix(app), front, replicas
+        self._links: dict[str, RayLink] = {}
+        self._task = asyncio.get_running_loop().create_task(self._look())
+
+    async def stop(self) -> None:
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+
+    async def _look(self) -> None:
+        while True:
+            try:
+                names = await asyncio.to_thread(self._names)
+                for name in names - self._links.keys():
+                    # By its name alone: an actor that has just died is found no more.
+                    with contextlib.suppress(ValueError):
+                        self._link(name, await asyncio.to_thread(ray.get_actor, name, NAMESPACE))
+            except RayError as error:
+                log.warning("Ray does not say which engines there are: %s", _first_line(error))
+            for name in [name for name, link in self._links.items() if link.has_ended and name not in names]:
+                del self._links[name]
+            await asyncio.sleep(LOOK_SECONDS)
+
+    def _names(self) -> set[str]:
+        found = ray.util.list_named_actors(all_namespaces=True)
+        return {
+            each["name"] for each in found if each["namespace"] == NAMESPACE and each["name"].startswith(self._prefix)
+        }
+
+    def _link(self, name: str, actor: Any) -> None:
+        link = self._links[name] = RayLink(name.removeprefix(self._prefix), actor, self._front)
+        self._replicas.add(link)
+
+
+def _first_line(error: Exception) -> str:
+    error = getattr(error, "cause", None) or error
+    return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"

@@ -1,0 +1,145 @@
+"""Quantised models in ranks: each has its part of the integers, scales and blocks of the whole matrix, however the
+checkpoint has them."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+from ostinato import EngineConfig
+from ostinato.errors import ConfigError
+from ostinato.layers.build import BlockView, Build, QuantizedView, checkpoint_views
+from ostinato.models.base import CausalLM
+from ostinato.models.checkpoint import load_spec
+from ostinato.models.loader import build_model, load_weights
+from ostinato.models.shares import Share
+from ostinato.ops.blocks.dequantize import dequantize
+from ostinato.ops.blocks.formats import BLOCK_FORMATS
+from ostinato.ops.blocks.quantizers import BY_TORCH
+from ostinato.ops.int8 import dequantize as of_integers
+from ostinato.ops.kernels import select_ops
+from ostinato.plan.cuts import Rank
+from tests.models.test_models import CPU
+from tests.models.test_ranks import Sum, logits
+from tests.support.checkpoints import checkpoint
+from tests.support.quantized_checkpoints import compressed
+from tests.support.stored_formats import stored
+
+
+def load(model: Path, rank: Rank, sums: Sum | None = None, **settings: Any) -> CausalLM:
+    spec = load_spec(EngineConfig(model=str(model), tensor_parallel_size=rank.of, **settings))
+    ops = select_ops({}, all_reduce=None if sums is None else lambda x: sums.of(rank, x))
+    built = build_model(Build(ops, torch.float32, CPU, rank=rank), spec)
+    load_weights(built, model)
+    return built
+
+
+def check_ranks(model: Path, ranks: int, **settings: Any) -> CausalLM:
+    """Ranks compute what one process does of the same integers. -> the first rank's model"""
+    sums = Sum(ranks)
+    models = [load(model, Rank(number, ranks), sums, **settings) for number in range(ranks)]
+    with ThreadPoolExecutor(ranks) as threads:
+        found = list(threads.map(logits, models))
+    expected = logits(load(model, Rank(0, 1), **settings))
+    for each in found:
+        torch.testing.assert_close(each, expected, atol=2e-5 * expected.abs().max().item(), rtol=0)
+    return models[0]
+
+
+@pytest.mark.parametrize(
+    ("name", "ranks"),
+    [("llama", 4), ("nemotron_h", 2), ("falcon_mamba", 3), ("qwen3_next", 2), ("lfm2_moe", 2), ("kimi_linear", 2)],
+)
+def test_what_is_quantised_while_loading_has_the_integers_of_the_whole(name: str, ranks: int) -> None:
+    first = check_ranks(checkpoint(name), ranks, quantization="int8")
+    assert any(tensor.dtype == torch.int8 for tensor in first.parameters())
+
+
+@pytest.mark.parametrize("form", ["pack-quantized", "int-quantized"])
+def test_integers_of_a_checkpoint_are_cut(form: str, tmp_path: Path) -> None:
+    compressed("llama", tmp_path, None, form)
+    check_ranks(tmp_path, 2)
+
+
+@pytest.fixture(scope="module")
+def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model whose parts are of whole groups of 32."""
+    directory = tmp_path_factory.mktemp("wide")
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2, "vocab_size": 256, "head_dim": 64}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2}
+    config = transformers.LlamaConfig(**sizes, **heads, initializer_range=0.3, max_position_embeddings=512)
+    transformers.LlamaForCausalLM(config).save_pretrained(directory)
+    return directory
+
+
+@pytest.mark.parametrize("form", ["gptq", "awq", "ct-zeros"])
+def test_4_bits_of_a_checkpoint_are_cut_between_groups(form: str, wide: Path, tmp_path: Path) -> None:
+    stored(wide, tmp_path, form)
+    first = check_ranks(tmp_path, 2)
+    assert any(isinstance(view, BlockView) for _, view in checkpoint_views(first))
+
+
+def test_4_bits_that_are_made_while_loading_are_those_of_the_whole(wide: Path) -> None:
+    first = check_ranks(wide, 2, quantization="int4_g32")
+    assert any(isinstance(view, BlockView) for _, view in checkpoint_views(first))
+
+
+@pytest.mark.parametrize("quantization", ["auto", "int8"])
+@pytest.mark.parametrize("form", ["gptq-act-order", "fp8-blocks"])
+def test_what_is_expanded_is_cut_then(form: str, quantization: str, tmp_path: Path) -> None:
+    stored("llama", tmp_path, form)
+    check_ranks(tmp_path, 2, quantization=quantization)
+
+
+def test_4_bits_whose_groups_a_cut_would_divide_are_refused_with_what_works(tmp_path: Path) -> None:
+    stored("llama", tmp_path, "gptq")
+    config = EngineConfig(model=str(tmp_path), tensor_parallel_size=2)
+    with pytest.raises(ConfigError, match=r"o_proj.weight \[64, 96\], 64 rows of 48, would be") as caught:
+        load_spec(config)
+    for remedy in caught.value.remedies:
+        load_spec(config.with_settings(**{remedy.setting: remedy.value}))
+
+
+def test_groups_that_a_cut_would_divide_are_refused_with_what_works() -> None:
+    config = EngineConfig(model=str(checkpoint("llama")), tensor_parallel_size=2, quantization="int8_g128")
+    with pytest.raises(ConfigError, match=r"a part of .* would be quantised in another way than the whole") as caught:
+        load_spec(config)
+    for remedy in caught.value.remedies:
+        load_spec(config.with_settings(**{remedy.setting: remedy.value}))
+
+
+@pytest.mark.parametrize("dim", [0, 1])
+@pytest.mark.parametrize("name", ["Q8_0", "int4_g32", "int4_g128"])
+def test_a_part_of_blocks_is_the_part_of_what_they_stand_for(name: str, dim: int) -> None:
+    values = torch.randn(12, 512, generator=torch.Generator().manual_seed(1))
+    kind = BLOCK_FORMATS[name]
+    share = Share((12, 512), dim, ((0, 3), (6, 9)) if dim == 0 else ((128, 256), (384, 512)))
+    shape = (6, 512) if dim == 0 else (12, 256)
+    place = BlockView(torch.empty(shape[0], kind.row_bytes(shape[1]), dtype=torch.uint8), name, shape[1])
+    whole = share.whole_place(place)
+    assert isinstance(whole, BlockView)
+    whole.put(values, BY_TORCH)
+    share.cut(whole, place)
+    assert torch.equal(dequantize(name, place.bytes), share.read(dequantize(name, whole.bytes)))
+
+
+@pytest.mark.parametrize("dim", [0, 1])
+@pytest.mark.parametrize("group_size", [None, 32])
+def test_a_part_of_integers_has_the_scales_of_whole_rows(group_size: int | None, dim: int) -> None:
+    values = torch.randn(12, 128, generator=torch.Generator().manual_seed(2))
+    share = Share((12, 128), dim, ((0, 3), (6, 9)) if dim == 0 else ((32, 64), (96, 128)))
+    rows, columns = (6, 128) if dim == 0 else (12, 64)
+    groups = () if group_size is None else (columns // group_size,)
+    place = QuantizedView(torch.empty(rows, columns, dtype=torch.int8), torch.empty(rows, *groups), group_size)
+    whole = share.whole_place(place)
+    assert isinstance(whole, QuantizedView)
+    whole.put(values, BY_TORCH)
+    share.cut(whole, place)
+    expected = share.read(of_integers(whole.weight, whole.scale, group_size))
+    assert torch.equal(of_integers(place.weight, place.scale, group_size), expected)

@@ -1,0 +1,89 @@
+"""What is shipped, under which names and versions."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import tarfile
+import tomllib
+from email import message_from_bytes
+from email.message import Message
+from pathlib import Path
+
+import pytest
+
+import ostinato
+from tests.support.docs_pages import PAGES
+
+ROOT = Path(__file__).parents[2]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+LICENCES_OF_OTHERS = {
+    str(path.relative_to(ROOT)) for path in ROOT.glob("src/ostinato/serve/page/third_party/*/LICENSE*")
+}
+ASKED_FOR = [ROOT / "Makefile", *ROOT.glob("deploy/*"), *ROOT.glob(".github/**/*.yml"), ROOT / "benchmarks/README.md"]
+_EXTRAS = re.compile(r"(?:\bostinato|['\"\s]\.)\[([a-z0-9,]+)\]")
+_BUILDS = {"CMakeLists.txt", "LICENSE", "README.md", "pyproject.toml"}
+
+
+def extras_in(paths: list[Path]) -> dict[str, str]:
+    """Extra -> the last file that names it."""
+    texts = {path: path.read_text(encoding="utf-8") for path in paths}
+    return {
+        extra: str(path.relative_to(ROOT))
+        for path, text in texts.items()
+        for names in _EXTRAS.findall(text)
+        for extra in names.split(",")
+    }
+
+
+def test_every_extra_that_is_named_exists_and_pages_name_them_all() -> None:
+    extras = set(PROJECT["optional-dependencies"])
+    named = extras_in([*PAGES, *ASKED_FOR, *ROOT.glob("src/**/*.py")])
+    assert not {extra: where for extra, where in named.items() if extra not in extras}
+    assert extras == set(extras_in(PAGES))
+
+
+@pytest.fixture(scope="module")
+def source_archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("sdist")
+    build = "import sys; from scikit_build_core.build import build_sdist; build_sdist(sys.argv[1])"
+    subprocess.run([sys.executable, "-c", build, str(folder)], cwd=ROOT, check=True, capture_output=True)
+    [archive] = folder.iterdir()
+    return archive
+
+
+def test_the_source_archive_has_what_a_build_reads_and_nothing_else(source_archive: Path) -> None:
+    with tarfile.open(source_archive) as archive:
+        names = {member.name.partition("/")[2] for member in archive.getmembers() if member.isfile()}
+    sources = {
+        str(path.relative_to(ROOT))
+        for folder in ("cmake", "native", "src")
+        for path in (ROOT / folder).rglob("*")
+        if path.is_file() and path.suffix != ".so" and not re.search(r"__pycache__|\.egg-info", str(path))
+    }
+    assert names == sources | _BUILDS | {"PKG-INFO"}
+    assert "src/ostinato/py.typed" in names
+
+
+def test_its_metadata_tell_version_licence_and_extras(source_archive: Path) -> None:
+    told = metadata(source_archive)
+    assert told["Version"] == ostinato.__version__
+    assert told["License-Expression"] == PROJECT["license"]
+    assert set(told.get_all("License-File", [])) == {"LICENSE", *LICENCES_OF_OTHERS}
+    assert set(told.get_all("Provides-Extra", [])) == set(PROJECT["optional-dependencies"])
+
+
+def test_the_version_stands_once() -> None:
+    assert "version" not in PROJECT
+    assert PROJECT["dynamic"] == ["version"]
+    image = re.findall(r"image: ostinato:(\S+)", (ROOT / "deploy/kubernetes.yaml").read_text(encoding="utf-8"))
+    assert image == [ostinato.__version__]
+
+
+def metadata(source_archive: Path) -> Message:
+    with tarfile.open(source_archive) as archive:
+        [name] = [name for name in archive.getnames() if name.endswith("/PKG-INFO")]
+        member = archive.extractfile(name)
+        assert member is not None
+        return message_from_bytes(member.read())

@@ -1,0 +1,205 @@
+"""Ranks that are processes give the tokens and logits of transformers, as one process does; and end with each other.
+
+`make ranks` runs the tests marked `ranks` too: all other recipes, with every number of ranks up to 4.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import threading
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file, save_file
+
+from ostinato import LLM, SamplingParams
+from ostinato.config import EngineConfig
+from ostinato.engine.engine import Engine
+from ostinato.engine.ranks.leader import Leader, Ready, Start
+from ostinato.errors import ModelError, RankError
+from ostinato.models.checkpoint import load_spec
+from ostinato.plan.cuts import Rank
+from ostinato.plan.device.detect import detect
+from ostinato.plan.plan import make_plan
+from tests.models.test_ranks import CASES
+from tests.support import vision_parity
+from tests.support.checkpoints import checkpoint
+from tests.support.parity import (
+    PROMPT,
+    add,
+    cached,
+    check,
+    complete,
+    decided_case,
+    make_engine,
+    run,
+    run_with_preemptions,
+    sampled_case,
+    warm,
+)
+from tests.support.vision_parity import images
+from tests.support.vl_models import VL_RECIPES
+
+QUICK = [("llama", 2), ("nemotron_h", 2)]
+VL_QUICK = ["qwen3_5_moe"]
+
+
+def in_ranks(name: str, ranks: int, **settings: object) -> Engine:
+    return make_engine(name, tensor_parallel_size=ranks, **settings)
+
+
+def pids(engine: Engine) -> list[int]:
+    leader = engine._leader
+    assert isinstance(leader, Leader)
+    return leader.pids
+
+
+def is_running(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def marked(quick: list[tuple[str, int]]) -> pytest.MarkDecorator:
+    """All cases, those that are not `quick` for `make ranks` alone."""
+    cases = [pytest.param(*case, marks=() if case in quick else pytest.mark.ranks) for case in CASES]
+    return pytest.mark.parametrize(("name", "ranks"), cases)
+
+
+@marked(QUICK)
+def test_ranks_give_the_tokens_of_transformers(name: str, ranks: int) -> None:
+    """In chunks, together, from graphs, from the prefix cache, sampled, and after their memory was taken."""
+    engine = in_ranks(name, ranks, max_num_batched_tokens=64)
+    case, sampled = decided_case(name, PROMPT), sampled_case(name, 47)
+    outputs = [add(engine, case, prompt_logprobs=True), add(engine, sampled)]
+    run(engine)
+    check(case, outputs[0])
+    check(sampled, outputs[1])
+    assert cached(complete(engine, case)) >= PROMPT // 2
+    again = add(engine, case, salt="another")
+    run_with_preemptions(engine, [again])
+    check(case, again)
+    steps = engine.stats()["graphs"]["steps"]
+    assert steps["full"] > 0
+    assert steps["piecewise"] > 0
+    processes = pids(engine)
+    engine.close()
+    assert len(processes) == ranks - 1
+    assert not any(is_running(pid) for pid in processes)
+
+
+@marked(QUICK[-1:])
+def test_ranks_give_them_with_drafts_and_without_graphs(name: str, ranks: int) -> None:
+    engine = in_ranks(name, ranks, speculative="ngram:3", graph_mode="none", speculative_adaptive="off")
+    try:
+        case = decided_case(name, 47)
+        warm(engine, case.prompt)
+        complete(engine, case)
+    finally:
+        engine.close()
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in VL_QUICK else pytest.mark.ranks) for name in VL_RECIPES]
+)
+def test_ranks_see_images(name: str) -> None:
+    """Each encodes them: two in one prompt, one of which a later turn has again; in chunks, and after a preemption."""
+    engine = vision_parity.make_engine(name, tensor_parallel_size=2, max_num_batched_tokens=48)
+    try:
+        first = vision_parity.decided_case(name, (5, images((4, 6), (8, 4)), 9))
+        second = vision_parity.decided_case(name, (7, images((4, 6)), 5), before=first)
+        vision_parity.serve(engine, first, preempt_at=(3, 20))
+        vision_parity.serve(engine, second)
+    finally:
+        engine.close()
+
+
+def test_a_rank_that_dies_ends_the_engine_with_a_message() -> None:
+    with LLM(str(checkpoint("llama")), tensor_parallel_size=2, dtype="float32", max_model_len=256, threads=1) as llm:
+        params = SamplingParams(temperature=0, max_tokens=100, ignore_eos=True)
+        engine = llm.engine
+        output = engine.output(engine.add([5, 6, 7], params))
+        engine.step()
+        os.kill(pids(engine)[0], signal.SIGKILL)
+        with pytest.raises(RankError, match=r"rank 1 of 2 ranks .*ended by signal 9"):
+            run(engine)
+        assert output is not None
+        assert isinstance(output.error, RankError)
+        with pytest.raises(RankError, match="rank 1 of 2 ranks"):
+            llm.generate([[5, 6, 7]], params)
+
+
+def test_what_interrupts_a_step_ends_all_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = in_ranks("llama", 2)
+    processes = pids(engine)
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(engine.runner, "forward", interrupt)
+    engine.add([5, 6, 7], SamplingParams(max_tokens=3))
+    with pytest.raises(KeyboardInterrupt):
+        engine.step()
+    assert not any(is_running(pid) for pid in processes)
+    assert not engine.scheduler.has_unfinished
+
+
+@pytest.mark.parametrize("is_noticed", [False, True])
+def test_a_rank_that_dies_while_ranks_come_together_is_not_waited_for(
+    is_noticed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spawned: list[Leader] = []
+    spawn = Leader._spawn
+
+    def noted(leader: Leader, start: Start) -> None:
+        spawned.append(leader)
+        spawn(leader, start)
+
+    def alone(*_: object) -> None:
+        os.kill(spawned[0].pids[0], signal.SIGKILL)
+        if is_noticed:
+            raise RuntimeError("connection refused")
+        threading.Event().wait()
+
+    monkeypatch.setattr(Leader, "_spawn", noted)
+    monkeypatch.setattr("ostinato.engine.ranks.leader.Group", alone)
+    with pytest.raises(RankError, match=r"rank 1 of 2 ranks .*ended by signal 9"):
+        in_ranks("llama", 2)
+
+
+def test_a_rank_that_waits_for_the_others_ends_with_the_first(tmp_path: Path) -> None:
+    config = EngineConfig(model=str(checkpoint("llama")), tensor_parallel_size=2, dtype="float32", device="cpu")
+    spec = load_spec(config)
+    leader = object.__new__(Leader)
+    leader._processes, leader._connections = [], []
+    meeting = tmp_path / "meeting"
+    leader._spawn(Start(make_plan(config, spec, detect("cpu")), spec, None, Rank(1, 2), meeting))
+    assert leader._connections[0].recv() == Ready()
+    leader._connections[0].close()
+    assert leader._processes[0].wait(100) == 0  # it would wait for ten minutes
+
+
+def test_a_checkpoint_that_cannot_be_loaded_leaves_no_process(tmp_path: Path) -> None:
+    shutil.copytree(checkpoint("llama"), tmp_path, dirs_exist_ok=True)
+    weights = load_file(tmp_path / "model.safetensors")
+    weights.pop("model.layers.1.mlp.down_proj.weight")
+    save_file(weights, tmp_path / "model.safetensors")
+    before = children()
+    with pytest.raises(ModelError, match=r"missing \(1\): model.layers.1.mlp.down_proj.weight"):
+        LLM(str(tmp_path), tensor_parallel_size=2)
+    assert children() <= before
+
+
+def children() -> set[str]:
+    """Processes of this one."""
+    found = set()
+    for status in Path("/proc").glob("[0-9]*/status"):
+        with suppress(OSError):
+            if f"PPid:\t{os.getpid()}\n" in status.read_text():
+                found.add(status.parent.name)
+    return found

@@ -1,0 +1,107 @@
+"""Cuts: what one of several ranks has of a model, which numbers of ranks can share it, and what is said where not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ostinato import EngineConfig
+from ostinato.errors import ConfigError, OstinatoError, Remedy
+from ostinato.models.checkpoint import load_spec
+from ostinato.models.registry import MODELS as ARCHITECTURES
+from ostinato.plan.cuts import WIDTHS, problems
+from ostinato.plan.device.catalogue import CATALOGUE
+from ostinato.plan.mixers import Mamba2Spec
+from ostinato.plan.plan import make_plan
+from ostinato.units import GiB
+from tests.support.plan_cases import cpu
+
+MODELS = sorted(Path("benchmarks/models").iterdir())
+H100 = CATALOGUE["h100-80gb"]
+
+
+def config(model: Path | str, **settings: object) -> EngineConfig:
+    return EngineConfig(model=str(model), **settings)
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4, 8, 16])
+@pytest.mark.parametrize("model", MODELS, ids=lambda path: path.name)
+def test_a_rank_has_its_part_or_an_error_names_numbers_that_work(model: Path, ranks: int) -> None:
+    whole = load_spec(config(model))
+    if problems(whole, ranks):
+        with pytest.raises(ConfigError, match="what works is 1") as caught:
+            load_spec(config(model, tensor_parallel_size=ranks))
+        assert caught.value.remedies
+        for remedy in caught.value.remedies:
+            assert remedy.setting == "tensor_parallel_size"
+            assert load_spec(config(model, tensor_parallel_size=remedy.value)).ranks == remedy.value
+        return
+    asked = config(model, tensor_parallel_size=ranks)
+    part, plan, alone = (
+        load_spec(asked),
+        make_plan(asked, load_spec(asked), H100),
+        make_plan(config(model), whole, H100),
+    )
+    assert plan.memory.weights == part.weight_bytes(plan.settings.dtype) < alone.memory.weights
+    assert plan.model.state_bytes_per_request <= alone.model.state_bytes_per_request
+    assert plan.model.kv_bytes_per_token <= alone.model.kv_bytes_per_token
+    for own, shared in zip(part.layers, whole.layers, strict=True):
+        if own.attention is not None and shared.attention is not None:
+            assert own.attention.num_heads * ranks == shared.attention.num_heads
+            assert own.attention.num_kv_heads == max(1, shared.attention.num_kv_heads // ranks)
+        if isinstance(own.mixer, Mamba2Spec) and isinstance(shared.mixer, Mamba2Spec):
+            assert own.mixer.ssm_state_elements * ranks == shared.mixer.ssm_state_elements
+            assert own.mixer.norm_spans_ranks == (shared.mixer.num_groups == 1)
+    assert [d.topic for d in plan.decisions].count("tensor_parallel_size") == 1
+
+
+def test_every_architecture_says_which_widths_ranks_share() -> None:
+    assert set(WIDTHS) == set(ARCHITECTURES)
+
+
+def test_a_model_of_an_architecture_without_widths_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(WIDTHS, "lfm2")
+    with pytest.raises(ConfigError, match=r"the model is lfm2, and those that ranks can share are .*nemotron_h"):
+        load_spec(config("benchmarks/models/lfm2-350m", tensor_parallel_size=2))
+
+
+@pytest.mark.parametrize(
+    ("settings", "remedy"),
+    [
+        ({"speculative": "mtp:2"}, Remedy("speculative", "ngram:2")),
+        ({"deterministic": True}, Remedy("deterministic", False)),
+        ({"kernels": "native"}, Remedy("kernels", "auto")),
+    ],
+)
+def test_what_does_not_go_with_ranks_is_refused_with_a_value_that_does(
+    settings: dict[str, object], remedy: Remedy
+) -> None:
+    with pytest.raises(OstinatoError, match="tensor_parallel_size 2") as caught:
+        load_spec(config("demo", tensor_parallel_size=2, **settings))
+    assert remedy in caught.value.remedies
+    load_spec(config("demo", tensor_parallel_size=2, **settings | {remedy.setting: remedy.value}))
+
+
+def test_a_step_ahead_is_refused_among_ranks() -> None:
+    asked = config("demo", tensor_parallel_size=2, overlap="on")
+    with pytest.raises(ConfigError, match="tensor_parallel_size 2") as caught:
+        make_plan(asked, load_spec(asked), H100)
+    assert Remedy("overlap", "off") in caught.value.remedies
+
+
+def test_graphs_across_ranks_are_refused_on_gpus_and_left_out_where_nobody_asked() -> None:
+    asked = config("demo", tensor_parallel_size=2)
+    assert make_plan(asked, load_spec(asked), H100).settings.graph_mode == "none"
+    asked = config("demo", tensor_parallel_size=2, graph_mode="piecewise")
+    with pytest.raises(ConfigError, match="all_reduce") as caught:
+        make_plan(asked, load_spec(asked), H100)
+    assert Remedy("graph_mode", "none") in caught.value.remedies
+
+
+def test_ranks_on_a_cpu_share_its_memory_and_its_cores() -> None:
+    device = cpu(64 * GiB, cores=8)
+    alone, asked = config("demo"), config("demo", tensor_parallel_size=2)
+    one, two = make_plan(alone, load_spec(alone), device), make_plan(asked, load_spec(asked), device)
+    assert two.memory.available <= one.memory.available // 2
+    assert (one.settings.threads, two.settings.threads) == (8, 4)

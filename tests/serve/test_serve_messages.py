@@ -1,0 +1,268 @@
+"""/v1/messages with Anthropic's own client."""
+
+import json
+
+import anthropic
+import httpx2
+import pytest
+
+from tests.serve.test_serve_images import drawn, url_of
+from tests.serve.test_serve_images import served as seeing  # noqa: F401 (a fixture)
+from tests.support.chat_templates import HERMES, TAGS, THINKING
+from tests.support.serving import serving
+from tests.support.text_checkpoint import text_checkpoint
+
+QUESTION = "Ava has 17 apples and buys 25 more. How many apples has she?"
+USER = [{"role": "user", "content": QUESTION}]
+ASKED = {"model": "demo", "max_tokens": 64, "messages": USER}
+WEATHER = {
+    "name": "weather",
+    "description": "The weather.",
+    "input_schema": {
+        "type": "object",
+        "properties": {"city": {"enum": ["Rome", "Oslo"]}},
+        "required": ["city"],
+        "additionalProperties": False,
+    },
+}
+TINY = {"model": "tiny", "max_tokens": 300, "messages": [{"role": "user", "content": "Hm?"}]}
+SEED = {"extra_body": {"seed": 1, "temperature": 1}}
+CALL = {"tools": [WEATHER], "tool_choice": {"type": "any", "disable_parallel_tool_use": True}}
+
+
+def of(served, **settings):
+    return anthropic.Anthropic(base_url=served.url, **{"api_key": "none", "max_retries": 0, **settings})
+
+
+@pytest.fixture(scope="module")
+def served():
+    with serving(max_num_seqs=4) as served:
+        yield served
+
+
+@pytest.fixture(scope="module")
+def client(served):
+    return of(served)
+
+
+@pytest.fixture(scope="module")
+def thinking():
+    model = str(text_checkpoint(chat_template=THINKING, tags=TAGS))
+    with serving({"served_model_name": "tiny"}, model=model, max_num_seqs=4, max_model_len=512) as served:
+        yield of(served), served
+
+
+@pytest.fixture(scope="module")
+def hermes():
+    model = str(text_checkpoint(chat_template=HERMES))
+    with serving({"served_model_name": "tiny"}, model=model, max_num_seqs=4, max_model_len=512) as served:
+        yield served
+
+
+def rendered(served, **body):
+    """The prompt that a body makes, as text."""
+    from ostinato.serve.api.message_input import CountTokensRequest
+    from ostinato.serve.chat.conversation import render
+    from ostinato.serve.work.model import model_of
+
+    work = model_of(served.engine, served.lifecycle.settings, "tiny").work
+    return render(work, CountTokensRequest.model_validate(body).asked(work).conversation).text
+
+
+def test_a_message_is_the_answer_of_a_chat(served, client):
+    message = client.messages.create(**ASKED, system="Be brief.")
+    told = [{"role": "system", "content": "Be brief."}, *USER]
+    chat = served.client().chat.completions.create(model="demo", messages=told, temperature=0, max_tokens=64)
+    [block] = message.content
+    assert (block.type, block.text) == ("text", chat.choices[0].message.content)
+    assert (message.role, message.type, message.model) == ("assistant", "message", "demo")
+    assert (message.stop_reason, message.stop_sequence) == ("end_turn", None)
+    assert message.usage.output_tokens == chat.usage.completion_tokens
+    again = client.messages.create(**ASKED, system=[{"type": "text", "text": "Be brief."}])
+    assert again.usage.cache_read_input_tokens == 16
+    assert again.usage.input_tokens + 16 == chat.usage.prompt_tokens
+
+
+def test_a_stream_tells_of_every_block_in_order_and_is_the_whole_message(client):
+    whole = client.messages.create(**ASKED)
+    events = list(client.messages.create(**ASKED, stream=True))
+    kinds = [event.type for event in events]
+    assert kinds[:2] == ["message_start", "content_block_start"]
+    assert kinds[-3:] == ["content_block_stop", "message_delta", "message_stop"]
+    assert set(kinds[2:-3]) == {"content_block_delta"}
+    assert events[0].message.content == []
+    assert events[0].message.usage.cache_read_input_tokens == 16
+    assert events[-2].usage.output_tokens == whole.usage.output_tokens
+    with client.messages.stream(**ASKED) as stream:
+        text = "".join(stream.text_stream)
+        final = stream.get_final_message()
+    assert text == final.content[0].text == whole.content[0].text
+    assert (final.stop_reason, final.usage.output_tokens) == ("end_turn", whole.usage.output_tokens)
+
+
+def test_an_answer_says_why_it_ended(client):
+    cut = client.messages.create(**{**ASKED, "max_tokens": 3})
+    assert (cut.stop_reason, cut.usage.output_tokens) == ("max_tokens", 3)
+    stopped = client.messages.create(**ASKED, stop_sequences=["=", "####"])
+    assert (stopped.stop_reason, stopped.stop_sequence) == ("stop_sequence", "=")
+    assert "=" not in stopped.content[0].text
+
+
+def test_an_answer_that_fills_the_model_says_so(thinking):
+    client, _ = thinking
+    with client.messages.stream(**{**TINY, "max_tokens": 32000}, extra_body={"ignore_eos": True}) as stream:
+        message = stream.get_final_message()
+    assert message.stop_reason == "model_context_window_exceeded"
+
+
+def test_an_assistants_message_at_the_end_is_continued(served, client):
+    begun = [*USER, {"role": "assistant", "content": "17 + 25 ="}]
+    message = client.messages.create(**{**ASKED, "messages": begun})
+    more = {"continue_final_message": True, "add_generation_prompt": False}
+    chat = served.client().chat.completions.create(model="demo", messages=begun, extra_body=more, max_tokens=64)
+    assert message.content[0].text == chat.choices[0].message.content
+    assert message.usage.input_tokens + message.usage.cache_read_input_tokens == chat.usage.prompt_tokens
+
+
+def test_tokens_are_counted_as_the_message_has_them(client):
+    message = client.messages.create(**ASKED, system="Be brief.")
+    counted = client.messages.count_tokens(model="demo", messages=USER, system="Be brief.")
+    assert counted.input_tokens == message.usage.input_tokens + message.usage.cache_read_input_tokens
+
+
+def test_a_conversation_with_tools_reaches_the_template_in_its_own_order(hermes):
+    use = {"type": "tool_use", "id": "toolu_1", "name": "weather", "input": {"city": "Rome"}}
+    result = {"type": "tool_result", "tool_use_id": "toolu_1", "content": [{"type": "text", "text": "sun"}]}
+    messages = [
+        {"role": "user", "content": "a"},
+        {"role": "user", "content": [{"type": "text", "text": "b", "cache_control": {"type": "ephemeral"}}]},
+        {"role": "assistant", "content": [{"type": "text", "text": "c"}, use]},
+        {"role": "user", "content": [result, {"type": "text", "text": "d"}]},
+    ]
+    text = rendered(hermes, messages=messages, system="s", tools=[WEATHER])
+    call = '<tool_call>{"name": "weather", "arguments": {"city": "Rome"}}</tool_call>'
+    assert text == f"weather system: suser: a\nbassistant: c{call}tool: sunuser: danswer:"
+
+
+def test_a_call_is_a_block_also_in_a_stream(hermes):
+    client = of(hermes)
+    message = client.messages.create(**TINY, **SEED, **CALL)
+    [block] = message.content
+    assert (block.type, block.name, message.stop_reason) == ("tool_use", "weather", "tool_use")
+    assert block.id.startswith("toolu_")
+    assert block.input in ({"city": "Rome"}, {"city": "Oslo"})
+    with client.messages.stream(**TINY, **SEED, **CALL) as stream:
+        kinds = [event.type for event in stream]
+        final = stream.get_final_message()
+    assert (final.content[0].input, final.stop_reason) == (block.input, "tool_use")
+    assert "input_json" in kinds
+    back = [*TINY["messages"], {"role": "assistant", "content": final.content}]
+    result = {"type": "tool_result", "tool_use_id": final.content[0].id, "content": "sun", "is_error": False}
+    back.append({"role": "user", "content": [result]})
+    named = {"type": "tool", "name": "weather"}
+    again = client.messages.create(**{**TINY, "messages": back}, **SEED, tools=[WEATHER], tool_choice=named)
+    assert again.stop_reason == "tool_use"
+    assert client.messages.create(**TINY, tools=[WEATHER], tool_choice={"type": "none"}).stop_reason != "tool_use"
+
+
+def test_thinking_is_a_block_before_the_text(thinking):
+    client, _ = thinking
+    config = {"format": {"type": "json_schema", "schema": {"type": "object", "additionalProperties": False}}}
+    asked = {**TINY, **SEED, "output_config": config}
+    message = client.messages.create(**asked)
+    kinds = [block.type for block in message.content]
+    assert kinds == ["thinking", "text"]
+    assert json.loads(message.content[1].text) == {}
+    assert message.usage.output_tokens_details.thinking_tokens > 0
+    with client.messages.stream(**asked) as stream:
+        final = stream.get_final_message()
+    assert [block.type for block in final.content] == kinds
+    assert final.content[0].thinking == message.content[0].thinking
+    answered = {**asked, "thinking": {"type": "disabled"}}
+    assert [block.type for block in client.messages.create(**answered).content] == ["text"]
+    back = [*TINY["messages"], {"role": "assistant", "content": final.content}, {"role": "user", "content": "So?"}]
+    assert client.messages.count_tokens(model="tiny", messages=back).input_tokens > 10
+
+
+def test_images_are_taken_where_the_model_takes_them(seeing):  # noqa: F811
+    client = of(seeing)
+    url = url_of(drawn(40, 48))
+    source = {"type": "base64", "media_type": "image/png", "data": url.partition(",")[2]}
+    content = [{"type": "text", "text": "what"}, {"type": "image", "source": source}]
+    message = client.messages.create(model="seer", max_tokens=8, messages=[{"role": "user", "content": content}])
+    parts = [{"type": "text", "text": "what"}, {"type": "image_url", "image_url": {"url": url}}]
+    chat = seeing.client().chat.completions.create(
+        model="seer", max_tokens=8, messages=[{"role": "user", "content": parts}], temperature=0
+    )
+    assert message.content[0].text == chat.choices[0].message.content
+    usage = message.usage
+    assert usage.input_tokens + usage.cache_read_input_tokens == chat.usage.prompt_tokens
+    broken = [{"type": "text", "text": "x"}, {"type": "image", "source": {**source, "data": "AAAA"}}]
+    with pytest.raises(anthropic.BadRequestError, match=r"messages\[1\].content\[1\]"):
+        client.messages.create(
+            model="seer",
+            max_tokens=8,
+            messages=[{"role": "user", "content": "hm"}, {"role": "user", "content": broken}],
+        )
+
+
+@pytest.mark.parametrize(
+    ("more", "says"),
+    [
+        ({"messages": []}, "messages"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"messages": [{"role": "user", "content": []}]}, r"messages\[0\].content is empty"),
+        ({"messages": [{"role": "user", "content": [{"type": "document"}]}]}, r"content\[0\].type should be text"),
+        ({"messages": [{"role": "user", "content": [{"type": "text", "text": 1}]}]}, r"text should be a string"),
+        (
+            {"messages": [*USER, {"role": "assistant", "content": [{"type": "tool_use", "id": "a", "name": "b"}]}]},
+            r"messages\[1\].content\[0\].input should be an object",
+        ),
+        ({"tools": [{"type": "bash_20250124", "name": "bash"}]}, r"tools\[0\].type should be custom"),
+        ({"tools": [{"name": "a"}]}, r"tools\[0\].input_schema"),
+        ({"tool_choice": {"type": "some"}}, "tool_choice should be"),
+        ({"tool_choice": {"type": "tool", "name": "b"}}, "tool_choice.name: no tool is named 'b'"),
+        ({"stop_sequences": ["a"] * 17}, "stop_sequences: 17 stop strings"),
+        ({"extra_body": {"stop": "a"}}, "stop: not served; give stop_sequences"),
+        ({"extra_body": {"colour": 1}}, "unknown parameter: colour"),
+    ],
+)
+def test_what_is_wrong_is_told_in_anthropics_form(client, more, says):
+    with pytest.raises(anthropic.BadRequestError, match=says) as caught:
+        client.messages.create(**{**ASKED, **more})
+    body = caught.value.body
+    assert (body["type"], body["error"]["type"]) == ("error", "invalid_request_error")
+    assert caught.value.request_id is not None
+
+
+def test_more_blocks_than_a_request_may_have_are_refused():
+    with serving({"max_parts": 4}, graph_mode="none") as served:
+        block = {"type": "text", "text": "a"}
+        result = {"type": "tool_result", "tool_use_id": "a", "content": [block] * 4}
+        for content in ([block] * 5, [result]):
+            with pytest.raises(anthropic.BadRequestError, match="5 parts of messages"):
+                of(served).messages.create(**{**ASKED, "messages": [{"role": "user", "content": content}]})
+
+
+def test_other_errors_have_anthropics_form_and_the_key_may_be_sent_as_its_clients_do(client):
+    with pytest.raises(anthropic.NotFoundError) as caught:
+        client.messages.create(**{**ASKED, "model": "claude"})
+    assert caught.value.body["error"]["type"] == "not_found_error"
+    with serving({"api_key": ("right",)}, graph_mode="none") as served:
+        assert of(served, api_key="right").messages.create(**ASKED).content
+        assert of(served, api_key=None, auth_token="right").messages.create(**ASKED).content
+        with pytest.raises(anthropic.AuthenticationError) as caught:
+            of(served, api_key="wrong").messages.create(**ASKED)
+        assert caught.value.body["error"]["type"] == "authentication_error"
+        assert httpx2.get(f"{served.url}/v1/models", headers={"x-api-key": "right"}).status_code == 200
+
+
+def test_an_error_within_a_stream_is_an_event_of_its_own(served):
+    served.probe.delay = 0.05
+    body = {**ASKED, "max_tokens": 400, "stream": True, "timeout": 3, "ignore_eos": True}
+    lines = [line for line in httpx2.post(f"{served.url}/v1/messages", json=body, timeout=60).iter_lines() if line]
+    served.probe.reset()
+    assert lines[-2] == "event: error"
+    error = json.loads(lines[-1].removeprefix("data: "))
+    assert (error["type"], error["error"]["type"]) == ("error", "timeout_error")
+    assert "[DONE]" not in "".join(lines)

@@ -1,0 +1,109 @@
+"""Files of the cache without a disk, over the fake runner's memory: they forget, break and refuse at random."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from ostinato.cache.files.tier import FileRates, FileTier
+from ostinato.observe.counts import FileCounts
+from tests.support.fake_runner import FakeRunner
+
+ROOT = bytes(16)
+NUMBER = 8
+"""Bytes of what stands for a block's or a slot's contents."""
+
+
+class FakeMemory:
+    """Blocks and slots of a fake runner; their bytes are the number of a copy."""
+
+    def __init__(self, runner: FakeRunner, copies: list[Any] | None = None) -> None:
+        """`copies`: those of other runners too, whose bytes this one can read."""
+        self._runner = runner
+        self._copies: list[Any] = [] if copies is None else copies
+        self.block_bytes = NUMBER if runner.has_attention else 0
+        self.slot_bytes = NUMBER if runner.has_state else 0
+
+    def read_block(self, block: int, num_tokens: int | None = None) -> memoryview:
+        size = self._runner.block_size if num_tokens is None else num_tokens
+        return self._kept([self._runner.keys[block, offset] for offset in range(size)])
+
+    def write_block(self, block: int, contents: memoryview) -> None:
+        for offset, key in enumerate(self._copy(contents)):
+            self._runner.keys[block, offset] = key
+
+    def read_slot(self, slot: int) -> memoryview:
+        return self._kept(self._runner.states[slot])
+
+    def write_slot(self, slot: int, contents: memoryview) -> None:
+        self._runner.states[slot] = self._copy(contents)
+
+    def _kept(self, copy: Any) -> memoryview:
+        self._copies.append(copy)
+        return memoryview((len(self._copies) - 1).to_bytes(NUMBER, "little"))
+
+    def _copy(self, contents: memoryview) -> Any:
+        return self._copies[int.from_bytes(contents, "little")]
+
+
+class ForgetfulDirectory:
+    """As `CacheDirectory`, in memory. One in so many writes is dropped, one in so many reads finds damage."""
+
+    def __init__(self, seed: int = 0, one_in: int = 12) -> None:
+        self.counts, self.limit = FileCounts(), 10**9
+        self._chance = random.Random(seed)
+        self._one_in = one_in
+        self._kept: dict[tuple[str, bytes], tuple[tuple[int, ...], bytes]] = {}
+
+    def has(self, kind: str, name: bytes) -> bool:
+        return (kind, name) in self._kept
+
+    def write(
+        self, kind: str, name: bytes, token_ids: Sequence[int], size: int, copy: Callable[[], memoryview]
+    ) -> bool:
+        if self.has(kind, name):
+            return True
+        if self._happens():
+            self.counts.dropped += 1
+            return False
+        contents = bytes(copy())
+        assert len(contents) == size, "a copy has another size than was said"
+        self._kept[kind, name] = tuple(token_ids), contents
+        self.counts.written += 1
+        return True
+
+    def read(self, kind: str, name: bytes, token_ids: Sequence[int], size: int) -> memoryview | None:
+        found = self._kept.get((kind, name))
+        assert found is not None, "nobody asks for what is not there"
+        if self._happens():
+            del self._kept[kind, name]
+            self.counts.damaged += 1
+            return None
+        assert found[0] == tuple(token_ids), "a name stands for other tokens"
+        assert len(found[1]) == size, "a file has another size than it was written with"
+        self.counts.read += 1
+        return memoryview(found[1])
+
+    def use(self, kind: str, name: bytes) -> None:
+        pass
+
+    def flush(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+    def forget(self) -> None:
+        self._kept.clear()
+
+    def _happens(self) -> bool:
+        return self._one_in > 0 and self._chance.randrange(self._one_in) == 0
+
+
+def fake_tier(
+    runner: FakeRunner, directory: ForgetfulDirectory | None = None, bytes_per_second: float = 1e12
+) -> FileTier:
+    """Files in which reading pays from the first token on, unless `bytes_per_second` says otherwise."""
+    rates = FileRates(bytes_per_second, 1.0)
+    return FileTier(directory or ForgetfulDirectory(one_in=0), FakeMemory(runner), ROOT, rates)  # type: ignore[arg-type]

@@ -1,0 +1,120 @@
+"""Replicas for tests without a cluster: links of which a test says what they say, and links to real engines in this
+process."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from ostinato.config import EngineConfig
+from ostinato.engine.outputs import CompletionOutput, RequestOutput, RequestTimes
+from ostinato.engine.process.delivery import OutputDelta, SampleDelta
+from ostinato.engine.process.messages import Abort, Ask, Compile, Gained, Observation, Reply, Started, Submit
+from ostinato.engine.replicas.host import ReplicaHost
+from ostinato.engine.replicas.messages import Hello
+from ostinato.models.checkpoint import load_spec
+from ostinato.observe.counts import Meter
+from ostinato.plan.device.detect import detect
+from ostinato.plan.plan import make_plan
+from ostinato.sample.params import SamplingParams
+
+
+@lru_cache(maxsize=4)
+def started(**settings: Any) -> Started:
+    """What an engine of the embedded model reports, without one."""
+    config = EngineConfig(**{"model": "demo", "dtype": "float32", "threads": 1, "max_num_seqs": 4, **settings})
+    spec = load_spec(config)
+    plan = make_plan(config, spec, detect("cpu"))
+    return Started(plan, Path("nowhere"), SamplingParams(), spec.vocab_size, None, spec.hidden_size)
+
+
+def observation(**counts: int) -> Observation:
+    return Observation(dict(counts), Meter())
+
+
+def submit(request_id: str, token_ids: Sequence[int] = (1, 2, 3), salt: str | None = None, n: int = 1) -> Submit:
+    return Submit(request_id, list(token_ids), SamplingParams(temperature=0, n=n), 0, salt)
+
+
+def delta(request_id: str, token: int, end: bool = False) -> OutputDelta:
+    """A token, and the end with it."""
+    times = RequestTimes(0.0)
+    sample = SampleDelta(0, "", (token,), None, "stop" if end else None, None)
+    whole = RequestOutput(request_id, None, [], [CompletionOutput(0)], times) if end else None
+    return OutputDelta(request_id, [sample], 0, times, whole)
+
+
+class FakeLink:
+    """A link of which the test says what its replica says. `sent`: what it was told."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.on_messages: Callable[[Sequence[Any]], None] = lambda messages: None
+        self.on_lost: Callable[[], None] = lambda: None
+        self.sent: list[Any] = []
+        self.is_closed = False
+
+    def send(self, message: Any) -> None:
+        self.sent.append(message)
+
+    def close(self) -> None:
+        self.is_closed = True
+
+    def say(self, *messages: Any) -> None:
+        self.on_messages(messages)
+
+    def hello(self, **settings: Any) -> None:
+        self.say(Hello(started(**settings)))
+
+    def add(self, request_id: str) -> None:
+        """The engine has taken the request."""
+        self.say(Reply(request_id))
+
+    def gain(self, request_id: str, token: int = 7, end: bool = False) -> None:
+        self.say(Gained([delta(request_id, token, end)]))
+
+    @property
+    def requests(self) -> list[str]:
+        """Those that it was given, in their order, without those that were taken back."""
+        found = []
+        for message in self.sent:
+            match message:
+                case Submit(request_id):
+                    found.append(request_id)
+                case Abort(request_id):
+                    found.remove(request_id)
+        return found
+
+    def asked(self, kind: type[Ask | Compile]) -> list[str]:
+        """Ids of the calls of a kind."""
+        return [message.call_id for message in self.sent if isinstance(message, kind)]
+
+
+class LocalLink:
+    """A link to a host in this process, over which everything goes as it would over a network: later, and in order."""
+
+    def __init__(self, name: str, host: ReplicaHost, front: str = "front") -> None:
+        self.name, self._host, self._front = name, host, front
+        self.on_messages: Callable[[Sequence[Any]], None] = lambda messages: None
+        self.on_lost: Callable[[], None] = lambda: None
+        self._task = asyncio.get_running_loop().create_task(self._run())
+
+    def send(self, message: Any) -> None:
+        asyncio.get_running_loop().call_soon(self._host.take, self._front, [message])
+
+    def close(self) -> None:
+        self._task.cancel()
+
+    async def _run(self) -> None:
+        try:
+            async for messages in self._host.messages(self._front):
+                self.on_messages(messages)
+        except asyncio.CancelledError:
+            raise
+        except Exception:  # why, the host's own log says
+            self.on_lost()
+        else:
+            self.on_lost()

@@ -1,0 +1,108 @@
+"""Tries an installed wheel as its user would, by `python try_wheel.py all` or `python try_wheel.py native`.
+
+To be run with the Python of an environment that has nothing but the wheel and what it asks for, outside the tree.
+It holds what the package's sources are (the page, the embedded models, py.typed), kernels for the instruction sets that
+it should have, and nothing else; and it answers, plans and serves. `make wheel-test` and the wheels' workflow run it.
+"""
+
+from __future__ import annotations
+
+import platform
+import re
+import subprocess
+import sys
+import sysconfig
+from importlib.metadata import distribution, version
+from pathlib import Path
+from urllib.request import urlopen
+
+import ostinato
+from ostinato.plan.device.instruction_sets import detect_native, installed_modules
+from ostinato.plan.device.isa_table import TABLE
+
+SOURCES = Path(__file__).resolve().parents[1] / "src/ostinato"
+PROGRAM = Path(sysconfig.get_path("scripts")) / "ostinato"
+QUESTION = "Ava has 17 apples and buys 25 more. She gives away 9. How many apples are left?"
+
+
+def main(kernels: str) -> None:
+    check_files()
+    check_kernels(kernels)
+    check_commands()
+    check_server()
+    print(f"ostinato {version('ostinato')} with {', '.join(sorted(installed_modules()))}: as it should be")
+
+
+def check_files() -> None:
+    """The package is the installed one, and has the files of the sources."""
+    place = Path(ostinato.__file__).parent
+    expect(SOURCES not in (place, place.resolve()), f"{place} is the tree's own package, not an installed one")
+    expect(ostinato.__version__ == version("ostinato"), "the version of the package is not that of its metadata")
+    wanted = {path.relative_to(SOURCES) for path in SOURCES.rglob("*") if path.is_file() and is_source(path)}
+    installed = {Path(path) for path in distribution("ostinato").files or () if is_source(Path(path))}
+    found = {path.relative_to("ostinato") for path in installed if path.parts[0] == "ostinato"}
+    expect(
+        wanted == found, f"missing: {sorted(map(str, wanted - found))}; too many: {sorted(map(str, found - wanted))}"
+    )
+    others = {path.parts[0] for path in installed} - {"ostinato", f"ostinato-{version('ostinato')}.dist-info", ".."}
+    # Libraries that the wheel's repair copies into it would be a second OpenMP runtime.
+    expect(not others, f"the wheel also holds {sorted(others)}")
+    expect("Apache License" in license_text(), "the wheel lacks its licence")
+
+
+def is_source(path: Path) -> bool:
+    return "__pycache__" not in path.parts and path.suffix != ".so"
+
+
+def license_text() -> str:
+    return distribution("ostinato").read_text("licenses/LICENSE") or ""
+
+
+def check_kernels(kernels: str) -> None:
+    """`all`: every instruction set of this kind of machine; `native`: the best that it runs alone."""
+    chosen, installed = detect_native(), installed_modules()
+    expect(chosen.isa is not None, chosen.reason)
+    every = {isa.name for isa in TABLE[platform.machine()] if not isa.is_stand_in}
+    wanted = every if kernels == "all" else {chosen.isa}
+    expect(installed == wanted, f"the wheel has {sorted(installed)}, and should have {sorted(map(str, wanted))}")
+    print(chosen.reason)
+
+
+def check_commands() -> None:
+    expect(version("ostinato") in run("--version"), "--version")
+    expect(run("generate", QUESTION) == "17 + 25 = 42. 42 - 9 = 33. #### 33\n", "generate")
+    expect(" native " in run("plan", "demo"), "the plan of the embedded model has no native kernels")
+
+
+def run(*arguments: str) -> str:
+    command = [str(PROGRAM), *arguments]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    print("$ ostinato", *arguments, result.stdout, result.stderr, sep="\n")
+    expect(result.returncode == 0, f"{command} ended with {result.returncode}")
+    return result.stdout
+
+
+def check_server() -> None:
+    """It serves the page, and every file that the page names."""
+    command = [str(PROGRAM), "serve", "demo", "--port", "0", "--max-num-seqs", "2"]
+    server = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    try:
+        url = next((line.split()[2] for line in server.stderr or () if "listening on" in line), None)
+        expect(url is not None, "the server ended before it listened")
+        page = urlopen(f"{url}/", timeout=60).read().decode()
+        named = [name for name in re.findall(r'(?:src|href)="([^":]+)"', page) if not name.startswith("#")]
+        expect(any(name.endswith(".js") for name in named), f"the page names {named}")
+        for name in named:
+            expect(bool(urlopen(f"{url}/{name.lstrip('/')}", timeout=60).read()), f"{name} is empty")
+    finally:
+        server.terminate()
+        server.communicate(timeout=60)
+
+
+def expect(holds: bool, otherwise: str) -> None:
+    if not holds:
+        sys.exit(f"try_wheel: {otherwise}")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
