@@ -59,7 +59,11 @@ def test_the_image_is_built_from_files_that_there_are_and_that_are_not_ignored()
     assert copied == kept
     assert all((ROOT / name).exists() for name in copied)
     needed = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    assert {needed["readme"], *needed["license-files"]} <= copied
+    for pattern in (needed["readme"], *needed["license-files"]):
+        found = [path.relative_to(ROOT) for path in ROOT.glob(pattern)]
+        assert found, pattern
+        for path in found:
+            assert any(path.is_relative_to(name) for name in copied), path
     [extras] = re.findall(r"'\.\[([a-z0-9,]+)\]'", DOCKERFILE)
     assert set(extras.split(",")) <= needed["optional-dependencies"].keys()
     assert re.search(r"(?m)^torch==", (ROOT / "constraints.txt").read_text())

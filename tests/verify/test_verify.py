@@ -156,8 +156,8 @@ def forget_checkpoints(monkeypatch: pytest.MonkeyPatch) -> None:
     """A prompt that hits goes on from the zero state."""
     attach = CacheManager._attach
 
-    def attached(self: CacheManager, path: Any) -> Any:
-        holding = attach(self, path)
+    def attached(self: CacheManager, *given: Any) -> Any:
+        holding = attach(self, *given)
         if holding.read_slot:
             self.slots.release((holding.read_slot,))
             holding.read_slot = 0
