@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -135,7 +136,8 @@ def place(name: str, begin: int, kind: str = "Q8_0", rows: int = 32) -> TensorPl
 
 def runs_of(model_type: str, *places: TensorPlace) -> tuple[tuple[str, ...], ...]:
     header = Header(Path("model.gguf"), 3, {}, {each.name: each for each in places})
-    found = stored_runs(header, model_type)
+    model = replace(load_spec(EngineConfig(model="demo")), architecture=model_type, head=None)
+    found = stored_runs(header, model)
     return tuple(tuple(name.removeprefix("model.layers.0.").removesuffix(".weight") for name in run) for run in found)
 
 

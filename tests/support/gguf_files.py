@@ -13,6 +13,7 @@ import transformers
 from tokenizers import pre_tokenizers
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
+from tests.support.gguf_heads import add_to_checkpoint, head_of, tensors_of
 from tests.support.gguf_hybrids import HYBRIDS, add_metadata, neighbours, tensors_in_file
 
 CONFIG = {
@@ -87,6 +88,7 @@ def write_gguf(
     config = make_config()
     model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     _randomize(model)
+    head = head_of(config)
     writer = gguf.GGUFWriter(str(path), stated)
     if architecture in HYBRIDS:
         add_metadata(writer, architecture, config)
@@ -95,7 +97,7 @@ def write_gguf(
     _add_tokenizer(writer, config.vocab_size, pre)
     for name, value in metadata.items():
         writer.add_key_value(name, value, gguf.GGUFValueType.get_type(value))
-    for name, tensor in model.state_dict().items():
+    for name, tensor in (model.state_dict() | tensors_of(config, head)).items():
         if name == "lm_head.weight" and config.tie_word_embeddings:
             continue
         in_file = tensors_in_file if architecture in HYBRIDS else _in_file
@@ -118,6 +120,7 @@ def write_gguf(
     writer.write_tensors_to_file()
     writer.close()
     model.save_pretrained(path.with_suffix(""))
+    add_to_checkpoint(path.with_suffix(""), head)
     return path
 
 

@@ -9,6 +9,9 @@ import gguf
 import numpy as np
 import transformers
 
+from tests.support.gguf_heads import NAMES as OF_HEADS
+from tests.support.gguf_heads import head_layers
+
 COMMON = {
     "vocab_size": 320,
     "hidden_size": 64,
@@ -86,6 +89,13 @@ _QWEN35 = {
     "head_dim": 32,
     "rope_parameters": {**HALF["rope_parameters"], "mrope_section": [4, 2, 2], "mrope_interleaved": True},
 }
+_EXPERTS = {
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 64,
+    "shared_expert_intermediate_size": 96,
+}
+_HEAD = {"mtp_num_hidden_layers": 1}
 HYBRIDS: dict[str, tuple[str, Any]] = {
     "granite": ("granite", lambda: transformers.GraniteConfig(**COMMON, **GRANITE, **ROPE, num_hidden_layers=2)),
     "granitehybrid": (
@@ -165,25 +175,20 @@ HYBRIDS: dict[str, tuple[str, Any]] = {
     "qwen35 with shared keys": ("qwen35", lambda: transformers.Qwen3_5TextConfig(**_QWEN35, **SHARED_KEYS)),
     "qwen35moe of experts": (
         "qwen35moe",
-        lambda: transformers.Qwen3_5MoeTextConfig(
-            **_QWEN35,
-            **SHARED_KEYS,
-            num_experts=4,
-            num_experts_per_tok=2,
-            moe_intermediate_size=64,
-            shared_expert_intermediate_size=96,
-        ),
+        lambda: transformers.Qwen3_5MoeTextConfig(**_QWEN35, **SHARED_KEYS, **_EXPERTS),
     ),
     "qwen3next of experts": (
         "qwen3next",
-        lambda: transformers.Qwen3NextConfig(
-            **{**_QWEN35, **HALF},
-            **SHARED_KEYS,
-            num_experts=4,
-            num_experts_per_tok=2,
-            moe_intermediate_size=64,
-            shared_expert_intermediate_size=96,
-        ),
+        lambda: transformers.Qwen3NextConfig(**{**_QWEN35, **HALF}, **SHARED_KEYS, **_EXPERTS),
+    ),
+    "qwen35 with a head": ("qwen35", lambda: transformers.Qwen3_5TextConfig(**_QWEN35, **SHARED_KEYS, **_HEAD)),
+    "qwen35moe with a head, of experts": (
+        "qwen35moe",
+        lambda: transformers.Qwen3_5MoeTextConfig(**_QWEN35, **SHARED_KEYS, **_EXPERTS, **_HEAD),
+    ),
+    "qwen3next with a head, of experts": (
+        "qwen3next",
+        lambda: transformers.Qwen3NextConfig(**{**_QWEN35, **HALF}, **SHARED_KEYS, **_EXPERTS, **_HEAD),
     ),
     "mamba2": (
         "mamba2",
@@ -260,6 +265,7 @@ NAMES = {
     "mlp.gate": "ffn_gate_inp",
     "mlp.experts.down_proj": "ffn_down_exps.weight",
     "mlp.shared_expert_gate": "ffn_gate_inp_shexp",
+    **OF_HEADS,
     **{f"mlp.shared_expert.{part}_proj": f"ffn_{part}_shexp" for part in ("gate", "up", "down")},
 }
 QWEN35 = ("qwen3_5_text", "qwen3_5_moe_text", "qwen3_next")
@@ -373,8 +379,10 @@ def neighbours(rows: np.ndarray, heads: int) -> np.ndarray:
 def add_metadata(writer: gguf.GGUFWriter, name: str, config: Any) -> None:
     """As the converter does."""
     kind = config.model_type
-    layers = config.num_hidden_layers
-    writer.add_block_count(layers)
+    of_head = head_layers(config)
+    writer.add_block_count(config.num_hidden_layers + of_head)
+    if of_head:
+        writer.add_nextn_predict_layers(of_head)
     writer.add_context_length(getattr(config, "max_position_embeddings", None) or 2**20)
     writer.add_embedding_length(config.hidden_size)
     if config.model_type == "nemotron_h":

@@ -28,7 +28,7 @@ def mismatches(spec: ModelSpec, tensors: Iterable[Stored], of_gguf: bool) -> lis
         types.add(tensor.type)
         if of_gguf and tensor.name == ROPE_FACTORS:
             continue
-        known = checkpoint_name(spec.architecture, tensor.name) if of_gguf else tensor.name
+        known = checkpoint_name(spec, tensor.name) if of_gguf else tensor.name
         name = None if known is None else model.checkpoint_name(known)
         if known is not None and name is None:  # known, and not loaded
             continue

@@ -144,7 +144,7 @@ def _spec_of(directory: Path) -> ModelSpec:
     model = model_spec(read_config(directory))
     if not is_gguf(directory):
         return model
-    formats, runs = _stored_formats(directory, model), stored_runs(gguf_header(directory), model.architecture)
+    formats, runs = _stored_formats(directory, model), stored_runs(gguf_header(directory), model)
     return replace(model, stored_blocks=_stored_blocks(directory), stored_formats=formats, stored_runs=runs)
 
 
@@ -174,7 +174,7 @@ def _stored_formats(path: Path, model: ModelSpec) -> tuple[tuple[str, str], ...]
     formats. Of a matrix that is two tensors there, both have one format."""
     formats: dict[str, set[str]] = {}
     for tensor in gguf_header(path).tensors.values():
-        name = checkpoint_name(model.architecture, tensor.name)
+        name = checkpoint_name(model, tensor.name)
         if name is not None:
             formats.setdefault(name.removesuffix(GATE).removesuffix(UP), set()).add(tensor.type.name)
     return tuple(

@@ -28,14 +28,14 @@ def tensors_of_places(
     if unknown:
         known = ", ".join(SUPPORTED)
         raise ModelError(f"{header.path} has tensors of type {', '.join(sorted(unknown))}; supported: {known}")
-    named = {tensor.name: checkpoint_name(model.spec.architecture, tensor.name) for tensor in header.tensors.values()}
+    named = {tensor.name: checkpoint_name(model.spec, tensor.name) for tensor in header.tensors.values()}
     places = _places(views, {name for name in named.values() if name is not None})
     found: dict[str, TensorPlace] = {}
     unexpected, misshapen = [], []
     for tensor in header.tensors.values():
-        name = named[tensor.name]
-        name = None if name is None else model.checkpoint_name(name)
-        if tensor.name == ROPE_FACTORS:
+        known = named[tensor.name]
+        name = None if known is None else model.checkpoint_name(known)
+        if tensor.name == ROPE_FACTORS or (known is not None and name is None):  # known, and not loaded
             continue
         if name is None or name not in places or name in found:
             unexpected.append(tensor.name)

@@ -133,6 +133,14 @@ def expansion_decisions(
         others = f" and {len(expanded) - 3} more" if len(expanded) > 3 else ""
         names = f"{', '.join(expanded[:3])}{others}"
         parts.append(f"expanded to {dtype}, as they share a product with tensors of other types: {names}")
+    if model.head is not None:
+        of_head = format_bytes(replace(model.head, quantization=chosen).weight_bytes(dtype))
+        drafts = model.drafter is not None and model.drafter.method == "mtp"
+        parts.append(
+            f"its prediction head takes {of_head} beside them"
+            if drafts
+            else f"its prediction head, {of_head}, is left out: nothing drafts with it (speculative mtp:3 would)"
+        )
     lacking = [op for op in ("linear", "embedding", "moe") if op in kernels and kernels[op].implementation != "native"]
     if lacking:
         parts.append(

@@ -25,8 +25,10 @@ class HeadForward:
         self._model = model
         self._head = model.head
         self.memory = memory
-        weight = model.embedding.weight
-        self.hidden = torch.zeros(max_rows, weight.shape[1], dtype=model.embedding.dtype, device=weight.device)
+        embedding = model.embedding
+        # Rows of its weight may be blocks, which are of other sizes than what they stand for.
+        size = model.spec.hidden_size
+        self.hidden = torch.zeros(max_rows, size, dtype=embedding.dtype, device=embedding.weight.device)
         """[max_num_seqs, hidden]"""
 
     def __call__(self, step: StepInputs) -> torch.Tensor:

@@ -22,10 +22,10 @@ def config_of(header: Header) -> dict[str, Any]:
     if architecture not in ARCHITECTURES:
         known = ", ".join(ARCHITECTURES)
         raise ModelError(f"{header.path} has a model of architecture {architecture!r}; GGUF files are read of {known}")
-    if metadata.optional("nextn_predict_layers"):
+    if metadata.num_head_layers and architecture not in WITH_HEADS:
         raise ModelError(
-            f"{header.path} has a prediction head (nextn_predict_layers), which GGUF files are not read with; convert "
-            "the model without it"
+            f"{header.path} has a prediction head (nextn_predict_layers); GGUF files are read with one of "
+            f"{', '.join(WITH_HEADS)}; convert the model without it"
         )
     config = _shared(metadata) | ARCHITECTURES[architecture](metadata)
     window = metadata.optional("attention.sliding_window")
@@ -89,6 +89,9 @@ ARCHITECTURES: dict[str, Callable[[Metadata], dict[str, Any]]] = {
     "qwen3next": qwen3_next,
 }
 """Those that are read, by llama.cpp's name -> what makes the rest of their config.json."""
+
+WITH_HEADS = ("qwen35", "qwen35moe", "qwen3next")
+"""Those of them that may have a prediction head."""
 
 
 def _dtype(header: Header) -> str:

@@ -56,6 +56,8 @@ def _qwen35(metadata: Metadata, of_delta_nets: str = "ssm_alpha.weight") -> dict
     head_dim = metadata.integer("attention.key_length")
     return {
         **attention(metadata, rotates_parts=True),
+        "mtp_num_hidden_layers": metadata.num_head_layers,
+        "mtp_use_dedicated_embeddings": _has_own_embedding(metadata),
         "partial_rotary_factor": metadata.integer("rope.dimension_count", head_dim) / max(head_dim, 1),
         "layer_types": metadata.kinds(linear_attention=of_delta_nets, full_attention="attn_q.weight"),
         "linear_num_value_heads": value_heads,
@@ -65,3 +67,9 @@ def _qwen35(metadata: Metadata, of_delta_nets: str = "ssm_alpha.weight") -> dict
         "linear_value_head_dim": value_dim,
         "linear_conv_kernel_dim": metadata.integer("ssm.conv_kernel"),
     }
+
+
+def _has_own_embedding(metadata: Metadata) -> bool:
+    """Whether a prediction head has an embedding or an LM head beside the model's."""
+    own = ("embed_tokens", "shared_head_head")
+    return any(f"blk.{metadata.num_layers}.nextn.{name}.weight" in metadata.header.tensors for name in own)

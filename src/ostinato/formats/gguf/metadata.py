@@ -71,7 +71,15 @@ class Metadata:
 
     @property
     def num_layers(self) -> int:
-        return self.integer("block_count")
+        """Without those of a prediction head, which a file counts as blocks."""
+        blocks, of_head = self.integer("block_count"), self.num_head_layers
+        if not 0 <= of_head <= blocks:
+            raise self._malformed("nextn_predict_layers", of_head, f"some of its {blocks} blocks")
+        return blocks - of_head
+
+    @property
+    def num_head_layers(self) -> int:
+        return self.integer("nextn_predict_layers", 0)
 
     def has(self, inner: str) -> bool:
         """Whether any layer has the tensor."""

@@ -7,8 +7,12 @@ from __future__ import annotations
 
 import math
 import re
+from typing import TYPE_CHECKING
 
 from ostinato.plan.weights import EACH as EACH
+
+if TYPE_CHECKING:
+    from ostinato.plan.model import ModelSpec
 
 GATE, UP = ":gate", ":up"
 """Behind the name of a checkpoint's tensor: the first or the second half of its rows, where a GGUF file has two
@@ -105,6 +109,13 @@ _QWEN35_MOE = {name: value for name, value in _QWEN35.items() if not name.starts
     **{f"ffn_{part}_shexp": f"mlp.shared_expert.{part}_proj" for part in ("gate", "up", "down")},
 }
 _QWEN3_NEXT = _QWEN35_MOE | {"ssm_ba": "linear_attn.in_proj_ba"}
+_IN_HEAD = {
+    "nextn.eh_proj": "fc",
+    "nextn.enorm": "pre_fc_norm_embedding",
+    "nextn.hnorm": "pre_fc_norm_hidden",
+    "nextn.shared_head_norm": "norm",
+}
+"""Of the prediction head of models with delta nets, beside its layer. A file has it as one more block."""
 _IN_LAYER: dict[str, dict[str, str]] = {
     "llama": _LLAMA,
     "qwen2": _LLAMA,
@@ -140,8 +151,10 @@ ROPE_FACTORS = "rope_freqs.weight"
 """What the frequencies of positions are divided by: no weight."""
 
 
-def checkpoint_name(model_type: str, name: str) -> str | None:
-    """`blk.3.attn_q.weight` -> `model.layers.3.self_attn.q_proj.weight`; None for a name that is not known."""
+def checkpoint_name(model: ModelSpec, name: str) -> str | None:
+    """`blk.3.attn_q.weight` -> `model.layers.3.self_attn.q_proj.weight`, or `mtp.layers.0.self_attn.q_proj.weight` where
+    the model has three layers and a prediction head; None for a name that is not known."""
+    model_type = model.architecture
     backbone = "backbone" if model_type == "mamba2" else "model"
     stem, _, part = name.rpartition(".")
     if stem == "token_embd":
@@ -156,14 +169,24 @@ def checkpoint_name(model_type: str, name: str) -> str | None:
     found = re.fullmatch(r"blk\.(\d+)\.([\w.]+)", name)
     if found is None:
         return None
-    layer, inner = f"{backbone}.layers.{found[1]}", found[2]
+    number, inner = int(found[1]), found[2]
+    if model.head is None or number < model.num_layers:
+        return _in_layer(model_type, f"{backbone}.layers.{number}", inner)
+    of_head = _IN_HEAD.get(inner.rpartition(".")[0])
+    if of_head is not None:
+        return f"mtp.{of_head}.{part}"
+    return _in_layer(model_type, f"mtp.layers.{number - model.num_layers}", inner)
+
+
+def _in_layer(model_type: str, layer: str, inner: str) -> str | None:
+    """`inner` is what a file calls a tensor of the `layer`."""
     if inner in _BARE:
         return f"{layer}.{_MIXERS.get(model_type, 'mixer')}.{_BARE[inner]}"
     if inner == "exp_probs_b.bias":
         return f"{layer}.{_CHOICES[model_type]}" if model_type in _CHOICES else None
     # Falcon-H1's files have one norm without what stands behind it.
-    inner, part = (inner, "weight") if "." not in inner else (inner.rpartition(".")[0], part)
-    known = _IN_LAYER[model_type].get(inner)
+    stem, _, part = inner.rpartition(".") if "." in inner else (inner, "", "weight")
+    known = _IN_LAYER[model_type].get(stem)
     if known is None:
         return None
     for half in (GATE, UP):

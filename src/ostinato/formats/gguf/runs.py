@@ -7,19 +7,24 @@ queries and keys of Llama, are copied.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from ostinato.formats.gguf.header import Header, TensorPlace
 from ostinato.formats.gguf.names import EACH, GATE, UP, checkpoint_name, pairs_neighbours
 from ostinato.ops.blocks.formats import BLOCK_FORMATS
 
+if TYPE_CHECKING:
+    from ostinato.plan.model import ModelSpec
 
-def stored_runs(header: Header, model_type: str) -> tuple[tuple[str, ...], ...]:
+
+def stored_runs(header: Header, model: ModelSpec) -> tuple[tuple[str, ...], ...]:
     """The matrices in blocks, as the checkpoint names them, in runs of those that lie one directly behind the other.
     Experts are not among them."""
     runs: list[list[str]] = []
     before: TensorPlace | None = None
     gate: TensorPlace | None = None
     for tensor in sorted(header.tensors.values(), key=lambda tensor: (tensor.file, tensor.begin)):
-        name = _name(tensor, model_type)
+        name = _name(tensor, model)
         if name is None:
             before = gate = None
             continue
@@ -42,11 +47,12 @@ def stored_runs(header: Header, model_type: str) -> tuple[tuple[str, ...], ...]:
     return tuple(tuple(run) for run in runs if run)
 
 
-def _name(tensor: TensorPlace, model_type: str) -> str | None:
+def _name(tensor: TensorPlace, model: ModelSpec) -> str | None:
     """None for what is not read where it lies."""
-    if tensor.type.name not in BLOCK_FORMATS or len(tensor.shape) != 2 or pairs_neighbours(model_type, tensor.name):
+    is_other_order = pairs_neighbours(model.architecture, tensor.name)
+    if tensor.type.name not in BLOCK_FORMATS or len(tensor.shape) != 2 or is_other_order:
         return None
-    name = checkpoint_name(model_type, tensor.name)
+    name = checkpoint_name(model, tensor.name)
     return None if name is None or EACH in name else name
 
 
