@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -10,12 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors.torch import load_file, save_file
 
 from ostinato.cli.main import main
 from ostinato.inspection.report import inspect_checkpoint
 from ostinato.plan.device.detect import detect
 from tests.support.checkpoints import checkpoint
 from tests.support.recipes import RECIPES
+from tests.support.stored_formats import EXPANDED, FORMS, stored
 from tests.support.text_checkpoint import text_checkpoint
 
 
@@ -41,6 +44,39 @@ def test_every_checkpoint_that_runs_is_said_to_run(name: str) -> None:
     report = inspect_checkpoint(checkpoint(name), detect("cpu"))
     assert report.refused == []
     assert "linear" in report.kernels
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_checkpoint_that_is_quantised_is_said_to_run_and_at_what_cost(form: str, tmp_path: Path) -> None:
+    stored("llama", tmp_path, form)
+    report = inspect_checkpoint(tmp_path, detect("cpu"))
+    assert report.refused == []
+    [told] = report.weights
+    if form in EXPANDED:
+        assert "become float32 while loading, since " in told
+        assert "KiB instead of about " in told
+    else:
+        assert "as the checkpoint has them" in told
+        assert re.search(r"the weights take \d+ KiB instead of \d+ KiB", told)
+
+
+@pytest.mark.parametrize(
+    ("form", "part", "words"),
+    [
+        ("gptq-act-order", "g_idx", "missing: model.layers.0.mlp.down_proj.g_idx"),
+        ("awq", "qweight", "missing: model.layers.0.mlp.down_proj.qweight"),
+        ("fp8-blocks", "weight_scale_inv", "missing: model.layers.0.mlp.down_proj.weight_scale_inv"),
+    ],
+)
+def test_a_part_of_a_quantised_weight_that_is_missing_is_named(
+    form: str, part: str, words: str, tmp_path: Path
+) -> None:
+    stored("llama", tmp_path, form)
+    file = tmp_path / "model.safetensors"
+    kept = {name: each for name, each in load_file(file).items() if name != f"model.layers.0.mlp.down_proj.{part}"}
+    save_file(kept, file, metadata={"format": "pt"})
+    [reason] = inspect_checkpoint(tmp_path, detect("cpu")).refused
+    assert words in reason
 
 
 def test_what_is_missing_and_what_is_left_over_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

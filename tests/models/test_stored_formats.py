@@ -20,6 +20,7 @@ from ostinato.ops.kernels import select_ops
 from ostinato.plan.plan import make_plan
 from tests.models.test_checkpoint_specs import LLAMA
 from tests.models.test_quantization import PLAIN, tokens, values
+from tests.support.allocations import peak_bytes
 from tests.support.checkpoints import checkpoint
 from tests.support.plan_cases import GIB, cpu
 from tests.support.quantized_checkpoints import compressed
@@ -58,6 +59,20 @@ def test_the_plan_tells_what_expanding_costs(form: str, tmp_path: Path) -> None:
     assert "become bfloat16 while loading, since " in decision.reason
     assert "KiB instead of about " in decision.reason
     assert ("activations stay in bfloat16" in decision.reason) == ("fp8" in form or "float" in form)
+
+
+@pytest.mark.parametrize("form", EXPANDED)
+def test_expanding_holds_one_matrix_beside_the_weights_that_the_plan_counts(form: str, tmp_path: Path) -> None:
+    meaning = stored("llama", tmp_path, form)
+    config = EngineConfig(model=str(tmp_path), dtype="bfloat16")
+    spec = load_spec(config)
+    model = build_model(Build(select_ops({}), torch.bfloat16, torch.device("cpu")), spec)
+    held = sum(each.nbytes for each in model.parameters())
+    assert make_plan(config, spec, cpu(8 * GIB)).memory.weights == held
+    largest = max(tensor.numel() for tensor in meaning.values())
+    # Some forms of a piece at once: integers, zero points and scales per element, their difference, the product.
+    assert peak_bytes(lambda: load_weights(model, tmp_path), tmp_path / SINGLE) < 4 * 6 * largest < held
+    assert sum(each.nbytes for each in model.parameters()) == held
 
 
 @pytest.mark.parametrize("form", ["gptq-act-order", "fp8-blocks"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
+from ostinato.formats import stored_parts
 from ostinato.formats.gguf.names import GATE, ROPE_FACTORS, UP, checkpoint_name
 from ostinato.formats.gguf.types import SUPPORTED
 from ostinato.inspection.tensors import Stored
@@ -14,7 +15,8 @@ from ostinato.plan.model import ModelSpec
 from ostinato.plan.weights import of_all_experts
 
 _SHOWN = 5
-_PART = re.compile(r"(?<=\.)weight_(packed|scale|shape)$")
+_VALUES = "values"
+"""The part of a weight that is the tensor of its own name."""
 
 
 def mismatches(spec: ModelSpec, tensors: Iterable[Stored], of_gguf: bool) -> list[str]:
@@ -23,7 +25,9 @@ def mismatches(spec: ModelSpec, tensors: Iterable[Stored], of_gguf: bool) -> lis
     expected = {name for _, _, row in model.weights() for name in row.names}
     if of_gguf:
         expected = {of_all_experts(name) for name in expected}
-    found, unexpected, types = set[str](), [], set[str]()
+    stored = spec.stored_quantization
+    parts: dict[str, dict[str, Stored]] = {}
+    unexpected, types = [], set[str]()
     for tensor in tensors:
         types.add(tensor.type)
         if of_gguf and tensor.name == ROPE_FACTORS:
@@ -32,18 +36,25 @@ def mismatches(spec: ModelSpec, tensors: Iterable[Stored], of_gguf: bool) -> lis
         name = None if known is None else model.checkpoint_name(known)
         if known is not None and name is None:  # known, and not loaded
             continue
-        place = re.sub(f"({GATE}|{UP})$", "", name or "")
-        if spec.stored_quantization is not None:
-            place = _PART.sub("weight", place)
+        place, part = re.sub(f"({GATE}|{UP})$", "", name or ""), _VALUES
+        if stored is not None:
+            place, part = stored_parts.split(stored, place, _VALUES)
         if place in expected:
-            found.add(place)
+            parts.setdefault(place, {})[part] = tensor
         else:
             unexpected.append(tensor.name)
+    missing = [name for name in expected if name not in parts]
+    if stored is not None:
+        for place, of_place in parts.items():
+            is_quantised = _VALUES in of_place and of_place[_VALUES].type == stored_parts.type_of_values(stored)
+            absent, extra = stored_parts.complete(stored, of_place, is_quantised)
+            missing += [stored_parts.name_of(place, part) for part in absent]
+            unexpected += [of_place[part].name for part in extra]
     sentences = []
     unknown = sorted(types - set(SUPPORTED)) if of_gguf else []
     if unknown:
         sentences.append(f"tensors of type {', '.join(unknown)} are not read; supported: {', '.join(SUPPORTED)}")
-    lists = ("missing", sorted(expected - found)), ("not known", sorted(unexpected))
+    lists = ("missing", sorted(missing)), ("not known", sorted(unexpected))
     return sentences + [_listed(what, names) for what, names in lists if names]
 
 
