@@ -10,6 +10,7 @@ import struct
 import subprocess
 import sys
 import termios
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -180,6 +181,64 @@ def test_a_connection_that_breaks_is_taken_up_where_it_broke(person: Person) -> 
     assert (Path(done.stdout.decode().strip()) / "model.safetensors").read_bytes() == weights
     ranges = [each for method, path, each in person.hub.asked if method == "GET" and "safetensors" in path]
     assert ranges == [None, f"bytes={10 * 2**20}-"]
+
+
+LARGE = bytes(range(256)) * (32 * 2**12)
+"""32 MiB"""
+
+
+def interrupted(person: Person, end: int) -> Path:
+    """The part that is left of a large file by a process that was killed when it had `end` bytes."""
+    person.hub.repositories["someone/large"] = {"config.json": b"{}", "model.safetensors": LARGE}
+    person.hub.stalls["model.safetensors"] = end
+    command = [sys.executable, "-m", "ostinato", "fetch", "someone/large"]
+    process = subprocess.Popen(command, env=person.environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    while not (parts := [part for part in person.home.rglob("*.part.incomplete") if part.stat().st_size >= 2**20]):
+        assert process.poll() is None
+        time.sleep(0.05)
+    process.kill()
+    process.wait()
+    return parts[0]
+
+
+def ranges_of(person: Person) -> list[str | None]:
+    """Of the requests for the weights."""
+    return [each for method, path, each in person.hub.asked if method == "GET" and "safetensors" in path]
+
+
+def test_a_command_that_was_killed_is_gone_on_with_where_it_stopped(person: Person) -> None:
+    part = interrupted(person, 25 * 2**20)
+    begun = part.stat().st_size
+    done = person.run("fetch", "someone/large")
+    assert done.returncode == 0, done.stderr
+    assert (Path(done.stdout.strip()) / "model.safetensors").read_bytes() == LARGE
+    assert ranges_of(person) == [None, f"bytes={begun}-"]
+    assert not part.exists()
+    person.run("fetch", "someone/large")
+    assert len(ranges_of(person)) == 2
+
+
+def test_a_part_that_is_damaged_is_fetched_anew(person: Person) -> None:
+    part = interrupted(person, 25 * 2**20)
+    with part.open("r+b") as file:
+        file.write(b"damage")
+    done = person.run("fetch", "someone/large")
+    assert (Path(done.stdout.strip()) / "model.safetensors").read_bytes() == LARGE
+    assert ranges_of(person)[-1] is None
+    part.write_bytes(LARGE + b"too long")
+    (person.home / "hub" / "models--someone--large" / "blobs" / part.name.partition(".")[0]).unlink()
+    person.run("fetch", "someone/large")
+    assert (Path(done.stdout.strip()) / "model.safetensors").read_bytes() == LARGE
+
+
+def test_two_processes_do_not_write_to_one_part(person: Person) -> None:
+    part = interrupted(person, 25 * 2**20)
+    begun = part.stat().st_size
+    with part.open("ab") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        done = person.run("fetch", "someone/large")
+    assert (Path(done.stdout.strip()) / "model.safetensors").read_bytes() == LARGE
+    assert (part.stat().st_size, ranges_of(person)) == (begun, [None, None])
 
 
 def test_a_hub_that_is_down_can_be_asked_again(person: Person) -> None:

@@ -13,7 +13,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 COMMIT = "c0ffee" + "0" * 34
-_API = re.compile(r"/api/models/(?P<name>[^/]+/[^/]+)(/revision/(?P<revision>[^/?]+))?(/tree/(?P<tree>[^/?]+))?(\?.*)?")
+LARGE = 2**20
+"""bytes of files that the hub keeps beside git"""
+_API = re.compile(r"/api/models/(?P<name>[^/]+/[^/?]+)(/revision/(?P<revision>[^/?]+))?(/tree/(?P<tree>[^/?]+))?(\?.*)?")
 _FILE = re.compile(r"/(?P<name>[^/]+/[^/]+)/resolve/(?P<revision>[^/]+)/(?P<path>.+)")
 
 
@@ -27,6 +29,8 @@ class Hub:
     """Those whose files nobody gets who does not send the token `secret`."""
     breaks: dict[str, int] = field(default_factory=dict)
     """Path -> bytes after which the connection breaks, once."""
+    stalls: dict[str, int] = field(default_factory=dict)
+    """Path -> bytes after which nothing more comes, until the other side gives up."""
     down: bool = False
     """Whether everything is answered with status 503."""
     asked: list[tuple[str, str, str | None]] = field(default_factory=list)
@@ -80,12 +84,13 @@ def pretended_hub(**repositories: dict[str, bytes]) -> Iterator[Hub]:
                 self._refuse(404, "RevisionNotFound", has_body)
             elif found["tree"]:
                 listed = [
-                    {"type": "file", "path": path, "size": len(content), "oid": _id(content)}
+                    {"type": "file", "path": path, "size": len(content), "oid": hashlib.sha1(content).hexdigest()}
                     for path, content in files.items()
                 ]
                 self._send(200, json.dumps(listed).encode(), {}, has_body)
             else:
-                told = {"id": found["name"], "sha": COMMIT, "siblings": [{"rfilename": path} for path in files]}
+                siblings = [{"rfilename": path, **_facts(content)} for path, content in files.items()]
+                told = {"id": found["name"], "sha": COMMIT, "siblings": siblings}
                 self._send(200, json.dumps(told).encode(), {}, has_body)
 
         def _give(self, found: re.Match[str], has_body: bool) -> None:
@@ -100,7 +105,21 @@ def pretended_hub(**repositories: dict[str, bytes]) -> Iterator[Hub]:
                 if first:
                     about["Content-Range"] = f"bytes {first}-{len(content) - 1}/{len(content)}"
                 end = hub.breaks.pop(found["path"], None) if has_body else None
+                stall = hub.stalls.pop(found["path"], None) if has_body else None
+                if stall is not None:
+                    self._stall(content, about, stall)
+                    return
                 self._send(206 if first else 200, content[first:], about, has_body, end)
+
+        def _stall(self, content: bytes, about: dict[str, str], end: int) -> None:
+            self.send_response(200)
+            for name, value in {"Content-Length": str(len(content)), **about}.items():
+                self.send_header(name, value)
+            self.end_headers()
+            self.wfile.write(content[:end])
+            self.wfile.flush()
+            self.connection.recv(1)  # nothing, when the other side has ended
+            self.close_connection = True
 
         def _refuse(self, status: int, code: str, has_body: bool) -> None:
             self._send(status, b"{}", {"X-Error-Code": code}, has_body)
@@ -129,4 +148,12 @@ def pretended_hub(**repositories: dict[str, bytes]) -> Iterator[Hub]:
 
 
 def _id(content: bytes) -> str:
-    return hashlib.sha1(content).hexdigest()
+    """A file's ETag: large ones have the SHA-256 of their content."""
+    return (hashlib.sha256 if len(content) >= LARGE else hashlib.sha1)(content).hexdigest()
+
+
+def _facts(content: bytes) -> dict[str, object]:
+    """What is told of a file beside its name: of a large one that git only points to it (LFS)."""
+    size = len(content)
+    points = {"lfs": {"sha256": _id(content), "size": size, "pointerSize": 130}} if size >= LARGE else {}
+    return {"size": size, **points}

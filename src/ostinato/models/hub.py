@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ostinato.errors import ConfigError, ModelError, Remedy, reason
+from ostinato.models.hub_parts import fetch_large
 
 SECOND_COPIES = ("original/*", "consolidated*")
 """The same weights in their author's own format, which some repositories hold beside those that are read."""
@@ -44,6 +45,8 @@ def fetch(model: str, revision: str | None, files: tuple[str, ...], download_dir
     patterns: dict[str, Any] = {"allow_patterns": list(files), "ignore_patterns": list(SECOND_COPIES)}
     cache = None if download_dir is None else str(Path(download_dir).expanduser())
     try:
+        if any(pattern.endswith((".safetensors", ".gguf")) for pattern in files):
+            fetch_large(model, revision, patterns, cache, Bar)
         return Path(snapshot_download(model, revision=revision, cache_dir=cache, tqdm_class=Bar, **patterns))
     except Exception as error:  # the hub's client raises many kinds, from HTTP errors to failed look-ups
         raise _explained(error, model, revision, download_dir) from error
@@ -96,8 +99,8 @@ def _explained(
             f"{model} cannot be kept in {error.filename}: {reason(error)}; give another place by --download-dir"
         )
     return ModelError(
-        f"{begin} it could not be fetched from the hub: {_root(error)}. The same command, given again, goes on with "
-        "the files that are missing"
+        f"{begin} it could not be fetched from the hub: {_root(error)}. The same command, given again, goes on where "
+        "this one stopped"
     )
 
 
