@@ -14,6 +14,7 @@ from ostinato.config import EngineConfig
 from ostinato.formats.gguf.header import Header, TensorPlace
 from ostinato.formats.gguf.runs import stored_runs
 from ostinato.formats.gguf.types import TYPES
+from ostinato.formats.parts import gguf_header
 from ostinato.layers.build import Build
 from ostinato.models import checkpoint
 from ostinato.models.base import CausalLM
@@ -27,6 +28,7 @@ from ostinato.plan.quantization import BlockQuantization
 from ostinato.plan.weights import Weight
 
 pytest.importorskip("gguf", reason="the package that writes GGUF files comes with the test extra")
+from tests.support.allocations import peak_bytes
 from tests.support.gguf_files import split_gguf, write_gguf
 
 OF_TYPE = {block.name: block for block in TYPES.values()}
@@ -80,6 +82,23 @@ def test_weights_lie_where_the_plan_says(llama: Path) -> None:
     assert any("stay in the file's pages" in decision.reason for decision in plan.decisions)
 
 
+@pytest.mark.parametrize(
+    ("architecture", "kind"),
+    [("llama", "Q4_1"), ("qwen35 with a head", "Q8_0"), ("qwen35moe of experts", "Q8_0"), ("falcon-h1", "F32")],
+)
+@pytest.mark.parametrize("quantization", ["auto", "none", "int8"])
+def test_loading_holds_a_few_forms_of_one_tensor_beside_the_weights(
+    folder: Path, architecture: str, kind: str, quantization: str
+) -> None:
+    path = folder / f"{architecture}-{kind}.gguf".replace(" ", "-")
+    path = path if path.exists() else write_gguf(path, architecture, kind)
+    spec = load_spec(EngineConfig(model=str(path), quantization=quantization))
+    model = build_model(Build(select_ops({}), torch.float32, torch.device("cpu")), spec)
+    largest = max(tensor.num_elements for tensor in gguf_header(path).tensors.values())
+    # What blocks are taken apart into has up to 8 bytes for each weight, beside the weights themselves.
+    assert peak_bytes(lambda: load_weights(model, path)) <= 12 * largest + 2**12
+
+
 @needs_proc
 @pytest.mark.parametrize("quantization", ["none", "int8"])
 def test_weights_that_are_made_anew_leave_no_page_of_the_file(llama: Path, quantization: str) -> None:
@@ -104,7 +123,7 @@ def test_mapped_and_copied_weights_are_the_same_bytes_and_give_the_same_tokens(
         return llm.engine.spec.mapped_bytes, weights, llm.generate([list(range(5, 40))], greedy)[0].outputs[0].token_ids
 
     mapped, weights, tokens = run()
-    monkeypatch.setattr(checkpoint, "stored_runs", lambda header, model_type: ())
+    monkeypatch.setattr(checkpoint, "stored_runs", lambda header, model: ())
     copied, others, expected = run()
     assert mapped > 0 == copied
     assert all(torch.equal(a, b) for a, b in zip(weights, others, strict=True))
