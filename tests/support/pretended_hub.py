@@ -15,7 +15,9 @@ from pathlib import Path
 COMMIT = "c0ffee" + "0" * 34
 LARGE = 2**20
 """bytes of files that the hub keeps beside git"""
-_API = re.compile(r"/api/models/(?P<name>[^/]+/[^/?]+)(/revision/(?P<revision>[^/?]+))?(/tree/(?P<tree>[^/?]+))?(\?.*)?")
+_API = re.compile(
+    r"/api/models/(?P<name>[^/]+/[^/?]+)(/revision/(?P<revision>[^/?]+))?(/tree/(?P<tree>[^/?]+))?(\?.*)?"
+)
 _FILE = re.compile(r"/(?P<name>[^/]+/[^/]+)/resolve/(?P<revision>[^/]+)/(?P<path>.+)")
 
 

@@ -152,8 +152,8 @@ ROPE_FACTORS = "rope_freqs.weight"
 
 
 def checkpoint_name(model: ModelSpec, name: str) -> str | None:
-    """`blk.3.attn_q.weight` -> `model.layers.3.self_attn.q_proj.weight`, or `mtp.layers.0.self_attn.q_proj.weight` where
-    the model has three layers and a prediction head; None for a name that is not known."""
+    """`blk.3.attn_q.weight` -> `model.layers.3.self_attn.q_proj.weight`; of a model of three layers and a head
+    `mtp.layers.0.self_attn.q_proj.weight`. None for a name that is not known."""
     model_type = model.architecture
     backbone = "backbone" if model_type == "mamba2" else "model"
     stem, _, part = name.rpartition(".")
