@@ -6,7 +6,6 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from ostinato.engine.process.delivery import OutputDelta
@@ -25,38 +24,19 @@ from ostinato.engine.process.messages import (
     Started,
     Submit,
 )
+from ostinato.engine.replicas.books import Replica, Request, agrees
+from ostinato.engine.replicas.compiles import Compiles
 from ostinato.engine.replicas.messages import Draining, Hello, Link, Parted, Retell, Told
+from ostinato.engine.replicas.placement import Placement
 from ostinato.engine.replicas.questions import Questions
 from ostinato.errors import RequestError
 from ostinato.replicas.choice import Policy
-from ostinato.replicas.prompts import AnswerLengths, Conversations, chain_of, times_of
 from ostinato.replicas.router import Router
 
 log = logging.getLogger("ostinato.replicas")
 
 _SETTLE_SECONDS = 0.25
 """Between two messages to a replica that say what its gains cost here."""
-
-
-@dataclass
-class _Replica:
-    link: Link
-    max_num_seqs: int
-    observation: Observation | None = None
-    takes_new: bool = True
-    last_settled: float = 0.0
-
-
-@dataclass
-class _Request:
-    """One that has not ended. `replica`: where it is; None while none takes it."""
-
-    asked: Submit
-    replica: str | None = None
-    is_added: bool = False
-    """Whether a replica has said that it can be served."""
-    has_begun: bool = False
-    """Whether it has gained something."""
 
 
 class Replicas:
@@ -76,19 +56,17 @@ class Replicas:
         self.on_end: Callable[[Exception], None] = lambda error: None
         self.on_change: Callable[[], None] = lambda: None
         """Called when there are more or fewer replicas that take new requests."""
-        self.router: Router | None = None
+        self._placement: Placement | None = None
         """None until the first replica has come."""
         self._policy: Policy = policy
         self._on_close = on_close
         self._loop = asyncio.get_running_loop()
-        self._replicas: dict[str, _Replica] = {}
-        self._requests: dict[str, _Request] = {}
-        self._compiles: dict[str, tuple[Compile, str | None]] = {}
-        """By call: the message, and the replica that it was sent to."""
+        self._replicas: dict[str, Replica] = {}
+        self._requests: dict[str, Request] = {}
+        self._compiles = Compiles(self._taking, lambda reply: self.on_message(reply))
         self._questions = Questions(lambda reply: self.on_message(reply), lambda: list(self.observations.values()))
         self._delivered: deque[str] = deque()
         """Replicas whose gains are being settled, in their order."""
-        self._conversations, self._answers = Conversations(), AnswerLengths()
         self._failed: Exception | None = None
         self._first: asyncio.Future[None] = self._loop.create_future()
 
@@ -101,6 +79,11 @@ class Replicas:
         """Outputs that may run at once on all replicas that take new ones; on one, if there is none."""
         taking = [each.max_num_seqs for each in self._replicas.values() if each.takes_new]
         return sum(taking) or self.started.plan.settings.max_num_seqs
+
+    @property
+    def router(self) -> Router | None:
+        """None until the first replica has come."""
+        return None if self._placement is None else self._placement.router
 
     @property
     def observations(self) -> dict[str, Observation]:
@@ -131,12 +114,12 @@ class Replicas:
     def send(self, message: Any) -> None:
         match message:
             case Submit(request_id):
-                self._requests[request_id] = _Request(message)
+                self._requests[request_id] = Request(message)
                 self._place(request_id)
             case Abort(request_id):
                 self._drop(request_id)
-            case Compile(call_id):
-                self._compile(call_id, message)
+            case Compile():
+                self._compiles.ask(message)
             case Ask(call_id, "close"):
                 self.on_message(Reply(call_id))  # a replica sees to that itself at its own end
             case Ask():
@@ -159,17 +142,9 @@ class Replicas:
 
     def _place(self, request_id: str) -> None:
         request = self._requests[request_id]
-        asked = request.asked
-        router = self._router()
-        media = () if asked.media is None else asked.media.in_chain(asked.cache_salt)
-        chain = chain_of(asked.prompt_token_ids, router.block_size, asked.cache_salt, media)
-        expected = self._answers.expected(asked.params.max_tokens) * asked.params.n
-        session = self._conversations.session(chain)
-        now = self._loop.time()
-        choice = router.route(request_id, chain, len(asked.prompt_token_ids), now, expected, session)
-        request.replica = None if choice is None else choice.name
-        if choice is not None:
-            self._replicas[choice.name].link.send(asked)
+        request.replica = self._placed().choose(request_id, request.asked)
+        if request.replica is not None:
+            self._replicas[request.replica].link.send(request.asked)
 
     def _drop(self, request_id: str) -> None:
         request = self._requests.pop(request_id, None)
@@ -177,17 +152,6 @@ class Replicas:
             self._router().ended(request_id)
             if request.replica is not None:
                 self._replicas[request.replica].link.send(Abort(request_id))
-
-    def _compile(self, call_id: str, message: Compile) -> None:
-        # Whichever has the fewest: it is asked whether the guide can be compiled, not to keep it.
-        counts = dict.fromkeys((name for name, each in self._replicas.items() if each.takes_new), 0)
-        for _, name in self._compiles.values():
-            if name in counts:
-                counts[name] += 1
-        chosen = min(counts, key=lambda name: counts[name], default=None)
-        self._compiles[call_id] = message, chosen
-        if chosen is not None:
-            self._replicas[chosen].link.send(message)
 
     def _settle(self, cost: float) -> None:
         if not self._delivered:
@@ -222,16 +186,15 @@ class Replicas:
                     raise TypeError(f"no such message: {message!r}")
 
     def _greet(self, link: Link, started: Started) -> None:
-        if self.router is None:
+        if self._placement is None:
             self.started = started
-            times, seconds_per_output = times_of(started.plan)
-            self.router = Router(started.plan.settings.block_size, times, seconds_per_output, self._policy)
-        elif not _agrees(started, self.started):
+            self._placement = Placement(started, self._policy, self._loop.time)
+        elif not agrees(started, self.started):
             log.error("replica %s has another model or other settings than the first, and gets no requests", link.name)
             link.close()
             return
-        self._replicas[link.name] = _Replica(link, started.plan.settings.max_num_seqs)
-        self.router.add(link.name)
+        self._replicas[link.name] = Replica(link, started.plan.settings.max_num_seqs)
+        self._router().add(link.name)
         log.info("replica %s is ready; there are %d", link.name, len(self._replicas))
         if not self._first.done():
             self._first.set_result(None)
@@ -249,7 +212,7 @@ class Replicas:
                 router.begun(delta.request_id)
             if delta.output is not None:
                 for output in delta.output.outputs:
-                    self._answers.note(len(output.token_ids))
+                    self._placed().answers.note(len(output.token_ids))
                 router.ended(delta.request_id)
                 del self._requests[delta.request_id]
         if own:
@@ -267,10 +230,7 @@ class Replicas:
                     self.on_message(Ended(call_id, reply.error))
                     return
             self.on_message(reply)
-        elif call_id in self._compiles:
-            del self._compiles[call_id]
-            self.on_message(reply)
-        else:
+        elif not self._compiles.take(reply):
             if isinstance(reply.result, Observation):
                 self._replicas[name].observation = reply.result
             self._questions.take(name, reply)
@@ -303,9 +263,7 @@ class Replicas:
         message = "the replica that computed the request was lost; the server goes on, and the request may be repeated"
         for request_id in ended:
             self.on_message(Ended(request_id, ReplicaLost(message)))
-        for call_id, (compiling, where) in list(self._compiles.items()):
-            if where == name:
-                self._compile(call_id, compiling)
+        self._compiles.ask_again(name)
         self._questions.lose(name)
         if lost:
             again = len(lost) - len(ended)
@@ -319,21 +277,22 @@ class Replicas:
         if self._taking():
             for request_id in [each for each, request in self._requests.items() if request.replica is None]:
                 self._place(request_id)
-            for call_id, (compiling, where) in list(self._compiles.items()):
-                if where is None:
-                    self._compile(call_id, compiling)
+            self._compiles.ask_again()
         self._questions.ask_again(self._links())
         self.on_change()
 
-    def _taking(self) -> list[str]:
-        return [name for name, each in self._replicas.items() if each.takes_new]
+    def _taking(self) -> dict[str, Link]:
+        return {name: each.link for name, each in self._replicas.items() if each.takes_new}
 
     def _links(self) -> dict[str, Link]:
         return {name: each.link for name, each in self._replicas.items()}
 
+    def _placed(self) -> Placement:
+        assert self._placement is not None, "there is one from the first replica on"
+        return self._placement
+
     def _router(self) -> Router:
-        assert self.router is not None, "there is one from the first replica on"
-        return self.router
+        return self._placed().router
 
     def check_integrity(self) -> None:
         """Raise AssertionError unless the books agree with each other."""
@@ -341,10 +300,3 @@ class Replicas:
         for request_id, request in self._requests.items():
             assert request.replica is None or request.replica in self._replicas, f"{request_id} is nowhere"
             assert request.replica is not None or not self._taking(), f"{request_id} waits for nothing"
-
-
-def _agrees(one: Started, other: Started) -> bool:
-    """Whether two replicas give the same answers and the same hashes."""
-    names = ("model", "revision", "tokenizer", "max_model_len", "block_size", "dtype", "quantization", "seed")
-    same = all(getattr(one.plan.settings, name) == getattr(other.plan.settings, name) for name in names)
-    return same and one.vocab_size == other.vocab_size
