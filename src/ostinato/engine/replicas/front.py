@@ -24,9 +24,10 @@ from ostinato.engine.process.messages import (
     Started,
     Submit,
 )
-from ostinato.engine.replicas.books import Replica, Request, agrees
+from ostinato.engine.replicas.books import Books, Replica, Request, agrees
 from ostinato.engine.replicas.compiles import Compiles
-from ostinato.engine.replicas.messages import Draining, Hello, Link, Parted, Retell, Told
+from ostinato.engine.replicas.messages import Draining, Hello, Left, Link, Parted, Retell, Told
+from ostinato.engine.replicas.moving import Moving
 from ostinato.engine.replicas.placement import Placement
 from ostinato.engine.replicas.questions import Questions
 from ostinato.errors import RequestError
@@ -56,14 +57,14 @@ class Replicas:
         self.on_end: Callable[[Exception], None] = lambda error: None
         self.on_change: Callable[[], None] = lambda: None
         """Called when there are more or fewer replicas that take new requests."""
-        self._placement: Placement | None = None
-        """None until the first replica has come."""
         self._policy: Policy = policy
         self._on_close = on_close
         self._loop = asyncio.get_running_loop()
-        self._replicas: dict[str, Replica] = {}
-        self._requests: dict[str, Request] = {}
-        self._compiles = Compiles(self._taking, lambda reply: self.on_message(reply))
+        self._books = Books()
+        self._replicas, self._requests = self._books.replicas, self._books.requests
+        self.moving = Moving(self._books, self._lose_request)
+        """What becomes of requests of replicas that drain."""
+        self._compiles = Compiles(lambda: self._books.taking, lambda reply: self.on_message(reply))
         self._questions = Questions(lambda reply: self.on_message(reply), lambda: list(self.observations.values()))
         self._delivered: deque[str] = deque()
         """Replicas whose gains are being settled, in their order."""
@@ -83,7 +84,7 @@ class Replicas:
     @property
     def router(self) -> Router | None:
         """None until the first replica has come."""
-        return None if self._placement is None else self._placement.router
+        return None if self._books.placement is None else self._books.router
 
     @property
     def observations(self) -> dict[str, Observation]:
@@ -142,16 +143,17 @@ class Replicas:
 
     def _place(self, request_id: str) -> None:
         request = self._requests[request_id]
-        request.replica = self._placed().choose(request_id, request.asked)
+        request.replica = self._books.placed.choose(request_id, request.asked)
         if request.replica is not None:
             self._replicas[request.replica].link.send(request.asked)
 
     def _drop(self, request_id: str) -> None:
         request = self._requests.pop(request_id, None)
         if request is not None:
-            self._router().ended(request_id)
+            self._books.router.ended(request_id)
             if request.replica is not None:
                 self._replicas[request.replica].link.send(Abort(request_id))
+            self.moving.drop(request_id, request)
 
     def _settle(self, cost: float) -> None:
         if not self._delivered:
@@ -178,42 +180,51 @@ class Replicas:
                     self._answer(link.name, message)
                 case Told(observation, changes):
                     self._replicas[link.name].observation = observation
-                    if changes is not None and not self._router().apply(link.name, changes):
+                    if changes is not None and not self._books.router.apply(link.name, changes):
                         link.send(Retell())
-                case Draining():
-                    self._drain(link)
+                    self.moving.look()
+                case Draining(is_short_of_time):
+                    self._drain(link, is_short_of_time)
+                case Left():
+                    self.moving.take_left(link.name, message)
                 case _:
                     raise TypeError(f"no such message: {message!r}")
 
     def _greet(self, link: Link, started: Started) -> None:
-        if self._placement is None:
+        if self._books.placement is None:
             self.started = started
-            self._placement = Placement(started, self._policy, self._loop.time)
+            self._books.placement = Placement(started, self._policy, self._loop.time)
         elif not agrees(started, self.started):
             log.error("replica %s has another model or other settings than the first, and gets no requests", link.name)
             link.close()
             return
         self._replicas[link.name] = Replica(link, started.plan.settings.max_num_seqs)
-        self._router().add(link.name)
+        self._books.router.add(link.name)
         log.info("replica %s is ready; there are %d", link.name, len(self._replicas))
         if not self._first.done():
             self._first.set_result(None)
         self._change()
 
     def _gain(self, name: str, deltas: Iterable[OutputDelta]) -> None:
-        router, own = self._router(), []
+        router, own = self._books.router, []
         for delta in deltas:
             request = self._requests.get(delta.request_id)
             if request is None or request.replica != name:
                 continue  # dropped meanwhile
+            if self.moving.is_last(delta.request_id, delta):
+                gained = self.moving.take_last(delta.request_id, delta)
+                own += [] if gained is None else [gained]
+                continue
             own.append(delta)
+            request.num_gained += sum([len(each.token_ids) for each in delta.samples])
             if not request.has_begun:
                 request.has_begun = True
                 router.begun(delta.request_id)
             if delta.output is not None:
                 for output in delta.output.outputs:
-                    self._placed().answers.note(len(output.token_ids))
+                    self._books.placed.answers.note(len(output.token_ids))
                 router.ended(delta.request_id)
+                self.moving.note_end(request)
                 del self._requests[delta.request_id]
         if own:
             self._delivered.append(name)
@@ -221,11 +232,13 @@ class Replicas:
 
     def _answer(self, name: str, reply: Reply) -> None:
         call_id = reply.call_id
+        if self.moving.take_reply(name, reply):
+            return
         if (request := self._requests.get(call_id)) is not None:
             was_added, request.is_added = request.is_added, True
             if reply.error is not None:
                 del self._requests[call_id]
-                self._router().ended(call_id)
+                self._books.router.ended(call_id)
                 if was_added:  # by one that was lost since
                     self.on_message(Ended(call_id, reply.error))
                     return
@@ -235,34 +248,37 @@ class Replicas:
                 self._replicas[name].observation = reply.result
             self._questions.take(name, reply)
 
-    def _drain(self, link: Link) -> None:
-        replica, router = self._replicas[link.name], self._router()
+    def _drain(self, link: Link, is_short_of_time: bool) -> None:
+        replica, router = self._replicas[link.name], self._books.router
+        replica.is_short_of_time = is_short_of_time
+        if not replica.takes_new:
+            self.moving.drain(link.name)
+            return
         replica.takes_new = False
         router.drain(link.name)
         for request_id, request in list(self._requests.items()):
             # What has not begun may begin elsewhere.
-            if request.replica == link.name and not request.has_begun and self._taking():
+            if request.replica == link.name and not request.has_begun and self._books.taking:
                 link.send(Abort(request_id))
                 router.ended(request_id)
                 self._place(request_id)
         link.send(Parted())
-        log.info("replica %s drains; %d take new requests", link.name, len(self._taking()))
+        log.info("replica %s drains; %d take new requests", link.name, len(self._books.taking))
         self._change()
+        self.moving.drain(link.name)
 
     def _lose(self, name: str) -> None:
         if self._replicas.pop(name, None) is None:
             return
-        self._router().remove(name)
+        self._books.router.remove(name)
+        self.moving.lose(name)
         lost = [request_id for request_id, request in self._requests.items() if request.replica == name]
         ended = [request_id for request_id in lost if self._requests[request_id].has_begun]
         for request_id in lost:
-            if self._requests[request_id].has_begun:
-                del self._requests[request_id]
-            else:
+            if request_id not in ended:
                 self._place(request_id)
-        message = "the replica that computed the request was lost; the server goes on, and the request may be repeated"
         for request_id in ended:
-            self.on_message(Ended(request_id, ReplicaLost(message)))
+            self._lose_request(request_id)
         self._compiles.ask_again(name)
         self._questions.lose(name)
         if lost:
@@ -272,31 +288,30 @@ class Replicas:
             log.info("replica %s is gone, and had no requests", name)
         self._change()
 
+    def _lose_request(self, request_id: str) -> None:
+        """One has begun, and nobody has it."""
+        del self._requests[request_id]
+        self._books.router.ended(request_id)
+        message = "the replica that computed the request was lost; the server goes on, and the request may be repeated"
+        self.on_message(Ended(request_id, ReplicaLost(message)))
+
     def _change(self) -> None:
         """There are other replicas than before: what waits for one may find it."""
-        if self._taking():
+        if self._books.taking:
             for request_id in [each for each, request in self._requests.items() if request.replica is None]:
                 self._place(request_id)
             self._compiles.ask_again()
         self._questions.ask_again(self._links())
+        self.moving.look()
         self.on_change()
-
-    def _taking(self) -> dict[str, Link]:
-        return {name: each.link for name, each in self._replicas.items() if each.takes_new}
 
     def _links(self) -> dict[str, Link]:
         return {name: each.link for name, each in self._replicas.items()}
 
-    def _placed(self) -> Placement:
-        assert self._placement is not None, "there is one from the first replica on"
-        return self._placement
-
-    def _router(self) -> Router:
-        return self._placed().router
-
     def check_integrity(self) -> None:
         """Raise AssertionError unless the books agree with each other."""
-        self._router().check_integrity()
+        self._books.router.check_integrity()
+        self.moving.check_integrity()
         for request_id, request in self._requests.items():
             assert request.replica is None or request.replica in self._replicas, f"{request_id} is nowhere"
-            assert request.replica is not None or not self._taking(), f"{request_id} waits for nothing"
+            assert request.replica is not None or not self._books.taking, f"{request_id} waits for nothing"

@@ -16,6 +16,7 @@ class Placement:
 
     def __init__(self, started: Started, policy: Policy, clock: Callable[[], float]) -> None:
         """`started` is what the first replica has reported."""
+        self.plan = started.plan
         times, seconds_per_output = times_of(started.plan)
         self.router = Router(started.plan.settings.block_size, times, seconds_per_output, policy)
         self.answers = AnswerLengths()
