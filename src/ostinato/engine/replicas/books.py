@@ -42,7 +42,7 @@ class Move:
 
     source: str
     target: str | None
-    """None once it is lost before the request has left."""
+    """None: it is taken back."""
     stage: Stage = Stage.LEAVES
     size: int | None = None
     """Bytes that the source keeps; None until it has exported them."""

@@ -141,8 +141,6 @@ class Moving:
             elif move.stage is Stage.ARRIVES and move.target == name and move.source in self._books.replicas:
                 move.refused.add(name)
                 self._send_on(request_id, request, move)
-            elif move.stage is Stage.LEAVES and move.target == name:
-                move.target = None
         self._foreign = {pair for pair in self._foreign if name not in pair}
         if (counts := self._of_replica.pop(name, None)) is not None:
             log.info("replica %s has drained: %s", name, counts)
@@ -190,7 +188,7 @@ class Moving:
             return
         if move.size > MOST_BYTES:
             request.must_stay, request.stays, move.target = True, "too_large", None
-        elif move.stage is Stage.ARRIVES or move.target is None or not self._takes(move.target):
+        elif move.stage is Stage.ARRIVES or not self._takes(move.target):
             move.target = self._choose(request_id, request, move.source, self._outputs())
         replicas, guide = self._books.replicas, request.asked.params.guide
         if move.target is None:
@@ -240,7 +238,7 @@ class Moving:
         if move.source in self._books.replicas:
             self._books.replicas[move.source].link.send(Release(request_id))
 
-    def _takes(self, name: str) -> bool:
+    def _takes(self, name: str | None) -> bool:
         return name in self._books.replicas and self._books.replicas[name].takes_new
 
     def _outputs(self) -> Counter[str]:
