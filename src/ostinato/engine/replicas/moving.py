@@ -6,6 +6,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 from ostinato.engine.process.delivery import OutputDelta, before_move
 from ostinato.engine.process.messages import Reply
@@ -30,6 +31,9 @@ class DrainCounts:
     moved_bytes: int = 0
     stayed: Counter[str] = field(default_factory=Counter)
     """Those that were computed to their end where they were, or cut off there, by why they did not move."""
+
+    def to_json(self) -> dict[str, Any]:
+        return {"moved": self.moved, "moved_bytes": self.moved_bytes, "stayed": dict(self.stayed)}
 
     def __str__(self) -> str:
         why = ", ".join(f"{reason} {count}" for reason, count in sorted(self.stayed.items()))

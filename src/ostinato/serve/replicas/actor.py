@@ -10,9 +10,12 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Any
 
+import ray
+
 from ostinato.config import EngineConfig
 from ostinato.engine.replicas.host import ReplicaHost
 from ostinato.observe.logs import LogFormat, LogLevel, configure_logs
+from ostinato.serve.replicas.names import NAMESPACE
 
 SEND_COST = 0.001
 """Seconds of a processor that Ray takes to hand a message over, at both ends."""
@@ -42,6 +45,7 @@ class EngineActor:
         self._config, self._settings = EngineConfig(**engine), settings
         self._starting: asyncio.Task[ReplicaHost] | None = None
         self._ended = asyncio.Event()
+        self._draining: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
         """Loads the model; raises the error if that fails."""
@@ -61,6 +65,10 @@ class EngineActor:
         """A front says that it ends."""
         (await self._host()).leave(front)
 
+    async def piece(self, request_id: str, offset: int) -> bytes:
+        """For another replica: some of the bytes of a request that leaves this one. LookupError if there are none."""
+        return (await self._host()).moves.departures.piece(request_id, offset)
+
     async def load(self) -> dict[str, float]:
         """How busy it is, as shares of what it can hold: `requests` of those that may run, which may be above 1, and
         `slots` or blocks of the cache that requests hold. Raises why the engine failed or that it does not answer."""
@@ -72,12 +80,12 @@ class EngineActor:
         return host.load()
 
     async def drain(self) -> None:
-        """Lets requests end, and then ends the engine."""
+        """Lets requests move or end, and then ends the engine."""
         if self._starting is None:
             return
-        host = await self._host()
-        await host.drain(self._settings.drain_timeout)
-        await host.end()
+        if self._draining is None:
+            self._draining = asyncio.create_task(self._drain())
+        await asyncio.shield(self._draining)
 
     async def last(self) -> None:
         """Returns when the engine has failed."""
@@ -86,6 +94,11 @@ class EngineActor:
     async def pids(self) -> dict[str, int]:
         """Of the actor's process and of its engine's."""
         return {"actor": os.getpid(), "engine": (await self._host()).pid}
+
+    async def _drain(self) -> None:
+        host = await self._host()
+        await host.drain(self._settings.drain_timeout)
+        await host.end()
 
     async def _host(self) -> ReplicaHost:
         if self._starting is None:
@@ -98,7 +111,16 @@ class EngineActor:
             self._config, _number(settings.log_level), settings.engine_timeout, send_cost=SEND_COST
         )
         host.on_failure = self._ended.set
+        host.moves.fetch = _fetch
         return host
+
+
+async def _fetch(source: str, request_id: str, offset: int) -> bytes:
+    """Bytes go from actor to actor, through Ray's store of large objects, a piece at a time."""
+    own = ray.get_runtime_context().get_actor_name()
+    actor = await asyncio.to_thread(ray.get_actor, f"{own.rpartition(':')[0]}:{source}", NAMESPACE)
+    piece: bytes = await actor.piece.remote(request_id, offset)
+    return piece
 
 
 def _number(level: LogLevel) -> int:
