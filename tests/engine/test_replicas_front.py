@@ -298,7 +298,7 @@ def test_every_request_ends_once_with_its_own_tokens_whatever_replicas_do(steps:
         for place, request_id in enumerate(sent):
             front.replicas.send(submit(request_id, range(place, place + 33)))
             links["r0"].work()
-            links["r0"].gain(request_id)
+            links["r0"].advance(request_id)
         join()
         aborted: set[str] = set()
         ends: Counter[str] = Counter()
@@ -312,7 +312,7 @@ def test_every_request_ends_once_with_its_own_tokens_whatever_replicas_do(steps:
                 front.replicas.send(submit(sent[-1], range(number, number + 33)))
             elif kind in "ge" and chosen is not None:
                 for each in links.values():
-                    each.gain(chosen, end=kind == "e")
+                    each.advance(chosen, end=kind == "e")
             elif kind == "a" and chosen is not None:
                 aborted.add(chosen)
                 front.replicas.send(Abort(chosen))
@@ -329,7 +329,7 @@ def test_every_request_ends_once_with_its_own_tokens_whatever_replicas_do(steps:
             elif kind == "o" and sent:
                 for each in links.values():
                     if each.is_gone:
-                        FakeLink.gain(each, sent[number % len(sent)], 99)
+                        each.gain(sent[number % len(sent)], 99)
             front.replicas.check_integrity()
             ends = ends_of(front)
         join()

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+
 from ostinato.engine.process.failures import ReplicaLost
 from ostinato.engine.process.messages import Abort, Ended, Gained, Observation
 from ostinato.engine.replicas import moving
@@ -50,7 +51,7 @@ class Front:
             found.append(f"{name}{number}")
             self.replicas.send(submit(found[-1], range(number, number + 40), n=n))
             self.work()
-            self.all[name].gain(found[-1])
+            self.all[name].advance(found[-1])
         return found
 
     def heard_of(self, request_id: str) -> list[int]:
@@ -75,7 +76,7 @@ class Front:
     def finish(self, request_id: str) -> None:
         for link in self.all.values():
             if request_id in link.running:
-                link.gain(request_id, end=True)
+                link.advance(request_id, end=True)
 
     @property
     def counts(self) -> moving.DrainCounts:
@@ -103,7 +104,7 @@ def test_what_has_begun_goes_on_elsewhere_with_its_next_token() -> None:
     front.work()
     assert front.all["a"].running == front.all["a"].kept == {}
     for request_id in ids:
-        front.all["b"].gain(request_id)
+        front.all["b"].advance(request_id)
         front.finish(request_id)
         assert front.heard_of(request_id) == [0, 1, 2]
     assert front.ends() == dict.fromkeys(ids, 1)
@@ -121,7 +122,7 @@ def test_so_many_move_at_a_time_and_the_others_go_on_meanwhile() -> None:
     link = front.all["a"]
     link.say(Draining())
     assert len([each for each in link.sent if isinstance(each, Leave)]) == moving.AT_ONCE
-    link.gain(ids[-1])
+    link.advance(ids[-1])
     assert front.heard_of(ids[-1]) == [0, 1]
     front.work()
     link.say(Told(Observation({}, Meter()), None))
@@ -235,7 +236,7 @@ def test_what_nobody_goes_on_with_is_taken_back_and_ends_where_it_was() -> None:
     front.all["a"].say(Told(Observation({}, Meter()), None))
     assert front.all["a"].inbox == [], "it is known that b is foreign"
     for each in (first, second):
-        front.all["a"].gain(each)
+        front.all["a"].advance(each)
         front.finish(each)
         assert front.heard_of(each) == [0, 1, 2]
     assert front.counts.stayed == {"foreign": 2}
@@ -289,7 +290,7 @@ def test_the_end_of_a_replica_during_a_move_is_never_a_wrong_token(stage: str, w
         front.replicas.check_integrity()
         if who == "target":
             assert first in source.running, "the source still had it"
-            source.gain(first)
+            source.advance(first)
             front.finish(first)
             assert front.heard_of(first) == [0, 1, 2]
             assert front.errors() == {}
@@ -324,7 +325,7 @@ def test_a_request_that_was_fetched_in_time_outlives_its_source() -> None:
     front.replicas.check_integrity()
     assert front.errors() == {}
     target.add(first)
-    target.gain(first)
+    target.advance(first)
     front.finish(first)
     assert front.heard_of(first) == [0, 1, 2]
     assert isinstance(told[-1], Arrive)

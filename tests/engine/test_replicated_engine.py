@@ -203,13 +203,13 @@ def test_draining_under_load_loses_nothing() -> None:
 
 def kinds() -> list[SamplingParams]:
     """Of all that a move has to carry: noise, several outputs, log-probabilities, penalties, stop strings, a guide."""
-    some = {"temperature": 0.8, "max_tokens": 300, "ignore_eos": True}
+    some = {"temperature": 0.8, "max_tokens": 150, "ignore_eos": True}
     return [
         SamplingParams(**{**some, "temperature": 0}),
         SamplingParams(**some),
         SamplingParams(**some, seed=3, n=2, logprobs=1),
         SamplingParams(**some, repetition_penalty=1.3, min_tokens=30, stop=["apples and a pear"]),
-        SamplingParams(temperature=0.8, max_tokens=300, guide=Guide(regex="( [0-9]{3}){70}")),
+        SamplingParams(temperature=0.8, max_tokens=150, guide=Guide(regex="( [0-9]{3}){35}")),
     ]
 
 
@@ -256,11 +256,7 @@ def test_streams_of_a_replica_that_drains_go_on_at_another_with_the_same_tokens(
         async with two_replicas(config) as two:
             streams = await begun_on(two, "a", kinds())
             reading = [asyncio.create_task(whole(each)) for each in streams]
-            draining = asyncio.ensure_future(two.hosts["a"].drain(PATIENCE))
-            # One step at a time, so that it does not end what it has before it is asked for it.
-            while not draining.done():
-                two.probes["a"].allowed = two.probes["a"].steps + 1
-                await asyncio.sleep(0.005)
+            await drained(two, "a")
             assert two.hosts["a"].num_unfinished == 0
             assert await asyncio.gather(*reading) == expected
             counts = two.replicas.moving.counts
@@ -270,9 +266,49 @@ def test_streams_of_a_replica_that_drains_go_on_at_another_with_the_same_tokens(
             assert seen.stats["moves"]["carried_tokens"] > 0
             assert seen.stats["moves"]["imported_bytes"] == counts.moved_bytes
             assert [each.num_cached_tokens for each in streams] == [each.num_cached_tokens for each in alone]
-            two.probes["a"].go()
             assert await two.engine.check_integrity() == 0
             assert two.engine.admission.num_unfinished == 0
+
+    asyncio.run(run())
+
+
+async def drained(two: Two, name: str) -> None:
+    """Drains a replica that is held, a step at a time, so that it does not end what it has before it is asked for it;
+    and ends it."""
+    draining = asyncio.ensure_future(two.hosts[name].drain(PATIENCE))
+    while not draining.done():
+        two.probes[name].allowed = two.probes[name].steps + 1
+        await asyncio.sleep(0.005)
+    await draining
+    two.probes[name].go()
+    await two.hosts[name].end()
+    await two.until(lambda: name not in two.replicas.states)
+
+
+def test_a_rolling_update_replaces_all_replicas_and_cuts_no_stream() -> None:
+    params = [SamplingParams(temperature=0.9, max_tokens=100, ignore_eos=True)] * 3
+
+    async def run() -> None:
+        one = await AsyncEngine.start(CONFIG)
+        try:
+            alone = [await one.submit(prompts()[place], each) for place, each in enumerate(params)]
+            expected = await asyncio.gather(*map(whole, alone))
+        finally:
+            await one.stop()
+        async with two_replicas() as two:
+            streams = await begun_on(two, "a", params)
+            reading = [asyncio.create_task(whole(each)) for each in streams]
+            # Until b is drained, it lets nothing end either.
+            two.probes["b"].hold()
+            await drained(two, "a")
+            assert {two.where(each) for each in streams} == {"b"}
+            await two.start("c")
+            await two.until(lambda: "c" in two.replicas.states)
+            await drained(two, "b")
+            assert await asyncio.gather(*reading) == expected
+            assert two.replicas.moving.counts.moved == 2 * len(streams)
+            assert list(two.replicas.states) == ["c"]
+            assert await two.engine.check_integrity() == 0
 
     asyncio.run(run())
 
@@ -292,7 +328,7 @@ def test_a_replica_of_other_settings_does_not_go_on_and_the_streams_end_where_th
             two.probes["a"].go()
             for stream in streams:
                 tokens, _, reasons = await whole(stream)
-                assert {len(each) for each in tokens.values()} == {300}
+                assert {len(each) for each in tokens.values()} == {150}
                 assert set(reasons) == {"length"}
             await draining
             counts = two.replicas.moving.counts
@@ -308,7 +344,7 @@ def test_a_source_that_is_killed_while_it_keeps_a_request_ends_its_stream_as_los
             [stream] = await begun_on(two, "a", [LONG])
             never = asyncio.get_running_loop().create_future()
 
-            async def fetch(source: str, request_id: str, offset: int) -> bytes:
+            async def fetch(*_: object) -> bytes:
                 if not never.done():
                     await never
                 raise LookupError("it is gone")

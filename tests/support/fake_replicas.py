@@ -120,7 +120,7 @@ class MovingLink(FakeLink):
         super().send(message)
         self.inbox.append(message)
 
-    def gain(self, request_id: str, token: int = 7, end: bool = False) -> None:
+    def advance(self, request_id: str, end: bool = False) -> None:
         """The next token of a request that runs here."""
         count = self.running.get(request_id)
         if count is None or self.is_gone:
@@ -128,7 +128,7 @@ class MovingLink(FakeLink):
         self.running[request_id] = self.tokens[request_id] = count + 1
         if end:
             del self.running[request_id]
-        super().gain(request_id, count, end)
+        self.gain(request_id, count, end)
 
     def lose(self) -> None:
         self.is_gone = True

@@ -306,4 +306,3 @@ class ReplicaHost:
             front.news.set()
         self._changed.set()
         self.on_failure()
-

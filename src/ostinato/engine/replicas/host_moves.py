@@ -93,5 +93,5 @@ class HostMoves:
             front.put(message._replace(request_id=own))
 
 
-async def _nowhere(source: str, request_id: str, offset: int) -> bytes:
+async def _nowhere(source: str, *_: object) -> bytes:
     raise LookupError(f"replica {source} cannot be reached from here")

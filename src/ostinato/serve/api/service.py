@@ -10,7 +10,6 @@ from typing import Any
 
 from fastapi import APIRouter
 from fastapi.responses import JSONResponse, Response
-
 from prometheus_client.core import Metric
 
 from ostinato import __version__

@@ -6,11 +6,13 @@ import asyncio
 import logging
 import os
 import pickle
+import signal
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Any
 
 import ray
+from ray.actor import ActorClass
 
 from ostinato.config import EngineConfig
 from ostinato.engine.replicas.host import ReplicaHost
@@ -33,6 +35,16 @@ class ReplicaSettings:
 
 class EngineActor:
     """One engine. All methods run on the actor's event loop. Messages are pickled here: Ray's own way takes longer."""
+
+    _loop: asyncio.AbstractEventLoop | None = None
+    """Known once the engine is being started."""
+
+    def __new__(cls, *_: Any) -> EngineActor:
+        # Ray makes the object on the main thread, which alone may set handlers, and calls __init__ on the loop's.
+        actor = super().__new__(cls)
+        if not issubclass(cls, ActorClass):  # that is Ray's description of the class, where an actor is asked for
+            signal.signal(signal.SIGTERM, lambda *_: actor._take_signal())
+        return actor
 
     def __init__(self, engine: dict[str, Any], settings: ReplicaSettings, devices: str | None) -> None:
         """`engine`: the settings of its EngineConfig. `devices`: CUDA_VISIBLE_DEVICES for it."""
@@ -95,6 +107,18 @@ class EngineActor:
         """Of the actor's process and of its engine's."""
         return {"actor": os.getpid(), "engine": (await self._host()).pid}
 
+    def _take_signal(self) -> None:
+        """SIGTERM ends the process once its requests have moved or ended."""
+        if self._loop is None:
+            os._exit(1)
+        asyncio.run_coroutine_threadsafe(self._drain_and_exit(), self._loop)
+
+    async def _drain_and_exit(self) -> None:
+        try:
+            await self.drain()
+        finally:
+            os._exit(0)  # whoever started it sees that, and starts another
+
     async def _drain(self) -> None:
         host = await self._host()
         await host.drain(self._settings.drain_timeout)
@@ -102,6 +126,7 @@ class EngineActor:
 
     async def _host(self) -> ReplicaHost:
         if self._starting is None:
+            self._loop = asyncio.get_running_loop()
             self._starting = asyncio.create_task(self._start())
         return await asyncio.shield(self._starting)
 
@@ -117,7 +142,7 @@ class EngineActor:
 
 async def _fetch(source: str, request_id: str, offset: int) -> bytes:
     """Bytes go from actor to actor, through Ray's store of large objects, a piece at a time."""
-    own = ray.get_runtime_context().get_actor_name()
+    own = ray.get_runtime_context().get_actor_name() or ""
     actor = await asyncio.to_thread(ray.get_actor, f"{own.rpartition(':')[0]}:{source}", NAMESPACE)
     piece: bytes = await actor.piece.remote(request_id, offset)
     return piece
