@@ -8,18 +8,18 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ostinato.engine.process.failures import ReplicaLost
 from ostinato.engine.process.messages import Abort, Ask, Compile, Ended, Gained, Reply, Settled
 from ostinato.engine.replicas.front import Replicas
-from ostinato.engine.replicas.messages import Draining, Parted, Retell, Told
+from ostinato.engine.replicas.messages import Draining, Parted, Retell, TakeBack, Told
 from ostinato.errors import RequestError
 from ostinato.replicas.prompts import chain_of
 from ostinato.replicas.published import Changes
 from ostinato.sample.guide import Guide
-from tests.support.fake_replicas import FakeLink, observation, submit
+from tests.support.fake_replicas import FakeLink, MovingLink, observation, submit
 
 GUIDE = Guide(choice=("yes", "no"))
 
@@ -266,77 +266,104 @@ def test_a_failure_of_all_reaches_who_waits_for_the_first_and_who_serves() -> No
 
 
 STEPS = st.lists(
-    st.tuples(st.sampled_from("ssssgggggeajldo"), st.integers(0, 7)),
-    max_size=60,
+    st.tuples(st.sampled_from("sssggggwwwwwwwwwwweajjlddo"), st.integers(0, 7)),
+    min_size=30,
+    max_size=100,
 )
 
 
+@settings(max_examples=300)
 @given(STEPS)
-def test_every_request_ends_once_whatever_replicas_do(steps: list[tuple[str, int]]) -> None:
-    """s: a request is sent, g: one gains, e: one ends, a: one is aborted, j: a replica joins, l: one is lost, d: one
-    drains, o: an old message of a lost one comes late."""
+def test_every_request_ends_once_with_its_own_tokens_whatever_replicas_do(steps: list[tuple[str, int]]) -> None:
+    """s: a request is sent, g: one gains, e: one ends, a: one is aborted, w: a replica does what it was told next, and
+    may refuse, j: one joins, l: one is lost, d: one drains, by moving, o: an old message of a lost one comes late."""
 
     async def run() -> None:
-        front = Front("r0")
-        live, gone = dict(front.links), {}
-        sent: list[str] = []
-        tokens: Counter[str] = Counter()
+        tokens: dict[str, int] = {}
+        links: dict[str, MovingLink] = {}
+        front = Front()
+
+        def join() -> MovingLink:
+            name = f"r{len(links)}"
+            link = links[name] = MovingLink(name, tokens, links)
+            front.replicas.add(link)
+            link.hello()
+            return link
+
+        def live() -> list[MovingLink]:
+            return [link for link in links.values() if not link.is_gone]
+
+        join()
+        sent = [f"q{number}" for number in range(3)]
+        for place, request_id in enumerate(sent):
+            front.replicas.send(submit(request_id, range(place, place + 33)))
+            links["r0"].work()
+            links["r0"].advance(request_id)
+        join()
         aborted: set[str] = set()
         ends: Counter[str] = Counter()
-
-        def serves(request_id: str) -> FakeLink | None:
-            return next((link for link in live.values() if request_id in link.requests), None)
-
+        num_lost = num_refused = 0
         for kind, number in steps:
             unfinished = [each for each in sent if each not in aborted and not ends[each]]
             chosen = unfinished[number % len(unfinished)] if unfinished else None
-            link = None if chosen is None else serves(chosen)
+            link = live()[number % len(live())] if live() else None
             if kind == "s":
                 sent.append(f"q{len(sent)}")
                 front.replicas.send(submit(sent[-1], range(number, number + 33)))
-            elif kind in "ge" and chosen is not None and link is not None:
-                link.gain(chosen, tokens[chosen], end=kind == "e")
-                tokens[chosen] += 1
+            elif kind in "ge" and chosen is not None:
+                for each in links.values():
+                    each.advance(chosen, end=kind == "e")
             elif kind == "a" and chosen is not None:
                 aborted.add(chosen)
                 front.replicas.send(Abort(chosen))
-            elif kind == "j" and len(live) < 4:
-                name = f"r{len(live) + len(gone)}"
-                live[name] = front.join(name)
-            elif kind in "ld" and live:
-                name = sorted(live)[number % len(live)]
-                if kind == "d":
-                    live[name].say(Draining())
-                else:
-                    gone[name] = live.pop(name)
-                    gone[name].on_lost()
-            elif kind == "o" and gone and sent:
-                gone[sorted(gone)[number % len(gone)]].gain(sent[number % len(sent)], 99)
+            elif kind == "j" and len(live()) < 4:
+                join()
+            elif kind == "w" and link is not None:
+                num_refused += bool(link.inbox) and isinstance(link.inbox[0], TakeBack) and number == 7
+                link.work(number)
+            elif kind == "l" and link is not None:
+                link.lose()
+                num_lost += 1
+            elif kind == "d" and link is not None:
+                link.say(Draining(number == 0))
+            elif kind == "o" and sent:
+                for each in links.values():
+                    if each.is_gone:
+                        each.gain(sent[number % len(sent)], 99)
             front.replicas.check_integrity()
-            ends = Counter(
-                [message.request_id for message in front.heard if isinstance(message, Ended)]
-                + [
-                    each.request_id
-                    for message in front.heard
-                    if isinstance(message, Gained)
-                    for each in message.deltas
-                    if each.output is not None
-                ]
-            )
-        live["last"] = front.join("last")
-        heard: dict[str, list[int]] = {}
-        for message in front.heard:
-            if isinstance(message, Gained):
-                for each in message.deltas:
-                    heard.setdefault(each.request_id, []).extend(each.samples[0].token_ids)
+            ends = ends_of(front)
+        join()
+        while any(link.inbox for link in live()):
+            for link in live():
+                link.work()
+                front.replicas.check_integrity()
+        ends = ends_of(front)
+        errors = front.ended()
         for request_id in sent:
+            heard = tokens_of(front, request_id)
+            assert heard == list(range(len(heard))), "each token once, in their order"
             assert ends[request_id] <= 1
-            assert heard.get(request_id, []) == list(range(tokens[request_id])), "its own tokens, in their order"
-            if request_id not in aborted and not ends[request_id]:
-                holders = [name for name, link in live.items() if request_id in link.requests]
+            holders = [link.name for link in live() if request_id in link.running]
+            if request_id in aborted or ends[request_id]:
+                assert not holders, f"{request_id} is over, and with {holders}"
+            else:
                 assert len(holders) == 1, f"{request_id} is with {holders}"
-        for request_id, error in front.ended().items():
-            assert isinstance(error, ReplicaLost)
-            assert tokens[request_id], "one that had not begun goes elsewhere"
+                assert links[holders[0]].running[request_id] == len(heard), "what it gained was heard"
+            assert not any(request_id in link.kept for link in live()), "nothing is kept of what does not move"
+            if request_id in errors:
+                assert isinstance(errors[request_id], ReplicaLost)
+                assert heard, "one that had not begun goes elsewhere"
+        assert len(errors) == 0 or num_lost + num_refused, "a drain alone ends nothing"
 
     asyncio.run(run())
+
+
+def ends_of(front: Front) -> Counter[str]:
+    """How often each request has ended, in whatever way."""
+    gained = [each for message in front.heard if isinstance(message, Gained) for each in message.deltas]
+    return Counter([*front.ended(), *(each.request_id for each in gained if each.output is not None)])
+
+
+def tokens_of(front: Front, request_id: str) -> list[int]:
+    gained = [each for message in front.heard if isinstance(message, Gained) for each in message.deltas]
+    return [token for each in gained if each.request_id == request_id for token in each.samples[0].token_ids]

@@ -7,7 +7,7 @@ import os
 import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import pytest
 
@@ -36,15 +36,34 @@ class Two:
     replicas: Replicas
     hosts: dict[str, ReplicaHost]
     probes: dict[str, Probe]
+    config: EngineConfig = CONFIG
+    sent_to: dict[str, str | None] = field(default_factory=dict)
+
+    async def fetch(self, source: str, request_id: str, offset: int) -> bytes:
+        await asyncio.sleep(0)
+        return self.hosts[source].moves.departures.piece(request_id, offset)
 
     async def start(self, name: str) -> None:
         """One more replica."""
         probe = self.probes[name] = Probe(reference=without_native_kernels())
-        self.hosts[name] = host = await ReplicaHost.start(CONFIG, 30, PATIENCE, make=probe)
+        self.hosts[name] = host = await ReplicaHost.start(self.config, 30, PATIENCE, make=probe)
+        host.moves.fetch = self.fetch
         self.replicas.add(LocalLink(name, host))
 
     def where(self, stream: Stream) -> str | None:
-        return self.replicas._requests[stream.request_id].replica
+        """The replica that has its request; once that has ended, the one that it was sent to."""
+        request = self.replicas._requests.get(stream.request_id)
+        return self.sent_to[stream.request_id] if request is None else request.replica
+
+    def note_places(self) -> None:
+        """From now on it is known of requests that end at once, too."""
+        place = self.replicas._place
+
+        def noted(request_id: str) -> None:
+            place(request_id)
+            self.sent_to[request_id] = self.replicas._requests[request_id].replica
+
+        self.replicas._place = noted  # type: ignore[method-assign]
 
     async def until(self, condition: object) -> None:
         end = asyncio.get_running_loop().time() + PATIENCE
@@ -57,12 +76,13 @@ class Two:
 
 
 @asynccontextmanager
-async def two_replicas() -> AsyncIterator[Two]:
+async def two_replicas(config: EngineConfig = CONFIG) -> AsyncIterator[Two]:
     replicas = Replicas()
-    two = Two(None, replicas, {}, {})  # type: ignore[arg-type]
+    two = Two(None, replicas, {}, {}, config)  # type: ignore[arg-type]
+    two.note_places()
     try:
         await asyncio.gather(two.start("a"), two.start("b"))
-        two.engine = await ReplicatedEngine.over(replicas, CONFIG)
+        two.engine = await ReplicatedEngine.over(replicas, config)
         await two.until(lambda: len(replicas.states) == 2)
         yield two
     finally:
@@ -177,6 +197,170 @@ def test_draining_under_load_loses_nothing() -> None:
             await draining
             await two.hosts["a"].end()
             await two.until(lambda: list(two.replicas.states) == ["b"])
+
+    asyncio.run(run())
+
+
+def kinds() -> list[SamplingParams]:
+    """Of all that a move has to carry: noise, several outputs, log-probabilities, penalties, stop strings, a guide."""
+    some = {"temperature": 0.8, "max_tokens": 150, "ignore_eos": True}
+    return [
+        SamplingParams(**{**some, "temperature": 0}),
+        SamplingParams(**some),
+        SamplingParams(**some, seed=3, n=2, logprobs=1),
+        SamplingParams(**some, repetition_penalty=1.3, min_tokens=30, stop=["apples and a pear"]),
+        SamplingParams(temperature=0.8, max_tokens=150, guide=Guide(regex="( [0-9]{3}){35}")),
+    ]
+
+
+async def whole(stream: Stream) -> tuple[dict[int, list[int]], dict[int, str], list[str]]:
+    """Tokens and text of each output, as its gains add up, and the reasons for which outputs ended."""
+    tokens: dict[int, list[int]] = {}
+    texts: dict[int, str] = {}
+    async for delta in stream:
+        for each in delta.samples:
+            tokens.setdefault(each.sample_index, []).extend(each.token_ids)
+            texts[each.sample_index] = texts.get(each.sample_index, "") + each.text
+        if delta.output is not None:
+            assert [each.text for each in delta.output.outputs] == [texts[i] for i in sorted(texts)]
+            assert [each.token_ids for each in delta.output.outputs] == [tokens[i] for i in sorted(tokens)]
+    assert sum(map(len, tokens.values())) == stream.num_output_tokens
+    return tokens, texts, stream.finish_reasons
+
+
+async def begun_on(two: Two, name: str, params: list[SamplingParams]) -> list[Stream]:
+    """Streams that run on one replica, whose next step waits."""
+    other = next(each for each in two.hosts if each != name)
+    two.replicas._replicas[other].takes_new = False
+    two.replicas._books.router._replicas[other].takes_new = False
+    streams = [await two.engine.submit(prompts()[place], each) for place, each in enumerate(params)]
+    await two.until(lambda: all(two.replicas._requests[each.request_id].has_begun for each in streams))
+    two.replicas._replicas[other].takes_new = True
+    two.replicas._books.router._replicas[other].takes_new = True
+    assert {two.where(each) for each in streams} == {name}
+    two.probes[name].hold_next()
+    return streams
+
+
+@pytest.mark.parametrize("speculative", [None, "ngram:3"])
+def test_streams_of_a_replica_that_drains_go_on_at_another_with_the_same_tokens(speculative: str | None) -> None:
+    config = CONFIG.with_settings(max_num_seqs=8, speculative=speculative)
+
+    async def run() -> None:
+        one = await AsyncEngine.start(config)
+        try:
+            alone = [await one.submit(prompts()[place], each) for place, each in enumerate(kinds())]
+            expected = await asyncio.gather(*map(whole, alone))
+        finally:
+            await one.stop()
+        async with two_replicas(config) as two:
+            streams = await begun_on(two, "a", kinds())
+            reading = [asyncio.create_task(whole(each)) for each in streams]
+            await drained(two, "a")
+            assert two.hosts["a"].num_unfinished == 0
+            assert await asyncio.gather(*reading) == expected
+            counts = two.replicas.moving.counts
+            assert (counts.moved, counts.stayed) == (len(streams), {})
+            seen = await two.engine.observe()
+            assert seen.stats["drains"] == counts.to_json()
+            assert seen.stats["moves"]["carried_tokens"] > 0
+            assert seen.stats["moves"]["imported_bytes"] == counts.moved_bytes
+            assert [each.num_cached_tokens for each in streams] == [each.num_cached_tokens for each in alone]
+            assert await two.engine.check_integrity() == 0
+            assert two.engine.admission.num_unfinished == 0
+
+    asyncio.run(run())
+
+
+async def drained(two: Two, name: str) -> None:
+    """Drains a replica that is held, a step at a time, so that it does not end what it has before it is asked for it;
+    and ends it."""
+    draining = asyncio.ensure_future(two.hosts[name].drain(PATIENCE))
+    while not draining.done():
+        two.probes[name].allowed = two.probes[name].steps + 1
+        await asyncio.sleep(0.005)
+    await draining
+    two.probes[name].go()
+    await two.hosts[name].end()
+    await two.until(lambda: name not in two.replicas.states)
+
+
+def test_a_rolling_update_replaces_all_replicas_and_cuts_no_stream() -> None:
+    params = [SamplingParams(temperature=0.9, max_tokens=100, ignore_eos=True)] * 3
+
+    async def run() -> None:
+        one = await AsyncEngine.start(CONFIG)
+        try:
+            alone = [await one.submit(prompts()[place], each) for place, each in enumerate(params)]
+            expected = await asyncio.gather(*map(whole, alone))
+        finally:
+            await one.stop()
+        async with two_replicas() as two:
+            streams = await begun_on(two, "a", params)
+            reading = [asyncio.create_task(whole(each)) for each in streams]
+            # Until b is drained, it lets nothing end either.
+            two.probes["b"].hold()
+            await drained(two, "a")
+            assert {two.where(each) for each in streams} == {"b"}
+            await two.start("c")
+            await two.until(lambda: "c" in two.replicas.states)
+            await drained(two, "b")
+            assert await asyncio.gather(*reading) == expected
+            assert two.replicas.moving.counts.moved == 2 * len(streams)
+            assert list(two.replicas.states) == ["c"]
+            assert await two.engine.check_integrity() == 0
+
+    asyncio.run(run())
+
+
+def test_a_replica_of_other_settings_does_not_go_on_and_the_streams_end_where_they_were() -> None:
+    async def run() -> None:
+        async with two_replicas() as two:
+            # Alike for a front, and not for a move.
+            two.config = CONFIG.with_settings(ssm_state_dtype="bfloat16")
+            await two.start("c")
+            await two.until(lambda: "c" in two.replicas.states)
+            await two.hosts["b"].end()
+            await two.until(lambda: sorted(two.replicas.states) == ["a", "c"])
+            two.hosts.pop("b")
+            streams = await begun_on(two, "a", kinds()[:3])
+            draining = asyncio.ensure_future(two.hosts["a"].drain(PATIENCE))
+            two.probes["a"].go()
+            for stream in streams:
+                tokens, _, reasons = await whole(stream)
+                assert {len(each) for each in tokens.values()} == {150}
+                assert set(reasons) == {"length"}
+            await draining
+            counts = two.replicas.moving.counts
+            assert counts.moved == 0
+            assert counts.stayed["foreign"] == len(streams)
+
+    asyncio.run(run())
+
+
+def test_a_source_that_is_killed_while_it_keeps_a_request_ends_its_stream_as_lost() -> None:
+    async def run() -> None:
+        async with two_replicas() as two:
+            [stream] = await begun_on(two, "a", [LONG])
+            never = asyncio.get_running_loop().create_future()
+
+            async def fetch(*_: object) -> bytes:
+                if not never.done():
+                    await never
+                raise LookupError("it is gone")
+
+            two.hosts["b"].moves.fetch = fetch
+            draining = asyncio.ensure_future(two.hosts["a"].drain(PATIENCE))
+            two.probes["a"].go()
+            await two.until(lambda: two.hosts["a"].moves.departures.num_kept == 1)
+            two.kill("a")
+            await two.until(lambda: list(two.replicas.states) == ["b"])
+            assert not stream.ended, "the other one may have it"
+            never.set_result(None)
+            with pytest.raises(ReplicaLost):
+                await whole(stream)
+            await draining
+            assert two.engine.admission.num_unfinished == two.hosts["b"].num_unfinished == 0
 
     asyncio.run(run())
 

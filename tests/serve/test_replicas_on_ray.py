@@ -120,6 +120,7 @@ def test_two_replicas_answer_as_one_engine_does_and_survive_the_end_of_one() -> 
         process.until(lambda: sum("there are 2" in line for line in list(process.lines)) >= 2)
         assert first not in pids(process, "ray::EngineActor")
         assert texts(url) is not None
+        drained_while_streaming(process, long_text)
         drained_under_load(process, long_text)
 
 
@@ -158,6 +159,35 @@ def killed_while_streaming(process: Process, long_text: str, short_texts: list[s
         expected = long_text if each.num_tokens == LONG else short_texts[prompts(50).index(each.body["prompt"])]
         assert each.text == expected
     return first
+
+
+def drained_while_streaming(process: Process, long_text: str) -> None:
+    """A replica that gets a signal moves its streams to the other one, and none is cut or differs."""
+    streams = [Streamed(process.url, prompts(1)[0], LONG // 2) for _ in range(4)]
+    process.until(lambda: all(each.text for each in streams))
+    for pid in pids(process, "ray::EngineActor"):
+        # Whichever has some: with room for all, they may be at one.
+        os.kill(pid, signal.SIGTERM)
+        process.until(lambda: any("has drained" in line for line in list(process.lines)))
+        if drained(process.url)[("moved", "")]:
+            break
+        process.until(lambda: sum("there are 2" in line for line in list(process.lines)) >= 3)
+    assert drained(process.url)[("moved", "")] > 0, "".join(process.lines)
+    for each in streams:
+        each.join(300)
+        assert each.error is None
+        assert each.is_done
+        assert each.num_got == LONG // 2
+        assert each.text
+        assert long_text.startswith(each.text)
+
+
+def drained(url: str) -> dict[tuple[str, str], float]:
+    """Requests of replicas that have ended, by what became of them and why."""
+    metrics = httpx2.get(f"{url}/metrics", timeout=60).text
+    rows = re.findall(r"ostinato:drained_requests_total{(.*)} ([\d.]+)", metrics)
+    labels = [(dict(re.findall(r'(\w+)="([^"]*)"', each)), float(count)) for each, count in rows]
+    return {(each["result"], each["reason"]): count for each, count in labels}
 
 
 def drained_under_load(process: Process, long_text: str) -> None:

@@ -14,7 +14,8 @@ from ostinato.engine.outputs import CompletionOutput, RequestOutput, RequestTime
 from ostinato.engine.process.delivery import OutputDelta, SampleDelta
 from ostinato.engine.process.messages import Abort, Ask, Compile, Gained, Observation, Reply, Started, Submit
 from ostinato.engine.replicas.host import ReplicaHost
-from ostinato.engine.replicas.messages import Hello
+from ostinato.engine.replicas.messages import Arrive, Hello, Leave, Left, Release, TakeBack
+from ostinato.errors import ForeignExport
 from ostinato.models.checkpoint import load_spec
 from ostinato.observe.counts import Meter
 from ostinato.plan.device.detect import detect
@@ -44,6 +45,14 @@ def delta(request_id: str, token: int, end: bool = False) -> OutputDelta:
     times = RequestTimes(0.0)
     sample = SampleDelta(0, "", (token,), None, "stop" if end else None, None)
     whole = RequestOutput(request_id, None, [], [CompletionOutput(0)], times) if end else None
+    return OutputDelta(request_id, [sample], 0, times, whole)
+
+
+def moved(request_id: str) -> OutputDelta:
+    """The last gain of a replica that the request has left."""
+    times = RequestTimes(0.0)
+    sample = SampleDelta(0, "", (), None, "moved", None)
+    whole = RequestOutput(request_id, None, [], [CompletionOutput(0, finish_reason="moved")], times)
     return OutputDelta(request_id, [sample], 0, times, whole)
 
 
@@ -91,6 +100,76 @@ class FakeLink:
     def asked(self, kind: type[Ask | Compile]) -> list[str]:
         """Ids of the calls of a kind."""
         return [message.call_id for message in self.sent if isinstance(message, kind)]
+
+
+class MovingLink(FakeLink):
+    """A replica that does what it is told, one message at a time, when a test says so (`work`). `tokens` counts what
+    each request has gained anywhere: a token is given once. What it keeps of requests is in `kept`; `others` are all
+    replicas, from which requests arrive."""
+
+    def __init__(self, name: str, tokens: dict[str, int], others: dict[str, MovingLink]) -> None:
+        super().__init__(name)
+        self.tokens, self.others = tokens, others
+        self.inbox: list[Any] = []
+        self.running: dict[str, int] = {}
+        """Its requests, with the tokens that each has."""
+        self.kept: dict[str, int] = {}
+        self.is_gone = False
+
+    def send(self, message: Any) -> None:
+        super().send(message)
+        self.inbox.append(message)
+
+    def advance(self, request_id: str, end: bool = False) -> None:
+        """The next token of a request that runs here."""
+        count = self.running.get(request_id)
+        if count is None or self.is_gone:
+            return
+        self.running[request_id] = self.tokens[request_id] = count + 1
+        if end:
+            del self.running[request_id]
+        self.gain(request_id, count, end)
+
+    def lose(self) -> None:
+        self.is_gone = True
+        self.on_lost()
+
+    def work(self, luck: int = 0) -> None:
+        """Does what it was told first. With some of `luck` it refuses what arrives."""
+        if not self.inbox or self.is_gone:
+            return
+        match self.inbox.pop(0):
+            case Submit(request_id):
+                self.running[request_id] = 0
+                self.add(request_id)
+            case Abort(request_id):
+                self.running.pop(request_id, None)
+                self.kept.pop(request_id, None)
+            case Leave(request_id) if request_id in self.running:
+                self.kept[request_id] = self.running.pop(request_id)
+                last = [Left(request_id, 100), Gained([moved(request_id)])]
+                self.say(*(last if luck % 2 else reversed(last)))
+            case Leave(request_id):
+                self.say(Left(request_id, None))
+            case Release(request_id):
+                self.kept.pop(request_id, None)
+            case TakeBack(request_id) if luck == 7:
+                del self.kept[request_id]
+                self.say(Reply(request_id, error=RuntimeError("it is damaged")))
+            case TakeBack(request_id):
+                self.running[request_id] = self.kept.pop(request_id)
+                self.say(Reply(request_id))
+            case Arrive(request_id, source):
+                self._arrive(request_id, self.others[source], luck)
+
+    def _arrive(self, request_id: str, source: MovingLink, luck: int) -> None:
+        if luck == 1:
+            self.say(Reply(request_id, error=ForeignExport(["the block size is 16 there and 32 here"])))
+        elif luck == 2 or source.is_gone:
+            self.say(Reply(request_id, error=RuntimeError("it could not be fetched")))
+        elif request_id in source.kept:  # else nobody waits for it any more
+            self.running[request_id] = source.kept[request_id]
+            self.say(Reply(request_id))
 
 
 class LocalLink:

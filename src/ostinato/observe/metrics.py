@@ -287,6 +287,14 @@ def refusals(counts: Mapping[str, int], prefix: str, labels: Mapping[str, str]) 
     return _family("counter", f"{prefix}requests_refused", text, rows, labels)
 
 
+def drains(moved: int, stayed: Mapping[str, int], prefix: str, labels: Mapping[str, str]) -> Metric:
+    """What became of requests whose replicas were to end."""
+    text = "Requests that a replica had begun when it was to end, by what became of them, and why they stayed"
+    rows: Rows = [({"result": "moved", "reason": ""}, float(moved))]
+    rows += [({"result": "stayed", "reason": reason}, float(count)) for reason, count in sorted(stayed.items())]
+    return _family("counter", f"{prefix}drained_requests", text, rows, labels)
+
+
 def answers(rows: Rows, labels: Mapping[str, str]) -> Metric:
     """HTTP answers as (labels, count). The name has no prefix: dashboards of web servers know it, vLLM's too."""
     text = "Requests that were answered, by status; 499: the client left before the end"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from random import Random
 
@@ -111,8 +111,10 @@ class Router:
         now: float,
         num_outputs: int = 0,
         session: str | None = None,
+        among: Collection[str] | None = None,
     ) -> Choice | None:
-        """Where the request goes, which is then counted as sent there; None if no replica takes new ones.
+        """Where the request goes, which is then counted as sent there; None if no replica takes new ones, or none of
+        those that it may go to (`among`; None: to all).
 
         `chain` holds the prompt's `num_tokens` tokens, `num_outputs` are expected. Sessions of two salts are two.
         """
@@ -123,7 +125,7 @@ class Router:
         before = None if place is None else self._sessions.get(place)
         candidates = []
         for name, replica in self._replicas.items():
-            if not replica.takes_new:
+            if not replica.takes_new or (among is not None and name not in among):
                 continue
             depth = replica.published.depth(keys)
             is_own = before is not None and before.replica == name

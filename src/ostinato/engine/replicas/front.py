@@ -6,7 +6,6 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from ostinato.engine.process.delivery import OutputDelta
@@ -25,38 +24,20 @@ from ostinato.engine.process.messages import (
     Started,
     Submit,
 )
-from ostinato.engine.replicas.messages import Draining, Hello, Link, Parted, Retell, Told
+from ostinato.engine.replicas.books import Books, Replica, Request, agrees
+from ostinato.engine.replicas.compiles import Compiles
+from ostinato.engine.replicas.messages import Draining, Hello, Left, Link, Parted, Retell, Told
+from ostinato.engine.replicas.moving import Moving
+from ostinato.engine.replicas.placement import Placement
 from ostinato.engine.replicas.questions import Questions
 from ostinato.errors import RequestError
 from ostinato.replicas.choice import Policy
-from ostinato.replicas.prompts import AnswerLengths, Conversations, chain_of, times_of
 from ostinato.replicas.router import Router
 
 log = logging.getLogger("ostinato.replicas")
 
 _SETTLE_SECONDS = 0.25
 """Between two messages to a replica that say what its gains cost here."""
-
-
-@dataclass
-class _Replica:
-    link: Link
-    max_num_seqs: int
-    observation: Observation | None = None
-    takes_new: bool = True
-    last_settled: float = 0.0
-
-
-@dataclass
-class _Request:
-    """One that has not ended. `replica`: where it is; None while none takes it."""
-
-    asked: Submit
-    replica: str | None = None
-    is_added: bool = False
-    """Whether a replica has said that it can be served."""
-    has_begun: bool = False
-    """Whether it has gained something."""
 
 
 class Replicas:
@@ -76,19 +57,17 @@ class Replicas:
         self.on_end: Callable[[Exception], None] = lambda error: None
         self.on_change: Callable[[], None] = lambda: None
         """Called when there are more or fewer replicas that take new requests."""
-        self.router: Router | None = None
-        """None until the first replica has come."""
         self._policy: Policy = policy
         self._on_close = on_close
         self._loop = asyncio.get_running_loop()
-        self._replicas: dict[str, _Replica] = {}
-        self._requests: dict[str, _Request] = {}
-        self._compiles: dict[str, tuple[Compile, str | None]] = {}
-        """By call: the message, and the replica that it was sent to."""
+        self._books = Books()
+        self._replicas, self._requests = self._books.replicas, self._books.requests
+        self.moving = Moving(self._books, self._lose_request)
+        """What becomes of requests of replicas that drain."""
+        self._compiles = Compiles(lambda: self._books.taking, lambda reply: self.on_message(reply))
         self._questions = Questions(lambda reply: self.on_message(reply), lambda: list(self.observations.values()))
         self._delivered: deque[str] = deque()
         """Replicas whose gains are being settled, in their order."""
-        self._conversations, self._answers = Conversations(), AnswerLengths()
         self._failed: Exception | None = None
         self._first: asyncio.Future[None] = self._loop.create_future()
 
@@ -101,6 +80,11 @@ class Replicas:
         """Outputs that may run at once on all replicas that take new ones; on one, if there is none."""
         taking = [each.max_num_seqs for each in self._replicas.values() if each.takes_new]
         return sum(taking) or self.started.plan.settings.max_num_seqs
+
+    @property
+    def router(self) -> Router | None:
+        """None until the first replica has come."""
+        return None if self._books.placement is None else self._books.router
 
     @property
     def observations(self) -> dict[str, Observation]:
@@ -131,12 +115,12 @@ class Replicas:
     def send(self, message: Any) -> None:
         match message:
             case Submit(request_id):
-                self._requests[request_id] = _Request(message)
+                self._requests[request_id] = Request(message)
                 self._place(request_id)
             case Abort(request_id):
                 self._drop(request_id)
-            case Compile(call_id):
-                self._compile(call_id, message)
+            case Compile():
+                self._compiles.ask(message)
             case Ask(call_id, "close"):
                 self.on_message(Reply(call_id))  # a replica sees to that itself at its own end
             case Ask():
@@ -159,35 +143,17 @@ class Replicas:
 
     def _place(self, request_id: str) -> None:
         request = self._requests[request_id]
-        asked = request.asked
-        router = self._router()
-        media = () if asked.media is None else asked.media.in_chain(asked.cache_salt)
-        chain = chain_of(asked.prompt_token_ids, router.block_size, asked.cache_salt, media)
-        expected = self._answers.expected(asked.params.max_tokens) * asked.params.n
-        session = self._conversations.session(chain)
-        now = self._loop.time()
-        choice = router.route(request_id, chain, len(asked.prompt_token_ids), now, expected, session)
-        request.replica = None if choice is None else choice.name
-        if choice is not None:
-            self._replicas[choice.name].link.send(asked)
+        request.replica = self._books.placed.choose(request_id, request.asked)
+        if request.replica is not None:
+            self._replicas[request.replica].link.send(request.asked)
 
     def _drop(self, request_id: str) -> None:
         request = self._requests.pop(request_id, None)
         if request is not None:
-            self._router().ended(request_id)
+            self._books.router.ended(request_id)
             if request.replica is not None:
                 self._replicas[request.replica].link.send(Abort(request_id))
-
-    def _compile(self, call_id: str, message: Compile) -> None:
-        # Whichever has the fewest: it is asked whether the guide can be compiled, not to keep it.
-        counts = dict.fromkeys((name for name, each in self._replicas.items() if each.takes_new), 0)
-        for _, name in self._compiles.values():
-            if name in counts:
-                counts[name] += 1
-        chosen = min(counts, key=lambda name: counts[name], default=None)
-        self._compiles[call_id] = message, chosen
-        if chosen is not None:
-            self._replicas[chosen].link.send(message)
+            self.moving.drop(request_id, request)
 
     def _settle(self, cost: float) -> None:
         if not self._delivered:
@@ -214,43 +180,51 @@ class Replicas:
                     self._answer(link.name, message)
                 case Told(observation, changes):
                     self._replicas[link.name].observation = observation
-                    if changes is not None and not self._router().apply(link.name, changes):
+                    if changes is not None and not self._books.router.apply(link.name, changes):
                         link.send(Retell())
-                case Draining():
-                    self._drain(link)
+                    self.moving.look()
+                case Draining(is_short_of_time):
+                    self._drain(link, is_short_of_time)
+                case Left():
+                    self.moving.take_left(link.name, message)
                 case _:
                     raise TypeError(f"no such message: {message!r}")
 
     def _greet(self, link: Link, started: Started) -> None:
-        if self.router is None:
+        if self._books.placement is None:
             self.started = started
-            times, seconds_per_output = times_of(started.plan)
-            self.router = Router(started.plan.settings.block_size, times, seconds_per_output, self._policy)
-        elif not _agrees(started, self.started):
+            self._books.placement = Placement(started, self._policy, self._loop.time)
+        elif not agrees(started, self.started):
             log.error("replica %s has another model or other settings than the first, and gets no requests", link.name)
             link.close()
             return
-        self._replicas[link.name] = _Replica(link, started.plan.settings.max_num_seqs)
-        self.router.add(link.name)
+        self._replicas[link.name] = Replica(link, started.plan.settings.max_num_seqs)
+        self._books.router.add(link.name)
         log.info("replica %s is ready; there are %d", link.name, len(self._replicas))
         if not self._first.done():
             self._first.set_result(None)
         self._change()
 
     def _gain(self, name: str, deltas: Iterable[OutputDelta]) -> None:
-        router, own = self._router(), []
+        router, own = self._books.router, []
         for delta in deltas:
             request = self._requests.get(delta.request_id)
             if request is None or request.replica != name:
                 continue  # dropped meanwhile
+            if self.moving.is_last(delta.request_id, delta):
+                gained = self.moving.take_last(delta.request_id, delta)
+                own += [] if gained is None else [gained]
+                continue
             own.append(delta)
+            request.num_gained += sum([len(each.token_ids) for each in delta.samples])
             if not request.has_begun:
                 request.has_begun = True
                 router.begun(delta.request_id)
             if delta.output is not None:
                 for output in delta.output.outputs:
-                    self._answers.note(len(output.token_ids))
+                    self._books.placed.answers.note(len(output.token_ids))
                 router.ended(delta.request_id)
+                self.moving.note_end(request)
                 del self._requests[delta.request_id]
         if own:
             self._delivered.append(name)
@@ -258,54 +232,54 @@ class Replicas:
 
     def _answer(self, name: str, reply: Reply) -> None:
         call_id = reply.call_id
+        if self.moving.take_reply(name, reply):
+            return
         if (request := self._requests.get(call_id)) is not None:
             was_added, request.is_added = request.is_added, True
             if reply.error is not None:
                 del self._requests[call_id]
-                self._router().ended(call_id)
+                self._books.router.ended(call_id)
                 if was_added:  # by one that was lost since
                     self.on_message(Ended(call_id, reply.error))
                     return
             self.on_message(reply)
-        elif call_id in self._compiles:
-            del self._compiles[call_id]
-            self.on_message(reply)
-        else:
+        elif not self._compiles.take(reply):
             if isinstance(reply.result, Observation):
                 self._replicas[name].observation = reply.result
             self._questions.take(name, reply)
 
-    def _drain(self, link: Link) -> None:
-        replica, router = self._replicas[link.name], self._router()
+    def _drain(self, link: Link, is_short_of_time: bool) -> None:
+        replica, router = self._replicas[link.name], self._books.router
+        replica.is_short_of_time = is_short_of_time
+        if not replica.takes_new:
+            self.moving.drain(link.name)
+            return
         replica.takes_new = False
         router.drain(link.name)
         for request_id, request in list(self._requests.items()):
             # What has not begun may begin elsewhere.
-            if request.replica == link.name and not request.has_begun and self._taking():
+            if request.replica == link.name and not request.has_begun and self._books.taking:
                 link.send(Abort(request_id))
                 router.ended(request_id)
                 self._place(request_id)
         link.send(Parted())
-        log.info("replica %s drains; %d take new requests", link.name, len(self._taking()))
+        log.info("replica %s drains; %d take new requests", link.name, len(self._books.taking))
         self._change()
+        self.moving.drain(link.name)
 
     def _lose(self, name: str) -> None:
         if self._replicas.pop(name, None) is None:
             return
-        self._router().remove(name)
+        self._books.router.remove(name)
+        self.moving.lose(name)
         lost = [request_id for request_id, request in self._requests.items() if request.replica == name]
         ended = [request_id for request_id in lost if self._requests[request_id].has_begun]
         for request_id in lost:
-            if self._requests[request_id].has_begun:
-                del self._requests[request_id]
-            else:
+            if request_id not in ended:
                 self._place(request_id)
-        message = "the replica that computed the request was lost; the server goes on, and the request may be repeated"
         for request_id in ended:
-            self.on_message(Ended(request_id, ReplicaLost(message)))
-        for call_id, (compiling, where) in list(self._compiles.items()):
-            if where == name:
-                self._compile(call_id, compiling)
+            self._lose_request(request_id)
+        self._compiles.ask_again(name)
         self._questions.lose(name)
         if lost:
             again = len(lost) - len(ended)
@@ -314,37 +288,30 @@ class Replicas:
             log.info("replica %s is gone, and had no requests", name)
         self._change()
 
+    def _lose_request(self, request_id: str) -> None:
+        """One has begun, and nobody has it."""
+        del self._requests[request_id]
+        self._books.router.ended(request_id)
+        message = "the replica that computed the request was lost; the server goes on, and the request may be repeated"
+        self.on_message(Ended(request_id, ReplicaLost(message)))
+
     def _change(self) -> None:
         """There are other replicas than before: what waits for one may find it."""
-        if self._taking():
+        if self._books.taking:
             for request_id in [each for each, request in self._requests.items() if request.replica is None]:
                 self._place(request_id)
-            for call_id, (compiling, where) in list(self._compiles.items()):
-                if where is None:
-                    self._compile(call_id, compiling)
+            self._compiles.ask_again()
         self._questions.ask_again(self._links())
+        self.moving.look()
         self.on_change()
-
-    def _taking(self) -> list[str]:
-        return [name for name, each in self._replicas.items() if each.takes_new]
 
     def _links(self) -> dict[str, Link]:
         return {name: each.link for name, each in self._replicas.items()}
 
-    def _router(self) -> Router:
-        assert self.router is not None, "there is one from the first replica on"
-        return self.router
-
     def check_integrity(self) -> None:
         """Raise AssertionError unless the books agree with each other."""
-        self._router().check_integrity()
+        self._books.router.check_integrity()
+        self.moving.check_integrity()
         for request_id, request in self._requests.items():
             assert request.replica is None or request.replica in self._replicas, f"{request_id} is nowhere"
-            assert request.replica is not None or not self._taking(), f"{request_id} waits for nothing"
-
-
-def _agrees(one: Started, other: Started) -> bool:
-    """Whether two replicas give the same answers and the same hashes."""
-    names = ("model", "revision", "tokenizer", "max_model_len", "block_size", "dtype", "quantization", "seed")
-    same = all(getattr(one.plan.settings, name) == getattr(other.plan.settings, name) for name in names)
-    return same and one.vocab_size == other.vocab_size
+            assert request.replica is not None or not self._books.taking, f"{request_id} waits for nothing"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Iterable
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ostinato.config import EngineConfig
@@ -26,8 +25,19 @@ from ostinato.engine.process.messages import (
     Start,
     Submit,
 )
-from ostinato.engine.replicas.messages import Draining, Hello, Parted, Retell, Told
-from ostinato.replicas.published import Publisher
+from ostinato.engine.replicas.connection import FrontConnection
+from ostinato.engine.replicas.host_moves import HostMoves
+from ostinato.engine.replicas.messages import (
+    Arrive,
+    Draining,
+    Hello,
+    Leave,
+    Parted,
+    Release,
+    Retell,
+    TakeBack,
+    Told,
+)
 
 if TYPE_CHECKING:
     from ostinato.engine.engine import Engine
@@ -37,24 +47,9 @@ TELL_SECONDS = 1.0
 """Between two looks at the engine's counts and index."""
 FRONT_PATIENCE = 30.0
 """Seconds after which a front that has said nothing counts as gone. Each says something every few seconds."""
+SHORT_OF_TIME = 0.8
+"""The part of its time after which a replica that drains moves requests also to where they have to wait."""
 _OWN = "host"
-
-
-@dataclass
-class _Front:
-    """One front: what waits to be sent to it, and what it has in the engine."""
-
-    publisher: Publisher = field(default_factory=Publisher)
-    waiting: list[Any] = field(default_factory=list)
-    news: asyncio.Event = field(default_factory=asyncio.Event)
-    requests: set[str] = field(default_factory=set)
-    knows_of_end: bool = False
-    is_gone: bool = False
-    heard_at: float = 0.0
-
-    def put(self, message: Any) -> None:
-        self.waiting.append(message)
-        self.news.set()
 
 
 class ReplicaHost:
@@ -73,7 +68,7 @@ class ReplicaHost:
         """The engine's counts at the last look."""
         self._process, self._send_cost = process, send_cost
         self._loop = asyncio.get_running_loop()
-        self._fronts: dict[str, _Front] = {}
+        self._fronts: dict[str, FrontConnection] = {}
         self._calls: dict[str, asyncio.Future[Any]] = {}
         self._num_calls = 0
         self._keys: frozenset[int] = frozenset()
@@ -81,6 +76,7 @@ class ReplicaHost:
         self._draining = self._has_ended = False
         self._changed = asyncio.Event()
         """A request has ended, or a front has parted."""
+        self.moves = HostMoves(process.send, self._fronts, self._changed.set)
         process.on_message, process.on_end = self._take_from_engine, self._fail
         self._heartbeat = Heartbeat(self._observe, engine_timeout, lambda is_stalled: None)
         self._telling = self._loop.create_task(self._tell())
@@ -103,8 +99,8 @@ class ReplicaHost:
 
     @property
     def num_unfinished(self) -> int:
-        """Requests of all fronts that have not ended."""
-        return sum(len(front.requests) for front in self._fronts.values())
+        """Requests of all fronts that have not ended, and are not with another replica."""
+        return sum(len(front.requests) for front in self._fronts.values()) + self.moves.departures.num_kept
 
     @property
     def is_stalled(self) -> bool:
@@ -131,7 +127,7 @@ class ReplicaHost:
         """What is said to the front `name`, as it comes, from Hello on. When this is left, its requests are dropped.
         Raises why the engine failed; ends with `end`."""
         assert name not in self._fronts, "a front has one connection"
-        front = self._fronts[name] = _Front(heard_at=self._loop.time())
+        front = self._fronts[name] = FrontConnection(heard_at=self._loop.time())
         front.put(Hello(self._process.started))
         if self._draining:
             front.put(Draining())
@@ -152,6 +148,7 @@ class ReplicaHost:
             del self._fronts[name]
             for request_id in front.requests:
                 self._process.send(Abort(f"{name}/{request_id}"))
+            self.moves.departures.drop_all(f"{name}/")
             self._changed.set()
 
     def take(self, name: str, messages: Iterable[Any]) -> None:
@@ -168,7 +165,10 @@ class ReplicaHost:
                 case Abort(request_id):
                     front.requests.discard(request_id)
                     self._process.send(Abort(f"{name}/{request_id}"))
+                    self.moves.drop(f"{name}/{request_id}")
                     self._changed.set()
+                case Leave() | Release() | TakeBack() | Arrive():
+                    self.moves.take(name, front, message)
                 case Compile(call_id) | Ask(call_id):
                     self._process.send(message._replace(call_id=f"{name}/{call_id}"))
                 case Settled(cost):
@@ -189,12 +189,18 @@ class ReplicaHost:
             front.news.set()
 
     async def drain(self, patience: float) -> None:
-        """Has the fronts send no new requests, and waits until those that there are have ended, at most `patience`
-        seconds."""
+        """Has the fronts send no new requests and move those that they have, and waits until these have ended or are
+        elsewhere, at most `patience` seconds. When most of them are over, fronts are told."""
         self._draining = True
-        for front in self._fronts.values():
-            front.put(Draining())
-        until = self._loop.time() + patience
+        begin = self._loop.time()
+        for until, is_short_of_time in ((begin + SHORT_OF_TIME * patience, False), (begin + patience, True)):
+            for front in self._fronts.values():
+                front.put(Draining(is_short_of_time))
+            if await self._empty(until):
+                return
+
+    async def _empty(self, until: float) -> bool:
+        """Whether all requests have ended, and all fronts have parted, before `until`; or the engine has failed."""
         while self.failure is None and (
             self.num_unfinished or any(not front.knows_of_end for front in self._fronts.values())
         ):
@@ -202,13 +208,15 @@ class ReplicaHost:
             try:
                 await asyncio.wait_for(self._changed.wait(), until - self._loop.time())
             except TimeoutError:
-                return
+                return False
+        return True
 
     async def end(self) -> None:
         """Ends the engine's process, and all connections. What its prefix cache has goes to files, if the plan says
         so."""
         self._telling.cancel()
         self._heartbeat.stop()
+        self.moves.end()
         if self._process.started.plan.cache_files is not None and self.failure is None:
             try:
                 await asyncio.wait_for(self._ask("close"), SAVE_PATIENCE)
@@ -253,6 +261,8 @@ class ReplicaHost:
         match message:
             case Gained(deltas):
                 self._hand_over(deltas)
+            case _ if self.moves.take_from_engine(message):
+                pass
             case Reply(call_id, result, error) if call_id in self._calls:
                 future = self._calls[call_id]
                 if error is None:

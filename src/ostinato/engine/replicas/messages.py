@@ -7,6 +7,7 @@ from typing import Any, NamedTuple, Protocol
 
 from ostinato.engine.process.messages import Observation, Started
 from ostinato.replicas.published import Changes
+from ostinato.sample.guide import Guide
 
 # To the replica.
 
@@ -17,6 +18,35 @@ class Retell(NamedTuple):
 
 class Parted(NamedTuple):
     """The front knows that the replica drains, and sends no new requests."""
+
+
+class Leave(NamedTuple):
+    """Another replica goes on with the request: it is exported here, and kept until a Release or a TakeBack. Its answer
+    is a Left."""
+
+    request_id: str
+
+
+class Arrive(NamedTuple):
+    """The replica goes on with a request that `source` keeps, `size` bytes; its answer is a Reply, as to a Submit."""
+
+    request_id: str
+    source: str
+    size: int
+    guide: Guide | None
+
+
+class Release(NamedTuple):
+    """Another replica has the request, or nobody waits for it: what is kept of it is not needed."""
+
+    request_id: str
+
+
+class TakeBack(NamedTuple):
+    """No other replica goes on with the request that is kept: this one does; its answer is a Reply."""
+
+    request_id: str
+    guide: Guide | None
 
 
 PING_SECONDS = 5.0
@@ -39,7 +69,18 @@ class Told(NamedTuple):
 
 
 class Draining(NamedTuple):
-    """The replica ends once its requests have ended."""
+    """The replica ends once its requests have ended or moved; told again when time runs short."""
+
+    is_short_of_time: bool = False
+
+
+class Left(NamedTuple):
+    """The answer to a Leave: how many bytes are kept, None if none are, since the request has ended by itself, or goes
+    on for an `error`. Its last gain here, whose outputs end with `moved`, comes beside it."""
+
+    request_id: str
+    size: int | None
+    error: Exception | None = None
 
 
 class Link(Protocol):

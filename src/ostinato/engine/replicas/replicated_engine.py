@@ -58,6 +58,11 @@ class ReplicatedEngine(AsyncEngine):
         self._num_submitted += 1
         return await super().submit(prompt, params, **options)
 
+    async def observe(self) -> Observation:
+        """The counts of all replicas together, and what became of requests whose replicas were to end."""
+        seen = await super().observe()
+        return Observation({**seen.stats, "drains": self.replicas.moving.counts.to_json()}, seen.meter)
+
     async def all_seen(self) -> dict[str, Observation]:
         await self.last_seen()
         return self.replicas.observations

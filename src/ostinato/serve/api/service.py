@@ -4,19 +4,23 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
 from typing import Any
 
 from fastapi import APIRouter
 from fastapi.responses import JSONResponse, Response
+from prometheus_client.core import Metric
 
 from ostinato import __version__
+from ostinato.engine.process.async_engine import AsyncEngine
+from ostinato.engine.replicas.replicated_engine import ReplicatedEngine
 from ostinato.observe.counts import AnswerCounts, Meter
 from ostinato.observe.metrics import (
     CONTENT_TYPE_LATEST,
     answers,
     connections,
+    drains,
     exposition,
     families,
     heartbeat,
@@ -137,12 +141,20 @@ def observation_router(lifecycle: Lifecycle, counts: AnswerCounts) -> APIRouter:
             *loop_delay(delay.seconds, delay.num_stalls, prefix, labels),
             *workers(reads.num_done, reads.num_ended_early, reads.num_running, prefix, labels),
             *of_keys(counts.key_rows, prefix, labels),
+            *_drains(engine, prefix, labels),
             refusals(lifecycle.refusals.counts, prefix, labels),
             answers(counts.rows(), labels),
         ]
         return Response(exposition([*of_engine, *served]), media_type=CONTENT_TYPE_LATEST)
 
     return router
+
+
+def _drains(engine: AsyncEngine, prefix: str, labels: Mapping[str, str]) -> Iterator[Metric]:
+    """Only several engines are ended one without the other."""
+    if isinstance(engine, ReplicatedEngine):
+        counts = engine.replicas.moving.counts
+        yield drains(counts.moved, counts.stayed, prefix, labels)
 
 
 def _latencies(meter: Meter) -> dict[str, dict[str, float | None]]:

@@ -6,13 +6,18 @@ import asyncio
 import logging
 import os
 import pickle
+import signal
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Any
 
+import ray
+from ray.actor import ActorClass
+
 from ostinato.config import EngineConfig
 from ostinato.engine.replicas.host import ReplicaHost
 from ostinato.observe.logs import LogFormat, LogLevel, configure_logs
+from ostinato.serve.replicas.names import NAMESPACE
 
 SEND_COST = 0.001
 """Seconds of a processor that Ray takes to hand a message over, at both ends."""
@@ -31,6 +36,16 @@ class ReplicaSettings:
 class EngineActor:
     """One engine. All methods run on the actor's event loop. Messages are pickled here: Ray's own way takes longer."""
 
+    _loop: asyncio.AbstractEventLoop | None = None
+    """Known once the engine is being started."""
+
+    def __new__(cls, *_: Any) -> EngineActor:
+        # Ray makes the object on the main thread, which alone may set handlers, and calls __init__ on the loop's.
+        actor = super().__new__(cls)
+        if not issubclass(cls, ActorClass):  # that is Ray's description of the class, where an actor is asked for
+            signal.signal(signal.SIGTERM, lambda *_: actor._take_signal())
+        return actor
+
     def __init__(self, engine: dict[str, Any], settings: ReplicaSettings, devices: str | None) -> None:
         """`engine`: the settings of its EngineConfig. `devices`: CUDA_VISIBLE_DEVICES for it."""
         configure_logs(settings.log_format, settings.log_level, access="none")
@@ -42,6 +57,7 @@ class EngineActor:
         self._config, self._settings = EngineConfig(**engine), settings
         self._starting: asyncio.Task[ReplicaHost] | None = None
         self._ended = asyncio.Event()
+        self._draining: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
         """Loads the model; raises the error if that fails."""
@@ -61,6 +77,10 @@ class EngineActor:
         """A front says that it ends."""
         (await self._host()).leave(front)
 
+    async def piece(self, request_id: str, offset: int) -> bytes:
+        """For another replica: some of the bytes of a request that leaves this one. LookupError if there are none."""
+        return (await self._host()).moves.departures.piece(request_id, offset)
+
     async def load(self) -> dict[str, float]:
         """How busy it is, as shares of what it can hold: `requests` of those that may run, which may be above 1, and
         `slots` or blocks of the cache that requests hold. Raises why the engine failed or that it does not answer."""
@@ -72,12 +92,12 @@ class EngineActor:
         return host.load()
 
     async def drain(self) -> None:
-        """Lets requests end, and then ends the engine."""
+        """Lets requests move or end, and then ends the engine."""
         if self._starting is None:
             return
-        host = await self._host()
-        await host.drain(self._settings.drain_timeout)
-        await host.end()
+        if self._draining is None:
+            self._draining = asyncio.create_task(self._drain())
+        await asyncio.shield(self._draining)
 
     async def last(self) -> None:
         """Returns when the engine has failed."""
@@ -87,8 +107,26 @@ class EngineActor:
         """Of the actor's process and of its engine's."""
         return {"actor": os.getpid(), "engine": (await self._host()).pid}
 
+    def _take_signal(self) -> None:
+        """SIGTERM ends the process once its requests have moved or ended."""
+        if self._loop is None:
+            os._exit(1)
+        asyncio.run_coroutine_threadsafe(self._drain_and_exit(), self._loop)
+
+    async def _drain_and_exit(self) -> None:
+        try:
+            await self.drain()
+        finally:
+            os._exit(0)  # whoever started it sees that, and starts another
+
+    async def _drain(self) -> None:
+        host = await self._host()
+        await host.drain(self._settings.drain_timeout)
+        await host.end()
+
     async def _host(self) -> ReplicaHost:
         if self._starting is None:
+            self._loop = asyncio.get_running_loop()
             self._starting = asyncio.create_task(self._start())
         return await asyncio.shield(self._starting)
 
@@ -98,7 +136,16 @@ class EngineActor:
             self._config, _number(settings.log_level), settings.engine_timeout, send_cost=SEND_COST
         )
         host.on_failure = self._ended.set
+        host.moves.fetch = _fetch
         return host
+
+
+async def _fetch(source: str, request_id: str, offset: int) -> bytes:
+    """Bytes go from actor to actor, through Ray's store of large objects, a piece at a time."""
+    own = ray.get_runtime_context().get_actor_name() or ""
+    actor = await asyncio.to_thread(ray.get_actor, f"{own.rpartition(':')[0]}:{source}", NAMESPACE)
+    piece: bytes = await actor.piece.remote(request_id, offset)
+    return piece
 
 
 def _number(level: LogLevel) -> int:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("ostinato.replicas")
 
 OBJECT_STORE = 100 * 2**20
-"""Bytes of Ray's store of large objects on this machine: none of ours is large."""
+"""Bytes of Ray's store of large objects on this machine: ours are pieces of requests that move."""
 
 
 _RAY_VARIABLES = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_raylet_start_wait_time_s": "300", "RAY_ENABLE_AUTO_CONNECT": "0"}

@@ -1,0 +1,64 @@
+"""Requests that arrive at a replica from another one, which keeps their bytes until they are here."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+from ostinato.engine.process.failures import portable
+
+FETCH_SECONDS = 30.0
+"""Within which the other replica has to give each piece."""
+
+Fetch = Callable[[str, str, int], Awaitable[bytes]]
+"""(replica, request, offset) -> some of the bytes that it keeps of the request, from there on."""
+
+
+class Arrivals:
+    """Fetches one request after the other: a replica holds the bytes of one at a time, until its engine has them."""
+
+    def __init__(self, fetch: Fetch) -> None:
+        self._fetch = fetch
+        self._turn = asyncio.Lock()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def fetch(
+        self,
+        source: str,
+        request_id: str,
+        size: int,
+        is_wanted: Callable[[], bool],
+        take: Callable[[bytes], None],
+        refuse: Callable[[Exception], None],
+    ) -> None:
+        """Calls `take` with the bytes of a request, or `refuse` with why they cannot be had; neither once it is wanted
+        no more."""
+
+        async def run() -> None:
+            try:
+                async with self._turn:
+                    exported = await self._whole(source, request_id, size, is_wanted)
+            except Exception as error:
+                if is_wanted():
+                    refuse(portable(error))
+            else:
+                if is_wanted():
+                    take(exported)
+
+        task = asyncio.get_running_loop().create_task(run())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def end(self) -> None:
+        """Nothing is fetched any more."""
+        for task in self._tasks:
+            task.cancel()
+
+    async def _whole(self, source: str, request_id: str, size: int, is_wanted: Callable[[], bool]) -> bytes:
+        found = bytearray()
+        while len(found) < size and is_wanted():
+            piece = await asyncio.wait_for(self._fetch(source, request_id, len(found)), FETCH_SECONDS)
+            if not piece:
+                raise EOFError(f"replica {source} has {len(found)} bytes of a request, and said {size}")
+            found += piece
+        return bytes(found)

@@ -1,0 +1,97 @@
+"""What a replica does for requests that move: those that leave its engine, and those that arrive."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from ostinato.engine.process.failures import EngineFailed
+from ostinato.engine.process.messages import Exported, Import, Reply
+from ostinato.engine.replicas.arrivals import Arrivals, Fetch
+from ostinato.engine.replicas.connection import FrontConnection
+from ostinato.engine.replicas.departures import CALL, Departures
+from ostinato.engine.replicas.messages import Arrive, Leave, Left, Release, TakeBack
+from ostinato.sample.guide import Guide
+
+
+class HostMoves:
+    """Fronts decide what moves and whereto; bytes pass from replica to replica, and through no front."""
+
+    def __init__(
+        self, send: Callable[[Any], None], fronts: Mapping[str, FrontConnection], note_change: Callable[[], None]
+    ) -> None:
+        """`send` reaches the engine. `fronts` are those that are connected, by name. `note_change` is called when a
+        request has left, or will not arrive."""
+        self.fetch: Fetch = _nowhere
+        """Reaches the other replicas."""
+        self.departures = Departures(send, self._tell_left)
+        self._send, self._fronts, self._note_change = send, fronts, note_change
+        self._arrivals = Arrivals(lambda source, request_id, offset: self.fetch(source, request_id, offset))
+
+    def take(self, name: str, front: FrontConnection, message: Leave | Release | TakeBack | Arrive) -> None:
+        """What the front `name` says."""
+        request_id = f"{name}/{message.request_id}"
+        match message:
+            case Leave():
+                self.departures.leave(request_id)
+            case Release():
+                self.departures.drop(request_id)
+                self._note_change()
+            case TakeBack(own, guide):
+                self._take_back(request_id, front, own, guide)
+            case Arrive():
+                self._await_arrival(name, front, message)
+
+    def take_from_engine(self, message: Any) -> bool:
+        """Whether what the engine says is the answer to an export."""
+        match message:
+            case Exported(_, _, exported):
+                self.departures.exported(exported)
+            case Reply(call_id, _, error) if call_id.startswith(CALL):
+                self.departures.exported(None, error)
+            case _:
+                return False
+        return True
+
+    def drop(self, request_id: str) -> None:
+        """Nobody waits for a request any more."""
+        self.departures.drop(request_id)
+
+    def end(self) -> None:
+        """Nothing arrives any more."""
+        self._arrivals.end()
+
+    def _take_back(self, request_id: str, front: FrontConnection, own: str, guide: Guide | None) -> None:
+        exported = self.departures.take_back(request_id)
+        if exported is None:
+            front.put(Reply(own, error=EngineFailed("the request is not kept here")))
+            return
+        front.requests.add(own)
+        self._send(Import(request_id, exported, guide))
+
+    def _await_arrival(self, name: str, front: FrontConnection, message: Arrive) -> None:
+        own, source, size, guide = message
+        request_id = f"{name}/{own}"
+        front.requests.add(own)
+
+        def is_wanted() -> bool:
+            return own in front.requests and self._fronts.get(name) is front
+
+        def refuse(error: Exception) -> None:
+            front.requests.discard(own)
+            self._note_change()
+            front.put(Reply(own, error=error))
+
+        def take(exported: bytes) -> None:
+            self._send(Import(request_id, exported, guide))
+
+        self._arrivals.fetch(source, request_id, size, is_wanted, take, refuse)
+
+    def _tell_left(self, request_id: str, message: Left) -> None:
+        name, _, own = request_id.partition("/")
+        if (front := self._fronts.get(name)) is not None:
+            front.put(message._replace(request_id=own))
+
+
+async def _nowhere(source: str, *_: object) -> bytes:
+    raise LookupError(f"replica {source} cannot be reached from here")

@@ -1,0 +1,283 @@
+"""The front's side of a drain: requests of a replica that ends go on at others, and their streams notice nothing."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from ostinato.engine.process.delivery import OutputDelta, before_move
+from ostinato.engine.process.messages import Reply
+from ostinato.engine.replicas.books import Books, Move, Request, Stage
+from ostinato.engine.replicas.messages import Arrive, Leave, Left, Release, TakeBack
+from ostinato.errors import ForeignExport, RequestError
+from ostinato.schedule.request import FinishReason
+
+log = logging.getLogger("ostinato.replicas")
+
+AT_ONCE = 4
+"""Requests of one replica that move at a time. The others go on there meanwhile."""
+MOST_BYTES = 2**30
+"""Of one request: a larger one stays, since an engine would have to hold it beside its cache."""
+
+
+@dataclass
+class DrainCounts:
+    """What became of requests that a replica had begun when it was to end, since the start."""
+
+    moved: int = 0
+    moved_bytes: int = 0
+    stayed: Counter[str] = field(default_factory=Counter)
+    """Those that were computed to their end where they were, or cut off there, by why they did not move."""
+
+    def to_json(self) -> dict[str, Any]:
+        return {"moved": self.moved, "moved_bytes": self.moved_bytes, "stayed": dict(self.stayed)}
+
+    def __str__(self) -> str:
+        why = ", ".join(f"{reason} {count}" for reason, count in sorted(self.stayed.items()))
+        return f"{self.moved} requests moved, {self.stayed.total()} stayed" + (f" ({why})" if why else "")
+
+
+class Moving:
+    """Moves what draining replicas have begun to others that have room, request by request.
+
+    A request is first exported by the one that drains, which keeps it; then fetched by the other one. Until that one
+    has it, it can go to a third or back. So it is lost only if the replica that keeps it is lost before, or the one
+    that has it.
+    """
+
+    def __init__(self, books: Books, lose: Callable[[str], None]) -> None:
+        """`lose` ends a request that is lost."""
+        self.counts = DrainCounts()
+        self._books, self._lose = books, lose
+        self._of_replica: dict[str, DrainCounts] = {}
+        self._foreign: set[tuple[str, str]] = set()
+        """(from, to): replicas that are of different plans, as one of them has found."""
+
+    def look(self) -> None:
+        """Begins to move what can be moved now."""
+        books = self._books
+        draining = [name for name, each in books.replicas.items() if not each.takes_new]
+        if not draining:
+            return
+        # As many are on their way from each as may be.
+        moving = Counter(each.move.source for each in books.requests.values() if each.move is not None)
+        outputs = self._outputs()
+        for request_id, request in books.requests.items():
+            name = request.replica
+            if name not in draining or not request.has_begun or request.move is not None or request.must_stay:
+                continue
+            if moving[name] >= AT_ONCE:
+                continue
+            target = self._choose(request_id, request, name, outputs)
+            if target is not None:
+                moving[name] += 1
+                outputs[target] += request.asked.params.n
+                request.move = Move(name, target)
+                books.replicas[name].link.send(Leave(request_id))
+
+    def take_left(self, name: str, message: Left) -> None:
+        """A replica has exported a request, or could not."""
+        request_id, size, error = message
+        request = self._books.requests.get(request_id)
+        if request is None or request.move is None or request.move.source != name:
+            return  # nobody waits for it any more
+        if size is None:
+            request.move = None
+            if error is not None:
+                self._books.router.ended(request_id)
+                self._stay(request, "failed", error)
+            return
+        request.move.size = size
+        self._send_on(request_id, request, request.move)
+
+    def is_last(self, request_id: str, delta: OutputDelta) -> bool:
+        """Whether a gain is the last one of the replica that a request leaves."""
+        request = self._books.requests.get(request_id)
+        if request is None or request.move is None or delta.output is None:
+            return False
+        return any(each.finish_reason == FinishReason.MOVED.value for each in delta.output.outputs)
+
+    def take_last(self, request_id: str, delta: OutputDelta) -> OutputDelta | None:
+        """That gain, for whoever gets those of the next one too; None if there is nothing in it."""
+        request = self._books.requests[request_id]
+        assert request.move is not None
+        request.move.has_last = True
+        self._send_on(request_id, request, request.move)
+        return before_move(delta)
+
+    def take_reply(self, name: str, reply: Reply) -> bool:
+        """Whether a replica's answer says that it goes on with a request, or does not."""
+        request = self._books.requests.get(reply.call_id)
+        if request is None or request.move is None or request.replica != name or request.move.stage is Stage.LEAVES:
+            return False
+        if request.move.stage is Stage.ARRIVES:
+            self._take_arrival(reply, request, request.move)
+        else:
+            request.move = None
+            if reply.error is not None:
+                log.error("replica %s does not take back a request: %s", name, reply.error)
+                self._lose(reply.call_id)
+        return True
+
+    def drop(self, request_id: str, request: Request) -> None:
+        """Nobody waits for a request any more, which its replica is told of."""
+        if request.move is not None and request.move.stage is Stage.ARRIVES:
+            self._release(request_id, request.move)
+
+    def note_end(self, request: Request) -> None:
+        """A request has ended where it was."""
+        name = request.replica
+        if name is None or name not in self._books.replicas or self._books.replicas[name].takes_new:
+            return
+        if request.has_begun:
+            self._note_stayed(name, request)
+
+    def lose(self, name: str) -> None:
+        """A replica is gone; the books of replicas have it no more. What is its own then is lost."""
+        for request_id, request in list(self._books.requests.items()):
+            move = request.move
+            if move is None:
+                if request.replica == name and request.has_begun and name in self._of_replica:
+                    self._note_stayed(name, request)
+            elif move.stage is Stage.ARRIVES and move.target == name and move.source in self._books.replicas:
+                move.refused.add(name)
+                self._send_on(request_id, request, move)
+        self._foreign = {pair for pair in self._foreign if name not in pair}
+        if (counts := self._of_replica.pop(name, None)) is not None:
+            log.info("replica %s has drained: %s", name, counts)
+
+    def drain(self, name: str) -> None:
+        """A replica drains, or has little time left."""
+        self._of_replica.setdefault(name, DrainCounts())
+        self.look()
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError unless each that moves is where its move says."""
+        for request_id, request in self._books.requests.items():
+            move = request.move
+            if move is None:
+                continue
+            assert request.has_begun, f"{request_id} moves and has not begun"
+            where = move.target if move.stage is Stage.ARRIVES else move.source
+            assert request.replica == where, f"{request_id} is not where it is said to be"
+            exported = move.size is not None and move.has_last
+            assert exported == (move.stage is not Stage.LEAVES), f"{request_id} arrives before it has left"
+
+    def _choose(self, request_id: str, request: Request, source: str, outputs: Counter[str]) -> str | None:
+        """Where a request goes, which is then counted as sent there; None if it stays for now, which is noted."""
+        refused = set() if request.move is None else request.move.refused
+        taking = [name for name, each in self._books.replicas.items() if each.takes_new and name not in refused]
+        alike = [name for name in taking if (source, name) not in self._foreign]
+        room = [name for name in alike if self._has_room(name, request, outputs[name])]
+        at = self._books.replicas.get(source)
+        if at is not None and at.is_short_of_time:
+            room = room or alike  # rather wait for room than be cut off
+        if self._size(request) > MOST_BYTES:
+            request.stays, request.must_stay = "too_large", True
+        elif not room:
+            request.stays = "no_room" if alike else "foreign" if taking else "refused" if refused else "nobody"
+        else:
+            self._books.router.ended(request_id)
+            target = self._books.placed.choose(request_id, request.asked, room)
+            self._books.router.begun(request_id)  # its prompt goes with it
+            return target
+        return None
+
+    def _send_on(self, request_id: str, request: Request, move: Move) -> None:
+        """Has a request that is exported fetched by another replica, or taken back if there is none."""
+        if move.size is None or not move.has_last:
+            return
+        if move.size > MOST_BYTES:
+            request.must_stay, request.stays, move.target = True, "too_large", None
+        elif move.stage is Stage.ARRIVES or not self._takes(move.target):
+            move.target = self._choose(request_id, request, move.source, self._outputs())
+        replicas, guide = self._books.replicas, request.asked.params.guide
+        if move.target is None:
+            self._books.router.ended(request_id)
+            request.replica, move.stage = move.source, Stage.RETURNS
+            replicas[move.source].link.send(TakeBack(request_id, guide))
+        else:
+            request.replica, move.stage = move.target, Stage.ARRIVES
+            replicas[move.target].link.send(Arrive(request_id, move.source, move.size, guide))
+
+    def _take_arrival(self, reply: Reply, request: Request, move: Move) -> None:
+        """The other replica goes on with a request, or does not."""
+        request_id, error = reply.call_id, reply.error
+        assert move.target is not None
+        assert move.size is not None
+        if error is None:
+            request.move, request.stays = None, None
+            self._release(request_id, move)
+            for counts in (self.counts, self._of_replica.get(move.source)):
+                if counts is not None:
+                    counts.moved, counts.moved_bytes = counts.moved + 1, counts.moved_bytes + move.size
+            return
+        if move.source not in self._books.replicas:
+            self._lose(request_id)  # nobody has it
+            return
+        move.refused.add(move.target)
+        if isinstance(error, ForeignExport):
+            self._foreign.add((move.source, move.target))
+        log.warning("replica %s does not go on with a request of %s: %s", move.target, move.source, error)
+        self._send_on(request_id, request, move)
+        if request.move is not None and request.move.stage is Stage.RETURNS and not isinstance(error, ForeignExport):
+            self._stay(request, "refused" if isinstance(error, RequestError) else "failed")
+
+    def _stay(self, request: Request, reason: str, error: Exception | None = None) -> None:
+        """A request is computed to its end where it is."""
+        request.stays, request.must_stay = reason, True
+        if error is not None:
+            log.warning("a request of replica %s could not be exported: %s", request.replica, error)
+
+    def _note_stayed(self, name: str, request: Request) -> None:
+        reason = request.stays or "ended"
+        for counts in (self.counts, self._of_replica.get(name)):
+            if counts is not None:
+                counts.stayed[reason] += 1
+
+    def _release(self, request_id: str, move: Move) -> None:
+        if move.source in self._books.replicas:
+            self._books.replicas[move.source].link.send(Release(request_id))
+
+    def _takes(self, name: str | None) -> bool:
+        return name in self._books.replicas and self._books.replicas[name].takes_new
+
+    def _outputs(self) -> Counter[str]:
+        """Outputs that each replica has, with those that are on their way to it."""
+        found: Counter[str] = Counter()
+        for request in self._books.requests.values():
+            where = request.replica if request.move is None or request.move.target is None else request.move.target
+            if where is not None:
+                found[where] += request.asked.params.n
+        return found
+
+    def _has_room(self, name: str, request: Request, num_outputs: int) -> bool:
+        """Whether a replica could let a request run at once, by what is known of it: rows, blocks and slots."""
+        replica, count = self._books.replicas[name], request.asked.params.n
+        stats = {} if replica.observation is None else replica.observation.stats
+        # What it had last counts requests of other fronts too.
+        busy = max(num_outputs, stats.get("running", 0) + stats.get("waiting", 0))
+        if busy + count > replica.max_num_seqs:
+            return False
+        cache = stats.get("cache")
+        if cache is None:
+            return True
+        free = {kind: cache[f"{kind}_total"] - cache[f"{kind}_used"] for kind in ("blocks", "slots")}
+        memory = self._books.plan.memory
+        slots = count * memory.slots_per_request
+        return bool(self._blocks(request) <= free["blocks"] or not memory.kv_block) and bool(slots <= free["slots"])
+
+    def _blocks(self, request: Request) -> int:
+        """That a request holds, if its outputs share none."""
+        size, prompt = self._books.plan.settings.block_size, len(request.asked.prompt_token_ids)
+        # A part of a block more for each output.
+        return (prompt * request.asked.params.n + request.num_gained) // size + request.asked.params.n
+
+    def _size(self, request: Request) -> int:
+        """Bytes of a request's blocks and states, at most."""
+        memory = self._books.plan.memory
+        states = memory.state_slot if memory.slots_per_request else 0
+        return self._blocks(request) * memory.kv_block + request.asked.params.n * states
