@@ -101,8 +101,8 @@ MUTATIONS = (
         "the index gains from a failed step",
         "schedule/scheduler.py",
         (
-            "        for request in requests:\n            if request.status is not RequestStatus.FINISHED:\n",
-            "        for request, row in zip(requests, batch.rows, strict=True):\n"
+            "        for request in failed.requests:\n            if request.status is not RequestStatus.FINISHED:\n",
+            "        for request, row in zip(failed.requests, batch.rows, strict=True):\n"
             "            if request.status is not RequestStatus.FINISHED:\n"
             "                request.num_computed_tokens = row.end\n"
             "                self._enter(request, row)\n",
@@ -174,8 +174,8 @@ MUTATIONS = (
         "an evicted block leaves its checkpoint",
         "cache/store.py",
         (
-            "            self.evict_checkpoint(entry.checkpoint)\n        self._remove",
-            "            pass\n        self._remove",
+            "            self.evict_checkpoint(entry.checkpoint)\n        if self.files",
+            "            pass\n        if self.files",
         ),
     ),
     mutation(
@@ -241,7 +241,10 @@ MUTATIONS = (
     mutation(
         "what is forgotten is told as evicted",
         "cache/store.py",
-        ("        self.evicted_keys = EvictedKeys(MOST_EVICTED_KEYS)\n        return", "        return"),
+        (
+            "        self.evicted_keys = EvictedKeys(MOST_EVICTED_KEYS)\n        self.damaged_keys = EvictedKeys(MOST_EVICTED_KEYS)\n        if",
+            "        self.damaged_keys = EvictedKeys(MOST_EVICTED_KEYS)\n        if",
+        ),
     ),
     # Pinning: where running requests stand.
     mutation(
@@ -391,13 +394,13 @@ MUTATIONS = (
     ),
     mutation(
         "speculation: a cached prompt decodes at once though the step has no room for its drafts",
-        "schedule/scheduler.py",
-        ("            if decodes and budget <= num_drafts:\n", "            if False:\n"),
+        "schedule/admission.py",
+        ("if 0 < start == request.num_tokens - 1 and budget <= num_drafts:", "if False:"),
     ),
     mutation(
         "speculation: drafts of a cached prompt do not count for the budget of a step",
         "schedule/scheduler.py",
-        ("budget -= 1 + num_drafts if decodes else len(row.token_ids)", "budget -= len(row.token_ids)"),
+        ("                budget -= 1 + num_drafts\n", "                budget -= 1\n"),
     ),
     mutation(
         "speculation: somebody is preempted for blocks that hold only drafts",
@@ -429,16 +432,13 @@ MUTATIONS = (
     ),
     mutation(
         "images: a request is admitted though its row has no room for the first",
-        "schedule/scheduler.py",
-        ("if self._media.reach(request, match.hit, end) < end:", "if False:"),
+        "schedule/admission.py",
+        ("if self._media.reach(request, start, end) < end:", "if False:"),
     ),
     mutation(
         "images: without chunked prefill a prompt begins though not all of its images fit",
-        "schedule/scheduler.py",
-        (
-            "end = match.hit + 1 if self.limits.enable_chunked_prefill or is_cut else",
-            "end = match.hit + 1 if True else",
-        ),
+        "schedule/admission.py",
+        ("end = start + 1 if limits.enable_chunked_prefill or is_cut else", "end = start + 1 if True else"),
     ),
     mutation(
         "images: a request lets go of the one in whose midst it stands",
