@@ -1,4 +1,4 @@
-"""What `Engine.add` refuses of a request before the scheduler sees it."""
+"""What is refused of a request before the scheduler sees it."""
 
 from __future__ import annotations
 
@@ -42,4 +42,15 @@ def check_vocabulary(token_ids: Sequence[int], vocab_size: int) -> None:
         raise RequestError(
             f"the prompt holds token ids outside the model's vocabulary, such as {outside[0]}; "
             f"they must be from 0 to {vocab_size - 1}"
+        )
+
+
+def check_length(prompt: str | Sequence[int], max_model_len: int, longest_token: int) -> None:
+    """Refuses at once what is too long in any case, since to find out by tokenizing it may take seconds. No token has
+    more than `longest_token` characters."""
+    most = max_model_len * longest_token if isinstance(prompt, str) else max_model_len
+    if len(prompt) > most:
+        unit = "characters" if isinstance(prompt, str) else "tokens"
+        raise RequestError(
+            f"the prompt has {len(prompt)} {unit}, and max_model_len ({max_model_len}) has room for at most {most}"
         )
