@@ -242,8 +242,8 @@ MUTATIONS = (
         "what is forgotten is told as evicted",
         "cache/store.py",
         (
-            "        self.evicted_keys = EvictedKeys(MOST_EVICTED_KEYS)\n        self.damaged_keys = EvictedKeys(MOST_EVICTED_KEYS)\n        if",
-            "        self.damaged_keys = EvictedKeys(MOST_EVICTED_KEYS)\n        if",
+            "            entry.lost_checkpoint = False\n        self.evicted_keys = EvictedKeys(MOST_EVICTED_KEYS)\n",
+            "            entry.lost_checkpoint = False\n",
         ),
     ),
     # Pinning: where running requests stand.
@@ -374,17 +374,17 @@ MUTATIONS = (
     ),
     mutation(
         "speculation: a row has drafts for which it has no slots",
-        "schedule/chunks.py",
+        "schedule/decoding.py",
         ("count = min(count, len(holding.slots) - 1)", "pass"),
     ),
     mutation(
         "speculation: no blocks are asked for drafts",
-        "schedule/chunks.py",
+        "schedule/decoding.py",
         ("has_grown = cache.grow(request.request_id, request.num_tokens + count)", "has_grown = True"),
     ),
     mutation(
         "speculation: a row has a draft for the last token that its request may have",
-        "schedule/chunks.py",
+        "schedule/decoding.py",
         ("request.max_num_tokens - request.num_tokens - 1)", "request.max_num_tokens - request.num_tokens)"),
     ),
     mutation(
@@ -407,9 +407,9 @@ MUTATIONS = (
     ),
     mutation(
         "speculation: somebody is preempted for blocks that hold only drafts",
-        "schedule/scheduler.py",
+        "schedule/decoding.py",
         (
-            "if any(self.cache.shrink(each.request_id, each.num_tokens) for each in reversed(self.queues.running)):",
+            "if any(cache.shrink(each.request_id, each.num_tokens) for each in reversed(running)):",
             "if False:",
         ),
     ),
