@@ -12,8 +12,9 @@ from ostinato.ops.sizes import SCAN_CHUNK
 from ostinato.plan.decision import Decision
 from ostinato.plan.device.catalogue import DeviceSpec
 from ostinato.plan.memory.state_cache import StateCacheMode
-from ostinato.plan.model import DTYPE_BYTES, ModelSpec, RopeSpec
+from ostinato.plan.model import DTYPE_BYTES, ModelSpec
 from ostinato.plan.quantization import AnyQuantization
+from ostinato.plan.rope import RopeSpec
 
 
 class EffectiveSettings(EngineConfig):
