@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import StrEnum
 
 from ostinato.cache.manager import CacheManager
-from ostinato.schedule.batch import Batch, Row
+from ostinato.schedule.batch import Row
+from ostinato.schedule.flight import InFlight
 from ostinato.schedule.queues import Queues
 from ostinato.schedule.request import Request, make_row_ahead
 
@@ -22,16 +22,6 @@ class WaitCause(StrEnum):
     """What chooses a request's next token looks at the one before: a guide, penalties, `min_tokens`."""
     MEMORY = "memory"
     """Somebody finds no block for the next token, and nobody is preempted while a step writes to his memory."""
-
-
-@dataclass(frozen=True, slots=True)
-class InFlight:
-    """A step that was scheduled and is not over."""
-
-    batch: Batch
-    requests: list[Request]
-    is_ahead: bool = False
-    """Whether it was scheduled before the step in front of it was over."""
 
 
 def followers(

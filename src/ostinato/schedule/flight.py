@@ -3,11 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
+from dataclasses import dataclass
 
 from ostinato.cache.encoder_cache import EncoderCache
 from ostinato.cache.manager import CacheManager
-from ostinato.schedule.ahead import InFlight
 from ostinato.schedule.batch import Batch
+from ostinato.schedule.request import Request
+
+
+@dataclass(frozen=True, slots=True)
+class InFlight:
+    """A step that was scheduled and is not over."""
+
+    batch: Batch
+    requests: list[Request]
+    is_ahead: bool = False
+    """Whether it was scheduled before the step in front of it was over."""
 
 
 class Flight:

@@ -10,11 +10,11 @@ from ostinato.cache.placement import CachePolicy
 from ostinato.errors import RequestError
 from ostinato.observe.counts import MoveCounts, PrefixCounts, SchedulerCounts
 from ostinato.schedule.admission import Admission, restate_spacing
-from ostinato.schedule.ahead import InFlight, WaitCause, followers, row_ahead
+from ostinato.schedule.ahead import WaitCause, followers, row_ahead
 from ostinato.schedule.batch import Batch, Row, StepResult
 from ostinato.schedule.chunks import Chunks
 from ostinato.schedule.decoding import Decoding, decode_row
-from ostinato.schedule.flight import Flight
+from ostinato.schedule.flight import Flight, InFlight
 from ostinato.schedule.integrity import check_integrity
 from ostinato.schedule.limits import SchedulerLimits, check_arrival, max_length
 from ostinato.schedule.media import MediaHolders
