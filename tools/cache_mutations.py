@@ -22,7 +22,7 @@ MUTATIONS = (
     # Donation: a state becomes a checkpoint without a copy.
     mutation(
         "the slot that became a checkpoint is written on",
-        "cache/manager.py",
+        "cache/entering.py",
         ("tuple(own for own in holding.slots if own != slot)", "tuple(holding.slots)"),
     ),
     mutation(
@@ -40,8 +40,8 @@ MUTATIONS = (
     ),
     mutation(
         "a checkpoint is taken where no block ends",
-        "cache/manager.py",
-        ("elif holding.num_indexed * self.block_size == num_computed:", "elif holding.tip is not None:"),
+        "cache/entering.py",
+        ("elif holding.num_indexed * chain.block_size == num_computed:", "elif holding.tip is not None:"),
     ),
     mutation(
         "a checkpoint that was read stays referenced",
@@ -50,12 +50,12 @@ MUTATIONS = (
     ),
     mutation(
         "slots of checkpoints that were not taken are not handed back",
-        "cache/manager.py",
-        ("        self.slots.release(tuple(slot for _, slot in holding.reserved))\n", ""),
+        "cache/entering.py",
+        ("    store.slots.release(tuple(slot for _, slot in holding.reserved))\n", ""),
     ),
     mutation(
         "a trailing checkpoint that was hit is given up",
-        "cache/manager.py",
+        "cache/entering.py",
         (
             "if checkpoint.entry.checkpoint is checkpoint and checkpoint.hits == 0:",
             "if checkpoint.entry.checkpoint is checkpoint:",
@@ -63,8 +63,8 @@ MUTATIONS = (
     ),
     mutation(
         "the trailing checkpoint does not move on",
-        "cache/manager.py",
-        ("                    self._give_up(before)\n", "                    pass\n"),
+        "cache/entering.py",
+        ("                _give_up(store, before)\n", "                pass\n"),
     ),
     mutation(
         "spare slots are not left",
@@ -74,18 +74,18 @@ MUTATIONS = (
     # Sharing: computed blocks are given up for those of the index, and hits take what is there.
     mutation(
         "a block that the index has is not swapped",
-        "cache/manager.py",
+        "cache/entering.py",
         ("swapped[index] = entry.block", "swapped[index] = own"),
     ),
     mutation(
         "a block that was given up is not released",
-        "cache/manager.py",
-        ("                self.blocks.release((own,))\n", ""),
+        "cache/entering.py",
+        ("            store.blocks.release((own,))\n", ""),
     ),
     mutation(
         "a block of the index that takes another's place is not referenced",
-        "cache/manager.py",
-        ("                self.blocks.retain((entry.block,))\n", ""),
+        "cache/entering.py",
+        ("            store.blocks.retain((entry.block,))\n", ""),
     ),
     mutation(
         "blocks that are hit are not referenced",
@@ -101,8 +101,8 @@ MUTATIONS = (
         "the index gains from a failed step",
         "schedule/scheduler.py",
         (
-            "        for request in requests:\n            if request.status is not RequestStatus.FINISHED:\n",
-            "        for request, row in zip(requests, batch.rows, strict=True):\n"
+            "        for request in failed.requests:\n            if request.status is not RequestStatus.FINISHED:\n",
+            "        for request, row in zip(failed.requests, batch.rows, strict=True):\n"
             "            if request.status is not RequestStatus.FINISHED:\n"
             "                request.num_computed_tokens = row.end\n"
             "                self._enter(request, row)\n",
@@ -174,8 +174,8 @@ MUTATIONS = (
         "an evicted block leaves its checkpoint",
         "cache/store.py",
         (
-            "            self.evict_checkpoint(entry.checkpoint)\n        self._remove",
-            "            pass\n        self._remove",
+            "            self.evict_checkpoint(entry.checkpoint)\n        if self.files",
+            "            pass\n        if self.files",
         ),
     ),
     mutation(
@@ -241,7 +241,10 @@ MUTATIONS = (
     mutation(
         "what is forgotten is told as evicted",
         "cache/store.py",
-        ("        self.evicted_keys = EvictedKeys(MOST_EVICTED_KEYS)\n        return", "        return"),
+        (
+            "            entry.lost_checkpoint = False\n        self.evicted_keys = EvictedKeys(MOST_EVICTED_KEYS)\n",
+            "            entry.lost_checkpoint = False\n",
+        ),
     ),
     # Pinning: where running requests stand.
     mutation(
@@ -255,10 +258,10 @@ MUTATIONS = (
     ),
     mutation(
         "the pin stays behind when a request moves on",
-        "cache/manager.py",
+        "cache/entering.py",
         (
-            "                holding.tip.num_pins -= 1\n            holding.tip = entered",
-            "                pass\n            holding.tip = entered",
+            "            holding.tip.num_pins -= 1\n        holding.tip = entered",
+            "            pass\n        holding.tip = entered",
         ),
     ),
     mutation(
@@ -311,46 +314,49 @@ MUTATIONS = (
     ),
     mutation(
         "speculation: another state of the window is kept for a boundary",
-        "cache/manager.py",
+        "cache/entering.py",
         ("slot = written[position - start]", "slot = holding.read_slot"),
     ),
     mutation(
         "speculation: a slot is looked up in the window after one was left behind",
-        "cache/manager.py",
+        "cache/entering.py",
         ("slot = written[position - start]", "slot = holding.slots[position - start]"),
     ),
     mutation(
         "speculation: boundaries inside a window are passed over",
-        "cache/manager.py",
+        "cache/entering.py",
         ("for position in range(start, num_computed + 1):", "for position in range(num_computed, num_computed + 1):"),
     ),
     mutation(
         "speculation: the checkpoint before a window is given up at once",
-        "cache/manager.py",
-        ("                elif position > start:\n", "                elif False:\n"),
+        "cache/entering.py",
+        ("            elif position > start:\n", "            elif False:\n"),
     ),
     mutation(
         "speculation: checkpoints before a window stay for ever",
-        "cache/manager.py",
-        ("        for checkpoint in holding.superseded:\n            self._give_up(checkpoint)\n", ""),
+        "cache/entering.py",
+        ("    for checkpoint in holding.superseded:\n        _give_up(store, checkpoint)\n", ""),
     ),
     mutation(
         "speculation: the checkpoint before a window's first state is not given up",
-        "cache/manager.py",
-        ("                elif position > start:\n", "                elif position >= start and anchor:\n"),
+        "cache/entering.py",
+        ("            elif position > start:\n", "            elif position >= start and anchor:\n"),
     ),
     mutation(
         "speculation: a slot of the window that was left behind stays referenced",
-        "cache/manager.py",
-        ("        if slot != holding.read_slot:\n            self.slots.release((slot,))\n", ""),
+        "cache/entering.py",
+        ("    if slot != holding.read_slot:\n        store.slots.release((slot,))\n", ""),
     ),
     mutation(
         "speculation: a trailing checkpoint goes though none takes its place",
-        "cache/manager.py",
-        ("            if position not in entered:\n", "            if position % self.block_size:\n"),
+        "cache/entering.py",
         (
-            "            slot = written",
-            "            if position not in entered:\n                continue\n            slot = written",
+            "        if position not in entered:\n",
+            "        if holding.tip is None or position % len(holding.tip.token_ids):\n",
+        ),
+        (
+            "        slot = written",
+            "        if position not in entered:\n            continue\n        slot = written",
         ),
     ),
     mutation(
@@ -368,17 +374,17 @@ MUTATIONS = (
     ),
     mutation(
         "speculation: a row has drafts for which it has no slots",
-        "schedule/chunks.py",
+        "schedule/decoding.py",
         ("count = min(count, len(holding.slots) - 1)", "pass"),
     ),
     mutation(
         "speculation: no blocks are asked for drafts",
-        "schedule/chunks.py",
+        "schedule/decoding.py",
         ("has_grown = cache.grow(request.request_id, request.num_tokens + count)", "has_grown = True"),
     ),
     mutation(
         "speculation: a row has a draft for the last token that its request may have",
-        "schedule/chunks.py",
+        "schedule/decoding.py",
         ("request.max_num_tokens - request.num_tokens - 1)", "request.max_num_tokens - request.num_tokens)"),
     ),
     mutation(
@@ -391,19 +397,19 @@ MUTATIONS = (
     ),
     mutation(
         "speculation: a cached prompt decodes at once though the step has no room for its drafts",
-        "schedule/scheduler.py",
-        ("            if decodes and budget <= num_drafts:\n", "            if False:\n"),
+        "schedule/admission.py",
+        ("if 0 < start == request.num_tokens - 1 and budget <= num_drafts:", "if False:"),
     ),
     mutation(
         "speculation: drafts of a cached prompt do not count for the budget of a step",
         "schedule/scheduler.py",
-        ("budget -= 1 + num_drafts if decodes else len(row.token_ids)", "budget -= len(row.token_ids)"),
+        ("                budget -= 1 + num_drafts\n", "                budget -= 1\n"),
     ),
     mutation(
         "speculation: somebody is preempted for blocks that hold only drafts",
-        "schedule/scheduler.py",
+        "schedule/decoding.py",
         (
-            "if any(self.cache.shrink(each.request_id, each.num_tokens) for each in reversed(self.queues.running)):",
+            "if any(cache.shrink(each.request_id, each.num_tokens) for each in reversed(running)):",
             "if False:",
         ),
     ),
@@ -429,16 +435,13 @@ MUTATIONS = (
     ),
     mutation(
         "images: a request is admitted though its row has no room for the first",
-        "schedule/scheduler.py",
-        ("if self._media.reach(request, match.hit, end) < end:", "if False:"),
+        "schedule/admission.py",
+        ("if self._media.reach(request, start, end) < end:", "if False:"),
     ),
     mutation(
         "images: without chunked prefill a prompt begins though not all of its images fit",
-        "schedule/scheduler.py",
-        (
-            "end = match.hit + 1 if self.limits.enable_chunked_prefill or is_cut else",
-            "end = match.hit + 1 if True else",
-        ),
+        "schedule/admission.py",
+        ("end = start + 1 if limits.enable_chunked_prefill or is_cut else", "end = start + 1 if True else"),
     ),
     mutation(
         "images: a request lets go of the one in whose midst it stands",
@@ -568,14 +571,14 @@ MUTATIONS = (
         "move: a block that is not full is indexed",
         "cache/manager.py",
         (
-            "self._enter_blocks(holding, chain, carried.num_tokens)",
-            "self._enter_blocks(holding, chain, len(carried.blocks) * self.block_size)",
+            "enter_blocks(self.store, holding, chain, carried.num_tokens)",
+            "enter_blocks(self.store, holding, chain, len(carried.blocks) * self.block_size)",
         ),
     ),
     mutation(
         "move: full blocks that came are not indexed",
         "cache/manager.py",
-        ("            self._enter_blocks(holding, chain, carried.num_tokens)\n", ""),
+        ("            enter_blocks(self.store, holding, chain, carried.num_tokens)\n", ""),
     ),
     mutation(
         "move: the state is that of another slot",

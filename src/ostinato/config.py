@@ -20,6 +20,9 @@ from ostinato.size_lists import checked_sizes
 from ostinato.speculative_setting import LOOKUPS, short_form, speculative_fields
 from ostinato.units import parse_bytes
 
+BYTE_SETTINGS = ("cache_memory", "cache_offload")
+"""Those that are bytes, and can be given as 8GiB."""
+
 ALIASES = {
     "mamba_ssm_cache_dtype": "ssm_state_dtype",
     "gpu_memory_utilization": "memory_utilization",
@@ -288,7 +291,7 @@ class EngineConfig(BaseModel):
     def _accept_a_path(cls, value: Any) -> Any:
         return os.fspath(value) if isinstance(value, os.PathLike) else value
 
-    @field_validator("cache_memory", "cache_offload", mode="before")
+    @field_validator(*BYTE_SETTINGS, mode="before")
     @classmethod
     def _accept_a_size(cls, value: Any) -> Any:
         if not isinstance(value, str):

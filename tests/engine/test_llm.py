@@ -177,7 +177,7 @@ def test_streams_can_be_read_side_by_side_and_generate_be_called_between(llm: LL
 def test_a_stream_ends_when_its_request_is_aborted_from_elsewhere(llm: LLM) -> None:
     stream = llm.stream(PROMPT, sampled(0))
     begin = next(stream)
-    [request_id] = llm.engine._generations
+    [request_id] = llm.engine.unfinished.generations
     llm.engine.abort(request_id)
     assert text_of(llm, sampled(0)).startswith(begin + "".join(stream))
 

@@ -19,8 +19,8 @@ from ostinato.models.checkpoint import (
 )
 from ostinato.models.hyperparameters import checkpoint_dtype
 from ostinato.models.registry import MODELS
+from ostinato.plan.layers import AttentionSpec
 from ostinato.plan.mixers import Mamba2Spec
-from ostinato.plan.model import AttentionSpec
 from tests.support.checkpoints import checkpoint
 
 LLAMA = {

@@ -10,8 +10,7 @@ from ostinato import EngineConfig
 from ostinato.errors import ConfigError, ModelError
 from ostinato.models.checkpoint import model_spec
 from ostinato.plain_data import from_plain
-from ostinato.plan.model import RopeSpec
-from ostinato.plan.rope import axes
+from ostinato.plan.rope import RopeSpec, axes
 from ostinato.plan.speculation.drafter import with_drafter
 
 TEXT = {

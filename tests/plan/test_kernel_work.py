@@ -12,10 +12,11 @@ from ostinato.engine.engine import Engine
 from ostinato.layers.feed_forward import Experts
 from ostinato.layers.linear import Linear
 from ostinato.ops.work import KernelWork, StepShape
+from ostinato.plan.layers import AttentionSpec, ExpertsSpec, LayerSpec
 from ostinato.plan.memory.cache_split import kv_block_bytes
 from ostinato.plan.memory.kernel_work import kernel_work
 from ostinato.plan.mixers import Mamba2Spec
-from ostinato.plan.model import AttentionSpec, ExpertsSpec, LayerSpec, ModelSpec
+from ostinato.plan.model import ModelSpec
 from ostinato.plan.quantization import Quantization
 from ostinato.plan.weights import Weight
 from tests.support.checkpoints import checkpoint

@@ -9,8 +9,8 @@ import pytest
 
 from ostinato.config import EngineConfig
 from ostinato.errors import CapacityError, ConfigError, ModelError
-from ostinato.plan.model import RopeSpec
 from ostinato.plan.plan import Plan, make_plan
+from ostinato.plan.rope import RopeSpec
 from tests.support.plan_cases import GIB, MIB, attention_layer, cpu, gpu, hybrid, mamba2_layer, mlp_layer, model
 
 AS_PLANNED = {"max_capture_size": 512}

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from ostinato.models.checkpoint import model_spec
+from ostinato.plan.layers import AttentionSpec, LayerSpec
 from ostinato.plan.memory.flops import PrefillFlops, prefill_flops
 from ostinato.plan.mixers import Mamba2Spec
-from ostinato.plan.model import AttentionSpec, LayerSpec
 from tests.support.plan_cases import mlp_layer, model, weights
 
 SHARED = {"hidden_size": 8, "vocab_size": 10, "num_attention_heads": 2, "num_key_value_heads": 1}

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from ostinato.plan.calls import Call, Calls
+from ostinato.plan.layers import ExpertsSpec, LayerSpec
 from ostinato.plan.memory.activations import activation_bytes
 from ostinato.plan.memory.cache_split import (
     Budget,
@@ -17,7 +18,6 @@ from ostinato.plan.memory.cache_split import (
     slots_per_request,
     state_slot_bytes,
 )
-from ostinato.plan.model import ExpertsSpec, LayerSpec
 from tests.support.plan_cases import ATTENTION, MAMBA2, MIB, attention_layer, hybrid, mamba2_layer, mlp_layer, model
 
 BUDGET = Budget(

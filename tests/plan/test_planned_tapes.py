@@ -26,7 +26,7 @@ from ostinato.models.checkpoint import load_spec
 from ostinato.models.table import encoder_calls
 from ostinato.ops.kernels import select_ops
 from ostinato.plan.encoder.needs import ENCODER_OPS, encoder_graph_bytes
-from ostinato.plan.model import VisionSpec
+from ostinato.plan.vision import VisionSpec
 from tests.support.checkpoints import RECIPES, checkpoint
 from tests.support.encoder_stand_in import plan_of
 from tests.support.native_sets import runnable_sets, skip_unless_planned, threads

@@ -24,8 +24,8 @@ from ostinato.plan.device.rates import (
     kernels_of,
     save_rates,
 )
+from ostinato.plan.layers import ExpertsSpec
 from ostinato.plan.memory.kernel_work import LOGITS, experts_read, kernel_work
-from ostinato.plan.model import ExpertsSpec
 from ostinato.plan.plan import Plan, make_plan
 from ostinato.plan.prediction import ENGINE, Machine, seconds_at
 from ostinato.plan.words.render import print_plan

@@ -193,7 +193,7 @@ def test_deadlines_and_readers_that_leave_count_on_the_other_engine_too() -> Non
             assert (await draining).moved == 2
             assert late.timer is not None
             assert late.deadline == when
-            second._expire(late.request_id, 600)
+            second._streams.expire(late.request_id, 600)
             with pytest.raises(DeadlineExceeded):
                 await whole(late)
             left.abort()

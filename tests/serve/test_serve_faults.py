@@ -95,7 +95,7 @@ def test_a_client_that_goes_frees_its_memory_and_the_other_goes_on(served, strea
 
 
 def test_a_request_whose_client_has_gone_gets_at_most_one_more_step(served, monkeypatch):
-    abandon, counted = served.engine._abandon, []
+    abandon, counted = served.engine._streams.abandon, []
 
     def abandon_between_steps(name):
         served.probe.hold_next()
@@ -103,7 +103,7 @@ def test_a_request_whose_client_has_gone_gets_at_most_one_more_step(served, monk
         abandon(name)
         served.probe.go()
 
-    monkeypatch.setattr(served.engine, "_abandon", abandon_between_steps)
+    monkeypatch.setattr(served.engine._streams, "abandon", abandon_between_steps)
     served.probe.delay = 0.05  # so that it does not end by itself
     gone = connect(served, {**LONG, "stream": True})
     gone.recv(100)
@@ -171,15 +171,16 @@ def test_a_deadline_ends_a_request_that_waits(served):
 
 def test_of_those_who_wait_the_lowest_priority_is_served_first(served, monkeypatch):
     served.probe.hold()
-    finish, ended, names = served.engine._finish, [], {}
-    monkeypatch.setattr(served.engine, "_finish", lambda name, error=None: (ended.append(name), finish(name, error)))
+    streams, ended, names = served.engine._streams, [], {}
+    finish = streams.finish
+    monkeypatch.setattr(streams, "finish", lambda name, error=None: (ended.append(name), finish(name, error)))
     with ThreadPoolExecutor() as pool:
         asked = [pool.submit(post, served, {**SHORT, "max_tokens": 40 * i, "priority": -9}) for i in (1, 9)]
         served.unfinished(2)
         for priority in (3, 1, 2):  # they come one after another
             asked.append(pool.submit(post, served, {**SHORT, "priority": priority}))
             served.unfinished(len(asked))
-            names[priority] = [*served.engine._streams][-1]
+            names[priority] = [*streams][-1]
         served.probe.go()
         assert [each.result().status_code for each in asked] == [200] * 5
     assert [name for name in ended if name in names.values()] == [names[1], names[2], names[3]]

@@ -19,7 +19,7 @@ from ostinato.ops.kernels import Ops, select_ops
 from ostinato.ops.step import EncoderInputs
 from ostinato.plan.device.detect import detect
 from ostinato.plan.encoder.choice import EncoderPlan
-from ostinato.plan.model import VisionSpec
+from ostinato.plan.vision import VisionSpec
 
 CPU = torch.device("cpu")
 HIDDEN = 16

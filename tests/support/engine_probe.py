@@ -92,8 +92,8 @@ class Probe:
         if self.reference:
             _without_native_kernels()
         engine = Engine(config, progress)
-        stats = engine.stats
-        engine.stats = lambda: {**stats(), "kept": len(engine._generations) + len(engine._of_sample)}
+        stats, unfinished = engine.stats, engine.unfinished
+        engine.stats = lambda: {**stats(), "kept": len(unfinished.generations) + len(unfinished.of_sample)}
         engine.runner.run = self._run(engine.runner.run, engine.scheduler)
         engine.runner.model.logits = self._logits(engine.runner.model.logits)
         engine.compile_guide = self._compile(engine.compile_guide)

@@ -10,7 +10,7 @@ from PIL import Image
 
 from ostinato.engine.text.tokenizer import Tokenizer
 from ostinato.media.settings import MediaSettings, PixelSettings
-from ostinato.plan.model import VisionSpec
+from ostinato.plan.vision import VisionSpec
 
 IMAGE, VIDEO, START, END = "<|image_pad|>", "<|video_pad|>", "<|vision_start|>", "<|vision_end|>"
 HALVES = (0.5, 0.5, 0.5)

@@ -6,16 +6,12 @@ from dataclasses import replace
 
 from ostinato.plan.calls import Call, Calls
 from ostinato.plan.device.catalogue import DeviceSpec
+from ostinato.plan.layers import AttentionSpec, LayerSpec
 from ostinato.plan.memory.graph_memory import Capture
 from ostinato.plan.mixers import Mamba2Spec
-from ostinato.plan.model import (
-    AttentionSpec,
-    DrafterSpec,
-    LayerSpec,
-    ModelSpec,
-    RopeSpec,
-    VisionSpec,
-)
+from ostinato.plan.model import DrafterSpec, ModelSpec
+from ostinato.plan.rope import RopeSpec
+from ostinato.plan.vision import VisionSpec
 from ostinato.plan.weights import Weight
 
 MIB = 2**20

@@ -27,7 +27,8 @@ from ostinato.ops.facts import OPERATIONS
 from ostinato.ops.kernels import Ops, select_ops
 from ostinato.ops.step import EncoderInputs, LayerMemory, StepInputs
 from ostinato.plan.device.detect import detect
-from ostinato.plan.model import ModelSpec, VisionSpec
+from ostinato.plan.model import ModelSpec
+from ostinato.plan.vision import VisionSpec
 from tests.support.checkpoints import QwenHeadOracle, qwen_head_oracle, randomize
 from tests.support.recipes import COMMON, VOCAB_SIZE
 

@@ -26,8 +26,9 @@ from ostinato.ops.kernels import Ops, Tap, module_of, triton_kernel
 from ostinato.ops.launches.table import Launch
 from ostinato.ops.step import LayerMemory
 from ostinato.plan.kernels import KernelChoice
+from ostinato.plan.layers import LayerSpec
 from ostinato.plan.mixers import StateSpec
-from ostinato.plan.model import LayerSpec, ModelSpec
+from ostinato.plan.model import ModelSpec
 
 META = torch.device("meta")
 BLOCK_SIZE, BLOCKS, SLOTS = 16, 9, 40

@@ -33,7 +33,7 @@ from ostinato.media.prompt import MediaPrompt, PlacedItem
 from ostinato.media.settings import PixelSettings, load_media_settings
 from ostinato.media.sizes import image_size
 from ostinato.plain_data import to_plain
-from ostinato.plan.model import VisionSpec
+from ostinato.plan.vision import VisionSpec
 
 if TYPE_CHECKING:
     from ostinato.engine.engine import Engine

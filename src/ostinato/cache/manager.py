@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import sys
-from collections import Counter
 from collections.abc import Iterable
 
 from ostinato.cache.chain import Chain
+from ostinato.cache.entering import enter, enter_blocks
 from ostinato.cache.eviction import EvictionCosts, EvictionPolicy
 from ostinato.cache.holding import CacheUsage, Holding
-from ostinato.cache.index import Checkpoint, Entry
+from ostinato.cache.index import Entry
+from ostinato.cache.integrity import check_integrity
 from ostinato.cache.memory import CacheMemory, Carried
 from ostinato.cache.placement import Placement
 from ostinato.cache.store import CacheStore, Match
@@ -103,7 +104,7 @@ class CacheManager:
             holding.read_slot = holding.slots[0]
             memory.write_slot(holding.read_slot, carried.state)
         if chain is not None:
-            self._enter_blocks(holding, chain, carried.num_tokens)
+            enter_blocks(self.store, holding, chain, carried.num_tokens)
             self.store.trim()
 
     def grow(self, request_id: str, num_tokens: int, spare_blocks: int = 0) -> bool:
@@ -218,17 +219,7 @@ class CacheManager:
         reached the end of what was known, so that the state now written is where the text goes on. `anchor` is that
         of `advance`: write slot i then holds the state at position `num_computed - anchor + i`.
         """
-        holding = self._holdings[request_id]
-        entered = self._enter_blocks(holding, chain, num_computed)
-        self._place_reserved(holding, placement, entered)
-        if holding.slots and placement.mode != "none" and not holding.is_overwritten:
-            if samples:
-                self._place_trailing(holding, placement, entered, num_computed, anchor)
-            elif holding.num_indexed * self.block_size == num_computed:
-                self._place_last_written(holding, placement, num_computed)
-        for checkpoint in placement.settle():
-            self._give_up(checkpoint)
-        self.store.trim()
+        enter(self.store, self._holdings[request_id], chain, num_computed, placement, samples, anchor)
 
     def release(self, request_id: str) -> None:
         """Take back all that the request holds. No step may still be writing to it."""
@@ -258,20 +249,7 @@ class CacheManager:
 
     def check_integrity(self) -> None:
         """Raise AssertionError unless references are exact, and what is shared cannot be written."""
-        self.store.check_integrity()
-        tables = Counter(id for holding in self._holdings.values() for id in holding.block_table)
-        slots = Counter(id for holding in self._holdings.values() for id in holding.references())
-        for pool, holders in ((self.blocks, tables), (self.slots, slots)):
-            assert holders[0] == 0, f"the null {pool.name} was handed out"
-            for id in range(1, pool.count):
-                assert holders[id] == pool.references(id), (
-                    f"{pool.name} {id} has {pool.references(id)} references and {holders[id]} holders"
-                )
-        pins = Counter(holding.tip for holding in self._holdings.values() if holding.tip is not None)
-        for entry in self.store.index:
-            assert entry.num_pins == pins[entry], "an entry has another number of pins than requests that stand there"
-        for request_id, holding in self._holdings.items():
-            self._check_holding(request_id, holding)
+        check_integrity(self.store, self._holdings, self.slots_per_request)
 
     def _attach(self, path: tuple[Entry, ...], reads_checkpoint: bool) -> Holding:
         holding = Holding()
@@ -314,113 +292,3 @@ class CacheManager:
             holding.tip.num_pins -= 1
         self.blocks.release(holding.block_table)
         self.slots.release(holding.references())
-
-    def _enter_blocks(self, holding: Holding, chain: Chain, num_computed: int) -> dict[int, Entry]:
-        """Index the blocks that are full now, or give them up for equal ones. -> {end: entry} of them."""
-        entered: dict[int, Entry] = {}
-        swapped: dict[int, int] = {}
-        for index in range(holding.num_indexed, num_computed // self.block_size):
-            own = holding.block_table[index] if self.blocks.count > 0 else 0
-            entry = self.store.index.child(holding.tip, chain, index)
-            if entry is None:
-                entry = self.store.enter(holding.tip, chain, index, own)
-                if entry is None:
-                    break
-            elif entry.block != own:
-                self.blocks.retain((entry.block,))
-                self.blocks.release((own,))
-                swapped[index] = entry.block
-            entry.num_pins += 1
-            if holding.tip is not None:
-                holding.tip.num_pins -= 1
-            holding.tip = entered[entry.end] = entry
-            holding.num_indexed += 1
-        if swapped:
-            self.store.counters.shared_blocks += len(swapped)
-            holding.block_table = tuple(swapped.get(i, block) for i, block in enumerate(holding.block_table))
-        return entered
-
-    def _place_reserved(self, holding: Holding, placement: Placement, entered: dict[int, Entry]) -> None:
-        for position, slot in holding.reserved:
-            entry = entered.get(position)
-            if entry is not None:
-                self._place(placement, entry, slot, placement.is_interior(position))
-        self.slots.release(tuple(slot for _, slot in holding.reserved))
-        holding.reserved = ()
-
-    def _place_last_written(self, holding: Holding, placement: Placement, position: int) -> None:
-        """A prefill chunk ends at an indexed boundary: keep its state if a checkpoint belongs there."""
-        assert holding.tip is not None, "a boundary that is indexed has an entry"
-        is_interior = placement.is_interior(position)
-        if is_interior and not placement.claims(position):
-            return
-        if self._place(placement, holding.tip, holding.read_slot, is_interior) is not None:
-            self._leave_behind(holding, holding.read_slot)
-
-    def _place_trailing(
-        self, holding: Holding, placement: Placement, entered: dict[int, Entry], num_computed: int, anchor: int
-    ) -> None:
-        """Keep the state at the last indexed boundary that the text's end has passed, in place of the one before it.
-
-        Where accepted drafts stand before it, the output may turn out to end among them (at a stop string): so the one
-        before it stays until the next boundary.
-        """
-        written = holding.slots[: anchor + 1]
-        for checkpoint in holding.superseded:
-            self._give_up(checkpoint)
-        holding.superseded = ()
-        start = num_computed - anchor
-        for position in range(start, num_computed + 1):
-            if position not in entered:
-                continue
-            before, holding.trailing = holding.trailing, None
-            if before is not None and before.entry.checkpoint is before:
-                if placement.mode == "all" and placement.claims(before.entry.end):
-                    before.is_interior = True
-                    placement.placed[before.entry.end] = before
-                elif position > start:
-                    holding.superseded += (before,)
-                else:
-                    self._give_up(before)
-            slot = written[position - start]
-            holding.trailing = self.store.place(entered[position], slot, is_interior=False)
-            if holding.trailing is not None:
-                self._leave_behind(holding, slot)
-
-    def _give_up(self, checkpoint: Checkpoint) -> None:
-        """A checkpoint that is no longer wanted, unless somebody has hit it, or it is gone already."""
-        if checkpoint.entry.checkpoint is checkpoint and checkpoint.hits == 0:
-            self.store.give_up(checkpoint)
-
-    def _place(self, placement: Placement, entry: Entry, slot: int, is_interior: bool) -> Checkpoint | None:
-        checkpoint = self.store.place(entry, slot, is_interior)
-        if checkpoint is not None and entry.end in placement.placed:
-            placement.placed[entry.end] = checkpoint
-        return checkpoint
-
-    def _leave_behind(self, holding: Holding, slot: int) -> None:
-        """A slot just written became a checkpoint, and is no longer the request's to write. It keeps its reference if
-        it is read once more."""
-        holding.slots = tuple(own for own in holding.slots if own != slot)
-        if slot != holding.read_slot:
-            self.slots.release((slot,))
-
-    def _check_holding(self, request_id: str, holding: Holding) -> None:
-        entry, path = holding.tip, []
-        while entry is not None:
-            path.append(entry)
-            entry = entry.parent
-        assert len(path) == holding.num_indexed, f"request {request_id} stands elsewhere in the index"
-        if self.blocks.count > 0:
-            shared = tuple(entry.block for entry in reversed(path))
-            assert holding.block_table[: len(path)] == shared, f"request {request_id} has blocks beside the index"
-            for block in holding.block_table[len(path) :]:
-                assert not self.blocks.is_kept(block), f"request {request_id} may write to block {block} of the index"
-                assert self.blocks.references(block) == 1, f"block {block} has two writers"
-        for slot in (*holding.slots, *holding.ahead, *(slot for _, slot in holding.reserved)):
-            assert not self.slots.is_kept(slot), f"request {request_id} may write to slot {slot} of the index"
-            assert self.slots.references(slot) == 1, f"slot {slot} has two writers"
-        assert len(set(holding.slots)) == len(holding.slots), f"request {request_id} has a slot twice"
-        lacks = self.slots_per_request - len(holding.slots)
-        assert lacks >= 0, f"request {request_id} has {-lacks} slots too many"
-        assert holding.slots or not lacks or holding.read_slot, f"request {request_id} has lost its state"

@@ -15,20 +15,18 @@ import typer
 from pydantic.fields import FieldInfo
 
 from ostinato.cli.command import show_all
-from ostinato.config import ALIASES, EngineConfig
+from ostinato.config import ALIASES, BYTE_SETTINGS, EngineConfig
 from ostinato.errors import ConfigError
 from ostinato.units import exact_bytes
 
 AS_TEXT = {
-    "cache_memory": "SIZE",
-    "cache_offload": "SIZE",
+    **dict.fromkeys(BYTE_SETTINGS, "SIZE"),
     "capture_sizes": "N,N,...",
     "capture_rows": "N,N,...",
     "encoder_token_budgets": "N,N,...",
     "speculative": "METHOD:K",
 }
 """Settings that EngineConfig reads from a text -> what help shows for it."""
-BYTES = ("cache_memory", "cache_offload")
 
 
 def _read_config_file(ctx: typer.Context, path: Path | None) -> None:
@@ -173,7 +171,7 @@ def as_typed(setting: str, value: Any) -> str:
         text = ",".join(map(str, value))
     elif isinstance(value, dict):
         text = json.dumps(value)
-    elif setting in BYTES and isinstance(value, int):
+    elif setting in BYTE_SETTINGS and isinstance(value, int):
         text = exact_bytes(value)
     else:
         text = str(value)

@@ -20,6 +20,7 @@ PACKED = ("weight_packed", "qweight")
 """Those with the integers."""
 
 FLOATS = ("F32", "F16", "BF16")
+"""What safetensors calls the types of numbers that are not quantised."""
 TYPES = {"weight_shape": ("I64", "I32"), "weight_scale_inv": FLOATS, "weight_scale": FLOATS, "scales": FLOATS}
 """By part, in safetensors' words; of all others I32."""
 

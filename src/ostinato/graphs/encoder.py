@@ -18,7 +18,7 @@ from ostinato.observe.counts import EncoderCounts
 from ostinato.ops.step import EncoderInputs
 from ostinato.plan.encoder.choice import EncoderPlan
 from ostinato.plan.encoder.packing import Pack, pack_items
-from ostinato.plan.model import VisionSpec
+from ostinato.plan.vision import VisionSpec
 from ostinato.units import format_bytes
 
 Encode = Callable[[EncoderInputs], torch.Tensor]

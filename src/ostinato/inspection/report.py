@@ -10,6 +10,7 @@ from typing import Any
 from ostinato.config import EngineConfig
 from ostinato.engine.text.chat_template import load_chat_template
 from ostinato.errors import OstinatoError
+from ostinato.formats.gguf.tokenizer import PREFIX
 from ostinato.formats.parts import gguf_header, is_gguf, read_part
 from ostinato.inspection.match import mismatches
 from ostinato.inspection.tensors import Stored, stored_tensors
@@ -17,8 +18,6 @@ from ostinato.models.checkpoint import load_spec, read_config
 from ostinato.plan.device.catalogue import DeviceSpec
 from ostinato.plan.plan import make_plan
 from ostinato.serve.chat.detection import detect_formats, takes_tools
-
-_ENDS = "tokenizer.ggml."
 
 
 @dataclass(frozen=True)
@@ -137,7 +136,7 @@ def _tokenizer(path: Path) -> dict[str, Any] | None:
     facts: dict[str, Any] = {"model": model.get("type"), "tokens": len(model.get("vocab") or ())}
     if is_gguf(path):
         metadata = gguf_header(path).metadata
-        facts |= {"as_stored": metadata.get(f"{_ENDS}model"), "pre_tokenizer": metadata.get(f"{_ENDS}pre")}
+        facts |= {"as_stored": metadata.get(f"{PREFIX}model"), "pre_tokenizer": metadata.get(f"{PREFIX}pre")}
     ends = read_part(path, "generation_config.json").get("eos_token_id")
     names = ("bos_token", "eos_token", "unk_token", "pad_token")
     special = {name: settings.get(name) for name in names if settings.get(name) is not None}

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from ostinato.layers.linear import Linear, Matrix, PackedLinear
 from ostinato.layers.module import Builder, Module, Multiplier
-from ostinato.plan.model import ExpertsSpec
+from ostinato.plan.layers import ExpertsSpec
 
 if TYPE_CHECKING:
     import torch

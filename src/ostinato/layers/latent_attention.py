@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from ostinato.layers.linear import Linear, PackedLinear
 from ostinato.layers.module import Builder, Module
 from ostinato.layers.norm import RMSNorm
-from ostinato.plan.model import AttentionSpec, LatentSizes
+from ostinato.plan.layers import AttentionSpec, LatentSizes
 
 if TYPE_CHECKING:
     import torch

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ostinato.layers.module import Builder, Module
-from ostinato.plan.model import RopeSpec
-from ostinato.plan.rope import inverse_frequencies
+from ostinato.plan.rope import RopeSpec, inverse_frequencies
 
 if TYPE_CHECKING:
     import torch

@@ -11,7 +11,7 @@ from ostinato.layers.linear import Linear
 from ostinato.layers.module import Builder, Module, ModuleList
 from ostinato.layers.norm import LayerNorm
 from ostinato.layers.rotary import AxialRotary
-from ostinato.plan.model import VisionSpec
+from ostinato.plan.vision import VisionSpec
 
 if TYPE_CHECKING:
     import torch

@@ -19,8 +19,8 @@ from ostinato.media.processor import Video, process_image, process_video
 from ostinato.media.prompt import Encode, MediaPrompt, Placeholders, media_prompt, placeholders
 from ostinato.media.settings import MediaSettings, PixelSettings, load_media_settings
 from ostinato.media.sizes import image_size, video_size
-from ostinato.plan.model import VisionSpec
 from ostinato.plan.plan import Plan
+from ostinato.plan.vision import VisionSpec
 
 Render = Callable[[Sequence[Message]], str]
 """A conversation, in which images have no content, to its text."""

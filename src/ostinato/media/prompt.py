@@ -12,7 +12,7 @@ from ostinato.cache.chain import MediaSpan
 from ostinato.errors import ModelError, RequestError
 from ostinato.media.item import MediaItem, RopePositions, rope_positions
 from ostinato.media.processor import Video
-from ostinato.plan.model import VisionSpec
+from ostinato.plan.vision import VisionSpec
 
 Encode = Callable[[str], list[int]]
 """Text, with special tokens written out, to token ids."""

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from ostinato.errors import ModelError
 from ostinato.plain_data import read_json
-from ostinato.plan.model import VisionSpec
+from ostinato.plan.vision import VisionSpec
 
 _CLIP_MEAN, _CLIP_STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
 _HALVES = (0.5, 0.5, 0.5)

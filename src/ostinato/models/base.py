@@ -10,7 +10,8 @@ from ostinato.layers.linear import Embedding, Linear, Matrix
 from ostinato.layers.module import Builder, Module, ModuleList
 from ostinato.layers.norm import RMSNorm
 from ostinato.layers.rotary import Rotary
-from ostinato.plan.model import LayerSpec, ModelSpec
+from ostinato.plan.layers import LayerSpec
+from ostinato.plan.model import ModelSpec
 
 if TYPE_CHECKING:
     import torch

@@ -26,9 +26,10 @@ from ostinato.models.table import with_table
 from ostinato.ops.blocks.formats import BLOCK_FORMATS
 from ostinato.plain_data import read_json
 from ostinato.plan.cuts import check_quantized_cut, check_ranks, share_of
-from ostinato.plan.model import ModelSpec, VisionSpec
+from ostinato.plan.model import ModelSpec
 from ostinato.plan.quantization_setting import with_quantization
 from ostinato.plan.speculation.drafter import with_drafter
+from ostinato.plan.vision import VisionSpec
 
 CHECKPOINT_FILES = ("*.json", "*.safetensors", "*.jinja")
 TEXT_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "*.jinja")

@@ -11,7 +11,8 @@ from ostinato.layers.latent_attention import LatentAttention
 from ostinato.layers.module import Builder, Module
 from ostinato.layers.norm import RMSNorm
 from ostinato.models.base import Backbone, CausalLM, PredictionHead
-from ostinato.plan.model import LayerSpec, ModelSpec
+from ostinato.plan.layers import LayerSpec
+from ostinato.plan.model import ModelSpec
 
 if TYPE_CHECKING:
     import torch

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from ostinato.errors import ModelError
+from ostinato.plan.layers import AttentionSpec
 from ostinato.plan.mixers import Mamba2Spec
-from ostinato.plan.model import DTYPE_BYTES, AttentionSpec
+from ostinato.plan.model import DTYPE_BYTES
 
 
 def require(config: Mapping[str, Any], name: str) -> Any:

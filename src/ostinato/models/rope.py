@@ -12,7 +12,7 @@ from typing import Any
 
 from ostinato.errors import ModelError
 from ostinato.models.hyperparameters import flag, integer, number
-from ostinato.plan.model import RopeSpec
+from ostinato.plan.rope import RopeSpec
 
 DEFAULT_THETA = 10000.0
 ROPE_KINDS = ("default", "linear", "llama3", "yarn", "dynamic", "factors")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 from ostinato.layers.module import Builder, Module
-from ostinato.plan.model import ExpertsSpec
+from ostinato.plan.layers import ExpertsSpec
 
 if TYPE_CHECKING:
     import torch

@@ -13,12 +13,10 @@ from safetensors import SafetensorError, safe_open
 
 from ostinato.errors import ModelError
 from ostinato.formats import stored_parts
+from ostinato.formats.stored_parts import FLOATS
 from ostinato.layers.build import Target
 from ostinato.models.base import CausalLM
 from ostinato.models.shares import Share
-
-PLAIN = ("F32", "F16", "BF16")
-"""What safetensors calls the types of weights that are not quantised."""
 
 VALUES = "values"
 """The part of a source that is the tensor of the weight's own name."""
@@ -106,8 +104,8 @@ def find_sources(
                 if part == VALUES:
                     expected = of_place
                     source.is_quantised = stored is not None and kind == stored_parts.type_of_values(stored)
-                    if kind not in PLAIN and not source.is_quantised:
-                        mistyped.append(f"{source_name} is {kind}, expected {', '.join(PLAIN[:-1])} or {PLAIN[-1]}")
+                    if kind not in FLOATS and not source.is_quantised:
+                        mistyped.append(f"{source_name} is {kind}, expected {', '.join(FLOATS[:-1])} or {FLOATS[-1]}")
                 else:
                     assert stored is not None, "only quantised weights have parts"
                     if part == "weight_shape" and shape in ([2], [len(of_place)]):

@@ -25,7 +25,9 @@ from ostinato.ops.step import (
     step_table,
 )
 from ostinato.plan.calls import Calls
-from ostinato.plan.model import DrafterSpec, LayerSpec, ModelSpec, VisionSpec
+from ostinato.plan.layers import LayerSpec
+from ostinato.plan.model import DrafterSpec, ModelSpec
+from ostinato.plan.vision import VisionSpec
 from ostinato.plan.weights import Weight
 
 NO_MEMORY = LayerMemory(states=defaultdict(lambda: None))  # type: ignore[arg-type, return-value]

@@ -13,8 +13,9 @@ from ostinato.ops.facts import BETWEEN_RANKS, Backend
 from ostinato.plan.decision import Decision
 from ostinato.plan.device.catalogue import DeviceSpec
 from ostinato.plan.graphs.coverage import GraphMode
+from ostinato.plan.layers import AttentionSpec, LayerSpec
 from ostinato.plan.mixers import GatedDeltaSpec, Mamba1Spec, Mamba2Spec, Mixer, ShortConvSpec
-from ostinato.plan.model import AttentionSpec, LayerSpec, ModelSpec
+from ostinato.plan.model import ModelSpec
 from ostinato.plan.quantization import AnyQuantization, BlockQuantization, Quantization
 from ostinato.plan.weights import Weight
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+from ostinato.cache.placement import StateCacheMode
 from ostinato.config import EngineConfig
 from ostinato.errors import CapacityError, ConfigError, OstinatoError
 from ostinato.ops.facts import called_by
@@ -55,7 +56,7 @@ from ostinato.plan.memory.cache_split import (
 )
 from ostinato.plan.memory.graph_memory import Capture, LargestGraphs, graph_bytes
 from ostinato.plan.memory.passes import of_each_kind
-from ostinato.plan.memory.state_cache import StateCacheMode, choose_state_block_size, choose_state_cache_mode
+from ostinato.plan.memory.state_cache import choose_state_block_size, choose_state_cache_mode
 from ostinato.plan.memory.torch_memory import workspace_bytes
 from ostinato.plan.model import ModelSpec
 from ostinato.plan.quantization_setting import with_quantization

@@ -160,10 +160,6 @@ class Mamba2Spec:
         return StateSpec((conv, StateArray("ssm", (self.num_heads, self.head_dim, self.state_size), "state")))
 
     @property
-    def conv_state_elements(self) -> int:
-        return self.state["conv"].num_elements
-
-    @property
     def ssm_state_elements(self) -> int:
         return self.state["ssm"].num_elements
 

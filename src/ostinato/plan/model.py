@@ -8,129 +8,15 @@ from functools import cached_property
 from typing import Any, Literal
 
 from ostinato.plan.calls import NO_CALLS, Calls
+from ostinato.plan.layers import AttentionSpec, LayerSpec
 from ostinato.plan.mixers import NO_STATE, Mixer, StateArray, StateSpec
 from ostinato.plan.quantization import AnyQuantization, BlockQuantization
+from ostinato.plan.rope import RopeSpec
 from ostinato.plan.stored_weights import StoredWeights
+from ostinato.plan.vision import VisionSpec
 from ostinato.plan.weights import Weight, num_elements
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
-
-
-@dataclass(frozen=True)
-class AttentionSpec:
-    """The attention of one layer; its keys and values live in blocks."""
-
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    rotates: bool = True
-    """Whether it has the positions of the model's rotary embedding, if there is one."""
-    window: int | None = None
-    """How many positions a token sees, of which its own is the last; None: all up to it."""
-
-    values_in_keys: bool = False
-    """Whether a token's values are the first elements of its keys, as in multi-head latent attention, so that the cache
-    keeps keys alone."""
-
-    @property
-    def kv_elements_per_token(self) -> int:
-        """Elements that one token adds to the cache in this layer: its keys, and its values where they are others."""
-        return (1 if self.values_in_keys else 2) * self.num_kv_heads * self.head_dim
-
-
-@dataclass(frozen=True)
-class LatentSizes:
-    """Of multi-head latent attention: elements of a token's latent (`rank`), of the key that all heads share, and of
-    each head's own key and value, which are products of the latent."""
-
-    rank: int
-    shared: int
-    key: int
-    value: int
-
-
-@dataclass(frozen=True)
-class ExpertsSpec:
-    """The experts of one layer, of which a router chooses `top_k` for each token. `size` is that of their input and
-    result; an activation with a gate takes `intermediate_size` twice."""
-
-    num_experts: int
-    top_k: int
-    size: int
-    intermediate_size: int
-    is_gated: bool = True
-
-    @property
-    def inner_size(self) -> int:
-        """Of what an expert's inward product gives."""
-        return (2 if self.is_gated else 1) * self.intermediate_size
-
-    @property
-    def parameters_of_each(self) -> int:
-        return self.size * (self.inner_size + self.intermediate_size)
-
-    @property
-    def activation_elements(self) -> int:
-        """Per token, of the chosen experts: between their two products, with a gate's, and behind them."""
-        return self.top_k * (self.inner_size + self.size + self.intermediate_size)
-
-
-@dataclass(frozen=True)
-class LayerSpec:
-    """One layer of the stack. A layer may hold attention, a state mixer, both (Falcon-H1) or neither (an MLP).
-
-    Of the weight table it has its rows, `weights`, their names counted from the layer; and from its calls
-    `activation_elements`: elements per token of its intermediate results that are there at once at the most, without
-    the residual stream, its normed form and the experts' own.
-    """
-
-    kind: str
-    attention: AttentionSpec | None = None
-    mixer: Mixer | None = None
-    """What keeps a state in slots, if it has one."""
-    experts: ExpertsSpec | None = None
-    activation_elements: int = 0
-    weights: tuple[Weight, ...] = ()
-    borrowed: tuple[Weight, ...] = ()
-    """Rows of what it uses and another layer has, named as if it stood here too."""
-    use: int | None = None
-    """Of a layer with a block that others have too, which of their uses it is."""
-
-    @cached_property
-    def parameters(self) -> int:
-        """Stored in the model's dtype."""
-        return num_elements(self.weights, in_float32=False)
-
-    @cached_property
-    def float32_parameters(self) -> int:
-        """Stored in float32 whatever that dtype is."""
-        return num_elements(self.weights, in_float32=True)
-
-    @cached_property
-    def used_parameters(self) -> int:
-        """Those of `parameters`, and those that it borrows."""
-        return self.parameters + num_elements(self.borrowed, in_float32=False)
-
-    @cached_property
-    def expert_parameters(self) -> int:
-        return num_elements(self.expert_weights)
-
-    @property
-    def inactive_parameters(self) -> int:
-        """Those that a token does not meet: of experts that its router does not choose."""
-        experts = self.experts
-        return 0 if experts is None else (experts.num_experts - experts.top_k) * experts.parameters_of_each
-
-    @cached_property
-    def linears(self) -> tuple[Weight, ...]:
-        """The matrices that it multiplies with and that can be quantised, but for the experts'."""
-        used = (*self.weights, *self.borrowed)
-        return tuple(weight for weight in used if weight.can_be_quantised and weight.role != "experts")
-
-    @cached_property
-    def expert_weights(self) -> tuple[Weight, ...]:
-        """Of all experts: inward, and outward."""
-        return tuple(weight for weight in self.weights if weight.role == "experts")
 
 
 @dataclass(frozen=True)
@@ -188,82 +74,6 @@ class DrafterSpec:
         """All weights of a prediction head, as the checkpoint names them."""
         yield from self.weights
         yield from _under(self.layers, "mtp.")
-
-
-@dataclass(frozen=True)
-class VisionSpec:
-    """A vision encoder, as the plan sees it: a transformer over patches of images, whose outputs stand in for tokens.
-
-    An item is one image, or one temporal patch (`temporal_patch_size` frames) of a video. Each of its
-    `merge_size ** 2` neighbouring patches give one output token, of `hidden_rows` vectors of `out_hidden_size`: one
-    that takes the place of the token's embedding, and one for each of the first layers of the text model (DeepStack),
-    taken behind the encoder's layers `deepstack_layers`.
-    """
-
-    hidden_size: int
-    num_layers: int
-    num_heads: int
-    intermediate_size: int
-    patch_size: int
-    temporal_patch_size: int
-    merge_size: int
-    in_channels: int
-    out_hidden_size: int
-    num_positions: int
-    """Learned position embeddings, of a square grid."""
-    deepstack_layers: tuple[int, ...]
-    image_token_id: int
-    video_token_id: int
-    start_token_id: int
-    """Stands before an image's tokens."""
-    end_token_id: int
-    weights: tuple[Weight, ...] = ()
-    calls: Calls = NO_CALLS
-    """For one output token."""
-    smallest_item: int = 64
-    """Output tokens of the smallest image, as the checkpoint's image processor makes it: 64 are 256 x 256 pixels in
-    patches of 16."""
-
-    @property
-    def parameters(self) -> int:
-        return num_elements(self.weights)
-
-    @property
-    def patch_elements(self) -> int:
-        """Elements of a patch, as the encoder reads it."""
-        return self.in_channels * self.temporal_patch_size * self.patch_size**2
-
-    @property
-    def patches_per_token(self) -> int:
-        return self.merge_size**2
-
-    @property
-    def token_side(self) -> int:
-        """Pixels along a side of what an output token stands for."""
-        return self.merge_size * self.patch_size
-
-    @property
-    def hidden_rows(self) -> int:
-        """Vectors of an output token."""
-        return 1 + len(self.deepstack_layers)
-
-
-@dataclass(frozen=True)
-class RopeSpec:
-    """Rotary position embedding as the checkpoint asks for it.
-
-    `kind` is one of `default`, `linear`, `llama3`, `yarn`, `dynamic`, `factors`; `parameters` holds that kind's own
-    factors under the names that config.json uses. `rotary_dim` is the number of rotated elements of each head.
-    """
-
-    kind: str
-    theta: float
-    rotary_dim: int
-    original_max_position: int
-    parameters: dict[str, Any]
-    sections: tuple[int, int, int] | None = None
-    """How many of the angles belong to time, height and width (M-RoPE), which take turns (see `plan.rope.axes`);
-    None: tokens stand in a line."""
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ from ostinato.plan.memory.cache_split import MemoryPlan, kv_block_bytes, state_s
 from ostinato.plan.memory.flops import StateCachePlan, prefill_flops
 from ostinato.plan.memory.prefixes import prefix_decisions
 from ostinato.plan.mixers import StateDtype
-from ostinato.plan.model import DTYPE_BYTES, ModelSpec, VisionSpec
+from ostinato.plan.model import DTYPE_BYTES, ModelSpec
 from ostinato.plan.overlap import choose_overlap
 from ostinato.plan.prediction import Prediction, plan_prediction
 from ostinato.plan.quantization_setting import expansion_decisions, quantization_decisions
@@ -36,6 +36,7 @@ from ostinato.plan.settings import EffectiveSettings
 from ostinato.plan.speculation.draft_capture import draft_capture
 from ostinato.plan.speculation.drafter import SpeculativePlan, plan_speculation
 from ostinato.plan.texts import text_decisions
+from ostinato.plan.vision import VisionSpec
 from ostinato.plan.windows import window_decisions
 from ostinato.plan.words.html import plan_html
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 from ostinato.plan.decision import Decision
 from ostinato.plan.device.catalogue import DeviceSpec
@@ -30,8 +30,8 @@ def limit_decisions(before: Iterable[Decision], wanted: Limits, limits: Limits, 
         f"the most that fits into {format_bytes(memory.available)} beside {format_bytes(memory.weights)} of "
         f"weights and {format_bytes(memory.beside_cache - memory.weights)} of {others}"
     )
-    for setting in ("max_num_seqs", "max_num_batched_tokens", "max_model_len"):
-        first, last = getattr(wanted, setting), getattr(limits, setting)
+    for setting, last in asdict(limits).items():
+        first = getattr(wanted, setting)
         if first == last:
             continue
         earlier = changes.get(setting)
@@ -85,9 +85,7 @@ def why_graphs_are_smaller(memory: MemoryPlan, limits: Limits, reach: Reach) -> 
 def even_if_lowered(wanted: Limits, limits: Limits) -> str:
     """Says which open values were lowered in vain."""
     lowered = [
-        f"{setting} at {getattr(limits, setting)}"
-        for setting in ("max_num_seqs", "max_num_batched_tokens", "max_model_len")
-        if getattr(limits, setting) != getattr(wanted, setting)
+        f"{setting} at {limit}" for setting, limit in asdict(limits).items() if limit != getattr(wanted, setting)
     ]
     return f"even with {', '.join(lowered)}: " if lowered else ""
 

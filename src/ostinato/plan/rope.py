@@ -1,14 +1,31 @@
-"""Rotary position embedding: the frequencies that a spec means, fixed for the longest request."""
+"""RopeSpec: rotary position embedding, and the frequencies that one means, fixed for the longest request."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ostinato.plan.decision import Decision
-from ostinato.plan.model import RopeSpec
+
+
+@dataclass(frozen=True)
+class RopeSpec:
+    """Rotary position embedding as the checkpoint asks for it.
+
+    `kind` is one of `default`, `linear`, `llama3`, `yarn`, `dynamic`, `factors`; `parameters` holds that kind's own
+    factors under the names that config.json uses. `rotary_dim` is the number of rotated elements of each head.
+    """
+
+    kind: str
+    theta: float
+    rotary_dim: int
+    original_max_position: int
+    parameters: dict[str, Any]
+    sections: tuple[int, int, int] | None = None
+    """How many of the angles belong to time, height and width (M-RoPE), which take turns (see `plan.rope.axes`);
+    None: tokens stand in a line."""
 
 
 def axes(rope: RopeSpec) -> list[int]:

@@ -6,14 +6,15 @@ from typing import Any, Self
 
 from pydantic import ConfigDict
 
+from ostinato.cache.placement import StateCacheMode
 from ostinato.config import EngineConfig
 from ostinato.errors import ConfigError, ModelError, Remedy
 from ostinato.ops.sizes import SCAN_CHUNK
 from ostinato.plan.decision import Decision
 from ostinato.plan.device.catalogue import DeviceSpec
-from ostinato.plan.memory.state_cache import StateCacheMode
-from ostinato.plan.model import DTYPE_BYTES, ModelSpec, RopeSpec
+from ostinato.plan.model import DTYPE_BYTES, ModelSpec
 from ostinato.plan.quantization import AnyQuantization
+from ostinato.plan.rope import RopeSpec
 
 
 class EffectiveSettings(EngineConfig):

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import StrEnum
 
-from ostinato.schedule.batch import Batch
+from ostinato.cache.manager import CacheManager
+from ostinato.schedule.batch import Row
+from ostinato.schedule.flight import InFlight
 from ostinato.schedule.queues import Queues
-from ostinato.schedule.request import Request
+from ostinato.schedule.request import Request, make_row_ahead
 
 
 class WaitCause(StrEnum):
@@ -21,16 +22,6 @@ class WaitCause(StrEnum):
     """What chooses a request's next token looks at the one before: a guide, penalties, `min_tokens`."""
     MEMORY = "memory"
     """Somebody finds no block for the next token, and nobody is preempted while a step writes to his memory."""
-
-
-@dataclass(frozen=True, slots=True)
-class InFlight:
-    """A step that was scheduled and is not over."""
-
-    batch: Batch
-    requests: list[Request]
-    is_ahead: bool = False
-    """Whether it was scheduled before the step in front of it was over."""
 
 
 def followers(
@@ -60,3 +51,12 @@ def followers(
     if any(len(request.output_token_ids) < request.looks_back for _, request in found):
         return WaitCause.TOKEN
     return found
+
+
+def row_ahead(request: Request, cache: CacheManager, place: int, spare_slots: int) -> Row:
+    """The row behind row `place` of the step in flight. The request has the block of its token. No checkpoint takes one
+    of the last `spare_slots` slots."""
+    id, placement = request.request_id, request.placement
+    keeps = request.chain is not None and placement is not None and placement.mode != "none"
+    slots = cache.slots_ahead(id, request.num_tokens, keeps, spare_slots)
+    return make_row_ahead(request, place, cache.holding(id).block_table, slots)

@@ -1,5 +1,4 @@
-"""The rows of prompts: how much of one a step takes, and the slots and images that it needs. And how many drafts a row
-that decodes has room for."""
+"""The rows of prompts: how much of one a step takes, and the slots and images that it needs."""
 
 from __future__ import annotations
 
@@ -66,18 +65,3 @@ class Chunks:
         if queues.waiting or not all(other is request or is_decoding(other) for other in queues.running):
             return None
         return (len(queues.running) - 1) * (1 + num_drafts)
-
-
-def room_for_drafts(request: Request, cache: CacheManager, num_drafts: int) -> int:
-    """How many of `num_drafts` drafts a decoding request can have: none that its length would cut off anyway, and no
-    more than there are write slots for, which it has, and blocks, which it is given. Nobody is preempted for a draft.
-    """
-    count = min(num_drafts, request.max_num_tokens - request.num_tokens - 1)
-    holding = cache.holding(request.request_id)
-    if holding.slots:
-        count = min(count, len(holding.slots) - 1)
-    most = holding.capacity + cache.blocks.num_available * cache.block_size
-    count = min(count, most - request.num_tokens)
-    has_grown = cache.grow(request.request_id, request.num_tokens + count)
-    assert has_grown, "available blocks were counted above"
-    return count

@@ -10,9 +10,11 @@ from ostinato.cache.placement import CachePolicy
 from ostinato.errors import RequestError
 from ostinato.observe.counts import MoveCounts, PrefixCounts, SchedulerCounts
 from ostinato.schedule.admission import Admission, restate_spacing
-from ostinato.schedule.ahead import InFlight, WaitCause, followers
+from ostinato.schedule.ahead import WaitCause, followers, row_ahead
 from ostinato.schedule.batch import Batch, Row, StepResult
-from ostinato.schedule.chunks import Chunks, room_for_drafts
+from ostinato.schedule.chunks import Chunks
+from ostinato.schedule.decoding import Decoding, decode_row
+from ostinato.schedule.flight import Flight, InFlight
 from ostinato.schedule.integrity import check_integrity
 from ostinato.schedule.limits import SchedulerLimits, check_arrival, max_length
 from ostinato.schedule.media import MediaHolders
@@ -24,8 +26,6 @@ from ostinato.schedule.request import (
     RequestUpdate,
     check_result,
     is_decoding,
-    make_row,
-    make_row_ahead,
 )
 
 _NO_PREFIX_CACHE = CachePolicy()
@@ -82,10 +82,8 @@ class Scheduler:
         self._media = MediaHolders(encoder_cache) if encoder_cache is not None else None
         self._admission = Admission(limits, cache, policy, self.queues, self._media, self.counters)
         self._chunks = Chunks(limits, cache, self.queues, self._media)
-        self._in_flight: list[InFlight] = []
-        # Ended while steps that write to their memory were in flight; released when these are over. Whether what they
-        # hold is suspect.
-        self._ended_in_flight: dict[str, bool] = {}
+        self._flight = Flight(cache, encoder_cache)
+        self._decoding = Decoding(cache, self.queues, self._flight, self.counters)
 
     @property
     def prefix_counters(self) -> PrefixCounts:
@@ -102,11 +100,11 @@ class Scheduler:
 
     def is_in_flight(self, batch: Batch) -> bool:
         """Whether `batch` was scheduled and is neither updated nor failed."""
-        return any(step.batch is batch for step in self._in_flight)
+        return self._flight.has(batch)
 
     def is_ending(self, request_id: str) -> bool:
         """Whether a request of this id has ended, and a step in flight still writes to its memory."""
-        return request_id in self._ended_in_flight
+        return request_id in self._flight.ended
 
     @property
     def num_waiting(self) -> int:
@@ -122,7 +120,7 @@ class Scheduler:
         Raises RequestError, and changes nothing, if it could never be served (see `check_arrival`), or if its
         id is in use, which it is until the request has ended and no step in flight writes for it.
         """
-        if request.request_id in self.queues.requests or request.request_id in self._ended_in_flight:
+        if request.request_id in self.queues.requests or self.is_ending(request.request_id):
             raise RequestError(f"the request id {request.request_id!r} is in use; choose another one")
         check_arrival(request, self.limits, self.cache, self.encoder_cache)
         request.max_num_tokens = max_length(request, self.limits)
@@ -134,7 +132,7 @@ class Scheduler:
         The batch has at least one row while a request is unfinished. One without rows is not in flight: it
         needs no `update`. A row's block table may be longer than the row needs.
         """
-        assert not self._in_flight, "the last step needs update() or fail() before the next is scheduled"
+        assert not self._flight, "the last step needs update() or fail() before the next is scheduled"
         num_drafts = self._num_drafts()
         if self._media is not None:
             self._media.begin_step()
@@ -162,7 +160,7 @@ class Scheduler:
         )
         assert batch.rows or not self.queues.requests, "no row was scheduled although requests are unfinished"
         if batch.rows:
-            self._in_flight.append(InFlight(batch, [request for request, _ in scheduled]))
+            self._flight.start(InFlight(batch, [request for request, _ in scheduled]))
             self.counters.steps += 1
         return batch
 
@@ -173,9 +171,9 @@ class Scheduler:
         None if nobody goes on, or if the step has to wait, which is counted with its cause (`WaitCause`). Nobody is
         admitted or preempted here.
         """
-        assert len(self._in_flight) == 1, "a step ahead is behind the one step that is in flight"
+        assert len(self._flight) == 1, "a step ahead is behind the one step that is in flight"
         assert self._choose_drafts is None, "how many drafts are accepted is not known ahead"
-        found = followers(self._in_flight[0], self.queues, self.limits.max_num_seqs, self._admission.has_refused())
+        found = followers(self._flight.first, self.queues, self.limits.max_num_seqs, self._admission.has_refused())
         if not isinstance(found, WaitCause) and not all(
             self.cache.grow(request.request_id, request.num_tokens + 1) for _, request in found
         ):
@@ -186,9 +184,9 @@ class Scheduler:
         if not found:
             return None
         spare_slots = self._spare_slots()
-        rows = [self._row_ahead(request, place, spare_slots) for place, request in found]
+        rows = [row_ahead(request, self.cache, place, spare_slots) for place, request in found]
         batch = Batch(tuple(rows), len(rows))
-        self._in_flight.append(InFlight(batch, [request for _, request in found], is_ahead=True))
+        self._flight.start(InFlight(batch, [request for _, request in found], is_ahead=True))
         self.counters.steps += 1
         self.counters.steps_ahead += 1
         return batch
@@ -200,14 +198,13 @@ class Scheduler:
         error ends its request. Results for requests that ended meanwhile are ignored. AssertionError if the
         result does not match the batch; nothing is changed then, so the step can still be failed.
         """
-        assert self._in_flight, "there is no step in flight"
-        in_flight = self._in_flight[0]
+        in_flight = self._flight.first
         batch = in_flight.batch
         assert len(result.rows) == len(batch.rows), "the result has another number of rows than the batch"
         steps = list(zip(in_flight.requests, batch.rows, result.rows, strict=True))
         for request, row, row_result in steps:
             check_result(request, row, row_result)
-        self._end_step()
+        self._flight.end_first()
         if self.encoder_cache is not None:
             self.encoder_cache.settle(succeeded=True)
         if batch.num_decode_rows < len(batch.rows):
@@ -253,13 +250,11 @@ class Scheduler:
         State is written in place, so the step cannot be run again. Requests that were not in it go on. A step ahead has
         no other requests: it is over too, and all its rows are void.
         """
-        assert self._in_flight, "only a step in flight can fail"
-        failed = self._in_flight[0]
+        assert self._flight, "only a step in flight can fail"
+        failed = self._flight.first
         assert batch is failed.batch, "only the first step in flight can fail"
-        for ahead in self._in_flight[1:]:
-            self.counters.void_rows += len(ahead.requests)
-        del self._in_flight[1:]
-        self._end_step()
+        self.counters.void_rows += sum(len(step.requests) for step in self._flight if step is not failed)
+        self._flight.end_all()
         self.counters.failed_steps += 1
         updates = []
         for request in failed.requests:
@@ -286,18 +281,17 @@ class Scheduler:
 
     def preempt(self, request_id: str) -> bool:
         """Preempt a request between two steps, as lack of memory would; False if it is not running."""
-        assert not self._in_flight, "a request cannot lose its memory while a step writes to it"
+        assert not self._flight, "a request cannot lose its memory while a step writes to it"
         request = self.queues.requests.get(request_id)
         if request is None or request.status is not RequestStatus.RUNNING:
             return False
-        self._preempt(request)
+        self._decoding.preempt(request)
         return True
 
     def check_integrity(self) -> None:
         """Raise AssertionError unless queues, requests and caches agree with each other."""
-        is_in_flight = bool(self._in_flight)
-        most = self.limits.max_num_seqs
-        check_integrity(self.queues, self.cache, self._media, most, is_in_flight, self._ended_in_flight)
+        most, is_in_flight = self.limits.max_num_seqs, bool(self._flight)
+        check_integrity(self.queues, self.cache, self._media, most, is_in_flight, self._flight.ended)
 
     def _num_drafts(self) -> int:
         """Drafts of each row that decodes in the next step, as `ChooseDrafts` has them."""
@@ -307,68 +301,24 @@ class Scheduler:
         return self._choose_drafts(max(sum(map(is_decoding, self.queues.running)), min(1, len(self.queues.waiting))))
 
     def _schedule_decoding(self, num_drafts: int) -> list[tuple[Request, Row]]:
-        """A row for each request that is decoding, in order of rank; preempts from the other end."""
-        with_room: list[Request] = []
-        index = 0
-        # Preemption shortens the list only behind `index` or at it, so nobody who has room loses it.
-        while (
-            index < len(self.queues.running)
-            and (len(with_room) + 1) * (1 + num_drafts) <= self.limits.max_num_batched_tokens
-        ):
-            request = self.queues.running[index]
-            index += 1
-            if is_decoding(request) and (
-                self.cache.grow(request.request_id, request.num_tokens) or self._make_room(request)
-            ):
-                with_room.append(request)
+        """A row for each request that is decoding, in order of rank."""
+        with_room = self._decoding.with_room(self.limits.max_num_batched_tokens // (1 + num_drafts))
         # Drafts get what is left when everybody has the block of his next token.
         spare_slots = self._spare_slots()
-        rows = [(request, self._decode_row(request, num_drafts, spare_slots)) for request in with_room]
+        rows = [(request, decode_row(request, self.cache, num_drafts, spare_slots)) for request in with_room]
         return [(request, row) for request, row in rows if row is not None]
-
-    def _decode_row(self, request: Request, num_drafts: int, spare_slots: int) -> Row | None:
-        """The row of a request that is decoding and has the block of its token, with up to `num_drafts` drafts; None if
-        it must wait for a slot."""
-        if not self.cache.take_write_slots(request.request_id, spare_slots):
-            return None
-        num_drafts = room_for_drafts(request, self.cache, num_drafts) if num_drafts else 0
-        return make_row(request, self.cache.holding(request.request_id), 1, num_drafts)
 
     def _spare_slots(self) -> int:
         """Slots that no checkpoint may take, so that the next request can be admitted."""
         can_admit = self.queues.waiting and len(self.queues.running) < self.limits.max_num_seqs
         return self.cache.slots_per_request if can_admit else 0
 
-    def _make_room(self, request: Request) -> bool:
-        """Find `request` the block of its next token, though none is left; False if it was itself preempted for that.
-
-        Blocks that are held for drafts alone are given back before.
-        """
-        while not self.cache.grow(request.request_id, request.num_tokens):
-            if any(self.cache.shrink(each.request_id, each.num_tokens) for each in reversed(self.queues.running)):
-                continue
-            victim = self.queues.running[-1]
-            self._preempt(victim)
-            if victim is request:
-                return False
-        return True
-
-    def _preempt(self, request: Request) -> None:
-        """Take a running request's memory; it waits, with its outputs, to compute all its tokens again."""
-        self.queues.put_back(request)
-        self.counters.preemptions += 1
-        self.counters.recomputed_tokens += request.num_computed_tokens
-        self._release(request.request_id)
-        request.num_preemptions += 1
-        request.num_computed_tokens = 0
-        request.placement = None
-
     def _admit(self, budget: int, num_drafts: int) -> list[tuple[Request, Row]]:
         """The rows of waiting requests that can start in a step with room for `budget` more tokens."""
         admitted: list[tuple[Request, Row]] = []
         while (request := self._admission.start_next(budget, num_drafts)) is not None:
             if is_decoding(request):
-                row = self._decode_row(request, num_drafts, self._spare_slots())
+                row = decode_row(request, self.cache, num_drafts, self._spare_slots())
                 budget -= 1 + num_drafts
             else:
                 row = self._chunks.row(request, budget, num_drafts, self._spare_slots())
@@ -389,29 +339,6 @@ class Scheduler:
             restate_spacing(request)
         cache.catch_up(id)
 
-    def _row_ahead(self, request: Request, place: int, spare_slots: int) -> Row:
-        """The row behind row `place` of the step in flight. The request has the block of its token."""
-        id, placement = request.request_id, request.placement
-        keeps = request.chain is not None and placement is not None and placement.mode != "none"
-        slots = self.cache.slots_ahead(id, request.num_tokens, keeps, spare_slots)
-        return make_row_ahead(request, place, self.cache.holding(id).block_table, slots)
-
-    def _end_step(self) -> None:
-        """The first step in flight is over."""
-        del self._in_flight[0]
-        if self._ended_in_flight:
-            written = self._ids_in_flight()
-            for request_id in [id for id in self._ended_in_flight if id not in written]:
-                self._release(request_id, self._ended_in_flight.pop(request_id))
-
-    def _ids_in_flight(self) -> set[str]:
-        return {row.request_id for step in self._in_flight for row in step.batch.rows}
-
-    def _release(self, request_id: str, is_suspect: bool = False) -> None:
-        self.cache.release(request_id)
-        if self.encoder_cache is not None:
-            self.encoder_cache.release(request_id, is_suspect)
-
     def _end_with(self, request: Request, error: Exception) -> RequestUpdate:
         self._end(request, FinishReason.ERROR)
         return RequestUpdate(request.request_id, finish_reason=FinishReason.ERROR, error=error)
@@ -419,10 +346,6 @@ class Scheduler:
     def _end(self, request: Request, reason: FinishReason) -> None:
         """Take `request` out; its memory is freed now, or after a step in flight, which may write to it."""
         if self.queues.remove(request):
-            is_suspect = reason is FinishReason.ERROR
-            if request.request_id in self._ids_in_flight():
-                self._ended_in_flight[request.request_id] = is_suspect
-            else:
-                self._release(request.request_id, is_suspect)
+            self._flight.release(request.request_id, reason is FinishReason.ERROR)
         request.finish_reason = reason
         self.counters.finished[reason] += 1

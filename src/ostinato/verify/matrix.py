@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from itertools import combinations, product
 from typing import Any, Literal, get_args
 
+from ostinato.cache.placement import StateCacheMode
 from ostinato.config import EngineConfig, Speculative
 from ostinato.errors import ConfigError, Remedy
 from ostinato.models.checkpoint import load_spec
@@ -14,7 +15,6 @@ from ostinato.plan.cuts import METHODS
 from ostinato.plan.device.detect import detect
 from ostinato.plan.graphs.coverage import GraphMode
 from ostinato.plan.limits import least_batched_tokens
-from ostinato.plan.memory.state_cache import StateCacheMode
 from ostinato.plan.model import ModelSpec
 from ostinato.plan.plan import make_plan
 from ostinato.plan.speculation.drafter import available_methods

@@ -10,9 +10,6 @@ from typing import Any, Literal
 BUDGET = 540.0
 """Seconds of a whole check: under nine minutes on an H100, which is rented by the hour."""
 
-TOY_TESTS = "nemotron_h_dense and (bfloat16 or poison or None-0)"
-"""One of each kind."""
-
 MARK = "pytest.mark.gpu"
 
 Kind = Literal["tests", "start", "throughput", "profile", "graphs", "encoder", "transformers", "overlap"]

@@ -5,20 +5,19 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from ostinato.config import EngineConfig
+from ostinato.engine.checks import check_length
 from ostinato.engine.move.form import params_of, unpack
 from ostinato.engine.process.admission import Admission
-from ostinato.engine.process.delivery import OutputDelta, before_move
+from ostinato.engine.process.calls import Calls, resolve
 from ostinato.engine.process.draining import Drained, drain
 from ostinato.engine.process.failures import EngineDraining, EngineFailed, EngineStopped
 from ostinato.engine.process.heartbeat import Heartbeat
 from ostinato.engine.process.launch import EngineProcess, make_engine
 from ostinato.engine.process.messages import (
-    Abort,
     Ask,
     Compile,
     Ended,
@@ -29,22 +28,20 @@ from ostinato.engine.process.messages import (
     Observation,
     Question,
     Reply,
-    Settled,
     Start,
     Started,
     Submit,
 )
-from ostinato.engine.process.stream import DeadlineExceeded, Stream
+from ostinato.engine.process.stream import Stream
+from ostinato.engine.process.streams import Streams
 from ostinato.engine.text.chat_template import ChatTemplate
 from ostinato.engine.text.texts import load_texts
 from ostinato.engine.text.tokenizer import Tokenizer
-from ostinato.errors import RequestError
 from ostinato.media.input import MediaInput, load_media_input
 from ostinato.media.prompt import MediaPrompt
 from ostinato.models.pooling import PoolingKind
 from ostinato.sample.guide import Guide
 from ostinato.sample.params import SamplingParams
-from ostinato.schedule.request import FinishReason
 
 if TYPE_CHECKING:
     from ostinato.engine.engine import Engine
@@ -52,8 +49,6 @@ if TYPE_CHECKING:
 
 SAVE_PATIENCE = 60.0
 """Seconds that an engine has at its end to write what its prefix cache has."""
-_TURNS = 3
-"""Turns of the event loop until a gain has left the server: its reader is woken, forwards it, sends it."""
 
 
 class EngineSide(Protocol):
@@ -104,13 +99,8 @@ class AsyncEngine:
         """Whether streams give everything at once, when their requests have ended: what one has gained that is ended
         before is not known then."""
         self._process = process
-        self._loop = asyncio.get_running_loop()
-        self._streams: dict[str, Stream] = {}
-        self._entering: set[str] = set()
-        """Requests that the engine has not taken in yet."""
-        self._calls: dict[str, asyncio.Future[Any]] = {}
-        """Messages that the engine has not answered yet."""
-        self._num_ids = self._num_questions = 0
+        self._streams = Streams(self.admission, process.send)
+        self._calls = Calls(process.send)
         self._stopping = self._draining = False
         self._heartbeat: Heartbeat | None = None
         process.on_message, process.on_end = self._take, self._fail
@@ -167,11 +157,11 @@ class AsyncEngine:
 
     def streams(self) -> list[Stream]:
         """Of all requests that have not ended."""
-        return list(self._streams.values())
+        return self._streams.all()
 
     def is_entering(self, stream: Stream) -> bool:
         """Whether the engine has not taken its request in yet."""
-        return stream.request_id in self._entering
+        return self._streams.is_entering(stream.request_id)
 
     async def submit(
         self,
@@ -195,34 +185,18 @@ class AsyncEngine:
         """
         self._check_open()
         params = params or self.default_params
-        self._check_length(prompt)
-        self.admission.enter(params.n, client)
-        name = self._new_id()
-        stream = self._streams[name] = Stream(name, params.n, lambda: self._end(name), client)
-        if deadline is not None:
-            self._watch_deadline(stream, (self._loop.time() + deadline, deadline))
-        self._entering.add(name)
-        try:
+        check_length(prompt, self.plan.settings.max_model_len, self.tokenizer.longest_token)
+        stream = self._streams.open(params.n, client, deadline)
+        with self._streams.entering(stream, ends=True):
             if isinstance(prompt, str):
                 # Away from the loop, as a long prompt takes long; the tokenizer is safe to share.
                 prompt = await asyncio.to_thread(self.tokenizer.encode, prompt, add_special_tokens)
                 stream.raise_error()  # it may have ended meanwhile, and then must not begin
                 self._check_open()
-            stream.prompt_token_ids = list(prompt)
-            token_ids = stream.prompt_token_ids
+            name, token_ids = stream.request_id, list(prompt)
+            stream.prompt_token_ids = token_ids
             asked = Submit(name, token_ids, params, priority, cache_salt, media, client, pooling, self.whole)
-            adding = self._call(name, asked)
-            stream.on_error = lambda error: _set(adding, None, error)  # it may end while a long step runs
-            await adding
-        except BaseException as error:
-            if self._streams.pop(name, None) is not None:  # else it ended meanwhile, and was counted out
-                self.admission.give_back(params.n, client)
-                stream.end()
-            if not isinstance(error, Exception):
-                self._abandon(name)  # cancelled: it may have been added, or soon be
-            raise
-        finally:
-            self._entering.discard(name)
+            await self._handed_in(stream, asked)
         return stream
 
     async def _import(self, exported: bytes, given: Stream | None) -> Stream:
@@ -232,61 +206,21 @@ class AsyncEngine:
         if given is not None and given.ended:
             return given  # its reader left while it was on its way
         self._check()
-        client = moved.client if given is None else given.client
-        self.admission.enter(params.n, client)
-        name = self._new_id()
-        stream = Stream(name, params.n, lambda: None, client) if given is None else given
-        stream.pass_on(name, lambda: self._end(name))
         if given is None:
+            stream = self._streams.open(params.n, moved.client, None)
             stream.go_on_from(moved)
-        if stream.deadline is not None:
-            self._watch_deadline(stream, stream.deadline)
-        self._streams[name] = stream
-        self._entering.add(name)
-        try:
-            importing = self._call(name, Import(name, exported, params.guide, self.whole))
-            stream.on_error = lambda error: _set(importing, None, error)
-            await importing
-        except BaseException as error:
-            if self._streams.pop(name, None) is not None:
-                self.admission.give_back(params.n, client)
-                self._let_go(stream)
-                if given is None:
-                    stream.end()
-            if not isinstance(error, Exception):
-                self._abandon(name)
-            raise
-        finally:
-            self._entering.discard(name)
+        else:
+            stream = given
+            self._streams.go_on(stream)
+        with self._streams.entering(stream, ends=given is None):
+            await self._handed_in(stream, Import(stream.request_id, exported, params.guide, self.whole))
         return stream
 
-    def _hand_over(self, stream: Stream, handover: asyncio.Future[bool], delta: OutputDelta) -> None:
-        """The last gain of a request that another engine may go on with."""
-        assert delta.output is not None, "a request has an output when it ends"
-        passes = any(each.finish_reason == FinishReason.MOVED.value for each in delta.output.outputs)
-        if not passes:
-            stream.put(delta)
-            self._finish(delta.request_id, delta.output.error)  # which says so
-            return
-        gained = before_move(delta)
-        if gained is not None:
-            stream.put(gained)
-        del self._streams[delta.request_id]
-        self.admission.leave(stream.num_outputs, stream.client)
-        self._let_go(stream)
-        if not handover.done():
-            handover.set_result(True)
-
-    def _let_go(self, stream: Stream) -> None:
-        """A stream belongs to no engine: if its reader leaves now, no engine is told."""
-        stream.pass_on(stream.request_id, stream.end)
-        if stream.timer is not None:
-            stream.timer.cancel()
-            stream.timer = None
-
-    def _watch_deadline(self, stream: Stream, deadline: tuple[float, float]) -> None:
-        stream.deadline = deadline
-        stream.timer = self._loop.call_at(deadline[0], self._expire, stream.request_id, deadline[1])
+    async def _handed_in(self, stream: Stream, message: Submit | Import) -> None:
+        """Returns once the engine has taken a request in; raises why it does not."""
+        answered = self._calls.send(stream.request_id, message)
+        stream.on_error = lambda error: resolve(answered, None, error)  # it may end while a long step runs
+        await answered
 
     async def export(self, request_id: str) -> bytes | None:
         """Ends a request here, and returns what another engine of the same plan needs to go on with it; None if it has
@@ -296,9 +230,8 @@ class AsyncEngine:
         as `exported`. They hold the prompt.
         """
         self._check()
-        self._num_questions += 1
-        name = f"export-{self._num_questions}"
-        exported: bytes | None = await self._call(name, Export(name, request_id))
+        name = self._calls.new_name("export")
+        exported: bytes | None = await self._calls.send(name, Export(name, request_id))
         return exported
 
     async def import_(self, exported: bytes, *, stream: Stream | None = None) -> Stream:
@@ -335,8 +268,8 @@ class AsyncEngine:
         """Compiles a guide, while others are computed; requests that have it then begin at once. RequestError if that
         cannot be done."""
         self._check()
-        name = self._new_id()
-        await self._call(name, Compile(name, guide))
+        name = self._calls.new_name("compile")
+        await self._calls.send(name, Compile(name, guide))
 
     async def watch(self, timeout: float, on_change: Callable[[bool], None]) -> None:
         """Watches from now on whether the engine answers within `timeout` seconds. `on_change` is told when it stalls
@@ -361,17 +294,7 @@ class AsyncEngine:
 
     async def last_seen(self, patience: float = 1.0) -> Observation:
         """The engine's counts; if it does not give them within `patience` seconds, those that it gave last."""
-        last = None if self._heartbeat is None else self._heartbeat.last
-        if last is None:
-            return await self.observe()
-        if self.is_stalled:
-            return last
-        asked = asyncio.ensure_future(self.observe())
-        done, _ = await asyncio.wait([asked], timeout=patience)
-        if not done:
-            asked.cancel()
-            return last
-        return await asked
+        return await (self.observe() if self._heartbeat is None else self._heartbeat.look(patience))
 
     async def all_seen(self) -> dict[str, Observation]:
         """The counts of each engine behind this one, by its name, as `last_seen` has them."""
@@ -388,15 +311,7 @@ class AsyncEngine:
 
     async def _ask(self, question: Question) -> Any:
         self._check()
-        self._num_questions += 1
-        name = f"question-{self._num_questions}"  # not counted with requests, which the heartbeat would renumber
-        return await self._call(name, Ask(name, question))
-
-    def _call(self, name: str, message: Submit | Import | Export | Compile | Ask) -> asyncio.Future[Any]:
-        future = self._calls[name] = self._loop.create_future()
-        future.add_done_callback(lambda _: self._calls.pop(name, None))
-        self._process.send(message)
-        return future
+        return await self._calls.ask(question)
 
     async def stop(self) -> None:
         """Ends every request that is unfinished, with EngineStopped, and the process."""
@@ -404,11 +319,11 @@ class AsyncEngine:
         if self._heartbeat is not None:
             self._heartbeat.stop()
         for name in list(self._streams):
-            self._finish(name, EngineStopped("the engine was stopped before the request had ended"))
+            self._streams.finish(name, EngineStopped("the engine was stopped before the request had ended"))
         if self.plan.cache_files is not None and self.failure is None:
             with contextlib.suppress(Exception):  # it ends in any case
-                await asyncio.wait_for(self._call("close", Ask("close", "close")), SAVE_PATIENCE)
-        self._refuse_calls(EngineStopped("the engine was stopped"))
+                await asyncio.wait_for(self._calls.send("close", Ask("close", "close")), SAVE_PATIENCE)
+        self._calls.refuse_all(EngineStopped("the engine was stopped"))
         await self._process.end()
 
     def _check(self) -> None:
@@ -422,103 +337,34 @@ class AsyncEngine:
         if self._draining:
             raise EngineDraining("the engine moves its requests away, and takes none in")
 
-    def _check_length(self, prompt: str | Sequence[int]) -> None:
-        """Refuses at once what is too long in any case, since to find out by tokenizing it may take seconds."""
-        max_model_len = self.plan.settings.max_model_len
-        most = max_model_len * self.tokenizer.longest_token if isinstance(prompt, str) else max_model_len
-        if len(prompt) > most:
-            unit = "characters" if isinstance(prompt, str) else "tokens"
-            raise RequestError(
-                f"the prompt has {len(prompt)} {unit}, and max_model_len ({max_model_len}) has room for at most {most}"
-            )
-
-    def _new_id(self) -> str:
-        self._num_ids += 1
-        return f"async-{self._num_ids}"
-
-    def _end(self, request_id: str, error: Exception | None = None) -> None:
-        """Ends a request before its time; it may have ended already."""
-        if request_id in self._streams:
-            self._finish(request_id, error)
-            self._abandon(request_id)
-
-    def _finish(self, request_id: str, error: Exception | None = None) -> None:
-        """A request has ended."""
-        stream = self._streams.pop(request_id)
-        stream.end(error)
-        self.admission.leave(stream.num_outputs, stream.client)
-
-    def _abandon(self, request_id: str) -> None:
-        """Has the engine drop a request that nobody waits for."""
-        self._process.send(Abort(request_id))
-
-    def _expire(self, request_id: str, deadline: float) -> None:
-        self._end(request_id, DeadlineExceeded(f"the request did not end within its deadline of {deadline:g} seconds"))
-
     def _take(self, message: Any) -> None:
         """What the engine says."""
         match message:
             case Gained(deltas):
-                self._deliver(deltas)
+                self._streams.deliver(deltas)
             case Exported(call_id, request_id, exported):
                 if (own := self._streams.get(request_id)) is not None:
                     own.exported = exported or own.exported
-                if (future := self._calls.get(call_id)) is not None:
-                    _set(future, exported, None)
+                self._calls.answer(call_id, exported, None)
             case Reply(call_id, result, error):
-                if (future := self._calls.get(call_id)) is not None:  # else nobody waits for it any more
-                    _set(future, result, error)
+                self._calls.answer(call_id, result, error)
             case Ended(request_id, error):
                 if request_id in self._streams:
-                    self._finish(request_id, error)
+                    self._streams.finish(request_id, error)
             case _:
                 raise TypeError(f"no such message: {message!r}")
-
-    def _deliver(self, deltas: Sequence[OutputDelta]) -> None:
-        """Hands each stream what its request has gained."""
-        begin = time.thread_time()
-        for delta in deltas:
-            stream = self._streams.get(delta.request_id)
-            if stream is None:
-                continue
-            if delta.output is not None and stream.handover is not None:
-                self._hand_over(stream, stream.handover, delta)
-                continue
-            stream.put(delta)
-            if delta.output is not None:
-                self._finish(delta.request_id, delta.output.error)
-        self._settle(begin, _TURNS)
-
-    def _settle(self, begin: float, turns: int) -> None:
-        """Measures what gains cost the loop until those who wait for them have had their turn."""
-        if turns:
-            self._loop.call_soon(self._settle, begin, turns - 1)
-        else:
-            self._process.send(Settled(time.thread_time() - begin))
 
     def _fail(self, error: Exception) -> None:
         """Nothing will be computed any more."""
         self.failure = error
-        for name in self._streams.keys() - self._entering:  # of those, whoever hands them in is told
-            self._finish(name, _failed(error))
-        self._refuse_calls(_failed(error))
+        for stream in self.streams():
+            if not self.is_entering(stream):  # of those, whoever hands them in is told
+                self._streams.finish(stream.request_id, _failed(error))
+        self._calls.refuse_all(_failed(error))
         self.on_failure()
-
-    def _refuse_calls(self, error: Exception) -> None:
-        for future in list(self._calls.values()):
-            _set(future, None, error)
 
 
 def _failed(cause: Exception) -> EngineFailed:
     error = EngineFailed("the engine has failed and serves no more requests")
     error.__cause__ = cause
     return error
-
-
-def _set(future: asyncio.Future[Any], result: Any, error: BaseException | None) -> None:
-    if future.done():
-        return
-    if error is not None:
-        future.set_exception(error)
-    else:
-        future.set_result(result)

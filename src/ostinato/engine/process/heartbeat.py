@@ -41,6 +41,19 @@ class Heartbeat:
         self.last, self._last_time = observation, self._loop.time()
         self._set(False)
 
+    async def look(self, patience: float) -> Observation:
+        """What the engine answers now; if it does not within `patience` seconds, what it answered last."""
+        if self.last is None:
+            return await self._ask()
+        if self.is_stalled:
+            return self.last
+        asked = asyncio.ensure_future(self._ask())
+        done, _ = await asyncio.wait([asked], timeout=patience)
+        if not done:
+            asked.cancel()
+            return self.last
+        return await asked
+
     def stop(self) -> None:
         self._task.cancel()
 

@@ -17,8 +17,8 @@ from ostinato.engine.process.delivery import OutputDelta
 from ostinato.media.prompt import MediaPrompt
 from ostinato.models.pooling import PoolingKind
 from ostinato.observe.counts import Meter
-from ostinato.plan.model import VisionSpec
 from ostinato.plan.plan import Plan
+from ostinato.plan.vision import VisionSpec
 from ostinato.sample.guide import Guide
 from ostinato.sample.params import SamplingParams
 

@@ -14,7 +14,7 @@ from ostinato.graphs.buffers import EncoderBuffers
 from ostinato.graphs.encoder import EncoderGraphs
 from ostinato.media.item import MediaItem
 from ostinato.ops.step import EncoderInputs
-from ostinato.plan.model import VisionSpec
+from ostinato.plan.vision import VisionSpec
 from ostinato.schedule.batch import MediaToEncode
 
 

@@ -18,8 +18,8 @@ from ostinato.models.base import CausalLM
 from ostinato.ops.step import EncoderInputs, LayerMemory
 from ostinato.plan.encoder.choice import EncoderPlan
 from ostinato.plan.graphs.capture_plan import CapturePlan
-from ostinato.plan.model import VisionSpec
 from ostinato.plan.plan import Plan
+from ostinato.plan.vision import VisionSpec
 
 BACKENDS = {"tape": TapeBackend, "cuda": CudaBackend}
 """By the name that a plan has for them."""

@@ -29,8 +29,9 @@ from ostinato.ops.blocks.quantizers import BY_TORCH, native_quantizers
 from ostinato.ops.kernels import load_extension, select_ops
 from ostinato.ops.step import LayerMemory
 from ostinato.plan.cuts import ALONE
+from ostinato.plan.layers import LayerSpec
 from ostinato.plan.mixers import StateSpec
-from ostinato.plan.model import LayerSpec, ModelSpec
+from ostinato.plan.model import ModelSpec
 from ostinato.plan.plan import Plan
 from ostinato.sample.sampler import Project, Sampled, sample, sample_later
 from ostinato.schedule.batch import Batch, StepResult

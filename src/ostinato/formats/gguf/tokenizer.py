@@ -11,7 +11,8 @@ from ostinato.formats.gguf.pre_tokenizers import PRE_TOKENIZERS, PreTokenizer, b
 from ostinato.formats.gguf.sentencepiece import CONTROL, NORMAL, UNKNOWN, USER_DEFINED
 from ostinato.formats.gguf.texts import Texts
 
-_PREFIX = "tokenizer.ggml."
+PREFIX = "tokenizer.ggml."
+"""Of the keys of what a file says of its tokenizer."""
 MODELS = ("gpt2", "llama")
 """Byte-level BPE, and SentencePiece."""
 _ENDS = ("<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|eom_id|>", "<|end_of_text|>")
@@ -20,7 +21,7 @@ _ENDS = ("<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>"
 
 def tokenizer_of(header: Header) -> dict[str, Any]:
     """tokenizer.json. ModelError for a kind of tokenizer that is not implemented."""
-    kind = header.metadata.get(f"{_PREFIX}model")
+    kind = header.metadata.get(f"{PREFIX}model")
     if not isinstance(kind, str) or kind not in MODELS:
         raise ModelError(
             f"{header.path} has a tokenizer of model {kind!r}; implemented: 'gpt2' (byte-level BPE), 'llama' "
@@ -54,7 +55,7 @@ def _tokens(header: Header) -> tuple[list[str], list[int]]:
 
 def _texts(header: Header, name: str) -> list[str] | None:
     """None for what is no list of texts."""
-    value = header.metadata.get(f"{_PREFIX}{name}")
+    value = header.metadata.get(f"{PREFIX}{name}")
     if not isinstance(value, Texts | list):
         return None
     texts = list(value)
@@ -62,17 +63,17 @@ def _texts(header: Header, name: str) -> list[str] | None:
 
 
 def _numbers(header: Header, name: str) -> list[Any] | None:
-    value = header.metadata.get(f"{_PREFIX}{name}")
+    value = header.metadata.get(f"{PREFIX}{name}")
     if value is None:
         return None
     if not hasattr(value, "tolist"):
-        raise ModelError(f"{header.path} has {_PREFIX}{name} = {value!r:.60}, which should be a list of numbers")
+        raise ModelError(f"{header.path} has {PREFIX}{name} = {value!r:.60}, which should be a list of numbers")
     return list(value.tolist())
 
 
 def pre_tokenizer_of(header: Header) -> PreTokenizer:
     """Of byte-level BPE. ModelError for one that is not known."""
-    pre = header.metadata.get(f"{_PREFIX}pre", "default")
+    pre = header.metadata.get(f"{PREFIX}pre", "default")
     if not isinstance(pre, str) or pre not in PRE_TOKENIZERS:
         known = ", ".join(sorted(PRE_TOKENIZERS))
         raise ModelError(f"{header.path} has tokenizer.ggml.pre = {pre!r}; implemented: {known}")
@@ -102,10 +103,10 @@ def _sentencepiece(header: Header, tokens: list[str], kinds: list[int]) -> dict[
     scores = _numbers(header, "scores")
     if scores is None or len(scores) != len(tokens):
         raise ModelError(f"{header.path} has {len(tokens)} tokens and scores of {len(scores or ())}")
-    unknown = header.metadata.get(f"{_PREFIX}unknown_token_id", 0)
+    unknown = header.metadata.get(f"{PREFIX}unknown_token_id", 0)
     if type(unknown) is not int or not 0 <= unknown < len(tokens):
         raise ModelError(f"{header.path} has unknown_token_id = {unknown!r}, and {len(tokens)} tokens")
-    adds_space = bool(header.metadata.get(f"{_PREFIX}add_space_prefix", True))
+    adds_space = bool(header.metadata.get(f"{PREFIX}add_space_prefix", True))
     try:
         model = sentencepiece.sentencepiece_model(tokens, scores, kinds, unknown)
     except ModelError as error:
@@ -121,15 +122,15 @@ def _sentencepiece(header: Header, tokens: list[str], kinds: list[int]) -> dict[
 def tokenizer_config_of(header: Header) -> dict[str, Any]:
     """tokenizer_config.json: special tokens, whether texts begin or end with them, and the chat templates."""
     metadata = header.metadata
-    tokens = metadata.get(f"{_PREFIX}tokens") or ()
+    tokens = metadata.get(f"{PREFIX}tokens") or ()
     settings: dict[str, Any] = {}
     for name, key in (("bos_token", "bos"), ("eos_token", "eos"), ("unk_token", "unknown"), ("pad_token", "padding")):
-        number = metadata.get(f"{_PREFIX}{key}_token_id")
+        number = metadata.get(f"{PREFIX}{key}_token_id")
         if type(number) is int and 0 <= number < len(tokens):
             settings[name] = tokens[number]
-    begins = metadata.get(f"{_PREFIX}add_bos_token")
+    begins = metadata.get(f"{PREFIX}add_bos_token")
     settings["add_bos_token"] = _begins(metadata) if begins is None else begins
-    settings["add_eos_token"] = metadata.get(f"{_PREFIX}add_eos_token", False)
+    settings["add_eos_token"] = metadata.get(f"{PREFIX}add_eos_token", False)
     template = metadata.get("tokenizer.chat_template")
     others = {
         name.removeprefix("tokenizer.chat_template."): value
@@ -146,18 +147,18 @@ def tokenizer_config_of(header: Header) -> dict[str, Any]:
 
 def _begins(metadata: dict[str, Any]) -> bool:
     """Whether a text begins with `bos` where the file does not say."""
-    if metadata.get(f"{_PREFIX}model") == "llama":
+    if metadata.get(f"{PREFIX}model") == "llama":
         return True
-    pre = metadata.get(f"{_PREFIX}pre", "default")
+    pre = metadata.get(f"{PREFIX}pre", "default")
     return isinstance(pre, str) and pre in PRE_TOKENIZERS and PRE_TOKENIZERS[pre].begins
 
 
 def generation_config_of(header: Header) -> dict[str, Any]:
     """generation_config.json: every token that ends an output, and how the model's author samples."""
     metadata = header.metadata
-    names = [f"{_PREFIX}{key}_token_id" for key in ("eos", "eot", "eom")]
+    names = [f"{PREFIX}{key}_token_id" for key in ("eos", "eot", "eom")]
     ends = {value for name in names if type(value := metadata.get(name)) is int}
-    tokens, kinds = metadata.get(f"{_PREFIX}tokens"), _numbers(header, "token_type")
+    tokens, kinds = metadata.get(f"{PREFIX}tokens"), _numbers(header, "token_type")
     if ends and isinstance(tokens, Texts | list) and kinds is not None:
         numbers = [number for number, kind in enumerate(kinds[: len(tokens)]) if kind == CONTROL]
         control = {tokens[number]: number for number in numbers}

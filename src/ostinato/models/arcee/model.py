@@ -7,7 +7,8 @@ from ostinato.layers.feed_forward import MLP
 from ostinato.layers.module import Builder
 from ostinato.models.arcee.spec import ArceeHyperparameters
 from ostinato.models.decoder import Block, Decoder
-from ostinato.plan.model import LayerSpec, ModelSpec
+from ostinato.plan.layers import LayerSpec
+from ostinato.plan.model import ModelSpec
 
 
 class Arcee(Decoder):

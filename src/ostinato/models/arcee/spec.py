@@ -7,7 +7,8 @@ from typing import Any
 
 from ostinato.models.hyperparameters import activation, attention_spec, flag, integer, number, shared_fields
 from ostinato.models.rope import parse_rope
-from ostinato.plan.model import LayerSpec, ModelSpec
+from ostinato.plan.layers import LayerSpec
+from ostinato.plan.model import ModelSpec
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,9 @@ from ostinato.layers.mamba2 import Mamba2Mixer
 from ostinato.layers.module import Builder
 from ostinato.models.bamba.spec import BambaHyperparameters
 from ostinato.models.decoder import Block, Decoder
+from ostinato.plan.layers import AttentionSpec, LayerSpec
 from ostinato.plan.mixers import Mamba2Spec
-from ostinato.plan.model import AttentionSpec, LayerSpec, ModelSpec
+from ostinato.plan.model import ModelSpec
 
 NAMES = {"post_attention_layernorm": "pre_ff_layernorm", "mlp": "feed_forward"}
 

@@ -17,7 +17,9 @@ from ostinato.models.hyperparameters import (
     shared_fields,
 )
 from ostinato.models.rope import parse_rope
-from ostinato.plan.model import LayerSpec, ModelSpec, RopeSpec
+from ostinato.plan.layers import LayerSpec
+from ostinato.plan.model import ModelSpec
+from ostinato.plan.rope import RopeSpec
 
 ROTATED_PART = 0.5
 """Of each attention head; the architecture fixes it, and config.json need not say so."""

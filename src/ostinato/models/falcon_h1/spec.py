@@ -18,7 +18,8 @@ from ostinato.models.hyperparameters import (
     shared_fields,
 )
 from ostinato.models.rope import parse_rope
-from ostinato.plan.model import LayerSpec, ModelSpec
+from ostinato.plan.layers import LayerSpec
+from ostinato.plan.model import ModelSpec
 
 
 @dataclass(frozen=True)

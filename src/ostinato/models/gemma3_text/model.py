@@ -13,7 +13,8 @@ from ostinato.layers.norm import RMSNorm
 from ostinato.layers.rotary import Rotary
 from ostinato.models.base import Backbone, CausalLM
 from ostinato.models.gemma3_text.spec import LOCAL, Gemma3Hyperparameters
-from ostinato.plan.model import LayerSpec, ModelSpec
+from ostinato.plan.layers import LayerSpec
+from ostinato.plan.model import ModelSpec
 
 if TYPE_CHECKING:
     import torch

@@ -11,7 +11,9 @@ from ostinato.errors import ModelError
 from ostinato.models.hyperparameters import activation, attention_spec, flag, integer, number, shared_fields
 from ostinato.models.rope import parse_rope
 from ostinato.models.windows import FULL, SLIDING, layer_windows, window_kinds
-from ostinato.plan.model import LayerSpec, ModelSpec, RopeSpec
+from ostinato.plan.layers import LayerSpec
+from ostinato.plan.model import ModelSpec
+from ostinato.plan.rope import RopeSpec
 
 THETA, LOCAL_THETA = 1_000_000.0, 10_000.0
 HEADS, KEY_HEADS, HEAD_DIM, SCALAR, WINDOW, PATTERN, LONGEST = 8, 4, 256, 256, 4096, 6, 131072

@@ -11,8 +11,9 @@ from ostinato.layers.mamba2 import Mamba2Mixer
 from ostinato.layers.module import Builder, Module
 from ostinato.models.decoder import Block, Decoder
 from ostinato.models.granitemoehybrid.spec import GraniteMoeHybridHyperparameters
+from ostinato.plan.layers import AttentionSpec, ExpertsSpec, LayerSpec
 from ostinato.plan.mixers import Mamba2Spec
-from ostinato.plan.model import AttentionSpec, ExpertsSpec, LayerSpec, ModelSpec
+from ostinato.plan.model import ModelSpec
 
 if TYPE_CHECKING:
     import torch

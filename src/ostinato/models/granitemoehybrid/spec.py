@@ -19,7 +19,9 @@ from ostinato.models.hyperparameters import (
     top_k,
 )
 from ostinato.models.rope import parse_rope
-from ostinato.plan.model import ExpertsSpec, LayerSpec, ModelSpec, RopeSpec
+from ostinato.plan.layers import ExpertsSpec, LayerSpec
+from ostinato.plan.model import ModelSpec
+from ostinato.plan.rope import RopeSpec
 
 KINDS = {
     "mamba": "mamba2",

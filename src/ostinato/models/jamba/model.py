@@ -11,8 +11,9 @@ from ostinato.layers.mamba1 import Mamba1Mixer
 from ostinato.layers.module import Builder, Module
 from ostinato.models.decoder import Block, Decoder
 from ostinato.models.jamba.spec import JambaHyperparameters
+from ostinato.plan.layers import ExpertsSpec, LayerSpec
 from ostinato.plan.mixers import Mamba1Spec
-from ostinato.plan.model import ExpertsSpec, LayerSpec, ModelSpec
+from ostinato.plan.model import ModelSpec
 
 if TYPE_CHECKING:
     import torch

@@ -8,8 +8,9 @@ from typing import Any
 from ostinato.errors import ModelError
 from ostinato.models.hyperparameters import activation, attention_spec, flag, integer, number, shared_fields, top_k
 from ostinato.models.mamba.spec import time_step_rank
+from ostinato.plan.layers import ExpertsSpec, LayerSpec
 from ostinato.plan.mixers import Mamba1Spec
-from ostinato.plan.model import ExpertsSpec, LayerSpec, ModelSpec
+from ostinato.plan.model import ModelSpec
 
 
 @dataclass(frozen=True)

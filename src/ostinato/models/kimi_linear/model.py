@@ -12,8 +12,9 @@ from ostinato.layers.module import Builder, Module
 from ostinato.models.decoder import Block, Decoder
 from ostinato.models.kimi_linear.spec import KimiLinearHyperparameters
 from ostinato.models.sigmoid_router import Router
+from ostinato.plan.layers import ExpertsSpec, LayerSpec
 from ostinato.plan.mixers import GatedDeltaSpec
-from ostinato.plan.model import ExpertsSpec, LayerSpec, ModelSpec
+from ostinato.plan.model import ModelSpec
 
 if TYPE_CHECKING:
     import torch

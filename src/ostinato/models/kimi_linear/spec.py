@@ -18,8 +18,9 @@ from ostinato.models.hyperparameters import (
     number,
     shared_fields,
 )
+from ostinato.plan.layers import AttentionSpec, ExpertsSpec, LatentSizes, LayerSpec
 from ostinato.plan.mixers import GatedDeltaSpec
-from ostinato.plan.model import AttentionSpec, ExpertsSpec, LatentSizes, LayerSpec, ModelSpec
+from ostinato.plan.model import ModelSpec
 
 KINDS = {"linear_attention": "delta_net", "full_attention": "attention"}
 MLP_KINDS = {"dense": "dense", "sparse": "sparse"}

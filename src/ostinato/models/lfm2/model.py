@@ -8,8 +8,9 @@ from ostinato.layers.module import Builder, Module
 from ostinato.layers.short_conv import ShortConv
 from ostinato.models.decoder import Block, Decoder
 from ostinato.models.lfm2.spec import Lfm2Hyperparameters
+from ostinato.plan.layers import LayerSpec
 from ostinato.plan.mixers import ShortConvSpec
-from ostinato.plan.model import LayerSpec, ModelSpec
+from ostinato.plan.model import ModelSpec
 
 NAMES = {
     "input_layernorm": "operator_norm",

@@ -9,8 +9,9 @@ from typing import Any
 from ostinato.errors import ModelError
 from ostinato.models.hyperparameters import attention_spec, flag, flag_is, integer, layer_kinds, number, shared_fields
 from ostinato.models.rope import parse_rope
+from ostinato.plan.layers import LayerSpec
 from ostinato.plan.mixers import ShortConvSpec
-from ostinato.plan.model import LayerSpec, ModelSpec
+from ostinato.plan.model import ModelSpec
 
 KINDS = {"conv": "conv", "full_attention": "attention"}
 """Values of `layer_types`, and the kinds of layers."""

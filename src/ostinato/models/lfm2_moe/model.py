@@ -10,7 +10,7 @@ from ostinato.layers.module import Builder, Module
 from ostinato.models.decoder import Block
 from ostinato.models.lfm2.model import Lfm2, lfm2_block
 from ostinato.models.lfm2_moe.spec import Lfm2MoeHyperparameters
-from ostinato.plan.model import ExpertsSpec, LayerSpec
+from ostinato.plan.layers import ExpertsSpec, LayerSpec
 
 if TYPE_CHECKING:
     import torch

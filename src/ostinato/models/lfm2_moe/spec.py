@@ -9,7 +9,8 @@ from typing import Any
 from ostinato.errors import ModelError
 from ostinato.models.hyperparameters import flag, integer, number, top_k
 from ostinato.models.lfm2.spec import Lfm2Hyperparameters, lfm2_spec
-from ostinato.plan.model import ExpertsSpec, ModelSpec
+from ostinato.plan.layers import ExpertsSpec
+from ostinato.plan.model import ModelSpec
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,8 @@ from typing import Any
 
 from ostinato.models.hyperparameters import activation, attention_spec, flag, integer, number, shared_fields
 from ostinato.models.rope import DEFAULT_THETA, parse_rope
-from ostinato.plan.model import LayerSpec, ModelSpec
+from ostinato.plan.layers import LayerSpec
+from ostinato.plan.model import ModelSpec
 
 
 @dataclass(frozen=True)

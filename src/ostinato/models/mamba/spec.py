@@ -9,8 +9,9 @@ from typing import Any
 
 from ostinato.errors import ModelError
 from ostinato.models.hyperparameters import activation, flag, integer, number, shared_fields
+from ostinato.plan.layers import LayerSpec
 from ostinato.plan.mixers import Mamba1Spec
-from ostinato.plan.model import LayerSpec, ModelSpec
+from ostinato.plan.model import ModelSpec
 
 
 @dataclass(frozen=True)

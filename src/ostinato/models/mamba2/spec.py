@@ -7,8 +7,9 @@ from typing import Any
 
 from ostinato.errors import ModelError
 from ostinato.models.hyperparameters import activation, flag, integer, number, shared_fields, time_step_limit
+from ostinato.plan.layers import LayerSpec
 from ostinato.plan.mixers import Mamba2Spec
-from ostinato.plan.model import LayerSpec, ModelSpec
+from ostinato.plan.model import ModelSpec
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,9 @@ from ostinato.models.base import PredictionHead
 from ostinato.models.decoder import Decoder
 from ostinato.models.nemotron_h.spec import NemotronHHyperparameters
 from ostinato.models.sigmoid_router import Router
+from ostinato.plan.layers import LayerSpec
 from ostinato.plan.mixers import Mamba2Spec
-from ostinato.plan.model import LayerSpec, ModelSpec
+from ostinato.plan.model import ModelSpec
 
 if TYPE_CHECKING:
     import torch

@@ -16,8 +16,9 @@ from ostinato.models.hyperparameters import (
     shared_fields,
     time_step_limit,
 )
+from ostinato.plan.layers import AttentionSpec, ExpertsSpec, LayerSpec
 from ostinato.plan.mixers import Mamba2Spec
-from ostinato.plan.model import AttentionSpec, DrafterSpec, ExpertsSpec, LayerSpec, ModelSpec
+from ostinato.plan.model import DrafterSpec, ModelSpec
 
 KINDS = {
     "M": "mamba2", "mamba": "mamba2", "linear_attention": "mamba2",

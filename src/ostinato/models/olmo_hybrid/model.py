@@ -11,8 +11,9 @@ from ostinato.layers.module import Builder, Module
 from ostinato.layers.norm import RMSNorm
 from ostinato.models.decoder import Block, Decoder
 from ostinato.models.olmo_hybrid.spec import OlmoHybridHyperparameters
+from ostinato.plan.layers import AttentionSpec, LayerSpec
 from ostinato.plan.mixers import GatedDeltaSpec
-from ostinato.plan.model import AttentionSpec, LayerSpec, ModelSpec
+from ostinato.plan.model import ModelSpec
 
 if TYPE_CHECKING:
     import torch

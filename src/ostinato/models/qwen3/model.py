@@ -7,7 +7,8 @@ from ostinato.layers.feed_forward import GatedMLP
 from ostinato.layers.module import Builder, Module
 from ostinato.models.decoder import Block, Decoder
 from ostinato.models.qwen3.spec import Qwen3Hyperparameters
-from ostinato.plan.model import LayerSpec, ModelSpec
+from ostinato.plan.layers import LayerSpec
+from ostinato.plan.model import ModelSpec
 
 
 class Qwen3(Decoder):

@@ -10,7 +10,8 @@ from ostinato.models.decoder import Block
 from ostinato.models.qwen3_5_text.head import Qwen35Head
 from ostinato.models.qwen3_5_text.model import qwen35_block
 from ostinato.models.qwen3_vl.model import Qwen3VL
-from ostinato.plan.model import LayerSpec, ModelSpec
+from ostinato.plan.layers import LayerSpec
+from ostinato.plan.model import ModelSpec
 
 if TYPE_CHECKING:
     import torch

@@ -12,7 +12,8 @@ from ostinato.layers.norm import RMSNorm
 from ostinato.layers.rotary import AxialRotary, Rotary
 from ostinato.models.base import PredictionHead
 from ostinato.models.decoder import Block
-from ostinato.plan.model import LayerSpec, ModelSpec
+from ostinato.plan.layers import LayerSpec
+from ostinato.plan.model import ModelSpec
 from ostinato.plan.rope import axes, inverse_frequencies
 
 if TYPE_CHECKING:

@@ -11,8 +11,9 @@ from ostinato.layers.module import Builder, Module
 from ostinato.models.decoder import Block, Decoder
 from ostinato.models.qwen3_5_text.head import Qwen35Head
 from ostinato.models.qwen3_5_text.spec import Qwen35Hyperparameters
+from ostinato.plan.layers import LayerSpec
 from ostinato.plan.mixers import GatedDeltaSpec, StoredDeltaNet
-from ostinato.plan.model import LayerSpec, ModelSpec
+from ostinato.plan.model import ModelSpec
 
 
 class Qwen35(Decoder):

@@ -18,8 +18,9 @@ from ostinato.models.hyperparameters import (
     shared_fields,
 )
 from ostinato.models.rope import parse_rope
+from ostinato.plan.layers import LayerSpec
 from ostinato.plan.mixers import GatedDeltaSpec
-from ostinato.plan.model import DrafterSpec, LayerSpec, ModelSpec
+from ostinato.plan.model import DrafterSpec, ModelSpec
 
 KINDS = {"linear_attention": "delta_net", "full_attention": "attention"}
 """Values of `layer_types`, and the kinds of layers."""

@@ -10,7 +10,7 @@ from ostinato.layers.module import Builder, Module
 from ostinato.models.decoder import Block
 from ostinato.models.qwen3_5_text.model import Qwen35, qwen35_block
 from ostinato.models.qwen3_next.spec import Qwen3NextHyperparameters
-from ostinato.plan.model import ExpertsSpec, LayerSpec
+from ostinato.plan.layers import ExpertsSpec, LayerSpec
 
 if TYPE_CHECKING:
     import torch

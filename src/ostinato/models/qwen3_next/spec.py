@@ -8,8 +8,9 @@ from typing import Any
 
 from ostinato.models.hyperparameters import flag, integer, top_k
 from ostinato.models.qwen3_5_text.spec import Qwen35Hyperparameters, qwen35_spec
+from ostinato.plan.layers import ExpertsSpec
 from ostinato.plan.mixers import StoredDeltaNet
-from ostinato.plan.model import ExpertsSpec, ModelSpec
+from ostinato.plan.model import ModelSpec
 
 
 @dataclass(frozen=True)

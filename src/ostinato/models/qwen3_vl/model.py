@@ -12,7 +12,8 @@ from ostinato.models.base import Backbone, CausalLM
 from ostinato.models.decoder import Block
 from ostinato.models.qwen3.model import qwen3_block
 from ostinato.models.qwen3_vl.spec import Qwen3VLHyperparameters
-from ostinato.plan.model import LayerSpec, ModelSpec
+from ostinato.plan.layers import LayerSpec
+from ostinato.plan.model import ModelSpec
 from ostinato.plan.rope import axes, inverse_frequencies
 
 if TYPE_CHECKING:

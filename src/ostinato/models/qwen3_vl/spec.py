@@ -19,7 +19,10 @@ from ostinato.models.hyperparameters import (
 )
 from ostinato.models.qwen3.spec import hyperparameters
 from ostinato.models.rope import parse_rope, with_sections
-from ostinato.plan.model import LayerSpec, ModelSpec, RopeSpec, VisionSpec
+from ostinato.plan.layers import LayerSpec
+from ostinato.plan.model import ModelSpec
+from ostinato.plan.rope import RopeSpec
+from ostinato.plan.vision import VisionSpec
 
 TEXT_THETA = 500000.0
 SECTIONS = (24, 20, 20)

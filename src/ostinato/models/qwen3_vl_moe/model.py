@@ -10,7 +10,7 @@ from ostinato.layers.module import Builder, Module
 from ostinato.models.decoder import Block
 from ostinato.models.qwen3.model import qwen3_block
 from ostinato.models.qwen3_vl.model import Qwen3VL
-from ostinato.plan.model import ExpertsSpec, LayerSpec
+from ostinato.plan.layers import ExpertsSpec, LayerSpec
 
 if TYPE_CHECKING:
     import torch

@@ -9,7 +9,8 @@ from ostinato.errors import ModelError
 from ostinato.models.hyperparameters import attention_spec, flag, integer, top_k
 from ostinato.models.qwen3.spec import hyperparameters
 from ostinato.models.qwen3_vl.spec import part, vl_spec
-from ostinato.plan.model import ExpertsSpec, LayerSpec, ModelSpec
+from ostinato.plan.layers import ExpertsSpec, LayerSpec
+from ostinato.plan.model import ModelSpec
 
 
 def model_spec(config: dict[str, Any]) -> ModelSpec:

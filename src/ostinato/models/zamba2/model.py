@@ -13,8 +13,9 @@ from ostinato.layers.norm import RMSNorm
 from ostinato.models.base import Backbone, CausalLM
 from ostinato.models.zamba2.shared import Adapters, SharedBlock
 from ostinato.models.zamba2.spec import Zamba2Hyperparameters
+from ostinato.plan.layers import LayerSpec
 from ostinato.plan.mixers import Mamba2Spec
-from ostinato.plan.model import LayerSpec, ModelSpec
+from ostinato.plan.model import ModelSpec
 
 if TYPE_CHECKING:
     import torch

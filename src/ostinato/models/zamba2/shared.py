@@ -10,7 +10,7 @@ from ostinato.layers.linear import Linear, PackedLinear
 from ostinato.layers.module import Builder, Module
 from ostinato.layers.norm import RMSNorm
 from ostinato.models.zamba2.spec import Zamba2Hyperparameters
-from ostinato.plan.model import AttentionSpec
+from ostinato.plan.layers import AttentionSpec
 
 if TYPE_CHECKING:
     import torch

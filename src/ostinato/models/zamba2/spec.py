@@ -18,8 +18,9 @@ from ostinato.models.hyperparameters import (
     time_step_limit,
 )
 from ostinato.models.rope import parse_rope
+from ostinato.plan.layers import AttentionSpec, LayerSpec
 from ostinato.plan.mixers import Mamba2Spec
-from ostinato.plan.model import AttentionSpec, LayerSpec, ModelSpec
+from ostinato.plan.model import ModelSpec
 
 KINDS = {"linear_attention": "mamba2", "mamba": "mamba2", "hybrid": "hybrid"}
 DEFAULT_LAYERS, DEFAULT_USES = 54, (6, 12, 18, 24, 30, 36, 42, 47, 51)

@@ -20,7 +20,8 @@ from ostinato.plan.encoder.needs import (
 )
 from ostinato.plan.kernels import KernelChoice, ops_of
 from ostinato.plan.limits import Limits
-from ostinato.plan.model import ModelSpec, VisionSpec
+from ostinato.plan.model import ModelSpec
+from ostinato.plan.vision import VisionSpec
 from ostinato.size_lists import BUDGETS
 
 EncoderGraphMode = Literal["none", "auto", "always"]

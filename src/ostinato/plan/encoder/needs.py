@@ -10,9 +10,11 @@ from ostinato.ops.facts import Backend, called_by
 from ostinato.ops.scratch import native_encoder_attention
 from ostinato.ops.step import ENCODER_TABLE, encoder_sizes, table_bytes
 from ostinato.ops.triton_scratch import linear
+from ostinato.plan.layers import LayerSpec
 from ostinato.plan.memory.kernel_scratch import native_scratch
 from ostinato.plan.memory.torch_memory import pool_bytes
-from ostinato.plan.model import DTYPE_BYTES, LayerSpec, VisionSpec
+from ostinato.plan.model import DTYPE_BYTES
+from ostinato.plan.vision import VisionSpec
 from ostinato.units import MiB
 
 ENCODER_OPS = called_by("encoder") | {"axial_angles", "linear"}

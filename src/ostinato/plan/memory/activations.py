@@ -7,9 +7,10 @@ from collections.abc import Collection
 
 from ostinato.ops.facts import called_by
 from ostinato.plan.calls import NO_CALLS
+from ostinato.plan.layers import LayerSpec
 from ostinato.plan.memory.kernel_scratch import native_scratch, reference_scratch, triton_scratch
 from ostinato.plan.memory.passes import Pass, drafter_pass, own_pass
-from ostinato.plan.model import DTYPE_BYTES, LayerSpec, ModelSpec
+from ostinato.plan.model import DTYPE_BYTES, ModelSpec
 
 LOGIT_COPIES = 9
 """Floats per logit while sampling: raw, float32 and processed copies, and a sort with its 64-bit indices; 8

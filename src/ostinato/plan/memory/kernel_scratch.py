@@ -8,8 +8,8 @@ from functools import partial
 from ostinato.ops import triton_scratch as rules
 from ostinato.ops.facts import OPERATIONS, with_asked
 from ostinato.ops.scratch import Scratch
+from ostinato.plan.layers import LayerSpec
 from ostinato.plan.mixers import operations_of
-from ostinato.plan.model import LayerSpec
 
 
 def native_scratch(

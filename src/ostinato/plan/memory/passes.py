@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from ostinato.plan.layers import LayerSpec
 from ostinato.plan.mixers import Mixer
-from ostinato.plan.model import LayerSpec, ModelSpec
+from ostinato.plan.model import ModelSpec
 
 
 @dataclass(frozen=True)

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import math
-from typing import Literal
 
+from ostinato.cache.placement import StateCacheMode
 from ostinato.config import EngineConfig
 from ostinato.errors import ConfigError, Remedy
 from ostinato.plan.decision import Decision
 from ostinato.plan.model import ModelSpec
-
-StateCacheMode = Literal["none", "align", "all"]
 
 MODES = ("auto", "none", "align", "all")
 LEAST_STATE_BLOCK_SIZE = 256

@@ -9,9 +9,9 @@ from ostinato.config import EngineConfig, Speculative
 from ostinato.errors import ConfigError, Remedy
 from ostinato.plan.decision import Decision, without_effect
 from ostinato.plan.memory.cache_split import kv_block_bytes, slots_per_request, state_slot_bytes
-from ostinato.plan.model import DrafterSpec, ModelSpec, RopeSpec
+from ostinato.plan.model import DrafterSpec, ModelSpec
 from ostinato.plan.quantization import AnyQuantization, BlockQuantization
-from ostinato.plan.rope import resolve_rope
+from ostinato.plan.rope import RopeSpec, resolve_rope
 from ostinato.plan.speculation.widths import draft_numbers
 
 Method = Literal["ngram", "mtp", "draft"]

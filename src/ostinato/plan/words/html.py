@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import fields
 from html import escape
 from typing import Any
 
+from ostinato.plan.limits import Limits
 from ostinato.units import format_bytes
 
 _CELL = "text-align: left; vertical-align: top; white-space: pre-wrap"
@@ -28,8 +30,7 @@ def plan_html(plan: Mapping[str, Any]) -> str:
     about = (
         f"{model['architecture']}, {model['parameters']:,} parameters, {plan['settings']['dtype']} on {device['name']}"
     )
-    limits = ("max_num_seqs", "max_num_batched_tokens", "max_model_len")
-    rows = [(name, f"{plan['settings'][name]:,}") for name in limits]
+    rows = [(each.name, f"{plan['settings'][each.name]:,}") for each in fields(Limits)]
     rows += [(name, format_bytes(memory[name])) for name in ("weights", "activations")]
     rows += [(name, f"{memory[f'num_{name}']:,}") for name in ("blocks", "slots")]
     decisions = [

@@ -11,6 +11,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from ostinato.config import BYTE_SETTINGS
 from ostinato.plan.cache_files import CacheFilesPlan
 from ostinato.plan.decision import Decision
 from ostinato.plan.memory.cache_split import MemoryPlan
@@ -20,9 +21,6 @@ from ostinato.plan.words.render_graphs import graph_rows
 from ostinato.plan.words.render_speculative import speculation_rows
 from ostinato.plan.words.render_times import time_rows
 from ostinato.units import format_bytes
-
-BYTE_TOPICS = ("cache_memory", "cache_offload")
-"""Decisions whose values are bytes."""
 
 
 def print_plan(plan: Plan, console: Console) -> None:
@@ -217,7 +215,7 @@ def _decisions(plan: Plan) -> RenderableType:
 def _value(decision: Decision, value: Any) -> str:
     if value is None:
         return "open"
-    return _bytes(value) if decision.topic in BYTE_TOPICS else str(value)
+    return _bytes(value) if decision.topic in BYTE_SETTINGS else str(value)
 
 
 def _bytes(count: int) -> str:

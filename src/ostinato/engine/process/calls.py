@@ -1,0 +1,58 @@
+"""What the engine was asked and has not answered yet."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+from ostinato.engine.process.messages import Ask, Compile, Export, Import, Question, Submit
+
+
+class Calls:
+    """Messages to the engine that it answers, each under a name of its own. Used on one event loop."""
+
+    def __init__(self, send: Callable[[Any], None]) -> None:
+        self._send = send
+        self._loop = asyncio.get_running_loop()
+        self._unanswered: dict[str, asyncio.Future[Any]] = {}
+        self._num_named = 0
+
+    def __len__(self) -> int:
+        return len(self._unanswered)
+
+    def new_name(self, kind: str) -> str:
+        """For a call that is no request. It is not counted with those, which the heartbeat would renumber."""
+        self._num_named += 1
+        return f"{kind}-{self._num_named}"
+
+    def send(self, name: str, message: Submit | Import | Export | Compile | Ask) -> asyncio.Future[Any]:
+        """Sends a call; what it gives is the answer."""
+        future = self._unanswered[name] = self._loop.create_future()
+        future.add_done_callback(lambda _: self._unanswered.pop(name, None))
+        self._send(message)
+        return future
+
+    def ask(self, question: Question) -> asyncio.Future[Any]:
+        name = self.new_name("question")
+        return self.send(name, Ask(name, question))
+
+    def answer(self, name: str, result: Any, error: BaseException | None) -> None:
+        """The engine has answered, if anybody waits for it still."""
+        if (future := self._unanswered.get(name)) is not None:
+            resolve(future, result, error)
+
+    def refuse_all(self, error: Exception) -> None:
+        """The engine will answer no more."""
+        for future in list(self._unanswered.values()):
+            resolve(future, None, error)
+
+
+def resolve(future: asyncio.Future[Any], result: Any, error: BaseException | None) -> None:
+    """Gives a call its answer, unless it has one or nobody waits for it."""
+    if future.done():
+        return
+    if error is not None:
+        future.set_exception(error)
+    else:
+        future.set_result(result)

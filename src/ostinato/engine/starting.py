@@ -1,0 +1,89 @@
+"""What an engine starts with: the process that it may use, what the checkpoint asks for, and the model, on one rank or
+several."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ostinato.engine.run.runner import Runner, StartProgress
+from ostinato.engine.text.tokenizer import Tokenizer, load_tokenizer
+from ostinato.errors import ConfigError, ForkError, ModelError, Remedy, RequestError
+from ostinato.models.checkpoint import resolve_model_dir
+from ostinato.observe.phases import Phases
+from ostinato.plan.plan import Plan
+from ostinato.sample.params import SamplingParams
+
+if TYPE_CHECKING:
+    from ostinato.engine.ranks.leader import Leader
+    from ostinato.plan.model import ModelSpec
+
+_pid: int | None = None
+"""The process whose engines have threads."""
+
+
+def check_process() -> None:
+    """ForkError if the threads that torch and the kernels have started are another process's."""
+    global _pid
+    if _pid is not None and _pid != os.getpid():
+        raise ForkError(f"process {_pid} has made an engine, and process {os.getpid()} is a fork of it")
+    _pid = os.getpid()
+
+
+def start_model(
+    plan: Plan,
+    spec: ModelSpec,
+    directory: Path | None,
+    draft_directory: Path | None,
+    progress: StartProgress,
+    phases: Phases,
+) -> tuple[Runner, Leader | None]:
+    """The model with its weights and the graphs that are captured at the start, and the leader of the other ranks,
+    where several share the model. Random weights without `directory`."""
+    leader = _start_ranks(plan, spec, directory)
+    try:
+        group = None if leader is None else leader.group
+        runner = Runner(plan, spec, directory, progress, draft_directory, phases, group)
+        if leader is not None:
+            leader.wait_ready()
+            runner.together = leader.together
+        if plan.settings.capture == "startup":
+            runner.capture(progress)
+    except BaseException:
+        if leader is not None:
+            leader.close()
+        raise
+    return runner, leader
+
+
+def _start_ranks(plan: Plan, spec: ModelSpec, directory: Path | None) -> Leader | None:
+    if spec.ranks == 1:
+        return None
+    from ostinato.engine.ranks.leader import Leader  # which takes torch's distributed part, a part of a second
+
+    return Leader(plan, spec, directory)
+
+
+def draft_directory_of(plan: Plan, tokenizer: Tokenizer) -> Path | None:
+    """That of the draft model, if there is one. ConfigError if its tokens stand for other texts."""
+    if plan.speculative is None or plan.speculative.model is None:
+        return None
+    directory = resolve_model_dir(plan.speculative.model, download_dir=plan.settings.download_dir)
+    if not tokenizer.agrees_with(load_tokenizer(directory)):
+        k = plan.speculative.num_speculative_tokens
+        message = (
+            f"the draft model {plan.speculative.model} has other tokens than the model, though as many: its drafts "
+            "would be other texts; choose a draft model with the same tokenizer, or another method"
+        )
+        raise ConfigError(message, [Remedy("speculative", f"ngram:{k}")])
+    return directory
+
+
+def default_params_of(tokenizer: Tokenizer, directory: Path) -> SamplingParams:
+    """What generation_config.json asks for. ModelError if that cannot be done."""
+    try:
+        return SamplingParams(**tokenizer.sampling_defaults)
+    except RequestError as error:
+        path = directory / "generation_config.json"
+        raise ModelError(f"{path} asks for sampling that cannot be done: {error.message}") from None

@@ -1,0 +1,84 @@
+"""The steps in flight, and the memory of requests that ended while such a step writes to it."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+
+from ostinato.cache.encoder_cache import EncoderCache
+from ostinato.cache.manager import CacheManager
+from ostinato.schedule.batch import Batch
+from ostinato.schedule.request import Request
+
+
+@dataclass(frozen=True, slots=True)
+class InFlight:
+    """A step that was scheduled and is not over."""
+
+    batch: Batch
+    requests: list[Request]
+    is_ahead: bool = False
+    """Whether it was scheduled before the step in front of it was over."""
+
+
+class Flight:
+    """None, one, or one and the step ahead of it. Gives back what requests hold, as soon as no step writes to it."""
+
+    def __init__(self, cache: CacheManager, encoder_cache: EncoderCache | None) -> None:
+        self._cache, self._encoder_cache = cache, encoder_cache
+        self._steps: list[InFlight] = []
+        self._ended: dict[str, bool] = {}
+        """Requests that hold memory though they have ended, and whether what they hold is suspect."""
+
+    def __len__(self) -> int:
+        return len(self._steps)
+
+    def __iter__(self) -> Iterator[InFlight]:
+        return iter(self._steps)
+
+    @property
+    def first(self) -> InFlight:
+        """The step that is over first."""
+        assert self._steps, "there is no step in flight"
+        return self._steps[0]
+
+    @property
+    def ended(self) -> Collection[str]:
+        """The ids of requests that have ended, and to whose memory a step in flight still writes."""
+        return self._ended.keys()
+
+    def has(self, batch: Batch) -> bool:
+        return any(step.batch is batch for step in self._steps)
+
+    def start(self, step: InFlight) -> None:
+        self._steps.append(step)
+
+    def end_first(self) -> None:
+        """The first step is over."""
+        del self._steps[0]
+        if self._ended:
+            written = self._written()
+            for request_id in [id for id in self._ended if id not in written]:
+                self._give_back(request_id, self._ended.pop(request_id))
+
+    def end_all(self) -> None:
+        """The first step is over, and what is behind it with it."""
+        del self._steps[1:]
+        self.end_first()
+
+    def release(self, request_id: str, is_suspect: bool = False) -> None:
+        """Take back all that a request holds: now, or after a step in flight that may write to it. `is_suspect`:
+        whether a step that failed may have written it."""
+        if request_id in self._written():
+            self._ended[request_id] = is_suspect
+        else:
+            self._give_back(request_id, is_suspect)
+
+    def _written(self) -> set[str]:
+        """The requests to whose memory steps in flight write."""
+        return {row.request_id for step in self._steps for row in step.batch.rows}
+
+    def _give_back(self, request_id: str, is_suspect: bool) -> None:
+        self._cache.release(request_id)
+        if self._encoder_cache is not None:
+            self._encoder_cache.release(request_id, is_suspect)

@@ -1,0 +1,26 @@
+"""The ways to break the cache that `tools/mutate_cache.py` tries follow the code that they break."""
+
+from __future__ import annotations
+
+import ast
+import runpy
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import ostinato
+
+PACKAGE = Path(ostinato.__file__).parent
+TOOL = Path(__file__).parents[2] / "tools" / "cache_mutations.py"
+MUTATIONS = runpy.run_path(str(TOOL))["MUTATIONS"]
+
+
+@pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda each: each.what)
+def test_the_text_that_a_mutation_edits_stands_once_in_its_file(mutation: Any) -> None:
+    source = whole = (PACKAGE / mutation.path).read_text()
+    for before, after in mutation.edits:
+        assert source.count(before) == 1, before
+        source = source.replace(before, after)
+    assert source != whole
+    ast.parse(source)
