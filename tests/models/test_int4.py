@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
-from ostinato import ConfigError, EngineConfig
+from ostinato import LLM, ConfigError, EngineConfig, SamplingParams
 from ostinato.layers.build import BlockView, checkpoint_views
 from ostinato.models.checkpoint import load_spec, model_spec
 from ostinato.models.loader import SINGLE, load_weights
@@ -22,7 +23,7 @@ from ostinato.plan.weights import Weight
 from ostinato.verify.logits import compare_logits
 from tests.models.test_checkpoint_specs import LLAMA
 from tests.models.test_quantization import PLAIN, build, dequantized, make_engine, spec_of, tokens, values
-from tests.support.checkpoints import checkpoint, random_prompt
+from tests.support.checkpoints import checkpoint, random_prompt, recipe
 from tests.support.plan_cases import GIB, cpu
 from tests.support.quantized_checkpoints import compressed
 
@@ -158,3 +159,17 @@ def test_logits_are_nearly_those_of_the_weights_before() -> None:
     # Of random weights in many layers: what each loses adds up.
     assert 0 < loss.mean_difference < 0.2
     assert 0 < loss.kl_divergence < 0.5
+
+
+def test_a_head_drafts_where_the_embedding_is_blocks_too() -> None:
+    """Rows of blocks are of other sizes than hidden states."""
+    config = recipe("qwen3_5_text_head")
+    assert config.tie_word_embeddings
+    settings: dict[str, Any] = {"quantization": "int4_g32", "cache_memory": "16MiB", "threads": 1, "dtype": "float32"}
+    greedy = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
+    outputs = [
+        LLM(str(checkpoint("qwen3_5_text_head")), **settings, **drafts).generate([list(range(5, 30))], greedy)
+        for drafts in ({}, {"speculative": "mtp:2", "speculative_adaptive": "off"})
+    ]
+    plain, drafted = (each[0].outputs[0].token_ids for each in outputs)
+    assert plain == drafted

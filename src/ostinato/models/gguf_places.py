@@ -33,9 +33,9 @@ def tensors_of_places(
     found: dict[str, TensorPlace] = {}
     unexpected, misshapen = [], []
     for tensor in header.tensors.values():
-        known = named[tensor.name]
-        name = None if known is None else model.checkpoint_name(known)
-        if tensor.name == ROPE_FACTORS or (known is not None and name is None):  # known, and not loaded
+        stored_as = named[tensor.name]
+        name = None if stored_as is None else model.checkpoint_name(stored_as)
+        if tensor.name == ROPE_FACTORS or (stored_as is not None and name is None):  # known, and not loaded
             continue
         if name is None or name not in places or name in found:
             unexpected.append(tensor.name)

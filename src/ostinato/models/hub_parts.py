@@ -83,16 +83,17 @@ def _wanted(model: str, revision: str | None, patterns: dict[str, Any], blobs: P
     from huggingface_hub.utils import filter_repo_objects
 
     info = HfApi().model_info(model, revision=revision, files_metadata=True)
-    large = [each for each in info.siblings or () if each.lfs is not None and each.lfs.size >= LARGE]
-    for file in filter_repo_objects(large, key=lambda each: each.rfilename, **patterns):
-        if (blobs / file.lfs.sha256).exists():
+    large = {each.rfilename: each.lfs for each in info.siblings or () if each.lfs and each.lfs.size >= LARGE}
+    for name in filter_repo_objects(large, **patterns):
+        lfs = large[name]
+        if (blobs / lfs.sha256).exists():
             continue
-        url = hf_hub_url(model, file.rfilename, revision=info.sha)
+        url = hf_hub_url(model, name, revision=info.sha)
         found = get_hf_file_metadata(url)
         is_of_xet = getattr(found, "xet_file_data", None) is not None and is_xet_available()
-        if found.etag == file.lfs.sha256 and not is_of_xet:
+        if found.etag == lfs.sha256 and not is_of_xet:
             is_of_hub = urlsplit(found.location).netloc == urlsplit(url).netloc
-            yield _File(file.rfilename, found.location, is_of_hub, file.lfs.size, file.lfs.sha256)
+            yield _File(name, found.location, is_of_hub, lfs.size, lfs.sha256)
 
 
 @contextmanager
