@@ -116,7 +116,8 @@ def shrink(engine: Engine, num_blocks: int, num_slots: int) -> None:
     )
     engine.plan = replace(engine.plan, memory=memory)
     speculation = engine.speculation
-    engine.scheduler = make_scheduler(engine.plan, None if speculation is None else speculation.controller.choose)
+    scheduler = make_scheduler(engine.plan, None if speculation is None else speculation.controller.choose)
+    engine.scheduler = engine.unfinished._scheduler = engine._steps._scheduler = scheduler
 
 
 def add(engine: Engine, case: Case, prompt_logprobs: bool = False, salt: str | None = None) -> RequestOutput:
