@@ -359,8 +359,10 @@ def test_a_source_that_is_killed_while_it_keeps_a_request_ends_its_stream_as_los
 
             two.hosts["b"].moves.fetch = fetch
             draining = asyncio.ensure_future(two.hosts["a"].drain(PATIENCE))
+            while not two.hosts["a"].moves.departures.num_kept:
+                two.probes["a"].allowed = two.probes["a"].steps + 1
+                await asyncio.sleep(0.005)
             two.probes["a"].go()
-            await two.until(lambda: two.hosts["a"].moves.departures.num_kept == 1)
             two.kill("a")
             await two.until(lambda: list(two.replicas.states) == ["b"])
             assert not stream.ended, "the other one may have it"
