@@ -63,7 +63,7 @@ from ostinato.plan.quantization_setting import with_quantization
 from ostinato.plan.reasons import cache_decisions, even_if_lowered, explain, limit_decisions, why_graphs_are_smaller
 from ostinato.plan.search import largest
 from ostinato.plan.settings import choose_dtype, choose_ssm_state_dtype, choose_threads
-from ostinato.plan.speculation.drafter import mapped_drafter_bytes, with_drafter
+from ostinato.plan.speculation.drafter import with_drafter
 from ostinato.units import GiB
 
 DEFAULT_MEMORY_UTILIZATION = {"cuda": 0.9, "cpu": 1.0}
@@ -368,7 +368,7 @@ def _budget(
         kv_block=kv_block_bytes(model, config.block_size, dtype),
         state_slot=state_slot_bytes(model, dtype, ssm_state_dtype),
         slots_per_request=slots_per_request(config.num_speculative_tokens),
-        mapped_weights=model.mapped_bytes + mapped_drafter_bytes(model),
+        mapped_weights=model.mapped_bytes + (0 if model.drafter is None else model.drafter.mapped_bytes),
         # A model without state needs no checkpoints to hit.
         holds_prefixes=config.enable_prefix_caching and (mode != "none" or not model.keeps_state),
         expected_prefix_tokens=config.expected_prefix_tokens,

@@ -66,8 +66,11 @@ class DrafterSpec:
 
     @property
     def mapped_bytes(self) -> int:
-        """Of `weight_bytes`, those of a draft model that stay in the pages of its file."""
-        return 0 if self.model is None else self.model.mapped_bytes
+        """Of `weight_bytes`, those that stay in the pages of a file: of a prediction head, the model's own file."""
+        if self.model is not None:
+            return self.model.mapped_bytes
+        chosen = self.quantization
+        return chosen.mapped_bytes(self.table) if isinstance(chosen, BlockQuantization) else 0
 
     @property
     def table(self) -> Iterator[Weight]:

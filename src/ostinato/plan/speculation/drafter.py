@@ -10,7 +10,7 @@ from ostinato.errors import ConfigError, Remedy
 from ostinato.plan.decision import Decision, without_effect
 from ostinato.plan.memory.cache_split import kv_block_bytes, slots_per_request, state_slot_bytes
 from ostinato.plan.model import DrafterSpec, ModelSpec
-from ostinato.plan.quantization import AnyQuantization, BlockQuantization
+from ostinato.plan.quantization import AnyQuantization
 from ostinato.plan.rope import RopeSpec, resolve_rope
 from ostinato.plan.speculation.widths import draft_numbers
 
@@ -81,18 +81,6 @@ def with_drafter(config: EngineConfig, model: ModelSpec, draft: ModelSpec | None
         raise _other_vocabulary(speculative, model, draft)
     drafter = DrafterSpec("draft", draft.layers, 0, draft.weights, draft.ops, draft)
     return replace(model, drafter=drafter)
-
-
-def mapped_drafter_bytes(model: ModelSpec) -> int:
-    """Of the weights of what makes drafts, bytes that stay in the pages of a file: the model's own for a prediction
-    head."""
-    drafter = model.drafter
-    if drafter is None:
-        return 0
-    if drafter.model is not None:
-        return drafter.model.mapped_bytes
-    chosen = drafter.quantization
-    return chosen.mapped_bytes(drafter.table) if isinstance(chosen, BlockQuantization) else 0
 
 
 def plan_speculation(
