@@ -24,7 +24,8 @@ TEMPLATE = """{% for tool in tools or [] %}type {{ tool.function.name }} = {{ to
 {% endfor %}{% for message in messages %}{% if message.role == 'assistant' %}
 {%- if message.thinking %}<|start|>assistant<|channel|>analysis<|message|>{{ message.thinking }}<|end|>{% endif %}
 {%- if message.tool_calls %}{% set call = message.tool_calls[0].function -%}
-<|start|>assistant to=functions.{{ call.name }}<|channel|>commentary json<|message|>{{ call.arguments | tojson }}<|call|>
+<|start|>assistant to=functions.{{ call.name }}<|channel|>commentary json<|message|>
+{{- call.arguments | tojson }}<|call|>
 {%- else %}<|start|>assistant<|channel|>final<|message|>{{ message.content }}<|end|>{% endif %}
 {%- else %}<|start|>{{ message.role }}<|message|>{{ message.content }}<|end|>{% endif %}{% endfor %}
 {%- if add_generation_prompt %}<|start|>assistant{% endif %}"""

@@ -254,7 +254,8 @@ async def answer(
     events: Callable[[], AsyncIterator[bytes]],
     whole: Callable[[], Coroutine[Any, Any, str | bytes | list[bytes]]],
 ) -> Response:
-    """The response to `request`: events as they come, or JSON once it is whole, perhaps in pieces. `run` ends with it."""
+    """The response to `request`: events as they come, or JSON once it is whole, perhaps in pieces. `run` ends with
+    it."""
     if stream:
         return EventStream(events(), run.close)
     try:

@@ -1,4 +1,4 @@
-"""Answers that may be as large as what a client sent: sent piece by piece, since to join or copy all of it at once would
+"""Answers that may be as large as what a client sent: sent piece by piece, since joining or copying it all at once would
 hold the event loop."""
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ class PiecedJson(Response):
         self.headers["content-length"] = str(sum(map(len, pieces)))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        del scope, receive
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         for piece in self.pieces:
             await send({"type": "http.response.body", "body": piece, "more_body": True})

@@ -66,7 +66,7 @@ class PythonSyntax:
 
 @dataclass(frozen=True, slots=True)
 class ChannelSyntax:
-    """A message to `functions.NAME` whose text is JSON arguments, in an answer that is all messages (`chat/channels.py`)."""
+    """A message to `functions.NAME` whose text is JSON arguments; the answer is all messages (`chat/channels.py`)."""
 
 
 Syntax = JsonSyntax | NamedSyntax | TagSyntax | PythonSyntax | ChannelSyntax
