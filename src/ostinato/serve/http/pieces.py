@@ -1,5 +1,5 @@
-"""Answers that may be as large as what a client sent: sent piece by piece, since joining or copying it all at once would
-hold the event loop."""
+"""Answers that may be as large as what a client sent: sent piece by piece, since a copy of all of it would hold the
+event loop."""
 
 from __future__ import annotations
 
