@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import httpx2
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -16,8 +17,13 @@ from ostinato.serve.chat.detection import detect_formats, takes_tools
 from ostinato.serve.chat.formats import ANALYSIS, AnswerFormats
 from ostinato.serve.chat.grammars import tool_guide, value_guide
 from ostinato.serve.chat.tools import Tool
+from tests.serve.test_serve_tools import ASKED, VERDICT_SCHEMA, joined
 from tests.serve.test_tool_forms import Tokens, accepts
 from tests.support.answer_cases import CLOCK, TOOLS, WEATHER, parse
+from tests.support.serving import serving
+from tests.support.text_checkpoint import text_checkpoint
+
+VERDICT = {"type": "function", "function": {"name": "verdict", "parameters": VERDICT_SCHEMA}}
 
 FORMATS = AnswerFormats(ANALYSIS, HARMONY)
 TEMPLATE = """{% for tool in tools or [] %}type {{ tool.function.name }} = {{ tool.function.parameters | tojson }}
@@ -137,3 +143,48 @@ def test_a_form_of_the_answer_stands_in_the_last_channel_and_strict_tools_leave_
     assert accepts(free, tokens, FINAL + "Hello.")
     assert accepts(free, tokens, CALL)
     assert not accepts(free, tokens, CALL.replace("get_weather", "bomb"))
+
+
+@pytest.fixture(scope="module")
+def served():
+    """A tiny random model whose marks are special tokens."""
+    checkpoint = text_checkpoint(chat_template=TEMPLATE, tags=FORMATS.tags)
+    with serving(
+        {"served_model_name": "tiny"}, model=str(checkpoint), max_model_len=512, cache_memory="8MiB"
+    ) as served:
+        yield served
+
+
+def brief(served) -> dict[str, Any]:
+    """A question whose reasoning, if there is any, ends at once."""
+    return {**ASKED, "logit_bias": {served.engine.tokenizer.token_id("<|end|>"): 100}}
+
+
+def test_a_demanded_call_comes_whole_and_streamed_without_any_mark(served) -> None:
+    client, asked = served.client(), {**brief(served), "tools": [VERDICT], "tool_choice": "required"}
+    message = client.chat.completions.create(**asked).choices[0].message
+    [call] = message.tool_calls
+    assert call.function.name == "verdict"
+    assert json.loads(call.function.arguments).keys() == {"ok"}
+    assert not message.content
+    content, reasoning, calls, reason = joined(client.chat.completions.create(**asked, stream=True))
+    assert calls == [("verdict", call.function.arguments)]
+    assert (content, reasoning) == ("", getattr(message, "reasoning_content", None) or "")
+    assert reason == "tool_calls"
+
+
+def test_a_demanded_form_is_the_content_without_its_header(served) -> None:
+    schema = {"type": "json_schema", "json_schema": {"name": "v", "schema": VERDICT_SCHEMA}}
+    answer = served.client().chat.completions.create(**brief(served), response_format=schema)
+    assert json.loads(answer.choices[0].message.content).keys() == {"ok"}
+
+
+def test_reasoning_that_is_sent_back_reaches_the_template_by_its_own_name(served) -> None:
+    call = {"id": "c", "type": "function", "function": {"name": "verdict", "arguments": '{"ok": true}'}}
+    answer = {"role": "assistant", "reasoning_content": "Hm hm.", "tool_calls": [call]}
+    messages = [*ASKED["messages"], answer, {"role": "tool", "tool_call_id": "c", "content": "yes"}]
+    body = {"model": "tiny", "messages": messages, "tools": [VERDICT]}
+    told = httpx2.post(f"{served.url}/tokenize", json=body, timeout=60)
+    text = served.engine.tokenizer.decode(told.json()["tokens"], False)
+    assert "<|channel|>analysis<|message|>Hm hm.<|end|>" in text
+    assert "to=functions.verdict" in text
