@@ -17,6 +17,7 @@ import pytest
 from ostinato.cli.main import main
 from ostinato.models.named import find_file
 from tests.support.docs_pages import PAGES, ROOT, Block, assert_printed, blocks
+from tests.support.patience import PATIENCE
 from tests.support.serving import Served, serving
 
 ADDRESS = "http://127.0.0.1:8000"
@@ -83,7 +84,9 @@ def run(command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Mo
         if shutil.which(words[0]) is None:
             pytest.skip(f"there is no {words[0]}; apt install {words[0]}")
         quiet = command.replace("curl ", "curl -sS --fail-with-body ", 1)
-        return subprocess.run(["bash", "-c", quiet], check=True, capture_output=True, text=True, timeout=60).stdout
+        return subprocess.run(
+            ["bash", "-c", quiet], check=True, capture_output=True, text=True, timeout=PATIENCE
+        ).stdout
     monkeypatch.setattr(sys, "stdin", io.StringIO(typed))
     with pytest.raises(SystemExit):
         main(words[1:])

@@ -22,7 +22,7 @@ needs_full = pytest.mark.skipif(not FULL.exists(), reason="Linux's file that is 
 def run(*arguments: str, **streams: Any) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "ostinato", *arguments]
     streams = {"stdin": subprocess.DEVNULL, "stderr": subprocess.PIPE, **streams}
-    return subprocess.run(command, env=ENVIRONMENT, text=True, check=False, timeout=120, **streams)
+    return subprocess.run(command, env=ENVIRONMENT, text=True, check=False, timeout=PATIENCE, **streams)
 
 
 # Outputs that take nothing
@@ -75,6 +75,7 @@ def count(frame, event, argument):
 sys.setprofile(count)
 sys.argv[1:] = {arguments!r}
 from ostinato.__main__ import main
+from tests.support.patience import PATIENCE
 main()
 """
 """A command that gets the signal at a certain call of a function, so that the moment is the same on any machine."""
@@ -109,7 +110,7 @@ def test_ctrl_c_at_any_moment_ends_a_command_without_a_traceback(name: str, mome
         capture_output=True,
         text=True,
         check=False,
-        timeout=300,
+        timeout=PATIENCE,
     )
     assert "Traceback" not in ended.stderr, (calls, ended.stderr)
     assert "Error" not in ended.stderr, (calls, ended.stderr)

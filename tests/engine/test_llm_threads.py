@@ -21,6 +21,7 @@ import pytest
 
 from ostinato import LLM, ForkError, RequestError, SamplingParams
 from ostinato.engine.turns import FairLock
+from tests.support.patience import PATIENCE
 from tests.support.text_checkpoint import SETTINGS, text_checkpoint
 
 PROMPTS = [f"thread {i} of many: " for i in range(8)]
@@ -40,11 +41,11 @@ def in_threads(count: int, work: Callable[[int], Any]) -> list[Any]:
     barrier = threading.Barrier(count)
 
     def begin(number: int) -> Any:
-        barrier.wait(60)
+        barrier.wait(PATIENCE)
         return work(number)
 
     with ThreadPoolExecutor(count) as pool:
-        return [each.result(timeout=300) for each in [pool.submit(begin, number) for number in range(count)]]
+        return [each.result(timeout=PATIENCE) for each in [pool.submit(begin, number) for number in range(count)]]
 
 
 def assert_empty(llm: LLM) -> None:
@@ -91,7 +92,7 @@ def test_requests_of_several_threads_run_in_the_same_steps(llm: LLM, monkeypatch
 
     def wait_for_all(call: Any) -> None:
         if not sizes:
-            added.wait(60)
+            added.wait(PATIENCE)
         wait(call)
 
     monkeypatch.setattr(llm.engine.runner, "run", counted)
@@ -189,7 +190,7 @@ def test_threads_get_the_lock_in_the_order_in_which_they_ask() -> None:
             pass
     lock.release()
     for thread in threads:
-        thread.join(60)
+        thread.join(PATIENCE)
     assert order == list(range(5))
     assert lock.try_acquire()
 
@@ -218,12 +219,12 @@ def test_calls_that_wait_are_told_of_the_end() -> None:
 
     def work(number: int) -> str:
         if number == 3:
-            begun.wait(60)
+            begun.wait(PATIENCE)
             llm.close()
             return "closed"
         stream = llm.stream(PROMPTS[number], params(number, max_tokens=90))
         next(stream)
-        begun.wait(60)
+        begun.wait(PATIENCE)
         try:
             return "".join(stream)
         except RequestError as error:
@@ -255,7 +256,7 @@ def test_a_fork_is_told_to_spawn(llm: LLM) -> None:
         process = context.Process(target=_in_a_fork, args=(use, results))
         process.start()
         message = results.get()
-        process.join(60)
+        process.join(PATIENCE)
         assert "get_context('spawn')" in message
     assert alone(llm, 0) == alone(llm, 0)
 
@@ -277,6 +278,6 @@ def test_a_spawned_process_has_an_llm_of_its_own(tmp_path: Path) -> None:
                     print(ascii([text(3), *pool.map(text, [3])]))
         """)
     )
-    done = subprocess.run([sys.executable, str(script)], check=True, capture_output=True, text=True, timeout=300)
+    done = subprocess.run([sys.executable, str(script)], check=True, capture_output=True, text=True, timeout=PATIENCE)
     first, second = eval(done.stdout)
     assert first == second

@@ -17,6 +17,7 @@ from tests.support.text_checkpoint import SETTINGS, text_checkpoint
 CELLS = f"""
 import asyncio
 from ostinato import LLM, AsyncLLM, SamplingParams
+from tests.support.patience import PATIENCE
 settings = {SETTINGS!r}
 params = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True)
 assert asyncio.get_event_loop().is_running()
@@ -53,7 +54,7 @@ def executed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     monkeypatch.setenv("IPYTHONDIR", str(tmp_path / "ipython"))
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
     book = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell.strip()) for cell in CELLS.split("---\n")])
-    nbclient.NotebookClient(book, kernel_name="tested", timeout=120).execute()
+    nbclient.NotebookClient(book, kernel_name="tested", timeout=PATIENCE).execute()
     return [cell.outputs for cell in book.cells]
 
 

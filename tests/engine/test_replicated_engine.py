@@ -22,10 +22,10 @@ from ostinato.sample.guide import Guide
 from ostinato.sample.params import SamplingParams
 from tests.support.engine_probe import Probe, without_native_kernels
 from tests.support.fake_replicas import LocalLink
+from tests.support.patience import PATIENCE
 
 CONFIG = EngineConfig(model="demo", dtype="float32", threads=1, max_num_seqs=4, graph_mode="none")
 LONG = SamplingParams(temperature=0, max_tokens=300, ignore_eos=True)
-PATIENCE = 60
 
 
 @dataclass

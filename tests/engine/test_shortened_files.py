@@ -10,6 +10,7 @@ import pytest
 
 from ostinato import demo
 from ostinato.plan.device.instruction_sets import detect_native
+from tests.support.patience import PATIENCE
 
 ROOT = Path(__file__).parents[2]
 
@@ -22,7 +23,7 @@ def test_a_process_names_the_model_before_it_ends(tmp_path):
         "from ostinato.config import EngineConfig; from tests.support.odd_engines import shortened\n"
         f"shortened(EngineConfig(model={str(model)!r}, threads=1), lambda *_: None)"
     )
-    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE)
     assert told.returncode == -signal.SIGBUS
     assert f"ModelError: a file of model {model} could not be read: it was shortened" in told.stderr
     assert told.stderr.count("ModelError") == 1

@@ -13,6 +13,7 @@ import pytest
 
 from ostinato.errors import RequestError
 from ostinato.media.fetch import fetch, is_public
+from tests.support.patience import PATIENCE
 
 HERE = ipaddress.ip_address("127.0.0.1")
 
@@ -191,7 +192,7 @@ def test_a_server_that_dribbles_is_left_in_time(site):
 
 def test_a_name_that_is_looked_up_for_long_is_left_in_time(monkeypatch):
     is_over = threading.Event()
-    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: is_over.wait(60))
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: is_over.wait(PATIENCE))
     begin = time.monotonic()
     with pytest.raises(RequestError, match=r"not fetched within 0\.2 seconds"):
         get("http://pictures.example/1", seconds=0.2)

@@ -20,6 +20,7 @@ from typing import Any
 import pytest
 
 from tests.support.gguf_files import write_gguf
+from tests.support.patience import PATIENCE
 from tests.support.pretended_hub import Hub, files_of, pretended_hub
 from tests.support.text_checkpoint import text_checkpoint
 
@@ -40,7 +41,7 @@ class Person:
     def run(self, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", "ostinato", *arguments]
         return subprocess.run(
-            command, env=self.environment(**environment), capture_output=True, text=True, check=False, timeout=120
+            command, env=self.environment(**environment), capture_output=True, text=True, check=False, timeout=PATIENCE
         )
 
     def environment(self, **changes: str) -> dict[str, str]:

@@ -23,6 +23,7 @@ from ostinato.plan.model import ModelSpec
 from ostinato.schedule.batch import Batch, Row
 from tests.models.test_models import BLOCK_SIZE, CPU, poisoned_memory
 from tests.support.checkpoints import RECIPES, checkpoint, random_prompt
+from tests.support.patience import PATIENCE
 
 
 def whole_spec(name: str) -> ModelSpec:
@@ -44,7 +45,7 @@ class Sum:
     def __init__(self, ranks: int) -> None:
         self.count = 0
         self._all: list[torch.Tensor | None] = [None] * ranks
-        self._barrier = threading.Barrier(ranks, timeout=60)
+        self._barrier = threading.Barrier(ranks, timeout=PATIENCE)
 
     def of(self, rank: Rank, x: torch.Tensor) -> torch.Tensor:
         self._all[rank.number] = x.clone()

@@ -181,7 +181,7 @@ def test_a_rank_that_waits_for_the_others_ends_with_the_first(tmp_path: Path) ->
     leader._spawn(Start(make_plan(config, spec, detect("cpu")), spec, None, Rank(1, 2), meeting))
     assert leader._connections[0].recv() == Ready()
     leader._connections[0].close()
-    assert leader._processes[0].wait(100) == 0  # it would wait for ten minutes
+    assert leader._processes[0].wait(300) == 0  # it would wait for ten minutes
 
 
 def test_a_checkpoint_that_cannot_be_loaded_leaves_no_process(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from ostinato.errors import ConfigError, Remedy
 from ostinato.plan.graphs.ladders import CaptureLadders, LadderSettings, capture_ladders
+from tests.support.patience import PATIENCE
 
 FINE = (1, 2, 4, *range(8, 257, 8))
 TO_512 = (*FINE, *range(272, 513, 16))
@@ -249,4 +250,4 @@ def test_the_planning_of_graphs_imports_no_torch() -> None:
         "import sys, ostinato.plan.graphs.ladders, ostinato.plan.graphs.coverage, ostinato.plan.graphs.traffic; "
         "sys.exit('torch' in sys.modules)"
     )
-    assert subprocess.run([sys.executable, "-c", code], timeout=60, check=False).returncode == 0
+    assert subprocess.run([sys.executable, "-c", code], timeout=PATIENCE, check=False).returncode == 0

@@ -1,11 +1,13 @@
 """Waiting requests of several clients take turns."""
 
+import pickle
+
 from hypothesis import given
 from hypothesis import strategies as st
 
 from ostinato.schedule.queues import Queues
 from ostinato.schedule.request import Request, StopConditions
-from ostinato.schedule.turns import Turns
+from ostinato.schedule.turns import Client, Turns, weighted_share
 
 
 def request(name, client, priority=0):
@@ -63,3 +65,32 @@ def test_clients_whose_turns_have_passed_are_forgotten():
     for i in range(10_000):
         turns.started(turns.take(f"client {i}") + 1)
     assert turns.num_known <= 65
+
+
+def test_a_client_of_weight_three_is_served_three_times_for_once_of_another():
+    heavy, light = Client("heavy", 3), Client("light")
+    arrivals = [request(f"{client}{i}", client) for i in range(12) for client in (light, heavy)]
+    served = [name[:5] for name in order(arrived(*arrivals))]
+    for rounds in range(1, 4):
+        assert served[: 4 * rounds].count("heavy") == 3 * rounds
+    assert sorted(served) == ["heavy"] * 12 + ["light"] * 12
+
+
+@given(st.integers(1, 1000), st.integers(0, 50))
+def test_whatever_the_weight_another_client_waits_for_no_more_than_that_many_before_his_first(weight, num_before):
+    heavy = Client("heavy", weight)
+    queues = arrived(*(request(f"h{i}", heavy) for i in range(num_before)))
+    queues.arrive(request("other", Client("other")), False)
+    assert order(queues).index("other") <= min(weight, num_before)
+
+
+def test_a_client_is_its_name_and_keeps_its_weight_on_its_way_to_another_process():
+    sent = pickle.loads(pickle.dumps(Client("key a", 4)))
+    assert sent == Client("key a", 2) == "key a"
+    assert sent.weight == 4
+
+
+def test_a_weight_multiplies_a_share_but_leaves_room_for_another():
+    assert [weighted_share(10, 100, Client("a", weight)) for weight in (1, 2, 9, 10, 1000)] == [10, 20, 90, 90, 90]
+    assert weighted_share(10, 12, Client("a", 5)) == 10
+    assert weighted_share(10, 100, "a") == weighted_share(10, 100, None) == 10

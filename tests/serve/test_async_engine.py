@@ -15,6 +15,7 @@ from ostinato.engine.process.stream import DeadlineExceeded
 from ostinato.errors import RequestError
 from ostinato.sample.params import SamplingParams
 from tests.support.engine_probe import SECRET, Probe, without_native_kernels
+from tests.support.patience import PATIENCE
 from tests.support.serving import serving
 
 CONFIG = EngineConfig(model="demo", dtype="float32", threads=1, max_num_seqs=4, graph_mode="none")
@@ -193,7 +194,7 @@ def test_what_unfinished_requests_are_told_when_the_engine_stops(probe):
         probe.delay = 0.05  # so that none ends by itself
         begun = await engine.submit(PROMPT, MANY)
         encode, is_tokenizing, has_stopped = engine.tokenizer.encode, threading.Event(), threading.Event()
-        engine.tokenizer.encode = lambda *a: (is_tokenizing.set(), has_stopped.wait(60), encode(*a))[2]
+        engine.tokenizer.encode = lambda *a: (is_tokenizing.set(), has_stopped.wait(PATIENCE), encode(*a))[2]
         tokenizing = asyncio.create_task(engine.submit(PROMPT, MANY))
         while not is_tokenizing.is_set():
             await asyncio.sleep(0.005)
@@ -221,7 +222,7 @@ def test_broken_bookkeeping_after_a_failed_step_ends_the_engine(probe):
         probe.breaks = 1
         with pytest.raises(EngineFailed):
             await tokens(stream)
-        await asyncio.wait_for(failed.wait(), 30)
+        await asyncio.wait_for(failed.wait(), PATIENCE)
         assert "AssertionError" in str(engine.failure)
         with pytest.raises(EngineFailed):
             await engine.submit(PROMPT, FEW)

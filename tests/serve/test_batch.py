@@ -25,6 +25,7 @@ import ostinato.serve.batch.run as run
 import ostinato.serve.http.lifecycle as lifecycle
 from ostinato.cli.main import main
 from tests.support.engine_probe import Probe
+from tests.support.patience import PATIENCE
 
 run.Lifecycle = lambda *given: lifecycle.Lifecycle(*given, make=Probe({path!r}, {reference}))
 main()
@@ -86,7 +87,7 @@ def test_every_body_means_what_it_means_to_the_server_and_refusals_are_lines(tmp
                 assert response["status_code"] == 400
                 assert response["body"]["error"]["param"] == "stream"
                 continue
-            there = httpx2.post(served.url + each["url"], json=each["body"], timeout=120)
+            there = httpx2.post(served.url + each["url"], json=each["body"], timeout=PATIENCE)
             assert response["status_code"] == there.status_code
             if there.status_code == 200:
                 assert text(response["body"]) == text(there.json())
@@ -116,20 +117,20 @@ def test_a_run_that_was_interrupted_goes_on_where_it_was(tmp_path, request):
     probe.delay = 0.05
     slowed = [sys.executable, "-c", SLOWED.format(path=probe.path, reference=probe.reference), *flags]
     process = subprocess.Popen(slowed, stderr=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
-    end = time.monotonic() + 120
+    end = time.monotonic() + PATIENCE
     while not (out.exists() and out.read_bytes().count(b"\n") >= 2):
         assert process.poll() is None, "it ended early"
         assert time.monotonic() < end
         time.sleep(0.005)
     process.send_signal(signal.SIGINT)
-    _, told = process.communicate(timeout=60)
+    _, told = process.communicate(timeout=PATIENCE)
     assert process.returncode == 130
     assert "Traceback" not in told
     assert "the same command goes on" in told
     before = out.read_text().splitlines()
     assert 2 <= len(before) < 24, "it was stopped on its way"
     out.write_text("\n".join(before)[:-20])  # as if it had been killed within a line
-    again = subprocess.run(command, stderr=subprocess.PIPE, text=True, timeout=300)
+    again = subprocess.run(command, stderr=subprocess.PIPE, text=True, timeout=PATIENCE)
     assert again.returncode == 0, again.stderr
     assert f"of which {len(before) - 1} are answered" in again.stderr
     assert out.read_text().splitlines()[: len(before) - 1] == before[:-1]

@@ -8,6 +8,7 @@ import httpx2
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from tests.support.patience import PATIENCE
 from tests.support.serving import serving
 
 DASHBOARD = json.loads((Path(__file__).parents[2] / "deploy/grafana-dashboard.json").read_text())
@@ -25,8 +26,8 @@ def shown():
         body = {"prompt": list(range(20, 60)), "max_tokens": 4, "temperature": 0, "ignore_eos": True}
         for _ in range(2):
             headers = {"Authorization": "Bearer k"}
-            assert httpx2.post(f"{served.url}/v1/completions", json=body, headers=headers, timeout=60).is_success
-        text = httpx2.get(f"{served.url}/metrics", timeout=60).text
+            assert httpx2.post(f"{served.url}/v1/completions", json=body, headers=headers, timeout=PATIENCE).is_success
+        text = httpx2.get(f"{served.url}/metrics", timeout=PATIENCE).text
     found = {}
     for family in text_string_to_metric_families(text):
         for sample in family.samples:

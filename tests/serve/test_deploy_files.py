@@ -15,6 +15,7 @@ from ostinato.cli.main import COMMANDS, Commands
 from ostinato.engine.process.launch import SECRET_VARIABLES
 from ostinato.serve.http.gate import OPEN_PATHS
 from ostinato.serve.settings import ServeSettings
+from tests.support.patience import PATIENCE
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
@@ -88,7 +89,7 @@ def user_of_image():
 
 @pytest.mark.skipif(shutil.which("hadolint") is None, reason="hadolint is not installed")
 def test_the_dockerfiles_linter_has_nothing_to_say():
-    told = subprocess.run(["hadolint", str(DEPLOY / "Dockerfile")], capture_output=True, text=True, timeout=60)
+    told = subprocess.run(["hadolint", str(DEPLOY / "Dockerfile")], capture_output=True, text=True, timeout=PATIENCE)
     assert told.returncode == 0, told.stdout
 
 
@@ -162,8 +163,8 @@ def test_the_unit_starts_reloads_and_stops_the_server_as_it_wants_to_be():
 def test_systemd_finds_nothing_wrong_with_the_unit_and_little_exposed(tmp_path):
     copy = tmp_path / UNIT.name
     copy.write_text(UNIT.read_text().replace("/opt/ostinato/bin/ostinato", shutil.which("true")))
-    told = subprocess.run(["systemd-analyze", "verify", str(copy)], capture_output=True, text=True, timeout=60)
+    told = subprocess.run(["systemd-analyze", "verify", str(copy)], capture_output=True, text=True, timeout=PATIENCE)
     assert (told.returncode, told.stderr) == (0, "")
     command = ["systemd-analyze", "security", "--offline=true", "--threshold=20", str(copy)]
-    told = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    told = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE)
     assert told.returncode == 0, told.stdout

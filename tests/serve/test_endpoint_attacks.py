@@ -40,6 +40,7 @@ TEXT = {"type": "text", "text": "a"}
 RESULT = {"type": "tool_result", "tool_use_id": "t", "content": [TEXT] * 100}
 TALK = [{"role": role, "content": "a"} for role in ("user", "assistant")]
 TOOL = {"name": "f", "input_schema": {"type": "object"}}
+FUNCTION = {"type": "function", "name": "f", "parameters": {"type": "object"}}
 ATTACKS = {
     "messages": ("/v1/messages", message(messages=TALK * 1001), "max_messages"),
     "blocks": ("/v1/messages", message([TEXT] * 5000), "max_parts"),
@@ -85,6 +86,35 @@ def test_small_bodies_that_are_as_bad_as_they_can_be_do_not_stall_the_loop_eithe
         ("/v1/embeddings", embedding(input=list(range(5, 500)))),
     ):
         without_stall(served, longest, body, path)
+
+
+LONG = "a" * 16_000_000
+REPEATED = {"instructions": LONG, "metadata": {"note": LONG}, "tools": [{**FUNCTION, "description": LONG}]}
+
+
+@pytest.mark.parametrize("field", REPEATED)
+def test_what_a_response_repeats_of_its_request_is_sent_without_a_stall_whole_and_streamed(served, longest, field):
+    asked = {"input": "2 + 2 =", "max_output_tokens": 2, "tool_choice": "none", field: REPEATED[field]}
+    whole = without_stall(served, longest, json.dumps(asked).encode(), "/v1/responses").json()
+    assert whole["status"] == "incomplete"
+    assert told(whole, field) == told(asked, field)
+    answer = without_stall(served, longest, json.dumps({**asked, "stream": True}).encode(), "/v1/responses")
+    events = [json.loads(line[6:]) for line in answer.text.splitlines() if line.startswith("data: ")]
+    responses = [event["response"] for event in events if "response" in event]
+    assert [response["status"] for response in responses] == ["in_progress", "in_progress", "incomplete"]
+    assert all(told(response, field) == told(asked, field) for response in responses)
+
+
+def told(response: dict[str, Any], field: str) -> Any:
+    return response[field][0]["description"] if field == "tools" else response[field]
+
+
+@pytest.mark.parametrize("path", ["/v1/messages", "/v1/messages/count_tokens"])
+def test_a_system_text_as_long_as_a_body_may_be_is_read_without_a_stall(served, longest, path):
+    asked = json.loads(message(system=LONG))
+    if path.endswith("count_tokens"):
+        del asked["max_tokens"]
+    assert without_stall(served, longest, json.dumps(asked).encode(), path).status_code == 200
 
 
 def test_a_key_is_needed_at_every_endpoint():

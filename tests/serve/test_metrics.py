@@ -8,13 +8,14 @@ from ostinato import LLM, SamplingParams
 from ostinato.observe.counts import EncoderCounts, Histogram
 from ostinato.observe.metrics import families
 from tests.support.engines import make_engine
+from tests.support.patience import PATIENCE
 from tests.support.serving import serving
 
 PROMPT = list(range(20, 60))
 
 
 def scrape(served):
-    text = httpx2.get(f"{served.url}/metrics", timeout=60).text
+    text = httpx2.get(f"{served.url}/metrics", timeout=PATIENCE).text
     return {
         (
             sample.name,
@@ -26,7 +27,9 @@ def scrape(served):
 
 
 def complete(served, **body):
-    return httpx2.post(f"{served.url}/v1/completions", json={"prompt": PROMPT, "temperature": 0, **body}, timeout=60)
+    return httpx2.post(
+        f"{served.url}/v1/completions", json={"prompt": PROMPT, "temperature": 0, **body}, timeout=PATIENCE
+    )
 
 
 @pytest.fixture(scope="module")
@@ -96,9 +99,9 @@ def test_a_histogram_counts_values_up_to_and_at_its_bounds():
 
 
 def test_the_live_view_shows_what_has_happened_since_the_last_look(served):
-    before = httpx2.get(f"{served.url}/live", timeout=60).json()
+    before = httpx2.get(f"{served.url}/live", timeout=PATIENCE).json()
     complete(served, max_tokens=3, ignore_eos=True)
-    after = httpx2.get(f"{served.url}/live", timeout=60).json()
+    after = httpx2.get(f"{served.url}/live", timeout=PATIENCE).json()
     assert after["stats"]["generated_tokens"] - before["stats"]["generated_tokens"] == 3
     assert after["time"] > before["time"]
     assert after["status"] == "ready"

@@ -31,7 +31,7 @@ NUM_LONG = 8
 
 def ask(url: str, prompt: str, num_tokens: int, **more: object) -> dict[str, object]:
     body = {"prompt": prompt, "max_tokens": num_tokens, "ignore_eos": True, "temperature": 0, **more}
-    response = httpx2.post(f"{url}/v1/completions", json=body, timeout=300)
+    response = httpx2.post(f"{url}/v1/completions", json=body, timeout=PATIENCE)
     assert response.status_code == 200, response.text
     return response.json()
 
@@ -59,7 +59,7 @@ class Streamed(threading.Thread):
         self.start()
 
     def run(self) -> None:
-        with httpx2.stream("POST", f"{self.url}/v1/completions", json=self.body, timeout=300) as response:
+        with httpx2.stream("POST", f"{self.url}/v1/completions", json=self.body, timeout=PATIENCE) as response:
             for line in response.iter_lines():
                 if line == "data: [DONE]":
                     self.is_done = True
@@ -125,13 +125,13 @@ def test_two_replicas_answer_as_one_engine_does_and_survive_the_end_of_one() -> 
 
 
 def assert_both_are_measured(url: str) -> None:
-    metrics = httpx2.get(f"{url}/metrics", timeout=60).text
+    metrics = httpx2.get(f"{url}/metrics", timeout=PATIENCE).text
     rows = re.findall(r'ostinato:generation_tokens_total{engine="(\w+)",model_name="demo"} ([\d.]+)', metrics)
     assert len(rows) == len(dict(rows)) == 2
     assert sum(float(count) for _, count in rows) >= 9 * SHORT
     assert metrics.count("# TYPE ostinato:generation_tokens_total") == 1
-    assert httpx2.get(f"{url}/plan", timeout=60).json()["settings"]["max_num_seqs"] == 4
-    assert "<!doctype html>" in httpx2.get(url, timeout=60).text
+    assert httpx2.get(f"{url}/plan", timeout=PATIENCE).json()["settings"]["max_num_seqs"] == 4
+    assert "<!doctype html>" in httpx2.get(url, timeout=PATIENCE).text
 
 
 def killed_while_streaming(process: Process, long_text: str, short_texts: list[str]) -> int:
@@ -143,7 +143,7 @@ def killed_while_streaming(process: Process, long_text: str, short_texts: list[s
     [first, _] = pids(process, "ray::EngineActor")
     os.kill(first, signal.SIGKILL)
     for each in streams:
-        each.join(300)
+        each.join(PATIENCE)
         assert not each.is_alive()
         assert each.is_done, "every stream ends as streams do"
     lost = [each for each in streams if each.error is not None]
@@ -174,7 +174,7 @@ def drained_while_streaming(process: Process, long_text: str) -> None:
         process.until(lambda: sum("there are 2" in line for line in list(process.lines)) >= 3)
     assert drained(process.url)[("moved", "")] > 0, "".join(process.lines)
     for each in streams:
-        each.join(300)
+        each.join(PATIENCE)
         assert each.error is None
         assert each.is_done
         assert each.num_got == LONG // 2
@@ -184,7 +184,7 @@ def drained_while_streaming(process: Process, long_text: str) -> None:
 
 def drained(url: str) -> dict[tuple[str, str], float]:
     """Requests of replicas that have ended, by what became of them and why."""
-    metrics = httpx2.get(f"{url}/metrics", timeout=60).text
+    metrics = httpx2.get(f"{url}/metrics", timeout=PATIENCE).text
     rows = re.findall(r"ostinato:drained_requests_total{(.*)} ([\d.]+)", metrics)
     labels = [(dict(re.findall(r'(\w+)="([^"]*)"', each)), float(count)) for each, count in rows]
     return {(each["result"], each["reason"]): count for each, count in labels}
@@ -197,11 +197,11 @@ def drained_under_load(process: Process, long_text: str) -> None:
     others = process.descendants()
     process.process.send_signal(signal.SIGTERM)
     for each in streams:
-        each.join(300)
+        each.join(PATIENCE)
         assert each.error is None
         assert each.text == long_text
     assert process.status() == 0, "".join(process.lines)
-    end = time.monotonic() + 60
+    end = time.monotonic() + PATIENCE
     while any(Path(f"/proc/{pid}").exists() for pid in others):
         assert time.monotonic() < end, "a process of Ray was left behind"
         time.sleep(0.1)
@@ -212,6 +212,7 @@ import sys, time, ray, yaml
 from ray import serve
 from ray.serve.schema import ServeDeploySchema
 from ray.serve.context import _get_global_client
+from tests.support.patience import PATIENCE
 
 ray.init(address="local", num_cpus=8, include_dashboard=False, object_store_memory=10**8, logging_level="ERROR",
          log_to_driver=False)
@@ -281,7 +282,7 @@ def answered(url: str) -> str:
 
 
 def wait(condition) -> None:
-    end = time.monotonic() + 600
+    end = time.monotonic() + PATIENCE
     while not condition():
         assert time.monotonic() < end, "what was waited for did not happen"
         time.sleep(0.2)

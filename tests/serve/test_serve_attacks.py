@@ -12,6 +12,7 @@ import httpx2
 import pytest
 
 from ostinato.serve.http.delay import STALL, LoopDelay
+from tests.support.patience import PATIENCE
 from tests.support.serving import serving
 from tests.support.stalls import watched
 
@@ -61,7 +62,9 @@ ATTACKS = {
 
 
 def post(served, body, path="/v1/chat/completions"):
-    return httpx2.post(f"{served.url}{path}", content=body, headers={"Content-Type": "application/json"}, timeout=120)
+    return httpx2.post(
+        f"{served.url}{path}", content=body, headers={"Content-Type": "application/json"}, timeout=PATIENCE
+    )
 
 
 def without_stall(served, longest, body, path="/v1/chat/completions"):
@@ -133,7 +136,7 @@ def test_stalls_of_the_loop_are_counted():
 
 def test_the_metrics_show_the_loop_and_the_workers(served):
     post(served, chat(user="x" * 20_000))
-    text = httpx2.get(f"{served.url}/metrics", timeout=60).text
+    text = httpx2.get(f"{served.url}/metrics", timeout=PATIENCE).text
     assert "ostinato:event_loop_delay_seconds_count" in text
     assert "ostinato:event_loop_stalls_total" in text
     [line] = [each for each in text.splitlines() if each.startswith("ostinato:body_reads_total") and 'done"' in each]

@@ -10,6 +10,7 @@ import openai
 import pydantic
 import pytest
 
+from tests.support.patience import PATIENCE
 from tests.support.serving import serving
 
 QUESTION = "Ava has 17 apples and buys 25 more. How many apples has she?"
@@ -29,7 +30,7 @@ def client(served):
 
 
 def post(served, **body):
-    return httpx2.post(f"{served.url}/v1/chat/completions", json=body, timeout=60)
+    return httpx2.post(f"{served.url}/v1/chat/completions", json=body, timeout=PATIENCE)
 
 
 def test_a_conversation_is_answered(client):
@@ -130,7 +131,7 @@ def test_text_parts_and_developer_messages_are_text(served, client):
     parts = [{"type": "text", "text": "Ava has 17 apples and buys 25 more."}, {"type": "text", "text": "How many?"}]
     messages = [{"role": "developer", "content": "Be brief."}, {"role": "user", "content": parts}]
     found = httpx2.post(
-        f"{served.url}/tokenize", json={"messages": messages, "return_token_strs": True}, timeout=60
+        f"{served.url}/tokenize", json={"messages": messages, "return_token_strs": True}, timeout=PATIENCE
     ).json()
     assert "".join(found["token_strs"]) == "Q: Ava has 17 apples and buys 25 more.\nHow many?\nA:"
     assert client.chat.completions.create(model="demo", messages=messages, max_tokens=1).choices

@@ -4,6 +4,7 @@ import httpx2
 import openai
 import pytest
 
+from tests.support.patience import PATIENCE
 from tests.support.serving import events, serving
 
 QUESTION = "Q: Ava has 17 apples and buys 25 more. How many apples has she?\nA:"
@@ -21,11 +22,11 @@ def client(served):
 
 
 def post(served, **body):
-    return httpx2.post(f"{served.url}/v1/completions", json=body, timeout=60)
+    return httpx2.post(f"{served.url}/v1/completions", json=body, timeout=PATIENCE)
 
 
 def test_health_is_200_after_the_servers_own_first_step(served):
-    assert httpx2.get(f"{served.url}/health", timeout=60).status_code == 200
+    assert httpx2.get(f"{served.url}/health", timeout=PATIENCE).status_code == 200
     assert served.stats()["steps"] >= 1
 
 
@@ -165,7 +166,7 @@ def test_null_is_as_left_out(served):
     ],
 )
 def test_a_body_that_is_no_json_object_is_refused_with_what_to_send(served, content, headers, status, said):
-    response = httpx2.post(f"{served.url}/v1/completions", content=content, headers=headers, timeout=60)
+    response = httpx2.post(f"{served.url}/v1/completions", content=content, headers=headers, timeout=PATIENCE)
     assert response.status_code == status
     assert said in response.json()["error"]["message"]
 
@@ -179,7 +180,7 @@ def test_models_are_listed_and_found_by_name(client):
 
 def test_tokens_and_text_are_told_from_each_other(served):
     def ask(path, **body):
-        return httpx2.post(f"{served.url}/{path}", json=body, timeout=60).json()
+        return httpx2.post(f"{served.url}/{path}", json=body, timeout=PATIENCE).json()
 
     found = ask("tokenize", prompt=QUESTION, return_token_strs=True)
     assert found["count"] == len(found["tokens"])
@@ -193,7 +194,7 @@ def test_tokens_and_text_are_told_from_each_other(served):
 
 
 def test_what_is_known_of_the_tokenizer_is_told_as_vllm_tells_it(served):
-    told = httpx2.get(f"{served.url}/tokenizer_info", timeout=60).json()
+    told = httpx2.get(f"{served.url}/tokenizer_info", timeout=PATIENCE).json()
     config = json.loads((served.engine.started.directory / "tokenizer_config.json").read_text())
     assert told.pop("tokenizer_class") == config.pop("tokenizer_class", "PreTrainedTokenizerFast")
     assert told.pop("chat_template") == served.engine.chat_template.text

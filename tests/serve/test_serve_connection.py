@@ -12,6 +12,7 @@ from uvicorn.server import ServerState
 
 from ostinato.serve.http import connection as connections
 from ostinato.serve.http.limits import Limits
+from tests.support.patience import PATIENCE
 
 SOON = Limits(stalled_seconds=0.01)
 
@@ -61,7 +62,7 @@ def test_a_reader_that_takes_something_is_waited_for_and_one_that_takes_nothing_
     async def go() -> list[int]:
         connection, transport = await connected([50, 40, 40, 30, 30, 30, 20, 7])
         connection.pause_writing()
-        await asyncio.wait_for(transport.aborted.wait(), 60)
+        await asyncio.wait_for(transport.aborted.wait(), PATIENCE)
         return transport.left
 
     # Each look is followed by another measure where the next wait begins: 50 | 40, 40 | 30, 30 | 30, the same.
@@ -84,7 +85,7 @@ def test_the_end_of_an_answer_is_waited_for_as_long() -> None:
     async def go() -> int | None:
         connection, transport = await connected([9])
         connection.pause_writing()
-        await asyncio.wait_for(transport.aborted.wait(), 60)
+        await asyncio.wait_for(transport.aborted.wait(), PATIENCE)
         return transport.high
 
     # With this limit a transport pauses for whatever it could not send at once, however short.

@@ -13,6 +13,7 @@ from ostinato.observe.counts import AnswerCounts
 from ostinato.serve.app import make_api
 from ostinato.serve.http.lifecycle import Lifecycle
 from ostinato.serve.settings import ServeSettings
+from tests.support.patience import PATIENCE
 from tests.support.serving import serving
 
 KEY = {"Authorization": "Bearer k"}
@@ -27,7 +28,7 @@ def served():
 
 def counted(served):
     """Of each (handler, method, status, code), by the server's own page of metrics."""
-    text = httpx2.get(f"{served.url}/metrics", timeout=60).text
+    text = httpx2.get(f"{served.url}/metrics", timeout=PATIENCE).text
     return {
         tuple(sample.labels[name] for name in ("handler", "method", "status", "code")): sample.value
         for family in text_string_to_metric_families(text)
@@ -64,13 +65,13 @@ def test_every_answer_is_counted_once_under_its_endpoint_and_status(served):
     with gains(served, expected):
         url = served.url
         for more in ({}, {"stream": True}, {"n": 2}, {"foo": 1}):
-            httpx2.post(f"{url}/v1/completions", json={**SHORT, **more}, headers=KEY, timeout=60)
-        httpx2.post(f"{url}/v1/chat/completions", json={}, timeout=60)
-        httpx2.get(f"{url}/v1/chat/completions", headers=KEY, timeout=60)
-        httpx2.get(f"{url}/v1/models/demo", headers=KEY, timeout=60)
-        httpx2.get(f"{url}/v1/models/none/such", headers=KEY, timeout=60)
-        httpx2.get(f"{url}/page/main.js", timeout=60)
-        httpx2.get(f"{url}/health", timeout=60)
+            httpx2.post(f"{url}/v1/completions", json={**SHORT, **more}, headers=KEY, timeout=PATIENCE)
+        httpx2.post(f"{url}/v1/chat/completions", json={}, timeout=PATIENCE)
+        httpx2.get(f"{url}/v1/chat/completions", headers=KEY, timeout=PATIENCE)
+        httpx2.get(f"{url}/v1/models/demo", headers=KEY, timeout=PATIENCE)
+        httpx2.get(f"{url}/v1/models/none/such", headers=KEY, timeout=PATIENCE)
+        httpx2.get(f"{url}/page/main.js", timeout=PATIENCE)
+        httpx2.get(f"{url}/health", timeout=PATIENCE)
 
 
 def test_a_client_that_leaves_is_counted_as_such(served):
@@ -78,7 +79,7 @@ def test_a_client_that_leaves_is_counted_as_such(served):
     with gains(served, expected):
         host, port = served.url.removeprefix("http://").split(":")
         served.probe.delay = 0.05
-        with socket.create_connection((host, int(port)), timeout=60) as connection:
+        with socket.create_connection((host, int(port)), timeout=PATIENCE) as connection:
             data = json.dumps({**SHORT, "max_tokens": 400, "ignore_eos": True, "stream": True})
             head = f"Authorization: Bearer k\r\nContent-Type: application/json\r\nContent-Length: {len(data)}"
             connection.sendall(f"POST /v1/completions HTTP/1.1\r\nHost: x\r\n{head}\r\n\r\n{data}".encode())

@@ -21,6 +21,7 @@ from ostinato.serve.http.lifecycle import Lifecycle
 from ostinato.serve.http.listener import listening
 from ostinato.serve.settings import ServeSettings
 from tests.support.authority import lock, make_certificate, needs_openssl
+from tests.support.patience import PATIENCE
 from tests.support.server_process import Process
 
 KEY, PASSWORD, PROMPT = "key-of-the-environment", "password-of-the-key", "a prompt that nobody should read"
@@ -52,7 +53,7 @@ def test_a_server_with_tls_under_a_path_logs_who_asked_and_keeps_its_secrets_to_
     secrets = {"OSTINATO_API_KEY": KEY, "OSTINATO_SSL_KEYFILE_PASSWORD": PASSWORD}
     tls = ["--ssl-certfile", str(certfile), "--ssl-keyfile", str(lock(keyfile, PASSWORD))]
     server = start(*tls, "--root-path", "/llm", "--access-log", "json", "--trusted-proxy", "127.0.0.1", **secrets)
-    with httpx2.Client(verify=ssl.create_default_context(cafile=str(certfile)), timeout=60) as client:
+    with httpx2.Client(verify=ssl.create_default_context(cafile=str(certfile)), timeout=PATIENCE) as client:
         url = server.ready(client.get)
         assert url.startswith("https://127.0.0.1:")
         client.headers["Authorization"] = f"Bearer {KEY}"
@@ -116,7 +117,7 @@ def test_a_unix_socket_serves_its_user_and_group_and_goes_with_the_server(start,
     with socket.socket(socket.AF_UNIX) as stale:
         stale.bind(str(path))  # its file stays
     server = start("--uds", str(path), "--access-log", "none", port=None)
-    with httpx2.Client(transport=httpx2.HTTPTransport(uds=str(path)), timeout=60) as client:
+    with httpx2.Client(transport=httpx2.HTTPTransport(uds=str(path)), timeout=PATIENCE) as client:
         server.ready(lambda _, **more: client.get("http://any.name/health", **more))
         assert server.url == f"unix:{path}"
         assert stat.S_IMODE(path.stat().st_mode) == 0o660

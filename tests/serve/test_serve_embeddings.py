@@ -10,6 +10,7 @@ import openai
 import pytest
 
 from ostinato import LLM
+from tests.support.patience import PATIENCE
 from tests.support.serving import serving
 from tests.support.text_checkpoint import text_checkpoint
 
@@ -89,7 +90,7 @@ def test_inputs_that_are_too_long_are_cut_if_that_is_asked_for(client, llm):
 
 def test_a_large_request_is_read_by_a_worker(served, llm):
     ids = [list(range(20, 110))] * 60  # more values than the event loop reads
-    answer = httpx2.post(f"{served.url}/v1/embeddings", json={"input": ids}, timeout=120).json()
+    answer = httpx2.post(f"{served.url}/v1/embeddings", json={"input": ids}, timeout=PATIENCE).json()
     assert len(answer["data"]) == 60
     np.testing.assert_allclose(answer["data"][59]["embedding"], llm.embed(ids[0])[0], atol=1e-5)
 
@@ -113,7 +114,7 @@ def test_a_large_request_is_read_by_a_worker(served, llm):
     ],
 )
 def test_what_is_wrong_is_named(served, more, param, says):
-    answer = httpx2.post(f"{served.url}/v1/embeddings", json={"input": "a", **more}, timeout=60)
+    answer = httpx2.post(f"{served.url}/v1/embeddings", json={"input": "a", **more}, timeout=PATIENCE)
     assert answer.status_code == 400
     error = answer.json()["error"]
     assert says in error["message"]
@@ -144,9 +145,9 @@ def test_a_full_queue_turns_a_request_away_and_leaves_nothing(served):
     thread = threading.Thread(target=lambda: client.completions.create(model="tiny", **body))
     thread.start()
     served.unfinished(1)
-    answer = httpx2.post(f"{served.url}/v1/embeddings", json={"input": TEXTS}, timeout=60)
+    answer = httpx2.post(f"{served.url}/v1/embeddings", json={"input": TEXTS}, timeout=PATIENCE)
     assert answer.status_code == 429
     served.probe.go()
-    thread.join(60)
+    thread.join(PATIENCE)
     served.until(lambda: served.num_kept() == 0)
     assert served.engine.admission.num_unfinished == 0

@@ -12,6 +12,7 @@ import pytest
 
 from ostinato.serve.http import connection as connections
 from tests.support.engine_probe import SECRET
+from tests.support.patience import PATIENCE
 from tests.support.serving import events, serving
 
 PROMPT = [5, 6, 7, 8]
@@ -42,7 +43,7 @@ def _nothing_is_left(served):
     assert cache["blocks_used"] == cache["slots_used"] == 0
 
 
-def post(served, body, timeout=60):
+def post(served, body, timeout=PATIENCE):
     return httpx2.post(f"{served.url}/v1/completions", json=body, timeout=timeout)
 
 
@@ -55,7 +56,7 @@ def send(connection, body):
 def connect(served, body):
     """A connection on which a request was sent, and whose answer nobody has read."""
     host, port = served.url.removeprefix("http://").split(":")
-    connection = socket.create_connection((host, int(port)), timeout=60)
+    connection = socket.create_connection((host, int(port)), timeout=PATIENCE)
     send(connection, body)
     return connection
 
@@ -213,7 +214,7 @@ def test_an_exception_in_a_step_ends_its_requests_and_the_server_goes_on(served)
     assert done == "[DONE]"
     assert json.loads(error)["error"]["type"] == "server_error"
     assert SECRET not in whole.text + stream.text
-    assert httpx2.get(f"{served.url}/health", timeout=60).status_code == 200
+    assert httpx2.get(f"{served.url}/health", timeout=PATIENCE).status_code == 200
     assert post(served, SHORT).json()["choices"][0]["text"] == expected
 
 
@@ -337,6 +338,6 @@ def test_what_is_too_much_is_refused_soon_and_by_name(served, wrong, param):
     ids=lambda value: str(value)[:48],
 )
 def test_what_is_too_much_for_any_endpoint_is_refused_in_few_words(served, path, body, status):
-    answer = httpx2.post(f"{served.url}{path}", json=body, timeout=60)
+    answer = httpx2.post(f"{served.url}{path}", json=body, timeout=PATIENCE)
     assert answer.status_code == status, answer.text
     assert len(answer.text) < 3000

@@ -10,6 +10,7 @@ from ostinato.serve.http import gate
 from ostinato.serve.http.errors import ApiError
 from ostinato.serve.http.gate import check_host
 from ostinato.serve.settings import ServeSettings
+from tests.support.patience import PATIENCE
 from tests.support.serving import serving
 
 KEYS = ("first-key", "second-key")
@@ -35,7 +36,7 @@ def private():
 
 def complete(served, headers=None, **more):
     body = {"prompt": "2 + 2 =", "max_tokens": 2, "temperature": 0, **more}
-    return httpx2.post(f"{served.url}/v1/completions", json=body, headers=headers, timeout=60)
+    return httpx2.post(f"{served.url}/v1/completions", json=body, headers=headers, timeout=PATIENCE)
 
 
 @pytest.mark.parametrize("key", [*KEYS, "from-a-file"])
@@ -47,7 +48,7 @@ def test_every_key_opens(guarded, key):
 def test_without_a_key_nothing_is_told(guarded, given):
     headers = {} if given is None else {"Authorization": given.encode("latin-1")}
     for path in ("/v1/models", "/plan", "/live", "/about", "/prefixes", "/openapi.json", "/nothing"):
-        response = httpx2.get(f"{guarded.url}{path}", headers=headers, timeout=60)
+        response = httpx2.get(f"{guarded.url}{path}", headers=headers, timeout=PATIENCE)
         assert response.status_code == 401
         assert response.headers["www-authenticate"] == "Bearer"
     assert complete(guarded, headers).json()["error"]["code"] == "invalid_api_key"
@@ -55,12 +56,12 @@ def test_without_a_key_nothing_is_told(guarded, given):
 
 @pytest.mark.parametrize("path", ["/", "/health", "/version", "/metrics"])
 def test_what_is_open_needs_no_key(guarded, path):
-    assert httpx2.get(f"{guarded.url}{path}", timeout=60).status_code == 200
+    assert httpx2.get(f"{guarded.url}{path}", timeout=PATIENCE).status_code == 200
 
 
 def test_every_answer_has_an_id_of_its_own(guarded):
     ids = {
-        httpx2.get(f"{guarded.url}{path}", timeout=60).headers["x-request-id"]
+        httpx2.get(f"{guarded.url}{path}", timeout=PATIENCE).headers["x-request-id"]
         for path in ("/health", "/nothing", "/v1/models")
     }
     assert len(ids) == 3
@@ -73,7 +74,7 @@ def test_a_preflight_passes_without_a_key_and_other_origins_are_not_allowed(guar
             "Access-Control-Request-Method": "POST",
             "Access-Control-Request-Headers": "authorization,content-type",
         }
-        return httpx2.options(f"{guarded.url}/v1/completions", headers=headers, timeout=60)
+        return httpx2.options(f"{guarded.url}/v1/completions", headers=headers, timeout=PATIENCE)
 
     allowed = preflight("http://page.example")
     assert allowed.status_code == 200
@@ -92,7 +93,7 @@ def test_without_cors_no_origin_is_allowed(private):
 
 def test_a_private_server_answers_to_names_of_its_machine_alone(private):
     def status(host):
-        return httpx2.get(f"{private.url}/v1/models", headers={"Host": host}, timeout=60).status_code
+        return httpx2.get(f"{private.url}/v1/models", headers={"Host": host}, timeout=PATIENCE).status_code
 
     assert [status(host) for host in ("localhost:8000", "127.0.0.1", "[::1]:80", "LOCALHOST")] == [200] * 4
     assert [status(host) for host in ("evil.example:8000", "localhost.evil.example", "10.0.0.1", "[::2]")] == [421] * 4
@@ -112,8 +113,8 @@ def test_hosts_that_are_strange_are_refused():
 def test_a_body_that_is_too_large_is_refused_whether_its_size_is_declared_or_not(guarded):
     headers = {"Authorization": "Bearer first-key", "Content-Type": "application/json"}
     url = f"{guarded.url}/v1/completions"
-    declared = httpx2.post(url, content=b" " * 70000, headers=headers, timeout=60)
-    chunked = httpx2.post(url, content=iter([b" " * 40000] * 2), headers=headers, timeout=60)
+    declared = httpx2.post(url, content=b" " * 70000, headers=headers, timeout=PATIENCE)
+    chunked = httpx2.post(url, content=iter([b" " * 40000] * 2), headers=headers, timeout=PATIENCE)
     for response in (declared, chunked):
         assert response.status_code == 413
         assert response.json()["error"]["code"] == "body_too_large"
@@ -122,7 +123,7 @@ def test_a_body_that_is_too_large_is_refused_whether_its_size_is_declared_or_not
 def raw(served, data, *, half=False, read=True):
     """What the server answers to bytes on a connection of their own."""
     host, port = served.url.removeprefix("http://").split(":")
-    with socket.create_connection((host, int(port)), timeout=30) as connection:
+    with socket.create_connection((host, int(port)), timeout=PATIENCE) as connection:
         connection.sendall(data)
         if half:
             return b""

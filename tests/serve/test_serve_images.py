@@ -16,6 +16,7 @@ from ostinato import LLM, SamplingParams
 from tests.engine.test_llm_images import SMALL, checkpoint
 from tests.media.test_media_header import png, webp
 from tests.support.media_cases import IMAGE, drawn
+from tests.support.patience import PATIENCE
 from tests.support.serving import serving
 
 NUM_TOKENS = 8
@@ -107,7 +108,7 @@ def test_responses_take_images(client: Any, llm: LLM) -> None:
 
 
 def test_tokenize_counts_the_tokens_of_images(served: Any, llm: LLM) -> None:
-    answer = httpx2.post(f"{served.url}/tokenize", json={"model": "seer", "messages": TALK}, timeout=60).json()
+    answer = httpx2.post(f"{served.url}/tokenize", json={"model": "seer", "messages": TALK}, timeout=PATIENCE).json()
     rendered = llm.engine.render_chat_media(TALK)
     assert rendered.media is not None
     assert answer["tokens"] == rendered.media.token_ids
@@ -147,7 +148,7 @@ def test_many_requests_at_once_get_each_their_own_image(client: Any, llm: LLM) -
 )
 def test_what_is_no_image_is_refused_by_its_place(served: Any, part: Any, message: str) -> None:
     body = {"model": "seer", "messages": talk(text("x"), part)}
-    answer = httpx2.post(f"{served.url}/v1/chat/completions", json=body, timeout=60)
+    answer = httpx2.post(f"{served.url}/v1/chat/completions", json=body, timeout=PATIENCE)
     assert answer.status_code == 400
     error = answer.json()["error"]
     assert error["param"] == "messages[0].content[1]"
@@ -158,10 +159,10 @@ def test_responses_name_the_place_as_the_client_wrote_it(served: Any) -> None:
     part = {"type": "input_image", "image_url": "/etc/hostname"}
     given = [{"role": "user", "content": "first"}, {"role": "user", "content": [part]}]
     body = {"model": "seer", "instructions": "look", "input": given}
-    error = httpx2.post(f"{served.url}/v1/responses", json=body, timeout=60).json()["error"]
+    error = httpx2.post(f"{served.url}/v1/responses", json=body, timeout=PATIENCE).json()["error"]
     assert error["param"] == "input[1].content[0]"
     given[1]["content"] = [{"type": "input_image", "file_id": "f"}]  # type: ignore[dict-item]
-    error = httpx2.post(f"{served.url}/v1/responses", json=body, timeout=60).json()["error"]
+    error = httpx2.post(f"{served.url}/v1/responses", json=body, timeout=PATIENCE).json()["error"]
     assert error["param"] == "input[1].content[0].file_id"
 
 
@@ -175,7 +176,7 @@ def test_responses_name_the_place_as_the_client_wrote_it(served: Any) -> None:
 )
 def test_what_a_conversation_may_not_hold_is_refused(served: Any, parts: Any, message: str) -> None:
     answer = httpx2.post(
-        f"{served.url}/v1/chat/completions", json={"model": "seer", "messages": talk(*parts)}, timeout=60
+        f"{served.url}/v1/chat/completions", json={"model": "seer", "messages": talk(*parts)}, timeout=PATIENCE
     )
     assert answer.status_code == 400
     assert message in answer.json()["error"]["message"]

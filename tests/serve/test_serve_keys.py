@@ -12,6 +12,7 @@ from ostinato.errors import ConfigError
 from ostinato.serve.http.errors import ApiError
 from ostinato.serve.http.keys import ApiKeys, client_of
 from ostinato.serve.settings import ServeSettings
+from tests.support.patience import PATIENCE
 from tests.support.serving import serving
 
 
@@ -42,7 +43,8 @@ def test_the_file_is_read_again_and_a_broken_one_changes_nothing(file, caplog):
     with pytest.raises(ApiError):
         name_of(keys, "key-of-a")
     twice = ("same secret\nsame other\n", "a secret\nb secret\n")
-    for broken in ("a b c secret\n", "", "b/ad secret\n", "sécret\n", *twice):
+    weights = ("a secret weight=0\n", "a secret weight=1.5\n", "a secret weight=\n", "secret weight=²\n")
+    for broken in ("a b c secret\n", "", "b/ad secret\n", "sécret\n", *twice, *weights):
         file.write_text(broken)
         with caplog.at_level(logging.ERROR):
             keys.reload()
@@ -61,6 +63,47 @@ def test_a_broken_file_is_refused_at_the_start_without_telling_its_keys(tmp_path
     with pytest.raises(ConfigError, match="line 1") as caught:
         ServeSettings(api_key_file=path)
     assert "secret" not in caught.value.message
+
+
+def test_a_line_may_give_its_key_a_weight_and_a_wrong_one_is_told_what_works(file):
+    file.write_text("team-a key-of-a weight=4\nkey-alone weight=2\nteam-c key-of-c\n")
+    keys = ApiKeys(ServeSettings(api_key=("given",), api_key_file=file))
+    assert keys.weights == {"api_key-1": 1, "team-a": 4, "line-2": 2, "team-c": 1}
+    assert [name_of(keys, key) for key in ("key-of-a", "key-alone")] == ["team-a", "line-2"]
+    file.write_text("team-a key-of-a weight=7\n")
+    keys.reload()
+    assert keys.weights == {"api_key-1": 1, "team-a": 7}
+    file.write_text("team-a secret weight=lots\n")
+    with pytest.raises(
+        ConfigError, match="line 1: a weight is a whole number from 1 to 1000, such as weight=1"
+    ) as caught:
+        ServeSettings(api_key_file=file)
+    assert "secret" not in caught.value.message
+
+
+def test_a_key_of_weight_two_has_twice_the_share_and_the_metrics_show_it(file):
+    file.write_text("heavy key-of-h weight=2\nlight key-of-l\n")
+    serve = {"api_key_file": file, "max_waiting": 15, "max_requests_per_client": 3, "max_n": 6}
+    with serving(serve, max_num_seqs=1, graph_mode="none") as served:
+
+        def post(key, num_outputs):
+            body = {"prompt": "2 + 2 =", "max_tokens": 2, "n": num_outputs}
+            headers = {"Authorization": f"Bearer {key}"}
+            return httpx2.post(f"{served.url}/v1/completions", json=body, headers=headers, timeout=PATIENCE)
+
+        refused = post("key-of-l", 4)
+        assert refused.status_code == 400
+        assert "times its key's weight" in refused.json()["error"]["message"]
+        served.probe.hold()
+        with ThreadPoolExecutor() as pool:
+            heavy = pool.submit(post, "key-of-h", 6)
+            served.until(lambda: served.engine.admission.num_unfinished == 6)
+            assert post("key-of-h", 1).status_code == 429
+            served.probe.go()
+            assert heavy.result().status_code == 200
+        text = httpx2.get(f"{served.url}/metrics", timeout=PATIENCE).text
+        weights = [line for line in text.splitlines() if line.startswith("ostinato:key_weight{")]
+        assert {'key="heavy"' in line: line.split()[-1] for line in weights} == {True: "2.0", False: "1.0"}
 
 
 @pytest.mark.parametrize(
@@ -98,7 +141,7 @@ def test_one_key_cannot_take_the_place_of_another_and_both_are_counted_and_logge
         def post(key, **more):
             body = {"prompt": "2 + 2 =", "max_tokens": 4, "ignore_eos": True, **more}
             headers = {"Authorization": f"Bearer {key}"}
-            return httpx2.post(f"{served.url}/v1/completions", json=body, headers=headers, timeout=60)
+            return httpx2.post(f"{served.url}/v1/completions", json=body, headers=headers, timeout=PATIENCE)
 
         served.probe.hold()
         with ThreadPoolExecutor() as pool:
@@ -113,7 +156,7 @@ def test_one_key_cannot_take_the_place_of_another_and_both_are_counted_and_logge
         assert int(refused.headers["Retry-After"]) >= 1
         assert "max_requests_per_client" in refused.json()["error"]["message"]
         assert served.engine.admission.num_clients == 0
-        text = httpx2.get(f"{served.url}/metrics", timeout=60).text
+        text = httpx2.get(f"{served.url}/metrics", timeout=PATIENCE).text
     lines = [line for line in text.splitlines() if line.startswith("ostinato:key_")]
     values = {line.rpartition(" ")[0]: float(line.split()[-1]) for line in lines}
 

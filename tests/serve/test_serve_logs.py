@@ -14,6 +14,7 @@ from ostinato.observe.tracing import Tracing
 from ostinato.serve.app import make_app
 from tests.support import serving as tests_serving
 from tests.support.engine_probe import SECRET as FAULT
+from tests.support.patience import PATIENCE
 from tests.support.serving import serving
 
 SECRET = "a prompt that nobody should read"
@@ -51,7 +52,9 @@ def lines(request):
 
 def complete(served, headers=None, **more):
     body = {"prompt": SECRET, "max_tokens": 3, "temperature": 0, "ignore_eos": True, **more}
-    return httpx2.post(f"{served.url}/v1/completions", json=body, headers={**HEADERS, **(headers or {})}, timeout=60)
+    return httpx2.post(
+        f"{served.url}/v1/completions", json=body, headers={**HEADERS, **(headers or {})}, timeout=PATIENCE
+    )
 
 
 def test_a_request_is_one_line_that_says_how_it_went_and_not_what(served, lines):
@@ -76,10 +79,12 @@ def test_a_request_is_one_line_that_says_how_it_went_and_not_what(served, lines)
 
 
 def test_refusals_are_lines_too_and_probes_are_not(served, lines):
-    httpx2.get(f"{served.url}/health", timeout=60)
-    httpx2.get(f"{served.url}/metrics", timeout=60)
-    httpx2.post(f"{served.url}/v1/completions?secret={KEY}", json={}, headers={"Authorization": "Bearer x"}, timeout=60)
-    httpx2.get(f"{served.url}/no%0athing", headers=HEADERS, timeout=60)
+    httpx2.get(f"{served.url}/health", timeout=PATIENCE)
+    httpx2.get(f"{served.url}/metrics", timeout=PATIENCE)
+    httpx2.post(
+        f"{served.url}/v1/completions?secret={KEY}", json={}, headers={"Authorization": "Bearer x"}, timeout=PATIENCE
+    )
+    httpx2.get(f"{served.url}/no%0athing", headers=HEADERS, timeout=PATIENCE)
     served.until(lambda: len(lines()) >= 2)
     refused, unknown = lines()
     assert "401" in refused
@@ -140,5 +145,5 @@ def test_without_opentelemetry_the_setting_names_the_extra():
         "try: make_tracing('http://localhost:4318', 'demo')\n"
         "except ConfigError as error: print(error)"
     )
-    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE)
     assert "pip install 'ostinato[trace]'" in told.stdout, told.stderr

@@ -9,6 +9,7 @@ import pytest
 from tests.serve.test_serve_images import drawn, url_of
 from tests.serve.test_serve_images import served as seeing  # noqa: F401 (a fixture)
 from tests.support.chat_templates import HERMES, TAGS, THINKING
+from tests.support.patience import PATIENCE
 from tests.support.serving import serving
 from tests.support.text_checkpoint import text_checkpoint
 
@@ -260,7 +261,9 @@ def test_other_errors_have_anthropics_form_and_the_key_may_be_sent_as_its_client
 def test_an_error_within_a_stream_is_an_event_of_its_own(served):
     served.probe.delay = 0.05
     body = {**ASKED, "max_tokens": 400, "stream": True, "timeout": 3, "ignore_eos": True}
-    lines = [line for line in httpx2.post(f"{served.url}/v1/messages", json=body, timeout=60).iter_lines() if line]
+    lines = [
+        line for line in httpx2.post(f"{served.url}/v1/messages", json=body, timeout=PATIENCE).iter_lines() if line
+    ]
     served.probe.reset()
     assert lines[-2] == "event: error"
     error = json.loads(lines[-1].removeprefix("data: "))

@@ -22,6 +22,7 @@ from ostinato.engine.process.failures import EngineError
 from ostinato.engine.process.launch import death
 from ostinato.threads import TURNS_BESIDE_SERVER
 from tests.support.engine_probe import Probe, without_native_kernels
+from tests.support.patience import PATIENCE
 from tests.support.server_process import ENGINE, RUN, Process
 
 ROOT = Path(__file__).parents[2]
@@ -85,7 +86,7 @@ class Reader(threading.Thread):
     def run(self):
         with (
             contextlib.suppress(httpx2.HTTPError),
-            httpx2.stream("POST", f"{self.url}/v1/completions", json=LONG, timeout=60) as response,
+            httpx2.stream("POST", f"{self.url}/v1/completions", json=LONG, timeout=PATIENCE) as response,
         ):
             for line in response.iter_lines():
                 if line.startswith("data: "):
@@ -98,13 +99,13 @@ def test_sigterm_under_load_lets_running_requests_end_and_takes_no_new_ones(star
     readers = [Reader(url) for _ in range(6)]  # four run, two wait
     server.until(lambda: sum(bool(reader.events) for reader in readers) >= 4)
     server.process.send_signal(signal.SIGTERM)
-    server.until(lambda: httpx2.get(f"{url}/health", timeout=60).json()["status"] == "draining")
-    refused = httpx2.post(f"{url}/v1/completions", json={"prompt": [5]}, timeout=60)
+    server.until(lambda: httpx2.get(f"{url}/health", timeout=PATIENCE).json()["status"] == "draining")
+    refused = httpx2.post(f"{url}/v1/completions", json={"prompt": [5]}, timeout=PATIENCE)
     assert refused.status_code == 503
     assert refused.json()["error"]["code"] == "draining"
     probe.delay = 0
     for reader in readers:
-        reader.join(60)
+        reader.join(PATIENCE)
         assert reader.events[-1] == "[DONE]"
         assert json.loads(reader.events[-2])["choices"][0]["finish_reason"] == "length"
     assert server.status() == 0
@@ -119,11 +120,11 @@ def test_what_outlasts_the_drain_is_told_so_and_a_second_signal_ends_the_process
         server.until(lambda: readers[-1].events)
         server.process.send_signal(signal.SIGTERM)
         if server is patient:
-            server.until(lambda url=url: httpx2.get(f"{url}/health", timeout=60).json()["status"] == "draining")
+            server.until(lambda url=url: httpx2.get(f"{url}/health", timeout=PATIENCE).json()["status"] == "draining")
             server.process.send_signal(signal.SIGTERM)
     assert patient.status() == -signal.SIGTERM
     assert impatient.status() == 0
-    readers[0].join(60)
+    readers[0].join(PATIENCE)
     assert json.loads(readers[0].events[-2])["error"]["code"] == "draining"
 
 
@@ -133,7 +134,7 @@ def test_a_restarted_server_finds_what_it_had_in_files(start, tmp_path):
     for _ in range(2):
         server = start("--cache-dir", str(tmp_path))
         url = server.ready()
-        answers.append(httpx2.post(f"{url}/v1/completions", json=body, timeout=60).json())
+        answers.append(httpx2.post(f"{url}/v1/completions", json=body, timeout=PATIENCE).json())
         server.process.send_signal(signal.SIGTERM)
         assert server.status() == 0
     cold, warm = answers
@@ -144,7 +145,7 @@ def test_a_restarted_server_finds_what_it_had_in_files(start, tmp_path):
 
 def test_sigint_while_the_model_is_loaded_ends_the_process_and_its_engine(start):
     server = start(code=with_engine("engines.never"))
-    assert httpx2.get(f"{server.url}/health", timeout=60).json() == {"status": "starting"}
+    assert httpx2.get(f"{server.url}/health", timeout=PATIENCE).json() == {"status": "starting"}
     engine = server.engine_pid()
     server.process.send_signal(signal.SIGINT)
     assert server.status() == 0
@@ -153,7 +154,7 @@ def test_sigint_while_the_model_is_loaded_ends_the_process_and_its_engine(start)
 
 def test_an_engine_that_fails_ends_the_process_with_1(start):
     server = start("--log-format", "json", code=with_engine("engines.out_of_memory"))
-    response = httpx2.post(f"{server.ready()}/v1/completions", json={"prompt": [5]}, timeout=60)
+    response = httpx2.post(f"{server.ready()}/v1/completions", json={"prompt": [5]}, timeout=PATIENCE)
     assert response.status_code == 503
     assert response.json()["error"]["code"] == "engine_failed"
     assert server.status() == 1
@@ -175,7 +176,7 @@ def test_an_engine_whose_process_is_killed_ends_the_server_with_1(start, probe):
     reader = Reader(url)
     server.until(lambda: reader.events)
     os.kill(server.engine_pid(), signal.SIGKILL)
-    reader.join(60)
+    reader.join(PATIENCE)
     assert json.loads(reader.events[-2])["error"]["code"] == "engine_failed"
     assert server.status() == 1
     assert any("SIGKILL" in line for line in server.lines)
@@ -219,7 +220,7 @@ def test_a_command_names_such_a_limit_too():
     paths = f"import sys; sys.path.insert(0, {str(ROOT)!r}); from tests.support.odd_engines import limit_by\n"
     limited = "from ostinato.cli.main import main; import ostinato.engine.engine; limit_by(700)\n"
     code = f"{paths}{limited}main(['generate', 'hello', '--threads', '1', '--cache-memory', '1GiB'])"
-    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE)
     assert told.returncode == 2
     assert "CapacityError" in told.stderr
     assert "ulimit -v" in told.stderr
@@ -259,7 +260,7 @@ def test_signals_that_reach_the_engine_too_are_the_servers(start):
     for each in (signal.SIGINT, signal.SIGTERM):
         os.kill(server.engine_pid(), each)
     server.process.send_signal(signal.SIGTERM)
-    reader.join(60)
+    reader.join(PATIENCE)
     assert reader.events[-1] == "[DONE]"
     assert json.loads(reader.events[-2])["choices"][0]["finish_reason"] == "length"
     assert server.status() == 0
@@ -319,14 +320,14 @@ def test_keys_are_neither_in_the_log_nor_among_the_arguments(start, tmp_path):
     url = server.ready()
     for key in ("key-of-a-file", "key-of-the-environment"):
         headers = {"Authorization": f"Bearer {key}"}
-        assert httpx2.get(f"{url}/v1/models", headers=headers, timeout=60).status_code == 200
-    assert httpx2.get(f"{url}/v1/models", timeout=60).status_code == 401
+        assert httpx2.get(f"{url}/v1/models", headers=headers, timeout=PATIENCE).status_code == 200
+    assert httpx2.get(f"{url}/v1/models", timeout=PATIENCE).status_code == 401
     environment = Path(f"/proc/{server.engine_pid()}/environ").read_text()
     assert "key-of" not in environment
     assert "OSTINATO_API_KEY" not in environment
 
     def status(key):
-        return httpx2.get(f"{url}/v1/models", headers={"Authorization": f"Bearer {key}"}, timeout=60).status_code
+        return httpx2.get(f"{url}/v1/models", headers={"Authorization": f"Bearer {key}"}, timeout=PATIENCE).status_code
 
     path.write_text("team key-of-a-new-file\n")
     server.process.send_signal(signal.SIGHUP)

@@ -8,6 +8,7 @@ import pydantic
 import pytest
 
 from tests.support.chat_templates import TAGS, THINKING
+from tests.support.patience import PATIENCE
 from tests.support.serving import serving
 from tests.support.text_checkpoint import text_checkpoint
 
@@ -252,7 +253,7 @@ def test_reasoning_and_calls_are_items_of_their_own(thinking):
     ],
 )
 def test_what_is_wrong_is_refused_by_the_name_of_its_field(served, body, param):
-    response = httpx2.post(f"{served.url}/v1/responses", json={"input": "x", **body}, timeout=60)
+    response = httpx2.post(f"{served.url}/v1/responses", json={"input": "x", **body}, timeout=PATIENCE)
     assert response.status_code == 400, response.text
     assert response.json()["error"]["param"] == param, response.text
 

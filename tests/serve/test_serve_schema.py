@@ -11,6 +11,7 @@ from ostinato.observe.counts import AnswerCounts
 from ostinato.serve.app import make_api
 from ostinato.serve.http.lifecycle import Lifecycle
 from ostinato.serve.settings import ServeSettings
+from tests.support.patience import PATIENCE
 from tests.support.serving import serving
 
 EXAMPLES = int(os.environ.get("SCHEMA_EXAMPLES", "12"))
@@ -36,6 +37,6 @@ document = schemathesis.openapi.from_dict(api.openapi())
     suppress_health_check=list(HealthCheck),
 )
 def test_no_request_that_the_document_allows_makes_the_server_fail(case, served):
-    response = case.call(base_url=served.url, timeout=60)
+    response = case.call(base_url=served.url, timeout=PATIENCE)
     # A deadline that was asked for may pass.
     assert response.status_code < 500 or response.status_code == 504, (response.status_code, response.text)

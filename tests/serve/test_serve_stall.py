@@ -5,17 +5,18 @@ from concurrent.futures import ThreadPoolExecutor
 import httpx2
 import pytest
 
+from tests.support.patience import PATIENCE
 from tests.support.serving import serving
 
 ASKED = {"prompt": [5, 6, 7], "max_tokens": 4, "temperature": 0, "ignore_eos": True}
 
 
 def get(served, path):
-    return httpx2.get(f"{served.url}{path}", timeout=60)
+    return httpx2.get(f"{served.url}{path}", timeout=PATIENCE)
 
 
 def post(served):
-    return httpx2.post(f"{served.url}/v1/completions", json=ASKED, timeout=60)
+    return httpx2.post(f"{served.url}/v1/completions", json=ASKED, timeout=PATIENCE)
 
 
 def samples(served):

@@ -23,6 +23,7 @@ from ostinato.serve.http.connection import Connection
 from ostinato.serve.http.limits import Limits, Occupancy
 from ostinato.serve.http.tls import UNREAD, TlsLayer
 from tests.support.authority import lock, make_certificate, make_certificate_of, needs_openssl
+from tests.support.patience import PATIENCE
 
 pytestmark = needs_openssl
 GET = b"GET /a HTTP/1.1\r\nHost: a\r\n\r\n"
@@ -71,7 +72,7 @@ class Door:
             server = await asyncio.get_running_loop().create_server(self._made, "127.0.0.1", 0)
             self.port = server.sockets[0].getsockname()[1]
             try:
-                return await asyncio.wait_for(visit(self), 60)
+                return await asyncio.wait_for(visit(self), PATIENCE)
             finally:
                 server.close()
 

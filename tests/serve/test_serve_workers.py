@@ -13,6 +13,7 @@ import pytest
 from ostinato.serve.http.errors import ApiError
 from ostinato.serve.work.workers import MOST_WAITING
 from tests.support.odd_bodies import OddBody
+from tests.support.patience import PATIENCE
 from tests.support.serving import serving
 
 
@@ -189,11 +190,11 @@ def without_floats(value):
 
 def test_bodies_that_are_read_in_a_worker_give_the_same_answers(served):
     def ask(path, body, key):
-        small = httpx2.post(f"{served.url}{path}", json=body, timeout=60)
+        small = httpx2.post(f"{served.url}{path}", json=body, timeout=PATIENCE)
         # White space makes a body large, and nothing else of it.
         padded = json.dumps(body).encode() + b" " * 20_000
         headers = {"Content-Type": "application/json"}
-        large = httpx2.post(f"{served.url}{path}", content=padded, headers=headers, timeout=60)
+        large = httpx2.post(f"{served.url}{path}", content=padded, headers=headers, timeout=PATIENCE)
         assert small.status_code == large.status_code
         return [key(each.json()) for each in (small, large)]
 

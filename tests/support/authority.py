@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.patience import PATIENCE
+
 needs_openssl = pytest.mark.skipif(shutil.which("openssl") is None, reason="certificates are made by openssl")
 
 _CA = """
@@ -56,5 +58,5 @@ def lock(keyfile: Path, password: str) -> Path:
 
 
 def _openssl(directory: Path, *arguments: str) -> None:
-    done = subprocess.run(["openssl", *arguments], cwd=directory, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(["openssl", *arguments], cwd=directory, capture_output=True, text=True, timeout=PATIENCE)
     assert done.returncode == 0, done.stderr

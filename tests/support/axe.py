@@ -18,8 +18,6 @@ from tests.support.browser import Browser
 VERSION = "4.14.1"
 DIGEST = "sha512-FHfa+lmNjQZfJz1q8wKqIDwC6DExcHt/pkjNQb09a3NPjCKg2rhu5qb2S4r76ASyFNNtuFooJpZe37OgudVGtQ=="
 FOLDER = Path(__file__).parents[2] / "build/npm"
-PATIENCE = 120
-"""Seconds for the download."""
 
 
 @cache

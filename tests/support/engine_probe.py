@@ -11,6 +11,8 @@ from typing import Any
 
 import numpy as np
 
+from tests.support.patience import PATIENCE
+
 FIELDS = (
     "allowed",
     "steps",
@@ -73,7 +75,7 @@ class Probe:
     def hold_next(self) -> None:
         """Returns when a step waits, so that nothing happens any more. There must be requests to compute."""
         self.hold()
-        self.held, end = 0, time.monotonic() + 60
+        self.held, end = 0, time.monotonic() + PATIENCE
         while not self.held:
             assert time.monotonic() < end, "no step begins"
             time.sleep(0.001)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import httpx2
 
-from tests.support.serving import PATIENCE
+from tests.support.patience import PATIENCE
 
 RUN = "from ostinato.cli.main import main; main()"
 ENGINE = ["--model", "demo", "--dtype", "float32", "--threads", "1", "--max-num-seqs", "4", "--graph-mode", "none"]
@@ -49,7 +49,7 @@ class Process:
     def ready(self, get=httpx2.get):
         """The server's URL, once it is ready. `get` reaches it, where httpx2 alone does not."""
         url = self.url
-        self.until(lambda: self.process.poll() is not None or get(f"{url}/health", timeout=60).status_code == 200)
+        self.until(lambda: self.process.poll() is not None or get(f"{url}/health", timeout=PATIENCE).status_code == 200)
         return url
 
     def engine_pid(self):
@@ -78,6 +78,6 @@ class Process:
 
     def status(self):
         """The exit status, once all that was said is in `lines`."""
-        status = self.process.wait(60)
-        self.reading.join(60)
+        status = self.process.wait(PATIENCE)
+        self.reading.join(PATIENCE)
         return status

@@ -21,9 +21,7 @@ from ostinato.serve.http.connection import Connection
 from ostinato.serve.http.lifecycle import Lifecycle
 from ostinato.serve.settings import ServeSettings
 from tests.support.engine_probe import Probe, without_native_kernels
-
-PATIENCE = 600
-"""Seconds after which a test that waits is given up, on however busy a machine."""
+from tests.support.patience import PATIENCE
 
 
 @dataclass
@@ -104,7 +102,7 @@ def serving(serve: dict[str, Any] | None = None, *, wait: bool = True, **setting
         yield served
     finally:
         server.should_exit = True
-        thread.join(60)
+        thread.join(PATIENCE)
         probe.close()
 
 

@@ -326,8 +326,13 @@ _OF_KEYS = (
 )
 
 
-def of_keys(rows: Callable[[str], Rows], prefix: str, labels: Mapping[str, str]) -> Iterator[Metric]:
-    """What clients with each key have used; `rows` are `AnswerCounts.key_rows`."""
+def of_keys(
+    rows: Callable[[str], Rows], weights: Mapping[str, int], prefix: str, labels: Mapping[str, str]
+) -> Iterator[Metric]:
+    """What clients with each key have used; `rows` are `AnswerCounts.key_rows`. And the keys' weights."""
+    text = "Turns that a key's client gets for one of a key of weight 1"
+    weighted = [({"key": name}, float(weight)) for name, weight in sorted(weights.items())]
+    yield _family("gauge", prefix + "key_weight", text, weighted, labels)
     for what, name, text in _OF_KEYS:
         yield _family("counter", prefix + name, text, rows(what), labels)
 

@@ -103,7 +103,7 @@ class Request:
     num_preemptions: int = 0
     arrival: int = 0
     """Sequence number of the arrival, given by the scheduler."""
-    rank: tuple[int, int, int] = (0, 0, 0)
+    rank: tuple[int, float, int] = (0, 0, 0)
     """Order of service, lowest first: (priority or 0, turn, arrival). Unique. Of one client, turns are as arrivals."""
     max_num_tokens: int = 0
     """Length of prompt and output at which the request ends with `length`."""

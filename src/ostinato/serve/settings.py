@@ -14,14 +14,11 @@ from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError,
 from pydantic_core import PydanticCustomError
 
 from ostinato.engine.process.launch import SECRET_VARIABLES
-from ostinato.errors import ConfigError, Remedy, problem_of, reason
+from ostinato.errors import ConfigError, Remedy, problem_of
 from ostinato.observe.logs import AccessLog, LogFormat, LogLevel
 from ostinato.replicas.choice import Policy
 from ostinato.serve.http.forwarded import TrustedProxies
-
-MOST_KEYS = 10_000
-"""In an api_key_file: each has series of its own in the metrics, and every request is compared with all."""
-_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+from ostinato.serve.http.key_file import ApiKey, named_keys
 
 
 class ServeSettings(BaseModel):
@@ -52,8 +49,8 @@ class ServeSettings(BaseModel):
     """A key that clients must send as `Authorization: Bearer KEY`; several may be given. Other users of the machine see
     flags, but neither the environment nor an api_key_file."""
     api_key_file: Path | None = None
-    """A file with further keys, one a line, each alone or behind a name for logs and metrics (`NAME KEY`). SIGHUP has
-    it read again."""
+    """A file with further keys, one a line, each alone or behind a name for logs and metrics, and perhaps before a
+    weight that multiplies its client's turns and share (`NAME KEY weight=4`). SIGHUP has it read again."""
     insecure: bool = False
     """Listen on an address that other machines reach though there is no api_key."""
     cors_origin: tuple[str, ...] = ()
@@ -150,7 +147,7 @@ class ServeSettings(BaseModel):
     """Address of an OpenTelemetry collector (OTLP over HTTP, such as http://localhost:4318) that gets a trace of each
     request."""
 
-    _keys: dict[str, str] = PrivateAttr(default_factory=dict)
+    _keys: dict[str, ApiKey] = PrivateAttr(default_factory=dict)
 
     def __init__(self, **settings: Any) -> None:
         try:
@@ -177,8 +174,8 @@ class ServeSettings(BaseModel):
 
     @model_validator(mode="after")
     def _guarded(self) -> ServeSettings:
-        self._keys = _named(self.api_key, self.api_key_file)
-        if any(not key.strip() or not key.isascii() for key in self._keys.values()):
+        self._keys = named_keys(self.api_key, self.api_key_file)
+        if any(not key.strip() or not key.isascii() for key in self.api_key):
             raise ValueError("an api_key is ASCII text that is not empty")
         given = self.model_fields_set
         if self.uds is not None and given & {"host", "port"}:
@@ -251,49 +248,9 @@ class ServeSettings(BaseModel):
         return self.uds is not None or is_loopback(self.host)
 
     @property
-    def keys(self) -> dict[str, str]:
-        """Name -> key, of all: given as settings and read from the file."""
+    def keys(self) -> dict[str, ApiKey]:
+        """By their names, all: given as settings and read from the file."""
         return self._keys
-
-
-def read_keys(given: Sequence[str], path: Path | None) -> dict[str, str]:
-    """Name -> key, of those given as settings and those in the file. ConfigError if the file is broken."""
-    try:
-        return _named(given, path)
-    except ValueError as error:
-        raise ConfigError(str(error)) from None
-
-
-def _named(given: Sequence[str], path: Path | None) -> dict[str, str]:
-    keys = {f"api_key-{place}": key for place, key in enumerate(given, start=1)}
-    if path is None:
-        return keys
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"api_key_file {path} cannot be read: {reason(error)}") from None
-    for number, line in enumerate(lines, start=1):
-        match line.split():
-            case []:
-                continue
-            case [key]:
-                name = f"line-{number}"
-            case [name, key]:
-                pass
-            case _:
-                raise ValueError(f"api_key_file {path}, line {number}: it should be a key, or a name and a key")
-        if not _NAME.fullmatch(name):
-            raise ValueError(f"api_key_file {path}, line {number}: a name is 1 to 64 letters, digits, _, . or -")
-        if not key.isascii():
-            raise ValueError(f"api_key_file {path}, line {number}: a key is ASCII text")
-        if name in keys or key in keys.values():
-            raise ValueError(f"api_key_file {path}, line {number}: its name or its key stands there twice")
-        keys[name] = key
-    if len(keys) == len(given):
-        raise ValueError(f"api_key_file {path} holds no key; write one a line")
-    if len(keys) > MOST_KEYS:
-        raise ValueError(f"api_key_file {path} holds {len(keys)} keys, and may hold {MOST_KEYS}")
-    return keys
 
 
 def _wrong(name: str, message: str, remedies: Sequence[Remedy]) -> PydanticCustomError:

@@ -16,6 +16,7 @@ from tests.support.page_chat import (
     refused,
     script_answers,
 )
+from tests.support.patience import PATIENCE
 from tests.support.serving import serving
 
 PAUSED = """const real = window.fetch;
@@ -34,7 +35,7 @@ def roles(page):
 def test_a_question_sent_with_enter_gets_the_answer_that_the_api_gives(page, served):
     shown = answered(page, QUESTION, temperature=0)
     body = {"model": "demo", "messages": [{"role": "user", "content": QUESTION}], "temperature": 0}
-    reply = httpx2.post(f"{served.url}/v1/chat/completions", json=body, timeout=60).json()
+    reply = httpx2.post(f"{served.url}/v1/chat/completions", json=body, timeout=PATIENCE).json()
     assert shown.split() == reply["choices"][0]["message"]["content"].split()
     assert "#### 33" in shown
     assert page.text("#messages .user .text") == QUESTION

@@ -4,6 +4,7 @@ import httpx2
 import pytest
 
 from tests.support.page_chat import QUESTION, answered
+from tests.support.patience import PATIENCE
 from tests.support.serving import serving
 
 DELAYS = """window.delays = [];
@@ -22,7 +23,7 @@ def slow_steps(served):
 def busy(served, **more):
     prompts = [f"Q: Ava has {n} apples and buys 25 more.\nA:" for n in range(4)]
     body = {"prompt": prompts, "n": 4, "max_tokens": 1000, "ignore_eos": True, "temperature": 1, "stream": True, **more}
-    return httpx2.stream("POST", f"{served.url}/v1/completions", json=body, timeout=60)
+    return httpx2.stream("POST", f"{served.url}/v1/completions", json=body, timeout=PATIENCE)
 
 
 def test_the_engines_side_shows_what_traffic_does(page, served, slow_steps):
@@ -112,7 +113,7 @@ def test_the_prefix_cache_is_drawn_as_the_texts_it_remembers(browser):
         for tail in ([7] * 40, [7] * 40, [9] * 40):
             prompt = [*range(100, 148), *tail]
             body = {"prompt": prompt, "max_tokens": 1, "temperature": 0, "ignore_eos": True}
-            assert httpx2.post(url, json=body, timeout=60).is_success
+            assert httpx2.post(url, json=body, timeout=PATIENCE).is_success
         browser.until(lambda: browser.text("#prefix-told").startswith("2 texts in "))
         first, second = browser.until(lambda: len(rows(browser)) == 2 and rows(browser))
         shown = httpx2.get(f"{served.url}/prefixes").json()
@@ -138,7 +139,7 @@ def test_files_of_the_cache_are_shown_where_there_are_any(browser, tmp_path):
         assert browser.text("#files-text") == "0 files, 0 B of 64 MiB"
         for first in range(6):
             body = {"prompt": [100 + first] * 200, "max_tokens": 1, "temperature": 0, "ignore_eos": True}
-            assert httpx2.post(f"{served.url}/v1/completions", json=body, timeout=60).is_success
+            assert httpx2.post(f"{served.url}/v1/completions", json=body, timeout=PATIENCE).is_success
         served.until(lambda: served.stats()["cache_files"]["written"] > 0)
         browser.until(lambda: not browser.text("#files-text").startswith("0 files"))
         assert " written (" in browser.text("#files-told")

@@ -8,6 +8,7 @@ import pytest
 from ostinato.serve.api.page import DIRECTORY
 from tests.support.browser import browsing
 from tests.support.page_chat import ANSWER, ENTER, FACTS, asked, chunks, script_answers
+from tests.support.patience import PATIENCE
 from tests.support.serving import serving
 
 PICTURE = DIRECTORY / "examples/two-shapes.png"
@@ -59,7 +60,7 @@ def test_a_picture_is_taken_shown_and_asked_about(page, seer, how):
         {"type": "text", "text": "What is in the picture?"},
     ]
     body = {"model": "demo-vl", "messages": [{"role": "user", "content": content}]}
-    reply = httpx2.post(f"{seer.url}/v1/chat/completions", json=body, timeout=60).json()
+    reply = httpx2.post(f"{seer.url}/v1/chat/completions", json=body, timeout=PATIENCE).json()
     assert page.text(ANSWER) == reply["choices"][0]["message"]["content"].strip()
     assert "triangle" in page.text(ANSWER)
     assert page.count("#messages .user canvas[data-drawn]") == 1

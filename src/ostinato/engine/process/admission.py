@@ -9,6 +9,7 @@ from collections import Counter, deque
 from collections.abc import Callable
 
 from ostinato.errors import RequestError
+from ostinato.schedule.turns import weighted_share
 
 WINDOW = 60.0
 """Seconds over which the drain rate is measured."""
@@ -34,7 +35,7 @@ class Admission:
         clock: Callable[[], float] = time.monotonic,
         max_per_client: int | None = None,
     ) -> None:
-        """`max_per_client`: None for no bound but that of all."""
+        """`max_per_client`: of a client of weight 1; None for no bound but that of all."""
         self.max_running, self.max_waiting = max_running, max_waiting
         self.max_per_client = max_per_client
         self.num_unfinished = 0
@@ -53,18 +54,18 @@ class Admission:
                 f"{self.max_waiting} wait",
                 self.retry_after(count),
             )
-        share = self.max_per_client
-        if share is None or client is None:
+        if self.max_per_client is None or client is None:
             return
+        share = weighted_share(self.max_per_client, bound, client)
         if count > share:
             raise RequestError(
                 f"{count} outputs are asked for at once, and of one client at most {share} may be unfinished "
-                "(max_requests_per_client)"
+                "(max_requests_per_client, times its key's weight)"
             )
         if self._of_client[client] + count > share:
             raise Overloaded(
                 f"{self._of_client[client]} outputs of this client are unfinished, and at most {share} may be "
-                "(max_requests_per_client)",
+                "(max_requests_per_client, times its key's weight)",
                 self._seconds_for(self._of_client[client] + count - share),
             )
 

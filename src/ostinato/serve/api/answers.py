@@ -26,6 +26,7 @@ from ostinato.serve.chat.formats import AnswerForm
 from ostinato.serve.chat.guides import GuideCompiler, GuidePlan, GuideRequest, answer_guide
 from ostinato.serve.chat.model_text import ModelText
 from ostinato.serve.chat.tools import Tool
+from ostinato.serve.http.pieces import PiecedJson
 from ostinato.serve.http.streaming import EventStream, unless_gone
 from ostinato.serve.work.context import Work
 
@@ -251,13 +252,15 @@ async def answer(
     run: Run,
     stream: bool | None,
     events: Callable[[], AsyncIterator[bytes]],
-    whole: Callable[[], Coroutine[Any, Any, str | bytes]],
+    whole: Callable[[], Coroutine[Any, Any, str | bytes | list[bytes]]],
 ) -> Response:
-    """The response to `request`: events as they come, or JSON once it is whole. `run` ends with it."""
+    """The response to `request`: events as they come, or JSON once it is whole, perhaps in pieces. `run` ends with
+    it."""
     if stream:
         return EventStream(events(), run.close)
     try:
-        return Response(await unless_gone(request, whole()), media_type="application/json")
+        body = await unless_gone(request, whole())
+        return PiecedJson(body) if isinstance(body, list) else Response(body, media_type="application/json")
     finally:
         run.close()
 

@@ -16,6 +16,7 @@ from ostinato.serve.chat.guides import GuideRequest
 from ostinato.serve.chat.messages import FunctionCall, Message, Role, ToolCall, one_for_template, text_of
 from ostinato.serve.http.bodies import Body, EchoedBody, Ignored, ListOf, unserved
 from ostinato.serve.http.errors import ApiError
+from ostinato.serve.http.pieces import cut
 from ostinato.serve.work.context import Work
 
 _LOGPROBS = "message.output_text.logprobs"
@@ -26,8 +27,8 @@ class PreparedResponse:
     """The conversation as the engine gets it, and what the response repeats of the request."""
 
     chat: PreparedChat
-    echo: str
-    """Members of a JSON object"""
+    echo: list[bytes]
+    """Members of a JSON object, in pieces"""
 
 
 class InputItem(EchoedBody):
@@ -132,7 +133,7 @@ class ResponsesRequest(GenerationBody):
         asked = ConversationRequest(conversation, tools.callable, tools.choice, parallel, guide, "input")
         most, logprobs = self.max_output_tokens, self.num_logprobs()
         chat = prepare_chat(work, asked, self, max_tokens=most, logprobs=logprobs)
-        return PreparedResponse(chat, compact(self._echo(chat.params))[1:-1])
+        return PreparedResponse(chat, cut(compact(self._echo(chat.params))[1:-1].encode()))
 
     def _echo(self, params: SamplingParams) -> dict[str, Any]:
         """The members of a response that tell what was asked for."""

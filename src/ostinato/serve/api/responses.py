@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any
 
@@ -22,11 +22,13 @@ from ostinato.serve.chat.model_text import ModelText
 from ostinato.serve.chat.output import ChatOutput, MessageLogprobs
 from ostinato.serve.http.errors import ApiError, as_api_error
 from ostinato.serve.http.lifecycle import Lifecycle
+from ostinato.serve.http.pieces import joined
 from ostinato.serve.http.streaming import LastEvents
 from ostinato.serve.work.model import Model
 
 _ECHO = secrets.token_hex(16)
 """The name of a member in whose place stands what the client sent. No client knows it."""
+_MARK = f'"{_ECHO}":null'.encode()
 
 
 def responses_router(lifecycle: Lifecycle, models: Callable[[], Model]) -> APIRouter:
@@ -71,9 +73,14 @@ def _response(response_id: str, model: str) -> dict[str, Any]:
     }
 
 
-def _json(data: Mapping[str, Any], echo: str) -> str:
-    """Data that holds a response. What the client sent is in its JSON already: it may take long to write."""
-    return compact(data).replace(f'"{_ECHO}":null', echo, 1)
+def _parts(data: Mapping[str, Any], echo: Iterable[bytes]) -> Iterator[bytes]:
+    """The JSON of data that may hold a response. What the client sent is written already: it may be long, and must not
+    be copied at once."""
+    before, found, after = compact(data).encode().partition(_MARK)
+    yield before
+    if found:
+        yield from echo
+        yield after
 
 
 def _ended(response: dict[str, Any], items: ResponseItems, output: CompletionOutput, run: Run) -> dict[str, Any]:
@@ -122,7 +129,7 @@ class _ResponseOutput:
         return self._answer.reasoning_tokens(output.token_ids)
 
 
-async def _whole(run: Run, parts: _ResponseOutput, response: dict[str, Any], echo: str) -> str:
+async def _whole(run: Run, parts: _ResponseOutput, response: dict[str, Any], echo: Sequence[bytes]) -> list[bytes]:
     async for _, delta in run.deltas():
         if delta.output is not None:
             [output] = delta.output.outputs
@@ -130,13 +137,16 @@ async def _whole(run: Run, parts: _ResponseOutput, response: dict[str, Any], ech
                 pass
             run.reasoning_tokens = parts.reasoning_tokens(output)
             response = _ended(response, parts.items, output, run)
-    return _json(response, echo)
+    return list(joined(_parts(response, echo)))
 
 
-async def _events(run: Run, parts: _ResponseOutput, response: dict[str, Any], echo: str) -> AsyncGenerator[bytes]:
+async def _events(
+    run: Run, parts: _ResponseOutput, response: dict[str, Any], echo: Sequence[bytes]
+) -> AsyncGenerator[bytes]:
     writer = _EventWriter(echo)
     opening = {"response": response}
-    yield writer.write([Event("response.created", opening), Event("response.in_progress", opening)])
+    for piece in writer.write([Event("response.created", opening), Event("response.in_progress", opening)]):
+        yield piece
     try:
         async for _, delta in run.deltas():
             events: list[Event] = []
@@ -148,14 +158,13 @@ async def _events(run: Run, parts: _ResponseOutput, response: dict[str, Any], ec
                 run.reasoning_tokens = parts.reasoning_tokens(output)
                 ended = _ended(response, parts.items, output, run)
                 events.append(Event(f"response.{ended['status']}", {"response": ended}))
-            if run.has_ended:
-                yield LastEvents(writer.write(events))
-            elif events:
-                yield writer.write(events)
+            pieces = writer.write(events)
+            for place, piece in enumerate(pieces, start=1):
+                yield LastEvents(piece) if run.has_ended and place == len(pieces) else piece
     except Exception as error:
-        yield writer.write(
-            [Event("response.failed", {"response": _failed(response, parts.items, as_api_error(error))})]
-        )
+        failed = _failed(response, parts.items, as_api_error(error))
+        for piece in writer.write([Event("response.failed", {"response": failed})]):
+            yield piece
         raise
 
 
@@ -167,14 +176,18 @@ def _failed(response: dict[str, Any], items: ResponseItems, error: ApiError) -> 
 class _EventWriter:
     """Numbers events and writes them as they are sent."""
 
-    def __init__(self, echo: str) -> None:
+    def __init__(self, echo: Sequence[bytes]) -> None:
         self._echo = echo
         self._number = 0
 
-    def write(self, events: Iterable[Event]) -> bytes:
-        parts = []
+    def write(self, events: Iterable[Event]) -> list[bytes]:
+        """The events in pieces that can be sent one after the other; nearly always one."""
+        return list(joined(self._written(events)))
+
+    def _written(self, events: Iterable[Event]) -> Iterator[bytes]:
         for event in events:
             data = {"type": event.type, "sequence_number": self._number, **event.data}
-            parts.append(f"event: {event.type}\ndata: {_json(data, self._echo)}\n\n")
             self._number += 1
-        return "".join(parts).encode()
+            yield f"event: {event.type}\ndata: ".encode()
+            yield from _parts(data, self._echo)
+            yield b"\n\n"

@@ -140,7 +140,7 @@ def observation_router(lifecycle: Lifecycle, counts: AnswerCounts) -> APIRouter:
             alive,
             *loop_delay(delay.seconds, delay.num_stalls, prefix, labels),
             *workers(reads.num_done, reads.num_ended_early, reads.num_running, prefix, labels),
-            *of_keys(counts.key_rows, prefix, labels),
+            *of_keys(counts.key_rows, lifecycle.keys.weights, prefix, labels),
             *_drains(engine, prefix, labels),
             refusals(lifecycle.refusals.counts, prefix, labels),
             answers(counts.rows(), labels),

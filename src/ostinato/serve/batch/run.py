@@ -23,6 +23,7 @@ from ostinato.serve.http.endpoints import JsonEndpoints
 from ostinato.serve.http.errors import ApiError, as_api_error
 from ostinato.serve.http.gate import check_size
 from ostinato.serve.http.lifecycle import Lifecycle
+from ostinato.serve.http.pieces import body_of
 from ostinato.serve.http.streaming import log_failure
 from ostinato.serve.settings import ServeSettings
 from ostinato.serve.tasks import side_by_side
@@ -97,7 +98,7 @@ async def run_batch(
         async def take_turns(bodies: Iterator[tuple[Line, dict[str, Any]]]) -> None:
             for line, body in bodies:
                 response, record = await _answered(endpoints, settings, line.url, body)
-                answers.write(line.custom_id, response.status_code, record.request_id, bytes(response.body))
+                answers.write(line.custom_id, response.status_code, record.request_id, body_of(response))
                 on_answer(record.figures().get("completion_tokens", 0))
 
         await side_by_side(take_turns(bodies) for _ in range(count))

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from ostinato.serve.chat.calls.block import BlockReader
 from ostinato.serve.chat.calls.forms import ToolForm
 from ostinato.serve.chat.calls.not_a_call import NotACall
+from ostinato.serve.chat.channels import ChannelReader
 from ostinato.serve.chat.deltas import AnswerDelta, DeltaCollector
 from ostinato.serve.chat.formats import AnswerFormats, ReasoningTags
 from ostinato.serve.chat.growing_text import SPACE, EndOfText, GrowingText, Reading, start_of_tag
@@ -24,6 +25,7 @@ class AnswerParser:
     - Everything else is content, verbatim, except for white space before a call and after the last one.
     - A call is recognised by its name, which must be among `tools`, and the beginning of its arguments. A call of
       another name is content, verbatim, as is all that only looks like a call.
+    - An answer with channels is read by `ChannelReader`, which has rules of its own.
     - A recognised call stays a call, since it was given out. If the text leaves the format after that, the call ends
       with the arguments so far, and the rest is content. Arguments that the end of the answer cuts off stay cut off.
     """
@@ -42,7 +44,10 @@ class AnswerParser:
         self._text = GrowingText()
         self._collector = DeltaCollector(new_id)
         self._give: Callable[[str], None] = self._add_content
-        self._steps = self._read(formats, tools or (), starts_in_reasoning, either)
+        if formats.has_channels:
+            self._steps = ChannelReader(self._text, self._collector, [tool.name for tool in tools or ()]).read()
+        else:
+            self._steps = self._read(formats, tools or (), starts_in_reasoning, either)
 
     @property
     def has_tool_calls(self) -> bool:

@@ -133,6 +133,8 @@ def render(work: Work, conversation: Conversation, param: str = "messages") -> R
         work.on_worker_only()
 
     def of_template(messages: Sequence[Mapping[str, Any]]) -> str:
+        if text.formats.has_channels:
+            messages = [_with_thinking(message) for message in messages]
         return text.chat_template.render(
             messages,
             tools=conversation.tools,
@@ -152,6 +154,14 @@ def render(work: Work, conversation: Conversation, param: str = "messages") -> R
         raise ApiError(400, error.message, param=error.where) from None
     except RequestError as error:
         raise ApiError(400, error.message, param=param) from None
+
+
+def _with_thinking(message: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A message as gpt-oss's template has it: it calls reasoning thinking, and refuses it beside content in a message
+    with calls."""
+    if not message.get("reasoning_content") or (message.get("tool_calls") and message.get("content")):
+        return message
+    return {**message, "thinking": message["reasoning_content"]}
 
 
 def token_ids_of(work: Work, rendered: RenderedChat, param: str, add_special_tokens: bool = False) -> list[int]:

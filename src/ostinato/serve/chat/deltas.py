@@ -51,6 +51,10 @@ class DeltaCollector:
             self._spans.append((end - len(text), end))
             self.after_call = False
 
+    def separate_content(self, text: str) -> None:
+        """Adds text between two parts of the content that the answer does not hold."""
+        self._content += text
+
     def add_reasoning(self, text: str) -> None:
         self._reasoning += text
 

@@ -13,8 +13,8 @@ from typing import Any
 from ostinato.engine.text.chat_template import ChatTemplate
 from ostinato.errors import RequestError
 from ostinato.serve.chat.answer_parser import AnswerParser
-from ostinato.serve.chat.calls.forms import FORMS, ToolForm
-from ostinato.serve.chat.formats import REASONING, AnswerFormats, ReasoningTags
+from ostinato.serve.chat.calls.forms import FORMS, HARMONY, ToolForm
+from ostinato.serve.chat.formats import ANALYSIS, REASONING, AnswerFormats, ReasoningTags
 from ostinato.serve.chat.tools import Tool
 
 _QUESTION, _THOUGHT, _ANSWER = "Zanzibar?", "Mulling.", "Certainly."
@@ -37,7 +37,8 @@ _ARGUMENTS = {"city": _CITY, "days": 3, "hourly": True}
 
 def detect_formats(template: ChatTemplate) -> AnswerFormats:
     """The formats that a chat template writes earlier answers in, or asks the model for."""
-    return AnswerFormats(_reasoning(template), _tool_form(template))
+    form = _tool_form(template)
+    return AnswerFormats(ANALYSIS if form == HARMONY else _reasoning(template), form)
 
 
 def takes_tools(template: ChatTemplate) -> bool:
@@ -51,7 +52,7 @@ def _tool_form(template: ChatTemplate) -> ToolForm | None:
         answer = rendered[rendered.rfind(_QUESTION) + len(_QUESTION) :]
         if _CITY not in answer:
             continue
-        for form in FORMS:
+        for form in (*FORMS, HARMONY):
             if _reads(form, answer):
                 return form
         return None
@@ -103,7 +104,7 @@ def _reads(form: ToolForm, answer: str) -> bool:
 
 def _hinted(text: str) -> ToolForm | None:
     """The form whose tags all stand in a template's text; of several, the one with the most."""
-    fitting = [form for form in FORMS if form.tags and all(tag in text for tag in form.hints or form.tags)]
+    fitting = [form for form in (*FORMS, HARMONY) if form.tags and all(tag in text for tag in form.hints or form.tags)]
     return max(fitting, key=lambda form: len(form.tags), default=None)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ostinato.serve.chat.calls.forms import ToolForm
+from ostinato.serve.chat.calls.forms import CHANNEL, END, HARMONY, MESSAGE, ToolForm
 from ostinato.serve.chat.tools import Tool
 
 
@@ -24,9 +24,16 @@ class AnswerFormats:
     tools: ToolForm | None = None
 
     @property
+    def has_channels(self) -> bool:
+        """Whether an answer is messages in channels, as gpt-oss writes them: then content too stands between tags."""
+        return self.tools == HARMONY
+
+    @property
     def tags(self) -> tuple[str, ...]:
         """The tags that can be tokens of their own. If they are special tokens, answers must be decoded with special
         tokens kept, and grammars must know of it."""
+        if self.tools is not None and self.has_channels:
+            return self.tools.tags
         reasoning = () if self.reasoning is None else (self.reasoning.begin, self.reasoning.end)
         tools = () if self.tools is None else self.tools.tags
         return reasoning + tools
@@ -51,6 +58,8 @@ class AnswerForm:
         return self.formats.reasoning is None and not self.tools
 
 
+ANALYSIS = ReasoningTags(f"{CHANNEL}analysis{MESSAGE}", END)
+"""Of the form with channels alone."""
 THINK = ReasoningTags("<think>", "</think>")
 REASONING = (
     THINK,
@@ -59,7 +68,7 @@ REASONING = (
     ReasoningTags("<|START_THINKING|>", "<|END_THINKING|>"),
     ReasoningTags("<|inner_prefix|>", "<|inner_suffix|>"),
 )
-"""All that are known."""
+"""All that are known besides."""
 
 
 def opens_reasoning(prompt: str, formats: AnswerFormats) -> bool:

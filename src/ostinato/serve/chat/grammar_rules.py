@@ -7,7 +7,8 @@ import re
 from collections.abc import Mapping
 
 from ostinato.sample.guide import Guide, lark_term
-from ostinato.serve.chat.formats import ReasoningTags
+from ostinato.serve.chat.calls.forms import CHANNEL, MESSAGE, START
+from ostinato.serve.chat.formats import ANALYSIS, ReasoningTags
 
 
 class Grammar:
@@ -25,14 +26,21 @@ class Grammar:
         """Reasoning before everything else: required if the answer begins `inside` it, else optional."""
         if tags is None:
             return ""
+        if tags == ANALYSIS:
+            self.up_to("thoughts", tags.end, "/(?s:.*)/")
+            return f"({self.tags(tags.begin)} thoughts {self.tags(START + 'assistant')})? "
         self.up_to("thoughts", tags.end, "/(?s:.*)/")
         self.rules.append(r"GAP: /\n{1,2}/")
         return "thoughts GAP? " if inside else f"({self.tag(tags.begin)} thoughts GAP?)? "
 
-    def value(self, guide: Guide) -> str:
-        """What `guide` says."""
+    def value(self, guide: Guide, in_channel: bool = False) -> str:
+        """What `guide` says; `in_channel`: as the message of the channel `final`."""
         self.rules.append(f"value: {lark_term(guide)}")
-        return "value"
+        return f"{self.final()} value" if in_channel else "value"
+
+    def final(self) -> str:
+        """The header of a message that is for the user."""
+        return self.tags(f"{CHANNEL}final{MESSAGE}")
 
     def up_to(self, rule: str, tag: str, text: str) -> None:
         """Adds a rule for `text`, a terminal, up to the first `tag`, which it includes."""
@@ -41,6 +49,10 @@ class Grammar:
             self.rules += [f"{rule}: {name} {self.tag(tag)}", f"{name}: {text}"]
         else:
             self.rules += [f"{rule}[lazy]: {name}", f"{name}: ({text}) & /(?s:.*){regex(tag)}/"]
+
+    def tags(self, text: str) -> str:
+        """A text with tags in it, as terms."""
+        return " ".join(self.tag(part) for part in re.split(r"(<\|\w+\|>)", text) if part)
 
     def tag(self, tag: str) -> str:
         return f"<[{self.special_tags[tag]}]>" if tag in self.special_tags else json.dumps(tag)

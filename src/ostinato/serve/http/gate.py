@@ -98,7 +98,8 @@ class Gate:
         record: RequestRecord = scope["state"]["record"]
         if not (_is_open(scope["path"]) or scope["path"] == self._root_path):
             record.key = self._keys.check(headers.get("authorization"), headers.get("x-api-key"))
-        scope["state"]["client"] = client_of(record.key, (scope.get("client") or [None])[0])
+        weight = self._keys.weights.get(record.key or "", 1)
+        scope["state"]["client"] = client_of(record.key, (scope.get("client") or [None])[0], weight)
         messages = [await _read_body(headers, receive, self._max_body)]
 
         async def receive_again() -> Message:

@@ -10,8 +10,10 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 
 from ostinato.errors import ConfigError
+from ostinato.schedule.turns import Client
 from ostinato.serve.http.errors import ApiError
-from ostinato.serve.settings import ServeSettings, read_keys
+from ostinato.serve.http.key_file import ApiKey, read_keys
+from ostinato.serve.settings import ServeSettings
 
 log = logging.getLogger("ostinato.serve")
 
@@ -22,6 +24,8 @@ class ApiKeys:
     def __init__(self, settings: ServeSettings) -> None:
         self._settings = settings
         self._digests: Sequence[tuple[str, bytes]] = ()
+        self.weights: Mapping[str, int] = {}
+        """Those of all keys, by their names."""
         self._use(settings.keys)
 
     @property
@@ -59,23 +63,24 @@ class ApiKeys:
             raise ApiError(401, message, code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
         return found
 
-    def _use(self, keys: Mapping[str, str]) -> None:
-        self._digests = tuple((name, _digest(key.encode())) for name, key in keys.items())
+    def _use(self, keys: Mapping[str, ApiKey]) -> None:
+        self._digests = tuple((name, _digest(key.key.encode())) for name, key in keys.items())
+        self.weights = {name: key.weight for name, key in keys.items()}
 
 
 @lru_cache(maxsize=1024)
-def client_of(name: str | None, address: str | None) -> str:
-    """Who a client is, for its share of the server: its key's name, or else its address. Addresses of IPv6 count by the
-    first 64 bits, which one customer of a network has for himself."""
+def client_of(name: str | None, address: str | None, weight: int = 1) -> Client:
+    """Who a client is, for its share of the server: its key's name and weight, or else its address. Addresses of IPv6
+    count by the first 64 bits, which one customer of a network has for himself."""
     if name is not None:
-        return f"key {name}"
+        return Client(f"key {name}", weight)
     try:
         parsed = ipaddress.ip_address((address or "").partition("%")[0])
     except ValueError:
-        return f"address {address or 'unknown'}"
+        return Client(f"address {address or 'unknown'}")
     if parsed.version == 6 and not parsed.is_loopback:
-        return f"address {ipaddress.ip_network((parsed, 64), strict=False)}"
-    return f"address {parsed}"
+        return Client(f"address {ipaddress.ip_network((parsed, 64), strict=False)}")
+    return Client(f"address {parsed}")
 
 
 def _digest(key: bytes) -> bytes:

@@ -19,7 +19,7 @@ from typing import Any
 
 from ostinato.engine.process.launch import child_environment
 from ostinato.engine.process.messages import pack
-from ostinato.schedule.turns import Turns
+from ostinato.schedule.turns import Turns, weighted_share
 from ostinato.serve.http.bodies import Body
 from ostinato.serve.http.errors import ApiError
 from ostinato.serve.work.budgets import ClientBudgets
@@ -47,7 +47,7 @@ class Workers:
         self._seconds = settings.worker_seconds
         self._budgets = ClientBudgets(settings.client_seconds, settings.client_pixels)
         self._free = self._count = settings.body_workers
-        self._waiting: list[tuple[int, int, asyncio.Future[None]]] = []
+        self._waiting: list[tuple[float, int, asyncio.Future[None]]] = []
         self._of_client: Counter[str] = Counter()
         """Those that wait"""
         self._numbers = itertools.count()
@@ -98,7 +98,7 @@ class Workers:
         if self._free:
             self._free -= 1
         else:
-            share = MOST_WAITING // 4
+            share = weighted_share(MOST_WAITING // 4, MOST_WAITING, client)
             if len(self._waiting) >= MOST_WAITING or self._of_client[client] >= share:
                 message = f"{len(self._waiting)} requests with large bodies or images wait already"
                 raise ApiError(429, message, code="queue_full", headers={"Retry-After": "5"})

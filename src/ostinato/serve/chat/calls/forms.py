@@ -21,6 +21,9 @@ class Slot(Enum):
 
 NAME, ID, INDEX, ARGUMENTS = Slot
 
+START, CHANNEL, MESSAGE, END = "<|start|>", "<|channel|>", "<|message|>", "<|end|>"
+"""The marks of harmony's messages"""
+
 
 @dataclass(frozen=True, slots=True)
 class JsonSyntax:
@@ -61,7 +64,12 @@ class PythonSyntax:
     """`NAME(KEY=VALUE, ...)`, values as Python writes them."""
 
 
-Syntax = JsonSyntax | NamedSyntax | TagSyntax | PythonSyntax
+@dataclass(frozen=True, slots=True)
+class ChannelSyntax:
+    """A message to `functions.NAME` whose text is JSON arguments; the answer is all messages (`chat/channels.py`)."""
+
+
+Syntax = JsonSyntax | NamedSyntax | TagSyntax | PythonSyntax | ChannelSyntax
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +102,8 @@ class ToolForm:
             inner = tuple(part for part in syntax.parts if isinstance(part, str))
         elif isinstance(syntax, TagSyntax):
             inner = (syntax.key, *syntax.key_end, syntax.value_end)
+        elif isinstance(syntax, ChannelSyntax):
+            inner = (CHANNEL, "<|constrain|>", MESSAGE, END, "<|return|>")
         return tuple(tag for tag in (self.begin, *inner, self.end) if tag.strip())
 
 
@@ -235,6 +245,7 @@ DEEPSEEK_R1 = ToolForm(
 FUNCTIONARY = ToolForm(
     "Functionary 3.1", "<function=", "</function>", NamedSyntax((NAME, ">", ARGUMENTS)), block_gap=""
 )
+HARMONY = ToolForm("gpt-oss", START, "<|call|>", ChannelSyntax(), block_gap="")
 FORMS = (
     HERMES,
     XML,
@@ -258,9 +269,10 @@ FORMS = (
     FUNCTIONARY,
     LLAMA3,
 )
-"""All that are known, in the order in which they are tried. Llama 3's last, since it has no tag that tells it."""
+"""All whose calls stand in blocks within other text, in the order in which they are tried. Llama 3's last, since it has
+no tag that tells it."""
 
 
 def known_forms() -> str:
     """The models whose forms are known, for messages."""
-    return "; ".join(form.name for form in FORMS)
+    return "; ".join(form.name for form in (*FORMS, HARMONY))

@@ -9,7 +9,18 @@ from typing import Any
 
 from ostinato.errors import RequestError
 from ostinato.sample.guide import Guide
-from ostinato.serve.chat.calls.forms import ARGUMENTS, NAME, JsonSyntax, NamedSyntax, TagSyntax, ToolForm
+from ostinato.serve.chat.calls.forms import (
+    ARGUMENTS,
+    CHANNEL,
+    HARMONY,
+    MESSAGE,
+    NAME,
+    ChannelSyntax,
+    JsonSyntax,
+    NamedSyntax,
+    TagSyntax,
+    ToolForm,
+)
 from ostinato.serve.chat.formats import ReasoningTags
 from ostinato.serve.chat.grammar_rules import Grammar, regex
 from ostinato.serve.chat.schemas import allows, resolve
@@ -39,6 +50,8 @@ class ToolGrammar(Grammar):
     def forced_calls(self, several: bool) -> str:
         """Calls and nothing else."""
         form = self._form
+        if form == HARMONY:
+            return "call"  # the end of a call is the end of the answer
         block = f"{self._terms(form.begin)} {self._block(several)}".strip()
         if several and form.begin and form.separator is None:
             return f"{block} ({self._terms(form.block_gap)} {block})*"
@@ -46,10 +59,13 @@ class ToolGrammar(Grammar):
 
     def calls_or_value(self, guide: Guide, several: bool) -> str:
         """Calls and nothing else, or only what `guide` says."""
-        return f"({self.forced_calls(several)} | {self.value(guide)})"
+        return f"({self.forced_calls(several)} | {self.value(guide, in_channel=self._form == HARMONY)})"
 
     def free_calls(self, reasoning: ReasoningTags | None, several: bool) -> str:
         """Any text, with a well-formed call wherever it begins one."""
+        if self._form == HARMONY:
+            self.rules.append("REST: /(?s:.*)/")
+            return f"(call | {self.final()} REST)"
         # Text that begins like reasoning would be a second way to read the same answer.
         no_reasoning = f" & ~/{regex(reasoning.begin)}(?s:.*)/" if reasoning else ""
         begin = self._form.begin
@@ -82,6 +98,9 @@ class ToolGrammar(Grammar):
                 return self._named_call(index, tool, syntax)
             case TagSyntax() as syntax:
                 return self._tag_call(index, tool, syntax)
+            case ChannelSyntax():
+                header = f"{CHANNEL}commentary to=functions.{tool.name} <|constrain|>json{MESSAGE}"
+                return f"{self.tags(header)} {self._arguments(index, tool)}"
             case _:
                 return self._python_call(index, tool)
 

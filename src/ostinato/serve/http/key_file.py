@@ -1,0 +1,87 @@
+"""The keys of clients, as settings and a file name them: each with a name, and a weight among the others."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ostinato.errors import ConfigError, reason
+
+MOST_KEYS = 10_000
+"""In an api_key_file: each has series of its own in the metrics, and every request is compared with all."""
+MOST_WEIGHT = 1000
+_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+_WEIGHT = "weight="
+
+
+@dataclass(frozen=True, slots=True)
+class ApiKey:
+    """A key, and how many turns its client gets for one of others."""
+
+    key: str = field(repr=False)
+    weight: int = 1
+
+
+def read_keys(given: Sequence[str], path: Path | None) -> dict[str, ApiKey]:
+    """Keys by their names, of those given as settings and those in the file. ConfigError if the file is broken."""
+    try:
+        return named_keys(given, path)
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
+
+
+def named_keys(given: Sequence[str], path: Path | None) -> dict[str, ApiKey]:
+    """As `read_keys`; ValueError if the file is broken. No message holds a key."""
+    keys = {f"api_key-{place}": ApiKey(key) for place, key in enumerate(given, start=1)}
+    if path is None:
+        return keys
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"api_key_file {path} cannot be read: {reason(error)}") from None
+    known = set(given)
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        try:
+            name, key = _read_line(line.split(), f"line-{number}")
+            if name in keys or key.key in known:
+                raise ValueError("its name or its key stands there twice")
+        except ValueError as error:
+            raise ValueError(f"api_key_file {path}, line {number}: {error}") from None
+        keys[name] = key
+        known.add(key.key)
+    if len(keys) == len(given):
+        raise ValueError(f"api_key_file {path} holds no key; write one a line")
+    if len(keys) > MOST_KEYS:
+        raise ValueError(f"api_key_file {path} holds {len(keys)} keys, and may hold {MOST_KEYS}")
+    return keys
+
+
+def _read_line(words: list[str], name: str) -> tuple[str, ApiKey]:
+    """The key of a line, with its name; `name` if it has none."""
+    weight = 1
+    if len(words) > 1 and words[-1].startswith(_WEIGHT):
+        weight = _weight(words.pop().removeprefix(_WEIGHT))
+    match words:
+        case [key]:
+            pass
+        case [name, key]:
+            pass
+        case _:
+            raise ValueError("it should be a key, or a name and a key, and perhaps a weight behind them (weight=2)")
+    if not _NAME.fullmatch(name):
+        raise ValueError("a name is 1 to 64 letters, digits, _, . or -")
+    if not key.isascii():
+        raise ValueError("a key is ASCII text")
+    return name, ApiKey(key, weight)
+
+
+def _weight(text: str) -> int:
+    if not (text.isascii() and text.isdecimal() and len(text) <= 4 and 1 <= int(text) <= MOST_WEIGHT):
+        raise ValueError(
+            f"a weight is a whole number from 1 to {MOST_WEIGHT}, such as {_WEIGHT}1 (as without one) or {_WEIGHT}4"
+        )
+    return int(text)
