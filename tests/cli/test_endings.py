@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from tests.support.patience import PATIENCE
+
 SMALL = ["--max-num-seqs", "2", "--cache-memory", "16MiB", "--threads", "1", "--max-model-len", "128"]
 GENERATE = ["generate", "hello", "--max-tokens", "40", "--ignore-eos", *SMALL]
 ENVIRONMENT = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
@@ -75,7 +77,6 @@ def count(frame, event, argument):
 sys.setprofile(count)
 sys.argv[1:] = {arguments!r}
 from ostinato.__main__ import main
-from tests.support.patience import PATIENCE
 main()
 """
 """A command that gets the signal at a certain call of a function, so that the moment is the same on any machine."""

@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 
 from ostinato import LLM, SamplingParams
+from tests.support.patience import PATIENCE
 from tests.support.text_checkpoint import SETTINGS, text_checkpoint
 
 CELLS = f"""
 import asyncio
 from ostinato import LLM, AsyncLLM, SamplingParams
-from tests.support.patience import PATIENCE
 settings = {SETTINGS!r}
 params = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True)
 assert asyncio.get_event_loop().is_running()

@@ -16,6 +16,7 @@ from openai.types.responses import Response
 
 from ostinato.cli.main import main
 from tests.support.engine_probe import Probe, without_native_kernels
+from tests.support.patience import PATIENCE
 from tests.support.serving import serving
 
 EXAMPLE = Path(__file__).parents[2] / "docs/examples/batch.jsonl"
@@ -25,7 +26,6 @@ import ostinato.serve.batch.run as run
 import ostinato.serve.http.lifecycle as lifecycle
 from ostinato.cli.main import main
 from tests.support.engine_probe import Probe
-from tests.support.patience import PATIENCE
 
 run.Lifecycle = lambda *given: lifecycle.Lifecycle(*given, make=Probe({path!r}, {reference}))
 main()

@@ -16,6 +16,7 @@ from pathlib import Path
 import httpx2
 import pytest
 
+from tests.support.patience import PATIENCE
 from tests.support.server_process import Process
 from tests.support.serving import serving
 
@@ -212,7 +213,6 @@ import sys, time, ray, yaml
 from ray import serve
 from ray.serve.schema import ServeDeploySchema
 from ray.serve.context import _get_global_client
-from tests.support.patience import PATIENCE
 
 ray.init(address="local", num_cpus=8, include_dashboard=False, object_store_memory=10**8, logging_level="ERROR",
          log_to_driver=False)

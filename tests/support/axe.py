@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from tests.support.browser import Browser
+from tests.support.patience import PATIENCE
 
 VERSION = "4.14.1"
 DIGEST = "sha512-FHfa+lmNjQZfJz1q8wKqIDwC6DExcHt/pkjNQb09a3NPjCKg2rhu5qb2S4r76ASyFNNtuFooJpZe37OgudVGtQ=="
