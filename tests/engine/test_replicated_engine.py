@@ -203,13 +203,13 @@ def test_draining_under_load_loses_nothing() -> None:
 
 def kinds() -> list[SamplingParams]:
     """Of all that a move has to carry: noise, several outputs, log-probabilities, penalties, stop strings, a guide."""
-    some = {"temperature": 0.8, "max_tokens": 150, "ignore_eos": True}
+    some = {"temperature": 0.8, "max_tokens": 400, "ignore_eos": True}
     return [
         SamplingParams(**{**some, "temperature": 0}),
         SamplingParams(**some),
         SamplingParams(**some, seed=3, n=2, logprobs=1),
         SamplingParams(**some, repetition_penalty=1.3, min_tokens=30, stop=["apples and a pear"]),
-        SamplingParams(temperature=0.8, max_tokens=150, guide=Guide(regex="( [0-9]{3}){35}")),
+        SamplingParams(temperature=0.8, max_tokens=400, guide=Guide(regex="( [0-9]{3}){95}")),
     ]
 
 
@@ -233,12 +233,15 @@ async def begun_on(two: Two, name: str, params: list[SamplingParams]) -> list[St
     other = next(each for each in two.hosts if each != name)
     two.replicas._replicas[other].takes_new = False
     two.replicas._books.router._replicas[other].takes_new = False
+    probe = two.probes[name]
+    probe.delay = 0.02  # of each step, so that none ends before the last begins
     streams = [await two.engine.submit(prompts()[place], each) for place, each in enumerate(params)]
     await two.until(lambda: all(two.replicas._requests[each.request_id].has_begun for each in streams))
     two.replicas._replicas[other].takes_new = True
     two.replicas._books.router._replicas[other].takes_new = True
     assert {two.where(each) for each in streams} == {name}
-    two.probes[name].hold_next()
+    probe.hold_next()
+    probe.delay = 0
     return streams
 
 

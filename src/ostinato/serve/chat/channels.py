@@ -59,7 +59,8 @@ class ChannelReader:
         header = yield from self._header()
         self._in_header = header is not None
         if header is None:
-            yield from self._read_body(self._content)
+            # What begins like the next message, and is none, must not end this one before it has begun.
+            yield from self._read_body(self._content, least=1 if text.text.startswith(START) else 0)
             return
         recipient = header["to"] or header["before"]
         if recipient is None:
@@ -81,7 +82,7 @@ class ChannelReader:
             yield from self._read_arguments()
         else:
             self._in_header = False
-            yield from self._read_body(self._content, verbatim=text.position)
+            yield from self._read_body(self._content, least=text.position, keeps_end=True)
 
     def _header(self) -> Reading[re.Match[str] | None]:
         """The header that comes next; None if something else does. Reads nothing."""
@@ -109,13 +110,11 @@ class ChannelReader:
             pass
         yield from self._read_body(self._content)
 
-    def _read_body(self, give: Callable[[str], None], verbatim: int = 0) -> Reading[None]:
-        """Gives out the text up to the message's end, which is dropped. `verbatim`: how much of it is given out in any
-        case, and with it the end."""
+    def _read_body(self, give: Callable[[str], None], least: int = 0, *, keeps_end: bool = False) -> Reading[None]:
+        """Gives out the text up to the message's end, which is dropped unless it `keeps_end`. `least`: how much of it
+        is given out in any case."""
         text = self._text
-        keeps_end = verbatim > 0
-        searched = max(verbatim, 1 if text.text.startswith("<|start|>") else 0)
-        give(text.release(searched))
+        give(text.release(least))
         while True:
             found = [(where, tag) for tag in (*_ENDS, _NEXT) if (where := text.text.find(tag)) >= 0]
             if found:
