@@ -390,6 +390,8 @@ def _config_error(problems: list[ErrorDetails]) -> ConfigError:
         lines.append(problem["msg"] if problem["type"] in ("capture_sizes", "speculative") else text)
         if name == "memory_utilization" and problem["type"] == "greater_than":
             nearest = [Remedy(name, 0.01)]
+        if name == "cache_offload":
+            nearest = [Remedy(name, None)]  # how many bytes are enough is the plan's to tell
         remedies += nearest
     return ConfigError("\n".join(lines), remedies)
 

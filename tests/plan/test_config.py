@@ -105,6 +105,13 @@ def test_a_value_out_of_range_is_refused_with_the_nearest_that_is_legal(settings
     assert EngineConfig(**remedies(error.value)).is_given(name)
 
 
+@pytest.mark.parametrize("size", [0, -1, "nonsense"])
+def test_a_size_of_files_that_is_none_is_not_answered_by_one_that_the_plan_refuses(size: int | str) -> None:
+    with pytest.raises(ConfigError, match="cache_offload") as error:
+        EngineConfig(cache_offload=size)
+    assert remedies(error.value) == {"cache_offload": None}
+
+
 @pytest.mark.parametrize(
     ("settings", "word"),
     [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -227,3 +228,20 @@ def test_the_file_is_plain_data(capsys: pytest.CaptureFixture[str]) -> None:
     assert list(again.capture_sizes or ()) == [1, 2, 4]
     ServeSettings(**application["args"]["server"])
     assert application["deployments"][1]["num_replicas"] == 3
+
+
+@pytest.mark.parametrize("form", ["127.0.0.1:{port}", "ray://127.0.0.1:{port}"])
+def test_an_address_where_nothing_answers_is_named_before_ray_would_wait_for_it(form: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        address = form.format(port=listener.getsockname()[1])
+        cluster.check_reachable(address)
+    with pytest.raises(ConfigError, match=f"no Ray can be reached at {address}: ") as error:
+        cluster.check_reachable(address)
+    assert list(error.value.remedies) == [Remedy("ray_address", None)]
+
+
+def test_addresses_of_other_forms_are_left_to_ray_and_odd_ports_are_refused() -> None:
+    cluster.check_reachable("auto")
+    cluster.check_reachable("head-node")
+    with pytest.raises(ConfigError, match="no Ray can be reached"):
+        cluster.check_reachable("127.0.0.1:99999")

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import socket
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from importlib.util import find_spec
@@ -31,6 +32,8 @@ log = logging.getLogger("ostinato.replicas")
 OBJECT_STORE = 100 * 2**20
 """Bytes of Ray's store of large objects on this machine: ours are pieces of requests that move."""
 
+CONNECT_SECONDS = 10
+"""For a Ray that runs to accept a connection."""
 
 _RAY_VARIABLES = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_raylet_start_wait_time_s": "300", "RAY_ENABLE_AUTO_CONNECT": "0"}
 """Unless they are set: nothing is reported to anybody, a busy machine has time to start Ray, and a late call at the end
@@ -48,6 +51,25 @@ def has_token(home: Path | None = None, environ: Mapping[str, str] = os.environ)
     """Whether there is a token for a Ray that asks for one, where Ray looks for it."""
     is_named = "RAY_AUTH_TOKEN" in environ or "RAY_AUTH_TOKEN_PATH" in environ
     return is_named or ((home or Path.home()) / ".ray" / "auth_token").exists()
+
+
+def check_reachable(address: str) -> None:
+    """ConfigError if nothing accepts a connection at HOST:PORT, for which Ray itself would wait for ever. Addresses of
+    other forms, such as `auto`, pass."""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if host and port.isdigit():
+        try:
+            socket.create_connection((host.strip("[]"), int(port)), CONNECT_SECONDS).close()
+        except (OSError, OverflowError) as error:
+            raise _unreachable(address, error) from None
+
+
+def _unreachable(address: str, error: Exception) -> ConfigError:
+    message = (
+        f"no Ray can be reached at {address}: {str(error).partition(chr(10))[0]}; this should be one of its nodes, "
+        "with its token in ~/.ray/auth_token if it asks for one"
+    )
+    return ConfigError(message, [Remedy("ray_address", None)])
 
 
 class ReplicatedServer:
@@ -104,14 +126,11 @@ class ReplicatedServer:
                     logging_level=logging.WARNING,
                 )
             else:
+                check_reachable(address)
                 try:
                     ray.init(address=address, namespace=NAMESPACE, logging_level=logging.WARNING)
                 except ConnectionError as error:
-                    message = (
-                        f"no Ray can be reached at {address}: {str(error).partition(chr(10))[0]}; this should be "
-                        "one of its nodes, with its token in ~/.ray/auth_token if it asks for one"
-                    )
-                    raise ConfigError(message, [Remedy("ray_address", None)]) from None
+                    raise _unreachable(address, error) from None
                 self._check_room(ray.cluster_resources())
             serve.start(proxy_location="Disabled", logging_config={"log_level": "WARNING"})
 
