@@ -339,7 +339,7 @@ def test_a_replica_of_other_settings_does_not_go_on_and_the_streams_end_where_th
             two.probes["a"].go()
             for stream in streams:
                 tokens, _, reasons = await whole(stream)
-                assert {len(each) for each in tokens.values()} == {150}
+                assert {len(each) for each in tokens.values()} == {400}
                 assert set(reasons) == {"length"}
             await draining
             counts = two.replicas.moving.counts

@@ -81,6 +81,7 @@ class FakeHub:
     def installed(self, monkeypatch: pytest.MonkeyPatch) -> FakeHub:
         monkeypatch.setitem(sys.modules, "huggingface_hub", self)
         monkeypatch.setitem(sys.modules, "huggingface_hub.utils", SimpleNamespace(tqdm=object))
+        monkeypatch.setattr("ostinato.models.hub.fetch_large", lambda *_: None)  # tests/models/test_hub.py has it
         return self
 
     def snapshot_download(self, model: str, **options: object) -> str:

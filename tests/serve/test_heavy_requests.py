@@ -17,7 +17,12 @@ TALK = [{"role": "user", "content": "x"}]
 
 
 def work(template="{{ messages[0].content }}", on_loop=True, media=None):
-    text = SimpleNamespace(chat_template=ChatTemplate({"default": template}), media=media, encode=lambda *_: [1])
+    text = SimpleNamespace(
+        chat_template=ChatTemplate({"default": template}),
+        media=media,
+        encode=lambda *_: [1],
+        formats=SimpleNamespace(has_channels=False),
+    )
     return Work(text, ServeSettings(), "m", SamplingParams(), on_loop=on_loop)
 
 

@@ -9,6 +9,7 @@ from ostinato.errors import ConfigError
 from ostinato.serve.http import gate
 from ostinato.serve.http.errors import ApiError
 from ostinato.serve.http.gate import check_host
+from ostinato.serve.http.key_file import ApiKey
 from ostinato.serve.settings import ServeSettings
 from tests.support.patience import PATIENCE
 from tests.support.serving import serving
@@ -214,6 +215,6 @@ def test_settings_that_cannot_be_are_refused(settings, told):
 
 
 def test_settings_that_make_other_addresses_safe():
-    assert ServeSettings(host="0.0.0.0", api_key=("k",)).keys == {"api_key-1": "k"}
+    assert ServeSettings(host="0.0.0.0", api_key=("k",)).keys == {"api_key-1": ApiKey("k")}
     assert ServeSettings(host="0.0.0.0", insecure=True).keys == {}
     assert "secret" not in repr(ServeSettings(api_key=("secret",)))

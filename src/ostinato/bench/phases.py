@@ -69,7 +69,7 @@ def watched(engine: Engine, clock: PhaseClock) -> Iterator[None]:
         ("logits", runner.model, "logits"),
         ("sampling", runner_module, "sample"),
         ("update", engine.scheduler, "update"),
-        ("deliver", engine, "_deliver"),
+        ("deliver", engine.unfinished, "deliver"),
     ]
     with ExitStack() as stack:
         for phase, owner, name in places:
