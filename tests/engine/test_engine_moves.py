@@ -168,7 +168,7 @@ def test_the_bytes_are_no_pickle_and_a_pickle_is_refused() -> None:
         ({"quantization": "int8"}, "quantization"),
         ({"max_model_len": 64}, "max_model_len is 96 there and 64 here"),
         ({"ssm_state_dtype": "bfloat16"}, "ssm_state_dtype"),
-        ({"deterministic": True}, "deterministic"),
+        pytest.param({"deterministic": True}, "deterministic", marks=pytest.mark.usefixtures("native_kernels")),
         ({"speculative": "ngram:2"}, "speculative"),
     ],
 )
