@@ -168,7 +168,6 @@ def test_the_bytes_are_no_pickle_and_a_pickle_is_refused() -> None:
         ({"quantization": "int8"}, "quantization"),
         ({"max_model_len": 64}, "max_model_len is 96 there and 64 here"),
         ({"ssm_state_dtype": "bfloat16"}, "ssm_state_dtype"),
-        pytest.param({"deterministic": True}, "deterministic", marks=pytest.mark.usefixtures("native_kernels")),
         ({"speculative": "ngram:2"}, "speculative"),
     ],
 )
@@ -179,6 +178,13 @@ def test_an_engine_of_another_plan_refuses_and_names_the_difference(changes: dic
     told = pickle.loads(pickle.dumps(caught.value))  # as it passes between processes
     assert (told.message, told.differences, str(told)) == (caught.value.message, caught.value.differences, str(told))
     assert any(each.startswith(name.split()[0]) for each in told.differences)
+
+
+@pytest.mark.usefixtures("native_kernels")
+def test_a_deterministic_engine_refuses_what_comes_from_one_that_is_not() -> None:
+    data = exported(make_engine())
+    with pytest.raises(ForeignExport, match="deterministic"):
+        make_engine(deterministic=True).import_request(data)
 
 
 def test_another_model_refuses_and_names_the_files_that_differ() -> None:
