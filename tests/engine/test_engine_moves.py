@@ -21,6 +21,7 @@ from ostinato.ops.step import LayerMemory
 from ostinato.sample.pool import POOLED
 from tests.support.checkpoints import random_prompt
 from tests.support.engines import PROMPT, assert_empty, greedy, make_engine, run, sampled, tokens_of
+from tests.support.native_sets import skip_unless_planned
 
 
 def exported(engine: Engine, steps: int = 5, prompt: list[int] = PROMPT, **settings: Any) -> bytes:
@@ -180,8 +181,8 @@ def test_an_engine_of_another_plan_refuses_and_names_the_difference(changes: dic
     assert any(each.startswith(name.split()[0]) for each in told.differences)
 
 
-@pytest.mark.usefixtures("native_kernels")
 def test_a_deterministic_engine_refuses_what_comes_from_one_that_is_not() -> None:
+    skip_unless_planned("native")
     data = exported(make_engine())
     with pytest.raises(ForeignExport, match="deterministic"):
         make_engine(deterministic=True).import_request(data)
