@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -20,6 +19,7 @@ from ostinato.replicas.prompts import chain_of
 from ostinato.replicas.published import Changes
 from ostinato.sample.guide import Guide
 from tests.support.fake_replicas import FakeLink, MovingLink, observation, submit
+from tests.support.on_loop import on_loop
 
 GUIDE = Guide(choice=("yes", "no"))
 
@@ -49,17 +49,6 @@ class Front:
 
     def ended(self) -> dict[str, Exception]:
         return {message.request_id: message.error for message in self.heard if isinstance(message, Ended)}
-
-
-def on_loop(test: Callable[..., Any]) -> Callable[[], None]:
-    async def run() -> None:
-        test()
-
-    def runs() -> None:
-        asyncio.run(run())
-
-    runs.__name__ = test.__name__
-    return runs
 
 
 @on_loop

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -17,6 +16,7 @@ from ostinato.engine.replicas.front import Replicas
 from ostinato.engine.replicas.messages import Arrive, Draining, Leave, Left, Parted, Release, TakeBack, Told
 from ostinato.observe.counts import Meter
 from tests.support.fake_replicas import MovingLink, submit
+from tests.support.on_loop import on_loop
 
 
 class Front:
@@ -81,17 +81,6 @@ class Front:
     @property
     def counts(self) -> moving.DrainCounts:
         return self.replicas.moving.counts
-
-
-def on_loop(test: Callable[..., Any]) -> Callable[[], None]:
-    async def run() -> None:
-        test()
-
-    def runs() -> None:
-        asyncio.run(run())
-
-    runs.__name__ = test.__name__
-    return runs
 
 
 @on_loop
