@@ -16,6 +16,7 @@ from ostinato.engine.scheduling import make_scheduler
 from ostinato.models.checkpoint import model_spec
 from ostinato.ops import noise
 from tests.support.checkpoints import RECIPES, checkpoint, oracle_generate, oracle_logits, random_prompt, recipe
+from tests.support.kept import kept
 
 PROMPT = 150
 NEW = 64
@@ -70,6 +71,11 @@ def sampled_case(name: str, length: int, before: tuple[int, ...] = ()) -> Case:
     Ostinato's plain path proposes the tokens, and transformers' logits of the whole text at once with the noise of the
     request decide: each token must be the best there.
     """
+    key = ("sampled", recipe(name).to_json_string(), length, before)
+    return kept(key, lambda: _find_sampled(name, length, before))
+
+
+def _find_sampled(name: str, length: int, before: tuple[int, ...]) -> Case:
     engine = make_engine(name, graph_mode="none", enable_prefix_caching=False)
     allowed = torch.tensor(NARROW)
     for seed in range(40):
