@@ -6,7 +6,7 @@ PY ?= $(BIN)/python
 # Programs of the machine are used where it has them.
 BUILD_TOOLS := scikit-build-core nanobind $(foreach tool,cmake ninja,$(if $(shell command -v $(tool)),,$(tool)))
 
-.PHONY: demo test test-reference triton-check soak ranks docs-check lint site package-check wheel-test format native native-sanitize clean
+.PHONY: demo test test-long test-reference triton-check soak ranks docs-check lint site package-check wheel-test format native native-sanitize clean
 
 demo: native
 	$(BIN)/ostinato generate \
@@ -16,6 +16,10 @@ demo: native
 
 test: .venv/.installed-test native
 	$(BIN)/python -m pytest -n auto
+
+# What `make test` leaves out: recipes where it is not their turn (tests/support/turns.py), and what takes minutes.
+test-long: .venv/.installed-test native
+	$(BIN)/python -m pytest -n auto -m long --ignore=tests/packaging
 
 # The same without native kernels: what runs where there is no compiler. Tests that choose their kernels themselves, plan
 # for no machine, or look at what surrounds an engine, need no second time.

@@ -51,6 +51,11 @@ def decided_case(name: str, length: int, before: tuple[int, ...] = ()) -> Case:
     transformers proposes the tokens with its cache, and its logits of the whole text at once decide: each token must
     be the best there. Prompts with a step that is too close to call are passed over.
     """
+    key = ("decided", recipe(name).to_json_string(), length, before)
+    return kept(key, lambda: _find_decided(name, length, before))
+
+
+def _find_decided(name: str, length: int, before: tuple[int, ...]) -> Case:
     for seed in range(40):
         own = random_prompt(length - len(before), seed + 100 * length if before else seed)
         prompt = [*before, *own]
