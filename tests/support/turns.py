@@ -3,7 +3,7 @@ and all recipes come in turn. `make test-long` runs the other cells."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from typing import Any
 from zlib import crc32
@@ -12,7 +12,6 @@ import pytest
 
 from ostinato.models.checkpoint import model_spec
 from tests.support.checkpoints import recipe
-from tests.support.recipes import RECIPES
 
 
 @cache
@@ -27,18 +26,12 @@ def memory_kind(name: str) -> tuple[str, ...]:
     return (blocks, *sorted({type(mixer).__name__ for mixer in spec.state_layers}))
 
 
-@cache
-def _kinds() -> tuple[tuple[str, ...], ...]:
-    """The recipes of each kind."""
-    kinds: dict[tuple[str, ...], list[str]] = {}
-    for name in RECIPES:
-        kinds.setdefault(memory_kind(name), []).append(name)
-    return tuple(map(tuple, kinds.values()))
-
-
-def whose_turn(number: int) -> frozenset[str]:
+def whose_turn(names: Iterable[str], number: int) -> set[str]:
     """One recipe of each kind. With the next number it is the next one's turn."""
-    return frozenset(names[number % len(names)] for names in _kinds())
+    kinds: dict[tuple[str, ...], list[str]] = {}
+    for name in names:
+        kinds.setdefault(memory_kind(name), []).append(name)
+    return {each[number % len(each)] for each in kinds.values()}
 
 
 def in_turns(
@@ -50,8 +43,10 @@ def in_turns(
     """For `pytest.mark.parametrize`: cells that begin with a recipe's name. In each mode, which is all that follows the
     name if nothing else is said, recipes take turns; `seed` says who begins. Cells that have to wait are `long`, unless
     they run `always`."""
-    modes = list(dict.fromkeys(mode(*cell) for cell in cells))
-    turn = {each: whose_turn(crc32(seed.encode()) + number) for number, each in enumerate(modes)}
+    names: dict[Any, dict[str, None]] = {}
+    for cell in cells:
+        names.setdefault(mode(*cell), {})[cell[0]] = None
+    turn = {each: whose_turn(of_mode, crc32(seed.encode()) + i) for i, (each, of_mode) in enumerate(names.items())}
     return [
         pytest.param(*cell, marks=() if always(*cell) or cell[0] in turn[mode(*cell)] else pytest.mark.long)
         for cell in cells
