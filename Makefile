@@ -14,8 +14,9 @@ demo: native
 	  "Tom collects 125 stamps. He loses 17 of them and then gets 48 more. How many stamps does he have now?" \
 	  "A box holds 6 pencils. Mia buys 8 boxes and gives 12 pencils to Leo. How many pencils does Mia have left?"
 
-# A worker runs a stretch of files, so that it makes once what tests of a file share; at the end it takes from another.
-PYTEST := $(BIN)/python -m pytest -n auto --dist worksteal
+# A worker for each processor runs a stretch of files, so that it makes once what tests of a file share; at the end it takes
+# from another.
+PYTEST := $(BIN)/python -m pytest -n logical --dist worksteal
 
 test: .venv/.installed-test native
 	$(PYTEST)
