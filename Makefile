@@ -36,7 +36,7 @@ WITH_REFERENCES := parity/test_parity.py parity/test_parity_graphs.py parity/tes
   models/test_gguf.py models/test_int4.py models/test_kimi_linear.py models/test_quantization.py \
   models/test_vision_heads.py models/test_vision_parity.py models/test_vision_poison.py models/test_vision_settings.py \
   plan/test_activation_memory.py plan/test_plan_kernels.py plan/test_planned_tapes.py plan/test_prediction.py \
-  sample/test_guided_outputs.py speculate/test_speculation_drafts.py speculate/test_speculation_outputs.py \
+  sample/test_guided_outputs.py speculate/test_speculation_outputs.py \
   speculate/test_speculation_state.py demo/test_demo_checkpoint.py demo/test_demo_vl_engine.py \
   verify/test_verify.py cli/test_cli.py cli/test_cli_plan.py test_docs_commands.py
 test-reference: .venv/.installed-test
