@@ -69,8 +69,6 @@ def test_a_model_of_an_architecture_without_widths_is_refused_by_name(monkeypatc
 @pytest.mark.parametrize(
     ("settings", "remedy"),
     [
-        ({"speculative": "mtp:2"}, Remedy("speculative", "ngram:2")),
-        ({"deterministic": True}, Remedy("deterministic", False)),
         ({"kernels": "native"}, Remedy("kernels", "auto")),
     ],
 )
