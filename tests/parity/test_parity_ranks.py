@@ -115,7 +115,7 @@ DRAFTS = [
     Cell("nemotron_h", "align", "other", 2, "full_and_piecewise"),
     Cell("llama", "none", "itself", 3, "none"),
 ]
-QUICK_DRAFTS = ("nemotron_h_head", "nemotron_h")
+QUICK_DRAFTS = ("nemotron_h_head",)
 
 
 @pytest.mark.parametrize(
@@ -139,7 +139,7 @@ def test_drafts_with_weights_are_those_of_all_ranks_and_change_nothing(cell: Cel
         engine.close()
 
 
-@marked(QUICK[-1:])
+@marked([])
 def test_ranks_with_8_bit_weights_give_the_tokens_of_one_process(name: str, ranks: int) -> None:
     found = []
     for of in (1, ranks):
@@ -151,6 +151,33 @@ def test_ranks_with_8_bit_weights_give_the_tokens_of_one_process(name: str, rank
         run(engine)
         engine.close()
         found.append([each.outputs[0].token_ids for each in outputs if each is not None])
+    assert found[0] == found[1]
+
+
+FILES = {"mamba2": None, "granitehybrid": None, "qwen35 with a head": "mtp:2", "qwen35moe of experts": None}
+"""GGUF architectures, whose blocks two ranks can share, and what makes drafts."""
+
+
+@pytest.mark.parametrize(
+    "architecture", [pytest.param(name, marks=() if name == "mamba2" else pytest.mark.ranks) for name in FILES]
+)
+def test_ranks_answer_from_a_gguf_file_as_one_process_does(architecture: str, tmp_path: Path) -> None:
+    """With its tokenizer and its template, greedy and sampled."""
+    pytest.importorskip("gguf", reason="the package that writes GGUF files comes with the test extra")
+    from tests.support.gguf_files import write_gguf
+
+    path = write_gguf(tmp_path / "model.gguf", architecture, "F32" if "head" in architecture else "Q8_0")
+    settings: dict[str, Any] = {"dtype": "float32", "threads": 1, "cache_memory": "16MiB", "max_num_seqs": 4}
+    params = [
+        SamplingParams(temperature=temperature, seed=3, max_tokens=16, ignore_eos=True) for temperature in (0, 0.7)
+    ]
+    found = []
+    for ranks in (1, 2):
+        settings |= {"speculative": FILES[architecture]} if FILES[architecture] else {}
+        with LLM(str(path), tensor_parallel_size=ranks, **settings) as llm:
+            outputs = [llm.chat([{"role": "user", "content": "hello world"}], each)[0] for each in params]
+            outputs += llm.generate(["the 12"], params[1])
+        found.append([each.outputs[0].token_ids for each in outputs])
     assert found[0] == found[1]
 
 
