@@ -49,7 +49,7 @@ def test_neither_the_batch_nor_cuts_nor_hits_nor_drafts_change_a_bit(name: str, 
     expected = alone(name, ranks)
     mode = {"state_cache_mode": "all"} if has_state(name) else {}
     engine = deterministic_engine(
-        name, tensor_parallel_size=ranks, graph_mode="full_and_piecewise", max_num_batched_tokens=33, max_num_seqs=8,
+        name, tensor_parallel_size=ranks, graph_mode="full_and_piecewise", max_num_batched_tokens=33, max_num_seqs=4,
         speculative="ngram:3", speculative_adaptive="off", threads=2, **mode,
     )  # fmt: skip
     try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -84,16 +85,12 @@ class Group:
             work.wait()
             return
         end = time.monotonic() + PATIENCE if self.rank.leads else float("inf")
-        while True:
-            try:
+        while not work.is_completed():
+            with suppress(RuntimeError):  # a glance that is over; what else ends the work is raised below
                 work.wait(_GLANCE)
-                return
-            except RuntimeError:
-                # A glance that is over, or what ended the work.
-                if work.is_completed():
-                    raise
-            if time.monotonic() > end:
+            if time.monotonic() > end and not work.is_completed():
                 raise RankError(
                     f"another of the {self.rank.of} ranks of this engine lives, and has not answered for "
                     f"{PATIENCE:g} s; start the engine again"
                 )
+        work.wait()
