@@ -10,14 +10,23 @@ import pytest
 import torch
 
 from ostinato.engine.ranks.group import Group
+from ostinato.ops.kernels import select_ops
 from ostinato.plan.cuts import Rank
 from ostinato.plan.device.detect import detect
 from tests.models.test_ranks import CASES
 from tests.parity.test_deterministic import NAMES, Scores, ask, deterministic_engine, scores
 from tests.support.parity import has_state, run, run_with_preemptions
+from tests.support.rank_threads import Threads
 
-QUICK = ("mamba2",)
-"""One group of state heads, whose norm is over channels of all ranks."""
+QUICK = ("olmo_hybrid",)
+"""Its norms are over channels of all ranks."""
+
+
+@pytest.fixture(autouse=True)
+def _native() -> None:
+    facts = detect("cpu").native
+    if facts.isa is None:
+        pytest.skip(facts.reason)
 
 
 def test_sums_in_order_are_the_same_bits_wherever_a_number_stands(tmp_path: Path) -> None:
@@ -34,18 +43,37 @@ def test_sums_in_order_are_the_same_bits_wherever_a_number_stands(tmp_path: Path
                 assert torch.equal(total, torch.full_like(total, 0.0))
 
 
+@pytest.mark.parametrize("norm_before_gate", [False, True])
+def test_a_row_of_a_gated_norm_over_ranks_has_the_same_bits_in_any_batch(norm_before_gate: bool) -> None:
+    generator = torch.Generator().manual_seed(4)
+    x, gate = torch.randn(9, 86, generator=generator), torch.randn(9, 86, generator=generator)
+    weight = torch.randn(86, generator=generator)
+
+    def norm(rows: slice) -> torch.Tensor:
+        meeting, channels = Threads(2), torch.arange(86).chunk(2)
+
+        def part(number: int) -> torch.Tensor:
+            ops = select_ops({}, detect("cpu").native.isa, deterministic=True, ranks=meeting.of(number))
+            own = channels[number]
+            return ops.rms_norm_of_ranks(x[rows, own], weight[own], 1e-5, 2, gate[rows, own], norm_before_gate)
+
+        with ThreadPoolExecutor(2) as threads:
+            return torch.cat(list(threads.map(part, range(2))), -1)
+
+    together = norm(slice(0, 9))
+    for row in range(9):
+        assert torch.equal(norm(slice(row, row + 1))[0], together[row])
+
+
 @pytest.mark.parametrize(
     ("name", "ranks"),
     [
         pytest.param(name, ranks, marks=() if name in QUICK and ranks == 2 else pytest.mark.ranks)
         for name, ranks in CASES
-        if name in NAMES
+        if name in (*NAMES, *QUICK)
     ],
 )
 def test_neither_the_batch_nor_cuts_nor_hits_nor_drafts_change_a_bit(name: str, ranks: int) -> None:
-    facts = detect("cpu").native
-    if facts.isa is None:
-        pytest.skip(facts.reason)
     expected = alone(name, ranks)
     mode = {"state_cache_mode": "all"} if has_state(name) else {}
     engine = deterministic_engine(

@@ -8,7 +8,10 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import subprocess
+import sys
 import threading
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -249,9 +252,35 @@ def test_ctrl_c_ends_all_ranks_while_one_is_waited_for(monkeypatch: pytest.Monke
     engine = waiting_engine(monkeypatch, PATIENCE)
     processes = pids(engine)
     monkeypatch.setattr(engine.runner, "forward", interrupted_later(engine.runner.forward))
-    with pytest.raises(KeyboardInterrupt):
-        run(engine)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            run(engine)
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert not any(is_running(pid) for pid in processes)
+
+
+def test_ctrl_c_ends_a_command_whose_other_rank_does_not_come() -> None:
+    flags = ["--tensor-parallel-size", "2", "--threads", "1", "--cache-memory", "16MiB", "--max-num-seqs", "2"]
+    program = (
+        "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler); "
+        f"sys.argv[1:] = {['generate', 'hello', *flags]!r}; from ostinato.__main__ import main; main()"
+    )
+    command = subprocess.Popen([sys.executable, "-c", program], stderr=subprocess.PIPE, text=True)
+    try:
+        end = time.monotonic() + PATIENCE
+        while not (ranks := [child for child in children(command.pid) if is_rank(child)]):
+            assert time.monotonic() < end
+            time.sleep(0.05)
+        for rank in ranks:
+            os.kill(int(rank), signal.SIGSTOP)
+        command.send_signal(signal.SIGINT)
+        _, told = command.communicate(timeout=PATIENCE)
+    finally:
+        command.kill()
+    assert (command.returncode, "Traceback" in told) == (130, False), told
+    assert not any(is_running(int(rank)) for rank in ranks)
 
 
 def interrupted_later(forward: Callable[..., Any]) -> Callable[..., Any]:
@@ -310,11 +339,19 @@ def test_a_checkpoint_that_cannot_be_loaded_leaves_no_process(tmp_path: Path) ->
     assert children() <= before
 
 
-def children() -> set[str]:
-    """Processes of this one."""
+def is_rank(pid: str) -> bool:
+    """Whether the program of a rank has begun there."""
+    with suppress(OSError):
+        return b"ostinato.engine.ranks.worker" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    return False
+
+
+def children(parent: int | None = None) -> set[str]:
+    """Processes of another one, or of this one."""
+    parent = os.getpid() if parent is None else parent
     found = set()
     for status in Path("/proc").glob("[0-9]*/status"):
         with suppress(OSError):
-            if f"PPid:\t{os.getpid()}\n" in status.read_text():
+            if f"PPid:\t{parent}\n" in status.read_text():
                 found.add(status.parent.name)
     return found
