@@ -124,7 +124,7 @@ QUICK_DRAFTS = ("nemotron_h_head",)
 @pytest.mark.parametrize(
     "cell",
     [pytest.param(cell, marks=() if cell.name in QUICK_DRAFTS else pytest.mark.ranks) for cell in DRAFTS],
-    ids=str,
+    ids=lambda cell: f"{cell.name}-{cell.method}",
 )
 def test_drafts_with_weights_are_those_of_all_ranks_and_change_nothing(cell: Cell) -> None:
     """By the model's head and by a second model: in chunks, preempted, from the prefix cache, greedy and sampled."""
