@@ -103,7 +103,7 @@ class Leader:
                 self.group = self._formed(meeting, torch.device(plan.settings.device), plan.settings.deterministic)
                 self.wait_ready()
         except BaseException:
-            self.close()
+            self.close(at_once=True)
             raise
 
     def _spawn(self, start: Start) -> None:
