@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,11 +10,15 @@ import pytest
 from ostinato import EngineConfig
 from ostinato.errors import ConfigError, OstinatoError, Remedy
 from ostinato.models.checkpoint import load_spec
+from ostinato.models.cut_weights import check_quantized_cut
 from ostinato.models.registry import MODELS as ARCHITECTURES
-from ostinato.plan.cuts import WIDTHS, Rank, problems, vocabulary_part
+from ostinato.models.table import with_table
+from ostinato.plan.cuts import WIDTHS, Rank, problems, share_of, vocabulary_part
 from ostinato.plan.device.catalogue import CATALOGUE
 from ostinato.plan.mixers import Mamba2Spec
+from ostinato.plan.model import ModelSpec
 from ostinato.plan.plan import make_plan
+from ostinato.plan.quantization_setting import with_quantization
 from ostinato.units import GiB
 from tests.support.checkpoints import checkpoint
 from tests.support.plan_cases import cpu
@@ -137,3 +142,31 @@ def test_any_number_divides_a_vocabulary(ranks: int) -> None:
     part = load_spec(config("benchmarks/models/falcon-h1-170m", tensor_parallel_size=ranks))
     assert part.vocab_size == whole.vocab_size
     assert part.lm_head.shape == (-(-whole.vocab_size // ranks), whole.hidden_size)
+
+
+def in_super_blocks(ranks: int) -> None:
+    """A model whose matrices all lie in super-blocks of 256 elements."""
+    asked = config("benchmarks/models/qwen3-410m", tensor_parallel_size=ranks)
+    whole = load_spec(config("benchmarks/models/qwen3-410m"))
+    names = [name for row in whole.table if row.can_be_blocks for name in row.names]
+    whole = replace(whole, stored_formats=tuple((name, "Q4_K") for name in names))
+    check_quantized_cut(with_quantization(asked, part_of(whole, ranks)), part_of)
+
+
+def part_of(whole: ModelSpec, ranks: int) -> ModelSpec:
+    return with_table(share_of(whole, ranks))
+
+
+def test_a_cut_within_a_super_block_is_refused_with_numbers_that_work() -> None:
+    whole = load_spec(config("benchmarks/models/qwen3-410m"))
+    cut = {row.in_size for row in whole.table if row.names[0].endswith(("o_proj.weight", "down_proj.weight"))}
+    working = [
+        ranks for ranks in range(1, 65) if not problems(whole, ranks) and all(size // ranks % 256 == 0 for size in cut)
+    ]
+    refused = next(ranks for ranks in range(2, 65) if not problems(whole, ranks) and ranks not in working)
+    for ranks in working[1:]:
+        in_super_blocks(ranks)
+    expected = rf"Q4_K of 256 elements; what works is {', '.join(map(str, working))}$"
+    with pytest.raises(ConfigError, match=expected) as caught:
+        in_super_blocks(refused)
+    assert Remedy("tensor_parallel_size", max(each for each in working if each < refused)) in caught.value.remedies
