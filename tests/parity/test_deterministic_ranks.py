@@ -78,7 +78,7 @@ def test_neither_the_batch_nor_cuts_nor_hits_nor_drafts_change_a_bit(name: str, 
     mode = {"state_cache_mode": "all"} if has_state(name) else {}
     engine = deterministic_engine(
         name, tensor_parallel_size=ranks, graph_mode="full_and_piecewise", max_num_batched_tokens=33, max_num_seqs=4,
-        speculative="ngram:3", speculative_adaptive="off", threads=2, **mode,
+        speculative="ngram:3", speculative_adaptive="off", **mode,
     )  # fmt: skip
     try:
         others = [ask(engine, 5 + 7 * i, seed=20 + i) for i in range(3)]
