@@ -13,7 +13,10 @@ import uvicorn
 
 from ostinato.config import EngineConfig
 from ostinato.engine.process.launch import keep_for_good
+from ostinato.models.checkpoint import load_spec
 from ostinato.observe.logs import configure_logs
+from ostinato.plan.device.detect import detect
+from ostinato.plan.plan import make_plan
 from ostinato.serve.app import make_app
 from ostinato.serve.http.certificates import Certificates
 from ostinato.serve.http.connection import Connection
@@ -33,6 +36,8 @@ GRACE = 5
 
 def _lifecycle(config: EngineConfig, settings: ServeSettings, progress: StartProgress) -> Lifecycle:
     if not settings.is_replicated:
+        # The engine's process plans for itself. Here a plan that cannot be is refused before anything listens.
+        make_plan(config, load_spec(config), detect(config.device))
         return Lifecycle(config, settings, progress)
     from ostinato.serve.replicas.cluster import ReplicatedServer
 
@@ -58,7 +63,7 @@ def serve(
     lets running requests finish, a second one ends the process at once.
 
     `announce` is called with the server's URL once it listens. ConfigError if it cannot listen. Errors of an
-    engine that cannot start are raised as they are.
+    engine that cannot be planned, or cannot start, are raised as they are.
     """
     configure_logs(settings.log_format, settings.log_level, access=settings.access_log)
     lifecycle = _lifecycle(config, settings, progress)
