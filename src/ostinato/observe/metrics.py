@@ -333,7 +333,7 @@ def of_keys(
     prefix: str,
     labels: Mapping[str, str],
 ) -> Iterator[Metric]:
-    """What clients with each of the keys `seen` have used; `rows` are `AnswerCounts.key_rows`. And the keys' weights."""
+    """What clients with the keys `seen` have used; `rows` are `AnswerCounts.key_rows`. And these keys' weights."""
     text = "Turns that a key's client gets for one of a key of weight 1"
     weighted = [({"key": name}, float(weight)) for name, weight in sorted(weights.items()) if name in seen]
     yield _family("gauge", prefix + "key_weight", text, weighted, labels)

@@ -158,11 +158,18 @@ class EngineLoop:
                 self._engine.check_ranks()
             messages: list[Reply | Exported | Gained] = [*self._replies]
             self._replies.clear()
-            if self._gains and (self._pace.allows(self._gains.is_urgent) or not self._engine.has_unfinished):
-                self._pace.sent()
-                messages.append(Gained([_sendable(delta) for delta in self._gains.take()]))
+            if deltas := self._due():
+                messages.append(Gained([_sendable(delta) for delta in deltas]))
             if messages:
                 self._channel.send(*messages)
+
+    def _due(self) -> list[OutputDelta]:
+        """The gains that are to be sent now."""
+        are_all = self._pace.allows_all or not self._engine.has_unfinished
+        if not self._gains or not (are_all or (self._gains.is_urgent and self._pace.allows_urgent)):
+            return []
+        self._pace.sent(are_all)
+        return self._gains.take(urgent_alone=not are_all)
 
     def _patience(self) -> float | None:
         if self._engine.has_unfinished or self._gains:
