@@ -11,6 +11,7 @@ import os
 import signal
 import socket
 import sys
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
@@ -56,6 +57,9 @@ _GLANCE = 0.005
 
 _LOOK_AT_RANKS = 1.0
 """Likewise: seconds between looks whether the other processes that share the model are there."""
+
+_LOOK_AT_FILES = 1.0
+"""Seconds between looks whether somebody has written to the model's files."""
 
 log = logging.getLogger("ostinato.engine")
 
@@ -131,6 +135,7 @@ class EngineLoop:
         self._engine, self._channel = engine, channel
         self._gains, self._pace = Gains(), Pace()
         self._replies: list[Reply | Exported] = []
+        self._next_look = 0.0
         self._told: frozenset[int] | None = None
         """The chain hashes that were told of last."""
         # One at a time and on its own thread: more would take processor time from steps.
@@ -152,6 +157,7 @@ class EngineLoop:
             for message in self._channel.receive(self._patience()):
                 self._take(message)
             self._take_compiled()
+            self._look_at_files()
             if self._engine.has_unfinished:
                 self._step()
             else:
@@ -170,6 +176,13 @@ class EngineLoop:
             return []
         self._pace.sent(are_all)
         return self._gains.take(urgent_alone=not are_all)
+
+    def _look_at_files(self) -> None:
+        """Now and then: the server asks something at least every few seconds, so that this has its turn."""
+        now = time.monotonic()
+        if now >= self._next_look:
+            self._next_look = now + _LOOK_AT_FILES
+            self._engine.check_files()
 
     def _patience(self) -> float | None:
         if self._engine.has_unfinished or self._gains:
