@@ -209,6 +209,9 @@ def test_what_is_not_http_is_refused(private):
         ({"api_key_file": "/nowhere/keys"}, "api_key_file"),
         ({"api_key": "only-text"}, "tuple"),
         ({"port": 70000}, "65535"),
+        ({"otlp_endpoint": "nonsense"}, "http://localhost:4318"),
+        ({"otlp_endpoint": "http://"}, "http://localhost:4318"),
+        ({"otlp_endpoint": "ftp://collector"}, "http://localhost:4318"),
     ],
 )
 def test_settings_that_cannot_be_are_refused(settings, told):
