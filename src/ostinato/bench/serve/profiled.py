@@ -1,7 +1,7 @@
 """A server that tells what its two processes spend the processor's time on.
 
-`main` reads a job from stdin (JSON: `settings`, `port`, `directory`) and serves
-until SIGTERM. Each process has a file in the directory, and writes to it what it has used so far when SIGUSR1 comes.
+`main` reads a job from stdin (JSON: `settings`, `port`, `directory`) and serves until SIGTERM. Each process has a file
+in the directory, and writes to it what it has used so far when SIGUSR1 comes.
 """
 
 from __future__ import annotations
