@@ -2,8 +2,8 @@
 //
 // For that, a thread copies weights into a panel of its own: PANEL_OUTPUTS outputs by a span of inputs, transposed. The
 // panel stays in the L1 while all tokens pass by; what they add up to is kept from span to span. A unit is 32 bits of a
-// token or a row: one float, or a pair of bfloat16 that one instruction multiplies and adds. narrow.h has these products for
-// AVX2, whose registers are fewer.
+// token or a row: one float, or a pair of bfloat16 that one instruction multiplies and adds. narrow.h has these products
+// for AVX2, whose registers are fewer.
 #pragma once
 
 #include "product.h"

@@ -1,7 +1,8 @@
 // linear: y = x W^T + b, with scale, activation and residual on the way out.
 //
 // Many tokens are computed as many.h says (with AVX2 alone, as narrow.h does), or on matrix units as tile_product.h does;
-// few, or all in a fixed order, as few.h does. Rows in blocks of different formats are products one after the other, each into its part of the outputs.
+// few, or all in a fixed order, as few.h does. Rows in blocks of different formats are products one after the other, each
+// into its part of the outputs.
 
 #include "../bind.h"
 #include "../few.h"
