@@ -20,6 +20,9 @@ from ostinato.ops.sizes import (
     GROUP_BYTES,
     GROUP_TOKENS,
     LEAST_GROUP_TOKENS,
+    NARROW_LANES,
+    NARROW_SPAN,
+    NARROW_VECTORS,
     PANEL_ROWS,
     SAMPLE_BLOCK,
     SCAN_HEADS,
@@ -51,13 +54,16 @@ def native_linear(*, tokens: int, in_size: int) -> Scratch:
     """Of all threads: the tokens that are packed, or copied, at a time. Of each: their sums with a panel of each of
     four streams, and a row of each that is made wide.
 
+    With AVX2 alone: tokens in whole spans, and of each thread their sums with a panel, and that panel.
+
     On matrix units: tokens packed as bfloat16 in whole tiles, and of each thread their sums with 32 rows. Every
-    processor is counted as if it had them."""
+    processor is counted as if it worked in all these ways."""
     at_once = min(tokens, max(_grouped_tokens(in_size), GROUP_TOKENS))
     inputs = padded(in_size, TILE_INPUTS)
     packed = min(padded(tokens), _tiled_tokens(in_size))
-    own = max(4 * (at_once * PANEL_ROWS + padded(in_size)), packed * 2 * PANEL_ROWS + TILE_WORK)
-    return Scratch(max(FLOAT * at_once * padded(in_size), 2 * packed * inputs), FLOAT * own)
+    panel = NARROW_VECTORS * NARROW_LANES * (at_once + NARROW_SPAN)
+    own = max(4 * (at_once * PANEL_ROWS + padded(in_size)), panel, packed * 2 * PANEL_ROWS + TILE_WORK)
+    return Scratch(max(FLOAT * at_once * padded(in_size, NARROW_SPAN), 2 * packed * inputs), FLOAT * own)
 
 
 def native_moe(*, tokens: int, size: int, inner: int, num_experts: int, experts_per_token: int) -> Scratch:
