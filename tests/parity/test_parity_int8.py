@@ -1,0 +1,228 @@
+"""Keys and values of 8 bits: requests get the logits of transformers with a cache that rounds alike, and the same
+tokens on every path: in chunks, in batches, preempted, from hits of every length, from files, moved, with drafts and
+from graphs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers.cache_utils import DynamicCache
+
+from ostinato.engine.engine import Engine
+from ostinato.engine.outputs import RequestOutput
+from ostinato.ops.int8 import dequantize, quantize
+from tests.support import vision_parity as vision
+from tests.support.checkpoints import checkpoint, oracle, random_prompt, recipe
+from tests.support.parity import (
+    BLOCK,
+    NEW,
+    Case,
+    add,
+    cached,
+    check,
+    has_state,
+    make_engine,
+    run,
+    run_with_preemptions,
+    warm,
+)
+from tests.support.vl_models import vl_oracle
+
+NAMES = ("nemotron_h", "llama", "gemma3_text", "qwen3_5_text")
+"""A hybrid, a transformer, one with windows, and one whose own prediction head can draft."""
+LENGTH = 85
+TOLERANCE = 2e-3
+"""Of the largest logit. A difference in a key's last bit can be one of its 127 steps."""
+GAP = 1e-2
+"""Of the largest logit: what the two best tokens differ by at every step, so that such a difference decides nothing."""
+
+
+class RoundingCache(DynamicCache):
+    """transformers' cache, which keeps what is left of keys and values after rounding."""
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *args: Any, **kwargs: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        kept = (_rounded(each) for each in (key_states, value_states))
+        both: tuple[torch.Tensor, torch.Tensor] = super().update(*kept, layer_idx, *args, **kwargs)
+        return both
+
+
+def _rounded(heads: torch.Tensor) -> torch.Tensor:
+    return dequantize(*quantize(heads.flatten(0, -2), None), None).view(heads.shape)
+
+
+@torch.inference_mode()
+def rounding_logits(name: str, text: list[int]) -> torch.Tensor:
+    """[tokens, vocab] by transformers, of a whole text at once."""
+    model = oracle(name)
+    rounding = RoundingCache(config=model.config.get_text_config())
+    logits: torch.Tensor = model(torch.tensor([text]), past_key_values=rounding, use_cache=True).logits[0]
+    return logits
+
+
+def int8_engine(name: str, **settings: Any) -> Engine:
+    return make_engine(name, **({"kv_cache_dtype": "int8", "graph_mode": "none"} | settings))
+
+
+@cache
+def case_of(name: str, length: int = LENGTH) -> Case:
+    """A prompt that the plain path continues, with the logits of transformers, which decide every token."""
+    engine = int8_engine(name, enable_prefix_caching=False)
+    for seed in range(40):
+        prompt = random_prompt(length, seed)
+        open_case = Case(prompt, [], torch.empty(0))
+        output = add(engine, open_case)
+        run(engine)
+        tokens = output.outputs[0].token_ids
+        logits = rounding_logits(name, prompt + tokens)[:-1]
+        last = logits[length - 1 :]
+        best, second = last.topk(2).values.unbind(-1)
+        if (best - second > GAP * last.abs().amax(-1)).all() and last.argmax(-1).tolist() == tokens:
+            return Case(prompt, tokens, logits)
+    raise AssertionError(f"no prompt of {length} tokens is decided at every step for {name}")
+
+
+def agree(case: Case, output: RequestOutput) -> None:
+    check(case, output, TOLERANCE)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_prompt_attends_to_what_was_written_of_its_own_keys(name: str) -> None:
+    """Each of its log-probabilities is that of transformers, and another one without rounding."""
+    case, engines = case_of(name), [int8_engine(name), make_engine(name, graph_mode="none")]
+    outputs = [add(engine, case, prompt_logprobs=True) for engine in engines]
+    for engine in engines:
+        run(engine)
+    agree(case, outputs[0])
+    own, exact = (
+        torch.tensor([each.logprob for each in output.prompt_logprobs or () if each is not None]) for output in outputs
+    )
+    assert float((own - exact).abs().max()) > 1e-3
+
+
+PATHS: dict[str, dict[str, Any]] = {
+    "chunks of 21": {"max_num_batched_tokens": 21},
+    "blocks of 32": {"block_size": 32},
+    "full graphs": {"graph_mode": "full_and_piecewise", "capture_sizes": (16, 61), "capture_rows": (2, 4)},
+    "copied drafts": {"speculative": "ngram:3", "speculative_adaptive": "off"},
+    "the reference": {"kernels": "reference"},
+}
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("name", NAMES)
+def test_a_batch_that_is_preempted_gets_the_same_tokens(name: str, path: str) -> None:
+    engine = int8_engine(name, **PATHS[path])
+    cases = [case_of(name), case_of(name, 40)]
+    outputs = [add(engine, case) for case in cases]
+    run_with_preemptions(engine, outputs)
+    for case, output in zip(cases, outputs, strict=True):
+        agree(case, output)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_hit_of_every_length_gives_the_same_tokens(name: str) -> None:
+    engine, case = int8_engine(name, cache_memory="64MiB"), case_of(name)
+    lengths = range(BLOCK, LENGTH, BLOCK)
+    for length in lengths:
+        warm(engine, case.prompt[: length + 1], salt=str(length))
+    run(engine)
+    outputs = {length: add(engine, case, salt=str(length)) for length in lengths}
+    run(engine)
+    for length, output in outputs.items():
+        agree(case, output)
+        assert cached(output) == (length // 32 * 32 if has_state(name) else length)
+
+
+@pytest.mark.parametrize("speculative", ["mtp:2", "draft:llama:2"])
+def test_a_head_and_a_draft_model_keep_integers_too(speculative: str) -> None:
+    name = "qwen3_5_text"
+    method, *model, k = speculative.split(":")
+    engine = int8_engine(
+        name,
+        speculative=":".join((method, *(str(checkpoint(each)) for each in model), k)),
+        speculative_adaptive="off",
+    )
+    own = [layer for layer in engine.runner.memory if layer.k_cache is not None]
+    assert len(own) > sum(kind == "full_attention" for kind in recipe(name).layer_types)
+    assert {layer.k_cache.dtype for layer in own if layer.k_cache is not None} == {torch.int8}
+    output = add(engine, case_of(name))
+    run(engine)
+    agree(case_of(name), output)
+    assert engine.stats()["speculation"]["drafts_proposed"] > 0
+
+
+def test_a_block_that_comes_back_from_a_file_brings_its_scales(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ostinato.plan.cache_files.CORE_RATE", 1.0)
+    case = case_of("llama")
+    for hit in (0, LENGTH // BLOCK * BLOCK):
+        engine = int8_engine("llama", cache_dir=str(tmp_path), cache_offload="64MiB")
+        output = add(engine, case)
+        run(engine)
+        agree(case, output)
+        assert engine.stats()["prefix_cache"]["file_tokens"] == hit
+        engine.close()
+
+
+def test_a_request_that_moves_takes_its_scales_along() -> None:
+    here, there = int8_engine("nemotron_h"), int8_engine("nemotron_h")
+    case = case_of("nemotron_h")
+    request = add(here, case).request_id
+    for _ in range(9):
+        here.step()
+    exported = here.export_request(request)
+    assert exported is not None
+    output = there.output(there.import_request(exported))
+    assert output is not None
+    run(there)
+    agree(case, output)
+
+
+def test_latents_are_rounded_once_for_keys_and_values() -> None:
+    """A hit, chunks and a batch give what the plain path does."""
+    plain = int8_engine("kimi_linear", enable_prefix_caching=False)
+    [attention] = {(layer.v_cache, layer.v_scales) for layer in plain.runner.memory if layer.k_cache is not None}
+    assert attention == (None, None)
+    prompt = random_prompt(LENGTH, seed=1)
+    expected = add(plain, Case(prompt, [], torch.empty(0)))
+    run(plain)
+    engine = int8_engine("kimi_linear", max_num_batched_tokens=21)
+    warm(engine, prompt[:64])
+    run(engine)
+    outputs = [add(engine, Case(each, [], torch.empty(0))) for each in (prompt, random_prompt(30, seed=2))]
+    run(engine)
+    given, wanted = (
+        torch.tensor([each.logprob for each in output.outputs[0].logprobs or ()]) for output in (outputs[0], expected)
+    )
+    assert outputs[0].outputs[0].token_ids == expected.outputs[0].token_ids
+    torch.testing.assert_close(given, wanted, atol=0.05, rtol=0)
+
+
+def test_prompts_with_images_get_the_logits_of_transformers() -> None:
+    """Whole, and in chunks that cut the image."""
+    name = "qwen3_vl"
+    prompt = vision.make_prompt(name, (vision.text(9), vision.images((6, 8)), vision.text(12)), seed=1)
+    engines = [
+        vision.make_engine(name, kv_cache_dtype="int8", max_num_batched_tokens=tokens, enable_prefix_caching=False)
+        for tokens in (256, 17)
+    ]
+    open_case = vision.Case(prompt, [], torch.empty(0))
+    outputs = [vision.add(engine, open_case, prompt_logprobs=True) for engine in engines]
+    for engine in engines:
+        vision.run(engine)
+    tokens = outputs[0].outputs[0].token_ids
+    model = vl_oracle(name)
+    rounding = RoundingCache(config=model.config.text_config)
+    with torch.inference_mode():
+        inputs = vision.oracle_inputs(prompt, tokens)
+        logits = model(**inputs, past_key_values=rounding, use_cache=True).logits[0]
+    case = replace(open_case, tokens=tokens, logits=logits[:-1])
+    for output in outputs:
+        vision.check(case, output, TOLERANCE)
+    assert len(tokens) == vision.NEW < NEW
