@@ -16,6 +16,7 @@ from ostinato.engine.scheduling import make_scheduler
 from ostinato.models.checkpoint import model_spec
 from ostinato.ops import noise
 from tests.support.checkpoints import RECIPES, checkpoint, oracle_generate, oracle_logits, random_prompt, recipe
+from tests.support.kept import kept
 
 PROMPT = 150
 NEW = 64
@@ -50,6 +51,11 @@ def decided_case(name: str, length: int, before: tuple[int, ...] = ()) -> Case:
     transformers proposes the tokens with its cache, and its logits of the whole text at once decide: each token must
     be the best there. Prompts with a step that is too close to call are passed over.
     """
+    key = ("decided", recipe(name).to_json_string(), length, before)
+    return kept(key, lambda: _find_decided(name, length, before))
+
+
+def _find_decided(name: str, length: int, before: tuple[int, ...]) -> Case:
     for seed in range(40):
         own = random_prompt(length - len(before), seed + 100 * length if before else seed)
         prompt = [*before, *own]
@@ -70,6 +76,11 @@ def sampled_case(name: str, length: int, before: tuple[int, ...] = ()) -> Case:
     Ostinato's plain path proposes the tokens, and transformers' logits of the whole text at once with the noise of the
     request decide: each token must be the best there.
     """
+    key = ("sampled", recipe(name).to_json_string(), length, before)
+    return kept(key, lambda: _find_sampled(name, length, before))
+
+
+def _find_sampled(name: str, length: int, before: tuple[int, ...]) -> Case:
     engine = make_engine(name, graph_mode="none", enable_prefix_caching=False)
     allowed = torch.tensor(NARROW)
     for seed in range(40):
