@@ -5,19 +5,16 @@ from graphs."""
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from transformers.cache_utils import DynamicCache
 
-from ostinato.engine.engine import Engine
 from ostinato.engine.outputs import RequestOutput
-from ostinato.ops.int8 import dequantize, quantize
 from tests.support import vision_parity as vision
-from tests.support.checkpoints import checkpoint, oracle, random_prompt, recipe
+from tests.support.checkpoints import checkpoint, random_prompt, recipe
+from tests.support.int8_cache import INT8_NAMES, INT8_TOLERANCE, LENGTH, RoundingCache, int8_case, int8_engine
 from tests.support.parity import (
     BLOCK,
     NEW,
@@ -33,69 +30,15 @@ from tests.support.parity import (
 )
 from tests.support.vl_models import vl_oracle
 
-NAMES = ("nemotron_h", "llama", "gemma3_text", "qwen3_5_text")
-"""A hybrid, a transformer, one with windows, and one whose own prediction head can draft."""
-LENGTH = 85
-TOLERANCE = 2e-3
-"""Of the largest logit. A difference in a key's last bit can be one of its 127 steps."""
-GAP = 1e-2
-"""Of the largest logit: what the two best tokens differ by at every step, so that such a difference decides nothing."""
-
-
-class RoundingCache(DynamicCache):
-    """transformers' cache, which keeps what is left of keys and values after rounding."""
-
-    def update(
-        self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *args: Any, **kwargs: Any
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        kept = (_rounded(each) for each in (key_states, value_states))
-        both: tuple[torch.Tensor, torch.Tensor] = super().update(*kept, layer_idx, *args, **kwargs)
-        return both
-
-
-def _rounded(heads: torch.Tensor) -> torch.Tensor:
-    return dequantize(*quantize(heads.flatten(0, -2), None), None).view(heads.shape)
-
-
-@torch.inference_mode()
-def rounding_logits(name: str, text: list[int]) -> torch.Tensor:
-    """[tokens, vocab] by transformers, of a whole text at once."""
-    model = oracle(name)
-    rounding = RoundingCache(config=model.config.get_text_config())
-    logits: torch.Tensor = model(torch.tensor([text]), past_key_values=rounding, use_cache=True).logits[0]
-    return logits
-
-
-def int8_engine(name: str, **settings: Any) -> Engine:
-    return make_engine(name, **({"kv_cache_dtype": "int8", "graph_mode": "none"} | settings))
-
-
-@cache
-def case_of(name: str, length: int = LENGTH) -> Case:
-    """A prompt that the plain path continues, with the logits of transformers, which decide every token."""
-    engine = int8_engine(name, enable_prefix_caching=False)
-    for seed in range(40):
-        prompt = random_prompt(length, seed)
-        open_case = Case(prompt, [], torch.empty(0))
-        output = add(engine, open_case)
-        run(engine)
-        tokens = output.outputs[0].token_ids
-        logits = rounding_logits(name, prompt + tokens)[:-1]
-        last = logits[length - 1 :]
-        best, second = last.topk(2).values.unbind(-1)
-        if (best - second > GAP * last.abs().amax(-1)).all() and last.argmax(-1).tolist() == tokens:
-            return Case(prompt, tokens, logits)
-    raise AssertionError(f"no prompt of {length} tokens is decided at every step for {name}")
-
 
 def agree(case: Case, output: RequestOutput) -> None:
-    check(case, output, TOLERANCE)
+    check(case, output, INT8_TOLERANCE)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", INT8_NAMES)
 def test_a_prompt_attends_to_what_was_written_of_its_own_keys(name: str) -> None:
     """Each of its log-probabilities is that of transformers, and another one without rounding."""
-    case, engines = case_of(name), [int8_engine(name), make_engine(name, graph_mode="none")]
+    case, engines = int8_case(name), [int8_engine(name), make_engine(name, graph_mode="none")]
     outputs = [add(engine, case, prompt_logprobs=True) for engine in engines]
     for engine in engines:
         run(engine)
@@ -116,19 +59,19 @@ PATHS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("path", PATHS)
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", INT8_NAMES)
 def test_a_batch_that_is_preempted_gets_the_same_tokens(name: str, path: str) -> None:
     engine = int8_engine(name, **PATHS[path])
-    cases = [case_of(name), case_of(name, 40)]
+    cases = [int8_case(name), int8_case(name, 40)]
     outputs = [add(engine, case) for case in cases]
     run_with_preemptions(engine, outputs)
     for case, output in zip(cases, outputs, strict=True):
         agree(case, output)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", INT8_NAMES)
 def test_a_hit_of_every_length_gives_the_same_tokens(name: str) -> None:
-    engine, case = int8_engine(name, cache_memory="64MiB"), case_of(name)
+    engine, case = int8_engine(name, cache_memory="64MiB"), int8_case(name)
     lengths = range(BLOCK, LENGTH, BLOCK)
     for length in lengths:
         warm(engine, case.prompt[: length + 1], salt=str(length))
@@ -152,15 +95,15 @@ def test_a_head_and_a_draft_model_keep_integers_too(speculative: str) -> None:
     own = [layer for layer in engine.runner.memory if layer.k_cache is not None]
     assert len(own) > sum(kind == "full_attention" for kind in recipe(name).layer_types)
     assert {layer.k_cache.dtype for layer in own if layer.k_cache is not None} == {torch.int8}
-    output = add(engine, case_of(name))
+    output = add(engine, int8_case(name))
     run(engine)
-    agree(case_of(name), output)
+    agree(int8_case(name), output)
     assert engine.stats()["speculation"]["drafts_proposed"] > 0
 
 
 def test_a_block_that_comes_back_from_a_file_brings_its_scales(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ostinato.plan.cache_files.CORE_RATE", 1.0)
-    case = case_of("llama")
+    case = int8_case("llama")
     for hit in (0, LENGTH // BLOCK * BLOCK):
         engine = int8_engine("llama", cache_dir=str(tmp_path), cache_offload="64MiB")
         output = add(engine, case)
@@ -172,7 +115,7 @@ def test_a_block_that_comes_back_from_a_file_brings_its_scales(tmp_path: Path, m
 
 def test_a_request_that_moves_takes_its_scales_along() -> None:
     here, there = int8_engine("nemotron_h"), int8_engine("nemotron_h")
-    case = case_of("nemotron_h")
+    case = int8_case("nemotron_h")
     request = add(here, case).request_id
     for _ in range(9):
         here.step()
@@ -224,5 +167,5 @@ def test_prompts_with_images_get_the_logits_of_transformers() -> None:
         logits = model(**inputs, past_key_values=rounding, use_cache=True).logits[0]
     case = replace(open_case, tokens=tokens, logits=logits[:-1])
     for output in outputs:
-        vision.check(case, output, TOLERANCE)
+        vision.check(case, output, INT8_TOLERANCE)
     assert len(tokens) == vision.NEW < NEW
