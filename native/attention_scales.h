@@ -16,7 +16,6 @@ struct NoScales {
     static constexpr bool ARE_THERE = false;
 
     NoScales(const float* = nullptr, const float* = nullptr) {}
-    void fetch(std::int64_t, std::int64_t) const {}
     void take(const Places&) {}
     Float score(Float score, std::int64_t) const { return score; }
     Float score_of(Float score, std::int64_t) const { return score; }

@@ -252,7 +252,8 @@ class MatrixWorker {
     Sums running, tile_sums;
 
     MatrixWorker(const Team& team, const Operands<bf16, S>& operands, std::int64_t rows)
-        : operands_(operands), scales_(operands.scales()), memory_(team.own<float>(size(operands.head, rows))), tile_(operands.head, memory_, rows) {
+        : operands_(operands), scales_(operands.scales()), memory_(team.own<float>(size(operands.head, rows))),
+          tile_(operands.head, memory_, rows) {
         float* next = memory_ + MatrixTile::size(operands.head, rows);
         for (Sums* sums : {&running, &tile_sums}) {
             const std::int64_t padded_rows = blocks_of(rows) * SIDE;
