@@ -16,7 +16,7 @@ from tests.support.kept import kept
 from tests.support.parity import Case, make_engine, proposed
 
 INT8_NAMES = ("nemotron_h", "llama", "gemma3_text", "qwen3_5_text")
-"""A hybrid, a transformer, one with windows, and one whose own prediction head can draft."""
+"""A hybrid, a transformer, one with windows, and one with delta rules and gates."""
 LENGTH = 85
 INT8_TOLERANCE = 2e-3
 """Of the largest logit. A difference in a key's last bit can be one of its 127 steps."""
