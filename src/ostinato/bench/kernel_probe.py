@@ -14,8 +14,8 @@ from ostinato.ops.facts import OPERATIONS
 from ostinato.ops.kernels import native_kernel
 from ostinato.ops.work import KernelWork, StepShape
 from ostinato.plan.device.rates import KernelRate, Way
-from ostinato.plan.keys_and_values import bytes_per_token
 from ostinato.plan.layers import AttentionSpec
+from ostinato.plan.memory.keys_and_values import bytes_per_token
 
 FEW_TOKENS = (1, 2, 4, 8, 16, 24, 32, 48)
 """Of products whose time is mostly the memory's, so that each call has weights of its own."""

@@ -41,7 +41,6 @@ from ostinato.plan.kernels import (
     ops_of,
     splits_of,
 )
-from ostinato.plan.keys_and_values import choose_kv_cache_dtype
 from ostinato.plan.limits import DEFAULT_MAX_NUM_SEQS, Limits, lower_limits, lowest_batched_tokens, wanted_limits
 from ostinato.plan.memory.activations import activation_bytes
 from ostinato.plan.memory.cache_split import (
@@ -56,6 +55,7 @@ from ostinato.plan.memory.cache_split import (
     state_slot_bytes,
 )
 from ostinato.plan.memory.graph_memory import Capture, LargestGraphs, graph_bytes
+from ostinato.plan.memory.keys_and_values import choose_kv_cache_dtype
 from ostinato.plan.memory.passes import of_each_kind
 from ostinato.plan.memory.state_cache import choose_state_block_size, choose_state_cache_mode
 from ostinato.plan.memory.torch_memory import workspace_bytes

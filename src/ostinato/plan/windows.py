@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ostinato.plan.decision import Decision
-from ostinato.plan.keys_and_values import bytes_per_token
+from ostinato.plan.memory.keys_and_values import bytes_per_token
 from ostinato.plan.model import ModelSpec
 from ostinato.units import format_bytes
 

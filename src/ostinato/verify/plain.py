@@ -15,7 +15,7 @@ from ostinato.engine.engine import Engine
 from ostinato.engine.run.inputs import logit_positions, step_inputs
 from ostinato.ops import noise
 from ostinato.ops.int8 import LARGEST
-from ostinato.plan.keys_and_values import INT8
+from ostinato.plan.memory.keys_and_values import INT8
 from ostinato.sample.params import SamplingParams
 from ostinato.sample.processing import adjust, restrict
 from ostinato.sample.state import Pick, SamplingState

@@ -29,8 +29,8 @@ from ostinato.ops.blocks.quantizers import BY_TORCH, native_quantizers
 from ostinato.ops.kernels import load_extension, select_ops
 from ostinato.ops.step import LayerMemory
 from ostinato.plan.cuts import ALONE
-from ostinato.plan.keys_and_values import INT8
 from ostinato.plan.layers import LayerSpec
+from ostinato.plan.memory.keys_and_values import INT8
 from ostinato.plan.mixers import StateSpec
 from ostinato.plan.model import ModelSpec
 from ostinato.plan.plan import Plan

@@ -7,9 +7,9 @@ from collections.abc import Collection
 
 from ostinato.ops.facts import called_by
 from ostinato.plan.calls import NO_CALLS
-from ostinato.plan.keys_and_values import bytes_while_read
 from ostinato.plan.layers import LayerSpec
 from ostinato.plan.memory.kernel_scratch import native_scratch, reference_scratch, triton_scratch
+from ostinato.plan.memory.keys_and_values import bytes_while_read
 from ostinato.plan.memory.passes import Pass, drafter_pass, own_pass
 from ostinato.plan.model import DTYPE_BYTES, ModelSpec
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ostinato.plan.encoder.needs import EncoderMemory
-from ostinato.plan.keys_and_values import bytes_per_token
+from ostinato.plan.memory.keys_and_values import bytes_per_token
 from ostinato.plan.mixers import StateDtype
 from ostinato.plan.model import DTYPE_BYTES, ModelSpec
 
