@@ -117,9 +117,9 @@ def attend(
                 other=0.0,
             )
             if k_scales is not None:
-                # Integers are exact in every float type.
-                keys = keys.to(q.dtype.element_ty)
-                values = values.to(q.dtype.element_ty)
+                # Integers are exact in every float type; the interpreter makes bfloat16 of float32 alone.
+                keys = to_dtype(keys.to(tl.float32), q.dtype.element_ty)
+                values = to_dtype(values.to(tl.float32), q.dtype.element_ty)
             values = dot_operand(values)
             score = tl.dot(query, dot_operand(keys), input_precision="tf32x3") * scale
             if k_scales is not None:
