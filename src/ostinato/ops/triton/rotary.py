@@ -13,7 +13,7 @@ from ostinato.ops.triton import launcher
 from ostinato.ops.triton.rotate import rotate_heads
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["tokens"])
 def rotate_and_store(
     q,
     k,

@@ -56,7 +56,7 @@ def rotate_heads(
         tl.store(out + to_head + element[None, :], to_dtype(rest, out.dtype.element_ty), mask=is_own)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["tokens"])
 def rotate_tokens(
     x,
     out,
