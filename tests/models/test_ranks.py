@@ -22,7 +22,7 @@ from ostinato.plan.cuts import ALONE, WIDTHS, Rank, problems, share_of
 from ostinato.plan.model import ModelSpec
 from ostinato.schedule.batch import Batch, Row
 from tests.models.test_models import BLOCK_SIZE, CPU, poisoned_memory
-from tests.support.checkpoints import RECIPES, checkpoint, random_prompt
+from tests.support.checkpoints import RECIPES, checkpoint, random_prompt, recipe
 from tests.support.patience import PATIENCE
 
 
@@ -33,9 +33,10 @@ def whole_spec(name: str) -> ModelSpec:
 CASES = [
     (name, ranks)
     for name in RECIPES
-    if whole_spec(name).architecture in WIDTHS
+    for spec in [model_spec(recipe(name).to_dict())]
+    if spec.architecture in WIDTHS
     for ranks in (2, 3, 4)
-    if not problems(whole_spec(name), ranks)
+    if not problems(spec, ranks)
 ]
 
 

@@ -6,8 +6,9 @@ from tests.support.browser import browsing
 from tests.support.serving import serving
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def browser():
+    """One for all files. `open` leaves nothing in it of the page before."""
     with browsing() as browser:
         yield browser
 
