@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 import torch
 
@@ -15,13 +13,3 @@ def device(request: pytest.FixtureRequest) -> str:
     if name == "cuda" and not torch.cuda.is_available():
         pytest.skip("needs an NVIDIA GPU; --gpu-device cpu runs it on a CPU")
     return name
-
-
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """One worker has all tests of an architecture, whose kernels are compiled once and then loaded already."""
-    if not config.pluginmanager.hasplugin("xdist"):
-        return
-    for item in items:
-        if item.path.is_relative_to(Path(__file__).parent) and isinstance(item, pytest.Function):
-            name = item.callspec.params.get("name") if hasattr(item, "callspec") else None
-            item.add_marker(pytest.mark.xdist_group(name or item.nodeid))

@@ -30,6 +30,7 @@ from tests.support.without_memory import (
     BLOCK_SIZE,
     META,
     HostRead,
+    LeavesOut,
     OnDevice,
     collected_launches,
     meta_buffers,
@@ -109,6 +110,19 @@ def test_a_decode_step_reads_nothing_on_the_host(name: str, monkeypatch: pytest.
                 logits = model.logits(hidden)
             assert logits.shape == (4 * (1 + drafts), spec.vocab_size)
     assert launches
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_piecewise_step_reads_nothing_on_the_host_outside_of_the_parts_that_it_leaves_out(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan, spec = planned(name)
+    model, memory, buffers = meta_model(spec, plan.kernels), meta_memory(spec), meta_buffers(spec, 4, 16, 1 + DRAFTS)
+    with torch.inference_mode(), collected_launches(monkeypatch), OnDevice() as device:
+        model.build.ops.tap.recorder = left = LeavesOut(device, plan.capture.splits)
+        hidden = model(buffers.view(1, 16, 1, 0), memory)
+    assert hidden.shape[0] == 16
+    assert set(left.left_out) == set(plan.capture.splits)
 
 
 @pytest.mark.parametrize("name", VL_RECIPES)

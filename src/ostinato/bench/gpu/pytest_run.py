@@ -23,7 +23,7 @@ def pytest_command(options: Mapping[str, Any]) -> list[str]:
     """A line per test, so that a run that is ended early has said what it found."""
     command = [sys.executable, "-u", "-m", "pytest", "-vv", "-m", "gpu", "-rfE", "--tb=short", "-p", "no:cacheprovider"]
     if options["workers"] and find_spec("xdist") is not None:
-        command += ["-n", str(options["workers"]), "--dist", "loadgroup"]
+        command += ["-n", str(options["workers"])]
     return [*command, *options["arguments"]]
 
 
