@@ -22,18 +22,18 @@ TILES = {
     (2, 64): (64, 32, 4, 2),
     (2, 128): (64, 32, 4, 2),
     (2, 256): (64, 32, 8, 2),
-    (2, 512): (32, 16, 8, 1),
+    (2, 512): (32, 16, 8, 2),
     (4, 64): (32, 32, 4, 2),
     (4, 128): (16, 16, 8, 1),
     (4, 256): (16, 16, 8, 1),
-    (4, 512): (32, 16, 16, 1),
+    (4, 512): (32, 16, 8, 1),
 }
 
-PARTS = {(4, 512): 64}
+PARTS = {(4, 512): 32}
 """Elements of keys that are multiplied at a time, where that is not all of them."""
 
 # The same where a product reads its operands from shared memory and takes no registers for them.
-WIDE_TILES = TILES | {(2, 64): (64, 64, 4, 2), (2, 128): (64, 64, 4, 2)}
+WIDE_TILES = TILES | {(2, 64): (64, 64, 4, 2), (2, 128): (64, 64, 4, 2), (2, 512): (32, 32, 8, 2)}
 MOST_WIDTH = max(width for _, width in TILES)
 MOST_REST = 64
 """Elements of a head behind the first `MOST_WIDTH`, in a tile of their own: as latents have a part that heads share."""

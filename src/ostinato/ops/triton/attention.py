@@ -22,7 +22,7 @@ LOG2_E = 1.4426950408889634
 
 
 @triton.jit
-def columns(start: tl.constexpr, WIDTH: tl.constexpr, HEAD_DIM: tl.constexpr):
+def columns(start, WIDTH: tl.constexpr, HEAD_DIM: tl.constexpr):
     """`WIDTH` elements of a head from `start` on -> (their numbers, which of them there are)."""
     column = start + tl.arange(0, WIDTH)
     return column, column < HEAD_DIM
@@ -126,8 +126,8 @@ def attend(
                 score = tl.dot(query, dot_operand(keys), input_precision="tf32x3")
             else:
                 score = tl.zeros([ROWS, KEYS], tl.float32)
-                for start in tl.static_range(0, HEAD_DIM, PART):
-                    part, in_part = columns(start, PART, HEAD_DIM)
+                for piece in range(0, HEAD_DIM, PART):
+                    part, in_part = columns(piece, PART, HEAD_DIM)
                     query = tl.load(from_q + part[None, :], mask=attends[:, None] & in_part[None, :], other=0.0)
                     keys = tl.load(from_keys + part[:, None], mask=is_key[None, :] & in_part[:, None], other=0.0)
                     score = tl.dot(dot_operand(query), dot_operand(keys), score, input_precision="tf32x3")
@@ -152,19 +152,19 @@ def attend(
                 rest = tl.load(from_values + further[None, :], mask=is_key[:, None] & in_rest[None, :], other=0.0)
                 rest_sum = tl.dot(weight, dot_operand(rest), rest_sum * fade[:, None], input_precision="tf32x3")
             best = better
-        flat = token.to(tl.int64) * heads + head
+        # Results lie side by side: only the tile's place among them needs 64 bits.
+        first = (first_token.to(tl.int64) * heads + kv_head * GROUP) * SEGMENTS + segment
+        behind = (place // GROUP * heads + place % GROUP) * SEGMENTS
+        to = out + first * HEAD_DIM + behind[:, None] * HEAD_DIM
         if SEGMENTS == 1:
-            to = out + flat[:, None] * HEAD_DIM
             result = to_dtype(divided(values_sum, total), out.dtype.element_ty)
             tl.store(to + column[None, :], result, mask=is_token[:, None] & in_head[None, :])
             if REST > 0:
                 result_rest = to_dtype(divided(rest_sum, total), out.dtype.element_ty)
                 tl.store(to + further[None, :], result_rest, mask=is_token[:, None] & in_rest[None, :])
         else:
-            place = flat * SEGMENTS + segment
-            tl.store(maxima + place, best, mask=is_token)
-            tl.store(sums + place, total, mask=is_token)
-            to = out + place[:, None] * HEAD_DIM
+            tl.store(maxima + first + behind, best, mask=is_token)
+            tl.store(sums + first + behind, total, mask=is_token)
             has_keys = (is_token & (best > float("-inf")))[:, None]
             tl.store(to + column[None, :], values_sum, mask=has_keys & in_head[None, :])
             if REST > 0:
