@@ -23,13 +23,13 @@ TILES = {
     (2, 128): (64, 32, 4, 2),
     (2, 256): (64, 32, 8, 2),
     (2, 512): (32, 16, 8, 2),
-    (4, 64): (32, 32, 4, 2),
+    (4, 64): (32, 32, 4, 1),
     (4, 128): (16, 16, 8, 1),
     (4, 256): (16, 16, 8, 1),
     (4, 512): (32, 16, 8, 1),
 }
 
-PARTS = {(4, 512): 32}
+PARTS = {(4, 128): 64, (4, 256): 64, (4, 512): 32}
 """Elements of keys that are multiplied at a time, where that is not all of them."""
 
 # The same where a product reads its operands from shared memory and takes no registers for them.
