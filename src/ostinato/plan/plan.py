@@ -164,6 +164,12 @@ def make_plan(config: EngineConfig, model: ModelSpec, device: DeviceSpec) -> Pla
             "(max_num_batched_tokens) is refused when it arrives, whatever max_model_len"
         )
         decisions.append(Decision("enable_chunked_prefill", False, False, reason))
+    if device.kind == "cpu" and settled.threads is not None and settled.threads > device.cores:
+        reason = (
+            f"as given, though the process may use {device.cores} cores: threads that wait for each other at every "
+            "kernel take turns on them, so steps take longer"
+        )
+        decisions.append(Decision("threads", settled.threads, settled.threads, reason))
     rope = model.rope
     if rope is not None:
         rope, decision = resolve_rope(rope, fitted.limits.max_model_len)
