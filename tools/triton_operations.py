@@ -1,6 +1,6 @@
-"""Calls of operations that the steps of the benchmarks' models lack: experts, 8-bit weights, keys and values of 8 bits,
-Mamba-1, delta nets, sampling. Their Triton launches are collected beside those of models (`check_triton.py`). All
-tensors are on the device `meta`."""
+"""Calls of operations that the steps of the benchmarks' models lack: wide heads, keys and values of 8 bits, experts,
+8-bit weights, Mamba-1, delta nets, sampling. Their Triton launches are collected beside those of models
+(`triton_launches.py`). All tensors are on the device `meta`."""
 
 from __future__ import annotations
 
@@ -24,6 +24,9 @@ DELTA_HEADS = ((16, 32, 128, 128, False), (30, 30, 96, 192, False), (32, 32, 128
 """Key heads, heads, their key and value channels, and whether each key channel has a decay of its own: of Qwen3-Next,
 OLMo-Hybrid and Kimi Linear."""
 
+ATTENTION_HEADS = ((32, 1, 576, None), (32, 32, 224, None), (8, 4, 256, 1024))
+"""Query heads, key heads, elements of one and the window: of Kimi Linear's latents, Zamba2 and Gemma 3."""
+
 
 def call_operations(dtype: torch.dtype) -> None:
     """Calls each with tokens of `dtype`, for its launches."""
@@ -32,8 +35,12 @@ def call_operations(dtype: torch.dtype) -> None:
         for group_size in GROUP_SIZES:
             weight, scale = _quantized((INNER, HIDDEN), group_size)
             triton_kernel("linear")(x, weight, weight_scale=scale, group_size=group_size)
+            ids = _empty(tokens, dtype=torch.int64)
+            triton_kernel("embedding")(ids, weight, 2.0, scale, group_size, dtype)
         for activation, rows in (("relu2", INNER), ("swiglu", 2 * INNER)):
             _call_experts(x, activation, rows)
+    for heads in ATTENTION_HEADS:
+        _call_attention(dtype, *heads)
     for channels in (1536, 8192):
         for state_dtype in (torch.float32, dtype):
             _call_selective(channels, dtype, state_dtype)
@@ -61,6 +68,16 @@ def _call_int8_cache(dtype: torch.dtype, head_dim: int) -> None:
         starts, of_rows = _empty(rows + 1, dtype=torch.int32), _empty(rows, dtype=torch.int32)
         described = (starts, of_rows, of_rows, _empty(rows, 256, dtype=torch.int32))
         triton_kernel("attention")(q, *caches, *described, 0.1, k_scales=scales[0], v_scales=scales[1])
+
+
+def _call_attention(dtype: torch.dtype, heads: int, kv_heads: int, head_dim: int, window: int | None) -> None:
+    """Decode rows, few and many, with drafts and without, and a prompt."""
+    cache = _empty(4096, 16, kv_heads, head_dim, dtype=dtype)
+    for rows, per_row in ((1, 1), (8, 1), (256, 1), (32, 4), (1, 2048)):
+        q = _empty(rows * per_row, heads, head_dim, dtype=dtype)
+        of_rows = (_empty(rows + 1, dtype=torch.int32), *(_empty(rows, dtype=torch.int32) for _ in range(2)))
+        tables = _empty(rows, 512, dtype=torch.int32)
+        triton_kernel("attention")(q, cache, cache, *of_rows, tables, 0.1, 0, window)
 
 
 def _call_experts(x: torch.Tensor, activation: str, rows: int) -> None:

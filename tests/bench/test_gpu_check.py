@@ -6,8 +6,9 @@ import json
 import os
 import sys
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +29,12 @@ from ostinato.cli.main import main
 from ostinato.plan.device.catalogue import CATALOGUE
 
 ROOT = Path(__file__).parents[2]
-FULL, TOY = make_parts(full_scale(ROOT)), make_parts(toy_scale())
+FULL, TOY = make_parts(full_scale(ROOT, 90)), make_parts(toy_scale())
 H100 = CATALOGUE["h100-80gb"]
+
+
+FOUND = {"triton": "3.7.1", "launches": 3, "findings": ["sm_90 kernel: stack 8 bytes"]}
+"""The compiler's report."""
 
 
 def quiet(_: str) -> None:
@@ -48,8 +53,8 @@ def answered_here(kind: str, job: dict[str, Any]) -> dict[str, Any]:
 
 
 def measured_here(part: Part, limit: float, checkout: Path) -> Outcome:
-    """As `measure_apart`, in this process, but for the tests."""
-    if part.kind == "tests":
+    """As `measure_apart`, in this process, but for the tests and the compiler."""
+    if part.kind in ("tests", "compile"):
         return measure_apart(part, limit, checkout)
     return Outcome(part, "ok", 1.0, limit, data=answered_here("gpu", {"part": asdict(part)})["data"])
 
@@ -95,6 +100,19 @@ def test_the_dry_run_does_every_part_on_a_cpu_and_writes_the_report(
 
 def named_data(data: Mapping[str, Any], name: str) -> dict[str, Any]:
     return next(part["data"] for part in data["parts"] if part["name"] == name)
+
+
+@pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")
+def test_kernels_are_compiled_in_a_process_of_their_own_and_its_mistake_is_told() -> None:
+    part = named(TOY, "compile")
+    done = measure_apart(part, 600, ROOT)
+    assert (done.outcome, done.reason) == ("ok", None)
+    assert done.data is not None
+    assert set(done.data["kernels"]["sm_90"]) == {"embedding_kernel"}
+    failed = measure_apart(replace(part, options={"arguments": ["--no-such-option"]}), 600, ROOT)
+    assert failed.outcome == "failed"
+    assert failed.reason is not None
+    assert "unrecognized arguments" in failed.reason or "required" in failed.reason
 
 
 def test_a_part_runs_in_a_process_of_its_own_and_its_mistake_is_told() -> None:
@@ -168,7 +186,7 @@ class Stop(Exception):
     """What stands in for an engine: the settings have come so far."""
 
 
-@pytest.mark.parametrize("part", [part for part in FULL if part.kind not in ("tests", "overlap", "encoder")])
+@pytest.mark.parametrize("part", [part for part in FULL if part.kind not in ("compile", "tests", "overlap", "encoder")])
 def test_every_part_can_be_planned_for_an_h100(part: Part, monkeypatch: pytest.MonkeyPatch) -> None:
     """Up to the engine, which needs the GPU."""
     plans = []
@@ -279,14 +297,23 @@ def test_a_decode_step_has_the_figures_of_all_parts_side_by_side() -> None:
 
 def test_a_report_is_made_of_failures_alone_and_of_data_that_cannot_be_shown(tmp_path: Path) -> None:
     outcomes = [
-        Outcome(FULL[0], "failed", 3.0, 9.0, "2 of 3 tests failed", figures_of_tests(Finished(1, ALONE, "", 2.0))),
-        Outcome(FULL[1], "timed out", 9.0, 9.0, "ended after 9 s", trace="CUDA error"),
-        Outcome(FULL[2], "ok", 9.0, 9.0, data={"results": [{}]}),
+        Outcome(named(FULL, "compile"), "failed", 3.0, 9.0, "1 launches with findings", FOUND),
+        Outcome(
+            named(FULL, "tests"), "failed", 3.0, 9.0, "2 of 3 failed", figures_of_tests(Finished(1, ALONE, "", 2.0))
+        ),
+        Outcome(named(FULL, "start"), "timed out", 9.0, 9.0, "ended after 9 s", trace="CUDA error"),
+        Outcome(named(FULL, "decode-8b"), "ok", 9.0, 9.0, data={"results": [{}]}),
     ]
     report = make_report(outcomes, H100, BUDGET, is_dry=False)
     data, text, *_ = write_report(report, tmp_path)
-    assert [part["outcome"] for part in json.loads(data.read_text())["parts"]] == ["failed", "timed out", "ok"]
+    assert [part["outcome"] for part in json.loads(data.read_text())["parts"]] == [
+        "failed",
+        "failed",
+        "timed out",
+        "ok",
+    ]
     assert "test_two" in text.read_text()
+    assert "sm_90 kernel: stack 8 bytes" in text.read_text()
     assert "decode-8b: its tables could not be made" in text.read_text()
 
 

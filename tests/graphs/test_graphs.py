@@ -14,12 +14,14 @@ from hypothesis import strategies as st
 from ostinato import EngineConfig
 from ostinato.engine import engine as engine_module
 from ostinato.engine.engine import Engine
+from ostinato.engine.run.graphing import SizeCheck
 from ostinato.errors import CapacityError, CaptureError, ConfigError, Remedy
 from ostinato.graphs.buffers import StepBuffers
 from ostinato.graphs.graphs import Forward, GraphKey, Graphs, StepCounts
 from ostinato.layers.feed_forward import MLP
 from ostinato.ops.step import StepInputs
 from ostinato.plain_data import to_plain
+from ostinato.plan.device.catalogue import CATALOGUE
 from ostinato.plan.graphs.capture_plan import CapturePlan
 from ostinato.plan.graphs.coverage import FULL_MODES, PIECEWISE_MODES, coverage
 from ostinato.plan.graphs.ladders import CaptureLadders, LadderSettings, capture_ladders
@@ -490,3 +492,16 @@ def test_a_step_that_fails_leaves_graphs_that_serve_the_next(monkeypatch: pytest
     assert "out of memory" in str(output.error)
     monkeypatch.undo()
     assert serve(engine) == expected
+
+
+def test_graphs_of_a_gpu_may_take_what_the_plan_leaves_of_the_device_and_it_is_told_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    gpu = CATALOGUE["h100-80gb"]
+    check = SizeCheck(gpu, gpu.memory_bytes - 1000)
+    for observed in (500, 1400, 1500):
+        check("the graphs", {"planned_bytes": 500, "observed_bytes": observed}, Remedy("graph_mode", "none"))
+    [told] = caplog.messages
+    assert told.startswith("the graphs take 1400 bytes, and 500 were planned for them; they fit into what")
+    with pytest.raises(CapacityError, match="the graphs take 1501 bytes"):
+        check("the graphs", {"planned_bytes": 500, "observed_bytes": 1501}, Remedy("graph_mode", "none"))

@@ -30,6 +30,7 @@ from tests.support.without_memory import (
     BLOCK_SIZE,
     META,
     HostRead,
+    LeavesOut,
     OnDevice,
     collected_launches,
     meta_buffers,
@@ -43,13 +44,47 @@ MODELS = [*RECIPES, *HEADED, *VL_RECIPES]
 DRAFTS = 3
 
 
-def planned(name: str, **settings: Any) -> tuple[Plan, ModelSpec]:
+def planned(name: str, device: str = "h100-80gb", **settings: Any) -> tuple[Plan, ModelSpec]:
     directory = vl_checkpoint(name) if name in VL_RECIPES else checkpoint(name)
     settings |= {"speculative": {"method": "mtp", "num_speculative_tokens": DRAFTS}} if name in HEADED else {}
-    config = EngineConfig(model=str(directory), dtype="bfloat16", max_num_seqs=4, max_model_len=128, **settings)
+    common = {"model": str(directory), "dtype": "bfloat16", "max_num_seqs": 4, "max_model_len": 128}
+    config = EngineConfig(**(common | settings))
     spec = with_drafter(config, load_spec(config))
-    plan = make_plan(config, spec, CATALOGUE["h100-80gb"])
+    plan = make_plan(config, spec, CATALOGUE[device])
     return plan, spec
+
+
+def assert_full_graphs(plan: Plan) -> None:
+    """Of Triton kernels alone, for every decode step; and piecewise ones."""
+    assert {op for op, choice in plan.kernels.items() if choice.implementation != "triton"} == set()
+    assert all(choice.launches for choice in plan.kernels.values())
+    assert plan.capture.graph_mode == "full_and_piecewise"
+    assert {entry.mode for entry in plan.capture.coverage.decode} == {"full"}
+    assert plan.capture.tokens
+    assert plan.prediction.steps[0].launches
+    if plan.encoder is not None:
+        assert plan.encoder.token_budgets
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_every_architecture_has_full_graphs_on_a_gpu(name: str) -> None:
+    assert_full_graphs(planned(name)[0])
+
+
+@pytest.mark.parametrize(
+    "settings", [{}, {"quantization": "int8"}, {"quantization": "int8_g128"}, {"dtype": "float16"}]
+)
+@pytest.mark.parametrize("device", CATALOGUE)
+def test_so_it_has_on_every_gpu_of_the_catalogue_with_drafts_and_eight_bit_weights(
+    device: str, settings: dict[str, Any]
+) -> None:
+    for name, drafts in (("granitemoehybrid", "ngram:3"), ("qwen3_next", None)):
+        assert_full_graphs(planned(name, device, speculative=drafts, **settings)[0])
+
+
+def test_so_it_has_with_a_draft_model() -> None:
+    drafted = {"method": "draft", "model": str(checkpoint("qwen3")), "num_speculative_tokens": 2}
+    assert_full_graphs(planned("qwen3", speculative=drafted)[0])
 
 
 def decode_rows(count: int, drafts: int) -> Batch:
@@ -75,6 +110,19 @@ def test_a_decode_step_reads_nothing_on_the_host(name: str, monkeypatch: pytest.
                 logits = model.logits(hidden)
             assert logits.shape == (4 * (1 + drafts), spec.vocab_size)
     assert launches
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_piecewise_step_reads_nothing_on_the_host_outside_of_the_parts_that_it_leaves_out(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan, spec = planned(name)
+    model, memory, buffers = meta_model(spec, plan.kernels), meta_memory(spec), meta_buffers(spec, 4, 16, 1 + DRAFTS)
+    with torch.inference_mode(), collected_launches(monkeypatch), OnDevice() as device:
+        model.build.ops.tap.recorder = left = LeavesOut(device, plan.capture.splits)
+        hidden = model(buffers.view(1, 16, 1, 0), memory)
+    assert hidden.shape[0] == 16
+    assert set(left.left_out) == set(plan.capture.splits)
 
 
 @pytest.mark.parametrize("name", VL_RECIPES)

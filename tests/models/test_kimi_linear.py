@@ -140,13 +140,27 @@ def test_layers_that_have_no_number_or_two_are_refused() -> None:
             model_spec(PUBLISHED | {"linear_attn_config": numbers})
 
 
-def test_on_a_gpu_heads_too_wide_for_the_kernels_tiles_attend_by_the_reference() -> None:
+def test_on_a_gpu_every_operation_has_a_kernel_that_graphs_hold_heads_of_latents_too() -> None:
     kernels = choose_kernels(with_table(model_spec(PUBLISHED)), CATALOGUE["h100-80gb"])
+    assert {choice.implementation for choice in kernels.values()} == {"triton"}
+    assert all(choice.capturable for choice in kernels.values())
+
+
+def test_heads_wider_than_the_tiles_attend_by_the_reference_and_the_plan_says_so() -> None:
+    kernels = choose_kernels(with_table(model_spec(PUBLISHED | {"kv_lora_rank": 1024})), CATALOGUE["h100-80gb"])
     attention = kernels["attention"]
     assert attention.implementation == "reference"
-    assert attention.reason == "its triton kernel takes heads of 256 elements, and the model has 576"
+    assert attention.reason == "its triton kernel takes 576 elements of a head, and the model has 1088"
     assert not attention.capturable
-    assert {choice.implementation for op, choice in kernels.items() if op != "attention"} == {"triton"}
+
+
+def test_convolutions_longer_than_the_kernels_are_the_references() -> None:
+    config = PUBLISHED["linear_attn_config"] | {"short_conv_kernel_size": 8}
+    kernels = choose_kernels(with_table(model_spec(PUBLISHED | {"linear_attn_config": config})), CATALOGUE["h100-80gb"])
+    convolution = kernels["causal_conv1d"]
+    assert convolution.implementation == "reference"
+    assert convolution.reason == "its triton kernel takes 5 taps of a convolution, and the model has 8"
+    assert {choice.implementation for op, choice in kernels.items() if op != "causal_conv1d"} == {"triton"}
 
 
 def load(directory: Path, quantization: Quantization | None = None) -> CausalLM:

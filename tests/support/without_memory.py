@@ -7,7 +7,7 @@ found out without a GPU, the wrappers of Triton's kernels too.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -45,11 +45,15 @@ class OnDevice(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self.most_bytes = 0
+        self.is_aside = False
+        """What is done meanwhile is none of a graph's."""
         self._bytes = 0
         self._seen: set[int] = set()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name, kwargs = func.overloadpacket.__name__, kwargs or {}
+        if self.is_aside:
+            return func(*args, **kwargs)
         if reads_on_host(func, args, kwargs):
             raise HostRead(f"{name} reads values on the host")
         result = func(*args, **kwargs)
@@ -75,6 +79,27 @@ class OnDevice(TorchDispatchMode):
             self._bytes -= size
 
         weakref.finalize(storage, free)
+
+
+class LeavesOut:
+    """Stands in a tap while a piecewise step runs on `device`: `parts` are no part of the graph."""
+
+    def __init__(self, device: OnDevice, parts: Collection[str]) -> None:
+        self.left_out: list[str] = []
+        self._device, self._parts = device, parts
+
+    def kernel(self, _: str, kernel: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
+        result: torch.Tensor = kernel(*args, **kwargs)
+        return result
+
+    def split(
+        self, name: str, function: Callable[..., Any], tensors: tuple[torch.Tensor, ...], others: tuple[Any, ...]
+    ) -> torch.Tensor:
+        self._device.is_aside = name in self._parts
+        self.left_out += [name] * self._device.is_aside
+        result: torch.Tensor = function(*tensors, *others)
+        self._device.is_aside = False
+        return result
 
 
 def _is_given(tensor: torch.Tensor, arguments: Any) -> bool:

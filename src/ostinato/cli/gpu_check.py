@@ -21,7 +21,7 @@ from ostinato.plan.device.catalogue import DeviceSpec
 from ostinato.plan.device.detect import detect
 
 EXIT_FAILED = 1
-NEEDED = ("benchmarks/models", "tests/gpu")
+NEEDED = ("benchmarks/models", "tests/gpu", "tools")
 
 
 def gpu_check(
@@ -53,7 +53,7 @@ def gpu_check(
     """
     root = _checkout(checkout)
     device = detect("cpu") if dry_run else _gpu()
-    scale = toy_scale() if dry_run else full_scale(root)
+    scale = toy_scale() if dry_run else full_scale(root, device.capability)
     chosen = _chosen(make_parts(scale), parts)
     output.mkdir(parents=True, exist_ok=True)
 

@@ -200,6 +200,8 @@ class CudaDriver:
 
     @contextmanager
     def aside(self) -> Iterator[None]:
+        # A pool whose graphs are all gone cannot be captured into; when its memory is given back it is made anew.
+        torch.cuda.empty_cache()
         current = torch.cuda.current_stream(self._device)
         self._stream.wait_stream(current)
         try:

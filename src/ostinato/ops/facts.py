@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, Literal, overload
 
@@ -33,6 +33,9 @@ Part = Literal["attention", "state", "moe"]
 
 Caller = Literal["every step", "prefill", "encoder"]
 """Who calls an operation: only a step with a prompt in it, only a vision encoder, or any step."""
+
+Limited = Literal["elements of a head", "taps of a convolution"]
+"""Sizes of models that kernels may have a limit for."""
 
 GATED = ("swiglu", "geglu")
 """The activations (`ops/activations.py`) whose inputs are gates, and behind them as many values that they let pass."""
@@ -61,8 +64,8 @@ class Implementation:
     block_formats: frozenset[str] = frozenset()
     """Those of weights in blocks that it reads."""
 
-    most_head_dim: int | None = None
-    """Elements of a head that it takes at the most; None: of any."""
+    most: Mapping[Limited, int] = field(default_factory=dict)
+    """Sizes that it takes no more of; any of others."""
 
     scratch: Callable[..., Scratch] | None = None
     """Its memory, where that counts."""
@@ -213,7 +216,9 @@ class Operations:
             deterministic=("fixed_order",),
             matrix_units=f"bfloat16 rows of {LEAST_TILE_QUERIES} queries or more for each key head",
         ),
-        Implementation(launches=attention_launches.attention, most_head_dim=attention_launches.MOST_HEAD_DIM),
+        Implementation(
+            launches=attention_launches.attention, most={"elements of a head": attention_launches.MOST_HEAD_DIM}
+        ),
         part="attention",
         work=work.attention,
     )
@@ -221,7 +226,7 @@ class Operations:
     causal_conv1d = Operation(
         _like_first,
         Implementation(reads_on_host=True),
-        triton=Implementation(launches=state.causal_conv1d),
+        triton=Implementation(launches=state.causal_conv1d, most={"taps of a convolution": state.MOST_TAPS}),
         part="state",
         work=work.causal_conv1d,
     )

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ostinato.errors import ConfigError, Remedy
-from ostinato.ops.facts import BETWEEN_RANKS, OPERATIONS, Backend, called_by, parts
+from ostinato.ops.facts import BETWEEN_RANKS, OPERATIONS, Backend, Limited, called_by, parts
 from ostinato.ops.launches.table import Launch
 from ostinato.plan.device.catalogue import DeviceSpec
 from ostinato.plan.device.instruction_sets import has_matrix_units
@@ -46,8 +46,8 @@ def choose_kernels(
     """
     ops = dict.fromkeys((*model.ops, *(model.drafter.ops if model.drafter is not None else ()), "sample"))
     formats = _block_formats(model)
-    head_dim = max((attention.head_dim for attention in model.attention_layers), default=0)
-    choices = {op: _choose(op, device, setting, deterministic, formats, head_dim) for op in ops}
+    sizes = _limited_sizes(model)
+    choices = {op: _choose(op, device, setting, deterministic, formats, sizes) for op in ops}
     if setting in ("native", "triton"):
         lacking = [op for op, choice in choices.items() if choice.implementation != setting]
         if lacking:
@@ -72,15 +72,24 @@ def _block_formats(model: ModelSpec) -> frozenset[str]:
     return frozenset().union(*(each.used for each in chosen if isinstance(each, BlockQuantization)))
 
 
+def _limited_sizes(model: ModelSpec) -> dict[Limited, int]:
+    """The most that the model has of each, a draft model's too."""
+    draft = None if model.drafter is None else model.drafter.model
+    layers = [*model.layers, *(() if draft is None else draft.layers)]
+    return {
+        "elements of a head": max((each.attention.head_dim for each in layers if each.attention), default=0),
+        "taps of a convolution": max((each.mixer.sizes.get("width", 0) for each in layers if each.mixer), default=0),
+    }
+
+
 def _choose(
     op: str,
     device: DeviceSpec,
     setting: KernelSetting,
     deterministic: bool,
     formats: frozenset[str],
-    head_dim: int,
+    sizes: Mapping[Limited, int],
 ) -> KernelChoice:
-    """`head_dim` is that of the widest heads."""
     if setting == "reference":
         implementation, reason = "reference", "kernels is reference"
     elif setting == "triton" or (setting == "auto" and device.kind == "cuda"):
@@ -102,9 +111,10 @@ def _choose(
         why = f"its {implementation} kernel reads no weights in blocks of {', '.join(lacking)}"
         implementation, facts, reason = "reference", OPERATIONS[op].reference, why
     assert facts is not None, "what is chosen is there"
-    if facts.most_head_dim is not None and head_dim > facts.most_head_dim:
-        why = f"its {implementation} kernel takes heads of {facts.most_head_dim} elements, and the model has {head_dim}"
-        implementation, facts, reason = "reference", OPERATIONS[op].reference, why
+    for name, most in facts.most.items():
+        if sizes[name] > most:
+            why = f"its {implementation} kernel takes {most} {name}, and the model has {sizes[name]}"
+            implementation, facts, reason = "reference", OPERATIONS[op].reference, why
     if facts.matrix_units is not None and device.native.isa is not None and has_matrix_units(device.native.isa):
         in_order = deterministic and facts.deterministic
         on_units = "in a fixed order, without matrix units" if in_order else f"on matrix units: {facts.matrix_units}"

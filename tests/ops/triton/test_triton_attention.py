@@ -163,3 +163,20 @@ def test_few_rows_cut_their_keys_into_segments_and_many_do_not() -> None:
 @pytest.mark.parametrize("group", [24, 71])
 def test_the_query_heads_of_a_key_head_share_a_tile_however_many_they_are(group: int) -> None:
     attend([Row(20, 2), Row(3, 1)], torch.float32, group=group)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_what_a_head_has_behind_its_first_512_elements_is_an_operand_of_its_own(dtype: torch.dtype) -> None:
+    """As in latents. The second batch cuts its keys into segments."""
+    attend([Row(0, 2), Row(17, 1)], dtype, group=3, head_dim=576)
+    attend([Row(150, 1, 1), Row(0, 0, 2)], dtype, group=3, head_dim=530, spare_blocks=24)
+
+
+def test_heads_wider_than_a_power_of_two_are_one_operand_up_to_512_elements() -> None:
+    def widths(head_dim: int) -> tuple[int, int]:
+        sizes = {"tokens": 1, "rows": 1, "num_heads": 8, "num_kv_heads": 1, "max_context": 64, "block_size": 16}
+        (launch,) = launches.attention(**sizes, head_dim=head_dim, element_bytes=2, capability=90)
+        return launch.blocks["WIDTH"], launch.blocks["REST"]
+
+    assert [widths(size) for size in (5, 80, 224, 320, 576)] == [(16, 0), (128, 0), (256, 0), (512, 0), (512, 64)]
+    assert launches.MOST_HEAD_DIM == 576

@@ -6,9 +6,11 @@ import json
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
+from ostinato.bench.gpu.compiling import compiled
 from ostinato.bench.gpu.parts import Part
 from ostinato.bench.gpu.process import run_within
 from ostinato.bench.gpu.pytest_run import figures_of_tests, pytest_command, why_not
@@ -81,9 +83,11 @@ def limit_of(parts: Sequence[Part], left: float) -> float | None:
 
 
 def measure_apart(part: Part, limit: float, checkout: Path) -> Outcome:
-    """Does a part in a process of its own. Tests run in the `checkout`."""
+    """Does a part in a process of its own. Tests run, and kernels are compiled, in the `checkout`."""
     if part.kind == "tests":
         return _run_tests(part, limit, checkout)
+    if part.kind == "compile":
+        return _compile(part, limit, checkout)
     finished = run_within(COMMAND, limit, request_of("gpu", {"part": asdict(part)}))
     times = (finished.seconds, limit)
     if finished.status is None:
@@ -108,3 +112,16 @@ def _run_tests(part: Part, limit: float, checkout: Path) -> Outcome:
         outcome = "timed out"
     trace = None if reason is None else (finished.output + finished.errors)[-TAIL:]
     return Outcome(part, outcome, finished.seconds, limit, reason, data, trace)
+
+
+def _compile(part: Part, limit: float, checkout: Path) -> Outcome:
+    if find_spec("triton") is None:
+        return Outcome(part, "skipped", 0.0, limit, "Triton is not installed")
+    finished, data = compiled(part.options["arguments"], limit, checkout)
+    if finished.status is None:
+        reason = f"ended after {limit:.0f} s; what is missing is compiled when it is needed"
+        return Outcome(part, "timed out", finished.seconds, limit, reason, trace=finished.errors[-TAIL:])
+    if finished.status == 0:
+        return Outcome(part, "ok", finished.seconds, limit, data=data)
+    reason = f"{len(data['findings'])} launches with findings" if data else f"failed: {finished.last_error}"
+    return Outcome(part, "failed", finished.seconds, limit, reason, data, (finished.output + finished.errors)[-TAIL:])

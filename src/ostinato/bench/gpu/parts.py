@@ -7,12 +7,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from ostinato.plan.device.triton_facts import LEAST_CAPABILITY
+
 BUDGET = 540.0
 """Seconds of a whole check: under nine minutes on an H100, which is rented by the hour."""
 
 MARK = "pytest.mark.gpu"
 
-Kind = Literal["tests", "start", "throughput", "profile", "graphs", "encoder", "transformers", "overlap"]
+Kind = Literal["compile", "tests", "start", "throughput", "profile", "graphs", "encoder", "transformers", "overlap"]
 
 
 @dataclass(frozen=True)
@@ -26,7 +28,7 @@ class Part:
     settings: Mapping[str, Any] = field(default_factory=dict)
     """Of the engine."""
     options: Mapping[str, Any] = field(default_factory=dict)
-    """Of the benchmark, or of the tests."""
+    """Of the benchmark, of the tests, or of the compiler."""
     needs_setting: str | None = None
     """A field of `EngineConfig` that it compares; where there is none, the part is skipped."""
 
@@ -52,20 +54,23 @@ class Scale:
     off_stride: tuple[int, ...]
     arrivals: int
     max_pixels: int
+    compiled: Mapping[str, Any]
     tests: Mapping[str, Any]
 
 
-def full_scale(checkout: Path) -> Scale:
-    """On a GPU: the shapes of `benchmarks/models`, with random weights."""
+def full_scale(checkout: Path, capability: int | None) -> Scale:
+    """On a GPU of a compute capability: the shapes of `benchmarks/models`, with random weights."""
     shapes = checkout / "benchmarks/models"
+    models = ("nemotron-h-8b", "nemotron-h-300m", "qwen3-vl-300m")
+    of_engines = ["--engines", "bfloat16", "--capability", str(capability or LEAST_CAPABILITY)]
 
     def on_gpu(name: str) -> dict[str, Any]:
         return {"model": str(shapes / name), "random_weights": True, "device": "cuda"}
 
     return Scale(
-        large=on_gpu("nemotron-h-8b"),
-        small=on_gpu("nemotron-h-300m"),
-        images=on_gpu("qwen3-vl-300m"),
+        large=on_gpu(models[0]),
+        small=on_gpu(models[1]),
+        images=on_gpu(models[2]),
         rows=(1, 8, 32, 128, 256),
         kernel_rows=(1, 8, 32, 64, 128, 256),
         peer_rows=(1, 8),
@@ -76,7 +81,8 @@ def full_scale(checkout: Path) -> Scale:
         off_stride=(700, 768),
         arrivals=24,
         max_pixels=1_000_000,
-        tests={"arguments": marked_files(checkout), "workers": 8},
+        compiled={"arguments": [*of_engines, *(str(shapes / name) for name in models)]},
+        tests={"arguments": marked_files(checkout), "workers": 12},
     )
 
 
@@ -92,6 +98,7 @@ def toy_scale() -> Scale:
     common = {"random_weights": True, "device": "cpu", "threads": 1, "dtype": "float32", "cache_memory": "48MiB"}
     sizes = {"max_num_seqs": 2, "max_model_len": 64, "capture_sizes": "8,20,24", "capture_rows": "1,2"}
     text = {"model": "demo", **common, **sizes}
+    one_model = ["benchmarks/models/nemotron-h-300m", "--jobs", "1"]
     return Scale(
         large=text,
         small=text,
@@ -106,6 +113,7 @@ def toy_scale() -> Scale:
         off_stride=(20, 24),
         arrivals=1,
         max_pixels=4096,
+        compiled={"arguments": ["--engines", "bfloat16", "--capability", "90", "--kernel", "embedding", *one_model]},
         tests={
             "arguments": ["tests/gpu", "--gpu-device", "cpu", "-k", "nemotron_h_dense and (joins or bfloat16 or none)"],
             "workers": 0,
@@ -123,8 +131,9 @@ def make_parts(scale: Scale) -> tuple[Part, ...]:
     in_steps = {**scale.large, "max_num_batched_tokens": max(scale.prefill, 4 * scale.prompt_len)}
     every_image = {**scale.images, "encoder_graph_mode": "always"}
     return (
-        Part("tests", "tests", "tests marked gpu", 150, options=scale.tests),
-        Part("start", "start", "8B: a first start, its memory", 60, scale.large, {"prompt_len": scale.prefill}),
+        Part("compile", "compile", "kernels, compiled by all cores", 40, options=scale.compiled),
+        Part("tests", "tests", "tests marked gpu", 140, options=scale.tests),
+        Part("start", "start", "8B: a first start, its memory", 40, scale.large, {"prompt_len": scale.prefill}),
         Part("decode-8b", "throughput", "8B: prompts and decode steps", 50, scale.large, decode),
         Part("kernels-8b", "profile", "8B: kernels", 40, in_steps, {**kernels, "batch_sizes": scale.kernel_rows}),
         Part("graphs-8b", "graphs", "8B: graphs beside eager steps", 35, scale.large, steps),

@@ -51,6 +51,11 @@ DECODE = (
     Column("predicted", "predicted_seconds", "ms", help="by the plan, of the kernels"),
     Column("transformers", "transformers_seconds", "ms"),
 )
+COMPILED = (
+    Column("Triton", "triton"),
+    Column("launches", "launches", "count"),
+    Column("with findings", lambda data: len(data["findings"])),
+)
 OVERLAP = (
     Column("rows", "rows"),
     Column("overlap off", "off_seconds", "ms"),
@@ -127,6 +132,10 @@ def _tables_of(outcome: Outcome) -> list[Table]:
         case "tests":
             failures = Table((Column("test that failed", "test"), Column("", "reason", is_text=True)), data["failures"])
             return [failures] if data["failures"] else []
+        case "compile":
+            findings = [{"finding": each} for each in data["findings"]]
+            told = Table((Column("finding of the compiler", "finding", is_text=True),), findings)
+            return [Table(COMPILED, [data], title), *([told] if findings else [])]
         case "start":
             return [_memory_table(data, title)]
         case "throughput":

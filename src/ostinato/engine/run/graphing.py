@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 
 from ostinato.engine.run.encoding import write_images
+from ostinato.errors import CapacityError, Remedy
 from ostinato.graphs.buffers import StepBuffers
 from ostinato.graphs.cuda import CudaBackend
 from ostinato.graphs.encoder import EncoderGraphs
@@ -16,6 +18,7 @@ from ostinato.graphs.graphs import Backend, Forward, Graphs, persistent_storages
 from ostinato.graphs.tape import TapeBackend
 from ostinato.models.base import CausalLM
 from ostinato.ops.step import EncoderInputs, LayerMemory
+from ostinato.plan.device.catalogue import DeviceSpec
 from ostinato.plan.encoder.choice import EncoderPlan
 from ostinato.plan.graphs.capture_plan import CapturePlan
 from ostinato.plan.plan import Plan
@@ -23,6 +26,7 @@ from ostinato.plan.vision import VisionSpec
 
 BACKENDS = {"tape": TapeBackend, "cuda": CudaBackend}
 """By the name that a plan has for them."""
+log = logging.getLogger("ostinato.graphs")
 _NO_OTHERS: Mapping[str, torch.Tensor] = {}
 
 
@@ -97,3 +101,28 @@ def make_encoder_graphs(
         lambda: weight_storages(model),
         check_replay=check_replay,
     )
+
+
+class SizeCheck:
+    """Whether graphs take no more than was planned.
+
+    What a tape takes is known to the byte. What torch's pool takes of a GPU is an estimate: there they may take more,
+    as long as it fits into what the plan leaves of the device, and that is logged once.
+    """
+
+    def __init__(self, device: DeviceSpec, available: int) -> None:
+        """`available` bytes of the device may be used as planned."""
+        self._spare = device.memory_bytes - available if device.kind == "cuda" else 0
+        self._told: set[str] = set()
+
+    def __call__(self, what: str, figures: Mapping[str, Any], remedy: Remedy) -> None:
+        """CapacityError with the `remedy` if they take too much."""
+        planned, observed = figures["planned_bytes"], figures["observed_bytes"]
+        if observed <= planned:
+            return
+        found = f"{what} take {observed} bytes, and {planned} were planned for them"
+        if observed > planned + self._spare:
+            raise CapacityError(found, [remedy])
+        if what not in self._told:
+            self._told.add(what)
+            log.warning("%s; they fit into what memory_utilization leaves of the device", found)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -12,11 +12,11 @@ import torch
 
 from ostinato.engine.run.drafting import make_drafting
 from ostinato.engine.run.encoding import Encoding
-from ostinato.engine.run.graphing import make_encoder_graphs, make_graphs
+from ostinato.engine.run.graphing import SizeCheck, make_encoder_graphs, make_graphs
 from ostinato.engine.run.inputs import Drafts, logit_positions, write_step
 from ostinato.engine.run.pooling import pool_rows
 from ostinato.engine.run.together import ForItself, Together
-from ostinato.errors import CapacityError, Remedy
+from ostinato.errors import Remedy
 from ostinato.formats.shortened import shortened
 from ostinato.graphs.encoder import EncoderGraphs
 from ostinato.graphs.graphs import Graphs
@@ -62,6 +62,7 @@ class Runner:
         """
         settings = plan.settings
         self.plan = plan
+        self._check_size = SizeCheck(plan.device, plan.memory.available)
         self._together = together or ForItself()
         self.device = torch.device(settings.device)
         self.block_size = settings.block_size
@@ -181,7 +182,7 @@ class Runner:
         if self.encoder is not None and self.encoder.planned:
             self.encoder.capture_all(progress)
             self.measured["encoder"] = self.encoder.figures()
-            _check_size("the encoder's graphs", self.measured["encoder"], Remedy("encoder_graph_mode", "none"))
+            self._check_size("the encoder's graphs", self.measured["encoder"], Remedy("encoder_graph_mode", "none"))
 
     @property
     def takes_images(self) -> bool:
@@ -205,7 +206,7 @@ class Runner:
     def _check_graphs(self) -> dict[str, Any]:
         """The figures of the graphs captured so far. CapacityError if they take more than was planned for all."""
         figures = self.graph_figures()
-        _check_size("the graphs", figures, Remedy("graph_mode", "none"))
+        self._check_size("the graphs", figures, Remedy("graph_mode", "none"))
         return figures
 
     def _all_graphs(self) -> list[Graphs]:
@@ -260,12 +261,6 @@ def _explain_bus_errors(plan: Plan, directories: Sequence[Path]) -> None:
     if isa is not None and directories and any(choice.implementation == "native" for choice in kernels):
         models = " or ".join(str(each) for each in directories)
         load_extension(isa).explain_bus_error(f"ModelError: {shortened(models)}\n")
-
-
-def _check_size(what: str, figures: Mapping[str, Any], remedy: Remedy) -> None:
-    planned, observed = figures["planned_bytes"], figures["observed_bytes"]
-    if observed > planned:
-        raise CapacityError(f"{what} take {observed} bytes, and {planned} were planned for them", [remedy])
 
 
 def allocate_memory(spec: ModelSpec, plan: Plan, device: torch.device) -> list[LayerMemory]:

@@ -13,21 +13,33 @@ MAX_SEGMENTS = 16
 LEAST_SEGMENT = 128
 """Keys, so that combining segments costs little beside them."""
 
+MOST_COMBINED = 256
+"""Elements of a head whose segments a program combines."""
+
 # Query rows of a tile at most, keys at a time, warps, stages: by bytes of an element and width of a head. float32 is
-# multiplied in three parts, which takes registers.
+# multiplied in three parts, which takes registers. Heads of more than 512 elements have a rest beside the first 512.
 TILES = {
     (2, 64): (64, 32, 4, 2),
     (2, 128): (64, 32, 4, 2),
     (2, 256): (64, 32, 8, 2),
-    (4, 64): (32, 32, 4, 2),
+    (2, 512): (32, 16, 8, 2),
+    (4, 64): (32, 32, 4, 1),
     (4, 128): (16, 16, 8, 1),
     (4, 256): (16, 16, 8, 1),
+    (4, 512): (32, 16, 8, 1),
 }
 
+PARTS = {(4, 128): 64, (4, 256): 64, (4, 512): 32}
+"""Elements of keys that are multiplied at a time, where that is not all of them."""
+
 # The same where a product reads its operands from shared memory and takes no registers for them.
-WIDE_TILES = TILES | {(2, 64): (64, 64, 4, 2), (2, 128): (64, 64, 4, 2)}
-MOST_HEAD_DIM = max(width for _, width in TILES)
-"""Elements of a head that a tile holds at the most."""
+WIDE_TILES = TILES | {(2, 64): (64, 64, 4, 2), (2, 128): (64, 64, 4, 2), (2, 512): (32, 32, 8, 2)}
+MOST_WIDTH = max(width for _, width in TILES)
+MOST_REST = 64
+"""Elements of a head behind the first `MOST_WIDTH`, in a tile of their own: as latents have a part that heads share."""
+
+MOST_HEAD_DIM = MOST_WIDTH + MOST_REST
+"""Elements of a head that the tiles hold at the most."""
 
 READS_SHARED_MEMORY = (90, 100)
 """Compute capabilities."""
@@ -49,7 +61,8 @@ def attention(
     """A step of `rows` rows of up to `max_context` tokens: as many keys as their block tables have room for; of these a
     token sees those in its `window`."""
     group = num_heads // num_kv_heads
-    width = power_of_two(head_dim, least=16)
+    width = power_of_two(head_dim, least=16, most=MOST_WIDTH)
+    rest = power_of_two(head_dim - width, least=16) if head_dim > width else 0
     most, keys, warps, stages = _tile(width, element_bytes, capability)
     of_row = -(-tokens // max(rows, 1)) * group
     # A token's query heads share a tile, however many they are.
@@ -59,9 +72,11 @@ def attention(
         wanted = min(PROGRAMS // (max(rows, 1) * num_kv_heads), seen // LEAST_SEGMENT, MAX_SEGMENTS)
         segments = power_of_two(max(wanted, 1) + 1) // 2
     head = {"HEAD_DIM": head_dim, "WIDTH": width, "SEGMENTS": segments}
-    blocks = {"GROUP": group, "BLOCK_SIZE": block_size, "ROWS": tile_rows, "KEYS": keys, "SPAN": SPAN}
+    blocks = {"REST": rest, "PART": PARTS.get((element_bytes, width), 0), "GROUP": group, "BLOCK_SIZE": block_size}
+    blocks |= {"ROWS": tile_rows, "KEYS": keys, "SPAN": SPAN}
     launches = (Launch("attend", head | blocks, num_warps=warps, num_stages=stages),)
-    return launches if segments == 1 else (*launches, Launch("combine", head, num_warps=2))
+    at_once = head | {"WIDTH": min(width, MOST_COMBINED)}
+    return launches if segments == 1 else (*launches, Launch("combine", at_once, num_warps=2))
 
 
 def segments_of(launches: tuple[Launch, ...]) -> int:
@@ -78,4 +93,4 @@ def encoder_attention(*, head_dim: int, element_bytes: int, capability: int) -> 
 
 def _tile(width: int, element_bytes: int, capability: int) -> tuple[int, int, int, int]:
     tiles = WIDE_TILES if capability in READS_SHARED_MEMORY else TILES
-    return tiles[element_bytes, power_of_two(width, least=64, most=256)]
+    return tiles[element_bytes, power_of_two(width, least=64)]

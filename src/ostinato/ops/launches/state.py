@@ -7,6 +7,7 @@ been seen to write NaN into other memory.
 from __future__ import annotations
 
 from ostinato.ops.launches.table import Launch, power_of_two
+from ostinato.ops.launches.tiles import SPAN
 from ostinato.ops.sizes import SCAN_CHUNK, chunk_length
 
 FEW_PROGRAMS = 4096
@@ -16,6 +17,9 @@ CONV_TOKENS = 8
 """Of a prompt, in a program of the convolution."""
 
 CONV_CHANNELS = 256
+
+MOST_TAPS = 5
+"""Of a convolution: the four inputs before a token stay in registers."""
 
 DELTA_TOKENS = 16
 """Of a prompt, in a chunk of a delta net's scan. Checkpoints are at multiples of 16, so that each is behind a chunk."""
@@ -60,7 +64,7 @@ def causal_conv1d(*, channels: int, capability: int) -> tuple[Launch, ...]:
     warps = power_of_two(block // 128)
     return (
         Launch("conv_decode_kernel", {"CHANNELS": block}, warps),
-        Launch("conv_prefill_kernel", {"CHANNELS": block, "TOKENS": CONV_TOKENS}, warps),
+        Launch("conv_prefill_kernel", {"CHANNELS": block, "TOKENS": CONV_TOKENS, "SPAN": SPAN}, warps),
         Launch("conv_states_kernel", {"CHANNELS": block}, warps),
     )
 
@@ -100,6 +104,6 @@ def delta_scan(*, key_dim: int, value_dim: int, element_bytes: int, capability: 
     of_chunk = chunk | {"COLUMNS": power_of_two(value_dim, least=LEAST_DOT, most=64)}
     of_row = chunk | {"COLUMNS": LEAST_DOT}
     return (
-        Launch("delta_chunk_kernel", of_chunk, num_warps=4, num_stages=1),
+        Launch("delta_chunk_kernel", of_chunk | {"SPAN": SPAN}, num_warps=4, num_stages=1),
         Launch("delta_scan_kernel", of_row, num_warps=8 if element_bytes == 4 else 4, num_stages=1),
     )

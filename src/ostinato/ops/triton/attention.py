@@ -8,6 +8,7 @@ import triton
 import triton.language as tl
 
 from ostinato.ops.launches import attention as launches
+from ostinato.ops.launches.table import cdiv
 from ostinato.ops.launches.tiles import num_tiles
 from ostinato.ops.triton import launcher
 from ostinato.ops.triton.launcher import dot_operand, to_dtype
@@ -21,6 +22,22 @@ LOG2_E = 1.4426950408889634
 
 
 @triton.jit
+def columns(start, WIDTH: tl.constexpr, HEAD_DIM: tl.constexpr):
+    """`WIDTH` elements of a head from `start` on -> (their numbers, which of them there are)."""
+    column = start + tl.arange(0, WIDTH)
+    return column, column < HEAD_DIM
+
+
+@triton.jit
+def kept_operand(kept, dtype: tl.constexpr):
+    """What the cache keeps, as an operand of `tl.dot` beside one of `dtype`. Integers are exact in all float types;
+    the interpreter makes bfloat16 of float32 alone."""
+    if kept.dtype == tl.int8:
+        kept = to_dtype(kept.to(tl.float32), dtype)
+    return dot_operand(kept)
+
+
+@triton.jit(do_not_specialize=["window", "tokens", "rows"])
 def attend(
     q,
     k_cache,
@@ -53,6 +70,8 @@ def attend(
     GROUP: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     WIDTH: tl.constexpr,
+    REST: tl.constexpr,
+    PART: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     SEGMENTS: tl.constexpr,
     ROWS: tl.constexpr,
@@ -64,10 +83,15 @@ def attend(
     `out` [tokens, heads, head_dim], or with segments [tokens, heads, SEGMENTS, head_dim] float32, not yet divided by
     `sums` and as if 2 to the power of `maxima` were 1; both [tokens, heads, SEGMENTS]. Keys and values that are
     integers are multiplied as such: a key's scale multiplies its score, a value's its weight.
+
+    A head's first `WIDTH` elements, a power of two, are one operand; those behind them, if there are any, another of
+    `REST` elements. With `PART`, keys are multiplied so many elements at a time, by queries that are read again: where
+    whole ones need more registers than there are.
     """
     kv_head = tl.program_id(1)
     segment = tl.program_id(2)
     TILE: tl.constexpr = ROWS // GROUP
+    DTYPE: tl.constexpr = q.dtype.element_ty
     row, first_token, end = find_tile(row_starts, rows, tokens, tl.program_id(0), TILE, SPAN)
     if first_token < end:
         is_row = row < rows
@@ -81,14 +105,16 @@ def attend(
         is_token = (place < TILE * GROUP) & (token < end)
         at = position + token - start
         attends = is_token & (at < kv_len)
-        column = tl.arange(0, WIDTH)
-        in_head = column < HEAD_DIM
-        query = tl.load(
-            q + token[:, None] * q_token + head[:, None] * q_head + column[None, :],
-            mask=attends[:, None] & in_head[None, :],
-            other=0.0,
-        )
-        query = dot_operand(query)
+        column, in_head = columns(0, WIDTH, HEAD_DIM)
+        from_q = q + (token.to(tl.int64) * q_token + head * q_head)[:, None]
+        if PART == 0:
+            query = tl.load(from_q + column[None, :], mask=attends[:, None] & in_head[None, :], other=0.0)
+            query = dot_operand(query)
+        if REST > 0:
+            further, in_rest = columns(WIDTH, REST, HEAD_DIM)
+        if REST > 0 and PART == 0:
+            query_rest = tl.load(from_q + further[None, :], mask=attends[:, None] & in_rest[None, :], other=0.0)
+            query_rest = dot_operand(query_rest)
         # The row's keys, in whole tiles, cut into equal segments; no token of the tile sees those behind its last one,
         # nor those before its first one's window.
         earliest = tl.maximum(first_key, position + first_token - start - window + 1)
@@ -100,28 +126,31 @@ def attend(
         best = tl.full([ROWS], float("-inf"), tl.float32)
         total = tl.zeros([ROWS], tl.float32)
         values_sum = tl.zeros([ROWS, WIDTH], tl.float32)
+        rest_sum = tl.zeros([ROWS, REST if REST > 0 else 1], tl.float32)
         table = block_tables + of_row * table_row
         for base in range(begin, last, KEYS):
             key = base + tl.arange(0, KEYS)
             is_key = (key >= earliest) & (key < last)
             block = tl.load(table + key // BLOCK_SIZE, mask=is_key, other=0).to(tl.int64)
             cell = key % BLOCK_SIZE
-            keys = tl.load(
-                k_cache + (block * key_block + cell * key_cell + kv_head * key_head)[None, :] + column[:, None],
-                mask=is_key[None, :] & in_head[:, None],
-                other=0.0,
-            )
-            values = tl.load(
-                v_cache + (block * value_block + cell * value_cell + kv_head * value_head)[:, None] + column[None, :],
-                mask=is_key[:, None] & in_head[None, :],
-                other=0.0,
-            )
-            if k_scales is not None:
-                # Integers are exact in every float type; the interpreter makes bfloat16 of float32 alone.
-                keys = to_dtype(keys.to(tl.float32), q.dtype.element_ty)
-                values = to_dtype(values.to(tl.float32), q.dtype.element_ty)
-            values = dot_operand(values)
-            score = tl.dot(query, dot_operand(keys), input_precision="tf32x3") * scale
+            from_keys = k_cache + (block * key_block + cell * key_cell + kv_head * key_head)[None, :]
+            from_values = v_cache + (block * value_block + cell * value_cell + kv_head * value_head)[:, None]
+            if PART == 0:
+                keys = tl.load(from_keys + column[:, None], mask=is_key[None, :] & in_head[:, None], other=0.0)
+                score = tl.dot(query, kept_operand(keys, DTYPE), input_precision="tf32x3")
+            else:
+                score = tl.zeros([ROWS, KEYS], tl.float32)
+                for piece in range(0, HEAD_DIM, PART):
+                    part, in_part = columns(piece, PART, HEAD_DIM)
+                    query = tl.load(from_q + part[None, :], mask=attends[:, None] & in_part[None, :], other=0.0)
+                    keys = tl.load(from_keys + part[:, None], mask=is_key[None, :] & in_part[:, None], other=0.0)
+                    score = tl.dot(dot_operand(query), kept_operand(keys, DTYPE), score, input_precision="tf32x3")
+            values = tl.load(from_values + column[None, :], mask=is_key[:, None] & in_head[None, :], other=0.0)
+            values = kept_operand(values, DTYPE)
+            if REST > 0 and PART == 0:
+                keys_rest = tl.load(from_keys + further[:, None], mask=is_key[None, :] & in_rest[:, None], other=0.0)
+                score = tl.dot(query_rest, kept_operand(keys_rest, DTYPE), score, input_precision="tf32x3")
+            score = score * scale
             if k_scales is not None:
                 of_head = (block * BLOCK_SIZE + cell) * kv_heads + kv_head
                 score *= tl.load(k_scales + of_head, mask=is_key, other=0.0)[None, :]
@@ -134,33 +163,48 @@ def attend(
             weight = tl.exp2(score - shift[:, None])
             fade = tl.exp2(best - shift)
             total = total * fade + tl.sum(weight, 1)
-            values_sum = values_sum * fade[:, None]
             if v_scales is not None:
                 weight *= tl.load(v_scales + of_head, mask=is_key, other=0.0)[None, :]
-            values_sum = tl.dot(to_dtype(weight, values.dtype), values, values_sum, input_precision="tf32x3")
+            weight = to_dtype(weight, values.dtype)
+            values_sum = tl.dot(weight, values, values_sum * fade[:, None], input_precision="tf32x3")
+            if REST > 0:
+                rest = tl.load(from_values + further[None, :], mask=is_key[:, None] & in_rest[None, :], other=0.0)
+                rest_sum = tl.dot(weight, kept_operand(rest, DTYPE), rest_sum * fade[:, None], input_precision="tf32x3")
             best = better
-        flat = token.to(tl.int64) * heads + head
+        # Results lie side by side: only the tile's place among them needs 64 bits.
+        first = (first_token.to(tl.int64) * heads + kv_head * GROUP) * SEGMENTS + segment
+        behind = (place // GROUP * heads + place % GROUP) * SEGMENTS
+        to = out + first * HEAD_DIM + behind[:, None] * HEAD_DIM
         if SEGMENTS == 1:
-            result = tl.where((total > 0)[:, None], values_sum / tl.where(total > 0, total, 1.0)[:, None], 0.0)
-            # NaN among a token's own keys must not look like no keys at all.
-            result = tl.where((total != total)[:, None], float("nan"), result)
-            where = out + flat[:, None] * HEAD_DIM + column[None, :]
-            tl.store(where, to_dtype(result, out.dtype.element_ty), mask=is_token[:, None] & in_head[None, :])
+            result = to_dtype(divided(values_sum, total), out.dtype.element_ty)
+            tl.store(to + column[None, :], result, mask=is_token[:, None] & in_head[None, :])
+            if REST > 0:
+                result_rest = to_dtype(divided(rest_sum, total), out.dtype.element_ty)
+                tl.store(to + further[None, :], result_rest, mask=is_token[:, None] & in_rest[None, :])
         else:
-            part = flat * SEGMENTS + segment
-            tl.store(maxima + part, best, mask=is_token)
-            tl.store(sums + part, total, mask=is_token)
-            where = out + part[:, None] * HEAD_DIM + column[None, :]
-            tl.store(where, values_sum, mask=(is_token & (best > float("-inf")))[:, None] & in_head[None, :])
+            tl.store(maxima + first + behind, best, mask=is_token)
+            tl.store(sums + first + behind, total, mask=is_token)
+            has_keys = (is_token & (best > float("-inf")))[:, None]
+            tl.store(to + column[None, :], values_sum, mask=has_keys & in_head[None, :])
+            if REST > 0:
+                tl.store(to + further[None, :], rest_sum, mask=has_keys & in_rest[None, :])
+
+
+@triton.jit
+def divided(sums, total):
+    """`sums` over each row's `total`, zeros where there are no keys; NaN among a token's own keys must not look like
+    none at all."""
+    found = tl.where((total > 0)[:, None], sums / tl.where(total > 0, total, 1.0)[:, None], 0.0)
+    return tl.where((total != total)[:, None], float("nan"), found)
 
 
 @triton.jit
 def combine(parts, maxima, sums, out, HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr, SEGMENTS: tl.constexpr):
-    """One token's head: its segments as one. A segment without a key that it sees has a maximum of -inf and is not
-    read."""
+    """A part of one token's head: its segments as one. A segment without a key that it sees has a maximum of -inf and
+    is not read."""
     flat = tl.program_id(0).to(tl.int64)
     segment = tl.arange(0, SEGMENTS)
-    column = tl.arange(0, WIDTH)
+    column = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
     best = tl.load(maxima + flat * SEGMENTS + segment)
     total = tl.load(sums + flat * SEGMENTS + segment)
     seen = (best > float("-inf")) | (total != total)
@@ -249,5 +293,6 @@ def attention(
         kv_heads=kv_heads,
     )
     if segments > 1:
-        launcher.run(combine, (tokens * heads,), found[1], parts=parts, maxima=maxima, sums=sums, out=out)
+        grid = (tokens * heads, cdiv(head_dim, found[1].blocks["WIDTH"]))
+        launcher.run(combine, grid, found[1], parts=parts, maxima=maxima, sums=sums, out=out)
     return out

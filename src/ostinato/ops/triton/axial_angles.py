@@ -31,7 +31,7 @@ def sine_cosine(angle):
     return sine.to(tl.float32), cosine.to(tl.float32)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["tokens"])
 def write_angles(
     positions,
     axes,

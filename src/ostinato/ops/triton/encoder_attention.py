@@ -17,7 +17,7 @@ from ostinato.ops.triton.launcher import dot_operand, to_dtype
 from ostinato.ops.triton.tiles import find_tile
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["patches", "segments"])
 def attend_in_segment(
     q,
     k,
@@ -52,7 +52,7 @@ def attend_in_segment(
         in_head = column < HEAD_DIM
         is_patch = patch < last
         query = tl.load(
-            q + patch[:, None] * q_patch + head * q_head + column[None, :],
+            q + patch.to(tl.int64)[:, None] * q_patch + head * q_head + column[None, :],
             mask=is_patch[:, None] & in_head[None, :],
             other=0.0,
         )
@@ -63,6 +63,7 @@ def attend_in_segment(
         for base in range(begin, last, KEYS):
             key = base + tl.arange(0, KEYS)
             is_key = key < last
+            key = key.to(tl.int64)
             keys = tl.load(
                 k + key[None, :] * k_patch + head * k_head + column[:, None],
                 mask=is_key[None, :] & in_head[:, None],

@@ -12,7 +12,7 @@ from ostinato.ops.triton import launcher
 from ostinato.ops.triton.launcher import to_dtype
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def gated_rms_norm_kernel(
     x,
     gate,

@@ -12,7 +12,7 @@ from ostinato.ops.triton import launcher
 from ostinato.ops.triton.launcher import to_dtype
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["row"])
 def inject_media_kernel(
     x, media_cells, media, row, media_rows, size, stride_x, ADDS: tl.constexpr, COLUMNS: tl.constexpr
 ):

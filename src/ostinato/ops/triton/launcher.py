@@ -28,6 +28,9 @@ from ostinato.ops.launches.table import Launch
 ASSUMED_CAPABILITY = 90
 """Where there is no GPU: in the interpreter, and on tensors without memory."""
 
+MOST_BLOCKS = 65535
+"""Of a grid's second and third dimension."""
+
 INTERPRETED = bool(triton.knobs.runtime.interpret)
 """Whether kernels run on the CPU, in Triton's interpreter."""
 
@@ -35,9 +38,10 @@ IS_INTERPRETED = tl.constexpr(INTERPRETED)
 
 
 def run(kernel: Any, grid: tuple[int, ...], launch: Launch, **arguments: Any) -> None:
-    """Starts `kernel` as `launch` says, on `grid` blocks (the first number may be large, others at most 65535).
+    """Starts `kernel` as `launch` says, on `grid` blocks (the first number may be large, others at most `MOST_BLOCKS`).
     `arguments` are all of the kernel's but the blocks of `launch`. An empty grid starts nothing."""
     assert kernel.__name__ == launch.kernel, f"{kernel.__name__} is started by the launch of {launch.kernel}"
+    assert max(grid[1:], default=0) <= MOST_BLOCKS, f"{launch.kernel} has a grid of {grid}"
     if 0 not in grid:
         options = {"num_warps": launch.num_warps, "num_stages": launch.num_stages, "enable_fp_fusion": True}
         kernel[grid](**arguments, **launch.blocks, **options)
@@ -46,6 +50,12 @@ def run(kernel: Any, grid: tuple[int, ...], launch: Launch, **arguments: Any) ->
 def capability(tensor: torch.Tensor) -> int:
     """The compute capability of the GPU that holds `tensor`, 90 for 9.0."""
     return _capability(tensor.device.index) if tensor.is_cuda else ASSUMED_CAPABILITY
+
+
+def sent(values: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """`values` of the CPU's memory on `device`, without waiting. A copy of what is not pinned would wait until the
+    device has done all that it was asked for."""
+    return (values.pin_memory() if device.type == "cuda" else values).to(device, non_blocking=True)
 
 
 @lru_cache

@@ -12,7 +12,7 @@ from ostinato.ops.triton import launcher
 from ostinato.ops.triton.launcher import to_dtype
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def layer_norm_kernel(x, weight, bias, out, eps, rows, stride_x, size, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     column = tl.arange(0, COLUMNS)

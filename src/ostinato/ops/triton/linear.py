@@ -19,7 +19,7 @@ from ostinato.ops.triton.launcher import to_dtype
 from ostinato.ops.triton.products import product
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["tokens"])
 def quantized_product(
     x,
     weight,

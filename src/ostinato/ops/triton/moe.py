@@ -22,7 +22,7 @@ from ostinato.ops.triton.products import product
 from ostinato.ops.triton.tiles import find_tile
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["count"])
 def sort_choices(choices, order, starts, count, experts, TOP_K: tl.constexpr, BLOCK: tl.constexpr):
     """One expert: its choices, in ascending order, into `order` behind those of the experts before it. Their number
     goes to `starts` [experts + 1]."""
@@ -44,7 +44,7 @@ def sort_choices(choices, order, starts, count, experts, TOP_K: tl.constexpr, BL
         before += tl.sum(is_own, 0)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["choices"])
 def expert_product(
     x,
     order,

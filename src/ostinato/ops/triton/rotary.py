@@ -14,7 +14,7 @@ from ostinato.ops.triton.integers import larger, rounded, scale_of
 from ostinato.ops.triton.rotate import rotate_heads
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["tokens"])
 def rotate_and_store(
     q,
     k,

@@ -79,7 +79,7 @@ def rotate_heads(
         tl.store(out + to_head + behind[None, :], rest, mask=is_rest)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["tokens"])
 def rotate_tokens(
     x,
     out,

@@ -12,7 +12,7 @@ from ostinato.ops.triton import launcher
 from ostinato.ops.triton.products import product
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["tokens"])
 def score_experts(
     x,
     weight,

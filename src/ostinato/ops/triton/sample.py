@@ -189,7 +189,7 @@ def sample(
     temperature, top_k, top_p, min_p = settings.unbind(1)
     scaled = torch.where(temperature == 0, 0, temperature.clamp(MIN_TEMPERATURE, MAX_TEMPERATURE))
     least = torch.where(min_p > 0, min_p, 0).log()
-    numbers = torch.stack((scaled, top_k, least), dim=1).float().to(device, non_blocking=True)
+    numbers = launcher.sent(torch.stack((scaled, top_k, least), dim=1).float(), device)
     thresholds = torch.empty_like(row_best)
     launcher.run(
         find_thresholds,
@@ -197,7 +197,7 @@ def sample(
         search,
         logits=logits,
         settings=numbers,
-        top_p=top_p.contiguous().to(device, non_blocking=True),
+        top_p=launcher.sent(top_p.contiguous(), device),
         row_best=row_best,
         thresholds=thresholds,
         vocab_size=vocab_size,
@@ -205,5 +205,5 @@ def sample(
         HAS_TOP_K=bool(((top_k > 0) & (top_k < vocab_size)).any()),
         HAS_TOP_P=bool((top_p < 1).any()),
     )
-    find_best(settings=numbers, keys=keys.to(device, non_blocking=True), row_best=row_best, thresholds=thresholds)
+    find_best(settings=numbers, keys=launcher.sent(keys, device), row_best=row_best, thresholds=thresholds)
     return tokens

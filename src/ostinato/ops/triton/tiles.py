@@ -13,14 +13,22 @@ import triton.language as tl
 
 
 @triton.jit
+def owner_of(index, starts, count, base, TILE: tl.constexpr, EXTRA: tl.constexpr, SPAN: tl.constexpr):
+    """The last of `count` rows whose first tile's number, `(start - base) // TILE` and `EXTRA` for each row before it,
+    is at most `index`."""
+    row = -1
+    for first in range(0, count, SPAN):
+        each = first + tl.arange(0, SPAN)
+        start = tl.load(starts + each, mask=each < count, other=0)
+        row += tl.sum(((each < count) & ((start - base) // TILE + EXTRA * each <= index)).to(tl.int32))
+    return row
+
+
+@triton.jit
 def find_tile(starts, rows, tokens, index, TILE: tl.constexpr, SPAN: tl.constexpr):
     """-> (row, first token, end) of tile `index`: it has the tokens from the first to `end`, which may be none, but no
     more than `TILE`. `row` is `rows` for the tokens behind the last one."""
-    row = -1
-    for base in range(0, rows + 1, SPAN):
-        each = base + tl.arange(0, SPAN)
-        start = tl.load(starts + each, mask=each <= rows, other=0)
-        row += tl.sum(((each <= rows) & (start // TILE + each <= index)).to(tl.int32))
+    row = owner_of(index, starts, rows + 1, 0, TILE, 1, SPAN)
     start = tl.load(starts + row)
     end = tl.where(row < rows, tl.load(starts + tl.minimum(row + 1, rows)), tokens)
     first = start + (index - start // TILE - row) * TILE

@@ -40,7 +40,7 @@ def detect(device: str = "auto", root: Path = Path("/"), environ: Mapping[str, s
     gpu = None if device == "cpu" else _detect_gpu(root, environ)
     usable = _torch_supports_cuda()
     if gpu is not None and usable:
-        return replace(gpu, triton=detect_triton(gpu.capability))
+        return replace(gpu, triton=detect_triton(gpu.capability, environ))
     if device == "cuda":
         reason = "torch is built for the CPU only" if gpu is not None else "no NVIDIA GPU was found"
         raise ConfigError(f"device cuda cannot be used: {reason}; set device to cpu or auto")

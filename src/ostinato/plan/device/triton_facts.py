@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import shutil
+import sysconfig
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import metadata
+from pathlib import Path
 
 LEAST_CAPABILITY = 80
 """The first with bfloat16."""
@@ -26,7 +30,7 @@ BROUGHT_BY_TORCH = TritonFacts(True, "torch for CUDA brings Triton")
 """Of a GPU that need not be here."""
 
 
-def detect_triton(capability: int | None) -> TritonFacts:
+def detect_triton(capability: int | None, environ: Mapping[str, str]) -> TritonFacts:
     """Of a GPU of this machine: what is installed, and whether the GPU is new enough."""
     if capability is not None and capability < LEAST_CAPABILITY:
         return TritonFacts(
@@ -38,4 +42,16 @@ def detect_triton(capability: int | None) -> TritonFacts:
         return TritonFacts(False, "Triton is not installed: pip install triton")
     if tuple(int(part) for part in version.split(".")[:2]) < LEAST_VERSION:
         return TritonFacts(False, f"Triton {version} is installed, and kernels need 3.5: pip install -U triton")
+    lacking = missing_for_launcher(environ)
+    if lacking is not None:
+        return TritonFacts(False, f"Triton builds its launcher when it starts, and there is no {lacking}")
     return TritonFacts(True, f"Triton {version} is installed")
+
+
+def missing_for_launcher(environ: Mapping[str, str]) -> str | None:
+    """What lacks of that with which Triton compiles the C code that starts kernels, and how to get it."""
+    path = environ.get("PATH")
+    if "CC" not in environ and not any(shutil.which(name, path=path) for name in ("gcc", "clang")):
+        return "C compiler: apt install gcc, or set CC"
+    headers = Path(sysconfig.get_paths()["include"]) / "Python.h"
+    return None if headers.exists() else f"{headers}: apt install python3-dev"

@@ -14,13 +14,10 @@ import triton
 import triton.language as tl
 
 from ostinato.ops.launches import state as launches
-from ostinato.ops.launches.table import cdiv, power_of_two
+from ostinato.ops.launches.table import cdiv
 from ostinato.ops.triton import launcher
 from ostinato.ops.triton.launcher import spread, to_dtype
-from ostinato.ops.triton.state.ragged import checkpoint_table, segment_of
-
-WIDEST = 5
-"""Taps: the four inputs before a token stay in registers."""
+from ostinato.ops.triton.state.ragged import ROW_INPUTS, checkpoint_table, segment_of
 
 
 @triton.jit
@@ -136,7 +133,7 @@ def input_before(x, states, slot, at, start, kept, stride_x, channel, inside, ch
     return tl.where(back <= 0, given, tl.load(states + place, mask=is_kept, other=0.0))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"], do_not_specialize_on_alignment=ROW_INPUTS)
 def conv_prefill_kernel(
     x,
     weight,
@@ -151,11 +148,11 @@ def conv_prefill_kernel(
     WIDTH: tl.constexpr,
     SHIFTS: tl.constexpr,
     SILU: tl.constexpr,
-    ROWS: tl.constexpr,
     TOKENS: tl.constexpr,
+    SPAN: tl.constexpr,
     CHANNELS: tl.constexpr,
 ):
-    row, token = segment_of(tl.program_id(0), row_starts, rows, ROWS, TOKENS)
+    row, token = segment_of(tl.program_id(0), row_starts, rows, TOKENS, SPAN)
     start, end = tl.load(row_starts + row), tl.load(row_starts + row + 1)
     if token < end:
         channel = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
@@ -183,7 +180,7 @@ def conv_prefill_kernel(
             p1 = now
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"], do_not_specialize_on_alignment=ROW_INPUTS)
 def conv_states_kernel(
     x,
     states,
@@ -256,7 +253,7 @@ def convolve(
     """As `causal_conv1d`; without a weight the shift by one token."""
     channels = x.shape[1]
     width = states.shape[1] + 1
-    assert 2 <= width <= WIDEST, f"a convolution of {width} taps; the kernels have 2 to {WIDEST}"
+    assert 2 <= width <= launches.MOST_TAPS, f"a convolution of {width} taps"
     assert states.dtype == x.dtype, "states keep inputs as they are"
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     decode, prefill, of_states = launches.causal_conv1d(channels=channels, capability=launcher.capability(x))
@@ -291,7 +288,6 @@ def convolve(
         read_slots=reads,
         out=out,
         rows=rows,
-        ROWS=power_of_two(rows),
     )
     table, _ = checkpoint_table(checkpoints, num_decode_rows, rows, x.device)
     launcher.run(

@@ -25,15 +25,15 @@ import triton
 import triton.language as tl
 
 from ostinato.ops.launches import state as launches
-from ostinato.ops.launches.table import cdiv, power_of_two
+from ostinato.ops.launches.table import cdiv
 from ostinato.ops.triton import launcher
 from ostinato.ops.triton.launcher import spread, to_dtype
 from ostinato.ops.triton.state.delta_update import beta_of, log_decay, unit
-from ostinato.ops.triton.state.ragged import checkpoint_table, chunk_of, first_chunk
+from ostinato.ops.triton.state.ragged import ROW_INPUTS, checkpoint_table, chunk_of, first_chunk
 from ostinato.ops.triton.state.ssd_scan import decay_of
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"], do_not_specialize_on_alignment=ROW_INPUTS)
 def delta_chunk_kernel(
     q,
     k,
@@ -66,7 +66,7 @@ def delta_chunk_kernel(
     stride_work_head,
     PER_CHANNEL: tl.constexpr,
     PRECISION: tl.constexpr,
-    ROWS: tl.constexpr,
+    SPAN: tl.constexpr,
     TOKENS: tl.constexpr,
     KEYS: tl.constexpr,
     COLUMNS: tl.constexpr,
@@ -75,7 +75,7 @@ def delta_chunk_kernel(
     1 or key_dim] E, as its exponential."""
     index, head = tl.program_id(0), tl.program_id(1)
     heads = tl.num_programs(1)
-    _, token, stop = chunk_of(index, row_starts, start_positions, rows, ROWS, TOKENS)
+    _, token, stop = chunk_of(index, row_starts, start_positions, rows, TOKENS, SPAN)
     if token < stop:
         count = stop - token
         key_head = (head // heads_per_key) % key_heads
@@ -158,7 +158,7 @@ def delta_chunk_kernel(
             tl.store(to_work[:, None] + 3 * key_dim + column[None, :], added, mask=is_value)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"], do_not_specialize_on_alignment=ROW_INPUTS)
 def delta_scan_kernel(
     work,
     ends,
@@ -302,7 +302,6 @@ def delta_scan(
         stride_a_head=a.stride(1),
         stride_b=b.stride(0),
         PRECISION="tf32x3" if is_float32 else "tf32",
-        ROWS=power_of_two(rows),
         **shared,
     )
     table, _ = checkpoint_table(checkpoints, 0, rows, v.device)

@@ -9,20 +9,24 @@ import torch
 import triton
 import triton.language as tl
 
+from ostinato.ops.triton.launcher import sent
+from ostinato.ops.triton.tiles import owner_of
+
+ROW_INPUTS = ("row_starts", "start_positions", "read_slots", "write_slots")
+"""Inputs with an entry per row. Those of prompts begin behind those of decode rows, in another place in each step: a
+kernel must not be compiled for where."""
+
 
 @triton.jit
-def segment_of(index, row_starts, rows, ROWS: tl.constexpr, TOKENS: tl.constexpr):
+def segment_of(index, row_starts, rows, TOKENS: tl.constexpr, SPAN: tl.constexpr):
     """Rows are cut into segments of `TOKENS` tokens, each from its own begin: -> (row, first token) of a segment, the
     token being at or behind the row's end where `index` is one too many.
 
     Row r's segments begin with number `start // TOKENS + r`. So `tokens // TOKENS + rows` programs are enough, whatever
-    the lengths, and the host need not know them. `ROWS` is a power of two from `rows` on.
+    the lengths, and the host need not know them.
     """
-    row = tl.arange(0, ROWS)
-    starts = tl.load(row_starts + row, mask=row < rows, other=0)
     base = tl.load(row_starts)  # rows may begin behind others'
-    begins = (starts - base) // TOKENS + row
-    own = tl.sum(((begins <= index) & (row < rows)).to(tl.int32), axis=0) - 1
+    own = owner_of(index, row_starts, rows, base, TOKENS, 1, SPAN)
     start = tl.load(row_starts + own)
     return own, start + (index - (start - base) // TOKENS - own) * TOKENS
 
@@ -35,13 +39,10 @@ def first_chunk(row, start, base, TOKENS: tl.constexpr):
 
 
 @triton.jit
-def chunk_of(index, row_starts, start_positions, rows, ROWS: tl.constexpr, TOKENS: tl.constexpr):
-    """-> (row, first token, end) of a chunk, whose tokens may be none. `ROWS` is a power of two from `rows` on."""
-    row = tl.arange(0, ROWS)
-    starts = tl.load(row_starts + row, mask=row < rows, other=0)
+def chunk_of(index, row_starts, start_positions, rows, TOKENS: tl.constexpr, SPAN: tl.constexpr):
+    """-> (row, first token, end) of a chunk, whose tokens may be none."""
     base = tl.load(row_starts)  # rows may begin behind others'
-    begins = first_chunk(row, starts, base, TOKENS)
-    own = tl.sum(((begins <= index) & (row < rows)).to(tl.int32), axis=0) - 1
+    own = owner_of(index, row_starts, rows, base, TOKENS, 2, SPAN)
     start, end = tl.load(row_starts + own), tl.load(row_starts + own + 1)
     before = tl.load(start_positions + own) % TOKENS  # tokens of the first chunk that came earlier
     first = start - before + (index - first_chunk(own, start, base, TOKENS)) * TOKENS
@@ -66,4 +67,4 @@ def _table(
     ordered = sorted(checkpoints)
     begins = [sum(row - first_row < r for row, _, _ in ordered) for r in range(rows + 1)]
     places = [place for _, offset, slot in ordered for place in (offset, slot)]
-    return torch.tensor(begins + places, dtype=torch.int32).to(device)
+    return sent(torch.tensor(begins + places, dtype=torch.int32), device)

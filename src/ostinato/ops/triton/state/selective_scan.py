@@ -16,12 +16,12 @@ from ostinato.ops.launches import state as launches
 from ostinato.ops.launches.table import cdiv
 from ostinato.ops.triton import launcher
 from ostinato.ops.triton.launcher import spread, to_dtype
-from ostinato.ops.triton.state.ragged import checkpoint_table
+from ostinato.ops.triton.state.ragged import ROW_INPUTS, checkpoint_table
 from ostinato.ops.triton.state.rounding import rounded, step_size
 from ostinato.ops.triton.state.selective_update import advanced
 
 
-@triton.jit(do_not_specialize=["noise"])
+@triton.jit(do_not_specialize=["noise", "rows"], do_not_specialize_on_alignment=ROW_INPUTS)
 def selective_scan_kernel(
     x,
     dt,

@@ -20,7 +20,7 @@ from ostinato.ops.launches import state as launches
 from ostinato.ops.launches.table import cdiv
 from ostinato.ops.triton import launcher
 from ostinato.ops.triton.launcher import spread, to_dtype
-from ostinato.ops.triton.state.ragged import checkpoint_table
+from ostinato.ops.triton.state.ragged import ROW_INPUTS, checkpoint_table
 from ostinato.ops.triton.state.rounding import rounded, step_size
 
 
@@ -40,7 +40,7 @@ def advanced(state, x, b, step, high, low, count, time, PRECISION: tl.constexpr)
     return state * decay_of(end_high, end_low) + added
 
 
-@triton.jit(do_not_specialize=["noise"])
+@triton.jit(do_not_specialize=["noise", "rows"], do_not_specialize_on_alignment=ROW_INPUTS)
 def ssd_scan_kernel(
     x,
     dt,
