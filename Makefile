@@ -6,7 +6,7 @@ PY ?= $(BIN)/python
 # Programs of the machine are used where it has them.
 BUILD_TOOLS := scikit-build-core nanobind $(foreach tool,cmake ninja,$(if $(shell command -v $(tool)),,$(tool)))
 
-.PHONY: demo test test-reference triton-check soak ranks docs-check lint site package-check wheel-test format native native-sanitize clean
+.PHONY: demo test test-long test-reference triton-check soak ranks docs-check lint style types site package-check wheel-test format native native-sanitize clean
 
 demo: native
 	$(BIN)/ostinato generate \
@@ -14,16 +14,33 @@ demo: native
 	  "Tom collects 125 stamps. He loses 17 of them and then gets 48 more. How many stamps does he have now?" \
 	  "A box holds 6 pencils. Mia buys 8 boxes and gives 12 pencils to Leo. How many pencils does Mia have left?"
 
-test: .venv/.installed-test native
-	$(BIN)/python -m pytest -n auto
+# A worker for each processor runs a stretch of files, so that it makes once what tests of a file share; at the end it takes
+# from another.
+PYTEST := $(BIN)/python -m pytest -n logical --dist worksteal
 
-# The same without native kernels: what runs where there is no compiler. Tests that choose their kernels themselves, plan
-# for no machine, or look at what surrounds an engine, need no second time.
-SAME_WITH_REFERENCES := cache formats media ops schedule serve plan/test_plan_properties.py \
-  models/test_loading_memory.py demo/test_demo_vl_training.py parity/test_parity_files.py \
-  sample/test_acceptance_distribution.py
+test: .venv/.installed-test native
+	$(PYTEST)
+
+# What `make test` leaves out: recipes where it is not their turn (tests/support/turns.py), and what takes minutes.
+test-long: .venv/.installed-test native
+	$(PYTEST) -m long --ignore=tests/packaging
+
+# Without native kernels, as where there is no compiler: what plans, captures, runs and proves the kernels of an engine
+# that chooses them itself, and what the command line says of them. All else chooses its kernels, plans for a machine that
+# it makes up, or is of what surrounds an engine, and is the same with either.
+WITH_REFERENCES := parity/test_parity.py parity/test_parity_graphs.py parity/test_parity_speculation.py \
+  parity/test_parity_prefix.py::test_a_prompt_gives_the_same_tokens_whatever_part_of_it_hits \
+  parity/test_poison.py parity/test_poison_speculation.py \
+  graphs/test_graph_tape.py graphs/test_graphs.py graphs/test_encoder_graphs_engine.py \
+  engine/test_embed.py engine/test_engine.py engine/test_engine_sampling.py engine/test_given_texts.py \
+  models/test_gguf.py models/test_int4.py models/test_kimi_linear.py models/test_quantization.py \
+  models/test_vision_heads.py models/test_vision_parity.py models/test_vision_poison.py models/test_vision_settings.py \
+  plan/test_activation_memory.py plan/test_plan_kernels.py plan/test_planned_tapes.py plan/test_prediction.py \
+  sample/test_guided_outputs.py speculate/test_speculation_outputs.py \
+  speculate/test_speculation_state.py demo/test_demo_checkpoint.py demo/test_demo_vl_engine.py \
+  verify/test_verify.py cli/test_cli.py cli/test_cli_plan.py test_docs_commands.py
 test-reference: .venv/.installed-test
-	$(BIN)/python -m pytest -n auto --reference-kernels $(SAME_WITH_REFERENCES:%=--ignore=tests/%)
+	$(PYTEST) --reference-kernels $(WITH_REFERENCES:%=tests/%)
 
 # Every Triton launch of the benchmark shapes' steps, compiled for four generations of GPUs: no GPU is needed. A minute
 # per hundred launches; what was compiled before is kept (TRITON_CACHE_DIR). KERNEL names one.
@@ -35,7 +52,7 @@ soak: .venv/.installed-test native
 	SOAK_REQUESTS=10000 $(BIN)/python -m pytest -s tests/serve/test_serve_soak.py
 	$(BIN)/python -m pytest --hypothesis-profile=soak tests/serve/test_serve_connection_attacks.py
 	SCHEMA_EXAMPLES=300 $(BIN)/python -m pytest tests/serve/test_serve_schema.py
-	$(BIN)/python -m pytest tests/serve/test_serve_evaluators.py
+	$(BIN)/python -m pytest tests/serve/test_serve_evaluators.py tests/serve/test_serve_frameworks.py
 
 # Every recipe with every number of processes that can share it; `make test` has two of them.
 ranks: .venv/.installed-test native
@@ -45,9 +62,13 @@ ranks: .venv/.installed-test native
 docs-check: .venv/.installed-test native
 	DOCS_CHECK=1 $(BIN)/python -m pytest tests/test_docs_commands.py
 
-lint: .venv/.installed-test site package-check
+lint: style types site package-check
+
+style: .venv/.installed-test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+
+types: .venv/.installed-test
 	$(BIN)/mypy
 
 # The pages as a site, in build/site. A link that leads nowhere, or a page that is not in the navigation, ends it.

@@ -65,6 +65,13 @@ def test_a_list_beside_an_engine_that_removes_files_is_whole(capsys, filled: Pat
     assert (status, len(json.loads(out))) == (0, 2)
 
 
+def test_the_directory_may_be_named_as_engines_name_it(capsys, tmp_path: Path) -> None:
+    assert "there are no files" in run_cli(capsys, "cache", "ls", "--cache-dir", str(tmp_path))[1]
+    assert "0 files" in run_cli(capsys, "cache", "clear", "--cache-dir", str(tmp_path))[1]
+    status, _, err = run_cli(capsys, "cache", "ls", str(tmp_path), "--cache-dir", str(tmp_path))
+    assert (status, "two directories" in err) == (2, True)
+
+
 def test_names_that_are_no_markup_are_shown_as_they_are(capsys, tmp_path: Path) -> None:
     folder = tmp_path / ("0" * 32)
     folder.mkdir()

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from ostinato.cli.output import check_room
 from tests.support.patience import PATIENCE
 
 SMALL = ["--max-num-seqs", "2", "--cache-memory", "16MiB", "--threads", "1", "--max-model-len", "128"]
@@ -37,6 +38,23 @@ def test_a_full_disk_is_one_line(arguments: list[str]) -> None:
         ended = run(*arguments, stdout=full)
     assert ended.returncode == 1
     assert ended.stderr == "the output could not be written: No space left on device\n"
+
+
+@needs_full
+def test_a_file_that_cannot_be_written_later_is_refused_before_anything_is_generated(tmp_path: Path) -> None:
+    kept = tmp_path / "kept.json"
+    kept.write_text("{}")
+    for path, why in (
+        (FULL, "No space left"),
+        (tmp_path / "no" / "file", "no directory"),
+        (tmp_path, "Is a directory"),
+    ):
+        ended = run(*GENERATE, "--save-traffic", str(path), stdout=subprocess.PIPE)
+        assert (ended.returncode, ended.stdout) == (2, "")
+        assert why in ended.stderr
+    check_room(kept, "the traffic")
+    assert kept.read_text() == "{}"
+    assert list(tmp_path.iterdir()) == [kept]
 
 
 @pytest.mark.parametrize("arguments", [["plan", "demo"], ["plan", "nope", "--json"], ["inspect", "demo"], GENERATE])

@@ -194,7 +194,8 @@ def test_a_broken_or_malicious_template_is_an_error_of_the_request(template: str
 
 
 @pytest.mark.parametrize(
-    "messages", ["Hello", [], [{"content": "Hello"}], ["Hello"], [{"role": "user", "content": object()}]]
+    "messages",
+    ["Hello", [], [{"content": "Hello"}], ["Hello"], [{"role": "user", "content": object()}], [{"role": "user"}]],
 )
 def test_what_is_no_conversation_is_refused(messages: Any) -> None:
     with pytest.raises(RequestError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -9,11 +10,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from ostinato import LLM, SamplingParams
+from ostinato import LLM, ModelError, SamplingParams
 from ostinato.config import EngineConfig
 from ostinato.formats.gguf.header import Header, TensorPlace
 from ostinato.formats.gguf.runs import stored_runs
 from ostinato.formats.gguf.types import TYPES
+from ostinato.formats.in_use import FilesInUse
 from ostinato.formats.parts import gguf_header
 from ostinato.layers.build import Build
 from ostinato.models import checkpoint
@@ -203,3 +205,35 @@ def test_a_weight_is_mapped_if_its_tensors_follow_each_other_in_its_order() -> N
     assert not is_mapped("b", "a")
     assert not is_mapped("b", "c")
     assert not is_mapped("d")
+
+
+@needs_proc
+def test_a_mapped_file_that_is_written_to_is_noticed_and_one_that_is_replaced_is_not(
+    llama: Path, tmp_path: Path
+) -> None:
+    path = Path(shutil.copy(llama, tmp_path / "model.gguf"))
+    _, model = loaded(path)
+    files = FilesInUse([path])
+    files.check()
+    shutil.copy(llama, tmp_path / "other")
+    (tmp_path / "other").replace(path)
+    files.check()
+    path.unlink()
+    files.check()
+
+    path = Path(shutil.copy(llama, tmp_path / "again.gguf"))
+    _, model = loaded(path)
+    files = FilesInUse([path])
+    with path.open("r+b") as file:
+        file.write(file.read(4)[::-1])
+    with pytest.raises(ModelError, match="was written to while it was in use"):
+        files.check()
+    del model
+
+
+@needs_proc
+def test_a_file_whose_weights_were_copied_may_be_written_to(llama: Path, tmp_path: Path) -> None:
+    path = Path(shutil.copy(llama, tmp_path / "model.gguf"))
+    files = FilesInUse([path])
+    path.write_bytes(b"")
+    files.check()

@@ -140,8 +140,15 @@ def test_random_weights_take_at_most_30_percent_more_than_themselves(tmp_path: P
     assert_peak(configure(tmp_path, LARGE), "random")
 
 
-@pytest.mark.parametrize("quantization", ["int8", "int8_g128"])
-@pytest.mark.parametrize("how", ["checkpoint", "random"])
+@pytest.mark.parametrize(
+    ("how", "quantization"),
+    [
+        ("checkpoint", "int8_g128"),
+        ("random", "int8"),
+        pytest.param("checkpoint", "int8", marks=pytest.mark.long),
+        pytest.param("random", "int8_g128", marks=pytest.mark.long),
+    ],
+)
 def test_8_bit_weights_take_at_most_30_percent_more_than_themselves(
     how: str, quantization: str, tmp_path: Path
 ) -> None:

@@ -3,6 +3,7 @@ prompt is cut, cached, preempted or speculated, in graphs or without, with any n
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -16,6 +17,7 @@ from ostinato.plan.device.detect import detect
 from tests.support.checkpoints import random_prompt
 from tests.support.parity import cached, has_state, make_engine, run, run_with_preemptions
 from tests.support.recipes import HEADED
+from tests.support.turns import in_turns
 
 
 @pytest.fixture(autouse=True)
@@ -40,6 +42,16 @@ NAMES = (
     "zamba2",
 )
 Scores = list[tuple[int, float, tuple[tuple[int, float], ...]]]
+
+
+def dtypes(test: Callable[[str, str], None]) -> Callable[[str, str], None]:
+    """Run `test(name, dtype)` for every model in bfloat16, and in turn in float32."""
+    cells = in_turns(
+        [(name, dtype) for name in NAMES for dtype in ("bfloat16", "float32")],
+        test.__name__,
+        always=lambda name, dtype: dtype == "bfloat16",
+    )
+    return pytest.mark.parametrize(("name", "dtype"), cells)(test)
 
 
 def deterministic_engine(name: str, dtype: str = "bfloat16", **settings: Any) -> Engine:
@@ -79,8 +91,7 @@ def alone(name: str, dtype: str) -> Scores:
     return scores(output)
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
-@pytest.mark.parametrize("name", NAMES)
+@dtypes
 def test_the_rest_of_the_batch_changes_no_bit(name: str, dtype: str) -> None:
     engine = deterministic_engine(name, dtype, max_num_seqs=16, cache_memory="64MiB")
     before = [ask(engine, 5 + 7 * i, seed=20 + i) for i in range(6)]
@@ -93,8 +104,7 @@ def test_the_rest_of_the_batch_changes_no_bit(name: str, dtype: str) -> None:
     assert all(each.error is None for each in (*before, *after))
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
-@pytest.mark.parametrize("name", NAMES)
+@dtypes
 def test_the_cuts_of_a_prompt_change_no_bit(name: str, dtype: str) -> None:
     for tokens in (20, 33, 77):
         engine = deterministic_engine(name, dtype, max_num_batched_tokens=tokens, max_num_seqs=4)
@@ -117,15 +127,25 @@ def test_a_hit_and_a_preemption_change_no_bit(name: str, mode: str) -> None:
     assert scores(cold) == scores(warm) == alone(name, "bfloat16")
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
-@pytest.mark.parametrize("name", NAMES)
-def test_graphs_and_threads_change_no_bit(name: str, dtype: str) -> None:
-    for graph_mode, threads in (("full_and_piecewise", 1), ("piecewise", 2), ("none", 2)):
-        engine = deterministic_engine(name, dtype, graph_mode=graph_mode, threads=threads, capture="lazy")
-        output, other = ask(engine), ask(engine, 31, seed=9)
-        run(engine)
-        assert scores(output) == alone(name, dtype), f"{graph_mode}, {threads} threads"
-        assert other.error is None
+WAYS = in_turns(
+    [
+        (name, dtype, *way)
+        for name in NAMES
+        for dtype in ("bfloat16", "float32")
+        for way in (("full_and_piecewise", 1), ("piecewise", 2), ("none", 2))
+    ],
+    "graphs and threads",
+    always=lambda name, dtype, graph_mode, threads: dtype == "bfloat16" and threads == 1,
+)
+
+
+@pytest.mark.parametrize(("name", "dtype", "graph_mode", "threads"), WAYS)
+def test_graphs_and_threads_change_no_bit(name: str, dtype: str, graph_mode: str, threads: int) -> None:
+    engine = deterministic_engine(name, dtype, graph_mode=graph_mode, threads=threads, capture="lazy")
+    output, other = ask(engine), ask(engine, 31, seed=9)
+    run(engine)
+    assert scores(output) == alone(name, dtype)
+    assert other.error is None
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -205,3 +225,28 @@ def test_deterministic_without_native_kernels_is_an_error_that_says_why() -> Non
     with pytest.raises(ConfigError, match="deterministic needs native kernels") as caught:
         deterministic_engine("llama", kernels="reference")
     assert {remedy.setting for remedy in caught.value.remedies} == {"deterministic", "kernels"}
+
+
+@pytest.mark.parametrize("name", ["nemotron_h", "gemma3_text", "kimi_linear"])
+def test_with_keys_and_values_of_8_bits_no_path_changes_a_bit(name: str) -> None:
+    """Neither chunks beside others, a preemption and a hit, graphs and threads, nor drafts."""
+
+    def asked(preempts: bool = False, **settings: Any) -> list[Scores]:
+        engine = deterministic_engine(name, kv_cache_dtype="int8", **settings)
+        found, other = [ask(engine)], ask(engine, 31, seed=9)
+        run_with_preemptions(engine, found if preempts else [], at=(1, 6, 13))
+        found.append(ask(engine))
+        run(engine)
+        assert other.error is None
+        return [scores(each) for each in found]
+
+    cold, warm = asked(enable_prefix_caching=False)
+    assert cold == warm
+    assert cold != alone(name, "bfloat16")
+    for settings in (
+        {"max_num_batched_tokens": 33},
+        {"preempts": True},
+        {"graph_mode": "full_and_piecewise", "threads": 2, "capture": "lazy"},
+        {"speculative": "ngram:3", "speculative_adaptive": "off"},
+    ):
+        assert asked(**settings) == [cold, cold], settings

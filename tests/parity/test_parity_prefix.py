@@ -30,14 +30,15 @@ from tests.support.parity import (
     shrink,
     warm,
 )
+from tests.support.turns import in_turns
 
 ODD_END = 5
 """Tokens of the prompts' last block; with block boundaries at their ends they would test less."""
 
 
 def caching(test: Callable[[str, str], None]) -> Callable[[str, str], None]:
-    """Run `test(name, mode)` for every recipe and mode in which prompts hit."""
-    return pytest.mark.parametrize(("name", "mode"), CACHING, ids=[f"{name}-{mode}" for name, mode in CACHING])(test)
+    """Run `test(name, mode)` for recipes in turn, and every mode in which their prompts hit."""
+    return pytest.mark.parametrize(("name", "mode"), in_turns(CACHING, test.__name__))(test)
 
 
 def last_boundary(num_tokens: int) -> int:
@@ -71,7 +72,7 @@ HITS = [
 """144 is a multiple of the block size, so its last block cannot hit; after a hit of 144 of 145, one token is left."""
 
 
-@caching
+@pytest.mark.parametrize(("name", "mode"), in_turns(CACHING, "hits", always=lambda name, mode: mode != "align"))
 def test_a_prompt_gives_the_same_tokens_whatever_part_of_it_hits(name: str, mode: str) -> None:
     engine = make_engine(
         name, state_cache_mode=mode, max_num_seqs=len(HITS), max_num_batched_tokens=512, cache_memory="128MiB"

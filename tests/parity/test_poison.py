@@ -20,6 +20,7 @@ from tests.support.poison import (
     spoil,
     watch_writes,
 )
+from tests.support.turns import in_turns
 
 SMALL_ENGINES = [
     *((name, mode, num_slots) for name, mode in CACHING for num_slots in ((3, 6) if has_state(name) else (0,))),
@@ -35,9 +36,14 @@ SMALL_ENGINES_BY_GRAPH_MODE = [
     *((*engine, "piecewise") for engine in SMALL_ENGINES if engine[1:] in (("align", 6), ("none", 0))),
     *((*engine, "full_decode_only") for engine in SMALL_ENGINES if engine[1:] in (("all", 3), ("none", 0))),
 ]
+CELLS = in_turns(
+    SMALL_ENGINES_BY_GRAPH_MODE,
+    "poison",
+    always=lambda name, *modes: modes in (("all", 6, "full_and_piecewise"), ("none", 0, "full_and_piecewise")),
+)
 
 
-@pytest.mark.parametrize(("name", "mode", "num_slots", "graph_mode"), SMALL_ENGINES_BY_GRAPH_MODE)
+@pytest.mark.parametrize(("name", "mode", "num_slots", "graph_mode"), CELLS)
 def test_what_nobody_has_written_never_reaches_a_logit(name: str, mode: str, num_slots: int, graph_mode: str) -> None:
     """The same steps with and without poison after each of them give the same bits, and no step writes what is not
     its rows' to write."""
@@ -62,6 +68,16 @@ def test_what_nobody_has_written_never_reaches_a_logit(name: str, mode: str, num
     assert (steps["full"] > 0) == graph_mode.startswith("full")
     assert (steps["piecewise"] > 0) == graph_mode.endswith("piecewise")
     assert (steps["eager"] > 0) == (graph_mode in ("none", "full_decode_only"))
+    assert_written(poisoned)
+
+
+@pytest.mark.parametrize("name", ["llama", "nemotron_h", "gemma3_text"])
+def test_nor_does_a_scale_of_integers_that_nobody_has_written(name: str) -> None:
+    plain, poisoned = (small_engine(name, kv_cache_dtype="int8") for _ in range(2))
+    watch_writes(poisoned)
+    expected_logits, logits = record_logits(plain), record_logits(poisoned)
+    assert run(poisoned, poison) == run(plain, lambda _: None)
+    assert_same_logits(logits, expected_logits)
     assert_written(poisoned)
 
 

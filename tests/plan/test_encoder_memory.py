@@ -85,11 +85,18 @@ print(json.dumps([peak, plan.encoder.activation_bytes, graphs.num_bytes, plan.en
 """
 
 
+NATIVE = pytest.mark.skipif(not runnable_sets(), reason="none is built")
+
+
 @pytest.mark.parametrize(
-    "kernels",
-    ["reference", pytest.param("native", marks=pytest.mark.skipif(not runnable_sets(), reason="none is built"))],
+    ("dtype", "kernels"),
+    [
+        ("bfloat16", "reference"),
+        pytest.param("bfloat16", "native", marks=[NATIVE, pytest.mark.long]),
+        pytest.param("float32", "native", marks=NATIVE),
+        pytest.param("float32", "reference", marks=pytest.mark.long),
+    ],
 )
-@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 def test_encoding_takes_no_more_than_was_planned_and_graphs_neither(tmp_path: Path, dtype: str, kernels: str) -> None:
     (tmp_path / "config.json").write_text(json.dumps(CONFIG))
     settings = {"dtype": dtype, "kernels": kernels, "max_num_batched_tokens": 1024, "cache_memory": "32MiB"}

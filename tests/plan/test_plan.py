@@ -35,6 +35,12 @@ def test_defaults_depend_on_the_kind_of_device(device, rows, tokens, threads) ->
     assert (settings.scheduling_policy, settings.seed, settings.rope) == ("fcfs", 0, None)
 
 
+def test_more_threads_than_there_are_cores_are_kept_and_told_of() -> None:
+    plan = make_plan(EngineConfig(threads=999), hybrid(), cpu(64 * GIB))
+    assert (plan.settings.threads, decided(plan)["threads"]) == (999, (999, 999))
+    assert "threads" not in decided(make_plan(EngineConfig(threads=4), hybrid(), cpu(64 * GIB)))
+
+
 def test_a_gpu_is_used_to_nine_tenths_and_a_given_utilization_is_kept() -> None:
     assert make_plan(EngineConfig(), hybrid(), gpu(10 * GIB)).memory.available == 9 * GIB
     config = EngineConfig(memory_utilization=0.5)

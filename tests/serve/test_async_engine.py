@@ -236,23 +236,34 @@ def test_broken_bookkeeping_after_a_failed_step_ends_the_engine(probe):
 
 def test_one_expensive_round_does_not_hold_the_next_ones_up():
     now = 100.0
-    pace = Pace(lambda: now)
+    pace = Pace(clock=lambda: now)
     for cost in (0.0001, 0.0001, 0.5):  # the last one with other work of the loop in it
-        pace.sent()
-        assert not pace.allows(is_urgent=True)
+        pace.sent(are_all=True)
+        assert not pace.allows_urgent
         pace.settled(cost)
-    assert pace.allows(is_urgent=True)
-    assert not pace.allows(is_urgent=False)
+    assert pace.allows_urgent
+    assert not pace.allows_all
     now += 0.0001 / SHARE
-    assert pace.allows(is_urgent=False)
+    assert pace.allows_all
+
+
+def test_what_begins_or_ends_does_not_put_off_the_others():
+    now = 100.0
+    pace = Pace(share=0.5, clock=lambda: now)
+    for cost, are_all in ((1.0, True), (0.01, True), (1.0, False)):
+        pace.sent(are_all)
+        pace.settled(cost)
+    assert not pace.allows_all
+    now += 0.01
+    assert pace.allows_all
 
 
 def test_rounds_that_are_all_expensive_wait_but_not_for_ever():
     now = 100.0
-    pace = Pace(lambda: now)
+    pace = Pace(clock=lambda: now)
     for _ in range(2):
-        pace.sent()
+        pace.sent(are_all=True)
         pace.settled(0.5)
-    assert not pace.allows(is_urgent=False)
+    assert not pace.allows_all
     now += LONGEST_WAIT
-    assert pace.allows(is_urgent=False)
+    assert pace.allows_all

@@ -34,6 +34,31 @@ def test_log_probabilities_of_a_prompt_come_once_with_the_first_token_of_the_sam
     assert gain(gains, output, 0, 67).prompt_logprobs is None
 
 
+def test_requests_that_begin_or_end_do_not_carry_the_gains_of_others_along():
+    gains, old, new = Gains(), two_samples(), two_samples()
+    new.request_id = "new"
+    gain(gains, old, 0, 65)
+    old.outputs[0].token_ids.append(66)
+    old.outputs[0].text += "B"
+    gains.note([old, new])
+    [delta] = gains.take(urgent_alone=True)
+    assert delta.request_id == "new"
+    assert not gains.is_urgent
+    old.outputs[0].token_ids.append(67)
+    old.outputs[0].text += "C"
+    gains.note([old])
+    [delta] = gains.take()
+    assert (delta.request_id, delta.samples[0].text, delta.samples[0].token_ids) == ("r", "BC", (66, 67))
+    gains.note([old])
+    for sample in old.outputs:
+        sample.finish_reason = "length"
+    gains.note([old])
+    assert gains.is_urgent
+    [delta] = gains.take(urgent_alone=True)
+    assert delta.output is old
+    assert not gains
+
+
 def test_gains_that_become_one_keep_them():
     gains, output = Gains(), two_samples()
     early = gain(gains, output, 1, 65)

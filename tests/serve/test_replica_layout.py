@@ -13,6 +13,7 @@ import yaml
 
 from ostinato.cli.main import main
 from ostinato.config import EngineConfig
+from ostinato.engine.process.async_engine import SAVE_PATIENCE
 from ostinato.errors import CapacityError, ConfigError, Remedy
 from ostinato.plan.device.catalogue import CATALOGUE, DeviceSpec
 from ostinato.plan.device.detect import detect
@@ -132,6 +133,13 @@ def test_options_of_a_deployment_scale_only_where_there_may_be_more() -> None:
     assert "num_replicas" not in scaled
     assert (scaled["autoscaling_config"]["min_replicas"], scaled["autoscaling_config"]["max_replicas"]) == (2, 4)
     assert scaled["graceful_shutdown_timeout_s"] > 60
+
+
+def test_a_replica_that_keeps_its_cache_in_files_has_time_to_write_them() -> None:
+    settings = ServeSettings(replicas=2, drain_timeout=60)
+    keeps = EngineConfig(**DEMO.model_dump(exclude_unset=True), cache_offload="1GiB")
+    without, writes = (deployment_options(lay_out(each, 2, True, machine()), settings) for each in (DEMO, keeps))
+    assert writes["graceful_shutdown_timeout_s"] - without["graceful_shutdown_timeout_s"] == SAVE_PATIENCE
 
 
 @pytest.mark.parametrize(

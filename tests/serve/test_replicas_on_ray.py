@@ -226,6 +226,7 @@ time.sleep(1000)
 """
 
 
+@pytest.mark.long
 def test_an_application_on_a_cluster_answers_and_outlives_its_ingress(unused_port: int) -> None:
     flags = ["--dtype", "float32", "--threads", "1", "--max-num-seqs", "4", "--port", str(unused_port)]
     written = subprocess.run(

@@ -161,6 +161,9 @@ def posted(body, length=None, path="/v1/completions"):
         b"[" * 100_000,
         b'{"prompt": ' + b"[" * 5000 + b"]" * 5000 + b"}",
         b'{"a":' * 5000 + b"1" + b"}" * 5000,
+        '{"prompt": "x", "Ģ": 1}'.encode("utf-16"),
+        '{"prompt": "x"}'.encode("utf-16-le"),
+        '{"prompt": "x"}'.encode("utf-32"),
     ],
     ids=lambda body: body[:24].decode("latin-1"),
 )
@@ -171,6 +174,7 @@ def test_bodies_that_are_wrong_are_refused_in_the_form_of_an_error(private, body
     assert error["message"]
     assert error["type"] == "invalid_request_error"
     assert "Traceback" not in error["message"]
+    assert "sys." not in error["message"]
 
 
 def test_a_body_that_is_cut_off_leaves_nothing_and_the_server_goes_on(private):
@@ -205,6 +209,9 @@ def test_what_is_not_http_is_refused(private):
         ({"api_key_file": "/nowhere/keys"}, "api_key_file"),
         ({"api_key": "only-text"}, "tuple"),
         ({"port": 70000}, "65535"),
+        ({"otlp_endpoint": "nonsense"}, "http://localhost:4318"),
+        ({"otlp_endpoint": "http://"}, "http://localhost:4318"),
+        ({"otlp_endpoint": "ftp://collector"}, "http://localhost:4318"),
     ],
 )
 def test_settings_that_cannot_be_are_refused(settings, told):

@@ -82,7 +82,7 @@ def test_a_line_may_give_its_key_a_weight_and_a_wrong_one_is_told_what_works(fil
 
 
 def test_a_key_of_weight_two_has_twice_the_share_and_the_metrics_show_it(file):
-    file.write_text("heavy key-of-h weight=2\nlight key-of-l\n")
+    file.write_text("heavy key-of-h weight=2 metrics=all\nlight key-of-l\n")
     serve = {"api_key_file": file, "max_waiting": 15, "max_requests_per_client": 3, "max_n": 6}
     with serving(serve, max_num_seqs=1, graph_mode="none") as served:
 
@@ -101,9 +101,28 @@ def test_a_key_of_weight_two_has_twice_the_share_and_the_metrics_show_it(file):
             assert post("key-of-h", 1).status_code == 429
             served.probe.go()
             assert heavy.result().status_code == 200
-        text = httpx2.get(f"{served.url}/metrics", timeout=PATIENCE).text
+        text = metrics(served, "key-of-h")
         weights = [line for line in text.splitlines() if line.startswith("ostinato:key_weight{")]
         assert {'key="heavy"' in line: line.split()[-1] for line in weights} == {True: "2.0", False: "1.0"}
+
+
+def test_the_metrics_tell_of_keys_only_those_who_have_one_and_of_all_where_the_file_says_so(file):
+    file.write_text("watcher key-of-w metrics=all weight=3\nteam-a key-of-a\nteam-b key-of-b\n")
+    with serving({"api_key_file": file}, max_num_seqs=2, graph_mode="none") as served:
+        for key in ("key-of-a", "key-of-b"):
+            body, headers = {"prompt": "2 + 2 =", "max_tokens": 2}, {"Authorization": f"Bearer {key}"}
+            assert httpx2.post(f"{served.url}/v1/completions", json=body, headers=headers, timeout=PATIENCE).is_success
+        for key, told in ((None, set()), ("key-of-a", {"team-a"}), ("key-of-w", {"watcher", "team-a", "team-b"})):
+            text = metrics(served, key)
+            assert "ostinato:generation_tokens_total" in text
+            assert {name for name in ("watcher", "team-a", "team-b") if name in text} == told
+        headers = {"x-api-key": "nobody's"}
+        assert httpx2.get(f"{served.url}/metrics", headers=headers, timeout=PATIENCE).status_code == 401
+
+
+def metrics(served, key=None):
+    headers = {} if key is None else {"Authorization": f"Bearer {key}"}
+    return httpx2.get(f"{served.url}/metrics", headers=headers, timeout=PATIENCE).text
 
 
 @pytest.mark.parametrize(
@@ -156,7 +175,7 @@ def test_one_key_cannot_take_the_place_of_another_and_both_are_counted_and_logge
         assert int(refused.headers["Retry-After"]) >= 1
         assert "max_requests_per_client" in refused.json()["error"]["message"]
         assert served.engine.admission.num_clients == 0
-        text = httpx2.get(f"{served.url}/metrics", timeout=PATIENCE).text
+        text = metrics(served, "key-of-a") + metrics(served, "key-alone")
     lines = [line for line in text.splitlines() if line.startswith("ostinato:key_")]
     values = {line.rpartition(" ")[0]: float(line.split()[-1]) for line in lines}
 

@@ -311,6 +311,7 @@ def test_what_cannot_start_says_why_with_status_2(flags, told, capsys):
     told_all = capsys.readouterr().err
     assert told in told_all
     assert "Traceback" not in told_all
+    assert "listening" not in told_all
 
 
 def test_keys_are_neither_in_the_log_nor_among_the_arguments(start, tmp_path):

@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from tests.support.patience import PATIENCE
+
 
 class Browser:
     """One window. Elements are named by their ids."""
@@ -80,7 +82,7 @@ class Browser:
         """The id of what has the focus, or what else tells it."""
         return self.script("const it = document.activeElement; return it.id || it.textContent.trim() || it.tagName")
 
-    def until(self, condition: Callable[[], Any], timeout: float = 120) -> Any:
+    def until(self, condition: Callable[[], Any], timeout: float = PATIENCE) -> Any:
         """Waits until `condition()` holds, and returns what it gave."""
         end = time.monotonic() + timeout
         while not (found := condition()):
@@ -120,7 +122,7 @@ def browsing() -> Iterator[Browser]:
     options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
     driven = webdriver.Chrome(options=options, service=webdriver.ChromeService(driver))
     try:
-        driven.set_script_timeout(120)
+        driven.set_script_timeout(PATIENCE)
         yield Browser(driven)
     finally:
         driven.quit()

@@ -177,15 +177,3 @@ def random_prompt(length: int, seed: int) -> list[int]:
 def oracle_logits(name: str, token_ids: list[int], seed: int = 0) -> torch.Tensor:
     """[tokens, vocab] of the whole prompt at once."""
     return oracle(name, seed)(torch.tensor([token_ids]), use_cache=False).logits[0]
-
-
-@torch.inference_mode()
-def oracle_generate(name: str, token_ids: list[int], count: int, seed: int = 0) -> list[int]:
-    """`count` greedy tokens after the prompt, by transformers' own generation with a cache."""
-    model, prompt = oracle(name, seed), torch.tensor([token_ids])
-    settings = {"min_new_tokens": count, "max_new_tokens": count, "eos_token_id": VOCAB_SIZE + 1}
-    # transformers cannot tell how long a cache is that holds nothing but the states of Nemotron-H.
-    kinds = getattr(model.config, "layers_block_type", None)
-    settings["use_cache"] = kinds is None or "full_attention" in kinds
-    output = model.generate(prompt, attention_mask=torch.ones_like(prompt), do_sample=False, **settings)
-    return output[0, len(token_ids) :].tolist()

@@ -15,7 +15,8 @@ from ostinato.engine.outputs import RequestOutput
 from ostinato.engine.scheduling import make_scheduler
 from ostinato.models.checkpoint import model_spec
 from ostinato.ops import noise
-from tests.support.checkpoints import RECIPES, checkpoint, oracle_generate, oracle_logits, random_prompt, recipe
+from tests.support.checkpoints import RECIPES, checkpoint, oracle_logits, random_prompt, recipe
+from tests.support.kept import kept
 
 PROMPT = 150
 NEW = 64
@@ -47,39 +48,58 @@ class Case:
 def decided_case(name: str, length: int, before: tuple[int, ...] = ()) -> Case:
     """A prompt of `length` tokens that begins with `before` and whose tokens do not depend on rounding.
 
-    transformers proposes the tokens with its cache, and its logits of the whole text at once decide: each token must
-    be the best there. Prompts with a step that is too close to call are passed over.
+    Ostinato's plain path proposes the tokens, and transformers' logits of the whole text at once decide: each token
+    must be the best there. Prompts with a step that is too close to call are passed over.
     """
+    key = ("decided", recipe(name).to_json_string(), length, before)
+    return kept(key, lambda: _find_decided(name, length, before))
+
+
+def _find_decided(name: str, length: int, before: tuple[int, ...]) -> Case:
+    engine = plain_engine(name, length)
     for seed in range(40):
         own = random_prompt(length - len(before), seed + 100 * length if before else seed)
         prompt = [*before, *own]
-        tokens = oracle_generate(name, prompt, NEW)
+        tokens = proposed(engine, prompt, {"temperature": 0})
         whole = oracle_logits(name, prompt + tokens)[:-1]
         logits = whole[length - 1 :]
         best, second = logits.topk(2).values.unbind(-1)
         decided = (best - second > GAP * logits.abs().amax(-1)).all().item()
         if decided and logits.argmax(-1).tolist() == tokens:
             return Case(prompt, tokens, whole)
-    raise AssertionError(f"no prompt of {length} tokens is decided at every step for {name}")
+    raise AssertionError(
+        f"transformers decides for no prompt of {length} tokens that Ostinato's plain path gives to {name}"
+    )
+
+
+def plain_engine(name: str, length: int) -> Engine:
+    """For prompts of that length, each at once and for itself."""
+    settings = {"graph_mode": "none", "enable_prefix_caching": False}
+    return make_engine(name, **settings, max_model_len=max(256, length + NEW), max_num_batched_tokens=512)
+
+
+def proposed(engine: Engine, prompt: list[int], settings: dict[str, Any]) -> list[int]:
+    """The tokens that an engine gives to a prompt."""
+    output = engine.output(engine.add(prompt, SamplingParams(max_tokens=NEW, ignore_eos=True, **settings)))
+    assert output is not None
+    run(engine)
+    return output.outputs[0].token_ids
 
 
 @cache
 def sampled_case(name: str, length: int, before: tuple[int, ...] = ()) -> Case:
-    """The same for tokens that are sampled, from few.
+    """The same for tokens that are sampled, from few: transformers' logits with the noise of the request decide."""
+    key = ("sampled", recipe(name).to_json_string(), length, before)
+    return kept(key, lambda: _find_sampled(name, length, before))
 
-    Ostinato's plain path proposes the tokens, and transformers' logits of the whole text at once with the noise of the
-    request decide: each token must be the best there.
-    """
-    engine = make_engine(name, graph_mode="none", enable_prefix_caching=False)
+
+def _find_sampled(name: str, length: int, before: tuple[int, ...]) -> Case:
+    engine = plain_engine(name, length)
     allowed = torch.tensor(NARROW)
     for seed in range(40):
         prompt = [*before, *random_prompt(length - len(before), seed + 1000 * length)]
         settings = {"temperature": TEMPERATURE, "seed": seed, "logit_bias": dict.fromkeys(NARROW, 100.0)}
-        request = engine.add(prompt, SamplingParams(max_tokens=NEW, ignore_eos=True, **settings))
-        output = engine.output(request)
-        assert output is not None
-        run(engine)
-        tokens = output.outputs[0].token_ids
+        tokens = proposed(engine, prompt, settings)
         whole = oracle_logits(name, prompt + tokens)[:-1]
         keys = noise.keys([(seed, length + i) for i in range(NEW)])
         chances = whole[length - 1 :, allowed] / TEMPERATURE + noise.gumbel(keys[:, None], allowed.int())
@@ -87,7 +107,9 @@ def sampled_case(name: str, length: int, before: tuple[int, ...] = ()) -> Case:
         decided = (best - second > GAP * whole[length - 1 :].abs().amax(-1)).all().item()
         if decided and allowed[chances.argmax(-1)].tolist() == tokens:
             return Case(prompt, tokens, whole, settings)
-    raise AssertionError(f"no sampled prompt of {length} tokens is decided at every step for {name}")
+    raise AssertionError(
+        f"transformers decides for no sample of {length} tokens that Ostinato's plain path gives to {name}"
+    )
 
 
 @cache
@@ -166,7 +188,7 @@ def complete(engine: Engine, case: Case, salt: str | None = None) -> RequestOutp
     return output
 
 
-def check(case: Case, output: RequestOutput) -> None:
+def check(case: Case, output: RequestOutput, tolerance: float = TOLERANCE) -> None:
     """The tokens, and the log-probabilities of each position that has them, are those of the whole text at once. What
     is told of the cache adds up to the prompt."""
     assert output.error is None
@@ -178,7 +200,7 @@ def check(case: Case, output: RequestOutput) -> None:
     text = (case.prompt + case.tokens)[-len(scored) :]
     assert [each.token_id for each in given] == text
     logits = case.logits[-len(scored) :]
-    expected, atol = logits.log_softmax(-1), TOLERANCE * logits.abs().max().item()
+    expected, atol = logits.log_softmax(-1), tolerance * logits.abs().max().item()
     own = torch.tensor([each.logprob for each in given])
     torch.testing.assert_close(own, expected[torch.arange(len(text)), text], atol=atol, rtol=0)
     top = torch.tensor([[logprob for _, logprob in each.top] for each in given])

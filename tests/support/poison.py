@@ -49,12 +49,17 @@ def poison(engine: Engine) -> None:
         if layer.media is not None and engine.scheduler.encoder_cache is not None:
             layer.media[[0, *engine.scheduler.encoder_cache._free]] = NAN
         if layer.k_cache is not None and layer.v_cache is not None:
-            for kept in (layer.k_cache, layer.v_cache):
-                kept[blocks] = NAN
-                kept.flatten(0, 1)[cells] = NAN
+            for kept in layer.in_blocks.values():
+                kept[blocks] = poison_of(kept)
+                kept.flatten(0, 1)[cells] = poison_of(kept)
         for states in layer.states.values():
             states[slots] = NAN
     poison_head(engine)
+
+
+def poison_of(kept: torch.Tensor) -> float:
+    """NaN; in integers, which know none, the largest: their scales are NaN."""
+    return NAN if kept.is_floating_point() else torch.iinfo(kept.dtype).max
 
 
 def head_memory(engine: Engine) -> Sequence[LayerMemory]:
@@ -71,9 +76,8 @@ def poison_head(engine: Engine) -> None:
     first = [table[0] for table in tables if table]
     first += [entry.block for entry in cache.store.index if entry.parent is None]
     for layer in head_memory(engine):
-        for kept in (layer.k_cache, layer.v_cache):
-            if kept is not None:
-                kept[first, 0] = NAN
+        for kept in layer.in_blocks.values():
+            kept[first, 0] = poison_of(kept)
     forward = getattr(getattr(engine.runner.drafting, "proposer", None), "_forward", None)
     if isinstance(forward, HeadForward):
         forward.hidden[:] = NAN
@@ -136,14 +140,12 @@ def others(engine: Engine, cells: list[int], slots: list[int]) -> list[torch.Ten
     bits = []
     for layer in engine.runner.memory:
         for kept, left_out in (
-            *((cache, [*range(engine.runner.block_size), *cells]) for cache in (layer.k_cache, layer.v_cache)),
+            *((kept.flatten(0, 1), [*range(engine.runner.block_size), *cells]) for kept in layer.in_blocks.values()),
             *((states, slots) for states in layer.states.values()),
         ):
-            if kept is None:
-                continue
-            copy = (kept.flatten(0, 1) if kept is layer.k_cache or kept is layer.v_cache else kept).clone()
+            copy = kept.clone()
             copy[left_out] = 0
-            bits.append(copy.view(torch.int32))
+            bits.append(copy.view(torch.uint8))
     return bits
 
 
@@ -152,8 +154,8 @@ def spoil(engine: Engine, request_id: str) -> None:
     holding = engine.scheduler.cache.holding(request_id)
     for layer in engine.runner.memory:
         if layer.k_cache is not None and layer.v_cache is not None:
-            layer.k_cache[list(holding.block_table)] = NAN
-            layer.v_cache[list(holding.block_table)] = NAN
+            for kept in layer.in_blocks.values():
+                kept[list(holding.block_table)] = poison_of(kept)
         for name, states in layer.states.items():
             if name != "hidden":
                 states[list(holding.references())] = NAN
@@ -255,7 +257,7 @@ def assert_written(engine: Engine) -> None:
     assert blocks
     for layer in engine.runner.memory:
         unread = first_keys & any(layer is each for each in head_memory(engine))
-        for kept in (layer.k_cache, layer.v_cache):
-            assert kept is None or kept[blocks][~unread].isfinite().all()
+        for kept in layer.in_blocks.values():
+            assert kept[blocks][~unread].isfinite().all()
         for states in layer.states.values():
             assert states[slots].isfinite().all()

@@ -23,6 +23,9 @@ from ostinato.serve.settings import ServeSettings
 from tests.support.engine_probe import Probe, without_native_kernels
 from tests.support.patience import PATIENCE
 
+UNHURRIED = {"worker_seconds": PATIENCE, "client_seconds": PATIENCE}
+"""Limits of time, which count what other processes of the machine take too."""
+
 
 @dataclass
 class Served:
@@ -77,7 +80,7 @@ def serving(serve: dict[str, Any] | None = None, *, wait: bool = True, **setting
     """A server of the embedded model, in float32 on one thread unless `settings` say otherwise."""
     config = EngineConfig(**{"model": "demo", "dtype": "float32", "threads": 1, **settings})
     probe = Probe(reference=without_native_kernels())
-    lifecycle = Lifecycle(config, ServeSettings(**{"port": 0, **(serve or {})}), make=probe)
+    lifecycle = Lifecycle(config, ServeSettings(**{"port": 0, **UNHURRIED, **(serve or {})}), make=probe)
     http: Any = partial(Connection, occupancy=lifecycle.occupancy)
     web = uvicorn.Config(make_app(lifecycle), host="127.0.0.1", port=0, http=http, log_config=None)
     server = uvicorn.Server(web)

@@ -149,6 +149,9 @@ def overhead_command(
     ] = "64",
     ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Go on to full length.")] = False,
     rounds: Annotated[int, typer.Option(min=1, help="Rounds, each with prompts of its own.")] = 3,
+    profile: Annotated[
+        bool, typer.Option("--profile", help="Also tell what of the processor each part takes for a token.")
+    ] = False,
 ) -> Measure:
     """What serving costs: output tokens per second of `ostinato serve` over those of LLM.generate, on the same prompts.
 
@@ -165,7 +168,7 @@ def overhead_command(
         output_tokens=parse_lengths("--output-tokens", output_tokens),
         prompt_tokens=_prompt_tokens(workload, prompt_tokens, None),
     )
-    bench = OverheadBench(load, concurrency, rounds, ignore_eos)
+    bench = OverheadBench(load, concurrency, rounds, ignore_eos, profile)
     return lambda say: overhead(settings, bench, say)
 
 

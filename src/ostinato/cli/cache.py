@@ -29,17 +29,20 @@ Where = Annotated[
     Path | None, typer.Argument(metavar="DIR", help="As --cache-dir (~/.cache/ostinato/prefixes).", show_default=False)
 ]
 
+Named = Annotated[Path | None, typer.Option("--cache-dir", metavar="DIR", help="The same.", show_default=False)]
+
 
 @app.command("ls", cls=Command)
 def ls(
     directory: Where = None,
+    cache_dir: Named = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the list as JSON.")] = False,
 ) -> None:
     """List what each model has in a directory: files, bytes, when they were last used.
 
     Example: ostinato cache ls
     """
-    found = _folders(directory)
+    found = _folders(directory, cache_dir)
     if as_json:
         rows = [{**vars(each), "path": str(each.path)} for each in found]
         print(json.dumps(rows, indent=2))
@@ -58,6 +61,7 @@ def ls(
 @app.command("clear", cls=Command)
 def remove(
     directory: Where = None,
+    cache_dir: Named = None,
     only: Annotated[
         str | None, typer.Option("--id", metavar="ID", help="Of this model alone, as `ls` names it.")
     ] = None,
@@ -66,7 +70,7 @@ def remove(
 
     Example: ostinato cache clear
     """
-    found = _folders(directory)
+    found = _folders(directory, cache_dir)
     chosen = [each for each in found if only is None or each.path.name.startswith(only)]
     if only is not None and len(chosen) != 1:
         ids = ", ".join(each.path.name[:12] for each in found) or "none"
@@ -80,7 +84,10 @@ def remove(
     print(f"{sum(each.files for each in chosen):,} files removed, {size}")
 
 
-def _folders(directory: Path | None) -> list[Folder]:
+def _folders(directory: Path | None, cache_dir: Path | None) -> list[Folder]:
+    if directory is not None and cache_dir is not None:
+        raise ConfigError(f"two directories are given: {directory} and {cache_dir}; leave out --cache-dir")
+    directory = directory or cache_dir
     where = directory or default_directory()
     try:
         return folders(where)

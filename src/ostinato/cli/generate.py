@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.text import Text
 
 from ostinato.cli.options import engine_options
-from ostinato.cli.output import note_cut, print_pieces, print_stats
+from ostinato.cli.output import check_room, note_cut, print_pieces, print_stats
 from ostinato.cli.requests import TemplateVariables, as_message, read_prompts, sampling_options, template_variables
 from ostinato.errors import RequestError
 
@@ -63,8 +63,8 @@ def generate(
         raise RequestError(f"prompt {asked.index('') + 1} is empty; leave it out, or say something")
     if not as_json and {"logprobs", "prompt_logprobs"} & sampling.keys():
         raise RequestError("log-probabilities are printed as JSON only: add --json, or leave them out")
-    if save_traffic is not None and not save_traffic.parent.is_dir():
-        raise RequestError(f"the traffic cannot be written to {save_traffic}: there is no directory of that name")
+    if save_traffic is not None:
+        check_room(save_traffic, "the traffic")
     variables = template_variables(chat_template_kwargs)
     if "seed" in sampling:
         settings["seed"] = sampling["seed"]  # random weights have one, too

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping
+from pathlib import Path
+from tempfile import TemporaryFile
 from typing import TYPE_CHECKING, Any, Literal
 
 from rich.console import Console
@@ -11,7 +13,11 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from ostinato.bench.reports import Column, Table
+from ostinato.errors import RequestError, reason
 from ostinato.units import format_bytes
+
+_ROOM = 4096
+"""Bytes for which there must be room in a directory."""
 
 if TYPE_CHECKING:
     from ostinato.engine.outputs import CompletionOutput, RequestOutput
@@ -50,6 +56,24 @@ def note_cut(completion: CompletionOutput, params: SamplingParams) -> None:
 def note(text: str) -> None:
     """A remark on stderr."""
     Console(stderr=True).print(Text(text, style="dim"), soft_wrap=True)
+
+
+def check_room(path: Path, what: str) -> None:
+    """RequestError, before anything is computed, if a file cannot be written there later. What lies there stays."""
+    try:
+        if path.is_file():
+            with path.open("r+b"):
+                pass
+        if path.is_file() or not path.exists():
+            if not path.parent.is_dir():
+                raise NotADirectoryError(None, "there is no directory of that name")
+            with TemporaryFile(dir=path.parent) as there:
+                there.write(bytes(_ROOM))
+        else:  # a device, whose reader passes over an empty line
+            with path.open("wb") as there:
+                there.write(b"\n")
+    except OSError as error:
+        raise RequestError(f"{what} cannot be written to {path}: {reason(error)}") from None
 
 
 def piped_progress() -> Callable[[str, int, int], None]:

@@ -28,6 +28,7 @@ from ostinato.engine.text.chat_template import Message
 from ostinato.engine.text.texts import load_texts
 from ostinato.engine.unfinished import Unfinished
 from ostinato.errors import RequestError
+from ostinato.formats.in_use import FilesInUse
 from ostinato.media.input import RenderedChat, load_media_input, render_chat
 from ostinato.media.prompt import MediaPrompt
 from ostinato.models.checkpoint import checkpoint_of, load_spec
@@ -83,6 +84,7 @@ class Engine:
             self.speculation = Speculation(plan.speculative, lambda: self.runner.num_captured)
         self.scheduler = make_scheduler(plan, None if self.speculation is None else self.speculation.controller.choose)
         self._weights = [path for path in (self.directory, draft_directory) if path is not None]
+        self._files_in_use = FilesInUse(self._weights)
         if not self.has_ranks:
             self.scheduler.cache.memory = bytes_of(self.runner.memory, plan.settings.block_size)
         if plan.cache_files is not None:
@@ -288,6 +290,10 @@ class Engine:
         """RankError if one of the other ranks has ended, which a step would tell too."""
         if self._leader is not None:
             self._leader.check()
+
+    def check_files(self) -> None:
+        """ModelError if somebody has written to a file in which weights lie."""
+        self._files_in_use.check()
 
     def close(self) -> None:
         """Keeps in files what the prefix cache has, if the plan says so, and ends the threads and processes that it has

@@ -62,7 +62,7 @@ def listed_prompts(prompts: Prompts) -> list[Prompt]:
         return [prompts]
     if isinstance(prompts, bytes) or not isinstance(prompts, Iterable):
         raise RequestError(
-            f"a prompt is text or a list of token ids, and several come in a list, not as a {type(prompts).__name__}"
+            f"a prompt is text or a list of token ids, and several come in a list, not as {type(prompts).__name__}"
         )
     items: list[Any] = list(prompts)
     if not items:

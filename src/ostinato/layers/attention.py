@@ -130,7 +130,8 @@ class Attention(Module):
     ) -> torch.Tensor:
         """Rotates, and writes keys and values. In a graph padding has its cells in the null block, which nobody reads.
         -> the queries to attend with"""
-        return self.ops.rotary(q, k, v, angles, self.key_multiplier, memory.k_cache, memory.v_cache, step.kv_cells)
+        caches = (memory.k_cache, memory.v_cache, step.kv_cells, memory.k_scales, memory.v_scales)
+        return self.ops.rotary(q, k, v, angles, self.key_multiplier, *caches)
 
     def _attend(self, q: torch.Tensor, step: StepInputs, memory: LayerMemory) -> torch.Tensor:
         """-> [tokens, heads, head_dim]"""
@@ -145,4 +146,6 @@ class Attention(Module):
             self.scale,
             self.first_key,
             self.spec.window,
+            memory.k_scales,
+            memory.v_scales,
         )

@@ -18,6 +18,8 @@ AccessLog = Literal["text", "json", "none"]
 
 QUIET = frozenset({"/", "/health", "/health/live", "/version", "/metrics", "/live", "/about", "/prefixes"})
 """Paths that are asked again and again: logged at level debug, unless they fail."""
+PROBES = frozenset({"/health", "/health/live"})
+"""Of these, what they answer is no failure of theirs. The server says itself how it is."""
 
 _requests = logging.getLogger("ostinato.requests")
 
@@ -48,9 +50,10 @@ def _handler(form: str, stream: TextIO | None) -> logging.Handler:
 
 def log_request(record: RequestRecord) -> None:
     """Logs a request that has ended."""
-    failed = record.status is None or record.status >= 500
-    quiet = record.path in QUIET or record.path.startswith("/page/")
-    level = logging.WARNING if failed else logging.DEBUG if quiet and record.status == 200 else logging.INFO
+    told = record.path in PROBES and record.status == 503
+    failed = record.status is None or (record.status >= 500 and not told)
+    quiet = told or (record.status == 200 and (record.path in QUIET or record.path.startswith("/page/")))
+    level = logging.WARNING if failed else logging.DEBUG if quiet else logging.INFO
     if _requests.isEnabledFor(level):
         fields = request_fields(record)
         # Not made by `log`, which would search the stack for the place of the call.

@@ -5,7 +5,7 @@ Names are those of vLLM where both engines have the metric. Counters get Prometh
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import reduce
 from typing import Any
@@ -327,14 +327,19 @@ _OF_KEYS = (
 
 
 def of_keys(
-    rows: Callable[[str], Rows], weights: Mapping[str, int], prefix: str, labels: Mapping[str, str]
+    rows: Callable[[str], Rows],
+    weights: Mapping[str, int],
+    seen: Collection[str],
+    prefix: str,
+    labels: Mapping[str, str],
 ) -> Iterator[Metric]:
-    """What clients with each key have used; `rows` are `AnswerCounts.key_rows`. And the keys' weights."""
+    """What clients with the keys `seen` have used; `rows` are `AnswerCounts.key_rows`. And these keys' weights."""
     text = "Turns that a key's client gets for one of a key of weight 1"
-    weighted = [({"key": name}, float(weight)) for name, weight in sorted(weights.items())]
+    weighted = [({"key": name}, float(weight)) for name, weight in sorted(weights.items()) if name in seen]
     yield _family("gauge", prefix + "key_weight", text, weighted, labels)
     for what, name, text in _OF_KEYS:
-        yield _family("counter", prefix + name, text, rows(what), labels)
+        own = [row for row in rows(what) if row[0]["key"] in seen]
+        yield _family("counter", prefix + name, text, own, labels)
 
 
 def exposition(metrics: Iterable[Metric]) -> bytes:

@@ -122,10 +122,10 @@ def native_sample(*, positions: int, vocab_size: int) -> Scratch:
     return Scratch(FLOAT * positions * -(-vocab_size // SAMPLE_BLOCK), FLOAT * 3 * vocab_size)
 
 
-def reference_attention(*, tokens: int, kv_elements: int, element_bytes: int, max_model_len: int) -> Scratch:
-    """Of one row at a time: its gathered keys and values, `kv_elements` per token; and a slab's causal mask, as bool
-    and as float32."""
-    gathered = max_model_len * kv_elements * element_bytes
+def reference_attention(*, tokens: int, kv_elements: int, kv_bytes: int, max_model_len: int) -> Scratch:
+    """Of one row at a time: its gathered keys and values, `kv_elements` of `kv_bytes` each per token; and a slab's
+    causal mask, as bool and as float32."""
+    gathered = max_model_len * kv_elements * kv_bytes
     return Scratch(gathered + min(tokens, ATTENTION_SLAB, max_model_len) * max_model_len * (1 + FLOAT))
 
 

@@ -164,13 +164,21 @@ def make_plan(config: EngineConfig, model: ModelSpec, device: DeviceSpec) -> Pla
             "(max_num_batched_tokens) is refused when it arrives, whatever max_model_len"
         )
         decisions.append(Decision("enable_chunked_prefill", False, False, reason))
+    if device.kind == "cpu" and settled.threads is not None and settled.threads > device.cores:
+        reason = (
+            f"as given, though the process may use {device.cores} cores: threads that wait for each other at every "
+            "kernel take turns on them, so steps take longer"
+        )
+        decisions.append(Decision("threads", settled.threads, settled.threads, reason))
     rope = model.rope
     if rope is not None:
         rope, decision = resolve_rope(rope, fitted.limits.max_model_len)
         decisions += [decision] if decision is not None else []
     decisions += text_decisions(config, model)
-    decisions += window_decisions(model, fitted.limits.max_model_len, dtype)
-    speculative, of_drafts = plan_speculation(config, model, dtype, ssm_state_dtype, fitted.limits.max_model_len)
+    decisions += window_decisions(model, fitted.limits.max_model_len, settled.kv_cache_dtype)
+    speculative, of_drafts = plan_speculation(
+        config, model, dtype, ssm_state_dtype, settled.kv_cache_dtype, fitted.limits.max_model_len
+    )
     decisions += of_drafts
     overlap, of_overlap = settled_overlap
     decisions += of_overlap
@@ -195,6 +203,7 @@ def make_plan(config: EngineConfig, model: ModelSpec, device: DeviceSpec) -> Pla
             quantization=model.quantization,
             dtype=dtype,
             ssm_state_dtype=ssm_state_dtype,
+            kv_cache_dtype=settled.kv_cache_dtype,
             device=device.kind,
             **vars(fitted.limits),
             memory_utilization=utilization(config, device),
@@ -218,6 +227,7 @@ def make_plan(config: EngineConfig, model: ModelSpec, device: DeviceSpec) -> Pla
             kernels,
             dtype=dtype,
             ssm_state_dtype=ssm_state_dtype,
+            kv_cache_dtype=settled.kv_cache_dtype,
             threads=settled.threads,
             deterministic=config.deterministic,
             limits=fitted.limits,
@@ -237,7 +247,7 @@ def _summary(fitted: Fit) -> ModelSummary:
         vocab_size=model.vocab_size,
         max_position_embeddings=model.max_position_embeddings,
         layers=dict(Counter(layer.kind for layer in model.layers)),
-        kv_bytes_per_token=kv_block_bytes(own, 1, dtype),
+        kv_bytes_per_token=kv_block_bytes(own, 1, fitted.settled.kv_cache_dtype),
         state_bytes_per_request=state_slot_bytes(own, dtype, fitted.settled.ssm_state_dtype)
         * fitted.memory.slots_per_request,
         states=_states(model, {"model": dtype, "state": fitted.settled.ssm_state_dtype}),

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from ostinato.plan.decision import Decision
-from ostinato.plan.model import DTYPE_BYTES, ModelSpec
+from ostinato.plan.memory.keys_and_values import bytes_per_token
+from ostinato.plan.model import ModelSpec
 from ostinato.units import format_bytes
 
 
@@ -15,7 +16,7 @@ def window_decisions(model: ModelSpec, max_model_len: int, dtype: str) -> list[D
         return []
     count = sum(layer.window in windows for layer in layers)
     sizes = " or ".join(str(window) for window in sorted(windows))
-    whole = sum(layer.kv_elements_per_token for layer in layers) * max_model_len * DTYPE_BYTES[dtype]
+    whole = sum(bytes_per_token(layer, dtype) for layer in layers) * max_model_len
     reason = (
         f"{count} of {len(layers)} attention layers read the last {sizes} tokens alone; blocks of earlier ones stay "
         "until a request ends, for its other layers and for the prefix cache; in one of max_model_len tokens that is "
@@ -26,9 +27,8 @@ def window_decisions(model: ModelSpec, max_model_len: int, dtype: str) -> list[D
 
 def bytes_beyond_windows(model: ModelSpec, tokens: int, dtype: str) -> int:
     """Of the keys and values of a request of so many tokens, those that no layer will read again."""
-    elements = sum(
-        layer.kv_elements_per_token * max(0, tokens - layer.window)
+    return sum(
+        bytes_per_token(layer, dtype) * max(0, tokens - layer.window)
         for layer in model.attention_layers
         if layer.window is not None
     )
-    return elements * DTYPE_BYTES[dtype]

@@ -12,8 +12,11 @@ from typing import TYPE_CHECKING, Any, cast
 import uvicorn
 
 from ostinato.config import EngineConfig
-from ostinato.engine.process.launch import keep_for_good
+from ostinato.engine.process.launch import keep_for_good, make_engine
+from ostinato.models.checkpoint import load_spec
 from ostinato.observe.logs import configure_logs
+from ostinato.plan.device.detect import detect
+from ostinato.plan.plan import make_plan
 from ostinato.serve.app import make_app
 from ostinato.serve.http.certificates import Certificates
 from ostinato.serve.http.connection import Connection
@@ -24,16 +27,21 @@ from ostinato.serve.http.tls import TlsLayer
 from ostinato.serve.settings import ServeSettings
 
 if TYPE_CHECKING:
+    from ostinato.engine.engine import Engine
     from ostinato.engine.run.runner import StartProgress
+
+    MakeEngine = Callable[[EngineConfig, StartProgress], Engine]
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 GRACE = 5
 """Seconds that answers have to reach their clients at the end."""
 
 
-def _lifecycle(config: EngineConfig, settings: ServeSettings, progress: StartProgress) -> Lifecycle:
+def _lifecycle(config: EngineConfig, settings: ServeSettings, progress: StartProgress, make: MakeEngine) -> Lifecycle:
     if not settings.is_replicated:
-        return Lifecycle(config, settings, progress)
+        # The engine's process plans for itself. Here a plan that cannot be is refused before anything listens.
+        make_plan(config, load_spec(config), detect(config.device))
+        return Lifecycle(config, settings, progress, make)
     from ostinato.serve.replicas.cluster import ReplicatedServer
 
     replicated = ReplicatedServer(config, settings, settings.name_of(config.model), progress)
@@ -53,15 +61,17 @@ def serve(
     settings: ServeSettings,
     progress: StartProgress,
     announce: Callable[[str], None],
+    make: MakeEngine = make_engine,
 ) -> int:
     """Serves until SIGTERM or SIGINT, or until the engine fails. Returns the process's exit status. The first signal
     lets running requests finish, a second one ends the process at once.
 
-    `announce` is called with the server's URL once it listens. ConfigError if it cannot listen. Errors of an
-    engine that cannot start are raised as they are.
+    `announce` is called with the server's URL once it listens. `make` makes the engine; see `AsyncEngine.start`.
+    ConfigError if it cannot listen. Errors of an engine that cannot be planned, or cannot start, are raised as they
+    are.
     """
     configure_logs(settings.log_format, settings.log_level, access=settings.access_log)
-    lifecycle = _lifecycle(config, settings, progress)
+    lifecycle = _lifecycle(config, settings, progress, make)
     app = make_app(lifecycle)
     certificates = None
     if settings.ssl_certfile is not None:

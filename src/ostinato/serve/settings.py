@@ -10,7 +10,17 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError, field_validator, model_validator
+from pydantic import (
+    AnyHttpUrl,
+    BaseModel,
+    ConfigDict,
+    Field,
+    PrivateAttr,
+    TypeAdapter,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 from pydantic_core import PydanticCustomError
 
 from ostinato.engine.process.launch import SECRET_VARIABLES
@@ -19,6 +29,8 @@ from ostinato.observe.logs import AccessLog, LogFormat, LogLevel
 from ostinato.replicas.choice import Policy
 from ostinato.serve.http.forwarded import TrustedProxies
 from ostinato.serve.http.key_file import ApiKey, named_keys
+
+_URL = TypeAdapter(AnyHttpUrl)
 
 
 class ServeSettings(BaseModel):
@@ -124,7 +136,7 @@ class ServeSettings(BaseModel):
     """Seconds that a connection may wait for its next request."""
     max_connections: int = Field(0, ge=0)
     """Connections at once; 0: as many as the process has file descriptors for, less 64. A further one gets status 503
-    and is closed."""
+    and is closed. For a number that needs more descriptors the process raises its own limit, as far as it may."""
     max_connections_per_address: int = Field(256, ge=0)
     """Connections at once of one address; 0: any number. Those from this machine and of a
     trusted_proxy are not counted."""
@@ -170,6 +182,17 @@ class ServeSettings(BaseModel):
         if nearest != value:
             message = "it should be an address or a name alone, without scheme, port and brackets"
             raise PydanticCustomError("host", "{message}", {"message": message, "nearest": nearest})
+        return value
+
+    @field_validator("otlp_endpoint")
+    @classmethod
+    def _is_a_url(cls, value: str | None) -> str | None:
+        if value is not None:
+            try:
+                _URL.validate_python(value)
+            except ValidationError:
+                message = "it should be the address of a collector, such as http://localhost:4318"
+                raise _wrong("otlp_endpoint", message, []) from None
         return value
 
     @model_validator(mode="after")

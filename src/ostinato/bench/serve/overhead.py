@@ -9,15 +9,18 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
-from tempfile import TemporaryFile
+from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory, TemporaryFile
 from typing import Any
 
 from ostinato.bench.drive import with_room
 from ostinato.bench.figures import spread
 from ostinato.bench.reports import Column, Report, Say, Table, engine_facts, engine_lines, spread_columns
+from ostinato.bench.serve.cost import GENERATED, PROCESSES, PROGRAM, Used, cost_figures, cost_tables, profiled, sampled
 from ostinato.bench.serve.latencies import count_tokens, serve_figures
+from ostinato.bench.serve.sampler import ENGINE
 from ostinato.bench.serve.sending import Run, Target, run_load, run_on_loop
 from ostinato.bench.serve.sweep import find_model, load_settings, try_server
 from ostinato.bench.serve.workload import Conversation, Load, Ruler, make_conversations
@@ -41,15 +44,21 @@ class OverheadBench:
     concurrency: int
     rounds: int
     ignore_eos: bool
+    profile: bool = False
+    """Whether it is told where the processor's time goes, which takes some of it."""
 
 
 @dataclass(frozen=True)
 class Round:
-    """Output tokens per second of both, and how many of their answers are the same text."""
+    """Output tokens per second of both, and how many of their answers are the same text; with a profile, also their
+    tokens and what of the processor each process used."""
 
     served: float
     generated: float
     same: int
+    served_tokens: int = 0
+    generated_tokens: int = 0
+    used: Mapping[str, Used] = field(default_factory=dict)
 
 
 def overhead(settings: dict[str, Any], bench: OverheadBench, say: Say) -> Report:
@@ -64,7 +73,9 @@ def overhead(settings: dict[str, Any], bench: OverheadBench, say: Say) -> Report
     rounds, runs = [], []
     for number in range(bench.rounds):
         say(f"round {number + 1}: the server")
-        with server_process(settings) as base_url:
+        with ExitStack() as stack:
+            directory = Path(stack.enter_context(TemporaryDirectory())) if bench.profile else None
+            base_url = stack.enter_context(server_process(settings, directory=directory))
             model = find_model(base_url, None)
             target = Target(base_url, model, chat=False, ignore_eos=bench.ignore_eos)
             # In every round, so that the servers of all have done the same before.
@@ -74,11 +85,13 @@ def overhead(settings: dict[str, Any], bench: OverheadBench, say: Say) -> Report
                 make_conversations(bench.load, ruler, chat=False, number=each) for each in (2 * number, 2 * number + 1)
             )
             run_on_loop(run_load(target, warm_up[: bench.concurrency], bench.concurrency))
+            used = stack.enter_context(profiled(directory)) if directory is not None else {}
             run = run_on_loop(run_load(target, counted, bench.concurrency))
         say(f"round {number + 1}: LLM.generate")
         batches = [_batch(warm_up[: bench.concurrency]), _batch(counted)]
-        generated = ask("generate", {"settings": settings, "batches": batches, "ignore_eos": bench.ignore_eos})
-        rounds.append(compare_round(run, generated))
+        asked = {"settings": settings, "batches": batches, "ignore_eos": bench.ignore_eos, "profile": bench.profile}
+        generated = ask("generate", asked)
+        rounds.append(compare_round(run, generated, used))
         runs.append(run)
     figures = [serve_figures(run, None) for run in runs]
     data = {
@@ -92,15 +105,19 @@ def overhead(settings: dict[str, Any], bench: OverheadBench, say: Say) -> Report
     return Report(data, lines, overhead_tables(data))
 
 
-def compare_round(run: Run, answer: dict[str, Any]) -> Round:
-    """One round; `answer` is of `work`, whose second batch had the same prompts. RequestError if a request failed."""
+def compare_round(run: Run, answer: dict[str, Any], used: Mapping[str, Used] | None = None) -> Round:
+    """One round; `answer` is of `answer`, whose second batch had the same prompts. `used` is what the server and the
+    generator did, where they were profiled. RequestError if a request failed."""
     failed = [outcome for outcome in run.outcomes if outcome.error is not None]
     if failed:
         said = f"{failed[0].error}, {failed[0].detail}"
         raise RequestError(f"the server failed {len(failed)} of {len(run.outcomes)} requests: {said}")
     tokens = sum(map(count_tokens, run.outcomes))
     same = sum(outcome.text == text for outcome, text in zip(run.outcomes, answer["texts"], strict=True))
-    return Round(tokens / run.seconds, answer["output_tokens"] / answer["seconds"], same)
+    made = answer["output_tokens"]
+    if used:
+        used = {**used, GENERATED: Used(**answer["used"])}
+    return Round(tokens / run.seconds, made / answer["seconds"], same, tokens, made, used or {})
 
 
 def overhead_figures(rounds: Sequence[Round]) -> dict[str, Any]:
@@ -110,7 +127,14 @@ def overhead_figures(rounds: Sequence[Round]) -> dict[str, Any]:
         "generate_tokens_per_second": spread([each.generated for each in rounds]),
         "ratio": spread([each.served / each.generated for each in rounds]),
         "same_answers": [each.same for each in rounds],
+        **({"microseconds_per_token": _cost(rounds)} if rounds[0].used else {}),
     }
+
+
+def _cost(rounds: Sequence[Round]) -> dict[str, Any]:
+    served, generated = (sum(getattr(each, name) for each in rounds) for name in ("served_tokens", "generated_tokens"))
+    tokens = {name: generated if name == GENERATED else served for name in PROCESSES}
+    return cost_figures([each.used for each in rounds], tokens)
 
 
 def answer(job: dict[str, Any]) -> dict[str, Any]:
@@ -123,10 +147,12 @@ def answer(job: dict[str, Any]) -> dict[str, Any]:
     greedy = SamplingParams(temperature=0, ignore_eos=job["ignore_eos"])
     for batch in job["batches"]:
         params = [greedy.model_copy(update={"max_tokens": tokens}) for tokens in batch["output_tokens"]]
-        begin = time.perf_counter()
-        outputs = llm.generate(batch["prompts"], params)
-        seconds = time.perf_counter() - begin
+        with sampled(ENGINE) if job["profile"] else nullcontext(list[Used]()) as used:
+            begin = time.perf_counter()
+            outputs = llm.generate(batch["prompts"], params)
+            seconds = time.perf_counter() - begin
     return {
+        "used": asdict(used[0]) if used else None,
         "seconds": seconds,
         "output_tokens": sum(len(output.outputs[0].token_ids) for output in outputs),
         "texts": [output.outputs[0].text for output in outputs],
@@ -158,12 +184,16 @@ def overhead_tables(data: Mapping[str, Any]) -> list[Table]:
         Column("generator's CPU", "generator.cpu_share", "percent"),
         Column("same answers", "same"),
     )
-    return [Table((Column("output tokens/s", "name"), *spread_columns("rate", "count")), rates), Table(columns, rounds)]
+    own = [Table((Column("output tokens/s", "name"), *spread_columns("rate", "count")), rates), Table(columns, rounds)]
+    return own + (cost_tables(data["microseconds_per_token"]) if "microseconds_per_token" in data else [])
 
 
 @contextmanager
-def server_process(settings: Mapping[str, Any], ready_within: float = 600.0) -> Iterator[str]:
-    """The base URL of an `ostinato serve` that is ready, on a free loopback port, and ends with the context.
+def server_process(
+    settings: Mapping[str, Any], ready_within: float = 600.0, directory: Path | None = None
+) -> Iterator[str]:
+    """The base URL of an `ostinato serve` that is ready, on a free loopback port, and ends with the context. With a
+    `directory` it is one that is profiled (`profiled.py`).
 
     ModelError, with the end of what the server said, if it ended or was not ready in time.
     """
@@ -171,12 +201,17 @@ def server_process(settings: Mapping[str, Any], ready_within: float = 600.0) -> 
 
     port = _free_port()
     command = [sys.executable, "-m", "ostinato.cli.main", "serve", "--host", "127.0.0.1", "--port", str(port)]
+    command += setting_flags(settings)
+    job = b""
+    if directory is not None:
+        command = [sys.executable, "-c", PROGRAM]
+        job = json.dumps({"settings": settings, "port": port, "directory": str(directory)}).encode()
     # Without the keys of the user's own servers, which this one is not.
     environment = {name: value for name, value in os.environ.items() if name not in SECRET_VARIABLES.values()}
-    with TemporaryFile() as output:
-        process = subprocess.Popen(
-            [*command, *setting_flags(settings)], stdout=output, stderr=subprocess.STDOUT, env=environment
-        )
+    with TemporaryFile() as asked, TemporaryFile() as output:
+        asked.write(job)
+        asked.seek(0)
+        process = subprocess.Popen(command, stdin=asked, stdout=output, stderr=subprocess.STDOUT, env=environment)
 
         def said() -> str:
             output.seek(0)

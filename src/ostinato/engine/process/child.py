@@ -11,6 +11,7 @@ import os
 import signal
 import socket
 import sys
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
@@ -20,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from ostinato.address_space import lack_of_address_space
 from ostinato.cache.picture import picture
 from ostinato.engine.outputs import RequestOutput
-from ostinato.engine.process.delivery import Gains, OutputDelta, Pace
+from ostinato.engine.process.delivery import SHARE, SHARE_BESIDE_KERNELS, Gains, OutputDelta, Pace
 from ostinato.engine.process.failures import of_step, portable
 from ostinato.engine.process.launch import keep_for_good
 from ostinato.engine.process.messages import (
@@ -56,6 +57,9 @@ _GLANCE = 0.005
 
 _LOOK_AT_RANKS = 1.0
 """Likewise: seconds between looks whether the other processes that share the model are there."""
+
+_LOOK_AT_FILES = 1.0
+"""Seconds between looks whether somebody has written to the model's files."""
 
 log = logging.getLogger("ostinato.engine")
 
@@ -129,8 +133,10 @@ class EngineLoop:
 
     def __init__(self, engine: Engine, channel: Channel) -> None:
         self._engine, self._channel = engine, channel
-        self._gains, self._pace = Gains(), Pace()
+        computes_here = engine.plan.settings.device == "cpu"
+        self._gains, self._pace = Gains(), Pace(SHARE_BESIDE_KERNELS if computes_here else SHARE)
         self._replies: list[Reply | Exported] = []
+        self._next_look = 0.0
         self._told: frozenset[int] | None = None
         """The chain hashes that were told of last."""
         # One at a time and on its own thread: more would take processor time from steps.
@@ -152,17 +158,32 @@ class EngineLoop:
             for message in self._channel.receive(self._patience()):
                 self._take(message)
             self._take_compiled()
+            self._look_at_files()
             if self._engine.has_unfinished:
                 self._step()
             else:
                 self._engine.check_ranks()
             messages: list[Reply | Exported | Gained] = [*self._replies]
             self._replies.clear()
-            if self._gains and (self._pace.allows(self._gains.is_urgent) or not self._engine.has_unfinished):
-                self._pace.sent()
-                messages.append(Gained([_sendable(delta) for delta in self._gains.take()]))
+            if deltas := self._due():
+                messages.append(Gained([_sendable(delta) for delta in deltas]))
             if messages:
                 self._channel.send(*messages)
+
+    def _due(self) -> list[OutputDelta]:
+        """The gains that are to be sent now."""
+        are_all = self._pace.allows_all or not self._engine.has_unfinished
+        if not self._gains or not (are_all or (self._gains.is_urgent and self._pace.allows_urgent)):
+            return []
+        self._pace.sent(are_all)
+        return self._gains.take(urgent_alone=not are_all)
+
+    def _look_at_files(self) -> None:
+        """Now and then: the server asks something at least every few seconds, so that this has its turn."""
+        now = time.monotonic()
+        if now >= self._next_look:
+            self._next_look = now + _LOOK_AT_FILES
+            self._engine.check_files()
 
     def _patience(self) -> float | None:
         if self._engine.has_unfinished or self._gains:

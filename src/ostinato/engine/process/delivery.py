@@ -11,7 +11,9 @@ from ostinato.schedule.batch import TokenLogprobs
 from ostinato.schedule.request import FinishReason
 
 SHARE = 0.1
-"""The largest share of a processor's time that the server may spend on receiving outputs; sending waits for it."""
+"""The largest share of a core's time that the server may spend on receiving outputs; sending waits for it."""
+SHARE_BESIDE_KERNELS = 0.04
+"""The same where kernels run on the cores: a client's work on what it gets often comes on top of the server's."""
 LONGEST_WAIT = 0.1
 """Seconds after which outputs are sent in any case."""
 
@@ -81,11 +83,15 @@ class Gains:
         self._changed: dict[str, RequestOutput] = {}
         self._given: dict[str, list[tuple[int, int, bool]]] = {}  # characters, tokens, ended; of each sample
         self._whole: set[str] = set()
-        self.is_urgent = False
-        """Whether a request has begun or ended, whose gains should not wait."""
+        self._urgent: set[str] = set()
 
     def __bool__(self) -> bool:
         return bool(self._changed)
+
+    @property
+    def is_urgent(self) -> bool:
+        """Whether a request has begun or ended, whose gains should not wait."""
+        return bool(self._urgent)
 
     @property
     def num_kept(self) -> int:
@@ -106,20 +112,24 @@ class Gains:
             if output.request_id in self._whole and not output.finished:
                 continue
             self._changed[output.request_id] = output
-            self.is_urgent = self.is_urgent or output.finished or output.request_id not in self._given
+            if output.finished or output.request_id not in self._given:
+                self._urgent.add(output.request_id)
 
-    def take(self) -> list[OutputDelta]:
-        """All gains since the last call."""
-        deltas = [self._gain(output) for output in self._changed.values()]
-        self._changed.clear()
-        self.is_urgent = False
-        return deltas
+    def take(self, urgent_alone: bool = False) -> list[OutputDelta]:
+        """Gains since they were last taken: all, or of the requests alone that have begun or ended."""
+        taken = self._changed
+        if urgent_alone:
+            taken = {name: output for name, output in self._changed.items() if name in self._urgent}
+        self._changed = {name: output for name, output in self._changed.items() if name not in taken}
+        self._urgent.clear()
+        return [self._gain(output) for output in taken.values()]
 
     def drop(self, request_id: str) -> None:
         """Forgets a request that nobody waits for any more."""
         self._changed.pop(request_id, None)
         self._given.pop(request_id, None)
         self._whole.discard(request_id)
+        self._urgent.discard(request_id)
 
     def _gain(self, output: RequestOutput) -> OutputDelta:
         given = self._given.setdefault(output.request_id, [(0, 0, False)] * len(output.outputs))
@@ -155,26 +165,35 @@ def _sample_gain(sample: CompletionOutput, num_characters: int, num_tokens: int)
 
 class Pace:
     """When gains are sent to the server: at once while that is cheap. With many streams they are sent less often, so
-    that the server's work on them leaves the processors to the engine. Gains that wait are sent as one."""
+    that the server's work on them leaves the processors to the engine. Gains that wait are sent as one. Those of
+    requests that begin or end do not wait for the others, nor the others less for them."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
+    def __init__(self, share: float = SHARE, clock: Callable[[], float] = time.monotonic) -> None:
+        self._share, self._clock = share, clock
         self._next = 0.0
         self._last_cost = 0.0
-        self._in_flight = False
+        self._in_flight = self._are_all = False
 
-    def allows(self, is_urgent: bool) -> bool:
-        """Whether gains may be sent now. Urgent ones wait only until the server is done with the last ones."""
-        return not self._in_flight and (is_urgent or self._clock() >= self._next)
+    @property
+    def allows_urgent(self) -> bool:
+        """Whether gains that should not wait may be sent now: the server is done with the last ones."""
+        return not self._in_flight
 
-    def sent(self) -> None:
-        """Gains have been sent."""
-        self._in_flight = True
+    @property
+    def allows_all(self) -> bool:
+        """Whether all gains may be sent now."""
+        return not self._in_flight and self._clock() >= self._next
+
+    def sent(self, are_all: bool) -> None:
+        """Gains have been sent: all, or the urgent ones alone."""
+        self._in_flight, self._are_all = True, are_all
 
     def settled(self, cost: float) -> None:
         """The server's loop is done with the gains, and took `cost` seconds. The lower of two costs in a row counts, as
         other work of the loop may be in one of them."""
-        wait = min(cost, self._last_cost) * (1 / SHARE - 1)
+        self._in_flight = False
+        if not self._are_all:
+            return
+        wait = min(cost, self._last_cost) * (1 / self._share - 1)
         self._next = self._clock() + min(wait, LONGEST_WAIT)
         self._last_cost = cost
-        self._in_flight = False

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ostinato.config import EngineConfig
 from ostinato.engine.process.async_engine import SAVE_PATIENCE
+from ostinato.engine.process.calls import Calls
 from ostinato.engine.process.delivery import OutputDelta
 from ostinato.engine.process.failures import EngineFailed
 from ostinato.engine.process.heartbeat import Heartbeat
@@ -49,7 +50,6 @@ FRONT_PATIENCE = 30.0
 """Seconds after which a front that has said nothing counts as gone. Each says something every few seconds."""
 SHORT_OF_TIME = 0.8
 """The part of its time after which a replica that drains moves requests also to where they have to wait."""
-_OWN = "host"
 
 
 class ReplicaHost:
@@ -69,8 +69,7 @@ class ReplicaHost:
         self._process, self._send_cost = process, send_cost
         self._loop = asyncio.get_running_loop()
         self._fronts: dict[str, FrontConnection] = {}
-        self._calls: dict[str, asyncio.Future[Any]] = {}
-        self._num_calls = 0
+        self._calls = Calls(process.send)
         self._keys: frozenset[int] = frozenset()
         self._front_cost = 0.0
         self._draining = self._has_ended = False
@@ -248,14 +247,10 @@ class ReplicaHost:
         return await self._ask("observe")
 
     def _ask(self, question: Question) -> asyncio.Future[Any]:
-        self._num_calls += 1
-        call_id = f"{_OWN}/{self._num_calls}"
-        future = self._calls[call_id] = self._loop.create_future()
-        future.add_done_callback(lambda _: self._calls.pop(call_id, None))
+        answer = self._calls.ask(question)
         if self.failure is not None:
-            future.set_exception(EngineFailed(str(self.failure)))
-        self._process.send(Ask(call_id, question))
-        return future
+            self._calls.refuse_all(EngineFailed(str(self.failure)))
+        return answer
 
     def _take_from_engine(self, message: Any) -> None:
         match message:
@@ -263,15 +258,11 @@ class ReplicaHost:
                 self._hand_over(deltas)
             case _ if self.moves.take_from_engine(message):
                 pass
-            case Reply(call_id, result, error) if call_id in self._calls:
-                future = self._calls[call_id]
-                if error is None:
-                    future.set_result(result)
-                else:
-                    future.set_exception(error)
-            case Reply(call_id, _, error):
-                name, _, own = call_id.partition("/")
-                if (front := self._fronts.get(name)) is not None:
+            case Reply(call_id, result, error):
+                name, is_of_front, own = call_id.partition("/")
+                if not is_of_front:
+                    self._calls.answer(call_id, result, error)
+                elif (front := self._fronts.get(name)) is not None:
                     if error is not None:
                         front.requests.discard(own)  # it was refused, if it is one
                         self._changed.set()
@@ -299,9 +290,7 @@ class ReplicaHost:
         self.failure = error
         self._telling.cancel()
         self._heartbeat.stop()
-        for future in list(self._calls.values()):
-            if not future.done():
-                future.set_exception(EngineFailed(str(error)))
+        self._calls.refuse_all(EngineFailed(str(error)))
         for front in self._fronts.values():
             front.news.set()
         self._changed.set()

@@ -228,6 +228,10 @@ def _make_dict(*args: Any, **kwargs: Any) -> dict[Any, Any]:
     return dict(*args, **kwargs)
 
 
+_SAY_SOMETHING = frozenset({"system", "user"})
+"""Roles whose messages are nothing without content; an assistant's may be calls of tools alone."""
+
+
 def _checked_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
     if isinstance(messages, (str, bytes, Mapping)) or not all(isinstance(m, Mapping) for m in messages):
         raise RequestError('messages must be a list of objects such as {"role": "user", "content": "Hello"}')
@@ -236,6 +240,8 @@ def _checked_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
     for index, message in enumerate(messages):
         if not isinstance(message.get("role"), str):
             raise RequestError(f"message {index} has no role, such as system, user or assistant")
+        if message["role"] in _SAY_SOMETHING and message.get("content") is None:
+            raise RequestError(f"message {index}, of the {message['role']}, has no content")
     return [_plain(message) for message in messages]
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
 from typing import Any
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 from prometheus_client.core import Metric
 
@@ -122,9 +122,10 @@ def observation_router(lifecycle: Lifecycle, counts: AnswerCounts) -> APIRouter:
         return await lifecycle.present_engine.prefixes()
 
     @router.get("/metrics", response_model=None)
-    async def metrics() -> Response:
-        """The counts of engine and server, for Prometheus. 503 until the engine runs, so that no series begins with
-        zeros that nobody measured."""
+    async def metrics(request: Request) -> Response:
+        """The counts of engine and server, for Prometheus. Those of keys need a key (`ApiKeys.seen_by`). 503 until the
+        engine runs, so that no series begins with zeros that nobody measured."""
+        seen_keys = lifecycle.keys.seen_by(request.headers.get("authorization"), request.headers.get("x-api-key"))
         engine = lifecycle.present_engine
         labels = {"model_name": lifecycle.model_name, "engine": "0"}
         memory, prefix = asdict(engine.plan.memory), lifecycle.settings.metrics_prefix
@@ -140,7 +141,7 @@ def observation_router(lifecycle: Lifecycle, counts: AnswerCounts) -> APIRouter:
             alive,
             *loop_delay(delay.seconds, delay.num_stalls, prefix, labels),
             *workers(reads.num_done, reads.num_ended_early, reads.num_running, prefix, labels),
-            *of_keys(counts.key_rows, lifecycle.keys.weights, prefix, labels),
+            *of_keys(counts.key_rows, lifecycle.keys.weights, seen_keys, prefix, labels),
             *_drains(engine, prefix, labels),
             refusals(lifecycle.refusals.counts, prefix, labels),
             answers(counts.rows(), labels),

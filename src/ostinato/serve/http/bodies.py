@@ -17,6 +17,7 @@ from pydantic import (
     model_validator,
 )
 
+from ostinato.errors import reason
 from ostinato.serve.http.errors import ApiError
 
 T = TypeVar("T")
@@ -91,9 +92,12 @@ ListOf = Annotated[list[T], _FailFast()]
 
 
 def check_type(content_type: str, sent: bytes) -> None:
-    """ApiError unless there is a body, which says that it is JSON."""
+    """ApiError unless there is a body, which says that it is JSON and may be text in UTF-8."""
     if not sent:
         raise ApiError(400, "the request has no body; it should be a JSON object")
+    if not json.detect_encoding(sent[:4]).startswith("utf-8"):
+        # Another would also be counted wrongly (`work/shape.py`).
+        raise ApiError(400, "the body is not valid JSON: it is not text in UTF-8")
     media_type = content_type.partition(";")[0].strip().lower()
     if media_type != "application/json" and not media_type.endswith("+json"):
         given = f"not {content_type}" if content_type else "and there is none"
@@ -106,14 +110,26 @@ def validated(kind: type[BodyT], sent: bytes) -> BodyT:
     try:
         value = json.loads(sent)
     except (ValueError, RecursionError) as error:
-        reason = error.msg if isinstance(error, json.JSONDecodeError) else error
-        raise ApiError(400, f"the body is not valid JSON: {reason}") from None
+        raise ApiError(400, f"the body is not valid JSON: {_why(error)}") from None
     if not isinstance(value, dict):
         raise ApiError(400, "the body should be a JSON object")
     try:
         return kind.model_validate(value)
     except ValidationError as error:
         raise _refusal(error.errors(include_url=False), value) from None
+
+
+def _why(error: ValueError | RecursionError) -> str:
+    """Why `json.loads` gave up."""
+    match error:
+        case json.JSONDecodeError():
+            return error.msg
+        case UnicodeDecodeError():
+            return reason(error)
+        case RecursionError():
+            return "it is nested too deep"
+        case _:
+            return "a number in it has too many digits"
 
 
 def _refusal(errors: Sequence[Mapping[str, Any]], body: dict[str, Any]) -> ApiError:

@@ -14,6 +14,7 @@ MOST_KEYS = 10_000
 MOST_WEIGHT = 1000
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _WEIGHT = "weight="
+_SEES_ALL = "metrics=all"
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +23,8 @@ class ApiKey:
 
     key: str = field(repr=False)
     weight: int = 1
+    sees_all: bool = False
+    """Whether `/metrics` tells its client of all keys, and not of its own alone."""
 
 
 def read_keys(given: Sequence[str], path: Path | None) -> dict[str, ApiKey]:
@@ -62,21 +65,28 @@ def named_keys(given: Sequence[str], path: Path | None) -> dict[str, ApiKey]:
 
 def _read_line(words: list[str], name: str) -> tuple[str, ApiKey]:
     """The key of a line, with its name; `name` if it has none."""
-    weight = 1
-    if len(words) > 1 and words[-1].startswith(_WEIGHT):
-        weight = _weight(words.pop().removeprefix(_WEIGHT))
+    weight, sees_all = 1, False
+    while len(words) > 1:
+        if words[-1].startswith(_WEIGHT):
+            weight = _weight(words.pop().removeprefix(_WEIGHT))
+        elif words[-1] == _SEES_ALL:
+            words.pop()
+            sees_all = True
+        else:
+            break
     match words:
         case [key]:
             pass
         case [name, key]:
             pass
         case _:
-            raise ValueError("it should be a key, or a name and a key, and perhaps a weight behind them (weight=2)")
+            options = f"a weight ({_WEIGHT}2) or {_SEES_ALL}"
+            raise ValueError(f"it should be a key, or a name and a key, and perhaps {options} behind them")
     if not _NAME.fullmatch(name):
         raise ValueError("a name is 1 to 64 letters, digits, _, . or -")
     if not key.isascii():
         raise ValueError("a key is ASCII text")
-    return name, ApiKey(key, weight)
+    return name, ApiKey(key, weight, sees_all)
 
 
 def _weight(text: str) -> int:

@@ -6,7 +6,7 @@ import hashlib
 import hmac
 import ipaddress
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import lru_cache
 
 from ostinato.errors import ConfigError
@@ -26,12 +26,8 @@ class ApiKeys:
         self._digests: Sequence[tuple[str, bytes]] = ()
         self.weights: Mapping[str, int] = {}
         """Those of all keys, by their names."""
+        self._see_all: frozenset[str] = frozenset()
         self._use(settings.keys)
-
-    @property
-    def names(self) -> frozenset[str]:
-        """Those of all keys."""
-        return frozenset(name for name, _ in self._digests)
 
     def reload(self) -> None:
         """Reads the file of keys again. If it is broken, the keys stay as they are, and the log says why."""
@@ -63,9 +59,20 @@ class ApiKeys:
             raise ApiError(401, message, code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
         return found
 
+    def seen_by(self, authorization: str | None, x_api_key: str | None = None) -> Collection[str]:
+        """The keys, by their names, that `/metrics` tells a client of: none without a key, its own, or all where its
+        line in the file says so. ApiError 401 for a key that is none of the server's."""
+        if authorization is None and x_api_key is None:
+            return ()
+        name = self.check(authorization, x_api_key)
+        if name is None:
+            return ()
+        return self.weights.keys() if name in self._see_all else (name,)
+
     def _use(self, keys: Mapping[str, ApiKey]) -> None:
         self._digests = tuple((name, _digest(key.key.encode())) for name, key in keys.items())
         self.weights = {name: key.weight for name, key in keys.items()}
+        self._see_all = frozenset(name for name, key in keys.items() if key.sees_all)
 
 
 @lru_cache(maxsize=1024)

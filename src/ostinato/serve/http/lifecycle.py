@@ -17,7 +17,7 @@ from ostinato.serve.http.delay import LoopDelay
 from ostinato.serve.http.errors import ApiError
 from ostinato.serve.http.forwarded import TrustedProxies
 from ostinato.serve.http.keys import ApiKeys
-from ostinato.serve.http.limits import Occupancy, room_for_connections
+from ostinato.serve.http.limits import Occupancy, make_room, room_for_connections
 from ostinato.serve.http.refusals import Refusals
 from ostinato.serve.settings import ServeSettings
 from ostinato.serve.work.context import Context
@@ -44,7 +44,8 @@ class Lifecycle:
         make: Callable[[EngineConfig, StartProgress], Engine] = make_engine,
         start_engine: StartEngine | None = None,
     ) -> None:
-        """`make` makes the engine; see `AsyncEngine.start`, whose place `start_engine` takes."""
+        """`make` makes the engine; see `AsyncEngine.start`, whose place `start_engine` takes. ConfigError if the
+        process may not have as many connections as the settings say."""
         self.config, self.settings = config, settings
         self.keys = ApiKeys(settings)
         self.loop_delay = LoopDelay()
@@ -53,6 +54,7 @@ class Lifecycle:
         self.refusals = Refusals()
         """Of what the application never sees."""
         self.proxies = TrustedProxies(settings.trusted_proxy)
+        make_room(settings.max_connections)
         most = settings.max_connections or room_for_connections()
         self.occupancy = Occupancy(most, settings.max_connections_per_address, self.proxies.trusts)
         self.draining = False

@@ -9,6 +9,8 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from ostinato.errors import ConfigError, Remedy
+
 log = logging.getLogger("ostinato.serve")
 
 RESERVED = 64
@@ -96,3 +98,18 @@ def room_for_connections() -> int:
     if soft == resource.RLIM_INFINITY:
         return 2**20
     return max(soft - RESERVED, soft // 2, 1)
+
+
+def make_room(connections: int) -> None:
+    """Raises the process's own limit of descriptors, if so many connections need that. ConfigError if it may not."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = connections + RESERVED
+    if resource.RLIM_INFINITY in (soft, hard) or needed <= hard:
+        if soft != resource.RLIM_INFINITY and soft < needed:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
+        return
+    message = (
+        f"max_connections {connections}: they need {needed} file descriptors, and the process may have {hard} (ulimit "
+        "-n); allow more"
+    )
+    raise ConfigError(message, [Remedy("max_connections", max(hard - RESERVED, hard // 2, 1))])

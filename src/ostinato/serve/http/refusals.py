@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
+import os
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
+
+from ostinato.errors import reason
 
 log = logging.getLogger("ostinato.serve")
 
 QUIET = 10.0
 """Seconds after a line of the log in which further refusals of the same reason are only counted."""
 NO_DESCRIPTOR = "no_file_descriptor"
+_LOOK = 1.0
+"""Seconds between two looks whether there is a file descriptor left."""
 _OF_ACCEPT = "socket.accept() out of system resource"
-"""What asyncio says when a connection cannot be accepted. It tries again after a second."""
+"""What asyncio says when a connection cannot be accepted. It tries again after a second. uvloop says nothing: it closes
+the connections that wait."""
 
 
 class Refusals:
@@ -40,13 +47,26 @@ class Refusals:
         log.warning("refused (%s): %s; from %s%s", code, message, address or "this machine", more)
 
     def watch(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Notes too that the process has no file descriptor for a connection; that one waits until there is one."""
+        """Notes too that the process has no file descriptor for a connection, which waits until there is one or is
+        closed, as the loop has it."""
+
+        def lacks(why: object) -> None:
+            message = f"connections wait or are closed: {why}; raise ulimit -n, or lower max_connections"
+            self.note(NO_DESCRIPTOR, message, "clients")
 
         def handle(running: asyncio.AbstractEventLoop, context: Mapping[str, Any]) -> None:
             if context.get("message") == _OF_ACCEPT:
-                message = f"a connection waits: {context['exception']}; raise ulimit -n, or lower max_connections"
-                self.note(NO_DESCRIPTOR, message, "a client")
+                lacks(context["exception"])
             else:
                 running.default_exception_handler(dict(context))
 
+        def look() -> None:
+            try:
+                os.close(os.open(os.devnull, os.O_RDONLY))
+            except OSError as error:
+                if error.errno in (errno.EMFILE, errno.ENFILE):
+                    lacks(reason(error))
+            loop.call_later(_LOOK, look)
+
         loop.set_exception_handler(handle)
+        loop.call_later(_LOOK, look)

@@ -35,9 +35,14 @@ OBJECT_STORE = 100 * 2**20
 CONNECT_SECONDS = 10
 """For a Ray that runs to accept a connection."""
 
-_RAY_VARIABLES = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_raylet_start_wait_time_s": "300", "RAY_ENABLE_AUTO_CONNECT": "0"}
-"""Unless they are set: nothing is reported to anybody, a busy machine has time to start Ray, and a late call at the end
-connects to no other Ray."""
+_RAY_VARIABLES = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_raylet_start_wait_time_s": "300",
+    "RAY_ENABLE_AUTO_CONNECT": "0",
+    "RAY_DISABLE_FAILURE_SIGNAL_HANDLER": "1",
+}
+"""Unless they are set: nothing is reported to anybody, a busy machine has time to start Ray, a late call at the end
+connects to no other Ray, and a process that is asked to end (SIGTERM) prints no stack of C++, as if it had crashed."""
 
 
 def check_installed() -> None:

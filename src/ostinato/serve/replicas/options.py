@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+from ostinato.engine.process.async_engine import SAVE_PATIENCE
 from ostinato.serve.replicas.layout import ReplicaLayout
 from ostinato.serve.settings import ServeSettings
 
 HEALTH_SECONDS = 2
 """Between two looks at a replica's health."""
 END_SECONDS = 10
-"""That a replica has to end, beside those that it drains."""
+"""That a replica has to end, beside those in which it drains and writes files of its prefix cache."""
 
 
 def deployment_options(layout: ReplicaLayout, settings: ServeSettings) -> dict[str, Any]:
@@ -20,12 +21,13 @@ def deployment_options(layout: ReplicaLayout, settings: ServeSettings) -> dict[s
     if most > replicas:
         policy = {"policy_function": "ostinato.serve.replicas.scaling:wanted_replicas"}
         numbers = {"autoscaling_config": {"min_replicas": replicas, "max_replicas": most, "policy": policy}}
+    saves = SAVE_PATIENCE if layout.plan.cache_files is not None else 0
     resources = {"num_cpus": layout.num_cpus, **({"num_gpus": layout.num_gpus} if layout.num_gpus else {})}
     return {
         **numbers,
         "ray_actor_options": resources,
         "health_check_period_s": HEALTH_SECONDS,
         "health_check_timeout_s": 30,
-        "graceful_shutdown_timeout_s": settings.drain_timeout + END_SECONDS,
+        "graceful_shutdown_timeout_s": settings.drain_timeout + saves + END_SECONDS,
         "max_constructor_retry_count": 3,
     }

@@ -19,6 +19,7 @@ from typing import Any
 
 from ostinato.engine.process.launch import child_environment
 from ostinato.engine.process.messages import pack
+from ostinato.errors import reason
 from ostinato.schedule.turns import Turns, weighted_share
 from ostinato.serve.http.bodies import Body
 from ostinato.serve.http.errors import ApiError
@@ -130,7 +131,11 @@ class Workers:
         self._free += 1
 
     async def _by_worker(self, kind: type[Body], sent: bytes) -> Done:
-        connection = self._idle.pop() if self._idle else await self._new()
+        try:
+            connection = self._idle.pop() if self._idle else await self._new()
+        except OSError as error:
+            message = f"no process can be started to read the request: {reason(error)}"
+            raise ApiError(503, message, code="no_worker", headers={"Retry-After": "5"}) from None
         reader, writer = connection
         is_kept = False
         try:

@@ -1,0 +1,73 @@
+"""A server that tells what its two processes spend the processor's time on.
+
+`main` reads a job from stdin (JSON: `settings`, `port`, `directory`) and serves until SIGTERM. Each process has a file
+in the directory, and writes to it what it has used so far when SIGUSR1 comes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ostinato.bench.serve.sampler import ENGINE, ENGINE_PROCESS, FRONT, SERVER, Sampler
+from ostinato.config import EngineConfig
+from ostinato.engine.process.launch import make_engine
+from ostinato.serve.server import serve
+from ostinato.serve.settings import ServeSettings
+
+if TYPE_CHECKING:
+    from ostinato.engine.engine import Engine
+    from ostinato.engine.run.runner import StartProgress
+
+
+@dataclass(frozen=True)
+class ProfiledEngine:
+    """Makes an engine in its process, and has that profiled."""
+
+    directory: str
+
+    def __call__(self, config: EngineConfig, progress: StartProgress) -> Engine:
+        engine = make_engine(config, progress)
+        tell(Sampler(ENGINE), Path(self.directory), ENGINE_PROCESS)
+        return engine
+
+
+def tell(sampler: Sampler, directory: Path, name: str) -> None:
+    """Starts a sampler, and has this process write on SIGUSR1 what it has used, and at once that it is there."""
+    told = 0
+
+    def write(*_: object) -> None:
+        nonlocal told
+        told += 1
+        used = {"seconds": sampler.seconds, "main_seconds": sampler.main_seconds}
+        report = {"pid": os.getpid(), "told": told, **used}
+        written = directory / f"{name}.part"
+        written.write_text(json.dumps(report), encoding="utf-8")
+        written.replace(directory / f"{name}.json")
+
+    signal.signal(signal.SIGUSR1, write)
+    sampler.start()
+    write()
+
+
+def main() -> None:
+    job = json.loads(sys.stdin.read())
+    directory = Path(job["directory"])
+    sampler = Sampler(FRONT)
+    tell(sampler, directory, SERVER)
+    try:
+        status = serve(
+            EngineConfig(**job["settings"]),
+            ServeSettings(port=job["port"]),
+            lambda what, done, total: None,
+            lambda url: None,
+            make=ProfiledEngine(str(directory)),
+        )
+    finally:
+        sampler.stop()
+    sys.exit(status)

@@ -1,0 +1,50 @@
+"""Files of a model in which weights lie while it is used: whether somebody has written to one."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from ostinato.errors import ModelError
+from ostinato.formats.gguf.split import all_parts
+from ostinato.formats.shortened import ADVICE
+
+MAPS = Path("/proc/self/maps")
+"""Where Linux says what a process has mapped. On other systems nothing is noticed."""
+
+
+class FilesInUse:
+    """Those of some checkpoints (directories, GGUF files) that this process has mapped now. A file that was deleted or
+    replaced stays as it was for those who have it mapped; one that is written to changes under them."""
+
+    def __init__(self, checkpoints: Iterable[Path]) -> None:
+        mapped = set(_mapped())
+        files = {file.resolve() for checkpoint in checkpoints for file in _files(checkpoint)}
+        self._seen = {file: file.stat() for file in files if str(file) in mapped}
+
+    def check(self) -> None:
+        """ModelError if one was written to since."""
+        for file, before in self._seen.items():
+            try:
+                now = file.stat()
+            except OSError:
+                continue
+            written = (now.st_mtime_ns, now.st_size) != (before.st_mtime_ns, before.st_size)
+            if os.path.samestat(before, now) and written:
+                raise ModelError(
+                    f"{file} was written to while it was in use: weights lie in it, and what follows would mean "
+                    f"nothing. Start again; {ADVICE}"
+                )
+
+
+def _files(checkpoint: Path) -> Iterable[Path]:
+    return checkpoint.glob("*.safetensors") if checkpoint.is_dir() else all_parts(checkpoint)
+
+
+def _mapped() -> Iterator[str]:
+    if MAPS.exists():
+        for line in MAPS.read_text(encoding="utf-8", errors="surrogateescape").splitlines():
+            fields = line.split(maxsplit=5)
+            if len(fields) == 6:
+                yield fields[5]
