@@ -14,8 +14,9 @@ demo: native
 	  "Tom collects 125 stamps. He loses 17 of them and then gets 48 more. How many stamps does he have now?" \
 	  "A box holds 6 pencils. Mia buys 8 boxes and gives 12 pencils to Leo. How many pencils does Mia have left?"
 
-# A worker runs a stretch of files, so that it makes once what tests of a file share; at the end it takes from another.
-PYTEST := $(BIN)/python -m pytest -n auto --dist worksteal
+# A worker for each processor runs a stretch of files, so that it makes once what tests of a file share; at the end it takes
+# from another.
+PYTEST := $(BIN)/python -m pytest -n logical --dist worksteal
 
 test: .venv/.installed-test native
 	$(PYTEST)
@@ -35,7 +36,7 @@ WITH_REFERENCES := parity/test_parity.py parity/test_parity_graphs.py parity/tes
   models/test_gguf.py models/test_int4.py models/test_kimi_linear.py models/test_quantization.py \
   models/test_vision_heads.py models/test_vision_parity.py models/test_vision_poison.py models/test_vision_settings.py \
   plan/test_activation_memory.py plan/test_plan_kernels.py plan/test_planned_tapes.py plan/test_prediction.py \
-  sample/test_guided_outputs.py speculate/test_speculation_drafts.py speculate/test_speculation_outputs.py \
+  sample/test_guided_outputs.py speculate/test_speculation_outputs.py \
   speculate/test_speculation_state.py demo/test_demo_checkpoint.py demo/test_demo_vl_engine.py \
   verify/test_verify.py cli/test_cli.py cli/test_cli_plan.py test_docs_commands.py
 test-reference: .venv/.installed-test

@@ -1,5 +1,6 @@
 """What routing by checkpointed prefixes gains on multi-turn traffic: one engine, replicas with this router, and
-replicas with two choices, each a server of its own under the same `ostinato bench serve --turns`.
+replicas with two choices, each a server of its own under the same `ostinato bench serve --turns`. One engine on Ray
+beside one without it shows what Ray adds to a first token and to each further one.
 
     python benchmarks/replicas.py MODEL --replicas 2,4 --output FILE.json
 
@@ -31,6 +32,7 @@ COLUMNS = {
     "most loaded / mean": "most_of_mean",
     "first token p50, s": "first_token_p50",
     "first token p90, s": "first_token_p90",
+    "further token p50, ms": "further_token_p50",
     "output tokens/s": "output_tokens_per_second",
 }
 
@@ -50,7 +52,7 @@ def main() -> None:
     parser.add_argument("flags", nargs="*", help="of `ostinato serve`, behind --")
     given = parser.parse_args()
     counts = [int(count) for count in given.replicas.split(",")]
-    layouts = [("one engine", [])]
+    layouts = [("one engine", []), ("one engine on Ray", ["--replicas", "1"])]
     for count in counts:
         for routing in ("prefix", "two_choices"):
             layouts.append((f"{count} replicas, {routing}", ["--replicas", str(count), "--routing", routing]))
@@ -121,6 +123,7 @@ def measured(url: str, given: argparse.Namespace, seed: int) -> dict[str, Any]:
         "most_of_mean": max(work) * len(work) / sum(work),
         "first_token_p50": first["p50"],
         "first_token_p90": first["p90"],
+        "further_token_p50": 1000 * result["time_per_output_token"]["p50"],
         "output_tokens_per_second": result["output_tokens_per_second"],
         "report": report,
     }

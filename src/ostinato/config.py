@@ -271,8 +271,8 @@ class EngineConfig(BaseModel):
     tensor_parallel_size: int = Field(
         1,
         ge=1,
-        description="Processes that share the model, a rank each: heads, MLPs and experts are cut among them, and "
-        "each keeps its own part of weights, blocks and slots.",
+        description="Processes that share the model, a rank each: heads, MLPs, experts and the vocabulary are cut "
+        "among them, and each keeps its own part of weights, blocks and slots.",
     )
     seed: int = Field(0, ge=0, lt=2**64, description="Of requests that bring no seed of their own.")
     threads: int | None = Field(None, ge=1, description="CPU threads (the cores that the process may use).")

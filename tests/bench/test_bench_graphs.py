@@ -203,6 +203,11 @@ def test_graphs_that_are_left_to_their_first_use_are_captured_all_the_same() -> 
     assert report["capture"]["graphs"] == 3
 
 
+def test_steps_of_one_of_several_ranks_are_not_timed_alone() -> None:
+    with pytest.raises(ConfigError, match="tensor_parallel_size 2: this benchmark times steps of one process"):
+        measure("llama", GraphBench(rows=(2,), prompt_len=4, rounds=1), tensor_parallel_size=2)
+
+
 def test_an_open_max_num_seqs_and_its_ladder_stay_as_they_are_without_the_benchmark() -> None:
     open_sizes = {"capture_sizes": None, "capture_rows": None, "graph_mode": "full_decode_only", "capture": "lazy"}
     report = measure("llama", GraphBench(rows=(3, 9), prompt_len=4, rounds=1), **open_sizes)

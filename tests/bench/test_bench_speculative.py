@@ -166,3 +166,11 @@ def test_a_model_without_a_head_names_the_methods_that_can_be_measured(capsys: p
     error = capsys.readouterr().err
     assert "no prediction head" in error
     assert "--method ngram or draft:PATH" in error
+
+
+def test_drafts_that_are_made_up_are_not_those_of_all_ranks(capsys: pytest.CaptureFixture[str]) -> None:
+    model = str(checkpoint("nemotron_h_head"))
+    with pytest.raises(SystemExit) as ended:
+        main(["bench", "speculative", model, "--accept", "0.5", "--method", "mtp", "--tensor-parallel-size", "2"])
+    assert ended.value.code == 2
+    assert "accept 0.5 with tensor_parallel_size 2: each rank makes drafts" in capsys.readouterr().err

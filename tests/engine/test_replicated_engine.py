@@ -1,4 +1,7 @@
-"""Two real engines behind one AsyncEngine, without a cluster between them."""
+"""Two real engines behind one AsyncEngine, without a cluster between them.
+
+What is long here has its like with fake engines: tests/engine/test_replicas_front.py and test_replicas_moving.py.
+"""
 
 from __future__ import annotations
 
@@ -182,6 +185,7 @@ def test_a_killed_replica_ends_what_it_had_begun_and_nothing_else() -> None:
     asyncio.run(run())
 
 
+@pytest.mark.long
 def test_draining_under_load_loses_nothing() -> None:
     async def run() -> None:
         async with two_replicas() as two:
@@ -245,7 +249,7 @@ async def begun_on(two: Two, name: str, params: list[SamplingParams]) -> list[St
     return streams
 
 
-@pytest.mark.parametrize("speculative", [None, "ngram:3"])
+@pytest.mark.parametrize("speculative", [None, pytest.param("ngram:3", marks=pytest.mark.long)])
 def test_streams_of_a_replica_that_drains_go_on_at_another_with_the_same_tokens(speculative: str | None) -> None:
     config = CONFIG.with_settings(max_num_seqs=8, speculative=speculative)
 
@@ -292,6 +296,7 @@ async def drained(two: Two, name: str) -> None:
     await two.until(lambda: name not in two.replicas.states)
 
 
+@pytest.mark.long
 def test_a_rolling_update_replaces_all_replicas_and_cuts_no_stream() -> None:
     params = [SamplingParams(temperature=0.9, max_tokens=300, ignore_eos=True)] * 3
 
@@ -320,6 +325,7 @@ def test_a_rolling_update_replaces_all_replicas_and_cuts_no_stream() -> None:
     asyncio.run(run())
 
 
+@pytest.mark.long
 def test_a_replica_of_other_settings_does_not_go_on_and_the_streams_end_where_they_were() -> None:
     async def run() -> None:
         async with two_replicas() as two:
@@ -349,6 +355,7 @@ def test_a_replica_of_other_settings_does_not_go_on_and_the_streams_end_where_th
     asyncio.run(run())
 
 
+@pytest.mark.long
 def test_a_source_that_is_killed_while_it_keeps_a_request_ends_its_stream_as_lost() -> None:
     async def run() -> None:
         async with two_replicas() as two:
@@ -378,6 +385,7 @@ def test_a_source_that_is_killed_while_it_keeps_a_request_ends_its_stream_as_los
     asyncio.run(run())
 
 
+@pytest.mark.long
 def test_a_front_that_leaves_takes_its_requests_with_it() -> None:
     async def run() -> None:
         async with two_replicas() as two:

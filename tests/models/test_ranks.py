@@ -3,8 +3,8 @@ here are threads; tests/parity/test_parity_ranks.py has processes."""
 
 from __future__ import annotations
 
-import threading
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import pytest
 import torch
@@ -18,12 +18,12 @@ from ostinato.models.loader import build_model, load_weights
 from ostinato.models.shares import shares_of
 from ostinato.models.table import with_table
 from ostinato.ops.kernels import module_of, select_ops
-from ostinato.plan.cuts import ALONE, WIDTHS, Rank, problems, share_of
+from ostinato.plan.cuts import ALONE, WIDTHS, Rank, problems, share_of, vocabulary_part
 from ostinato.plan.model import ModelSpec
 from ostinato.schedule.batch import Batch, Row
 from tests.models.test_models import BLOCK_SIZE, CPU, poisoned_memory
 from tests.support.checkpoints import RECIPES, checkpoint, random_prompt, recipe
-from tests.support.patience import PATIENCE
+from tests.support.rank_threads import Threads
 
 
 def whole_spec(name: str) -> ModelSpec:
@@ -40,28 +40,11 @@ CASES = [
 ]
 
 
-class Sum:
-    """What ranks that are threads add up: the sum of all their tensors, for each."""
-
-    def __init__(self, ranks: int) -> None:
-        self.count = 0
-        self._all: list[torch.Tensor | None] = [None] * ranks
-        self._barrier = threading.Barrier(ranks, timeout=PATIENCE)
-
-    def of(self, rank: Rank, x: torch.Tensor) -> torch.Tensor:
-        self._all[rank.number] = x.clone()
-        self._barrier.wait()
-        total = sum(each for each in self._all if each is not None)
-        self._barrier.wait()
-        self.count += rank.leads
-        return x.copy_(total)  # type: ignore[arg-type]
-
-
-def load(name: str, rank: Rank, sums: Sum | None = None) -> CausalLM:
+def load(name: str, rank: Rank, threads: Threads | None = None) -> CausalLM:
     spec = whole_spec(name)
     if rank.of > 1:
         spec = with_table(share_of(spec, rank.of))
-    ops = select_ops({}, all_reduce=None if sums is None else lambda x: sums.of(rank, x))
+    ops = select_ops({}, ranks=None if threads is None else threads.of(rank.number))
     model = build_model(Build(ops, torch.float32, CPU, rank=rank), spec)
     load_weights(model, checkpoint(name))
     return model
@@ -82,15 +65,17 @@ def logits(model: CausalLM) -> torch.Tensor:
 
 @pytest.mark.parametrize(("name", "ranks"), CASES)
 def test_ranks_together_compute_what_one_does(name: str, ranks: int) -> None:
-    sums = Sum(ranks)
-    models = [load(name, Rank(number, ranks), sums) for number in range(ranks)]
+    meeting = Threads(ranks)
+    models = [load(name, Rank(number, ranks), meeting) for number in range(ranks)]
     with ThreadPoolExecutor(ranks) as threads:
-        found = list(threads.map(logits, models))
+        first, *others = threads.map(logits, models)
     expected = logits(load(name, ALONE))
-    assert sums.count > 0
-    for each in found:
-        assert torch.equal(each, found[0])
-        torch.testing.assert_close(each, expected, atol=1e-5 * expected.abs().max().item(), rtol=0)
+    assert meeting.calls["all_reduce"] > 0
+    atol = 1e-5 * expected.abs().max().item()
+    torch.testing.assert_close(first, expected, atol=atol, rtol=0)
+    for number, each in enumerate(others, 1):
+        part = vocabulary_part(expected.shape[1], Rank(number, ranks))
+        torch.testing.assert_close(each, first[:, part.first : part.first + part.rows], atol=atol, rtol=0)
 
 
 @pytest.mark.parametrize(("name", "ranks"), CASES)
@@ -118,25 +103,52 @@ def test_the_parts_of_all_ranks_are_the_whole_and_each_has_what_was_planned(
         assert taken == model.spec.weight_bytes("float32") < model.spec.whole.weight_bytes("float32")  # type: ignore[union-attr]
     kept = (a.num_kv_heads for a in whole_spec(name).attention_layers if not a.values_in_keys)
     kv_heads = min(kept, default=ranks)
+    size = whole_spec(name).vocab_size
     for each, times in covered.items():
         is_shared = each.split(".")[-2] in ("k_proj", "v_proj")
+        if times.shape[0] == size:
+            assert (times >= 1).all(), each  # the last ranks reach back
+            assert times[:, 0].sum() == ranks * -(-size // ranks), each
+            continue
         assert (times == (max(1, ranks // kv_heads) if is_shared else 1)).all(), each
 
 
+@pytest.mark.parametrize("is_by_kernels", [False, True])
 @pytest.mark.parametrize("norm_before_gate", [False, True])
-def test_a_norm_whose_group_ranks_share_is_that_of_the_whole_group(norm_before_gate: bool) -> None:
+def test_a_norm_whose_group_ranks_share_is_that_of_the_whole_group(norm_before_gate: bool, is_by_kernels: bool) -> None:
     generator = torch.Generator().manual_seed(0)
     x, gate = torch.randn(5, 24, generator=generator), torch.randn(5, 24, generator=generator)
     weight = torch.randn(24, generator=generator)
     expected = module_of("gated_rms_norm").reference(x, gate, weight, 1e-3, 24, norm_before_gate)
-    sums, parts = Sum(3), torch.arange(24).chunk(3)
+    meeting, parts = Threads(3), torch.arange(24).chunk(3)
+    norm = module_of("rms_norm_of_ranks")
+    kernels = {name: module_of(name).reference for name in ("rms_norm", "gated_rms_norm")}
+    of_ranks = partial(norm.by_kernels, **kernels) if is_by_kernels else norm.reference
 
     def part(number: int) -> torch.Tensor:
-        own, rank = parts[number], Rank(number, 3)
-        of_ranks = module_of("rms_norm_of_ranks").reference
+        own = parts[number]
         arguments = (x[:, own], weight[own], 1e-3, 3, gate[:, own], norm_before_gate)
-        return of_ranks(*arguments, ranks=lambda squares: sums.of(rank, squares))
+        return of_ranks(*arguments, ranks=meeting.of(number))
 
     with ThreadPoolExecutor(3) as threads:
         found = torch.cat(list(threads.map(part, range(3))), 1)
     torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize(("size", "ranks"), [(131, 2), (131, 4), (5, 4), (3, 3), (128, 4)])
+def test_every_token_is_one_ranks_and_in_its_rows(size: int, ranks: int) -> None:
+    parts = [vocabulary_part(size, Rank(number, ranks)) for number in range(ranks)]
+    assert {part.rows for part in parts} == {-(-size // ranks)}
+    for token in range(size):
+        [giver] = [part for part in parts if part.own[0] <= token < part.own[1]]
+        assert giver.first <= token < giver.first + giver.rows
+    assert all(0 <= part.first <= size - part.rows for part in parts)
+
+
+def test_ranks_share_the_rows_of_the_vocabulary() -> None:
+    for name in ("llama", "nemotron_h"):  # the first has one matrix for both ends
+        whole, part = load(name, ALONE), load(name, Rank(1, 2))
+        heads = [each.embedding if each.spec.tied_embeddings else each.lm_head for each in (whole, part)]
+        assert part.embedding.weight.shape[0] == heads[1].weight.shape[0] == 66
+        assert torch.equal(part.embedding.weight, whole.embedding.weight[65:])
+        assert torch.equal(heads[1].weight, heads[0].weight[65:])

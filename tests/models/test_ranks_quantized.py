@@ -25,15 +25,16 @@ from ostinato.ops.int8 import dequantize as of_integers
 from ostinato.ops.kernels import select_ops
 from ostinato.plan.cuts import Rank
 from tests.models.test_models import CPU
-from tests.models.test_ranks import Sum, logits
+from tests.models.test_ranks import logits
 from tests.support.checkpoints import checkpoint
 from tests.support.quantized_checkpoints import compressed
+from tests.support.rank_threads import Threads
 from tests.support.stored_formats import stored
 
 
-def load(model: Path, rank: Rank, sums: Sum | None = None, **settings: Any) -> CausalLM:
+def load(model: Path, rank: Rank, meeting: Threads | None = None, **settings: Any) -> CausalLM:
     spec = load_spec(EngineConfig(model=str(model), tensor_parallel_size=rank.of, **settings))
-    ops = select_ops({}, all_reduce=None if sums is None else lambda x: sums.of(rank, x))
+    ops = select_ops({}, ranks=None if meeting is None else meeting.of(rank.number))
     built = build_model(Build(ops, torch.float32, CPU, rank=rank), spec)
     load_weights(built, model)
     return built
@@ -41,13 +42,12 @@ def load(model: Path, rank: Rank, sums: Sum | None = None, **settings: Any) -> C
 
 def check_ranks(model: Path, ranks: int, **settings: Any) -> CausalLM:
     """Ranks compute what one process does of the same integers. -> the first rank's model"""
-    sums = Sum(ranks)
-    models = [load(model, Rank(number, ranks), sums, **settings) for number in range(ranks)]
+    meeting = Threads(ranks)
+    models = [load(model, Rank(number, ranks), meeting, **settings) for number in range(ranks)]
     with ThreadPoolExecutor(ranks) as threads:
-        found = list(threads.map(logits, models))
+        found, *_ = threads.map(logits, models)
     expected = logits(load(model, Rank(0, 1), **settings))
-    for each in found:
-        torch.testing.assert_close(each, expected, atol=2e-5 * expected.abs().max().item(), rtol=0)
+    torch.testing.assert_close(found, expected, atol=2e-5 * expected.abs().max().item(), rtol=0)
     return models[0]
 
 

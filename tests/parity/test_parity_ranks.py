@@ -8,9 +8,14 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import subprocess
+import sys
 import threading
+import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 from safetensors.torch import load_file, save_file
@@ -20,13 +25,14 @@ from ostinato.config import EngineConfig
 from ostinato.engine.engine import Engine
 from ostinato.engine.ranks.leader import Leader, Ready, Start
 from ostinato.errors import ModelError, RankError
-from ostinato.models.checkpoint import load_spec
-from ostinato.plan.cuts import Rank
+from ostinato.models.checkpoint import load_spec, model_spec
+from ostinato.plan.cuts import Rank, problems
 from ostinato.plan.device.detect import detect
 from ostinato.plan.plan import make_plan
 from tests.models.test_ranks import CASES
+from tests.parity.test_parity_speculation import GRAPHS, Cell, serve
 from tests.support import vision_parity
-from tests.support.checkpoints import checkpoint
+from tests.support.checkpoints import checkpoint, random_prompt, recipe
 from tests.support.parity import (
     PROMPT,
     add,
@@ -40,6 +46,9 @@ from tests.support.parity import (
     sampled_case,
     warm,
 )
+from tests.support.patience import PATIENCE
+from tests.support.recipes import HEADED
+from tests.support.speculation import Watched, drafting_engine
 from tests.support.vision_parity import images
 from tests.support.vl_models import VL_RECIPES
 
@@ -104,6 +113,81 @@ def test_ranks_give_them_with_drafts_and_without_graphs(name: str, ranks: int) -
         engine.close()
 
 
+DRAFTS = [
+    *(
+        Cell(name, "all", "mtp", 3, "full_and_piecewise")
+        for name in HEADED
+        if not problems(model_spec(recipe(name).to_dict()), 2)
+    ),
+    Cell("nemotron_h", "align", "other", 2, "full_and_piecewise"),
+    Cell("llama", "none", "itself", 3, "none"),
+]
+QUICK_DRAFTS = ("nemotron_h_head",)
+
+
+@pytest.mark.parametrize(
+    "cell",
+    [pytest.param(cell, marks=() if cell.name in QUICK_DRAFTS else pytest.mark.ranks) for cell in DRAFTS],
+    ids=lambda cell: f"{cell.name}-{cell.method}",
+)
+def test_drafts_with_weights_are_those_of_all_ranks_and_change_nothing(cell: Cell) -> None:
+    """By the model's head and by a second model: in chunks, preempted, from the prefix cache, greedy and sampled."""
+    engine = drafting_engine(
+        cell.name, cell.speculative, state_cache_mode=cell.mode, graph_mode=cell.graph_mode, tensor_parallel_size=2,
+        **GRAPHS[cell.graph_mode],
+    )  # fmt: skip
+    try:
+        watched = Watched(engine)
+        serve(engine, cell)
+        assert any(accepted for _, accepted in watched.verdicts())
+        if cell.method == "itself":
+            assert all(accepted == given for given, accepted in watched.verdicts())
+    finally:
+        engine.close()
+
+
+@marked([])
+def test_ranks_with_8_bit_weights_give_the_tokens_of_one_process(name: str, ranks: int) -> None:
+    found = []
+    for of in (1, ranks):
+        engine = make_engine(name, tensor_parallel_size=of, quantization="int8", max_num_batched_tokens=64)
+        params = [
+            SamplingParams(temperature=temperature, seed=5, max_tokens=24, ignore_eos=True) for temperature in (0, 1)
+        ]
+        outputs = [engine.output(engine.add(random_prompt(90, 3), each)) for each in params]
+        run(engine)
+        engine.close()
+        found.append([each.outputs[0].token_ids for each in outputs if each is not None])
+    assert found[0] == found[1]
+
+
+FILES = {"mamba2": None, "granitehybrid": None, "qwen35 with a head": "mtp:2", "qwen35moe of experts": None}
+"""GGUF architectures, whose blocks two ranks can share, and what makes drafts."""
+
+
+@pytest.mark.parametrize(
+    "architecture", [pytest.param(name, marks=() if name == "mamba2" else pytest.mark.ranks) for name in FILES]
+)
+def test_ranks_answer_from_a_gguf_file_as_one_process_does(architecture: str, tmp_path: Path) -> None:
+    """With its tokenizer and its template, greedy and sampled."""
+    pytest.importorskip("gguf", reason="the package that writes GGUF files comes with the test extra")
+    from tests.support.gguf_files import write_gguf
+
+    path = write_gguf(tmp_path / "model.gguf", architecture, "F32" if "head" in architecture else "Q8_0")
+    settings: dict[str, Any] = {"dtype": "float32", "threads": 1, "cache_memory": "16MiB", "max_num_seqs": 4}
+    params = [
+        SamplingParams(temperature=temperature, seed=3, max_tokens=16, ignore_eos=True) for temperature in (0, 0.7)
+    ]
+    found = []
+    for ranks in (1, 2):
+        settings |= {"speculative": FILES[architecture]} if FILES[architecture] else {}
+        with LLM(str(path), tensor_parallel_size=ranks, **settings) as llm:
+            outputs = [llm.chat([{"role": "user", "content": "hello world"}], each)[0] for each in params]
+            outputs += llm.generate(["the 12"], params[1])
+        found.append([each.outputs[0].token_ids for each in outputs])
+    assert found[0] == found[1]
+
+
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=() if name in VL_QUICK else pytest.mark.ranks) for name in VL_RECIPES]
 )
@@ -149,6 +233,70 @@ def test_what_interrupts_a_step_ends_all_ranks(monkeypatch: pytest.MonkeyPatch) 
     assert not engine.scheduler.has_unfinished
 
 
+def waiting_engine(monkeypatch: pytest.MonkeyPatch, patience: float) -> Engine:
+    """An engine with a request, whose other rank lives and does nothing."""
+    monkeypatch.setattr("ostinato.engine.ranks.group.PATIENCE", patience)
+    engine = in_ranks("llama", 2)
+    engine.add([5, 6, 7], SamplingParams(max_tokens=3))
+    os.kill(pids(engine)[0], signal.SIGSTOP)
+    return engine
+
+
+def test_a_rank_that_lives_and_does_not_come_ends_the_engine_with_a_message(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = waiting_engine(monkeypatch, 0.5)
+    processes = pids(engine)
+    with pytest.raises(RankError, match=r"another of the 2 ranks .* lives, and has not answered for 0.5 s"):
+        run(engine)
+    assert not any(is_running(pid) for pid in processes)
+    with pytest.raises(RankError, match="has not answered"):
+        engine.check_ranks()
+
+
+def test_ctrl_c_ends_all_ranks_while_one_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = waiting_engine(monkeypatch, PATIENCE)
+    processes = pids(engine)
+    monkeypatch.setattr(engine.runner, "forward", interrupted_later(engine.runner.forward))
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            run(engine)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert not any(is_running(pid) for pid in processes)
+
+
+def test_ctrl_c_ends_a_command_whose_other_rank_does_not_come() -> None:
+    flags = ["--tensor-parallel-size", "2", "--threads", "1", "--cache-memory", "16MiB", "--max-num-seqs", "2"]
+    program = (
+        "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler); "
+        f"sys.argv[1:] = {['generate', 'hello', *flags]!r}; from ostinato.__main__ import main; main()"
+    )
+    command = subprocess.Popen([sys.executable, "-c", program], stderr=subprocess.PIPE, text=True)
+    try:
+        end = time.monotonic() + PATIENCE
+        while not (ranks := [child for child in children(command.pid) if is_rank(child)]):
+            assert time.monotonic() < end
+            time.sleep(0.05)
+        for rank in ranks:
+            os.kill(int(rank), signal.SIGSTOP)
+        command.send_signal(signal.SIGINT)
+        _, told = command.communicate(timeout=PATIENCE)
+    finally:
+        command.kill()
+    assert (command.returncode, "Traceback" in told) == (130, False), told
+    assert not any(is_running(int(rank)) for rank in ranks)
+
+
+def interrupted_later(forward: Callable[..., Any]) -> Callable[..., Any]:
+    """`forward`, which gets the signal of Ctrl-C some time after it has begun."""
+
+    def call(*arguments: Any) -> Any:
+        threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
+        return forward(*arguments)
+
+    return call
+
+
 @pytest.mark.parametrize("is_noticed", [False, True])
 def test_a_rank_that_dies_while_ranks_come_together_is_not_waited_for(
     is_noticed: bool, monkeypatch: pytest.MonkeyPatch
@@ -178,7 +326,7 @@ def test_a_rank_that_waits_for_the_others_ends_with_the_first(tmp_path: Path) ->
     leader = object.__new__(Leader)
     leader._processes, leader._connections = [], []
     meeting = tmp_path / "meeting"
-    leader._spawn(Start(make_plan(config, spec, detect("cpu")), spec, None, Rank(1, 2), meeting))
+    leader._spawn(Start(make_plan(config, spec, detect("cpu")), spec, None, None, Rank(1, 2), meeting))
     assert leader._connections[0].recv() == Ready()
     leader._connections[0].close()
     assert leader._processes[0].wait(300) == 0  # it would wait for ten minutes
@@ -195,11 +343,19 @@ def test_a_checkpoint_that_cannot_be_loaded_leaves_no_process(tmp_path: Path) ->
     assert children() <= before
 
 
-def children() -> set[str]:
-    """Processes of this one."""
+def is_rank(pid: str) -> bool:
+    """Whether the program of a rank has begun there."""
+    with suppress(OSError):
+        return b"ostinato.engine.ranks.worker" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    return False
+
+
+def children(parent: int | None = None) -> set[str]:
+    """Processes of another one, or of this one."""
+    parent = os.getpid() if parent is None else parent
     found = set()
     for status in Path("/proc").glob("[0-9]*/status"):
         with suppress(OSError):
-            if f"PPid:\t{os.getpid()}\n" in status.read_text():
+            if f"PPid:\t{parent}\n" in status.read_text():
                 found.add(status.parent.name)
     return found

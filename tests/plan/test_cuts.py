@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,12 +10,17 @@ import pytest
 from ostinato import EngineConfig
 from ostinato.errors import ConfigError, OstinatoError, Remedy
 from ostinato.models.checkpoint import load_spec
+from ostinato.models.cut_weights import check_quantized_cut
 from ostinato.models.registry import MODELS as ARCHITECTURES
-from ostinato.plan.cuts import WIDTHS, problems
+from ostinato.models.table import with_table
+from ostinato.plan.cuts import WIDTHS, Rank, problems, share_of, vocabulary_part
 from ostinato.plan.device.catalogue import CATALOGUE
 from ostinato.plan.mixers import Mamba2Spec
+from ostinato.plan.model import ModelSpec
 from ostinato.plan.plan import make_plan
+from ostinato.plan.quantization_setting import with_quantization
 from ostinato.units import GiB
+from tests.support.checkpoints import checkpoint
 from tests.support.plan_cases import cpu
 
 MODELS = sorted(Path("benchmarks/models").iterdir())
@@ -69,8 +75,6 @@ def test_a_model_of_an_architecture_without_widths_is_refused_by_name(monkeypatc
 @pytest.mark.parametrize(
     ("settings", "remedy"),
     [
-        ({"speculative": "mtp:2"}, Remedy("speculative", "ngram:2")),
-        ({"deterministic": True}, Remedy("deterministic", False)),
         ({"kernels": "native"}, Remedy("kernels", "auto")),
     ],
 )
@@ -105,3 +109,64 @@ def test_ranks_on_a_cpu_share_its_memory_and_its_cores() -> None:
     one, two = make_plan(alone, load_spec(alone), device), make_plan(asked, load_spec(asked), device)
     assert two.memory.available <= one.memory.available // 2
     assert (one.settings.threads, two.settings.threads) == (8, 4)
+
+
+def test_what_drafts_is_cut_too_and_the_plan_counts_one_ranks_part() -> None:
+    names = ["nemotron_h_head", "qwen3_5_text_head"]
+    asked = [(name, {"speculative": "mtp:2"}) for name in names]
+    asked.append(("nemotron_h", {"speculative": f"draft:{checkpoint('llama')}:2"}))
+    for name, settings in asked:
+        alone, shared = (config(checkpoint(name), tensor_parallel_size=ranks, **settings) for ranks in (1, 2))
+        one, two = (make_plan(each, load_spec(each), cpu(64 * GiB, cores=8)).speculative for each in (alone, shared))
+        assert one is not None
+        assert two is not None
+        assert two.weights < one.weights
+        assert two.kv_block * 2 == one.kv_block > 0
+
+
+def test_a_draft_model_that_cannot_be_cut_is_refused_with_drafts_that_can() -> None:
+    asked = config(checkpoint("llama"), tensor_parallel_size=4, speculative=f"draft:{checkpoint('nemotron_h')}:2")
+    assert problems(load_spec(config(checkpoint("nemotron_h"))), 4)
+    with pytest.raises(ConfigError, match="the draft model: tensor_parallel_size 4: ") as caught:
+        load_spec(asked)
+    for remedy in caught.value.remedies:
+        load_spec(asked.with_settings(**{remedy.setting: remedy.value}))
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 7])
+def test_any_number_divides_a_vocabulary(ranks: int) -> None:
+    whole = load_spec(config("benchmarks/models/falcon-h1-170m"))
+    assert vocabulary_part(whole.vocab_size, Rank(ranks - 1, ranks)).rows == -(-whole.vocab_size // ranks)
+    if problems(whole, ranks):
+        return
+    part = load_spec(config("benchmarks/models/falcon-h1-170m", tensor_parallel_size=ranks))
+    assert part.vocab_size == whole.vocab_size
+    assert part.lm_head.shape == (-(-whole.vocab_size // ranks), whole.hidden_size)
+
+
+def in_super_blocks(ranks: int) -> None:
+    """A model whose matrices all lie in super-blocks of 256 elements."""
+    asked = config("benchmarks/models/qwen3-410m", tensor_parallel_size=ranks)
+    whole = load_spec(config("benchmarks/models/qwen3-410m"))
+    names = [name for row in whole.table if row.can_be_blocks for name in row.names]
+    whole = replace(whole, stored_formats=tuple((name, "Q4_K") for name in names))
+    check_quantized_cut(with_quantization(asked, part_of(whole, ranks)), part_of)
+
+
+def part_of(whole: ModelSpec, ranks: int) -> ModelSpec:
+    return with_table(share_of(whole, ranks))
+
+
+def test_a_cut_within_a_super_block_is_refused_with_numbers_that_work() -> None:
+    whole = load_spec(config("benchmarks/models/qwen3-410m"))
+    cut = {row.in_size for row in whole.table if row.names[0].endswith(("o_proj.weight", "down_proj.weight"))}
+    working = [
+        ranks for ranks in range(1, 65) if not problems(whole, ranks) and all(size // ranks % 256 == 0 for size in cut)
+    ]
+    refused = next(ranks for ranks in range(2, 65) if not problems(whole, ranks) and ranks not in working)
+    for ranks in working[1:]:
+        in_super_blocks(ranks)
+    expected = rf"Q4_K of 256 elements; what works is {', '.join(map(str, working))}$"
+    with pytest.raises(ConfigError, match=expected) as caught:
+        in_super_blocks(refused)
+    assert Remedy("tensor_parallel_size", max(each for each in working if each < refused)) in caught.value.remedies

@@ -42,30 +42,33 @@ TALK = [{"role": role, "content": "a"} for role in ("user", "assistant")]
 TOOL = {"name": "f", "input_schema": {"type": "object"}}
 FUNCTION = {"type": "function", "name": "f", "parameters": {"type": "object"}}
 ATTACKS = {
-    "messages": ("/v1/messages", message(messages=TALK * 1001), "max_messages"),
-    "blocks": ("/v1/messages", message([TEXT] * 5000), "max_parts"),
-    "blocks in results": ("/v1/messages", message([RESULT] * 50), "max_parts"),
-    "blocks of the system": ("/v1/messages", message(system=[TEXT] * 5000), "max_parts"),
-    "tools": ("/v1/messages", message(tools=[{**TOOL, "name": f"f{i}"} for i in range(300)]), "max_tools"),
-    "stop sequences": ("/v1/messages", message(stop_sequences=["a"] * 5000), "stop_sequences"),
-    "nesting": ("/v1/messages", b'{"messages":' + b"[" * 5_000_000 + b"]" * 5_000_000 + b"}", "200 deep"),
+    "messages": ("/v1/messages", lambda: message(messages=TALK * 1001), "max_messages"),
+    "blocks": ("/v1/messages", lambda: message([TEXT] * 5000), "max_parts"),
+    "blocks in results": ("/v1/messages", lambda: message([RESULT] * 50), "max_parts"),
+    "blocks of the system": ("/v1/messages", lambda: message(system=[TEXT] * 5000), "max_parts"),
+    "tools": ("/v1/messages", lambda: message(tools=[{**TOOL, "name": f"f{i}"} for i in range(300)]), "max_tools"),
+    "stop sequences": ("/v1/messages", lambda: message(stop_sequences=["a"] * 5000), "stop_sequences"),
+    "nesting": ("/v1/messages", lambda: b'{"messages":' + b"[" * 5_000_000 + b"]" * 5_000_000 + b"}", "200 deep"),
     "an image that is none": (
         "/v1/messages",
-        message([{"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "A" * 10**6}}]),
+        lambda: message(
+            [{"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "A" * 10**6}}]
+        ),
         "image",
     ),
-    "counted messages": ("/v1/messages/count_tokens", embedding(messages=TALK * 1001), "max_messages"),
-    "inputs": ("/v1/embeddings", embedding(input=["a"] * 100_000), "max_inputs"),
-    "token ids": ("/v1/embeddings", embedding(input=[[1] * 1000] * 600), "max_values"),
-    "an id that is none": ("/v1/embeddings", embedding(input=[*[5] * 400_000, 10**6]), "token id"),
-    "a long text": ("/v1/embeddings", embedding(input="ab " * 4_000_000), "room"),
+    "counted messages": ("/v1/messages/count_tokens", lambda: embedding(messages=TALK * 1001), "max_messages"),
+    "inputs": ("/v1/embeddings", lambda: embedding(input=["a"] * 100_000), "max_inputs"),
+    "token ids": ("/v1/embeddings", lambda: embedding(input=[[1] * 1000] * 600), "max_values"),
+    "an id that is none": ("/v1/embeddings", lambda: embedding(input=[*[5] * 400_000, 10**6]), "token id"),
+    "a long text": ("/v1/embeddings", lambda: embedding(input="ab " * 4_000_000), "room"),
 }
+"""Where it goes, what makes the body, and what its refusal names."""
 
 
 @pytest.mark.parametrize("name", ATTACKS)
 def test_a_body_holds_the_loop_no_longer_than_20_ms_and_is_refused_by_the_name_of_a_limit(served, longest, name):
-    path, body, told = ATTACKS[name]
-    answer = without_stall(served, longest, body, path)
+    path, make, told = ATTACKS[name]
+    answer = without_stall(served, longest, make(), path)
     assert answer.status_code == 400
     assert told in answer.json()["error"]["message"]
 

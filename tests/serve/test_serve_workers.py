@@ -77,9 +77,8 @@ def test_a_client_that_closes_its_connection_ends_the_work_for_it(served, monkey
         return await kept(client, OddBody, sent(tmp_path / "pid", "hold"))
 
     monkeypatch.setattr(workers, "read", held)
-    body = json.dumps({"prompt": "x" * 20_000})
-    head = "POST /v1/completions HTTP/1.1\r\nHost: here\r\nContent-Type: application/json\r\n"
-    where = httpx2.URL(served.url)
+    body, where = json.dumps({"prompt": "x" * 20_000}), httpx2.URL(served.url)
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: {where.host}\r\nContent-Type: application/json\r\n"
     with socket.create_connection((where.host, where.port)) as connection:
         connection.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n{body}".encode())
         served.until((tmp_path / "pid").exists)

@@ -77,11 +77,13 @@ def _find_decided(name: str, parts: tuple[Part, ...], before: Case | None) -> Ca
         output = add(engine, prompt)
         run(engine)
         tokens = output.outputs[0].token_ids
+        if SPECIAL & set(tokens):
+            continue
         whole = oracle_logits(name, prompt, tokens[:-1])
         logits = whole[-NEW:]
         best, second = logits.topk(2).values.unbind(-1)
         decided = (best - second > GAP * logits.abs().amax(-1)).all().item()
-        if decided and logits.argmax(-1).tolist() == tokens and not SPECIAL & set(tokens):
+        if decided and logits.argmax(-1).tolist() == tokens:
             return Case(prompt, tokens, whole)
     raise AssertionError(f"transformers decides for no prompt that Ostinato's plain path gives to {name}")
 

@@ -101,7 +101,7 @@ def speculative(settings: dict[str, Any], bench: SpeculativeBench, say: Say) -> 
     for name in ("speculative", "speculative_adaptive"):
         if name in settings:
             raise ConfigError(f"{name} is what this benchmark compares; name drafts by --method and --num-drafts")
-    _check_method(EngineConfig(**settings), bench.method)
+    _check_method(EngineConfig(**settings), bench.method, bench.accept)
     most = max(bench.num_drafts)
     prompts = make_prompts(EngineConfig(**settings), bench)
     lengths = [len(ids) for each in prompts.by_round.values() for ids in each]
@@ -129,8 +129,11 @@ def speculative(settings: dict[str, Any], bench: SpeculativeBench, say: Say) -> 
     return Report(data, engine_lines(data, "{prompts}, up to {output_len} new tokens"), speculative_tables(data))
 
 
-def _check_method(config: EngineConfig, method: str) -> None:
-    """ConfigError if the model has no head to draft with."""
+def _check_method(config: EngineConfig, method: str, accept: float | None) -> None:
+    """ConfigError if the model has no head to draft with, or made-up drafts would be the first rank's alone."""
+    if accept is not None and config.tensor_parallel_size > 1 and method != "ngram":
+        message = f"accept {accept:g} with tensor_parallel_size {config.tensor_parallel_size}: each rank makes drafts"
+        raise ConfigError(message, [Remedy("method", "ngram"), Remedy("tensor_parallel_size", 1)])
     methods = available_methods(load_spec(config))
     if method == "mtp" and "mtp" not in methods:
         named = " or ".join({"draft": "draft:PATH"}.get(name, name) for name in methods)

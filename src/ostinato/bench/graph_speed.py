@@ -96,7 +96,13 @@ def graphs(settings: dict[str, Any], bench: GraphBench, say: Say) -> Report:
 
 def _config_for(settings: dict[str, Any], bench: GraphBench) -> EngineConfig:
     """`settings` with room for the steps. An open `max_num_seqs` stays open where its value is enough, as the sizes of
-    graphs depend on it."""
+    graphs depend on it. ConfigError for several ranks."""
+    ranks = settings.get("tensor_parallel_size", 1)
+    if ranks > 1:
+        message = (
+            f"tensor_parallel_size {ranks}: this benchmark times steps of one process, for which others would wait"
+        )
+        raise ConfigError(message, [Remedy("tensor_parallel_size", 1)])
     needed = {"max_model_len": bench.prompt_len + 1}
     config = with_room(settings, **needed)
     if config.is_given("max_num_seqs") or plan_of(config).settings.max_num_seqs < max(bench.rows):

@@ -41,28 +41,26 @@ def start_model(
 ) -> tuple[Runner, Leader | None]:
     """The model with its weights and the graphs that are captured at the start, and the leader of the other ranks,
     where several share the model. Random weights without `directory`."""
-    leader = _start_ranks(plan, spec, directory)
+    leader = _start_ranks(plan, spec, directory, draft_directory)
     try:
-        group = None if leader is None else leader.group
-        runner = Runner(plan, spec, directory, progress, draft_directory, phases, group)
+        runner = Runner(plan, spec, directory, progress, draft_directory, phases, leader)
         if leader is not None:
             leader.wait_ready()
-            runner.together = leader.together
         if plan.settings.capture == "startup":
             runner.capture(progress)
     except BaseException:
         if leader is not None:
-            leader.close()
+            leader.close(at_once=True)
         raise
     return runner, leader
 
 
-def _start_ranks(plan: Plan, spec: ModelSpec, directory: Path | None) -> Leader | None:
+def _start_ranks(plan: Plan, spec: ModelSpec, directory: Path | None, draft_directory: Path | None) -> Leader | None:
     if spec.ranks == 1:
         return None
     from ostinato.engine.ranks.leader import Leader  # which takes torch's distributed part, a part of a second
 
-    return Leader(plan, spec, directory)
+    return Leader(plan, spec, directory, draft_directory)
 
 
 def draft_directory_of(plan: Plan, tokenizer: Tokenizer) -> Path | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ostinato.layers.causal_conv import CausalConv
 from ostinato.layers.linear import Linear, PackedLinear
@@ -140,17 +140,22 @@ class GatedDeltaNet(DeltaMixer):
             small = (("b_proj", heads), ("a_proj", heads))
             convolutions = (("q_conv1d", keys), ("k_conv1d", keys), ("v_conv1d", values))
             self.names = {"norm": "o_norm", "out_proj": "o_proj"}
-        of_conv = (keys, keys, values)
-        segments = () if stored == "by_key_head" else of_conv
+        # Where key heads take turns, ranks have their heads of each turn.
+        turns = heads // spec.num_key_heads if spec.keys_take_turns else 1
+        of_values, of_heads = (values // turns,) * turns, (heads // turns,) * turns
+        of_conv = (keys, keys, *of_values)
+        segments = () if stored == "by_key_head" else (*of_conv, *of_values)
         self.in_proj = PackedLinear(build, hidden_size, parts, interleaved=of_key_head[0], segments=segments)
-        self.in_proj_ba = PackedLinear(build, hidden_size, small, interleaved=of_key_head[1])
+        of_small = of_heads * 2 if spec.keys_take_turns else ()
+        self.in_proj_ba = PackedLinear(build, hidden_size, small, interleaved=of_key_head[1], segments=of_small)
         self.conv1d = CausalConv(
             build, spec.conv_dim, spec.conv_kernel, bias=False, parts=convolutions, segments=of_conv
         )
-        self.A_log = self.own(build, "A_log", spec.num_heads, role="per_head", in_float32=True)
-        self.dt_bias = self.own(build, "dt_bias", spec.num_heads, role="per_head", in_float32=True)
+        per_head: dict[str, Any] = {"role": "per_head", "in_float32": True, "segments": of_heads}
+        self.A_log = self.own(build, "A_log", spec.num_heads, **per_head)
+        self.dt_bias = self.own(build, "dt_bias", spec.num_heads, **per_head)
         self.norm = GatedRMSNorm(build, spec.value_size, eps, spec.value_dim, norm_before_gate=True, shares_weight=True)
-        self.out_proj = Linear(build, spec.value_size, hidden_size, cuts_inputs=True)
+        self.out_proj = Linear(build, spec.value_size, hidden_size, cuts_inputs=True, segments=of_values)
 
     def forward(self, x: torch.Tensor, step: StepInputs, memory: LayerMemory, residual: torch.Tensor) -> torch.Tensor:
         """`x` and `residual` [tokens, hidden] -> [tokens, hidden]"""

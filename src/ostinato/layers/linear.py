@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from ostinato.layers.module import Builder, Module, Multiplier
 from ostinato.ops.blocks.formats import Blocks, num_bytes, rows_of
+from ostinato.plan.cuts import vocabulary_part
 from ostinato.plan.weights import Role
 
 if TYPE_CHECKING:
@@ -128,21 +129,26 @@ class PackedLinear(Linear):
 
 class Embedding(Matrix):
     """Token embedding times `multiplier`. If it `is_tied`, its weight is the LM head's, and may be quantised. It may
-    lie in blocks anyway."""
+    lie in blocks anyway. Ranks share its rows."""
 
     def __init__(
         self, build: Builder, vocab_size: int, hidden_size: int, multiplier: float = 1.0, is_tied: bool = False
     ) -> None:
         facts = {"can_be_quantised": is_tied, "is_lm_head": is_tied}
-        super().__init__(build, vocab_size, hidden_size, role="embedding", **facts)
-        self.op = build.ops.embedding
+        self.part = vocabulary_part(vocab_size, build.rank)
+        super().__init__(build, self.part.rows, hidden_size, role="embedding", **facts)
+        self.op, self.of_ranks = build.ops.embedding, build.ops.embedding_of_ranks
+        self.is_shared = build.rank.of > 1
         self.multiplier = multiplier
         self.dtype = build.dtype
         """Of its vectors."""
 
     def forward(self, token_ids: torch.Tensor) -> torch.Tensor:
         """[tokens] -> [tokens, hidden]"""
-        if not self.quantization:
-            return self.op(token_ids, self.weight, self.multiplier)
-        scale, group_size, blocks = self.quantization
-        return self.op(token_ids, self.weight, self.multiplier, scale, group_size, self.dtype, blocks)
+        how: tuple[Any, ...] = ()
+        if self.quantization:
+            scale, group_size, blocks = self.quantization
+            how = (scale, group_size, self.dtype, blocks)
+        if self.is_shared:
+            return self.of_ranks(token_ids, self.weight, self.multiplier, self.part.first, self.part.own, *how)
+        return self.op(token_ids, self.weight, self.multiplier, *how)

@@ -10,6 +10,7 @@ from ostinato.layers.linear import Embedding, Linear, Matrix
 from ostinato.layers.module import Builder, Module, ModuleList
 from ostinato.layers.norm import RMSNorm
 from ostinato.layers.rotary import Rotary
+from ostinato.plan.cuts import Rank, vocabulary_part
 from ostinato.plan.layers import LayerSpec
 from ostinato.plan.model import ModelSpec
 
@@ -112,9 +113,14 @@ class CausalLM(Module, ABC):
         super().__init__()
         self.build = build
         self.spec = spec
-        self.logits_scale = build.scale(logits_multiplier, spec.vocab_size, 1.0)
+        rows = vocabulary_part(spec.vocab_size, build.rank).rows
+        self.logits_scale = build.scale(logits_multiplier, rows, 1.0)
         if not spec.tied_embeddings:
-            self.lm_head = Linear(build, spec.hidden_size, spec.vocab_size, is_lm_head=True)
+            self.lm_head = Linear(build, spec.hidden_size, rows, is_lm_head=True)
+        self.starts = [
+            vocabulary_part(spec.vocab_size, Rank(number, build.rank.of)).first for number in range(build.rank.of)
+        ]
+        """Of each rank's rows of the LM head."""
 
     @property
     @abstractmethod
@@ -140,10 +146,13 @@ class CausalLM(Module, ABC):
         """One step: writes keys, values and states of all layers, -> final normed hidden states [tokens, hidden]."""
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """[positions, hidden] -> [positions, vocab] float32"""
+        """[positions, hidden] -> [positions, vocab] float32, where several ranks share the model on the first"""
         head: Matrix = self.embedding if self.spec.tied_embeddings else self.lm_head
         scale, out_dtype = self.logits_scale, self.build.float32
-        return self.build.ops.linear(hidden, head.weight, None, None, None, scale, out_dtype, *head.quantization)
+        own = self.build.ops.linear(hidden, head.weight, None, None, None, scale, out_dtype, *head.quantization)
+        if self.build.rank.of == 1:
+            return own
+        return self.build.ops.gather_columns(own, self.starts, self.spec.vocab_size)
 
     def checkpoint_name(self, name: str) -> str | None:
         """The name under which this model knows the checkpoint's tensor `name`; None: known, and not loaded."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from importlib import import_module
@@ -18,6 +20,7 @@ from ostinato.formats.gguf.runs import stored_runs
 from ostinato.formats.gguf.split import all_parts
 from ostinato.formats.parts import gguf_header, is_gguf, read_part
 from ostinato.formats.quantization_config import stored_weights
+from ostinato.models.cut_weights import check_quantized_cut, with_runs_of_rank
 from ostinato.models.given_tokens import with_given_tokens
 from ostinato.models.hub import fetch, gguf_files
 from ostinato.models.named import NAMED, named_file
@@ -25,7 +28,7 @@ from ostinato.models.registry import MODELS, NOT_IMPLEMENTED
 from ostinato.models.table import with_table
 from ostinato.ops.blocks.formats import BLOCK_FORMATS
 from ostinato.plain_data import read_json
-from ostinato.plan.cuts import check_quantized_cut, check_ranks, share_of
+from ostinato.plan.cuts import check_ranks, share_of
 from ostinato.plan.model import ModelSpec
 from ostinato.plan.quantization_setting import with_quantization
 from ostinato.plan.speculation.drafter import with_drafter
@@ -133,12 +136,34 @@ def load_spec(config: EngineConfig) -> ModelSpec:
             )
         except ModelError as error:
             raise ModelError(f"the draft model: {error.message}", error.remedies) from error
-    check_ranks(config, is_gguf(directory))
-    if config.tensor_parallel_size > 1:
-        model = with_table(share_of(model, config.tensor_parallel_size))
+    check_ranks(config)
+    ranks = config.tensor_parallel_size
+    if ranks > 1:
+        model = with_runs_of_rank(_part_of(model, ranks))
+    if ranks > 1 and draft is not None:
+        with _of_draft_model(config):
+            draft = with_runs_of_rank(_part_of(draft, ranks))
     model = with_quantization(config, with_drafter(config, model, draft))
-    check_quantized_cut(model)
+    check_quantized_cut(model, _part_of)
+    if model.drafter is not None and model.drafter.model is not None:
+        with _of_draft_model(config):
+            check_quantized_cut(model.drafter.model, _part_of)
     return model
+
+
+@contextmanager
+def _of_draft_model(config: EngineConfig) -> Iterator[None]:
+    """Says of a ConfigError that it is the draft model's, and that other drafts would do."""
+    assert config.speculative is not None, "it has a draft model"
+    try:
+        yield
+    except ConfigError as error:
+        ngram = Remedy("speculative", f"ngram:{config.speculative.num_speculative_tokens}")
+        raise ConfigError(f"the draft model: {error.message}", [ngram, Remedy("tensor_parallel_size", 1)]) from error
+
+
+def _part_of(model: ModelSpec, ranks: int) -> ModelSpec:
+    return with_table(share_of(model, ranks))
 
 
 def _spec_of(directory: Path) -> ModelSpec:

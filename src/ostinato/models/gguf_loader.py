@@ -18,6 +18,7 @@ from ostinato.layers import pages
 from ostinato.layers.build import BlockView, Target, checkpoint_views
 from ostinato.models.base import CausalLM
 from ostinato.models.gguf_places import Place, heads_of, tensors_of_places
+from ostinato.models.shares import Share, shares_of
 from ostinato.ops.blocks.quantizers import BY_TORCH, Quantizers
 
 PIECE = 2**21
@@ -30,39 +31,49 @@ def load_gguf(
     """Puts every tensor of the file, and of those that it was split into, in its place. ModelError, before anything is
     read, as `tensors_of_places`."""
     header = gguf_header(path)
-    tensors, places = tensors_of_places(model, header, dict(checkpoint_views(model)))
+    tensors, places, shares = tensors_of_places(model, header, dict(checkpoint_views(model)), shares_of(model))
     files = {file: _mapped(file) for file in {tensor.file for tensor in tensors.values()}}
-    _map_matrices(model, tensors, files)
+    _map_matrices(model, tensors, files, shares)
     for done, (name, tensor) in enumerate(tensors.items(), start=1):
-        rows, place = _rows(files[tensor.file], tensor), places[name]
+        rows, place, share = _rows(files[tensor.file], tensor), places[name], shares.get(name)
         if _is_mapped(place):
-            pages.fetch(rows)
+            pages.fetch(rows if share is None else share.read(rows))
             progress(done, len(tensors))
             continue
         if isinstance(place, list):
             for of_expert, matrix in zip(rows.chunk(len(place)), place, strict=True):
-                _put(of_expert, tensor, matrix, None, quantizers)
+                _put(of_expert, tensor, matrix, None, quantizers, share)
         elif is_changed(tensor.name):
             assert isinstance(place, torch.Tensor), "what belongs to heads is not quantised"
-            place.copy_(restored(tensor.name, dequantize(tensor.type, rows)))
+            values = restored(tensor.name, dequantize(tensor.type, rows))
+            place.copy_(values if share is None else share.read(values))
         elif is_one_more(model.spec.architecture, tensor.name):
             assert isinstance(place, torch.Tensor), "norms are not quantised"
             place.copy_(dequantize(tensor.type, rows)[0] - 1)
         else:
             heads = heads_of(model, name) if pairs_neighbours(model.spec.architecture, tensor.name) else None
-            _put(rows, tensor, place, heads, quantizers)
+            _put(rows, tensor, place, heads, quantizers, share)
         pages.drop(rows)
         progress(done, len(tensors))
 
 
-def _map_matrices(model: CausalLM, tensors: Mapping[str, TensorPlace], files: Mapping[Path, mmap.mmap]) -> None:
+def _map_matrices(
+    model: CausalLM,
+    tensors: Mapping[str, TensorPlace],
+    files: Mapping[Path, mmap.mmap],
+    shares: Mapping[str, Share],
+) -> None:
     """Has the weights that the plan left without memory lie where their tensors are mapped, the file staying so as long
-    as they are used."""
+    as they are used; of a tensor that ranks share, its own rows."""
     for module, attribute, row in model.weights():
         weight: torch.Tensor = getattr(module, attribute)
         if weight.is_meta:
             first = tensors.get(row.names[0]) or tensors[row.names[0] + GATE]
-            mapped = _bytes(files[first.file], first.begin, weight.numel())
+            share, begin = shares.get(row.names[0]), first.begin
+            if share is not None:
+                ((first_row, _),) = share.parts
+                begin += first_row * (first.num_bytes // share.shape[0])
+            mapped = _bytes(files[first.file], begin, weight.numel())
             setattr(module, attribute, mapped.view(weight.shape))
 
 
@@ -88,23 +99,43 @@ def _rows(data: mmap.mmap, tensor: TensorPlace) -> torch.Tensor:
     return _bytes(data, tensor.begin, tensor.num_bytes).view(rows, -1)
 
 
-def _put(rows: torch.Tensor, tensor: TensorPlace, place: Target, heads: int | None, quantizers: Quantizers) -> None:
-    """Copies or expands rows piece by piece into their place. `heads`: whose rows are put in the order of
-    checkpoints."""
+def _put(
+    rows: torch.Tensor,
+    tensor: TensorPlace,
+    place: Target,
+    heads: int | None,
+    quantizers: Quantizers,
+    share: Share | None,
+) -> None:
+    """Copies or expands rows piece by piece into their place, or the part that is its `share`. `heads`: whose rows are
+    put in the order of checkpoints."""
     if len(tensor.shape) < 2:
         assert isinstance(place, torch.Tensor), "vectors are not quantised"
         values = dequantize(tensor.type, rows)[0]
+        values = values if share is None else share.read(values)
         place.copy_(values if heads is None else half_apart(values[:, None], heads)[:, 0])
+        return
+    if share is not None and not share.cuts_rows:
+        rows, share = share.read(rows), None
+    stays = isinstance(place, BlockView) and place.name == tensor.type.name
+    if share is not None and not stays and not isinstance(place, torch.Tensor):
+        # The scale of a row is that of the whole row.
+        whole = share.whole_place(place)
+        _put(rows, tensor, whole, heads, quantizers, None)
+        share.cut(whole, place)
         return
     of_head = 1 if heads is None else len(rows) // heads
     step = max(1, PIECE // tensor.shape[-1] // of_head) * of_head
+    of_bytes = share if share is None or not stays else share.of_blocks(tensor.type.name)
     for begin in range(0, len(rows), step):
-        if isinstance(place, BlockView) and place.name == tensor.type.name:
+        if isinstance(place, BlockView) and stays:
             lying = rows[begin : begin + step]
-            place.bytes[begin : begin + step] = lying if heads is None else half_apart(lying, len(lying) // of_head)
+            own = lying if of_bytes is None else of_bytes.read(lying)
+            place.bytes[begin : begin + step] = own if heads is None else half_apart(own, len(own) // of_head)
             pages.drop(lying)
             continue
         values = dequantize(tensor.type, rows[begin : begin + step])
+        values = values if share is None else share.read(values)
         if heads is not None:
             values = half_apart(values, len(values) // of_head)
         if isinstance(place, torch.Tensor):

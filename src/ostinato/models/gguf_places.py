@@ -8,10 +8,11 @@ import torch
 
 from ostinato.errors import ModelError
 from ostinato.formats.gguf.header import Header, TensorPlace
-from ostinato.formats.gguf.names import GATE, ROPE_FACTORS, UP, checkpoint_name, checkpoint_shape
+from ostinato.formats.gguf.names import EACH, GATE, ROPE_FACTORS, UP, checkpoint_name, checkpoint_shape
 from ostinato.formats.gguf.types import SUPPORTED
 from ostinato.layers.build import Target
 from ostinato.models.base import CausalLM
+from ostinato.models.shares import Share
 from ostinato.models.sources import Mismatch
 from ostinato.plan.weights import of_all_experts
 
@@ -20,9 +21,10 @@ Place = Target | list[Target]
 
 
 def tensors_of_places(
-    model: CausalLM, header: Header, views: Mapping[str, Target]
-) -> tuple[dict[str, TensorPlace], dict[str, Place]]:
-    """The tensor of each place, and the places. ModelError that lists all tensors missing, left over or of the wrong
+    model: CausalLM, header: Header, views: Mapping[str, Target], shares: Mapping[str, Share]
+) -> tuple[dict[str, TensorPlace], dict[str, Place], dict[str, Share]]:
+    """The tensor of each place, the places, and which part those hold that a rank has a part of: of experts, of each
+    one's matrix. `shares` as of `shares_of`. ModelError that lists all tensors missing, left over or of the wrong
     shape, or those of types that are not supported."""
     unknown = {each.type.name for each in header.tensors.values() if not each.type.is_supported}
     if unknown:
@@ -30,6 +32,7 @@ def tensors_of_places(
         raise ModelError(f"{header.path} has tensors of type {', '.join(sorted(unknown))}; supported: {known}")
     named = {tensor.name: checkpoint_name(model.spec, tensor.name) for tensor in header.tensors.values()}
     places = _places(views, {name for name in named.values() if name is not None})
+    parts = {name: part for name, place in places.items() if (part := _share_of(name, place, shares)) is not None}
     found: dict[str, TensorPlace] = {}
     unexpected, misshapen = [], []
     for tensor in header.tensors.values():
@@ -39,14 +42,14 @@ def tensors_of_places(
             continue
         if name is None or name not in places or name in found:
             unexpected.append(tensor.name)
-        elif checkpoint_shape(tensor.name, tensor.shape) != _shape(places[name]):
-            misshapen.append(f"{tensor.name} is {list(tensor.shape)}, expected {list(_shape(places[name]))}")
+        elif checkpoint_shape(tensor.name, tensor.shape) != (expected := _shape(places[name], parts.get(name))):
+            misshapen.append(f"{tensor.name} is {list(tensor.shape)}, expected {list(expected)}")
         else:
             found[name] = tensor
     missing = sorted(name for name in places if name not in found)
     if missing or unexpected or misshapen:
         raise ModelError(Mismatch(missing, sorted(unexpected), misshapen).message(header.path))
-    return found, places
+    return found, places, parts
 
 
 def _places(views: Mapping[str, Target], names: set[str]) -> dict[str, Place]:
@@ -81,8 +84,19 @@ def _of(view: Target, i: int) -> Target:
     return view[i] if isinstance(view, torch.Tensor) else view.of(i)
 
 
-def _shape(place: Place) -> tuple[int, ...]:
-    return (len(place), *place[0].shape) if isinstance(place, list) else tuple(place.shape)
+def _shape(place: Place, part: Share | None) -> tuple[int, ...]:
+    """Of all of the tensor of which the place holds a part."""
+    first = place[0] if isinstance(place, list) else place
+    shape = tuple(first.shape) if part is None else part.shape
+    return (len(place), *shape) if isinstance(place, list) else shape
+
+
+def _share_of(name: str, place: Place, shares: Mapping[str, Share]) -> Share | None:
+    half = next((i for i, end in enumerate((GATE, UP)) if name.endswith(end)), None)
+    share = shares.get(name.removesuffix(GATE).removesuffix(UP).replace(EACH, "0"))
+    if share is not None and isinstance(place, list) and len(share.shape) == 3:
+        share = share.of_one()
+    return share if share is None or half is None else share.of_half(half)
 
 
 def heads_of(model: CausalLM, name: str) -> int:

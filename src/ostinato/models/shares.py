@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Container, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,7 +13,8 @@ from ostinato.models.base import CausalLM
 from ostinato.models.registry import make_model
 from ostinato.ops.blocks.formats import BLOCK_FORMATS
 from ostinato.ops.int8 import num_groups
-from ostinato.plan.cuts import Rank
+from ostinato.plan.cuts import Rank, vocabulary_part
+from ostinato.plan.weights import Weight
 
 
 @dataclass(frozen=True)
@@ -25,8 +26,10 @@ class Share:
     parts: tuple[tuple[int, int], ...]
 
     def read(self, tensor: Any) -> torch.Tensor:
-        """`tensor` may be a slice of safetensors, of which no more is read."""
+        """`tensor` may be a slice of safetensors, of which no more is read. One part of a tensor is a view of it."""
         before = (slice(None),) * self.dim
+        if len(self.parts) == 1 and isinstance(tensor, torch.Tensor):
+            return tensor[(*before, slice(*self.parts[0]))]
         return torch.cat([tensor[(*before, slice(first, end))] for first, end in self.parts], self.dim)
 
     def whole_place(self, place: Target) -> Target:
@@ -46,23 +49,40 @@ class Share:
         if isinstance(place, torch.Tensor) and isinstance(whole, torch.Tensor):
             place.copy_(self.read(whole))
         elif isinstance(place, BlockView) and isinstance(whole, BlockView):
-            kind = BLOCK_FORMATS[place.name]
-            place.bytes.copy_(self._in_units(kind.elements, kind.num_bytes).read(whole.bytes))
+            place.bytes.copy_(self.of_blocks(place.name).read(whole.bytes))
         elif isinstance(place, QuantizedView) and isinstance(whole, QuantizedView):
             place.weight.copy_(self.read(whole.weight))
-            if self._cuts_rows and place.group_size is None:
+            if self.cuts_rows and place.group_size is None:
                 place.scale.copy_(whole.scale)
             else:
                 place.scale.copy_(self._in_units(place.group_size or 1).read(whole.scale))
 
+    def of_one(self) -> Share:
+        """Of one matrix of a stack."""
+        return replace(self, shape=self.shape[1:], dim=self.dim - 1)
+
+    def of_half(self, half: int) -> Share:
+        """Of the first or the second half of a matrix's rows, each of which a tensor of its own holds. What ranks share
+        of both are two parts."""
+        *outer, rows, columns = self.shape
+        if self.cuts_rows:
+            return replace(self, shape=(*outer, rows // 2, columns))
+        first, end = self.parts[half]
+        return Share((*outer, rows // 2, columns), self.dim, ((first - half * rows // 2, end - half * rows // 2),))
+
+    def of_blocks(self, name: str) -> Share:
+        """The same of the bytes of rows that lie in blocks of the format `name`."""
+        kind = BLOCK_FORMATS[name]
+        return self._in_units(kind.elements, kind.num_bytes)
+
     @property
-    def _cuts_rows(self) -> bool:
+    def cuts_rows(self) -> bool:
         """Whether each rank has some elements of every row."""
         return self.dim == len(self.shape) - 1
 
     def _in_units(self, elements: int, size: int = 1) -> Share:
         """The same where so many elements of a row are `size` of what a tensor holds."""
-        if not self._cuts_rows:
+        if not self.cuts_rows:
             return self
         assert not any(edge % elements for part in self.parts for edge in part), "which the plan has checked"
         parts = ((first // elements * size, end // elements * size) for first, end in self.parts)
@@ -75,15 +95,23 @@ def shares_of(model: CausalLM, found: Container[str] = ()) -> dict[str, Share]:
     if whole_spec is None:
         return {}
     rank = model.build.rank
-    whole = make_model(Build(model.build.ops, torch.float32, torch.device("meta")), whole_spec)
+    # With the prediction head, where the model has one.
+    drafter = None if model.head is None else whole_spec.head
+    build = Build(model.build.ops, torch.float32, torch.device("meta"))
+    whole = make_model(build, replace(whole_spec, drafter=drafter))
     own = {name: tuple(view.shape) for name, view in checkpoint_views(model, found=found)}
     segments, of_whole = _segments(model), _segments(whole)
+    vocabulary = {row.names[0] for _, _, row in model.weights() if row.role == "embedding" or row.is_lm_head}
     shares = {}
     for name, view in checkpoint_views(whole, found=found):
         shape, part = tuple(view.shape), own[name]
         if shape == part:
             continue
         [dim] = [i for i, (size, have) in enumerate(zip(shape, part, strict=True)) if size != have]
+        if name in vocabulary:
+            first = vocabulary_part(shape[dim], rank).first
+            shares[name] = Share(shape, dim, ((first, first + part[dim]),))
+            continue
         sizes = segments[name], of_whole[name]
         if (sum(sizes[0]), sum(sizes[1])) != (part[dim], shape[dim]):
             sizes = (part[dim],), (shape[dim],)
@@ -104,8 +132,19 @@ def _parts(own: tuple[int, ...], whole: tuple[int, ...], rank: Rank) -> list[tup
 
 
 def _segments(model: CausalLM) -> dict[str, tuple[int, ...]]:
-    return {
-        name: row.segments
-        for _, _, row in model.weights()
-        for name in (*row.names, *((row.whole_name,) if row.whole_name else ()))
-    }
+    """By name, those of each tensor."""
+    return {name: own for _, _, row in model.weights() for name, own in _segments_of(row)}
+
+
+def _segments_of(row: Weight) -> Iterator[tuple[str, tuple[int, ...]]]:
+    if row.whole_name:
+        yield row.whole_name, row.segments
+    if not row.segments or sum(row.segments) != sum(row.sizes):
+        yield from ((name, row.segments) for name in row.names)
+        return
+    left = iter(row.segments)
+    for name, size in zip(row.names, row.sizes, strict=True):
+        own: tuple[int, ...] = ()
+        while sum(own) < size:
+            own += (next(left),)
+        yield name, own

@@ -72,7 +72,7 @@ def _head(sketch: Sketch, model: CausalLM, head: PredictionHead, spec: DrafterSp
     memory = [NO_MEMORY] * (len(head.blocks) + 1)
     draft = sketch.trace.run(lambda: head(hidden, model.embedding(inputs.token_ids), inputs, memory))
     follows = step.calls[step.result + 1 :]
-    ops = _names(Calls((*follows, *draft.calls))) - {"embedding"}  # which is the model's
+    ops = _names(Calls((*follows, *draft.calls))) - {"embedding", "embedding_of_ranks"}  # the model's
     rows = zip(spec.layers, head.blocks, strict=True)
     return replace(
         spec,

@@ -1,9 +1,9 @@
 """The operations' facts, one row each: all that the plan, the choice of kernels and graphs know of them, without torch.
 
 The file of an operation's name holds its `reference`, which is the definition. Operations that only a vision encoder
-calls lie in `ops/encoder/`, those of the part "state" in `ops/state/`. Native kernels have the names of their
-operations, and lie in native/kernels/; Triton's lie in `ops/triton/`, in files of their operations' names, those of
-the part "state" in `ops/triton/state/`.
+calls lie in `ops/encoder/`, those of the part "state" in `ops/state/`, those in which ranks wait for each other in
+`ops/ranks/`. Native kernels have the names of their operations, and lie in native/kernels/; Triton's lie in
+`ops/triton/`, in files of their operations' names, those of the part "state" in `ops/triton/state/`.
 """
 
 from __future__ import annotations
@@ -136,6 +136,14 @@ def _embedding(
     return (token_ids.shape[0], weight.shape[1]), weight.dtype if weight_scale is None else out_dtype
 
 
+def _embedding_of_ranks(token_ids: Any, weight: Any, multiplier: float, first: int, own: Any, *how: Any) -> Any:
+    return _embedding(token_ids, weight, multiplier, *how)
+
+
+def _gather_columns(x: Any, starts: Any, num_columns: int) -> Any:
+    return (x.shape[0], num_columns), x.dtype
+
+
 def _gated_activation(x: Any, activation: str) -> Any:
     return (x.shape[0], x.shape[1] // 2), x.dtype
 
@@ -195,7 +203,7 @@ NATIVE_BLOCKS = frozenset(BLOCK_FORMATS)
 class Operations:
     """All rows. The files of the operations say what each computes."""
 
-    # Between ranks: no kernel of this machine, but what the process group does (`ops/all_reduce.py`).
+    # Between ranks: no kernel of this machine, but what the process group does (`ops/ranks/between.py`).
     all_reduce = Operation(lambda x: x, Implementation(reads_on_host=True), native=None)
     attention = Operation(
         _like_first,
@@ -241,12 +249,16 @@ class Operations:
         Implementation(block_formats=NATIVE_BLOCKS),
         triton=Implementation(launches=elementwise.embedding),
     )
+    embedding_of_ranks = Operation(
+        _embedding_of_ranks, Implementation(reads_on_host=True, block_formats=ALL_BLOCKS), native=None
+    )
     encoder_attention = Operation(
         _like_first,
         native=Implementation(scratch=scratch.native_encoder_attention),
         triton=Implementation(launches=attention_launches.encoder_attention),
         caller="encoder",
     )
+    gather_columns = Operation(_gather_columns, Implementation(reads_on_host=True), native=None)
     gated_activation = Operation(_gated_activation, triton=Implementation(launches=elementwise.gated_activation))
     gated_rms_norm = Operation(_gated_rms_norm, triton=Implementation(launches=elementwise.gated_rms_norm))
     inject_media = Operation(lambda x, *_, **__: x, triton=Implementation(launches=elementwise.inject_media))
@@ -335,7 +347,7 @@ OPERATIONS: dict[str, Operation] = {name: row for name, row in vars(Operations).
 """By name."""
 
 
-BETWEEN_RANKS = ("all_reduce", "rms_norm_of_ranks")
+BETWEEN_RANKS = ("all_reduce", "embedding_of_ranks", "gather_columns", "rms_norm_of_ranks")
 """Those in which ranks wait for each other."""
 
 

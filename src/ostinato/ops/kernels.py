@@ -19,6 +19,7 @@ import torch
 
 from ostinato.matrix_units import request_matrix_units
 from ostinato.ops.facts import BETWEEN_RANKS, OPERATIONS, Operations, Result
+from ostinato.ops.ranks.between import Ranks
 
 Kernel = Callable[..., torch.Tensor]
 
@@ -128,27 +129,32 @@ class Ops(Operations):
         self.tap = tap
 
 
-AllReduce = Callable[[torch.Tensor], torch.Tensor]
-"""Adds up a tensor of each rank, in place."""
-
-
 def select_ops(
     choices: Mapping[str, str],
     isa: str | None = None,
     *,
     deterministic: bool = False,
-    all_reduce: AllReduce | None = None,
+    ranks: Ranks | None = None,
 ) -> Ops:
     """The kernels that the plan chose: `choices` maps an operation's name to `reference`, `native` or `triton`.
 
     An operation that is not named (the model does not use it) is its reference. `isa` is the instruction set of the
-    extension that has the native ones; if `deterministic`, all are native. `all_reduce` is that of the ranks that
-    share the model; without it there is one.
+    extension that has the native ones; if `deterministic`, all are native but those between `ranks`, which share the
+    model; without them there is one.
     """
     extension = load_extension(isa) if isa is not None else None
     tap = Tap()
 
+    def between(name: str) -> Kernel:
+        assert ranks is not None, "several share the model"
+        if name != "rms_norm_of_ranks" or not deterministic:
+            return partial(module_of(name).reference, ranks=ranks)
+        norms = {each: native_kernel(extension, each, deterministic=True) for each in ("rms_norm", "gated_rms_norm")}
+        return partial(module_of(name).by_kernels, ranks=ranks, **norms)
+
     def made(name: str) -> Kernel:
+        if ranks is not None and name in BETWEEN_RANKS:
+            return between(name)
         if choices.get(name) == "native":
             assert extension is not None, "native kernels are chosen for an instruction set"
             return native_kernel(extension, name, deterministic=deterministic)
@@ -156,7 +162,7 @@ def select_ops(
             return triton_kernel(name)
         assert name not in choices or not deterministic, "references do not keep the order of their sums"
         reference: Kernel = module_of(name).reference
-        return reference if all_reduce is None or name not in BETWEEN_RANKS else partial(reference, ranks=all_reduce)
+        return reference
 
     return Ops({name: tap.wrap(name, made(name)) for name in OPERATIONS}, tap)
 
@@ -184,6 +190,7 @@ def module_of(name: str) -> Any:
     """The operation's file, with its `reference`."""
     row = OPERATIONS[name]
     folder = ".encoder" if row.caller == "encoder" else ".state" if row.part == "state" else ""
+    folder = ".ranks" if name in BETWEEN_RANKS else folder
     return importlib.import_module(f"ostinato.ops{folder}.{name}")
 
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
 from ostinato.config import EngineConfig
 from ostinato.errors import ConfigError, Remedy
-from ostinato.ops.blocks.formats import BLOCK_FORMATS
 from ostinato.ops.facts import BETWEEN_RANKS, Backend
 from ostinato.plan.decision import Decision
 from ostinato.plan.device.catalogue import DeviceSpec
@@ -16,8 +15,6 @@ from ostinato.plan.graphs.coverage import GraphMode
 from ostinato.plan.layers import AttentionSpec, LayerSpec
 from ostinato.plan.mixers import GatedDeltaSpec, Mamba1Spec, Mamba2Spec, Mixer, ShortConvSpec
 from ostinato.plan.model import ModelSpec
-from ostinato.plan.quantization import AnyQuantization, BlockQuantization, Quantization
-from ostinato.plan.weights import Weight
 
 WIDTHS: dict[str, tuple[str, ...]] = {
     "arcee": ("intermediate_size",),
@@ -59,9 +56,6 @@ COUNTS: dict[type, dict[str, str]] = {
 }
 """Kind of mixer -> what of it ranks share, and what messages call that. One group of state heads is on every rank."""
 
-METHODS = ("ngram",)
-"""Of drafts among ranks: those that need no weights."""
-
 MOST = 64
 """Ranks that are looked for when a number does not work."""
 
@@ -83,9 +77,27 @@ ALONE = Rank()
 """The one that has all of a model."""
 
 
+@dataclass(frozen=True)
+class VocabularyPart:
+    """What a rank has of a vocabulary: all have as many rows, and where these do not divide, the last ones reach back
+    to rows that other ranks have too."""
+
+    first: int
+    rows: int
+    own: tuple[int, int]
+    """(first, end) of the tokens whose vectors it gives."""
+
+
+def vocabulary_part(size: int, rank: Rank) -> VocabularyPart:
+    """Of a vocabulary of `size` tokens."""
+    rows = -(-size // rank.of)
+    begin, end = (min(number * rows, size) for number in (rank.number, rank.number + 1))
+    return VocabularyPart(min(begin, size - rows), rows, (begin, end))
+
+
 def share_of(spec: ModelSpec, ranks: int) -> ModelSpec:
     """The model as one of `ranks` has it, without its weight table, which is read off it. All have the same sizes; the
-    embedding, the LM head, norms and routers are whole on each. ConfigError if it cannot be cut so."""
+    norms and routers are whole on each. ConfigError if it cannot be cut so."""
     found = problems(spec, ranks)
     if found:
         working = [count for count in range(1, MOST + 1) if not problems(spec, count)]
@@ -98,14 +110,16 @@ def share_of(spec: ModelSpec, ranks: int) -> ModelSpec:
     hyper = spec.hyperparameters
     for path in WIDTHS[spec.architecture]:
         hyper = _with_part(hyper, path.split("."), ranks)
-    layers = {layer: _layer(layer, ranks) for layer in spec.layers}
+    layers = {layer: _layer(layer, ranks) for layer in _layers(spec)}
+    head = spec.head
+    if head is not None:
+        head = replace(head, layers=tuple(layers[layer] for layer in head.layers), weights=())
     return replace(
         spec,
         layers=tuple(layers[layer] for layer in spec.layers),
         hyperparameters=hyper,
         weights=(),
-        # Its drafts are not made among ranks.
-        head=None,
+        head=head,
         ranks=ranks,
         whole=spec,
     )
@@ -122,7 +136,7 @@ def problems(spec: ModelSpec, ranks: int) -> list[str]:
 
 
 def _problems(spec: ModelSpec, ranks: int) -> Iterator[str]:
-    for layer in dict.fromkeys(spec.layers):
+    for layer in _layers(spec):
         attention, mixer = layer.attention, layer.mixer
         if attention is not None:
             heads, kv_heads = attention.num_heads, attention.num_kv_heads
@@ -138,6 +152,11 @@ def _problems(spec: ModelSpec, ranks: int) -> Iterator[str]:
         width = _value(spec.hyperparameters, path.split("."))
         if width is not None and width % ranks:
             yield f"{path} {width} is no multiple of it"
+
+
+def _layers(spec: ModelSpec) -> Iterable[LayerSpec]:
+    """All kinds of layers, a prediction head's among them."""
+    return dict.fromkeys((*spec.layers, *(() if spec.head is None else spec.head.layers)))
 
 
 def _layer(layer: LayerSpec, ranks: int) -> LayerSpec:
@@ -163,8 +182,6 @@ def _problems_of(mixer: Mixer, ranks: int) -> Iterator[str]:
         count = getattr(mixer, name)
         if count % ranks and not _is_one_group(mixer, name):
             yield f"{count} {what} are no multiple of it"
-    if isinstance(mixer, GatedDeltaSpec) and mixer.keys_take_turns:
-        yield "key heads of delta nets take turns (in a GGUF file)"
 
 
 def _is_one_group(mixer: Mixer, name: str) -> bool:
@@ -196,58 +213,15 @@ def _with_part(hyper: Any, path: list[str], ranks: int) -> Any:
     return replace(hyper, **{name: _with_part(value, inner, ranks) if inner else value // ranks})
 
 
-def check_ranks(asked: EngineConfig, from_gguf: bool) -> None:
+def check_ranks(asked: EngineConfig) -> None:
     """ConfigError for settings that do not go together with more than one rank."""
     if asked.tensor_parallel_size == 1:
         return
     ranks = f"tensor_parallel_size {asked.tensor_parallel_size}"
     alone = Remedy("tensor_parallel_size", 1)
-    if from_gguf:
-        raise ConfigError(f"{ranks}: GGUF files cannot be cut yet, safetensors checkpoints can", [alone])
-    drafts = asked.speculative
-    if drafts is not None and drafts.method not in METHODS:
-        message = f"{ranks} goes with drafts of the method ngram alone, and speculative has {drafts.method}"
-        raise ConfigError(message, [Remedy("speculative", f"ngram:{drafts.num_speculative_tokens}"), alone])
-    if asked.deterministic:
-        message = f"{ranks}: the order in which ranks add is not that of one; leave out deterministic"
-        raise ConfigError(message, [Remedy("deterministic", False), alone])
     if asked.kernels in ("native", "triton"):
         message = f"{ranks}: what ranks add up is no kernel, so kernels {asked.kernels} cannot be for all operations"
         raise ConfigError(message, [Remedy("kernels", "auto"), alone])
-
-
-def check_quantized_cut(model: ModelSpec) -> None:
-    """ConfigError if a rank's part of a matrix is not quantised as it is in the whole model: the cut must be between
-    groups of elements that share a scale."""
-    chosen, whole = model.quantization, model.whole
-    if chosen is None or whole is None:
-        return
-    for own, shared in zip(model.table, whole.table, strict=True):
-        if own.in_size == shared.in_size and _blocks(chosen, own) == _blocks(chosen, shared):
-            continue
-        elements = _group_size(chosen, shared)
-        if _blocks(chosen, own) != _blocks(chosen, shared) or (elements is not None and own.in_size % elements):
-            name, size = shared.names[0], f"[{shared.out_size}, {shared.in_size}]"
-            per_row = [Remedy("quantization", "int8")] if model.stored_quantization is None else []
-            raise ConfigError(
-                f"tensor_parallel_size {model.ranks} with quantization {chosen.name}: a part of {name} {size}, "
-                f"{own.out_size} rows of {own.in_size}, would be quantised in another way than the whole",
-                [*per_row, Remedy("quantization", "none"), Remedy("tensor_parallel_size", 1)],
-            )
-
-
-def _blocks(chosen: AnyQuantization, weight: Weight) -> tuple[str, ...] | bool:
-    """How a matrix lies: the formats of its blocks, or whether it is quantised."""
-    blocks = chosen.blocks_of(weight) if isinstance(chosen, BlockQuantization) else None
-    return chosen.quantises(weight) if blocks is None else tuple(name for name, _ in blocks)
-
-
-def _group_size(chosen: AnyQuantization, weight: Weight) -> int | None:
-    """Elements of a row with one scale; None: all."""
-    if isinstance(chosen, Quantization):
-        return chosen.group_size if chosen.quantises(weight) else None
-    blocks = chosen.blocks_of(weight)
-    return None if blocks is None else BLOCK_FORMATS[blocks[0][0]].elements
 
 
 def without_graphs_of_ranks(config: EngineConfig, backend: Backend) -> tuple[GraphMode, list[Decision]] | None:
@@ -279,6 +253,8 @@ def rank_decisions(model: ModelSpec, device: DeviceSpec) -> list[Decision]:
         if layer.experts is not None:
             parts.append(f"every expert, of width {layer.experts.intermediate_size}")
     encoder = "" if model.vision is None else "the encoder of images, "
-    parts.append(f"{encoder}embedding, LM head, norms and routers are whole on each")
+    rows = vocabulary_part(model.vocab_size, Rank(0, model.ranks)).rows
+    parts.append(f"embedding and LM head of {rows:,} tokens")
+    parts.append(f"{encoder}norms and routers are whole on each")
     reason = f"ranks, {where}: {'; '.join(dict.fromkeys(parts))}. Step times leave out what ranks send each other"
     return [Decision("tensor_parallel_size", model.ranks, model.ranks, reason)]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ostinato.errors import ConfigError, Remedy
-from ostinato.ops.facts import OPERATIONS, Backend, called_by, parts
+from ostinato.ops.facts import BETWEEN_RANKS, OPERATIONS, Backend, called_by, parts
 from ostinato.ops.launches.table import Launch
 from ostinato.plan.device.catalogue import DeviceSpec
 from ostinato.plan.device.instruction_sets import has_matrix_units
@@ -41,7 +41,8 @@ def choose_kernels(
     """The implementation of each operation that the model or its drafter calls, and of sampling, which no graph has.
 
     ConfigError if `setting` is `native` or `triton` and an operation has no such kernel here; or if `deterministic` is
-    wanted and one has no native kernel: others may add in another order for other numbers of tokens.
+    wanted and one has no native kernel: others may add in another order for other numbers of tokens. What ranks give
+    each other is no kernel; they add in their order then.
     """
     ops = dict.fromkeys((*model.ops, *(model.drafter.ops if model.drafter is not None else ()), "sample"))
     formats = _block_formats(model)
@@ -54,7 +55,7 @@ def choose_kernels(
                 f"kernels {setting}: there are none for {', '.join(lacking)} here ({choices[lacking[0]].reason})",
                 [Remedy("kernels", "auto"), Remedy("kernels", "reference")],
             )
-    lacking = [op for op, choice in choices.items() if choice.implementation != "native"]
+    lacking = [op for op, choice in choices.items() if choice.implementation != "native" and op not in BETWEEN_RANKS]
     if deterministic and lacking:
         raise ConfigError(
             f"deterministic needs native kernels, and there are none for {', '.join(lacking)} here "

@@ -58,7 +58,8 @@ class Weight:
     turns_first: bool = False
     """Whether the first part of those is a stack of matrices, one for each turn, that lie transposed here."""
     segments: tuple[int, ...] = ()
-    """Sizes of the parts of its outputs that are each cut for themselves among ranks; without them it is cut as one."""
+    """Sizes of the parts that are each cut for themselves among ranks: of what all of its tensors have of the dimension
+    that is cut, one behind the other, or each of them. Without segments a tensor is cut as one."""
     stored_shape: tuple[int, ...] = ()
     """In the checkpoint, where that differs."""
     stored_transposed: bool = False

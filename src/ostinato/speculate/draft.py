@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from ostinato.models.base import CausalLM
-from ostinato.sample.sampler import choose
 from ostinato.sample.state import Pick
 from ostinato.schedule.batch import Batch
-from ostinato.speculate.proposer import Forward, token_row
+from ostinato.speculate.proposer import Choose, Forward, token_row
 
 
 class DraftProposer:
@@ -16,10 +15,11 @@ class DraftProposer:
     be kept. So the draft model's part of a row's read slot and blocks is always where the target's is.
     """
 
-    def __init__(self, model: CausalLM, forward: Forward) -> None:
+    def __init__(self, model: CausalLM, forward: Forward, choose: Choose) -> None:
         """`forward` runs the draft model."""
         self._model = model
         self._forward = forward
+        self._choose = choose
 
     def propose(self, batch: Batch) -> list[tuple[int, ...]]:
         drafts: list[list[int]] = [[] for _ in batch.rows]
@@ -43,6 +43,7 @@ class DraftProposer:
             picks = [
                 Pick(decode[i].payload, decode[i].end + depth, tuple(drafts[i])) for i in map(now.__getitem__, ahead)
             ]
-            for place, token in choose(self._model.logits(hidden[ahead]), picks, self._model.build.ops.sample).items():
+            chosen = self._choose(self._model.logits(hidden[ahead]), picks, self._model.build.ops.sample)
+            for place, token in chosen.items():
                 drafts[now[ahead[place]]].append(token)
         return [tuple(each) for each in drafts]

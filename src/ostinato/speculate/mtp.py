@@ -9,10 +9,9 @@ import torch
 from ostinato.models.base import CausalLM
 from ostinato.ops.state.token_shift import first_inputs
 from ostinato.ops.step import LayerMemory, StepInputs
-from ostinato.sample.sampler import choose
 from ostinato.sample.state import Pick
 from ostinato.schedule.batch import Batch, Row
-from ostinato.speculate.proposer import Steps, token_row
+from ostinato.speculate.proposer import Choose, Steps, token_row
 
 
 class HeadForward:
@@ -44,11 +43,12 @@ class MtpProposer:
     model's own hidden states, when the step has computed these (`PredictionHead.follow`).
     """
 
-    def __init__(self, model: CausalLM, head: HeadForward, steps: Steps) -> None:
+    def __init__(self, model: CausalLM, head: HeadForward, steps: Steps, choose: Choose) -> None:
         """`steps` run `head`, on the hidden states in its buffer."""
         self._model = model
         self._head = head
         self._steps = steps
+        self._choose = choose
 
     def propose(self, batch: Batch) -> list[tuple[int, ...]]:
         found: list[tuple[int, ...]] = [()] * len(batch.rows)
@@ -81,6 +81,7 @@ class MtpProposer:
                 steps = tuple(token_row(rows[i], drafts[i][-1] if depth else rows[i].token_ids[0], depth) for i in now)
                 hidden = self._steps.first(Batch(steps, len(steps)))[: len(now)]
             picks = [Pick(rows[i].payload, rows[i].end + depth, drafts[i]) for i in now]
-            for place, token in choose(self._model.logits(hidden), picks, self._model.build.ops.sample).items():
+            chosen = self._choose(self._model.logits(hidden), picks, self._model.build.ops.sample)
+            for place, token in chosen.items():
                 drafts[now[place]] += (token,)
         return drafts

@@ -7,7 +7,12 @@ from typing import Protocol
 
 import torch
 
+from ostinato.sample.sampler import Draw
+from ostinato.sample.state import Pick
 from ostinato.schedule.batch import Batch, Row
+
+Choose = Callable[[torch.Tensor, Sequence[Pick], Draw], dict[int, int]]
+"""As `sample.sampler.choose`."""
 
 Forward = Callable[[Batch], torch.Tensor]
 """Runs a batch through what makes drafts -> hidden states of its tokens, [tokens or more, hidden]."""

@@ -11,7 +11,6 @@ from ostinato.cache.placement import StateCacheMode
 from ostinato.config import EngineConfig, Speculative
 from ostinato.errors import ConfigError, Remedy
 from ostinato.models.checkpoint import load_spec
-from ostinato.plan.cuts import METHODS
 from ostinato.plan.device.detect import detect
 from ostinato.plan.graphs.coverage import GraphMode
 from ostinato.plan.limits import least_batched_tokens
@@ -113,7 +112,6 @@ def speculations(config: EngineConfig, model: ModelSpec, draft: str | None) -> t
     made = [
         Speculative(method=method, num_speculative_tokens=DRAFTS[method], **(own if method == "draft" else {}))
         for method in available_methods(model)
-        if config.tensor_parallel_size == 1 or method in METHODS
     ]
     return (None, *made)
 

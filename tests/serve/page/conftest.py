@@ -6,14 +6,14 @@ from tests.support.browser import browsing
 from tests.support.serving import serving
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def browser():
-    """One for all files. `open` leaves nothing in it of the page before."""
+    """One for all files, as is the server. `open` leaves nothing in it of the page before."""
     with browsing() as browser:
         yield browser
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="package")
 def served():
     speculative = {"method": "ngram", "num_speculative_tokens": 2}
     settings = {"speculative": speculative, "speculative_adaptive": "off", "cache_memory": "16MiB"}

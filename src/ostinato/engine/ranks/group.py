@@ -1,7 +1,9 @@
-"""The process group of the ranks that share a model: what they add up."""
+"""The process group of the ranks that share a model: what they add up and gather."""
 
 from __future__ import annotations
 
+import time
+from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -9,35 +11,86 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from ostinato.errors import RankError
 from ostinato.plan.cuts import Rank
 
-PATIENCE = timedelta(minutes=10)
-"""For a rank that lives and does not come: a step may take long. One that has died is noticed at once, for its
-connection ends."""
+PATIENCE = 60.0
+"""Seconds that the first rank waits for one that lives and does not come. One that has died is noticed at once, for its
+connection ends. All ranks compute the same at a time, so none is so far behind the others."""
+
+_GLANCE = timedelta(seconds=0.1)
+"""Between looks whether something interrupts the waiting, such as Ctrl-C."""
+
+_FOREVER = timedelta(days=365)
+"""The other ranks end with the first one, however long it takes."""
+
+_ON_GPUS = timedelta(minutes=10)
+"""What NCCL, which waits on the device, gives a rank to come."""
 
 
 class Group:
-    """The connection of one rank with the others: by gloo on CPUs, by NCCL on GPUs.
+    """The connection of one rank with the others (`ops.ranks.between.Ranks`): by gloo on CPUs, by NCCL on GPUs.
 
-    NCCL needs a GPU for each rank, and has not been run.
+    NCCL needs a GPU for each rank, and has not been run. With `in_order` sums are those of the ranks in their order,
+    in float32, whatever else stands in the tensor: a ring begins with another rank for each part of it.
     """
 
-    def __init__(self, rank: Rank, meeting: Path, device: torch.device) -> None:
+    def __init__(self, rank: Rank, meeting: Path, device: torch.device, in_order: bool = False) -> None:
         """Waits until all ranks are there. `meeting` is a file that all can write to."""
         store = dist.FileStore(str(meeting), rank.of)
-        self.rank = rank
+        self.rank, self.number = rank, rank.number
+        self._in_order = in_order
         # torch types neither class in full.
         kind: Any = dist.ProcessGroupNCCL if device.type == "cuda" else dist.ProcessGroupGloo
         options: Any = kind.Options() if device.type == "cuda" else kind._Options()
-        options._timeout = PATIENCE
-        if device.type == "cpu":
+        self._is_on_host = device.type == "cpu"
+        options._timeout = _FOREVER if self._is_on_host else _ON_GPUS
+        if self._is_on_host:
             # All ranks are on this machine; a host's name may lead elsewhere, or nowhere.
             options._devices = [kind.create_device(hostname="127.0.0.1")]
         self._group = kind(store, rank.number, rank.of, options)
 
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
-        """`x` with what all other ranks have in its place added, in place. RuntimeError if one has gone."""
+        """`x` with what all other ranks have in its place added, in place. RankError if one does not come, RuntimeError
+        if one has gone."""
+        if self._in_order:
+            first, *others = self.all_gather(x)
+            total = first.float()
+            for each in others:
+                total += each
+            return x.copy_(total)
         if x.is_contiguous():
-            self._group.allreduce([x]).wait()
+            self._wait(self._group.allreduce([x]))
             return x
         return x.copy_(self.all_reduce(x.contiguous()))
+
+    def all_gather(self, x: torch.Tensor) -> list[torch.Tensor]:
+        """What each rank has, in their order. Errors as `all_reduce`."""
+        x = x.contiguous()
+        parts = [torch.empty_like(x) for _ in range(self.rank.of)]
+        self._wait(self._group.allgather([parts], [x]))
+        return parts
+
+    def gather(self, x: torch.Tensor) -> list[torch.Tensor] | None:
+        """The same on the first rank, None on the others."""
+        x = x.contiguous()
+        parts = [torch.empty_like(x) for _ in range(self.rank.of)] if self.rank.leads else []
+        options = dist.GatherOptions()
+        options.rootRank = 0
+        self._wait(self._group.gather([parts] if parts else [], [x], options))
+        return parts or None
+
+    def _wait(self, work: Any) -> None:
+        if not self._is_on_host:
+            work.wait()
+            return
+        end = time.monotonic() + PATIENCE if self.rank.leads else float("inf")
+        while not work.is_completed():
+            with suppress(RuntimeError):  # a glance that is over; what else ends the work is raised below
+                work.wait(_GLANCE)
+            if time.monotonic() > end and not work.is_completed():
+                raise RankError(
+                    f"another of the {self.rank.of} ranks of this engine lives, and has not answered for "
+                    f"{PATIENCE:g} s; start the engine again"
+                )
+        work.wait()

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError, Future, InvalidStateError, wait
 from dataclasses import dataclass
 from multiprocessing import Pipe
@@ -26,6 +26,8 @@ from ostinato.errors import OstinatoError, RankError, Remedy
 from ostinato.plan.cuts import Rank
 from ostinato.plan.model import ModelSpec
 from ostinato.plan.plan import Plan
+from ostinato.sample.sampler import Draw, choose
+from ostinato.sample.state import Pick
 from ostinato.schedule.batch import Batch
 
 T = TypeVar("T")
@@ -43,6 +45,7 @@ class Start:
     plan: Plan
     spec: ModelSpec
     directory: Path | None
+    draft_directory: Path | None
     rank: Rank
     meeting: Path
 
@@ -67,11 +70,25 @@ class Step:
     drafts: Drafts
 
 
-class Leader:
-    """The other ranks of a model, each a process of this machine. They end with their connection, and so with this
-    process."""
+@dataclass(frozen=True)
+class Logits:
+    """The logits at some positions of the last step are wanted."""
 
-    def __init__(self, plan: Plan, spec: ModelSpec, directory: Path | None) -> None:
+    positions: list[int]
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """The drafts that were chosen of the logits that all have just computed, by the places of these."""
+
+    tokens: dict[int, int]
+
+
+class Leader:
+    """The first rank's side of a `Together`. It owns the other ranks of a model, each a process of this machine. They
+    end with their connection, and so with this process."""
+
+    def __init__(self, plan: Plan, spec: ModelSpec, directory: Path | None, draft_directory: Path | None) -> None:
         """Starts them; they load their weights meanwhile. RankError if one does not come as far."""
         self._of = plan.settings.tensor_parallel_size
         self._error: RankError | None = None
@@ -81,12 +98,12 @@ class Leader:
             with tempfile.TemporaryDirectory(prefix="ostinato-ranks-") as folder:
                 meeting = Path(folder) / "meeting"
                 for number in range(1, self._of):
-                    self._spawn(Start(plan, spec, directory, Rank(number, self._of), meeting))
+                    self._spawn(Start(plan, spec, directory, draft_directory, Rank(number, self._of), meeting))
                 self.wait_ready()
-                self.group = self._formed(meeting, torch.device(plan.settings.device))
+                self.group = self._formed(meeting, torch.device(plan.settings.device), plan.settings.deterministic)
                 self.wait_ready()
         except BaseException:
-            self.close()
+            self.close(at_once=True)
             raise
 
     def _spawn(self, start: Start) -> None:
@@ -106,13 +123,13 @@ class Leader:
         with contextlib.suppress(OSError):  # it has died, which is noticed when it is waited for
             ours.send(start)
 
-    def _formed(self, meeting: Path, device: torch.device) -> Group:
+    def _formed(self, meeting: Path, device: torch.device, in_order: bool) -> Group:
         """The group, once all ranks are there. RankError if one ends meanwhile, for which the others would wait."""
         forming: Future[Group] = Future()
 
         def form() -> None:
             try:
-                forming.set_result(Group(Rank(0, self._of), meeting, device))
+                forming.set_result(Group(Rank(0, self._of), meeting, device, in_order))
             except InvalidStateError:  # it came too late
                 return
             except BaseException as error:
@@ -154,25 +171,36 @@ class Leader:
         if self._error is not None:
             raise self._error
 
-    def together(self, batch: Batch, drafts: Drafts, compute: Callable[[], T]) -> T:
-        """`compute`, while all other ranks compute their parts of the same step. RankError, now and ever after, if one
-        is gone; whatever else ends the computation here ends all ranks too, for they would wait for this one."""
+    def step(self, batch: Batch, drafts: Drafts, compute: Callable[[], T]) -> T:
+        """`compute`, while all other ranks compute their parts of the same step. Errors as `_together`."""
+        return self._together(Step(_without_sampling(batch), drafts), compute)
+
+    def logits(self, positions: Sequence[int], compute: Callable[[], T]) -> T:
+        """`compute`, while all other ranks compute their parts of the logits. Errors as `_together`."""
+        return self._together(Logits(list(positions)), compute)
+
+    def choose(self, logits: torch.Tensor, picks: Sequence[Pick], draw: Draw) -> dict[int, int]:
+        """What is chosen here, which the other ranks wait for. RankError if one is gone."""
+        tokens = choose(logits, picks, draw)
+        self._send(Chosen(tokens))
+        return tokens
+
+    def _together(self, message: Step | Logits, compute: Callable[[], T]) -> T:
+        """`compute`, while all other ranks do what the message says. RankError, now and ever after, if one is gone, or
+        does not come; whatever else ends the computation here ends all ranks too, for they would wait for this one."""
         if self._error is not None:
             raise self._error
-        # As bytes: pipes of multiprocessing would pass an image's tensor as a descriptor, which only children can take.
-        step = pickle.dumps(Step(_without_sampling(batch), drafts))
         try:
-            for number, connection in enumerate(self._connections, 1):
-                try:
-                    connection.send_bytes(step)
-                except OSError:
-                    raise self._failed(number, None) from None
+            self._send(message)
             return compute()
-        except RankError:
+        except RankError as error:
+            self._error = self._error or error
             self.close(at_once=True)
             raise
         except BaseException as error:
-            found = self._who_failed() or RankError(
+            # What interrupts is no rank's failure, and does not wait for their words.
+            found = self._who_failed() if isinstance(error, Exception) else None
+            found = found or RankError(
                 f"a step failed on the first of {self._of} ranks, and the others cannot go on without it: {error!r}; "
                 "start the engine again",
             )
@@ -181,6 +209,15 @@ class Leader:
             if isinstance(error, Exception):
                 raise found from error
             raise
+
+    def _send(self, message: Step | Logits | Chosen) -> None:
+        # As bytes: pipes of multiprocessing would pass an image's tensor as a descriptor, which only children can take.
+        packed = pickle.dumps(message)
+        for number, connection in enumerate(self._connections, 1):
+            try:
+                connection.send_bytes(packed)
+            except OSError:
+                raise self._failed(number, None) from None
 
     def close(self, at_once: bool = False) -> None:
         """Ends the other ranks: between two steps when they see it, `at_once` also where they wait for this one."""

@@ -6,14 +6,30 @@ import contextlib
 import os
 import signal
 import sys
+from collections.abc import Sequence
 from multiprocessing.connection import Connection
 
 import torch
 
 from ostinato.engine.process.peer import end_with_peer
 from ostinato.engine.ranks.group import Group
-from ostinato.engine.ranks.leader import Failed, Ready, Start, Step, told
+from ostinato.engine.ranks.leader import Chosen, Failed, Logits, Ready, Start, Step, told
 from ostinato.engine.run.runner import Runner
+from ostinato.engine.run.together import ForItself
+from ostinato.sample.sampler import Draw
+from ostinato.sample.state import Pick
+
+
+class Following(ForItself):
+    """Another rank's side of a `Together`: it goes on with what the first one has chosen."""
+
+    def __init__(self, group: Group, connection: Connection) -> None:
+        super().__init__(group)
+        self._connection = connection
+
+    def choose(self, _logits: torch.Tensor, _picks: Sequence[Pick], _draw: Draw) -> dict[int, int]:
+        chosen: Chosen = self._connection.recv()
+        return chosen.tokens
 
 
 def main(fileno: int) -> None:
@@ -37,16 +53,27 @@ def _serve(connection: Connection) -> None:
     if device.type == "cuda":
         torch.cuda.set_device(start.rank.number)
     connection.send(Ready())
-    group = Group(start.rank, start.meeting, device)
+    group = Group(start.rank, start.meeting, device, start.plan.settings.deterministic)
     connection.send(Ready())
-    runner = Runner(start.plan, start.spec, start.directory, group=group)
+    runner = Runner(
+        start.plan,
+        start.spec,
+        start.directory,
+        draft_directory=start.draft_directory,
+        together=Following(group, connection),
+    )
     connection.send(Ready())
     if start.plan.settings.capture == "startup":
         runner.capture()
+    hidden: torch.Tensor | None = None
     while True:
-        step: Step = connection.recv()
+        message: Step | Logits = connection.recv()
         with torch.inference_mode():
-            runner.forward(step.batch, step.drafts)
+            if isinstance(message, Step):
+                _, hidden = runner.compute(message.batch, message.drafts)
+            else:
+                assert hidden is not None, "logits are a step's"
+                runner.logits(hidden, message.positions)
 
 
 if __name__ == "__main__":

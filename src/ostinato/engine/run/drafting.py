@@ -20,7 +20,7 @@ from ostinato.schedule.batch import Batch
 from ostinato.speculate.draft import DraftProposer
 from ostinato.speculate.mtp import HeadForward, MtpProposer
 from ostinato.speculate.ngram import NgramProposer
-from ostinato.speculate.proposer import Forward, Proposer
+from ostinato.speculate.proposer import Choose, Forward, Proposer
 
 MakeModel = Callable[[ModelSpec, Path | None], CausalLM]
 
@@ -33,6 +33,11 @@ class Drafting:
     model: CausalLM | None = None
     graphs: Graphs | None = None
 
+    @property
+    def has_weights(self) -> bool:
+        """Whether it runs layers, of which each rank has a part."""
+        return self.graphs is not None
+
 
 def make_drafting(
     plan: Plan,
@@ -41,11 +46,12 @@ def make_drafting(
     memory: Sequence[LayerMemory],
     make_model: MakeModel,
     draft_directory: Path | None,
+    choose: Choose,
 ) -> Drafting | None:
     """What the plan's `speculative` asks for; None without it.
 
     `memory` is that of all cached layers, the drafter's behind the model's. `make_model` makes a second model with
-    the weights in a directory. ModelError if these do not match.
+    the weights in a directory, `choose` chooses drafts by their logits. ModelError if weights do not match.
     """
     speculative, settings = plan.speculative, plan.settings
     if speculative is None:
@@ -61,7 +67,7 @@ def make_drafting(
         graphs = make_graphs(
             plan, capture, model, head, own, max_tokens=settings.max_num_seqs, others={"drafts.hidden": head.hidden}
         )
-        return Drafting(MtpProposer(model, head, HeadSteps(graphs, settings.block_size)), graphs=graphs)
+        return Drafting(MtpProposer(model, head, HeadSteps(graphs, settings.block_size), choose), graphs=graphs)
     assert spec.drafter is not None, "method draft has a drafter"
     assert spec.drafter.model is not None, "method draft has a second model"
     of_draft = replace(spec.drafter.model, rope=speculative.rope, quantization=speculative.quantization)
@@ -69,7 +75,7 @@ def make_drafting(
     graphs = make_graphs(
         plan, capture, draft, lambda step: draft(step, own), own, max_tokens=settings.max_num_batched_tokens
     )
-    return Drafting(DraftProposer(draft, _forward(graphs, settings.block_size)), draft, graphs)
+    return Drafting(DraftProposer(draft, _forward(graphs, settings.block_size), choose), draft, graphs)
 
 
 class HeadSteps:

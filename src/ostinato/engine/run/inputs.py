@@ -12,7 +12,7 @@ from ostinato.graphs.buffers import StepBuffers
 from ostinato.ops.step import StepInputs
 from ostinato.schedule.batch import Batch, Row
 
-Drafts = Sequence[Sequence[int]]
+Drafts = Sequence[tuple[int, ...]]
 """The tokens proposed for each row, or nothing. If there are any, each decode row has the batch's `num_drafts` of them
 behind its own token, the last of which may be padding."""
 

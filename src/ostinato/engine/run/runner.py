@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -15,6 +15,7 @@ from ostinato.engine.run.encoding import Encoding
 from ostinato.engine.run.graphing import make_encoder_graphs, make_graphs
 from ostinato.engine.run.inputs import Drafts, logit_positions, write_step
 from ostinato.engine.run.pooling import pool_rows
+from ostinato.engine.run.together import ForItself, Together
 from ostinato.errors import CapacityError, Remedy
 from ostinato.formats.shortened import shortened
 from ostinato.graphs.encoder import EncoderGraphs
@@ -36,11 +37,6 @@ from ostinato.plan.plan import Plan
 from ostinato.sample.sampler import Project, Sampled, sample, sample_later
 from ostinato.schedule.batch import Batch, StepResult
 
-if TYPE_CHECKING:
-    from ostinato.engine.ranks.group import Group
-
-Together = Callable[[Batch, Drafts, Callable[[], torch.Tensor]], torch.Tensor]
-
 StartProgress = Callable[[str, int, int], None]
 """(what is being done, how much of it is done, how much it is in all)"""
 
@@ -56,18 +52,16 @@ class Runner:
         progress: StartProgress = lambda what, done, total: None,
         draft_directory: Path | None = None,
         phases: Phases | None = None,
-        group: Group | None = None,
+        together: Together | None = None,
     ) -> None:
         """Loads the weights in `directory`, or makes random ones if it is None; so too those of a draft model. `phases`
-        notes how long each part takes. `group` connects it with the other ranks that share the model.
+        notes how long each part takes. `together` connects it with the other ranks that share the model.
 
         Raises ModelError if the weights do not match.
         """
         settings = plan.settings
         self.plan = plan
-        self._group = group
-        self.together: Together = lambda batch, drafts, compute: compute()
-        """Computes a step; where several ranks share the model, with the others."""
+        self._together = together or ForItself()
         self.device = torch.device(settings.device)
         self.block_size = settings.block_size
         if settings.threads is not None:
@@ -86,6 +80,7 @@ class Runner:
             layers,
             lambda draft, path: self._make_model(draft, path, progress),
             draft_directory,
+            self._together.choose,
         )
         # A prediction head runs within the model's steps; a draft model's layers are none of the model's.
         own = [*(layers if self.model.head is not None else layers[: len(spec.layers)]), *cells]
@@ -115,8 +110,7 @@ class Runner:
     def run(self, batch: Batch) -> StepResult:
         """Proposes drafts, encodes the batch's new images, computes the batch with both, writes its keys, values and
         states, and samples where a row's next tokens are due."""
-        drafts = self.drafting.proposer.propose(batch) if self.drafting is not None else ()
-        project = self._compute(batch, drafts)
+        drafts, project = self._compute(batch)
         return StepResult(tuple(sample(project, batch.rows, drafts, draw=self.model.build.ops.sample)))
 
     @torch.inference_mode()
@@ -128,23 +122,39 @@ class Runner:
         if any(row.follows is not None for row in batch.rows):
             assert before is not None, "a step ahead has one before it"
             incoming = _following(before.tokens, [row.follows for row in batch.rows])
-        project = self._compute(batch, (), incoming)
+        _, project = self._compute(batch, incoming)
         return sample_later(project, batch.rows, draw=self.model.build.ops.sample, device=self.device)
 
-    def _compute(self, batch: Batch, drafts: Drafts, incoming: torch.Tensor | None = None) -> Project:
-        """Computes the layers -> the logits of the positions that want some."""
-        hidden = self.together(batch, drafts, lambda: self.forward(batch, drafts, incoming))
+    def _compute(self, batch: Batch, incoming: torch.Tensor | None = None) -> tuple[Drafts, Project]:
+        """Makes drafts and computes the layers -> the drafts, and the logits of the positions that want some."""
+        known: Drafts = ()
+        if self.drafting is not None and not self.drafting.has_weights:
+            known = self.drafting.proposer.propose(batch)
+        drafts, hidden = self._together.step(batch, known, lambda: self.compute(batch, known, incoming))
         pool_rows(hidden, batch, drafts)
         positions = logit_positions(batch, drafts)
 
         def project(places: list[int]) -> torch.Tensor:
             wanted = [positions[i] for i in places]
-            # Where every row has one token, all of them are wanted, in order: no copy.
-            if wanted != list(range(len(wanted))):
-                return self.model.logits(hidden[wanted])
-            return self.model.logits(hidden if len(wanted) == hidden.shape[0] else hidden[: len(wanted)])
+            return self._together.logits(wanted, lambda: self.logits(hidden, wanted))
 
-        return project
+        return drafts, project
+
+    def compute(
+        self, batch: Batch, drafts: Drafts, incoming: torch.Tensor | None = None
+    ) -> tuple[Drafts, torch.Tensor]:
+        """What each rank does of a step: its part of what makes drafts with weights, if something does, and `forward`.
+        -> the drafts, which are `drafts` otherwise, and the hidden states."""
+        if self.drafting is not None and self.drafting.has_weights:
+            drafts = self.drafting.proposer.propose(batch)
+        return drafts, self.forward(batch, drafts, incoming)
+
+    def logits(self, hidden: torch.Tensor, wanted: list[int]) -> torch.Tensor:
+        """Of some of the hidden states of a step: [wanted, vocab] on the first rank."""
+        # Where every row has one token, all of them are wanted, in order: no copy.
+        if wanted != list(range(len(wanted))):
+            return self.model.logits(hidden[wanted])
+        return self.model.logits(hidden if len(wanted) == hidden.shape[0] else hidden[: len(wanted)])
 
     def forward(self, batch: Batch, drafts: Drafts = (), incoming: torch.Tensor | None = None) -> torch.Tensor:
         """Encodes the batch's new images and computes the model's layers -> hidden states of the batch's tokens and
@@ -210,13 +220,14 @@ class Runner:
         """A model with the weights in `directory`, or with random ones."""
         settings = self.plan.settings
         choices = {name: choice.implementation for name, choice in self.plan.kernels.items()}
+        group = self._together.group
         ops = select_ops(
             choices,
             self.plan.device.native.isa,
             deterministic=settings.deterministic,
-            all_reduce=None if self._group is None else self._group.all_reduce,
+            ranks=group,
         )
-        rank = ALONE if self._group is None else self._group.rank
+        rank = ALONE if group is None else group.rank
         model = build_model(Build(ops, getattr(torch, settings.dtype), self.device, rank=rank), spec)
         self._phases.end("model")
         quantizers = BY_TORCH

@@ -1,0 +1,1 @@
+"""Operations in which the ranks that share a model wait for each other."""
