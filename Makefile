@@ -52,7 +52,7 @@ soak: .venv/.installed-test native
 	SOAK_REQUESTS=10000 $(BIN)/python -m pytest -s tests/serve/test_serve_soak.py
 	$(BIN)/python -m pytest --hypothesis-profile=soak tests/serve/test_serve_connection_attacks.py
 	SCHEMA_EXAMPLES=300 $(BIN)/python -m pytest tests/serve/test_serve_schema.py
-	$(BIN)/python -m pytest tests/serve/test_serve_evaluators.py tests/serve/test_serve_frameworks.py
+	$(BIN)/python -m pytest tests/serve/test_serve_evaluators.py
 
 # Every recipe with every number of processes that can share it; `make test` has two of them.
 ranks: .venv/.installed-test native

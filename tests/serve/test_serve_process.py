@@ -36,7 +36,7 @@ def with_engine(make):
         "from ostinato.serve import server; from ostinato.serve.http import lifecycle\n"
         "import tests.support.odd_engines as engines\n"
         "from tests.support.engine_probe import Probe\n"
-        f"server.Lifecycle = lambda *given: lifecycle.Lifecycle(*given, make={make})\n{RUN}"
+        f"server.Lifecycle = lambda *given: lifecycle.Lifecycle(*given[:3], make={make})\n{RUN}"
     )
 
 

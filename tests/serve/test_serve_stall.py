@@ -43,6 +43,7 @@ def test_a_stalled_engine_is_not_healthy_until_it_goes_on(served, caplog):
             refused = post(served)
             assert refused.status_code == 503
             assert refused.json()["error"]["code"] == "engine_stalled"
+            assert get(served, "/prefixes").json()["error"]["code"] == "engine_stalled"
             # What the front knows is still told.
             seen = get(served, "/live").json()
             assert seen["status"] == "stalled"

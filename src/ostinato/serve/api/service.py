@@ -119,7 +119,9 @@ def observation_router(lifecycle: Lifecycle, counts: AnswerCounts) -> APIRouter:
     async def prefixes() -> dict[str, Any]:
         """The texts that the prefix cache used last, as branches of a tree: where they part, where checkpoints stand,
         and how often each was hit. Positions in tokens. No word of a text is in it, as it may be another client's."""
-        return await lifecycle.present_engine.prefixes()
+        # One that has stalled would not answer, and `engine` says so.
+        engine = lifecycle.engine if lifecycle.status == "stalled" else lifecycle.present_engine
+        return await engine.prefixes()
 
     @router.get("/metrics", response_model=None)
     async def metrics(request: Request) -> Response:
