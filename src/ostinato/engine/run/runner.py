@@ -292,7 +292,8 @@ def _allocate_layer(layer: LayerSpec, plan: Plan, device: torch.device, number: 
     noise = number if settings.ssm_state_rounding == "stochastic" else None
     if layer.attention is not None:
         heads = (layer.attention.num_kv_heads, layer.attention.head_dim)
-        shape = (memory.num_blocks, settings.block_size, *heads)
+        is_paned = memory.pane_window > 0 and layer.attention.window is not None
+        shape = (memory.num_panes if is_paned else memory.num_blocks, settings.block_size, *heads)
         for name in ("k_cache",) if layer.attention.values_in_keys else ("k_cache", "v_cache"):
             parts[name] = pages.empty(*shape, dtype=dtype, device=device, fills_slowly=True)
     states = {} if layer.mixer is None else _allocate_states(layer.mixer.state, plan, device)
