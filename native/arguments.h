@@ -141,6 +141,12 @@ class Reader {
     [[noreturn]] void refuse_unknown() const;
 };
 
+// Says of a cache of keys or values that it holds integers if it has scales, else what the kernel computes in.
+inline void check_cache(const Reader& reader, const Tensor& cache, const Tensor& scales, DType dtype) {
+    const bool has_scales = scales.address != nullptr;
+    reader.expect(cache.dtype == (has_scales ? INT8 : dtype), "a cache is int8 if it has scales, and only then");
+}
+
 // What structs of arguments begin with.
 struct Arguments {
     Reader* reader;

@@ -18,16 +18,16 @@ constexpr int DIRECT_ROWS = LANES == 16 ? 12 : 4;  // what the registers hold be
 #endif
 
 // LANES words of a head from `word` on; beyond `head_dim`, which is a case of its own, they are 0.
-template <bool WHOLE, typename T>
-[[gnu::always_inline]] inline Float words_of(Head<T> head, const T* from, std::int64_t word) {
+template <bool WHOLE, typename T, typename S>
+[[gnu::always_inline]] inline Float words_of(Head<T> head, const S* from, std::int64_t word) {
     if constexpr (WHOLE) return Words<T>::load(from + word * Words<T>::ELEMENTS);
     return head.load_words(from, word);
 }
 
 // scores [ROWS, TILE] of a panel of keys, from words [begin, end), added to those of the words before. All of a key is
 // read before the keys behind the panel are: the lines of more keys than that hinder each other.
-template <bool WHOLE, typename T, int ROWS>
-[[gnu::noinline]] void score_panel(Head<T> head, const T* cache, const std::int64_t* offsets, std::int64_t begin,
+template <bool WHOLE, typename T, int ROWS, typename S>
+[[gnu::noinline]] void score_panel(Head<T> head, const S* cache, const std::int64_t* offsets, std::int64_t begin,
                                    std::int64_t end, const float* queries, float* scores, Fetch& fetch) {
     Float sums[ROWS];
     unrolled<ROWS>([&](auto r) __attribute__((always_inline)) {
@@ -54,8 +54,8 @@ template <bool WHOLE, typename T, int ROWS>
 
 // sums [ROWS, padded_dim] = weights [ROWS, TILE words] x values, in words of BLOCKS times LANES from `word` on; `depth`
 // words of weights.
-template <bool WHOLE, typename T, int ROWS, int BLOCKS>
-[[gnu::noinline]] void weigh_words(Head<T> head, const T* cache, const std::int64_t* offsets, std::int64_t word, std::int64_t depth,
+template <bool WHOLE, typename T, int ROWS, int BLOCKS, typename S>
+[[gnu::noinline]] void weigh_words(Head<T> head, const S* cache, const std::int64_t* offsets, std::int64_t word, std::int64_t depth,
                  const float* weights, float* out, Fetch& fetch) {
     constexpr int ELEMENTS = Words<T>::ELEMENTS;
     Float sums[BLOCKS][ROWS][ELEMENTS] = {};
@@ -97,8 +97,8 @@ void with_rows(std::int64_t rows, Body&& body) {
 }
 
 // scores [rows, TILE] of `rows` up to DIRECT_ROWS.
-template <typename T>
-void score_direct(std::int64_t rows, Head<T> head, const T* cache, const Places& places, const float* queries,
+template <typename T, typename S>
+void score_direct(std::int64_t rows, Head<T> head, const S* cache, const Places& places, const float* queries,
                   float* scores, Fetch& fetch) {
     with_rows(rows, [&](auto constant) {
         constexpr int ROWS = constant.value;
@@ -119,8 +119,8 @@ constexpr int blocks_of_words(int rows) {
 }
 
 // sums [rows, padded_dim] from weights [rows, TILE], of which `depth` words are not 0.
-template <typename T>
-void weigh_direct(std::int64_t rows, Head<T> head, const T* cache, const Places& places, std::int64_t depth,
+template <typename T, typename S>
+void weigh_direct(std::int64_t rows, Head<T> head, const S* cache, const Places& places, std::int64_t depth,
                   const float* weights, float* sums, Fetch& fetch) {
     with_rows(rows, [&](auto constant) {
         constexpr int ROWS = constant.value, MOST = blocks_of_words<T>(ROWS);

@@ -37,10 +37,12 @@ struct BlockSums {
 
 // Turns scores [TILE, 16] into weights as bf16 in tiles [TILE / 32][16 rows, 32 keys], which take half the room. Row i
 // sees the keys [first[i], seen[i]); `latest` is the greatest of `first`, `even` the least of `seen`. None is seen from
-// `end` on, a multiple of 32. -> the largest scores and the totals, of the weights as they were rounded.
-__attribute__((noinline)) inline void soften(float* scores, const std::int32_t* first, const std::int32_t* seen,
-                                             std::int64_t latest, std::int64_t even, std::int64_t end, float factor,
-                                             float* softmax) {
+// `end` on, a multiple of 32. -> the largest scores and the totals, of the weights as they were rounded; `scales` are as
+// for `softmax`.
+template <typename Scales>
+__attribute__((noinline)) void soften(float* scores, const std::int32_t* first, const std::int32_t* seen,
+                                      std::int64_t latest, std::int64_t even, std::int64_t end, float factor,
+                                      const Scales& scales, float* softmax) {
     const Float none = splat(-std::numeric_limits<float>::infinity());
     Int begins, ends;
     std::memcpy(&begins, first, sizeof(begins));
@@ -52,7 +54,7 @@ __attribute__((noinline)) inline void soften(float* scores, const std::int32_t* 
         unrolled<APART>([&](auto i) __attribute__((always_inline)) {
             const auto key = static_cast<std::int32_t>(step + i);
             float* at = scores + key * SIDE;
-            Float value = load(at) * factor;
+            Float value = scales.score_of(load(at), key) * factor;
             if (!whole) value = (key >= begins) & (key < ends) ? value : none;
             store(at, value);
             best[i] = (Float)_mm512_max_ps((__m512)best[i], (__m512)value);
@@ -67,10 +69,17 @@ __attribute__((noinline)) inline void soften(float* scores, const std::int32_t* 
         Float square[SIDE];
         for (int i = 0; i < SIDE; ++i) {
             const float* at = scores + (step + 2 * i) * SIDE;
-            const Float first_key = exp2(load(at) - most), second_key = exp2(load(at + SIDE) - most);
+            Float first_key = exp2(load(at) - most), second_key = exp2(load(at + SIDE) - most);
+            if constexpr (Scales::ARE_THERE) {
+                total += first_key + second_key;
+                first_key = scales.weight_of(first_key, step + 2 * i);
+                second_key = scales.weight_of(second_key, step + 2 * i + 1);
+            }
             const auto rounded = (__m512i)_mm512_cvtne2ps_pbh((__m512)second_key, (__m512)first_key);
             square[i] = (Float)_mm512_permutexvar_epi16((__m512i)order, rounded);
-            total = (Float)_mm512_dpbf16_ps((__m512)total, (__m512bh)(__m512)square[i], ones);
+            if constexpr (!Scales::ARE_THERE) {
+                total = (Float)_mm512_dpbf16_ps((__m512)total, (__m512bh)(__m512)square[i], ones);
+            }
         }
         transpose(square);
         for (int i = 0; i < SIDE; ++i) store(scores + (step / 2 + i) * SIDE, square[i]);
@@ -200,8 +209,8 @@ class MatrixTile {
     // `seen.first(i)` their beginning. Where
     // every 16 keys lie in order, `apart` elements from each other, they are read in place if rows are few; 0: they do
     // not.
-    template <typename Seen>
-    void run(const bf16* k, const bf16* v, const Places& places, const Places* next, std::int64_t apart,
+    template <typename S, typename Scales, typename Seen>
+    void run(const S* k, const S* v, const Scales& scales, const Places& places, const Places* next, std::int64_t apart,
              std::int64_t from, std::int64_t rows, float factor, Seen&& seen, BlockSums sums) {
         const std::int64_t begin = from / SIDE, end = blocks_of(rows), dim = head_.padded_dim();
         // The end of what blocks of rows see, or of what row i of one sees; there is no row behind the last.
@@ -209,8 +218,7 @@ class MatrixTile {
         const auto first_of = [&](std::int64_t block, int i) {
             return seen.first(std::min(rows - 1, block * SIDE + i));
         };
-        const bool in_place = apart > 0 && end - begin <= 2 && head_.dim % DEPTH == 0 && places.first == 0;
-        const KeyTiles keys = in_place ? where_they_lie(k, places, apart) : copied(k, places);
+        const KeyTiles keys = tiles_of(k, places, end - begin <= 2 ? apart : 0);
         Fetch next_keys(k, next, head_.dim, blocks_of(places.end) * steps_ * ((end - begin + 1) / 2));
         each_pair(begin, end, [&](auto blocks, std::int64_t block) {
             constexpr int BLOCKS = blocks.value;
@@ -231,7 +239,7 @@ class MatrixTile {
                     ends[i] = static_cast<std::int32_t>(least == places.end ? least : end_of(each, i));
                 }
                 soften(scores_of(each), begins, ends, latest, least, steps_of(most) * DEPTH, factor,
-                       sums.softmax_of(each));
+                       scales, sums.softmax_of(each));
             }
         });
         const std::int64_t pairs = steps_of(places.end) * SIDE;
@@ -286,13 +294,23 @@ class MatrixTile {
         if (begin < end) body(std::integral_constant<int, 1>{}, begin);
     }
 
+    // The keys where they lie, or, if they are no bfloat16 numbers or not `apart` from each other, copied.
+    template <typename S>
+    KeyTiles tiles_of(const S* k, const Places& places, std::int64_t apart) {
+        if constexpr (std::is_same_v<S, bf16>) {
+            if (apart > 0 && head_.dim % DEPTH == 0 && places.first == 0) return where_they_lie(k, places, apart);
+        }
+        return copied(k, places);
+    }
+
     KeyTiles where_they_lie(const bf16* k, const Places& places, std::int64_t apart) const {
         KeyTiles keys{{}, apart * std::int64_t{sizeof(bf16)}, DEPTH};
         for (int i = 0; i < TILE / SIDE; ++i) keys.first[i] = k + places.offsets[i * SIDE];
         return keys;
     }
 
-    KeyTiles copied(const bf16* k, const Places& places) {
+    template <typename S>
+    KeyTiles copied(const S* k, const Places& places) {
         KeyTiles keys{{}, tiles::ROW_BYTES, tiles::ELEMENTS};
         for (std::int64_t i = 0; i < TILE / SIDE; ++i) {
             keys.first[i] = reinterpret_cast<const bf16*>(keys_ + i * steps_ * SQUARE);
@@ -307,7 +325,8 @@ class MatrixTile {
     }
 
     // Two keys' values -> a row of each tile of their step.
-    void pack_pair(const bf16* v, const std::int64_t* offsets, std::int64_t pair) {
+    template <typename S>
+    void pack_pair(const S* v, const std::int64_t* offsets, std::int64_t pair) {
         float* to = values_ + pair / SIDE * 2 * steps_ * SQUARE + pair % SIDE * SIDE;
         for (std::int64_t step = 0; step < steps_; ++step, to += 2 * SQUARE) {
             Float words[2];

@@ -1,7 +1,7 @@
 // The softmax of attention: weights of one tile, and sums of several tiles added up.
 #pragma once
 
-#include "attention_words.h"
+#include "attention_scales.h"
 
 namespace ostinato {
 namespace attention {
@@ -14,9 +14,11 @@ struct Softmax {
 constexpr float LOG2_E = 1.44269504f;
 
 // Turns scores [TILE] of keys [first, end) into weights 2^(factor * score - largest) as words, which take no more room;
-// those of the other keys are 0. The total is of the weights as they were rounded.
-template <typename T>
-__attribute__((noinline)) Softmax softmax(float* scores, std::int64_t first, std::int64_t end, float factor) {
+// those of the other keys are 0. The total is of the weights as they were rounded. Where keys and values have `scales`,
+// scores are multiplied by those of the keys before, and weights by those of the values behind, the total without them.
+template <typename T, typename Scales = NoScales>
+__attribute__((noinline)) Softmax softmax(float* scores, std::int64_t first, std::int64_t end, float factor,
+                                          const Scales& scales = {}) {
     constexpr int ELEMENTS = Words<T>::ELEMENTS;
     const Float none = splat(-std::numeric_limits<float>::infinity());
     const auto hide = [&](std::int64_t vector) {
@@ -25,7 +27,7 @@ __attribute__((noinline)) Softmax softmax(float* scores, std::int64_t first, std
         key += static_cast<std::int32_t>(vector * LANES);
         float* at = scores + vector * LANES;
         const auto from = static_cast<std::int32_t>(first), to = static_cast<std::int32_t>(end);
-        store(at, (key >= from) & (key < to) ? load(at) * factor : none);
+        store(at, (key >= from) & (key < to) ? scales.score(load(at), vector) * factor : none);
     };
     const std::int64_t groups = (end + ELEMENTS * LANES - 1) / (ELEMENTS * LANES);
     Float best = none;
@@ -33,7 +35,7 @@ __attribute__((noinline)) Softmax softmax(float* scores, std::int64_t first, std
         if (i * LANES < first || (i + 1) * LANES > end) {
             hide(i);
         } else {
-            store(scores + i * LANES, load(scores + i * LANES) * factor);
+            store(scores + i * LANES, scales.score(load(scores + i * LANES), i) * factor);
         }
         best = max(best, load(scores + i * LANES));
     }
@@ -42,7 +44,16 @@ __attribute__((noinline)) Softmax softmax(float* scores, std::int64_t first, std
     for (std::int64_t i = 0; i < groups; ++i) {
         Float weights[ELEMENTS];
         for (int j = 0; j < ELEMENTS; ++j) weights[j] = exp2(load(scores + (i * ELEMENTS + j) * LANES) - most);
-        Words<T>::store_weights(scores + i * LANES, weights, total);
+        if constexpr (Scales::ARE_THERE) {
+            for (int j = 0; j < ELEMENTS; ++j) {
+                total += weights[j];
+                weights[j] = scales.weight(weights[j], i * ELEMENTS + j);
+            }
+            Float rounded = {};
+            Words<T>::store_weights(scores + i * LANES, weights, rounded);
+        } else {
+            Words<T>::store_weights(scores + i * LANES, weights, total);
+        }
     }
     for (std::int64_t i = groups; i < PANELS / ELEMENTS; ++i) store(scores + i * LANES, Float{});
     return {most, sum(total)};

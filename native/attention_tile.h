@@ -12,8 +12,8 @@ namespace ostinato {
 namespace attention {
 
 // Keys from `offsets` on -> `panel` [padded words, LANES]: per word, all LANES keys beside each other.
-template <typename T>
-void pack_keys(Head<T> head, const T* cache, const std::int64_t* offsets, float* panel, Fetch& fetch) {
+template <typename T, typename S>
+void pack_keys(Head<T> head, const S* cache, const std::int64_t* offsets, float* panel, Fetch& fetch) {
     for (std::int64_t word = 0; word < head.words(); word += LANES) {
         Float rows[LANES];
         for (int i = 0; i < LANES; ++i) rows[i] = head.load_words(cache + offsets[i], word);
@@ -24,8 +24,8 @@ void pack_keys(Head<T> head, const T* cache, const std::int64_t* offsets, float*
 }
 
 // Values of as many keys as a word holds -> `packed` [padded_dim] words.
-template <typename T>
-void pack_values(Head<T> head, const T* cache, const std::int64_t* offsets, float* packed) {
+template <typename T, typename S>
+void pack_values(Head<T> head, const S* cache, const std::int64_t* offsets, float* packed) {
     constexpr int ELEMENTS = Words<T>::ELEMENTS;
     for (std::int64_t word = 0; word < head.words(); word += LANES) {
         Float values[ELEMENTS];

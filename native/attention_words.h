@@ -18,7 +18,10 @@ template <typename T>
 struct Words {
     static constexpr int ELEMENTS = 1;
 
-    static Float load(const T* from) { return ostinato::load(from); }
+    template <typename S>
+    static Float load(const S* from) {
+        return ostinato::load(from);
+    }
 
     static void multiply_add(Float& sum, Float vector, const float* scalar) {
         sum = fma(vector, splat(*scalar), sum);
@@ -43,6 +46,12 @@ struct Words<bf16> {
     static constexpr int ELEMENTS = 2;
 
     static Float load(const bf16* from) { return ostinato::load(reinterpret_cast<const float*>(from)); }
+
+    // Integers are bfloat16 numbers, too.
+    static Float load(const std::int8_t* from) {
+        const Float first = ostinato::load(from), second = ostinato::load(from + LANES);
+        return (Float)(__m512bh)_mm512_cvtne2ps_pbh((__m512)second, (__m512)first);
+    }
 
     static void multiply_add(Float& sum, Float vector, const float* scalar) {
         std::int32_t word;
@@ -81,13 +90,14 @@ struct Head {
     std::int64_t padded_words() const { return (words() + LANES - 1) / LANES * LANES; }
     std::int64_t padded_dim() const { return padded_words() * Words<T>::ELEMENTS; }
 
-    // Words [begin, begin + LANES) of a head.
-    Float load_words(const T* head, std::int64_t begin) const {
+    // Words [begin, begin + LANES) of a head, stored as T or as integers.
+    template <typename S>
+    Float load_words(const S* head, std::int64_t begin) const {
         constexpr int COUNT = LANES * Words<T>::ELEMENTS;
         const std::int64_t first = begin * Words<T>::ELEMENTS;
         if (dim - first >= COUNT) return Words<T>::load(head + first);
-        T elements[COUNT] = {};
-        std::memcpy(elements, head + first, sizeof(T) * (dim - first));
+        S elements[COUNT] = {};
+        std::memcpy(elements, head + first, sizeof(S) * (dim - first));
         return Words<T>::load(elements);
     }
 };
@@ -97,6 +107,7 @@ struct Head {
 struct Places {
     std::int64_t first, end;
     std::int64_t offsets[TILE];
+    std::int64_t heads[TILE];  // the same in heads of a token, where these have scales
 };
 
 // Fetches heads that are needed next, as many in each of so many `steps` between those of the present work: a block's

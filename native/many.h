@@ -2,7 +2,8 @@
 //
 // For that, a thread copies weights into a panel of its own: PANEL_OUTPUTS outputs by a span of inputs, transposed. The
 // panel stays in the L1 while all tokens pass by; what they add up to is kept from span to span. A unit is 32 bits of a
-// token or a row: one float, or a pair of bfloat16 that one instruction multiplies and adds.
+// token or a row: one float, or a pair of bfloat16 that one instruction multiplies and adds. narrow.h has these products
+// for AVX2, whose registers are fewer.
 #pragma once
 
 #include "product.h"
@@ -10,11 +11,7 @@
 
 namespace ostinato {
 
-#if defined(__AVX2__) && !defined(__AVX512F__)
-constexpr int PANEL_VECTORS = 2;  // 12 sums, 2 vectors of weights and a token: 15 of 16 registers
-#else
 constexpr int PANEL_VECTORS = 4;  // 24 sums, 4 vectors of weights and a token: 29 of 32 registers
-#endif
 constexpr int PANEL_OUTPUTS = PANEL_VECTORS * LANES;
 constexpr int PANEL_TOKENS = 6;
 constexpr std::int64_t PANEL_BYTES = 32 * 1024;  // two thirds of an L1; from 16 to 128 KiB make no difference
@@ -23,11 +20,11 @@ template <typename X, typename W>
 constexpr int UNIT = Dot<X, W>::STEP / LANES;
 
 // From how many tokens on transposing the weights pays, as measured: with few, it costs as much as the sums across
-// vectors that it saves. Earlier for weights of 8 bits, which are made wide once here, not once per block of tokens,
-// and with 16 registers, of which few tokens use too few; later where pairs are multiplied, as that is over sooner.
+// vectors that it saves. Earlier for weights of 8 bits, which are made wide once here, not once per block of tokens; later
+// where pairs are multiplied, as that is over sooner.
 template <typename X, typename W>
 constexpr std::int64_t MANY = std::is_same_v<W, InBlocks>                        ? (UNIT<X, W> == 2 ? 25 : 20)
-                              : std::is_same_v<W, std::int8_t> || LANES == 8 ? 24
+                              : std::is_same_v<W, std::int8_t>               ? 24
                               : UNIT<X, W> == 2                              ? 72
                                                                              : 48;
 

@@ -106,6 +106,9 @@ inline Float load(const bf16* from) {
 #if defined(__AVX512F__)  // one instruction, of which the compiler's own conversion makes four
     const __m256i bits = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from));
     return (Float)_mm512_slli_epi32(_mm512_cvtepu16_epi32(bits), 16);
+#elif defined(__AVX2__)  // two instructions, of which it makes six
+    const __m128i bits = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from));
+    return (Float)_mm256_slli_epi32(_mm256_cvtepu16_epi32(bits), 16);
 #else
     UShort bits;
     std::memcpy(&bits, from, sizeof(bits));
@@ -147,8 +150,14 @@ inline void store(bf16* to, Float value) {
 #else
     const UInt bits = bits_as<UInt>(value);
     const UInt nearest = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16;
-    const UShort rounded = __builtin_convertvector(value != value ? (bits >> 16) | 0x40 : nearest, UShort);
+    const UInt wide = value != value ? (bits >> 16) | 0x40 : nearest;
+#if defined(__AVX2__) && !defined(__AVX512F__)  // the compiler's own conversion does more than that
+    const __m128i low = _mm256_castsi256_si128((__m256i)wide), high = _mm256_extracti128_si256((__m256i)wide, 1);
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(to), _mm_packus_epi32(low, high));
+#else
+    const UShort rounded = __builtin_convertvector(wide, UShort);
     std::memcpy(to, &rounded, sizeof(rounded));
+#endif
 #endif
 }
 
@@ -236,6 +245,10 @@ inline Float fma(Float a, Float b, Float c) {
 inline float sum(Float value) {
 #if defined(__AVX512F__)
     return _mm512_reduce_add_ps((__m512)value);
+#elif defined(__AVX2__)
+    const __m128 fours = _mm_add_ps(_mm256_castps256_ps128((__m256)value), _mm256_extractf128_ps((__m256)value, 1));
+    const __m128 twos = _mm_add_ps(fours, _mm_movehl_ps(fours, fours));
+    return _mm_cvtss_f32(_mm_add_ss(twos, _mm_movehdup_ps(twos)));
 #else
     for (int width = LANES / 2; width > 0; width /= 2) {
         for (int i = 0; i < width; ++i) value[i] += value[i + width];

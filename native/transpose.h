@@ -78,6 +78,26 @@ template <int COUNT>
         rows[i + 8] = (Float)_mm512_shuffle_f32x4(halves[i], halves[i + 8], 0xDD);
     });
 }
+#elif defined(__AVX2__)
+// The same of a square: single elements, then pairs, change places within 128 bits, where that costs least, then the 128
+// bits do.
+[[gnu::always_inline]] inline void transpose(Float (&rows)[LANES]) {
+    __m256d pairs[LANES];
+    __m256 fours[LANES];
+    unrolled<LANES / 2>([&](auto i) __attribute__((always_inline)) {
+        pairs[2 * i] = (__m256d)_mm256_unpacklo_ps((__m256)rows[2 * i], (__m256)rows[2 * i + 1]);
+        pairs[2 * i + 1] = (__m256d)_mm256_unpackhi_ps((__m256)rows[2 * i], (__m256)rows[2 * i + 1]);
+    });
+    unrolled<LANES / 2>([&](auto i) __attribute__((always_inline)) {
+        constexpr int from = i / 2 * 4 + i % 2, to = i / 2 * 4 + i % 2 * 2;
+        fours[to] = (__m256)_mm256_unpacklo_pd(pairs[from], pairs[from + 2]);
+        fours[to + 1] = (__m256)_mm256_unpackhi_pd(pairs[from], pairs[from + 2]);
+    });
+    unrolled<LANES / 2>([&](auto i) __attribute__((always_inline)) {
+        rows[i] = (Float)_mm256_permute2f128_ps(fours[i], fours[i + 4], 0x20);
+        rows[i + 4] = (Float)_mm256_permute2f128_ps(fours[i], fours[i + 4], 0x31);
+    });
+}
 #endif
 
 }  // namespace ostinato

@@ -260,7 +260,7 @@ def run_model(directory: Path, dtype: str, state_dtype: str) -> None:
 
 
 def collected(directories: list[Path], sample: bool) -> list[Call]:
-    """Every launch once; of a sample the first of each kernel, for sm_90 alone."""
+    """Every launch once; of a sample the first of each kernel, with 8-bit integers and without, for sm_90 alone."""
     calls: dict[Any, Call] = {}
     for capability in (90,) if sample else SHARED:
         with noted(capability) as found:
@@ -270,7 +270,7 @@ def collected(directories: list[Path], sample: bool) -> list[Call]:
                     for directory in directories:
                         run_model(directory, dtype, state_dtype)
         for call in found:
-            calls.setdefault(call.kernel if sample else call, call)
+            calls.setdefault((call.kernel, "*i8" in dict(call.signature).values()) if sample else call, call)
     return list(calls.values())
 
 

@@ -1,6 +1,6 @@
-"""Calls of operations that the steps of the benchmarks' models lack: experts, 8-bit weights, Mamba-1, delta nets,
-sampling. Their Triton launches are collected beside those of models (`check_triton.py`). All tensors are on the device
-`meta`."""
+"""Calls of operations that the steps of the benchmarks' models lack: experts, 8-bit weights, keys and values of 8 bits,
+Mamba-1, delta nets, sampling. Their Triton launches are collected beside those of models (`check_triton.py`). All
+tensors are on the device `meta`."""
 
 from __future__ import annotations
 
@@ -39,12 +39,28 @@ def call_operations(dtype: torch.dtype) -> None:
             _call_selective(channels, dtype, state_dtype)
     for heads in DELTA_HEADS:
         _call_delta_nets(dtype, *heads)
+    for head_dim in (64, 128):
+        _call_int8_cache(dtype, head_dim)
     sample = triton_kernel("sample")
     logits, keys = _empty(8, 151_936, dtype=torch.float32), _empty(8, 2, dtype=torch.int32)
     sample(logits)
     for kept in ((0, 1.0), (5, 1.0), (0, 0.9), (5, 0.9)):
         settings = torch.tensor([[1.0, *kept, 0.0]] * 8, dtype=torch.float64)
         sample(logits, settings, keys)
+
+
+def _call_int8_cache(dtype: torch.dtype, head_dim: int) -> None:
+    """Of prompts and of decode rows, with keys and values of 8 bits."""
+    shape = (4096, 16, 8, head_dim)
+    caches = [_empty(*shape, dtype=torch.int8) for _ in range(2)]
+    scales = [_empty(*shape[:3], dtype=torch.float32) for _ in range(2)]
+    for rows, tokens in ((1, 1), (64, 64), (1, 2048)):
+        q, k, v = (_empty(tokens, heads, head_dim, dtype=dtype) for heads in (16, 8, 8))
+        angles, cells = _empty(2, tokens, head_dim // 2, dtype=torch.float32), _empty(tokens, dtype=torch.int64)
+        triton_kernel("rotary")(q, k, v, angles, 1.0, *caches, cells, *scales)
+        starts, of_rows = _empty(rows + 1, dtype=torch.int32), _empty(rows, dtype=torch.int32)
+        described = (starts, of_rows, of_rows, _empty(rows, 256, dtype=torch.int32))
+        triton_kernel("attention")(q, *caches, *described, 0.1, k_scales=scales[0], v_scales=scales[1])
 
 
 def _call_experts(x: torch.Tensor, activation: str, rows: int) -> None:

@@ -32,14 +32,15 @@ struct Piece {
     Sums kept;  // where it goes if another thread began the unit
 };
 
-// What is read and written.
-template <typename T>
+// What is read and written: T, and keys and values that are stored as S.
+template <typename T, typename S>
 struct Operands {
     Step step;
     Head<T> head;
     const T* q;
     std::int64_t q_stride;
-    const T *k_cache, *v_cache;
+    const S *k_cache, *v_cache;
+    const float *k_scales, *v_scales;  // of integers
     T* out;
     float scale;
 
@@ -64,6 +65,8 @@ struct Operands {
     // From one key to the next, within a block.
     std::int64_t key_stride() const { return step.kv_heads * head.dim; }
 
+    ScalesOf<S> scales() const { return {k_scales, v_scales}; }
+
     void locate(const Piece& piece, Places& places) const {
         const std::int64_t base = piece.tile * TILE;
         places.first = std::max<std::int64_t>(0, step.first_of(piece.unit.position) - base);
@@ -74,10 +77,21 @@ struct Operands {
             const std::int64_t end = std::min(places.end, begin + step.block_size);
             std::int64_t offset = (block[number] * step.block_size + i - begin) * key_stride();
             offset += piece.unit.kv_head * head.dim;
+            if constexpr (ScalesOf<S>::ARE_THERE) {
+                std::int64_t of = (block[number] * step.block_size + i - begin) * step.kv_heads + piece.unit.kv_head;
+                scales().fetch(of, of + (end - i) * step.kv_heads);
+                for (std::int64_t j = i; j < end; ++j, of += step.kv_heads) places.heads[j] = of;
+            }
             for (; i < end; ++i, offset += key_stride()) places.offsets[i] = offset;
         }
-        for (std::int64_t i = 0; i < places.first; ++i) places.offsets[i] = places.offsets[places.first];
-        for (std::int64_t i = places.end; i < TILE; ++i) places.offsets[i] = places.offsets[places.end - 1];
+        fill_up(places, places.offsets);
+        if constexpr (ScalesOf<S>::ARE_THERE) fill_up(places, places.heads);
+    }
+
+    // Where there is no key, the nearest stands.
+    static void fill_up(const Places& places, std::int64_t (&of)[TILE]) {
+        for (std::int64_t i = 0; i < places.first; ++i) of[i] = of[places.first];
+        for (std::int64_t i = places.end; i < TILE; ++i) of[i] = of[places.end - 1];
     }
 };
 
@@ -95,13 +109,13 @@ struct Seen {
     std::int64_t position(std::int64_t i) const { return unit.position + i / unit.group; }
 };
 
-template <typename T>
+template <typename T, typename S>
 class Worker {
   public:
     Sums running, tile_sums;
 
-    Worker(const Team& team, const Operands<T>& operands, std::int64_t rows)
-        : operands_(operands), head(operands.head) {
+    Worker(const Team& team, const Operands<T, S>& operands, std::int64_t rows)
+        : operands_(operands), head(operands.head), scales_(operands.scales()) {
         const std::int64_t words = head.padded_words(), dim = head.padded_dim();
         const std::int64_t value_words = TILE / Words<T>::ELEMENTS * dim;
         float* next = team.own<float>(rows * (words + TILE + 2 * dim + 4) + TILE * words + value_words);
@@ -132,8 +146,10 @@ class Worker {
     void tile(const Unit& unit, std::int64_t tile, Sums sums, const Places& places, const Places* next) {
         const Range rows = operands_.rows(unit, tile);
         const Seen seen(unit, tile, places, operands_.step);
+        scales_.take(places);
         const auto weigh = [&](std::int64_t i) {
-            sums.softmax[i] = softmax<T>(scores_ + i * TILE, seen.first(i), seen(i), operands_.scale * LOG2_E);
+            const float factor = operands_.scale * LOG2_E;
+            sums.softmax[i] = softmax<T>(scores_ + i * TILE, seen.first(i), seen(i), factor, scales_);
         };
         if (rows.end - rows.begin <= DIRECT_ROWS) {
             direct(rows.begin, rows.end - rows.begin,
@@ -167,8 +183,9 @@ class Worker {
     }
 
   private:
-    const Operands<T>& operands_;
+    const Operands<T, S>& operands_;
     const Head<T>& head;
+    ScalesOf<S> scales_;
     float *keys_, *values_, *queries_, *scores_;
 
     // Query rows [from, from + rows) of a tile, whose keys' and values' lines are read once; `depth` words of weights.
@@ -229,12 +246,14 @@ class Worker {
 
 #if defined(OSTINATO_MATRIX_ATTENTION)
 // The same on matrix units.
+template <typename S>
 class MatrixWorker {
   public:
     Sums running, tile_sums;
 
-    MatrixWorker(const Team& team, const Operands<bf16>& operands, std::int64_t rows)
-        : operands_(operands), memory_(team.own<float>(size(operands.head, rows))), tile_(operands.head, memory_, rows) {
+    MatrixWorker(const Team& team, const Operands<bf16, S>& operands, std::int64_t rows)
+        : operands_(operands), scales_(operands.scales()), memory_(team.own<float>(size(operands.head, rows))),
+          tile_(operands.head, memory_, rows) {
         float* next = memory_ + MatrixTile::size(operands.head, rows);
         for (Sums* sums : {&running, &tile_sums}) {
             const std::int64_t padded_rows = blocks_of(rows) * SIDE;
@@ -251,7 +270,8 @@ class MatrixWorker {
     void tile(const Unit& unit, std::int64_t tile, Sums sums, const Places& places, const Places* next) {
         const std::int64_t apart = operands_.step.block_size % SIDE == 0 ? operands_.key_stride() : 0;
         const Range rows = operands_.rows(unit, tile);
-        tile_.run(operands_.k_cache, operands_.v_cache, places, next, apart, rows.begin, rows.end,
+        scales_.take(places);
+        tile_.run(operands_.k_cache, operands_.v_cache, scales_, places, next, apart, rows.begin, rows.end,
                   operands_.scale * LOG2_E, Seen(unit, tile, places, operands_.step), blocks(sums));
     }
 
@@ -271,7 +291,8 @@ class MatrixWorker {
     }
 
   private:
-    const Operands<bf16>& operands_;
+    const Operands<bf16, S>& operands_;
+    ScalesOf<S> scales_;
     float* memory_;
     MatrixTile tile_;
     const tiles::Scope scope_;
@@ -315,8 +336,8 @@ void clear_others(const Team& team, const Step& step, T* out, std::int64_t size)
 }
 
 // The rows whose turn it is. -> whether threads shared memory, which some may still read.
-template <typename W, typename T>
-bool attend(const Team& team, const Operands<T>& operands) {
+template <typename W, typename T, typename S>
+bool attend(const Team& team, const Operands<T, S>& operands) {
     const Step& step = operands.step;
     Shares shares{0, team.size};
     std::int64_t most_rows = 0;
@@ -394,8 +415,8 @@ bool attend(const Team& team, const Operands<T>& operands) {
 
 struct Attention : Arguments {
     FIELD(Strided<VALUES>, q);  // [tokens, heads, head_dim]
-    FIELD(Array<VALUES>, k_cache);  // [blocks, block_size, kv_heads, head_dim], as v_cache
-    FIELD(Array<VALUES>, v_cache);
+    FIELD(Array<WEIGHTS>, k_cache);  // [blocks, block_size, kv_heads, head_dim], as v_cache; int8 with scales
+    FIELD(Array<WEIGHTS>, v_cache);
     FIELD(Array<INT32>, row_starts);  // [rows + 1]
     FIELD(Array<INT32>, start_positions);  // [rows], as kv_lens
     FIELD(Array<INT32>, kv_lens);
@@ -403,13 +424,46 @@ struct Attention : Arguments {
     FIELD(float, scale);
     FIELD(std::int64_t, first_key);
     FIELD(std::optional<std::int64_t>, window);
+    FIELD(Maybe<Array<FLOAT32>>, k_scales);  // [blocks, block_size, kv_heads], as v_scales
+    FIELD(Maybe<Array<FLOAT32>>, v_scales);
     FIELD(bool, fixed_order);
     FIELD(Array<VALUES>, out);  // [tokens, heads, head_dim]
+
+    void check(const Reader& reader) const {
+        check_cache(reader, k_cache, k_scales, q.dtype);
+        check_cache(reader, v_cache, v_scales, q.dtype);
+    }
 };
 
 constexpr std::int64_t NO_WINDOW = std::int64_t{1} << 40;  // more positions than there are
 
 // In a fixed order a token's bits do not depend on how many tokens its row has; else matrix units take rows of many.
+template <typename T, typename S>
+void attend_to(const Team& team, const Step& step, const Attention& in) {
+    Operands<T, S> operands{step,
+                            {in.q.shape[2]},
+                            in.q.at<const T>(),
+                            in.q.strides[0],
+                            in.k_cache.at<const S>(),
+                            in.v_cache.at<const S>(),
+                            in.k_scales.at<const float>(),
+                            in.v_scales.at<const float>(),
+                            in.out.at<T>(),
+                            in.scale};
+    clear_others(team, step, operands.out, step.heads * operands.head.dim);
+#if defined(OSTINATO_MATRIX_ATTENTION)
+    if constexpr (std::is_same_v<T, bf16>) {
+        if (!in.fixed_order) {
+            operands.step.least = LEAST_TILE_QUERIES;
+            if (attend<MatrixWorker<S>>(team, operands)) team.barrier();
+            operands.step.least = 1;
+            operands.step.most = LEAST_TILE_QUERIES - 1;
+        }
+    }
+#endif
+    attend<Worker<T, S>>(team, operands);
+}
+
 void attention(const Team& team, std::int64_t tokens, const Attention& in) {
     const auto integers = [](const Tensor& tensor) { return tensor.at<const std::int32_t>(); };
     const Step step{tokens,
@@ -428,20 +482,11 @@ void attention(const Team& team, std::int64_t tokens, const Attention& in) {
                     std::numeric_limits<std::int64_t>::max()};
     with_dtype(in.q.dtype, [&](auto type) {
         using T = decltype(type);
-        Operands<T> operands{step, {in.q.shape[2]}, in.q.at<const T>(), in.q.strides[0], in.k_cache.at<const T>(),
-                             in.v_cache.at<const T>(), in.out.at<T>(), in.scale};
-        clear_others(team, step, operands.out, step.heads * operands.head.dim);
-#if defined(OSTINATO_MATRIX_ATTENTION)
-        if constexpr (std::is_same_v<T, bf16>) {
-            if (!in.fixed_order) {
-                operands.step.least = LEAST_TILE_QUERIES;
-                if (attend<MatrixWorker>(team, operands)) team.barrier();
-                operands.step.least = 1;
-                operands.step.most = LEAST_TILE_QUERIES - 1;
-            }
+        if (in.k_scales) {
+            attend_to<T, std::int8_t>(team, step, in);
+        } else {
+            attend_to<T, T>(team, step, in);
         }
-#endif
-        attend<Worker<T>>(team, operands);
     });
 }
 

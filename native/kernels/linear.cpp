@@ -1,11 +1,13 @@
 // linear: y = x W^T + b, with scale, activation and residual on the way out.
 //
-// Many tokens are computed as many.h says, or on matrix units as tile_product.h does; few, or all in a fixed order, as
-// few.h does. Rows in blocks of different formats are products one after the other, each into its part of the outputs.
+// Many tokens are computed as many.h says (with AVX2 alone, as narrow.h does), or on matrix units as tile_product.h does;
+// few, or all in a fixed order, as few.h does. Rows in blocks of different formats are products one after the other, each
+// into its part of the outputs.
 
 #include "../bind.h"
 #include "../few.h"
 #include "../many.h"
+#include "../narrow.h"
 #include "../tile_product.h"
 
 namespace ostinato {
@@ -70,11 +72,18 @@ void linear(const Team& team, std::int64_t tokens, const Linear& in) {
                     }
                 }
 #endif
-                if (in.fixed_order || tokens < MANY<Operand<T>, W>) {
-                    multiply_few(team, tokens, in.x.at<const T>(), in.x.strides[0], all, o, to);
-                } else {
-                    multiply_many(team, tokens, in.x.at<const T>(), in.x.strides[0], all, o, to);
+#if defined(OSTINATO_NARROW)
+                if (!in.fixed_order && tokens >= narrow::LEAST_TOKENS<W>) {
+                    narrow::multiply(team, tokens, in.x.at<const T>(), in.x.strides[0], all, o, to);
+                    return;
                 }
+#else
+                if (!in.fixed_order && tokens >= MANY<Operand<T>, W>) {
+                    multiply_many(team, tokens, in.x.at<const T>(), in.x.strides[0], all, o, to);
+                    return;
+                }
+#endif
+                multiply_few(team, tokens, in.x.at<const T>(), in.x.strides[0], all, o, to);
             };
             if (in.out.dtype == FLOAT32) {
                 compute(in.out.at<float>());

@@ -1,7 +1,7 @@
 // Rotary position embedding in the half-split layout, its angles, and the write of keys and values into the cache.
 
 #include "../bind.h"
-#include "../simd.h"
+#include "../quantize.h"
 
 namespace ostinato {
 namespace {
@@ -102,13 +102,29 @@ struct Rotary : Arguments {
     FIELD(Maybe<Strided<VALUES>>, v);  // without, as v_cache, keys alone are written
     FIELD(Maybe<Strided<FLOAT32>>, angles);  // [2, tokens, half]; without nothing is rotated
     FIELD(float, key_multiplier);
-    FIELD(Array<VALUES>, k_cache);  // [blocks, block_size, kv_heads, head_dim], as v_cache
-    FIELD(Maybe<Array<VALUES>>, v_cache);
+    FIELD(Array<WEIGHTS>, k_cache);  // [blocks, block_size, kv_heads, head_dim], as v_cache; int8 with scales
+    FIELD(Maybe<Array<WEIGHTS>>, v_cache);
     FIELD(Array<INT64>, kv_cells);  // [tokens]
+    FIELD(Maybe<Array<FLOAT32>>, k_scales);  // [blocks, block_size, kv_heads], as v_scales
+    FIELD(Maybe<Array<FLOAT32>>, v_scales);
     FIELD(Strided<VALUES>, out);  // as q; q itself where nothing is rotated
 
-    void check(const Reader& reader) const { reader.expect(!v || v_cache, "values have a cache of theirs"); }
+    void check(const Reader& reader) const {
+        reader.expect(!v || v_cache, "values have a cache of theirs");
+        check_cache(reader, k_cache, k_scales, k.dtype);
+        if (v) check_cache(reader, v_cache, v_scales, k.dtype);
+    }
 };
+
+// Keeps `size` values of a head, the head-th of a cache: as they are, or as integers if it has scales.
+template <typename T>
+void keep(const T* from, const Tensor& cache, const Tensor& scales, std::int64_t head, std::int64_t size) {
+    if (scales.address != nullptr) {
+        scales.at<float>()[head] = quantize_group(from, size, cache.at<std::int8_t>() + head * size);
+    } else {
+        std::memcpy(cache.at<T>() + head * size, from, sizeof(T) * size);
+    }
+}
 
 // `out` gets the rotated q; the tokens' cells of the caches get k, multiplied and rotated, and v.
 void rotary(const Team& team, std::int64_t tokens, const Rotary& in) {
@@ -117,6 +133,7 @@ void rotary(const Team& team, std::int64_t tokens, const Rotary& in) {
     const Range mine = team.split(tokens * parts);
     with_dtype(in.k.dtype, [&](auto type) {
         using T = decltype(type);
+        T* rotated = in.k_scales ? team.own<T>(head_dim) : nullptr;
         for (std::int64_t i = mine.begin; i < mine.end; ++i) {
             const std::int64_t token = i / parts, part = i % parts;
             const Angles angles(in.angles, token);
@@ -127,12 +144,14 @@ void rotary(const Team& team, std::int64_t tokens, const Rotary& in) {
                 rotate_head(head, to, angles.cosines, angles.sines, half_size, head_dim);
             } else if (part < heads + kv_heads) {
                 const Scaled<T> head{in.k.row<const T>(token) + (part - heads) * head_dim, in.key_multiplier};
-                T* to = in.k_cache.at<T>() + (cell + part - heads) * head_dim;
+                const std::int64_t index = cell + part - heads;
+                T* to = in.k_scales ? rotated : in.k_cache.at<T>() + index * head_dim;
                 rotate_head(head, to, angles.cosines, angles.sines, half_size, head_dim);
+                if (in.k_scales) keep(rotated, in.k_cache, in.k_scales, index, head_dim);
             } else {
                 const std::int64_t head = part - heads - kv_heads;
                 const T* from = in.v.row<const T>(token) + head * head_dim;
-                std::memcpy(in.v_cache.at<T>() + (cell + head) * head_dim, from, sizeof(T) * head_dim);
+                keep(from, in.v_cache, in.v_scales, cell + head, head_dim);
             }
         }
     });

@@ -38,8 +38,6 @@ ALIASES = {
 """Names that vLLM has for settings of the same meaning; they work wherever a setting is named."""
 
 NOT_HERE = {
-    "kv_cache_dtype": "keys and values have the dtype of the model (dtype); for more of them give more cache_memory, "
-    "or smaller weights by quantization",
     "enforce_eager": "here it is graph_mode='none'",
     "trust_remote_code": "leave it out; no code of a checkpoint is ever run",
     "swap_space": "leave it out; requests that lose their memory are computed again",
@@ -48,6 +46,22 @@ NOT_HERE = {
 """Names that vLLM has for what is not a setting here -> what there is."""
 
 BLOCK_SIZES = (16, 32, 64, 128, 256)
+
+KV_CACHE_DTYPES = {
+    **dict.fromkeys(
+        ("fp8", "fp8_e4m3", "fp8_e5m2", "fp8_inc"),
+        ("int8", "8-bit keys and values are int8, which keeps more of each number in as many bytes"),
+    ),
+    "q8_0": ("int8", "8-bit keys and values are int8, with one scale for each token's head"),
+    **dict.fromkeys(
+        ("q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1"), ("int8", "keys and values have no fewer than 8 bits, as int8")
+    ),
+    **dict.fromkeys(
+        ("f32", "f16", "bf16", "float32", "float16", "bfloat16"),
+        ("auto", "keys and values that are not int8 have the dtype of the model (dtype)"),
+    ),
+}
+"""Values that vLLM and llama.cpp have for `kv_cache_dtype` -> what there is here, and why."""
 
 
 class Speculative(BaseModel):
@@ -121,6 +135,11 @@ class EngineConfig(BaseModel):
         "nearest",
         description="Of these states to 16 bits: to the nearest value, or to either neighbour with noise that leaves "
         "the mean as it is (stochastic).",
+    )
+    kv_cache_dtype: Literal["auto", "int8"] = Field(
+        "auto",
+        description="Of keys and values in blocks: the model's dtype (auto), or 8 bits with one scale for each token's "
+        "head (int8), which take about half the memory.",
     )
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="Auto is a GPU if there is one.")
     max_num_seqs: int | None = Field(
@@ -387,6 +406,9 @@ def _config_error(problems: list[ErrorDetails]) -> ConfigError:
             lines.append(_unknown_setting(name))
             continue
         text, nearest = problem_of(problem)
+        if name == "kv_cache_dtype" and str(problem["input"]) in KV_CACHE_DTYPES:
+            there_is, why = KV_CACHE_DTYPES[problem["input"]]
+            text, nearest = f"{name} = {problem['input']!r}: {why}", [Remedy(name, there_is)]
         lines.append(problem["msg"] if problem["type"] in ("capture_sizes", "speculative") else text)
         if name == "memory_utilization" and problem["type"] == "greater_than":
             nearest = [Remedy(name, 0.01)]

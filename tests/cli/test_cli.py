@@ -410,7 +410,12 @@ def test_eval_compares_the_logits_of_8_bit_weights_with_those_before(run: Callab
     assert 0 < logits["kl_divergence"] < 1e-3
     assert logits["same_greedy"] > 0.9
     assert "same best token" in run("eval", *flags, "--quantization", "int8_g128").out
-    assert "--quantization int8" in run("eval", *flags).err
+    refused = run("eval", *flags).err
+    assert "--quantization int8" in refused
+    assert "--kv-cache-dtype int8" in refused
+    of_cache = run("eval", *flags, "--kv-cache-dtype", "int8", "--json").json()["logits"]
+    assert 0 < of_cache["mean_difference"] < 0.01
+    assert of_cache["same_greedy"] > 0.9
 
 
 def test_what_takes_long_says_what_it_does_where_there_is_no_terminal(run: Callable[..., Outcome]) -> None:

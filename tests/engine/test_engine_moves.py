@@ -169,6 +169,7 @@ def test_the_bytes_are_no_pickle_and_a_pickle_is_refused() -> None:
         ({"quantization": "int8"}, "quantization"),
         ({"max_model_len": 64}, "max_model_len is 96 there and 64 here"),
         ({"ssm_state_dtype": "bfloat16"}, "ssm_state_dtype"),
+        ({"kv_cache_dtype": "int8"}, "kv_cache_dtype is float32 there and int8 here"),
         ({"speculative": "ngram:2"}, "speculative"),
     ],
 )

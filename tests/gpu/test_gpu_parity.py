@@ -7,6 +7,7 @@ import pytest
 
 from tests.support.checkpoints import RECIPES, random_prompt
 from tests.support.gpu import assert_full_graphs, fast_engine, forced_logits, plain_engine
+from tests.support.int8_cache import INT8_NAMES, INT8_TOLERANCE, int8_case
 from tests.support.parity import add, check, complete, decided_case, run, run_with_preemptions, sampled_case
 
 pytestmark = pytest.mark.gpu
@@ -45,6 +46,16 @@ def test_preempted_and_cached_requests_have_them_too(name: str, device: str) -> 
 @pytest.mark.parametrize("name", ["nemotron_h_dense", "falcon_h1"])
 def test_sampled_tokens_are_those_of_the_noise_on_a_cpu(name: str, device: str) -> None:
     complete(fast_engine(name, device), sampled_case(name, 47))
+
+
+@pytest.mark.parametrize("name", INT8_NAMES)
+def test_keys_and_values_of_8_bits_give_the_logits_of_a_cache_that_rounds_alike(name: str, device: str) -> None:
+    engine = fast_engine(name, device, kv_cache_dtype="int8", max_num_batched_tokens=37, max_capture_size=37)
+    cases = [int8_case(name), int8_case(name, 40)]
+    outputs = [add(engine, case) for case in cases]
+    run_with_preemptions(engine, outputs)
+    for case, output in zip(cases, outputs, strict=True):
+        check(case, output, INT8_TOLERANCE)
 
 
 @pytest.mark.parametrize(("name", "speculative"), DRAFTING)

@@ -11,6 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ostinato.ops.int8 import quantize
 from ostinato.ops.sizes import LEAST_TILE_QUERIES
 from tests.support.native_sets import SETS, native_kernel, record, threads
 
@@ -33,7 +34,10 @@ class Row:
 class Context:
     """One text's queries, keys and values at every position, from which any row of a step can be taken."""
 
-    def __init__(self, length: int, heads: int, kv_heads: int, head_dim: int, dtype: torch.dtype, seed: int) -> None:
+    def __init__(
+        self, length: int, heads: int, kv_heads: int, head_dim: int, dtype: torch.dtype, seed: int, int8: bool = False
+    ) -> None:
+        self.int8 = int8
         generator = torch.Generator().manual_seed(seed)
 
         def normal(count: int) -> torch.Tensor:
@@ -41,12 +45,20 @@ class Context:
 
         self.q, self.k, self.v = normal(heads), normal(kv_heads), normal(kv_heads)
 
+    def kept(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """Keys and values as 8-bit integers, and the scale of each token's head."""
+        whole = [(x, quantize(x.flatten(0, 1), None)) for x in (self.k, self.v)]
+        return [(integers.view(x.shape), scales.view(x.shape[:2])) for x, (integers, scales) in whole]
+
     def expected(self, row: Row, scale: float, first_key: int, window: int | None = None) -> torch.Tensor:
         """softmax(scale q k) v of each token over the keys up to its own, in float64; 0 where there is none."""
         heads, kv_heads = self.q.shape[1], self.k.shape[1]
         end = row.start + row.new
         q = self.q[row.start : end].double()
-        k, v = (x[:end].double().repeat_interleave(heads // kv_heads, dim=1) for x in (self.k, self.v))
+        read = [x.double() for x in (self.k, self.v)]
+        if self.int8:
+            read = [integers.double() * scales[:, :, None].double() for integers, scales in self.kept()]
+        k, v = (x[:end].repeat_interleave(heads // kv_heads, dim=1) for x in read)
         key, position = torch.arange(end), torch.arange(row.start, end)
         unseen = (key > position[:, None]) | (key < first_key)
         if window is not None:
@@ -58,7 +70,7 @@ class Context:
 
 class Batch:
     """Rows as one step: a cache full of NaN but for the rows' own blocks, in random order, from the first key that one
-    of their tokens sees up to their `kv_len`. Blocks without any are the null block."""
+    of their tokens sees up to their `kv_len`. Blocks without any are the null block. Of integers the scales are NaN."""
 
     def __init__(
         self, rows: Sequence[tuple[Context, Row]], block_size: int, first_key: int = 0, window: int | None = None
@@ -69,16 +81,25 @@ class Batch:
         needed = [-(-(row.start + row.new) // block_size) for _, row in rows]
         order = (torch.randperm(sum(needed), generator=torch.Generator().manual_seed(len(rows))) + 1).int()
         tables = torch.zeros(len(rows), max(needed, default=0) + 2, dtype=torch.int32)
-        self.k_cache = torch.full((sum(needed) + 1, block_size, kv_heads, head_dim), torch.nan, dtype=dtype)
+        shape, int8 = (sum(needed) + 1, block_size, kv_heads, head_dim), contexts[0].int8
+        self.k_cache = torch.full(shape, 127, dtype=torch.int8) if int8 else torch.full(shape, torch.nan, dtype=dtype)
         self.v_cache = self.k_cache.clone()
+        self.k_scales = torch.full(shape[:3], torch.nan) if int8 else None
+        self.v_scales = torch.full(shape[:3], torch.nan) if int8 else None
         starts, q = [0], []
         for i, (context, row) in enumerate(rows):
             end, taken = row.start + row.new, sum(needed[:i])
             tables[i, : needed[i]] = order[taken : taken + needed[i]]
             seen = first_key if window is None else max(first_key, max(row.start, first_key) - window + 1)
             cells = tables[i].long()[torch.arange(end) // block_size] * block_size + torch.arange(end) % block_size
-            for cache, values in ((self.k_cache, context.k), (self.v_cache, context.v)):
-                cache.flatten(0, 1)[cells[seen:]] = values[seen:end]
+            values = (context.k, context.v)
+            if self.k_scales is not None and self.v_scales is not None:
+                (k, k_scales), (v, v_scales) = context.kept()
+                values = (k, v)
+                self.k_scales.flatten(0, 1)[cells[seen:]] = k_scales[seen:end]
+                self.v_scales.flatten(0, 1)[cells[seen:]] = v_scales[seen:end]
+            for cache, own in zip((self.k_cache, self.v_cache), values, strict=True):
+                cache.flatten(0, 1)[cells[seen:]] = own[seen:end]
             q += [context.q[row.start : end], torch.full((row.padding, *context.q.shape[1:]), torch.nan, dtype=dtype)]
             tables[i, : seen // block_size] = 0
             starts.append(starts[-1] + row.new + row.padding)
@@ -92,7 +113,8 @@ class Batch:
 
     def arguments(self, scale: float) -> tuple[Any, ...]:
         described = (self.row_starts, self.start_positions, self.kv_lens, self.block_tables)
-        return (self.q, self.k_cache, self.v_cache, *described, scale, self.first_key, self.window)
+        scales = (self.k_scales, self.v_scales)
+        return (self.q, self.k_cache, self.v_cache, *described, scale, self.first_key, self.window, *scales)
 
     def run(self, isa: str, scale: float = 0.2, count: int = 1, *, deterministic: bool = False) -> torch.Tensor:
         with threads(count):
@@ -122,8 +144,9 @@ ROWS = st.builds(
     scale=st.sampled_from((0.1, 1.0)),
     dtype=st.sampled_from(DTYPES),
     deterministic=st.booleans(),
+    int8=st.booleans(),
 )
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=300)
 def test_every_token_gets_what_its_formula_says_and_padding_zeros(
     isa: str,
     rows: list[Row],
@@ -136,8 +159,11 @@ def test_every_token_gets_what_its_formula_says_and_padding_zeros(
     scale: float,
     dtype: torch.dtype,
     deterministic: bool,
+    int8: bool,
 ) -> None:
-    contexts = [Context(r.start + r.new, kv_heads * group, kv_heads, head_dim, dtype, i) for i, r in enumerate(rows)]
+    contexts = [
+        Context(r.start + r.new, kv_heads * group, kv_heads, head_dim, dtype, i, int8) for i, r in enumerate(rows)
+    ]
     batch = Batch(list(zip(contexts, rows, strict=True)), block_size, first_key, window)
     out = batch.run(isa, scale, deterministic=deterministic)
     assert torch.equal(out, batch.run(isa, scale, 2, deterministic=deterministic))
@@ -153,15 +179,25 @@ def test_every_token_gets_what_its_formula_says_and_padding_zeros(
 @pytest.mark.parametrize("deterministic", [True, False])
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(
-    ("heads", "kv_heads", "head_dim", "window"),
-    [(8, 2, 128, None), (3, 3, 20, None), (8, 4, 32, 1), (10, 2, 64, None), (10, 2, 64, 150), (8, 2, 40, 128)],
-)
+    ("heads", "kv_heads", "head_dim", "window", "int8"),
+    [
+        (8, 2, 128, None, False), (3, 3, 20, None, False), (8, 4, 32, 1, False), (10, 2, 64, None, False),
+        (10, 2, 64, 150, False), (8, 2, 40, 128, False), (8, 2, 40, 128, True), (8, 2, 128, None, True),
+    ],
+)  # fmt: skip
 def test_the_bits_of_a_token_do_not_depend_on_how_it_is_computed(
-    isa: str, heads: int, kv_heads: int, head_dim: int, window: int | None, dtype: torch.dtype, deterministic: bool
+    isa: str,
+    heads: int,
+    kv_heads: int,
+    head_dim: int,
+    window: int | None,
+    int8: bool,
+    dtype: torch.dtype,
+    deterministic: bool,
 ) -> None:
     """Unless deterministic, among rows of LEAST_TILE_QUERIES queries or more for each key head."""
     least = 0 if deterministic else LEAST_TILE_QUERIES - 1
-    context, other = (Context(450, heads, kv_heads, head_dim, dtype, seed) for seed in (1, 2))
+    context, other = (Context(450, heads, kv_heads, head_dim, dtype, seed, int8) for seed in (1, 2))
     for position in (0, 15, 127, 128, 290, 449):
 
         def bits(before: int, after: int, *others: Row, count: int = 1, at: int = position) -> torch.Tensor:
@@ -248,15 +284,16 @@ def test_a_replay_reads_its_rows_when_it_runs_and_leaves_out_the_tokens_behind_t
     assert bool((out[2] == 0.0).all())
 
 
+@pytest.mark.parametrize("int8", [False, True])
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_values_may_be_a_part_of_the_keys(isa: str, dtype: torch.dtype) -> None:
+def test_values_may_be_a_part_of_the_keys(isa: str, dtype: torch.dtype, int8: bool) -> None:
     """One cache is both, as in multi-head latent attention, whose heads are wide; and threads change no bit."""
     rows = [Row(0, 21), Row(140, 1), Row(33, 4, padding=2)]
-    contexts = [Context(row.start + row.new, 8, 1, 576, dtype, i) for i, row in enumerate(rows)]
+    contexts = [Context(row.start + row.new, 8, 1, 576, dtype, i, int8) for i, row in enumerate(rows)]
     for context in contexts:
         context.v = context.k
     batch = Batch(list(zip(contexts, rows, strict=True)), 16)
-    batch.v_cache = batch.k_cache
+    batch.v_cache, batch.v_scales = batch.k_cache, batch.k_scales
     out = batch.run(isa, 0.05)
     assert torch.equal(out, batch.run(isa, 0.05, count=2))
     for i, (context, row) in enumerate(zip(contexts, rows, strict=True)):
@@ -264,3 +301,23 @@ def test_values_may_be_a_part_of_the_keys(isa: str, dtype: torch.dtype) -> None:
         given, allowed = batch.of_row(out, i), 4 * TOLERANCE[dtype]
         torch.testing.assert_close(given[: row.new].double(), expected, rtol=0, atol=allowed)
         assert not given[row.new :].any()
+
+
+@pytest.mark.parametrize("which", ["k", "v"])
+@pytest.mark.parametrize("new", [1, 9, 40])
+def test_a_scale_of_nan_spoils_those_who_see_its_head_and_no_others(isa: str, new: int, which: str) -> None:
+    context = Context(150 + new, 6, 2, 40, torch.bfloat16, 0, int8=True)
+    batch = Batch([(context, Row(150, new))], 16)
+    clean, scales = batch.run(isa), batch.k_scales if which == "k" else batch.v_scales
+    assert scales is not None
+    scales[batch.block_tables[0, 6], 4, 1] = torch.nan  # of position 100
+    out = batch.run(isa)
+    assert bool(out[:, 3:].isnan().all())
+    assert torch.equal(out[:, :3], clean[:, :3])
+
+
+def test_integers_without_scales_are_refused(isa: str) -> None:
+    batch = Batch([(Context(3, 2, 1, 8, torch.float32, 0, int8=True), Row(0, 3))], 16)
+    batch.k_scales = None
+    with pytest.raises(AssertionError, match="int8 if it has scales"):
+        batch.run(isa)

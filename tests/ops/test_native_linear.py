@@ -20,7 +20,7 @@ some = settings(max_examples=60, deadline=None, derandomize=True)
 seeds = st.integers(0, 2**31)
 dtypes = st.sampled_from([torch.float32, torch.bfloat16, torch.float16])
 token_counts = st.sampled_from([0, 1, 2, 3, 4, 5, 6, 7, 8, 13, 23, 24, 33, 40, 47, 48, 49, 61, 71, 72, 100, 130])
-in_sizes = st.sampled_from([1, 2, 15, 31, 32, 33, 70, 127, 256, 300, 515, 1030])
+in_sizes = st.sampled_from([1, 2, 15, 31, 32, 33, 70, 127, 128, 256, 300, 515, 1030])
 out_sizes = st.sampled_from([1, 3, 15, 16, 17, 33, 63, 64, 65, 130, 200])
 
 
@@ -170,6 +170,29 @@ def test_in_a_fixed_order_the_bits_do_not_depend_on_the_number_of_tokens(
     for tokens in (2, 5, 6, 7, 13, 32, 48, 50, 111, 600):
         assert torch.equal(call(x[:tokens]), alone[:tokens])
         assert torch.equal(call(x[len(x) - tokens :]), alone[len(x) - tokens :])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(("in_size", "group"), [(300, None), (128, None), (2050, 0), (640, 160), (512, 32)])
+def test_panels_of_all_shapes_add_in_one_order_where_vectors_hold_8_floats(
+    isa: str, dtype: torch.dtype, in_size: int, group: int | None
+) -> None:
+    """`group` inputs of 8-bit weights have a scale; 0: a row has."""
+    if isa != "x86_64_v3":
+        pytest.skip("narrow.h is for AVX2 alone")
+    torch.manual_seed(0)
+    x = torch.randn(60, in_size).to(dtype)
+    weight = torch.randn(70, in_size).to(dtype)
+    kernel = native_kernel(isa, "linear")
+    call = partial(kernel, weight=weight, activation="swiglu")
+    if group is not None:
+        int8 = torch.randint(-128, 128, weight.shape, dtype=torch.int8)
+        scale = torch.rand(70, in_size // group) if group else torch.rand(70)
+        call = partial(kernel, weight=int8, weight_scale=scale, group_size=group or None)
+    threes = torch.cat([call(x[i : i + 3]) for i in range(0, len(x), 3)])
+    for tokens in (*range(4, 15), 17, 24, 32, 60):
+        assert torch.equal(call(x[:tokens]), threes[:tokens])
+        assert torch.equal(call(x[len(x) - tokens :]), threes[len(x) - tokens :])
 
 
 @pytest.mark.parametrize("fixed_order", [False, True])

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ostinato.ops import embedding, rotary_angles
+from ostinato.ops.int8 import quantize
 from tests.support.native_sets import SETS, native_kernel, record, threads
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -130,6 +131,49 @@ def test_without_values_keys_alone_are_stored(isa: str, dtype: torch.dtype) -> N
         assert int(cache.isnan().all(dim=(2, 3)).sum()) == cache.shape[0] * 4 - 5
     with pytest.raises(AssertionError, match="values have a cache of theirs"):
         kernel(case.q, case.k, case.v, None, 1.0, case.k_cache, None, case.kv_cells)
+
+
+@given(
+    tokens=st.integers(1, 9),
+    heads=st.integers(0, 4),
+    kv_heads=st.integers(1, 3),
+    half=st.sampled_from((0, 3, 16, 32)),
+    beyond=st.sampled_from((0, 1, 32)),
+    has_values=st.booleans(),
+    dtype=st.sampled_from(DTYPES),
+)
+@settings(deadline=None)
+def test_keys_and_values_with_scales_are_rounded_to_what_the_float_ones_give(
+    isa: str, tokens: int, heads: int, kv_heads: int, half: int, beyond: int, has_values: bool, dtype: torch.dtype
+) -> None:
+    """The integers and scales are those that the definition gives of the keys that are stored without scales."""
+    head_dim = 2 * half + max(beyond, 1)
+    case = Case(tokens, heads, kv_heads, head_dim, max(half, 1), dtype)
+    case.k[0, 0] = 0  # a head without a scale
+    angles, v = case.angles if half else None, case.v if has_values else None
+    kernel = native_kernel(isa, "rotary")
+    plain = (case.k_cache.clone(), case.v_cache.clone() if has_values else None)
+    q = kernel(case.q, case.k, v, angles, 1.0, *plain, case.kv_cells)
+    shape = case.k_cache.shape
+    for count in (1, 2):
+        kept = [torch.full(shape, 113, dtype=torch.int8) for _ in plain]
+        scales = [torch.full(shape[:3], torch.nan) for _ in plain]
+        with threads(count):
+            own = kernel(
+                case.q, case.k, v, angles, 1.0, kept[0], kept[1] if has_values else None, case.kv_cells, *scales
+            )
+        assert torch.equal(own, q)
+        for cache, integers, scale in zip(plain, kept, scales, strict=True):
+            if cache is None:
+                assert bool((integers == 113).all() and scale.isnan().all())
+                continue
+            expected = torch.full_like(integers.flatten(0, 1), 113)
+            expected_scale = torch.full_like(scale.flatten(0, 1), torch.nan)
+            rounded, of_heads = quantize(cache.flatten(0, 1)[case.kv_cells].flatten(0, 1), None)
+            expected[case.kv_cells] = rounded.view(tokens, kv_heads, head_dim)
+            expected_scale[case.kv_cells] = of_heads.view(tokens, kv_heads)
+            assert torch.equal(integers.flatten(0, 1), expected)
+            assert torch.equal(scale.flatten(0, 1).nan_to_num(-1), expected_scale.nan_to_num(-1))
 
 
 def test_a_replay_of_fewer_tokens_writes_nothing_for_the_others(isa: str) -> None:

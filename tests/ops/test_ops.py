@@ -24,6 +24,7 @@ from ostinato.ops import (
 )
 from ostinato.ops.activations import ACTIVATIONS
 from ostinato.ops.facts import GATED
+from ostinato.ops.int8 import quantize
 
 few = settings(max_examples=25, deadline=None, derandomize=True)
 seeds = st.integers(0, 2**31)
@@ -237,6 +238,30 @@ def test_keys_before_the_first_one_are_left_out(rows: list[tuple[int, int]], fir
         assert not out[start : start + blind].any()
 
 
+@few
+@given(st.sampled_from([[(0, 5)], [(9, 1), (0, 3), (-1, 1)], [(6, 4), (17, 1)]]), st.sampled_from([None, 1, 5]), seeds)
+def test_attention_reads_integers_times_the_scales_of_their_heads(
+    rows: list[tuple[int, int]], window: int | None, seed: int
+) -> None:
+    """As if that stood in the cache; where nothing of a row is, scales are NaN."""
+    case = paged_case(rows, 2, 2, 6, 4, seed)
+    expected, read = case.run(0.3, window=window), {}
+    for name in ("k", "v"):
+        cache = getattr(case, f"{name}_cache")
+        whole, scales = quantize(cache.nan_to_num(3.0).flatten(0, 2), None)
+        scales = scales.view(cache.shape[:3]).clone()
+        scales[cache.isnan().any(-1)] = NAN
+        setattr(case, f"{name}_cache", whole.view(cache.shape) * scales.unsqueeze(-1))
+        read[name] = whole.view(cache.shape), scales
+    definition = case.run(0.3, window=window)
+    (k, k_scales), (v, v_scales) = read["k"], read["v"]
+    described = (case.row_starts, case.start_positions, case.kv_lens, case.block_tables)
+    out = attention.reference(case.q, k, v, *described, 0.3, 0, window, k_scales, v_scales)
+    torch.testing.assert_close(out, definition, **FLOAT32)
+    assert not torch.equal(out, expected)
+    torch.testing.assert_close(out, expected, rtol=0, atol=0.1)
+
+
 @dataclass
 class RotaryCase:
     """Queries, keys and values of three tokens, and a cache of four blocks of four cells, all NaN. The last token is
@@ -312,6 +337,24 @@ def test_rotary_without_values_writes_keys_alone() -> None:
     assert out is case.q
     assert torch.equal(case.k_cache.flatten(0, 1)[case.kv_cells], case.k)
     assert int(case.k_cache.isnan().all(dim=(2, 3)).sum()) == 16 - 3
+
+
+def test_rotary_rounds_the_heads_of_keys_and_values_that_have_scales() -> None:
+    """To at most half a step of their own scale, after keys are rotated; zeros have a scale of 0."""
+    case = rotary_case(2, 6, seed=5)
+    case.v[1, 1] = 0
+    angles = normal(torch.Generator().manual_seed(6), 3, 3)
+    caches = [torch.full((4, 4, 2, 6), 113, dtype=torch.int8) for _ in range(2)]
+    scales = [torch.full((4, 4, 2), NAN) for _ in range(2)]
+    turned = torch.stack((angles.cos(), angles.sin()))
+    out = rotary.reference(case.q, case.k, case.v, turned, 0.5, *caches, case.kv_cells, *scales)
+    assert torch.equal(out, case.run(turned, 0.5))
+    for whole, scale, new in zip(caches, scales, (rotate(case.k * 0.5, angles), case.v.double()), strict=True):
+        own = scale.flatten(0, 1)[case.kv_cells]
+        torch.testing.assert_close(own.double() * 127, new.abs().amax(-1))
+        error = (whole.flatten(0, 1)[case.kv_cells] * own[..., None] - new).abs()
+        assert bool((error <= own[..., None] * 0.5001).all())
+        assert int(scale.isnan().sum()) == 2 * (16 - 3)
 
 
 def test_rotary_without_angles_gives_the_queries_themselves() -> None:

@@ -225,3 +225,28 @@ def test_deterministic_without_native_kernels_is_an_error_that_says_why() -> Non
     with pytest.raises(ConfigError, match="deterministic needs native kernels") as caught:
         deterministic_engine("llama", kernels="reference")
     assert {remedy.setting for remedy in caught.value.remedies} == {"deterministic", "kernels"}
+
+
+@pytest.mark.parametrize("name", ["nemotron_h", "gemma3_text", "kimi_linear"])
+def test_with_keys_and_values_of_8_bits_no_path_changes_a_bit(name: str) -> None:
+    """Neither chunks beside others, a preemption and a hit, graphs and threads, nor drafts."""
+
+    def asked(preempts: bool = False, **settings: Any) -> list[Scores]:
+        engine = deterministic_engine(name, kv_cache_dtype="int8", **settings)
+        found, other = [ask(engine)], ask(engine, 31, seed=9)
+        run_with_preemptions(engine, found if preempts else [], at=(1, 6, 13))
+        found.append(ask(engine))
+        run(engine)
+        assert other.error is None
+        return [scores(each) for each in found]
+
+    cold, warm = asked(enable_prefix_caching=False)
+    assert cold == warm
+    assert cold != alone(name, "bfloat16")
+    for settings in (
+        {"max_num_batched_tokens": 33},
+        {"preempts": True},
+        {"graph_mode": "full_and_piecewise", "threads": 2, "capture": "lazy"},
+        {"speculative": "ngram:3", "speculative_adaptive": "off"},
+    ):
+        assert asked(**settings) == [cold, cold], settings

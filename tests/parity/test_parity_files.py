@@ -117,7 +117,14 @@ def test_with_drafts_too(name: str, speculative: str, tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("quick_reading")
 @pytest.mark.parametrize(
-    "changes", [{"block_size": 32}, {"quantization": "int8"}, {"dtype": "bfloat16"}, {"ssm_state_dtype": "bfloat16"}]
+    "changes",
+    [
+        {"block_size": 32},
+        {"quantization": "int8"},
+        {"dtype": "bfloat16"},
+        {"ssm_state_dtype": "bfloat16"},
+        {"kv_cache_dtype": "int8"},
+    ],
 )
 def test_an_engine_of_another_layout_finds_nothing(changes: dict[str, Any], tmp_path: Path) -> None:
     case = decided_case("nemotron_h", PROMPT)

@@ -71,6 +71,16 @@ def test_what_nobody_has_written_never_reaches_a_logit(name: str, mode: str, num
     assert_written(poisoned)
 
 
+@pytest.mark.parametrize("name", ["llama", "nemotron_h", "gemma3_text"])
+def test_nor_does_a_scale_of_integers_that_nobody_has_written(name: str) -> None:
+    plain, poisoned = (small_engine(name, kv_cache_dtype="int8") for _ in range(2))
+    watch_writes(poisoned)
+    expected_logits, logits = record_logits(plain), record_logits(poisoned)
+    assert run(poisoned, poison) == run(plain, lambda _: None)
+    assert_same_logits(logits, expected_logits)
+    assert_written(poisoned)
+
+
 def test_a_request_whose_memory_is_spoiled_ends_alone() -> None:
     """Its rows overflow in every layer; the other request of the batch has the tokens that it has alone."""
     params = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)

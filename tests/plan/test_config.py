@@ -53,7 +53,7 @@ def test_an_unknown_setting_names_the_closest_known_ones(unknown: str, close: st
 
 @pytest.mark.parametrize(
     ("theirs", "ours"),
-    [("kv_cache_dtype", "cache_memory"), ("enforce_eager", "graph_mode"), ("swap_space", "leave it out")],
+    [("trust_remote_code", "leave it out"), ("enforce_eager", "graph_mode"), ("swap_space", "leave it out")],
 )
 def test_a_setting_that_another_engine_has_is_answered_with_what_there_is(theirs: str, ours: str) -> None:
     with pytest.raises(ConfigError, match=f"{theirs} is not a setting: .*{ours}"):

@@ -190,7 +190,7 @@ def complete(engine: Engine, case: Case, salt: str | None = None) -> RequestOutp
     return output
 
 
-def check(case: Case, output: RequestOutput) -> None:
+def check(case: Case, output: RequestOutput, tolerance: float = TOLERANCE) -> None:
     """The tokens, and the log-probabilities of each position that has them, are those of the whole text at once. What
     is told of the cache adds up to the prompt."""
     assert output.error is None
@@ -202,7 +202,7 @@ def check(case: Case, output: RequestOutput) -> None:
     text = (case.prompt + case.tokens)[-len(scored) :]
     assert [each.token_id for each in given] == text
     logits = case.logits[-len(scored) :]
-    expected, atol = logits.log_softmax(-1), TOLERANCE * logits.abs().max().item()
+    expected, atol = logits.log_softmax(-1), tolerance * logits.abs().max().item()
     own = torch.tensor([each.logprob for each in given])
     torch.testing.assert_close(own, expected[torch.arange(len(text)), text], atol=atol, rtol=0)
     top = torch.tensor([[logprob for _, logprob in each.top] for each in given])

@@ -58,12 +58,17 @@ def poison(engine: Engine) -> None:
         if layer.media is not None and engine.scheduler.encoder_cache is not None:
             layer.media[[0, *engine.scheduler.encoder_cache._free]] = NAN
         if layer.k_cache is not None and layer.v_cache is not None:
-            for kept in (layer.k_cache, layer.v_cache):
-                kept[blocks] = NAN
-                kept.flatten(0, 1)[cells] = NAN
+            for kept in layer.in_blocks.values():
+                kept[blocks] = poison_of(kept)
+                kept.flatten(0, 1)[cells] = poison_of(kept)
         for states in layer.states.values():
             states[slots] = NAN
     poison_head(engine)
+
+
+def poison_of(kept: torch.Tensor) -> float:
+    """NaN; in integers, which know none, the largest: their scales are NaN."""
+    return NAN if kept.is_floating_point() else torch.iinfo(kept.dtype).max
 
 
 def head_memory(engine: Engine) -> Sequence[LayerMemory]:
@@ -80,9 +85,8 @@ def poison_head(engine: Engine) -> None:
     first = [table[0] for table in tables if table]
     first += [entry.block for entry in cache.store.index if entry.parent is None]
     for layer in head_memory(engine):
-        for kept in (layer.k_cache, layer.v_cache):
-            if kept is not None:
-                kept[first, 0] = NAN
+        for kept in layer.in_blocks.values():
+            kept[first, 0] = poison_of(kept)
     forward = getattr(getattr(engine.runner.drafting, "proposer", None), "_forward", None)
     if isinstance(forward, HeadForward):
         forward.hidden[:] = NAN
@@ -154,14 +158,12 @@ def others(engine: Engine, cells: list[int], pane_cells: list[int], slots: list[
     for number, layer in enumerate(engine.runner.memory):
         own = pane_cells if has_panes(engine, number) else cells
         for kept, left_out in (
-            *((cache, [*range(engine.runner.block_size), *own]) for cache in (layer.k_cache, layer.v_cache)),
+            *((kept.flatten(0, 1), [*range(engine.runner.block_size), *own]) for kept in layer.in_blocks.values()),
             *((states, slots) for states in layer.states.values()),
         ):
-            if kept is None:
-                continue
-            copy = (kept.flatten(0, 1) if kept is layer.k_cache or kept is layer.v_cache else kept).clone()
+            copy = kept.clone()
             copy[left_out] = 0
-            bits.append(copy.view(torch.int32))
+            bits.append(copy.view(torch.uint8))
     return bits
 
 
@@ -171,8 +173,8 @@ def spoil(engine: Engine, request_id: str) -> None:
     for number, layer in enumerate(engine.runner.memory):
         table = holding.pane_table if has_panes(engine, number) else holding.block_table
         if layer.k_cache is not None and layer.v_cache is not None:
-            layer.k_cache[list(table)] = NAN
-            layer.v_cache[list(table)] = NAN
+            for kept in layer.in_blocks.values():
+                kept[list(table)] = poison_of(kept)
         for name, states in layer.states.items():
             if name != "hidden":
                 states[list(holding.references())] = NAN
@@ -275,10 +277,9 @@ def assert_written(engine: Engine) -> None:
     assert blocks
     for number, layer in enumerate(engine.runner.memory):
         unread = first_keys & any(layer is each for each in head_memory(engine))
-        for kept in (layer.k_cache, layer.v_cache):
-            if kept is not None and has_panes(engine, number):
-                assert kept[[pane for pane in panes if pane is not None]].isfinite().all()
-            else:
-                assert kept is None or kept[blocks][~unread].isfinite().all()
+        written = [pane for pane in panes if pane is not None] if has_panes(engine, number) else blocks
+        for kept in layer.in_blocks.values():
+            of_written = kept[written]
+            assert (of_written if written is not blocks else of_written[~unread]).isfinite().all()
         for states in layer.states.values():
             assert states[slots].isfinite().all()

@@ -160,7 +160,7 @@ def run(engine: Engine, preempt_at: tuple[int, ...] = ()) -> None:
         engine.scheduler.check_integrity()
 
 
-def check(case: Case, output: RequestOutput) -> None:
+def check(case: Case, output: RequestOutput, tolerance: float = TOLERANCE) -> None:
     """The tokens, and the log-probabilities of each position that has them, are those of the whole text at once."""
     assert output.error is None, output.error
     [only] = output.outputs
@@ -172,7 +172,7 @@ def check(case: Case, output: RequestOutput) -> None:
     logits = case.logits[-len(given) :]
     expected = logits.log_softmax(-1)[torch.arange(len(given)), following]
     own = torch.tensor([each.logprob for each in given])
-    torch.testing.assert_close(own, expected, atol=TOLERANCE * logits.abs().max().item(), rtol=0)
+    torch.testing.assert_close(own, expected, atol=tolerance * logits.abs().max().item(), rtol=0)
 
 
 def serve(engine: Engine, *cases: Case, preempt_at: tuple[int, ...] = ()) -> list[RequestOutput]:

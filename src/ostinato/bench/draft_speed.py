@@ -269,7 +269,9 @@ def verify_floor(
     if roofs is None:
         return None
     shape = StepShape(rows, 1 + num_drafts, context, decodes=True)
-    works = kernel_work(load_spec(config), plan.settings.dtype, plan.settings.ssm_state_dtype, shape).values()
+    settings = plan.settings
+    dtypes = (settings.dtype, settings.ssm_state_dtype)
+    works = kernel_work(load_spec(config), *dtypes, shape, settings.kv_cache_dtype).values()
     return None if None in works else sum(roofs.floor(work) for work in works if work is not None)
 
 

@@ -14,6 +14,8 @@ from ostinato.ops.facts import OPERATIONS
 from ostinato.ops.kernels import native_kernel
 from ostinato.ops.work import KernelWork, StepShape
 from ostinato.plan.device.rates import KernelRate, Way
+from ostinato.plan.layers import AttentionSpec
+from ostinato.plan.memory.keys_and_values import bytes_per_token
 
 FEW_TOKENS = (1, 2, 4, 8, 16, 24, 32, 48)
 """Of products whose time is mostly the memory's, so that each call has weights of its own."""
@@ -59,7 +61,8 @@ class KernelProbe:
             yield from self._recurrences(storage)
             yield from self._selective(storage)
         yield from self._convolutions()
-        yield from self._attention()
+        for storage in (self.dtype, torch.int8):
+            yield from self._attention(storage)
         yield from self._passes()
 
     def seconds_of(self, operation: str, tokens: int, calls: list[Call]) -> float:
@@ -180,18 +183,19 @@ class KernelProbe:
         work = self._work("causal_conv1d", step, **numbers)
         yield self._rate("causal_conv1d", self.dtype, step, [prompt] * 4, work)
 
-    def _attention(self) -> Iterator[KernelRate]:
+    def _attention(self, storage: torch.dtype) -> Iterator[KernelRate]:
+        """Of keys and values in `storage`."""
         per_row = CONTEXT // BLOCK + 1
-        row_bytes = 2 * per_row * BLOCK * KV_HEADS * HEAD_DIM * self.dtype.itemsize
-        held = self._turns(row_bytes, least=max(ROWS))
+        token_bytes = bytes_per_token(AttentionSpec(HEADS, KV_HEADS, HEAD_DIM), str(storage).removeprefix("torch."))
+        held = self._turns(per_row * BLOCK * token_bytes, least=max(ROWS))
         blocks = max(held * per_row, PROMPT // BLOCK) + 1
-        k_cache, v_cache = (self._some(blocks, BLOCK, KV_HEADS, HEAD_DIM) for _ in range(2))
-        numbers = {
-            "num_heads": HEADS,
-            "head_dim": HEAD_DIM,
-            "kv_elements_per_token": 2 * KV_HEADS * HEAD_DIM,
-            "element_bytes": self.dtype.itemsize,
-        }
+        k_cache, v_cache = (self._some(blocks, BLOCK, KV_HEADS, HEAD_DIM, dtype=storage) for _ in range(2))
+        scales: dict[str, Any] = {}
+        if storage == torch.int8:
+            scales = {
+                name: self._some(blocks, BLOCK, KV_HEADS, dtype=torch.float32) for name in ("k_scales", "v_scales")
+            }
+        numbers = {"num_heads": HEADS, "head_dim": HEAD_DIM, "kv_bytes_per_token": token_bytes}
         scale = HEAD_DIM**-0.5
         for rows in ROWS:
             q, starts = self._some(rows, HEADS, HEAD_DIM), torch.arange(rows + 1, dtype=torch.int32)
@@ -199,13 +203,13 @@ class KernelProbe:
             calls: list[Call] = []
             for at in _groups(held, rows):
                 tables = ((at - 1).unsqueeze(1) * per_row + torch.arange(1, per_row + 1)).to(torch.int32)
-                calls.append(((q, k_cache, v_cache, starts, before, before + 1, tables, scale), {}))
+                calls.append(((q, k_cache, v_cache, starts, before, before + 1, tables, scale), scales))
             step = StepShape(rows, 1, CONTEXT, decodes=True)
-            yield self._rate("attention", self.dtype, step, calls, self._work("attention", step, **numbers))
+            yield self._rate("attention", storage, step, calls, self._work("attention", step, **numbers))
         q, step = self._some(PROMPT, HEADS, HEAD_DIM), StepShape(1, PROMPT, 0, decodes=False)
         table = torch.arange(1, PROMPT // BLOCK + 1, dtype=torch.int32).unsqueeze(0)
-        prompt: Call = ((q, k_cache, v_cache, _int32(0, PROMPT), _int32(0), _int32(PROMPT), table, scale), {})
-        yield self._rate("attention", self.dtype, step, [prompt] * 2, self._work("attention", step, **numbers))
+        prompt: Call = ((q, k_cache, v_cache, _int32(0, PROMPT), _int32(0), _int32(PROMPT), table, scale), scales)
+        yield self._rate("attention", storage, step, [prompt] * 2, self._work("attention", step, **numbers))
 
     def _passes(self) -> Iterator[KernelRate]:
         """Operations that only pass over activations, which stay in the caches from one to the next."""

@@ -19,4 +19,5 @@ def machine_of(spec: ModelSpec, plan: Plan, measure: bool, say: Say) -> Machine 
         say("measuring the kernels' rates")
         rates = measure_rates(plan)
     model = replace(spec, quantization=plan.settings.quantization)
-    return make_machine(model, plan.device, rates, plan.settings.dtype, plan.settings.ssm_state_dtype)
+    settings = plan.settings
+    return make_machine(model, plan.device, rates, settings.dtype, settings.ssm_state_dtype, settings.kv_cache_dtype)

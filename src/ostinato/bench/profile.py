@@ -159,7 +159,7 @@ def _step_figures(
     machine: Machine | None,
 ) -> dict[str, Any]:
     settings = plan.settings
-    work = kernel_work(engine.spec, settings.dtype, settings.ssm_state_dtype, shape)
+    work = kernel_work(engine.spec, settings.dtype, settings.ssm_state_dtype, shape, settings.kv_cache_dtype)
     kernels = kernel_figures(calls, work, roofs)
     in_model = sum(each["seconds"] for each in kernels if each["kernel"] != "logits")
     return {

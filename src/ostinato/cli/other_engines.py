@@ -5,10 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from difflib import get_close_matches
 
-_KEYS_AND_VALUES = (
-    "keys and values have the dtype of the model (--dtype); for more of them give more --cache-memory, or smaller "
-    "weights by --quantization"
-)
 HERE = {
     # vLLM's.
     "--enforce-eager": "--graph-mode none",
@@ -47,6 +43,10 @@ HERE = {
     "--model-draft": "--speculative draft:PATH:4",
     "--spec-draft-model": "--speculative draft:PATH:4",
     "--spec-type": "--speculative ngram:4",
+    "-ctk": "--kv-cache-dtype int8, for keys and values",
+    "--cache-type-k": "--kv-cache-dtype int8, for keys and values",
+    "-ctv": "--kv-cache-dtype int8, for keys and values",
+    "--cache-type-v": "--kv-cache-dtype int8, for keys and values",
     "--cache-prompt": "--enable-prefix-caching",
     "--cache-ram": "--cache-memory",
     "--ctx-checkpoints": "--state-cache-mode",
@@ -71,11 +71,6 @@ HERE = {
 
 REFUSED = {
     "--pipeline-parallel-size": "a model is cut across devices by --tensor-parallel-size alone",
-    "--kv-cache-dtype": _KEYS_AND_VALUES,
-    "-ctk": _KEYS_AND_VALUES,
-    "--cache-type-k": _KEYS_AND_VALUES,
-    "-ctv": _KEYS_AND_VALUES,
-    "--cache-type-v": _KEYS_AND_VALUES,
     "--cpu-offload-gb": "weights lie on the device; --quantization int4 makes them smaller",
     "--enable-lora": "adapters are not supported; merge them into the checkpoint",
     "--lora": "adapters are not supported; merge them into the checkpoint",

@@ -22,6 +22,7 @@ class Settings(TypedDict, total=False):
     quantization: Literal["auto", "none", "int8", "int8_g128", "int4", "int4_g64", "int4_g32"]
     ssm_state_dtype: Literal["auto", "bfloat16", "float16", "float32"]
     ssm_state_rounding: Literal["nearest", "stochastic"]
+    kv_cache_dtype: Literal["auto", "int8"]
     device: Literal["auto", "cpu", "cuda"]
     max_num_seqs: int | None
     max_num_batched_tokens: int | None

@@ -131,7 +131,8 @@ class Attention(Module):
         """Rotates, and writes keys and values. In a graph padding has its cells in the null block, which nobody reads.
         -> the queries to attend with"""
         cells, _ = step.places(self.spec.window)
-        return self.ops.rotary(q, k, v, angles, self.key_multiplier, memory.k_cache, memory.v_cache, cells)
+        caches = (memory.k_cache, memory.v_cache, cells, memory.k_scales, memory.v_scales)
+        return self.ops.rotary(q, k, v, angles, self.key_multiplier, *caches)
 
     def _attend(self, q: torch.Tensor, step: StepInputs, memory: LayerMemory) -> torch.Tensor:
         """-> [tokens, heads, head_dim]"""
@@ -147,4 +148,6 @@ class Attention(Module):
             self.scale,
             self.first_key,
             self.spec.window,
+            memory.k_scales,
+            memory.v_scales,
         )

@@ -82,7 +82,7 @@ class LatentAttention(Module):
         queries = latents.new_empty((x.shape[0], heads, width))
         queries[:, :, : sizes.rank] = latents
         queries[:, :, sizes.rank :] = of_shared
-        queries = self.ops.rotary(queries, key, None, None, 1.0, memory.k_cache, None, step.kv_cells)
+        queries = self.ops.rotary(queries, key, None, None, 1.0, memory.k_cache, None, step.kv_cells, memory.k_scales)
         seen = self.ops.tap.split("attention", self._attend, (queries,), step, memory)
         return self.o_proj(self.kv_b_proj.to_values(seen[:, :, : sizes.rank]).flatten(1), residual)
 
@@ -97,4 +97,6 @@ class LatentAttention(Module):
             step.kv_lens,
             step.block_tables,
             self.scale,
+            k_scales=memory.k_scales,
+            v_scales=memory.k_scales,
         )

@@ -19,6 +19,8 @@ def reference(
     scale: float,
     first_key: int = 0,
     window: int | None = None,
+    k_scales: torch.Tensor | None = None,
+    v_scales: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Attends from each token to its row's whole context, whose keys and values, the tokens' own too, are in the cache.
     With a `window` (at least 1) a token sees so many positions, of which its own is the last.
@@ -26,7 +28,9 @@ def reference(
     `q` [tokens, heads, head_dim]; `k_cache`, `v_cache` [blocks, block_size, kv_heads, head_dim].
     Row r owns the tokens `row_starts[r]:row_starts[r + 1]`, at positions `start_positions[r]` to `kv_lens[r] - 1`;
     what it owns beyond them is padding and gives zeros, as all of a row with a `kv_len` of 0 does. `block_tables`
-    [rows, max_blocks]. Keys before position `first_key` are left out. -> [tokens, heads, head_dim].
+    [rows, max_blocks]. Keys before position `first_key` are left out. With `k_scales`, `v_scales`
+    [blocks, block_size, kv_heads] float32 the caches are int8: each token's head times its scale is a key or a value,
+    and what follows is in float32. -> [tokens, heads, head_dim].
 
     Only positions of a row that a token of it sees are read, so what stands elsewhere does not matter, nor do the
     entries of `block_tables` for blocks without any.
@@ -43,10 +47,19 @@ def reference(
         skipped = seen // block_size
         blocks = block_tables[row, skipped : -(-kv_len // block_size)]
         here = slice(seen - skipped * block_size, kv_len - skipped * block_size)
-        keys = k_cache.index_select(0, blocks).flatten(0, 1)[here].transpose(0, 1)
-        values = v_cache.index_select(0, blocks).flatten(0, 1)[here].transpose(0, 1)
-        out[start:end] = _attend(q[start:end], keys, values, scale, window)
+        keys, values = (
+            _read(cache, scales, blocks, here) for cache, scales in ((k_cache, k_scales), (v_cache, v_scales))
+        )
+        out[start:end] = _attend(q[start:end].to(keys.dtype), keys, values, scale, window)
     return out
+
+
+def _read(cache: torch.Tensor, scales: torch.Tensor | None, blocks: torch.Tensor, here: slice) -> torch.Tensor:
+    """[kv_heads, length, head_dim]: what lies at `here` of the tokens of `blocks`, one behind the other."""
+    found = cache.index_select(0, blocks).flatten(0, 1)[here]
+    if scales is not None:
+        found = found.float().mul_(scales.index_select(0, blocks).flatten(0, 1)[here].unsqueeze(-1))
+    return found.transpose(0, 1)
 
 
 def _attend(

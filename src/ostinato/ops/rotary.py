@@ -6,6 +6,7 @@ from __future__ import annotations
 import torch
 
 from ostinato.ops.encoder.rotate import reference as rotate
+from ostinato.ops.int8 import quantize
 
 
 def reference(
@@ -17,6 +18,8 @@ def reference(
     k_cache: torch.Tensor,
     v_cache: torch.Tensor | None,
     kv_cells: torch.Tensor,
+    k_scales: torch.Tensor | None = None,
+    v_scales: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Rotates queries and keys, and writes keys and values where `kv_cells` says.
 
@@ -25,13 +28,23 @@ def reference(
     every head the first `2 * half` elements are rotated, the rest pass through; keys are multiplied by
     `key_multiplier` before. `k_cache`, `v_cache` [blocks, block_size, kv_heads, head_dim]; `kv_cells` [tokens] int64:
     block id * block_size + offset, 0 for padding. Without `v` and `v_cache` keys alone are written, of which values
-    are a part. -> the rotated queries, in the dtype of `q`; without angles `q` itself.
+    are a part. With `k_scales`, `v_scales` [blocks, block_size, kv_heads] float32 the caches are int8, and each head of
+    a token is rounded as a row of weights is (`ops/int8.py`), after its rotation. -> the rotated queries, in the
+    dtype of `q`; without angles `q` itself.
     """
     if key_multiplier != 1.0:
         k = k * key_multiplier
     if angles is not None:
         q, k = rotate(q, angles), rotate(k, angles)
-    k_cache.flatten(0, 1).index_copy_(0, kv_cells, k)
+    _write(k, k_cache, k_scales, kv_cells)
     if v is not None and v_cache is not None:
-        v_cache.flatten(0, 1).index_copy_(0, kv_cells, v)
+        _write(v, v_cache, v_scales, kv_cells)
     return q
+
+
+def _write(heads: torch.Tensor, cache: torch.Tensor, scales: torch.Tensor | None, kv_cells: torch.Tensor) -> None:
+    if scales is not None:
+        whole, scale = quantize(heads.flatten(0, 1), None)
+        heads = whole.view(heads.shape)
+        scales.flatten(0, 1).index_copy_(0, kv_cells, scale.view(heads.shape[:2]))
+    cache.flatten(0, 1).index_copy_(0, kv_cells, heads)

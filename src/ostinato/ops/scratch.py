@@ -20,6 +20,9 @@ from ostinato.ops.sizes import (
     GROUP_BYTES,
     GROUP_TOKENS,
     LEAST_GROUP_TOKENS,
+    NARROW_LANES,
+    NARROW_SPAN,
+    NARROW_VECTORS,
     PANEL_ROWS,
     SAMPLE_BLOCK,
     SCAN_HEADS,
@@ -51,13 +54,16 @@ def native_linear(*, tokens: int, in_size: int) -> Scratch:
     """Of all threads: the tokens that are packed, or copied, at a time. Of each: their sums with a panel of each of
     four streams, and a row of each that is made wide.
 
+    With AVX2 alone: tokens in whole spans, and of each thread their sums with a panel, and that panel.
+
     On matrix units: tokens packed as bfloat16 in whole tiles, and of each thread their sums with 32 rows. Every
-    processor is counted as if it had them."""
+    processor is counted as if it worked in all these ways."""
     at_once = min(tokens, max(_grouped_tokens(in_size), GROUP_TOKENS))
     inputs = padded(in_size, TILE_INPUTS)
     packed = min(padded(tokens), _tiled_tokens(in_size))
-    own = max(4 * (at_once * PANEL_ROWS + padded(in_size)), packed * 2 * PANEL_ROWS + TILE_WORK)
-    return Scratch(max(FLOAT * at_once * padded(in_size), 2 * packed * inputs), FLOAT * own)
+    panel = NARROW_VECTORS * NARROW_LANES * (at_once + NARROW_SPAN)
+    own = max(4 * (at_once * PANEL_ROWS + padded(in_size)), panel, packed * 2 * PANEL_ROWS + TILE_WORK)
+    return Scratch(max(FLOAT * at_once * padded(in_size, NARROW_SPAN), 2 * packed * inputs), FLOAT * own)
 
 
 def native_moe(*, tokens: int, size: int, inner: int, num_experts: int, experts_per_token: int) -> Scratch:
@@ -116,10 +122,10 @@ def native_sample(*, positions: int, vocab_size: int) -> Scratch:
     return Scratch(FLOAT * positions * -(-vocab_size // SAMPLE_BLOCK), FLOAT * 3 * vocab_size)
 
 
-def reference_attention(*, tokens: int, kv_elements: int, element_bytes: int, max_model_len: int) -> Scratch:
-    """Of one row at a time: its gathered keys and values, `kv_elements` per token; and a slab's causal mask, as bool
-    and as float32."""
-    gathered = max_model_len * kv_elements * element_bytes
+def reference_attention(*, tokens: int, kv_elements: int, kv_bytes: int, max_model_len: int) -> Scratch:
+    """Of one row at a time: its gathered keys and values, `kv_elements` of `kv_bytes` each per token; and a slab's
+    causal mask, as bool and as float32."""
+    gathered = max_model_len * kv_elements * kv_bytes
     return Scratch(gathered + min(tokens, ATTENTION_SLAB, max_model_len) * max_model_len * (1 + FLOAT))
 
 

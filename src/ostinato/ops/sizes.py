@@ -18,6 +18,16 @@ LEAST_GROUP_TOKENS = 24
 GROUP_TOKENS = 512
 """Tokens whose sums a product of many tokens keeps at a time: 128 KiB, which stay in an L2 cache."""
 
+NARROW_SPAN = 128
+"""Inputs of 16 to 32 rows of weights that are made a panel at a time on processors with AVX2 alone: up to 16 KiB. It
+stays in an L1 cache, with the tokens that pass by."""
+
+NARROW_LANES = 8
+"""Floats of a vector there."""
+
+NARROW_VECTORS = 4
+"""Vectors of outputs that such a panel has at the most."""
+
 PANEL_ROWS = 16
 """Rows of weights whose sums are kept for all tokens before they are put out."""
 

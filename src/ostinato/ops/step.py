@@ -131,6 +131,9 @@ class LayerMemory:
     """[blocks, block_size, kv_heads, head_dim]; of a layer with a window panes, in a model that has some"""
     v_cache: torch.Tensor | None = None
     """As `k_cache`; None where a token's values are part of its keys"""
+    k_scales: torch.Tensor | None = None
+    """[blocks, block_size, kv_heads] float32, where keys and values are 8-bit integers (`ops/int8.py`)"""
+    v_scales: torch.Tensor | None = None
     states: Mapping[str, torch.Tensor] = field(default_factory=dict)
     """[slots, *shape] each: the arrays of the layer's state, by their names in its `StateSpec`"""
     noise: int | None = None
@@ -140,10 +143,16 @@ class LayerMemory:
     token's embedding, row i is added behind layer i - 1 (DeepStack). Not a layer's: it stands behind the layers'."""
 
     @property
+    def in_blocks(self) -> dict[str, torch.Tensor]:
+        """What lies in blocks, by name: [blocks, block_size, ...] each."""
+        whole = {"k_cache": self.k_cache, "v_cache": self.v_cache, "k_scales": self.k_scales, "v_scales": self.v_scales}
+        return {name: tensor for name, tensor in whole.items() if tensor is not None}
+
+    @property
     def tensors(self) -> dict[str, torch.Tensor]:
         """All that it has, by name."""
-        whole = {"k_cache": self.k_cache, "v_cache": self.v_cache, "media": self.media, **self.states}
-        return {name: tensor for name, tensor in whole.items() if tensor is not None}
+        of_images = {} if self.media is None else {"media": self.media}
+        return {**self.in_blocks, **of_images, **self.states}
 
 
 @dataclass(frozen=True, kw_only=True)

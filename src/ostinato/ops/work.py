@@ -65,16 +65,15 @@ def attention(
     *,
     num_heads: int,
     head_dim: int,
-    kv_elements_per_token: int,
-    element_bytes: int,
+    kv_bytes_per_token: int,
     window: int | None = None,
 ) -> KernelWork:
     """All keys and values of a row that are in the `window` of one of its tokens are read, the new ones written
-    before; a token's are `kv_elements_per_token`."""
+    before; a token's take `kv_bytes_per_token`."""
     before = step.context if window is None else min(step.context, window - 1)
     keys = step.rows * (before + 2 * step.tokens_per_row)
     flops = pair_flops(num_heads, head_dim) * step.pairs_within(window)
-    return KernelWork(keys * kv_elements_per_token * element_bytes, flops)
+    return KernelWork(keys * kv_bytes_per_token, flops)
 
 
 def causal_conv1d(step: StepShape, *, channels: int, width: int, element_bytes: int) -> KernelWork:

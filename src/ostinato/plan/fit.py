@@ -55,6 +55,7 @@ from ostinato.plan.memory.cache_split import (
     state_slot_bytes,
 )
 from ostinato.plan.memory.graph_memory import Capture, LargestGraphs, graph_bytes
+from ostinato.plan.memory.keys_and_values import choose_kv_cache_dtype
 from ostinato.plan.memory.passes import of_each_kind
 from ostinato.plan.memory.state_cache import choose_state_block_size, choose_state_cache_mode
 from ostinato.plan.memory.torch_memory import workspace_bytes
@@ -85,6 +86,8 @@ class Settled:
     kinds: ModelSpec
     dtype: str
     ssm_state_dtype: str
+    kv_cache_dtype: str
+    """Of keys and values: the model's, or `int8`"""
     state_cache_mode: StateCacheMode
     state_block_size: int
     slots_per_request: int
@@ -201,6 +204,7 @@ def settle(config: EngineConfig, model: ModelSpec, device: DeviceSpec) -> Settle
     model = with_quantization(config, with_drafter(config, model), device.kind)
     dtype, of_dtype = choose_dtype(config, model)
     ssm_state_dtype, of_ssm_dtype = choose_ssm_state_dtype(config, model)
+    kv_cache_dtype, of_kv_dtype = choose_kv_cache_dtype(config, model, dtype)
     mode = choose_state_cache_mode(config, model)
     state_block_size = choose_state_block_size(config, model)
     per_request = slots_per_request(config.num_speculative_tokens)
@@ -223,18 +227,22 @@ def settle(config: EngineConfig, model: ModelSpec, device: DeviceSpec) -> Settle
         kinds=of_each_kind(model),
         dtype=dtype,
         ssm_state_dtype=ssm_state_dtype,
+        kv_cache_dtype=kv_cache_dtype,
         state_cache_mode=mode.effective,
         state_block_size=state_block_size,
         slots_per_request=per_request,
         kernels=kernels,
         graph_mode=graph_mode,
         encoder=encoder,
-        budget=_budget(config, model, device, dtype, ssm_state_dtype, mode.effective, wanted.max_model_len),
+        budget=_budget(
+            config, model, device, dtype, ssm_state_dtype, kv_cache_dtype, mode.effective, wanted.max_model_len
+        ),
         wanted=wanted,
         reach=reach,
         decisions=(
             *of_dtype,
             *of_ssm_dtype,
+            *of_kv_dtype,
             *([mode] if mode.effective != config.state_cache_mode else []),
             *of_mode,
         ),
@@ -275,6 +283,7 @@ def costs_of(settled: Settled, limits: Limits, reach: Reach, cache_tokens: int |
         native=ops_of(settled.kernels, "native"),
         threads=settled.threads or 1,
         triton=ops_of(settled.kernels, "triton"),
+        kv_cache_dtype=settled.kv_cache_dtype,
     )
     if settled.device.kind == "cuda":
         activations += workspace_bytes(settled.device.capability, streams=2)
@@ -365,6 +374,7 @@ def _budget(
     device: DeviceSpec,
     dtype: str,
     ssm_state_dtype: str,
+    kv_cache_dtype: str,
     mode: StateCacheMode,
     max_model_len: int,
 ) -> Budget:
@@ -374,14 +384,14 @@ def _budget(
     if cache_size is None and device.kind == "cpu":
         cache_size = min(DEFAULT_CPU_CACHE, own_memory // 4)
     window = pane_window(model, max_model_len)
-    pane = pane_bytes(model, config.block_size, dtype) if window else 0
+    pane = pane_bytes(model, config.block_size, kv_cache_dtype) if window else 0
     return Budget(
         available=int(own_memory * utilization(config, device)),
         weights=model.weight_bytes(dtype) + (model.drafter.weight_bytes(dtype) if model.drafter is not None else 0),
         cache_size=cache_size,
         cache_is_given=config.cache_memory is not None,
         block_size=config.block_size,
-        kv_block=kv_block_bytes(model, config.block_size, dtype) - pane,
+        kv_block=kv_block_bytes(model, config.block_size, kv_cache_dtype) - pane,
         state_slot=state_slot_bytes(model, dtype, ssm_state_dtype),
         slots_per_request=slots_per_request(config.num_speculative_tokens),
         mapped_weights=model.mapped_bytes + (0 if model.drafter is None else model.drafter.mapped_bytes),

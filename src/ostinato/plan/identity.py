@@ -22,6 +22,7 @@ def cache_identity(plan: Plan) -> dict[str, Any]:
         "dtype": settings.dtype,
         "ssm_state_dtype": settings.ssm_state_dtype,
         "ssm_state_rounding": settings.ssm_state_rounding,
+        "kv_cache_dtype": settings.kv_cache_dtype,
         "quantization": str(settings.quantization),
         "block_size": settings.block_size,
         "block_bytes": memory.kv_block,

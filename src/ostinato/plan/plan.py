@@ -182,7 +182,9 @@ def make_plan(config: EngineConfig, model: ModelSpec, device: DeviceSpec) -> Pla
         config.block_size,
         fitted.limits.max_num_batched_tokens,
     )
-    speculative, of_drafts = plan_speculation(config, model, dtype, ssm_state_dtype, fitted.limits.max_model_len)
+    speculative, of_drafts = plan_speculation(
+        config, model, dtype, ssm_state_dtype, settled.kv_cache_dtype, fitted.limits.max_model_len
+    )
     decisions += of_drafts
     overlap, of_overlap = settled_overlap
     decisions += of_overlap
@@ -207,6 +209,7 @@ def make_plan(config: EngineConfig, model: ModelSpec, device: DeviceSpec) -> Pla
             quantization=model.quantization,
             dtype=dtype,
             ssm_state_dtype=ssm_state_dtype,
+            kv_cache_dtype=settled.kv_cache_dtype,
             device=device.kind,
             **vars(fitted.limits),
             memory_utilization=utilization(config, device),
@@ -230,6 +233,7 @@ def make_plan(config: EngineConfig, model: ModelSpec, device: DeviceSpec) -> Pla
             kernels,
             dtype=dtype,
             ssm_state_dtype=ssm_state_dtype,
+            kv_cache_dtype=settled.kv_cache_dtype,
             threads=settled.threads,
             deterministic=config.deterministic,
             limits=fitted.limits,
@@ -249,7 +253,7 @@ def _summary(fitted: Fit) -> ModelSummary:
         vocab_size=model.vocab_size,
         max_position_embeddings=model.max_position_embeddings,
         layers=dict(Counter(layer.kind for layer in model.layers)),
-        kv_bytes_per_token=kv_block_bytes(own, 1, dtype),
+        kv_bytes_per_token=kv_block_bytes(own, 1, fitted.settled.kv_cache_dtype),
         state_bytes_per_request=state_slot_bytes(own, dtype, fitted.settled.ssm_state_dtype)
         * fitted.memory.slots_per_request,
         states=_states(model, {"model": dtype, "state": fitted.settled.ssm_state_dtype}),

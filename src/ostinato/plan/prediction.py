@@ -92,12 +92,14 @@ class Machine:
     bandwidth: float
     product_rate: float
     rates: Rates | None = None
+    kv_cache_dtype: str | None = None
+    """Of keys and values; None: the model's."""
 
     def predict(self, step: StepShape) -> PredictedStep:
         """The time of a step."""
         parts: defaultdict[str, float] = defaultdict(float)
         works: dict[str, KernelWork] = {}
-        for part in kernel_parts(self.model, self.dtype, self.ssm_state_dtype, step):
+        for part in kernel_parts(self.model, self.dtype, self.ssm_state_dtype, step, self.kv_cache_dtype):
             parts[part.name] += self._seconds(part, step)
             works[part.name] = works.get(part.name, KernelWork()) + part.work
         if self.rates is not None:
@@ -189,6 +191,7 @@ def plan_prediction(
     *,
     dtype: str,
     ssm_state_dtype: str,
+    kv_cache_dtype: str,
     threads: int | None,
     deterministic: bool,
     limits: Limits,
@@ -206,7 +209,7 @@ def plan_prediction(
             "at least, as graphs: every kernel at the catalogue's rates, and nothing between them; no efficiency is "
             f"assumed. Eagerly, no less than {LAUNCH_SECONDS * 1e6:.0f} us for each launch, which is an estimate"
         )
-    machine = make_machine(model, device, rates, dtype, ssm_state_dtype)
+    machine = make_machine(model, device, rates, dtype, ssm_state_dtype, kv_cache_dtype)
     if machine is None:
         return Prediction("not predicted: nobody has measured or published this device's rates")
     context = min(CONTEXT, limits.max_model_len - 1)
@@ -223,14 +226,21 @@ def plan_prediction(
 
 
 def make_machine(
-    model: ModelSpec, device: DeviceSpec, rates: Rates | None, dtype: str, ssm_state_dtype: str
+    model: ModelSpec,
+    device: DeviceSpec,
+    rates: Rates | None,
+    dtype: str,
+    ssm_state_dtype: str,
+    kv_cache_dtype: str,
 ) -> Machine | None:
     """What predicts with measured rates, or without them with the device's own; None where it has none."""
     if rates is not None:
-        return Machine(model, dtype, ssm_state_dtype, rates.bandwidth, rates.product_rate, rates)
+        return Machine(model, dtype, ssm_state_dtype, rates.bandwidth, rates.product_rate, rates, kv_cache_dtype)
     if device.bandwidth is None or device.peak_rates is None:
         return None
-    return Machine(model, dtype, ssm_state_dtype, device.bandwidth, device.peak_rates[dtype])
+    return Machine(
+        model, dtype, ssm_state_dtype, device.bandwidth, device.peak_rates[dtype], kv_cache_dtype=kv_cache_dtype
+    )
 
 
 def find_rates(

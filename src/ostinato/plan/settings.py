@@ -21,13 +21,15 @@ class EffectiveSettings(EngineConfig):
     """The config with its open settings decided, as far as a single value says what was decided: a setting that is
     None is still open, and the plan's sections tell what came of it.
 
-    `device` is `cpu` or `cuda`; `quantization` is how the weights are while the model runs; `threads` is None where it
-    is left to torch (on a GPU); `rope` is resolved for `max_model_len`, and None for a model without rotary embedding.
+    `device` is `cpu` or `cuda`; `quantization` is how the weights are while the model runs; `kv_cache_dtype` is `int8`
+    or the model's dtype; `threads` is None where it is left to torch (on a GPU); `rope` is resolved for
+    `max_model_len`, and None for a model without rotary embedding.
     """
 
     model_config = ConfigDict(strict=False)
 
     quantization: AnyQuantization | None = None  # type: ignore[assignment]
+    kv_cache_dtype: str  # type: ignore[assignment]
     max_num_seqs: int
     max_num_batched_tokens: int
     max_model_len: int

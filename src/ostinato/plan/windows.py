@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 from ostinato.cache.pane_rules import PaneRules
 from ostinato.plan.decision import Decision
-from ostinato.plan.model import DTYPE_BYTES, ModelSpec
+from ostinato.plan.memory.keys_and_values import bytes_per_token
+from ostinato.plan.model import ModelSpec
 from ostinato.units import format_bytes
 
 if TYPE_CHECKING:
@@ -27,8 +28,7 @@ def pane_rules(memory: MemoryPlan, block_size: int, step_tokens: int) -> PaneRul
 
 def pane_bytes(model: ModelSpec, block_size: int, dtype: str) -> int:
     """Bytes of one pane: keys and values of `block_size` tokens in all layers with a window."""
-    elements = sum(layer.kv_elements_per_token for layer in model.attention_layers if layer.window is not None)
-    return elements * block_size * DTYPE_BYTES[dtype]
+    return block_size * sum(bytes_per_token(each, dtype) for each in model.attention_layers if each.window is not None)
 
 
 def window_decisions(

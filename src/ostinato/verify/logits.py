@@ -1,4 +1,4 @@
-"""What quantised weights cost: their logits beside those of the weights that they were made from."""
+"""What quantised weights, keys and values cost: their logits beside those without."""
 
 from __future__ import annotations
 
@@ -34,14 +34,18 @@ class LogitLoss:
 
 
 def exact_config(config: EngineConfig) -> EngineConfig:
-    """The settings of the model that is not quantised. ConfigError if there is none to compare with."""
-    if config.quantization in ("auto", "none"):
+    """The settings of the model that is not quantised; where its keys and values alone are, with the same weights.
+    ConfigError if there is none to compare with."""
+    keeps_weights = config.quantization in ("auto", "none")
+    if keeps_weights and config.kv_cache_dtype == "auto":
         message = (
-            f"logits are compared with those of the weights before they were quantised, and quantization "
-            f"{config.quantization} quantises none"
+            f"logits are compared with those of the weights before they were quantised, or of keys and values that are "
+            f"not; quantization {config.quantization} quantises none, and kv_cache_dtype is auto"
         )
-        raise ConfigError(message, [Remedy("quantization", "int8"), Remedy("quantization", "int4")])
-    return config.with_settings(quantization="none")
+        remedies = [Remedy("quantization", "int8"), Remedy("quantization", "int4"), Remedy("kv_cache_dtype", "int8")]
+        raise ConfigError(message, remedies)
+    weights = config.quantization if keeps_weights else "none"
+    return config.with_settings(quantization=weights, kv_cache_dtype="auto")
 
 
 @torch.inference_mode()
@@ -52,7 +56,7 @@ def compare_logits(engine: Engine, exact: EngineConfig, texts: Sequence[Text]) -
     the checkpoint itself is quantised, so that there are no other weights.
     """
     stored = engine.spec.stored_quantization
-    if stored is not None and stored.expands_because is None:
+    if exact.quantization == "none" and stored is not None and stored.expands_because is None:
         message = "the checkpoint holds quantised weights alone: there are no others to compare their logits with"
         raise ConfigError(message)
     engine.reset_prefix_cache()

@@ -14,6 +14,8 @@ from ostinato.config import EngineConfig
 from ostinato.engine.engine import Engine
 from ostinato.engine.run.inputs import logit_positions, step_inputs
 from ostinato.ops import noise
+from ostinato.ops.int8 import LARGEST
+from ostinato.plan.memory.keys_and_values import INT8
 from ostinato.sample.params import SamplingParams
 from ostinato.sample.processing import adjust, restrict
 from ostinato.sample.state import Pick, SamplingState
@@ -113,10 +115,11 @@ class PlainPath:
         return Scores((first, second), tolerance, lambda token: values[0, token].item())
 
     def _eps(self) -> float:
-        """Of the dtype of activations, or of states if they are kept in a coarser one."""
+        """Of the dtype of activations, or of states, keys and values if they are kept in a coarser one."""
         settings = self.engine.plan.settings
         kept = (settings.ssm_state_dtype,) if self.engine.spec.has_recurrence else ()
-        return max(torch.finfo(getattr(torch, dtype)).eps for dtype in (settings.dtype, *kept))
+        coarse = 1 / LARGEST if settings.kv_cache_dtype == INT8 else 0.0
+        return max(coarse, *(torch.finfo(getattr(torch, dtype)).eps for dtype in (settings.dtype, *kept)))
 
 
 @torch.inference_mode()

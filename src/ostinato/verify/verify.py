@@ -134,6 +134,7 @@ def _settings(config: EngineConfig, plain: PlainPath, trial: Trial, whole: int) 
         "dtype": effective.dtype,
         "ssm_state_dtype": effective.ssm_state_dtype,
         "ssm_state_rounding": effective.ssm_state_rounding,
+        "kv_cache_dtype": effective.kv_cache_dtype,
         "threads": effective.threads,
         "block_size": effective.block_size,
         "state_block_size": effective.state_block_size,

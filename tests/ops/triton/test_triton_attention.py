@@ -10,6 +10,7 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from ostinato.ops.int8 import quantize
 from ostinato.ops.launches import attention as launches
 from tests.support.triton_kernels import DTYPES, check, require_triton
 
@@ -42,10 +43,11 @@ def attend(
     window: int | None = None,
     behind: int = 0,
     spare_blocks: int = 1,
+    int8: bool = False,
 ) -> torch.Tensor:
     """Compares with the reference; `behind` tokens follow the last row. All that no token may read is NaN: the null
     block, other blocks, cells behind a row's context, before `first_key` and before its tokens' windows, and the
-    queries of padding."""
+    queries of padding. Of keys and values that are integers the scales are NaN there."""
     torch.manual_seed(len(rows) + head_dim)
     heads = kv_heads * group
     needed = [-(-row.kv_len // BLOCK_SIZE) for row in rows]
@@ -69,7 +71,13 @@ def attend(
         torch.tensor(each, dtype=torch.int32)
         for each in (starts, [row.start for row in rows], [row.kv_len for row in rows])
     )
-    out = check("attention", q, *cache, row_starts, start_positions, kv_lens, tables, 0.3, first_key, window)
+    described = (row_starts, start_positions, kv_lens, tables, 0.3, first_key, window)
+    if int8:
+        whole, scales = quantize(cache.nan_to_num(50.0).flatten(0, -2), None)
+        scales = scales.view(cache.shape[:-1]).masked_fill(cache.isnan().any(-1), torch.nan)
+        out = check("attention", q, *whole.view(cache.shape), *described, *scales)
+    else:
+        out = check("attention", q, *cache, *described)
     assert out.isfinite().all()
     return out
 
@@ -87,8 +95,12 @@ ROWS = st.builds(Row, start=st.integers(0, 40), new=st.integers(0, 20), padding=
     first_key=st.sampled_from([0, 1, 17]),
     window=st.sampled_from([None, 1, 2, 15, 16, 17, 33, 60]),
     behind=st.integers(0, 3),
+    int8=st.booleans(),
 )
-@example(rows=[Row(0, 0)], dtype=torch.float32, kv_heads=1, group=1, head_dim=16, first_key=0, window=None, behind=2)
+@example(
+    rows=[Row(0, 0)], dtype=torch.float32, kv_heads=1, group=1, head_dim=16, first_key=0, window=None, behind=2,
+    int8=False,
+)  # fmt: skip
 def test_prompts_and_decode_rows_side_by_side(
     rows: list[Row],
     dtype: torch.dtype,
@@ -98,8 +110,9 @@ def test_prompts_and_decode_rows_side_by_side(
     first_key: int,
     window: int | None,
     behind: int,
+    int8: bool,
 ) -> None:
-    sizes = {"kv_heads": kv_heads, "group": group, "head_dim": head_dim, "window": window}
+    sizes = {"kv_heads": kv_heads, "group": group, "head_dim": head_dim, "window": window, "int8": int8}
     attend(rows, dtype, first_key=first_key, behind=behind, **sizes)
 
 
@@ -111,13 +124,20 @@ def test_prompts_and_decode_rows_side_by_side(
     dtype=st.sampled_from(DTYPES),
     first_key=st.sampled_from([0, 17, 130]),
     window=st.sampled_from([None, 1, 16, 40, 256, 300]),
+    int8=st.booleans(),
 )
 def test_decode_rows_with_drafts_whose_keys_are_cut_into_segments(
-    starts: list[int], drafts: int, given_drafts: int, dtype: torch.dtype, first_key: int, window: int | None
+    starts: list[int],
+    drafts: int,
+    given_drafts: int,
+    dtype: torch.dtype,
+    first_key: int,
+    window: int | None,
+    int8: bool,
 ) -> None:
     new = 1 + min(drafts, given_drafts)
     rows = [Row(start, new, 1 + drafts - new) for start in starts]
-    attend(rows, dtype, group=2, first_key=first_key, window=window, spare_blocks=24)
+    attend(rows, dtype, group=2, first_key=first_key, window=window, spare_blocks=24, int8=int8)
 
 
 def test_a_row_without_a_context_gives_zeros_beside_others() -> None:

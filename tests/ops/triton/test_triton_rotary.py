@@ -52,6 +52,37 @@ def test_rotary_rotates_and_writes_each_token_into_its_cell_and_nothing_else(
     )
 
 
+@settings(max_examples=12)
+@given(
+    dtype=dtypes,
+    tokens=st.integers(1, 3),
+    heads=st.integers(0, 5),
+    kv_heads=st.integers(1, 3),
+    half=st.sampled_from([None, 6, 8]),
+    has_values=st.booleans(),
+)
+def test_keys_and_values_with_scales_are_rounded(
+    dtype: torch.dtype, tokens: int, heads: int, kv_heads: int, half: int | None, has_values: bool
+) -> None:
+    """To the definition's scales, and to its integers but for those whose value lies between two of them."""
+    torch.manual_seed(heads)
+    parts = torch.randn(tokens, heads + 2 * kv_heads, 16).to(dtype).split((heads, kv_heads, kv_heads), dim=1)
+    parts[1][0, 0] = 0
+    angles = None if half is None else torch.randn(2, tokens, half)
+    shape, cells = (3, 16, kv_heads, 16), torch.randperm(32)[:tokens] + 16
+    caches, scales = torch.full((2, *shape), 113, dtype=torch.int8), torch.full((2, *shape[:3]), torch.nan)
+    q, k, v = parts
+    kept = (caches[0], caches[1] if has_values else None, cells, scales[0], scales[1] if has_values else None)
+    result, right, given, expected = run_both("rotary", q, k, v if has_values else None, angles, 1.0, *kept)
+    assert_close(result, right)
+    for own, other in zip(given, expected, strict=True):
+        if own.dtype == torch.int8:
+            assert int((own.int() - other.int()).abs().max()) <= 1
+            assert int((own != other).sum()) <= 2
+        else:
+            assert_close(own, other)
+
+
 def test_without_angles_the_queries_are_the_result_itself() -> None:
     q = torch.randn(2, 2, 16)
     kv = torch.randn(2, 2, 1, 16)

@@ -71,7 +71,7 @@ class DeviceCacheBytes:
 
 
 def _of_blocks(memory: Sequence[LayerMemory]) -> list[torch.Tensor]:
-    return [part for each in memory for part in (each.k_cache, each.v_cache) if part is not None]
+    return [part for each in memory for part in each.in_blocks.values()]
 
 
 def _of_slots(memory: Sequence[LayerMemory]) -> list[torch.Tensor]:

@@ -31,6 +31,7 @@ from ostinato.ops.kernels import load_extension, select_ops
 from ostinato.ops.step import LayerMemory
 from ostinato.plan.cuts import ALONE
 from ostinato.plan.layers import LayerSpec
+from ostinato.plan.memory.keys_and_values import INT8
 from ostinato.plan.mixers import StateSpec
 from ostinato.plan.model import ModelSpec
 from ostinato.plan.plan import Plan
@@ -287,15 +288,17 @@ def allocate_cells(spec: ModelSpec, plan: Plan, device: torch.device) -> list[La
 
 def _allocate_layer(layer: LayerSpec, plan: Plan, device: torch.device, number: int) -> LayerMemory:
     settings, memory = plan.settings, plan.memory
-    dtype = getattr(torch, settings.dtype)
+    dtype = getattr(torch, settings.kv_cache_dtype)
     parts: dict[str, torch.Tensor] = {}
     noise = number if settings.ssm_state_rounding == "stochastic" else None
     if layer.attention is not None:
         heads = (layer.attention.num_kv_heads, layer.attention.head_dim)
         is_paned = memory.pane_window > 0 and layer.attention.window is not None
         shape = (memory.num_panes if is_paned else memory.num_blocks, settings.block_size, *heads)
-        for name in ("k_cache",) if layer.attention.values_in_keys else ("k_cache", "v_cache"):
-            parts[name] = pages.empty(*shape, dtype=dtype, device=device, fills_slowly=True)
+        for name in ("k",) if layer.attention.values_in_keys else ("k", "v"):
+            parts[f"{name}_cache"] = pages.empty(*shape, dtype=dtype, device=device, fills_slowly=True)
+            if settings.kv_cache_dtype == INT8:
+                parts[f"{name}_scales"] = pages.empty(*shape[:3], dtype=torch.float32, device=device, fills_slowly=True)
     states = {} if layer.mixer is None else _allocate_states(layer.mixer.state, plan, device)
     return LayerMemory(**parts, states=states, noise=noise)
 

@@ -29,6 +29,8 @@ def attend(
     start_positions,
     kv_lens,
     block_tables,
+    k_scales,
+    v_scales,
     out,
     maxima,
     sums,
@@ -47,6 +49,7 @@ def attend(
     value_head,
     table_row,
     heads,
+    kv_heads,
     GROUP: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     WIDTH: tl.constexpr,
@@ -59,7 +62,8 @@ def attend(
     """One tile of `ROWS // GROUP` tokens, the query heads of one key head, one segment of the keys.
 
     `out` [tokens, heads, head_dim], or with segments [tokens, heads, SEGMENTS, head_dim] float32, not yet divided by
-    `sums` and as if 2 to the power of `maxima` were 1; both [tokens, heads, SEGMENTS].
+    `sums` and as if 2 to the power of `maxima` were 1; both [tokens, heads, SEGMENTS]. Keys and values that are
+    integers are multiplied as such: a key's scale multiplies its score, a value's its weight.
     """
     kv_head = tl.program_id(1)
     segment = tl.program_id(2)
@@ -112,8 +116,15 @@ def attend(
                 mask=is_key[:, None] & in_head[None, :],
                 other=0.0,
             )
+            if k_scales is not None:
+                # Integers are exact in every float type.
+                keys = keys.to(q.dtype.element_ty)
+                values = values.to(q.dtype.element_ty)
             values = dot_operand(values)
             score = tl.dot(query, dot_operand(keys), input_precision="tf32x3") * scale
+            if k_scales is not None:
+                of_head = (block * BLOCK_SIZE + cell) * kv_heads + kv_head
+                score *= tl.load(k_scales + of_head, mask=is_key, other=0.0)[None, :]
             seen = attends[:, None] & is_key[None, :] & (key[None, :] <= at[:, None])
             seen = seen & (key[None, :] > at[:, None] - window)
             score = tl.where(seen, score, float("-inf"))
@@ -124,6 +135,8 @@ def attend(
             fade = tl.exp2(best - shift)
             total = total * fade + tl.sum(weight, 1)
             values_sum = values_sum * fade[:, None]
+            if v_scales is not None:
+                weight *= tl.load(v_scales + of_head, mask=is_key, other=0.0)[None, :]
             values_sum = tl.dot(to_dtype(weight, values.dtype), values, values_sum, input_precision="tf32x3")
             best = better
         flat = token.to(tl.int64) * heads + head
@@ -174,6 +187,8 @@ def attention(
     scale: float,
     first_key: int = 0,
     window: int | None = None,
+    k_scales: torch.Tensor | None = None,
+    v_scales: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """As `ops.attention`."""
     tokens, heads, head_dim = q.shape
@@ -211,6 +226,8 @@ def attention(
         start_positions=start_positions,
         kv_lens=kv_lens,
         block_tables=block_tables,
+        k_scales=k_scales,
+        v_scales=v_scales,
         out=parts,
         maxima=maxima,
         sums=sums,
@@ -229,6 +246,7 @@ def attention(
         value_head=v_cache.stride(2),
         table_row=block_tables.stride(0),
         heads=heads,
+        kv_heads=kv_heads,
     )
     if segments > 1:
         launcher.run(combine, (tokens * heads,), found[1], parts=parts, maxima=maxima, sums=sums, out=out)

@@ -10,6 +10,7 @@ import triton.language as tl
 from ostinato.ops.launches import rotary as launches
 from ostinato.ops.launches.table import cdiv
 from ostinato.ops.triton import launcher
+from ostinato.ops.triton.integers import larger, rounded, scale_of
 from ostinato.ops.triton.rotate import rotate_heads
 
 
@@ -22,6 +23,8 @@ def rotate_and_store(
     k_cache,
     v_cache,
     kv_cells,
+    k_scales,
+    v_scales,
     out,
     key_multiplier,
     tokens,
@@ -52,6 +55,7 @@ def rotate_and_store(
         rotate_heads(
             q,
             out,
+            None,
             angles,
             token,
             tokens,
@@ -61,6 +65,7 @@ def rotate_and_store(
             q_head,
             token.to(tl.int64) * heads * HEAD_DIM,
             HEAD_DIM,
+            0,
             1.0,
             HEAD_DIM,
             HALF,
@@ -74,6 +79,7 @@ def rotate_and_store(
         rotate_heads(
             k,
             k_cache,
+            k_scales,
             angles,
             token,
             tokens,
@@ -83,6 +89,7 @@ def rotate_and_store(
             k_head,
             cell * key_cell,
             key_head,
+            cell * kv_heads,
             key_multiplier,
             HEAD_DIM,
             HALF,
@@ -95,6 +102,11 @@ def rotate_and_store(
             element = tl.arange(0, WIDTH)[None, :]
             is_own = (head < kv_heads) & (element < HEAD_DIM)
             value = tl.load(v + token.to(tl.int64) * v_token + head * v_head + element, mask=is_own, other=0.0)
+            if v_scales is not None:
+                scale = scale_of(larger(tl.zeros([HEADS], tl.float32), value))
+                of_head = first + tl.arange(0, HEADS)
+                tl.store(v_scales + cell * kv_heads + of_head, scale, mask=of_head < kv_heads)
+                value = rounded(value, scale)
             tl.store(v_cache + cell * value_cell + head * value_head + element, value, mask=is_own)
 
 
@@ -107,6 +119,8 @@ def rotary(
     k_cache: torch.Tensor,
     v_cache: torch.Tensor | None,
     kv_cells: torch.Tensor,
+    k_scales: torch.Tensor | None = None,
+    v_scales: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """As `ops.rotary`."""
     tokens, heads, head_dim = q.shape
@@ -133,6 +147,8 @@ def rotary(
         k_cache=k_cache,
         v_cache=v_cache,
         kv_cells=kv_cells,
+        k_scales=k_scales,
+        v_scales=v_scales,
         out=out,
         key_multiplier=key_multiplier,
         tokens=tokens,

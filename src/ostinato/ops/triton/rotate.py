@@ -9,6 +9,7 @@ import triton.language as tl
 from ostinato.ops.launches import rotary as launches
 from ostinato.ops.launches.table import cdiv
 from ostinato.ops.triton import launcher
+from ostinato.ops.triton.integers import larger, rounded, scale_of
 from ostinato.ops.triton.launcher import to_dtype
 
 
@@ -16,6 +17,7 @@ from ostinato.ops.triton.launcher import to_dtype
 def rotate_heads(
     x,
     out,
+    scales,
     angles,
     token,
     tokens,
@@ -25,6 +27,7 @@ def rotate_heads(
     x_head,
     out_token,
     out_head,
+    scale_token,
     multiplier,
     HEAD_DIM: tl.constexpr,
     HALF: tl.constexpr,
@@ -34,26 +37,46 @@ def rotate_heads(
 ):
     """`HEADS` heads of one token from `x` into `out`, which begins at the token's cell; all times `multiplier`.
 
-    The first `2 * HALF` elements are rotated by the token's angles, the rest pass through.
+    The first `2 * HALF` elements are rotated by the token's angles, the rest pass through. With `scales`, the token's
+    from `scale_token` on, the heads are rounded to integers.
     """
     head = first_head + tl.arange(0, HEADS)
+    is_head = head < heads
     from_head = token.to(tl.int64) * x_token + head[:, None] * x_head
     to_head = out_token + head[:, None] * out_head
+    dtype = x.dtype.element_ty
+    largest = tl.zeros([HEADS], tl.float32)
     if HALF > 0:
         element = tl.arange(0, HALF_WIDTH)
         cos = tl.load(angles + token * HALF + element, mask=element < HALF, other=0.0)[None, :]
         sin = tl.load(angles + (tokens + token) * HALF + element, mask=element < HALF, other=0.0)[None, :]
-        is_own = (head < heads)[:, None] & (element < HALF)[None, :]
+        is_own = is_head[:, None] & (element < HALF)[None, :]
         first = tl.load(x + from_head + element[None, :], mask=is_own, other=0.0).to(tl.float32) * multiplier
         second = tl.load(x + from_head + HALF + element[None, :], mask=is_own, other=0.0).to(tl.float32) * multiplier
-        dtype = out.dtype.element_ty
-        tl.store(out + to_head + element[None, :], to_dtype(first * cos - second * sin, dtype), mask=is_own)
-        tl.store(out + to_head + HALF + element[None, :], to_dtype(second * cos + first * sin, dtype), mask=is_own)
+        turned = to_dtype(first * cos - second * sin, dtype)
+        other = to_dtype(second * cos + first * sin, dtype)
+        if scales is not None:
+            largest = larger(larger(largest, turned), other)
     if 2 * HALF < HEAD_DIM:
-        element = 2 * HALF + tl.arange(0, REST_WIDTH)
-        is_own = (head < heads)[:, None] & (element < HEAD_DIM)[None, :]
-        rest = tl.load(x + from_head + element[None, :], mask=is_own, other=0.0).to(tl.float32) * multiplier
-        tl.store(out + to_head + element[None, :], to_dtype(rest, out.dtype.element_ty), mask=is_own)
+        behind = 2 * HALF + tl.arange(0, REST_WIDTH)
+        is_rest = is_head[:, None] & (behind < HEAD_DIM)[None, :]
+        rest = tl.load(x + from_head + behind[None, :], mask=is_rest, other=0.0).to(tl.float32) * multiplier
+        rest = to_dtype(rest, dtype)
+        if scales is not None:
+            largest = larger(largest, rest)
+    if scales is not None:
+        scale = scale_of(largest)
+        tl.store(scales + scale_token + head, scale, mask=is_head)
+        if HALF > 0:
+            turned = rounded(turned, scale)
+            other = rounded(other, scale)
+        if 2 * HALF < HEAD_DIM:
+            rest = rounded(rest, scale)
+    if HALF > 0:
+        tl.store(out + to_head + element[None, :], turned, mask=is_own)
+        tl.store(out + to_head + HALF + element[None, :], other, mask=is_own)
+    if 2 * HALF < HEAD_DIM:
+        tl.store(out + to_head + behind[None, :], rest, mask=is_rest)
 
 
 @triton.jit
@@ -75,6 +98,7 @@ def rotate_tokens(
     rotate_heads(
         x,
         out,
+        None,
         angles,
         token,
         tokens,
@@ -84,6 +108,7 @@ def rotate_tokens(
         x_head,
         token.to(tl.int64) * heads * HEAD_DIM,
         HEAD_DIM,
+        0,
         1.0,
         HEAD_DIM,
         HALF,

@@ -101,7 +101,8 @@ def estimate_layouts(
         message = f"the traffic has requests of {longest} tokens, and max_model_len is {most}"
         raise ConfigError(message, [Remedy("max_model_len", longest)])
     settled = fit(config, model, device).settled
-    machine = make_machine(settled.model, device, plan.prediction.rates, settled.dtype, settled.ssm_state_dtype)
+    dtypes = (settled.dtype, settled.ssm_state_dtype, settled.kv_cache_dtype)
+    machine = make_machine(settled.model, device, plan.prediction.rates, *dtypes)
     assert machine is not None, "the plan predicted with it"
     times, room = StepTimes(machine).seconds, room_of(plan)
     rows, step_seconds = full_step(lengths, room, times)

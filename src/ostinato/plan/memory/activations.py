@@ -9,6 +9,7 @@ from ostinato.ops.facts import called_by
 from ostinato.plan.calls import NO_CALLS
 from ostinato.plan.layers import LayerSpec
 from ostinato.plan.memory.kernel_scratch import native_scratch, reference_scratch, triton_scratch
+from ostinato.plan.memory.keys_and_values import bytes_while_read
 from ostinato.plan.memory.passes import Pass, drafter_pass, own_pass
 from ostinato.plan.model import DTYPE_BYTES, ModelSpec
 
@@ -37,6 +38,7 @@ def activation_bytes(
     native: Collection[str] = (),
     threads: int = 1,
     triton: Collection[str] = (),
+    kv_cache_dtype: str | None = None,
 ) -> int:
     """Bytes that one step of `tokens` tokens in `rows` rows needs at most, beside weights and cache, without encoding
     images.
@@ -51,6 +53,7 @@ def activation_bytes(
     Where any of the model's operations has a reference, which widens what it reads and allocates besides, the layers
     are counted as greedy as they may be: the residual stream, and of the greediest layer all intermediate results, each
     with a float32 copy, with what its kernels allocate, every token in one expert; or as much of the drafter.
+    `kv_cache_dtype` is that of keys and values, None: the model's.
     `gathers_states`: whether a decode step gathers all rows' states into one tensor, as the references do on a GPU.
     """
     with_kernel = {*native, *triton}
@@ -66,7 +69,7 @@ def activation_bytes(
             with_kernel,
             tokens,
             max_model_len,
-            element_bytes=width,
+            kv_bytes=bytes_while_read(kv_cache_dtype or dtype),
             is_quantized=model.quantization is not None,
             states=rows if gathers_states else 1,
         )

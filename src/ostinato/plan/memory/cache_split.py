@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from ostinato.cache.pane_rules import PaneRules
 from ostinato.plan.encoder.needs import EncoderMemory
+from ostinato.plan.memory.keys_and_values import bytes_per_token
 from ostinato.plan.memory.pane_split import Tables, prefixes_in, split_tables
 from ostinato.plan.mixers import StateDtype
 from ostinato.plan.model import DTYPE_BYTES, ModelSpec
@@ -104,9 +105,9 @@ def slots_per_request(num_speculative_tokens: int = 0) -> int:
 
 
 def kv_block_bytes(model: ModelSpec, block_size: int, dtype: str) -> int:
-    """Bytes of one block: keys and values of `block_size` tokens in all attention layers, a drafter's among them."""
-    elements = sum(attention.kv_elements_per_token for attention in model.attention_layers)
-    return elements * block_size * DTYPE_BYTES[dtype]
+    """Bytes of one block: keys and values of `block_size` tokens in all attention layers, a drafter's among them, in
+    the `dtype` that they are kept in."""
+    return block_size * sum(bytes_per_token(attention, dtype) for attention in model.attention_layers)
 
 
 def state_slot_bytes(model: ModelSpec, dtype: str, ssm_state_dtype: str) -> int:

@@ -119,12 +119,12 @@ def reference_scratch(
     tokens: int,
     max_model_len: int,
     *,
-    element_bytes: int,
+    kv_bytes: int,
     is_quantized: bool,
     states: int,
 ) -> int:
-    """Bytes that the greediest reference of a layer allocates; operations of `native` have none. `states`: of how many
-    rows it takes the states at once."""
+    """Bytes that the greediest reference of a layer allocates; operations of `native` have none. `kv_bytes`: of an
+    element of the keys and values that are read; `states`: of how many rows it takes the states at once."""
     needed = [Scratch(0)]
 
     def note(op: str, **numbers: int) -> None:
@@ -137,7 +137,7 @@ def reference_scratch(
             "attention",
             tokens=tokens,
             kv_elements=layer.attention.kv_elements_per_token,
-            element_bytes=element_bytes,
+            kv_bytes=kv_bytes,
             max_model_len=max_model_len,
         )
     for op in operations_of(layer.mixer):

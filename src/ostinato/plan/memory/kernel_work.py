@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from ostinato.ops.facts import OPERATIONS, in_prompts, with_asked
 from ostinato.ops.work import KernelWork, StepShape
 from ostinato.plan.layers import ExpertsSpec, LayerSpec
+from ostinato.plan.memory.keys_and_values import bytes_per_token
 from ostinato.plan.mixers import Mixer, StateDtype
 from ostinato.plan.model import DTYPE_BYTES, ModelSpec
 from ostinato.plan.weights import Weight
@@ -31,30 +32,35 @@ class Part:
         return "linear" if self.name == LOGITS else self.name
 
 
-def kernel_work(model: ModelSpec, dtype: str, ssm_state_dtype: str, step: StepShape) -> dict[str, KernelWork | None]:
-    """By operation, of all of the model's layers, and `logits`.
+def kernel_work(
+    model: ModelSpec, dtype: str, ssm_state_dtype: str, step: StepShape, kv_cache_dtype: str | None = None
+) -> dict[str, KernelWork | None]:
+    """By operation, of all of the model's layers, and `logits`. `kv_cache_dtype` is that of keys and values, None: the
+    model's.
 
     Operations that only pass over activations are left out. None for the experts of a step with several tokens, which
     reads those that its tokens choose: that is not known beforehand.
     """
     works: dict[str, KernelWork] = {}
-    for part in kernel_parts(model, dtype, ssm_state_dtype, step):
+    for part in kernel_parts(model, dtype, ssm_state_dtype, step, kv_cache_dtype):
         works[part.name] = works.get(part.name, KernelWork()) + part.work
     return {name: None if name == "moe" and step.tokens > 1 else work for name, work in works.items()}
 
 
-def kernel_parts(model: ModelSpec, dtype: str, ssm_state_dtype: str, step: StepShape) -> Iterator[Part]:
+def kernel_parts(
+    model: ModelSpec, dtype: str, ssm_state_dtype: str, step: StepShape, kv_cache_dtype: str | None = None
+) -> Iterator[Part]:
     """As `kernel_work`, by storage. Experts count as if every token chose them at random."""
-    width = DTYPE_BYTES[dtype]
+    kept = kv_cache_dtype or dtype
     for i, layer in enumerate(model.layers):
         inside = f"{model.backbone}layers.{i}."
         yield from _products(model, dtype, step, "linear", _product_parameters(layer), layer.linears, inside)
         if layer.experts is not None:
             yield from _of_experts(model, dtype, step, layer, layer.experts, inside)
         if layer.attention is not None:
-            names = ("num_heads", "head_dim", "kv_elements_per_token", "window")
-            heads = {name: getattr(layer.attention, name) for name in names}
-            yield Part("attention", dtype, _work("attention", step, **heads, element_bytes=width))
+            heads = {name: getattr(layer.attention, name) for name in ("num_heads", "head_dim", "window")}
+            work = _work("attention", step, **heads, kv_bytes_per_token=bytes_per_token(layer.attention, kept))
+            yield Part("attention", kept, work)
         if layer.mixer is not None:
             yield from _of_mixer(layer.mixer, {"model": dtype, "state": ssm_state_dtype}, step)
     head, each = model.lm_head, StepShape(step.rows, step.tokens_per_row if step.decodes else 1, 0, step.decodes)

@@ -84,7 +84,7 @@ def with_drafter(config: EngineConfig, model: ModelSpec, draft: ModelSpec | None
 
 
 def plan_speculation(
-    config: EngineConfig, model: ModelSpec, dtype: str, ssm_state_dtype: str, max_model_len: int
+    config: EngineConfig, model: ModelSpec, dtype: str, ssm_state_dtype: str, kv_cache_dtype: str, max_model_len: int
 ) -> tuple[SpeculativePlan | None, list[Decision]]:
     """What drafts take, the model having its drafter and running in these dtypes, and decisions on them; None without
     speculation."""
@@ -112,7 +112,8 @@ def plan_speculation(
         parameters=0 if drafter is None else drafter.num_parameters,
         weights=0 if drafter is None else drafter.weight_bytes(dtype),
         quantization=None if draft is None else draft.quantization,
-        kv_block=kv_block_bytes(model, config.block_size, dtype) - kv_block_bytes(own, config.block_size, dtype),
+        kv_block=kv_block_bytes(model, config.block_size, kv_cache_dtype)
+        - kv_block_bytes(own, config.block_size, kv_cache_dtype),
         state_slot=state_slot_bytes(model, dtype, ssm_state_dtype) - state_slot_bytes(own, dtype, ssm_state_dtype),
         rope=rope,
         prompt_lookup_max=speculative.prompt_lookup_max if is_ngram else None,

@@ -91,7 +91,8 @@ def _device_rows(plan: Plan) -> Iterator[tuple[str, str]]:
 def _settings_rows(plan: Plan) -> Iterator[tuple[str, str]]:
     settings = plan.settings
     rounded = "" if settings.ssm_state_dtype == "float32" else f", rounded {settings.ssm_state_rounding}"
-    yield "dtype", f"{settings.dtype}, SSM state {settings.ssm_state_dtype}{rounded}"
+    kept = "" if settings.kv_cache_dtype == settings.dtype else f", keys and values {settings.kv_cache_dtype}"
+    yield "dtype", f"{settings.dtype}{kept}, SSM state {settings.ssm_state_dtype}{rounded}"
     if settings.quantization is not None:
         yield "quantization", f"{settings.quantization.name}, {settings.quantization.granularity}"
     yield "max_num_seqs", f"{settings.max_num_seqs} requests"
